@@ -1,0 +1,92 @@
+// snug report: the report page of a run, or a comparison of two runs as a table.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/run_folder.h"
+#include "snug/core/bytes.h"
+#include "snug/core/error.h"
+
+namespace snug::cli {
+namespace {
+
+struct Flags {
+  std::string run = "run";
+  std::string against;
+};
+
+template <class F>
+double largest(const RunHistory& run, F&& value) {
+  double most = 0;
+  for (const StepRecord& record : run.records) {
+    most = std::max(most, static_cast<double>(value(record)));
+  }
+  return most;
+}
+
+double median_speed(const RunHistory& run) {
+  std::vector<double> speeds;
+  for (const StepRecord& record : run.records) {
+    speeds.push_back(record.items_per_second);
+  }
+  std::nth_element(speeds.begin(), speeds.begin() + static_cast<std::ptrdiff_t>(speeds.size() / 2), speeds.end());
+  return speeds[speeds.size() / 2];
+}
+
+void print_comparison(const Flags& flags) {
+  const RunHistory a = read_run(flags.run);
+  const RunHistory b = read_run(flags.against);
+  const size_t steps = std::min(a.records.size(), b.records.size());
+  if (steps == 0) {
+    throw ConfigError(fmt::format("report: '{}' and '{}' have no steps in common", flags.run, flags.against));
+  }
+  double difference = 0;
+  for (size_t i = 0; i < steps; ++i) {
+    difference = std::max(difference, std::abs(a.records[i].loss - b.records[i].loss) / std::abs(a.records[i].loss));
+  }
+  const auto row = [](const std::string& name, const std::string& left, const std::string& right, const std::string& change) {
+    fmt::print("{:<28} {:>16} {:>16} {:>10}\n", name, left, right, change);
+  };
+  const auto bytes_row = [&](const std::string& name, auto&& value) {
+    const double left = largest(a, value);
+    const double right = largest(b, value);
+    row(name, Bytes(static_cast<int64_t>(left)).str(), Bytes(static_cast<int64_t>(right)).str(),
+        left > 0 ? fmt::format("{:+.1f} %", 100 * (right / left - 1)) : "");
+  };
+  row("", flags.run, flags.against, "change");
+  row(fmt::format("loss after {} steps", steps), fmt::format("{:.6f}", a.records[steps - 1].loss),
+      fmt::format("{:.6f}", b.records[steps - 1].loss), "");
+  bytes_row("peak of activations", [](const StepRecord& r) { return r.activation_peak_bytes; });
+  bytes_row("peak of all tensors", [](const StepRecord& r) { return r.peak_bytes; });
+  const double left = median_speed(a);
+  const double right = median_speed(b);
+  row("tokens/s, median", fmt::format("{:.0f}", left), fmt::format("{:.0f}", right), fmt::format("{:+.1f} %", 100 * (right / left - 1)));
+  fmt::print("largest relative difference of a step's loss: {:.2g}\n", difference);
+}
+
+void run_report(const Flags& flags) {
+  if (!flags.against.empty()) {
+    print_comparison(flags);
+    return;
+  }
+  write_report(flags.run, /*sample=*/{});
+  fmt::print("{}\n", report_path(flags.run).string());
+}
+
+}  // namespace
+
+void add_report(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("report", "Write the report page of a run, or compare two runs");
+  const auto flags = std::make_shared<Flags>();
+  command->add_option("--run", flags->run, "Run folder of snug train (default run)")->type_name("DIR");
+  command->add_option("--against", flags->against, "Another run: print a table of both instead")->type_name("DIR");
+  command->callback([flags] { run_report(*flags); });
+}
+
+}  // namespace snug::cli

@@ -1,0 +1,24 @@
+#pragma once
+// Reading a run folder, and writing its report.
+
+#include <filesystem>
+#include <string>
+
+#include "snug/models/gpt.h"
+#include "snug/report/run_log.h"
+
+namespace snug::cli {
+
+/// The run's log. Throws ConfigError if there is no run in `out`.
+RunHistory read_run(const std::filesystem::path& out);
+
+/// The trained model of a run. Throws ConfigError if it has none yet.
+Gpt load_model(const std::filesystem::path& out);
+
+std::filesystem::path report_path(const std::filesystem::path& out);
+std::filesystem::path sample_path(const std::filesystem::path& out);
+
+/// Writes the report page, with `sample`, or with the sample that lies in the folder if that is empty.
+void write_report(const std::filesystem::path& out, std::string sample);
+
+}  // namespace snug::cli

@@ -1,0 +1,34 @@
+#include "snug/accumulation/loss.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "snug/core/error.h"
+
+namespace snug {
+
+Loss::Loss(Kind kind, at::Tensor value, int64_t count, at::Tensor count_tensor)
+    : kind_(kind), value_(std::move(value)), count_(count), count_tensor_(std::move(count_tensor)) {
+  if (!value_.defined() || value_.numel() != 1) {
+    throw ConfigError(fmt::format("Loss: the value must be a scalar tensor, not {}; reduce it with sum() or mean()",
+                                  value_.defined() ? fmt::format("[{}]", fmt::join(value_.sizes(), ", ")) : "undefined"));
+  }
+  if (count_ < 0) {
+    throw ConfigError(fmt::format("Loss: count is {}; it is a number of items, >= 0", count_));
+  }
+  if (count_tensor_.defined() && count_tensor_.numel() != 1) {
+    throw ConfigError(fmt::format("Loss: count must be a scalar tensor, not [{}]", fmt::join(count_tensor_.sizes(), ", ")));
+  }
+}
+
+Loss Loss::sum(at::Tensor sum, int64_t count) { return {Kind::Sum, std::move(sum), count, {}}; }
+Loss Loss::sum(at::Tensor sum, at::Tensor count) { return {Kind::Sum, std::move(sum), 0, std::move(count)}; }
+Loss Loss::mean(at::Tensor mean, int64_t count) { return {Kind::Mean, std::move(mean), count, {}}; }
+Loss Loss::mean(at::Tensor mean, at::Tensor count) { return {Kind::Mean, std::move(mean), 0, std::move(count)}; }
+Loss Loss::whole(at::Tensor loss) { return {Kind::Whole, std::move(loss), 1, {}}; }
+
+int64_t Loss::count() const { return count_tensor_.defined() ? count_tensor_.item<int64_t>() : count_; }
+
+}  // namespace snug

@@ -1,0 +1,44 @@
+#pragma once
+// Loss: what a loss function gives to Stepper: a value, and over how many items it was taken. That is what makes accumulation exact for any
+// split: sum of sums over sum of counts, never a mean of means.
+//
+//   return snug::Loss::sum(cross_entropy_sum(logits, target), target.numel());
+//   return snug::Loss::mean(torch::mse_loss(y, t), y.numel());      // for criteria that average
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace snug {
+
+class Loss {
+ public:
+  enum class Kind { Sum, Mean, Whole };
+
+  /// `sum`: scalar, added over the items of this micro-batch; `count`: how many items that is (tokens, pixels, samples).
+  static Loss sum(at::Tensor sum, int64_t count);
+  /// The count as an integer scalar tensor, such as the number of tokens that are not ignored. It is read once, when the
+  /// step's backward passes are all queued.
+  static Loss sum(at::Tensor sum, at::Tensor count);
+  /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
+  static Loss mean(at::Tensor mean, int64_t count);
+  static Loss mean(at::Tensor mean, at::Tensor count);
+  /// A loss that is no sum over items (contrastive losses, for example): its batch must not be split.
+  static Loss whole(at::Tensor loss);
+
+  Kind kind() const { return kind_; }
+  const at::Tensor& value() const { return value_; }
+  /// The count, read from the device if it is there.
+  int64_t count() const;
+  const at::Tensor& count_tensor() const { return count_tensor_; }
+
+ private:
+  Loss(Kind kind, at::Tensor value, int64_t count, at::Tensor count_tensor);
+
+  Kind kind_;
+  at::Tensor value_;
+  int64_t count_;
+  at::Tensor count_tensor_;  // undefined: count_ holds it
+};
+
+}  // namespace snug

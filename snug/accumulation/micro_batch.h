@@ -1,0 +1,43 @@
+#pragma once
+// Batch: tensors that belong together along dimension 0; micro_batches: the same data in smaller parts.
+//
+//   snug::Batch batch{images, labels};                        // 512 of each
+//   for (const auto& micro : snug::micro_batches(batch, 100)) // 100, 100, 100, 100, 100, 12
+//     ...
+//
+// For a batch type of your own, provide `int64_t batch_size(const B&)` and `B batch_slice(const B&, int64_t begin, int64_t end)`
+// beside it; `B batch_to(const B&, c10::Device)` as well, if Stepper shall move micro-batches to the model's device.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+namespace snug {
+
+class Batch {
+ public:
+  /// Throws ConfigError unless all tensors have the same size along dimension 0.
+  Batch(std::initializer_list<at::Tensor> tensors);
+  explicit Batch(std::vector<at::Tensor> tensors);
+
+  const at::Tensor& operator[](size_t index) const { return tensors_.at(index); }
+  /// Items: the size along dimension 0.
+  int64_t size() const { return tensors_.front().size(0); }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
+int64_t batch_size(const Batch& batch);
+/// Items begin to end - 1, as views.
+Batch batch_slice(const Batch& batch, int64_t begin, int64_t end);
+/// On `device`; the same tensors if they are there already. Host tensors go to another device from pinned memory, without waiting.
+Batch batch_to(const Batch& batch, c10::Device device);
+
+/// Views of `batch` with `size` items each; the last may be smaller, nothing is dropped. Throws ConfigError unless size >= 1.
+std::vector<Batch> micro_batches(const Batch& batch, int64_t size);
+
+}  // namespace snug

@@ -1,0 +1,132 @@
+#include "snug/accumulation/window.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "snug/core/error.h"
+
+// The loss of a step is L = (sum of s_i) / (sum of n_i) over micro-batches with sums s_i and counts n_i. The divisor is known only
+// after the last forward, and backward cannot wait for it. So each micro-batch is divided by a provisional count P, taken
+// from the first one, and the gradients are multiplied by P / N at the end. Where counts are as expected, P equals N and nothing is
+// multiplied: one micro-batch then gives the very bits of (s / n).backward(). Dividing at once, and not only at the end,
+// keeps FP16 gradients in range. A mean m_i enters as m_i * (n_i / P).
+
+namespace snug {
+
+AccumulationWindow::AccumulationWindow(std::vector<std::pair<std::string, at::Tensor>> parameters)
+    : parameters_(std::move(parameters)) {}
+
+void AccumulationWindow::open(const Loss& loss, double expected_parts) {
+  kind_ = loss.kind();
+  versions_.clear();
+  for (const auto& [name, parameter] : parameters_) {
+    versions_.push_back(parameter._version());
+  }
+  items_ = 0;
+  items_on_device_.reset();
+  loss_sum_.reset();
+  provisional_on_device_.reset();
+  provisional_ = 1;
+  if (loss.count_tensor().defined()) {
+    provisional_on_device_ = (loss.count_tensor().to(at::kDouble) * expected_parts).round().clamp_min(1);
+  } else {
+    provisional_ = std::max(1.0, std::round(static_cast<double>(loss.count()) * expected_parts));
+  }
+}
+
+void AccumulationWindow::check_parameters() const {
+  for (size_t i = 0; i < versions_.size(); ++i) {
+    const auto& [name, parameter] = parameters_[i];
+    if (parameter._version() != versions_[i]) {
+      throw ConfigError(fmt::format(
+          "Stepper: parameter '{}' was written inside the accumulation window; its gradient would mix two models. Step or write "
+          "only between windows",
+          name));
+    }
+  }
+}
+
+at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
+  if (size_ == 0) {
+    open(loss, expected_parts);
+  }
+  check_parameters();
+  if (loss.kind() != kind_) {
+    throw ConfigError("Stepper: the micro-batches of one step gave different kinds of Loss; give the same kind for all");
+  }
+  if (kind_ == Loss::Kind::Whole && size_ > 0) {
+    throw ConfigError("Stepper: a Loss::whole cannot be split or accumulated; use one micro-batch per step");
+  }
+  ++size_;
+  const bool is_mean = kind_ == Loss::Kind::Mean;
+  const at::Tensor value = loss.value().reshape({});
+  const at::Tensor detached = value.detach().to(at::kDouble);
+  const auto add = [](at::Tensor& total, const at::Tensor& term) { total = total.defined() ? total + term : term; };
+
+  if (loss.count_tensor().defined()) {
+    if (!provisional_on_device_.defined()) {
+      provisional_on_device_ = at::full({}, provisional_, loss.count_tensor().options().dtype(at::kDouble));
+    }
+    const at::Tensor count = loss.count_tensor().reshape({}).to(value.device(), at::kDouble);
+    add(items_on_device_, count);
+    const at::Tensor divisor = provisional_on_device_.to(value.device());
+    add(loss_sum_, is_mean ? at::where(count > 0, detached * count, 0) : detached);
+    return is_mean ? value * (count / divisor).to(value.scalar_type()) : value / divisor.to(value.scalar_type());
+  }
+  const auto count = static_cast<double>(loss.count());
+  if (count == 0) {
+    return {};
+  }
+  items_ += loss.count();
+  add(loss_sum_, is_mean ? detached * count : detached);
+  if (kind_ == Loss::Kind::Whole) {
+    provisional_ = 1;
+    return value;
+  }
+  return is_mean ? value * (count / provisional_) : value / provisional_;
+}
+
+AccumulationWindow::Totals AccumulationWindow::close() {
+  check_parameters();
+  Totals totals;
+  totals.micro_batches = size_;
+  totals.items = items_;
+  double provisional = provisional_;
+  if (items_on_device_.defined()) {
+    totals.items += items_on_device_.item<int64_t>();
+    provisional = provisional_on_device_.item<double>();
+  }
+  size_ = 0;
+  versions_.clear();
+  if (totals.items == 0) {
+    return totals;
+  }
+  totals.mean_loss = loss_sum_ / static_cast<double>(totals.items);
+  totals.correction = provisional / static_cast<double>(totals.items);
+  if (totals.correction != 1.0) {
+    const at::NoGradGuard no_grad;
+    std::vector<at::Tensor> gradients;
+    for (const auto& [name, parameter] : parameters_) {
+      if (parameter.grad().defined()) {
+        gradients.push_back(parameter.grad());
+      }
+    }
+    if (!gradients.empty()) {
+      at::_foreach_mul_(gradients, totals.correction);
+    }
+  }
+  return totals;
+}
+
+void AccumulationWindow::abandon() {
+  size_ = 0;
+  versions_.clear();
+  for (auto& [name, parameter] : parameters_) {
+    parameter.mutable_grad().reset();
+  }
+}
+
+}  // namespace snug

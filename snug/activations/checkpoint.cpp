@@ -1,0 +1,217 @@
+#include "snug/activations/checkpoint.h"
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "snug/core/error.h"
+#include "snug/core/rng.h"
+#include "snug/memory/detail/saved_tensor_policy.h"
+#include "snug/precision/detail/autocast_state.h"
+
+// In forward each saved tensor is replaced by a Slot, numbered in order of saving. The first Slot that backward asks for runs the
+// callable again; its saved tensors, numbered in the same order, fill the Slots that are still alive. A Slot gives its tensor
+// away once per backward pass, so memory falls as backward proceeds. Slots own their Frame, so a Frame dies with the last node
+// that may need it.
+//
+// The inputs are SavedVariables: inside an enclosing region they are saved tensors of that region, and dropped like all others.
+// That makes nesting work to any depth with no further code. A recomputation inside a recomputation starts a Frame of its own.
+
+namespace snug::detail {
+namespace {
+
+struct Metadata {
+  std::vector<int64_t> sizes;
+  c10::ScalarType dtype;
+  c10::Device device;
+
+  explicit Metadata(const at::Tensor& t) : sizes(t.sizes().vec()), dtype(t.scalar_type()), device(t.device()) {}
+  bool operator==(const Metadata&) const = default;
+  std::string str() const {
+    return fmt::format("{}[{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "), device.str());
+  }
+};
+
+// Thrown through the callable to end a recomputation early. Not a std::exception: user code should not catch it.
+struct RecomputedEnough {};
+
+struct Frame;
+
+struct Slot {
+  std::shared_ptr<Frame> frame;
+  size_t index;
+  std::map<int, at::Tensor> recomputed;  // by backward pass
+};
+
+struct Frame : std::enable_shared_from_this<Frame> {
+  FrameOptions options;
+  std::vector<torch::autograd::SavedVariable> inputs;
+  std::function<void(const std::vector<at::Tensor>&)> recompute_fn;
+  AutocastState autocast;
+  std::optional<RngState> rng;
+  std::vector<std::weak_ptr<Slot>> slots;
+  std::vector<Metadata> metadata;
+  std::mutex mutex;  // one recomputation at a time
+
+  at::Tensor take(Slot& slot);
+  void recompute(int pass);
+  size_t slots_needed() const;
+  std::string name() const { return options.label.empty() ? "checkpoint" : "checkpoint '" + options.label + "'"; }
+};
+
+class ForwardPolicy final : public SavedTensorPolicy {
+ public:
+  explicit ForwardPolicy(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
+
+  std::any pack(const at::Tensor& tensor) override {
+    auto slot = std::make_shared<Slot>(Slot{frame_, frame_->slots.size(), {}});
+    frame_->slots.emplace_back(slot);
+    frame_->metadata.emplace_back(tensor);
+    return slot;
+  }
+  at::Tensor unpack(std::any& packed) override {
+    auto& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
+    return slot.frame->take(slot);
+  }
+
+ private:
+  std::shared_ptr<Frame> frame_;
+};
+
+class RecomputePolicy final : public SavedTensorPolicy {
+ public:
+  RecomputePolicy(Frame& frame, int pass) : frame_(frame), pass_(pass), needed_(frame.slots_needed()) {}
+
+  std::any pack(const at::Tensor& tensor) override {
+    const size_t index = count_++;
+    at::Tensor kept = tensor.detach();
+    if (index < frame_.slots.size()) {
+      check_metadata(index, tensor);
+      if (const auto slot = frame_.slots[index].lock()) {
+        slot->recomputed[pass_] = kept;
+        mark_as_saved(kept);
+      }
+    }
+    if (frame_.options.early_stop && count_ == needed_) {
+      throw RecomputedEnough{};
+    }
+    return kept;  // for a backward inside the region
+  }
+  at::Tensor unpack(std::any& packed) override { return std::any_cast<at::Tensor&>(packed); }
+
+  size_t count() const { return count_; }
+
+ private:
+  void check_metadata(size_t index, const at::Tensor& tensor) const {
+    if (!frame_.options.check_metadata) {
+      return;
+    }
+    const Metadata now(tensor);
+    const Metadata& then = frame_.metadata[index];
+    if (now != then) {
+      throw Error(fmt::format("{}: saved tensor {} was {} in forward and is {} in the recomputation; the callable must do the "
+                              "same each time (does it depend on state that changed since?)",
+                              frame_.name(), index, then.str(), now.str()));
+    }
+  }
+
+  Frame& frame_;
+  int pass_;
+  size_t needed_;
+  size_t count_ = 0;
+};
+
+// Outside a backward pass each request is a pass of its own.
+int current_pass() {
+  static std::atomic<int> next_own_pass{-2};
+  const int task = torch::autograd::get_current_graph_task_id();
+  return task >= 0 ? task : next_own_pass--;
+}
+
+at::Tensor Frame::take(Slot& slot) {
+  const int pass = current_pass();
+  const std::lock_guard lock(mutex);
+  if (!slot.recomputed.contains(pass)) {
+    recompute(pass);
+  }
+  const auto found = slot.recomputed.find(pass);
+  if (found == slot.recomputed.end()) {
+    throw Error(fmt::format("{}: the recomputation did not save tensor {} again", name(), slot.index));
+  }
+  at::Tensor tensor = std::move(found->second);
+  slot.recomputed.erase(found);
+  return tensor;
+}
+
+size_t Frame::slots_needed() const {
+  size_t needed = slots.size();
+  while (needed > 0 && slots[needed - 1].expired()) {
+    --needed;
+  }
+  return needed;
+}
+
+void Frame::recompute(int pass) {
+  std::vector<at::Tensor> arguments;
+  for (const auto& input : inputs) {
+    arguments.push_back(input.unpack());
+  }
+  std::optional<RngGuard> rng_guard;
+  if (rng) {
+    rng_guard.emplace();
+    rng->restore();
+  }
+  const AutocastStateScope autocast_scope(autocast);
+  const at::AutoGradMode enable_grad(true);
+  const auto policy = std::make_shared<RecomputePolicy>(*this, pass);
+  const PolicyScope scope(policy);
+  try {
+    recompute_fn(arguments);
+  } catch (const RecomputedEnough&) {
+    return;
+  }
+  if (policy->count() != slots.size()) {
+    throw Error(fmt::format("{}: {} tensors were saved in forward and {} in the recomputation; the callable must do the same "
+                            "each time (does it depend on state that changed since?)",
+                            name(), slots.size(), policy->count()));
+  }
+}
+
+}  // namespace
+
+class CheckpointForward::Impl {
+ public:
+  Impl(FrameOptions options, const std::vector<at::Tensor>& inputs,
+       std::function<void(const std::vector<at::Tensor>&)> recompute)
+      : frame_(std::make_shared<Frame>()) {
+    install_engine();
+    frame_->options = std::move(options);
+    for (const at::Tensor& input : inputs) {
+      frame_->inputs.emplace_back(input, /*is_output=*/false);
+    }
+    frame_->recompute_fn = std::move(recompute);
+    frame_->autocast = AutocastState::capture();
+    if (frame_->options.preserve_rng_state) {
+      frame_->rng = RngState::capture();
+    }
+    scope_.emplace(std::make_shared<ForwardPolicy>(frame_));
+  }
+
+ private:
+  std::shared_ptr<Frame> frame_;
+  std::optional<PolicyScope> scope_;
+};
+
+CheckpointForward::CheckpointForward(FrameOptions options, std::vector<at::Tensor> inputs,
+                                     std::function<void(const std::vector<at::Tensor>&)> recompute)
+    : impl_(std::make_unique<Impl>(std::move(options), inputs, std::move(recompute))) {}
+
+CheckpointForward::~CheckpointForward() = default;
+
+}  // namespace snug::detail

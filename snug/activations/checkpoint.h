@@ -1,0 +1,80 @@
+#pragma once
+// checkpoint: run a part of the forward without keeping its activations; backward computes them again. Memory for time, with gradients
+// equal to the bit.
+//
+//   auto y = snug::checkpoint([block](Tensor h) { return block->forward(h); }, x);
+//   auto z = snug::checkpoint({.label = "blocks.3"}, [block](Tensor h, Tensor m) { return block->forward(h, m); }, x, mask);
+//
+// Capture by value: the callable runs a second time, in backward.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "snug/activations/checkpoint_frame.h"
+#include "snug/activations/visit_tensors.h"
+
+namespace snug {
+
+/// How the recomputation is compared with the forward.
+enum class Determinism {
+  None,      ///< only the number of saved tensors
+  Metadata,  ///< and shape, dtype and device of each
+};
+
+struct CheckpointOptions {
+  /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generators' state per region.
+  bool preserve_rng_state = true;
+  /// Stop recomputing as soon as everything backward asked for is there. Off: run the callable to its end, and let
+  /// surplus saved tensors be an error.
+  bool early_stop = true;
+  Determinism determinism = Determinism::Metadata;
+  /// Names the region in errors.
+  std::string label = {};
+};
+
+/// Calls `fn(args...)` and returns what it returns. If gradient mode is on, the tensors that autograd would save inside are dropped and
+/// recomputed in backward, under the autocast state and (by default) the random numbers of the forward. `args` are tensors,
+/// containers of them (vector, array, tuple, pair, optional, map) or plain values; tensors among them are kept until
+/// backward, and given to an enclosing checkpoint to drop if there is one. Works with retain_graph, nested regions,
+/// torch::autograd::grad and modules used several times.
+/// `fn` is copied and must be callable twice with the same effect; side effects happen twice (but see the tutorial for BatchNorm).
+/// Backward throws snug::Error, naming the label, if the recomputation differs from the forward.
+/// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0).
+template <class F, class... Args>
+auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
+  using Arguments = std::tuple<std::decay_t<Args>...>;
+  Arguments arguments(std::forward<Args>(args)...);
+  auto shared_fn = std::make_shared<std::decay_t<F>>(std::forward<F>(fn));
+  if (!c10::GradMode::is_enabled()) {
+    return std::apply(*shared_fn, std::move(arguments));
+  }
+  Arguments without_tensors = arguments;
+  std::vector<at::Tensor> inputs;
+  detail::visit_tensors(without_tensors, [&](at::Tensor& tensor) { inputs.push_back(std::exchange(tensor, {})); });
+  const detail::CheckpointForward forward(
+      {options.preserve_rng_state, options.early_stop, options.determinism == Determinism::Metadata,
+       std::move(options.label)},
+      std::move(inputs), [shared_fn, without_tensors](const std::vector<at::Tensor>& saved) {
+        Arguments again = without_tensors;
+        auto next = saved.begin();
+        detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
+        std::apply(*shared_fn, std::move(again));
+      });
+  return std::apply(*shared_fn, std::move(arguments));
+}
+
+template <class F, class... Args>
+  requires(!std::is_same_v<std::decay_t<F>, CheckpointOptions>)
+auto checkpoint(F&& fn, Args&&... args) {
+  return checkpoint(CheckpointOptions{}, std::forward<F>(fn), std::forward<Args>(args)...);
+}
+
+}  // namespace snug

@@ -1,0 +1,34 @@
+#pragma once
+// checkpoint_sequential: a chain of layers in segments, each of which keeps only its input.
+//
+//   Tensor y = snug::checkpoint_sequential(model, 4, x);   // 4 segments; the last runs plain, as in Python
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace torch::nn {
+class Sequential;
+}
+
+namespace snug {
+
+/// Backward begins with the last segment, so recomputing it saves memory only while the others run forward.
+enum class LastSegment {
+  Plain,      ///< Python's rule: keep its activations
+  Recompute,  ///< checkpoint it like the others
+};
+
+/// Runs `layers` one after the other on `input`. With n layers, each of the first `segments` - 1 segments has n / segments
+/// layers (rounded down) and is checkpointed; the last has the rest. As in torch/utils/checkpoint.py.
+/// Throws ConfigError unless 1 <= segments <= n.
+at::Tensor checkpoint_sequential(const std::vector<std::function<at::Tensor(at::Tensor)>>& layers, int64_t segments,
+                                 at::Tensor input, LastSegment last = LastSegment::Plain);
+
+/// The same for the modules of a Sequential, each of which must take one tensor and give one.
+at::Tensor checkpoint_sequential(torch::nn::Sequential layers, int64_t segments, at::Tensor input,
+                                 LastSegment last = LastSegment::Plain);
+
+}  // namespace snug

@@ -1,0 +1,51 @@
+#pragma once
+// visit_tensors(value, f): calls f(Tensor&) for every tensor inside nested standard containers, in a fixed order. What is
+// neither a tensor nor a container of them is passed over.
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <ranges>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace snug::detail {
+
+template <class T>
+concept TupleLike = requires { std::tuple_size<T>::value; } && !std::ranges::range<T>;
+
+template <class T>
+concept OptionalLike = requires(T& value) {
+  value.has_value();
+  *value;
+};
+
+template <class T>
+concept MapLike = requires { typename T::mapped_type; };
+
+template <class T, class F>
+void visit_tensors(T& value, F&& f) {
+  if constexpr (std::is_same_v<T, at::Tensor>) {
+    f(value);
+  } else if constexpr (OptionalLike<T>) {
+    if (value.has_value()) {
+      visit_tensors(*value, f);
+    }
+  } else if constexpr (TupleLike<T>) {
+    std::apply([&](auto&... elements) { (visit_tensors(elements, f), ...); }, value);
+  } else if constexpr (MapLike<T>) {
+    for (auto& entry : value) {
+      visit_tensors(entry.second, f);
+    }
+  } else if constexpr (std::ranges::range<T> && !std::is_same_v<T, std::string>) {
+    if constexpr (std::is_lvalue_reference_v<std::ranges::range_reference_t<T>>) {
+      for (auto& element : value) {
+        visit_tensors(element, f);
+      }
+    }
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,50 @@
+#pragma once
+// The errors that snug throws: one family, so that a program can catch snug::Error once at the top.
+//
+//   throw snug::ConfigError(fmt::format("Stepper: micro_batch is {}; give a number >= 1", n));
+//
+// A message reads "module.function: what happened, with the values; the likely cure".
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace snug {
+
+/// The base of everything snug throws on purpose.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// An option, argument or call order that cannot work.
+class ConfigError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A file whose content is not what its format promises. Names the file.
+class CorruptFile : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A step that does not fit into the number of bytes it was given.
+class BudgetExceeded : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A process group that cannot be formed or has lost a member.
+class DistributedError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// Infinite or NaN values where finite ones are needed to go on.
+class NonFinite : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace snug

@@ -1,0 +1,177 @@
+#include "snug/core/file_system.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using Path = FileSystem::Path;
+
+[[noreturn]] void fail(std::string_view operation, const Path& path, const std::error_code& reason) {
+  throw Error(fmt::format("FileSystem.{}: {}: {}", operation, path.string(), reason.message()));
+}
+
+[[noreturn]] void fail_with_errno(std::string_view operation, const Path& path) {
+  fail(operation, path, std::error_code(errno, std::generic_category()));
+}
+
+// An open file that is closed at the end of the scope.
+class [[nodiscard]] Descriptor final {
+ public:
+  Descriptor(std::string_view operation, const Path& path, int flags) : operation_(operation), path_(path) {
+    do {
+      number_ = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+    } while (number_ < 0 && errno == EINTR);
+    if (number_ < 0) {
+      fail_with_errno(operation_, path_);
+    }
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  ~Descriptor() {
+    if (number_ >= 0) {
+      ::close(number_);
+    }
+  }
+
+  // One write may take less than it is given: at most 2 GiB on Linux, and what fits when the disk gets full.
+  void write(std::string_view bytes) {
+    while (!bytes.empty()) {
+      const ssize_t written = ::write(number_, bytes.data(), bytes.size());
+      if (written < 0 && errno != EINTR) {
+        fail_with_errno(operation_, path_);
+      }
+      bytes.remove_prefix(written < 0 ? 0 : static_cast<size_t>(written));
+    }
+  }
+
+  void sync() {
+    if (::fsync(number_) != 0) {
+      fail_with_errno(operation_, path_);
+    }
+  }
+
+  size_t read(char* buffer, size_t size) {
+    ssize_t got = 0;
+    do {
+      got = ::read(number_, buffer, size);
+    } while (got < 0 && errno == EINTR);
+    if (got < 0) {
+      fail_with_errno(operation_, path_);
+    }
+    return static_cast<size_t>(got);
+  }
+
+  // Some file systems report only here that the content did not arrive (NFS, quotas).
+  void close() {
+    if (::close(std::exchange(number_, -1)) != 0) {
+      fail_with_errno(operation_, path_);
+    }
+  }
+
+ private:
+  std::string_view operation_;
+  const Path& path_;
+  int number_ = -1;
+};
+
+class RealFileSystem final : public FileSystem {
+ public:
+  void write_file(const Path& path, std::span<const std::string_view> parts) override {
+    Descriptor file("write_file", path, O_WRONLY | O_CREAT | O_TRUNC);
+    for (const std::string_view part : parts) {
+      file.write(part);
+    }
+    file.sync();
+    file.close();
+  }
+
+  void rename(const Path& from, const Path& to) override {
+    if (std::rename(from.c_str(), to.c_str()) != 0) {
+      const std::error_code reason(errno, std::generic_category());
+      throw Error(fmt::format("FileSystem.rename: {} to {}: {}", from.string(), to.string(), reason.message()));
+    }
+  }
+
+  void sync_directory(const Path& path) override {
+    Descriptor directory("sync_directory", path, O_RDONLY | O_DIRECTORY);
+    directory.sync();
+  }
+
+  void create_directories(const Path& path) override {
+    std::error_code reason;
+    std::filesystem::create_directories(path, reason);
+    if (reason) {
+      fail("create_directories", path, reason);
+    }
+  }
+
+  void remove_all(const Path& path) override {
+    std::error_code reason;
+    std::filesystem::remove_all(path, reason);
+    if (reason) {
+      fail("remove_all", path, reason);
+    }
+  }
+
+  std::vector<std::string> list(const Path& directory) const override {
+    std::error_code reason;
+    std::vector<std::string> names;
+    std::filesystem::directory_iterator entry(directory, reason);
+    while (!reason && entry != std::filesystem::directory_iterator()) {
+      names.push_back(entry->path().filename().string());
+      entry.increment(reason);
+    }
+    if (reason) {
+      fail("list", directory, reason);
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  bool exists(const Path& path) const override {
+    std::error_code reason;
+    const auto status = std::filesystem::symlink_status(path, reason);
+    if (status.type() == std::filesystem::file_type::none) {
+      fail("exists", path, reason);
+    }
+    return status.type() != std::filesystem::file_type::not_found;
+  }
+
+  std::string read_file(const Path& path) const override {
+    Descriptor file("read_file", path, O_RDONLY);
+    std::string content;
+    size_t filled = 0;
+    do {
+      if (filled == content.size()) {
+        content.resize(std::max<size_t>(size_t{1} << 16, 2 * content.size()));
+      }
+      const size_t got = file.read(content.data() + filled, content.size() - filled);
+      if (got == 0) {
+        break;
+      }
+      filled += got;
+    } while (true);
+    content.resize(filled);
+    return content;
+  }
+};
+
+}  // namespace
+
+FileSystem& FileSystem::real() {
+  static RealFileSystem files;
+  return files;
+}
+
+}  // namespace snug

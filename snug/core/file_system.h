@@ -1,0 +1,54 @@
+#pragma once
+// FileSystem: the seam through which snapshots and logs are made durable; tests can fail any single operation.
+//
+//   FileSystem& disk = FileSystem::real();
+//   disk.write_file(folder / "model.tmp", std::array<std::string_view, 2>{header, tensors});  // safe on the disk,
+//   disk.rename(folder / "model.tmp", folder / "model");                                      // whole or not at all,
+//   disk.sync_directory(folder);                                                              // and under its name
+//
+// Every operation that fails throws snug::Error with the path and the operating system's reason.
+
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace snug {
+
+class FileSystem {
+ public:
+  using Path = std::filesystem::path;
+
+  virtual ~FileSystem() = default;
+
+  /// Creates or truncates the file, writes all parts one after the other, and returns when they are on the disk
+  /// (fsync). If it throws, a part of the content may have been left behind.
+  virtual void write_file(const Path& path, std::span<const std::string_view> parts) = 0;
+
+  /// Gives `from` the name `to`, atomically replacing a file of that name.
+  virtual void rename(const Path& from, const Path& to) = 0;
+
+  /// Makes the names of this directory durable: what was created in it, renamed and removed.
+  virtual void sync_directory(const Path& path) = 0;
+
+  /// Creates the directory and its parents; one that exists already is no error.
+  virtual void create_directories(const Path& path) = 0;
+
+  /// Removes the file, or the directory with all it holds; one that is absent is no error.
+  virtual void remove_all(const Path& path) = 0;
+
+  /// The names (not paths) of the directory's entries, sorted.
+  virtual std::vector<std::string> list(const Path& directory) const = 0;
+
+  /// False only if there is nothing of this name; throws if that cannot be told.
+  virtual bool exists(const Path& path) const = 0;
+
+  /// The whole content of a file.
+  virtual std::string read_file(const Path& path) const = 0;
+
+  /// The file system of this computer (POSIX). Without state: any thread may use it.
+  static FileSystem& real();
+};
+
+}  // namespace snug

@@ -1,0 +1,19 @@
+#pragma once
+// GradientScalingAware: how a gradient scaler and an optimizer meet without knowing each other. An optimizer that implements it unscales
+// and skips on the device, inside its own pass over the parameters, so that no step waits for the host.
+
+#include <ATen/core/Tensor.h>
+
+namespace snug {
+
+class GradientScalingAware {
+ public:
+  virtual ~GradientScalingAware() = default;
+
+  /// Holds for the next step() only. `grad_scale`: FP32 scalar tensor by which gradients are divided in that step, or undefined
+  /// if they are unscaled already. `found_inf`: FP32 scalar tensor; where it reads 1, the step changes neither
+  /// parameters nor state.
+  virtual void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) = 0;
+};
+
+}  // namespace snug

@@ -1,0 +1,195 @@
+#include "snug/data/text_corpus.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <system_error>
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A file and how its bytes are divided.
+struct Source {
+  fs::path path;
+  int64_t train;
+  int64_t validation;
+};
+
+[[noreturn]] void fail(const fs::path& path, const std::string& what) {
+  throw ConfigError(fmt::format("TextCorpus.load: {} {}", path.string(), what));
+}
+
+int64_t size_of(const fs::path& path) {
+  std::error_code reason;
+  const uintmax_t size = fs::file_size(path, reason);
+  if (reason) {
+    fail(path, fmt::format("cannot be read: {}", reason.message()));
+  }
+  return static_cast<int64_t>(size);
+}
+
+// All regular files below, sorted by path, without the empty ones.
+std::vector<fs::path> files_below(const fs::path& folder) {
+  std::vector<fs::path> files;
+  std::error_code reason;
+  fs::recursive_directory_iterator entry(folder, reason);
+  while (!reason && entry != fs::recursive_directory_iterator()) {
+    if (entry->is_regular_file(reason) && size_of(entry->path()) > 0) {
+      files.push_back(entry->path());
+    }
+    reason.clear();  // A dangling link is no file, and no reason to stop.
+    entry.increment(reason);
+  }
+  if (reason) {
+    fail(folder, fmt::format("cannot be read: {}", reason.message()));
+  }
+  if (files.empty()) {
+    fail(folder, "is a folder without text; give one that holds files");
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+std::vector<fs::path> files_of(const std::vector<fs::path>& paths) {
+  std::vector<fs::path> files;
+  for (const fs::path& path : paths) {
+    std::error_code reason;
+    const auto status = fs::status(path, reason);
+    if (status.type() == fs::file_type::not_found) {
+      fail(path, "does not exist; check the path");
+    }
+    if (fs::is_directory(status)) {
+      const auto below = files_below(path);
+      files.insert(files.end(), below.begin(), below.end());
+    } else if (!fs::is_regular_file(status)) {
+      fail(path, "is neither a file nor a folder");
+    } else if (size_of(path) == 0) {
+      fail(path, "is empty; give a file with text");
+    } else {
+      files.push_back(path);
+    }
+  }
+  return files;
+}
+
+at::Tensor new_bytes(int64_t size) { return at::empty({size}, at::TensorOptions(at::kCPU).dtype(at::kByte)); }
+
+void read(std::ifstream& file, const Source& source, char* target, int64_t size) {
+  if (!file.read(target, size)) {
+    fail(source.path, "cannot be read to its end; did it change meanwhile?");
+  }
+}
+
+std::string describe(const std::vector<fs::path>& paths) {
+  return paths.front().string() + (paths.size() == 1 ? "" : fmt::format(" and {} more", paths.size() - 1));
+}
+
+const char* name_of(Split split) { return split == Split::Train ? "training" : "validation"; }
+
+}  // namespace
+
+TextCorpus::TextCorpus(at::Tensor train, at::Tensor validation, std::string source)
+    : train_(std::move(train)), validation_(std::move(validation)), source_(std::move(source)) {}
+
+TextCorpus TextCorpus::load(const std::vector<fs::path>& paths, double validation_fraction) {
+  if (paths.empty()) {
+    throw ConfigError("TextCorpus.load: no paths are given; give files or folders with text");
+  }
+  if (!(validation_fraction >= 0 && validation_fraction < 1)) {
+    throw ConfigError(fmt::format("TextCorpus.load: validation_fraction is {}; give one from 0 to below 1, such as 0.1",
+                                  validation_fraction));
+  }
+  std::vector<Source> sources;
+  int64_t train_size = 0;
+  int64_t validation_size = 0;
+  for (const fs::path& path : files_of(paths)) {
+    const int64_t size = size_of(path);
+    const auto held_out = static_cast<int64_t>(std::floor(static_cast<double>(size) * validation_fraction));
+    sources.push_back({path, size - held_out, held_out});
+    train_size += size - held_out;
+    validation_size += held_out;
+  }
+  if (validation_fraction > 0 && validation_size == 0) {
+    fail(describe(paths),
+         fmt::format("has only {} bytes, too few to hold out a fraction of {}", train_size, validation_fraction));
+  }
+  TextCorpus corpus(new_bytes(train_size), new_bytes(validation_size), describe(paths));
+  auto* train = static_cast<char*>(corpus.train_.mutable_data_ptr());
+  auto* validation = static_cast<char*>(corpus.validation_.mutable_data_ptr());
+  for (const Source& source : sources) {
+    std::ifstream file(source.path, std::ios::binary);
+    if (!file) {
+      fail(source.path, "cannot be opened; is reading it allowed?");
+    }
+    read(file, source, train, source.train);
+    read(file, source, validation, source.validation);
+    train += source.train;
+    validation += source.validation;
+  }
+  return corpus;
+}
+
+int64_t TextCorpus::train_size() const { return train_.numel(); }
+int64_t TextCorpus::validation_size() const { return validation_.numel(); }
+
+const at::Tensor& TextCorpus::bytes(Split split) const { return split == Split::Train ? train_ : validation_; }
+
+int64_t TextCorpus::number_of_windows(int64_t length, Split split) const {
+  const int64_t size = bytes(split).numel();
+  if (length < 1) {
+    throw ConfigError(fmt::format("TextCorpus: a window of {} bytes; give at least 1", length));
+  }
+  if (length >= size) {
+    throw ConfigError(
+        fmt::format("TextCorpus: the {} part of {} has {} bytes, too few for a window of {} and "
+                    "its last target; give more text or a shorter context",
+                    name_of(split), source_, size, length));
+  }
+  return size - length;
+}
+
+std::pair<at::Tensor, at::Tensor> TextCorpus::windows(std::span<const int64_t> starts, int64_t length,
+                                                      Split split) const {
+  const int64_t limit = number_of_windows(length, split);
+  const auto options = at::TensorOptions(at::kCPU).dtype(at::kLong);
+  const auto rows = static_cast<int64_t>(starts.size());
+  at::Tensor input = at::empty({rows, length}, options);
+  at::Tensor target = at::empty({rows, length}, options);
+  const auto* text = bytes(split).const_data_ptr<uint8_t>();
+  auto* input_row = input.mutable_data_ptr<int64_t>();
+  auto* target_row = target.mutable_data_ptr<int64_t>();
+  for (const int64_t start : starts) {
+    if (start < 0 || start >= limit) {
+      throw ConfigError(fmt::format("TextCorpus.windows: start {} is not in [0, {})", start, limit));
+    }
+    std::copy_n(text + start, length, input_row);
+    std::copy_n(text + start + 1, length, target_row);
+    input_row += length;
+    target_row += length;
+  }
+  return {std::move(input), std::move(target)};
+}
+
+std::vector<int64_t> TextCorpus::evenly_spread(int64_t count, int64_t length, Split split) const {
+  if (count < 1) {
+    throw ConfigError(fmt::format("TextCorpus.evenly_spread: {} windows asked for; give at least 1", count));
+  }
+  const int64_t last = number_of_windows(length, split) - 1;
+  const int64_t number = std::min(count, last + 1);
+  const int64_t gaps = std::max<int64_t>(number - 1, 1);
+  std::vector<int64_t> starts;
+  for (int64_t i = 0; i < number; ++i) {
+    // last * i / gaps without overflow.
+    starts.push_back(last / gaps * i + last % gaps * i / gaps);
+  }
+  return starts;
+}
+
+}  // namespace snug

@@ -1,0 +1,63 @@
+#pragma once
+// TextCorpus: text as bytes, from any files and folders, with a part of each file held out. For
+// byte-level language models: a token is a byte, the vocabulary is 256.
+//
+//   auto corpus = snug::TextCorpus::load({"plays/", "sonnets.txt"});
+//   snug::Sampler sampler(corpus.number_of_windows(128, snug::Split::Train), /*seed=*/7);
+//   auto [input, target] = corpus.windows(sampler.next(64), 128, snug::Split::Train);
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace snug {
+
+enum class Split { Train, Validation };
+
+/// The last `validation_fraction` of the bytes of EACH file is held out, so that every file is
+/// represented in both parts. The training text is the files' first parts, joined in order, and
+/// the validation text is their held-out parts, joined in order: a window may run from one file
+/// into the next, but no training window ever holds a held-out byte.
+class TextCorpus {
+ public:
+  /// Reads the files in the order given; of a folder, all regular files in it and below, sorted by
+  /// path, empty ones passed over. Throws ConfigError, naming the path, for one that is missing,
+  /// unreadable, an empty file or a folder without text; if validation_fraction is not in [0, 1);
+  /// if all the text is too short to hold anything out.
+  static TextCorpus load(const std::vector<std::filesystem::path>& paths, double validation_fraction = 0.1);
+
+  /// In bytes.
+  int64_t train_size() const;
+  int64_t validation_size() const;
+
+  /// How many starts a window of `length` bytes has: 0, 1, ... (windows overlap). One byte more
+  /// than `length` is needed, for the last target. Throws ConfigError if there is none, or if
+  /// length is below 1.
+  int64_t number_of_windows(int64_t length, Split split) const;
+
+  /// Input and target, each int64 [starts.size(), length] on the CPU: row i of the input is the
+  /// `length` bytes from starts[i] on, the target is the same, one byte further. Throws ConfigError
+  /// for a start outside [0, number_of_windows).
+  std::pair<at::Tensor, at::Tensor> windows(std::span<const int64_t> starts, int64_t length, Split split) const;
+
+  /// `count` starts, spread evenly from the first window to the last: the same at every call, so
+  /// that losses on them can be compared. All windows, if there are no more than `count`.
+  std::vector<int64_t> evenly_spread(int64_t count, int64_t length, Split split) const;
+
+  /// All the bytes of a split: uint8 [size].
+  const at::Tensor& bytes(Split split) const;
+
+ private:
+  TextCorpus(at::Tensor train, at::Tensor validation, std::string source);
+
+  at::Tensor train_;
+  at::Tensor validation_;
+  std::string source_;  // for messages: "plays/ and 2 more"
+};
+
+}  // namespace snug

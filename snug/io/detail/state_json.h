@@ -1,0 +1,37 @@
+#pragma once
+// A StateDict as named tensors and one JSON text, and back, exactly: order, types, and doubles to
+// the bit.
+//
+//   {"step": 12, "lr": 0.1, "on": true, "name": "adam", "exp_avg": null, "scaler": {...}}
+//
+// null stands for a tensor; its name is the path to it, joined by dots. A double that JSON cannot
+// say (NaN, infinities) is ["double", "7ff0000000000000"], its bits.
+
+#include <map>
+#include <set>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/core/state.h"
+
+namespace snug::detail {
+
+struct FlatState {
+  std::map<std::string, at::Tensor> tensors;
+  std::string structure;  // the JSON
+};
+
+/// Throws ConfigError, naming the entry, for two tensors whose joined names are equal, text that is
+/// not UTF-8, and dictionaries more than 100 deep. `where` opens messages.
+FlatState flatten(const StateDict& state, const std::string& where);
+
+/// The names of the tensors that `structure` asks for. Throws CorruptFile if it is not what flatten
+/// writes.
+std::set<std::string> tensor_names(const std::string& structure, const std::string& where);
+
+/// Undoes flatten. Throws CorruptFile for a bad structure and for tensors that are missing.
+StateDict unflatten(const std::string& structure, const std::map<std::string, at::Tensor>& tensors,
+                    const std::string& where);
+
+}  // namespace snug::detail

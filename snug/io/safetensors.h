@@ -1,0 +1,36 @@
+#pragma once
+// Named tensors in a file that Python's safetensors, and much else, reads: no pickle, nothing in
+// it is ever executed. For weights to give away; for resuming a run see snapshot.h.
+//
+//   snug::save_safetensors("model.safetensors", {{"weight", weight}}, {{"format", "pt"}});
+//   std::map<std::string, at::Tensor> tensors = snug::load_safetensors("model.safetensors");
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/core/file_system.h"
+
+namespace snug {
+
+/// Writes all tensors and `metadata` in the safetensors format; the same content gives the same
+/// bytes. All or nothing: the content goes to `path` + ".tmp" and gets its name when it is on the
+/// disk. Dense tensors that are contiguous on the CPU are written from where they are; the others
+/// are copied there first, and the copies live until the file is written.
+/// Throws ConfigError, naming the tensor, for one that is undefined or not dense or of a dtype
+/// that the format lacks (quantized, complex but complex64), for the reserved name "__metadata__"
+/// and for text that is not UTF-8; Error where the file system fails.
+void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
+                      const std::map<std::string, std::string>& metadata = {}, FileSystem& files = FileSystem::real());
+
+/// All tensors of the file, on the CPU, each in memory of its own: the file may be replaced or
+/// removed afterwards. Every field is checked before memory is asked for. Throws CorruptFile with
+/// the file, the field and the likely cause; Error if the file cannot be opened or read.
+std::map<std::string, at::Tensor> load_safetensors(const std::filesystem::path& path);
+
+/// The `metadata` the file was saved with; no tensor is read. Throws as load_safetensors does.
+std::map<std::string, std::string> read_safetensors_metadata(const std::filesystem::path& path);
+
+}  // namespace snug

@@ -1,0 +1,50 @@
+#pragma once
+// AllocationLog: a record of allocations and releases that can tell which blocks were alive at the worst moment, without
+// doing work at each new peak. Plain data, no tensors.
+
+#include <cstdint>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+namespace snug::detail {
+
+class AllocationLog {
+ public:
+  struct Block {
+    const void* data;
+    int64_t bytes;
+    bool saved;  // held for backward at some time
+    bool alive;
+  };
+
+  void allocate(const void* data, int64_t bytes);
+  /// A block that was there before the log began only lowers the level.
+  void release(const void* data, int64_t bytes);
+  void mark_saved(const void* data);
+
+  int64_t level() const { return level_; }
+  int64_t peak() const { return peak_; }
+  /// The blocks allocated since the log began that were alive when the level was highest.
+  std::vector<Block> alive_at_peak() const;
+  /// Whether the block at `data`, alive now, was allocated since the log began.
+  bool knows(const void* data) const { return live_.contains(data); }
+
+ private:
+  std::unordered_set<int64_t> ids_alive_at_peak() const;
+  void forget_history();
+
+  int64_t level_ = 0;
+  int64_t peak_ = 0;
+  int64_t next_id_ = 1;
+  std::unordered_map<int64_t, Block> blocks_;
+  std::unordered_map<const void*, int64_t> live_;  // by address
+  std::vector<int64_t> events_;                    // id: allocated, -id: released
+  size_t events_before_peak_ = 0;
+  std::unordered_set<int64_t> alive_before_events_;
+  // The peak lies before events_; these were alive then.
+  bool peak_is_history_ = false;
+  std::unordered_set<int64_t> alive_at_old_peak_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,16 @@
+#pragma once
+// What needs CUDA's own headers, behind two functions: cuda_memory.cpp where snug is built with CUDA, no_cuda_memory.cpp
+// otherwise.
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace snug::detail {
+
+/// Limits the caching allocator of `device` to `bytes`; returns the fraction that held before.
+/// Throws ConfigError if snug was built without CUDA.
+double set_cuda_limit(c10::Device device, int64_t bytes);
+void restore_cuda_fraction(c10::Device device, double fraction) noexcept;
+
+}  // namespace snug::detail

@@ -1,0 +1,33 @@
+#pragma once
+// PeakWatch: the most tensor memory that was alive at once on a device since the watch was made. Two atomics an allocation on
+// CPU; elsewhere the device allocator's own statistics.
+
+#include <c10/core/Device.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "snug/memory/detail/cpu_allocator.h"
+
+namespace snug::detail {
+
+class PeakWatch final : private MemoryObserver {
+ public:
+  explicit PeakWatch(c10::Device device);
+  ~PeakWatch() override;
+  PeakWatch(const PeakWatch&) = delete;
+  PeakWatch& operator=(const PeakWatch&) = delete;
+
+  /// Bytes, all live tensor memory on the device included.
+  int64_t peak() const;
+
+ private:
+  void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
+  void on_free(c10::Device, const void*, int64_t) noexcept override {}
+  void on_saved_for_backward(const void*) noexcept override {}
+
+  c10::Device device_;
+  std::atomic<int64_t> peak_;
+};
+
+}  // namespace snug::detail

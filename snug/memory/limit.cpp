@@ -1,0 +1,48 @@
+#include "snug/memory/limit.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/cuda_memory.h"
+
+namespace snug {
+
+Bytes live_bytes(c10::Device device) {
+  if (device.is_cpu()) {
+    return Bytes(detail::live_cpu_bytes());
+  }
+  constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto index = device.has_index() ? device.index() : c10::DeviceIndex{0};
+  return Bytes(c10::getDeviceAllocator(device.type())->getDeviceStats(index).allocated_bytes[kAll].current);
+}
+
+MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), bytes_(bytes.count()) {
+  if (bytes.is_unlimited()) {
+    return;
+  }
+  const Bytes live = live_bytes(device);
+  if (live > bytes) {
+    throw ConfigError(fmt::format("MemoryLimit: {} of tensors are alive on {} already, more than the limit of {}",
+                                  live.str(), device.str(), bytes.str()));
+  }
+  if (device.is_cpu()) {
+    detail::add_cpu_limit(bytes_);
+  } else {
+    previous_fraction_ = detail::set_cuda_limit(device, bytes_);
+  }
+}
+
+MemoryLimit::~MemoryLimit() {
+  if (Bytes(bytes_).is_unlimited()) {
+    return;
+  }
+  if (device_.is_cpu()) {
+    detail::remove_cpu_limit(bytes_);
+  } else {
+    detail::restore_cuda_fraction(device_, previous_fraction_);
+  }
+}
+
+}  // namespace snug

@@ -1,0 +1,37 @@
+#pragma once
+// MemoryLimit: a hard cap on live tensor memory while the guard lives, on any machine. Use it to keep a promise, or to
+// find out on a large machine what a small one would say.
+//
+//   {
+//     snug::MemoryLimit limit(torch::kCPU, snug::Bytes::parse("1GiB"));
+//     train();   // an allocation past 1 GiB throws c10::OutOfMemoryError, with live memory where it was
+//   }
+
+#include <c10/core/Device.h>
+
+#include "snug/core/bytes.h"
+
+namespace snug {
+
+/// Caps all live tensor memory on `device`, what was alive before included. On CPU the count is exact to the byte and the
+/// smallest of several limits holds; on CUDA it is the caching allocator's memory fraction, so cached blocks count too.
+/// Memory that is not tensors' (code, libraries, the program's own) is outside.
+class [[nodiscard]] MemoryLimit final {
+ public:
+  /// Throws ConfigError, naming both numbers, if more than `bytes` is alive already, or if this build of snug cannot cap
+  /// that kind of device.
+  MemoryLimit(c10::Device device, Bytes bytes);
+  ~MemoryLimit();
+  MemoryLimit(const MemoryLimit&) = delete;
+  MemoryLimit& operator=(const MemoryLimit&) = delete;
+
+ private:
+  c10::Device device_;
+  int64_t bytes_;
+  double previous_fraction_ = 1.0;
+};
+
+/// Bytes of tensor memory alive on `device` now: on CPU as requested by tensors, elsewhere as the device's allocator counts.
+Bytes live_bytes(c10::Device device);
+
+}  // namespace snug

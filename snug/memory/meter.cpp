@@ -1,0 +1,209 @@
+#include "snug/memory/meter.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/nn/module.h>
+#include <torch/optim.h>
+
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "snug/core/state.h"
+#include "snug/core/stateful_optimizer.h"
+#include "snug/memory/detail/allocation_log.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/saved_tensor_policy.h"
+#include "snug/memory/limit.h"
+
+namespace snug {
+namespace {
+
+enum class Category { Parameter, Gradient, OptimizerState };
+
+// Devices other than the CPU tell torch's profiler channel of the running thread, and backward's threads inherit it.
+class ProfilerChannel final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void* data, int64_t bytes, size_t, size_t, c10::Device device) override {
+    if (device.is_cpu()) {
+      return;  // counted by our own allocator
+    }
+    if (bytes >= 0) {
+      detail::report_allocation(device, data, bytes);
+    } else {
+      detail::report_free(device, data, -bytes);
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+};
+
+void collect(const StateDict& state, std::vector<at::Tensor>& tensors) {
+  for (const StateEntry& entry : state.entries()) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&entry.value)) {
+      tensors.push_back(*tensor);
+    } else if (const auto* inner = std::get_if<StateDict>(&entry.value)) {
+      collect(*inner, tensors);
+    }
+  }
+}
+
+// torch's optimizers keep their tensors in types of their own, with no common way to list them.
+void collect(torch::optim::OptimizerParamState& state, std::vector<at::Tensor>& tensors) {
+  using namespace torch::optim;
+  if (auto* sgd = dynamic_cast<SGDParamState*>(&state)) {
+    tensors.push_back(sgd->momentum_buffer());
+  } else if (auto* adam = dynamic_cast<AdamParamState*>(&state)) {
+    tensors.insert(tensors.end(), {adam->exp_avg(), adam->exp_avg_sq(), adam->max_exp_avg_sq()});
+  } else if (auto* adamw = dynamic_cast<AdamWParamState*>(&state)) {
+    tensors.insert(tensors.end(), {adamw->exp_avg(), adamw->exp_avg_sq(), adamw->max_exp_avg_sq()});
+  } else if (auto* rms = dynamic_cast<RMSpropParamState*>(&state)) {
+    tensors.insert(tensors.end(), {rms->square_avg(), rms->momentum_buffer(), rms->grad_avg()});
+  } else if (auto* adagrad = dynamic_cast<AdagradParamState*>(&state)) {
+    tensors.push_back(adagrad->sum());
+  } else if (auto* lbfgs = dynamic_cast<LBFGSParamState*>(&state)) {
+    tensors.insert(tensors.end(), {lbfgs->d(), lbfgs->H_diag(), lbfgs->prev_flat_grad()});
+    for (const auto* history : {&lbfgs->old_dirs(), &lbfgs->old_stps()}) {
+      tensors.insert(tensors.end(), history->begin(), history->end());
+    }
+  }
+}
+
+std::vector<at::Tensor> state_tensors(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> tensors;
+  if (const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer)) {
+    collect(stateful->state_dict(), tensors);
+  } else {
+    for (const auto& [parameter, state] : optimizer.state()) {
+      collect(*state, tensors);
+    }
+  }
+  return tensors;
+}
+
+}  // namespace
+
+class MemoryMeter::Impl final : public detail::MemoryObserver {
+ public:
+  explicit Impl(c10::Device device) : device_(device) {
+    detail::install_engine();
+    start_level_ = live_bytes(device).count();
+    if (!device.is_cpu()) {
+      channel_.emplace(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<ProfilerChannel>());
+    }
+    detail::add_observer(*this, detail::SavedTensors::Report);
+  }
+  ~Impl() override { detail::remove_observer(*this); }
+
+  void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override {
+    if (device.type() == device_.type()) {
+      const std::lock_guard lock(mutex_);
+      log_.allocate(data, bytes);
+    }
+  }
+  void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override {
+    if (device.type() == device_.type()) {
+      const std::lock_guard lock(mutex_);
+      log_.release(data, bytes);
+    }
+  }
+  void on_saved_for_backward(const void* data) noexcept override {
+    const std::lock_guard lock(mutex_);
+    log_.mark_saved(data);
+  }
+
+  MemoryReport report() const;
+
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> buffers;
+  std::vector<const torch::optim::Optimizer*> optimizers;
+
+ private:
+  struct Named {
+    Category category;
+    int64_t bytes;
+  };
+  std::unordered_map<const void*, Named> named_storages() const;
+
+  c10::Device device_;
+  int64_t start_level_ = 0;
+  std::optional<c10::DebugInfoGuard> channel_;
+  mutable std::mutex mutex_;
+  detail::AllocationLog log_;
+};
+
+std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::named_storages() const {
+  std::unordered_map<const void*, Named> named;
+  const auto name = [&](const at::Tensor& tensor, Category category) {
+    if (tensor.defined() && tensor.has_storage() && tensor.device().type() == device_.type()) {
+      named.try_emplace(tensor.storage().data(),
+                        Named{category, static_cast<int64_t>(tensor.storage().nbytes())});
+    }
+  };
+  for (const auto* tensors : {&parameters, &buffers}) {
+    for (const at::Tensor& tensor : *tensors) {
+      name(tensor, Category::Parameter);
+    }
+  }
+  for (const at::Tensor& parameter : parameters) {
+    name(parameter.grad(), Category::Gradient);
+  }
+  for (const auto* optimizer : optimizers) {
+    for (const at::Tensor& tensor : state_tensors(*optimizer)) {
+      name(tensor, Category::OptimizerState);
+    }
+  }
+  return named;
+}
+
+MemoryReport MemoryMeter::Impl::report() const {
+  const auto named = named_storages();
+  const std::lock_guard lock(mutex_);
+  MemoryReport report;
+  report.live_bytes = log_.level();
+  report.peak_bytes = log_.peak();
+  const auto count = [&](Category category, int64_t bytes) {
+    switch (category) {
+      case Category::Parameter: report.parameters += bytes; break;
+      case Category::Gradient: report.gradients += bytes; break;
+      case Category::OptimizerState: report.optimizer_state += bytes; break;
+    }
+  };
+  for (const auto& [data, what] : named) {
+    if (!log_.knows(data)) {  // older than the meter
+      count(what.category, what.bytes);
+    }
+  }
+  for (const auto& block : log_.alive_at_peak()) {
+    const auto found = block.alive ? named.find(block.data) : named.end();
+    if (found != named.end()) {
+      count(found->second.category, block.bytes);
+    } else if (block.saved) {
+      report.activations += block.bytes;
+    } else {
+      (block.alive ? report.outputs : report.workspace) += block.bytes;
+    }
+  }
+  report.before = start_level_ + report.peak_bytes - report.parameters - report.gradients - report.optimizer_state -
+                  report.activations - report.workspace - report.outputs;
+  return report;
+}
+
+MemoryMeter::MemoryMeter() : MemoryMeter(c10::Device(c10::DeviceType::CPU)) {}
+MemoryMeter::MemoryMeter(c10::Device device) : impl_(std::make_unique<Impl>(device)) {}
+MemoryMeter::~MemoryMeter() = default;
+
+void MemoryMeter::attach(const torch::nn::Module& module) {
+  const auto parameters = module.parameters();
+  const auto buffers = module.buffers();
+  impl_->parameters.insert(impl_->parameters.end(), parameters.begin(), parameters.end());
+  impl_->buffers.insert(impl_->buffers.end(), buffers.begin(), buffers.end());
+}
+
+void MemoryMeter::attach(const torch::optim::Optimizer& optimizer) { impl_->optimizers.push_back(&optimizer); }
+
+MemoryReport MemoryMeter::report() const { return impl_->report(); }
+
+}  // namespace snug

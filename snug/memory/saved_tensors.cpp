@@ -1,0 +1,139 @@
+#include "snug/memory/saved_tensors.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
+#include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/saved_tensor_policy.h"
+
+// autograd::SavedVariable asks its engine for default hooks each time a tensor is saved. The method that answers is
+// virtual; Python's engine overrides it to consult Python's stack of hooks, this one consults the stack of policies below.
+// Where hooks exist autograd leaves out its check that a saved tensor was not written since, so it is made here: the version
+// counter is shared with the tensor but does not hold its memory. Tried on torch 2.11.0 and 2.13.0.
+
+namespace snug {
+namespace detail {
+namespace {
+
+using torch::autograd::Engine;
+using torch::autograd::SavedVariableHooks;
+
+thread_local std::vector<std::shared_ptr<SavedTensorPolicy>> policies;
+
+class PolicyHooks final : public SavedVariableHooks {
+ public:
+  explicit PolicyHooks(std::shared_ptr<SavedTensorPolicy> policy) : policy_(std::move(policy)) {}
+
+  void call_pack_hook(const at::Tensor& tensor) override {
+    version_counter_ = torch::autograd::impl::version_counter(tensor);
+    saved_version_ = version_counter_.current_version();
+    packed_ = policy_->pack(tensor);
+    if (const auto* kept = std::any_cast<at::Tensor>(&packed_)) {
+      mark_as_saved(*kept);
+    }
+  }
+
+  at::Tensor call_unpack_hook() override {
+    TORCH_CHECK(version_counter_.current_version() == saved_version_,
+                "one of the variables needed for gradient computation has been modified by an inplace operation: it is "
+                "at version ", version_counter_.current_version(), "; expected version ", saved_version_,
+                " instead. Clone it before the write, or write out of place.");
+    return policy_->unpack(packed_);
+  }
+
+ private:
+  std::shared_ptr<SavedTensorPolicy> policy_;
+  c10::VariableVersion version_counter_;
+  uint32_t saved_version_ = 0;
+  std::any packed_;
+};
+
+// What autograd does by itself, so that the memory meter is told.
+class Keep final : public SavedTensorPolicy {
+ public:
+  std::any pack(const at::Tensor& tensor) override { return tensor.detach(); }
+  at::Tensor unpack(std::any& packed) override { return std::any_cast<at::Tensor&>(packed); }
+};
+
+class SnugEngine final : public Engine {
+ public:
+  ~SnugEngine() override { stop(); }
+
+  std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
+    if (!policies.empty() && policies.back() != nullptr) {
+      return std::make_unique<PolicyHooks>(policies.back());
+    }
+    if (saved_tensors_are_observed()) {
+      static const auto keep = std::make_shared<Keep>();
+      return std::make_unique<PolicyHooks>(keep);
+    }
+    return nullptr;
+  }
+};
+
+Engine& snug_engine() {
+  static SnugEngine engine;
+  return engine;
+}
+
+class FunctionPolicy final : public SavedTensorPolicy {
+ public:
+  FunctionPolicy(std::function<std::any(const at::Tensor&)> pack, std::function<at::Tensor(std::any&)> unpack)
+      : pack_(std::move(pack)), unpack_(std::move(unpack)) {}
+  std::any pack(const at::Tensor& tensor) override { return pack_(tensor); }
+  at::Tensor unpack(std::any& packed) override { return unpack_(packed); }
+
+ private:
+  std::function<std::any(const at::Tensor&)> pack_;
+  std::function<at::Tensor(std::any&)> unpack_;
+};
+
+}  // namespace
+
+void mark_as_saved(const at::Tensor& tensor) {
+  if (saved_tensors_are_observed() && tensor.defined() && tensor.has_storage()) {
+    report_saved_for_backward(tensor.storage().data());
+  }
+}
+
+void install_engine() {
+  static const bool installed = [] {
+    if (typeid(Engine::get_default_engine()) != typeid(Engine)) {
+      throw ConfigError(
+          "SavedTensorHooks: another library has installed its own autograd engine (Python's torch does); saved tensors "
+          "can only be handled in a process without it");
+    }
+    torch::autograd::set_default_engine_stub(&snug_engine);
+    return true;
+  }();
+  (void)installed;
+}
+
+PolicyScope::PolicyScope(std::shared_ptr<SavedTensorPolicy> policy) {
+  install_engine();
+  policies.push_back(std::move(policy));
+}
+
+PolicyScope::~PolicyScope() { policies.pop_back(); }
+
+}  // namespace detail
+
+SavedTensorHooks::SavedTensorHooks(std::function<std::any(const at::Tensor&)> pack,
+                                   std::function<at::Tensor(std::any&)> unpack) {
+  if (!pack || !unpack) {
+    throw ConfigError("SavedTensorHooks: pack and unpack must both be callable; one of them is empty");
+  }
+  detail::install_engine();
+  detail::policies.push_back(std::make_shared<detail::FunctionPolicy>(std::move(pack), std::move(unpack)));
+}
+
+SavedTensorHooks::~SavedTensorHooks() { detail::policies.pop_back(); }
+
+}  // namespace snug

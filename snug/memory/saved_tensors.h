@@ -1,0 +1,31 @@
+#pragma once
+// SavedTensorHooks: decide how autograd keeps the tensors that backward will need, while the guard lives, on this thread.
+// The C++ twin of Python's torch.autograd.graph.saved_tensors_hooks, and the seam under checkpointing and offload.
+//
+//   snug::SavedTensorHooks in_bf16([](const Tensor& t) { return std::any(t.to(torch::kBFloat16)); },
+//                                  [](std::any& kept) { return std::any_cast<Tensor&>(kept).to(torch::kFloat); });
+//   auto loss = model->forward(x).sum();    // what it saves went through the first function
+//   loss.backward();                        // and comes back through the second
+
+#include <ATen/core/Tensor.h>
+
+#include <any>
+#include <functional>
+
+namespace snug {
+
+/// While it lives, every tensor that autograd saves on this thread is handed to `pack`, and what that returns is kept instead;
+/// `unpack` gives the tensor back (same sizes, dtype and device) each time backward needs it. The innermost hooks
+/// alone are asked. Parameters, views and outputs arrive too. `pack` runs without gradient mode and must not write to its argument; keep
+/// `t.detach()`, never `t` itself, which may be the output of the node that saves it. As without hooks, a tensor that was
+/// written in place after it was saved is an error in backward.
+/// Throws ConfigError if another library (such as Python's torch) has installed its own autograd engine.
+class [[nodiscard]] SavedTensorHooks final {
+ public:
+  SavedTensorHooks(std::function<std::any(const at::Tensor&)> pack, std::function<at::Tensor(std::any&)> unpack);
+  ~SavedTensorHooks();
+  SavedTensorHooks(const SavedTensorHooks&) = delete;
+  SavedTensorHooks& operator=(const SavedTensorHooks&) = delete;
+};
+
+}  // namespace snug

@@ -1,0 +1,285 @@
+#include "snug/optim/adamw.h"
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+#include <torch/optim/serialize.h>
+#include <torch/serialize/archive.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "snug/core/error.h"
+#include "snug/precision/autocast.h"
+
+namespace snug {
+namespace {
+
+using GroupOptions = torch::optim::AdamWOptions;
+
+// The kernel wants the step count as an FP32 scalar on the parameter's device, so that a skip needs no host.
+struct FusedState : public torch::optim::OptimizerCloneableParamState<FusedState> {
+  at::Tensor step;
+  at::Tensor exp_avg;
+  at::Tensor exp_avg_sq;
+
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    archive.write("step", step, /*is_buffer=*/true);
+    archive.write("exp_avg", exp_avg, true);
+    archive.write("exp_avg_sq", exp_avg_sq, true);
+  }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    archive.read("step", step, /*is_buffer=*/true);
+    archive.read("exp_avg", exp_avg, true);
+    archive.read("exp_avg_sq", exp_avg_sq, true);
+  }
+};
+
+std::unique_ptr<FusedState> make_state(const at::Tensor& parameter) {
+  auto state = std::make_unique<FusedState>();
+  state->step = at::zeros({}, parameter.options().dtype(at::kFloat));
+  state->exp_avg = at::zeros_like(parameter, at::MemoryFormat::Preserve);
+  state->exp_avg_sq = at::zeros_like(parameter, at::MemoryFormat::Preserve);
+  return state;
+}
+
+void check_option(bool good, std::string_view name, double value, std::string_view range) {
+  if (!good) {
+    throw ConfigError(fmt::format("AdamW: {} is {}; it must be {}", name, value, range));
+  }
+}
+
+void check_options(const GroupOptions& o) {
+  const auto [beta1, beta2] = o.betas();
+  check_option(o.lr() >= 0 && std::isfinite(o.lr()), "lr", o.lr(), "finite and >= 0");
+  check_option(beta1 >= 0 && beta1 < 1, "beta1", beta1, "in [0, 1)");
+  check_option(beta2 >= 0 && beta2 < 1, "beta2", beta2, "in [0, 1)");
+  check_option(o.eps() >= 0 && std::isfinite(o.eps()), "eps", o.eps(), "finite and >= 0");
+  check_option(o.weight_decay() >= 0 && std::isfinite(o.weight_decay()), "weight_decay", o.weight_decay(), "finite and >= 0");
+  if (o.amsgrad()) {
+    throw ConfigError("AdamW: amsgrad is not offered; use torch::optim::AdamW for it");
+  }
+}
+
+GroupOptions to_group_options(const AdamWOptions& o) {
+  return GroupOptions(o.lr).betas({o.beta1, o.beta2}).eps(o.eps).weight_decay(o.weight_decay);
+}
+
+// One call of the kernel: tensors of one group, device and dtype.
+struct Batch {
+  const GroupOptions* options;
+  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
+};
+
+void update(Batch& batch, const at::Tensor& grad_scale, const at::Tensor& found_inf) {
+  const auto here = [&](const at::Tensor& scalar) -> std::optional<at::Tensor> {
+    if (!scalar.defined()) {
+      return std::nullopt;
+    }
+    return scalar.to(batch.parameters.front().device(), /*non_blocking=*/true);
+  };
+  const auto found = here(found_inf);
+  at::_foreach_add_(batch.steps, 1);
+  const auto [beta1, beta2] = batch.options->betas();
+  at::_fused_adamw_(batch.parameters, batch.gradients, batch.exp_avgs, batch.exp_avg_sqs, /*max_exp_avg_sqs=*/{},
+                    batch.steps, batch.options->lr(), beta1, beta2, batch.options->weight_decay(), batch.options->eps(),
+                    /*amsgrad=*/false, /*maximize=*/false, here(grad_scale), found);
+  if (found) {
+    at::_foreach_sub_(batch.steps, std::vector<at::Tensor>(batch.steps.size(), *found));
+  }
+}
+
+}  // namespace
+
+AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
+    : AdamW(std::vector<torch::optim::OptimizerParamGroup>{torch::optim::OptimizerParamGroup(std::move(parameters))},
+            options) {}
+
+AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options)
+    : torch::optim::Optimizer(groups, std::make_unique<GroupOptions>(to_group_options(options))) {
+  size_t index = 0;
+  for (auto& group : param_groups()) {
+    check_options(static_cast<const GroupOptions&>(group.options()));
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kDouble) {
+        throw ConfigError(fmt::format(
+            "AdamW: parameter {} of shape [{}] is {}; only FP32 and FP64 can be updated without losing small steps to "
+            "rounding. Keep the model in FP32 and compute in 16 bits under Autocast",
+            index, fmt::join(parameter.sizes(), ", "), c10::toString(parameter.scalar_type())));
+      }
+      ++index;
+    }
+  }
+  if (index == 0) {
+    throw ConfigError("AdamW: there are no parameters; was the model built before the optimizer?");
+  }
+}
+
+void AdamW::set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) {
+  grad_scale_ = std::move(grad_scale);
+  found_inf_ = std::move(found_inf);
+}
+
+at::Tensor AdamW::step(LossClosure closure) {
+  const at::Tensor grad_scale = std::exchange(grad_scale_, {});
+  const at::Tensor found_inf = std::exchange(found_inf_, {});
+  if (closure && found_inf.defined()) {
+    throw ConfigError("AdamW.step: a closure cannot be used with a GradScaler; call backward() before the step");
+  }
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<std::pair<void*, std::unique_ptr<FusedState>>> new_states;
+  std::vector<Batch> batches;
+  for (auto& group : param_groups()) {
+    const auto& options = static_cast<const GroupOptions&>(group.options());
+    check_options(options);
+    std::map<std::pair<std::string, c10::ScalarType>, Batch> by_kind;
+    for (const at::Tensor& parameter : group.params()) {
+      const at::Tensor& gradient = parameter.grad();
+      if (!gradient.defined()) {
+        continue;
+      }
+      if (gradient.is_sparse()) {
+        throw ConfigError("AdamW.step: sparse gradients are not supported; build the embedding with sparse(false)");
+      }
+      void* key = parameter.unsafeGetTensorImpl();
+      const auto known = state_.find(key);
+      FusedState* state = known == state_.end() ? nullptr : static_cast<FusedState*>(known->second.get());
+      if (state == nullptr) {
+        new_states.emplace_back(key, make_state(parameter));
+        state = new_states.back().second.get();
+      }
+      Batch& batch = by_kind[{parameter.device().str(), parameter.scalar_type()}];
+      batch.options = &options;
+      batch.parameters.push_back(parameter);
+      batch.gradients.push_back(gradient);
+      batch.exp_avgs.push_back(state->exp_avg);
+      batch.exp_avg_sqs.push_back(state->exp_avg_sq);
+      batch.steps.push_back(state->step);
+    }
+    for (auto& entry : by_kind) {
+      batches.push_back(std::move(entry.second));
+    }
+  }
+  for (auto& [key, state] : new_states) {
+    state_[key] = std::move(state);
+  }
+  for (Batch& batch : batches) {
+    update(batch, grad_scale, found_inf);
+  }
+  clear_autocast_cache();
+  return loss;
+}
+
+StateDict AdamW::state_dict() const {
+  StateDict states;
+  StateDict groups;
+  size_t index = 0;
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& group = param_groups_[g];
+    const auto& o = static_cast<const GroupOptions&>(group.options());
+    StateDict options;
+    options.set("lr", o.lr());
+    options.set("beta1", std::get<0>(o.betas()));
+    options.set("beta2", std::get<1>(o.betas()));
+    options.set("eps", o.eps());
+    options.set("weight_decay", o.weight_decay());
+    options.set("parameters", static_cast<int64_t>(group.params().size()));
+    groups.set(std::to_string(g), std::move(options));
+    for (const at::Tensor& parameter : group.params()) {
+      if (const auto known = state_.find(parameter.unsafeGetTensorImpl()); known != state_.end()) {
+        const auto& state = static_cast<const FusedState&>(*known->second);
+        StateDict entry;
+        entry.set("step", state.step);
+        entry.set("exp_avg", state.exp_avg);
+        entry.set("exp_avg_sq", state.exp_avg_sq);
+        states.set(std::to_string(index), std::move(entry));
+      }
+      ++index;
+    }
+  }
+  StateDict result;
+  result.set("state", std::move(states));
+  result.set("param_groups", std::move(groups));
+  return result;
+}
+
+namespace {
+
+at::Tensor copy_like(const StateDict& entry, const std::string& name, const at::Tensor& model, size_t index) {
+  const auto& saved = entry.get<at::Tensor>(name);
+  if (saved.sizes() != model.sizes()) {
+    throw CorruptFile(fmt::format(
+        "AdamW.load_state_dict: {} of parameter {} has shape [{}], the parameter [{}]; was this state saved for another model?",
+        name, index, fmt::join(saved.sizes(), ", "), fmt::join(model.sizes(), ", ")));
+  }
+  return at::empty_like(model).copy_(saved);
+}
+
+GroupOptions group_options_from(const StateDict& saved) {
+  GroupOptions options = to_group_options({.lr = saved.get<double>("lr"),
+                                           .beta1 = saved.get<double>("beta1"),
+                                           .beta2 = saved.get<double>("beta2"),
+                                           .eps = saved.get<double>("eps"),
+                                           .weight_decay = saved.get<double>("weight_decay")});
+  check_options(options);
+  return options;
+}
+
+}  // namespace
+
+void AdamW::load_state_dict(const StateDict& dict) {
+  const at::NoGradGuard no_grad;
+  const auto& states = dict.get<StateDict>("state");
+  const auto& groups = dict.get<StateDict>("param_groups");
+  if (groups.size() != param_groups_.size()) {
+    throw CorruptFile(fmt::format("AdamW.load_state_dict: the state has {} parameter groups, this optimizer {}",
+                                  groups.size(), param_groups_.size()));
+  }
+  std::vector<GroupOptions> new_options;
+  std::vector<std::pair<void*, std::unique_ptr<FusedState>>> new_states;
+  size_t index = 0;
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& saved = groups.get<StateDict>(std::to_string(g));
+    const auto& parameters = param_groups_[g].params();
+    if (saved.get<int64_t>("parameters") != static_cast<int64_t>(parameters.size())) {
+      throw CorruptFile(fmt::format("AdamW.load_state_dict: group {} of the state has {} parameters, this optimizer's {}", g,
+                                    saved.get<int64_t>("parameters"), parameters.size()));
+    }
+    new_options.push_back(group_options_from(saved));
+    for (const at::Tensor& parameter : parameters) {
+      if (const std::string key = std::to_string(index); states.contains(key)) {
+        const auto& entry = states.get<StateDict>(key);
+        auto state = std::make_unique<FusedState>();
+        state->step = entry.get<at::Tensor>("step").to(parameter.device(), at::kFloat, false, /*copy=*/true);
+        state->exp_avg = copy_like(entry, "exp_avg", parameter, index);
+        state->exp_avg_sq = copy_like(entry, "exp_avg_sq", parameter, index);
+        new_states.emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
+      }
+      ++index;
+    }
+  }
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    static_cast<GroupOptions&>(param_groups_[g].options()) = new_options[g];
+  }
+  state_.clear();
+  for (auto& [key, state] : new_states) {
+    state_[key] = std::move(state);
+  }
+}
+
+void AdamW::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<FusedState, GroupOptions>(archive, *this);
+}
+
+void AdamW::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<FusedState, GroupOptions>(archive, *this);
+}
+
+}  // namespace snug

@@ -1,0 +1,65 @@
+#include "snug/optim/clip.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using Lists = std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::Tensor>>;
+
+Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
+  Lists lists;
+  for (const at::Tensor& parameter : parameters) {
+    if (const at::Tensor& gradient = parameter.grad(); gradient.defined()) {
+      lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
+    }
+  }
+  return lists;
+}
+
+at::Tensor norm_of(const Lists& lists, double norm_type) {
+  if (!(norm_type > 0)) {
+    throw ConfigError(fmt::format("clip_grad_norm_: norm_type is {}; it must be > 0", norm_type));
+  }
+  if (lists.empty()) {
+    return at::zeros({}, at::kFloat);
+  }
+  const at::Device device = lists.begin()->second.front().device();
+  std::vector<at::Tensor> norms;
+  for (const auto& entry : lists) {
+    for (const at::Tensor& norm : at::_foreach_norm(entry.second, norm_type)) {
+      norms.push_back(norm.to(device, at::kFloat, /*non_blocking=*/true));
+    }
+  }
+  return at::linalg_vector_norm(at::stack(norms), norm_type);
+}
+
+}  // namespace
+
+at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
+  const at::NoGradGuard no_grad;
+  return norm_of(gradient_lists(parameters), norm_type);
+}
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+  if (!(max_norm >= 0)) {
+    throw ConfigError(fmt::format("clip_grad_norm_: max_norm is {}; it must be >= 0", max_norm));
+  }
+  const at::NoGradGuard no_grad;
+  const Lists lists = gradient_lists(parameters);
+  const at::Tensor norm = norm_of(lists, norm_type);
+  const at::Tensor coefficient = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  for (const auto& entry : lists) {
+    at::_foreach_mul_(entry.second, coefficient.to(entry.second.front().device(), /*non_blocking=*/true));
+  }
+  return norm;
+}
+
+}  // namespace snug

@@ -1,0 +1,36 @@
+#pragma once
+// This thread's whole autocast state, captured in forward and set again around a recomputation.
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <vector>
+
+namespace snug::detail {
+
+struct AutocastState {
+  struct PerDevice {
+    c10::DeviceType device;
+    bool enabled;
+    c10::ScalarType dtype;
+  };
+  std::vector<PerDevice> devices;
+  bool cache;
+
+  static AutocastState capture();
+};
+
+/// Sets the state on construction, restores the previous one on destruction, and counts as a level of nesting: the cast cache
+/// is cleared when the outermost level ends.
+class [[nodiscard]] AutocastStateScope final {
+ public:
+  explicit AutocastStateScope(const AutocastState& state);
+  ~AutocastStateScope();
+  AutocastStateScope(const AutocastStateScope&) = delete;
+  AutocastStateScope& operator=(const AutocastStateScope&) = delete;
+
+ private:
+  AutocastState previous_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,40 @@
+#pragma once
+// Precision: which floating-point type the forward pass computes in, and a choice of it by measurement.
+//
+//   const auto speed = snug::measure_matmul_speed(device);                    // once, under a tenth of a second
+//   snug::Precision p = snug::choose_precision(speed);                // BFloat16 only where it is faster
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <string_view>
+
+namespace snug {
+
+enum class Precision {
+  Float32,
+  BFloat16,  ///< autocast to BF16; FP32 weights
+  Float16,   ///< autocast to FP16 with loss scaling; FP32 weights
+  Auto,      ///< measured once by choose_precision; never Float16 on a CPU
+};
+
+/// "float32", "bfloat16", "float16", "auto".
+std::string_view to_string(Precision);
+/// Throws ConfigError and lists the names.
+Precision precision_from_string(std::string_view name);
+/// The type to autocast to; Float32 gives kFloat. Throws ConfigError for Auto, which is a question, not an answer.
+c10::ScalarType compute_dtype(Precision);
+
+/// Billions of floating-point operations a second in square matrix products on the device.
+struct MatmulSpeed {
+  double float32 = 0;
+  double bfloat16 = 0;
+  double float16 = 0;  ///< a small product, so that a CPU without FP16 instructions answers in milliseconds
+  double float32_small = 0;  ///< the same small product, to compare float16 with
+};
+MatmulSpeed measure_matmul_speed(c10::Device device);
+
+/// BFloat16 where its products are at least 1.2 times as fast as FP32's, else Float32: casts cost time too.
+Precision choose_precision(const MatmulSpeed& speed);
+
+}  // namespace snug

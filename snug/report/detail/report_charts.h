@@ -1,0 +1,31 @@
+#pragma once
+// The charts of the report page, each as HTML, from the records of a run. Internal to report.
+
+#include <string>
+#include <vector>
+
+#include "snug/report/run_log.h"
+
+namespace snug::detail {
+
+/// Steps ascending. Any function may be given no records.
+using Records = std::vector<StepRecord>;
+
+std::string loss_chart(const Records& records);
+std::string learning_rate_chart(const Records& records);
+std::string gradient_norm_chart(const Records& records);
+std::string loss_scale_chart(const Records& records);
+
+/// `item` is what is counted, in the plural.
+std::string throughput_chart(const Records& records, const std::string& item);
+
+/// What holds memory at the peak of each step, over the step.
+std::string memory_chart(const Records& records);
+
+/// What holds memory at the highest peak of the run: a bar, with the bytes of each category.
+std::string memory_peak(const Records& records);
+
+/// The middle of the finite values; NaN if there are none.
+double median(std::vector<double> values);
+
+}  // namespace snug::detail

@@ -1,0 +1,36 @@
+#pragma once
+// Thinning: of a curve with more points than the screen has pixels, those that can be seen. Internal to report.
+
+#include <cstddef>
+#include <vector>
+
+namespace snug::detail {
+
+struct Point {
+  double x = 0;
+  double y = 0;
+};
+
+/// `count` columns of equal width over [low, high].
+class Columns {
+ public:
+  Columns(double low, double high, size_t count) : low_(low), width_(high - low), count_(count) {}
+
+  /// In [0, count); what lies outside belongs to the first or the last.
+  size_t of(double x) const;
+
+ private:
+  double low_;
+  double width_;
+  size_t count_;
+};
+
+/// The indices, ascending, of the points that are drawn when a line is `columns` pixels wide: of each column the
+/// first, the lowest, the highest and the last (M4: Jugel et al. 2014, "M4: a visualization-oriented time series data
+/// aggregation", PVLDB 7(10)), and the first that is not finite, if there is one. x must ascend.
+std::vector<size_t> thinned(const std::vector<Point>& points, size_t columns);
+
+/// Of each column the index of the highest point, and the first and last of all. x must ascend, y be finite.
+std::vector<size_t> thinned_to_highest(const std::vector<Point>& points, size_t columns);
+
+}  // namespace snug::detail

@@ -1,0 +1,188 @@
+#include "snug/report/html_report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "snug/report/detail/html_text.h"
+#include "snug/report/detail/page_style.h"
+#include "snug/report/detail/report_charts.h"
+
+namespace snug {
+namespace {
+
+using detail::byte_text;
+using detail::escape_html;
+using detail::grouped;
+using detail::Records;
+
+// The browser itself is told to load nothing.
+constexpr std::string_view kPolicy =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
+
+// With the unit, if there is one, in smaller letters.
+std::string card(std::string_view label, const std::string& value, const std::string& note) {
+  const size_t space = value.find(' ');
+  const std::string unit = space == std::string::npos ? "" : "<small>" + escape_html(value.substr(space)) + "</small>";
+  return fmt::format(
+      "<div class=\"card\"><div class=\"label\">{}</div><div class=\"value\">{}{}</div><div "
+      "class=\"note\">{}</div></div>\n",
+      escape_html(label), escape_html(value.substr(0, space)), unit, escape_html(note));
+}
+
+std::string capitalized(std::string text) {
+  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') {
+    text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  }
+  return text;
+}
+
+std::string at_step(const StepRecord& record) { return "at step " + grouped(record.step); }
+
+std::string final_loss_card(const Records& records) {
+  const std::string label = "Final training loss";
+  return records.empty() ? card(label, "–", "no steps yet")
+                         : card(label, detail::rounded(records.back().loss), at_step(records.back()));
+}
+
+std::string validation_card(const Records& records) {
+  const StepRecord* best = nullptr;
+  for (const StepRecord& record : records) {
+    if (record.validation_loss && !std::isnan(*record.validation_loss) &&
+        (best == nullptr || *record.validation_loss < *best->validation_loss)) {
+      best = &record;
+    }
+  }
+  const std::string label = "Best validation loss";
+  return best == nullptr ? card(label, "–", "not measured")
+                         : card(label, detail::rounded(*best->validation_loss), at_step(*best));
+}
+
+std::string throughput_card(const Records& records, const std::string& item) {
+  std::vector<double> rates;
+  for (const StepRecord& record : records) {
+    rates.push_back(record.items_per_second);
+  }
+  const std::string label = capitalized(item) + " per second";
+  const double middle = detail::median(rates);
+  const bool readable = middle >= 1000 && middle < 1e6;
+  return records.empty() ? card(label, "–", "no steps yet")
+                         : card(label, readable ? grouped(std::llround(middle)) : detail::prefixed(middle),
+                                "median over all steps");
+}
+
+std::string memory_card(const Records& records) {
+  int64_t peak = 0;
+  int64_t activations = 0;
+  for (const StepRecord& record : records) {
+    peak = std::max(peak, record.peak_bytes);
+    activations = std::max(activations, record.activation_peak_bytes);
+  }
+  return records.empty() ? card("Peak memory", "–", "no steps yet")
+                         : card("Peak memory", byte_text(peak), "activation peak " + byte_text(activations));
+}
+
+std::string summary(const Records& records, const std::string& item) {
+  if (records.empty()) {
+    return "No steps were logged.";
+  }
+  double items = 0;
+  double seconds = 0;
+  for (const StepRecord& record : records) {
+    items += static_cast<double>(record.items);
+    seconds += std::isfinite(record.seconds) ? record.seconds : 0;
+  }
+  return fmt::format("{} {} · {} {} · {}", grouped(static_cast<int64_t>(records.size())),
+                     records.size() == 1 ? "step" : "steps", detail::prefixed(items), item, detail::duration(seconds));
+}
+
+std::string value_text(const LogValue& value) {
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    return *text;
+  }
+  if (const auto* flag = std::get_if<bool>(&value)) {
+    return *flag ? "yes" : "no";
+  }
+  if (const auto* whole = std::get_if<int64_t>(&value)) {
+    return grouped(*whole);
+  }
+  return fmt::format("{}", std::get<double>(value));
+}
+
+std::string settings_section(const LogValues& settings) {
+  if (settings.empty()) {
+    return "";
+  }
+  std::string rows;
+  for (const auto& [name, value] : settings) {
+    rows += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(name), escape_html(value_text(value)));
+  }
+  return fmt::format("<h2>Settings</h2>\n<div class=\"box\"><dl>\n{}</dl></div>\n", rows);
+}
+
+std::string sample_section(const std::string& sample) {
+  if (sample.empty()) {
+    return "";
+  }
+  // The parser drops a line feed right after <pre>, so one of ours stands there.
+  return fmt::format("<h2>A sample of what it writes</h2>\n<pre class=\"box\" tabindex=\"0\">\n{}</pre>\n",
+                     escape_html(sample));
+}
+
+std::string events_section(const std::vector<RunEvent>& events) {
+  if (events.empty()) {
+    return "";
+  }
+  std::string rows;
+  for (const RunEvent& event : events) {
+    std::string details;
+    for (const auto& [name, value] : event.details) {
+      details += fmt::format("{}{}: {}", details.empty() ? "" : ", ", name, value_text(value));
+    }
+    rows += fmt::format("<tr><td>step {}</td><td>{}</td><td>{}</td></tr>\n", grouped(event.step),
+                        escape_html(event.name), escape_html(details));
+  }
+  return fmt::format(
+      "<details><summary>Events ({})</summary>\n<div class=\"box\"><table "
+      "class=\"events\">\n{}</table></div></details>\n",
+      events.size(), rows);
+}
+
+std::string charts(const Records& records, const std::string& item) {
+  if (records.empty()) {
+    return "";  // the heading says so
+  }
+  return detail::loss_chart(records) + detail::learning_rate_chart(records) + detail::gradient_norm_chart(records) +
+         detail::throughput_chart(records, item) + detail::loss_scale_chart(records) + detail::memory_chart(records) +
+         detail::memory_peak(records);
+}
+
+}  // namespace
+
+std::string html_report(const RunHistory& history, const ReportExtras& extras) {
+  Records records = history.records;
+  std::stable_sort(records.begin(), records.end(),
+                   [](const StepRecord& a, const StepRecord& b) { return a.step < b.step; });
+  const std::string title = escape_html(extras.title);
+  std::string page = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n<link rel=\"icon\" href=\"data:,\">\n"
+      "<title>{}</title>\n<style>{}</style>\n</head>\n",
+      kPolicy, title, detail::kPageStyle);
+  page += fmt::format("<body>\n<header><div class=\"brand\">{}snug</div>\n<h1>{}</h1>\n<p>{}</p></header>\n<main>\n",
+                      detail::kPageMark, title, escape_html(summary(records, extras.item)));
+  page += "<div class=\"cards\">\n" + final_loss_card(records) + validation_card(records) +
+          throughput_card(records, extras.item) + memory_card(records) + "</div>\n";
+  page += "<div class=\"charts\">\n" + charts(records, extras.item) + "</div>\n";
+  page += sample_section(extras.sample) + settings_section(history.settings) + events_section(history.events);
+  page += fmt::format(
+      "</main>\n<footer>Written by snug. Bytes are measured, in powers of 1024.</footer>\n"
+      "<script>{}</script>\n</body>\n</html>\n",
+      detail::kPageScript);
+  return page;
+}
+
+}  // namespace snug

@@ -1,0 +1,38 @@
+#pragma once
+// Everything of snug, for programs that use it. The library itself never includes this file. It builds on torch/torch.h; include
+// single headers instead where compile time matters.
+
+#include <torch/torch.h>
+
+#include "snug/accumulation/loss.h"
+#include "snug/accumulation/micro_batch.h"
+#include "snug/accumulation/window.h"
+#include "snug/activations/checkpoint.h"
+#include "snug/activations/chunked_loss.h"
+#include "snug/activations/sequential.h"
+#include "snug/core/bytes.h"
+#include "snug/core/error.h"
+#include "snug/core/rng.h"
+#include "snug/core/state.h"
+#include "snug/data/sampler.h"
+#include "snug/data/text_corpus.h"
+#include "snug/io/safetensors.h"
+#include "snug/io/snapshot.h"
+#include "snug/io/stateful.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/meter.h"
+#include "snug/memory/saved_tensors.h"
+#include "snug/models/gpt.h"
+#include "snug/models/mlp.h"
+#include "snug/models/sample_text.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/clip.h"
+#include "snug/optim/schedule.h"
+#include "snug/precision/autocast.h"
+#include "snug/precision/grad_scaler.h"
+#include "snug/precision/precision.h"
+#include "snug/report/html_report.h"
+#include "snug/report/run_log.h"
+#include "snug/train/config.h"
+#include "snug/train/stepper.h"
+#include "snug/train/trainer.h"

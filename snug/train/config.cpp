@@ -1,0 +1,145 @@
+#include "snug/train/config.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "snug/core/error.h"
+
+namespace snug {
+
+std::string_view to_string(Checkpointing checkpointing) { return checkpointing == Checkpointing::None ? "none" : "blocks"; }
+
+Checkpointing checkpointing_from_string(std::string_view name) {
+  for (const auto value : {Checkpointing::None, Checkpointing::Blocks}) {
+    if (to_string(value) == name) {
+      return value;
+    }
+  }
+  throw ConfigError(fmt::format("checkpoint: '{}' is unknown; give none or blocks", name));
+}
+
+namespace {
+
+// data is one setting, its paths joined by line breaks, which no sane path holds.
+constexpr char kPathSeparator = '\n';
+
+std::string join(const std::vector<std::filesystem::path>& paths) {
+  std::string joined;
+  for (const auto& path : paths) {
+    joined += (joined.empty() ? "" : std::string(1, kPathSeparator)) + path.string();
+  }
+  return joined;
+}
+
+std::vector<std::filesystem::path> split(const std::string& joined) {
+  std::vector<std::filesystem::path> paths;
+  size_t begin = 0;
+  while (begin <= joined.size()) {
+    const size_t end = std::min(joined.find(kPathSeparator, begin), joined.size());
+    paths.emplace_back(joined.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return paths;
+}
+
+template <class T>
+T setting(const LogValues& settings, const std::string& name) {
+  for (const auto& [key, value] : settings) {
+    if (key == name) {
+      if (const auto* typed = std::get_if<T>(&value)) {
+        return *typed;
+      }
+      throw CorruptFile(fmt::format("TrainConfig: the setting '{}' in the run log has the wrong type", name));
+    }
+  }
+  throw CorruptFile(fmt::format("TrainConfig: the run log has no setting '{}'; was it written by another version of snug?", name));
+}
+
+void at_least(const char* name, int64_t value, int64_t least) {
+  if (value < least) {
+    throw ConfigError(fmt::format("train: {} is {}; it must be at least {}", name, value, least));
+  }
+}
+
+int64_t interval(int64_t chosen, int64_t steps, int64_t times) { return chosen > 0 ? chosen : std::max<int64_t>(1, steps / times); }
+
+}  // namespace
+
+int64_t TrainConfig::warmup() const { return std::min(interval(warmup_steps, steps, 20), steps); }
+int64_t TrainConfig::validation_interval() const { return interval(validate_every, steps, 20); }
+int64_t TrainConfig::snapshot_interval() const { return interval(snapshot_every, steps, 10); }
+
+void TrainConfig::check() const {
+  if (data.empty()) {
+    throw ConfigError("train: no data; give files or folders of text with --data");
+  }
+  for (const auto& path : data) {
+    if (path.string().find(kPathSeparator) != std::string::npos) {
+      throw ConfigError(fmt::format("train: the path '{}' has a line break in it; rename it", path.string()));
+    }
+  }
+  if (out.empty()) {
+    throw ConfigError("train: no run folder; give one with --out");
+  }
+  at_least("batch", batch, 1);
+  at_least("micro_batch", micro_batch, 0);
+  at_least("steps", steps, 1);
+  at_least("warmup_steps", warmup_steps, 0);
+  at_least("validate_every", validate_every, 0);
+  at_least("snapshot_every", snapshot_every, 0);
+  at_least("seed", seed, 0);
+  if (micro_batch > batch) {
+    throw ConfigError(fmt::format("train: micro_batch {} is larger than batch {}; give at most {}", micro_batch, batch, batch));
+  }
+  if (!(lr > 0) || !(weight_decay >= 0) || !(clip_norm >= 0)) {
+    throw ConfigError(fmt::format("train: lr is {}, weight_decay {}, clip_norm {}; the first must be > 0, the others >= 0", lr,
+                                  weight_decay, clip_norm));
+  }
+}
+
+LogValues TrainConfig::to_settings() const {
+  return {
+      {"data", join(data)},
+      {"model", model},
+      {"batch", batch},
+      {"micro_batch", micro_batch},
+      {"memory", memory.is_unlimited() ? std::string("unlimited") : fmt::format("{}", memory.count())},
+      {"precision", std::string(to_string(precision))},
+      {"checkpoint", std::string(to_string(checkpointing))},
+      {"lr", lr},
+      {"weight_decay", weight_decay},
+      {"clip_norm", clip_norm},
+      {"steps", steps},
+      {"warmup_steps", warmup_steps},
+      {"validate_every", validate_every},
+      {"snapshot_every", snapshot_every},
+      {"seed", seed},
+      {"device", device},
+  };
+}
+
+TrainConfig TrainConfig::from_settings(const LogValues& settings, std::filesystem::path out) {
+  const auto memory = setting<std::string>(settings, "memory");
+  return {
+      .data = split(setting<std::string>(settings, "data")),
+      .out = std::move(out),
+      .model = setting<std::string>(settings, "model"),
+      .batch = setting<int64_t>(settings, "batch"),
+      .micro_batch = setting<int64_t>(settings, "micro_batch"),
+      .memory = memory == "unlimited" ? Bytes::unlimited() : Bytes::parse(memory),
+      .precision = precision_from_string(setting<std::string>(settings, "precision")),
+      .checkpointing = checkpointing_from_string(setting<std::string>(settings, "checkpoint")),
+      .lr = setting<double>(settings, "lr"),
+      .weight_decay = setting<double>(settings, "weight_decay"),
+      .clip_norm = setting<double>(settings, "clip_norm"),
+      .steps = setting<int64_t>(settings, "steps"),
+      .warmup_steps = setting<int64_t>(settings, "warmup_steps"),
+      .validate_every = setting<int64_t>(settings, "validate_every"),
+      .snapshot_every = setting<int64_t>(settings, "snapshot_every"),
+      .seed = setting<int64_t>(settings, "seed"),
+      .device = setting<std::string>(settings, "device"),
+  };
+}
+
+}  // namespace snug

@@ -1,0 +1,60 @@
+#pragma once
+// TrainConfig: everything that decides what a training run computes. `snug train` fills it from flags; a run folder keeps it in the first
+// line of its log, so that a run is resumed with the settings it began with.
+//
+//   snug::TrainConfig config{.data = {"plays/"}, .out = "run", .steps = 500};
+//   config.check();
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "snug/core/bytes.h"
+#include "snug/precision/precision.h"
+#include "snug/report/run_log.h"
+
+namespace snug {
+
+/// Which activations are recomputed in backward.
+enum class Checkpointing {
+  None,    ///< keep them all
+  Blocks,  ///< keep the input of every block
+};
+std::string_view to_string(Checkpointing);
+/// Throws ConfigError and lists the names.
+Checkpointing checkpointing_from_string(std::string_view name);
+
+struct TrainConfig {
+  std::vector<std::filesystem::path> data;  ///< files and folders of text
+  std::filesystem::path out;                ///< the run folder
+  std::string model = "gpt-tiny";           ///< see gpt_configuration
+  int64_t batch = 64;                       ///< sequences per optimizer step
+  int64_t micro_batch = 0;                  ///< sequences at a time; 0: the whole batch
+  Bytes memory = Bytes::unlimited();        ///< hard limit on live tensor memory on the device
+  Precision precision = Precision::Float32;
+  Checkpointing checkpointing = Checkpointing::None;
+  double lr = 1e-3;         ///< the highest learning rate; warm-up and cosine around it
+  double weight_decay = 0.1;
+  double clip_norm = 1.0;
+  int64_t steps = 1000;
+  int64_t warmup_steps = 0;    ///< 0: a twentieth of the steps
+  int64_t validate_every = 0;  ///< steps; 0: twenty times in the run. Always after the last step
+  int64_t snapshot_every = 0;  ///< steps; 0: ten times in the run. Always after the last step
+  int64_t seed = 1;
+  std::string device = "cpu";
+
+  /// Throws ConfigError, naming the field and its value, for settings that cannot work together.
+  void check() const;
+
+  int64_t warmup() const;
+  int64_t validation_interval() const;
+  int64_t snapshot_interval() const;
+
+  /// As kept in the run log: everything but `out`, in the order above.
+  LogValues to_settings() const;
+  /// Throws CorruptFile if a setting is missing or of another type.
+  static TrainConfig from_settings(const LogValues& settings, std::filesystem::path out);
+};
+
+}  // namespace snug

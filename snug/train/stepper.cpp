@@ -1,0 +1,274 @@
+#include "snug/train/stepper.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "snug/accumulation/window.h"
+#include "snug/core/error.h"
+#include "snug/memory/detail/peak_watch.h"
+#include "snug/memory/limit.h"
+#include "snug/optim/clip.h"
+#include "snug/precision/autocast.h"
+
+namespace snug {
+
+double StepResult::loss() const {
+  return loss_.defined() ? loss_.item<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+bool StepResult::stepped() const { return outcome_; }
+double StepResult::grad_norm() const { return grad_norm_.defined() ? grad_norm_.item<double>() : 0.0; }
+double StepResult::scale() const { return scale_.item<double>(); }
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::vector<std::pair<std::string, at::Tensor>> trained_parameters(const torch::nn::Module& model) {
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+  for (const auto& entry : model.named_parameters()) {
+    if (entry.value().requires_grad()) {
+      parameters.emplace_back(entry.key(), entry.value());
+    }
+  }
+  if (parameters.empty()) {
+    throw ConfigError("Stepper: the model has no parameters to train");
+  }
+  for (const auto& [name, parameter] : parameters) {
+    if (parameter.device() != parameters.front().second.device()) {
+      throw ConfigError(fmt::format("Stepper: parameters '{}' and '{}' are on different devices, {} and {}; use one process per device",
+                                    parameters.front().first, name, parameters.front().second.device().str(),
+                                    parameter.device().str()));
+    }
+  }
+  return parameters;
+}
+
+Precision resolve(Precision precision, c10::Device device) {
+  return precision == Precision::Auto ? choose_precision(measure_matmul_speed(device)) : precision;
+}
+
+GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
+  options.enabled = options.enabled && precision == Precision::Float16;
+  return options;
+}
+
+void check(const StepperOptions& options) {
+  if (options.micro_batch < 0) {
+    throw ConfigError(fmt::format("Stepper: micro_batch is {}; give a number of items, or 0 for the whole batch", options.micro_batch));
+  }
+  if (options.accumulate < 1) {
+    throw ConfigError(fmt::format("Stepper: accumulate is {}; it must be >= 1", options.accumulate));
+  }
+  if (!(options.clip_norm >= 0)) {
+    throw ConfigError(fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
+  }
+}
+
+}  // namespace
+
+class Stepper::Impl {
+ public:
+  Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
+      : options_(options),
+        named_parameters_(trained_parameters(model)),
+        optimizer_(optimizer),
+        precision_(resolve(options.precision, device())),
+        scaler_(scaler_options(options.scaler, precision_)),
+        window_(named_parameters_) {
+    for (const auto& [name, parameter] : named_parameters_) {
+      parameters_.push_back(parameter);
+    }
+  }
+
+  c10::Device device() const { return named_parameters_.front().second.device(); }
+
+  // The step, from top to bottom.
+  StepResult step_over(const MicroBatches& source) {
+    if (window_.size() > 0) {
+      throw ConfigError("Stepper.step: an accumulation window is open; call flush() before step()");
+    }
+    if (source.items < 1) {
+      throw ConfigError("Stepper.step: the batch is empty");
+    }
+    return guarded([&] {
+      begin_window();
+      const int64_t size = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
+      for (int64_t begin = 0; begin < source.items; begin += size) {
+        const Range now{begin, std::min(begin + size, source.items)};
+        std::optional<Range> ahead;
+        if (now.end < source.items) {
+          ahead = Range{now.end, std::min(now.end + size, source.items)};
+        }
+        const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
+        run_micro_batch([&] { return source.loss_of(now, ahead); }, parts, /*split=*/size < source.items);
+      }
+      return end_window();
+    });
+  }
+
+  std::optional<StepResult> accumulate_one(const std::function<Loss()>& loss_of) {
+    return guarded([&]() -> std::optional<StepResult> {
+      if (window_.size() == 0) {
+        begin_window();
+      }
+      run_micro_batch(loss_of, static_cast<double>(options_.accumulate), options_.accumulate > 1);
+      if (window_.size() < options_.accumulate) {
+        return std::nullopt;
+      }
+      return end_window();
+    });
+  }
+
+  std::optional<StepResult> flush() {
+    if (window_.size() == 0 || options_.tail == Tail::Carry) {
+      return std::nullopt;
+    }
+    if (options_.tail == Tail::Drop) {
+      abandon();
+      return std::nullopt;
+    }
+    return guarded([&] { return end_window(); });
+  }
+
+  StateDict state_dict() const {
+    if (window_.size() > 0) {
+      throw ConfigError("Stepper.state_dict: an accumulation window is open and its gradients are not part of the state; save between "
+                        "steps, or flush() first");
+    }
+    StateDict state;
+    state.set("precision", std::string(to_string(precision_)));
+    state.set("scaler", scaler_.state_dict());
+    return state;
+  }
+
+  void load_state_dict(const StateDict& state) {
+    const Precision saved = precision_from_string(state.get<std::string>("precision"));
+    if (options_.precision == Precision::Auto) {
+      if (saved != precision_) {
+        precision_ = saved;
+        scaler_ = GradScaler(scaler_options(options_.scaler, precision_));
+      }
+    } else if (saved != precision_) {
+      throw ConfigError(fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
+                                    to_string(saved), to_string(precision_)));
+    }
+    scaler_.load_state_dict(state.get<StateDict>("scaler"));
+  }
+
+  Precision precision() const { return precision_; }
+  const GradScaler& scaler() const { return scaler_; }
+
+ private:
+  // Runs a part of a step under the memory budget. If it fails, the window's gradients are dropped.
+  template <class F>
+  auto guarded(F&& part) -> decltype(part()) {
+    try {
+      const MemoryLimit limit(device(), options_.memory_budget);
+      return part();
+    } catch (const c10::OutOfMemoryError& error) {
+      abandon();
+      if (options_.memory_budget.is_unlimited()) {
+        throw;
+      }
+      throw BudgetExceeded(fmt::format(
+          "Stepper.step: the step does not fit into memory_budget {}: {}", options_.memory_budget.str(), error.what_without_backtrace()));
+    } catch (...) {
+      abandon();
+      throw;
+    }
+  }
+
+  void abandon() {
+    window_.abandon();
+    scaler_.cancel();
+    watch_.reset();
+  }
+
+  void begin_window() {
+    optimizer_.zero_grad(/*set_to_none=*/true);
+    start_ = Clock::now();
+    watch_.emplace(device());
+  }
+
+  void run_micro_batch(const std::function<Loss()>& loss_of, double parts, bool split) {
+    at::Tensor weighted;
+    {
+      std::optional<Autocast> autocast;
+      if (precision_ != Precision::Float32) {
+        autocast.emplace(device().type(), compute_dtype(precision_));
+      }
+      const Loss loss = loss_of();
+      if (split && loss.kind() == Loss::Kind::Whole) {
+        throw ConfigError("Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole batch at once");
+      }
+      weighted = window_.weigh(loss, parts);
+    }
+    if (weighted.defined()) {
+      scaler_.scale(weighted).backward();
+    }
+  }
+
+  StepResult end_window() {
+    StepResult result;
+    const auto totals = window_.close();
+    result.micro_batches = totals.micro_batches;
+    result.items = totals.items;
+    result.loss_ = totals.mean_loss;
+    result.scale_ = scaler_.scale(at::ones({}, at::TensorOptions().device(device())));
+    if (totals.items > 0) {
+      scaler_.unscale_(optimizer_);
+      result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(parameters_, options_.clip_norm) : grad_norm(parameters_);
+      result.outcome_ = scaler_.step(optimizer_);
+      scaler_.update();
+      clear_autocast_cache();
+    }
+    result.peak_bytes = watch_->peak();
+    result.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    watch_.reset();
+    return result;
+  }
+
+  StepperOptions options_;
+  std::vector<std::pair<std::string, at::Tensor>> named_parameters_;
+  std::vector<at::Tensor> parameters_;
+  torch::optim::Optimizer& optimizer_;
+  Precision precision_;
+  GradScaler scaler_;
+  AccumulationWindow window_;
+  Clock::time_point start_;
+  std::optional<detail::PeakWatch> watch_;
+};
+
+Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {
+  check(options);
+  impl_ = std::make_unique<Impl>(model, optimizer, options);
+}
+
+Stepper::~Stepper() = default;
+Stepper::Stepper(Stepper&&) noexcept = default;
+
+StepResult Stepper::step_over(const MicroBatches& source) { return impl_->step_over(source); }
+
+std::optional<StepResult> Stepper::accumulate_one(int64_t items, const std::function<Loss()>& loss_of) {
+  if (items < 1) {
+    throw ConfigError("Stepper.accumulate: the micro-batch is empty");
+  }
+  return impl_->accumulate_one(loss_of);
+}
+
+std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
+c10::Device Stepper::device() const { return impl_->device(); }
+Precision Stepper::precision() const { return impl_->precision(); }
+const GradScaler& Stepper::scaler() const { return impl_->scaler(); }
+StateDict Stepper::state_dict() const { return impl_->state_dict(); }
+void Stepper::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }
+
+}  // namespace snug

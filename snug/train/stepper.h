@@ -1,0 +1,191 @@
+#pragma once
+// Stepper: one training step, in the one order that is right: zero gradients, micro-batches (autocast, forward, weight, scale,
+// backward), unscale, check, clip, step, update. Give it a model, an optimizer and a loss function; it splits the batch.
+//
+//   snug::Stepper stepper(model, optimizer, {.micro_batch = 8, .clip_norm = 1.0});
+//   auto result = stepper.step({x, y}, [&](const snug::Batch& micro) {
+//     return snug::Loss::sum(cross_entropy_sum(model->forward(micro[0]), micro[1]), micro[1].numel());
+//   });
+//   if (result.stepped()) std::cout << result.loss() << "\n";
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "snug/accumulation/loss.h"
+#include "snug/accumulation/micro_batch.h"
+#include "snug/core/bytes.h"
+#include "snug/core/state.h"
+#include "snug/precision/grad_scaler.h"
+#include "snug/precision/precision.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace snug {
+
+/// What becomes of an unfinished accumulation window at flush().
+enum class Tail {
+  Exact,  ///< step, weighted by the items it really has
+  Drop,   ///< forget its gradients
+  Carry,  ///< leave it open for the next epoch
+};
+
+struct StepperOptions {
+  /// What forward computes in; weights and optimizer stay FP32. Auto is measured when the Stepper is made, and kept in its state.
+  Precision precision = Precision::Float32;
+  /// Items per micro-batch in step(); 0: the whole batch at once. Smaller: less activation memory, same gradients.
+  int64_t micro_batch = 0;
+  /// accumulate(): micro-batches per optimizer step.
+  int64_t accumulate = 1;
+  /// flush(): see Tail.
+  Tail tail = Tail::Exact;
+  /// Most tensor memory on the model's device that may be alive during a step, of whatever kind. Past it: BudgetExceeded.
+  Bytes memory_budget = Bytes::unlimited();
+  /// Largest norm of all gradients together; 0: no clipping.
+  double clip_norm = 0;
+  /// Loss scaling, used with Precision::Float16 only.
+  GradScalerOptions scaler = {};
+};
+
+/// What a step did. The methods read the device when they are first asked.
+class StepResult {
+ public:
+  /// Mean over all items of the batch. NaN if there were none.
+  double loss() const;
+  /// Whether parameters were updated: not so if a gradient was not finite under loss scaling, or if there were no items.
+  bool stepped() const;
+  /// 2-norm of all gradients, unscaled, before clipping.
+  double grad_norm() const;
+  /// The loss scale that this step used; 1 without scaling.
+  double scale() const;
+
+  int64_t micro_batches = 0;
+  int64_t items = 0;       ///< sum of the losses' counts
+  int64_t peak_bytes = 0;  ///< most tensor memory alive at once on the model's device, what was there before included
+  int64_t bytes_sent = 0;  ///< to other processes
+  double seconds = 0;      ///< until everything was queued; on a CPU, until it was done
+
+ private:
+  friend class Stepper;
+  at::Tensor loss_;
+  at::Tensor grad_norm_;
+  at::Tensor scale_;
+  StepOutcome outcome_{false};
+};
+
+class Stepper {
+ public:
+  /// `model`: a torch module, its holder, or a shared_ptr to one; it and `optimizer` must outlive the Stepper.
+  /// Throws ConfigError, naming the value, for options that cannot work, models without parameters, or parameters on several devices.
+  template <class M>
+  Stepper(M& model, torch::optim::Optimizer& optimizer, StepperOptions options = {})
+      : Stepper(as_module(model), optimizer, options, 0) {}
+  ~Stepper();
+  Stepper(Stepper&&) noexcept;
+
+  /// One optimizer step over `batch`. Micro-batches are moved to the model's device, one ahead of the one in use; the rest stays where it
+  /// is. `loss_of(const Batch&)` returns a Loss. On an exception from it, or when memory runs out, the gradients are dropped and
+  /// parameters, optimizer and scaler are as before the step (not so buffers and random generators, which the forward has
+  /// used). Throws BudgetExceeded past memory_budget.
+  template <class F>
+  StepResult step(const Batch& batch, F&& loss_of) {
+    return step<Batch>(batch, std::forward<F>(loss_of));
+  }
+  /// The same for a batch type of one's own, see micro_batch.h.
+  template <class B, class F>
+  StepResult step(const B& batch, F&& loss_of);
+
+  /// For loaders that yield micro-batches: adds one, and steps after every `accumulate` of them.
+  template <class F>
+  std::optional<StepResult> accumulate(const Batch& micro, F&& loss_of) {
+    return accumulate<Batch>(micro, std::forward<F>(loss_of));
+  }
+  template <class B, class F>
+  std::optional<StepResult> accumulate(const B& micro, F&& loss_of);
+
+  /// End of an epoch: deals with a window that has fewer than `accumulate` micro-batches as `tail` says. A result if that made a step.
+  std::optional<StepResult> flush();
+
+  /// The precision that Auto became, or the one that was asked for.
+  Precision precision() const;
+  const GradScaler& scaler() const;
+
+  /// Precision and scaler. Throws ConfigError inside an open accumulation window, whose gradients it does not hold.
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
+
+ private:
+  struct Range {
+    int64_t begin, end;
+  };
+  struct MicroBatches {
+    int64_t items;  // in the batch
+    // Runs forward on items `now`, and starts to move items `ahead` to the device.
+    std::function<Loss(Range now, std::optional<Range> ahead)> loss_of;
+  };
+
+  Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int);
+
+  template <class M>
+  static torch::nn::Module& as_module(M& model) {
+    if constexpr (std::is_convertible_v<M&, torch::nn::Module&>) {
+      return model;
+    } else {
+      return *model;
+    }
+  }
+
+  StepResult step_over(const MicroBatches& source);
+  std::optional<StepResult> accumulate_one(int64_t items, const std::function<Loss()>& loss_of);
+  c10::Device device() const;
+
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+namespace detail {
+
+template <class B>
+B to_device(const B& batch, c10::Device device) {
+  if constexpr (requires { batch_to(batch, device); }) {
+    return batch_to(batch, device);
+  } else {
+    return batch;
+  }
+}
+
+}  // namespace detail
+
+template <class B, class F>
+StepResult Stepper::step(const B& batch, F&& loss_of) {
+  const auto fetch = [&](Range range) { return detail::to_device(batch_slice(batch, range.begin, range.end), device()); };
+  std::optional<B> fetched;
+  return step_over({
+      .items = batch_size(batch),
+      .loss_of =
+          [&](Range now, std::optional<Range> ahead) {
+            const B current = fetched ? *std::exchange(fetched, std::nullopt) : fetch(now);
+            if (ahead) {
+              fetched = fetch(*ahead);
+            }
+            return loss_of(current);
+          },
+  });
+}
+
+template <class B, class F>
+std::optional<StepResult> Stepper::accumulate(const B& micro, F&& loss_of) {
+  return accumulate_one(batch_size(micro), [&] { return loss_of(detail::to_device(micro, device())); });
+}
+
+}  // namespace snug

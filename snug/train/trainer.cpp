@@ -1,0 +1,311 @@
+#include "snug/train/trainer.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/utils.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/core/error.h"
+#include "snug/core/file_system.h"
+#include "snug/core/rng.h"
+#include "snug/data/sampler.h"
+#include "snug/data/text_corpus.h"
+#include "snug/io/safetensors.h"
+#include "snug/io/snapshot.h"
+#include "snug/io/stateful.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/meter.h"
+#include "snug/models/gpt.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/schedule.h"
+#include "snug/train/stepper.h"
+
+namespace snug {
+namespace {
+
+constexpr int64_t kValidationWindows = 64;
+
+// BudgetExceeded for whatever allocation fails in `part` because of the limit.
+template <class F>
+auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
+  try {
+    return part();
+  } catch (const c10::OutOfMemoryError& error) {
+    throw BudgetExceeded(
+        fmt::format("train: {} does not fit into {}: {}", what, config.memory.str(), error.what_without_backtrace()));
+  }
+}
+
+c10::Device parse_device(const std::string& name) {
+  try {
+    return c10::Device(name);
+  } catch (const c10::Error&) {
+    throw ConfigError(fmt::format("train: device '{}' is unknown; give cpu, cuda or cuda:1", name));
+  }
+}
+
+Gpt build_model(const TrainConfig& config, c10::Device device) {
+  torch::manual_seed(static_cast<uint64_t>(config.seed));
+  Gpt model(gpt_configuration(config.model));
+  model->to(device);
+  if (config.checkpointing == Checkpointing::Blocks) {
+    model->set_block_runner([](const auto& block, at::Tensor x) { return checkpoint({.label = "block"}, block, std::move(x)); });
+  }
+  return model;
+}
+
+// Biases, norms and embeddings are not decayed: the usual rule of GPT recipes is to decay matrices only.
+std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const Gpt& model, const TrainConfig& config) {
+  std::vector<at::Tensor> matrices;
+  std::vector<at::Tensor> others;
+  for (const at::Tensor& parameter : model->parameters()) {
+    (parameter.dim() >= 2 ? matrices : others).push_back(parameter);
+  }
+  const auto options = [&](double weight_decay) {
+    return std::make_unique<torch::optim::AdamWOptions>(
+        torch::optim::AdamWOptions(config.lr).betas({0.9, 0.99}).weight_decay(weight_decay));
+  };
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::move(matrices), options(config.weight_decay));
+  groups.emplace_back(std::move(others), options(0.0));
+  return groups;
+}
+
+Loss next_byte_loss(Gpt& model, const at::Tensor& input, const at::Tensor& target) {
+  const at::Tensor logits = model->forward(input);
+  const at::Tensor sum =
+      at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), target.reshape({-1}), {}, at::Reduction::Sum);
+  return Loss::sum(sum, target.numel());
+}
+
+}  // namespace
+
+class Trainer::Impl {
+ public:
+  Impl(TrainConfig config, Start start)
+      : config_(checked(std::move(config))),
+        start_(start_checked(start)),
+        device_(parse_device(config_.device)),
+        limit_(make_limit()),
+        corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data); })),
+        model_(within_limit(config_, "the model", [&] { return build_model(config_, device_); })),
+        context_(model_->options.context),
+        sampler_(corpus_.number_of_windows(context_, Split::Train), static_cast<uint64_t>(config_.seed)),
+        optimizer_(parameter_groups(model_, config_), {}),
+        stepper_(model_, optimizer_, {.precision = config_.precision, .micro_batch = config_.micro_batch, .clip_norm = config_.clip_norm}),
+        snapshots_(snapshots_path(config_.out)) {
+    schedule_ = {.peak = config_.lr, .warmup_steps = config_.warmup(), .total_steps = config_.steps, .floor = config_.lr / 10};
+    schedule_.check();
+    model_->train();
+    if (start_ == Start::Resume) {
+      step_ = within_limit(config_, "the snapshot", [&] { return snapshots_.load_latest(parts()).value_or(0); });
+    }
+  }
+
+  TrainOutcome run(const TrainCallbacks& callbacks) {
+    const auto note = [&](const std::string& text) {
+      if (callbacks.on_note) {
+        callbacks.on_note(text);
+      }
+    };
+    note_precision(note);
+    if (start_ == Start::Resume) {
+      log_ = RunLog::resume(log_path(config_.out), step_);
+      note(fmt::format("resumed after step {}", step_));
+    }
+    TrainOutcome outcome{.step = step_, .finished = step_ >= config_.steps, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
+    while (step_ < config_.steps) {
+      const StepRecord record = one_step();
+      if (!log_) {
+        FileSystem::real().create_directories(config_.out);
+        log_ = RunLog::create(log_path(config_.out), config_.to_settings());
+      }
+      log_->write(record);
+      if (callbacks.on_step) {
+        callbacks.on_step(record);
+      }
+      const bool last = step_ == config_.steps;
+      const bool stop = !last && callbacks.stop_requested && callbacks.stop_requested();
+      if (last || stop || step_ % config_.snapshot_interval() == 0) {
+        log_->sync();
+        snapshots_.save(step_, parts());
+      }
+      outcome = {.step = step_, .finished = last, .validation_loss = record.validation_loss.value_or(outcome.validation_loss)};
+      if (stop) {
+        return outcome;
+      }
+    }
+    save_model();
+    return outcome;
+  }
+
+ private:
+  static TrainConfig checked(TrainConfig config) {
+    config.check();
+    return config;
+  }
+
+  std::unique_ptr<MemoryLimit> make_limit() const {
+    if (live_bytes(device_) > config_.memory) {
+      throw BudgetExceeded(fmt::format("train: {} of tensors are alive already, more than the limit of {}",
+                                       live_bytes(device_).str(), config_.memory.str()));
+    }
+    return std::make_unique<MemoryLimit>(device_, config_.memory);
+  }
+
+  Start start_checked(Start start) const {
+    const bool exists = std::filesystem::exists(config_.out);
+    if (start == Start::Fresh && exists) {
+      throw ConfigError(fmt::format("train: the run folder '{}' exists already; go on with it by --resume, or give another --out",
+                                    config_.out.string()));
+    }
+    if (start == Start::Resume && !std::filesystem::exists(log_path(config_.out))) {
+      throw ConfigError(fmt::format("train: there is no run in '{}' to resume; leave --resume out to begin one", config_.out.string()));
+    }
+    return start;
+  }
+
+  void note_precision(const std::function<void(const std::string&)>& note) {
+    if (config_.precision == Precision::Auto) {
+      note(fmt::format("precision auto: {} on {}, by measurement", to_string(stepper_.precision()), device_.str()));
+    }
+    if (config_.precision == Precision::Float16 || config_.precision == Precision::BFloat16) {
+      const auto speed = measure_matmul_speed(device_);
+      const double ratio = config_.precision == Precision::Float16 ? speed.float16 / speed.float32_small : speed.bfloat16 / speed.float32;
+      if (ratio < 1) {
+        note(fmt::format("warning: {} matrix products run at {:.3g} times the speed of float32 on {}; training goes on, but float32 or "
+                         "auto would be faster",
+                         to_string(config_.precision), ratio, device_.str()));
+      }
+    }
+  }
+
+  Batch next_batch() {
+    auto [input, target] = corpus_.windows(sampler_.next(config_.batch), context_, Split::Train);
+    return Batch{input, target};
+  }
+
+  StepRecord one_step() {
+    return within_limit(config_, fmt::format("step {}", step_ + 1), [&] {
+      const double lr = schedule_.at(step_);
+      for (auto& group : optimizer_.param_groups()) {
+        group.options().set_lr(lr);
+      }
+      const Batch batch = next_batch();
+      optimizer_.zero_grad();  // so that the level below is the one without gradients
+      const int64_t level = live_bytes(device_).count();
+      MemoryMeter meter(device_);
+      meter.attach(*model_);
+      meter.attach(optimizer_);
+      const auto begin = std::chrono::steady_clock::now();
+      const StepResult result = stepper_.step(batch, [&](const Batch& micro) { return next_byte_loss(model_, micro[0], micro[1]); });
+      const double loss = result.loss();  // waits for the device
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      ++step_;
+      StepRecord record = record_of(result, meter.report(), level);
+      record.loss = loss;
+      record.learning_rate = lr;
+      record.seconds = seconds;
+      record.items_per_second = static_cast<double>(result.items) / seconds;
+      if (step_ % config_.validation_interval() == 0 || step_ == config_.steps) {
+        record.validation_loss = validation_loss();
+      }
+      return record;
+    });
+  }
+
+  StepRecord record_of(const StepResult& result, const MemoryReport& memory, int64_t level) const {
+    StepRecord record;
+    record.step = step_;
+    record.grad_norm = result.grad_norm();
+    record.loss_scale = result.scale();
+    record.stepped = result.stepped();
+    record.items = result.items;
+    record.micro_batches = result.micro_batches;
+    record.peak_bytes = result.peak_bytes;
+    record.activation_peak_bytes = result.peak_bytes - level - memory.gradients;
+    record.memory = {.parameters = memory.parameters,
+                     .gradients = memory.gradients,
+                     .optimizer_state = memory.optimizer_state,
+                     .activations = memory.activations,
+                     .workspace = memory.workspace,
+                     .other = memory.outputs + memory.before};
+    return record;
+  }
+
+  double validation_loss() {
+    const at::NoGradGuard no_grad;
+    model_->eval();
+    const auto starts = corpus_.evenly_spread(kValidationWindows, context_, Split::Validation);
+    const auto [input, target] = corpus_.windows(starts, context_, Split::Validation);
+    const int64_t size = config_.micro_batch == 0 ? config_.batch : config_.micro_batch;
+    double sum = 0;
+    for (const Batch& host : micro_batches(Batch{input, target}, size)) {
+      const Batch micro = batch_to(host, device_);
+      sum += next_byte_loss(model_, micro[0], micro[1]).value().item<double>();
+    }
+    model_->train();
+    return sum / static_cast<double>(target.numel());
+  }
+
+  std::map<std::string, Stateful> parts() {
+    return {
+        {"model", stateful(model_)},
+        {"optimizer", stateful(optimizer_)},
+        {"stepper", stateful(stepper_)},
+        {"rng", {[] { return RngState::capture().state_dict(); }, [](const StateDict& s) { RngState::from_state_dict(s).restore(); }}},
+        {"sampler",
+         {[this] {
+            StateDict state;
+            state.set("epoch", sampler_.epoch());
+            state.set("position", sampler_.position());
+            state.set("size", sampler_.size());
+            return state;
+          },
+          [this](const StateDict& state) {
+            if (state.get<int64_t>("size") != sampler_.size()) {
+              throw ConfigError(fmt::format("train: the run was started on text with {} windows, now there are {}; give the same --data",
+                                            state.get<int64_t>("size"), sampler_.size()));
+            }
+            sampler_.seek(state.get<int64_t>("epoch"), state.get<int64_t>("position"));
+          }}},
+    };
+  }
+
+  void save_model() {
+    std::map<std::string, at::Tensor> tensors;
+    for (const auto& entry : model_->named_parameters()) {
+      tensors.emplace(entry.key(), entry.value().detach().to(at::kCPU, at::kFloat));
+    }
+    save_safetensors(model_path(config_.out), tensors, {{"format", "pt"}, {"snug.model", config_.model}});
+  }
+
+  TrainConfig config_;
+  Start start_;
+  c10::Device device_;
+  std::unique_ptr<MemoryLimit> limit_;  // first, so that all that follows is under it
+  TextCorpus corpus_;
+  Gpt model_;
+  int64_t context_;
+  Sampler sampler_;
+  AdamW optimizer_;
+  Stepper stepper_;
+  SnapshotStore snapshots_;
+  WarmupCosine schedule_;
+  std::optional<RunLog> log_;
+  int64_t step_ = 0;
+};
+
+Trainer::Trainer(TrainConfig config, Start start) : impl_(std::make_unique<Impl>(std::move(config), start)) {}
+Trainer::~Trainer() = default;
+
+TrainOutcome Trainer::run(const TrainCallbacks& callbacks) { return impl_->run(callbacks); }
+
+}  // namespace snug

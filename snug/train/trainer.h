@@ -1,0 +1,63 @@
+#pragma once
+// Trainer: trains a Gpt on text files, with a run log, validation and snapshots, and resumes exactly. What `snug train` runs; a program with a
+// model of its own uses Stepper instead.
+//
+//   snug::Trainer trainer({.data = {"plays/"}, .out = "run", .steps = 500}, snug::Start::Fresh);
+//   auto outcome = trainer.run({.on_step = [](const snug::StepRecord& r) { std::cout << r.loss << "\n"; }});
+//
+// The run folder: log.jsonl (see RunLog), snapshots/ (see SnapshotStore), model.safetensors (FP32, plain parameter names).
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "snug/report/run_log.h"
+#include "snug/train/config.h"
+
+namespace snug {
+
+enum class Start {
+  Fresh,   ///< a new run; its folder must not exist
+  Resume,  ///< go on from the newest snapshot; the log is cut back to it
+};
+
+struct TrainCallbacks {
+  /// After every step, when its record is in the log.
+  std::function<void(const StepRecord&)> on_step = {};
+  /// Things a person should know: a slow precision, the step a run is resumed from.
+  std::function<void(const std::string&)> on_note = {};
+  /// Asked after every step; true ends the run with a snapshot.
+  std::function<bool()> stop_requested = {};
+};
+
+struct TrainOutcome {
+  int64_t step = 0;        ///< steps done, those before a resume included
+  bool finished = false;   ///< false: stop_requested
+  double validation_loss = 0;  ///< nats per byte on held-out text, after the last step; NaN if not finished
+};
+
+class Trainer {
+ public:
+  /// Reads the data, builds model and optimizer, and loads the snapshot for Resume. Writes nothing.
+  /// Throws ConfigError for settings or data that cannot work or a run folder that exists (Fresh) or does not (Resume), CorruptFile for
+  /// a damaged run folder, BudgetExceeded if the limit is too small for the model.
+  Trainer(TrainConfig config, Start start);
+  ~Trainer();
+
+  /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step does not fit into config.memory; if that is the
+  /// first step, no run folder is made.
+  TrainOutcome run(const TrainCallbacks& callbacks);
+
+  /// Where the log, the snapshots and the trained model of a run lie.
+  static std::filesystem::path log_path(const std::filesystem::path& out) { return out / "log.jsonl"; }
+  static std::filesystem::path snapshots_path(const std::filesystem::path& out) { return out / "snapshots"; }
+  static std::filesystem::path model_path(const std::filesystem::path& out) { return out / "model.safetensors"; }
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace snug

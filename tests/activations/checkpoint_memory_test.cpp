@@ -1,0 +1,168 @@
+#include <functional>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/meter.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using torch::Tensor;
+
+// Four blocks of Linear, GELU, Linear, GELU on 256 rows of width 64. All activations have the same number of bytes. A block saves
+// four: its input, what goes into each GELU, and what goes into its second Linear.
+struct Blocks {
+  static constexpr int64_t kRows = 256, kWidth = 64, kBlocks = 4;
+  static constexpr int64_t kActivation = kRows * kWidth * 4;
+  static constexpr int64_t kSavedInABlock = 4;
+  static constexpr int64_t kRandomState = 5056;  // bytes of the CPU generator's state
+
+  std::vector<torch::nn::Sequential> blocks;
+  Tensor x = torch::rand({kRows, kWidth});
+
+  Blocks() {
+    for (int64_t i = 0; i < kBlocks; ++i) {
+      blocks.emplace_back(torch::nn::Linear(kWidth, kWidth), torch::nn::GELU(), torch::nn::Linear(kWidth, kWidth), torch::nn::GELU());
+    }
+  }
+
+  Tensor loss(const std::function<Tensor(torch::nn::Sequential, const Tensor&)>& run) const {
+    Tensor h = x;
+    for (const auto& block : blocks) {
+      h = run(block, h);
+    }
+    return h.sum();
+  }
+  Tensor plain_loss() const {
+    return loss([](torch::nn::Sequential block, const Tensor& h) { return block->forward(h); });
+  }
+  Tensor checkpointed_loss(const CheckpointOptions& options) const {
+    return loss([&](torch::nn::Sequential block, const Tensor& h) {
+      return checkpoint(options, [block](const Tensor& t) mutable { return block->forward(t); }, h);
+    });
+  }
+  int64_t gradient_bytes() const {
+    int64_t bytes = 0;
+    for (const auto& block : blocks) {
+      bytes += testing::bytes_of(block->parameters());
+    }
+    return bytes;
+  }
+};
+
+TEST(CheckpointMemory, AfterForwardOnlyTheInputsOfRegionsAreLeft) {
+  const Blocks model;
+  {
+    const MemoryMeter meter;
+    const Tensor loss = model.plain_loss();
+    EXPECT_EQ(meter.report().live_bytes, (Blocks::kBlocks * Blocks::kSavedInABlock - 1) * Blocks::kActivation + 4)
+        << "all but the first block's input, which was there before; and the loss";
+  }
+  {
+    const MemoryMeter meter;
+    const Tensor loss = model.checkpointed_loss({.preserve_rng_state = false});
+    EXPECT_EQ(meter.report().live_bytes, (Blocks::kBlocks - 1) * Blocks::kActivation + 4);
+  }
+  {
+    const MemoryMeter meter;
+    const Tensor loss = model.checkpointed_loss({});
+    EXPECT_EQ(meter.report().live_bytes, (Blocks::kBlocks - 1) * Blocks::kActivation + Blocks::kBlocks * Blocks::kRandomState + 4);
+  }
+}
+
+// Plain: at the start of backward everything saved is there. Checkpointed: when the last block has been recomputed, the inputs of the
+// blocks and what one block saves (its input is among the former) are.
+TEST(CheckpointMemory, TheActivationPeakFallsFromAllBlocksToTheInputsAndOneBlock) {
+  const Blocks model;
+  const auto peak_of = [](const Tensor& loss, const MemoryMeter& meter) {
+    loss.backward();
+    return meter.report();
+  };
+  MemoryReport plain, checkpointed;
+  {
+    const MemoryMeter meter;
+    plain = peak_of(model.plain_loss(), meter);
+  }
+  for (const auto& block : model.blocks) {
+    for (auto& parameter : block->parameters()) {
+      parameter.mutable_grad().reset();
+    }
+  }
+  {
+    const MemoryMeter meter;
+    checkpointed = peak_of(model.checkpointed_loss({.preserve_rng_state = false}), meter);
+  }
+  const int64_t all = Blocks::kBlocks * Blocks::kSavedInABlock - 1;
+  const int64_t inputs_and_a_block = Blocks::kBlocks - 1 + Blocks::kSavedInABlock - 1;
+  // The peak lies at the first Linear that goes backward, when GELU's saved tensor is gone again.
+  EXPECT_EQ(plain.activations, (all - 1) * Blocks::kActivation);
+  EXPECT_EQ(checkpointed.activations, (inputs_and_a_block - 1) * Blocks::kActivation);
+  EXPECT_EQ(plain.live_bytes, model.gradient_bytes() + 4);
+  EXPECT_EQ(checkpointed.live_bytes, 2 * 0 + model.gradient_bytes() + 4);
+  EXPECT_LT(checkpointed.peak_bytes, plain.peak_bytes / 2);
+}
+
+TEST(CheckpointMemory, NestedRegionsKeepLess) {
+  const Blocks model;
+  const auto all_in_one = [&](const Tensor& x) {
+    Tensor h = x;
+    for (auto block : model.blocks) {
+      h = checkpoint({.preserve_rng_state = false}, [block](const Tensor& t) mutable { return block->forward(t); }, h);
+    }
+    return h;
+  };
+  const MemoryMeter meter;
+  const Tensor loss = checkpoint({.preserve_rng_state = false}, all_in_one, model.x).sum();
+  EXPECT_EQ(meter.report().live_bytes, 4) << "the inner regions' inputs are dropped too; x was there before";
+  loss.backward();
+  EXPECT_EQ(meter.report().live_bytes, model.gradient_bytes() + 4);
+}
+
+TEST(CheckpointMemory, ARetainedGraphKeepsNoRecomputedTensors) {
+  const Blocks model;
+  const MemoryMeter meter;
+  const Tensor loss = model.checkpointed_loss({.preserve_rng_state = false});
+  const int64_t after_forward = meter.report().live_bytes;
+  for (int i = 0; i < 3; ++i) {
+    loss.backward({}, /*retain_graph=*/true);
+    EXPECT_EQ(meter.report().live_bytes, after_forward + model.gradient_bytes());
+  }
+}
+
+TEST(CheckpointMemory, AFailedBackwardKeepsNothingOnceTheGraphIsGone) {
+  const int64_t before = live_bytes(torch::kCPU).count();
+  {
+    const Tensor x = torch::rand({1000}, torch::requires_grad());
+    bool broken = false;
+    const Tensor loss = checkpoint(
+                            [&broken](const Tensor& t) {
+                              Tensor y = t.exp().sin();
+                              if (broken) {
+                                throw std::runtime_error("broken");
+                              }
+                              return y.exp();
+                            },
+                            x)
+                            .sum();
+    broken = true;
+    EXPECT_THROW(loss.backward(), std::runtime_error);
+  }
+  EXPECT_EQ(live_bytes(torch::kCPU).count(), before);
+}
+
+TEST(CheckpointMemory, AGraphThatIsDroppedWithoutBackwardReleasesTheRegion) {
+  const int64_t before = live_bytes(torch::kCPU).count();
+  {
+    const Tensor x = torch::rand({1000}, torch::requires_grad());
+    const Tensor y = checkpoint([](const Tensor& t) { return checkpoint([](const Tensor& u) { return u.exp().exp(); }, t.sin()).cos(); }, x);
+  }
+  EXPECT_EQ(live_bytes(torch::kCPU).count(), before);
+}
+
+}  // namespace
+}  // namespace snug

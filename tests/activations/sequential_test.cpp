@@ -1,0 +1,138 @@
+#include "snug/activations/sequential.h"
+
+#include <functional>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::error_of;
+using testing::gradients_of;
+using testing::same_bits;
+using torch::Tensor;
+
+struct CountedImpl : torch::nn::Module {
+  CountedImpl(torch::nn::AnyModule inner, int* calls) : inner_(std::move(inner)), calls_(calls) {
+    register_module("inner", inner_.ptr());
+  }
+  Tensor forward(Tensor x) {
+    ++*calls_;
+    return inner_.forward(std::move(x));
+  }
+
+ private:
+  torch::nn::AnyModule inner_;
+  int* calls_;
+};
+TORCH_MODULE(Counted);
+
+/// Linear 10-20-30-40 with a ReLU after each, all counted.
+struct Layers {
+  std::vector<int> calls = std::vector<int>(6, 0);
+  torch::nn::Sequential model;
+
+  Layers() {
+    torch::manual_seed(3);
+    for (size_t i = 0; i < 3; ++i) {
+      const auto width = static_cast<int64_t>(10 * (i + 1));
+      add(2 * i, torch::nn::AnyModule(torch::nn::Linear(width, width + 10)));
+      add(2 * i + 1, torch::nn::AnyModule(torch::nn::ReLU()));
+    }
+  }
+  Layers(const Layers&) = delete;
+
+  std::vector<Tensor> gradients(const std::function<Tensor(Tensor)>& forward) {
+    std::fill(calls.begin(), calls.end(), 0);
+    model->zero_grad();
+    const Tensor x = torch::linspace(-1, 1, 40).view({4, 10}).requires_grad_();
+    forward(x).pow(2).sum().backward();
+    auto result = gradients_of(*model);
+    result.push_back(x.grad());
+    return result;
+  }
+
+ private:
+  void add(size_t index, torch::nn::AnyModule inner) { model->push_back(Counted(std::move(inner), &calls[index])); }
+};
+
+TEST(CheckpointSequential, InTwoSegmentsGivesGradientsEqualToTheBitAndCallsTheFirstSegmentTwice) {
+  Layers layers;
+  const auto expected = layers.gradients([&](const Tensor& x) { return layers.model->forward(x); });
+  EXPECT_EQ(layers.calls, (std::vector{1, 1, 1, 1, 1, 1}));
+  EXPECT_TRUE(same_bits(layers.gradients([&](const Tensor& x) { return checkpoint_sequential(layers.model, 2, x); }), expected));
+  EXPECT_EQ(layers.calls, (std::vector{2, 2, 2, 1, 1, 1}));
+}
+
+TEST(CheckpointSequential, RecomputesTheLastSegmentTooIfAsked) {
+  Layers layers;
+  const auto expected = layers.gradients([&](const Tensor& x) { return layers.model->forward(x); });
+  const auto all = [&](const Tensor& x) { return checkpoint_sequential(layers.model, 2, x, LastSegment::Recompute); };
+  EXPECT_TRUE(same_bits(layers.gradients(all), expected));
+  EXPECT_EQ(layers.calls, (std::vector{2, 2, 2, 2, 2, 2}));
+}
+
+TEST(CheckpointSequential, OneSegmentIsPlainTrainingOrOneRegion) {
+  Layers layers;
+  const auto expected = layers.gradients([&](const Tensor& x) { return layers.model->forward(x); });
+  EXPECT_TRUE(same_bits(layers.gradients([&](const Tensor& x) { return checkpoint_sequential(layers.model, 1, x); }), expected));
+  EXPECT_EQ(layers.calls, std::vector(6, 1));
+  const auto one_region = [&](const Tensor& x) { return checkpoint_sequential(layers.model, 1, x, LastSegment::Recompute); };
+  EXPECT_TRUE(same_bits(layers.gradients(one_region), expected));
+  EXPECT_EQ(layers.calls, std::vector(6, 2));
+}
+
+// How often each of `layers` callables runs in a forward and backward.
+std::vector<int> calls_of(int64_t layers, int64_t segments, LastSegment last = LastSegment::Plain) {
+  std::vector<int> calls(static_cast<size_t>(layers), 0);
+  std::vector<std::function<Tensor(Tensor)>> functions;
+  for (int& count : calls) {
+    functions.emplace_back([&count](const Tensor& x) {
+      ++count;
+      return x.exp();
+    });
+  }
+  const Tensor x = torch::zeros({2}, torch::requires_grad());
+  checkpoint_sequential(functions, segments, x, last).sum().backward();
+  return calls;
+}
+
+TEST(CheckpointSequential, CutsAsPythonDoesWithTheRemainderInTheLastSegment) {
+  EXPECT_EQ(calls_of(6, 3), (std::vector{2, 2, 2, 2, 1, 1}));
+  EXPECT_EQ(calls_of(5, 2), (std::vector{2, 2, 1, 1, 1}));
+  EXPECT_EQ(calls_of(4, 4), (std::vector{2, 2, 2, 1}));
+  EXPECT_EQ(calls_of(5, 2, LastSegment::Recompute), (std::vector{2, 2, 2, 2, 2}));
+}
+
+TEST(CheckpointSequential, WorksOnDropoutWithTheMaskOfTheForward) {
+  const auto gradients = [](int64_t segments) {
+    torch::manual_seed(5);
+    torch::nn::Sequential model(torch::nn::Linear(8, 8), torch::nn::Dropout(0.5), torch::nn::Linear(8, 8), torch::nn::Dropout(0.5));
+    const Tensor x = torch::ones({4, 8});
+    (segments == 0 ? model->forward(x) : checkpoint_sequential(model, segments, x, LastSegment::Recompute)).pow(2).sum().backward();
+    return gradients_of(*model);
+  };
+  EXPECT_TRUE(same_bits(gradients(2), gradients(0)));
+  EXPECT_TRUE(same_bits(gradients(4), gradients(0)));
+}
+
+TEST(CheckpointSequential, RefusesSegmentsThatCannotBe) {
+  const std::vector<std::function<Tensor(Tensor)>> layers(3, [](const Tensor& x) { return x.exp(); });
+  const Tensor x = torch::zeros({2}, torch::requires_grad());
+  for (const int64_t segments : {-1, 0, 4}) {
+    EXPECT_THAT(error_of<ConfigError>([&] { checkpoint_sequential(layers, segments, x); }),
+                AllOf(HasSubstr("segments is " + std::to_string(segments)), HasSubstr("between 1 and 3")));
+  }
+  EXPECT_THROW(checkpoint_sequential(torch::nn::Sequential(), 1, x), ConfigError);
+}
+
+}  // namespace
+}  // namespace snug

@@ -1,0 +1,123 @@
+#include <array>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/core/error.h"
+#include "snug/io/snapshot.h"
+#include "tests/io/two_parts.h"
+#include "tests/support/temporary_folder.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::load;
+using testing::save;
+using testing::TemporaryFolder;
+using ::testing::ThrowsMessage;
+using testing::TwoParts;
+namespace fs = std::filesystem;
+
+void overwrite(const fs::path& path, std::string_view content) {
+  FileSystem::real().write_file(path, std::array{content});
+}
+
+class DamagedSnapshot : public ::testing::Test {
+ protected:
+  DamagedSnapshot() : store_(folder_.path()) {
+    save(store_, 1);
+    save(store_, 2);
+  }
+
+  // Loading must fail, name folder and cure, and give nothing to any part; and the cure must help.
+  void expect_refused(const std::string& what) {
+    TwoParts two;
+    EXPECT_THAT([&] { store_.load_latest(two.parts()); },
+                ThrowsMessage<CorruptFile>(AllOf(HasSubstr((folder_ / "step-00000002").string()), HasSubstr(what),
+                                                 HasSubstr("remove that folder to resume from step 1"))));
+    EXPECT_EQ(two.model.loads + two.optimizer.loads, 0);
+    fs::remove_all(newest());
+    EXPECT_EQ(load(folder_.path()), 1);
+  }
+
+  fs::path newest() const { return folder_ / "step-00000002"; }
+  std::string read(const char* name) const { return FileSystem::real().read_file(newest() / name); }
+
+  TemporaryFolder folder_;
+  SnapshotStore store_;
+};
+
+TEST_F(DamagedSnapshot, IsFoundByOneFlippedBitInATensor) {
+  std::string bytes = read("optimizer.safetensors");
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  overwrite(newest() / "optimizer.safetensors", bytes);
+  expect_refused("optimizer.safetensors has");
+}
+
+TEST_F(DamagedSnapshot, IsFoundByATruncatedFile) {
+  std::string bytes = read("model.safetensors");
+  bytes.resize(bytes.size() / 2);
+  overwrite(newest() / "model.safetensors", bytes);
+  expect_refused("model.safetensors has");
+}
+
+TEST_F(DamagedSnapshot, IsFoundByAMissingFile) {
+  fs::remove(newest() / "model.safetensors");
+  expect_refused("model.safetensors is missing");
+}
+
+TEST_F(DamagedSnapshot, IsFoundByAMissingManifest) {
+  fs::remove(newest() / "manifest.json");
+  expect_refused("no manifest.json");
+}
+
+TEST_F(DamagedSnapshot, IsFoundByAManifestThatIsNotJson) {
+  overwrite(newest() / "manifest.json", "{\"format\": \"snug snap");
+  expect_refused("manifest cannot be read");
+}
+
+TEST_F(DamagedSnapshot, IsFoundByAManifestWithoutItsFields) {
+  for (const char* field : {"format", "version", "step", "files", "bytes", "crc32"}) {
+    SCOPED_TRACE(field);
+    std::string text = read("manifest.json");
+    text.replace(text.find(field), 1, "x");
+    overwrite(newest() / "manifest.json", text);
+    TwoParts two;
+    EXPECT_THROW(store_.load_latest(two.parts()), CorruptFile);
+    fs::remove_all(newest());
+    save(store_, 2);
+  }
+}
+
+TEST_F(DamagedSnapshot, IsFoundByAManifestOfAnotherVersionOrStep) {
+  const std::string text = read("manifest.json");
+  std::string other = text;
+  other.replace(other.find("\"version\": 1"), 12, "\"version\": 2");
+  overwrite(newest() / "manifest.json", other);
+  TwoParts two;
+  EXPECT_THAT([&] { store_.load_latest(two.parts()); }, ThrowsMessage<CorruptFile>(HasSubstr("version 2")));
+  other = text;
+  other.replace(other.find("\"step\": 2"), 9, "\"step\": 3");
+  overwrite(newest() / "manifest.json", other);
+  expect_refused("its manifest says step 3");
+}
+
+TEST_F(DamagedSnapshot, IsNamedAsTheOnlyOneIfItIs) {
+  fs::remove_all(folder_ / "step-00000001");
+  fs::remove(newest() / "manifest.json");
+  TwoParts two;
+  EXPECT_THAT([&] { store_.load_latest(two.parts()); }, ThrowsMessage<CorruptFile>(HasSubstr("start anew")));
+}
+
+TEST_F(DamagedSnapshot, IsOfNoInterestInPartsThatAreNotAskedFor) {
+  overwrite(newest() / "optimizer.safetensors", "");
+  TwoParts two;
+  EXPECT_EQ(store_.load_latest({{"model", two.model.stateful()}}), 2);
+  EXPECT_TRUE(two.model.is(2));
+}
+
+}  // namespace
+}  // namespace snug

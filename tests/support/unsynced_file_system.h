@@ -1,0 +1,40 @@
+#pragma once
+// UnsyncedFileSystem: a real file system that does not wait for the disk, for tests that write hundreds of files.
+//
+//   UnsyncedFileSystem files;
+//   RunLog::resume(folder / "log", 4, files);
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+#include "snug/core/file_system.h"
+
+namespace snug::testing {
+
+class UnsyncedFileSystem final : public FileSystem {
+ public:
+  void write_file(const Path& path, std::span<const std::string_view> parts) override {
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    for (const std::string_view part : parts) {
+      file << part;
+    }
+    file.close();
+    if (!file) {
+      throw Error(fmt::format("UnsyncedFileSystem.write_file: {}: failed", path.string()));
+    }
+  }
+  void sync_directory(const Path&) override {}
+
+  void rename(const Path& from, const Path& to) override { real().rename(from, to); }
+  void create_directories(const Path& path) override { real().create_directories(path); }
+  void remove_all(const Path& path) override { real().remove_all(path); }
+  std::vector<std::string> list(const Path& directory) const override { return real().list(directory); }
+  bool exists(const Path& path) const override { return real().exists(path); }
+  std::string read_file(const Path& path) const override { return real().read_file(path); }
+};
+
+}  // namespace snug::testing
