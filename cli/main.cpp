@@ -1,12 +1,13 @@
 // The program: a table of commands, and one place where errors become exit statuses.
 
-#include <c10/util/Exception.h>
-#include <fmt/format.h>
-
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <string>
 #include <vector>
+
+#include <c10/util/Exception.h>
+#include <fmt/format.h>
 
 #include "cli/command.h"
 #include "snug/core/error.h"
@@ -21,28 +22,37 @@ int fail(int status, const std::string& message) {
   return status;
 }
 
-// CLI11 names the argument that it does not know; the nearest known one is added here.
-std::string with_suggestion(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
-  std::string message = error.what();
-  const CLI::App* command = app.get_subcommands().empty() ? &app : app.get_subcommands().front();
+std::vector<std::string> known_words(const CLI::App& app) {
   std::vector<std::string> known;
-  if (command == &app) {
-    for (const CLI::App* each : app.get_subcommands({})) {
-      known.push_back(each->get_name());
-    }
+  for (const CLI::App* command : app.get_subcommands({})) {
+    known.push_back(command->get_name());
   }
-  for (const CLI::Option* option : command->get_options()) {
+  for (const CLI::Option* option : app.get_options()) {
     known.push_back(option->get_name());
   }
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = std::string(argv[i]).substr(0, std::string(argv[i]).find('='));
-    const bool is_known = std::find(known.begin(), known.end(), word) != known.end() || word == command->get_name();
-    if (!is_known && message.find(word) != std::string::npos) {
+  return known;
+}
+
+// An unknown word is named together with the known one that is nearest; other errors speak for themselves.
+std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
+  const bool has_command = !app.get_subcommands().empty();
+  const bool has_unknown_word =
+      error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError) || (!has_command && argc > 1);
+  if (!has_unknown_word) {
+    return error.what();
+  }
+  const CLI::App& command = has_command ? *app.get_subcommands().front() : app;
+  const auto known = known_words(command);
+  for (int i = has_command ? 2 : 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    const std::string word = argument.substr(0, argument.find('='));
+    const bool is_unknown = std::find(known.begin(), known.end(), word) == known.end();
+    if (is_unknown && (!has_command || std::string(error.what()).find(argument) != std::string::npos)) {
       return fmt::format("'{}' is unknown; did you mean '{}'? See snug {}--help", word, snug::nearest_name(word, known),
-                         command == &app ? "" : command->get_name() + " ");
+                         has_command ? command.get_name() + " " : "");
     }
   }
-  return message;
+  return error.what();
 }
 
 }  // namespace
@@ -50,6 +60,7 @@ std::string with_suggestion(const CLI::App& app, const CLI::ParseError& error, i
 int main(int argc, char** argv) {
   CLI::App app("Trains models and batches that do not fit in memory, and trains them fast.", "snug");
   app.require_subcommand(1);
+  app.option_defaults()->take_last();  // of a flag given twice the last holds
   app.set_version_flag("--version", "snug " SNUG_VERSION);
   app.footer("snug COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 bad usage, 3 does not fit into memory.");
   for (const auto add : kCommands) {
@@ -61,7 +72,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return fail(snug::cli::kBadUsage, with_suggestion(app, error, argc, argv));
+    return fail(snug::cli::kBadUsage, explain(app, error, argc, argv));
   } catch (const snug::BudgetExceeded& error) {
     return fail(snug::cli::kDoesNotFit, error.what());
   } catch (const snug::ConfigError& error) {

@@ -1,10 +1,10 @@
 #include "cli/progress.h"
 
-#include <fmt/format.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
+
+#include <fmt/format.h>
+#include <unistd.h>
 
 #include "snug/core/bytes.h"
 
@@ -16,7 +16,8 @@ constexpr int64_t kPlainLines = 50;  // in a whole run
 
 std::string duration(double seconds) {
   const auto s = static_cast<int64_t>(seconds + 0.5);
-  return s < 3600 ? fmt::format("{}:{:02}", s / 60, s % 60) : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+  return s < 3600 ? fmt::format("{}:{:02}", s / 60, s % 60)
+                  : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
 }  // namespace
@@ -60,7 +61,8 @@ void Progress::step(const StepRecord& record) {
     const auto filled = static_cast<int>(kBarWidth * record.step / std::max<int64_t>(1, total_));
     fmt::print("\r\x1b[K[{:=<{}}{: <{}}] {}", "", filled, "", kBarWidth - filled, bar(record));
     bar_is_shown_ = true;
-  } else if (record.step == first_step_ || record.step == total_ || record.step % std::max<int64_t>(1, total_ / kPlainLines) == 0) {
+  } else if (record.step == first_step_ || record.step == total_ ||
+             record.step % std::max<int64_t>(1, total_ / kPlainLines) == 0) {
     fmt::print("{}\n", bar(record));
   }
   std::fflush(stdout);

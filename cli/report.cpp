@@ -1,12 +1,12 @@
 // snug report: the report page of a run, or a comparison of two runs as a table.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "cli/command.h"
 #include "cli/run_folder.h"
@@ -50,7 +50,8 @@ void print_comparison(const Flags& flags) {
   for (size_t i = 0; i < steps; ++i) {
     difference = std::max(difference, std::abs(a.records[i].loss - b.records[i].loss) / std::abs(a.records[i].loss));
   }
-  const auto row = [](const std::string& name, const std::string& left, const std::string& right, const std::string& change) {
+  const auto row = [](const std::string& name, const std::string& left, const std::string& right,
+                      const std::string& change) {
     fmt::print("{:<28} {:>16} {:>16} {:>10}\n", name, left, right, change);
   };
   const auto bytes_row = [&](const std::string& name, auto&& value) {
@@ -66,7 +67,8 @@ void print_comparison(const Flags& flags) {
   bytes_row("peak of all tensors", [](const StepRecord& r) { return r.peak_bytes; });
   const double left = median_speed(a);
   const double right = median_speed(b);
-  row("tokens/s, median", fmt::format("{:.0f}", left), fmt::format("{:.0f}", right), fmt::format("{:+.1f} %", 100 * (right / left - 1)));
+  row("tokens/s, median", fmt::format("{:.0f}", left), fmt::format("{:.0f}", right),
+      fmt::format("{:+.1f} %", 100 * (right / left - 1)));
   fmt::print("largest relative difference of a step's loss: {:.2g}\n", difference);
 }
 

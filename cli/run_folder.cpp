@@ -1,9 +1,9 @@
 #include "cli/run_folder.h"
 
-#include <fmt/format.h>
-
 #include <array>
 #include <string_view>
+
+#include <fmt/format.h>
 
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
@@ -18,8 +18,8 @@ namespace snug::cli {
 RunHistory read_run(const std::filesystem::path& out) {
   const auto path = Trainer::log_path(out);
   if (!FileSystem::real().exists(path)) {
-    throw ConfigError(fmt::format("there is no run in '{}': {} is missing; give the folder that snug train --out made", out.string(),
-                                  path.string()));
+    throw ConfigError(fmt::format("there is no run in '{}': {} is missing; give the folder that snug train --out made",
+                                  out.string(), path.string()));
   }
   return read_run_log(path);
 }
@@ -28,8 +28,8 @@ Gpt load_model(const std::filesystem::path& out) {
   const TrainConfig config = TrainConfig::from_settings(read_run(out).settings, out);
   const auto path = Trainer::model_path(out);
   if (!FileSystem::real().exists(path)) {
-    throw ConfigError(fmt::format("the run in '{}' has no {} yet; finish it with snug train --resume --out {}", out.string(),
-                                  path.filename().string(), out.string()));
+    throw ConfigError(fmt::format("the run in '{}' has no {} yet; finish it with snug train --resume --out {}",
+                                  out.string(), path.filename().string(), out.string()));
   }
   Gpt model(gpt_configuration(config.model));
   StateDict state;

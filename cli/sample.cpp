@@ -1,16 +1,15 @@
 // snug sample: lets the model of a run write.
 
-#include "snug/models/sample_text.h"
-
-#include <fmt/format.h>
-
 #include <array>
 #include <memory>
 #include <string_view>
 
+#include <fmt/format.h>
+
 #include "cli/command.h"
 #include "cli/run_folder.h"
 #include "snug/core/file_system.h"
+#include "snug/models/sample_text.h"
 
 namespace snug::cli {
 namespace {
@@ -42,10 +41,16 @@ void add_sample(CLI::App& app) {
   const auto flags = std::make_shared<Flags>();
   command->add_option("--run", flags->run, "Run folder of snug train (default run)")->type_name("DIR");
   command->add_option("--prompt", flags->prompt, "Text to go on from (default: a line break)")->type_name("TEXT");
-  command->add_option("--count", flags->count, "Bytes to write (default 500)")->type_name("N")->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
-  command->add_option("--temperature", flags->temperature, "Below 1 plays safe, 0 takes the likeliest (default 0.8)")->type_name("X");
-  command->add_option("--top-k", flags->top_k, "Choose among the so many likeliest bytes; 0: all (default)")->type_name("N");
-  command->add_option("--seed", flags->seed, "Of the random choices (default 1)")->type_name("N")->check(CLI::NonNegativeNumber);
+  command->add_option("--count", flags->count, "Bytes to write (default 500)")
+      ->type_name("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30));
+  command->add_option("--temperature", flags->temperature, "Below 1 plays safe, 0 takes the likeliest (default 0.8)")
+      ->type_name("X");
+  command->add_option("--top-k", flags->top_k, "Choose among the so many likeliest bytes; 0: all (default)")
+      ->type_name("N");
+  command->add_option("--seed", flags->seed, "Of the random choices (default 1)")
+      ->type_name("N")
+      ->check(CLI::NonNegativeNumber);
   command->callback([flags] { run_sample(*flags); });
 }
 

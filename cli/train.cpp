@@ -1,19 +1,18 @@
 // snug train: trains a GPT on text files.
 
-#include "snug/train/trainer.h"
-
-#include <fmt/format.h>
-
 #include <atomic>
 #include <csignal>
 #include <fstream>
 #include <memory>
 #include <optional>
 
+#include <fmt/format.h>
+
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cli/run_folder.h"
 #include "snug/core/error.h"
+#include "snug/train/trainer.h"
 
 namespace snug::cli {
 namespace {
@@ -39,7 +38,8 @@ extern "C" void on_interrupt(int signal) {
 
 int64_t parse_micro_batch(const std::string& text) {
   if (text == "auto") {
-    throw ConfigError("train: --micro-batch auto is not there yet (it needs the planner of a later version); give a number");
+    throw ConfigError(
+        "train: --micro-batch auto is not there yet (it needs the planner of a later version); give a number");
   }
   size_t used = 0;
   int64_t value = 0;
@@ -56,14 +56,16 @@ int64_t parse_micro_batch(const std::string& text) {
 
 Checkpointing parse_checkpoint(const std::string& text) {
   if (text == "auto") {
-    throw ConfigError("train: --checkpoint auto is not there yet (it needs the planner of a later version); give none or blocks");
+    throw ConfigError(
+        "train: --checkpoint auto is not there yet (it needs the planner of a later version); give none or blocks");
   }
   return checkpointing_from_string(text);
 }
 
 int64_t micro_batch_of(int64_t batch, int64_t accumulate) {
   if (accumulate < 1 || batch % accumulate != 0) {
-    throw ConfigError(fmt::format("train: --accumulate is {}; it must divide the batch of {} sequences", accumulate, batch));
+    throw ConfigError(
+        fmt::format("train: --accumulate is {}; it must divide the batch of {} sequences", accumulate, batch));
   }
   return batch / accumulate;
 }
@@ -77,20 +79,48 @@ void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
       config.data.push_back(std::filesystem::absolute(path));  // a run may be resumed from elsewhere
     }
   }
-  if (given("--model")) config.model = flags.model;
-  if (given("--batch")) config.batch = flags.batch;
-  if (given("--micro-batch")) config.micro_batch = parse_micro_batch(flags.micro_batch);
-  if (given("--accumulate")) config.micro_batch = micro_batch_of(config.batch, flags.accumulate);
-  if (given("--memory")) config.memory = Bytes::parse(flags.memory);
-  if (given("--precision")) config.precision = precision_from_string(flags.precision);
-  if (given("--checkpoint")) config.checkpointing = parse_checkpoint(flags.checkpoint);
-  if (given("--lr")) config.lr = flags.lr;
-  if (given("--steps")) config.steps = flags.steps;
-  if (given("--warmup")) config.warmup_steps = flags.warmup;
-  if (given("--validate-every")) config.validate_every = flags.validate_every;
-  if (given("--snapshot-every")) config.snapshot_every = flags.snapshot_every;
-  if (given("--seed")) config.seed = flags.seed;
-  if (given("--device")) config.device = flags.device;
+  if (given("--model")) {
+    config.model = flags.model;
+  }
+  if (given("--batch")) {
+    config.batch = flags.batch;
+  }
+  if (given("--micro-batch")) {
+    config.micro_batch = parse_micro_batch(flags.micro_batch);
+  }
+  if (given("--accumulate")) {
+    config.micro_batch = micro_batch_of(config.batch, flags.accumulate);
+  }
+  if (given("--memory")) {
+    config.memory = Bytes::parse(flags.memory);
+  }
+  if (given("--precision")) {
+    config.precision = precision_from_string(flags.precision);
+  }
+  if (given("--checkpoint")) {
+    config.checkpointing = parse_checkpoint(flags.checkpoint);
+  }
+  if (given("--lr")) {
+    config.lr = flags.lr;
+  }
+  if (given("--steps")) {
+    config.steps = flags.steps;
+  }
+  if (given("--warmup")) {
+    config.warmup_steps = flags.warmup;
+  }
+  if (given("--validate-every")) {
+    config.validate_every = flags.validate_every;
+  }
+  if (given("--snapshot-every")) {
+    config.snapshot_every = flags.snapshot_every;
+  }
+  if (given("--seed")) {
+    config.seed = flags.seed;
+  }
+  if (given("--device")) {
+    config.device = flags.device;
+  }
 }
 
 std::string str(const LogValue& value) {
@@ -106,9 +136,10 @@ TrainConfig resumed_config(const CLI::App& command, const Flags& flags) {
   const LogValues is = asked.to_settings();
   for (size_t i = 0; i < was.size(); ++i) {
     if (was[i].second != is[i].second) {
-      throw ConfigError(fmt::format("train: the run in '{}' was started with {} = {}, not {}; resume it without that flag, or begin "
-                                    "a new run",
-                                    flags.out, was[i].first, str(was[i].second), str(is[i].second)));
+      throw ConfigError(
+          fmt::format("train: the run in '{}' was started with {} = {}, not {}; resume it without that flag, or begin "
+                      "a new run",
+                      flags.out, was[i].first, str(was[i].second), str(is[i].second)));
     }
   }
   return saved;
@@ -133,7 +164,8 @@ void run_train(const CLI::App& command, const Flags& flags) {
   });
   write_report(config.out, /*sample=*/{});
   if (!outcome.finished) {
-    progress.note(fmt::format("interrupted after step {}, and saved. Go on with: snug train --resume --out {}", outcome.step, flags.out));
+    progress.note(fmt::format("interrupted after step {}, and saved. Go on with: snug train --resume --out {}",
+                              outcome.step, flags.out));
     return;
   }
   progress.note(fmt::format("done: held-out loss {:.4f} nats per byte. Model: {}  Report: {}", outcome.validation_loss,
@@ -145,22 +177,33 @@ void run_train(const CLI::App& command, const Flags& flags) {
 void add_train(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "Train a GPT on text files");
   const auto flags = std::make_shared<Flags>();
-  command->add_option("--data", flags->data, "Files or folders of text; a tenth of each file is held out")->type_name("PATH...");
-  command->add_option("--out", flags->out, "Run folder: log, snapshots, model, report")->type_name("DIR")->default_str("run");
+  command->add_option("--data", flags->data, "Files or folders of text; a tenth of each file is held out")
+      ->type_name("PATH...")
+      ->take_all();
+  command->add_option("--out", flags->out, "Run folder: log, snapshots, model, report")
+      ->type_name("DIR")
+      ->default_str("run");
   flags->out = "run";
   command->add_flag("--resume", flags->resume, "Go on from the newest snapshot in --out");
   command->add_option("--model", flags->model, "gpt-tiny (default), gpt-small or gpt-base")->type_name("NAME");
   command->add_option("--batch", flags->batch, "Sequences per optimizer step (default 64)")->type_name("N");
-  auto* micro = command->add_option("--micro-batch", flags->micro_batch, "Sequences at a time; same gradients, less memory")->type_name("N|auto");
+  auto* micro =
+      command->add_option("--micro-batch", flags->micro_batch, "Sequences at a time; same gradients, less memory")
+          ->type_name("N|auto");
   command->add_option("--accumulate", flags->accumulate, "Or: micro-batches per step")->type_name("K")->excludes(micro);
-  command->add_option("--checkpoint", flags->checkpoint, "Recompute activations in backward: none (default) or blocks")->type_name("WHAT");
+  command->add_option("--checkpoint", flags->checkpoint, "Recompute activations in backward: none (default) or blocks")
+      ->type_name("WHAT");
   command->add_option("--memory", flags->memory, "Hard limit on tensor memory, such as 300MiB")->type_name("SIZE");
-  command->add_option("--precision", flags->precision, "float32 (default), bfloat16, float16 or auto (measured)")->type_name("NAME");
+  command->add_option("--precision", flags->precision, "float32 (default), bfloat16, float16 or auto (measured)")
+      ->type_name("NAME");
   command->add_option("--lr", flags->lr, "Highest learning rate (default 0.001)")->type_name("X");
   command->add_option("--steps", flags->steps, "Optimizer steps (default 1000)")->type_name("N");
-  command->add_option("--warmup", flags->warmup, "Steps of rising learning rate (default: a twentieth)")->type_name("N");
-  command->add_option("--validate-every", flags->validate_every, "Steps between held-out losses (default: a twentieth)")->type_name("N");
-  command->add_option("--snapshot-every", flags->snapshot_every, "Steps between snapshots (default: a tenth)")->type_name("N");
+  command->add_option("--warmup", flags->warmup, "Steps of rising learning rate (default: a twentieth)")
+      ->type_name("N");
+  command->add_option("--validate-every", flags->validate_every, "Steps between held-out losses (default: a twentieth)")
+      ->type_name("N");
+  command->add_option("--snapshot-every", flags->snapshot_every, "Steps between snapshots (default: a tenth)")
+      ->type_name("N");
   command->add_option("--seed", flags->seed, "Of weights and data order (default 1)")->type_name("N");
   command->add_option("--device", flags->device, "cpu (default) or cuda")->type_name("D");
   command->callback([command, flags] { run_train(*command, *flags); });

@@ -1,9 +1,9 @@
 #include "snug/accumulation/loss.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
-
-#include <utility>
 
 #include "snug/core/error.h"
 
@@ -12,14 +12,16 @@ namespace snug {
 Loss::Loss(Kind kind, at::Tensor value, int64_t count, at::Tensor count_tensor)
     : kind_(kind), value_(std::move(value)), count_(count), count_tensor_(std::move(count_tensor)) {
   if (!value_.defined() || value_.numel() != 1) {
-    throw ConfigError(fmt::format("Loss: the value must be a scalar tensor, not {}; reduce it with sum() or mean()",
-                                  value_.defined() ? fmt::format("[{}]", fmt::join(value_.sizes(), ", ")) : "undefined"));
+    throw ConfigError(
+        fmt::format("Loss: the value must be a scalar tensor, not {}; reduce it with sum() or mean()",
+                    value_.defined() ? fmt::format("[{}]", fmt::join(value_.sizes(), ", ")) : "undefined"));
   }
   if (count_ < 0) {
     throw ConfigError(fmt::format("Loss: count is {}; it is a number of items, >= 0", count_));
   }
   if (count_tensor_.defined() && count_tensor_.numel() != 1) {
-    throw ConfigError(fmt::format("Loss: count must be a scalar tensor, not [{}]", fmt::join(count_tensor_.sizes(), ", ")));
+    throw ConfigError(
+        fmt::format("Loss: count must be a scalar tensor, not [{}]", fmt::join(count_tensor_.sizes(), ", ")));
   }
 }
 

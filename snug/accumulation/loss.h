@@ -5,9 +5,9 @@
 //   return snug::Loss::sum(cross_entropy_sum(logits, target), target.numel());
 //   return snug::Loss::mean(torch::mse_loss(y, t), y.numel());      // for criteria that average
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug {
 

@@ -1,10 +1,10 @@
 #include "snug/accumulation/micro_batch.h"
 
-#include <ATen/ATen.h>
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "snug/core/error.h"
 
@@ -21,7 +21,8 @@ Batch::Batch(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
       throw ConfigError("Batch: every tensor needs a dimension 0, one entry for each item");
     }
     if (tensor.size(0) != tensors_.front().size(0)) {
-      throw ConfigError(fmt::format("Batch: sizes along dimension 0 differ: {} and {}", tensors_.front().size(0), tensor.size(0)));
+      throw ConfigError(
+          fmt::format("Batch: sizes along dimension 0 differ: {} and {}", tensors_.front().size(0), tensor.size(0)));
     }
   }
 }

@@ -8,11 +8,11 @@
 // For a batch type of your own, provide `int64_t batch_size(const B&)` and `B batch_slice(const B&, int64_t begin, int64_t end)`
 // beside it; `B batch_to(const B&, c10::Device)` as well, if Stepper shall move micro-batches to the model's device.
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <initializer_list>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug {
 

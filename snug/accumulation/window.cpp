@@ -1,10 +1,11 @@
 #include "snug/accumulation/window.h"
 
-#include <ATen/ATen.h>
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "snug/core/error.h"
 
@@ -16,20 +17,34 @@
 
 namespace snug {
 
+// A parameter of a shared module may be named twice, but close() must not correct its gradient twice.
 AccumulationWindow::AccumulationWindow(std::vector<std::pair<std::string, at::Tensor>> parameters)
-    : parameters_(std::move(parameters)) {}
+    : parameters_(std::move(parameters)) {
+  std::unordered_set<const void*> seen;
+  std::erase_if(parameters_, [&](const auto& p) { return !seen.insert(p.second.unsafeGetTensorImpl()).second; });
+}
 
-void AccumulationWindow::open(const Loss& loss, double expected_parts) {
-  kind_ = loss.kind();
-  versions_.clear();
+void AccumulationWindow::begin() {
+  reset();
+  is_open_ = true;
   for (const auto& [name, parameter] : parameters_) {
     versions_.push_back(parameter._version());
   }
+}
+
+void AccumulationWindow::reset() {
+  is_open_ = false;
+  versions_.clear();
+  size_ = 0;
   items_ = 0;
   items_on_device_.reset();
   loss_sum_.reset();
-  provisional_on_device_.reset();
   provisional_ = 1;
+  provisional_on_device_.reset();
+}
+
+void AccumulationWindow::choose_provisional_count(const Loss& loss, double expected_parts) {
+  kind_ = loss.kind();
   if (loss.count_tensor().defined()) {
     provisional_on_device_ = (loss.count_tensor().to(at::kDouble) * expected_parts).round().clamp_min(1);
   } else {
@@ -41,21 +56,26 @@ void AccumulationWindow::check_parameters() const {
   for (size_t i = 0; i < versions_.size(); ++i) {
     const auto& [name, parameter] = parameters_[i];
     if (parameter._version() != versions_[i]) {
-      throw ConfigError(fmt::format(
-          "Stepper: parameter '{}' was written inside the accumulation window; its gradient would mix two models. Step or write "
-          "only between windows",
-          name));
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' was written inside the accumulation window; its gradient would mix two "
+                      "models. Step or write "
+                      "only between windows",
+                      name));
     }
   }
 }
 
 at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
-  if (size_ == 0) {
-    open(loss, expected_parts);
+  if (!is_open_) {
+    begin();
   }
   check_parameters();
+  if (size_ == 0) {
+    choose_provisional_count(loss, expected_parts);
+  }
   if (loss.kind() != kind_) {
-    throw ConfigError("Stepper: the micro-batches of one step gave different kinds of Loss; give the same kind for all");
+    throw ConfigError(
+        "Stepper: the micro-batches of one step gave different kinds of Loss; give the same kind for all");
   }
   if (kind_ == Loss::Kind::Whole && size_ > 0) {
     throw ConfigError("Stepper: a Loss::whole cannot be split or accumulated; use one micro-batch per step");
@@ -99,12 +119,12 @@ AccumulationWindow::Totals AccumulationWindow::close() {
     totals.items += items_on_device_.item<int64_t>();
     provisional = provisional_on_device_.item<double>();
   }
-  size_ = 0;
-  versions_.clear();
+  const at::Tensor loss_sum = loss_sum_;
+  reset();
   if (totals.items == 0) {
     return totals;
   }
-  totals.mean_loss = loss_sum_ / static_cast<double>(totals.items);
+  totals.mean_loss = loss_sum / static_cast<double>(totals.items);
   totals.correction = provisional / static_cast<double>(totals.items);
   if (totals.correction != 1.0) {
     const at::NoGradGuard no_grad;
@@ -122,8 +142,7 @@ AccumulationWindow::Totals AccumulationWindow::close() {
 }
 
 void AccumulationWindow::abandon() {
-  size_ = 0;
-  versions_.clear();
+  reset();
   for (auto& [name, parameter] : parameters_) {
     parameter.mutable_grad().reset();
   }

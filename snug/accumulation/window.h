@@ -9,12 +9,12 @@
 //   auto totals = window.close();        // gradients are now those of the mean over all items
 //   if (totals.items > 0) optimizer.step();
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "snug/accumulation/loss.h"
 
@@ -23,13 +23,16 @@ namespace snug {
 class AccumulationWindow {
  public:
   struct Totals {
-    int64_t items = 0;          ///< sum of the counts; 0: there is nothing to step for
+    int64_t items = 0;  ///< sum of the counts; 0: there is nothing to step for
     int64_t micro_batches = 0;
-    at::Tensor mean_loss;       ///< FP64 scalar on the losses' device; undefined if items is 0
-    double correction = 1.0;    ///< what the gradients were multiplied with: provisional over real number of items
+    at::Tensor mean_loss;     ///< FP64 scalar on the losses' device; undefined if items is 0
+    double correction = 1.0;  ///< what the gradients were multiplied with: provisional over real number of items
   };
 
   explicit AccumulationWindow(std::vector<std::pair<std::string, at::Tensor>> parameters);
+
+  /// Opens the window: from here to close() no parameter may be written. Without it the first weigh() does so.
+  void begin();
 
   /// Call backward() on the result. `expected_parts`: how many micro-batches of this size the window will have; it sets the provisional
   /// divisor, and only the first call's value matters. A micro-batch without items gives an undefined tensor: leave its backward out.
@@ -37,7 +40,7 @@ class AccumulationWindow {
   /// Loss::whole is not alone.
   at::Tensor weigh(const Loss& loss, double expected_parts);
 
-  /// Throws ConfigError, naming the parameter, if one was written since the first weigh().
+  /// Throws ConfigError, naming the parameter, if one was written since the window was opened.
   void check_parameters() const;
 
   /// Ends the window: multiplies the gradients so that they are those of the mean over all items.
@@ -49,14 +52,16 @@ class AccumulationWindow {
   int64_t size() const { return size_; }
 
  private:
-  void open(const Loss& loss, double expected_parts);
+  void choose_provisional_count(const Loss& loss, double expected_parts);
+  void reset();
 
   std::vector<std::pair<std::string, at::Tensor>> parameters_;
+  bool is_open_ = false;
   std::vector<int64_t> versions_;
   int64_t size_ = 0;
   Loss::Kind kind_ = Loss::Kind::Sum;
-  double provisional_ = 1;             // host counts
-  at::Tensor provisional_on_device_;   // counts on a device: FP64 scalar
+  double provisional_ = 1;            // host counts
+  at::Tensor provisional_on_device_;  // counts on a device: FP64 scalar
   int64_t items_ = 0;
   at::Tensor items_on_device_;
   at::Tensor loss_sum_;

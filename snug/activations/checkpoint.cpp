@@ -1,14 +1,14 @@
 #include "snug/activations/checkpoint.h"
 
-#include <ATen/core/grad_mode.h>
-#include <fmt/ranges.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/saved_variable.h>
-
 #include <atomic>
 #include <map>
 #include <mutex>
 #include <optional>
+
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
@@ -115,9 +115,10 @@ class RecomputePolicy final : public SavedTensorPolicy {
     const Metadata now(tensor);
     const Metadata& then = frame_.metadata[index];
     if (now != then) {
-      throw Error(fmt::format("{}: saved tensor {} was {} in forward and is {} in the recomputation; the callable must do the "
-                              "same each time (does it depend on state that changed since?)",
-                              frame_.name(), index, then.str(), now.str()));
+      throw Error(
+          fmt::format("{}: saved tensor {} was {} in forward and is {} in the recomputation; the callable must do the "
+                      "same each time (does it depend on state that changed since?)",
+                      frame_.name(), index, then.str(), now.str()));
     }
   }
 
@@ -177,9 +178,10 @@ void Frame::recompute(int pass) {
     return;
   }
   if (policy->count() != slots.size()) {
-    throw Error(fmt::format("{}: {} tensors were saved in forward and {} in the recomputation; the callable must do the same "
-                            "each time (does it depend on state that changed since?)",
-                            name(), slots.size(), policy->count()));
+    throw Error(
+        fmt::format("{}: {} tensors were saved in forward and {} in the recomputation; the callable must do the same "
+                    "each time (does it depend on state that changed since?)",
+                    name(), slots.size(), policy->count()));
   }
 }
 

@@ -7,9 +7,6 @@
 //
 // Capture by value: the callable runs a second time, in backward.
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/GradMode.h>
-
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,6 +14,9 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/GradMode.h>
 
 #include "snug/activations/checkpoint_frame.h"
 #include "snug/activations/visit_tensors.h"
@@ -59,15 +59,15 @@ auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   Arguments without_tensors = arguments;
   std::vector<at::Tensor> inputs;
   detail::visit_tensors(without_tensors, [&](at::Tensor& tensor) { inputs.push_back(std::exchange(tensor, {})); });
-  const detail::CheckpointForward forward(
-      {options.preserve_rng_state, options.early_stop, options.determinism == Determinism::Metadata,
-       std::move(options.label)},
-      std::move(inputs), [shared_fn, without_tensors](const std::vector<at::Tensor>& saved) {
-        Arguments again = without_tensors;
-        auto next = saved.begin();
-        detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
-        std::apply(*shared_fn, std::move(again));
-      });
+  const detail::CheckpointForward forward({options.preserve_rng_state, options.early_stop,
+                                           options.determinism == Determinism::Metadata, std::move(options.label)},
+                                          std::move(inputs),
+                                          [shared_fn, without_tensors](const std::vector<at::Tensor>& saved) {
+                                            Arguments again = without_tensors;
+                                            auto next = saved.begin();
+                                            detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
+                                            std::apply(*shared_fn, std::move(again));
+                                          });
   return std::apply(*shared_fn, std::move(arguments));
 }
 

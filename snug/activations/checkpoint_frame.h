@@ -1,12 +1,12 @@
 #pragma once
 // What checkpoint() is made of, without its templates.
 
-#include <ATen/core/Tensor.h>
-
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug::detail {
 

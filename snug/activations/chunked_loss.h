@@ -4,9 +4,9 @@
 //
 //   Tensor sum = snug::chunked_cross_entropy(model->hidden(tokens), model->head_weight(), targets);
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug {
 

@@ -1,9 +1,9 @@
 #include "snug/activations/sequential.h"
 
+#include <utility>
+
 #include <fmt/format.h>
 #include <torch/nn/modules/container/sequential.h>
-
-#include <utility>
 
 #include "snug/activations/checkpoint.h"
 #include "snug/core/error.h"
@@ -12,10 +12,12 @@ namespace snug {
 
 using Layer = std::function<at::Tensor(at::Tensor)>;
 
-at::Tensor checkpoint_sequential(const std::vector<Layer>& layers, int64_t segments, at::Tensor input, LastSegment last) {
+at::Tensor checkpoint_sequential(const std::vector<Layer>& layers, int64_t segments, at::Tensor input,
+                                 LastSegment last) {
   const auto n = static_cast<int64_t>(layers.size());
   if (segments < 1 || segments > n) {
-    throw ConfigError(fmt::format("checkpoint_sequential: segments is {}; with {} layers it must be between 1 and {}", segments, n, n));
+    throw ConfigError(fmt::format("checkpoint_sequential: segments is {}; with {} layers it must be between 1 and {}",
+                                  segments, n, n));
   }
   const int64_t length = n / segments;
   for (int64_t segment = 0; segment < segments; ++segment) {

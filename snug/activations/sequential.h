@@ -3,11 +3,11 @@
 //
 //   Tensor y = snug::checkpoint_sequential(model, 4, x);   // 4 segments; the last runs plain, as in Python
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <functional>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace torch::nn {
 class Sequential;

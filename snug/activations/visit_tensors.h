@@ -2,14 +2,14 @@
 // visit_tensors(value, f): calls f(Tensor&) for every tensor inside nested standard containers, in a fixed order. What is
 // neither a tensor nor a container of them is passed over.
 
-#include <ATen/core/Tensor.h>
-
 #include <optional>
 #include <ranges>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug::detail {
 

@@ -1,9 +1,9 @@
 #include "snug/core/rng.h"
 
+#include <mutex>
+
 #include <ATen/Context.h>
 #include <fmt/format.h>
-
-#include <mutex>
 
 namespace snug {
 namespace {
@@ -18,9 +18,7 @@ void set_state(at::Generator generator, const at::Tensor& state) {
   generator.set_state(state);
 }
 
-const at::Generator& cpu_generator() {
-  return at::globalContext().defaultGenerator(c10::Device(c10::DeviceType::CPU));
-}
+const at::Generator& cpu_generator() { return at::globalContext().defaultGenerator(c10::Device(c10::DeviceType::CPU)); }
 
 std::vector<c10::Device> cuda_devices_in_use() {
   std::vector<c10::Device> devices;

@@ -6,10 +6,10 @@
 //   state.restore();
 //   auto b = torch::rand(3);   // equal to a
 
-#include <ATen/core/Tensor.h>
-
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "snug/core/state.h"
 

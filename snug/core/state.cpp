@@ -1,8 +1,8 @@
 #include "snug/core/state.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+
+#include <fmt/format.h>
 
 #include "snug/core/error.h"
 
@@ -17,8 +17,7 @@ StateDict::~StateDict() = default;
 
 namespace {
 auto find(const std::vector<StateEntry>& entries, const std::string& name) {
-  return std::find_if(entries.begin(), entries.end(),
-                      [&](const StateEntry& entry) { return entry.name == name; });
+  return std::find_if(entries.begin(), entries.end(), [&](const StateEntry& entry) { return entry.name == name; });
 }
 }  // namespace
 
@@ -31,15 +30,13 @@ void StateDict::set(const std::string& name, Value value) {
   }
 }
 
-bool StateDict::contains(const std::string& name) const {
-  return find(entries_, name) != entries_.end();
-}
+bool StateDict::contains(const std::string& name) const { return find(entries_, name) != entries_.end(); }
 
 bool StateDict::empty() const { return entries_.empty(); }
 
 size_t StateDict::size() const { return entries_.size(); }
 
-const std::vector<StateEntry>& StateDict::entries() const { return entries_; }
+const std::vector<StateEntry>& StateDict::entries() const& { return entries_; }
 
 const StateDict::Value& StateDict::at(const std::string& name) const {
   const auto found = find(entries_, name);
@@ -49,17 +46,16 @@ const StateDict::Value& StateDict::at(const std::string& name) const {
       known += (known.empty() ? "" : ", ") + entry.name;
     }
     throw CorruptFile(fmt::format(
-        "StateDict.at: no entry '{}' among [{}]; was this state saved by another version or object?",
-        name, known));
+        "StateDict.at: no entry '{}' among [{}]; was this state saved by another version or object?", name, known));
   }
   return found->value;
 }
 
 void detail::throw_wrong_state_type(const std::string& name) {
-  throw CorruptFile(fmt::format(
-      "StateDict.get: entry '{}' has another type than expected; was this state saved by another "
-      "version or object?",
-      name));
+  throw CorruptFile(
+      fmt::format("StateDict.get: entry '{}' has another type than expected; was this state saved by another "
+                  "version or object?",
+                  name));
 }
 
 }  // namespace snug

@@ -8,14 +8,14 @@
 //
 // io/snapshot stores StateDicts and knows nothing of optimizers, scalers or samplers.
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug {
 
@@ -48,7 +48,9 @@ class StateDict {
   template <class T>
   const T& get(const std::string& name) const;
 
-  const std::vector<StateEntry>& entries() const;
+  /// In order. Not of a temporary, which a range-for would outlive.
+  const std::vector<StateEntry>& entries() const&;
+  const std::vector<StateEntry>& entries() && = delete;
 
  private:
   std::vector<StateEntry> entries_;

@@ -40,7 +40,8 @@ class SnapshotStore {
   /// and removes what is too old and what crashed saves left behind. Whatever fails, and whenever
   /// the process dies: what load_latest finds is whole, either this snapshot or the one before.
   /// Names consist of letters, digits, '_', '-' and '.'. Throws ConfigError for other names, a
-  /// negative step or state that cannot be stored; Error where the file system fails.
+  /// step that is negative or before the newest snapshot's, or state that cannot be stored; Error
+  /// where the file system fails.
   void save(int64_t step, const std::map<std::string, Stateful>& parts);
 
   /// Gives the newest snapshot's state to `parts` and returns its step; nullopt, and nothing is

@@ -1,16 +1,16 @@
 #include "snug/memory/meter.h"
 
-#include <ATen/core/Tensor.h>
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
-#include <torch/nn/module.h>
-#include <torch/optim.h>
-
 #include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/nn/module.h>
+#include <torch/optim.h>
 
 #include "snug/core/state.h"
 #include "snug/core/stateful_optimizer.h"
@@ -138,8 +138,7 @@ std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::nam
   std::unordered_map<const void*, Named> named;
   const auto name = [&](const at::Tensor& tensor, Category category) {
     if (tensor.defined() && tensor.has_storage() && tensor.device().type() == device_.type()) {
-      named.try_emplace(tensor.storage().data(),
-                        Named{category, static_cast<int64_t>(tensor.storage().nbytes())});
+      named.try_emplace(tensor.storage().data(), Named{category, static_cast<int64_t>(tensor.storage().nbytes())});
     }
   };
   for (const auto* tensors : {&parameters, &buffers}) {
@@ -166,9 +165,15 @@ MemoryReport MemoryMeter::Impl::report() const {
   report.peak_bytes = log_.peak();
   const auto count = [&](Category category, int64_t bytes) {
     switch (category) {
-      case Category::Parameter: report.parameters += bytes; break;
-      case Category::Gradient: report.gradients += bytes; break;
-      case Category::OptimizerState: report.optimizer_state += bytes; break;
+      case Category::Parameter:
+        report.parameters += bytes;
+        break;
+      case Category::Gradient:
+        report.gradients += bytes;
+        break;
+      case Category::OptimizerState:
+        report.optimizer_state += bytes;
+        break;
     }
   };
   for (const auto& [data, what] : named) {

@@ -8,10 +8,10 @@
 //   train_one_step();
 //   std::cout << meter.report().activations << " bytes of activations at the peak\n";
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
 #include <memory>
+
+#include <c10/core/Device.h>
 
 namespace torch::nn {
 class Module;

@@ -1,13 +1,13 @@
 #include "snug/memory/saved_tensors.h"
 
+#include <typeinfo>
+#include <utility>
+#include <vector>
+
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include <typeinfo>
-#include <utility>
-#include <vector>
 
 #include "snug/core/error.h"
 #include "snug/memory/detail/cpu_allocator.h"
@@ -43,7 +43,8 @@ class PolicyHooks final : public SavedVariableHooks {
   at::Tensor call_unpack_hook() override {
     TORCH_CHECK(version_counter_.current_version() == saved_version_,
                 "one of the variables needed for gradient computation has been modified by an inplace operation: it is "
-                "at version ", version_counter_.current_version(), "; expected version ", saved_version_,
+                "at version ",
+                version_counter_.current_version(), "; expected version ", saved_version_,
                 " instead. Clone it before the write, or write out of place.");
     return policy_->unpack(packed_);
   }
@@ -107,7 +108,8 @@ void install_engine() {
   static const bool installed = [] {
     if (typeid(Engine::get_default_engine()) != typeid(Engine)) {
       throw ConfigError(
-          "SavedTensorHooks: another library has installed its own autograd engine (Python's torch does); saved tensors "
+          "SavedTensorHooks: another library has installed its own autograd engine (Python's torch does); saved "
+          "tensors "
           "can only be handled in a process without it");
     }
     torch::autograd::set_default_engine_stub(&snug_engine);

@@ -7,10 +7,10 @@
 //   auto loss = model->forward(x).sum();    // what it saves went through the first function
 //   loss.backward();                        // and comes back through the second
 
-#include <ATen/core/Tensor.h>
-
 #include <any>
 #include <functional>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug {
 

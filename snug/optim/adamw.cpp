@@ -1,15 +1,16 @@
 #include "snug/optim/adamw.h"
 
-#include <ATen/ATen.h>
-#include <fmt/ranges.h>
-#include <torch/optim/serialize.h>
-#include <torch/serialize/archive.h>
-
 #include <cmath>
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+#include <torch/optim/serialize.h>
+#include <torch/serialize/archive.h>
 
 #include "snug/core/error.h"
 #include "snug/precision/autocast.h"
@@ -57,57 +58,114 @@ void check_options(const GroupOptions& o) {
   check_option(beta1 >= 0 && beta1 < 1, "beta1", beta1, "in [0, 1)");
   check_option(beta2 >= 0 && beta2 < 1, "beta2", beta2, "in [0, 1)");
   check_option(o.eps() >= 0 && std::isfinite(o.eps()), "eps", o.eps(), "finite and >= 0");
-  check_option(o.weight_decay() >= 0 && std::isfinite(o.weight_decay()), "weight_decay", o.weight_decay(), "finite and >= 0");
+  check_option(o.weight_decay() >= 0 && std::isfinite(o.weight_decay()), "weight_decay", o.weight_decay(),
+               "finite and >= 0");
   if (o.amsgrad()) {
     throw ConfigError("AdamW: amsgrad is not offered; use torch::optim::AdamW for it");
   }
+}
+
+// Options of another optimizer have another layout in memory, so their type is looked at first.
+const GroupOptions& checked_options(torch::optim::OptimizerParamGroup& group) {
+  const auto* options = dynamic_cast<const GroupOptions*>(&group.options());
+  if (options == nullptr) {
+    throw ConfigError("AdamW: a parameter group has the options of another optimizer; give torch::optim::AdamWOptions");
+  }
+  check_options(*options);
+  return *options;
+}
+
+void check_parameter(const at::Tensor& parameter, size_t index) {
+  if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kDouble) {
+    throw ConfigError(fmt::format(
+        "AdamW: parameter {} of shape [{}] is {}; only FP32 and FP64 can be updated without losing small steps to "
+        "rounding. Keep the model in FP32 and compute in 16 bits under Autocast",
+        index, fmt::join(parameter.sizes(), ", "), c10::toString(parameter.scalar_type())));
+  }
+  if (!parameter.is_non_overlapping_and_dense()) {
+    throw ConfigError(
+        fmt::format("AdamW: parameter {} of shape [{}] is a view with gaps, which the kernel would write over; make it "
+                    "contiguous()",
+                    index, fmt::join(parameter.sizes(), ", ")));
+  }
+}
+
+// parameters() of a model names those of a shared module once for each use.
+std::vector<at::Tensor> without_repeats(std::vector<at::Tensor> parameters) {
+  std::unordered_set<const void*> seen;
+  std::erase_if(parameters, [&](const at::Tensor& p) { return !seen.insert(p.unsafeGetTensorImpl()).second; });
+  return parameters;
+}
+
+// The kernel walks the memory of all tensors alike, so a gradient must lie in memory as its parameter does.
+at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& gradient) {
+  const bool same =
+      gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
+  return same ? gradient : at::empty_like(parameter).copy_(gradient);
 }
 
 GroupOptions to_group_options(const AdamWOptions& o) {
   return GroupOptions(o.lr).betas({o.beta1, o.beta2}).eps(o.eps).weight_decay(o.weight_decay);
 }
 
-// One call of the kernel: tensors of one group, device and dtype.
-struct Batch {
-  const GroupOptions* options;
-  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
-};
-
-void update(Batch& batch, const at::Tensor& grad_scale, const at::Tensor& found_inf) {
-  const auto here = [&](const at::Tensor& scalar) -> std::optional<at::Tensor> {
-    if (!scalar.defined()) {
-      return std::nullopt;
-    }
-    return scalar.to(batch.parameters.front().device(), /*non_blocking=*/true);
-  };
-  const auto found = here(found_inf);
-  at::_foreach_add_(batch.steps, 1);
-  const auto [beta1, beta2] = batch.options->betas();
-  at::_fused_adamw_(batch.parameters, batch.gradients, batch.exp_avgs, batch.exp_avg_sqs, /*max_exp_avg_sqs=*/{},
-                    batch.steps, batch.options->lr(), beta1, beta2, batch.options->weight_decay(), batch.options->eps(),
-                    /*amsgrad=*/false, /*maximize=*/false, here(grad_scale), found);
-  if (found) {
-    at::_foreach_sub_(batch.steps, std::vector<at::Tensor>(batch.steps.size(), *found));
-  }
+at::Tensor on_device(const at::Tensor& scalar, c10::Device device) {
+  return scalar.defined() ? scalar.to(device, /*non_blocking=*/true) : scalar;
 }
+
+// One call of the kernel: tensors of one group, device and dtype. prepare() allocates, run() only writes.
+struct Batch {
+  const GroupOptions* options = nullptr;
+  std::vector<FusedState*> states;
+  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs;
+  std::vector<at::Tensor> steps;        // with this step counted, for the kernel
+  std::vector<at::Tensor> steps_after;  // without it where the kernel skips
+  at::Tensor grad_scale, found_inf;
+
+  void prepare(const at::Tensor& scale, const at::Tensor& found) {
+    const c10::Device device = parameters.front().device();
+    grad_scale = on_device(scale, device);
+    found_inf = on_device(found, device);
+    std::vector<at::Tensor> now;
+    for (const FusedState* state : states) {
+      now.push_back(state->step);
+      exp_avgs.push_back(state->exp_avg);
+      exp_avg_sqs.push_back(state->exp_avg_sq);
+    }
+    steps = at::_foreach_add(now, 1);
+    steps_after =
+        found_inf.defined() ? at::_foreach_sub(steps, std::vector<at::Tensor>(steps.size(), found_inf)) : steps;
+  }
+
+  void run() {
+    const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+    const auto [beta1, beta2] = options->betas();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i].mutable_grad() = gradients[i];  // the kernel unscales it in place
+    }
+    at::_fused_adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps, options->lr(), beta1,
+                      beta2, options->weight_decay(), options->eps(), /*amsgrad=*/false, /*maximize=*/false,
+                      optional(grad_scale), optional(found_inf));
+    for (size_t i = 0; i < states.size(); ++i) {
+      states[i]->step = steps_after[i];
+    }
+  }
+};
 
 }  // namespace
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
-    : AdamW(std::vector<torch::optim::OptimizerParamGroup>{torch::optim::OptimizerParamGroup(std::move(parameters))},
-            options) {}
+    : AdamW(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options)
     : torch::optim::Optimizer(groups, std::make_unique<GroupOptions>(to_group_options(options))) {
   size_t index = 0;
+  std::unordered_set<const void*> seen;
   for (auto& group : param_groups()) {
-    check_options(static_cast<const GroupOptions&>(group.options()));
+    checked_options(group);
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.scalar_type() != at::kFloat && parameter.scalar_type() != at::kDouble) {
-        throw ConfigError(fmt::format(
-            "AdamW: parameter {} of shape [{}] is {}; only FP32 and FP64 can be updated without losing small steps to "
-            "rounding. Keep the model in FP32 and compute in 16 bits under Autocast",
-            index, fmt::join(parameter.sizes(), ", "), c10::toString(parameter.scalar_type())));
+      check_parameter(parameter, index);
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
+        throw ConfigError(fmt::format("AdamW: parameter {} is in the groups twice; give each once", index));
       }
       ++index;
     }
@@ -137,8 +195,7 @@ at::Tensor AdamW::step(LossClosure closure) {
   std::vector<std::pair<void*, std::unique_ptr<FusedState>>> new_states;
   std::vector<Batch> batches;
   for (auto& group : param_groups()) {
-    const auto& options = static_cast<const GroupOptions&>(group.options());
-    check_options(options);
+    const auto& options = checked_options(group);
     std::map<std::pair<std::string, c10::ScalarType>, Batch> by_kind;
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
@@ -158,20 +215,19 @@ at::Tensor AdamW::step(LossClosure closure) {
       Batch& batch = by_kind[{parameter.device().str(), parameter.scalar_type()}];
       batch.options = &options;
       batch.parameters.push_back(parameter);
-      batch.gradients.push_back(gradient);
-      batch.exp_avgs.push_back(state->exp_avg);
-      batch.exp_avg_sqs.push_back(state->exp_avg_sq);
-      batch.steps.push_back(state->step);
+      batch.gradients.push_back(in_layout_of(parameter, gradient));
+      batch.states.push_back(state);
     }
     for (auto& entry : by_kind) {
       batches.push_back(std::move(entry.second));
+      batches.back().prepare(grad_scale, found_inf);
     }
   }
   for (auto& [key, state] : new_states) {
     state_[key] = std::move(state);
   }
   for (Batch& batch : batches) {
-    update(batch, grad_scale, found_inf);
+    batch.run();
   }
   clear_autocast_cache();
   return loss;
@@ -215,9 +271,10 @@ namespace {
 at::Tensor copy_like(const StateDict& entry, const std::string& name, const at::Tensor& model, size_t index) {
   const auto& saved = entry.get<at::Tensor>(name);
   if (saved.sizes() != model.sizes()) {
-    throw CorruptFile(fmt::format(
-        "AdamW.load_state_dict: {} of parameter {} has shape [{}], the parameter [{}]; was this state saved for another model?",
-        name, index, fmt::join(saved.sizes(), ", "), fmt::join(model.sizes(), ", ")));
+    throw CorruptFile(
+        fmt::format("AdamW.load_state_dict: {} of parameter {} has shape [{}], the parameter [{}]; was this state "
+                    "saved for another model?",
+                    name, index, fmt::join(saved.sizes(), ", "), fmt::join(model.sizes(), ", ")));
   }
   return at::empty_like(model).copy_(saved);
 }
@@ -249,8 +306,9 @@ void AdamW::load_state_dict(const StateDict& dict) {
     const auto& saved = groups.get<StateDict>(std::to_string(g));
     const auto& parameters = param_groups_[g].params();
     if (saved.get<int64_t>("parameters") != static_cast<int64_t>(parameters.size())) {
-      throw CorruptFile(fmt::format("AdamW.load_state_dict: group {} of the state has {} parameters, this optimizer's {}", g,
-                                    saved.get<int64_t>("parameters"), parameters.size()));
+      throw CorruptFile(
+          fmt::format("AdamW.load_state_dict: group {} of the state has {} parameters, this optimizer's {}", g,
+                      saved.get<int64_t>("parameters"), parameters.size()));
     }
     new_options.push_back(group_options_from(saved));
     for (const at::Tensor& parameter : parameters) {

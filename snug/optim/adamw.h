@@ -6,10 +6,10 @@
 //   loss.backward();
 //   optimizer.step();
 
+#include <vector>
+
 #include <torch/optim/adamw.h>
 #include <torch/optim/optimizer.h>
-
-#include <vector>
 
 #include "snug/core/gradient_scaling.h"
 #include "snug/core/stateful_optimizer.h"

@@ -1,11 +1,12 @@
 #include "snug/optim/clip.h"
 
-#include <ATen/ATen.h>
-#include <fmt/format.h>
-
 #include <map>
 #include <string>
+#include <unordered_set>
 #include <utility>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "snug/core/error.h"
 
@@ -16,8 +17,10 @@ using Lists = std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::
 
 Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   Lists lists;
+  std::unordered_set<const void*> seen;  // parameters() names those of a shared module once for each use
   for (const at::Tensor& parameter : parameters) {
-    if (const at::Tensor& gradient = parameter.grad(); gradient.defined()) {
+    const at::Tensor& gradient = parameter.grad();
+    if (gradient.defined() && seen.insert(gradient.unsafeGetTensorImpl()).second) {
       lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
     }
   }

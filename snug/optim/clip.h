@@ -3,9 +3,9 @@
 //
 //   snug::clip_grad_norm_(model->parameters(), 1.0);
 
-#include <ATen/core/Tensor.h>
-
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug {
 

@@ -24,10 +24,12 @@ void leave_level() {
 
 Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype, AutocastOptions options) : device_(device) {
   if (dtype != c10::ScalarType::BFloat16 && dtype != c10::ScalarType::Half) {
-    throw ConfigError(fmt::format("Autocast: {} is not a type to cast to; give kBFloat16 or kHalf", c10::toString(dtype)));
+    throw ConfigError(
+        fmt::format("Autocast: {} is not a type to cast to; give kBFloat16 or kHalf", c10::toString(dtype)));
   }
   if (!at::autocast::is_autocast_available(device)) {
-    throw ConfigError(fmt::format("Autocast: LibTorch has no autocast for device type {}", c10::DeviceTypeName(device, true)));
+    throw ConfigError(
+        fmt::format("Autocast: LibTorch has no autocast for device type {}", c10::DeviceTypeName(device, true)));
   }
   previous_enabled_ = at::autocast::is_autocast_enabled(device);
   previous_dtype_ = at::autocast::get_autocast_dtype(device);

@@ -1,12 +1,14 @@
 #include "snug/precision/grad_scaler.h"
 
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <unordered_set>
+#include <utility>
+
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
-
-#include <algorithm>
-#include <map>
-#include <utility>
 
 #include "snug/core/error.h"
 #include "snug/core/gradient_scaling.h"
@@ -21,9 +23,15 @@ at::Tensor scalar_on(c10::Device device, double value, c10::ScalarType dtype = a
   return at::full({}, value, at::TensorOptions().device(device).dtype(dtype));
 }
 
+// The scale is kept in FP32, where a very large or small double would be infinite or zero and stay so.
+bool is_a_scale(double value) {
+  const auto in_fp32 = static_cast<float>(value);
+  return in_fp32 > 0 && std::isfinite(in_fp32);
+}
+
 void check(const GradScalerOptions& o) {
-  if (!(o.init_scale > 0)) {
-    throw ConfigError(fmt::format("GradScaler: init_scale is {}; it must be > 0", o.init_scale));
+  if (!is_a_scale(o.init_scale)) {
+    throw ConfigError(fmt::format("GradScaler: init_scale is {}; it must be > 0 and finite in FP32", o.init_scale));
   }
   if (!(o.growth_factor > 1.0)) {
     throw ConfigError(fmt::format("GradScaler: growth_factor is {}; it must be > 1", o.growth_factor));
@@ -102,19 +110,20 @@ GradScaler::FoundInf GradScaler::divide_and_check(torch::optim::Optimizer& optim
   };
 
   size_t index = 0;
+  std::unordered_set<const void*> seen;  // a parameter of a shared module may be named twice
   for (auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& gradient = parameter.grad();
       ++index;
-      if (!gradient.defined()) {
+      if (!gradient.defined() || !seen.insert(gradient.unsafeGetTensorImpl()).second) {
         continue;
       }
       if (!allow_fp16 && gradient.scalar_type() == at::kHalf) {
-        throw ConfigError(
-            fmt::format("GradScaler.unscale_: the gradient of parameter {} of this optimizer is FP16, so unscaling would "
-                        "bring back the underflow that scaling avoids; keep the parameters in FP32 and use Autocast, or "
-                        "give the optimizer FP32 master weights",
-                        index - 1));
+        throw ConfigError(fmt::format(
+            "GradScaler.unscale_: the gradient of parameter {} of this optimizer is FP16, so unscaling would "
+            "bring back the underflow that scaling avoids; keep the parameters in FP32 and use Autocast, or "
+            "give the optimizer FP32 master weights",
+            index - 1));
       }
       // Embedding layers may give sparse gradients: their values are what is scaled.
       const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
@@ -140,7 +149,8 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   }
   PerOptimizer& state = per_optimizer_[&optimizer];
   if (state.stage == Stage::Unscaled) {
-    throw ConfigError("GradScaler.unscale_: called twice for this optimizer since the last update(); call it once a step");
+    throw ConfigError(
+        "GradScaler.unscale_: called twice for this optimizer since the last update(); call it once a step");
   }
   if (state.stage == Stage::Stepped) {
     throw ConfigError("GradScaler.unscale_: called after step(); unscale, then step, then update()");
@@ -183,7 +193,8 @@ StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
   }
   PerOptimizer& state = per_optimizer_[&optimizer];
   if (state.stage == Stage::Stepped) {
-    throw ConfigError("GradScaler.step: called twice for this optimizer since the last update(); call update() after the steps");
+    throw ConfigError(
+        "GradScaler.step: called twice for this optimizer since the last update(); call update() after the steps");
   }
   if (!scale_.defined()) {
     throw ConfigError("GradScaler.step: nothing was scaled yet; call scale(loss).backward() first");
@@ -219,8 +230,9 @@ void GradScaler::update(std::optional<double> new_scale) {
   }
   const at::NoGradGuard no_grad;
   if (new_scale) {
-    if (!(*new_scale > 0)) {
-      throw ConfigError(fmt::format("GradScaler.update: new_scale is {}; it must be > 0", *new_scale));
+    if (!is_a_scale(*new_scale)) {
+      throw ConfigError(
+          fmt::format("GradScaler.update: new_scale is {}; it must be > 0 and finite in FP32", *new_scale));
     }
     scale_.fill_(*new_scale);
   } else {

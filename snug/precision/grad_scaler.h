@@ -9,12 +9,12 @@
 //   bool stepped = scaler.step(optimizer);                 // false: skipped, a gradient was infinite or NaN
 //   scaler.update();
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <optional>
 #include <unordered_map>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "snug/core/state.h"
 

@@ -1,12 +1,12 @@
 #include "snug/precision/precision.h"
 
-#include <ATen/ATen.h>
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <string>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include "snug/core/error.h"
 
@@ -58,10 +58,14 @@ Precision precision_from_string(std::string_view name) {
 
 c10::ScalarType compute_dtype(Precision precision) {
   switch (precision) {
-    case Precision::Float32: return c10::ScalarType::Float;
-    case Precision::BFloat16: return c10::ScalarType::BFloat16;
-    case Precision::Float16: return c10::ScalarType::Half;
-    case Precision::Auto: break;
+    case Precision::Float32:
+      return c10::ScalarType::Float;
+    case Precision::BFloat16:
+      return c10::ScalarType::BFloat16;
+    case Precision::Float16:
+      return c10::ScalarType::Half;
+    case Precision::Auto:
+      break;
   }
   throw ConfigError("compute_dtype: Precision::Auto has no dtype yet; resolve it with choose_precision");
 }

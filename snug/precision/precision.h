@@ -4,10 +4,10 @@
 //   const auto speed = snug::measure_matmul_speed(device);                    // once, under a tenth of a second
 //   snug::Precision p = snug::choose_precision(speed);                // BFloat16 only where it is faster
 
+#include <string_view>
+
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
-
-#include <string_view>
 
 namespace snug {
 
@@ -29,7 +29,7 @@ c10::ScalarType compute_dtype(Precision);
 struct MatmulSpeed {
   double float32 = 0;
   double bfloat16 = 0;
-  double float16 = 0;  ///< a small product, so that a CPU without FP16 instructions answers in milliseconds
+  double float16 = 0;        ///< a small product, so that a CPU without FP16 instructions answers in milliseconds
   double float32_small = 0;  ///< the same small product, to compare float16 with
 };
 MatmulSpeed measure_matmul_speed(c10::Device device);

@@ -1,14 +1,16 @@
 #include "snug/train/config.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
+
+#include <fmt/format.h>
 
 #include "snug/core/error.h"
 
 namespace snug {
 
-std::string_view to_string(Checkpointing checkpointing) { return checkpointing == Checkpointing::None ? "none" : "blocks"; }
+std::string_view to_string(Checkpointing checkpointing) {
+  return checkpointing == Checkpointing::None ? "none" : "blocks";
+}
 
 Checkpointing checkpointing_from_string(std::string_view name) {
   for (const auto value : {Checkpointing::None, Checkpointing::Blocks}) {
@@ -53,7 +55,8 @@ T setting(const LogValues& settings, const std::string& name) {
       throw CorruptFile(fmt::format("TrainConfig: the setting '{}' in the run log has the wrong type", name));
     }
   }
-  throw CorruptFile(fmt::format("TrainConfig: the run log has no setting '{}'; was it written by another version of snug?", name));
+  throw CorruptFile(
+      fmt::format("TrainConfig: the run log has no setting '{}'; was it written by another version of snug?", name));
 }
 
 void at_least(const char* name, int64_t value, int64_t least) {
@@ -62,7 +65,9 @@ void at_least(const char* name, int64_t value, int64_t least) {
   }
 }
 
-int64_t interval(int64_t chosen, int64_t steps, int64_t times) { return chosen > 0 ? chosen : std::max<int64_t>(1, steps / times); }
+int64_t interval(int64_t chosen, int64_t steps, int64_t times) {
+  return chosen > 0 ? chosen : std::max<int64_t>(1, steps / times);
+}
 
 }  // namespace
 
@@ -90,11 +95,13 @@ void TrainConfig::check() const {
   at_least("snapshot_every", snapshot_every, 0);
   at_least("seed", seed, 0);
   if (micro_batch > batch) {
-    throw ConfigError(fmt::format("train: micro_batch {} is larger than batch {}; give at most {}", micro_batch, batch, batch));
+    throw ConfigError(
+        fmt::format("train: micro_batch {} is larger than batch {}; give at most {}", micro_batch, batch, batch));
   }
   if (!(lr > 0) || !(weight_decay >= 0) || !(clip_norm >= 0)) {
-    throw ConfigError(fmt::format("train: lr is {}, weight_decay {}, clip_norm {}; the first must be > 0, the others >= 0", lr,
-                                  weight_decay, clip_norm));
+    throw ConfigError(
+        fmt::format("train: lr is {}, weight_decay {}, clip_norm {}; the first must be > 0, the others >= 0", lr,
+                    weight_decay, clip_norm));
   }
 }
 

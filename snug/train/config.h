@@ -34,7 +34,7 @@ struct TrainConfig {
   Bytes memory = Bytes::unlimited();        ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
   Checkpointing checkpointing = Checkpointing::None;
-  double lr = 1e-3;         ///< the highest learning rate; warm-up and cosine around it
+  double lr = 1e-3;  ///< the highest learning rate; warm-up and cosine around it
   double weight_decay = 0.1;
   double clip_norm = 1.0;
   int64_t steps = 1000;

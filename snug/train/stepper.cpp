@@ -1,15 +1,15 @@
 #include "snug/train/stepper.h"
 
-#include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
-
 #include <algorithm>
 #include <chrono>
 #include <limits>
 #include <string>
 #include <vector>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include "snug/accumulation/window.h"
 #include "snug/core/error.h"
@@ -43,9 +43,9 @@ std::vector<std::pair<std::string, at::Tensor>> trained_parameters(const torch::
   }
   for (const auto& [name, parameter] : parameters) {
     if (parameter.device() != parameters.front().second.device()) {
-      throw ConfigError(fmt::format("Stepper: parameters '{}' and '{}' are on different devices, {} and {}; use one process per device",
-                                    parameters.front().first, name, parameters.front().second.device().str(),
-                                    parameter.device().str()));
+      throw ConfigError(fmt::format(
+          "Stepper: parameters '{}' and '{}' are on different devices, {} and {}; use one process per device",
+          parameters.front().first, name, parameters.front().second.device().str(), parameter.device().str()));
     }
   }
   return parameters;
@@ -62,13 +62,15 @@ GradScalerOptions scaler_options(GradScalerOptions options, Precision precision)
 
 void check(const StepperOptions& options) {
   if (options.micro_batch < 0) {
-    throw ConfigError(fmt::format("Stepper: micro_batch is {}; give a number of items, or 0 for the whole batch", options.micro_batch));
+    throw ConfigError(fmt::format("Stepper: micro_batch is {}; give a number of items, or 0 for the whole batch",
+                                  options.micro_batch));
   }
   if (options.accumulate < 1) {
     throw ConfigError(fmt::format("Stepper: accumulate is {}; it must be >= 1", options.accumulate));
   }
   if (!(options.clip_norm >= 0)) {
-    throw ConfigError(fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
+    throw ConfigError(
+        fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
   }
 }
 
@@ -140,8 +142,10 @@ class Stepper::Impl {
 
   StateDict state_dict() const {
     if (window_.size() > 0) {
-      throw ConfigError("Stepper.state_dict: an accumulation window is open and its gradients are not part of the state; save between "
-                        "steps, or flush() first");
+      throw ConfigError(
+          "Stepper.state_dict: an accumulation window is open and its gradients are not part of the state; save "
+          "between "
+          "steps, or flush() first");
     }
     StateDict state;
     state.set("precision", std::string(to_string(precision_)));
@@ -157,8 +161,9 @@ class Stepper::Impl {
         scaler_ = GradScaler(scaler_options(options_.scaler, precision_));
       }
     } else if (saved != precision_) {
-      throw ConfigError(fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
-                                    to_string(saved), to_string(precision_)));
+      throw ConfigError(
+          fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
+                      to_string(saved), to_string(precision_)));
     }
     scaler_.load_state_dict(state.get<StateDict>("scaler"));
   }
@@ -178,8 +183,8 @@ class Stepper::Impl {
       if (options_.memory_budget.is_unlimited()) {
         throw;
       }
-      throw BudgetExceeded(fmt::format(
-          "Stepper.step: the step does not fit into memory_budget {}: {}", options_.memory_budget.str(), error.what_without_backtrace()));
+      throw BudgetExceeded(fmt::format("Stepper.step: the step does not fit into memory_budget {}: {}",
+                                       options_.memory_budget.str(), error.what_without_backtrace()));
     } catch (...) {
       abandon();
       throw;
@@ -194,6 +199,7 @@ class Stepper::Impl {
 
   void begin_window() {
     optimizer_.zero_grad(/*set_to_none=*/true);
+    window_.begin();
     start_ = Clock::now();
     watch_.emplace(device());
   }
@@ -207,7 +213,9 @@ class Stepper::Impl {
       }
       const Loss loss = loss_of();
       if (split && loss.kind() == Loss::Kind::Whole) {
-        throw ConfigError("Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole batch at once");
+        throw ConfigError(
+            "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
+            "batch at once");
       }
       weighted = window_.weigh(loss, parts);
     }
@@ -225,7 +233,8 @@ class Stepper::Impl {
     result.scale_ = scaler_.scale(at::ones({}, at::TensorOptions().device(device())));
     if (totals.items > 0) {
       scaler_.unscale_(optimizer_);
-      result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(parameters_, options_.clip_norm) : grad_norm(parameters_);
+      result.grad_norm_ =
+          options_.clip_norm > 0 ? clip_grad_norm_(parameters_, options_.clip_norm) : grad_norm(parameters_);
       result.outcome_ = scaler_.step(optimizer_);
       scaler_.update();
       clear_autocast_cache();

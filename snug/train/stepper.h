@@ -8,14 +8,14 @@
 //   });
 //   if (result.stepped()) std::cout << result.loss() << "\n";
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <type_traits>
 #include <utility>
+
+#include <ATen/core/Tensor.h>
 
 #include "snug/accumulation/loss.h"
 #include "snug/accumulation/micro_batch.h"
@@ -168,7 +168,9 @@ B to_device(const B& batch, c10::Device device) {
 
 template <class B, class F>
 StepResult Stepper::step(const B& batch, F&& loss_of) {
-  const auto fetch = [&](Range range) { return detail::to_device(batch_slice(batch, range.begin, range.end), device()); };
+  const auto fetch = [&](Range range) {
+    return detail::to_device(batch_slice(batch, range.begin, range.end), device());
+  };
   std::optional<B> fetched;
   return step_over({
       .items = batch_size(batch),

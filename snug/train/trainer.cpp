@@ -1,15 +1,15 @@
 #include "snug/train/trainer.h"
 
-#include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <torch/utils.h>
-
 #include <chrono>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/utils.h>
 
 #include "snug/activations/checkpoint.h"
 #include "snug/core/error.h"
@@ -56,7 +56,8 @@ Gpt build_model(const TrainConfig& config, c10::Device device) {
   Gpt model(gpt_configuration(config.model));
   model->to(device);
   if (config.checkpointing == Checkpointing::Blocks) {
-    model->set_block_runner([](const auto& block, at::Tensor x) { return checkpoint({.label = "block"}, block, std::move(x)); });
+    model->set_block_runner(
+        [](const auto& block, at::Tensor x) { return checkpoint({.label = "block"}, block, std::move(x)); });
   }
   return model;
 }
@@ -99,9 +100,11 @@ class Trainer::Impl {
         context_(model_->options.context),
         sampler_(corpus_.number_of_windows(context_, Split::Train), static_cast<uint64_t>(config_.seed)),
         optimizer_(parameter_groups(model_, config_), {}),
-        stepper_(model_, optimizer_, {.precision = config_.precision, .micro_batch = config_.micro_batch, .clip_norm = config_.clip_norm}),
+        stepper_(model_, optimizer_,
+                 {.precision = config_.precision, .micro_batch = config_.micro_batch, .clip_norm = config_.clip_norm}),
         snapshots_(snapshots_path(config_.out)) {
-    schedule_ = {.peak = config_.lr, .warmup_steps = config_.warmup(), .total_steps = config_.steps, .floor = config_.lr / 10};
+    schedule_ = {
+        .peak = config_.lr, .warmup_steps = config_.warmup(), .total_steps = config_.steps, .floor = config_.lr / 10};
     schedule_.check();
     model_->train();
     if (start_ == Start::Resume) {
@@ -120,7 +123,8 @@ class Trainer::Impl {
       log_ = RunLog::resume(log_path(config_.out), step_);
       note(fmt::format("resumed after step {}", step_));
     }
-    TrainOutcome outcome{.step = step_, .finished = step_ >= config_.steps, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
+    TrainOutcome outcome{
+        .step = step_, .finished = step_ >= config_.steps, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
     while (step_ < config_.steps) {
       const StepRecord record = one_step();
       if (!log_) {
@@ -137,7 +141,8 @@ class Trainer::Impl {
         log_->sync();
         snapshots_.save(step_, parts());
       }
-      outcome = {.step = step_, .finished = last, .validation_loss = record.validation_loss.value_or(outcome.validation_loss)};
+      outcome = {
+          .step = step_, .finished = last, .validation_loss = record.validation_loss.value_or(outcome.validation_loss)};
       if (stop) {
         return outcome;
       }
@@ -163,11 +168,13 @@ class Trainer::Impl {
   Start start_checked(Start start) const {
     const bool exists = std::filesystem::exists(config_.out);
     if (start == Start::Fresh && exists) {
-      throw ConfigError(fmt::format("train: the run folder '{}' exists already; go on with it by --resume, or give another --out",
-                                    config_.out.string()));
+      throw ConfigError(
+          fmt::format("train: the run folder '{}' exists already; go on with it by --resume, or give another --out",
+                      config_.out.string()));
     }
     if (start == Start::Resume && !std::filesystem::exists(log_path(config_.out))) {
-      throw ConfigError(fmt::format("train: there is no run in '{}' to resume; leave --resume out to begin one", config_.out.string()));
+      throw ConfigError(fmt::format("train: there is no run in '{}' to resume; leave --resume out to begin one",
+                                    config_.out.string()));
     }
     return start;
   }
@@ -178,11 +185,14 @@ class Trainer::Impl {
     }
     if (config_.precision == Precision::Float16 || config_.precision == Precision::BFloat16) {
       const auto speed = measure_matmul_speed(device_);
-      const double ratio = config_.precision == Precision::Float16 ? speed.float16 / speed.float32_small : speed.bfloat16 / speed.float32;
+      const double ratio = config_.precision == Precision::Float16 ? speed.float16 / speed.float32_small
+                                                                   : speed.bfloat16 / speed.float32;
       if (ratio < 1) {
-        note(fmt::format("warning: {} matrix products run at {:.3g} times the speed of float32 on {}; training goes on, but float32 or "
-                         "auto would be faster",
-                         to_string(config_.precision), ratio, device_.str()));
+        note(
+            fmt::format("warning: {} matrix products run at {:.3g} times the speed of float32 on {}; training goes on, "
+                        "but float32 or "
+                        "auto would be faster",
+                        to_string(config_.precision), ratio, device_.str()));
       }
     }
   }
@@ -205,7 +215,8 @@ class Trainer::Impl {
       meter.attach(*model_);
       meter.attach(optimizer_);
       const auto begin = std::chrono::steady_clock::now();
-      const StepResult result = stepper_.step(batch, [&](const Batch& micro) { return next_byte_loss(model_, micro[0], micro[1]); });
+      const StepResult result =
+          stepper_.step(batch, [&](const Batch& micro) { return next_byte_loss(model_, micro[0], micro[1]); });
       const double loss = result.loss();  // waits for the device
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       ++step_;
@@ -260,7 +271,9 @@ class Trainer::Impl {
         {"model", stateful(model_)},
         {"optimizer", stateful(optimizer_)},
         {"stepper", stateful(stepper_)},
-        {"rng", {[] { return RngState::capture().state_dict(); }, [](const StateDict& s) { RngState::from_state_dict(s).restore(); }}},
+        {"rng",
+         {[] { return RngState::capture().state_dict(); },
+          [](const StateDict& s) { RngState::from_state_dict(s).restore(); }}},
         {"sampler",
          {[this] {
             StateDict state;
@@ -271,8 +284,9 @@ class Trainer::Impl {
           },
           [this](const StateDict& state) {
             if (state.get<int64_t>("size") != sampler_.size()) {
-              throw ConfigError(fmt::format("train: the run was started on text with {} windows, now there are {}; give the same --data",
-                                            state.get<int64_t>("size"), sampler_.size()));
+              throw ConfigError(fmt::format(
+                  "train: the run was started on text with {} windows, now there are {}; give the same --data",
+                  state.get<int64_t>("size"), sampler_.size()));
             }
             sampler_.seek(state.get<int64_t>("epoch"), state.get<int64_t>("position"));
           }}},

@@ -33,8 +33,8 @@ struct TrainCallbacks {
 };
 
 struct TrainOutcome {
-  int64_t step = 0;        ///< steps done, those before a resume included
-  bool finished = false;   ///< false: stop_requested
+  int64_t step = 0;            ///< steps done, those before a resume included
+  bool finished = false;       ///< false: stop_requested
   double validation_loss = 0;  ///< nats per byte on held-out text, after the last step; NaN if not finished
 };
 

@@ -19,8 +19,8 @@ namespace snug {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::same_bits;
 using torch::Tensor;
 
@@ -138,7 +138,8 @@ TEST(CheckpointErrors, OtherMetadataInTheRecomputationIsAnErrorThatNamesRegionTe
     return error_of<Error>([&] { y.sum().backward(); });
   };
   EXPECT_THAT(message_for([](const Tensor& h) { return h.flatten(); }),
-              AllOf(HasSubstr("blocks.3"), HasSubstr("saved tensor 1"), HasSubstr("Float[2, 3] on cpu"), HasSubstr("Float[6] on cpu")));
+              AllOf(HasSubstr("blocks.3"), HasSubstr("saved tensor 1"), HasSubstr("Float[2, 3] on cpu"),
+                    HasSubstr("Float[6] on cpu")));
   EXPECT_THAT(message_for([](const Tensor& h) { return h.to(torch::kDouble); }),
               AllOf(HasSubstr("blocks.3"), HasSubstr("Double[2, 3] on cpu")));
 }
@@ -146,8 +147,8 @@ TEST(CheckpointErrors, OtherMetadataInTheRecomputationIsAnErrorThatNamesRegionTe
 TEST(CheckpointErrors, MetadataMayDifferWhereOnlyTheNumberIsChecked) {
   bool again = false;
   const Tensor x = torch::rand({3}, torch::requires_grad());
-  const Tensor y = checkpoint({.determinism = Determinism::None},
-                              [&again](const Tensor& t) { return (again ? t.unsqueeze(0) : t).exp(); }, x);
+  const Tensor y = checkpoint(
+      {.determinism = Determinism::None}, [&again](const Tensor& t) { return (again ? t.unsqueeze(0) : t).exp(); }, x);
   again = true;
   y.sum().backward();
   EXPECT_TRUE(torch::equal(x.grad(), x.detach().exp()));
@@ -157,8 +158,9 @@ TEST(CheckpointErrors, FewerSavedTensorsInTheRecomputationAreAnErrorWithBothNumb
   for (const bool early_stop : {true, false}) {
     bool again = false;
     const Tensor x = torch::rand({3}, torch::requires_grad());
-    const Tensor y = checkpoint({.early_stop = early_stop, .label = "short"},
-                                [&again](const Tensor& t) { return again ? t.exp() : t.exp().exp(); }, x);
+    const Tensor y = checkpoint(
+        {.early_stop = early_stop, .label = "short"},
+        [&again](const Tensor& t) { return again ? t.exp() : t.exp().exp(); }, x);
     again = true;
     EXPECT_THAT(error_of<Error>([&] { y.sum().backward(); }),
                 HasSubstr("checkpoint 'short': 2 tensors were saved in forward and 1 in the recomputation"));
@@ -169,8 +171,8 @@ TEST(CheckpointErrors, MoreSavedTensorsAreAnErrorOnlyWithoutEarlyStop) {
   for (const bool early_stop : {true, false}) {
     bool again = false;
     const Tensor x = torch::rand({3}, torch::requires_grad());
-    const Tensor y = checkpoint({.early_stop = early_stop},
-                                [&again](const Tensor& t) { return again ? t.exp().exp() : t.exp(); }, x);
+    const Tensor y = checkpoint(
+        {.early_stop = early_stop}, [&again](const Tensor& t) { return again ? t.exp().exp() : t.exp(); }, x);
     again = true;
     if (early_stop) {
       y.sum().backward();
@@ -189,7 +191,8 @@ TEST(CheckpointErrors, AnInputThatIsWrittenBetweenForwardAndBackwardIsAnError) {
   const Tensor constant = torch::rand({3});
   const Tensor weight = torch::rand({3}, torch::requires_grad());
   for (const Tensor& input : {leaf, result, constant}) {
-    const Tensor loss = checkpoint([](const Tensor& t, const Tensor& w) { return (t + 1).exp() * w; }, input, weight).sum();
+    const Tensor loss =
+        checkpoint([](const Tensor& t, const Tensor& w) { return (t + 1).exp() * w; }, input, weight).sum();
     {
       const torch::NoGradGuard no_grad;
       input.add_(1);
@@ -221,7 +224,8 @@ TEST(CheckpointErrors, AWeightThatIsWrittenBetweenForwardAndBackwardIsAnErrorAsW
       const torch::NoGradGuard no_grad;
       weight.mul_(2);
     }
-    EXPECT_THAT(error_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation")) << checkpointed;
+    EXPECT_THAT(error_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"))
+        << checkpointed;
   }
 }
 
@@ -229,7 +233,8 @@ TEST(CheckpointErrors, AnErrorInANestedRegionNamesTheInnerOne) {
   int calls = 0;
   const Tensor x = torch::rand({3}, torch::requires_grad());
   const auto inner = [&calls](const Tensor& t) { return ++calls == 3 ? t : t.exp().sin(); };
-  const Tensor y = checkpoint({.label = "outer"}, [inner](const Tensor& t) { return checkpoint({.label = "inner"}, inner, t.cos()).exp(); }, x);
+  const Tensor y = checkpoint(
+      {.label = "outer"}, [inner](const Tensor& t) { return checkpoint({.label = "inner"}, inner, t.cos()).exp(); }, x);
   EXPECT_THAT(error_of<Error>([&] { y.sum().backward(); }), HasSubstr("checkpoint 'inner'"));
   EXPECT_TRUE(saving_is_plain());
 }

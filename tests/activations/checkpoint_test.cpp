@@ -17,8 +17,8 @@
 
 #include "snug/memory/saved_tensors.h"
 #include "snug/precision/autocast.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug {
 namespace {
@@ -45,7 +45,9 @@ Result run(const torch::nn::Module& model, const Forward& forward, const Tensor&
   const Tensor x = input.detach().clone().requires_grad_();
   Result result;
   result.output = forward(x);
-  (result.output.to(torch::kFloat) * torch::linspace(-1, 1, result.output.numel()).view_as(result.output)).sum().backward();
+  (result.output.to(torch::kFloat) * torch::linspace(-1, 1, result.output.numel()).view_as(result.output))
+      .sum()
+      .backward();
   result.gradients = gradients_of(model);
   result.gradients.push_back(x.grad());
   result.next_random = torch::rand({4});
@@ -105,8 +107,12 @@ TEST(Checkpoint, RecomputesDropoutWithTheMaskOfTheForward) {
 
 TEST(Checkpoint, WithoutPreservedRandomStateDrawsDropoutAnew) {
   auto model = make_mlp({8, 8});
-  const Forward forward = [model](const Tensor& x) mutable { return torch::dropout(model->forward(x), 0.5, true).pow(2); };
-  const Forward with_new_mask = [forward](const Tensor& x) { return checkpoint({.preserve_rng_state = false}, forward, x); };
+  const Forward forward = [model](const Tensor& x) mutable {
+    return torch::dropout(model->forward(x), 0.5, true).pow(2);
+  };
+  const Forward with_new_mask = [forward](const Tensor& x) {
+    return checkpoint({.preserve_rng_state = false}, forward, x);
+  };
   const Tensor x = torch::randn({16, 8});
   const auto expected = run(*model, forward, x);
   const auto result = run(*model, with_new_mask, x);
@@ -132,22 +138,31 @@ TEST(Checkpoint, UnderBFloat16AutocastGivesGradientsEqualToTheBit) {
   };
   const auto expected = run(*model, forward_with(false), x);
   expect_same(run(*model, forward_with(true), x), expected);
-  EXPECT_EQ(dtypes, std::vector<c10::ScalarType>(3, torch::kBFloat16)) << "plain, forward, recomputation (outside the region)";
+  EXPECT_EQ(dtypes, std::vector<c10::ScalarType>(3, torch::kBFloat16))
+      << "plain, forward, recomputation (outside the region)";
   EXPECT_FALSE(at::autocast::is_autocast_enabled(torch::kCPU));
 }
 
 TEST(Checkpoint, OfARegionWithoutAutocastIsRecomputedWithoutItInsideAnAutocastRegion) {
   auto model = make_mlp({6, 16, 5});
-  const Tensor x = torch::randn({4, 6});
-  const auto expected = run(*model, plain(model), x);
-  Tensor loss = (checkpoint(plain(model), x.clone().requires_grad_()) * torch::linspace(-1, 1, 20).view({4, 5})).sum();
-  model->zero_grad();
-  const Autocast autocast(torch::kCPU, torch::kBFloat16);
-  loss.backward();
-  auto gradients = gradients_of(*model);
-  gradients.push_back(expected.gradients.back());
-  EXPECT_TRUE(same_bits(gradients, expected.gradients));
-  EXPECT_TRUE(at::autocast::is_autocast_enabled(torch::kCPU));
+  std::vector<c10::ScalarType> dtypes;
+  const auto gradients = [&](bool checkpointed) {
+    model->zero_grad();
+    const Forward body = [&](const Tensor& t) {
+      const Tensor y = model->forward(t);
+      dtypes.push_back(y.scalar_type());
+      return y.exp();
+    };
+    const Tensor x = torch::linspace(-1, 1, 24).view({4, 6}).requires_grad_();
+    const Tensor loss = (checkpointed ? checkpoint({.early_stop = false}, body, x) : body(x)).sum();
+    const Autocast autocast(torch::kCPU, torch::kBFloat16);
+    loss.backward();
+    EXPECT_TRUE(at::autocast::is_autocast_enabled(torch::kCPU));
+    return gradients_of(*model);
+  };
+  const auto expected = gradients(false);
+  EXPECT_TRUE(same_bits(gradients(true), expected));
+  EXPECT_EQ(dtypes, std::vector<c10::ScalarType>(3, torch::kFloat));
 }
 
 TEST(Checkpoint, CallsEachRegionTwiceForABackward) {
@@ -171,8 +186,18 @@ TEST(Checkpoint, DoesNotCallAgainWhatBackwardDoesNotNeed) {
   int adds = 0;
   int unused = 0;
   const Tensor x = torch::rand({3}, torch::requires_grad());
-  const Tensor sum = checkpoint([&](const Tensor& t) { ++adds; return t + 1; }, x);       // saves nothing
-  const Tensor other = checkpoint([&](const Tensor& t) { ++unused; return t.exp(); }, x);  // not part of the loss
+  const Tensor sum = checkpoint(
+      [&](const Tensor& t) {
+        ++adds;
+        return t + 1;
+      },
+      x);  // saves nothing
+  const Tensor other = checkpoint(
+      [&](const Tensor& t) {
+        ++unused;
+        return t.exp();
+      },
+      x);  // not part of the loss
   sum.sum().backward();
   EXPECT_EQ(adds, 1);
   EXPECT_EQ(unused, 1);
@@ -182,7 +207,12 @@ TEST(Checkpoint, WithoutGradientModeIsOneCall) {
   int calls = 0;
   const Tensor x = torch::rand({3}, torch::requires_grad());
   const torch::NoGradGuard no_grad;
-  const Tensor y = checkpoint([&](const Tensor& t) { ++calls; return t.exp(); }, x);
+  const Tensor y = checkpoint(
+      [&](const Tensor& t) {
+        ++calls;
+        return t.exp();
+      },
+      x);
   EXPECT_EQ(calls, 1);
   EXPECT_FALSE(y.requires_grad());
   EXPECT_TRUE(same_bits(y, x.detach().exp()));
@@ -203,7 +233,9 @@ Tensor level(std::array<int, 3>& calls, size_t depth, const Tensor& x, bool chec
   ++calls[depth];
   Tensor h = x.sin();
   if (depth > 0) {
-    const auto inner = [&calls, depth, checkpointed](const Tensor& t) { return level(calls, depth - 1, t, checkpointed); };
+    const auto inner = [&calls, depth, checkpointed](const Tensor& t) {
+      return level(calls, depth - 1, t, checkpointed);
+    };
     h = checkpointed ? checkpoint(inner, h) : inner(h);
   }
   return h.cos();
@@ -220,7 +252,8 @@ TEST(Checkpoint, NestsThreeDeep) {
   const Tensor expected = gradient(false);
   calls = {};
   EXPECT_TRUE(same_bits(gradient(true), expected));
-  EXPECT_EQ(calls, (std::array{4, 3, 2})) << "innermost first: forward, the recomputation of each level around it, its own";
+  EXPECT_EQ(calls, (std::array{4, 3, 2}))
+      << "innermost first: forward, the recomputation of each level around it, its own";
 }
 
 TEST(Checkpoint, NestedWithDropoutGivesGradientsEqualToTheBit) {
@@ -229,7 +262,10 @@ TEST(Checkpoint, NestedWithDropoutGivesGradientsEqualToTheBit) {
   const Forward twice = [layer](const Tensor& x) { return layer(layer(x).relu()); };
   const Forward nested = [layer](const Tensor& x) {
     return checkpoint(
-        [layer](const Tensor& t) { return checkpoint(layer, checkpoint([layer](const Tensor& u) { return layer(u); }, t).relu()); }, x);
+        [layer](const Tensor& t) {
+          return checkpoint(layer, checkpoint([layer](const Tensor& u) { return layer(u); }, t).relu());
+        },
+        x);
   };
   const Tensor x = torch::randn({4, 8});
   expect_same(run(*model, nested, x), run(*model, twice, x));
@@ -353,12 +389,14 @@ TEST(Checkpoint, TakesAndReturnsTuplesVectorsOptionalsAndMaps) {
 
 TEST(Checkpoint, TakesPlainValuesAndUndefinedTensors) {
   Pair p;
-  const auto fn = [](const Tensor& a, double factor, const std::string& name, const Tensor& undefined, const Tensor& b) {
+  const auto fn = [](const Tensor& a, double factor, const std::string& name, const Tensor& undefined,
+                     const Tensor& b) {
     EXPECT_FALSE(undefined.defined());
     return a.exp() * factor * static_cast<double>(name.size()) * b.sin();
   };
   const auto expected = p.gradients_of_loss(fn(p.a, 2.5, "four", {}, p.b).sum());
-  EXPECT_TRUE(same_bits(p.gradients_of_loss(checkpoint(fn, p.a, 2.5, std::string("four"), Tensor(), p.b).sum()), expected));
+  EXPECT_TRUE(
+      same_bits(p.gradients_of_loss(checkpoint(fn, p.a, 2.5, std::string("four"), Tensor(), p.b).sum()), expected));
 }
 
 TEST(Checkpoint, TakesCallablesThatCannotBeCopied) {

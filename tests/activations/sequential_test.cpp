@@ -14,9 +14,9 @@ namespace snug {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::error_of;
 using testing::gradients_of;
+using ::testing::HasSubstr;
 using testing::same_bits;
 using torch::Tensor;
 
@@ -68,7 +68,8 @@ TEST(CheckpointSequential, InTwoSegmentsGivesGradientsEqualToTheBitAndCallsTheFi
   Layers layers;
   const auto expected = layers.gradients([&](const Tensor& x) { return layers.model->forward(x); });
   EXPECT_EQ(layers.calls, (std::vector{1, 1, 1, 1, 1, 1}));
-  EXPECT_TRUE(same_bits(layers.gradients([&](const Tensor& x) { return checkpoint_sequential(layers.model, 2, x); }), expected));
+  EXPECT_TRUE(same_bits(layers.gradients([&](const Tensor& x) { return checkpoint_sequential(layers.model, 2, x); }),
+                        expected));
   EXPECT_EQ(layers.calls, (std::vector{2, 2, 2, 1, 1, 1}));
 }
 
@@ -83,9 +84,12 @@ TEST(CheckpointSequential, RecomputesTheLastSegmentTooIfAsked) {
 TEST(CheckpointSequential, OneSegmentIsPlainTrainingOrOneRegion) {
   Layers layers;
   const auto expected = layers.gradients([&](const Tensor& x) { return layers.model->forward(x); });
-  EXPECT_TRUE(same_bits(layers.gradients([&](const Tensor& x) { return checkpoint_sequential(layers.model, 1, x); }), expected));
+  EXPECT_TRUE(same_bits(layers.gradients([&](const Tensor& x) { return checkpoint_sequential(layers.model, 1, x); }),
+                        expected));
   EXPECT_EQ(layers.calls, std::vector(6, 1));
-  const auto one_region = [&](const Tensor& x) { return checkpoint_sequential(layers.model, 1, x, LastSegment::Recompute); };
+  const auto one_region = [&](const Tensor& x) {
+    return checkpoint_sequential(layers.model, 1, x, LastSegment::Recompute);
+  };
   EXPECT_TRUE(same_bits(layers.gradients(one_region), expected));
   EXPECT_EQ(layers.calls, std::vector(6, 2));
 }
@@ -115,9 +119,13 @@ TEST(CheckpointSequential, CutsAsPythonDoesWithTheRemainderInTheLastSegment) {
 TEST(CheckpointSequential, WorksOnDropoutWithTheMaskOfTheForward) {
   const auto gradients = [](int64_t segments) {
     torch::manual_seed(5);
-    torch::nn::Sequential model(torch::nn::Linear(8, 8), torch::nn::Dropout(0.5), torch::nn::Linear(8, 8), torch::nn::Dropout(0.5));
+    torch::nn::Sequential model(torch::nn::Linear(8, 8), torch::nn::Dropout(0.5), torch::nn::Linear(8, 8),
+                                torch::nn::Dropout(0.5));
     const Tensor x = torch::ones({4, 8});
-    (segments == 0 ? model->forward(x) : checkpoint_sequential(model, segments, x, LastSegment::Recompute)).pow(2).sum().backward();
+    (segments == 0 ? model->forward(x) : checkpoint_sequential(model, segments, x, LastSegment::Recompute))
+        .pow(2)
+        .sum()
+        .backward();
     return gradients_of(*model);
   };
   EXPECT_TRUE(same_bits(gradients(2), gradients(0)));

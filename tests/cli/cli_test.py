@@ -31,7 +31,8 @@ class SnugTest(unittest.TestCase):
         self.text.write_text(TEXT)
 
     def snug(self, *arguments):
-        return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+        return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, errors="replace",
+                              env=ENVIRONMENT, timeout=300)
 
     def train(self, out, *arguments):
         done = self.snug("train", "--data", self.text, "--out", self.folder / out, *SMALL, *arguments)

@@ -1,6 +1,6 @@
-#include <snug/snug.h>
-
 #include <iostream>
+
+#include <snug/snug.h>
 
 int main() {
   torch::nn::Linear model(4, 1);

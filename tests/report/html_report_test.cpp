@@ -264,13 +264,19 @@ TEST(HtmlReport, ShowsTheValuesOfASingleRecord) {
 
 TEST(HtmlReport, PointsOutLossesThatAreNotFinite) {
   RunHistory history = example_history(200);
-  for (size_t i = 50; i < 90; ++i) {
+  for (size_t i = 50; i < 58; ++i) {
     history.records[i].loss = kNan;
   }
   history.records.back().loss = kNan;
   const std::string page = html_report(history);
-  expect_contains(page, "NaN or infinite (41)");
+  expect_contains(page, "NaN or infinite (9)");
   expect_contains(page, ">NaN<");
+  // Neither the single steps nor their mean are drawn across the gap.
+  for (const std::string_view opening :
+       {"<path class=\"line training faint\" d=\"", "<path class=\"line training\" d=\""}) {
+    const size_t begin = page.find(opening) + opening.size();
+    EXPECT_EQ(count(page.substr(begin, page.find('"', begin) - begin), "M"), 2u) << opening;
+  }
 }
 
 TEST(HtmlReport, DrawsALogarithmicAxisOnlyWhereAFewValuesWouldHideTheRest) {

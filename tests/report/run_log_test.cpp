@@ -2,9 +2,11 @@
 
 #include <bit>
 #include <cmath>
+#include <csignal>
 #include <limits>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "snug/core/error.h"
 #include "tests/support/failing_file_system.h"
@@ -300,6 +302,41 @@ TEST(RunLog, ReportsAFullDisk) {
   const std::string error = error_of<Error>([&] { log.write(example_record(1)); });
   expect_contains(error, (folder / "log").string());
   expect_contains(error, "No space left on device");
+}
+
+// While it lives, no file of this process can grow beyond `bytes`: a write is cut off there.
+class [[nodiscard]] FileSizeLimit final {
+ public:
+  explicit FileSizeLimit(size_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &old_limit_);
+    rlimit limit = old_limit_;
+    limit.rlim_cur = bytes;
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &old_limit_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+
+ private:
+  void (*old_handler_)(int);
+  rlimit old_limit_{};
+};
+
+TEST(RunLog, TakesBackALineThatDidNotFit) {
+  TemporaryFolder folder;
+  RunLog log = RunLog::create(folder / "log", kSettings);
+  log.write(example_record(1));
+  const std::string before = content_of(folder / "log");
+  {
+    FileSizeLimit limit(before.size() + 20);
+    EXPECT_THROW(log.write(example_record(2)), Error);
+  }
+  EXPECT_EQ(content_of(folder / "log"), before);
+  log.write(example_record(3));
+  EXPECT_EQ(read_run_log(folder / "log").records.back(), example_record(3));
 }
 
 TEST(RunLog, NamesTheFileThatCannotBeOpened) {

@@ -29,8 +29,9 @@ inline ::testing::AssertionResult same_bits(const Tensor& a, const Tensor& b) {
   if (torch::equal(x, y)) {
     return ::testing::AssertionSuccess();
   }
-  return ::testing::AssertionFailure() << "values differ by up to "
-                                       << (a.detach().to(torch::kDouble) - b.detach().to(torch::kDouble)).abs().max().item<double>();
+  return ::testing::AssertionFailure()
+         << "values differ by up to "
+         << (a.detach().to(torch::kDouble) - b.detach().to(torch::kDouble)).abs().max().item<double>();
 }
 
 inline ::testing::AssertionResult same_bits(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
@@ -52,8 +53,8 @@ inline ::testing::AssertionResult close_in_norm(const Tensor& a, const Tensor& b
   if (error <= bound * scale) {
     return ::testing::AssertionSuccess();
   }
-  return ::testing::AssertionFailure() << "norm of the difference is " << error << ", " << error / scale << " of " << scale
-                                       << "; the bound is " << bound;
+  return ::testing::AssertionFailure() << "norm of the difference is " << error << ", " << error / scale << " of "
+                                       << scale << "; the bound is " << bound;
 }
 
 inline std::vector<Tensor> clones_of(const std::vector<Tensor>& tensors) {

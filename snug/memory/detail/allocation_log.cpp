@@ -69,9 +69,8 @@ void AllocationLog::forget_history() {
   for (const auto& [data, id] : live_) {
     alive_before_events_.insert(id);
   }
-  std::erase_if(blocks_, [&](const auto& entry) {
-    return !entry.second.alive && !alive_at_old_peak_.contains(entry.first);
-  });
+  std::erase_if(blocks_,
+                [&](const auto& entry) { return !entry.second.alive && !alive_at_old_peak_.contains(entry.first); });
   events_.clear();
   events_before_peak_ = 0;
 }

@@ -2,6 +2,7 @@
 // AllocationLog: a record of allocations and releases that can tell which blocks were alive at the worst moment, without
 // doing work at each new peak. Plain data, no tensors.
 
+#include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 #include <unordered_set>

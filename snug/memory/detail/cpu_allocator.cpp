@@ -1,9 +1,5 @@
 #include "snug/memory/detail/cpu_allocator.h"
 
-#include <c10/core/Allocator.h>
-#include <c10/core/CPUAllocator.h>
-#include <c10/util/Exception.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -11,6 +7,10 @@
 #include <mutex>
 #include <set>
 #include <vector>
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
 
 #include "snug/core/bytes.h"
 
@@ -115,9 +115,7 @@ class CountingAllocator final : public c10::Allocator {
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
 
-  void copy_data(void* dest, const void* src, std::size_t count) const override {
-    default_copy_data(dest, src, count);
-  }
+  void copy_data(void* dest, const void* src, std::size_t count) const override { default_copy_data(dest, src, count); }
 };
 
 // Before main, so before any tensor that a program makes. Tensors that other static initialisers may have made keep the

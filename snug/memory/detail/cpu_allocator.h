@@ -3,9 +3,9 @@
 // observers. It wraps the allocator that LibTorch had and is put in its place when libsnug is loaded, so that nothing
 // escapes the count.
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
+
+#include <c10/core/Device.h>
 
 namespace snug::detail {
 

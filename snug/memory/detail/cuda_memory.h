@@ -2,9 +2,9 @@
 // What needs CUDA's own headers, behind two functions: cuda_memory.cpp where snug is built with CUDA, no_cuda_memory.cpp
 // otherwise.
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
+
+#include <c10/core/Device.h>
 
 namespace snug::detail {
 

@@ -1,8 +1,8 @@
 #include "snug/memory/detail/peak_watch.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
-
 #include <algorithm>
+
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include "snug/memory/limit.h"
 

@@ -2,10 +2,10 @@
 // PeakWatch: the most tensor memory that was alive at once on a device since the watch was made. Two atomics an allocation on
 // CPU; elsewhere the device allocator's own statistics.
 
-#include <c10/core/Device.h>
-
 #include <atomic>
 #include <cstdint>
+
+#include <c10/core/Device.h>
 
 #include "snug/memory/detail/cpu_allocator.h"
 

@@ -1,10 +1,10 @@
 #pragma once
 // The saved-tensor seam, for the library's own use: what SavedTensorHooks offers to users, as an interface.
 
-#include <ATen/core/Tensor.h>
-
 #include <any>
 #include <memory>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug::detail {
 

@@ -1,10 +1,10 @@
 #pragma once
 // This thread's whole autocast state, captured in forward and set again around a recomputation.
 
+#include <vector>
+
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
-
-#include <vector>
 
 namespace snug::detail {
 

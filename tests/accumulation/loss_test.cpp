@@ -1,0 +1,27 @@
+#include "snug/accumulation/loss.h"
+
+#include <gtest/gtest.h>
+
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+TEST(Loss, KeepsValueKindAndCount) {
+  const Loss loss = Loss::mean(torch::tensor(0.5), 4);
+  EXPECT_EQ(loss.kind(), Loss::Kind::Mean);
+  EXPECT_EQ(loss.count(), 4);
+  EXPECT_EQ(loss.value().item<float>(), 0.5F);
+  EXPECT_EQ(Loss::sum(torch::tensor(0.5), torch::tensor(7)).count(), 7);
+  EXPECT_EQ(Loss::whole(torch::tensor(0.5)).kind(), Loss::Kind::Whole);
+}
+
+TEST(Loss, RefusesWhatIsNoScalarOrNoCount) {
+  EXPECT_THROW((void)Loss::sum(torch::ones({2}), 2), ConfigError);
+  EXPECT_THROW((void)Loss::sum(torch::Tensor(), 2), ConfigError);
+  EXPECT_THROW((void)Loss::sum(torch::ones({}), -1), ConfigError);
+  EXPECT_THROW((void)Loss::sum(torch::ones({}), torch::ones({2}, torch::kLong)), ConfigError);
+}
+
+}  // namespace
+}  // namespace snug

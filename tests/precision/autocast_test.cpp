@@ -1,0 +1,194 @@
+#include "snug/precision/autocast.h"
+
+#include <stdexcept>
+#include <thread>
+#include <tuple>
+
+#include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/optim/adamw.h"
+#include "snug/precision/detail/autocast_state.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using torch::kBFloat16;
+using torch::kCPU;
+using torch::kHalf;
+using torch::Tensor;
+
+auto state() {
+  return std::make_tuple(at::autocast::is_autocast_enabled(kCPU), at::autocast::get_autocast_dtype(kCPU),
+                         at::autocast::is_autocast_cache_enabled());
+}
+
+c10::ScalarType product_type() {
+  const Tensor a = torch::ones({2, 2});
+  return torch::matmul(a, a).scalar_type();
+}
+
+TEST(Autocast, ComputesProductsInTheTypeAndEndsWithItsScope) {
+  {
+    const Autocast autocast(kCPU, kBFloat16);
+    EXPECT_EQ(product_type(), kBFloat16);
+  }
+  EXPECT_EQ(product_type(), torch::kFloat);
+}
+
+TEST(Autocast, RestoresTheStateItFound) {
+  const auto before = state();
+  {
+    const Autocast outer(kCPU, kHalf, {.cache = false});
+    EXPECT_EQ(state(), std::make_tuple(true, kHalf, false));
+    {
+      const Autocast inner(kCPU, kBFloat16);
+      EXPECT_EQ(state(), std::make_tuple(true, kBFloat16, true));
+    }
+    EXPECT_EQ(state(), std::make_tuple(true, kHalf, false));
+  }
+  EXPECT_EQ(state(), before);
+}
+
+TEST(Autocast, RestoresTheStateAfterAnException) {
+  const auto before = state();
+  try {
+    const Autocast autocast(kCPU, kBFloat16);
+    throw std::runtime_error("inside");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_EQ(state(), before);
+  EXPECT_EQ(product_type(), torch::kFloat);
+}
+
+TEST(Autocast, DisabledInsideComputesInTheInputsTypeAndGoesOnAfterwards) {
+  const Autocast outer(kCPU, kBFloat16);
+  {
+    const Autocast off(kCPU, kBFloat16, {.enabled = false});
+    EXPECT_EQ(product_type(), torch::kFloat);
+  }
+  EXPECT_EQ(product_type(), kBFloat16);
+}
+
+TEST(Autocast, BelongsToItsThread) {
+  const Autocast autocast(kCPU, kBFloat16);
+  c10::ScalarType elsewhere = kBFloat16;
+  std::thread([&] { elsewhere = product_type(); }).join();
+  EXPECT_EQ(elsewhere, torch::kFloat);
+}
+
+TEST(Autocast, RefusesTypesAndDevicesItCannotCastTo) {
+  const auto before = state();
+  EXPECT_THAT(error_of<ConfigError>([] { const Autocast autocast(kCPU, torch::kFloat); }),
+              HasSubstr("Float is not a type to cast to"));
+  EXPECT_THAT(error_of<ConfigError>([] { const Autocast autocast(kCPU, torch::kInt); }), HasSubstr("Int"));
+  EXPECT_THAT(error_of<ConfigError>([] { const Autocast autocast(torch::kMeta, kBFloat16); }), HasSubstr("meta"));
+  EXPECT_EQ(state(), before);
+}
+
+// LibTorch keeps the cast of a weight under the weight's identity. After a write, the old cast is the wrong one.
+struct Weight {
+  Tensor weight = torch::ones({4, 4}, torch::requires_grad());
+  Tensor x = torch::ones({1, 4});
+
+  float product() const { return torch::matmul(x, weight)[0][0].item<float>(); }
+  void add_one() {
+    const torch::NoGradGuard no_grad;
+    weight.add_(1);
+  }
+};
+
+TEST(AutocastCache, IsEmptyInTheNextRegion) {
+  Weight w;
+  for (const float expected : {4.0f, 8.0f, 12.0f}) {
+    {
+      const Autocast autocast(kCPU, kBFloat16);
+      EXPECT_EQ(w.product(), expected);
+    }
+    w.add_one();
+  }
+}
+
+TEST(AutocastCache, IsEmptyAfterARegionThatThrew) {
+  Weight w;
+  try {
+    const Autocast autocast(kCPU, kBFloat16);
+    w.product();
+    throw std::runtime_error("inside");
+  } catch (const std::runtime_error&) {
+  }
+  w.add_one();
+  const Autocast autocast(kCPU, kBFloat16);
+  EXPECT_EQ(w.product(), 8.0f);
+}
+
+TEST(AutocastCache, IsEmptiedByClearAutocastCache) {
+  Weight w;
+  const Autocast autocast(kCPU, kBFloat16);
+  EXPECT_EQ(w.product(), 4.0f);
+  w.add_one();
+  EXPECT_EQ(w.product(), 4.0f) << "LibTorch no longer gives the stale cast: is clearing still needed?";
+  clear_autocast_cache();
+  EXPECT_EQ(w.product(), 8.0f);
+}
+
+TEST(AutocastCache, IsNotUsedWhereItIsOff) {
+  Weight w;
+  const Autocast autocast(kCPU, kBFloat16, {.cache = false});
+  EXPECT_EQ(w.product(), 4.0f);
+  w.add_one();
+  EXPECT_EQ(w.product(), 8.0f);
+}
+
+TEST(AutocastCache, IsEmptiedByAStepOfOurOptimizerInsideTheRegion) {
+  Weight w;
+  AdamW optimizer({w.weight},
+                  {.lr = 1.0, .eps = 0, .weight_decay = 0});  // the first step is lr times the gradient's sign
+  const Autocast autocast(kCPU, kBFloat16);
+  EXPECT_EQ(w.product(), 4.0f);
+  w.weight.mutable_grad() = torch::full({4, 4}, -1.0);
+  optimizer.step();
+  EXPECT_FLOAT_EQ(w.weight[0][0].item<float>(), 2.0f);
+  EXPECT_EQ(w.product(), 8.0f);
+}
+
+TEST(AutocastStateScope, SetsAWholeStateAndRestoresTheOneBefore) {
+  detail::AutocastState inside;
+  {
+    const Autocast autocast(kCPU, kHalf, {.cache = false});
+    inside = detail::AutocastState::capture();
+  }
+  const auto before = state();
+  Weight w;
+  {
+    const detail::AutocastStateScope scope(inside);
+    EXPECT_EQ(state(), std::make_tuple(true, kHalf, false));
+  }
+  EXPECT_EQ(state(), before);
+}
+
+TEST(AutocastStateScope, LeavesNoCastBehind) {
+  detail::AutocastState inside;
+  {
+    const Autocast autocast(kCPU, kBFloat16);
+    inside = detail::AutocastState::capture();
+  }
+  Weight w;
+  for (const float expected : {4.0f, 8.0f}) {
+    {
+      const detail::AutocastStateScope scope(inside);
+      EXPECT_EQ(w.product(), expected);
+    }
+    w.add_one();
+  }
+}
+
+}  // namespace
+}  // namespace snug

@@ -1,0 +1,71 @@
+#include "snug/precision/precision.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using testing::error_of;
+using ::testing::HasSubstr;
+
+constexpr Precision kAll[] = {Precision::Float32, Precision::BFloat16, Precision::Float16, Precision::Auto};
+
+TEST(Precision, HasANameThatLeadsBackToIt) {
+  for (const Precision precision : kAll) {
+    EXPECT_EQ(precision_from_string(to_string(precision)), precision);
+  }
+  EXPECT_EQ(to_string(Precision::BFloat16), "bfloat16");
+}
+
+TEST(Precision, AnUnknownNameIsAnErrorThatListsTheKnownOnes) {
+  for (const char* name : {"", "fp32", "BFloat16", "float64"}) {
+    EXPECT_THAT(error_of<ConfigError>([&] { precision_from_string(name); }),
+                AllOf(HasSubstr("'" + std::string(name) + "'"), HasSubstr("float32, bfloat16, float16 or auto")));
+  }
+}
+
+TEST(Precision, NamesTheTypeToComputeInExceptForAuto) {
+  EXPECT_EQ(compute_dtype(Precision::Float32), torch::kFloat);
+  EXPECT_EQ(compute_dtype(Precision::BFloat16), torch::kBFloat16);
+  EXPECT_EQ(compute_dtype(Precision::Float16), torch::kHalf);
+  EXPECT_THAT(error_of<ConfigError>([] { compute_dtype(Precision::Auto); }), HasSubstr("choose_precision"));
+}
+
+TEST(ChoosePrecision, TakesBFloat16OnlyWhereItsProductsAreFasterByMoreThanTheCastsCost) {
+  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 400}), Precision::BFloat16);
+  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 120}), Precision::BFloat16);
+  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 119}), Precision::Float32);
+  EXPECT_EQ(choose_precision({.float32 = 217, .bfloat16 = 50}), Precision::Float32);
+}
+
+TEST(ChoosePrecision, NeverTakesFloat16HoweverFast) {
+  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 100, .float16 = 1e6, .float32_small = 1}),
+            Precision::Float32);
+}
+
+TEST(MeasureMatmulSpeed, GivesAPositiveNumberForEachType) {
+  const auto speed = measure_matmul_speed(torch::kCPU);
+  EXPECT_GT(speed.float32, 0);
+  EXPECT_GT(speed.bfloat16, 0);
+  EXPECT_GT(speed.float16, 0);
+  EXPECT_GT(speed.float32_small, 0);
+}
+
+TEST(MeasureMatmulSpeed, LeavesTheRandomGeneratorAlone) {
+  torch::manual_seed(1);
+  const auto expected = torch::rand({4});
+  torch::manual_seed(1);
+  measure_matmul_speed(torch::kCPU);
+  EXPECT_TRUE(testing::same_bits(torch::rand({4}), expected));
+}
+
+}  // namespace
+}  // namespace snug
