@@ -65,8 +65,8 @@ void check_options(const GroupOptions& o) {
   }
 }
 
-// Options of another optimizer have another layout in memory, so their type is looked at first.
-const GroupOptions& checked_options(torch::optim::OptimizerParamGroup& group) {
+// torch's base class drops options of another optimizer without a word.
+const GroupOptions& checked_options(const torch::optim::OptimizerParamGroup& group) {
   const auto* options = dynamic_cast<const GroupOptions*>(&group.options());
   if (options == nullptr) {
     throw ConfigError("AdamW: a parameter group has the options of another optimizer; give torch::optim::AdamWOptions");
@@ -158,6 +158,11 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options)
     : torch::optim::Optimizer(groups, std::make_unique<GroupOptions>(to_group_options(options))) {
+  for (const auto& group : groups) {
+    if (group.has_options()) {
+      checked_options(group);
+    }
+  }
   size_t index = 0;
   std::unordered_set<const void*> seen;
   for (auto& group : param_groups()) {

@@ -1,0 +1,164 @@
+// Scaler, optimizers and clipping driven line by line, so that a script can do the same in Python and compare. One command per
+// line of stdin, one answer per line of stdout: "ok ..." or "error MESSAGE". Floats go as the eight hex digits of their bits.
+//
+//   param BITS...               a new parameter with these values               ok INDEX
+//   sgd LR PARAMS...            a new optimizer over these parameters           ok INDEX
+//   adamw LR B1 B2 EPS WD PARAMS...                                             ok INDEX
+//   scaler INIT GROWTH BACKOFF INTERVAL     a new scaler; until then optimizers step by themselves
+//   grad PARAM BITS...          sets the gradient;    nograd PARAM   drops it
+//   scale | unscale OPT | step OPT | update | update_to X                       step: ok 1, or ok 0 if skipped
+//   state                       the scaler's                                    ok SCALE TRACKER
+//   clip MAX TYPE PARAMS...                                                     ok NORM
+//   values | grads              of all parameters                               ok BITS...
+
+#include <bit>
+#include <cstdint>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/clip.h"
+#include "snug/precision/grad_scaler.h"
+
+namespace {
+
+using torch::Tensor;
+
+Tensor tensor_from(std::istream& words) {
+  std::vector<float> values;
+  for (std::string bits; words >> bits;) {
+    values.push_back(std::bit_cast<float>(static_cast<uint32_t>(std::stoul(bits, nullptr, 16))));
+  }
+  return torch::tensor(values);
+}
+
+std::string bits_of(const Tensor& tensor) {
+  const Tensor flat = tensor.detach().contiguous().flatten();
+  std::string text;
+  for (int64_t i = 0; i < flat.numel(); ++i) {
+    text += fmt::format(" {:08x}", std::bit_cast<uint32_t>(flat.data_ptr<float>()[i]));
+  }
+  return text;
+}
+
+class Session {
+ public:
+  std::string answer(const std::string& line) {
+    std::istringstream words(line);
+    std::string command;
+    words >> command;
+    if (command == "param") {
+      parameters_.push_back(tensor_from(words).requires_grad_());
+      return fmt::format(" {}", parameters_.size() - 1);
+    }
+    if (command == "sgd") {
+      const double lr = number(words);
+      optimizers_.push_back(std::make_unique<torch::optim::SGD>(listed(words), torch::optim::SGDOptions(lr)));
+      return fmt::format(" {}", optimizers_.size() - 1);
+    }
+    if (command == "adamw") {
+      const double lr = number(words), beta1 = number(words), beta2 = number(words), eps = number(words), decay = number(words);
+      optimizers_.push_back(std::make_unique<snug::AdamW>(
+          listed(words),
+          snug::AdamWOptions{.lr = lr, .beta1 = beta1, .beta2 = beta2, .eps = eps, .weight_decay = decay}));
+      return fmt::format(" {}", optimizers_.size() - 1);
+    }
+    if (command == "scaler") {
+      const double init = number(words), growth = number(words), backoff = number(words);
+      scaler_.emplace(snug::GradScalerOptions{.init_scale = init,
+                                              .growth_factor = growth,
+                                              .backoff_factor = backoff,
+                                              .growth_interval = static_cast<int64_t>(number(words))});
+      return "";
+    }
+    if (command == "grad" || command == "nograd") {
+      const Tensor& parameter = parameters_.at(index(words));
+      parameter.mutable_grad() = command == "grad" ? tensor_from(words) : Tensor();
+      return "";
+    }
+    if (command == "clip") {
+      const double max_norm = number(words), norm_type = number(words);
+      return bits_of(snug::clip_grad_norm_(listed(words), max_norm, norm_type));
+    }
+    if (command == "values" || command == "grads") {
+      std::string text;
+      for (const Tensor& parameter : parameters_) {
+        text += command == "values" ? bits_of(parameter) : parameter.grad().defined() ? bits_of(parameter.grad()) : " none";
+      }
+      return text;
+    }
+    if (command == "step") {
+      torch::optim::Optimizer& optimizer = *optimizers_.at(index(words));
+      if (!scaler_) {
+        optimizer.step();
+        return " 1";
+      }
+      return scaler_->step(optimizer) ? " 1" : " 0";
+    }
+    return scaling(command, words);
+  }
+
+ private:
+  std::string scaling(const std::string& command, std::istream& words) {
+    if (command == "scale") {
+      scaler_->scale(torch::ones({}));
+    } else if (command == "unscale") {
+      scaler_->unscale_(*optimizers_.at(index(words)));
+    } else if (command == "update") {
+      scaler_->update();
+    } else if (command == "update_to") {
+      scaler_->update(number(words));
+    } else if (command == "state") {
+      const auto state = scaler_->state_dict();
+      return bits_of(torch::tensor(static_cast<float>(state.get<double>("scale")))) +
+             fmt::format(" {}", state.get<int64_t>("_growth_tracker"));
+    } else {
+      throw std::invalid_argument("unknown command " + command);
+    }
+    return "";
+  }
+
+  static double number(std::istream& words) {
+    std::string word;
+    words >> word;
+    return std::stod(word);
+  }
+  static size_t index(std::istream& words) { return static_cast<size_t>(number(words)); }
+  std::vector<Tensor> listed(std::istream& words) const {
+    std::vector<Tensor> result;
+    for (size_t i = 0; words >> i;) {
+      result.push_back(parameters_.at(i));
+    }
+    return result;
+  }
+
+  std::vector<Tensor> parameters_;
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
+  std::optional<snug::GradScaler> scaler_;
+};
+
+}  // namespace
+
+int main() {
+  std::optional<Session> session(std::in_place);
+  for (std::string line; std::getline(std::cin, line);) {
+    if (line == "new") {
+      session.emplace();
+      std::cout << "ok\n";
+      continue;
+    }
+    try {
+      std::cout << "ok" << session->answer(line) << "\n";
+    } catch (const snug::Error& error) {
+      std::cout << "error " << error.what() << "\n";
+    }
+  }
+}
