@@ -22,6 +22,7 @@ class Loss {
   static Loss sum(at::Tensor sum, at::Tensor count);
   /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
   static Loss mean(at::Tensor mean, int64_t count);
+  /// The count is read at once, which waits for its device: a mean over nothing must not go backward.
   static Loss mean(at::Tensor mean, at::Tensor count);
   /// A loss that is no sum over items (contrastive losses, for example): its batch must not be split.
   static Loss whole(at::Tensor loss);

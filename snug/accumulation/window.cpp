@@ -39,17 +39,8 @@ void AccumulationWindow::reset() {
   items_ = 0;
   items_on_device_.reset();
   loss_sum_.reset();
-  provisional_ = 1;
+  provisional_ = 0;
   provisional_on_device_.reset();
-}
-
-void AccumulationWindow::choose_provisional_count(const Loss& loss, double expected_parts) {
-  kind_ = loss.kind();
-  if (loss.count_tensor().defined()) {
-    provisional_on_device_ = (loss.count_tensor().to(at::kDouble) * expected_parts).round().clamp_min(1);
-  } else {
-    provisional_ = std::max(1.0, std::round(static_cast<double>(loss.count()) * expected_parts));
-  }
 }
 
 void AccumulationWindow::check_parameters() const {
@@ -71,7 +62,7 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
   }
   check_parameters();
   if (size_ == 0) {
-    choose_provisional_count(loss, expected_parts);
+    kind_ = loss.kind();
   }
   if (loss.kind() != kind_) {
     throw ConfigError(
@@ -86,19 +77,25 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
   const at::Tensor detached = value.detach().to(at::kDouble);
   const auto add = [](at::Tensor& total, const at::Tensor& term) { total = total.defined() ? total + term : term; };
 
-  if (loss.count_tensor().defined()) {
-    if (!provisional_on_device_.defined()) {
-      provisional_on_device_ = at::full({}, provisional_, loss.count_tensor().options().dtype(at::kDouble));
-    }
+  // A mean's count is read at once: over nothing it may be NaN, and then its backward must be left out.
+  if (loss.count_tensor().defined() && !is_mean) {
     const at::Tensor count = loss.count_tensor().reshape({}).to(value.device(), at::kDouble);
+    if (!provisional_on_device_.defined()) {
+      provisional_on_device_ =
+          provisional_ > 0 ? at::full_like(count, provisional_) : (count * expected_parts).round().clamp_min(1);
+    }
     add(items_on_device_, count);
-    const at::Tensor divisor = provisional_on_device_.to(value.device());
-    add(loss_sum_, is_mean ? at::where(count > 0, detached * count, 0) : detached);
-    return is_mean ? value * (count / divisor).to(value.scalar_type()) : value / divisor.to(value.scalar_type());
+    add(loss_sum_, detached);
+    const auto wide = at::promote_types(value.scalar_type(), at::kFloat);  // in FP16 the divisor may be infinite
+    return value.to(wide) / provisional_on_device_.to(value.device(), wide);
   }
   const auto count = static_cast<double>(loss.count());
   if (count == 0) {
     return {};
+  }
+  if (provisional_ == 0) {
+    provisional_ = provisional_on_device_.defined() ? provisional_on_device_.item<double>()
+                                                    : std::max(1.0, std::round(count * expected_parts));
   }
   items_ += loss.count();
   add(loss_sum_, is_mean ? detached * count : detached);

@@ -52,7 +52,6 @@ class AccumulationWindow {
   int64_t size() const { return size_; }
 
  private:
-  void choose_provisional_count(const Loss& loss, double expected_parts);
   void reset();
 
   std::vector<std::pair<std::string, at::Tensor>> parameters_;
@@ -60,8 +59,8 @@ class AccumulationWindow {
   std::vector<int64_t> versions_;
   int64_t size_ = 0;
   Loss::Kind kind_ = Loss::Kind::Sum;
-  double provisional_ = 1;            // host counts
-  at::Tensor provisional_on_device_;  // counts on a device: FP64 scalar
+  double provisional_ = 0;            // for counts on the host; 0: not chosen yet
+  at::Tensor provisional_on_device_;  // for counts on a device, FP64 scalar; of the same value where both are there
   int64_t items_ = 0;
   at::Tensor items_on_device_;
   at::Tensor loss_sum_;

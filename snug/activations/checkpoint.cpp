@@ -1,7 +1,6 @@
 #include "snug/activations/checkpoint.h"
 
 #include <atomic>
-#include <map>
 #include <mutex>
 #include <optional>
 
@@ -46,7 +45,8 @@ struct Frame;
 struct Slot {
   std::shared_ptr<Frame> frame;
   size_t index;
-  std::map<int, at::Tensor> recomputed;  // by backward pass
+  int pass = -1;  // the backward pass that `recomputed` is of; only the last one's is kept
+  at::Tensor recomputed;
 };
 
 struct Frame : std::enable_shared_from_this<Frame> {
@@ -94,7 +94,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
     if (index < frame_.slots.size()) {
       check_metadata(index, tensor);
       if (const auto slot = frame_.slots[index].lock()) {
-        slot->recomputed[pass_] = kept;
+        slot->pass = pass_;
+        slot->recomputed = kept;
         mark_as_saved(kept);
       }
     }
@@ -138,16 +139,14 @@ int current_pass() {
 at::Tensor Frame::take(Slot& slot) {
   const int pass = current_pass();
   const std::lock_guard lock(mutex);
-  if (!slot.recomputed.contains(pass)) {
+  const auto is_there = [&] { return slot.pass == pass && slot.recomputed.defined(); };
+  if (!is_there()) {
     recompute(pass);
   }
-  const auto found = slot.recomputed.find(pass);
-  if (found == slot.recomputed.end()) {
+  if (!is_there()) {
     throw Error(fmt::format("{}: the recomputation did not save tensor {} again", name(), slot.index));
   }
-  at::Tensor tensor = std::move(found->second);
-  slot.recomputed.erase(found);
-  return tensor;
+  return std::exchange(slot.recomputed, {});
 }
 
 size_t Frame::slots_needed() const {

@@ -45,7 +45,7 @@ struct CheckpointOptions {
 /// containers of them (vector, array, tuple, pair, optional, map) or plain values; tensors among them are kept until
 /// backward, and given to an enclosing checkpoint to drop if there is one. Works with retain_graph, nested regions,
 /// torch::autograd::grad and modules used several times.
-/// `fn` is copied and must be callable twice with the same effect; side effects happen twice (but see the tutorial for BatchNorm).
+/// `fn` is copied and must be callable twice with the same effect; side effects happen twice, BatchNorm's running statistics among them.
 /// Backward throws snug::Error, naming the label, if the recomputation differs from the forward.
 /// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0).
 template <class F, class... Args>

@@ -27,6 +27,8 @@ concept MapLike = requires { typename T::mapped_type; };
 
 template <class T, class F>
 void visit_tensors(T& value, F&& f) {
+  static_assert(!std::is_same_v<T, const at::Tensor>,
+                "a view such as at::TensorList does not keep its tensors until backward; pass a std::vector");
   if constexpr (std::is_same_v<T, at::Tensor>) {
     f(value);
   } else if constexpr (OptionalLike<T>) {

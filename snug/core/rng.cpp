@@ -5,6 +5,8 @@
 #include <ATen/Context.h>
 #include <fmt/format.h>
 
+#include "snug/core/error.h"
+
 namespace snug {
 namespace {
 
@@ -32,6 +34,20 @@ std::vector<c10::Device> cuda_devices_in_use() {
     }
   }
   return devices;
+}
+
+// A state that the generator would refuse is found here, before any generator is changed.
+const at::Tensor& checked(const StateDict& dict, const std::string& name, const at::Generator& generator) {
+  const auto& saved = dict.get<at::Tensor>(name);
+  const at::Tensor now = get_state(generator);
+  if (!saved.defined() || !saved.is_cpu() || saved.scalar_type() != now.scalar_type() || saved.sizes() != now.sizes()) {
+    throw CorruptFile(
+        fmt::format("RngState.from_state_dict: '{}' is not a state of this generator, which is {} bytes on the CPU; "
+                    "was it saved by "
+                    "another version of torch?",
+                    name, now.numel()));
+  }
+  return saved;
 }
 
 }  // namespace
@@ -63,10 +79,10 @@ StateDict RngState::state_dict() const {
 
 RngState RngState::from_state_dict(const StateDict& dict) {
   RngState state;
-  state.cpu_ = dict.get<at::Tensor>("cpu");
+  state.cpu_ = checked(dict, "cpu", cpu_generator());
   for (const c10::Device device : cuda_devices_in_use()) {
     if (dict.contains(device.str())) {
-      state.cuda_.emplace_back(device, dict.get<at::Tensor>(device.str()));
+      state.cuda_.emplace_back(device, checked(dict, device.str(), at::globalContext().defaultGenerator(device)));
     }
   }
   return state;

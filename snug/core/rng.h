@@ -22,7 +22,7 @@ class RngState {
   void restore() const;
 
   StateDict state_dict() const;
-  /// Throws CorruptFile if an entry is missing; a device that is absent here is passed over.
+  /// Throws CorruptFile if an entry is missing or no state of this torch's generator; a device that is absent here is passed over.
   static RngState from_state_dict(const StateDict&);
 
  private:

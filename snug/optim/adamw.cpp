@@ -66,13 +66,17 @@ void check_options(const GroupOptions& o) {
 }
 
 // torch's base class drops options of another optimizer without a word.
-const GroupOptions& checked_options(const torch::optim::OptimizerParamGroup& group) {
+const GroupOptions& options_of(const torch::optim::OptimizerParamGroup& group) {
   const auto* options = dynamic_cast<const GroupOptions*>(&group.options());
   if (options == nullptr) {
     throw ConfigError("AdamW: a parameter group has the options of another optimizer; give torch::optim::AdamWOptions");
   }
-  check_options(*options);
   return *options;
+}
+
+const GroupOptions& checked_options(const torch::optim::OptimizerParamGroup& group) {
+  check_options(options_of(group));
+  return options_of(group);
 }
 
 void check_parameter(const at::Tensor& parameter, size_t index) {
@@ -97,11 +101,45 @@ std::vector<at::Tensor> without_repeats(std::vector<at::Tensor> parameters) {
   return parameters;
 }
 
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.strides() == b.strides() || (a.is_contiguous() && b.is_contiguous());
+}
+
 // The kernel walks the memory of all tensors alike, so a gradient must lie in memory as its parameter does.
 at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& gradient) {
-  const bool same =
-      gradient.strides() == parameter.strides() || (gradient.is_contiguous() && parameter.is_contiguous());
-  return same ? gradient : at::empty_like(parameter).copy_(gradient);
+  return same_layout(parameter, gradient) ? gradient : at::empty_like(parameter).copy_(gradient);
+}
+
+// The kernel takes this for granted. A gradient is any tensor that somebody put there; a model may be converted at any time.
+void check_fits(std::string_view what, const at::Tensor& tensor, const at::Tensor& parameter, size_t index) {
+  if (tensor.sizes() != parameter.sizes() || tensor.scalar_type() != parameter.scalar_type() ||
+      tensor.device() != parameter.device()) {
+    const auto kind = [](const at::Tensor& t) {
+      return fmt::format("{} of shape [{}] on {}", c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "),
+                         t.device().str());
+    };
+    throw ConfigError(
+        fmt::format("AdamW.step: the {} of parameter {} is {}, the parameter {}; convert or move a model before its "
+                    "optimizer is made",
+                    what, index, kind(tensor), kind(parameter)));
+  }
+}
+
+void check_gradient(const at::Tensor& gradient, const at::Tensor& parameter, size_t index) {
+  if (gradient.is_sparse()) {
+    throw ConfigError("AdamW.step: sparse gradients are not supported; build the embedding with sparse(false)");
+  }
+  check_fits("gradient", gradient, parameter, index);
+}
+
+void check_state(const FusedState& state, const at::Tensor& parameter, size_t index) {
+  check_fits("state", state.exp_avg, parameter, index);
+  if (!same_layout(state.exp_avg, parameter)) {
+    throw ConfigError(fmt::format(
+        "AdamW.step: parameter {} has changed its memory layout since the last step; change it before its optimizer is "
+        "made",
+        index));
+  }
 }
 
 GroupOptions to_group_options(const AdamWOptions& o) {
@@ -147,6 +185,7 @@ struct Batch {
                       optional(grad_scale), optional(found_inf));
     for (size_t i = 0; i < states.size(); ++i) {
       states[i]->step = steps_after[i];
+      parameters[i].unsafeGetTensorImpl()->bump_version();  // the kernel does not, and autograd could not see the write
     }
   }
 };
@@ -199,17 +238,18 @@ at::Tensor AdamW::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   std::vector<std::pair<void*, std::unique_ptr<FusedState>>> new_states;
   std::vector<Batch> batches;
+  size_t index = 0;
   for (auto& group : param_groups()) {
     const auto& options = checked_options(group);
     std::map<std::pair<std::string, c10::ScalarType>, Batch> by_kind;
     for (const at::Tensor& parameter : group.params()) {
+      const size_t i = index++;
       const at::Tensor& gradient = parameter.grad();
       if (!gradient.defined()) {
         continue;
       }
-      if (gradient.is_sparse()) {
-        throw ConfigError("AdamW.step: sparse gradients are not supported; build the embedding with sparse(false)");
-      }
+      check_parameter(parameter, i);
+      check_gradient(gradient, parameter, i);
       void* key = parameter.unsafeGetTensorImpl();
       const auto known = state_.find(key);
       FusedState* state = known == state_.end() ? nullptr : static_cast<FusedState*>(known->second.get());
@@ -217,6 +257,7 @@ at::Tensor AdamW::step(LossClosure closure) {
         new_states.emplace_back(key, make_state(parameter));
         state = new_states.back().second.get();
       }
+      check_state(*state, parameter, i);
       Batch& batch = by_kind[{parameter.device().str(), parameter.scalar_type()}];
       batch.options = &options;
       batch.parameters.push_back(parameter);
@@ -244,7 +285,7 @@ StateDict AdamW::state_dict() const {
   size_t index = 0;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto& group = param_groups_[g];
-    const auto& o = static_cast<const GroupOptions&>(group.options());
+    const auto& o = options_of(group);
     StateDict options;
     options.set("lr", o.lr());
     options.set("beta1", std::get<0>(o.betas()));
@@ -275,13 +316,22 @@ namespace {
 
 at::Tensor copy_like(const StateDict& entry, const std::string& name, const at::Tensor& model, size_t index) {
   const auto& saved = entry.get<at::Tensor>(name);
-  if (saved.sizes() != model.sizes()) {
-    throw CorruptFile(
-        fmt::format("AdamW.load_state_dict: {} of parameter {} has shape [{}], the parameter [{}]; was this state "
-                    "saved for another model?",
-                    name, index, fmt::join(saved.sizes(), ", "), fmt::join(model.sizes(), ", ")));
+  if (!saved.defined() || saved.sizes() != model.sizes()) {
+    throw CorruptFile(fmt::format(
+        "AdamW.load_state_dict: {} of parameter {} {}, it should have [{}]; was this state saved for another model?",
+        name, index,
+        saved.defined() ? fmt::format("has shape [{}]", fmt::join(saved.sizes(), ", ")) : "is an undefined tensor",
+        fmt::join(model.sizes(), ", ")));
   }
   return at::empty_like(model).copy_(saved);
+}
+
+std::unique_ptr<FusedState> copy_of_state(const StateDict& entry, const at::Tensor& parameter, size_t index) {
+  auto state = make_state(parameter);
+  state->step = copy_like(entry, "step", state->step, index);
+  state->exp_avg = copy_like(entry, "exp_avg", parameter, index);
+  state->exp_avg_sq = copy_like(entry, "exp_avg_sq", parameter, index);
+  return state;
 }
 
 GroupOptions group_options_from(const StateDict& saved) {
@@ -310,6 +360,7 @@ void AdamW::load_state_dict(const StateDict& dict) {
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto& saved = groups.get<StateDict>(std::to_string(g));
     const auto& parameters = param_groups_[g].params();
+    options_of(param_groups_[g]);
     if (saved.get<int64_t>("parameters") != static_cast<int64_t>(parameters.size())) {
       throw CorruptFile(
           fmt::format("AdamW.load_state_dict: group {} of the state has {} parameters, this optimizer's {}", g,
@@ -318,18 +369,19 @@ void AdamW::load_state_dict(const StateDict& dict) {
     new_options.push_back(group_options_from(saved));
     for (const at::Tensor& parameter : parameters) {
       if (const std::string key = std::to_string(index); states.contains(key)) {
-        const auto& entry = states.get<StateDict>(key);
-        auto state = std::make_unique<FusedState>();
-        state->step = entry.get<at::Tensor>("step").to(parameter.device(), at::kFloat, false, /*copy=*/true);
-        state->exp_avg = copy_like(entry, "exp_avg", parameter, index);
-        state->exp_avg_sq = copy_like(entry, "exp_avg_sq", parameter, index);
-        new_states.emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
+        new_states.emplace_back(parameter.unsafeGetTensorImpl(),
+                                copy_of_state(states.get<StateDict>(key), parameter, index));
       }
       ++index;
     }
   }
+  if (new_states.size() != states.size()) {
+    throw CorruptFile(
+        fmt::format("AdamW.load_state_dict: the state is of {} parameters, of which this optimizer has {}",
+                    states.size(), new_states.size()));
+  }
   for (size_t g = 0; g < param_groups_.size(); ++g) {
-    static_cast<GroupOptions&>(param_groups_[g].options()) = new_options[g];
+    static_cast<GroupOptions&>(param_groups_[g].options()) = new_options[g];  // made sure of above
   }
   state_.clear();
   for (auto& [key, state] : new_states) {
@@ -341,8 +393,15 @@ void AdamW::save(torch::serialize::OutputArchive& archive) const {
   torch::optim::serialize<FusedState, GroupOptions>(archive, *this);
 }
 
+// torch's function writes as it reads, checks no shapes and keeps the state that the archive has none for. So it reads into another
+// optimizer of the same groups, whose state is then checked and taken whole.
 void AdamW::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<FusedState, GroupOptions>(archive, *this);
+  AdamW saved(param_groups_);
+  torch::optim::serialize<FusedState, GroupOptions>(archive, static_cast<torch::optim::Optimizer&>(saved));
+  for (const auto& group : saved.param_groups_) {
+    checked_options(group);
+  }
+  load_state_dict(saved.state_dict());
 }
 
 }  // namespace snug

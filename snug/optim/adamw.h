@@ -31,11 +31,11 @@ class AdamW : public torch::optim::Optimizer, public GradientScalingAware, publi
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, parameters that are not FP32 or FP64, or options out of range.
   explicit AdamW(std::vector<at::Tensor> parameters, AdamWOptions options = {});
-  /// Groups without options of their own take `options`. amsgrad is not offered.
+  /// Groups without options of their own take `options`; so do fields that a group leaves at torch's defaults. amsgrad is not offered.
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options = {});
 
-  /// Updates every parameter that has a gradient. All memory is allocated before anything is written: an
-  /// out-of-memory error leaves parameters and state as they were. Returns the closure's loss, if there is one; a closure
+  /// Updates every parameter that has a gradient. All memory is allocated, and all shapes, types and devices are checked (ConfigError),
+  /// before anything is written: an error leaves parameters and state as they were. Returns the closure's loss, if there is one; a closure
   /// together with a GradScaler is a ConfigError.
   at::Tensor step(LossClosure closure = nullptr) override;
 
@@ -46,6 +46,7 @@ class AdamW : public torch::optim::Optimizer, public GradientScalingAware, publi
   /// Copies. Throws CorruptFile, naming the parameter's index, where the number of parameters or a shape differs; then nothing has changed.
   void load_state_dict(const StateDict& state) override;
 
+  /// torch's archive, for torch::save and torch::load. Loading checks like load_state_dict.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -58,7 +58,8 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
   const at::NoGradGuard no_grad;
   const Lists lists = gradient_lists(parameters);
   const at::Tensor norm = norm_of(lists, norm_type);
-  const at::Tensor coefficient = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  // Python divides a number by a tensor in this way, which rounds twice.
+  const at::Tensor coefficient = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
   for (const auto& entry : lists) {
     at::_foreach_mul_(entry.second, coefficient.to(entry.second.front().device(), /*non_blocking=*/true));
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <unordered_set>
 #include <utility>
@@ -60,8 +61,9 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options), initial_s
 
 void GradScaler::make_tensors(c10::Device device) {
   if (!scale_.defined()) {
-    scale_ = scalar_on(device, initial_scale_);
+    const at::Tensor scale = scalar_on(device, initial_scale_);  // the next line may throw, and both are there or none
     growth_tracker_ = scalar_on(device, static_cast<double>(initial_growth_tracker_), at::kInt);
+    scale_ = scale;
   }
 }
 
@@ -244,7 +246,9 @@ void GradScaler::update(std::optional<double> new_scale) {
       }
     }
     if (!found.defined()) {
-      throw ConfigError("GradScaler.update: no step() or unscale_() was made since the last update()");
+      throw ConfigError(
+          "GradScaler.update: no step() or unscale_() found a gradient since the last update(); call backward() and "
+          "step() first, or cancel() to give the step up");
     }
     at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor, options_.backoff_factor,
                            options_.growth_interval);
@@ -288,6 +292,17 @@ void GradScaler::load_state_dict(const StateDict& state) {
   options.backoff_factor = state.get<double>("backoff_factor");
   options.growth_interval = state.get<int64_t>("growth_interval");
   const auto tracker = state.get<int64_t>("_growth_tracker");
+  if (options.init_scale == 0) {
+    throw ConfigError(
+        "GradScaler.load_state_dict: the scale is 0, so in the run that saved it every gradient had stopped being "
+        "finite; "
+        "load an earlier snapshot");
+  }
+  if (tracker < 0 || tracker > std::numeric_limits<int32_t>::max()) {
+    throw ConfigError(fmt::format(
+        "GradScaler.load_state_dict: _growth_tracker is {}; it counts steps, so it must be >= 0 and fit into 32 bits",
+        tracker));
+  }
   check(options);
   options.init_scale = options_.init_scale;
   options_ = options;

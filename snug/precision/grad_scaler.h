@@ -56,6 +56,11 @@ class GradScaler {
  public:
   /// Throws ConfigError for factors or intervals out of range.
   explicit GradScaler(GradScalerOptions options = {});
+  /// Not copied: a copy would share the scale's tensor, and both would change it.
+  GradScaler(const GradScaler&) = delete;
+  GradScaler& operator=(const GradScaler&) = delete;
+  GradScaler(GradScaler&&) = default;
+  GradScaler& operator=(GradScaler&&) = default;
 
   /// `output` times the scale, on the output's device.
   at::Tensor scale(const at::Tensor& output);
@@ -83,7 +88,8 @@ class GradScaler {
 
   /// Python's names: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker. Empty if disabled. Call after update().
   StateDict state_dict() const;
-  /// Throws ConfigError for an empty dictionary (saved by a disabled scaler). No effect if disabled.
+  /// Throws ConfigError for an empty dictionary (saved by a disabled scaler) and for values out of range; then nothing has changed.
+  /// No effect if disabled.
   void load_state_dict(const StateDict& state);
 
  private:

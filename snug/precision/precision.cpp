@@ -6,6 +6,7 @@
 #include <string>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
@@ -72,6 +73,7 @@ c10::ScalarType compute_dtype(Precision precision) {
 
 MatmulSpeed measure_matmul_speed(c10::Device device) {
   const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // FP32 products are to stay so
   const int64_t large = device.is_cpu() ? 384 : 2048;
   const int64_t small = device.is_cpu() ? 64 : 2048;
   return {

@@ -176,6 +176,11 @@ class Stepper::Impl {
   template <class F>
   auto guarded(F&& part) -> decltype(part()) {
     try {
+      if (const Bytes live = live_bytes(device()); live > options_.memory_budget) {
+        throw BudgetExceeded(
+            fmt::format("Stepper.step: {} of tensors are alive before the step, more than memory_budget {}", live.str(),
+                        options_.memory_budget.str()));
+      }
       const MemoryLimit limit(device(), options_.memory_budget);
       return part();
     } catch (const c10::OutOfMemoryError& error) {
@@ -199,6 +204,7 @@ class Stepper::Impl {
 
   void begin_window() {
     optimizer_.zero_grad(/*set_to_none=*/true);
+    window_.abandon();  // the model may have parameters that the optimizer has not
     window_.begin();
     start_ = Clock::now();
     watch_.emplace(device());

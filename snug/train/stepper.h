@@ -96,7 +96,8 @@ class Stepper {
   /// One optimizer step over `batch`. Micro-batches are moved to the model's device, one ahead of the one in use; the rest stays where it
   /// is. `loss_of(const Batch&)` returns a Loss. On an exception from it, or when memory runs out, the gradients are dropped and
   /// parameters, optimizer and scaler are as before the step (not so buffers and random generators, which the forward has
-  /// used). Throws BudgetExceeded past memory_budget.
+  /// used; nor where an optimizer of torch's own, which allocates as it writes, runs out of memory in its own step). Throws
+  /// BudgetExceeded past memory_budget.
   template <class F>
   StepResult step(const Batch& batch, F&& loss_of) {
     return step<Batch>(batch, std::forward<F>(loss_of));

@@ -136,6 +136,22 @@ TEST(CheckpointMemory, ARetainedGraphKeepsNoRecomputedTensors) {
   }
 }
 
+// A backward of a part of the graph takes a part of what was recomputed. The rest must not pile up.
+TEST(CheckpointMemory, ManyGradientsOfPartsOfARetainedGraphDoNotPileUp) {
+  const Blocks model;
+  const MemoryMeter meter;
+  const Tensor loss = model.checkpointed_loss({.preserve_rng_state = false});
+  const auto last_weight = model.blocks.back()->parameters()[2];
+  int64_t after_first = 0;
+  for (int i = 0; i < 5; ++i) {
+    const auto gradient = torch::autograd::grad({loss}, {last_weight}, {}, /*retain_graph=*/true);
+    if (i == 0) {
+      after_first = meter.report().live_bytes;
+    }
+    EXPECT_EQ(meter.report().live_bytes, after_first);
+  }
+}
+
 TEST(CheckpointMemory, AFailedBackwardKeepsNothingOnceTheGraphIsGone) {
   const int64_t before = live_bytes(torch::kCPU).count();
   {

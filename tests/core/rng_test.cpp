@@ -69,6 +69,32 @@ TEST(RngState, WithoutTheCpusStateIsAnError) {
   EXPECT_THAT(testing::error_of<CorruptFile>([] { RngState::from_state_dict(StateDict()); }), HasSubstr("'cpu'"));
 }
 
+TEST(RngState, ThatNoGeneratorWouldTakeIsAnErrorBeforeAnythingIsRestored) {
+  const StateDict good = RngState::capture().state_dict();
+  const Tensor cpu = good.get<Tensor>("cpu");
+  torch::manual_seed(8);
+  const Tensor expected = torch::rand({7});
+  torch::manual_seed(8);
+  for (const Tensor& bad : {Tensor(), torch::empty({0}, torch::kUInt8), cpu.slice(0, 1), cpu.to(torch::kFloat)}) {
+    StateDict dict;
+    dict.set("cpu", bad);
+    EXPECT_THAT(testing::error_of<CorruptFile>([&] { RngState::from_state_dict(dict).restore(); }), HasSubstr("'cpu'"));
+  }
+  EXPECT_TRUE(same_bits(torch::rand({7}), expected));
+}
+
+TEST(RngState, KeepsItsStateWhateverIsDrawnOrSavedFromIt) {
+  const auto state = RngState::capture();
+  const Tensor expected = torch::rand({7});
+  const StateDict dict = state.state_dict();
+  const Tensor bytes = dict.get<Tensor>("cpu").clone();
+  state.restore();
+  torch::rand({1000});
+  EXPECT_TRUE(same_bits(dict.get<Tensor>("cpu"), bytes));
+  state.restore();
+  EXPECT_TRUE(same_bits(torch::rand({7}), expected));
+}
+
 TEST(RngState, OfADeviceThatIsAbsentIsPassedOver) {
   StateDict saved = RngState::capture().state_dict();
   saved.set("cuda:99", torch::zeros({16}, torch::kUInt8));

@@ -65,7 +65,8 @@ class Session {
       return fmt::format(" {}", optimizers_.size() - 1);
     }
     if (command == "adamw") {
-      const double lr = number(words), beta1 = number(words), beta2 = number(words), eps = number(words), decay = number(words);
+      const double lr = number(words), beta1 = number(words), beta2 = number(words), eps = number(words),
+                   decay = number(words);
       optimizers_.push_back(std::make_unique<snug::AdamW>(
           listed(words),
           snug::AdamWOptions{.lr = lr, .beta1 = beta1, .beta2 = beta2, .eps = eps, .weight_decay = decay}));
@@ -91,7 +92,9 @@ class Session {
     if (command == "values" || command == "grads") {
       std::string text;
       for (const Tensor& parameter : parameters_) {
-        text += command == "values" ? bits_of(parameter) : parameter.grad().defined() ? bits_of(parameter.grad()) : " none";
+        text += command == "values"          ? bits_of(parameter)
+                : parameter.grad().defined() ? bits_of(parameter.grad())
+                                             : " none";
       }
       return text;
     }
@@ -156,7 +159,8 @@ int main() {
       continue;
     }
     try {
-      std::cout << "ok" << session->answer(line) << "\n";
+      const std::string answer = session->answer(line);
+      std::cout << "ok" << answer << "\n";
     } catch (const snug::Error& error) {
       std::cout << "error " << error.what() << "\n";
     }

@@ -159,6 +159,61 @@ TEST(AutocastCache, IsEmptiedByAStepOfOurOptimizerInsideTheRegion) {
   EXPECT_EQ(w.product(), 8.0f);
 }
 
+TEST(AutocastCache, IsKeptFromAnInnerRegionToTheOuterAndThenEmptied) {
+  Weight w;
+  {
+    const Autocast outer(kCPU, kBFloat16);
+    {
+      const Autocast inner(kCPU, kBFloat16);
+      EXPECT_EQ(w.product(), 4.0f);
+    }
+    w.add_one();
+    EXPECT_EQ(w.product(), 4.0f) << "only the outermost region empties it; writing by hand needs clear_autocast_cache";
+  }
+  const Autocast next(kCPU, kBFloat16);
+  EXPECT_EQ(w.product(), 8.0f);
+}
+
+// What the guard saves users from: the switches alone, as a port from Python would set them.
+TEST(AutocastCache, WouldBeStaleWithLibTorchsSwitchesAlone) {
+  Weight w;
+  const auto region = [&] {
+    at::autocast::set_autocast_enabled(kCPU, true);
+    const float product = w.product();
+    at::autocast::set_autocast_enabled(kCPU, false);
+    return product;
+  };
+  EXPECT_EQ(region(), 4.0f);
+  w.add_one();
+  EXPECT_EQ(region(), 4.0f) << "LibTorch no longer gives the stale cast: is the guard still needed?";
+  at::autocast::clear_cache();
+  EXPECT_EQ(region(), 8.0f);
+  at::autocast::clear_cache();
+}
+
+TEST(AutocastCache, WouldBeStaleAfterAStepOfAnOptimizerThatDoesNotClearIt) {
+  Weight w;
+  torch::optim::SGD optimizer(std::vector{w.weight}, torch::optim::SGDOptions(1.0));
+  const Autocast autocast(kCPU, kBFloat16);
+  EXPECT_EQ(w.product(), 4.0f);
+  w.weight.mutable_grad() = torch::full({4, 4}, -1.0);
+  optimizer.step();
+  EXPECT_EQ(w.product(), 4.0f) << "LibTorch no longer gives the stale cast: need AdamW clear the cache?";
+}
+
+// A cast made where gradients are off has no history: a later use of it must not lose the weight's gradient (pytorch/pytorch#112583).
+TEST(AutocastCache, AWeightFirstUsedWithoutGradientsStillGetsItsGradient) {
+  Weight w;
+  const Autocast autocast(kCPU, kBFloat16);
+  {
+    const torch::NoGradGuard no_grad;
+    w.product();
+  }
+  torch::matmul(w.x, w.weight).sum().backward();
+  ASSERT_TRUE(w.weight.grad().defined());
+  EXPECT_TRUE(torch::equal(w.weight.grad(), torch::ones({4, 4})));
+}
+
 TEST(AutocastStateScope, SetsAWholeStateAndRestoresTheOneBefore) {
   detail::AutocastState inside;
   {

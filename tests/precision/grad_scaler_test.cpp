@@ -2,7 +2,10 @@
 
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,15 +13,14 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/optim/adamw.h"
-#include "snug/optim/clip.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
 namespace {
 
 using ::testing::AllOf;
-using testing::clones_of;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::same_bits;
@@ -249,7 +251,7 @@ TEST(GradScaler, EveryCallOutOfOrderIsAnErrorThatSaysWhatToDo) {
   EXPECT_THAT(error_of<ConfigError>([&] { cold.update(); }), HasSubstr("nothing was scaled yet"));
 
   GradScaler scaler = warm();
-  EXPECT_THAT(error_of<ConfigError>([&] { scaler.update(); }), HasSubstr("no step() or unscale_()"));
+  EXPECT_THAT(error_of<ConfigError>([&] { scaler.update(); }), HasSubstr("no step() or unscale_() found a gradient"));
   scaler.unscale_(t.optimizer);
   EXPECT_THAT(error_of<ConfigError>([&] { scaler.unscale_(t.optimizer); }), HasSubstr("called twice"));
   scaler.step(t.optimizer);
@@ -267,6 +269,83 @@ TEST(GradScaler, AStepWithoutAnyGradientIsAnErrorForBothKindsOfOptimizer) {
               HasSubstr("no parameter of this optimizer has a gradient"));
   EXPECT_THAT(error_of<ConfigError>([&] { scaler.step(aware); }),
               HasSubstr("no parameter of this optimizer has a gradient"));
+}
+
+TEST(GradScaler, UnscalingWithoutAnyGradientLeavesNothingToUpdateFor) {
+  Trained t;
+  GradScaler scaler = warm();
+  scaler.unscale_(t.optimizer);
+  EXPECT_THAT(error_of<ConfigError>([&] { scaler.update(); }), HasSubstr("found a gradient"));
+  EXPECT_EQ(scaler.get_scale(), 65536.0);
+  scaler.cancel();
+  t.set_scaled_gradient(scaler, 0.5f, 0.5f);
+  EXPECT_TRUE(scaler.step(t.optimizer));
+}
+
+// A step that throws has not been made: with the gradients as they are it may be made again.
+TEST(GradScaler, AStepThatThrewMayBeMadeAgainAndUnscalesOnce) {
+  struct Failing : torch::optim::SGD {
+    using SGD::SGD;
+    bool fails = true;
+    Tensor step(LossClosure closure) override {
+      if (std::exchange(fails, false)) {
+        throw std::runtime_error("no luck");
+      }
+      return SGD::step(std::move(closure));
+    }
+  };
+  Trained t;
+  Failing optimizer(std::vector<Tensor>{t.p}, torch::optim::SGDOptions(1.0));
+  GradScaler scaler = warm();
+  t.set_scaled_gradient(scaler, 0.5f, 0.25f);
+  EXPECT_THROW(scaler.step(optimizer), std::runtime_error);
+  EXPECT_TRUE(scaler.step(optimizer));
+  EXPECT_TRUE(t.is(0.5f, 1.75f));
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 65536.0);
+}
+
+TEST(GradScaler, WhicheverAllocationOfARoundFailsTheRoundCanBeGoneOnWith) {
+  Tensor single = torch::tensor({1.0f, 2.0f}, torch::requires_grad());
+  Tensor wide = torch::tensor({3.0}, torch::kDouble).requires_grad_();
+  torch::optim::SGD optimizer(std::vector{single, wide}, torch::optim::SGDOptions(1.0));
+  const auto retried = [](int64_t allocation, auto&& call) {
+    detail::fail_allocation_after(allocation);
+    bool failed = false;
+    try {
+      call();
+    } catch (const c10::OutOfMemoryError&) {
+      failed = true;
+    }
+    detail::fail_allocation_after(0);
+    if (failed) {
+      call();
+    }
+    return failed;
+  };
+  int64_t failures = 0;
+  for (int64_t allocation = 1;; ++allocation) {
+    ASSERT_LT(allocation, 100);
+    GradScaler scaler({.init_scale = 1024, .growth_interval = 1});
+    bool failed = retried(allocation, [&] { scaler.scale(torch::ones({})); });
+    for (const Tensor& parameter : {single, wide}) {
+      const torch::NoGradGuard no_grad;
+      parameter.fill_(4);
+      parameter.mutable_grad() = torch::full_like(parameter, 1024);
+    }
+    failed |= retried(allocation, [&] { scaler.unscale_(optimizer); });
+    ASSERT_TRUE(torch::equal(single.grad(), torch::ones({2}))) << "allocation " << allocation;
+    ASSERT_TRUE(torch::equal(wide.grad(), torch::ones({1}, torch::kDouble))) << "allocation " << allocation;
+    ASSERT_TRUE(scaler.step(optimizer));
+    failed |= retried(allocation, [&] { scaler.update(); });
+    ASSERT_EQ(scaler.get_scale(), 2048.0) << "allocation " << allocation;
+    ASSERT_TRUE(torch::equal(single, torch::full({2}, 3.0f)));
+    if (!failed) {
+      break;
+    }
+    ++failures;
+  }
+  EXPECT_GE(failures, 3);
 }
 
 TEST(GradScaler, UpdateMaySetTheScaleAndLeavesTheGrowthCount) {
@@ -368,7 +447,39 @@ TEST(GradScaler, RefusesAStateThatDoesNotFitAndKeepsItsOwn) {
   bad.set("growth_factor", 0.5);
   EXPECT_THROW(scaler.load_state_dict(bad), ConfigError);
   EXPECT_EQ(scaler.get_scale(), 65536.0);
+  for (const int64_t tracker : {int64_t{-1}, int64_t{1} << 31}) {
+    StateDict counted = scaler.state_dict();
+    counted.set("scale", 8.0);
+    counted.set("_growth_tracker", tracker);
+    EXPECT_THAT(error_of<ConfigError>([&] { scaler.load_state_dict(counted); }), HasSubstr("_growth_tracker"));
+  }
+  EXPECT_EQ(scaler.get_scale(), 65536.0);
   EXPECT_EQ(scaler.options().growth_factor, 2.0);
+}
+
+// As in Python nothing keeps the scale from halving away to nothing. Then no step can ever be made again, and loading says so.
+TEST(GradScaler, AScaleThatFellToZeroSkipsEveryStepAndIsRefusedByLoading) {
+  GradScaler scaler = warm({.init_scale = std::numeric_limits<float>::denorm_min(), .growth_interval = 1});
+  for (const float gradient : {kInf, 0.0f}) {
+    Trained t;
+    t.set_gradient(gradient, 0.0f);
+    EXPECT_FALSE(scaler.step(t.optimizer));
+    scaler.update();
+    EXPECT_EQ(scaler.get_scale(), 0.0);
+  }
+  GradScaler other;
+  EXPECT_THAT(error_of<ConfigError>([&] { other.load_state_dict(scaler.state_dict()); }), HasSubstr("the scale is 0"));
+}
+
+static_assert(!std::is_copy_constructible_v<GradScaler> && !std::is_copy_assignable_v<GradScaler>,
+              "copies would share one scale");
+
+TEST(GradScaler, IsMovedWithItsScaleAndCount) {
+  GradScaler first = warm({.init_scale = 128, .growth_interval = 2});
+  good_step(first);
+  GradScaler second = std::move(first);
+  good_step(second);
+  EXPECT_EQ(second.get_scale(), 256.0);
 }
 
 // A scale that has collapsed (to a subnormal number, say) must still load: the state is what it is.
@@ -378,144 +489,6 @@ TEST(GradScaler, LoadsTheSmallestScaleThereIs) {
   GradScaler other;
   other.load_state_dict(scaler.state_dict());
   EXPECT_EQ(other.get_scale(), tiny);
-}
-
-// --- with an optimizer that unscales and skips in its own pass
-
-struct AdamWTrained {
-  std::vector<Tensor> parameters;
-  AdamW optimizer;
-
-  AdamWTrained() : parameters(make_parameters()), optimizer(parameters, {.lr = 0.1, .weight_decay = 0.1}) {}
-  static std::vector<Tensor> make_parameters() {
-    torch::manual_seed(5);
-    return {torch::randn({7, 3}).requires_grad_(), torch::randn({33}).requires_grad_()};
-  }
-  void set_gradients(uint64_t seed, double factor) {
-    torch::manual_seed(seed);
-    for (Tensor& parameter : parameters) {
-      parameter.mutable_grad() = torch::randn(parameter.sizes()) * factor;
-    }
-  }
-  std::vector<Tensor> everything() const {
-    auto tensors = clones_of(parameters);
-    const StateDict state = optimizer.state_dict().get<StateDict>("state");
-    for (const auto& entry : state.entries()) {
-      for (const auto& tensor : std::get<StateDict>(entry.value).entries()) {
-        tensors.push_back(std::get<Tensor>(tensor.value).clone());
-      }
-    }
-    return tensors;
-  }
-};
-
-TEST(GradScalerWithAdamW, GivesTheVeryBitsOfUnscaledTraining) {
-  AdamWTrained plain, fused, unscaled_before;
-  GradScaler scaler = warm({.init_scale = 1024, .growth_interval = 2});
-  GradScaler other = warm({.init_scale = 1024, .growth_interval = 2});
-  for (uint64_t step = 1; step <= 5; ++step) {
-    plain.set_gradients(step, 1);
-    plain.optimizer.step();
-    fused.set_gradients(step, scaler.get_scale());
-    EXPECT_TRUE(scaler.step(fused.optimizer));
-    scaler.update();
-    unscaled_before.set_gradients(step, other.get_scale());
-    other.unscale_(unscaled_before.optimizer);
-    EXPECT_TRUE(other.step(unscaled_before.optimizer));
-    other.update();
-    EXPECT_TRUE(same_bits(fused.everything(), plain.everything())) << step;
-    EXPECT_TRUE(same_bits(unscaled_before.everything(), plain.everything())) << step;
-    EXPECT_TRUE(same_bits(testing::gradients_of(fused.parameters), testing::gradients_of(plain.parameters)))
-        << "gradients read unscaled after the step";
-  }
-  EXPECT_EQ(scaler.get_scale(), 4096.0);
-}
-
-TEST(GradScalerWithAdamW, UnscaleClipStepEqualsClippingUnscaledGradients) {
-  AdamWTrained plain, scaled;
-  GradScaler scaler = warm();
-  for (uint64_t step = 1; step <= 3; ++step) {
-    plain.set_gradients(step, 1);
-    clip_grad_norm_(plain.parameters, 0.5);
-    plain.optimizer.step();
-    scaled.set_gradients(step, scaler.get_scale());
-    scaler.unscale_(scaled.optimizer);
-    clip_grad_norm_(scaled.parameters, 0.5);
-    EXPECT_TRUE(scaler.step(scaled.optimizer));
-    scaler.update();
-    EXPECT_TRUE(same_bits(scaled.everything(), plain.everything())) << step;
-  }
-}
-
-TEST(GradScalerWithAdamW, ASkipLeavesParametersMomentsAndStepCountUntouched) {
-  for (const bool unscale_before : {false, true}) {
-    for (const bool first_step : {false, true}) {
-      AdamWTrained plain, scaled;
-      GradScaler scaler = warm();
-      const auto good = [&](uint64_t seed) {
-        plain.set_gradients(seed, 1);
-        plain.optimizer.step();
-        scaled.set_gradients(seed, scaler.get_scale());
-        EXPECT_TRUE(scaler.step(scaled.optimizer));
-        scaler.update();
-      };
-      if (!first_step) {
-        good(1);
-        good(2);
-      }
-      const auto before = scaled.everything();
-      scaled.set_gradients(3, scaler.get_scale());
-      scaled.parameters[1].mutable_grad()[17] = kNan;
-      if (unscale_before) {
-        scaler.unscale_(scaled.optimizer);
-        clip_grad_norm_(scaled.parameters, 0.5);
-      }
-      EXPECT_FALSE(scaler.step(scaled.optimizer));
-      scaler.update();
-      EXPECT_EQ(scaler.get_scale(), 32768.0);
-      if (first_step) {
-        for (size_t i = 0; i < scaled.parameters.size(); ++i) {
-          EXPECT_TRUE(same_bits(scaled.parameters[i], before[i]));
-        }
-      } else {
-        EXPECT_TRUE(same_bits(scaled.everything(), before));
-      }
-      good(4);
-      EXPECT_TRUE(same_bits(scaled.everything(), plain.everything())) << "as if the skipped step had never been";
-    }
-  }
-}
-
-TEST(GradScalerWithAdamW, AScalingHoldsForOneStepOnly) {
-  AdamWTrained plain, scaled;
-  GradScaler scaler = warm();
-  plain.set_gradients(1, 1);
-  plain.optimizer.step();
-  scaled.set_gradients(1, scaler.get_scale());
-  EXPECT_TRUE(scaler.step(scaled.optimizer));
-  plain.set_gradients(2, 1);
-  plain.optimizer.step();
-  scaled.set_gradients(2, 1);
-  scaled.optimizer.step();  // without the scaler
-  EXPECT_TRUE(same_bits(scaled.everything(), plain.everything()));
-}
-
-TEST(GradScalerWithAdamW, MixesWithAnotherKindOfOptimizerUnderOneScale) {
-  AdamWTrained a;
-  Trained b;
-  GradScaler scaler = warm();
-  const auto before = clones_of(a.parameters);
-  a.set_gradients(1, scaler.get_scale());
-  a.parameters[0].mutable_grad()[0][0] = kInf;
-  b.set_scaled_gradient(scaler, 0.5f, 0.5f);
-  const StepOutcome first = scaler.step(a.optimizer);
-  const StepOutcome second = scaler.step(b.optimizer);
-  scaler.update();
-  EXPECT_FALSE(first) << "an outcome may be read after update()";
-  EXPECT_TRUE(second);
-  EXPECT_TRUE(same_bits(clones_of(a.parameters), before));
-  EXPECT_TRUE(b.is(0.5f, 1.5f));
-  EXPECT_EQ(scaler.get_scale(), 32768.0);
 }
 
 }  // namespace

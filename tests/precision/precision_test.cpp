@@ -1,12 +1,17 @@
 #include "snug/precision/precision.h"
 
+#include <atomic>
+#include <memory>
 #include <string>
+#include <string_view>
 
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
@@ -65,6 +70,30 @@ TEST(MeasureMatmulSpeed, LeavesTheRandomGeneratorAlone) {
   torch::manual_seed(1);
   measure_matmul_speed(torch::kCPU);
   EXPECT_TRUE(testing::same_bits(torch::rand({4}), expected));
+}
+
+// Under autocast FP32 products would be measured as 16-bit ones.
+TEST(MeasureMatmulSpeed, MeasuresEachTypeAsItIsInsideAnAutocastRegion) {
+  static std::atomic<int> casts;
+  casts = 0;
+  const auto callback = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
+                                                if (std::string_view(function.name()) == "aten::_to_copy") {
+                                                  ++casts;
+                                                }
+                                                return std::unique_ptr<at::ObserverContext>();
+                                              }).scopes({at::RecordScope::FUNCTION}));
+  {
+    const Autocast autocast(torch::kCPU, torch::kBFloat16);
+    const auto a = torch::ones({2, 2});
+    torch::mm(a, a);
+    EXPECT_EQ(casts, 2) << "the counter counts";
+    casts = 0;
+    measure_matmul_speed(torch::kCPU);
+    EXPECT_EQ(torch::mm(a, a).scalar_type(), torch::kBFloat16) << "autocast goes on afterwards";
+  }
+  at::removeCallback(callback);
+  // item() of a 16-bit number does not copy; the product after the measurement casts twice.
+  EXPECT_EQ(casts, 2);
 }
 
 }  // namespace

@@ -1,0 +1,165 @@
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/accumulation/window.h"
+#include "tests/support/tensors.h"
+
+// Where the counts of a window's losses come from, and what becomes of the gradient's value and range.
+
+namespace snug {
+namespace {
+
+using torch::Tensor;
+
+/// One weight w; item i has loss w * i, so the gradient of the mean over items is the mean of the items.
+struct Weight {
+  Tensor w = torch::ones({}, torch::requires_grad());
+  AccumulationWindow window{{{"w", w}}};
+
+  Tensor losses(double begin, double end) const { return w * torch::arange(begin, end, torch::kFloat); }
+  void add(const Loss& loss, double parts = 2) {
+    if (const Tensor weighted = window.weigh(loss, parts); weighted.defined()) {
+      weighted.backward();
+    }
+  }
+  float gradient() const { return w.grad().item<float>(); }
+};
+
+Tensor on_device(int64_t count) { return torch::tensor(count); }
+
+TEST(WindowCounts, MayComeFromTheHostAndFromADeviceInOneWindow) {
+  for (const bool device_first : {false, true}) {
+    Weight t;
+    if (device_first) {
+      t.add(Loss::sum(t.losses(0, 3).sum(), on_device(3)));
+      t.add(Loss::sum(t.losses(3, 8).sum(), 5));
+    } else {
+      t.add(Loss::sum(t.losses(0, 3).sum(), 3));
+      t.add(Loss::sum(t.losses(3, 8).sum(), on_device(5)));
+    }
+    const auto totals = t.window.close();
+    EXPECT_EQ(totals.items, 8);
+    EXPECT_DOUBLE_EQ(totals.mean_loss.item<double>(), 3.5);
+    EXPECT_FLOAT_EQ(t.gradient(), 3.5f) << device_first;
+  }
+}
+
+// (w * items * 0).sum() / 0 is NaN, and 0 times its gradient is NaN too: only leaving it out helps.
+TEST(WindowCounts, AMeanOverNothingIsLeftOutWhereverItsCountLies) {
+  for (const bool on_a_device : {false, true}) {
+    Weight t;
+    const Tensor mask = torch::zeros({4});
+    const Tensor nothing = (t.losses(0, 4) * mask).sum() / mask.sum();
+    ASSERT_TRUE(std::isnan(nothing.item<float>()));
+    const auto mean = [&](const Tensor& value, int64_t count) {
+      return on_a_device ? Loss::mean(value, on_device(count)) : Loss::mean(value, count);
+    };
+    t.add(mean(nothing, 0));
+    t.add(mean(t.losses(4, 8).mean(), 4));
+    t.add(mean(nothing, 0));
+    const auto totals = t.window.close();
+    EXPECT_EQ(totals.items, 4);
+    EXPECT_EQ(totals.micro_batches, 3);
+    EXPECT_DOUBLE_EQ(totals.mean_loss.item<double>(), 5.5);
+    EXPECT_FLOAT_EQ(t.gradient(), 5.5f);
+  }
+}
+
+// The first micro-batch with items sets the divisor: one without must not, or FP16 gradients would not be divided at all.
+TEST(WindowCounts, AnEmptyFirstMicroBatchDoesNotSetTheDivisor) {
+  Weight t;
+  t.add(Loss::sum(t.w * 0, 0), 2);
+  t.add(Loss::sum(t.losses(0, 5).sum(), 5), 2);
+  EXPECT_FLOAT_EQ(t.gradient(), 10.0f / 10.0f) << "divided by the 2 x 5 items that are expected";
+  t.window.close();
+  EXPECT_FLOAT_EQ(t.gradient(), 2.0f);
+}
+
+TEST(WindowCounts, SumsAndMeansOfAnyRandomSplitGiveTheSameGradient) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 50; ++round) {
+    Weight sums, means, tensors;
+    int64_t begin = 0;
+    const auto parts = 1 + static_cast<int64_t>(random() % 6);
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto count = static_cast<int64_t>(random() % 5);
+      const auto b = static_cast<double>(begin), e = static_cast<double>(begin + count);
+      const auto expected_parts = static_cast<double>(parts);
+      sums.add(Loss::sum(sums.losses(b, e).sum(), count), expected_parts);
+      means.add(Loss::mean(means.losses(b, e).mean(), count), expected_parts);
+      tensors.add(Loss::sum(tensors.losses(b, e).sum(), on_device(count)), expected_parts);
+      begin += count;
+    }
+    const auto totals = sums.window.close();
+    ASSERT_EQ(totals.items, begin);
+    ASSERT_EQ(means.window.close().items, begin);
+    ASSERT_EQ(tensors.window.close().items, begin);
+    if (begin > 0) {
+      // Below 30 items of at most 29, a handful of roundings: 1e-6 relative.
+      const double mean = (static_cast<double>(begin) - 1) / 2;
+      EXPECT_DOUBLE_EQ(totals.mean_loss.item<double>(), mean);
+      for (const Weight* weight : {&sums, &means, &tensors}) {
+        EXPECT_NEAR(weight->gradient(), mean, 1e-6 * mean);
+      }
+    }
+  }
+}
+
+TEST(WindowCounts, AnFp16LossOverMoreItemsThanFp16CanCountKeepsItsGradient) {
+  constexpr int64_t kItems = 100'000;  // FP16 ends at 65,504
+  for (const bool on_a_device : {false, true}) {
+    Weight t;
+    const Tensor sum = (t.w * 50'000).to(torch::kHalf);
+    t.add(on_a_device ? Loss::sum(sum, on_device(kItems)) : Loss::sum(sum, kItems), 1);
+    EXPECT_EQ(t.window.close().items, kItems);
+    EXPECT_NEAR(t.gradient(), 0.5, 0.5 * std::ldexp(1.0, -8)) << on_a_device;  // two roundings to FP16 subnormals
+  }
+}
+
+// With the divisor of the final count nothing is corrected: the very bits of a plain (s / n).backward().
+TEST(WindowCounts, OneMicroBatchGivesTheBitsOfPlainTraining) {
+  torch::manual_seed(1);
+  const Tensor x = torch::randn({7, 5});
+  auto layer = torch::nn::Linear(5, 3);
+  (layer->forward(x).exp().sum() / 21).backward();
+  const auto expected = testing::gradients_of(*layer);
+  const auto parameters = [&] {
+    return std::vector<std::pair<std::string, Tensor>>{{"w", layer->weight}, {"b", layer->bias}};
+  };
+  for (const bool on_a_device : {false, true}) {
+    layer->zero_grad();
+    AccumulationWindow window(parameters());
+    const Tensor sum = layer->forward(x).exp().sum();
+    window.weigh(on_a_device ? Loss::sum(sum, on_device(21)) : Loss::sum(sum, 21), 1).backward();
+    EXPECT_EQ(window.close().correction, 1.0);
+    EXPECT_TRUE(testing::same_bits(testing::gradients_of(*layer), expected)) << on_a_device;
+  }
+}
+
+TEST(WindowCounts, AGradientOfASharedParameterIsCorrectedOnce) {
+  const Tensor w = torch::ones({}, torch::requires_grad());
+  AccumulationWindow window({{"encoder.w", w}, {"decoder.w", w}});
+  window.weigh(Loss::sum(w * 6, 3), /*expected_parts=*/2).backward();  // 6 items are expected, 3 come
+  EXPECT_EQ(window.close().correction, 2.0);
+  EXPECT_FLOAT_EQ(w.grad().item<float>(), 2.0f);
+}
+
+TEST(WindowCounts, AWindowMayBeUsedAgainAndRemembersNothing) {
+  Weight t;
+  for (int round = 0; round < 3; ++round) {
+    t.w.mutable_grad().reset();
+    t.add(Loss::sum(t.losses(0, 4).sum(), 4), 1 + round);
+    EXPECT_EQ(t.window.close().items, 4);
+    EXPECT_FLOAT_EQ(t.gradient(), 1.5f) << round;
+    t.add(Loss::sum(t.losses(0, 100).sum(), on_device(100)), 1);
+    t.window.abandon();
+  }
+}
+
+}  // namespace
+}  // namespace snug

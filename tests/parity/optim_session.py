@@ -1,0 +1,134 @@
+"""Drives optim_tool, and compares its answers with what Python's torch gives for the same commands."""
+
+import struct
+import subprocess
+import sys
+
+try:
+    import torch
+except ImportError as missing:
+    print(f"skipped: {missing}")
+    sys.exit(77)
+
+
+def bits(tensor):
+    return " ".join(f"{struct.unpack('<I', struct.pack('<f', value))[0]:08x}" for value in tensor.detach().flatten().tolist())
+
+
+def first_difference(expected, answer):
+    for i, (theirs, ours) in enumerate(zip(expected.split(), answer.split())):
+        if theirs != ours:
+            return f"word {i}: Python gives {theirs}, snug {ours}\n  Python: {expected[:300]}\n  snug:   {answer[:300]}"
+    return f"  Python: {expected[:300]}\n  snug:   {answer[:300]}"
+
+
+class Session:
+    """The commands of optim_tool, carried out in Python. Each call of `do` records the command and Python's answer."""
+
+    def __init__(self):
+        self.commands = []
+        self.answers = []
+        self.new()
+
+    def new(self):
+        self.parameters = []
+        self.optimizers = []
+        self.scaler = None
+        self.record("new", "ok")
+
+    def record(self, command, answer):
+        self.commands.append(command)
+        self.answers.append(answer)
+
+    def do(self, command, action):
+        """`action` returns the answer's words, or raises one of the errors that torch raises for a wrong call."""
+        try:
+            self.record(command, f"ok {action() or ''}".rstrip())
+        except (RuntimeError, AssertionError, ValueError) as error:
+            self.record(command, f"error {error}")
+
+    def listed(self, indices):
+        return [self.parameters[i] for i in indices]
+
+    def param(self, values):
+        self.parameters.append(values.clone().requires_grad_())
+        self.record(f"param {bits(values)}", f"ok {len(self.parameters) - 1}")
+
+    def sgd(self, lr, indices):
+        self.optimizers.append(torch.optim.SGD(self.listed(indices), lr=lr))
+        self.record(f"sgd {lr} {' '.join(map(str, indices))}", f"ok {len(self.optimizers) - 1}")
+
+    def adamw(self, indices, lr, betas, eps, weight_decay):
+        self.optimizers.append(
+            torch.optim.AdamW(self.listed(indices), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+        )
+        options = f"{lr!r} {betas[0]!r} {betas[1]!r} {eps!r} {weight_decay!r}"
+        self.record(f"adamw {options} {' '.join(map(str, indices))}", f"ok {len(self.optimizers) - 1}")
+
+    def make_scaler(self, init, growth, backoff, interval):
+        self.scaler = torch.amp.GradScaler("cpu", init, growth, backoff, interval)
+        self.record(f"scaler {init!r} {growth!r} {backoff!r} {interval}", "ok")
+
+    def grad(self, index, values):
+        self.parameters[index].grad = values.clone()
+        self.record(f"grad {index} {bits(values)}", "ok")
+
+    def nograd(self, index):
+        self.parameters[index].grad = None
+        self.record(f"nograd {index}", "ok")
+
+    def scale(self):
+        self.do("scale", lambda: self.scaler.scale(torch.ones(())) and None)
+
+    def unscale(self, index):
+        self.do(f"unscale {index}", lambda: self.scaler.unscale_(self.optimizers[index]))
+
+    def step(self, index):
+        optimizer = self.optimizers[index]
+
+        def action():
+            if self.scaler is None:
+                optimizer.step()
+                return "1"
+            self.scaler.step(optimizer)
+            found = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+            return str(int(sum(f.item() for f in found.values()) == 0))
+
+        self.do(f"step {index}", action)
+
+    def update(self, new_scale=None):
+        command = "update" if new_scale is None else f"update_to {new_scale!r}"
+        self.do(command, lambda: self.scaler.update(new_scale))
+
+    def state(self):
+        state = self.scaler.state_dict()
+        self.record("state", f"ok {bits(torch.tensor(state['scale']))} {state['_growth_tracker']}")
+
+    def clip(self, max_norm, norm_type, indices):
+        def action():
+            return bits(torch.nn.utils.clip_grad_norm_(self.listed(indices), max_norm, norm_type))
+
+        self.do(f"clip {max_norm!r} {norm_type!r} {' '.join(map(str, indices))}", action)
+
+    def values(self):
+        self.record("values", "ok " + " ".join(bits(p) for p in self.parameters))
+
+    def grads(self):
+        self.record("grads", "ok " + " ".join("none" if p.grad is None else bits(p.grad) for p in self.parameters))
+
+    def compare(self, tool):
+        """Fails at the first answer that differs. Of errors only that there is one is compared: the texts are our own."""
+        given = "\n".join(self.commands) + "\n"
+        found = subprocess.run([tool], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert len(found) == len(self.answers), (len(found), len(self.answers))
+        start = 0
+        for i, (answer, expected) in enumerate(zip(found, self.answers)):
+            if self.commands[i] == "new":
+                start = i
+            same = answer.split()[0] == "error" if expected.startswith("error") else answer == expected
+            if not same:
+                for command, earlier in zip(self.commands[start:i], self.answers[start:i]):
+                    print(f"{command[:100]}  ->  {earlier[:100]}")
+                sys.exit(f"{self.commands[i]}\n{first_difference(expected, answer)}")
+        errors = sum(answer.startswith("error") for answer in self.answers)
+        print(f"{len(found)} answers equal, {errors} of them errors")

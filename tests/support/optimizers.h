@@ -1,0 +1,56 @@
+#pragma once
+// What tests of optimizers need: parameters, gradients that depend on a seed alone, and the tensors of a state.
+//
+//   const auto p = random_parameters();
+//   AdamW optimizer(p);
+//   train(optimizer, p, 1, 3);       // three steps
+//   const auto before = tensors_in(optimizer.state_dict());
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "snug/core/state.h"
+
+namespace snug::testing {
+
+/// A matrix, a vector and a scalar; the same every time.
+inline std::vector<torch::Tensor> random_parameters(c10::ScalarType dtype = torch::kFloat) {
+  torch::manual_seed(1);
+  return {torch::randn({5, 7}).to(dtype).requires_grad_(), torch::randn({64}).to(dtype).requires_grad_(),
+          torch::randn({}).to(dtype).requires_grad_()};
+}
+
+inline void set_gradients(const std::vector<torch::Tensor>& parameters, uint64_t seed, double factor = 1) {
+  torch::manual_seed(seed);
+  for (const torch::Tensor& parameter : parameters) {
+    parameter.mutable_grad() = (torch::randn(parameter.sizes()) * factor).to(parameter.scalar_type());
+  }
+}
+
+/// A step with the gradients of each seed from `first` to `last`.
+inline void train(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters, uint64_t first,
+                  uint64_t last) {
+  for (uint64_t seed = first; seed <= last; ++seed) {
+    set_gradients(parameters, seed);
+    optimizer.step();
+  }
+}
+
+/// All tensors of a state, in order, copied.
+inline std::vector<torch::Tensor> tensors_in(const StateDict& state) {
+  std::vector<torch::Tensor> result;
+  for (const auto& entry : state.entries()) {
+    if (const auto* tensor = std::get_if<torch::Tensor>(&entry.value)) {
+      result.push_back(tensor->clone());
+    } else if (const auto* inner = std::get_if<StateDict>(&entry.value)) {
+      const auto more = tensors_in(*inner);
+      result.insert(result.end(), more.begin(), more.end());
+    }
+  }
+  return result;
+}
+
+}  // namespace snug::testing
