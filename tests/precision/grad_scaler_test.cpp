@@ -457,16 +457,14 @@ TEST(GradScaler, RefusesAStateThatDoesNotFitAndKeepsItsOwn) {
   EXPECT_EQ(scaler.options().growth_factor, 2.0);
 }
 
-// As in Python nothing keeps the scale from halving away to nothing. Then no step can ever be made again, and loading says so.
-TEST(GradScaler, AScaleThatFellToZeroSkipsEveryStepAndIsRefusedByLoading) {
+// As in Python nothing keeps the scale from halving away to nothing, from where it never grows again.
+TEST(GradScaler, AScaleThatFellToZeroIsRefusedByLoading) {
   GradScaler scaler = warm({.init_scale = std::numeric_limits<float>::denorm_min(), .growth_interval = 1});
-  for (const float gradient : {kInf, 0.0f}) {
-    Trained t;
-    t.set_gradient(gradient, 0.0f);
-    EXPECT_FALSE(scaler.step(t.optimizer));
-    scaler.update();
-    EXPECT_EQ(scaler.get_scale(), 0.0);
-  }
+  Trained t;
+  t.set_gradient(kInf, 0.0f);
+  EXPECT_FALSE(scaler.step(t.optimizer));
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 0.0);
   GradScaler other;
   EXPECT_THAT(error_of<ConfigError>([&] { other.load_state_dict(scaler.state_dict()); }), HasSubstr("the scale is 0"));
 }
