@@ -20,7 +20,14 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   std::unordered_set<const void*> seen;  // parameters() names those of a shared module once for each use
   for (const at::Tensor& parameter : parameters) {
     const at::Tensor& gradient = parameter.grad();
-    if (gradient.defined() && seen.insert(gradient.unsafeGetTensorImpl()).second) {
+    if (!gradient.defined()) {
+      continue;
+    }
+    if (gradient.is_sparse()) {
+      throw ConfigError("clip_grad_norm_: sparse gradients are not supported; build the embedding with sparse(false)");
+    }
+    // An empty tensor adds nothing, and torch has no infinity norm of it.
+    if (gradient.numel() > 0 && seen.insert(gradient.unsafeGetTensorImpl()).second) {
       lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
     }
   }

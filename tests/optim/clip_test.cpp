@@ -139,6 +139,34 @@ TEST(ClipGradNorm, RefusesNormsThatAreNone) {
   EXPECT_TRUE(same_bits(gradients_of(p), before));
 }
 
+TEST(ClipGradNorm, TakesGradientsOfAnyLayoutAndEmptyOnes) {
+  const auto p = with_gradients({torch::ones({2, 3}), torch::ones({0, 4}), torch::ones({2, 3, 4, 5})});
+  p[0].mutable_grad() = torch::arange(6, torch::kFloat).reshape({3, 2}).t();
+  p[2].mutable_grad() = torch::ones({2, 3, 4, 5}).contiguous(torch::MemoryFormat::ChannelsLast);
+  EXPECT_FLOAT_EQ(clip_grad_norm_(p, 0.0, 1.0).item<float>(), 15.0f + 120.0f);
+  EXPECT_EQ(grad_norm(p).item<float>(), 0.0f);
+}
+
+TEST(ClipGradNorm, WithTheInfinityNormPassesOverEmptyGradients) {
+  const auto p = with_gradients({torch::ones({0, 4}), torch::tensor({3.0f, -8.0f})});
+  EXPECT_EQ(clip_grad_norm_(p, 2.0, kInf).item<float>(), 8.0f);
+}
+
+TEST(ClipGradNorm, WritesWhatAutogradSees) {
+  const Tensor x = torch::ones({2}, torch::requires_grad());
+  const Tensor gradient = torch::ones({2}, torch::requires_grad());
+  x.mutable_grad() = gradient * 1;  // as after backward(create_graph)
+  const int64_t version = x.grad()._version();
+  clip_grad_norm_({x}, 0.5);
+  EXPECT_GT(x.grad()._version(), version);
+}
+
+TEST(ClipGradNorm, RefusesSparseGradients) {
+  auto embedding = torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+  embedding->forward(torch::tensor({1, 1})).sum().backward();
+  EXPECT_THAT(error_of<ConfigError>([&] { clip_grad_norm_(embedding->parameters(), 1.0); }), HasSubstr("sparse"));
+}
+
 TEST(GradNorm, IsTheNormAndChangesNothing) {
   const auto p = random_parameters();
   const auto before = gradients_of(p);
