@@ -80,9 +80,14 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
   // A mean's count is read at once: over nothing it may be NaN, and then its backward must be left out.
   if (loss.count_tensor().defined() && !is_mean) {
     const at::Tensor count = loss.count_tensor().reshape({}).to(value.device(), at::kDouble);
-    if (!provisional_on_device_.defined()) {
-      provisional_on_device_ =
-          provisional_ > 0 ? at::full_like(count, provisional_) : (count * expected_parts).round().clamp_min(1);
+    if (provisional_ > 0) {
+      provisional_on_device_ = at::full_like(count, provisional_);
+    } else {
+      const at::Tensor expected = (count * expected_parts).round().clamp_min(1);
+      // As long as there were no items, there were no gradients either, and the divisor is still free.
+      provisional_on_device_ = provisional_on_device_.defined()
+                                   ? at::where(items_on_device_ > 0, provisional_on_device_, expected)
+                                   : expected;
     }
     add(items_on_device_, count);
     add(loss_sum_, detached);
@@ -94,8 +99,9 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
     return {};
   }
   if (provisional_ == 0) {
-    provisional_ = provisional_on_device_.defined() ? provisional_on_device_.item<double>()
-                                                    : std::max(1.0, std::round(count * expected_parts));
+    const bool is_chosen = items_on_device_.defined() && items_on_device_.item<double>() > 0;
+    provisional_ =
+        is_chosen ? provisional_on_device_.item<double>() : std::max(1.0, std::round(count * expected_parts));
   }
   items_ += loss.count();
   add(loss_sum_, is_mean ? detached * count : detached);
@@ -114,7 +120,9 @@ AccumulationWindow::Totals AccumulationWindow::close() {
   double provisional = provisional_;
   if (items_on_device_.defined()) {
     totals.items += items_on_device_.item<int64_t>();
-    provisional = provisional_on_device_.item<double>();
+    if (provisional == 0) {
+      provisional = provisional_on_device_.item<double>();
+    }
   }
   const at::Tensor loss_sum = loss_sum_;
   reset();

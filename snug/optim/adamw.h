@@ -1,6 +1,6 @@
 #pragma once
-// AdamW: torch's fused kernel behind torch's optimizer interface. One pass over parameters, gradients and moments, which is what
-// memory bandwidth allows; torch::optim::AdamW makes about ten.
+// AdamW and Adam: torch's fused kernels behind torch's optimizer interface. One pass over parameters, gradients and moments, which is
+// what memory bandwidth allows; torch::optim::AdamW makes about ten.
 //
 //   snug::AdamW optimizer(model->parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   loss.backward();
@@ -8,11 +8,10 @@
 
 #include <vector>
 
+#include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
-#include <torch/optim/optimizer.h>
 
-#include "snug/core/gradient_scaling.h"
-#include "snug/core/stateful_optimizer.h"
+#include "snug/optim/fused_optimizer.h"
 
 namespace snug {
 
@@ -22,37 +21,61 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;  ///< decoupled from the gradient, as the W says
+  /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, which is what is updated, and rounds it into the parameter.
+  bool master_weights = false;
+  /// For BF16 parameters without masters: rounds up or down at random, so that steps below BF16's resolution count on average. The
+  /// random numbers follow from the step's number and the parameter's place, so a resumed run has the same.
+  bool stochastic_rounding = false;
 };
 
 /// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101), on at::_fused_adamw_. Its groups hold
-/// torch::optim::AdamWOptions, so torch's schedulers work on it. With a GradScaler, unscaling and skipping happen in the same pass
-/// and nothing waits for the device; a skipped step leaves the step count of bias correction where it was.
-class AdamW : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
+/// torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and master where there is one.
+class AdamW : public FusedOptimizer {
  public:
-  /// Throws ConfigError, naming the parameter or option, for an empty list, parameters that are not FP32 or FP64, or options out of range.
+  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are neither FP32 nor
+  /// FP64, unless an option above provides for them.
   explicit AdamW(std::vector<at::Tensor> parameters, AdamWOptions options = {});
   /// Groups without options of their own take `options`; so do fields that a group leaves at torch's defaults. amsgrad is not offered.
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options = {});
 
-  /// Updates every parameter that has a gradient. All memory is allocated, and all shapes, types and devices are checked (ConfigError),
-  /// before anything is written: an error leaves parameters and state as they were. Returns the closure's loss, if there is one; a closure
-  /// together with a GradScaler is a ConfigError.
-  at::Tensor step(LossClosure closure = nullptr) override;
-
-  void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
-
-  /// Python's layout: state.<index>.{step, exp_avg, exp_avg_sq} and param_groups.<index>.{lr, beta1, beta2, eps, weight_decay}.
-  StateDict state_dict() const override;
-  /// Copies. Throws CorruptFile, naming the parameter's index, where the number of parameters or a shape differs; then nothing has changed.
-  void load_state_dict(const StateDict& state) override;
-
-  /// torch's archive, for torch::save and torch::load. Loading checks like load_state_dict.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
+ protected:
+  std::string_view name() const override { return "AdamW"; }
+  bool takes(at::ScalarType dtype) const override;
+  std::string_view why_not() const override;
+  void check_options(const torch::optim::OptimizerOptions& options) const override;
+  StateDict options_to_state(const torch::optim::OptimizerOptions& options) const override;
+  std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const override;
+  void make_state(ParameterState& state, const at::Tensor& parameter,
+                  const torch::optim::OptimizerOptions& options) const override;
+  std::function<void()> prepare(const Work& work) const override;
 
  private:
-  at::Tensor grad_scale_;
-  at::Tensor found_inf_;
+  bool master_weights_;
+  bool stochastic_rounding_;
+};
+
+struct AdamOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;  ///< added to the gradient (L2)
+};
+
+/// Kingma & Ba 2015, arXiv:1412.6980, on at::_fused_adam_. Its groups hold torch::optim::AdamOptions. FP32 and FP64 parameters.
+class Adam : public FusedOptimizer {
+ public:
+  explicit Adam(std::vector<at::Tensor> parameters, AdamOptions options = {});
+  explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamOptions options = {});
+
+ protected:
+  std::string_view name() const override { return "Adam"; }
+  void check_options(const torch::optim::OptimizerOptions& options) const override;
+  StateDict options_to_state(const torch::optim::OptimizerOptions& options) const override;
+  std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const override;
+  void make_state(ParameterState& state, const at::Tensor& parameter,
+                  const torch::optim::OptimizerOptions& options) const override;
+  std::function<void()> prepare(const Work& work) const override;
 };
 
 }  // namespace snug

@@ -19,15 +19,15 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   Lists lists;
   std::unordered_set<const void*> seen;  // parameters() names those of a shared module once for each use
   for (const at::Tensor& parameter : parameters) {
-    const at::Tensor& gradient = parameter.grad();
-    if (!gradient.defined()) {
+    if (!parameter.grad().defined()) {
       continue;
     }
-    if (gradient.is_sparse()) {
-      throw ConfigError("clip_grad_norm_: sparse gradients are not supported; build the embedding with sparse(false)");
+    if (parameter.grad().is_sparse() && !parameter.grad().is_coalesced()) {
+      parameter.mutable_grad() = parameter.grad().coalesce();  // the norm wants the sums over repeated rows
     }
+    const at::Tensor gradient = parameter.grad().is_sparse() ? parameter.grad()._values() : parameter.grad();
     // An empty tensor adds nothing, and torch has no infinity norm of it.
-    if (gradient.numel() > 0 && seen.insert(gradient.unsafeGetTensorImpl()).second) {
+    if (gradient.numel() > 0 && seen.insert(parameter.grad().unsafeGetTensorImpl()).second) {
       lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
     }
   }

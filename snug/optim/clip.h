@@ -13,7 +13,7 @@ namespace snug {
 /// that norm as it was before, as an FP32 scalar tensor on the first gradient's device. Parameters without a gradient are passed
 /// over; with no gradient at all the result is 0. A norm that is not finite makes the gradients NaN, as in
 /// Python: check it, or use a GradScaler. Formula: torch/nn/utils/clip_grad.py, coefficient min(1, max_norm / (norm + 1e-6)).
-/// Throws ConfigError unless max_norm >= 0 and norm_type > 0 (infinity included), and for sparse gradients.
+/// Sparse gradients are coalesced first. Throws ConfigError unless max_norm >= 0 and norm_type > 0 (infinity included).
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 
 /// The norm alone.

@@ -13,6 +13,7 @@
 
 #include "snug/core/error.h"
 #include "snug/core/gradient_scaling.h"
+#include "snug/precision/autocast.h"
 
 // The state machine and the arithmetic follow torch/amp/grad_scaler.py (torch 2.13.0) and the kernels
 // _amp_foreach_non_finite_check_and_unscale_ and _amp_update_scale_, which are the same in both languages.
@@ -189,6 +190,12 @@ StepOutcome GradScaler::step_on_device(torch::optim::Optimizer& optimizer, PerOp
 }
 
 StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
+  const StepOutcome outcome = step_or_skip(optimizer);
+  clear_autocast_cache();  // torch's optimizers do not
+  return outcome;
+}
+
+StepOutcome GradScaler::step_or_skip(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) {
     optimizer.step();
     return StepOutcome(true);

@@ -72,7 +72,7 @@ class GradScaler {
   void unscale_(torch::optim::Optimizer& optimizer);
 
   /// Unscales if that was not done, and steps unless a gradient is not finite. Waits for the device unless the optimizer is
-  /// GradientScalingAware, as snug's are.
+  /// GradientScalingAware, as snug's are. Empties autocast's cache of cast weights, as those are old now.
   StepOutcome step(torch::optim::Optimizer& optimizer);
 
   /// Adapts the scale to what the steps found, or sets it to `new_scale`, and readies the optimizers for the next round.
@@ -103,6 +103,7 @@ class GradScaler {
   void make_tensors(c10::Device device);
   const at::Tensor& scale_on(c10::Device device, std::vector<std::pair<c10::Device, at::Tensor>>& copies) const;
   FoundInf divide_and_check(torch::optim::Optimizer& optimizer, const at::Tensor& inverse, bool allow_fp16) const;
+  StepOutcome step_or_skip(torch::optim::Optimizer& optimizer);
   StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
 
   GradScalerOptions options_;

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <limits>
 #include <string>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -31,15 +33,28 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::vector<std::pair<std::string, at::Tensor>> trained_parameters(const torch::nn::Module& model) {
-  std::vector<std::pair<std::string, at::Tensor>> parameters;
-  for (const auto& entry : model.named_parameters()) {
-    if (entry.value().requires_grad()) {
-      parameters.emplace_back(entry.key(), entry.value());
+using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
+
+// What a step may give a gradient to or write: what the model trains, and what else the optimizer holds (a learned temperature).
+NamedParameters trained_parameters(const torch::nn::Module& model, torch::optim::Optimizer& optimizer) {
+  NamedParameters parameters;
+  std::unordered_set<const void*> seen;
+  const auto add = [&](std::string name, const at::Tensor& parameter) {
+    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      parameters.emplace_back(std::move(name), parameter);
     }
+  };
+  for (const auto& entry : model.named_parameters()) {
+    add(entry.key(), entry.value());
   }
   if (parameters.empty()) {
     throw ConfigError("Stepper: the model has no parameters to train");
+  }
+  size_t index = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      add(fmt::format("{} of the optimizer", index++), parameter);
+    }
   }
   for (const auto& [name, parameter] : parameters) {
     if (parameter.device() != parameters.front().second.device()) {
@@ -49,6 +64,26 @@ std::vector<std::pair<std::string, at::Tensor>> trained_parameters(const torch::
     }
   }
   return parameters;
+}
+
+std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
+
+int64_t gradient_bytes(const NamedParameters& parameters) {
+  int64_t bytes = 0;
+  std::unordered_set<const void*> seen;
+  for (const auto& [name, parameter] : parameters) {
+    const at::Tensor& gradient = parameter.grad();
+    if (gradient.defined() && gradient.has_storage() && seen.insert(gradient.storage().unsafeGetStorageImpl()).second) {
+      bytes += static_cast<int64_t>(gradient.storage().nbytes());
+    }
+  }
+  return bytes;
 }
 
 Precision resolve(Precision precision, c10::Device device) {
@@ -80,22 +115,25 @@ class Stepper::Impl {
  public:
   Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
       : options_(options),
-        named_parameters_(trained_parameters(model)),
+        model_(model),
         optimizer_(optimizer),
+        parameters_(trained_parameters(model, optimizer)),
         precision_(resolve(options.precision, device())),
         scaler_(scaler_options(options.scaler, precision_)),
-        window_(named_parameters_) {
-    for (const auto& [name, parameter] : named_parameters_) {
-      parameters_.push_back(parameter);
-    }
+        window_(parameters_) {
+    check_budget();
+    make_scale();
   }
 
-  c10::Device device() const { return named_parameters_.front().second.device(); }
+  c10::Device device() const { return parameters_.front().second.device(); }
 
   // The step, from top to bottom.
   StepResult step_over(const MicroBatches& source) {
     if (window_.size() > 0) {
-      throw ConfigError("Stepper.step: an accumulation window is open; call flush() before step()");
+      throw ConfigError(fmt::format(
+          "Stepper.step: an accumulation window is open, with {} of {} micro-batches; fill it by accumulate(), or "
+          "end it by flush() with tail Exact or Drop",
+          window_.size(), options_.accumulate));
     }
     if (source.items < 1) {
       throw ConfigError("Stepper.step: the batch is empty");
@@ -110,7 +148,7 @@ class Stepper::Impl {
           ahead = Range{now.end, std::min(now.end + size, source.items)};
         }
         const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
-        run_micro_batch([&] { return source.loss_of(now, ahead); }, parts, /*split=*/size < source.items);
+        run_micro_batch([&] { return source.loss_of(now, ahead); }, parts, /*split=*/options_.micro_batch > 0);
       }
       return end_window();
     });
@@ -159,6 +197,7 @@ class Stepper::Impl {
       if (saved != precision_) {
         precision_ = saved;
         scaler_ = GradScaler(scaler_options(options_.scaler, precision_));
+        make_scale();
       }
     } else if (saved != precision_) {
       throw ConfigError(
@@ -172,15 +211,23 @@ class Stepper::Impl {
   const GradScaler& scaler() const { return scaler_; }
 
  private:
+  // The scaler makes its tensors when it first scales; a step that is measured must not pay for them.
+  at::Tensor make_scale() { return scaler_.scale(at::ones({}, at::TensorOptions().device(device()))); }
+
+  void check_budget() const {
+    if (const Bytes live = live_bytes(device()); live > options_.memory_budget) {
+      throw BudgetExceeded(
+          fmt::format("Stepper: {} of tensors are alive outside of the step, more than memory_budget {}", live.str(),
+                      options_.memory_budget.str()));
+    }
+    const MemoryLimit can_be_set(device(), options_.memory_budget);
+  }
+
   // Runs a part of a step under the memory budget. If it fails, the window's gradients are dropped.
   template <class F>
   auto guarded(F&& part) -> decltype(part()) {
     try {
-      if (const Bytes live = live_bytes(device()); live > options_.memory_budget) {
-        throw BudgetExceeded(
-            fmt::format("Stepper.step: {} of tensors are alive before the step, more than memory_budget {}", live.str(),
-                        options_.memory_budget.str()));
-      }
+      check_budget();
       const MemoryLimit limit(device(), options_.memory_budget);
       return part();
     } catch (const c10::OutOfMemoryError& error) {
@@ -203,10 +250,12 @@ class Stepper::Impl {
   }
 
   void begin_window() {
-    optimizer_.zero_grad(/*set_to_none=*/true);
-    window_.abandon();  // the model may have parameters that the optimizer has not
+    parameters_ = trained_parameters(model_, optimizer_);  // some may have been frozen, unfrozen or replaced
+    window_ = AccumulationWindow(parameters_);
+    window_.abandon();  // drops the last step's gradients
     window_.begin();
     start_ = Clock::now();
+    level_ = live_bytes(device()).count();
     watch_.emplace(device());
   }
 
@@ -236,14 +285,14 @@ class Stepper::Impl {
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
-    result.scale_ = scaler_.scale(at::ones({}, at::TensorOptions().device(device())));
+    result.scale_ = make_scale();
+    result.activation_peak_bytes = watch_->peak() - level_ - gradient_bytes(parameters_);
     if (totals.items > 0) {
       scaler_.unscale_(optimizer_);
-      result.grad_norm_ =
-          options_.clip_norm > 0 ? clip_grad_norm_(parameters_, options_.clip_norm) : grad_norm(parameters_);
+      const auto updated = parameters_of(optimizer_);
+      result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
       result.outcome_ = scaler_.step(optimizer_);
       scaler_.update();
-      clear_autocast_cache();
     }
     result.peak_bytes = watch_->peak();
     result.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
@@ -252,13 +301,14 @@ class Stepper::Impl {
   }
 
   StepperOptions options_;
-  std::vector<std::pair<std::string, at::Tensor>> named_parameters_;
-  std::vector<at::Tensor> parameters_;
+  torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;
+  NamedParameters parameters_;
   Precision precision_;
   GradScaler scaler_;
   AccumulationWindow window_;
   Clock::time_point start_;
+  int64_t level_ = 0;  // bytes alive before the step
   std::optional<detail::PeakWatch> watch_;
 };
 

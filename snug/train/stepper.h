@@ -51,7 +51,7 @@ struct StepperOptions {
   Tail tail = Tail::Exact;
   /// Most tensor memory on the model's device that may be alive during a step, of whatever kind. Past it: BudgetExceeded.
   Bytes memory_budget = Bytes::unlimited();
-  /// Largest norm of all gradients together; 0: no clipping.
+  /// Largest norm of the gradients of all the optimizer's parameters together; 0: no clipping.
   double clip_norm = 0;
   /// Loss scaling, used with Precision::Float16 only.
   GradScalerOptions scaler = {};
@@ -64,7 +64,7 @@ class StepResult {
   double loss() const;
   /// Whether parameters were updated: not so if a gradient was not finite under loss scaling, or if there were no items.
   bool stepped() const;
-  /// 2-norm of all gradients, unscaled, before clipping.
+  /// 2-norm of the gradients of the optimizer's parameters, unscaled, before clipping.
   double grad_norm() const;
   /// The loss scale that this step used; 1 without scaling.
   double scale() const;
@@ -74,6 +74,9 @@ class StepResult {
   int64_t peak_bytes = 0;  ///< most tensor memory alive at once on the model's device, what was there before included
   int64_t bytes_sent = 0;  ///< to other processes
   double seconds = 0;      ///< until everything was queued; on a CPU, until it was done
+  /// How far memory rose in forward and backward above its level before the step, less the bytes of all gradients: what activations and
+  /// workspace cost at their peak. The optimizer's part of the step is not in it.
+  int64_t activation_peak_bytes = 0;
 
  private:
   friend class Stepper;
@@ -85,7 +88,9 @@ class StepResult {
 
 class Stepper {
  public:
-  /// `model`: a torch module, its holder, or a shared_ptr to one; it and `optimizer` must outlive the Stepper.
+  /// `model`: a torch module, its holder, or a shared_ptr to one; it and `optimizer` must outlive the Stepper. Parameters may be frozen and
+  /// unfrozen between steps. The optimizer may hold others besides the model's, or only some of them: what it does not hold gets its
+  /// gradient, still multiplied by the loss scale, and is neither clipped nor updated.
   /// Throws ConfigError, naming the value, for options that cannot work, models without parameters, or parameters on several devices.
   template <class M>
   Stepper(M& model, torch::optim::Optimizer& optimizer, StepperOptions options = {})

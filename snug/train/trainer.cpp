@@ -209,8 +209,7 @@ class Trainer::Impl {
         group.options().set_lr(lr);
       }
       const Batch batch = next_batch();
-      optimizer_.zero_grad();  // so that the level below is the one without gradients
-      const int64_t level = live_bytes(device_).count();
+      optimizer_.zero_grad();  // so that the meter begins without gradients
       MemoryMeter meter(device_);
       meter.attach(*model_);
       meter.attach(optimizer_);
@@ -220,7 +219,7 @@ class Trainer::Impl {
       const double loss = result.loss();  // waits for the device
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       ++step_;
-      StepRecord record = record_of(result, meter.report(), level);
+      StepRecord record = record_of(result, meter.report());
       record.loss = loss;
       record.learning_rate = lr;
       record.seconds = seconds;
@@ -232,7 +231,7 @@ class Trainer::Impl {
     });
   }
 
-  StepRecord record_of(const StepResult& result, const MemoryReport& memory, int64_t level) const {
+  StepRecord record_of(const StepResult& result, const MemoryReport& memory) const {
     StepRecord record;
     record.step = step_;
     record.grad_norm = result.grad_norm();
@@ -241,7 +240,7 @@ class Trainer::Impl {
     record.items = result.items;
     record.micro_batches = result.micro_batches;
     record.peak_bytes = result.peak_bytes;
-    record.activation_peak_bytes = result.peak_bytes - level - memory.gradients;
+    record.activation_peak_bytes = result.activation_peak_bytes;
     record.memory = {.parameters = memory.parameters,
                      .gradients = memory.gradients,
                      .optimizer_state = memory.optimizer_state,

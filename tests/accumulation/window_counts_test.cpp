@@ -72,12 +72,19 @@ TEST(WindowCounts, AMeanOverNothingIsLeftOutWhereverItsCountLies) {
 
 // The first micro-batch with items sets the divisor: one without must not, or FP16 gradients would not be divided at all.
 TEST(WindowCounts, AnEmptyFirstMicroBatchDoesNotSetTheDivisor) {
-  Weight t;
-  t.add(Loss::sum(t.w * 0, 0), 2);
-  t.add(Loss::sum(t.losses(0, 5).sum(), 5), 2);
-  EXPECT_FLOAT_EQ(t.gradient(), 10.0f / 10.0f) << "divided by the 2 x 5 items that are expected";
-  t.window.close();
-  EXPECT_FLOAT_EQ(t.gradient(), 2.0f);
+  for (const bool first_on_device : {false, true}) {
+    for (const bool second_on_device : {false, true}) {
+      Weight t;
+      const auto sum = [](const Tensor& value, int64_t count, bool is_on_device) {
+        return is_on_device ? Loss::sum(value, on_device(count)) : Loss::sum(value, count);
+      };
+      t.add(sum(t.w * 0, 0, first_on_device), 2);
+      t.add(sum(t.losses(0, 5).sum(), 5, second_on_device), 2);
+      EXPECT_FLOAT_EQ(t.gradient(), 10.0f / 10.0f) << "divided by the 2 x 5 items that are expected";
+      t.window.close();
+      EXPECT_FLOAT_EQ(t.gradient(), 2.0f);
+    }
+  }
 }
 
 TEST(WindowCounts, SumsAndMeansOfAnyRandomSplitGiveTheSameGradient) {

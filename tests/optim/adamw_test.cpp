@@ -245,7 +245,7 @@ TEST(AdamW, AParameterThatIsGivenTwiceIsUpdatedOnceOrIsAnError) {
   train(once, {q[0], q[1]}, 1, 3);
   EXPECT_TRUE(same_bits(clones_of(p), clones_of(q)));
   EXPECT_THAT(error_of<ConfigError>([&] { AdamW(std::vector<OptimizerParamGroup>{{{p[0]}}, {{p[1], p[0]}}}); }),
-              HasSubstr("parameter 2"));
+              HasSubstr("parameter 0"));
 }
 
 // --- what it refuses

@@ -248,12 +248,14 @@ TEST(StepperFailure, AnErrorWhileAccumulatingDropsTheWindow) {
 }
 
 TEST(StepperFailure, ABudgetBelowWhatIsAliveAlreadyIsBudgetExceededWithBothNumbers) {
-  const Tensor ballast = torch::zeros({1 << 20});
-  Training run({.memory_budget = Bytes(1 << 20)});
+  const auto budget = Bytes(live_bytes(torch::kCPU).count() + (1 << 20));
+  Training run({.memory_budget = budget});
   const auto before = run.state();
+  const Tensor ballast = torch::zeros({1 << 20});
   EXPECT_THAT(error_of<BudgetExceeded>([&] { run.step(make_batch(4)); }),
-              AllOf(HasSubstr(live_bytes(torch::kCPU).str()), HasSubstr("1.00 MiB")));
+              AllOf(HasSubstr(live_bytes(torch::kCPU).str()), HasSubstr(budget.str())));
   EXPECT_TRUE(same_bits(run.state(), before));
+  EXPECT_THROW(Training({.memory_budget = budget}), BudgetExceeded) << "known before the first step";
 }
 
 TEST(StepperFailure, ABudgetThatIsTooSmallLeavesTheScalerAsItWasAndALargerOneWorks) {

@@ -1,0 +1,15 @@
+#pragma once
+// A StateDict as torch's archive, the format of torch::save. A StateDict in it becomes an archive in it.
+
+#include <torch/serialize/archive.h>
+
+#include "snug/core/state.h"
+
+namespace snug::detail {
+
+void write_state(torch::serialize::OutputArchive& archive, const StateDict& state);
+
+/// Throws CorruptFile, naming the entry, for what no StateDict can hold.
+StateDict read_state(torch::serialize::InputArchive& archive);
+
+}  // namespace snug::detail

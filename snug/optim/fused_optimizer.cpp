@@ -1,0 +1,374 @@
+#include "snug/optim/fused_optimizer.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <fmt/ranges.h>
+
+#include "snug/core/error.h"
+#include "snug/optim/detail/state_archive.h"
+#include "snug/precision/autocast.h"
+
+namespace snug {
+namespace {
+
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.strides() == b.strides() || (a.is_contiguous() && b.is_contiguous());
+}
+
+// Kernels walk the memory of all tensors alike, so a gradient must lie in memory as its parameter does.
+at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& gradient) {
+  return same_layout(parameter, gradient) ? gradient : at::empty_like(parameter).copy_(gradient);
+}
+
+std::string kind_of(const at::Tensor& t, c10::Device device) {
+  return fmt::format("{} of shape [{}] on {}", c10::toString(t.scalar_type()), fmt::join(t.sizes(), ", "),
+                     device.str());
+}
+
+at::Tensor on_device(const at::Tensor& scalar, c10::Device device) {
+  return scalar.defined() ? scalar.to(device, /*non_blocking=*/true) : scalar;
+}
+
+}  // namespace
+
+at::Tensor& FusedOptimizer::ParameterState::at(std::string_view name) {
+  const auto entry = std::find_if(tensors.begin(), tensors.end(), [&](const auto& e) { return e.first == name; });
+  TORCH_INTERNAL_ASSERT(entry != tensors.end());
+  return entry->second;
+}
+
+bool FusedOptimizer::ParameterState::contains(std::string_view name) const {
+  return std::any_of(tensors.begin(), tensors.end(), [&](const auto& e) { return e.first == name; });
+}
+
+std::vector<at::Tensor> FusedOptimizer::Work::states_named(std::string_view name) const {
+  std::vector<at::Tensor> tensors;
+  for (ParameterState* state : states) {
+    tensors.push_back(state->at(name));
+  }
+  return tensors;
+}
+
+// What a step is going to do, made as a whole before any of it is done.
+struct FusedOptimizer::Update {
+  std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states;
+  std::vector<Work> works;
+  std::vector<std::function<void()>> writes;
+};
+
+FusedOptimizer::FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                               std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+    : torch::optim::Optimizer(groups, std::move(defaults)) {}
+
+bool FusedOptimizer::takes(at::ScalarType dtype) const { return dtype == at::kFloat || dtype == at::kDouble; }
+
+std::string_view FusedOptimizer::why_not() const {
+  return "only FP32 and FP64 can be updated without losing small steps to rounding. Keep the model in FP32 and compute "
+         "in 16 bits "
+         "under Autocast, or use MasterWeights";
+}
+
+std::vector<at::Tensor> FusedOptimizer::without_repeats(std::vector<at::Tensor> parameters) {
+  std::unordered_set<const void*> seen;
+  std::erase_if(parameters, [&](const at::Tensor& p) { return !seen.insert(p.unsafeGetTensorImpl()).second; });
+  return parameters;
+}
+
+void FusedOptimizer::name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names) {
+  for (const auto& [name, parameter] : names) {
+    names_.emplace(parameter.unsafeGetTensorImpl(), name);
+  }
+}
+
+std::string FusedOptimizer::describe(const at::Tensor& parameter) const {
+  if (const auto known = names_.find(parameter.unsafeGetTensorImpl()); known != names_.end()) {
+    return fmt::format("parameter '{}'", known->second);
+  }
+  size_t index = 0;
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& p : group.params()) {
+      if (p.is_same(parameter)) {
+        return fmt::format("parameter {}", index);
+      }
+      ++index;
+    }
+  }
+  return "a parameter of no group";
+}
+
+// --- checks
+
+void FusedOptimizer::check_construction(const std::vector<torch::optim::OptimizerParamGroup>& given) const {
+  for (const auto& group : given) {  // torch's base class drops options of another optimizer without a word
+    if (group.has_options()) {
+      check_options(group.options());
+    }
+  }
+  std::unordered_set<const void*> seen;
+  for (const auto& group : param_groups_) {
+    check_options(group.options());
+    for (const at::Tensor& parameter : group.params()) {
+      check_parameter(parameter);
+      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
+        throw ConfigError(fmt::format("{}: {} is in the groups twice; give each once", name(), describe(parameter)));
+      }
+    }
+  }
+  if (seen.empty()) {
+    throw ConfigError(fmt::format("{}: there are no parameters; was the model built before the optimizer?", name()));
+  }
+}
+
+void FusedOptimizer::check_parameter(const at::Tensor& parameter) const {
+  if (!takes(parameter.scalar_type())) {
+    throw ConfigError(fmt::format("{}: {} of shape [{}] is {}; {}", name(), describe(parameter),
+                                  fmt::join(parameter.sizes(), ", "), c10::toString(parameter.scalar_type()),
+                                  why_not()));
+  }
+  if (!parameter.is_non_overlapping_and_dense()) {
+    throw ConfigError(
+        fmt::format("{}: {} of shape [{}] is a view with gaps, which the kernel would write over; make it contiguous()",
+                    name(), describe(parameter), fmt::join(parameter.sizes(), ", ")));
+  }
+}
+
+// Kernels take this for granted. A gradient is any tensor that somebody put there; a model may be converted at any time.
+void FusedOptimizer::check_gradient(const at::Tensor& parameter) const {
+  const at::Tensor& gradient = parameter.grad();
+  if (gradient.is_sparse()) {
+    throw ConfigError(fmt::format(
+        "{}.step: the gradient of {} is sparse, which is not supported; build the embedding with sparse(false)", name(),
+        describe(parameter)));
+  }
+  if (gradient.sizes() != parameter.sizes() || gradient.scalar_type() != parameter.scalar_type() ||
+      gradient.device() != parameter.device()) {
+    throw ConfigError(fmt::format(
+        "{}.step: the gradient of {} is {}, the parameter {}; convert or move a model before its optimizer "
+        "is made",
+        name(), describe(parameter), kind_of(gradient, gradient.device()), kind_of(parameter, parameter.device())));
+  }
+}
+
+void FusedOptimizer::check_state(const ParameterState& state, const at::Tensor& parameter) const {
+  if (state.made_for.sizes() != parameter.sizes() || state.made_for.scalar_type() != parameter.scalar_type() ||
+      state.device != parameter.device()) {
+    throw ConfigError(fmt::format(
+        "{}.step: the state of {} is for {}, the parameter is {}; convert or move a model before its "
+        "optimizer is made",
+        name(), describe(parameter), kind_of(state.made_for, state.device), kind_of(parameter, parameter.device())));
+  }
+  if (!same_layout(state.made_for, parameter)) {
+    throw ConfigError(fmt::format(
+        "{}.step: {} has changed its memory layout since the last step; change it before its optimizer is made", name(),
+        describe(parameter)));
+  }
+}
+
+// --- the step
+
+void FusedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) {
+  grad_scale_ = std::move(grad_scale);
+  found_inf_ = std::move(found_inf);
+}
+
+at::Tensor FusedOptimizer::step(LossClosure closure) {
+  const at::Tensor grad_scale = std::exchange(grad_scale_, {});
+  const at::Tensor found_inf = std::exchange(found_inf_, {});
+  if (closure && found_inf.defined()) {
+    throw ConfigError(
+        fmt::format("{}.step: a closure cannot be used with a GradScaler; call backward() before the step", name()));
+  }
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  Update update;
+  for (const auto& group : param_groups_) {
+    collect(update, group, group.params(), grad_scale, found_inf);
+  }
+  commit(update);
+  return loss;
+}
+
+void FusedOptimizer::step_parameter(const at::Tensor& parameter) {
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& p : group.params()) {
+      if (p.is_same(parameter)) {
+        const at::NoGradGuard no_grad;
+        Update update;
+        collect(update, group, {parameter}, {}, {});
+        commit(update);
+        return;
+      }
+    }
+  }
+  throw ConfigError(fmt::format("{}.step_parameter: this optimizer does not hold the parameter", name()));
+}
+
+std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::first_state(
+    const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
+  auto state = std::make_unique<ParameterState>();
+  state->made_for = at::empty_like(parameter, parameter.options().device(at::kMeta));
+  state->device = parameter.device();
+  make_state(*state, parameter, options);
+  return state;
+}
+
+void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
+                             const at::Tensor& grad_scale, const at::Tensor& found_inf) {
+  const auto& options = group.options();
+  check_options(options);
+  std::map<std::pair<std::string, at::ScalarType>, Work> by_kind;
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.grad().defined()) {
+      continue;
+    }
+    check_parameter(parameter);
+    check_gradient(parameter);
+    void* key = parameter.unsafeGetTensorImpl();
+    const auto known = state_.find(key);
+    auto* state = known == state_.end() ? nullptr : static_cast<ParameterState*>(known->second.get());
+    if (state == nullptr) {
+      update.new_states.emplace_back(key, first_state(parameter, options));
+      state = update.new_states.back().second.get();
+    }
+    check_state(*state, parameter);
+    Work& work = by_kind[{parameter.device().str(), parameter.scalar_type()}];
+    work.parameters.push_back(parameter);
+    work.gradients.push_back(in_layout_of(parameter, parameter.grad()));
+    work.states.push_back(state);
+  }
+  for (auto& [kind, work] : by_kind) {
+    const c10::Device device = work.parameters.front().device();
+    work.options = &options;
+    work.grad_scale = on_device(grad_scale, device);
+    work.found_inf = on_device(found_inf, device);
+    update.writes.push_back(prepare(work));
+    update.works.push_back(std::move(work));
+  }
+}
+
+void FusedOptimizer::commit(Update& update) {
+  for (auto& [key, state] : update.new_states) {
+    state_[key] = std::move(state);
+  }
+  for (size_t w = 0; w < update.works.size(); ++w) {
+    const Work& work = update.works[w];
+    for (size_t i = 0; i < work.parameters.size(); ++i) {
+      work.parameters[i].mutable_grad() = work.gradients[i];  // the kernel unscales it in place
+    }
+    for (ParameterState* state : work.states) {
+      state->is_fresh = false;
+    }
+    update.writes[w]();
+    for (const at::Tensor& parameter : work.parameters) {
+      parameter.unsafeGetTensorImpl()->bump_version();  // kernels do not, and autograd could not see the write
+    }
+  }
+  clear_autocast_cache();
+}
+
+// --- state
+
+StateDict FusedOptimizer::state_dict() const {
+  StateDict states;
+  StateDict groups;
+  size_t index = 0;
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& group = param_groups_[g];
+    check_options(group.options());
+    StateDict options = options_to_state(group.options());
+    options.set("parameters", static_cast<int64_t>(group.params().size()));
+    groups.set(std::to_string(g), std::move(options));
+    for (const at::Tensor& parameter : group.params()) {
+      const auto known = state_.find(parameter.unsafeGetTensorImpl());
+      const auto* state = known == state_.end() ? nullptr : static_cast<const ParameterState*>(known->second.get());
+      if (state != nullptr && !state->is_fresh) {
+        StateDict entry;
+        for (const auto& [tensor_name, tensor] : state->tensors) {
+          entry.set(std::string(tensor_name), tensor);
+        }
+        states.set(std::to_string(index), std::move(entry));
+      }
+      ++index;
+    }
+  }
+  StateDict result;
+  result.set("state", std::move(states));
+  result.set("param_groups", std::move(groups));
+  return result;
+}
+
+std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
+    const StateDict& saved, const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
+  auto state = first_state(parameter, options);
+  for (auto& [tensor_name, tensor] : state->tensors) {
+    const auto& value = saved.get<at::Tensor>(std::string(tensor_name));
+    if (!value.defined() || value.sizes() != tensor.sizes()) {
+      throw CorruptFile(fmt::format(
+          "{}.load_state_dict: {} of {} {}, it should have [{}]; was this state saved for another model?", name(),
+          tensor_name, describe(parameter),
+          value.defined() ? fmt::format("has shape [{}]", fmt::join(value.sizes(), ", ")) : "is an undefined tensor",
+          fmt::join(tensor.sizes(), ", ")));
+    }
+    tensor.copy_(value);
+  }
+  state->is_fresh = false;
+  return state;
+}
+
+void FusedOptimizer::load_state_dict(const StateDict& dict) {
+  const at::NoGradGuard no_grad;
+  const auto& states = dict.get<StateDict>("state");
+  const auto& groups = dict.get<StateDict>("param_groups");
+  if (groups.size() != param_groups_.size()) {
+    throw CorruptFile(fmt::format("{}.load_state_dict: the state has {} parameter groups, this optimizer {}", name(),
+                                  groups.size(), param_groups_.size()));
+  }
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
+  std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states;
+  size_t index = 0;
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    const auto& saved = groups.get<StateDict>(std::to_string(g));
+    const auto& parameters = param_groups_[g].params();
+    check_options(param_groups_[g].options());
+    if (saved.get<int64_t>("parameters") != static_cast<int64_t>(parameters.size())) {
+      throw CorruptFile(fmt::format("{}.load_state_dict: group {} of the state has {} parameters, this optimizer's {}",
+                                    name(), g, saved.get<int64_t>("parameters"), parameters.size()));
+    }
+    new_options.push_back(options_from_state(saved));
+    check_options(*new_options.back());
+    for (const at::Tensor& parameter : parameters) {
+      if (const std::string key = std::to_string(index); states.contains(key)) {
+        new_states.emplace_back(parameter.unsafeGetTensorImpl(),
+                                copy_of_state(states.get<StateDict>(key), parameter, *new_options.back()));
+      }
+      ++index;
+    }
+  }
+  if (new_states.size() != states.size()) {
+    throw CorruptFile(fmt::format("{}.load_state_dict: the state is of {} parameters, of which this optimizer has {}",
+                                  name(), states.size(), new_states.size()));
+  }
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    param_groups_[g].set_options(std::move(new_options[g]));
+  }
+  state_.clear();
+  for (auto& [key, state] : new_states) {
+    state_[key] = std::move(state);
+  }
+}
+
+void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  detail::write_state(archive, state_dict());
+}
+
+void FusedOptimizer::load(torch::serialize::InputArchive& archive) { load_state_dict(detail::read_state(archive)); }
+
+}  // namespace snug

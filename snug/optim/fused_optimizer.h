@@ -1,0 +1,117 @@
+#pragma once
+// FusedOptimizer: what snug's optimizers have in common. Each updates all parameters of a group in one kernel call, unscales gradients and
+// skips on the device, allocates and checks everything before it writes anything, and keeps its state under Python's names. To write
+// another one, derive from it and say what the state is and how it is updated.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "snug/core/gradient_scaling.h"
+#include "snug/core/stateful_optimizer.h"
+
+namespace snug {
+
+/// A torch::optim::Optimizer, so torch's schedulers work on it. With a GradScaler, unscaling and skipping happen in the kernel and nothing
+/// waits for the device; a skipped step leaves parameters and state, the step count of bias correction included, where they were.
+class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
+ public:
+  /// Updates every parameter that has a gradient. All memory is allocated, and all shapes, types and devices are checked (ConfigError),
+  /// before anything is written: an error leaves parameters and state as they were. Returns the closure's loss, if there is one; a closure
+  /// together with a GradScaler is a ConfigError.
+  at::Tensor step(LossClosure closure = nullptr) final;
+
+  /// Updates one parameter that this optimizer holds, at once: see StepInBackward. Throws as step() does.
+  void step_parameter(const at::Tensor& parameter);
+
+  void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) final;
+
+  /// Names for error messages, such as a module's named_parameters(); otherwise they give the index.
+  void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names);
+
+  /// Python's layout: state.<index>.<name of a state tensor> and param_groups.<index>.<option>.
+  StateDict state_dict() const final;
+  /// Copies. Throws CorruptFile, naming the parameter, where the number of parameters or a shape differs; then nothing has changed.
+  void load_state_dict(const StateDict& state) final;
+
+  /// torch's archive, for torch::save and torch::load: the state_dict() in it. Loading checks like load_state_dict.
+  void save(torch::serialize::OutputArchive& archive) const final;
+  void load(torch::serialize::InputArchive& archive) final;
+
+ protected:
+  /// What an optimizer keeps for one parameter, under Python's names.
+  struct ParameterState : torch::optim::OptimizerCloneableParamState<ParameterState> {
+    std::vector<std::pair<std::string_view, at::Tensor>> tensors;  // the names are literals of the optimizer's
+    at::Tensor made_for;  // the parameter's shape, strides and type without its values
+    c10::Device device{c10::kCPU};
+    bool is_fresh = true;  // no update has used it yet; then it is not saved either
+
+    at::Tensor& at(std::string_view name);
+    bool contains(std::string_view name) const;
+  };
+
+  /// The parameters of one group, device and dtype that are updated together.
+  struct Work {
+    const torch::optim::OptimizerOptions* options;
+    std::vector<at::Tensor> parameters;
+    std::vector<at::Tensor> gradients;  // each lies in memory as its parameter does
+    std::vector<ParameterState*> states;
+    at::Tensor grad_scale;  // gradients are to be divided by it; undefined: by nothing
+    at::Tensor found_inf;   // reads 1: nothing is to be changed; undefined: go on
+
+    std::vector<at::Tensor> states_named(std::string_view name) const;
+  };
+
+  FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                 std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+  /// To be called at the end of the constructor: checks groups, options and parameters.
+  void check_construction(const std::vector<torch::optim::OptimizerParamGroup>& given) const;
+
+  /// The class's name, for messages.
+  virtual std::string_view name() const = 0;
+  /// Throws ConfigError if the options are of another optimizer, or out of range.
+  virtual void check_options(const torch::optim::OptimizerOptions& options) const = 0;
+  virtual StateDict options_to_state(const torch::optim::OptimizerOptions& options) const = 0;
+  /// New options of the optimizer's type.
+  virtual std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const = 0;
+  /// Whether parameters of this type can be updated. Default: FP32 and FP64.
+  virtual bool takes(at::ScalarType dtype) const;
+  /// Why not, and the cure, for the message.
+  virtual std::string_view why_not() const;
+  /// Adds the tensors of a first state.
+  virtual void make_state(ParameterState& state, const at::Tensor& parameter,
+                          const torch::optim::OptimizerOptions& options) const = 0;
+  /// Allocates all that the update needs. What is returned only writes.
+  virtual std::function<void()> prepare(const Work& work) const = 0;
+
+  /// Without what is named twice: parameters() of a model names those of a shared module once for each use.
+  static std::vector<at::Tensor> without_repeats(std::vector<at::Tensor> parameters);
+
+  std::string describe(const at::Tensor& parameter) const;
+
+ private:
+  struct Update;
+
+  void check_parameter(const at::Tensor& parameter) const;
+  void check_gradient(const at::Tensor& parameter) const;
+  void check_state(const ParameterState& state, const at::Tensor& parameter) const;
+  std::unique_ptr<ParameterState> first_state(const at::Tensor& parameter,
+                                              const torch::optim::OptimizerOptions& options) const;
+  std::unique_ptr<ParameterState> copy_of_state(const StateDict& saved, const at::Tensor& parameter,
+                                                const torch::optim::OptimizerOptions& options) const;
+  void collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
+               const at::Tensor& grad_scale, const at::Tensor& found_inf);
+  void commit(Update& update);
+
+  at::Tensor grad_scale_;
+  at::Tensor found_inf_;
+  std::unordered_map<const void*, std::string> names_;
+};
+
+}  // namespace snug

@@ -1,0 +1,131 @@
+#include "snug/optim/sgd.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "snug/core/error.h"
+#include "snug/optim/detail/adam_rules.h"
+
+// Momentum begins with the gradient itself: buffer = momentum * buffer + (1 - dampening) * gradient holds from the second step on. Without
+// dampening a first buffer of zeros gives the same, so the kernel need not know which step is the first, not even where a
+// scaler skips it on the device. With dampening the kernel is told, and under a scaler the host has to wait to know.
+
+namespace snug {
+namespace {
+
+using TorchSGD = torch::optim::SGDOptions;
+using detail::check_option;
+
+const TorchSGD& sgd_options(const torch::optim::OptimizerOptions& options) {
+  return detail::options_as<TorchSGD>("SGD", options);
+}
+
+at::Tensor buffer_for(const at::Tensor& parameter) { return at::zeros_like(parameter, at::MemoryFormat::Preserve); }
+
+TorchSGD to_torch(const SGDOptions& o) {
+  return TorchSGD(o.lr).momentum(o.momentum).dampening(o.dampening).weight_decay(o.weight_decay).nesterov(o.nesterov);
+}
+
+}  // namespace
+
+SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
+    : SGD(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
+
+SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions options)
+    : FusedOptimizer(groups, std::make_unique<TorchSGD>(to_torch(options))) {
+  check_construction(groups);
+}
+
+void SGD::check_options(const torch::optim::OptimizerOptions& options) const {
+  const auto& o = sgd_options(options);
+  const auto is_rate = [](double x) { return x >= 0 && std::isfinite(x); };
+  check_option(name(), is_rate(o.lr()), "lr", o.lr(), "finite and >= 0");
+  check_option(name(), is_rate(o.momentum()), "momentum", o.momentum(), "finite and >= 0");
+  check_option(name(), std::isfinite(o.dampening()), "dampening", o.dampening(), "finite");
+  check_option(name(), is_rate(o.weight_decay()), "weight_decay", o.weight_decay(), "finite and >= 0");
+  if (o.nesterov() && (o.momentum() == 0 || o.dampening() != 0)) {
+    throw ConfigError("SGD: nesterov needs a momentum above 0 and a dampening of 0");
+  }
+}
+
+StateDict SGD::options_to_state(const torch::optim::OptimizerOptions& options) const {
+  const auto& o = sgd_options(options);
+  StateDict state;
+  state.set("lr", o.lr());
+  state.set("momentum", o.momentum());
+  state.set("dampening", o.dampening());
+  state.set("weight_decay", o.weight_decay());
+  state.set("nesterov", o.nesterov());
+  return state;
+}
+
+std::unique_ptr<torch::optim::OptimizerOptions> SGD::options_from_state(const StateDict& state) const {
+  return std::make_unique<TorchSGD>(TorchSGD(state.get<double>("lr"))
+                                        .momentum(state.get<double>("momentum"))
+                                        .dampening(state.get<double>("dampening"))
+                                        .weight_decay(state.get<double>("weight_decay"))
+                                        .nesterov(state.get<bool>("nesterov")));
+}
+
+void SGD::make_state(ParameterState& state, const at::Tensor& parameter,
+                     const torch::optim::OptimizerOptions& options) const {
+  if (sgd_options(options).momentum() != 0) {
+    state.tensors.emplace_back("momentum_buffer", buffer_for(parameter));
+  }
+}
+
+struct SGD::Call {
+  std::vector<at::Tensor> parameters, gradients, buffers;
+  std::vector<ParameterState*> states;
+};
+
+void SGD::run(const torch::optim::SGDOptions& o, const Call& call, bool is_first_step, const at::Tensor& grad_scale,
+              const at::Tensor& found_inf) {
+  const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
+  if (!call.parameters.empty()) {
+    at::_fused_sgd_(call.parameters, call.gradients, call.buffers, o.weight_decay(), o.momentum(), o.lr(),
+                    o.dampening(), o.nesterov(), /*maximize=*/false, is_first_step, optional(grad_scale),
+                    optional(found_inf));
+  }
+}
+
+std::function<void()> SGD::prepare(const Work& work) const {
+  const auto& o = sgd_options(*work.options);
+  if (o.momentum() == 0) {
+    return [work, &o] { run(o, {work.parameters, work.gradients, {}, {}}, false, work.grad_scale, work.found_inf); };
+  }
+  const bool first_is_special = o.dampening() != 0;
+  if (first_is_special && work.found_inf.defined() && work.found_inf.item<float>() != 0) {
+    return [states = work.states] {
+      for (ParameterState* state : states) {
+        state->is_fresh = true;
+      }
+    };
+  }
+  Call first, later;
+  for (size_t i = 0; i < work.parameters.size(); ++i) {
+    ParameterState* state = work.states[i];
+    const bool has_buffer = state->contains("momentum_buffer");  // not so if momentum was 0 until now
+    Call& call = first_is_special && (state->is_fresh || !has_buffer) ? first : later;
+    call.parameters.push_back(work.parameters[i]);
+    call.gradients.push_back(work.gradients[i]);
+    call.buffers.push_back(has_buffer ? state->at("momentum_buffer") : buffer_for(work.parameters[i]));
+    call.states.push_back(state);
+  }
+  return [&o, first = std::move(first), later = std::move(later), scale = work.grad_scale, found = work.found_inf] {
+    run(o, first, true, scale, found);
+    run(o, later, false, scale, found);
+    for (const Call& call : {first, later}) {
+      for (size_t i = 0; i < call.states.size(); ++i) {
+        if (!call.states[i]->contains("momentum_buffer")) {
+          call.states[i]->tensors.emplace_back("momentum_buffer", call.buffers[i]);
+        }
+      }
+    }
+  };
+}
+
+}  // namespace snug
