@@ -4,7 +4,6 @@
 #include <chrono>
 #include <limits>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
+#include "snug/train/detail/trained_parameters.h"
 
 namespace snug {
 
@@ -32,59 +32,6 @@ double StepResult::scale() const { return scale_.item<double>(); }
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
-
-// What a step may give a gradient to or write: what the model trains, and what else the optimizer holds (a learned temperature).
-NamedParameters trained_parameters(const torch::nn::Module& model, torch::optim::Optimizer& optimizer) {
-  NamedParameters parameters;
-  std::unordered_set<const void*> seen;
-  const auto add = [&](std::string name, const at::Tensor& parameter) {
-    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
-      parameters.emplace_back(std::move(name), parameter);
-    }
-  };
-  for (const auto& entry : model.named_parameters()) {
-    add(entry.key(), entry.value());
-  }
-  if (parameters.empty()) {
-    throw ConfigError("Stepper: the model has no parameters to train");
-  }
-  size_t index = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      add(fmt::format("{} of the optimizer", index++), parameter);
-    }
-  }
-  for (const auto& [name, parameter] : parameters) {
-    if (parameter.device() != parameters.front().second.device()) {
-      throw ConfigError(fmt::format(
-          "Stepper: parameters '{}' and '{}' are on different devices, {} and {}; use one process per device",
-          parameters.front().first, name, parameters.front().second.device().str(), parameter.device().str()));
-    }
-  }
-  return parameters;
-}
-
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> parameters;
-  for (const auto& group : optimizer.param_groups()) {
-    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-  }
-  return parameters;
-}
-
-int64_t gradient_bytes(const NamedParameters& parameters) {
-  int64_t bytes = 0;
-  std::unordered_set<const void*> seen;
-  for (const auto& [name, parameter] : parameters) {
-    const at::Tensor& gradient = parameter.grad();
-    if (gradient.defined() && gradient.has_storage() && seen.insert(gradient.storage().unsafeGetStorageImpl()).second) {
-      bytes += static_cast<int64_t>(gradient.storage().nbytes());
-    }
-  }
-  return bytes;
-}
 
 Precision resolve(Precision precision, c10::Device device) {
   return precision == Precision::Auto ? choose_precision(measure_matmul_speed(device)) : precision;
@@ -115,17 +62,21 @@ class Stepper::Impl {
  public:
   Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
       : options_(options),
-        model_(model),
         optimizer_(optimizer),
-        parameters_(trained_parameters(model, optimizer)),
+        parameters_(model, optimizer),
         precision_(resolve(options.precision, device())),
         scaler_(scaler_options(options.scaler, precision_)),
-        window_(parameters_) {
+        window_(parameters_.all()) {
+    if (options_.weights == Weights::Low) {
+      parameters_.make_masters(precision_);
+    } else {
+      parameters_.check_full_weights();
+    }
     check_budget();
     make_scale();
   }
 
-  c10::Device device() const { return parameters_.front().second.device(); }
+  c10::Device device() const { return parameters_.device(); }
 
   // The step, from top to bottom.
   StepResult step_over(const MicroBatches& source) {
@@ -188,8 +139,13 @@ class Stepper::Impl {
     StateDict state;
     state.set("precision", std::string(to_string(precision_)));
     state.set("scaler", scaler_.state_dict());
+    if (options_.weights == Weights::Low) {
+      state.set("masters", parameters_.masters_state());
+    }
     return state;
   }
+
+  std::map<std::string, at::Tensor> full_precision_parameters() const { return parameters_.full_precision(); }
 
   void load_state_dict(const StateDict& state) {
     const Precision saved = precision_from_string(state.get<std::string>("precision"));
@@ -203,6 +159,9 @@ class Stepper::Impl {
       throw ConfigError(
           fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
                       to_string(saved), to_string(precision_)));
+    }
+    if (options_.weights == Weights::Low) {
+      parameters_.load_masters(state.get<StateDict>("masters"));
     }
     scaler_.load_state_dict(state.get<StateDict>("scaler"));
   }
@@ -250,8 +209,8 @@ class Stepper::Impl {
   }
 
   void begin_window() {
-    parameters_ = trained_parameters(model_, optimizer_);  // some may have been frozen, unfrozen or replaced
-    window_ = AccumulationWindow(parameters_);
+    parameters_.refresh();  // some may have been frozen, unfrozen or added
+    window_ = AccumulationWindow(parameters_.all());
     window_.abandon();  // drops the last step's gradients
     window_.begin();
     start_ = Clock::now();
@@ -276,6 +235,7 @@ class Stepper::Impl {
     }
     if (weighted.defined()) {
       scaler_.scale(weighted).backward();
+      parameters_.gather_gradients();
     }
   }
 
@@ -286,12 +246,13 @@ class Stepper::Impl {
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
     result.scale_ = make_scale();
-    result.activation_peak_bytes = watch_->peak() - level_ - gradient_bytes(parameters_);
+    result.activation_peak_bytes = watch_->peak() - level_ - parameters_.gradient_bytes();
     if (totals.items > 0) {
       scaler_.unscale_(optimizer_);
-      const auto updated = parameters_of(optimizer_);
+      const auto updated = parameters_.updated();
       result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
       result.outcome_ = scaler_.step(optimizer_);
+      parameters_.scatter();
       scaler_.update();
     }
     result.peak_bytes = watch_->peak();
@@ -301,9 +262,8 @@ class Stepper::Impl {
   }
 
   StepperOptions options_;
-  torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;
-  NamedParameters parameters_;
+  detail::TrainedParameters parameters_;
   Precision precision_;
   GradScaler scaler_;
   AccumulationWindow window_;
@@ -332,6 +292,9 @@ std::optional<StepResult> Stepper::accumulate_one(int64_t items, const std::func
 std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
 c10::Device Stepper::device() const { return impl_->device(); }
 Precision Stepper::precision() const { return impl_->precision(); }
+std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
+  return impl_->full_precision_parameters();
+}
 const GradScaler& Stepper::scaler() const { return impl_->scaler(); }
 StateDict Stepper::state_dict() const { return impl_->state_dict(); }
 void Stepper::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }

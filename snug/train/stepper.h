@@ -10,8 +10,10 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -40,9 +42,18 @@ enum class Tail {
   Carry,  ///< leave it open for the next epoch
 };
 
+/// What type the model's own weights have.
+enum class Weights {
+  Full,  ///< FP32; a 16-bit precision casts them for forward (autocast)
+  Low,   ///< FP16 or BF16, after model->to(dtype); the Stepper makes FP32 masters for the optimizer to update
+};
+
 struct StepperOptions {
-  /// What forward computes in; weights and optimizer stay FP32. Auto is measured when the Stepper is made, and kept in its state.
+  /// What forward computes in; Auto is measured when the Stepper is made, and kept in its state.
   Precision precision = Precision::Float32;
+  /// Low: gradients are gathered to FP32 after each micro-batch, then unscaled, clipped and stepped on masters, which are rounded into
+  /// the model. The Stepper puts the masters into the optimizer in the model's place, so the optimizer must not have stepped before.
+  Weights weights = Weights::Full;
   /// Items per micro-batch in step(); 0: the whole batch at once. Smaller: less activation memory, same gradients.
   int64_t micro_batch = 0;
   /// accumulate(): micro-batches per optimizer step.
@@ -126,7 +137,10 @@ class Stepper {
   Precision precision() const;
   const GradScaler& scaler() const;
 
-  /// Precision and scaler. Throws ConfigError inside an open accumulation window, whose gradients it does not hold.
+  /// With Weights::Low: the FP32 masters under their parameters' names, for saving the model. Otherwise the parameters themselves.
+  std::map<std::string, at::Tensor> full_precision_parameters() const;
+
+  /// Precision, scaler, and masters where there are any. Throws ConfigError inside an open accumulation window, whose gradients it does not hold.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 

@@ -1,0 +1,67 @@
+#pragma once
+// TrainedParameters: what a step may give a gradient to or write: what the model trains, what else the optimizer holds (a learned
+// temperature), and, for a model with 16-bit weights, their FP32 masters.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/core/state.h"
+#include "snug/precision/master_weights.h"
+#include "snug/precision/precision.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace snug::detail {
+
+class TrainedParameters {
+ public:
+  /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of another model.
+  TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
+
+  /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated in 16 bits.
+  void check_full_weights() const;
+  /// Makes masters and puts them into the optimizer in the place of the model's 16-bit weights. Throws ConfigError if these are not of
+  /// `precision`'s type, or if the optimizer has stepped before.
+  void make_masters(Precision precision);
+
+  /// Looks at model and optimizer again.
+  void refresh();
+
+  /// All of them, with names: each once.
+  const std::vector<std::pair<std::string, at::Tensor>>& all() const { return all_; }
+  /// Those that the optimizer holds.
+  std::vector<at::Tensor> updated() const;
+  c10::Device device() const { return all_.front().second.device(); }
+  int64_t gradient_bytes() const;
+
+  /// No effect without masters. See MasterWeights.
+  void gather_gradients();
+  void scatter();
+
+  /// The model's parameters by name; masters in the place of those that have one.
+  std::map<std::string, at::Tensor> full_precision() const;
+  StateDict masters_state() const;
+  /// Throws CorruptFile, naming the parameter, if one is missing or of another shape; then nothing has changed.
+  void load_masters(const StateDict& saved);
+
+ private:
+  std::string name_of(const at::Tensor& parameter) const;
+
+  torch::nn::Module& model_;
+  torch::optim::Optimizer& optimizer_;
+  std::optional<MasterWeights> masters_;
+  std::vector<std::pair<std::string, at::Tensor>> all_;
+};
+
+}  // namespace snug::detail
