@@ -1,6 +1,8 @@
 #include "snug/optim/sgd.h"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <utility>
 
@@ -99,8 +101,11 @@ std::function<void()> SGD::prepare(const Work& work) const {
   }
   const bool first_is_special = o.dampening() != 0;
   if (first_is_special && work.found_inf.defined() && work.found_inf.item<float>() != 0) {
-    return [states = work.states] {
-      for (ParameterState* state : states) {
+    std::vector<ParameterState*> still_fresh;
+    std::copy_if(work.states.begin(), work.states.end(), std::back_inserter(still_fresh),
+                 [](const ParameterState* state) { return state->is_fresh; });
+    return [still_fresh] {
+      for (ParameterState* state : still_fresh) {
         state->is_fresh = true;
       }
     };

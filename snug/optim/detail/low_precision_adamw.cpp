@@ -33,15 +33,17 @@ std::function<void()> prepare_rounding(LowPrecisionUpdate update) {
   for (const at::Tensor& parameter : update.parameters) {
     noise.push_back(at::randint_like(parameter, 1 << 16, parameter.options().dtype(at::kInt)));
   }
-  return [update = std::move(update), noise = std::move(noise), wide = in_fp32(update.parameters),
-          gradients = in_fp32(update.gradients)] {
-    fused_adamw(update, wide, gradients);
-    for (size_t i = 0; i < wide.size(); ++i) {
-      at::Tensor bits = noise[i];
-      bits.add_(wide[i].view(at::kInt)).bitwise_and_(-(1 << 16));
-      update.parameters[i].copy_(bits.view(at::kFloat));
-    }
-  };
+  auto wide = in_fp32(update.parameters);
+  auto gradients = in_fp32(update.gradients);
+  return
+      [update = std::move(update), noise = std::move(noise), wide = std::move(wide), gradients = std::move(gradients)] {
+        fused_adamw(update, wide, gradients);
+        for (size_t i = 0; i < wide.size(); ++i) {
+          at::Tensor bits = noise[i];
+          bits.add_(wide[i].view(at::kInt)).bitwise_and_(-(1 << 16));
+          update.parameters[i].copy_(bits.view(at::kFloat));
+        }
+      };
 }
 
 }  // namespace
