@@ -58,6 +58,7 @@ void set(const AutocastState& state) {
     at::autocast::set_autocast_dtype(device, dtype);
   }
   at::autocast::set_autocast_cache_enabled(state.cache);
+  set_current_precision_regions(state.regions);
 }
 
 // The CPU and, where there is one, the accelerator of this machine.
@@ -78,6 +79,7 @@ AutocastState AutocastState::capture() {
         {device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
   }
   state.cache = at::autocast::is_autocast_cache_enabled();
+  state.regions = current_precision_regions();
   return state;
 }
 

@@ -18,6 +18,8 @@
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
+#include "snug/precision/detail/precision_regions.h"
+#include "snug/train/detail/guard_evidence.h"
 #include "snug/train/detail/trained_parameters.h"
 
 namespace snug {
@@ -66,6 +68,7 @@ class Stepper::Impl {
         parameters_(model, optimizer),
         precision_(resolve(options.precision, device())),
         scaler_(scaler_options(options.scaler, precision_)),
+        guard_(options.precision_guard),
         window_(parameters_.all()) {
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_);
@@ -74,6 +77,7 @@ class Stepper::Impl {
     }
     check_budget();
     make_scale();
+    regions_.device = device().type();
   }
 
   c10::Device device() const { return parameters_.device(); }
@@ -139,6 +143,9 @@ class Stepper::Impl {
     StateDict state;
     state.set("precision", std::string(to_string(precision_)));
     state.set("scaler", scaler_.state_dict());
+    if (guard_.is_on()) {
+      state.set("precision_guard", detail::state_of(guard_));
+    }
     if (options_.weights == Weights::Low) {
       state.set("masters", parameters_.masters_state());
     }
@@ -164,6 +171,10 @@ class Stepper::Impl {
       parameters_.load_masters(state.get<StateDict>("masters"));
     }
     scaler_.load_state_dict(state.get<StateDict>("scaler"));
+    if (guard_.is_on() && state.contains("precision_guard")) {
+      detail::restore(guard_, state.get<StateDict>("precision_guard"));
+      regions_.in_full = guard_.full_regions();
+    }
   }
 
   Precision precision() const { return precision_; }
@@ -219,10 +230,11 @@ class Stepper::Impl {
   }
 
   void run_micro_batch(const std::function<Loss()>& loss_of, double parts, bool split) {
+    const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
     at::Tensor weighted;
     {
       std::optional<Autocast> autocast;
-      if (precision_ != Precision::Float32) {
+      if (precision_ != Precision::Float32 && !guard_.is_full("")) {
         autocast.emplace(device().type(), compute_dtype(precision_));
       }
       const Loss loss = loss_of();
@@ -249,6 +261,10 @@ class Stepper::Impl {
     result.activation_peak_bytes = watch_->peak() - level_ - parameters_.gradient_bytes();
     if (totals.items > 0) {
       scaler_.unscale_(optimizer_);
+      if (guard_.is_on() && precision_ != Precision::Float32) {
+        result.precision_changes = guard_.observe(detail::gradient_evidence(parameters_.all(), regions_.entered));
+        regions_.in_full = guard_.full_regions();
+      }
       const auto updated = parameters_.updated();
       result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
       result.outcome_ = scaler_.step(optimizer_);
@@ -266,6 +282,8 @@ class Stepper::Impl {
   detail::TrainedParameters parameters_;
   Precision precision_;
   GradScaler scaler_;
+  PrecisionGuard guard_;
+  detail::PrecisionRegions regions_;
   AccumulationWindow window_;
   Clock::time_point start_;
   int64_t level_ = 0;  // bytes alive before the step

@@ -16,6 +16,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -25,6 +26,7 @@
 #include "snug/core/state.h"
 #include "snug/precision/grad_scaler.h"
 #include "snug/precision/precision.h"
+#include "snug/precision/precision_guard.h"
 
 namespace torch::nn {
 class Module;
@@ -66,6 +68,9 @@ struct StepperOptions {
   double clip_norm = 0;
   /// Loss scaling, used with Precision::Float16 only.
   GradScalerOptions scaler = {};
+  /// Moves regions named by PrecisionScope, or the whole step, to FP32 while 16 bits do not do. Off unless patience is given. Costs a pass
+  /// over the gradients and a wait for the device each step.
+  PrecisionGuardOptions precision_guard = {};
 };
 
 /// What a step did. The methods read the device when they are first asked.
@@ -88,6 +93,8 @@ class StepResult {
   /// How far memory rose in forward and backward above its level before the step, less the bytes of all gradients: what activations and
   /// workspace cost at their peak. The optimizer's part of the step is not in it.
   int64_t activation_peak_bytes = 0;
+  /// A line for each region that precision_guard moved after this step.
+  std::vector<std::string> precision_changes;
 
  private:
   friend class Stepper;

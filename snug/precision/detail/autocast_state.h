@@ -6,6 +6,8 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
+#include "snug/precision/detail/precision_regions.h"
+
 namespace snug::detail {
 
 struct AutocastState {
@@ -16,6 +18,7 @@ struct AutocastState {
   };
   std::vector<PerDevice> devices;
   bool cache;
+  PrecisionRegions* regions;  // of the step that runs; see PrecisionScope
 
   static AutocastState capture();
 };

@@ -1,0 +1,37 @@
+#pragma once
+// PrecisionRegions: which regions of a step are in FP32, and which were entered. The one that is current belongs to a thread, and goes
+// with the autocast state into recomputations.
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include <c10/core/DeviceType.h>
+
+namespace snug::detail {
+
+struct PrecisionRegions {
+  c10::DeviceType device = c10::DeviceType::CPU;
+  std::set<std::string> in_full;
+  std::vector<std::string> entered;  // in the order of their first entry
+
+  void enter(const std::string& name);
+};
+
+/// This thread's, or null.
+PrecisionRegions* current_precision_regions();
+void set_current_precision_regions(PrecisionRegions* regions);
+
+/// Makes `regions` this thread's while it lives.
+class [[nodiscard]] PrecisionRegionsScope final {
+ public:
+  explicit PrecisionRegionsScope(PrecisionRegions* regions);
+  ~PrecisionRegionsScope();
+  PrecisionRegionsScope(const PrecisionRegionsScope&) = delete;
+  PrecisionRegionsScope& operator=(const PrecisionRegionsScope&) = delete;
+
+ private:
+  PrecisionRegions* previous_;
+};
+
+}  // namespace snug::detail

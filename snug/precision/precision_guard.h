@@ -1,0 +1,68 @@
+#pragma once
+// PrecisionGuard: when 16 bits do not do for a part of a model, compute that part in FP32, and go back when the trouble is over. This is the
+// policy: evidence in, decisions out. Stepper gathers the evidence and acts; see StepperOptions::precision_guard.
+//
+//   snug::PrecisionGuard guard({.patience = 20});
+//   auto changes = guard.observe({{"attention", {.non_finite = true, .zeros = 0.01}}});
+//   if (guard.is_full("attention")) ...
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace snug {
+
+struct PrecisionGuardOptions {
+  /// Steps in a row with trouble before a region moves to FP32. 0: no guard. Under loss scaling it must outlast the scaler's own search for
+  /// a scale, which takes up to 16 steps from 2^16.
+  int64_t patience = 0;
+  /// Steps in FP32 before 16 bits are tried again. Doubles with each relapse.
+  int64_t stay = 200;
+  /// Trouble is also a share of zero gradients above this, unless FP32 shows as many (dead units, unused rows of an embedding).
+  double underflow = 0.5;
+};
+
+/// Regions are named by PrecisionScope; the name is the beginning of the names of the parameters it uses. "" is the whole step.
+class PrecisionGuard {
+ public:
+  /// What a step showed of a region's gradients.
+  struct Evidence {
+    bool non_finite = false;
+    double zeros = 0;  ///< share of elements that are exactly 0
+  };
+  struct RegionState {
+    bool is_full = false;
+    int64_t streak = 0;      // steps in a row with trouble; in FP32: steps there
+    int64_t stay = 0;        // how long it stays in FP32
+    int64_t since_back = 0;  // steps since it came back from there; 0: never was there
+    double zeros_in_full = 0;
+  };
+
+  /// Throws ConfigError, naming the option, if one is out of range.
+  explicit PrecisionGuard(PrecisionGuardOptions options = {});
+
+  bool is_on() const { return options_.patience > 0; }
+
+  /// One step's evidence, in the order in which forward entered the regions, the whole step ("") first. Gradients flow backward: of several
+  /// regions with non-finite gradients, the last one entered that is not in FP32 yet is where they arose, and only it is blamed. Returns a line for each
+  /// region that moves.
+  std::vector<std::string> observe(const std::vector<std::pair<std::string, Evidence>>& step);
+
+  bool is_full(const std::string& region) const;
+  std::set<std::string> full_regions() const;
+
+  const std::map<std::string, RegionState>& regions() const { return regions_; }
+  void restore(std::map<std::string, RegionState> regions) { regions_ = std::move(regions); }
+
+ private:
+  std::string observe_low(const std::string& name, RegionState& region, const Evidence& evidence, bool is_blamed) const;
+  std::string observe_full(const std::string& name, RegionState& region, const Evidence& evidence) const;
+
+  PrecisionGuardOptions options_;
+  std::map<std::string, RegionState> regions_;
+};
+
+}  // namespace snug

@@ -1,0 +1,60 @@
+#include "snug/precision/precision_scope.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/autocast_mode.h>
+
+#include "snug/precision/detail/precision_regions.h"
+
+namespace snug {
+namespace {
+
+thread_local detail::PrecisionRegions* current = nullptr;
+
+}  // namespace
+
+namespace detail {
+
+void PrecisionRegions::enter(const std::string& name) {
+  if (std::find(entered.begin(), entered.end(), name) == entered.end()) {
+    entered.push_back(name);
+  }
+}
+
+PrecisionRegions* current_precision_regions() { return current; }
+void set_current_precision_regions(PrecisionRegions* regions) { current = regions; }
+
+PrecisionRegionsScope::PrecisionRegionsScope(PrecisionRegions* regions) : previous_(std::exchange(current, regions)) {}
+PrecisionRegionsScope::~PrecisionRegionsScope() { current = previous_; }
+
+}  // namespace detail
+
+// Autocast to FP32: LibTorch casts to whatever type is set, and what is FP32 already it leaves alone, uncached.
+class PrecisionScope::Full {
+ public:
+  explicit Full(c10::DeviceType device) : device_(device), previous_(at::autocast::get_autocast_dtype(device)) {
+    at::autocast::set_autocast_dtype(device_, c10::ScalarType::Float);
+  }
+  ~Full() { at::autocast::set_autocast_dtype(device_, previous_); }
+  Full(const Full&) = delete;
+  Full& operator=(const Full&) = delete;
+
+ private:
+  c10::DeviceType device_;
+  c10::ScalarType previous_;
+};
+
+PrecisionScope::PrecisionScope(std::string name) {
+  if (current == nullptr) {
+    return;
+  }
+  current->enter(name);
+  if (current->in_full.contains(name) && at::autocast::is_autocast_enabled(current->device)) {
+    full_ = std::make_unique<Full>(current->device);
+  }
+}
+
+PrecisionScope::~PrecisionScope() = default;
+
+}  // namespace snug

@@ -1,0 +1,97 @@
+#include "snug/train/detail/guard_evidence.h"
+
+#include <map>
+
+#include <ATen/ATen.h>
+
+namespace snug::detail {
+namespace {
+
+bool belongs(const std::string& parameter, const std::string& region) {
+  return parameter == region || (parameter.size() > region.size() && parameter[region.size()] == '.' &&
+                                 parameter.compare(0, region.size(), region) == 0);
+}
+
+// [not finite, zeros, elements] of some gradients, on their device.
+at::Tensor counts_of(const std::vector<at::Tensor>& gradients) {
+  at::Tensor counts = at::zeros({3}, gradients.front().options().dtype(at::kDouble));
+  for (const at::Tensor& gradient : gradients) {
+    counts[0] += at::isfinite(gradient).logical_not().sum();
+    counts[1] += (gradient == 0).sum();
+    counts[2] += static_cast<double>(gradient.numel());
+  }
+  return counts;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, PrecisionGuard::Evidence>> gradient_evidence(
+    const std::vector<std::pair<std::string, at::Tensor>>& parameters, const std::vector<std::string>& regions) {
+  const at::NoGradGuard no_grad;
+  std::map<std::string, std::vector<at::Tensor>> gradients;
+  for (const auto& [name, parameter] : parameters) {
+    if (!parameter.grad().defined()) {
+      continue;
+    }
+    const at::Tensor gradient = parameter.grad().is_sparse() ? parameter.grad()._values() : parameter.grad();
+    bool in_a_region = false;
+    for (const std::string& region : regions) {
+      if (belongs(name, region)) {
+        gradients[region].push_back(gradient);
+        in_a_region = true;
+      }
+    }
+    if (!in_a_region) {
+      gradients[""].push_back(gradient);
+    }
+  }
+  std::vector<std::string> names{""};
+  names.insert(names.end(), regions.begin(), regions.end());
+  std::erase_if(names, [&](const std::string& name) { return !gradients.contains(name); });
+  std::vector<at::Tensor> counts;
+  for (const std::string& name : names) {
+    counts.push_back(counts_of(gradients[name]));
+  }
+  std::vector<std::pair<std::string, PrecisionGuard::Evidence>> evidence;
+  if (names.empty()) {
+    return evidence;
+  }
+  const at::Tensor table = at::stack(counts).cpu();
+  const auto rows = table.accessor<double, 2>();
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto row = rows[static_cast<int64_t>(i)];
+    evidence.emplace_back(
+        names[i], PrecisionGuard::Evidence{.non_finite = row[0] > 0, .zeros = row[2] > 0 ? row[1] / row[2] : 0});
+  }
+  return evidence;
+}
+
+StateDict state_of(const PrecisionGuard& guard) {
+  StateDict state;
+  for (const auto& [name, region] : guard.regions()) {
+    StateDict entry;
+    entry.set("is_full", region.is_full);
+    entry.set("streak", region.streak);
+    entry.set("stay", region.stay);
+    entry.set("since_back", region.since_back);
+    entry.set("zeros_in_full", region.zeros_in_full);
+    state.set("region:" + name, std::move(entry));
+  }
+  return state;
+}
+
+void restore(PrecisionGuard& guard, const StateDict& state) {
+  constexpr std::string_view kPrefix = "region:";
+  std::map<std::string, PrecisionGuard::RegionState> regions;
+  for (const auto& entry : state.entries()) {
+    const auto& saved = state.get<StateDict>(entry.name);
+    regions[entry.name.substr(kPrefix.size())] = {.is_full = saved.get<bool>("is_full"),
+                                                  .streak = saved.get<int64_t>("streak"),
+                                                  .stay = saved.get<int64_t>("stay"),
+                                                  .since_back = saved.get<int64_t>("since_back"),
+                                                  .zeros_in_full = saved.get<double>("zeros_in_full")};
+  }
+  guard.restore(std::move(regions));
+}
+
+}  // namespace snug::detail
