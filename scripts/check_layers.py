@@ -7,9 +7,14 @@ usage: check_layers.py [ROOT]        exit status 1 and a line for each breach
 Rules:
   1. An #include goes from a module to one that the ```layers block of ARCHITECTURE.md allows, directly or through others.
   2. Sources named torch-free in the ```torch-free block include nothing of torch, not even through snug's own headers.
-  3. Public headers do not include torch's umbrella headers, which cost twenty seconds a file.
-  4. detail/ headers are included by the library and its tests only.
-  5. No C++ file is longer than 500 lines.
+  3. Public headers, those of snug/ outside detail/, include of torch at most ATen/core/Tensor.h and the small headers of c10/core;
+     in models, optim and train also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
+  4. detail/ headers are included by the library and its tests only, and not by public headers, with which they are not installed.
+  5. The library includes nothing of the program, the tests or the like, and not the umbrella snug.h.
+  6. CUDA sources (.cu, .cuh) include nothing of torch, so that nvcc compiles them alone.
+  7. Every module of snug/ has a line in the ```layers block.
+  8. Our own files are included by their path from the root, or rules 1 to 6 would not see where they lie.
+  9. No C++ or CUDA file is longer than 500 lines.
 """
 
 import pathlib
@@ -18,8 +23,12 @@ import sys
 import tempfile
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
+RELATIVE = re.compile(r'^\s*#\s*include\s+"(\.[^"]*|detail/[^"]*|[^/"]+)"', re.MULTILINE)
 TORCH = re.compile(r"^(ATen|torch|c10|caffe2)/")
-UMBRELLA = re.compile(r"^(torch/torch\.h|torch/all\.h|torch/nn\.h|torch/optim\.h|ATen/ATen\.h)$")
+PUBLIC = re.compile(r"^(ATen/core/Tensor\.h|c10/core/\w+\.h)$")
+BUILT_ON = re.compile(r"^torch/(nn|optim)/.+\.h$")
+MAY_BUILD_ON_TORCH = ("models", "optim", "train")
+SUFFIXES = ("*.h", "*.cpp", "*.cu", "*.cuh")
 MAX_LINES = 500
 
 
@@ -57,7 +66,7 @@ class Tree:
         self.allowed = allowed_modules(block(text, "layers"))
         self.torch_free = block(text, "torch-free")
         self.files = sorted(p for folder in ("snug", "cli", "tests", "examples", "benchmarks")
-                            for suffix in ("*.h", "*.cpp") for p in (root / folder).rglob(suffix))
+                            for suffix in SUFFIXES for p in (root / folder).rglob(suffix))
         self.includes = {self.name(p): INCLUDE.findall(p.read_text()) for p in self.files}
 
     def name(self, path):
@@ -80,41 +89,68 @@ class Tree:
     def breaches(self):
         for path in self.files:
             name = self.name(path)
-            lines = path.read_text().count("\n")
+            text = path.read_text()
+            for include in RELATIVE.findall(text):
+                yield f"{name}: includes {include}; write its path from the root"
+            lines = text.count("\n")
             if lines > MAX_LINES:
                 yield f"{name}: {lines} lines, more than {MAX_LINES}"
-            if self.is_torch_free(name):
-                chain = self.reaches_torch(name, set())
-                if chain:
-                    yield f"{name}: is torch-free, but includes {' -> '.join(chain[1:])}"
-            top = name.split("/")[0]
-            module = "cli" if top == "cli" else name.split("/")[1] if top == "snug" else None
-            is_public = name.startswith("snug/") and name.endswith(".h") and "/detail/" not in name
+            kind = "torch-free" if self.is_torch_free(name) else "CUDA" if path.suffix in (".cu", ".cuh") else None
+            chain = self.reaches_torch(name, set()) if kind else None
+            if chain:
+                yield f"{name}: is {kind}, but includes {' -> '.join(chain[1:])}"
+            top, *below = name.split("/")
+            module = "cli" if top == "cli" else below[0] if top == "snug" and len(below) > 1 else None
+            if module and module not in self.allowed:
+                yield f"{name}: module '{module}' is not in the layers of ARCHITECTURE.md"
+                module = None
             for include in self.includes[name]:
-                if is_public and name != "snug/snug.h" and UMBRELLA.match(include):
-                    yield f"{name}: a public header includes {include}"
-                if "/detail/" in include and top in ("cli", "examples"):
+                if top == "snug" and module:
+                    yield from self.breaches_of_the_library(name, module, include)
+                if "/detail/" in include and top not in ("snug", "tests"):
                     yield f"{name}: includes {include}, which is internal to the library"
                 parts = include.split("/")
-                if parts[0] != "snug" or len(parts) < 3 or module is None or name == "snug/snug.h":
-                    continue
-                if module not in self.allowed:
-                    yield f"{name}: module '{module}' is not in the layers of ARCHITECTURE.md"
-                elif parts[1] not in self.allowed[module]:
+                if module and parts[0] == "snug" and len(parts) > 2 and parts[1] not in self.allowed[module]:
                     yield f"{name}: {module} must not include {parts[1]} ({include})"
+
+    def breaches_of_the_library(self, name, module, include):
+        if include.split("/")[0] in ("cli", "tests", "examples", "benchmarks") or include == "snug/snug.h":
+            yield f"{name}: the library includes {include}, which is above it"
+        if not name.endswith((".h", ".cuh")) or "/detail/" in name:
+            return
+        built_on = module in MAY_BUILD_ON_TORCH and BUILT_ON.match(include)
+        if TORCH.match(include) and not PUBLIC.match(include) and not built_on:
+            yield f"{name}: a public header includes {include}"
+        if "/detail/" in include:
+            yield f"{name}: a public header includes {include}, which is not installed"
 
 
 def self_test():
-    layers = "```layers\ncore:\nmemory: core\ncli: memory\n```\n```torch-free\ncore/plain\n```\n"
-    cases = {
-        "must not include": {"snug/core/a.h": '#include "snug/memory/b.h"\n'},
-        "is torch-free": {"snug/core/plain.h": '#include "snug/core/t.h"\n', "snug/core/t.h": "#include <ATen/core/Tensor.h>\n"},
-        "a public header includes": {"snug/memory/a.h": "#include <torch/torch.h>\n"},
-        "internal to the library": {"cli/a.cpp": '#include "snug/memory/detail/a.h"\n'},
-        "lines, more than": {"snug/core/a.cpp": "\n" * (MAX_LINES + 1)},
-        "not in the layers": {"snug/new/a.h": '#include "snug/core/b.h"\n'},
-    }
-    for expected, files in cases.items():
+    layers = "```layers\ncore:\nmemory: core\noptim: core\ncli: memory\n```\n```torch-free\ncore/plain\n```\n"
+    tensor = "#include <ATen/core/Tensor.h>\n"
+    cases = [
+        ("must not include", {"snug/core/a.h": '#include "snug/memory/b.h"\n'}),
+        ("must not include", {"snug/core/a.cu": '#include "snug/memory/b.h"\n'}),
+        ("is torch-free", {"snug/core/plain.h": '#include "snug/core/t.h"\n', "snug/core/t.h": tensor}),
+        ("is CUDA", {"snug/core/a.cu": '#include "snug/core/t.h"\n', "snug/core/t.h": tensor}),
+        ("a public header includes", {"snug/memory/a.h": "#include <torch/torch.h>\n"}),
+        ("a public header includes", {"snug/optim/a.h": "#include <torch/optim.h>\n"}),
+        ("a public header includes", {"snug/memory/a.h": "#include <torch/nn/pimpl.h>\n"}),
+        ("a public header includes", {"snug/memory/a.h": "#include <ATen/ops/add.h>\n"}),
+        ("which is not installed", {"snug/memory/a.h": '#include "snug/memory/detail/a.h"\n'}),
+        ("internal to the library", {"cli/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
+        ("internal to the library", {"benchmarks/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
+        ("which is above it", {"snug/core/a.cpp": '#include "cli/a.h"\n'}),
+        ("which is above it", {"snug/core/a.cpp": '#include "snug/snug.h"\n'}),
+        ("lines, more than", {"snug/core/a.cpp": "\n" * (MAX_LINES + 1)}),
+        ("write its path from the root", {"snug/core/a.cpp": '#include "../memory/a.h"\n'}),
+        ("write its path from the root", {"snug/core/a.h": '#include "detail/a.h"\n'}),
+        ("not in the layers", {"snug/new/a.h": "#include <vector>\n"}),
+        (None, {"snug/optim/a.h": "#include <torch/optim/adam.h>\n" + tensor, "snug/core/a.h": "#include <c10/core/Device.h>\n",
+                "snug/snug.h": "#include <torch/torch.h>\n", "snug/core/detail/a.h": "#include <torch/torch.h>\n",
+                "tests/a.cpp": '#include "snug/memory/detail/a.h"\n#include "snug/snug.h"\n'}),
+    ]
+    for expected, files in cases:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             (root / "ARCHITECTURE.md").write_text(layers)
@@ -122,8 +158,9 @@ def self_test():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text)
             found = list(Tree(root).breaches())
-            assert len(found) == 1 and expected in found[0], (expected, found)
-    print(f"all {len(cases)} rules can fail")
+            matches = len(found) == 1 and expected in found[0] if expected else not found
+            assert matches, (expected, files, found)
+    print(f"every rule can fail, in {len(cases)} cases")
 
 
 if __name__ == "__main__":
