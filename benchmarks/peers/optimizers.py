@@ -1,0 +1,42 @@
+"""The cases of benchmarks/optimizers.cpp in Python PyTorch, with its fused AdamW and fused-path GradScaler. Speaks the protocol of
+benchmarks/serve.h."""
+
+import torch
+
+import serve
+
+
+def gpt_parameters():
+    torch.manual_seed(1)
+    d = 384
+    shapes = [(256, d), (256, d)]
+    for _ in range(6):
+        shapes += [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
+    shapes += [(d,)]
+    parameters = [torch.nn.Parameter(torch.randn(shape) * 0.02) for shape in shapes]
+    for p in parameters:
+        p.grad = torch.randn_like(p) * 1e-3
+    return parameters
+
+
+def fused():
+    optimizer = torch.optim.AdamW(gpt_parameters(), lr=1e-4, fused=True)
+    return optimizer.step
+
+
+def fused_unscale_clip():
+    parameters = gpt_parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=1 << 30)
+    scaler.scale(torch.ones(()))
+
+    def step():
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(parameters, 1e6, foreach=True)
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
+
+
+serve.serve({"fused": fused, "fused_unscale_clip": fused_unscale_clip})

@@ -1,0 +1,104 @@
+"""Lets the programs of benchmarks/ take turns and prints ratios; script/bench calls it.
+
+usage: run.py BUILD_DIR [--pairs N] [--only TEXT] [--write FILE]
+"""
+
+import argparse
+import datetime
+import os
+import pathlib
+import platform
+import re
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent
+
+# (what, the slower one: (program, case), the one it is compared with, calls a turn, target)
+CLAIMS = [
+    ("AdamW step: torch::optim::AdamW (C++) / snug", ("optimizers", "torch_adamw"), ("optimizers", "snug_adamw"), 5, 5.0),
+    ("unscale, clip, AdamW step: LibTorch's C++ / snug", ("optimizers", "torch_adamw_unscale_clip"),
+     ("optimizers", "snug_adamw_unscale_clip"), 5, 5.0),
+    ("AdamW step: Python fused / snug", ("python:optimizers", "fused"), ("optimizers", "snug_adamw"), 10, 1.0),
+    ("unscale, clip, AdamW step: Python fused / snug", ("python:optimizers", "fused_unscale_clip"),
+     ("optimizers", "snug_adamw_unscale_clip"), 10, 1.0),
+    ("AdamW step with GradScaler / without", ("optimizers", "snug_adamw_scaler"), ("optimizers", "snug_adamw"), 10, None),
+]
+
+
+class Program:
+    """A benchmark program that is running."""
+
+    def __init__(self, build, name):
+        if name.startswith("python:"):
+            command = [str(ROOT.parent / "build/venv/bin/python"), str(ROOT / "peers" / (name[7:] + ".py"))]
+        else:
+            command = [str(pathlib.Path(build) / "benchmarks" / name)]
+        # Threads that wait do not spin, so that the program whose turn it is has the machine to itself.
+        environment = dict(os.environ, OMP_WAIT_POLICY="passive")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.read()
+
+    def read(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"bench: a program ended with status {self.process.wait()}")
+        return line
+
+    def run(self, case, repeats):
+        self.process.stdin.write(f"{case} {repeats}\n")
+        self.process.stdin.flush()
+        return float(self.read())
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def cpu_name():
+    text = pathlib.Path("/proc/cpuinfo").read_text() if pathlib.Path("/proc/cpuinfo").exists() else ""
+    found = re.search(r"model name\s*:\s*(.*)", text)
+    return found.group(1) if found else platform.processor()
+
+
+def measure(programs, claim, pairs):
+    _, a, b, repeats, _ = claim
+    programs[a[0]].run(a[1], 1)
+    programs[b[0]].run(b[1], 1)
+    ratios = []
+    for i in range(pairs):
+        first, second = (a, b) if i % 2 == 0 else (b, a)
+        times = {}
+        for side in (first, second):
+            times[side] = programs[side[0]].run(side[1], repeats)
+        ratios.append(times[a] / times[b])
+    return ratios
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build")
+    parser.add_argument("--pairs", type=int, default=11)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--write")
+    arguments = parser.parse_args()
+
+    claims = [claim for claim in CLAIMS if arguments.only in claim[0]]
+    lines = [f"{datetime.date.today()}, {os.cpu_count()} cores of {cpu_name()}; {arguments.pairs} pairs in turns, script/bench", "",
+             "| ratio of times | median | lowest to highest | target |", "|---|---|---|---|"]
+    print("\n".join(lines), flush=True)
+    for claim in claims:
+        programs = {name: Program(arguments.build, name) for name in {claim[1][0], claim[2][0]}}
+        ratios = measure(programs, claim, arguments.pairs)
+        for program in programs.values():
+            program.stop()
+        target = "" if claim[4] is None else f"at least {claim[4]:g}"
+        lines.append(f"| {claim[0]} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} | {target} |")
+        print(lines[-1], flush=True)
+    if arguments.write:
+        pathlib.Path(arguments.write).write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
