@@ -73,4 +73,15 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
   return norm;
 }
 
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value) {
+  if (!(value >= 0)) {
+    throw ConfigError(fmt::format("clip_grad_value_: value is {}; it must be >= 0", value));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& entry : gradient_lists(parameters)) {
+    at::_foreach_clamp_min_(entry.second, -value);
+    at::_foreach_clamp_max_(entry.second, value);
+  }
+}
+
 }  // namespace snug

@@ -88,16 +88,20 @@ std::string FusedOptimizer::describe(const at::Tensor& parameter) const {
   if (const auto known = names_.find(parameter.unsafeGetTensorImpl()); known != names_.end()) {
     return fmt::format("parameter '{}'", known->second);
   }
-  size_t index = 0;
+  return fmt::format("parameter {}", place_of(parameter));
+}
+
+uint64_t FusedOptimizer::place_of(const at::Tensor& parameter) const {
+  uint64_t place = 0;
   for (const auto& group : param_groups_) {
     for (const at::Tensor& p : group.params()) {
       if (p.is_same(parameter)) {
-        return fmt::format("parameter {}", index);
+        return place;
       }
-      ++index;
+      ++place;
     }
   }
-  return "a parameter of no group";
+  return place;
 }
 
 // --- checks
@@ -189,8 +193,10 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
   }
   const at::NoGradGuard no_grad;
   Update update;
+  uint64_t place = 0;
   for (const auto& group : param_groups_) {
-    collect(update, group, group.params(), grad_scale, found_inf);
+    collect(update, group, group.params(), place, grad_scale, found_inf);
+    place += group.params().size();
   }
   commit(update);
   return loss;
@@ -202,7 +208,7 @@ void FusedOptimizer::step_parameter(const at::Tensor& parameter) {
       if (p.is_same(parameter)) {
         const at::NoGradGuard no_grad;
         Update update;
-        collect(update, group, {parameter}, {}, {});
+        collect(update, group, {parameter}, place_of(parameter), {}, {});
         commit(update);
         return;
       }
@@ -221,7 +227,7 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::first_state(
 }
 
 void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
-                             const at::Tensor& grad_scale, const at::Tensor& found_inf) {
+                             uint64_t first_place, const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   const auto& options = group.options();
   check_options(options);
   std::map<std::pair<std::string, at::ScalarType>, Work> by_kind;
@@ -243,6 +249,7 @@ void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamG
     work.parameters.push_back(parameter);
     work.gradients.push_back(in_layout_of(parameter, parameter.grad()));
     work.states.push_back(state);
+    work.places.push_back(first_place + static_cast<uint64_t>(&parameter - parameters.data()));
   }
   for (auto& [kind, work] : by_kind) {
     const c10::Device device = work.parameters.front().device();

@@ -62,8 +62,9 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> gradients;  // each lies in memory as its parameter does
     std::vector<ParameterState*> states;
-    at::Tensor grad_scale;  // gradients are to be divided by it; undefined: by nothing
-    at::Tensor found_inf;   // reads 1: nothing is to be changed; undefined: go on
+    std::vector<uint64_t> places;  // of each parameter among all of the optimizer's
+    at::Tensor grad_scale;         // gradients are to be divided by it; undefined: by nothing
+    at::Tensor found_inf;          // reads 1: nothing is to be changed; undefined: go on
 
     std::vector<at::Tensor> states_named(std::string_view name) const;
   };
@@ -98,6 +99,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
  private:
   struct Update;
 
+  uint64_t place_of(const at::Tensor& parameter) const;
+
   void check_parameter(const at::Tensor& parameter) const;
   void check_gradient(const at::Tensor& parameter) const;
   void check_state(const ParameterState& state, const at::Tensor& parameter) const;
@@ -106,7 +109,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   std::unique_ptr<ParameterState> copy_of_state(const StateDict& saved, const at::Tensor& parameter,
                                                 const torch::optim::OptimizerOptions& options) const;
   void collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
-               const at::Tensor& grad_scale, const at::Tensor& found_inf);
+               uint64_t first_place, const at::Tensor& grad_scale, const at::Tensor& found_inf);
   void commit(Update& update);
 
   at::Tensor grad_scale_;

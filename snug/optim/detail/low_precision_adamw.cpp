@@ -1,12 +1,55 @@
 #include "snug/optim/detail/low_precision_adamw.h"
 
+#include <cmath>
 #include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "snug/kernels/master_adamw.h"
+
+// On the CPU snug's own kernels do it in one pass over memory. On other devices torch's FP32 kernel works on masters, or on FP32 copies,
+// and what comes out is rounded.
 
 namespace snug::detail {
 namespace {
+
+kernels::AdamWStep step_of(const LowPrecisionUpdate& u, double t) {
+  const auto [beta1, beta2] = u.options.betas();
+  return {.lr = u.options.lr(),
+          .beta1 = beta1,
+          .beta2 = beta2,
+          .eps = u.options.eps(),
+          .weight_decay = u.options.weight_decay(),
+          .bias_correction1 = 1 - std::pow(beta1, t),
+          .bias_correction2 = 1 - std::pow(beta2, t),
+          .inverse_scale = u.grad_scale.defined() ? 1.0f / u.grad_scale.item<float>() : 1.0f};
+}
+
+template <class Low>
+void update_on_cpu(const LowPrecisionUpdate& u, size_t i) {
+  const double t = u.steps[i].item<double>();
+  const auto step = step_of(u, t);
+  auto* parameter = static_cast<Low*>(u.parameters[i].mutable_data_ptr());
+  const auto* gradient = static_cast<const Low*>(u.gradients[i].const_data_ptr());
+  auto* exp_avg = u.exp_avgs[i].mutable_data_ptr<float>();
+  auto* exp_avg_sq = u.exp_avg_sqs[i].mutable_data_ptr<float>();
+  float* master = u.masters.empty() ? nullptr : u.masters[i].mutable_data_ptr<float>();
+  constexpr int64_t kElementsPerTask = 1 << 14;
+  at::parallel_for(0, u.parameters[i].numel(), kElementsPerTask, [&](int64_t begin, int64_t end) {
+    const int64_t count = end - begin;
+    if (master != nullptr) {
+      kernels::master_adamw_update(step, master + begin, parameter + begin, gradient + begin, exp_avg + begin,
+                                   exp_avg_sq + begin, count);
+    } else if constexpr (std::is_same_v<Low, kernels::BFloat16>) {
+      const kernels::RandomKey key{
+          .seed = u.places[i], .step = static_cast<uint64_t>(t), .offset = static_cast<uint64_t>(begin)};
+      kernels::stochastic_adamw_update(step, key, parameter + begin, gradient + begin, exp_avg + begin,
+                                       exp_avg_sq + begin, count);
+    }
+  });
+}
 
 std::vector<at::Tensor> in_fp32(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> wide;
@@ -27,8 +70,8 @@ void fused_adamw(const LowPrecisionUpdate& u, const std::vector<at::Tensor>& par
 }
 
 // Round to BF16 by adding a random 16-bit number below its last place and cutting off what is below: up with the probability of the
-// fraction that is cut off. (Croci et al. 2022, "Stochastic rounding: implementation, error analysis and applications", section 7.)
-std::function<void()> prepare_rounding(LowPrecisionUpdate update) {
+// fraction that is cut off.
+std::function<void()> prepare_rounding_elsewhere(LowPrecisionUpdate update) {
   std::vector<at::Tensor> noise;
   for (const at::Tensor& parameter : update.parameters) {
     noise.push_back(at::randint_like(parameter, 1 << 16, parameter.options().dtype(at::kInt)));
@@ -49,8 +92,22 @@ std::function<void()> prepare_rounding(LowPrecisionUpdate update) {
 }  // namespace
 
 std::function<void()> prepare_low_precision_adamw(LowPrecisionUpdate update) {
+  if (update.parameters.front().is_cpu()) {
+    if (update.found_inf.defined() && update.found_inf.item<float>() != 0) {
+      return [] {};
+    }
+    return [update = std::move(update)] {
+      for (size_t i = 0; i < update.parameters.size(); ++i) {
+        if (update.parameters[i].scalar_type() == at::kHalf) {
+          update_on_cpu<kernels::Float16>(update, i);
+        } else {
+          update_on_cpu<kernels::BFloat16>(update, i);
+        }
+      }
+    };
+  }
   if (update.masters.empty()) {
-    return prepare_rounding(std::move(update));
+    return prepare_rounding_elsewhere(std::move(update));
   }
   auto gradients = in_fp32(update.gradients);
   return [update = std::move(update), gradients = std::move(gradients)] {

@@ -1,6 +1,7 @@
 #pragma once
 // AdamW for FP16 and BF16 parameters: with FP32 master weights, or, for BF16, with stochastic rounding.
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct LowPrecisionUpdate {
   std::vector<at::Tensor> exp_avgs, exp_avg_sqs;  // FP32
   std::vector<at::Tensor> masters;                // FP32; empty: stochastic rounding
   std::vector<at::Tensor> steps;                  // FP32 scalars, this step counted
+  std::vector<uint64_t> places;                   // of each parameter among all, for its random numbers
   at::Tensor grad_scale, found_inf;               // FP32 scalars, or undefined
 };
 

@@ -1,0 +1,62 @@
+#include <ATen/ATen.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+#include "snug/kernels/detail/bias_gelu_cuda.h"
+#include "snug/kernels/detail/device_bias_gelu.h"
+
+namespace snug::kernels::detail {
+namespace {
+
+KernelDtype kernel_dtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kHalf       ? KernelDtype::kFloat16
+         : x.scalar_type() == at::kBFloat16 ? KernelDtype::kBFloat16
+                                            : KernelDtype::kFloat32;
+}
+
+BiasGeluShape shape_of(const at::Tensor& x) {
+  const int64_t columns = x.dim() == 0 ? 1 : x.size(-1);
+  return {columns == 0 ? 0 : x.numel() / columns, columns};
+}
+
+const void* pointer(const at::Tensor& tensor) { return tensor.defined() ? tensor.const_data_ptr() : nullptr; }
+
+void check(int error) {
+  if (error != 0) {
+    throw Error(fmt::format("bias_gelu: the kernel could not be started: {}", cuda_error_text(error)));
+  }
+}
+
+at::Tensor gapless(const at::Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; }
+
+}  // namespace
+
+bool has_bias_gelu_kernel(const at::Tensor& x) {
+  return x.is_cuda() && x.layout() == at::kStrided &&
+         (x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat);
+}
+
+at::Tensor device_bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor in = gapless(x);
+  const at::Tensor b = gapless(bias);
+  at::Tensor out = at::empty_like(in);
+  check(launch_bias_gelu(kernel_dtype(x), pointer(in), pointer(b), out.mutable_data_ptr(), shape_of(in),
+                         c10::cuda::getCurrentCUDAStream().stream()));
+  return out;
+}
+
+at::Tensor device_bias_gelu_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& bias) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor dy = gapless(grad);
+  const at::Tensor in = gapless(x);
+  const at::Tensor b = gapless(bias);
+  at::Tensor dx = at::empty_like(in);
+  check(launch_bias_gelu_backward(kernel_dtype(x), pointer(dy), pointer(in), pointer(b), dx.mutable_data_ptr(),
+                                  shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
+  return dx;
+}
+
+}  // namespace snug::kernels::detail

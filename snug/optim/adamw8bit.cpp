@@ -1,0 +1,136 @@
+#include "snug/optim/adamw8bit.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "snug/core/error.h"
+#include "snug/kernels/quantized_adamw.h"
+#include "snug/optim/detail/adam_rules.h"
+
+namespace snug {
+namespace {
+
+using TorchAdamW = torch::optim::AdamWOptions;
+
+struct Element8bit {
+  at::Tensor parameter, gradient, exp_avg, exp_avg_max, exp_avg_sq, exp_avg_sq_max;
+};
+
+void update(const kernels::AdamWStep& step, const Element8bit& e) {
+  const int64_t count = e.parameter.numel();
+  auto* parameter = e.parameter.mutable_data_ptr<float>();
+  const auto* gradient = e.gradient.const_data_ptr<float>();
+  auto* exp_avg = e.exp_avg.mutable_data_ptr<uint8_t>();
+  auto* exp_avg_sq = e.exp_avg_sq.mutable_data_ptr<uint8_t>();
+  auto* exp_avg_max = e.exp_avg_max.mutable_data_ptr<float>();
+  auto* exp_avg_sq_max = e.exp_avg_sq_max.mutable_data_ptr<float>();
+  constexpr int64_t kBlocksPerTask = 64;
+  at::parallel_for(0, kernels::quantization_blocks(count), kBlocksPerTask, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kernels::kQuantizationBlock;
+    const int64_t elements = std::min(end * kernels::kQuantizationBlock, count) - first;
+    kernels::adamw8bit_update(step, parameter + first, gradient + first, exp_avg + first, exp_avg_sq + first,
+                              exp_avg_max + begin, exp_avg_sq_max + begin, elements);
+  });
+}
+
+}  // namespace
+
+AdamW8bit::AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options)
+    : AdamW8bit(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
+
+AdamW8bit::AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options)
+    : FusedOptimizer(groups, std::make_unique<TorchAdamW>(detail::to_adam_options<TorchAdamW>(options))),
+      min_elements_(options.min_elements) {
+  if (min_elements_ < 1) {
+    throw ConfigError(fmt::format("AdamW8bit: min_elements is {}; it must be >= 1", min_elements_));
+  }
+  check_construction(groups);
+}
+
+void AdamW8bit::check_options(const torch::optim::OptimizerOptions& options) const {
+  detail::check_adam_options<TorchAdamW>(name(), options);
+}
+StateDict AdamW8bit::options_to_state(const torch::optim::OptimizerOptions& options) const {
+  return detail::adam_options_to_state<TorchAdamW>(options);
+}
+std::unique_ptr<torch::optim::OptimizerOptions> AdamW8bit::options_from_state(const StateDict& state) const {
+  return detail::adam_options_from_state<TorchAdamW>(state);
+}
+
+void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,
+                           const torch::optim::OptimizerOptions&) const {
+  state.tensors.emplace_back("step", at::zeros({}, parameter.options()));
+  for (const auto& [values, maxima] :
+       {std::pair{"exp_avg", "exp_avg_max"}, std::pair{"exp_avg_sq", "exp_avg_sq_max"}}) {
+    if (is_small(parameter)) {
+      state.tensors.emplace_back(values, at::zeros_like(parameter, at::MemoryFormat::Preserve));
+    } else {
+      state.tensors.emplace_back(values, at::zeros({parameter.numel()}, parameter.options().dtype(at::kByte)));
+      state.tensors.emplace_back(maxima,
+                                 at::zeros({kernels::quantization_blocks(parameter.numel())}, parameter.options()));
+    }
+  }
+}
+
+std::function<void()> AdamW8bit::prepare(const Work& work) const {
+  if (!work.parameters.front().is_cpu()) {
+    throw ConfigError(fmt::format("AdamW8bit: {} is on {}; its kernel runs on the CPU only, use AdamW there",
+                                  describe(work.parameters.front()), work.parameters.front().device().str()));
+  }
+  if (work.found_inf.defined() && work.found_inf.item<float>() != 0) {
+    return [] {};
+  }
+  const auto& o = static_cast<const TorchAdamW&>(*work.options);
+  const auto [beta1, beta2] = o.betas();
+  const auto steps = at::_foreach_add(work.states_named("step"), 1);
+  std::vector<std::pair<kernels::AdamWStep, Element8bit>> large;
+  Work small = work;
+  small.parameters.clear(), small.gradients.clear(), small.states.clear();
+  std::vector<at::Tensor> small_steps;
+  for (size_t i = 0; i < work.parameters.size(); ++i) {
+    const at::Tensor& parameter = work.parameters[i];
+    ParameterState& state = *work.states[i];
+    if (is_small(parameter)) {
+      small.parameters.push_back(parameter);
+      small.gradients.push_back(work.gradients[i]);
+      small.states.push_back(&state);
+      small_steps.push_back(steps[i]);
+      continue;
+    }
+    const double t = steps[i].item<double>();
+    const kernels::AdamWStep step{
+        .lr = o.lr(),
+        .beta1 = beta1,
+        .beta2 = beta2,
+        .eps = o.eps(),
+        .weight_decay = o.weight_decay(),
+        .bias_correction1 = 1 - std::pow(beta1, t),
+        .bias_correction2 = 1 - std::pow(beta2, t),
+        .inverse_scale = work.grad_scale.defined() ? 1.0f / work.grad_scale.item<float>() : 1.0f,
+    };
+    large.emplace_back(step, Element8bit{parameter, work.gradients[i], state.at("exp_avg"), state.at("exp_avg_max"),
+                                         state.at("exp_avg_sq"), state.at("exp_avg_sq_max")});
+  }
+  return [large = std::move(large), small = std::move(small), small_steps = std::move(small_steps), steps,
+          states = work.states, &o] {
+    for (const auto& [step, element] : large) {
+      update(step, element);
+    }
+    if (!small.parameters.empty()) {
+      const auto [b1, b2] = o.betas();
+      at::_fused_adamw_(small.parameters, small.gradients, small.states_named("exp_avg"),
+                        small.states_named("exp_avg_sq"), /*max_exp_avg_sqs=*/{}, small_steps, o.lr(), b1, b2,
+                        o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
+                        small.grad_scale.defined() ? std::optional(small.grad_scale) : std::nullopt);
+    }
+    for (size_t i = 0; i < states.size(); ++i) {
+      states[i]->at("step") = steps[i];
+    }
+  };
+}
+
+}  // namespace snug
