@@ -1,6 +1,6 @@
 #pragma once
-// A subcommand of the program: a function that adds it to the command line. What the callback stores in `status` becomes the exit
-// status: 0 done, 1 failed, 2 bad usage, 3 does not fit into the memory it was given.
+// A subcommand of the program: a function that adds it to the command line. How its callback ends becomes the exit status: 0 done,
+// 1 failed, 2 bad usage, 3 does not fit into memory, 130 interrupted (143 by SIGTERM).
 
 #include <CLI/CLI.hpp>
 
@@ -10,8 +10,15 @@ constexpr int kFailed = 1;
 constexpr int kBadUsage = 2;
 constexpr int kDoesNotFit = 3;
 
+/// Thrown by a command that a signal ended, when all is saved and said. The status is the one shells give to that signal.
+struct Interrupted {
+  int signal;
+  int status() const { return 128 + signal; }
+};
+
 void add_train(CLI::App& app);
 void add_sample(CLI::App& app);
 void add_report(CLI::App& app);
+void add_formats(CLI::App& app);
 
 }  // namespace snug::cli

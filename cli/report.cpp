@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,17 @@ double median_speed(const RunHistory& run) {
   return speeds[speeds.size() / 2];
 }
 
+// Of b from a. What has no ratio (NaN in one of them, something against nothing) differs without bound, not by 0.
+double relative_difference(double a, double b) {
+  if (a == b || (std::isnan(a) && std::isnan(b))) {
+    return 0;
+  }
+  const double difference = std::abs(a - b) / std::abs(a);
+  return std::isfinite(difference) ? difference : std::numeric_limits<double>::infinity();
+}
+
+std::string change(double from, double to) { return from > 0 ? fmt::format("{:+.1f} %", 100 * (to / from - 1)) : ""; }
+
 void print_comparison(const Flags& flags) {
   const RunHistory a = read_run(flags.run);
   const RunHistory b = read_run(flags.against);
@@ -48,17 +60,16 @@ void print_comparison(const Flags& flags) {
   }
   double difference = 0;
   for (size_t i = 0; i < steps; ++i) {
-    difference = std::max(difference, std::abs(a.records[i].loss - b.records[i].loss) / std::abs(a.records[i].loss));
+    difference = std::max(difference, relative_difference(a.records[i].loss, b.records[i].loss));
   }
   const auto row = [](const std::string& name, const std::string& left, const std::string& right,
-                      const std::string& change) {
-    fmt::print("{:<28} {:>16} {:>16} {:>10}\n", name, left, right, change);
+                      const std::string& last) {
+    fmt::print("{:<28} {:>16} {:>16} {:>10}\n", name, left, right, last);
   };
   const auto bytes_row = [&](const std::string& name, auto&& value) {
     const double left = largest(a, value);
     const double right = largest(b, value);
-    row(name, Bytes(static_cast<int64_t>(left)).str(), Bytes(static_cast<int64_t>(right)).str(),
-        left > 0 ? fmt::format("{:+.1f} %", 100 * (right / left - 1)) : "");
+    row(name, Bytes(static_cast<int64_t>(left)).str(), Bytes(static_cast<int64_t>(right)).str(), change(left, right));
   };
   row("", flags.run, flags.against, "change");
   row(fmt::format("loss after {} steps", steps), fmt::format("{:.6f}", a.records[steps - 1].loss),
@@ -67,8 +78,7 @@ void print_comparison(const Flags& flags) {
   bytes_row("peak of all tensors", [](const StepRecord& r) { return r.peak_bytes; });
   const double left = median_speed(a);
   const double right = median_speed(b);
-  row("tokens/s, median", fmt::format("{:.0f}", left), fmt::format("{:.0f}", right),
-      fmt::format("{:+.1f} %", 100 * (right / left - 1)));
+  row("tokens/s, median", fmt::format("{:.0f}", left), fmt::format("{:.0f}", right), change(left, right));
   fmt::print("largest relative difference of a step's loss: {:.2g}\n", difference);
 }
 

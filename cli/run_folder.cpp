@@ -14,6 +14,31 @@
 #include "snug/train/trainer.h"
 
 namespace snug::cli {
+namespace {
+
+std::string shell_quoted(const std::string& word) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+,:@%=";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
+    return word;
+  }
+  std::string quoted = "'";
+  for (const char letter : word) {
+    quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  }
+  return quoted + "'";
+}
+
+// The last folder's name, also of "runs/a/" and of ".".
+std::string name_of(const std::filesystem::path& out) {
+  const auto whole = std::filesystem::absolute(out).lexically_normal();
+  return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+}
+
+}  // namespace
+
+std::string resume_command(const std::filesystem::path& out) {
+  return fmt::format("snug train --resume --out {}", shell_quoted(out.string()));
+}
 
 RunHistory read_run(const std::filesystem::path& out) {
   const auto path = Trainer::log_path(out);
@@ -28,8 +53,8 @@ Gpt load_model(const std::filesystem::path& out) {
   const TrainConfig config = TrainConfig::from_settings(read_run(out).settings, out);
   const auto path = Trainer::model_path(out);
   if (!FileSystem::real().exists(path)) {
-    throw ConfigError(fmt::format("the run in '{}' has no {} yet; finish it with snug train --resume --out {}",
-                                  out.string(), path.filename().string(), out.string()));
+    throw ConfigError(fmt::format("the run in '{}' has no {} yet; finish it with {}", out.string(),
+                                  path.filename().string(), resume_command(out)));
   }
   Gpt model(gpt_configuration(config.model));
   StateDict state;
@@ -48,7 +73,7 @@ void write_report(const std::filesystem::path& out, std::string sample) {
   if (sample.empty() && files.exists(sample_path(out))) {
     sample = files.read_file(sample_path(out));
   }
-  const std::string page = html_report(read_run(out), {.title = out.filename().string(), .sample = std::move(sample)});
+  const std::string page = html_report(read_run(out), {.title = name_of(out), .sample = std::move(sample)});
   const auto temporary = out / "report.html.tmp";
   files.write_file(temporary, std::array<std::string_view, 1>{page});
   files.rename(temporary, report_path(out));

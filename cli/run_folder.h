@@ -9,6 +9,9 @@
 
 namespace snug::cli {
 
+/// What a person types to go on with the run in `out`, quoted where a shell wants it.
+std::string resume_command(const std::filesystem::path& out);
+
 /// The run's log. Throws ConfigError if there is no run in `out`.
 RunHistory read_run(const std::filesystem::path& out);
 

@@ -1,10 +1,11 @@
 // snug train: trains a GPT on text files.
 
-#include <atomic>
 #include <csignal>
-#include <fstream>
+#include <filesystem>
 #include <memory>
-#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -26,14 +27,22 @@ struct Flags {
   bool resume = false;
 };
 
-volatile std::sig_atomic_t interrupts = 0;
+volatile std::sig_atomic_t interrupted_by = 0;
 
+// The second one ends the program at once.
 extern "C" void on_interrupt(int signal) {
-  interrupts = interrupts + 1;
-  if (interrupts > 1) {
+  if (interrupted_by != 0) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
   }
+  interrupted_by = signal;
+}
+
+// One name for a file, however it is given: a run may be resumed from elsewhere, and by another spelling.
+std::filesystem::path one_name(const std::string& path) {
+  std::error_code unreadable;  // reading the text says more about it
+  const auto whole = std::filesystem::weakly_canonical(std::filesystem::absolute(path), unreadable);
+  return unreadable ? std::filesystem::absolute(path) : whole;
 }
 
 int64_t parse_micro_batch(const std::string& text) {
@@ -76,7 +85,7 @@ void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
   if (given("--data")) {
     config.data.clear();
     for (const std::string& path : flags.data) {
-      config.data.push_back(std::filesystem::absolute(path));  // a run may be resumed from elsewhere
+      config.data.push_back(one_name(path));
     }
   }
   if (given("--model")) {
@@ -160,13 +169,13 @@ void run_train(const CLI::App& command, const Flags& flags) {
   const TrainOutcome outcome = trainer.run({
       .on_step = [&](const StepRecord& record) { progress.step(record); },
       .on_note = [&](const std::string& text) { progress.note(text); },
-      .stop_requested = [] { return interrupts > 0; },
+      .stop_requested = [] { return interrupted_by != 0; },
   });
   write_report(config.out, /*sample=*/{});
   if (!outcome.finished) {
-    progress.note(fmt::format("interrupted after step {}, and saved. Go on with: snug train --resume --out {}",
-                              outcome.step, flags.out));
-    return;
+    progress.note(
+        fmt::format("interrupted after step {}, and saved. Go on with: {}", outcome.step, resume_command(flags.out)));
+    throw Interrupted{interrupted_by};
   }
   progress.note(fmt::format("done: held-out loss {:.4f} nats per byte. Model: {}  Report: {}", outcome.validation_loss,
                             Trainer::model_path(config.out).string(), report_path(config.out).string()));
@@ -198,11 +207,15 @@ void add_train(CLI::App& app) {
       ->type_name("NAME");
   command->add_option("--lr", flags->lr, "Highest learning rate (default 0.001)")->type_name("X");
   command->add_option("--steps", flags->steps, "Optimizer steps (default 1000)")->type_name("N");
-  command->add_option("--warmup", flags->warmup, "Steps of rising learning rate (default: a twentieth)")
+  command->add_option("--warmup", flags->warmup, "Steps of rising learning rate, 0: none (default: a twentieth)")
       ->type_name("N");
-  command->add_option("--validate-every", flags->validate_every, "Steps between held-out losses (default: a twentieth)")
+  command
+      ->add_option("--validate-every", flags->validate_every,
+                   "Steps between held-out losses, 0: at the end only (default: a twentieth)")
       ->type_name("N");
-  command->add_option("--snapshot-every", flags->snapshot_every, "Steps between snapshots (default: a tenth)")
+  command
+      ->add_option("--snapshot-every", flags->snapshot_every,
+                   "Steps between snapshots, 0: at the end only (default: a tenth)")
       ->type_name("N");
   command->add_option("--seed", flags->seed, "Of weights and data order (default 1)")->type_name("N");
   command->add_option("--device", flags->device, "cpu (default) or cuda")->type_name("D");

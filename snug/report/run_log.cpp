@@ -23,7 +23,7 @@ Error system_error(std::string_view what, const path& file, int reason) {
 
 // The file has the old content or the new, whatever happens.
 void replace_file(FileSystem& files, const path& file, std::string_view content) {
-  const path temporary = file.string() + ".tmp";
+  const path temporary = RunLog::temporary_path(file);
   try {
     files.write_file(temporary, std::array{content});
     files.rename(temporary, file);
@@ -50,6 +50,8 @@ bool is_after(const detail::LogLine& line, int64_t step) {
 int64_t MemoryByCategory::total() const {
   return parameters + gradients + optimizer_state + activations + workspace + other;
 }
+
+path RunLog::temporary_path(const path& file) { return file.string() + ".tmp"; }
 
 RunLog RunLog::create(const path& file, const LogValues& settings, FileSystem& files) {
   if (files.exists(file)) {

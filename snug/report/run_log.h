@@ -78,6 +78,9 @@ class RunLog {
   /// then as it was, or cut back, never in between.
   static RunLog resume(const std::filesystem::path& path, int64_t last_step, FileSystem& files = FileSystem::real());
 
+  /// Where create and resume write what then takes the log's name: what a kill in the midst of that may leave.
+  static std::filesystem::path temporary_path(const std::filesystem::path& path);
+
   RunLog(RunLog&& other) noexcept;
   RunLog& operator=(RunLog&& other) noexcept;
   ~RunLog();

@@ -65,15 +65,13 @@ void at_least(const char* name, int64_t value, int64_t least) {
   }
 }
 
-int64_t interval(int64_t chosen, int64_t steps, int64_t times) {
-  return chosen > 0 ? chosen : std::max<int64_t>(1, steps / times);
-}
+int64_t part_of(int64_t steps, int64_t times) { return std::max<int64_t>(1, steps / times); }
 
 }  // namespace
 
-int64_t TrainConfig::warmup() const { return std::min(interval(warmup_steps, steps, 20), steps); }
-int64_t TrainConfig::validation_interval() const { return interval(validate_every, steps, 20); }
-int64_t TrainConfig::snapshot_interval() const { return interval(snapshot_every, steps, 10); }
+int64_t TrainConfig::warmup() const { return warmup_steps.value_or(part_of(steps, 20)); }
+int64_t TrainConfig::validation_interval() const { return validate_every.value_or(part_of(steps, 20)); }
+int64_t TrainConfig::snapshot_interval() const { return snapshot_every.value_or(part_of(steps, 10)); }
 
 void TrainConfig::check() const {
   if (data.empty()) {
@@ -90,13 +88,17 @@ void TrainConfig::check() const {
   at_least("batch", batch, 1);
   at_least("micro_batch", micro_batch, 0);
   at_least("steps", steps, 1);
-  at_least("warmup_steps", warmup_steps, 0);
-  at_least("validate_every", validate_every, 0);
-  at_least("snapshot_every", snapshot_every, 0);
+  at_least("warmup_steps", warmup(), 0);
+  at_least("validate_every", validation_interval(), 0);
+  at_least("snapshot_every", snapshot_interval(), 0);
   at_least("seed", seed, 0);
   if (micro_batch > batch) {
     throw ConfigError(
         fmt::format("train: micro_batch {} is larger than batch {}; give at most {}", micro_batch, batch, batch));
+  }
+  if (warmup() > steps) {
+    throw ConfigError(fmt::format("train: warmup_steps {} is more than the {} steps of the run; give at most {}",
+                                  warmup(), steps, steps));
   }
   if (!(lr > 0) || !(weight_decay >= 0) || !(clip_norm >= 0)) {
     throw ConfigError(
@@ -118,9 +120,9 @@ LogValues TrainConfig::to_settings() const {
       {"weight_decay", weight_decay},
       {"clip_norm", clip_norm},
       {"steps", steps},
-      {"warmup_steps", warmup_steps},
-      {"validate_every", validate_every},
-      {"snapshot_every", snapshot_every},
+      {"warmup_steps", warmup()},
+      {"validate_every", validation_interval()},
+      {"snapshot_every", snapshot_interval()},
       {"seed", seed},
       {"device", device},
   };

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,20 +39,22 @@ struct TrainConfig {
   double weight_decay = 0.1;
   double clip_norm = 1.0;
   int64_t steps = 1000;
-  int64_t warmup_steps = 0;    ///< 0: a twentieth of the steps
-  int64_t validate_every = 0;  ///< steps; 0: twenty times in the run. Always after the last step
-  int64_t snapshot_every = 0;  ///< steps; 0: ten times in the run. Always after the last step
+  std::optional<int64_t> warmup_steps = {};  ///< at most `steps`, 0: none; not given: a twentieth of the steps
+  std::optional<int64_t> validate_every =
+      {};  ///< steps; 0: after the last step only; not given: twenty times in the run
+  std::optional<int64_t> snapshot_every = {};  ///< steps; 0: after the last step only; not given: ten times in the run
   int64_t seed = 1;
   std::string device = "cpu";
 
   /// Throws ConfigError, naming the field and its value, for settings that cannot work together.
   void check() const;
 
+  /// What was given, or what stands for it.
   int64_t warmup() const;
   int64_t validation_interval() const;
   int64_t snapshot_interval() const;
 
-  /// As kept in the run log: everything but `out`, in the order above.
+  /// As kept in the run log: everything but `out`, in the order above, and numbers in the place of what was not given.
   LogValues to_settings() const;
   /// Throws CorruptFile if a setting is missing or of another type.
   static TrainConfig from_settings(const LogValues& settings, std::filesystem::path out);

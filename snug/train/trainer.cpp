@@ -1,14 +1,18 @@
 #include "snug/train/trainer.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <torch/cuda.h>
 #include <torch/utils.h>
 
 #include "snug/activations/checkpoint.h"
@@ -17,6 +21,7 @@
 #include "snug/core/rng.h"
 #include "snug/data/sampler.h"
 #include "snug/data/text_corpus.h"
+#include "snug/io/detail/checksum.h"
 #include "snug/io/safetensors.h"
 #include "snug/io/snapshot.h"
 #include "snug/io/stateful.h"
@@ -32,23 +37,58 @@ namespace {
 
 constexpr int64_t kValidationWindows = 64;
 
-// BudgetExceeded for whatever allocation fails in `part` because of the limit.
+// BudgetExceeded for whatever allocation fails in `part` because of the limit. Without one it is the machine that is too small.
 template <class F>
 auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
   try {
     return part();
   } catch (const c10::OutOfMemoryError& error) {
+    if (config.memory.is_unlimited()) {
+      throw;
+    }
     throw BudgetExceeded(
         fmt::format("train: {} does not fit into {}: {}", what, config.memory.str(), error.what_without_backtrace()));
   }
 }
 
 c10::Device parse_device(const std::string& name) {
-  try {
-    return c10::Device(name);
-  } catch (const c10::Error&) {
+  const auto parsed = [&]() -> std::optional<c10::Device> {
+    try {
+      return c10::Device(name);
+    } catch (const c10::Error&) {
+      return std::nullopt;
+    }
+  }();
+  // An index that is too large for c10 comes back as another one.
+  if (!parsed || parsed->str() != name || !(parsed->is_cpu() || parsed->is_cuda())) {
     throw ConfigError(fmt::format("train: device '{}' is unknown; give cpu, cuda or cuda:1", name));
   }
+  const int64_t there = parsed->is_cpu() ? 1 : static_cast<int64_t>(torch::cuda::device_count());
+  if (std::max<int64_t>(0, parsed->index()) >= there) {
+    throw ConfigError(fmt::format("train: device '{}' is not there: LibTorch finds {} of its kind; give {}", name,
+                                  there, there > 0 ? "a smaller index" : "cpu"));
+  }
+  return *parsed;
+}
+
+// Bytes of the text itself: the same windows of another text are another run.
+int64_t checksum(const TextCorpus& corpus) {
+  const auto text = [&](Split split) {
+    const at::Tensor& bytes = corpus.bytes(split);
+    return std::string_view(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
+  };
+  return detail::checksum_of(std::array{text(Split::Train), text(Split::Validation)}).crc32;
+}
+
+// A folder in which a run was killed before its log was there is as good as none.
+bool holds_something(const std::filesystem::path& out) {
+  const FileSystem& files = FileSystem::real();
+  if (!files.exists(out) || !std::filesystem::is_directory(out)) {
+    return files.exists(out);
+  }
+  const std::string rest = RunLog::temporary_path(Trainer::log_path(out)).filename().string();
+  const auto names = files.list(out);
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return name != rest; });
 }
 
 Gpt build_model(const TrainConfig& config, c10::Device device) {
@@ -96,17 +136,18 @@ class Trainer::Impl {
         device_(parse_device(config_.device)),
         limit_(make_limit()),
         corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data); })),
+        text_checksum_(checksum(corpus_)),
         model_(within_limit(config_, "the model", [&] { return build_model(config_, device_); })),
         context_(model_->options.context),
         sampler_(corpus_.number_of_windows(context_, Split::Train), static_cast<uint64_t>(config_.seed)),
         optimizer_(parameter_groups(model_, config_), {}),
-        stepper_(model_, optimizer_,
-                 {.precision = config_.precision, .micro_batch = config_.micro_batch, .clip_norm = config_.clip_norm}),
+        stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
         snapshots_(snapshots_path(config_.out)) {
     schedule_ = {
         .peak = config_.lr, .warmup_steps = config_.warmup(), .total_steps = config_.steps, .floor = config_.lr / 10};
     schedule_.check();
     model_->train();
+    check_parameters_fit();
     if (start_ == Start::Resume) {
       step_ = within_limit(config_, "the snapshot", [&] { return snapshots_.load_latest(parts()).value_or(0); });
     }
@@ -123,8 +164,11 @@ class Trainer::Impl {
       log_ = RunLog::resume(log_path(config_.out), step_);
       note(fmt::format("resumed after step {}", step_));
     }
-    TrainOutcome outcome{
-        .step = step_, .finished = step_ >= config_.steps, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
+    TrainOutcome outcome{.step = step_, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
+    if (step_ >= config_.steps) {  // killed between the last snapshot and the end
+      outcome.finished = true;
+      outcome.validation_loss = within_limit(config_, "the held-out loss", [&] { return validation_loss(); });
+    }
     while (step_ < config_.steps) {
       const StepRecord record = one_step();
       if (!log_) {
@@ -137,9 +181,9 @@ class Trainer::Impl {
       }
       const bool last = step_ == config_.steps;
       const bool stop = !last && callbacks.stop_requested && callbacks.stop_requested();
-      if (last || stop || step_ % config_.snapshot_interval() == 0) {
+      if (stop || is_due(config_.snapshot_interval())) {
         log_->sync();
-        snapshots_.save(step_, parts());
+        within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] { snapshots_.save(step_, parts()); });
       }
       outcome = {
           .step = step_, .finished = last, .validation_loss = record.validation_loss.value_or(outcome.validation_loss)};
@@ -166,11 +210,10 @@ class Trainer::Impl {
   }
 
   Start start_checked(Start start) const {
-    const bool exists = std::filesystem::exists(config_.out);
-    if (start == Start::Fresh && exists) {
-      throw ConfigError(
-          fmt::format("train: the run folder '{}' exists already; go on with it by --resume, or give another --out",
-                      config_.out.string()));
+    if (start == Start::Fresh && holds_something(config_.out)) {
+      throw ConfigError(fmt::format(
+          "train: the run folder '{}' is there already and not empty; go on with it by --resume, or give another --out",
+          config_.out.string()));
     }
     if (start == Start::Resume && !std::filesystem::exists(log_path(config_.out))) {
       throw ConfigError(fmt::format("train: there is no run in '{}' to resume; leave --resume out to begin one",
@@ -179,12 +222,37 @@ class Trainer::Impl {
     return start;
   }
 
+  // Else it would show in the first step, or, where the text is long, much later.
+  void check_parameters_fit() const {
+    int64_t bytes = 0;
+    for (const at::Tensor& parameter : model_->parameters()) {
+      bytes += static_cast<int64_t>(parameter.nbytes());
+    }
+    const Bytes least(live_bytes(device_).count() + 3 * bytes);
+    if (least > config_.memory) {
+      throw BudgetExceeded(
+          fmt::format("train: {} needs at least {} on {} for the parameters, their gradients and AdamW's two moments, "
+                      "more than the limit of {}; raise it, or train a smaller model",
+                      config_.model, least.str(), device_.str(), config_.memory.str()));
+    }
+  }
+
+  Stepper make_stepper() {
+    return {model_,
+            optimizer_,
+            {.precision = config_.precision, .micro_batch = config_.micro_batch, .clip_norm = config_.clip_norm}};
+  }
+
+  // Whether something that is done every so many steps, and after the last one, is done after this one.
+  bool is_due(int64_t interval) const { return step_ == config_.steps || (interval > 0 && step_ % interval == 0); }
+
   void note_precision(const std::function<void(const std::string&)>& note) {
     if (config_.precision == Precision::Auto) {
       note(fmt::format("precision auto: {} on {}, by measurement", to_string(stepper_.precision()), device_.str()));
     }
     if (config_.precision == Precision::Float16 || config_.precision == Precision::BFloat16) {
-      const auto speed = measure_matmul_speed(device_);
+      const auto speed =
+          within_limit(config_, "measuring the speed of 16 bits", [&] { return measure_matmul_speed(device_); });
       const double ratio = config_.precision == Precision::Float16 ? speed.float16 / speed.float32_small
                                                                    : speed.bfloat16 / speed.float32;
       if (ratio < 1) {
@@ -224,7 +292,7 @@ class Trainer::Impl {
       record.learning_rate = lr;
       record.seconds = seconds;
       record.items_per_second = static_cast<double>(result.items) / seconds;
-      if (step_ % config_.validation_interval() == 0 || step_ == config_.steps) {
+      if (is_due(config_.validation_interval())) {
         record.validation_loss = validation_loss();
       }
       return record;
@@ -279,6 +347,7 @@ class Trainer::Impl {
             state.set("epoch", sampler_.epoch());
             state.set("position", sampler_.position());
             state.set("size", sampler_.size());
+            state.set("text_crc32", text_checksum_);
             return state;
           },
           [this](const StateDict& state) {
@@ -286,6 +355,10 @@ class Trainer::Impl {
               throw ConfigError(fmt::format(
                   "train: the run was started on text with {} windows, now there are {}; give the same --data",
                   state.get<int64_t>("size"), sampler_.size()));
+            }
+            if (state.get<int64_t>("text_crc32") != text_checksum_) {
+              throw ConfigError(
+                  "train: the text has changed since the run was started; give it back its bytes, or begin a new run");
             }
             sampler_.seek(state.get<int64_t>("epoch"), state.get<int64_t>("position"));
           }}},
@@ -305,6 +378,7 @@ class Trainer::Impl {
   c10::Device device_;
   std::unique_ptr<MemoryLimit> limit_;  // first, so that all that follows is under it
   TextCorpus corpus_;
+  int64_t text_checksum_;
   Gpt model_;
   int64_t context_;
   Sampler sampler_;

@@ -19,7 +19,7 @@
 namespace snug {
 
 enum class Start {
-  Fresh,   ///< a new run; its folder must not exist
+  Fresh,   ///< a new run; its folder must not exist, or be empty
   Resume,  ///< go on from the newest snapshot; the log is cut back to it
 };
 
@@ -41,13 +41,14 @@ struct TrainOutcome {
 class Trainer {
  public:
   /// Reads the data, builds model and optimizer, and loads the snapshot for Resume. Writes nothing.
-  /// Throws ConfigError for settings or data that cannot work or a run folder that exists (Fresh) or does not (Resume), CorruptFile for
-  /// a damaged run folder, BudgetExceeded if the limit is too small for the model.
+  /// Throws ConfigError for settings or data that cannot work or a run folder that exists (Fresh) or does not (Resume), or if the text
+  /// is not that of the run (Resume); CorruptFile for a damaged run folder; BudgetExceeded if the limit is too small for the model, its
+  /// gradients and the optimizer's state.
   Trainer(TrainConfig config, Start start);
   ~Trainer();
 
-  /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step does not fit into config.memory; if that is the
-  /// first step, no run folder is made.
+  /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step or a snapshot does not fit into config.memory; if
+  /// that is the first step, no run folder is made. Where no limit is set, running out of memory is a c10::OutOfMemoryError.
   TrainOutcome run(const TrainCallbacks& callbacks);
 
   /// Where the log, the snapshots and the trained model of a run lie.

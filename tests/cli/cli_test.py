@@ -5,53 +5,9 @@ usage: cli_test.py PATH-OF-SNUG [unittest arguments]
 
 import json
 import os
-import pathlib
-import signal
-import subprocess
-import sys
-import tempfile
-import time
-import unittest
+import re
 
-SNUG = pathlib.Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else None
-GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
-# Waiting threads that spin make small runs many times slower on a busy machine.
-ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "COLUMNS": "120"}
-TIMES = {"seconds", "items_per_second"}
-TEXT = "".join(f"Scene {i}. Enter the {i * 7 % 13}th gentleman, speaking to {i * i % 29} ladies of the court.\n" for i in range(400))
-SMALL = ["--batch", "6", "--steps", "8", "--snapshot-every", "2", "--validate-every", "4"]
-
-
-class SnugTest(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        self.text = self.folder / "text.txt"
-        self.text.write_text(TEXT)
-
-    def snug(self, *arguments):
-        return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, errors="replace",
-                              env=ENVIRONMENT, timeout=300)
-
-    def train(self, out, *arguments):
-        done = self.snug("train", "--data", self.text, "--out", self.folder / out, *SMALL, *arguments)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
-
-    def records(self, out):
-        lines = (self.folder / out / "log.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines[1:]]
-
-    def losses(self, out):
-        return [record["loss"] for record in self.records(out)]
-
-    def refuses(self, status, *arguments, says):
-        done = self.snug(*arguments)
-        self.assertEqual(done.returncode, status, done.stdout + done.stderr)
-        self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
-        for text in says:
-            self.assertIn(text, done.stderr)
+from program import GOLDEN, SnugTest, TEXT, main
 
 
 class Help(SnugTest):
@@ -102,75 +58,57 @@ class Training(SnugTest):
         self.train("accumulated", "--accumulate", "6")
         self.assertEqual(self.losses("accumulated"), self.losses("split1none"))
 
+    def test_zero_steps_mean_no_warm_up_and_only_the_end(self):
+        self.train("run", "--warmup", "0", "--validate-every", "0", "--snapshot-every", "0", "--lr", "0.002")
+        records = self.records("run")
+        self.assertEqual(records[0]["learning_rate"], 0.002)
+        self.assertEqual([r["step"] for r in records if r.get("validation_loss") is not None], [8])
+        self.assertEqual([p.name for p in (self.folder / "run" / "snapshots").iterdir()], ["step-00000008"])
+
     def test_takes_several_files_and_folders(self):
         folder = self.folder / "texts"
         folder.mkdir()
         (folder / "a.txt").write_text(TEXT)
         self.train("two", "--data", folder)
 
+
+class Report(SnugTest):
+    def difference(self, one, other):
+        """What the report says of two runs in this folder."""
+        done = self.snug("report", "--run", self.folder / one, "--against", self.folder / other)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.splitlines()[-1].removeprefix("largest relative difference of a step's loss: ")
+
+    def write_run_with_loss(self, loss):
+        """A run of one step, as the run "trained" begins. Its folder is named as the loss."""
+        settings, record = (self.folder / "trained" / "log.jsonl").read_text().splitlines()[:2]
+        folder = self.folder / str(loss)
+        folder.mkdir()
+        (folder / "log.jsonl").write_text(f"{settings}\n{json.dumps({**json.loads(record), 'loss': loss})}\n")
+
     def test_compares_two_runs(self):
         self.train("a")
         self.train("b", "--checkpoint", "blocks")
-        done = self.snug("report", "--run", self.folder / "a", "--against", self.folder / "b")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertIn("largest relative difference of a step's loss: 0", done.stdout)
+        self.assertEqual(self.difference("a", "b"), "0")
 
+    def test_of_a_loss_that_is_not_finite_or_zero_never_says_that_another_is_the_same(self):
+        self.train("trained", "--steps", "2")
+        for loss in (0.0, 2.0, 3.0, "nan", "inf"):
+            self.write_run_with_loss(loss)
+        for one, other, difference in ((2.0, 3.0, "0.5"), (2.0, "nan", "inf"), ("nan", 2.0, "inf"), ("nan", "nan", "0"),
+                                       (0.0, 2.0, "inf"), (2.0, 0.0, "1"), (0.0, 0.0, "0"), (0.0, "nan", "inf"),
+                                       ("inf", 2.0, "inf"), (2.0, "inf", "inf"), ("inf", "inf", "0"), ("inf", "nan", "inf")):
+            with self.subTest(one=one, other=other):
+                self.assertEqual(self.difference(str(one), str(other)), difference)
 
-class Resuming(SnugTest):
-    def same_but_times(self, one, other):
-        strip = lambda out: [{k: v for k, v in r.items() if k not in TIMES} for r in self.records(out)]
-        self.assertEqual(strip(one), strip(other))
-
-    def model(self, out):
-        return (self.folder / out / "model.safetensors").read_bytes()
-
-    def killed(self, out, lines, *arguments):
-        """Starts a run and kills it as soon as its log has that many lines."""
-        log = self.folder / out / "log.jsonl"
-        process = subprocess.Popen([SNUG, "train", "--data", self.text, "--out", self.folder / out, *SMALL, *arguments],
-                                   stdout=subprocess.DEVNULL, env=ENVIRONMENT)
-        while process.poll() is None and (not log.exists() or log.read_bytes().count(b"\n") < lines):
-            time.sleep(0.002)
-        process.kill()
-        process.wait()
-
-    def test_after_kill_9_at_any_moment_goes_on_to_the_same_bits(self):
-        self.train("whole", "--checkpoint", "blocks", "--micro-batch", "4")
-        for lines in (1, 2, 3, 4, 6, 7):
-            with self.subTest(lines=lines):
-                out = f"killed{lines}"
-                self.killed(out, lines, "--checkpoint", "blocks", "--micro-batch", "4")
-                done = self.snug("train", "--resume", "--out", self.folder / out)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                self.same_but_times("whole", out)
-                self.assertEqual(self.model("whole"), self.model(out))
-
-    def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(self):
-        self.train("whole", "--steps", "200")
-        arguments = [SNUG, "train", "--data", self.text, "--out", self.folder / "stopped", *SMALL, "--steps", "200"]
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        log = self.folder / "stopped" / "log.jsonl"
-        while not log.exists():
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        printed, _ = process.communicate(timeout=120)
-        self.assertEqual(process.returncode, 0)
-        self.assertIn("snug train --resume --out", printed)
-        self.assertLess(len(self.records("stopped")), 200)
-        done = self.snug("train", "--resume", "--out", self.folder / "stopped")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        self.same_but_times("whole", "stopped")
-
-    def test_refuses_other_settings(self):
-        self.train("run")
-        self.refuses(2, "train", "--resume", "--out", self.folder / "run", "--batch", "7", says=["batch = 6", "7"])
-
-    def test_an_unreadable_snapshot_is_named(self):
-        self.train("run")
-        newest = self.folder / "run" / "snapshots" / "step-00000008"
-        part = newest / "model.safetensors"
-        part.write_bytes(part.read_bytes()[:1000])
-        self.refuses(1, "train", "--resume", "--out", self.folder / "run", says=["step-00000008"])
+    def test_is_named_as_the_run_folder_however_that_is_written(self):
+        run = self.folder / "my run"
+        title = lambda: re.search("<title>(.*)</title>", (run / "report.html").read_text())[1]
+        self.train("my run/", "--steps", "2")
+        self.assertEqual(title(), "my run")
+        for spelling in (f"{run}//", f"{run}/.", f"{run}/snapshots/.."):
+            self.assertEqual(self.snug("report", "--run", spelling).returncode, 0)
+            self.assertEqual(title(), "my run", spelling)
 
 
 class BadInput(SnugTest):
@@ -197,12 +135,17 @@ class BadInput(SnugTest):
         self.refuses_to_train(2, *data, "--precision", "float23", says=["float32"])
         self.refuses_to_train(2, *data, "--memory", "lots", says=["lots"])
         self.refuses_to_train(2, *data, "--lr", "nan", says=["lr"])
-        self.refuses_to_train(2, *data, "--device", "abacus", says=["abacus"])
+        self.refuses_to_train(2, *data, "--warmup", "11", "--steps", "10", says=["warmup_steps 11", "10 steps"])
+        self.refuses_to_train(2, *data, "--warmup", "-1", says=["warmup_steps is -1"])
+        self.refuses_to_train(2, *data, "--snapshot-every", "-1", says=["snapshot_every is -1"])
+        for device in ("abacus", "cuda:99", "mps"):
+            self.refuses_to_train(2, *data, "--device", device, says=[device, "cpu"])
 
     def test_what_does_not_fit_exits_with_3_and_the_limit(self):
         data = ["--data", self.text]
-        self.refuses_to_train(3, *data, "--memory", "1MiB", says=["1.00 MiB"])    # not even the parameters
-        self.refuses_to_train(3, *data, "--memory", "20MiB", says=["20.00 MiB"])  # not the first step
+        self.refuses_to_train(3, *data, "--memory", "1MiB", says=["1.00 MiB"])                   # not even the parameters
+        self.refuses_to_train(3, *data, "--memory", "10MiB", says=["10.00 MiB", "gradients"])  # not what comes with them
+        self.refuses_to_train(3, *data, "--memory", "20MiB", says=["20.00 MiB", "step 1"])     # not the first step
 
     def test_a_run_folder_that_exists_is_not_touched(self):
         self.train("run")
@@ -220,6 +163,4 @@ class BadInput(SnugTest):
 
 
 if __name__ == "__main__":
-    if SNUG is None:
-        sys.exit(__doc__)
-    unittest.main()
+    main(__doc__)

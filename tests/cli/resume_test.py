@@ -1,0 +1,142 @@
+"""Runs that are killed, interrupted or changed, and what becomes of them when they are resumed.
+
+usage: resume_test.py PATH-OF-SNUG [unittest arguments]
+"""
+
+import shlex
+import signal
+import subprocess
+import time
+
+from program import ENVIRONMENT, SMALL, SNUG, SnugTest, TEXT, TIMES, main
+
+
+class ResumeTest(SnugTest):
+    def same_but_times(self, one, other):
+        strip = lambda out: [{k: v for k, v in r.items() if k not in TIMES} for r in self.records(out)]
+        self.assertEqual(strip(one), strip(other))
+
+    def model(self, out):
+        return (self.folder / out / "model.safetensors").read_bytes()
+
+    def resume(self, out, *arguments):
+        done = self.snug("train", "--resume", "--out", self.folder / out, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def started(self, out, *arguments):
+        return subprocess.Popen([SNUG, "train", "--data", self.text, "--out", self.folder / out, *SMALL, *arguments],
+                                stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+    def killed(self, out, is_time, *arguments):
+        """Starts a run and kills it as soon as is_time(its folder)."""
+        with self.started(out, *arguments) as process:
+            while process.poll() is None and not is_time(self.folder / out):
+                time.sleep(0.002)
+            process.kill()
+
+    def goes_on_to_the_same_bits(self, whole, out):
+        self.resume(out)
+        self.same_but_times(whole, out)
+        self.assertEqual(self.model(whole), self.model(out))
+
+
+def log_has(lines):
+    return lambda run: (run / "log.jsonl").exists() and (run / "log.jsonl").read_bytes().count(b"\n") >= lines
+
+
+class KillMinus9(ResumeTest):
+    def test_at_any_moment_goes_on_to_the_same_bits(self):
+        flags = ["--checkpoint", "blocks", "--micro-batch", "4"]
+        self.train("whole", *flags)
+        for lines in (1, 2, 3, 4, 6, 7):
+            with self.subTest(lines=lines):
+                self.killed(f"killed{lines}", log_has(lines), *flags)
+                self.goes_on_to_the_same_bits("whole", f"killed{lines}")
+
+    def test_in_float16_goes_on_to_the_same_bits_and_loss_scales(self):
+        flags = ["--precision", "float16", "--batch", "2", "--steps", "5"]
+        self.train("whole", *flags)
+        for lines in (2, 4, 5):
+            with self.subTest(lines=lines):
+                self.killed(f"killed{lines}", log_has(lines), *flags)
+                self.goes_on_to_the_same_bits("whole", f"killed{lines}")
+
+    def test_before_the_log_exists_leaves_what_the_same_command_begins_in(self):
+        self.train("whole")
+        self.killed("early", lambda run: True)  # long before the first step
+        (self.folder / "empty").mkdir()
+        (self.folder / "torn").mkdir()
+        (self.folder / "torn" / "log.jsonl.tmp").write_text('{"snug_r')
+        for out in ("early", "empty", "torn"):
+            with self.subTest(out):
+                self.refuses(2, "train", "--resume", "--out", self.folder / out, says=["no run", out])
+                self.train(out)
+                self.same_but_times("whole", out)
+        self.assertEqual(sorted(p.name for p in (self.folder / "torn").iterdir()),
+                         ["log.jsonl", "model.safetensors", "report.html", "snapshots"])
+
+    def test_after_the_last_snapshot_leaves_what_resuming_finishes(self):
+        printed = self.train("whole").splitlines()[-1]
+        self.killed("late", lambda run: (run / "snapshots" / "step-00000008").exists())
+        for name in ("model.safetensors", "report.html"):  # it may have been too late
+            (self.folder / "late" / name).unlink(missing_ok=True)
+        self.assertEqual(self.resume("late").splitlines()[-1], printed.replace("whole", "late"))
+        self.same_but_times("whole", "late")
+        self.assertEqual(self.model("whole"), self.model("late"))
+        self.assertTrue((self.folder / "late" / "report.html").exists())
+
+
+class Interrupting(ResumeTest):
+    def interrupted(self, out, signal_number):
+        """What a run prints that is told to stop once its log is there."""
+        with self.started(out, "--steps", "80") as process:
+            while not log_has(1)(self.folder / out):
+                time.sleep(0.01)
+            process.send_signal(signal_number)
+            printed, _ = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 128 + signal_number)
+        return printed
+
+    def test_finishes_the_step_saves_and_says_how_to_go_on(self):
+        self.train("whole", "--steps", "80")
+        out = "a user's run"  # a shell wants quotes
+        printed = self.interrupted(out, signal.SIGINT)
+        self.assertLess(len(self.records(out)), 80)
+        command = shlex.split(printed.splitlines()[-1].split("Go on with: ")[1])
+        self.assertEqual(command, ["snug", "train", "--resume", "--out", str(self.folder / out)])
+        self.goes_on_to_the_same_bits("whole", out)
+
+    def test_by_sigterm_does_the_same(self):
+        self.assertIn("Go on with", self.interrupted("stopped", signal.SIGTERM))
+        steps = len(self.records("stopped"))
+        self.assertTrue((self.folder / "stopped" / "snapshots" / f"step-{steps:08}").exists())
+
+
+class Resuming(ResumeTest):
+    def test_refuses_other_settings(self):
+        self.train("run")
+        self.refuses(2, "train", "--resume", "--out", self.folder / "run", "--batch", "7", says=["batch = 6", "7"])
+        self.refuses(2, "train", "--resume", "--out", self.folder / "run", "--warmup", "0", says=["warmup_steps = 1", "0"])
+
+    def test_knows_the_text_by_its_bytes_and_not_by_the_spelling_of_its_path(self):
+        self.train("run", "--steps", "2")
+        link = self.folder / "link"
+        link.symlink_to(self.folder)
+        for spelling in (f"{self.folder}/run/../text.txt", f"{self.folder}//./text.txt", link / "text.txt"):
+            self.resume("run", "--data", spelling)
+        self.text.write_text(TEXT.replace("gentleman", "gentlefol", 1))
+        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["the text has changed"])
+        self.text.write_text(TEXT)
+        self.resume("run")
+
+    def test_an_unreadable_snapshot_is_named(self):
+        self.train("run")
+        newest = self.folder / "run" / "snapshots" / "step-00000008"
+        part = newest / "model.safetensors"
+        part.write_bytes(part.read_bytes()[:1000])
+        self.refuses(1, "train", "--resume", "--out", self.folder / "run", says=["step-00000008"])
+
+
+if __name__ == "__main__":
+    main(__doc__)

@@ -1,0 +1,64 @@
+#include "snug/train/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TrainConfig config_of(int64_t steps) { return {.data = {"text.txt"}, .out = "run", .steps = steps}; }
+
+TEST(TrainConfig, PutsPartsOfTheRunWhereNoStepsAreGiven) {
+  const TrainConfig config = config_of(200);
+  EXPECT_EQ(config.warmup(), 10);
+  EXPECT_EQ(config.validation_interval(), 10);
+  EXPECT_EQ(config.snapshot_interval(), 20);
+  const TrainConfig shortest = config_of(1);
+  shortest.check();
+  EXPECT_EQ(shortest.warmup(), 1);
+}
+
+TEST(TrainConfig, TakesZeroAsGiven) {
+  TrainConfig config = config_of(200);
+  config.warmup_steps = config.validate_every = config.snapshot_every = 0;
+  config.check();
+  EXPECT_EQ(config.warmup(), 0);
+  EXPECT_EQ(config.validation_interval(), 0);
+  EXPECT_EQ(config.snapshot_interval(), 0);
+}
+
+TEST(TrainConfig, RefusesNumbersOfStepsThatCannotBe) {
+  const auto check = [](std::optional<int64_t> TrainConfig::* field, int64_t value) {
+    TrainConfig config = config_of(200);
+    config.*field = value;
+    config.check();
+  };
+  check(&TrainConfig::warmup_steps, 200);
+  EXPECT_THAT([&] { check(&TrainConfig::warmup_steps, 201); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("warmup_steps 201"), HasSubstr("200 steps"))));
+  EXPECT_THAT([&] { check(&TrainConfig::warmup_steps, -1); },
+              ThrowsMessage<ConfigError>(HasSubstr("warmup_steps is -1")));
+  EXPECT_THAT([&] { check(&TrainConfig::validate_every, -1); },
+              ThrowsMessage<ConfigError>(HasSubstr("validate_every is -1")));
+  EXPECT_THAT([&] { check(&TrainConfig::snapshot_every, -1); },
+              ThrowsMessage<ConfigError>(HasSubstr("snapshot_every is -1")));
+}
+
+TEST(TrainConfig, ComesBackFromItsSettings) {
+  TrainConfig config = config_of(200);
+  config.snapshot_every = 0;
+  const LogValues settings = config.to_settings();
+  const TrainConfig again = TrainConfig::from_settings(settings, "run");
+  EXPECT_EQ(again.to_settings(), settings);
+  EXPECT_EQ(again.warmup(), 10);
+  EXPECT_EQ(again.snapshot_interval(), 0);
+}
+
+}  // namespace
+}  // namespace snug

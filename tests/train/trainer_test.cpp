@@ -1,0 +1,138 @@
+#include "snug/train/trainer.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "tests/support/temporary_folder.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::TemporaryFolder;
+using ::testing::ThrowsMessage;
+
+// A run of two steps of two sequences, with some text for it.
+TrainConfig small_run(const TemporaryFolder& folder) {
+  std::ofstream text(folder / "text.txt");
+  for (int i = 0; i < 200; ++i) {
+    text << "Scene " << i << ". Enter the " << i * 7 % 13 << "th gentleman.\n";
+  }
+  return {.data = {folder / "text.txt"}, .out = folder / "run", .batch = 2, .steps = 2, .snapshot_every = 1};
+}
+
+TrainConfig limited(TrainConfig config, const char* memory) {
+  config.memory = Bytes::parse(memory);
+  return config;
+}
+
+// Makes the next allocation of tensor memory fail; taken back at the end of the scope.
+struct [[nodiscard]] NextAllocationFails {
+  NextAllocationFails() { detail::fail_allocation_after(1); }
+  ~NextAllocationFails() { detail::fail_allocation_after(0); }
+  NextAllocationFails(const NextAllocationFails&) = delete;
+  NextAllocationFails& operator=(const NextAllocationFails&) = delete;
+};
+
+// The first allocation of run() fails.
+void run_out_of_memory(const TrainConfig& config, Start start = Start::Fresh) {
+  Trainer trainer(config, start);
+  const NextAllocationFails fails;
+  trainer.run({});
+}
+
+// The first allocation after step 1 fails: that of its snapshot.
+void run_out_of_memory_after_a_step(const TrainConfig& config) {
+  Trainer trainer(config, Start::Fresh);
+  trainer.run({.on_step = [](const StepRecord&) { detail::fail_allocation_after(1); }});
+}
+
+TEST(Trainer, SaysWhatDoesNotFitIntoTheLimit) {
+  TemporaryFolder folder;
+  TrainConfig config = limited(small_run(folder), "1GiB");
+  const auto says = [](const char* what) {
+    return ThrowsMessage<BudgetExceeded>(AllOf(HasSubstr(what), HasSubstr("does not fit into 1.00 GiB")));
+  };
+  EXPECT_THAT([&] { run_out_of_memory(config); }, says("step 1 "));
+  EXPECT_FALSE(std::filesystem::exists(config.out));
+  EXPECT_THAT([&] { run_out_of_memory_after_a_step(config); }, says("the snapshot of step 1 "));
+  config.out = folder / "finished";
+  Trainer(config, Start::Fresh).run({});
+  EXPECT_THAT([&] { run_out_of_memory(config, Start::Resume); }, says("the held-out loss "));
+  config.out = folder / "bfloat16";
+  config.precision = Precision::BFloat16;
+  EXPECT_THAT([&] { run_out_of_memory(config); }, says("the speed of 16 bits "));
+}
+
+TEST(Trainer, WithoutALimitPassesTheAllocatorsErrorOn) {
+  TemporaryFolder folder;
+  const TrainConfig config = small_run(folder);
+  EXPECT_THROW(run_out_of_memory(config), c10::OutOfMemoryError);
+  EXPECT_THROW(run_out_of_memory_after_a_step(config), c10::OutOfMemoryError);
+}
+
+// gpt-tiny's parameters take 3.1 MiB.
+TEST(Trainer, TellsBeforeTheFirstStepThatGradientsAndOptimizerStateDoNotFit) {
+  TemporaryFolder folder;
+  const TrainConfig config = small_run(folder);
+  for (const char* memory : {"1MiB", "4MiB", "8MiB", "12MiB"}) {
+    EXPECT_THAT([&] { Trainer(limited(config, memory), Start::Fresh); },
+                ThrowsMessage<BudgetExceeded>(HasSubstr(Bytes::parse(memory).str())))
+        << memory;
+  }
+  Trainer(limited(config, "14MiB"), Start::Fresh);
+  EXPECT_FALSE(std::filesystem::exists(config.out));
+}
+
+TEST(Trainer, RefusesADeviceThatIsNotThere) {
+  TemporaryFolder folder;
+  TrainConfig config = small_run(folder);
+  for (const char* device : {"abacus", "cpu:1", "cuda:99", "cuda:257", "mps", "meta"}) {
+    config.device = device;
+    EXPECT_THAT([&] { Trainer(config, Start::Fresh); }, ThrowsMessage<ConfigError>(HasSubstr(device))) << device;
+  }
+}
+
+TEST(Trainer, BeginsInAFolderThatHoldsNothingButTheRestOfALogThatWasNeverThere) {
+  TemporaryFolder folder;
+  TrainConfig config = small_run(folder);
+  std::filesystem::create_directories(config.out);
+  Trainer(config, Start::Fresh);
+  std::ofstream(config.out / "log.jsonl.tmp") << "{\"snug_r";
+  EXPECT_TRUE(Trainer(config, Start::Fresh).run({}).finished);
+  EXPECT_FALSE(std::filesystem::exists(config.out / "log.jsonl.tmp"));
+  EXPECT_THROW(Trainer(config, Start::Fresh), ConfigError);
+  config.out = config.data.front();
+  EXPECT_THROW(Trainer(config, Start::Fresh), ConfigError);
+}
+
+TEST(Trainer, ResumingAFinishedRunGivesItsHeldOutLoss) {
+  TemporaryFolder folder;
+  const TrainConfig config = small_run(folder);
+  const TrainOutcome finished = Trainer(config, Start::Fresh).run({});
+  const TrainOutcome again = Trainer(config, Start::Resume).run({});
+  EXPECT_TRUE(again.finished);
+  EXPECT_EQ(again.step, 2);
+  EXPECT_EQ(again.validation_loss, finished.validation_loss);
+}
+
+TEST(Trainer, RefusesToResumeOnOtherText) {
+  TemporaryFolder folder;
+  const TrainConfig config = small_run(folder);
+  Trainer(config, Start::Fresh).run({});
+  std::fstream text(config.data.front(), std::ios::in | std::ios::out);
+  text << "scene";  // as long as it was
+  text.close();
+  EXPECT_THAT([&] { Trainer(config, Start::Resume); }, ThrowsMessage<ConfigError>(HasSubstr("the text has changed")));
+}
+
+}  // namespace
+}  // namespace snug
