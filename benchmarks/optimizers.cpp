@@ -7,6 +7,7 @@
 
 #include "benchmarks/serve.h"
 #include "snug/optim/adamw.h"
+#include "snug/optim/adamw8bit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/grad_scaler.h"
 
@@ -86,6 +87,7 @@ int main() {
   return snug::benchmarks::serve({
       {"torch_adamw", plain_step<torch::optim::AdamW>(torch::optim::AdamWOptions(1e-4))},
       {"snug_adamw", plain_step<snug::AdamW>(options)},
+      {"snug_adamw8bit", plain_step<snug::AdamW8bit>(snug::AdamW8bitOptions{.lr = 1e-4})},
       {"torch_adamw_unscale_clip", torch_unscale_clip_step},
       {"snug_adamw_scaler", scaled_step<snug::AdamW>(options, false)},
       {"snug_adamw_unscale_clip", scaled_step<snug::AdamW>(options, true)},

@@ -23,6 +23,7 @@ CLAIMS = [
     ("AdamW step: Python fused / snug", ("python:optimizers", "fused"), ("optimizers", "snug_adamw"), 10, 1.0),
     ("unscale, clip, AdamW step: Python fused / snug", ("python:optimizers", "fused_unscale_clip"),
      ("optimizers", "snug_adamw_unscale_clip"), 10, 1.0),
+    ("AdamW step: snug / snug 8-bit", ("optimizers", "snug_adamw"), ("optimizers", "snug_adamw8bit"), 10, 1.3),
     ("AdamW step with GradScaler / without", ("optimizers", "snug_adamw_scaler"), ("optimizers", "snug_adamw"), 10, None),
 ]
 
@@ -35,8 +36,9 @@ class Program:
             command = [str(ROOT.parent / "build/venv/bin/python"), str(ROOT / "peers" / (name[7:] + ".py"))]
         else:
             command = [str(pathlib.Path(build) / "benchmarks" / name)]
-        # Threads that wait do not spin, so that the program whose turn it is has the machine to itself.
-        environment = dict(os.environ, OMP_WAIT_POLICY="passive")
+        # Threads that wait do not spin, so that the program whose turn it is has the machine to itself, and they stay
+        # on cores of their own, as Linux may otherwise put both on one.
+        environment = dict(os.environ, OMP_WAIT_POLICY="passive", OMP_PROC_BIND="true", OMP_PLACES="cores")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self.read()
 

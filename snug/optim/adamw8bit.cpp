@@ -5,11 +5,11 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "snug/core/error.h"
 #include "snug/kernels/quantized_adamw.h"
 #include "snug/optim/detail/adam_rules.h"
+#include "snug/optim/detail/parallel.h"
 
 namespace snug {
 namespace {
@@ -28,12 +28,11 @@ void update(const kernels::AdamWStep& step, const Element8bit& e) {
   auto* exp_avg_sq = e.exp_avg_sq.mutable_data_ptr<uint8_t>();
   auto* exp_avg_max = e.exp_avg_max.mutable_data_ptr<float>();
   auto* exp_avg_sq_max = e.exp_avg_sq_max.mutable_data_ptr<float>();
-  constexpr int64_t kBlocksPerTask = 64;
-  at::parallel_for(0, kernels::quantization_blocks(count), kBlocksPerTask, [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kernels::kQuantizationBlock;
-    const int64_t elements = std::min(end * kernels::kQuantizationBlock, count) - first;
-    kernels::adamw8bit_update(step, parameter + first, gradient + first, exp_avg + first, exp_avg_sq + first,
-                              exp_avg_max + begin, exp_avg_sq_max + begin, elements);
+  constexpr int64_t kGrain = 64 * kernels::kQuantizationBlock;
+  detail::parallel_for(count, kGrain, [&](int64_t begin, int64_t end) {
+    const int64_t block = begin / kernels::kQuantizationBlock;
+    kernels::adamw8bit_update(step, parameter + begin, gradient + begin, exp_avg + begin, exp_avg_sq + begin,
+                              exp_avg_max + block, exp_avg_sq_max + block, end - begin);
   });
 }
 

@@ -68,8 +68,9 @@ Ema::Ema(std::vector<at::Tensor> parameters, EmaOptions options)
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].defined() || !(is_low(parameters_[i]) || is_wide(parameters_[i]))) {
-      throw ConfigError(fmt::format("Ema: parameter {} is {}; only FP16, BF16, FP32 and FP64 can be averaged", i,
-                                    parameters_[i].defined() ? c10::toString(parameters_[i].scalar_type()) : "undefined"));
+      throw ConfigError(
+          fmt::format("Ema: parameter {} is {}; only FP16, BF16, FP32 and FP64 can be averaged", i,
+                      parameters_[i].defined() ? c10::toString(parameters_[i].scalar_type()) : "undefined"));
     }
     averages_.push_back(average_of(parameters_[i]));
   }
@@ -129,16 +130,18 @@ void Ema::load_state_dict(const StateDict& state) {
   const int64_t updates = state.get<int64_t>(kUpdates);
   const auto& saved = state.get<StateDict>(kAverages);
   if (updates < 0 || saved.size() != averages_.size()) {
-    throw CorruptFile(fmt::format("Ema.load_state_dict: {} averages after {} updates were saved; the model has {} parameters",
-                                  saved.size(), updates, averages_.size()));
+    throw CorruptFile(
+        fmt::format("Ema.load_state_dict: {} averages after {} updates were saved; the model has {} parameters",
+                    saved.size(), updates, averages_.size()));
   }
   std::vector<at::Tensor> from;
   for (size_t i = 0; i < averages_.size(); ++i) {
     from.push_back(saved.get<at::Tensor>(std::to_string(i)));
     if (from[i].sizes() != averages_[i].sizes() || from[i].scalar_type() != averages_[i].scalar_type()) {
-      throw CorruptFile(fmt::format("Ema.load_state_dict: average {} is {} of {} numbers; the model needs {} of {} in the same shape", i,
-                                    c10::toString(from[i].scalar_type()), from[i].numel(),
-                                    c10::toString(averages_[i].scalar_type()), averages_[i].numel()));
+      throw CorruptFile(
+          fmt::format("Ema.load_state_dict: average {} is {} of {} numbers; the model needs {} of {} in the same shape",
+                      i, c10::toString(from[i].scalar_type()), from[i].numel(),
+                      c10::toString(averages_[i].scalar_type()), averages_[i].numel()));
     }
   }
   const at::NoGradGuard no_grad;

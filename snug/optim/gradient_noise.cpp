@@ -17,9 +17,10 @@ GradientNoise::GradientNoise(GradientNoiseOptions options) : options_(options) {
 
 bool GradientNoise::add(double small_sq_norm_mean, int64_t small_items, double big_sq_norm, int64_t big_items) {
   if (small_items < 1 || big_items < small_items) {
-    throw ConfigError(fmt::format(
-        "GradientNoise.add: small_items is {} and big_items {}; give the items of a micro-batch, at least 1, and of all of them",
-        small_items, big_items));
+    throw ConfigError(
+        fmt::format("GradientNoise.add: small_items is {} and big_items {}; give the items of a micro-batch, at least "
+                    "1, and of all of them",
+                    small_items, big_items));
   }
   if (small_sq_norm_mean < 0 || big_sq_norm < 0) {
     throw ConfigError(fmt::format("GradientNoise.add: the squared norms are {} and {}; neither can be below 0",
@@ -56,8 +57,9 @@ std::optional<double> GradientNoise::trace() const {
 
 void GradientNoise::load(const Sums& sums) {
   if (!std::isfinite(sums.squared_gradient) || !std::isfinite(sums.trace) || !(sums.weight >= 0 && sums.weight <= 1)) {
-    throw ConfigError(fmt::format("GradientNoise.load: the sums are {}, {} and {}; they must be finite, and the weight from 0 to 1",
-                                  sums.squared_gradient, sums.trace, sums.weight));
+    throw ConfigError(
+        fmt::format("GradientNoise.load: the sums are {}, {} and {}; they must be finite, and the weight from 0 to 1",
+                    sums.squared_gradient, sums.trace, sums.weight));
   }
   sums_ = sums;
 }

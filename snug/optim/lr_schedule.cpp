@@ -22,10 +22,10 @@ std::vector<double> factors_of(torch::optim::Optimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     const double lr = group.options().get_lr();
     if (!is_rate(lr) || (factors.empty() && lr == 0)) {
-      throw ConfigError(
-          fmt::format("LrSchedule: parameter group {} has the learning rate {}; give the first group one above 0 and each other "
-                      "group its share of that",
-                      factors.size(), lr));
+      throw ConfigError(fmt::format(
+          "LrSchedule: parameter group {} has the learning rate {}; give the first group one above 0 and each other "
+          "group its share of that",
+          factors.size(), lr));
     }
     factors.push_back(lr);
   }
@@ -42,9 +42,10 @@ std::vector<double> factors_of(torch::optim::Optimizer& optimizer) {
 std::vector<double> saved_factors(const StateDict& state, size_t groups) {
   const at::Tensor& saved = state.get<at::Tensor>(kFactors);
   if (saved.scalar_type() != at::kDouble || saved.dim() != 1 || static_cast<size_t>(saved.size(0)) != groups) {
-    throw CorruptFile(fmt::format(
-        "LrSchedule.load_state_dict: factors is {} numbers of type {}; the optimizer has {} parameter groups and each has a double",
-        saved.numel(), c10::toString(saved.scalar_type()), groups));
+    throw CorruptFile(
+        fmt::format("LrSchedule.load_state_dict: factors is {} numbers of type {}; the optimizer has {} parameter "
+                    "groups and each has a double",
+                    saved.numel(), c10::toString(saved.scalar_type()), groups));
   }
   const at::Tensor values = saved.cpu().contiguous();
   std::vector<double> factors(values.const_data_ptr<double>(), values.const_data_ptr<double>() + groups);
@@ -86,9 +87,10 @@ double LrSchedule::checked_rate(int64_t step) const {
 void LrSchedule::check_groups() const {
   const size_t now = optimizer_->param_groups().size();
   if (now != factors_.size()) {
-    throw ConfigError(fmt::format(
-        "LrSchedule: the optimizer had {} parameter groups and now has {}; make the LrSchedule after the last add_param_group",
-        factors_.size(), now));
+    throw ConfigError(
+        fmt::format("LrSchedule: the optimizer had {} parameter groups and now has {}; make the LrSchedule after the "
+                    "last add_param_group",
+                    factors_.size(), now));
   }
 }
 

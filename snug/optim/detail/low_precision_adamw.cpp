@@ -5,9 +5,9 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "snug/kernels/master_adamw.h"
+#include "snug/optim/detail/parallel.h"
 
 // On the CPU snug's own kernels do it in one pass over memory. On other devices torch's FP32 kernel works on masters, or on FP32 copies,
 // and what comes out is rounded.
@@ -36,8 +36,8 @@ void update_on_cpu(const LowPrecisionUpdate& u, size_t i) {
   auto* exp_avg = u.exp_avgs[i].mutable_data_ptr<float>();
   auto* exp_avg_sq = u.exp_avg_sqs[i].mutable_data_ptr<float>();
   float* master = u.masters.empty() ? nullptr : u.masters[i].mutable_data_ptr<float>();
-  constexpr int64_t kElementsPerTask = 1 << 14;
-  at::parallel_for(0, u.parameters[i].numel(), kElementsPerTask, [&](int64_t begin, int64_t end) {
+  constexpr int64_t kGrain = 1 << 14;
+  parallel_for(u.parameters[i].numel(), kGrain, [&](int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     if (master != nullptr) {
       kernels::master_adamw_update(step, master + begin, parameter + begin, gradient + begin, exp_avg + begin,
