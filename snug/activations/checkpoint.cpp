@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
@@ -21,6 +22,8 @@
 //
 // The inputs are SavedVariables: inside an enclosing region they are saved tensors of that region, and dropped like all others.
 // That makes nesting work to any depth with no further code. A recomputation inside a recomputation starts a Frame of its own.
+//
+// Backward passes inside the callable save tensors too, and may ask for Slots before the forward has come to its end.
 
 namespace snug::detail {
 namespace {
@@ -37,7 +40,8 @@ struct Metadata {
   }
 };
 
-// Thrown through the callable to end a recomputation early. Not a std::exception: user code should not catch it.
+// Thrown through the callable to end a recomputation early. Not a std::exception: user code should not catch it. It must not pass
+// through a backward pass that the callable started: the engine counts on std::exception for keeping its books.
 struct RecomputedEnough {};
 
 struct Frame;
@@ -46,18 +50,20 @@ struct Slot {
   std::shared_ptr<Frame> frame;
   size_t index;
   int pass = -1;  // the backward pass that `recomputed` is of; only the last one's is kept
-  at::Tensor recomputed;
+  at::Tensor recomputed = {};
 };
 
 struct Frame : std::enable_shared_from_this<Frame> {
   FrameOptions options;
   std::vector<torch::autograd::SavedVariable> inputs;
+  bool input_was_written = false;  // then there is nothing to recompute from
+  bool forward_is_complete = false;
   std::function<void(const std::vector<at::Tensor>&)> recompute_fn;
   AutocastState autocast;
   std::optional<RngState> rng;
   std::vector<std::weak_ptr<Slot>> slots;
   std::vector<Metadata> metadata;
-  std::mutex mutex;  // one recomputation at a time
+  std::recursive_mutex mutex;  // one thread recomputes at a time; the callable may go backward through the same Frame
 
   at::Tensor take(Slot& slot);
   void recompute(int pass);
@@ -70,7 +76,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
   explicit ForwardPolicy(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
 
   std::any pack(const at::Tensor& tensor) override {
-    auto slot = std::make_shared<Slot>(Slot{frame_, frame_->slots.size(), {}});
+    auto slot = std::make_shared<Slot>(Slot{.frame = frame_, .index = frame_->slots.size()});
     frame_->slots.emplace_back(slot);
     frame_->metadata.emplace_back(tensor);
     return slot;
@@ -99,7 +105,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
         mark_as_saved(kept);
       }
     }
-    if (frame_.options.early_stop && count_ == needed_) {
+    const bool may_stop = task_ == torch::autograd::get_current_graph_task_id();
+    if (frame_.options.early_stop && may_stop && count_ >= needed_) {
       throw RecomputedEnough{};
     }
     return kept;  // for a backward inside the region
@@ -125,6 +132,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
 
   Frame& frame_;
   int pass_;
+  int task_ = torch::autograd::get_current_graph_task_id();  // the backward pass around the callable
   size_t needed_;
   size_t count_ = 0;
 };
@@ -158,6 +166,9 @@ size_t Frame::slots_needed() const {
 }
 
 void Frame::recompute(int pass) {
+  if (input_was_written) {
+    throw Error(fmt::format("{}: cannot recompute, since the callable wrote to an argument in place", name()));
+  }
   std::vector<at::Tensor> arguments;
   for (const auto& input : inputs) {
     arguments.push_back(input.unpack());
@@ -176,7 +187,8 @@ void Frame::recompute(int pass) {
   } catch (const RecomputedEnough&) {
     return;
   }
-  if (policy->count() != slots.size()) {
+  // A callable whose forward is under way has more to save.
+  if (forward_is_complete ? policy->count() != slots.size() : policy->count() < slots.size()) {
     throw Error(
         fmt::format("{}: {} tensors were saved in forward and {} in the recomputation; the callable must do the same "
                     "each time (does it depend on state that changed since?)",
@@ -195,6 +207,7 @@ class CheckpointForward::Impl {
     frame_->options = std::move(options);
     for (const at::Tensor& input : inputs) {
       frame_->inputs.emplace_back(input, /*is_output=*/false);
+      versions_.push_back(input.defined() ? std::optional<Version>(input) : std::nullopt);
     }
     frame_->recompute_fn = std::move(recompute);
     frame_->autocast = AutocastState::capture();
@@ -204,7 +217,43 @@ class CheckpointForward::Impl {
     scope_.emplace(std::make_shared<ForwardPolicy>(frame_));
   }
 
+  // An input that was written in place hangs from a node of the region, whose Slots keep the Frame: with its inputs it would never die.
+  ~Impl() {
+    if (written_input()) {
+      frame_->inputs.clear();
+      frame_->input_was_written = true;
+    }
+  }
+
+  void finish() {
+    if (const auto written = written_input()) {
+      throw ConfigError(
+          fmt::format("{}: the callable wrote to argument tensor {} in place, which its recomputation could not undo; "
+                      "write out of place, or to a clone",
+                      frame_->name(), *written));
+    }
+    frame_->forward_is_complete = true;
+  }
+
  private:
+  // The counter is shared with the tensor but does not hold its memory.
+  struct Version {
+    c10::VariableVersion counter;
+    uint32_t at_start;
+    explicit Version(const at::Tensor& t)
+        : counter(torch::autograd::impl::version_counter(t)), at_start(counter.current_version()) {}
+  };
+
+  std::optional<size_t> written_input() const {
+    for (size_t i = 0; i < versions_.size(); ++i) {
+      if (versions_[i] && versions_[i]->counter.current_version() != versions_[i]->at_start) {
+        return i;
+      }
+    }
+    return std::nullopt;
+  }
+
+  std::vector<std::optional<Version>> versions_;  // of the inputs
   std::shared_ptr<Frame> frame_;
   std::optional<PolicyScope> scope_;
 };
@@ -214,5 +263,7 @@ CheckpointForward::CheckpointForward(FrameOptions options, std::vector<at::Tenso
     : impl_(std::make_unique<Impl>(std::move(options), inputs, std::move(recompute))) {}
 
 CheckpointForward::~CheckpointForward() = default;
+
+void CheckpointForward::finish() { impl_->finish(); }
 
 }  // namespace snug::detail

@@ -46,7 +46,8 @@ struct CheckpointOptions {
 /// backward, and given to an enclosing checkpoint to drop if there is one. Works with retain_graph, nested regions,
 /// torch::autograd::grad and modules used several times.
 /// `fn` is copied and must be callable twice with the same effect; side effects happen twice, BatchNorm's running statistics among them.
-/// Backward throws snug::Error, naming the label, if the recomputation differs from the forward.
+/// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`. Backward throws snug::Error, naming it too, if
+/// the recomputation differs from the forward.
 /// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0).
 template <class F, class... Args>
 auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
@@ -59,16 +60,23 @@ auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   Arguments without_tensors = arguments;
   std::vector<at::Tensor> inputs;
   detail::visit_tensors(without_tensors, [&](at::Tensor& tensor) { inputs.push_back(std::exchange(tensor, {})); });
-  const detail::CheckpointForward forward({options.preserve_rng_state, options.early_stop,
-                                           options.determinism == Determinism::Metadata, std::move(options.label)},
-                                          std::move(inputs),
-                                          [shared_fn, without_tensors](const std::vector<at::Tensor>& saved) {
-                                            Arguments again = without_tensors;
-                                            auto next = saved.begin();
-                                            detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
-                                            std::apply(*shared_fn, std::move(again));
-                                          });
-  return std::apply(*shared_fn, std::move(arguments));
+  detail::CheckpointForward forward({options.preserve_rng_state, options.early_stop,
+                                     options.determinism == Determinism::Metadata, std::move(options.label)},
+                                    std::move(inputs),
+                                    [shared_fn, without_tensors](const std::vector<at::Tensor>& saved) {
+                                      Arguments again = without_tensors;
+                                      auto next = saved.begin();
+                                      detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
+                                      std::apply(*shared_fn, std::move(again));
+                                    });
+  if constexpr (std::is_void_v<decltype(std::apply(*shared_fn, std::move(arguments)))>) {
+    std::apply(*shared_fn, std::move(arguments));
+    forward.finish();
+  } else {
+    auto result = std::apply(*shared_fn, std::move(arguments));
+    forward.finish();
+    return result;
+  }
 }
 
 template <class F, class... Args>

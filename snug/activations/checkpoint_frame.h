@@ -23,6 +23,8 @@ class [[nodiscard]] CheckpointForward final {
   CheckpointForward(FrameOptions options, std::vector<at::Tensor> inputs,
                     std::function<void(const std::vector<at::Tensor>&)> recompute);
   ~CheckpointForward();
+  /// To be called when the forward has come to its end. Throws ConfigError if it wrote to one of `inputs`.
+  void finish();
   CheckpointForward(const CheckpointForward&) = delete;
   CheckpointForward& operator=(const CheckpointForward&) = delete;
 

@@ -2,6 +2,7 @@
 // visit_tensors(value, f): calls f(Tensor&) for every tensor inside nested standard containers, in a fixed order. What is
 // neither a tensor nor a container of them is passed over.
 
+#include <concepts>
 #include <optional>
 #include <ranges>
 #include <string>
@@ -25,10 +26,18 @@ concept OptionalLike = requires(T& value) {
 template <class T>
 concept MapLike = requires { typename T::mapped_type; };
 
+// A view shows elements that are another's. It is known by giving elements that can be written though it is itself const.
+template <class T>
+concept ViewLike = std::ranges::range<T> && !std::is_arithmetic_v<std::ranges::range_value_t<T>> &&
+                   (std::ranges::view<T> || requires(const T& range) {
+                     { *std::ranges::begin(range) } -> std::same_as<std::ranges::range_value_t<T>&>;
+                   });
+
 template <class T, class F>
 void visit_tensors(T& value, F&& f) {
-  static_assert(!std::is_same_v<T, const at::Tensor>,
-                "a view such as at::TensorList does not keep its tensors until backward; pass a std::vector");
+  static_assert(
+      !std::is_same_v<T, const at::Tensor> && !ViewLike<T>,
+      "a view such as at::TensorList or std::span does not keep its tensors until backward; pass a std::vector");
   if constexpr (std::is_same_v<T, at::Tensor>) {
     f(value);
   } else if constexpr (OptionalLike<T>) {

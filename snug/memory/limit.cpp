@@ -6,31 +6,34 @@
 #include "snug/core/error.h"
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/detail/cuda_memory.h"
+#include "snug/memory/detail/device.h"
 
 namespace snug {
 
 Bytes live_bytes(c10::Device device) {
   if (device.is_cpu()) {
+    detail::require_cpu_allocator();
     return Bytes(detail::live_cpu_bytes());
   }
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto index = device.has_index() ? device.index() : c10::DeviceIndex{0};
-  return Bytes(c10::getDeviceAllocator(device.type())->getDeviceStats(index).allocated_bytes[kAll].current);
+  device = detail::ready(device);
+  return Bytes(c10::getDeviceAllocator(device.type())->getDeviceStats(device.index()).allocated_bytes[kAll].current);
 }
 
 MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), bytes_(bytes.count()) {
   if (bytes.is_unlimited()) {
     return;
   }
-  const Bytes live = live_bytes(device);
+  device_ = detail::ready(device);
+  const Bytes live = live_bytes(device_);
   if (live > bytes) {
     throw ConfigError(fmt::format("MemoryLimit: {} of tensors are alive on {} already, more than the limit of {}",
-                                  live.str(), device.str(), bytes.str()));
+                                  live.str(), device_.str(), bytes.str()));
   }
-  if (device.is_cpu()) {
+  if (device_.is_cpu()) {
     detail::add_cpu_limit(bytes_);
   } else {
-    previous_fraction_ = detail::set_cuda_limit(device, bytes_);
+    previous_fraction_ = detail::set_cuda_limit(device_, bytes_);
   }
 }
 

@@ -14,12 +14,14 @@
 namespace snug {
 
 /// Caps all live tensor memory on `device`, what was alive before included. On CPU the count is exact to the byte and the
-/// smallest of several limits holds; on CUDA it is the caching allocator's memory fraction, so cached blocks count too.
-/// Memory that is not tensors' (code, libraries, the program's own) is outside.
+/// smallest of several limits holds; on CUDA it is the caching allocator's memory fraction, so cached blocks count too,
+/// and of limits that lie inside each other the smallest holds.
+/// Memory that is not tensors' (code, libraries, the program's own) is outside, and so is pinned host memory, which the device's runtime
+/// gives.
 class [[nodiscard]] MemoryLimit final {
  public:
   /// Throws ConfigError, naming both numbers, if more than `bytes` is alive already, or if this build of snug cannot cap
-  /// that kind of device.
+  /// that kind of device, if the device cannot be used, or if another library has replaced snug's allocator of CPU memory.
   MemoryLimit(c10::Device device, Bytes bytes);
   ~MemoryLimit();
   MemoryLimit(const MemoryLimit&) = delete;
@@ -31,7 +33,9 @@ class [[nodiscard]] MemoryLimit final {
   double previous_fraction_ = 1.0;
 };
 
-/// Bytes of tensor memory alive on `device` now: on CPU as requested by tensors, elsewhere as the device's allocator counts.
+/// Bytes of tensor memory alive on `device` now: on CPU as requested by tensors, elsewhere as the device's allocator counts. A device
+/// without an index is the current one. Pinned host memory is counted nowhere.
+/// Throws ConfigError if the device cannot be used, or if another library has replaced snug's allocator of CPU memory.
 Bytes live_bytes(c10::Device device);
 
 }  // namespace snug

@@ -16,6 +16,7 @@
 #include "snug/core/stateful_optimizer.h"
 #include "snug/memory/detail/allocation_log.h"
 #include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/device.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/memory/limit.h"
 
@@ -87,10 +88,10 @@ std::vector<at::Tensor> state_tensors(const torch::optim::Optimizer& optimizer) 
 
 class MemoryMeter::Impl final : public detail::MemoryObserver {
  public:
-  explicit Impl(c10::Device device) : device_(device) {
+  explicit Impl(c10::Device device) : device_(detail::ready(device)) {
     detail::install_engine();
-    start_level_ = live_bytes(device).count();
-    if (!device.is_cpu()) {
+    start_level_ = live_bytes(device_).count();
+    if (!device_.is_cpu()) {
       channel_.emplace(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<ProfilerChannel>());
     }
     detail::add_observer(*this, detail::SavedTensors::Report);
@@ -98,13 +99,13 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
   ~Impl() override { detail::remove_observer(*this); }
 
   void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override {
-    if (device.type() == device_.type()) {
+    if (is_mine(device)) {
       const std::lock_guard lock(mutex_);
       log_.allocate(data, bytes);
     }
   }
   void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override {
-    if (device.type() == device_.type()) {
+    if (is_mine(device)) {
       const std::lock_guard lock(mutex_);
       log_.release(data, bytes);
     }
@@ -125,6 +126,7 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
     Category category;
     int64_t bytes;
   };
+  bool is_mine(c10::Device device) const { return device.is_cpu() ? device_.is_cpu() : device == device_; }
   std::unordered_map<const void*, Named> named_storages() const;
 
   c10::Device device_;
@@ -137,7 +139,7 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
 std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::named_storages() const {
   std::unordered_map<const void*, Named> named;
   const auto name = [&](const at::Tensor& tensor, Category category) {
-    if (tensor.defined() && tensor.has_storage() && tensor.device().type() == device_.type()) {
+    if (tensor.defined() && tensor.has_storage() && is_mine(tensor.device())) {
       named.try_emplace(tensor.storage().data(), Named{category, static_cast<int64_t>(tensor.storage().nbytes())});
     }
   };

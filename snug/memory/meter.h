@@ -22,13 +22,14 @@ class Optimizer;
 
 namespace snug {
 
-/// Bytes of tensor memory on the meter's device. The categories say what was held at the peak:
+/// Bytes of tensor memory on the meter's device. The categories say what was held at the peak (a gradient that backward made after it
+/// is in none of them, and one that was dropped since is workspace):
 /// parameters + gradients + optimizer_state + activations + workspace + outputs + before == level at the start + peak_bytes.
 struct MemoryReport {
   int64_t live_bytes = 0;       ///< alive now, above the level when the meter was made
   int64_t peak_bytes = 0;       ///< most that was alive at once, above that level
   int64_t parameters = 0;       ///< parameters and buffers of attached modules
-  int64_t gradients = 0;        ///< what attached parameters' grad() holds now
+  int64_t gradients = 0;        ///< in attached parameters' grad() when report() is called
   int64_t optimizer_state = 0;  ///< state of attached optimizers
   int64_t activations = 0;      ///< saved for backward by autograd
   int64_t workspace = 0;        ///< anything else that was allocated under the meter and is gone again
@@ -37,10 +38,12 @@ struct MemoryReport {
 };
 
 /// Counts from its construction on. Not copyable; several may live at once. On a device other than the CPU, make and destroy it on the
-/// thread that trains. A tensor is named by what it is when report() is called, so call that before gradients are dropped.
+/// thread that trains: there it takes the place of torch's own profiler of memory (c10::DebugInfoKind::PROFILER_STATE) while it lives, and
+/// a device without an index is the one that is current then. Pinned host memory is not counted. A tensor is named by what it is when
+/// report() is called, so call that before gradients are dropped.
 class MemoryMeter {
  public:
-  /// Throws ConfigError where saved tensors cannot be seen (see SavedTensorHooks).
+  /// Throws ConfigError where saved tensors cannot be seen (see SavedTensorHooks) or live bytes cannot be counted (see live_bytes).
   MemoryMeter();
   explicit MemoryMeter(c10::Device device);
   ~MemoryMeter();

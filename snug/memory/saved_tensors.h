@@ -2,8 +2,14 @@
 // SavedTensorHooks: decide how autograd keeps the tensors that backward will need, while the guard lives, on this thread.
 // The C++ twin of Python's torch.autograd.graph.saved_tensors_hooks, and the seam under checkpointing and offload.
 //
-//   snug::SavedTensorHooks in_bf16([](const Tensor& t) { return std::any(t.to(torch::kBFloat16)); },
-//                                  [](std::any& kept) { return std::any_cast<Tensor&>(kept).to(torch::kFloat); });
+//   snug::SavedTensorHooks in_bf16(
+//       [](const Tensor& t) {   // indices and what is narrow already stay as they are
+//         return std::any(std::pair(t.dtype() == torch::kFloat ? t.to(torch::kBFloat16) : t.detach(), t.scalar_type()));
+//       },
+//       [](std::any& kept) {
+//         const auto& [tensor, dtype] = std::any_cast<std::pair<Tensor, torch::ScalarType>&>(kept);
+//         return tensor.to(dtype);
+//       });
 //   auto loss = model->forward(x).sum();    // what it saves went through the first function
 //   loss.backward();                        // and comes back through the second
 

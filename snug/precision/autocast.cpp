@@ -1,11 +1,14 @@
 #include "snug/precision/autocast.h"
 
+#include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "snug/core/error.h"
 #include "snug/precision/detail/autocast_state.h"
+#include "snug/precision/detail/fp32_reductions.h"
 
 // LibTorch caches the 16-bit cast of a weight under the weight's identity, not its version. A weight that is updated while the
 // cache lives is then used in its old form, silently. Hence the rule kept here: the cache never outlives the outermost
@@ -34,6 +37,10 @@ Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype, AutocastOption
   previous_enabled_ = at::autocast::is_autocast_enabled(device);
   previous_dtype_ = at::autocast::get_autocast_dtype(device);
   previous_cache_ = at::autocast::is_autocast_cache_enabled();
+  previous_fp32_reductions_ = detail::fp32_reductions();
+  if (device == c10::DeviceType::CPU) {
+    detail::set_fp32_reductions(options.fp32_reductions);
+  }
   at::autocast::set_autocast_enabled(device, options.enabled);
   at::autocast::set_autocast_dtype(device, dtype);
   at::autocast::set_autocast_cache_enabled(options.cache);
@@ -45,9 +52,37 @@ Autocast::~Autocast() {
   at::autocast::set_autocast_enabled(device_, previous_enabled_);
   at::autocast::set_autocast_dtype(device_, previous_dtype_);
   at::autocast::set_autocast_cache_enabled(previous_cache_);
+  detail::set_fp32_reductions(previous_fp32_reductions_);
 }
 
 void clear_autocast_cache() { at::autocast::clear_cache(); }
+
+void check_autocast_cache(const std::vector<at::Tensor>& weights) {
+  if (!at::autocast::is_autocast_cache_enabled()) {
+    return;
+  }
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const at::Tensor& weight = weights[i];
+    if (!weight.defined() || !at::autocast::is_autocast_available(weight.device().type()) ||
+        !at::autocast::is_autocast_enabled(weight.device().type())) {
+      continue;
+    }
+    const auto dtype = at::autocast::get_autocast_dtype(weight.device().type());
+    // What an operator of the region would be given.
+    const at::Tensor used = at::autocast::cached_cast(dtype, weight, weight.device().type());
+    if (used.is_same(weight)) {
+      continue;  // not of a type that autocast casts
+    }
+    const at::NoGradGuard no_grad;
+    const at::Tensor now = weight.to(dtype);
+    if (!at::equal(used.view(at::kShort), now.view(at::kShort))) {  // bits, as NaN != NaN
+      throw Error(fmt::format(
+          "check_autocast_cache: weight {} [{}] was written to after the region cast it to {}, and the old cast "
+          "would be used on; call clear_autocast_cache() after writing to weights",
+          i, fmt::join(weight.sizes(), ", "), c10::toString(dtype)));
+    }
+  }
+}
 
 namespace detail {
 namespace {
@@ -58,6 +93,7 @@ void set(const AutocastState& state) {
     at::autocast::set_autocast_dtype(device, dtype);
   }
   at::autocast::set_autocast_cache_enabled(state.cache);
+  set_fp32_reductions(state.fp32_reductions);
   set_current_precision_regions(state.regions);
 }
 
@@ -79,6 +115,7 @@ AutocastState AutocastState::capture() {
         {device, at::autocast::is_autocast_enabled(device), at::autocast::get_autocast_dtype(device)});
   }
   state.cache = at::autocast::is_autocast_cache_enabled();
+  state.fp32_reductions = detail::fp32_reductions();
   state.regions = current_precision_regions();
   return state;
 }

@@ -8,8 +8,9 @@
 //   }                       // the cache of cast weights is emptied here
 //   loss.backward();
 
-#include <c10/core/DeviceType.h>
-#include <c10/core/ScalarType.h>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace snug {
 
@@ -18,6 +19,10 @@ struct AutocastOptions {
   bool enabled = true;
   /// Keep each weight's cast for further uses in the region. Off: less memory, more casts.
   bool cache = true;
+  /// On a CPU: run softmax, normalisations, losses, sums, norms, exponentials and the like in FP32, as autocast does on CUDA, instead of
+  /// in the type of their inputs. 16-bit inputs are cast; a `dtype` argument that is given is kept, and so is a batch
+  /// normalisation whose running statistics are 16-bit. For other devices it changes nothing: their lists have this already.
+  bool fp32_reductions = false;
 };
 
 /// On construction sets this thread's autocast state for one device type, on destruction restores it; at the exit of the outermost
@@ -36,9 +41,15 @@ class [[nodiscard]] Autocast final {
   bool previous_enabled_;
   c10::ScalarType previous_dtype_;
   bool previous_cache_;
+  bool previous_fp32_reductions_;
 };
 
 /// Forgets all cached casts. Call it after writing to weights by hand inside an Autocast region.
 void clear_autocast_cache();
+
+/// For debugging, inside an Autocast region: throws Error, with the index, if a cached cast is older than its weight, so that the region
+/// would go on with the weight's old values. Waits for the device, and casts the weights that have no cast yet, which
+/// keeps a 16-bit copy of each until the region ends. Does nothing where autocast or its cache is off.
+void check_autocast_cache(const std::vector<at::Tensor>& weights);
 
 }  // namespace snug

@@ -1,10 +1,9 @@
 #include "snug/precision/grad_scaler.h"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <map>
-#include <unordered_set>
+#include <string>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -14,6 +13,8 @@
 #include "snug/core/error.h"
 #include "snug/core/gradient_scaling.h"
 #include "snug/precision/autocast.h"
+#include "snug/precision/detail/loss_scale.h"
+#include "snug/precision/detail/scaled_gradients.h"
 
 // The state machine and the arithmetic follow torch/amp/grad_scaler.py (torch 2.13.0) and the kernels
 // _amp_foreach_non_finite_check_and_unscale_ and _amp_update_scale_, which are the same in both languages.
@@ -21,29 +22,30 @@
 namespace snug {
 namespace {
 
-at::Tensor scalar_on(c10::Device device, double value, c10::ScalarType dtype = at::kFloat) {
-  return at::full({}, value, at::TensorOptions().device(device).dtype(dtype));
+// The names in a saved state; the first is Python's.
+constexpr const char* kGrowthTracker = "_growth_tracker";
+constexpr const char* kHysteresisTracker = "_hysteresis_tracker";
+constexpr const char* kSkips = "_consecutive_skips";
+
+void check_count(const char* name, int64_t value) {
+  if (value < 0 || value > std::numeric_limits<int32_t>::max()) {
+    throw ConfigError(fmt::format(
+        "GradScaler.load_state_dict: {} is {}; it counts steps, so it must be >= 0 and fit into 32 bits", name, value));
+  }
 }
 
-// The scale is kept in FP32, where a very large or small double would be infinite or zero and stay so.
-bool is_a_scale(double value) {
-  const auto in_fp32 = static_cast<float>(value);
-  return in_fp32 > 0 && std::isfinite(in_fp32);
+int64_t count_or(const StateDict& state, const char* name, int64_t otherwise) {
+  const int64_t value = state.contains(name) ? state.get<int64_t>(name) : otherwise;
+  check_count(name, value);
+  return value;
 }
 
-void check(const GradScalerOptions& o) {
-  if (!is_a_scale(o.init_scale)) {
-    throw ConfigError(fmt::format("GradScaler: init_scale is {}; it must be > 0 and finite in FP32", o.init_scale));
+std::vector<at::Tensor> tensors_of(const detail::FoundInf& found_inf) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [device, tensor] : found_inf) {
+    tensors.push_back(tensor);
   }
-  if (!(o.growth_factor > 1.0)) {
-    throw ConfigError(fmt::format("GradScaler: growth_factor is {}; it must be > 1", o.growth_factor));
-  }
-  if (!(o.backoff_factor > 0.0 && o.backoff_factor < 1.0)) {
-    throw ConfigError(fmt::format("GradScaler: backoff_factor is {}; it must be between 0 and 1", o.backoff_factor));
-  }
-  if (o.growth_interval < 1) {
-    throw ConfigError(fmt::format("GradScaler: growth_interval is {}; it must be >= 1", o.growth_interval));
-  }
+  return tensors;
 }
 
 }  // namespace
@@ -56,101 +58,115 @@ StepOutcome::operator bool() const {
   return *stepped_;
 }
 
-GradScaler::GradScaler(GradScalerOptions options) : options_(options), initial_scale_(options.init_scale) {
-  check(options_);
-}
+class GradScaler::Impl {
+ public:
+  explicit Impl(GradScalerOptions options)
+      : options_(options), first_scale_(options.init_scale), first_hysteresis_(options.hysteresis) {
+    detail::check(options_);
+    warn_if_inexact(first_scale_);
+  }
 
-void GradScaler::make_tensors(c10::Device device) {
-  if (!scale_.defined()) {
-    const at::Tensor scale = scalar_on(device, initial_scale_);  // the next line may throw, and both are there or none
-    growth_tracker_ = scalar_on(device, static_cast<double>(initial_growth_tracker_), at::kInt);
-    scale_ = scale;
+  std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
+  void unscale_(torch::optim::Optimizer& optimizer);
+  StepOutcome step(torch::optim::Optimizer& optimizer);
+  void update(std::optional<double> new_scale);
+  void cancel() { per_optimizer_.clear(); }
+  void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names) { names_.set(names); }
+  double get_scale() const;
+  const GradScalerOptions& options() const { return options_; }
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
+
+ private:
+  enum class Stage { Ready, Unscaled, Stepped };
+  struct PerOptimizer {
+    const torch::optim::Optimizer* optimizer;
+    Stage stage = Stage::Ready;
+    detail::FoundInf found_inf;
+    std::string culprit;  // the first parameter without a finite gradient, if this round may be one skip too many
+  };
+
+  PerOptimizer& state_of(const torch::optim::Optimizer& optimizer);
+  void refuse_fp16(const std::vector<detail::ParameterPlace>& places) const;
+  void look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const;
+  StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
+  at::Tensor found_by_all() const;
+  std::string too_many_skips() const;
+  void warn_if_inexact(double scale) const;
+
+  GradScalerOptions options_;
+  detail::LossScale scale_;  // made on the device of the first scaled output; until then:
+  double first_scale_;
+  int64_t first_growth_ = 0;
+  int64_t first_hysteresis_;
+  int64_t skips_ = 0;                        // in a row; counted only for max_consecutive_skips
+  std::vector<PerOptimizer> per_optimizer_;  // in the order of their first call
+  detail::ParameterNames names_;
+};
+
+void GradScaler::Impl::warn_if_inexact(double scale) const {
+  if (options_.enabled && !options_.dynamic) {
+    detail::warn_unless_power_of_two(scale);
   }
 }
 
-const at::Tensor& GradScaler::scale_on(c10::Device device,
-                                       std::vector<std::pair<c10::Device, at::Tensor>>& copies) const {
-  for (const auto& [where, copy] : copies) {
-    if (where == device) {
-      return copy;
+GradScaler::Impl::PerOptimizer& GradScaler::Impl::state_of(const torch::optim::Optimizer& optimizer) {
+  for (PerOptimizer& state : per_optimizer_) {
+    if (state.optimizer == &optimizer) {
+      return state;
     }
   }
-  copies.emplace_back(device, scale_.to(device, /*non_blocking=*/true));
-  return copies.back().second;
+  return per_optimizer_.emplace_back(PerOptimizer{&optimizer, Stage::Ready, {}, {}});
 }
 
-at::Tensor GradScaler::scale(const at::Tensor& output) { return scale(std::vector{output}).front(); }
-
-std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) {
+std::vector<at::Tensor> GradScaler::Impl::scale(const std::vector<at::Tensor>& outputs) {
   if (!options_.enabled) {
     return outputs;
   }
   std::vector<at::Tensor> scaled;
-  std::vector<std::pair<c10::Device, at::Tensor>> copies;
+  std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, at::Tensor> copies;
   for (const at::Tensor& output : outputs) {
-    make_tensors(output.device());
-    scaled.push_back(output * scale_on(output.device(), copies));
+    const c10::Device device = output.device();
+    if (!scale_.is_made()) {
+      scale_.make(device, first_scale_, first_growth_, first_hysteresis_);
+    }
+    at::Tensor& copy = copies[{device.type(), device.index()}];
+    if (!copy.defined()) {
+      copy = scale_.scale.to(device, /*non_blocking=*/true);
+    }
+    scaled.push_back(output * copy);
   }
   return scaled;
 }
 
-GradScaler::FoundInf GradScaler::divide_and_check(torch::optim::Optimizer& optimizer, const at::Tensor& inverse,
-                                                  bool allow_fp16) const {
-  struct ByDevice {
-    at::Tensor inverse;
-    at::Tensor found;
-    std::map<c10::ScalarType, std::vector<at::Tensor>> gradients;
-  };
-  std::vector<std::pair<c10::Device, ByDevice>> devices;
-  const auto entry_of = [&](c10::Device device) -> ByDevice& {
-    const auto found =
-        std::find_if(devices.begin(), devices.end(), [&](const auto& entry) { return entry.first == device; });
-    if (found != devices.end()) {
-      return found->second;
-    }
-    devices.emplace_back(device, ByDevice{inverse.to(device, true), scalar_on(device, 0.0), {}});
-    return devices.back().second;
-  };
-
-  size_t index = 0;
-  std::unordered_set<const void*> seen;  // a parameter of a shared module may be named twice
-  for (auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      const at::Tensor& gradient = parameter.grad();
-      ++index;
-      if (!gradient.defined() || !seen.insert(gradient.unsafeGetTensorImpl()).second) {
-        continue;
-      }
-      if (!allow_fp16 && gradient.scalar_type() == at::kHalf) {
-        throw ConfigError(fmt::format(
-            "GradScaler.unscale_: the gradient of parameter {} of this optimizer is FP16, so unscaling would "
-            "bring back the underflow that scaling avoids; keep the parameters in FP32 and use Autocast, or "
-            "give the optimizer FP32 master weights",
-            index - 1));
-      }
-      // Embedding layers may give sparse gradients: their values are what is scaled.
-      const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
-      entry_of(values.device()).gradients[values.scalar_type()].push_back(values);
+void GradScaler::Impl::refuse_fp16(const std::vector<detail::ParameterPlace>& places) const {
+  for (const detail::ParameterPlace& place : places) {
+    if (place.parameter.grad().scalar_type() == at::kHalf) {
+      throw ConfigError(fmt::format(
+          "GradScaler.unscale_: the gradient of {} is FP16, so unscaling would bring back the underflow that "
+          "scaling avoids; keep the parameters in FP32 and use Autocast, or give the optimizer FP32 "
+          "master weights",
+          names_.describe(place)));
     }
   }
-  FoundInf result;
-  for (auto& [device, entry] : devices) {
-    for (auto& [dtype, gradients] : entry.gradients) {
-      at::_amp_foreach_non_finite_check_and_unscale_(gradients, entry.found, entry.inverse);
-    }
-    result.emplace_back(device, entry.found);
-  }
-  return result;
 }
 
-void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+// At once, as clipping may turn one NaN into NaNs everywhere.
+void GradScaler::Impl::look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const {
+  if (options_.max_consecutive_skips > 0 && skips_ + 1 >= options_.max_consecutive_skips &&
+      !StepOutcome(tensors_of(state.found_inf))) {
+    state.culprit = detail::first_non_finite(places, names_);
+  }
+}
+
+void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) {
     return;
   }
-  if (!scale_.defined()) {
+  if (!scale_.is_made()) {
     throw ConfigError("GradScaler.unscale_: nothing was scaled yet; call scale(loss).backward() first");
   }
-  PerOptimizer& state = per_optimizer_[&optimizer];
+  PerOptimizer& state = state_of(optimizer);
   if (state.stage == Stage::Unscaled) {
     throw ConfigError(
         "GradScaler.unscale_: called twice for this optimizer since the last update(); call it once a step");
@@ -159,53 +175,49 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     throw ConfigError("GradScaler.unscale_: called after step(); unscale, then step, then update()");
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
-  state.found_inf = divide_and_check(optimizer, inverse, /*allow_fp16=*/false);
+  const auto places = detail::gradients_of(optimizer);
+  refuse_fp16(places);
+  const at::Tensor inverse = scale_.scale.to(at::kDouble).reciprocal().to(at::kFloat);
+  state.found_inf = detail::unscale_and_check(places, inverse);
   state.stage = Stage::Unscaled;
+  look_for_culprit(state, places);
 }
 
-StepOutcome GradScaler::step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state) {
+StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state) {
   auto& aware = dynamic_cast<GradientScalingAware&>(optimizer);
   at::Tensor grad_scale;
   if (state.stage == Stage::Ready) {
     // Checked but not divided: the optimizer divides in its own pass.
-    state.found_inf = divide_and_check(optimizer, scalar_on(scale_.device(), 1.0), /*allow_fp16=*/true);
-    grad_scale = scale_;
+    const auto places = detail::gradients_of(optimizer);
+    state.found_inf = detail::unscale_and_check(places, detail::scalar_on(scale_.scale.device(), 1.0));
+    look_for_culprit(state, places);
+    grad_scale = scale_.scale;
   }
   if (state.found_inf.empty()) {
     throw ConfigError("GradScaler.step: no parameter of this optimizer has a gradient; call backward() first");
   }
-  at::Tensor found = state.found_inf.front().second;
-  std::vector<at::Tensor> all;
-  for (size_t i = 0; i < state.found_inf.size(); ++i) {
-    all.push_back(state.found_inf[i].second);
-    if (i > 0) {
-      found = found.maximum(all[i].to(found.device(), true));
-    }
+  const std::vector<at::Tensor> all = tensors_of(state.found_inf);
+  at::Tensor found = all.front();
+  for (size_t i = 1; i < all.size(); ++i) {
+    found = found.maximum(all[i].to(found.device(), true));
   }
   aware.set_gradient_scaling(grad_scale, found);
   optimizer.step();
   state.stage = Stage::Stepped;
-  return StepOutcome(std::move(all));
+  return StepOutcome(all);
 }
 
-StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
-  const StepOutcome outcome = step_or_skip(optimizer);
-  clear_autocast_cache();  // torch's optimizers do not
-  return outcome;
-}
-
-StepOutcome GradScaler::step_or_skip(torch::optim::Optimizer& optimizer) {
+StepOutcome GradScaler::Impl::step(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) {
     optimizer.step();
     return StepOutcome(true);
   }
-  PerOptimizer& state = per_optimizer_[&optimizer];
+  PerOptimizer& state = state_of(optimizer);
   if (state.stage == Stage::Stepped) {
     throw ConfigError(
         "GradScaler.step: called twice for this optimizer since the last update(); call update() after the steps");
   }
-  if (!scale_.defined()) {
+  if (!scale_.is_made()) {
     throw ConfigError("GradScaler.step: nothing was scaled yet; call scale(loss).backward() first");
   }
   const at::NoGradGuard no_grad;
@@ -218,11 +230,7 @@ StepOutcome GradScaler::step_or_skip(torch::optim::Optimizer& optimizer) {
   if (state.found_inf.empty()) {
     throw ConfigError("GradScaler.step: no parameter of this optimizer has a gradient; call backward() first");
   }
-  std::vector<at::Tensor> found;
-  for (const auto& entry : state.found_inf) {
-    found.push_back(entry.second);
-  }
-  StepOutcome outcome(std::move(found));
+  StepOutcome outcome(tensors_of(state.found_inf));
   if (outcome) {
     optimizer.step();
   }
@@ -230,49 +238,83 @@ StepOutcome GradScaler::step_or_skip(torch::optim::Optimizer& optimizer) {
   return outcome;
 }
 
-void GradScaler::update(std::optional<double> new_scale) {
+at::Tensor GradScaler::Impl::found_by_all() const {
+  at::Tensor found;
+  for (const PerOptimizer& state : per_optimizer_) {
+    for (const auto& [device, tensor] : state.found_inf) {
+      const at::Tensor here = tensor.to(scale_.scale.device(), /*non_blocking=*/true);
+      found = found.defined() ? found + here : here;
+    }
+  }
+  return found;
+}
+
+std::string GradScaler::Impl::too_many_skips() const {
+  std::string culprit;
+  for (const PerOptimizer& state : per_optimizer_) {
+    if (culprit.empty()) {
+      culprit = state.culprit;
+    }
+  }
+  return fmt::format(
+      "GradScaler.update: {} steps in a row were skipped, the last at scale {}, and max_consecutive_skips is {}; the "
+      "first to "
+      "blame is {}; lower the learning rate, clip gradients, look at that layer, or use bfloat16, which needs no "
+      "scaling",
+      skips_ + 1, get_scale(), options_.max_consecutive_skips, culprit);
+}
+
+void GradScaler::Impl::update(std::optional<double> new_scale) {
   if (!options_.enabled) {
     return;
   }
-  if (!scale_.defined()) {
+  if (!scale_.is_made()) {
     throw ConfigError("GradScaler.update: nothing was scaled yet; call scale(loss).backward() and step() first");
   }
+  if (new_scale && !detail::is_a_scale(*new_scale)) {
+    throw ConfigError(fmt::format("GradScaler.update: new_scale is {}; it must be > 0 and finite in FP32", *new_scale));
+  }
+  if (new_scale && *new_scale < options_.min_scale) {
+    throw ConfigError(fmt::format("GradScaler.update: new_scale is {}, less than min_scale, which is {}", *new_scale,
+                                  options_.min_scale));
+  }
   const at::NoGradGuard no_grad;
+  const at::Tensor found = found_by_all();
+  if (!new_scale && !found.defined()) {
+    throw ConfigError(
+        "GradScaler.update: no step() or unscale_() found a gradient since the last update(); call backward() and "
+        "step() first, or cancel() to give the step up");
+  }
+  // All that may throw comes first, so that a round can be gone on with.
+  std::optional<std::string> failure;
+  const bool counts = options_.max_consecutive_skips > 0 && found.defined();
+  const bool skipped = counts && found.item<float>() > 0;
+  if (skipped && skips_ + 1 >= options_.max_consecutive_skips) {
+    failure = too_many_skips();
+  }
   if (new_scale) {
-    if (!is_a_scale(*new_scale)) {
-      throw ConfigError(
-          fmt::format("GradScaler.update: new_scale is {}; it must be > 0 and finite in FP32", *new_scale));
-    }
-    scale_.fill_(*new_scale);
+    warn_if_inexact(*new_scale);
+    scale_.scale.fill_(*new_scale);
   } else {
-    at::Tensor found;
-    for (const auto& [optimizer, state] : per_optimizer_) {
-      for (const auto& [device, tensor] : state.found_inf) {
-        const at::Tensor here = tensor.to(scale_.device(), /*non_blocking=*/true);
-        found = found.defined() ? found + here : here;
-      }
-    }
-    if (!found.defined()) {
-      throw ConfigError(
-          "GradScaler.update: no step() or unscale_() found a gradient since the last update(); call backward() and "
-          "step() first, or cancel() to give the step up");
-    }
-    at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor, options_.backoff_factor,
-                           options_.growth_interval);
+    scale_.update(found, options_);
+  }
+  if (counts) {
+    skips_ = skipped ? skips_ + 1 : 0;
   }
   per_optimizer_.clear();
+  if (failure) {
+    throw NonFinite(*failure);
+  }
 }
 
-void GradScaler::cancel() { per_optimizer_.clear(); }
-
-double GradScaler::get_scale() const {
+double GradScaler::Impl::get_scale() const {
   if (!options_.enabled) {
     return 1.0;
   }
-  return scale_.defined() ? scale_.item<double>() : initial_scale_;
+  return scale_.is_made() ? scale_.scale.item<double>() : first_scale_;
 }
 
-StateDict GradScaler::state_dict() const {
+StateDict GradScaler::Impl::state_dict() const {
   StateDict state;
   if (!options_.enabled) {
     return state;
@@ -281,11 +323,17 @@ StateDict GradScaler::state_dict() const {
   state.set("growth_factor", options_.growth_factor);
   state.set("backoff_factor", options_.backoff_factor);
   state.set("growth_interval", options_.growth_interval);
-  state.set("_growth_tracker", growth_tracker_.defined() ? growth_tracker_.item<int64_t>() : initial_growth_tracker_);
+  state.set(kGrowthTracker, scale_.is_made() ? scale_.growth.item<int64_t>() : first_growth_);
+  if (options_.hysteresis > 1) {
+    state.set(kHysteresisTracker, scale_.is_made() ? scale_.hysteresis.item<int64_t>() : first_hysteresis_);
+  }
+  if (options_.max_consecutive_skips > 0) {
+    state.set(kSkips, skips_);
+  }
   return state;
 }
 
-void GradScaler::load_state_dict(const StateDict& state) {
+void GradScaler::Impl::load_state_dict(const StateDict& state) {
   if (!options_.enabled) {
     return;
   }
@@ -294,31 +342,63 @@ void GradScaler::load_state_dict(const StateDict& state) {
         "GradScaler.load_state_dict: the state is empty, so it was saved by a disabled scaler; start this one afresh");
   }
   GradScalerOptions options = options_;
-  options.init_scale = state.get<double>("scale");
   options.growth_factor = state.get<double>("growth_factor");
   options.backoff_factor = state.get<double>("backoff_factor");
   options.growth_interval = state.get<int64_t>("growth_interval");
-  const auto tracker = state.get<int64_t>("_growth_tracker");
-  if (options.init_scale == 0) {
+  detail::check(options);
+  const double saved_scale = state.get<double>("scale");
+  const double scale = std::max(saved_scale, options_.min_scale);
+  if (saved_scale == 0 && scale == 0) {
     throw ConfigError(
         "GradScaler.load_state_dict: the scale is 0, so in the run that saved it every gradient had stopped being "
         "finite; "
-        "load an earlier snapshot");
+        "load an earlier snapshot, or set min_scale");
   }
-  if (tracker < 0 || tracker > std::numeric_limits<int32_t>::max()) {
-    throw ConfigError(fmt::format(
-        "GradScaler.load_state_dict: _growth_tracker is {}; it counts steps, so it must be >= 0 and fit into 32 bits",
-        tracker));
+  if (!detail::is_a_scale(scale) || !(saved_scale >= 0)) {
+    throw ConfigError(
+        fmt::format("GradScaler.load_state_dict: scale is {}; it must be > 0 and finite in FP32", saved_scale));
   }
-  check(options);
-  options.init_scale = options_.init_scale;
+  const int64_t growth = state.get<int64_t>(kGrowthTracker);
+  check_count(kGrowthTracker, growth);
+  const int64_t hysteresis = count_or(state, kHysteresisTracker, options_.hysteresis);
+  const int64_t skips = count_or(state, kSkips, 0);
+  warn_if_inexact(scale);
   options_ = options;
-  initial_scale_ = state.get<double>("scale");
-  initial_growth_tracker_ = tracker;
-  if (scale_.defined()) {
-    scale_.fill_(initial_scale_);
-    growth_tracker_.fill_(tracker);
+  first_scale_ = scale;
+  first_growth_ = growth;
+  first_hysteresis_ = std::min(hysteresis, options_.hysteresis);
+  skips_ = skips;
+  if (scale_.is_made()) {
+    scale_.scale.fill_(first_scale_);
+    scale_.growth.fill_(first_growth_);
+    scale_.hysteresis.fill_(first_hysteresis_);
   }
 }
+
+GradScaler::GradScaler(GradScalerOptions options) : impl_(std::make_unique<Impl>(options)) {}
+GradScaler::GradScaler(GradScaler&&) noexcept = default;
+GradScaler& GradScaler::operator=(GradScaler&&) noexcept = default;
+GradScaler::~GradScaler() = default;
+
+at::Tensor GradScaler::scale(const at::Tensor& output) { return scale(std::vector{output}).front(); }
+std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& outputs) { return impl_->scale(outputs); }
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) { impl_->unscale_(optimizer); }
+
+StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
+  const StepOutcome outcome = impl_->step(optimizer);
+  clear_autocast_cache();  // torch's optimizers do not
+  return outcome;
+}
+
+void GradScaler::update(std::optional<double> new_scale) { impl_->update(new_scale); }
+void GradScaler::cancel() { impl_->cancel(); }
+void GradScaler::name_parameters(std::vector<std::pair<std::string, at::Tensor>> names) {
+  impl_->name_parameters(names);
+}
+double GradScaler::get_scale() const { return impl_->get_scale(); }
+bool GradScaler::is_enabled() const { return impl_->options().enabled; }
+const GradScalerOptions& GradScaler::options() const { return impl_->options(); }
+StateDict GradScaler::state_dict() const { return impl_->state_dict(); }
+void GradScaler::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }
 
 }  // namespace snug

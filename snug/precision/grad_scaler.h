@@ -1,6 +1,6 @@
 #pragma once
-// GradScaler: dynamic loss scaling, so that small FP16 gradients do not vanish. Semantics and defaults are those of Python's
-// torch.amp.GradScaler.
+// GradScaler: loss scaling, so that small FP16 gradients do not vanish. Semantics and defaults are those of Python's
+// torch.amp.GradScaler; a static scale, a smallest scale, hysteresis and an end to endless skipping are added.
 //
 //   snug::GradScaler scaler;
 //   scaler.scale(loss).backward();
@@ -10,8 +10,10 @@
 //   scaler.update();
 
 #include <cstdint>
+#include <memory>
 #include <optional>
-#include <unordered_map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +37,18 @@ struct GradScalerOptions {
   int64_t growth_interval = 2000;
   /// false: scale() returns its argument, step() steps, update() does nothing.
   bool enabled = true;
+  /// false: the scale stays at `init_scale` until update(new_scale); steps are skipped as ever. With a power of two, FP32 gradients that
+  /// neither overflow nor underflow come out bit-equal to unscaled ones; any other scale is warned of through LibTorch's warnings.
+  bool dynamic = true;
+  /// The scale does not fall below it; 0: no bound, as in Python, where a scale of 2^-128 or less has an infinite inverse in FP32, so
+  /// every step is skipped for ever. At most init_scale. 1 is a good value for a long run.
+  double min_scale = 0.0;
+  /// The scale backs off at the hysteresis-th step with an infinite or NaN gradient since it last grew, and at each one after that. 1:
+  /// at the first. As in Megatron-LM, whose default is 2. Such steps are skipped all the same. >= 1.
+  int64_t hysteresis = 1;
+  /// After so many skipped steps in a row update() throws NonFinite, which names the first parameter whose gradient is not finite. 0: never.
+  /// Otherwise each update() reads the device, and so waits for it.
+  int64_t max_consecutive_skips = 0;
 };
 
 /// Whether a step was made. Where the optimizer decides on the device, converting to bool waits for it; nothing else does.
@@ -54,13 +68,14 @@ class StepOutcome {
 /// [unscale_], step; then one update() after all steps. A wrong order is a ConfigError.
 class GradScaler {
  public:
-  /// Throws ConfigError for factors or intervals out of range.
+  /// Throws ConfigError for values out of range.
   explicit GradScaler(GradScalerOptions options = {});
   /// Not copied: a copy would share the scale's tensor, and both would change it.
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;
-  GradScaler(GradScaler&&) = default;
-  GradScaler& operator=(GradScaler&&) = default;
+  GradScaler(GradScaler&&) noexcept;
+  GradScaler& operator=(GradScaler&&) noexcept;
+  ~GradScaler();
 
   /// `output` times the scale, on the output's device.
   at::Tensor scale(const at::Tensor& output);
@@ -75,43 +90,32 @@ class GradScaler {
   /// GradientScalingAware, as snug's are. Empties autocast's cache of cast weights, as those are old now.
   StepOutcome step(torch::optim::Optimizer& optimizer);
 
-  /// Adapts the scale to what the steps found, or sets it to `new_scale`, and readies the optimizers for the next round.
+  /// Adapts the scale to what the steps found, or sets it to `new_scale`, and readies the optimizers for the next round. Throws
+  /// NonFinite at the end of that if max_consecutive_skips is reached. ConfigError: nothing was stepped, or `new_scale` is no
+  /// scale or below min_scale.
   void update(std::optional<double> new_scale = {});
 
   /// Forgets what unscale_ and step did since the last update(): for a step that is given up.
   void cancel();
 
+  /// Names for error messages, such as a module's named_parameters(); otherwise they give group and index.
+  void name_parameters(std::vector<std::pair<std::string, at::Tensor>> names);
+
   /// The scale; 1 if disabled. Waits for the device.
   double get_scale() const;
-  bool is_enabled() const { return options_.enabled; }
-  const GradScalerOptions& options() const { return options_; }
+  bool is_enabled() const;
+  const GradScalerOptions& options() const;
 
-  /// Python's names: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker. Empty if disabled. Call after update().
+  /// Python's names: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker. Besides, _hysteresis_tracker and
+  /// _consecutive_skips where those options are on; Python passes over them. Empty if disabled. Call after update().
   StateDict state_dict() const;
-  /// Throws ConfigError for an empty dictionary (saved by a disabled scaler) and for values out of range; then nothing has changed.
-  /// No effect if disabled.
+  /// Takes back a state, or Python's; a scale below min_scale is raised to it. Throws ConfigError for an empty dictionary (saved by a
+  /// disabled scaler) and for values out of range; then nothing has changed. No effect if disabled.
   void load_state_dict(const StateDict& state);
 
  private:
-  enum class Stage { Ready, Unscaled, Stepped };
-  using FoundInf = std::vector<std::pair<c10::Device, at::Tensor>>;  // FP32 scalars: 1 if not finite
-  struct PerOptimizer {
-    Stage stage = Stage::Ready;
-    FoundInf found_inf;
-  };
-
-  void make_tensors(c10::Device device);
-  const at::Tensor& scale_on(c10::Device device, std::vector<std::pair<c10::Device, at::Tensor>>& copies) const;
-  FoundInf divide_and_check(torch::optim::Optimizer& optimizer, const at::Tensor& inverse, bool allow_fp16) const;
-  StepOutcome step_or_skip(torch::optim::Optimizer& optimizer);
-  StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
-
-  GradScalerOptions options_;
-  at::Tensor scale_;           // FP32 scalar; made on the device of the first scaled output
-  at::Tensor growth_tracker_;  // INT32 scalar: good steps in a row
-  double initial_scale_;
-  int64_t initial_growth_tracker_ = 0;
-  std::unordered_map<const torch::optim::Optimizer*, PerOptimizer> per_optimizer_;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace snug

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <limits>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -10,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/precision/detail/matmul_speed.h"
 
 namespace snug {
 namespace {
@@ -22,27 +24,45 @@ constexpr std::array kNames{
 };
 
 // Reading one element waits for the device.
-double seconds_of_product(const at::Tensor& a, const at::Tensor& b) {
+double seconds_of_product(const at::Tensor& a) {
   const auto start = std::chrono::steady_clock::now();
-  at::mm(a, b)[0][0].item<float>();
+  at::mm(a, a)[0][0].item<float>();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+at::Tensor filled(c10::Device device, c10::ScalarType dtype, int64_t size) {
+  return at::full({size, size}, 0.5, at::TensorOptions().device(device).dtype(dtype));
+}
+
 // The best of a few: other programs only ever make a run slower.
-double gigaflops(c10::Device device, c10::ScalarType dtype, int64_t size, int repeats) {
-  const auto options = at::TensorOptions().device(device).dtype(dtype);
-  const at::Tensor a = at::full({size, size}, 0.5, options);
-  const at::Tensor b = at::full({size, size}, 0.25, options);
-  seconds_of_product(a, b);  // warm-up
-  double best = seconds_of_product(a, b);
-  for (int i = 1; i < repeats; ++i) {
-    best = std::min(best, seconds_of_product(a, b));
+double best_seconds(const at::Tensor& a, int repeats) {
+  constexpr double kEnough = 0.015;  // where a type is emulated, one product says it
+  double best = std::numeric_limits<double>::infinity();
+  double spent = 0;
+  for (int i = 0; i < repeats && spent < kEnough; ++i) {
+    const double seconds = seconds_of_product(a);
+    best = std::min(best, seconds);
+    spent += seconds;
   }
-  const double n = static_cast<double>(size);
-  return 2e-9 * n * n * n / best;
+  return best;
 }
 
 }  // namespace
+
+double detail::matmul_speed(c10::Device device, c10::ScalarType dtype, int64_t size, int repeats) {
+  try {
+    seconds_of_product(filled(device, dtype, 8));  // libraries and threads start
+    const double n = static_cast<double>(size);
+    return 2e-9 * n * n * n / best_seconds(filled(device, dtype, size), repeats);
+  } catch (const c10::OutOfMemoryError&) {
+    throw;
+  } catch (const c10::Error&) {
+    if (dtype == at::kFloat) {
+      throw;
+    }
+    return 0;
+  }
+}
 
 std::string_view to_string(Precision precision) {
   return std::find_if(kNames.begin(), kNames.end(), [&](auto& entry) { return entry.first == precision; })->second;
@@ -77,16 +97,37 @@ MatmulSpeed measure_matmul_speed(c10::Device device) {
   const int64_t large = device.is_cpu() ? 384 : 2048;
   const int64_t small = device.is_cpu() ? 64 : 2048;
   return {
-      .float32 = gigaflops(device, at::kFloat, large, 5),
-      .bfloat16 = gigaflops(device, at::kBFloat16, large, 5),
-      .float16 = gigaflops(device, at::kHalf, small, 3),
-      .float32_small = gigaflops(device, at::kFloat, small, 3),
+      .float32 = detail::matmul_speed(device, at::kFloat, large, 6),
+      .bfloat16 = detail::matmul_speed(device, at::kBFloat16, large, 6),
+      .float16 = detail::matmul_speed(device, at::kHalf, small, 3),
+      .float32_small = detail::matmul_speed(device, at::kFloat, small, 3),
   };
 }
 
 Precision choose_precision(const MatmulSpeed& speed) {
   constexpr double kWorthTheCasts = 1.2;
   return speed.bfloat16 >= kWorthTheCasts * speed.float32 ? Precision::BFloat16 : Precision::Float32;
+}
+
+MatmulAccumulation matmul_accumulation() {
+  constexpr auto kAllowed = at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK;
+  const at::Context& context = at::globalContext();
+  return {
+      .fp16_reduction = context.allowFP16ReductionCuBLAS() == kAllowed,
+      .bf16_reduction = context.allowBF16ReductionCuBLAS() == kAllowed,
+      .fp16_accumulation = context.allowFP16AccumulationCuBLAS(),
+      .tf32 = context.allowTF32CuBLAS(),
+  };
+}
+
+void accumulate_matmuls_in_fp32(bool allow_tf32) {
+  at::Context& context = at::globalContext();
+  context.setAllowFP16ReductionCuBLAS(false);
+  context.setAllowBF16ReductionCuBLAS(false);
+  context.setAllowFP16AccumulationCuBLAS(false);
+  context.setAllowFP16ReductionCPU(false);
+  context.setAllowTF32CuBLAS(allow_tf32);
+  context.setAllowTF32CuDNN(allow_tf32);
 }
 
 }  // namespace snug

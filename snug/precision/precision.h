@@ -25,7 +25,7 @@ Precision precision_from_string(std::string_view name);
 /// The type to autocast to; Float32 gives kFloat. Throws ConfigError for Auto, which is a question, not an answer.
 c10::ScalarType compute_dtype(Precision);
 
-/// Billions of floating-point operations a second in square matrix products on the device.
+/// Billions of floating-point operations a second in square matrix products on the device. 0: the device has none of that type.
 struct MatmulSpeed {
   double float32 = 0;
   double bfloat16 = 0;
@@ -36,5 +36,19 @@ MatmulSpeed measure_matmul_speed(c10::Device device);
 
 /// BFloat16 where its products are at least 1.2 times as fast as FP32's, else Float32: casts cost time too.
 Precision choose_precision(const MatmulSpeed& speed);
+
+/// What LibTorch lets CUDA's matrix products give up for speed. The settings are the process's.
+struct MatmulAccumulation {
+  bool fp16_reduction = true;      ///< partial sums of FP16 products may be added in FP16; LibTorch's default
+  bool bf16_reduction = true;      ///< the same for BF16
+  bool fp16_accumulation = false;  ///< FP16 products may sum in FP16 throughout
+  bool tf32 = false;               ///< FP32 products may round their inputs to TF32, which has a mantissa of 10 bits
+};
+MatmulAccumulation matmul_accumulation();
+
+/// Sums of 16-bit matrix products in FP32 from now on, in the whole process; FP32 products, those of convolutions included, in TF32 only if
+/// allowed. Changes nothing on most CPUs, whose 16-bit
+/// products sum in FP32 already.
+void accumulate_matmuls_in_fp32(bool allow_tf32 = false);
 
 }  // namespace snug

@@ -3,7 +3,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <ranges>
+#include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -62,6 +65,16 @@ TEST(Checkpoint, TakesAndReturnsTuplesVectorsOptionalsAndMaps) {
   const auto array = [](const std::array<Tensor, 2>& t) { return t[0].exp() * t[1].sin() + t[1].exp(); };
   EXPECT_TRUE(same_bits(p.gradients_of_loss(checkpoint(array, std::array{p.a, p.b}).sum()), expected));
 }
+
+// These would be emptied in the caller's container, and dangle in backward: the compiler refuses them.
+static_assert(detail::ViewLike<std::span<Tensor>>);
+static_assert(detail::ViewLike<std::ranges::ref_view<std::vector<Tensor>>>);
+static_assert(detail::ViewLike<std::span<const std::vector<Tensor>>>);
+static_assert(!detail::ViewLike<std::vector<Tensor>>);
+static_assert(!detail::ViewLike<std::array<std::vector<Tensor>, 2>>);
+static_assert(!detail::ViewLike<std::map<std::string, Tensor>>);
+static_assert(!detail::ViewLike<std::vector<bool>>);
+static_assert(!detail::ViewLike<std::string_view>, "a plain value");
 
 TEST(Checkpoint, TakesPlainValuesAndUndefinedTensors) {
   Pair p;

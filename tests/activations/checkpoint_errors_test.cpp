@@ -8,6 +8,7 @@
 
 #include "snug/activations/checkpoint.h"
 #include "snug/core/error.h"
+#include "snug/memory/limit.h"
 #include "snug/memory/saved_tensors.h"
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
@@ -201,17 +202,44 @@ TEST(CheckpointErrors, AnInputThatIsWrittenBetweenForwardAndBackwardIsAnError) {
   }
 }
 
-TEST(CheckpointErrors, ACallableThatWritesToItsInputIsAnErrorInBackward) {
-  const Tensor x = torch::rand({3});
+TEST(CheckpointErrors, ACallableThatWritesToAnArgumentIsAnErrorAtOnce) {
   const Tensor weight = torch::rand({3}, torch::requires_grad());
-  const Tensor loss = checkpoint(
-                          [](const Tensor& t, const Tensor& w) {
-                            t.add_(1);
-                            return (t.clone() * w).exp();
-                          },
-                          x, weight)
-                          .sum();
-  EXPECT_THAT(error_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+  const Tensor constant = torch::rand({3});
+  const Tensor result = torch::rand({3}, torch::requires_grad()) + 1;
+  const auto write = [](const Tensor& w, const Tensor& t) {
+    t.add_(1);
+    return (t.clone() * w).exp();
+  };
+  for (const Tensor& input : {constant, result}) {
+    EXPECT_THAT(error_of<ConfigError>([&] { checkpoint({.label = "writes"}, write, weight, input); }),
+                AllOf(HasSubstr("checkpoint 'writes'"), HasSubstr("argument tensor 1")));
+    EXPECT_TRUE(saving_is_plain());
+  }
+}
+
+// The written input then hangs from a node of the region, which keeps the region, which keeps the input.
+TEST(CheckpointErrors, AnArgumentThatWasWrittenIsReleasedWithItsGraph) {
+  const int64_t before = live_bytes(torch::kCPU).count();
+  for (const bool throws : {false, true}) {
+    {
+      const Tensor input = torch::rand({1000}, torch::requires_grad()) + 1;
+      const auto write = [throws](const Tensor& t) {
+        t.exp_();
+        if (throws) {
+          throw Broken("after the write");
+        }
+        return t.sin();
+      };
+      EXPECT_ANY_THROW(checkpoint(write, input));
+    }
+    EXPECT_EQ(live_bytes(torch::kCPU).count(), before) << throws;
+  }
+}
+
+TEST(CheckpointErrors, BackwardThroughAnArgumentThatWasWrittenIsAnErrorThatSaysSo) {
+  const Tensor input = torch::rand({3}, torch::requires_grad()) + 1;
+  EXPECT_THROW(checkpoint([](const Tensor& t) { return t.exp_().sin(); }, input), ConfigError);
+  EXPECT_THAT(error_of<Error>([&] { input.sum().backward(); }), HasSubstr("wrote to an argument"));
 }
 
 TEST(CheckpointErrors, AWeightThatIsWrittenBetweenForwardAndBackwardIsAnErrorAsWithoutCheckpoint) {

@@ -222,7 +222,7 @@ TEST(MemoryMeter, MomentumAndMomentsAreOptimizerState) {
   };
   EXPECT_EQ(with([](auto ps) { return std::make_unique<torch::optim::SGD>(ps, SGDOptions(0.1)); }), 0);
   EXPECT_EQ(with([](auto ps) { return std::make_unique<torch::optim::SGD>(ps, SGDOptions(0.1).momentum(0.9)); }), p);
-  EXPECT_EQ(with([](auto ps) { return std::make_unique<Adam>(ps); }), 2 * p);
+  EXPECT_EQ(with([](auto ps) { return std::make_unique<torch::optim::Adam>(ps); }), 2 * p);
   EXPECT_EQ(with([](auto ps) { return std::make_unique<torch::optim::AdamW>(ps); }), 2 * p);
   EXPECT_EQ(with([](auto ps) {
               return std::make_unique<torch::optim::AdamW>(ps, torch::optim::AdamWOptions().amsgrad(true));

@@ -1,8 +1,10 @@
 #include "snug/memory/saved_tensors.h"
 
 #include <any>
+#include <optional>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -64,6 +66,32 @@ TEST(SavedTensorHooks, ThatKeepAWiderTypeGiveGradientsEqualToTheBit) {
   const auto widen = [](const Tensor& t) { return std::any(t.to(torch::kDouble)); };
   const auto narrow = [](std::any& kept) { return std::any_cast<Tensor&>(kept).to(torch::kFloat); };
   EXPECT_TRUE(same_bits(gradients_with(widen, narrow), plain_gradients()));
+}
+
+// The example at the top of saved_tensors.h.
+TEST(SavedTensorHooks, TheExampleKeepsIntegersAndBFloat16AsTheyAre) {
+  const auto pack = [](const Tensor& t) {
+    return std::any(std::pair(t.dtype() == torch::kFloat ? t.to(torch::kBFloat16) : t.detach(), t.scalar_type()));
+  };
+  const auto unpack = [](std::any& kept) {
+    const auto& [tensor, dtype] = std::any_cast<std::pair<Tensor, torch::ScalarType>&>(kept);
+    return tensor.to(dtype);
+  };
+  const auto gradient = [&](bool hooked, torch::ScalarType dtype) {
+    std::optional<SavedTensorHooks> hooks;
+    if (hooked) {
+      hooks.emplace(pack, unpack);
+    }
+    // Of values that BF16 holds exactly.
+    const Tensor table = torch::arange(12, torch::kFloat).view({4, 3}).to(dtype).requires_grad_();
+    const Tensor factor = torch::ones({2, 3}, dtype).mul_(0.5).requires_grad_();
+    const Tensor rows = torch::embedding(table, torch::tensor({1, 3}));
+    (rows * factor).sum().backward();
+    return std::vector{table.grad(), factor.grad()};
+  };
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    EXPECT_TRUE(same_bits(gradient(true, dtype), gradient(false, dtype))) << dtype;
+  }
 }
 
 TEST(SavedTensorHooks, BackwardComputesWithWhatUnpackGives) {

@@ -15,6 +15,22 @@ def bits(tensor):
     return " ".join(f"{struct.unpack('<I', struct.pack('<f', value))[0]:08x}" for value in tensor.detach().flatten().tolist())
 
 
+def state_text(state):
+    """A scaler's state in one line: doubles as the hex digits of their bits."""
+    numbers = {name: struct.pack(">d", value).hex() if isinstance(value, float) else value for name, value in state.items()}
+    return " ".join(f"{name}={value}" for name, value in numbers.items())
+
+
+def state_from(text):
+    values = dict(word.split("=") for word in text.split())
+    return {name: struct.unpack(">d", bytes.fromhex(v))[0] if len(v) == 16 else int(v) for name, v in values.items()}
+
+
+def answers_of(tool, commands):
+    given = "\n".join(commands) + "\n"
+    return subprocess.run([tool], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def first_difference(expected, answer):
     for i, (theirs, ours) in enumerate(zip(expected.split(), answer.split())):
         if theirs != ours:
@@ -65,9 +81,10 @@ class Session:
         options = f"{lr!r} {betas[0]!r} {betas[1]!r} {eps!r} {weight_decay!r}"
         self.record(f"adamw {options} {' '.join(map(str, indices))}", f"ok {len(self.optimizers) - 1}")
 
-    def make_scaler(self, init, growth, backoff, interval):
+    def make_scaler(self, init, growth, backoff, interval, ours=""):
+        """`ours`: what follows in the command, which only snug's scaler has."""
         self.scaler = torch.amp.GradScaler("cpu", init, growth, backoff, interval)
-        self.record(f"scaler {init!r} {growth!r} {backoff!r} {interval}", "ok")
+        self.record(f"scaler {init!r} {growth!r} {backoff!r} {interval} {ours}".rstrip(), "ok")
 
     def grad(self, index, values):
         self.parameters[index].grad = values.clone()
@@ -77,8 +94,9 @@ class Session:
         self.parameters[index].grad = None
         self.record(f"nograd {index}", "ok")
 
-    def scale(self):
-        self.do("scale", lambda: self.scaler.scale(torch.ones(())) and None)
+    def scale(self, losses=(1.0,)):
+        losses = torch.tensor(losses)
+        self.do(f"scale {bits(losses)}", lambda: " ".join(map(bits, self.scaler.scale(losses.unbind()))))
 
     def unscale(self, index):
         self.do(f"unscale {index}", lambda: self.scaler.unscale_(self.optimizers[index]))
@@ -101,8 +119,10 @@ class Session:
         self.do(command, lambda: self.scaler.update(new_scale))
 
     def state(self):
-        state = self.scaler.state_dict()
-        self.record("state", f"ok {bits(torch.tensor(state['scale']))} {state['_growth_tracker']}")
+        self.record("state", f"ok {state_text(self.scaler.state_dict())}")
+
+    def load(self, state):
+        self.do(f"load {state_text(state)}", lambda: self.scaler.load_state_dict(state))
 
     def clip(self, max_norm, norm_type, indices):
         def action():
@@ -118,8 +138,7 @@ class Session:
 
     def compare(self, tool):
         """Fails at the first answer that differs. Of errors only that there is one is compared: the texts are our own."""
-        given = "\n".join(self.commands) + "\n"
-        found = subprocess.run([tool], input=given, capture_output=True, text=True, check=True).stdout.splitlines()
+        found = answers_of(tool, self.commands)
         assert len(found) == len(self.answers), (len(found), len(self.answers))
         start = 0
         for i, (answer, expected) in enumerate(zip(found, self.answers)):

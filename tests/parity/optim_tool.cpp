@@ -4,10 +4,12 @@
 //   param BITS...               a new parameter with these values               ok INDEX
 //   sgd LR PARAMS...            a new optimizer over these parameters           ok INDEX
 //   adamw LR B1 B2 EPS WD PARAMS...                                             ok INDEX
-//   scaler INIT GROWTH BACKOFF INTERVAL     a new scaler; until then optimizers step by themselves
+//   scaler INIT GROWTH BACKOFF INTERVAL [HYSTERESIS]   a new scaler; until then optimizers step by themselves
 //   grad PARAM BITS...          sets the gradient;    nograd PARAM   drops it
-//   scale | unscale OPT | step OPT | update | update_to X                       step: ok 1, or ok 0 if skipped
-//   state                       the scaler's                                    ok SCALE TRACKER
+//   scale BITS...               of as many losses                               ok BITS...
+//   unscale OPT | step OPT | update | update_to X                               step: ok 1, or ok 0 if skipped
+//   state                       the scaler's, doubles as hex digits             ok NAME=VALUE...
+//   load NAME=VALUE...          gives it back
 //   clip MAX TYPE PARAMS...                                                     ok NORM
 //   values | grads              of all parameters                               ok BITS...
 
@@ -49,6 +51,30 @@ std::string bits_of(const Tensor& tensor) {
   return text;
 }
 
+std::string text_of(const snug::StateDict& state) {
+  std::string text;
+  for (const auto& [name, value] : state.entries()) {
+    const auto* number = std::get_if<double>(&value);
+    text += number != nullptr ? fmt::format(" {}={:016x}", name, std::bit_cast<uint64_t>(*number))
+                              : fmt::format(" {}={}", name, std::get<int64_t>(value));
+  }
+  return text;
+}
+
+snug::StateDict state_from(std::istream& words) {
+  snug::StateDict state;
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    const std::string value = word.substr(equals + 1);
+    if (value.size() == 16) {
+      state.set(word.substr(0, equals), std::bit_cast<double>(static_cast<uint64_t>(std::stoull(value, nullptr, 16))));
+    } else {
+      state.set(word.substr(0, equals), static_cast<int64_t>(std::stoll(value)));
+    }
+  }
+  return state;
+}
+
 class Session {
  public:
   std::string answer(const std::string& line) {
@@ -74,10 +100,14 @@ class Session {
     }
     if (command == "scaler") {
       const double init = number(words), growth = number(words), backoff = number(words);
+      const double interval = number(words);
+      int64_t hysteresis = 1;
+      words >> hysteresis;
       scaler_.emplace(snug::GradScalerOptions{.init_scale = init,
                                               .growth_factor = growth,
                                               .backoff_factor = backoff,
-                                              .growth_interval = static_cast<int64_t>(number(words))});
+                                              .growth_interval = static_cast<int64_t>(interval),
+                                              .hysteresis = words ? hysteresis : 1});
       return "";
     }
     if (command == "grad" || command == "nograd") {
@@ -112,7 +142,14 @@ class Session {
  private:
   std::string scaling(const std::string& command, std::istream& words) {
     if (command == "scale") {
-      scaler_->scale(torch::ones({}));
+      std::string text;
+      for (const Tensor& scaled : scaler_->scale(tensor_from(words).unbind())) {
+        text += bits_of(scaled);
+      }
+      return text;
+    }
+    if (command == "load") {
+      scaler_->load_state_dict(state_from(words));
     } else if (command == "unscale") {
       scaler_->unscale_(*optimizers_.at(index(words)));
     } else if (command == "update") {
@@ -120,9 +157,7 @@ class Session {
     } else if (command == "update_to") {
       scaler_->update(number(words));
     } else if (command == "state") {
-      const auto state = scaler_->state_dict();
-      return bits_of(torch::tensor(static_cast<float>(state.get<double>("scale")))) +
-             fmt::format(" {}", state.get<int64_t>("_growth_tracker"));
+      return text_of(scaler_->state_dict());
     } else {
       throw std::invalid_argument("unknown command " + command);
     }

@@ -1,5 +1,6 @@
 #include "snug/precision/autocast.h"
 
+#include <limits>
 #include <stdexcept>
 #include <thread>
 #include <tuple>
@@ -212,6 +213,68 @@ TEST(AutocastCache, AWeightFirstUsedWithoutGradientsStillGetsItsGradient) {
   torch::matmul(w.x, w.weight).sum().backward();
   ASSERT_TRUE(w.weight.grad().defined());
   EXPECT_TRUE(torch::equal(w.weight.grad(), torch::ones({4, 4})));
+}
+
+TEST(AutocastCache, AWeightFirstUsedInInferenceModeStillGetsItsGradient) {
+  Weight w;
+  const Autocast autocast(kCPU, kBFloat16);
+  {
+    const c10::InferenceMode inference;
+    w.product();
+  }
+  torch::matmul(w.x, w.weight).sum().backward();
+  ASSERT_TRUE(w.weight.grad().defined());
+  EXPECT_TRUE(torch::equal(w.weight.grad(), torch::ones({4, 4})));
+}
+
+TEST(CheckAutocastCache, FindsTheWeightThatWasWrittenToAfterItsCast) {
+  Weight fresh;
+  Weight written;
+  const Autocast autocast(kCPU, kBFloat16);
+  fresh.product();
+  written.product();
+  const std::vector<Tensor> weights{Tensor(), fresh.weight, written.weight};
+  EXPECT_NO_THROW(check_autocast_cache(weights));
+  written.add_one();
+  EXPECT_THAT(error_of<Error>([&] { check_autocast_cache(weights); }),
+              ::testing::AllOf(HasSubstr("weight 2 [4, 4]"), HasSubstr("clear_autocast_cache")));
+  clear_autocast_cache();
+  EXPECT_NO_THROW(check_autocast_cache(weights));
+  EXPECT_EQ(written.product(), 8.0f);
+}
+
+TEST(CheckAutocastCache, TakesNanForWhatItIs) {
+  Weight w;
+  {
+    const torch::NoGradGuard no_grad;
+    w.weight.fill_(std::numeric_limits<float>::quiet_NaN());
+  }
+  const Autocast autocast(kCPU, kBFloat16);
+  w.product();
+  EXPECT_NO_THROW(check_autocast_cache({w.weight}));
+}
+
+TEST(CheckAutocastCache, LeavesGradientsAsTheyWouldBe) {
+  Weight w;
+  const Autocast autocast(kCPU, kBFloat16);
+  check_autocast_cache({w.weight});
+  torch::matmul(w.x, w.weight).sum().backward();
+  EXPECT_TRUE(torch::equal(w.weight.grad(), torch::ones({4, 4})));
+}
+
+TEST(CheckAutocastCache, HasNothingToSayWhereNothingIsCastOrKept) {
+  Weight w;
+  const Tensor integers = torch::ones({2}, torch::kLong);
+  const Tensor low = torch::ones({2}, kBFloat16);
+  EXPECT_NO_THROW(check_autocast_cache({w.weight}));
+  {
+    const Autocast uncached(kCPU, kBFloat16, {.cache = false});
+    w.product();
+    w.add_one();
+    EXPECT_NO_THROW(check_autocast_cache({w.weight}));
+  }
+  const Autocast autocast(kCPU, kBFloat16);
+  EXPECT_NO_THROW(check_autocast_cache({integers, low, torch::ones({2}, torch::kDouble)}));
 }
 
 TEST(AutocastStateScope, SetsAWholeStateAndRestoresTheOneBefore) {

@@ -12,6 +12,7 @@
 
 #include "snug/core/error.h"
 #include "snug/precision/autocast.h"
+#include "snug/precision/detail/matmul_speed.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
@@ -94,6 +95,26 @@ TEST(MeasureMatmulSpeed, MeasuresEachTypeAsItIsInsideAnAutocastRegion) {
   at::removeCallback(callback);
   // item() of a 16-bit number does not copy; the product after the measurement casts twice.
   EXPECT_EQ(casts, 2);
+}
+
+TEST(MeasureMatmulSpeed, GivesZeroForATypeThatTheDeviceHasNoProductsOf) {
+  EXPECT_EQ(detail::matmul_speed(torch::kCPU, torch::kBool, 8, 1), 0.0);
+  EXPECT_GT(detail::matmul_speed(torch::kCPU, torch::kFloat, 8, 1), 0.0);
+}
+
+TEST(AccumulateMatmulsInFp32, ForbidsLowPrecisionSumsAndTf32) {
+  const MatmulAccumulation before = matmul_accumulation();
+  EXPECT_TRUE(before.fp16_reduction && before.bf16_reduction) << "LibTorch's default has changed";
+  accumulate_matmuls_in_fp32();
+  const MatmulAccumulation now = matmul_accumulation();
+  EXPECT_FALSE(now.fp16_reduction || now.bf16_reduction || now.fp16_accumulation || now.tf32);
+  EXPECT_FALSE(at::globalContext().allowTF32CuDNN());
+  accumulate_matmuls_in_fp32(/*allow_tf32=*/true);
+  EXPECT_TRUE(matmul_accumulation().tf32);
+  EXPECT_TRUE(at::globalContext().allowTF32CuDNN());
+  EXPECT_FALSE(matmul_accumulation().fp16_reduction);
+  accumulate_matmuls_in_fp32();
+  EXPECT_FALSE(matmul_accumulation().tf32);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 
 #include "snug/core/bytes.h"
+#include "snug/core/error.h"
 
 // Every allocation carries its size in a header in front of the data, so that a release needs no table and no lock.
 // oneDNN's scratch memory comes through raw_allocate, which demands that a DataPtr's context is its data pointer: the
@@ -119,13 +120,13 @@ class CountingAllocator final : public c10::Allocator {
 };
 
 // Before main, so before any tensor that a program makes. Tensors that other static initialisers may have made keep the
-// deleter they were born with.
-const bool installed = [] {
-  static CountingAllocator allocator;
+// deleter they were born with. Never destroyed, and the library is linked so that it stays loaded: tensors may outlive both.
+c10::Allocator* const our_allocator = [] {
+  auto* allocator = new CountingAllocator;
   constexpr uint8_t kAboveDefault = 1;
   wrapped_allocator = c10::GetCPUAllocator();
-  c10::SetCPUAllocator(&allocator, kAboveDefault);
-  return true;
+  c10::SetCPUAllocator(allocator, kAboveDefault);
+  return allocator;
 }();
 
 void refresh_counts(Counters& c) {
@@ -173,6 +174,14 @@ void report_allocation(c10::Device device, const void* data, int64_t bytes) noex
 
 void report_free(c10::Device device, const void* data, int64_t bytes) noexcept {
   tell([&](MemoryObserver& observer) { observer.on_free(device, data, bytes); });
+}
+
+void require_cpu_allocator() {
+  if (c10::GetCPUAllocator() != our_allocator) {
+    throw ConfigError(
+        "memory: another library has replaced snug's allocator of CPU memory, so tensors can be neither counted nor "
+        "limited; load snug after it, or keep it from calling c10::SetCPUAllocator");
+  }
 }
 
 int64_t live_cpu_bytes() noexcept { return counters().live.load(); }

@@ -30,6 +30,9 @@ void report_saved_for_backward(const void* data) noexcept;
 void report_allocation(c10::Device device, const void* data, int64_t bytes) noexcept;
 void report_free(c10::Device device, const void* data, int64_t bytes) noexcept;
 
+/// Throws ConfigError if LibTorch does not use this allocator, because another library has installed its own.
+void require_cpu_allocator();
+
 /// Bytes of CPU tensor memory alive now, as requested by tensors (no rounding).
 int64_t live_cpu_bytes() noexcept;
 

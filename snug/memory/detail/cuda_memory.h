@@ -8,7 +8,8 @@
 
 namespace snug::detail {
 
-/// Limits the caching allocator of `device` to `bytes`; returns the fraction that held before.
+/// Limits the caching allocator of `device` (which must be ready(), see device.h) to `bytes` unless it is limited to less; returns the
+/// fraction that held before.
 /// Throws ConfigError if snug was built without CUDA.
 double set_cuda_limit(c10::Device device, int64_t bytes);
 void restore_cuda_fraction(c10::Device device, double fraction) noexcept;

@@ -4,6 +4,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "snug/memory/detail/device.h"
 #include "snug/memory/limit.h"
 
 namespace snug::detail {
@@ -11,15 +12,13 @@ namespace {
 
 constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
 
-c10::DeviceIndex index_of(c10::Device device) { return device.has_index() ? device.index() : c10::DeviceIndex{0}; }
-
 }  // namespace
 
-PeakWatch::PeakWatch(c10::Device device) : device_(device), peak_(live_bytes(device).count()) {
-  if (device.is_cpu()) {
+PeakWatch::PeakWatch(c10::Device device) : device_(ready(device)), peak_(live_bytes(device_).count()) {
+  if (device_.is_cpu()) {
     add_observer(*this, SavedTensors::Ignore);
   } else {
-    c10::getDeviceAllocator(device.type())->resetPeakStats(index_of(device));
+    c10::getDeviceAllocator(device_.type())->resetPeakStats(device_.index());
   }
 }
 
@@ -33,7 +32,7 @@ int64_t PeakWatch::peak() const {
   if (device_.is_cpu()) {
     return peak_.load();
   }
-  return c10::getDeviceAllocator(device_.type())->getDeviceStats(index_of(device_)).allocated_bytes[kAll].peak;
+  return c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index()).allocated_bytes[kAll].peak;
 }
 
 // Called after the allocation was counted, one call at a time.

@@ -18,6 +18,7 @@ struct AutocastState {
   };
   std::vector<PerDevice> devices;
   bool cache;
+  bool fp32_reductions;
   PrecisionRegions* regions;  // of the step that runs; see PrecisionScope
 
   static AutocastState capture();

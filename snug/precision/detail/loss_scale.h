@@ -1,0 +1,40 @@
+#pragma once
+// LossScale: the scale of a GradScaler with its counters on the device, and the rule by which they change. Nothing here waits for the
+// device.
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace snug {
+struct GradScalerOptions;
+}
+
+namespace snug::detail {
+
+/// The scale is kept in FP32, where a very large or small double would be infinite or zero and stay so.
+bool is_a_scale(double value);
+
+/// Throws ConfigError, naming the option, for values that cannot work.
+void check(const GradScalerOptions& options);
+
+/// A scalar tensor.
+at::Tensor scalar_on(c10::Device device, double value, c10::ScalarType dtype = c10::ScalarType::Float);
+
+struct LossScale {
+  at::Tensor scale;   // FP32 scalar; undefined before anything was scaled
+  at::Tensor growth;  // INT32 scalar: good steps in a row
+  at::Tensor
+      hysteresis;  // INT32 scalar: the bad step at which this falls to 0 backs the scale off, as does each one after it
+
+  bool is_made() const { return scale.defined(); }
+  /// Makes all three, or throws and makes none.
+  void make(c10::Device device, double first_scale, int64_t first_growth, int64_t first_hysteresis);
+  /// The rule after a step. `found_inf`: FP32 scalar, > 0 if a gradient was not finite. Changes all three, or throws and changes none.
+  void update(const at::Tensor& found_inf, const GradScalerOptions& options);
+};
+
+/// A static scale that is no power of two rounds every gradient twice, and is seldom meant: says so through LibTorch's warnings.
+void warn_unless_power_of_two(double scale);
+
+}  // namespace snug::detail

@@ -1,0 +1,92 @@
+#include "snug/precision/detail/scaled_gradients.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/optim/optimizer.h>
+
+#include "snug/precision/detail/loss_scale.h"
+
+namespace snug::detail {
+
+void ParameterNames::set(const std::vector<std::pair<std::string, at::Tensor>>& names) {
+  names_.clear();
+  for (const auto& [name, parameter] : names) {
+    names_[parameter.unsafeGetTensorImpl()] = name;
+  }
+}
+
+std::string ParameterNames::describe(const ParameterPlace& place) const {
+  const auto known = names_.find(place.parameter.unsafeGetTensorImpl());
+  const auto name = known != names_.end() ? fmt::format("'{}'", known->second)
+                                          : fmt::format("{} of group {}", place.index, place.group);
+  return fmt::format("parameter {} [{}]", name, fmt::join(place.parameter.sizes(), ", "));
+}
+
+std::vector<ParameterPlace> gradients_of(const torch::optim::Optimizer& optimizer) {
+  std::vector<ParameterPlace> places;
+  std::unordered_set<const void*> seen;  // a parameter of a shared module may be named twice
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    const auto& parameters = optimizer.param_groups()[group].params();
+    for (size_t index = 0; index < parameters.size(); ++index) {
+      const at::Tensor& gradient = parameters[index].grad();
+      if (gradient.defined() && seen.insert(gradient.unsafeGetTensorImpl()).second) {
+        places.push_back({parameters[index], group, index});
+      }
+    }
+  }
+  return places;
+}
+
+FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::Tensor& inverse) {
+  struct ByDevice {
+    c10::Device device;
+    at::Tensor inverse;
+    at::Tensor found;
+    std::map<c10::ScalarType, std::vector<at::Tensor>> gradients;
+  };
+  std::vector<ByDevice> devices;
+  for (const ParameterPlace& place : places) {
+    // Embedding layers may give sparse gradients: their values are what is scaled.
+    const at::Tensor& gradient = place.parameter.grad();
+    const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+    const c10::Device device = values.device();
+    auto entry = std::find_if(devices.begin(), devices.end(), [&](const ByDevice& d) { return d.device == device; });
+    if (entry == devices.end()) {
+      devices.push_back({device, inverse.to(device, true), scalar_on(device, 0.0), {}});
+      entry = std::prev(devices.end());
+    }
+    entry->gradients[values.scalar_type()].push_back(values);
+  }
+  FoundInf result;
+  for (auto& entry : devices) {
+    for (auto& [dtype, gradients] : entry.gradients) {
+      at::_amp_foreach_non_finite_check_and_unscale_(gradients, entry.found, entry.inverse);
+    }
+    result.emplace_back(entry.device, entry.found);
+  }
+  return result;
+}
+
+std::string first_non_finite(const std::vector<ParameterPlace>& places, const ParameterNames& names) {
+  for (const ParameterPlace& place : places) {
+    const at::Tensor& gradient = place.parameter.grad();
+    if (!gradient.defined()) {
+      continue;
+    }
+    const at::Tensor values = (gradient.is_sparse() ? gradient._values() : gradient).flatten();
+    const at::Tensor bad = values.isfinite().logical_not().nonzero();
+    if (bad.numel() > 0) {
+      return fmt::format("{}, whose gradient holds {}", names.describe(place),
+                         values[bad[0].item<int64_t>()].item<double>());
+    }
+  }
+  return {};
+}
+
+}  // namespace snug::detail

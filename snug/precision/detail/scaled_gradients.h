@@ -1,0 +1,46 @@
+#pragma once
+// What a GradScaler does to an optimizer's gradients: finds them, divides and checks them, and names those that are at fault.
+
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace snug::detail {
+
+/// Where an optimizer holds a parameter.
+struct ParameterPlace {
+  at::Tensor parameter;
+  size_t group;
+  size_t index;  // within the group
+};
+
+class ParameterNames {
+ public:
+  void set(const std::vector<std::pair<std::string, at::Tensor>>& names);
+  /// "parameter 'layer.weight' [2, 3]", or "parameter 1 of group 0 [2, 3]" where it has no name.
+  std::string describe(const ParameterPlace& place) const;
+
+ private:
+  std::unordered_map<const void*, std::string> names_;
+};
+
+/// The parameters that have a gradient, each gradient once.
+std::vector<ParameterPlace> gradients_of(const torch::optim::Optimizer& optimizer);
+
+/// For each device an FP32 scalar: 1 if a gradient there is not finite.
+using FoundInf = std::vector<std::pair<c10::Device, at::Tensor>>;
+
+/// Multiplies the gradients by `inverse` (FP32 scalar) in place. Does not wait for the device.
+FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::Tensor& inverse);
+
+/// "parameter 'layer.weight' [2, 3], whose gradient holds inf"; empty if all are finite. Waits for the device.
+std::string first_non_finite(const std::vector<ParameterPlace>& places, const ParameterNames& names);
+
+}  // namespace snug::detail

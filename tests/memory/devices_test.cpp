@@ -1,0 +1,110 @@
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/peak_watch.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/meter.h"
+#include "tests/support/tensors.h"
+
+// What holds on every kind of device. Where there is no GPU, its half is skipped.
+
+namespace snug {
+namespace {
+
+using testing::error_of;
+using ::testing::HasSubstr;
+using torch::Tensor;
+
+constexpr int64_t kMiB = 1 << 20;  // no device's allocator rounds it
+
+class OnDevice : public ::testing::TestWithParam<c10::DeviceType> {
+ protected:
+  void SetUp() override {
+    if (GetParam() == torch::kCUDA && !torch::cuda::is_available()) {
+      GTEST_SKIP() << "no GPU";
+    }
+  }
+  static c10::Device device() { return GetParam(); }  // without an index
+  static int64_t live() { return live_bytes(device()).count(); }
+  static Tensor tensor_of(int64_t bytes) { return torch::empty({bytes}, torch::dtype(torch::kUInt8).device(device())); }
+};
+
+// First, so that with --gtest_filter nothing has used the device yet.
+TEST_P(OnDevice, LiveBytesNeedNoEarlierUseOfTheDevice) {
+  const int64_t before = live();
+  const Tensor tensor = tensor_of(kMiB);
+  EXPECT_EQ(live(), before + kMiB);
+}
+
+TEST_P(OnDevice, AWiderLimitInsideATighterOneDoesNotWidenIt) {
+  if (GetParam() == torch::kCUDA) {
+    try {
+      const MemoryLimit probe(device(), Bytes(live() + 100 * kMiB));
+    } catch (const ConfigError& error) {
+      GTEST_SKIP() << error.what();  // built without CUDA's headers
+    }
+  }
+  {
+    const MemoryLimit tight(device(), Bytes(live() + 100 * kMiB));
+    {
+      const MemoryLimit wide(device(), Bytes(live() + 2000 * kMiB));
+      EXPECT_THROW(tensor_of(500 * kMiB), c10::OutOfMemoryError);
+    }
+    EXPECT_THROW(tensor_of(500 * kMiB), c10::OutOfMemoryError);
+    EXPECT_NO_THROW(tensor_of(10 * kMiB));
+  }
+  EXPECT_NO_THROW(tensor_of(500 * kMiB));
+}
+
+TEST_P(OnDevice, AMeterCountsTensorsOfTheCurrentDevice) {
+  const MemoryMeter meter{device()};
+  const Tensor tensor = tensor_of(kMiB);
+  EXPECT_EQ(meter.report().live_bytes, kMiB);
+  EXPECT_EQ(meter.report().outputs, kMiB);
+}
+
+TEST_P(OnDevice, AMeterCountsNoOtherDevice) {
+  const c10::Device other(torch::kCUDA, GetParam() == torch::kCUDA ? 1 : 0);
+  const MemoryMeter meter{device()};
+  const int block = 0;
+  detail::report_allocation(other, &block, 1000);
+  EXPECT_EQ(meter.report().live_bytes, 0);
+  detail::report_free(other, &block, 1000);
+  EXPECT_EQ(meter.report().live_bytes, 0);
+}
+
+TEST_P(OnDevice, APeakWatchSeesTheMostThatWasAliveAtOnce) {
+  const int64_t before = live();
+  const detail::PeakWatch watch{device()};
+  {
+    const Tensor tensor = tensor_of(kMiB);
+  }
+  EXPECT_EQ(watch.peak(), before + kMiB);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, OnDevice, ::testing::Values(torch::kCPU, torch::kCUDA),
+                         [](const auto& parameter) { return c10::DeviceTypeName(parameter.param); });
+
+TEST(Devices, TheCpuMayHaveAnIndex) {
+  const MemoryMeter meter{c10::Device(torch::kCPU, 0)};
+  const Tensor tensor = torch::empty({1000});
+  EXPECT_EQ(meter.report().live_bytes, 4000);
+}
+
+TEST(Devices, ThatAreNotThereAreAnErrorThatNamesThem) {
+  if (torch::cuda::is_available()) {
+    GTEST_SKIP() << "there is a GPU";
+  }
+  EXPECT_THAT(error_of<ConfigError>([] { live_bytes(torch::kCUDA); }), HasSubstr("device cuda cannot be used"));
+  EXPECT_THAT(error_of<ConfigError>([] { MemoryLimit(torch::kCUDA, Bytes(kMiB)); }), HasSubstr("device cuda"));
+  EXPECT_THAT(error_of<ConfigError>([] { MemoryMeter{torch::kCUDA}; }), HasSubstr("device cuda"));
+}
+
+}  // namespace
+}  // namespace snug
