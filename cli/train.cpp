@@ -21,8 +21,9 @@ namespace {
 // What was given on the command line. A resumed run takes the rest from its log.
 struct Flags {
   std::vector<std::string> data;
-  std::string out, model, memory, precision, checkpoint, micro_batch, device;
+  std::string out, model, memory, precision, weights, checkpoint, lr_scaling, micro_batch, device;
   int64_t batch = 0, accumulate = 0, steps = 0, seed = 0, warmup = 0, validate_every = 0, snapshot_every = 0;
+  int64_t precision_guard = 0, gradient_statistics = 0;
   double lr = 0;
   bool resume = false;
 };
@@ -106,11 +107,23 @@ void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
   if (given("--precision")) {
     config.precision = precision_from_string(flags.precision);
   }
+  if (given("--weights")) {
+    config.weights = weights_from_string(flags.weights);
+  }
+  if (given("--precision-guard")) {
+    config.precision_guard = flags.precision_guard;
+  }
   if (given("--checkpoint")) {
     config.checkpointing = parse_checkpoint(flags.checkpoint);
   }
   if (given("--lr")) {
     config.lr = flags.lr;
+  }
+  if (given("--lr-scaling")) {
+    config.lr_scaling = lr_scaling_from_string(flags.lr_scaling);
+  }
+  if (given("--gradient-statistics")) {
+    config.gradient_statistics_every = flags.gradient_statistics;
   }
   if (given("--steps")) {
     config.steps = flags.steps;
@@ -205,7 +218,17 @@ void add_train(CLI::App& app) {
   command->add_option("--memory", flags->memory, "Hard limit on tensor memory, such as 300MiB")->type_name("SIZE");
   command->add_option("--precision", flags->precision, "float32 (default), bfloat16, float16 or auto (measured)")
       ->type_name("NAME");
+  command->add_option("--weights", flags->weights, "full: FP32 (default); low: 16-bit weights with FP32 masters")
+      ->type_name("WHAT");
+  command
+      ->add_option("--precision-guard", flags->precision_guard,
+                   "Compute the blocks in float32 after N steps of overflow or underflow")
+      ->type_name("N");
   command->add_option("--lr", flags->lr, "Highest learning rate (default 0.001)")->type_name("X");
+  command
+      ->add_option("--lr-scaling", flags->lr_scaling,
+                   "How --lr, meant for a batch of 64, follows --batch: none (default), linear or sqrt")
+      ->type_name("RULE");
   command->add_option("--steps", flags->steps, "Optimizer steps (default 1000)")->type_name("N");
   command->add_option("--warmup", flags->warmup, "Steps of rising learning rate, 0: none (default: a twentieth)")
       ->type_name("N");
@@ -216,6 +239,10 @@ void add_train(CLI::App& app) {
   command
       ->add_option("--snapshot-every", flags->snapshot_every,
                    "Steps between snapshots, 0: at the end only (default: a tenth)")
+      ->type_name("N");
+  command
+      ->add_option("--gradient-statistics", flags->gradient_statistics,
+                   "Steps between samples of the gradients' sizes, for the report")
       ->type_name("N");
   command->add_option("--seed", flags->seed, "Of weights and data order (default 1)")->type_name("N");
   command->add_option("--device", flags->device, "cpu (default) or cuda")->type_name("D");

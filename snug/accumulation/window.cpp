@@ -94,7 +94,8 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
     const auto wide = at::promote_types(value.scalar_type(), at::kFloat);  // in FP16 the divisor may be infinite
     return value.to(wide) / provisional_on_device_.to(value.device(), wide);
   }
-  const auto count = static_cast<double>(loss.count());
+  const int64_t items = loss.count();
+  const auto count = static_cast<double>(items);
   if (count == 0) {
     return {};
   }
@@ -103,7 +104,7 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
     provisional_ =
         is_chosen ? provisional_on_device_.item<double>() : std::max(1.0, std::round(count * expected_parts));
   }
-  items_ += loss.count();
+  items_ += items;
   add(loss_sum_, is_mean ? detached * count : detached);
   if (kind_ == Loss::Kind::Whole) {
     provisional_ = 1;

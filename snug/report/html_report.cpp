@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "snug/report/detail/gradient_map.h"
 #include "snug/report/detail/html_text.h"
 #include "snug/report/detail/page_style.h"
 #include "snug/report/detail/report_charts.h"
@@ -131,7 +132,17 @@ std::string sample_section(const std::string& sample) {
                      escape_html(sample));
 }
 
-std::string events_section(const std::vector<RunEvent>& events) {
+std::string gradients_section(const RunHistory& history) {
+  const int64_t sampled = detail::last_gradient_sample(history.events);
+  double loss_scale = 1;
+  for (const StepRecord& record : history.records) {
+    loss_scale = record.step == sampled ? record.loss_scale : loss_scale;
+  }
+  return detail::gradient_map(history.events, loss_scale);
+}
+
+std::string events_section(std::vector<RunEvent> events) {
+  std::erase_if(events, [](const RunEvent& event) { return event.name == detail::kGradientsEvent; });  // drawn above
   if (events.empty()) {
     return "";
   }
@@ -177,7 +188,8 @@ std::string html_report(const RunHistory& history, const ReportExtras& extras) {
   page += "<div class=\"cards\">\n" + final_loss_card(records) + validation_card(records) +
           throughput_card(records, extras.item) + memory_card(records) + "</div>\n";
   page += "<div class=\"charts\">\n" + charts(records, extras.item) + "</div>\n";
-  page += sample_section(extras.sample) + settings_section(history.settings) + events_section(history.events);
+  page += gradients_section(history) + sample_section(extras.sample) + settings_section(history.settings) +
+          events_section(history.events);
   page += fmt::format(
       "</main>\n<footer>Written by snug. Bytes are measured, in powers of 1024.</footer>\n"
       "<script>{}</script>\n</body>\n</html>\n",

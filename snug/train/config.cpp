@@ -1,6 +1,7 @@
 #include "snug/train/config.h"
 
 #include <algorithm>
+#include <initializer_list>
 
 #include <fmt/format.h>
 
@@ -8,18 +9,42 @@
 
 namespace snug {
 
-std::string_view to_string(Checkpointing checkpointing) {
-  return checkpointing == Checkpointing::None ? "none" : "blocks";
-}
+namespace {
 
-Checkpointing checkpointing_from_string(std::string_view name) {
-  for (const auto value : {Checkpointing::None, Checkpointing::Blocks}) {
+template <class E>
+E from_string(std::string_view what, std::string_view name, std::initializer_list<E> values) {
+  std::string known;
+  for (const E value : values) {
     if (to_string(value) == name) {
       return value;
     }
+    known += (known.empty() ? "" : ", ") + std::string(to_string(value));
   }
-  throw ConfigError(fmt::format("checkpoint: '{}' is unknown; give none or blocks", name));
+  throw ConfigError(fmt::format("{}: '{}' is unknown; give one of {}", what, name, known));
 }
+
+}  // namespace
+
+std::string_view to_string(Checkpointing checkpointing) {
+  return checkpointing == Checkpointing::None ? "none" : "blocks";
+}
+Checkpointing checkpointing_from_string(std::string_view name) {
+  return from_string("checkpoint", name, {Checkpointing::None, Checkpointing::Blocks});
+}
+
+std::string_view to_string(Weights weights) { return weights == Weights::Full ? "full" : "low"; }
+Weights weights_from_string(std::string_view name) {
+  return from_string("weights", name, {Weights::Full, Weights::Low});
+}
+
+std::string_view to_string(LrScaling scaling) {
+  return scaling == LrScaling::None ? "none" : scaling == LrScaling::Linear ? "linear" : "sqrt";
+}
+LrScaling lr_scaling_from_string(std::string_view name) {
+  return from_string("lr-scaling", name, {LrScaling::None, LrScaling::Linear, LrScaling::Sqrt});
+}
+
+double TrainConfig::peak_lr() const { return scale_learning_rate(lr, batch, kBaseBatch, lr_scaling); }
 
 namespace {
 
@@ -91,7 +116,17 @@ void TrainConfig::check() const {
   at_least("warmup_steps", warmup(), 0);
   at_least("validate_every", validation_interval(), 0);
   at_least("snapshot_every", snapshot_interval(), 0);
+  at_least("precision_guard", precision_guard, 0);
+  at_least("gradient_statistics_every", gradient_statistics_every, 0);
   at_least("seed", seed, 0);
+  if (weights == Weights::Low && (precision == Precision::Float32 || precision == Precision::Auto)) {
+    throw ConfigError(
+        fmt::format("train: weights low goes with precision float16 or bfloat16, not with {}", to_string(precision)));
+  }
+  if (precision_guard > 0 && precision == Precision::Float32) {
+    throw ConfigError(
+        "train: precision_guard has nothing to guard in float32; give another precision, or leave it out");
+  }
   if (micro_batch > batch) {
     throw ConfigError(
         fmt::format("train: micro_batch {} is larger than batch {}; give at most {}", micro_batch, batch, batch));
@@ -115,14 +150,18 @@ LogValues TrainConfig::to_settings() const {
       {"micro_batch", micro_batch},
       {"memory", memory.is_unlimited() ? std::string("unlimited") : fmt::format("{}", memory.count())},
       {"precision", std::string(to_string(precision))},
+      {"weights", std::string(to_string(weights))},
+      {"precision_guard", precision_guard},
       {"checkpoint", std::string(to_string(checkpointing))},
       {"lr", lr},
+      {"lr_scaling", std::string(to_string(lr_scaling))},
       {"weight_decay", weight_decay},
       {"clip_norm", clip_norm},
       {"steps", steps},
       {"warmup_steps", warmup()},
       {"validate_every", validation_interval()},
       {"snapshot_every", snapshot_interval()},
+      {"gradient_statistics_every", gradient_statistics_every},
       {"seed", seed},
       {"device", device},
   };
@@ -138,14 +177,18 @@ TrainConfig TrainConfig::from_settings(const LogValues& settings, std::filesyste
       .micro_batch = setting<int64_t>(settings, "micro_batch"),
       .memory = memory == "unlimited" ? Bytes::unlimited() : Bytes::parse(memory),
       .precision = precision_from_string(setting<std::string>(settings, "precision")),
+      .weights = weights_from_string(setting<std::string>(settings, "weights")),
+      .precision_guard = setting<int64_t>(settings, "precision_guard"),
       .checkpointing = checkpointing_from_string(setting<std::string>(settings, "checkpoint")),
       .lr = setting<double>(settings, "lr"),
+      .lr_scaling = lr_scaling_from_string(setting<std::string>(settings, "lr_scaling")),
       .weight_decay = setting<double>(settings, "weight_decay"),
       .clip_norm = setting<double>(settings, "clip_norm"),
       .steps = setting<int64_t>(settings, "steps"),
       .warmup_steps = setting<int64_t>(settings, "warmup_steps"),
       .validate_every = setting<int64_t>(settings, "validate_every"),
       .snapshot_every = setting<int64_t>(settings, "snapshot_every"),
+      .gradient_statistics_every = setting<int64_t>(settings, "gradient_statistics_every"),
       .seed = setting<int64_t>(settings, "seed"),
       .device = setting<std::string>(settings, "device"),
   };

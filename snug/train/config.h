@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "snug/core/bytes.h"
+#include "snug/optim/schedule.h"
 #include "snug/precision/precision.h"
 #include "snug/report/run_log.h"
+#include "snug/train/stepper.h"
 
 namespace snug {
 
@@ -26,6 +28,13 @@ std::string_view to_string(Checkpointing);
 /// Throws ConfigError and lists the names.
 Checkpointing checkpointing_from_string(std::string_view name);
 
+/// "full", "low"; and back, or ConfigError with the names.
+std::string_view to_string(Weights);
+Weights weights_from_string(std::string_view name);
+/// "none", "linear", "sqrt"; and back, or ConfigError with the names.
+std::string_view to_string(LrScaling);
+LrScaling lr_scaling_from_string(std::string_view name);
+
 struct TrainConfig {
   std::vector<std::filesystem::path> data;  ///< files and folders of text
   std::filesystem::path out;                ///< the run folder
@@ -34,8 +43,11 @@ struct TrainConfig {
   int64_t micro_batch = 0;                  ///< sequences at a time; 0: the whole batch
   Bytes memory = Bytes::unlimited();        ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
+  Weights weights = Weights::Full;  ///< Low: 16-bit weights of `precision`'s type, with FP32 masters
+  int64_t precision_guard = 0;      ///< steps of trouble before the blocks move to FP32; 0: never. See PrecisionGuard
   Checkpointing checkpointing = Checkpointing::None;
-  double lr = 1e-3;  ///< the highest learning rate; warm-up and cosine around it
+  double lr = 1e-3;                        ///< the highest learning rate; warm-up and cosine around it
+  LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch sequences, follows `batch`
   double weight_decay = 0.1;
   double clip_norm = 1.0;
   int64_t steps = 1000;
@@ -43,8 +55,11 @@ struct TrainConfig {
   std::optional<int64_t> validate_every =
       {};  ///< steps; 0: after the last step only; not given: twenty times in the run
   std::optional<int64_t> snapshot_every = {};  ///< steps; 0: after the last step only; not given: ten times in the run
+  int64_t gradient_statistics_every = 0;       ///< steps between samples of the gradients' exponents; 0: none
   int64_t seed = 1;
   std::string device = "cpu";
+
+  static constexpr int64_t kBaseBatch = 64;
 
   /// Throws ConfigError, naming the field and its value, for settings that cannot work together.
   void check() const;
@@ -53,6 +68,8 @@ struct TrainConfig {
   int64_t warmup() const;
   int64_t validation_interval() const;
   int64_t snapshot_interval() const;
+  /// `lr` for `batch` sequences.
+  double peak_lr() const;
 
   /// As kept in the run log: everything but `out`, in the order above, and numbers in the place of what was not given.
   LogValues to_settings() const;

@@ -76,6 +76,7 @@ class Stepper::Impl {
       parameters_.check_full_weights();
     }
     check_budget();
+    scaler_.name_parameters(parameters_.all());
     make_scale();
     regions_.device = device().type();
   }
@@ -160,6 +161,7 @@ class Stepper::Impl {
       if (saved != precision_) {
         precision_ = saved;
         scaler_ = GradScaler(scaler_options(options_.scaler, precision_));
+        scaler_.name_parameters(parameters_.all());
         make_scale();
       }
     } else if (saved != precision_) {
@@ -177,6 +179,7 @@ class Stepper::Impl {
     }
   }
 
+  std::vector<GradientStatistics> gradient_statistics() const { return snug::gradient_statistics(parameters_.all()); }
   Precision precision() const { return precision_; }
   const GradScaler& scaler() const { return scaler_; }
 
@@ -310,6 +313,7 @@ std::optional<StepResult> Stepper::accumulate_one(int64_t items, const std::func
 std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
 c10::Device Stepper::device() const { return impl_->device(); }
 Precision Stepper::precision() const { return impl_->precision(); }
+std::vector<GradientStatistics> Stepper::gradient_statistics() const { return impl_->gradient_statistics(); }
 std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
   return impl_->full_precision_parameters();
 }

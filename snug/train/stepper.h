@@ -25,6 +25,7 @@
 #include "snug/core/bytes.h"
 #include "snug/core/state.h"
 #include "snug/precision/grad_scaler.h"
+#include "snug/precision/gradient_statistics.h"
 #include "snug/precision/precision.h"
 #include "snug/precision/precision_guard.h"
 
@@ -143,6 +144,9 @@ class Stepper {
   /// The precision that Auto became, or the one that was asked for.
   Precision precision() const;
   const GradScaler& scaler() const;
+
+  /// Statistics of the gradients that the last step left, one pass over them. See GradientStatistics.
+  std::vector<GradientStatistics> gradient_statistics() const;
 
   /// With Weights::Low: the FP32 masters under their parameters' names, for saving the model. Otherwise the parameters themselves.
   std::map<std::string, at::Tensor> full_precision_parameters() const;

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/cuda.h>
 #include <torch/utils.h>
 
@@ -30,6 +30,7 @@
 #include "snug/models/gpt.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/schedule.h"
+#include "snug/precision/precision_scope.h"
 #include "snug/train/stepper.h"
 
 namespace snug {
@@ -95,10 +96,14 @@ Gpt build_model(const TrainConfig& config, c10::Device device) {
   torch::manual_seed(static_cast<uint64_t>(config.seed));
   Gpt model(gpt_configuration(config.model));
   model->to(device);
-  if (config.checkpointing == Checkpointing::Blocks) {
-    model->set_block_runner(
-        [](const auto& block, at::Tensor x) { return checkpoint({.label = "block"}, block, std::move(x)); });
+  if (config.weights == Weights::Low) {
+    model->to(compute_dtype(config.precision));
   }
+  const bool recompute = config.checkpointing == Checkpointing::Blocks;
+  model->set_block_runner([recompute](const auto& block, at::Tensor x) {
+    const PrecisionScope scope("blocks");
+    return recompute ? checkpoint({.label = "block"}, block, std::move(x)) : block(std::move(x));
+  });
   return model;
 }
 
@@ -120,7 +125,7 @@ std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const Gpt& model
 }
 
 Loss next_byte_loss(Gpt& model, const at::Tensor& input, const at::Tensor& target) {
-  const at::Tensor logits = model->forward(input);
+  const at::Tensor logits = model->forward(input).to(at::kFloat);
   const at::Tensor sum =
       at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), target.reshape({-1}), {}, at::Reduction::Sum);
   return Loss::sum(sum, target.numel());
@@ -140,11 +145,13 @@ class Trainer::Impl {
         model_(within_limit(config_, "the model", [&] { return build_model(config_, device_); })),
         context_(model_->options.context),
         sampler_(corpus_.number_of_windows(context_, Split::Train), static_cast<uint64_t>(config_.seed)),
-        optimizer_(parameter_groups(model_, config_), {}),
+        optimizer_(parameter_groups(model_, config_), {.master_weights = config_.weights == Weights::Low}),
         stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
         snapshots_(snapshots_path(config_.out)) {
-    schedule_ = {
-        .peak = config_.lr, .warmup_steps = config_.warmup(), .total_steps = config_.steps, .floor = config_.lr / 10};
+    schedule_ = {.peak = config_.peak_lr(),
+                 .warmup_steps = config_.warmup(),
+                 .total_steps = config_.steps,
+                 .floor = config_.peak_lr() / 10};
     schedule_.check();
     model_->train();
     check_parameters_fit();
@@ -170,12 +177,19 @@ class Trainer::Impl {
       outcome.validation_loss = within_limit(config_, "the held-out loss", [&] { return validation_loss(); });
     }
     while (step_ < config_.steps) {
-      const StepRecord record = one_step();
+      StepNotes notes;
+      const StepRecord record = one_step(notes);
       if (!log_) {
         FileSystem::real().create_directories(config_.out);
         log_ = RunLog::create(log_path(config_.out), config_.to_settings());
       }
       log_->write(record);
+      for (const RunEvent& event : notes.events) {
+        log_->event(event);
+      }
+      for (const std::string& change : notes.precision_changes) {
+        note(fmt::format("step {}: {}", step_, change));
+      }
       if (callbacks.on_step) {
         callbacks.on_step(record);
       }
@@ -226,7 +240,7 @@ class Trainer::Impl {
   void check_parameters_fit() const {
     int64_t bytes = 0;
     for (const at::Tensor& parameter : model_->parameters()) {
-      bytes += static_cast<int64_t>(parameter.nbytes());
+      bytes += parameter.numel() * static_cast<int64_t>(sizeof(float));  // whatever type the weights have
     }
     const Bytes least(live_bytes(device_).count() + 3 * bytes);
     if (least > config_.memory) {
@@ -240,7 +254,11 @@ class Trainer::Impl {
   Stepper make_stepper() {
     return {model_,
             optimizer_,
-            {.precision = config_.precision, .micro_batch = config_.micro_batch, .clip_norm = config_.clip_norm}};
+            {.precision = config_.precision,
+             .weights = config_.weights,
+             .micro_batch = config_.micro_batch,
+             .clip_norm = config_.clip_norm,
+             .precision_guard = {.patience = config_.precision_guard}}};
   }
 
   // Whether something that is done every so many steps, and after the last one, is done after this one.
@@ -270,7 +288,13 @@ class Trainer::Impl {
     return Batch{input, target};
   }
 
-  StepRecord one_step() {
+  // What a step has to say besides its record.
+  struct StepNotes {
+    std::vector<RunEvent> events;
+    std::vector<std::string> precision_changes;
+  };
+
+  StepRecord one_step(StepNotes& notes) {
     return within_limit(config_, fmt::format("step {}", step_ + 1), [&] {
       const double lr = schedule_.at(step_);
       for (auto& group : optimizer_.param_groups()) {
@@ -288,6 +312,7 @@ class Trainer::Impl {
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       ++step_;
       StepRecord record = record_of(result, meter.report());
+      notes = notes_of(result);
       record.loss = loss;
       record.learning_rate = lr;
       record.seconds = seconds;
@@ -297,6 +322,26 @@ class Trainer::Impl {
       }
       return record;
     });
+  }
+
+  StepNotes notes_of(const StepResult& result) const {
+    StepNotes notes{.events = {}, .precision_changes = result.precision_changes};
+    for (const std::string& change : result.precision_changes) {
+      notes.events.push_back({.name = "precision", .step = step_, .details = {{"change", change}}});
+    }
+    if (config_.gradient_statistics_every > 0 && step_ % config_.gradient_statistics_every == 0) {
+      for (const GradientStatistics& s : stepper_.gradient_statistics()) {
+        notes.events.push_back({.name = "gradients",
+                                .step = step_,
+                                .details = {{"parameter", s.name},
+                                            {"elements", s.elements},
+                                            {"zeros", s.zeros},
+                                            {"non_finite", s.non_finite},
+                                            {"lowest_exponent", int64_t{GradientStatistics::kLowest}},
+                                            {"exponents", fmt::format("{}", fmt::join(s.exponents, " "))}}});
+      }
+    }
+    return notes;
   }
 
   StepRecord record_of(const StepResult& result, const MemoryReport& memory) const {
@@ -367,8 +412,8 @@ class Trainer::Impl {
 
   void save_model() {
     std::map<std::string, at::Tensor> tensors;
-    for (const auto& entry : model_->named_parameters()) {
-      tensors.emplace(entry.key(), entry.value().detach().to(at::kCPU, at::kFloat));
+    for (const auto& [name, parameter] : stepper_.full_precision_parameters()) {
+      tensors.emplace(name, parameter.detach().to(at::kCPU, at::kFloat));
     }
     save_safetensors(model_path(config_.out), tensors, {{"format", "pt"}, {"snug.model", config_.model}});
   }

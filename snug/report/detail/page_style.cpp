@@ -114,6 +114,14 @@ path { fill: none; }
 .shares th svg { margin-right: 9px; border-radius: 3px; vertical-align: -1px; }
 .shares td { text-align: right; }
 .shares .share { color: var(--soft); }
+.gradients-map { width: 100%; border-spacing: 0 2px; font-size: 13px; font-variant-numeric: tabular-nums; }
+.gradients-map th { font-weight: 400; text-align: left; padding-right: 12px; white-space: nowrap; width: 1%; }
+.gradients-map td { text-align: right; white-space: nowrap; width: 1%; padding-left: 12px; color: var(--soft); }
+.gradients-map .cells { width: auto; padding: 0; }
+.gradients-map svg { display: block; width: 100%; height: 14px; background: var(--grid); fill: var(--green); }
+.fp16 { stroke: var(--red); stroke-width: 2; vector-effect: non-scaling-stroke; }
+.fp16.scaled { stroke-dasharray: 3 3; }
+.box .caption { margin: 0 0 12px; }
 .box { padding: 20px 24px; }
 pre.box { margin: 0; max-height: 560px; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; tab-size: 4;
   font: 14px/1.6 ui-monospace, "SF Mono", "Cascadia Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace; }

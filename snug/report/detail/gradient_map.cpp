@@ -1,0 +1,129 @@
+#include "snug/report/detail/gradient_map.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <sstream>
+
+#include <fmt/format.h>
+
+#include "snug/report/detail/html_text.h"
+
+namespace snug::detail {
+namespace {
+
+constexpr int kFp16Smallest = -24;  // the exponent of FP16's smallest subnormal number
+
+struct Row {
+  std::string parameter;
+  int64_t elements = 0, zeros = 0, non_finite = 0, lowest = 0;
+  std::vector<int64_t> counts;
+};
+
+template <class T>
+std::optional<T> detail_of(const RunEvent& event, std::string_view name) {
+  for (const auto& [key, value] : event.details) {
+    if (key == name && std::holds_alternative<T>(value)) {
+      return std::get<T>(value);
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Row> row_of(const RunEvent& event) {
+  const auto parameter = detail_of<std::string>(event, "parameter");
+  const auto exponents = detail_of<std::string>(event, "exponents");
+  const auto elements = detail_of<int64_t>(event, "elements");
+  if (!parameter || !exponents || !elements || *elements < 1) {
+    return std::nullopt;
+  }
+  Row row{.parameter = *parameter,
+          .elements = *elements,
+          .zeros = detail_of<int64_t>(event, "zeros").value_or(0),
+          .non_finite = detail_of<int64_t>(event, "non_finite").value_or(0),
+          .lowest = detail_of<int64_t>(event, "lowest_exponent").value_or(0),
+          .counts = {}};
+  std::istringstream stream(*exponents);
+  for (int64_t count = 0; stream >> count;) {
+    row.counts.push_back(count);
+  }
+  return row.counts.empty() ? std::nullopt : std::optional(row);
+}
+
+std::string percent(int64_t part, int64_t whole) {
+  return part == 0 ? "–" : fmt::format("{:.3g} %", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+// Cells darken with the logarithm of their share: from a ten-thousandth to all of the elements.
+std::string cells(const Row& row) {
+  std::string svg;
+  for (size_t i = 0; i < row.counts.size(); ++i) {
+    const double share = static_cast<double>(row.counts[i]) / static_cast<double>(row.elements);
+    const double strength = share > 0 ? std::clamp(1 + std::log10(share) / 4, 0.06, 1.0) : 0;
+    if (strength > 0) {
+      svg += fmt::format("<rect x=\"{}\" width=\"1.02\" height=\"1\" opacity=\"{:.2f}\"/>", i, strength);
+    }
+  }
+  return svg;
+}
+
+std::string mark(double exponent, const Row& row, std::string_view look) {
+  const double x = exponent - static_cast<double>(row.lowest);
+  if (x <= 0 || x >= static_cast<double>(row.counts.size())) {
+    return "";
+  }
+  return fmt::format("<path class=\"{}\" d=\"M{:.2f} 0V1\"/>", look, x);
+}
+
+}  // namespace
+
+int64_t last_gradient_sample(const std::vector<RunEvent>& events) {
+  int64_t last = 0;
+  for (const RunEvent& event : events) {
+    last = event.name == kGradientsEvent ? std::max(last, event.step) : last;
+  }
+  return last;
+}
+
+std::string gradient_map(const std::vector<RunEvent>& events, double loss_scale) {
+  const int64_t last = last_gradient_sample(events);
+  std::string rows;
+  size_t columns = 0;
+  int64_t lowest = 0;
+  for (const RunEvent& event : events) {
+    if (event.name != kGradientsEvent || event.step != last) {
+      continue;
+    }
+    const auto row = row_of(event);
+    if (!row) {
+      continue;
+    }
+    columns = row->counts.size();
+    lowest = row->lowest;
+    const double with_scale = kFp16Smallest - std::log2(std::isfinite(loss_scale) && loss_scale > 0 ? loss_scale : 1);
+    const std::string marks =
+        mark(kFp16Smallest, *row, "fp16") + (loss_scale > 1 ? mark(with_scale, *row, "fp16 scaled") : "");
+    rows += fmt::format(
+        "<tr><th>{}</th><td class=\"cells\"><svg viewBox=\"0 0 {} 1\" preserveAspectRatio=\"none\" "
+        "aria-hidden=\"true\">{}{}</svg></td><td>{}</td><td>{}</td></tr>\n",
+        escape_html(row->parameter), columns, cells(*row), marks, percent(row->zeros, row->elements),
+        row->non_finite == 0 ? "–" : grouped(row->non_finite));
+  }
+  if (rows.empty()) {
+    return "";
+  }
+  const int64_t highest = lowest + static_cast<int64_t>(columns) - 1;
+  return fmt::format(
+      "<h2>Sizes of gradients at step {}</h2>\n<div class=\"box\"><p class=\"caption\">Each row is a parameter, from "
+      "2{} on "
+      "the left to 2{} on the right; the darker, the more of its gradients are of that size. The line is where FP16 "
+      "ends, at "
+      "2{}: gradients to its left would become zero{}.</p>\n<table class=\"gradients-map\">\n"
+      "<tr><th></th><td></td><td>zero</td><td>not finite</td></tr>\n{}</table></div>\n",
+      grouped(last), superscript(static_cast<int>(lowest)), superscript(static_cast<int>(highest)),
+      superscript(kFp16Smallest),
+      loss_scale > 1 ? fmt::format(". With the loss scaled by {}, it is the dashed one", rounded(loss_scale)) : "",
+      rows);
+}
+
+}  // namespace snug::detail
