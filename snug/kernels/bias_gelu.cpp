@@ -1,5 +1,8 @@
 #include "snug/kernels/bias_gelu.h"
 
+#include <optional>
+#include <string>
+
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <fmt/ranges.h>
@@ -61,7 +64,9 @@ at::Tensor backward_of(const at::Tensor& grad, const at::Tensor& x, const at::Te
 }
 
 struct BiasGelu : torch::autograd::Function<BiasGelu> {
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& bias) {
+  // Function takes an undefined tensor only as an empty optional.
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& given) {
+    const at::Tensor bias = given.value_or(at::Tensor());
     context->save_for_backward({x, bias});
     return forward_of(x, bias);
   }
@@ -87,7 +92,7 @@ at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
     b = b.to(x.scalar_type());
   }
   check(x, b);
-  return BiasGelu::apply(x, b);
+  return BiasGelu::apply(x, b.defined() ? std::optional(b) : std::nullopt);
 }
 
 }  // namespace snug

@@ -153,6 +153,9 @@ class Trainer::Impl {
                  .total_steps = config_.steps,
                  .floor = config_.peak_lr() / 10};
     schedule_.check();
+    if (device_.is_cuda()) {
+      accumulate_matmuls_in_fp32();
+    }
     model_->train();
     check_parameters_fit();
     if (start_ == Start::Resume) {
@@ -182,6 +185,7 @@ class Trainer::Impl {
       if (!log_) {
         FileSystem::real().create_directories(config_.out);
         log_ = RunLog::create(log_path(config_.out), config_.to_settings());
+        log_matmul_accumulation();
       }
       log_->write(record);
       for (const RunEvent& event : notes.events) {
@@ -248,6 +252,19 @@ class Trainer::Impl {
           fmt::format("train: {} needs at least {} on {} for the parameters, their gradients and AdamW's two moments, "
                       "more than the limit of {}; raise it, or train a smaller model",
                       config_.model, least.str(), device_.str(), config_.memory.str()));
+    }
+  }
+
+  // On a GPU it makes a difference how matrix products are summed, and it is not LibTorch's default.
+  void log_matmul_accumulation() {
+    if (device_.is_cuda()) {
+      const MatmulAccumulation how = matmul_accumulation();
+      log_->event({.name = "matrix products",
+                   .step = 0,
+                   .details = {{"fp16_reduction", how.fp16_reduction},
+                               {"bf16_reduction", how.bf16_reduction},
+                               {"fp16_accumulation", how.fp16_accumulation},
+                               {"tf32", how.tf32}}});
     }
   }
 
