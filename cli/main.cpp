@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <c10/util/Exception.h>
@@ -15,7 +16,8 @@
 
 namespace {
 
-constexpr std::array kCommands{&snug::cli::add_train, &snug::cli::add_sample, &snug::cli::add_report};
+constexpr std::array kCommands{&snug::cli::add_train, &snug::cli::add_sample, &snug::cli::add_report,
+                               &snug::cli::add_formats};
 
 int fail(int status, const std::string& message) {
   fmt::print(stderr, "snug: {}\n", message);
@@ -55,6 +57,14 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   return error.what();
 }
 
+// A negative number may come after "--", as is the custom, though here it need not; CLI11 would keep the "--" among the words.
+int without_dashes(int argc, char** argv) {
+  if (argc < 2 || std::string_view(argv[1]) != "formats") {
+    return argc;
+  }
+  return static_cast<int>(std::remove(argv + 2, argv + argc, std::string_view("--")) - argv);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -62,13 +72,17 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.option_defaults()->take_last();  // of a flag given twice the last holds
   app.set_version_flag("--version", "snug " SNUG_VERSION);
-  app.footer("snug COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 bad usage, 3 does not fit into memory.");
+  app.footer(
+      "snug COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 bad usage, 3 does not fit into memory, 130 "
+      "interrupted.");
   for (const auto add : kCommands) {
     add(app);
   }
   try {
-    app.parse(argc, argv);
+    app.parse(without_dashes(argc, argv), argv);
     return 0;
+  } catch (const snug::cli::Interrupted& interrupted) {
+    return interrupted.status();
   } catch (const CLI::Success& help) {
     return app.exit(help);
   } catch (const CLI::ParseError& error) {
@@ -77,6 +91,8 @@ int main(int argc, char** argv) {
     return fail(snug::cli::kDoesNotFit, error.what());
   } catch (const snug::ConfigError& error) {
     return fail(snug::cli::kBadUsage, error.what());
+  } catch (const c10::OutOfMemoryError& error) {
+    return fail(snug::cli::kDoesNotFit, error.what_without_backtrace());
   } catch (const c10::Error& error) {
     return fail(snug::cli::kFailed, error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -25,7 +25,7 @@ double nearest_even(double x) {
 
 double nearest(const FloatFormat& format, double x) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const double beyond = format.has_infinity ? kInfinity : std::numeric_limits<double>::quiet_NaN();
+  const double beyond = format.has_infinity ? kInfinity : format.max();
   if (std::isnan(x)) {
     return x;
   }
@@ -65,7 +65,8 @@ FloatVerdict judge(const FloatFormat& format, double x, double value) {
   if (value == x) {
     return FloatVerdict::Exact;
   }
-  if (!std::isfinite(value)) {
+  const double step = std::ldexp(1.0, step_exponent(format, format.max()));
+  if (!std::isfinite(value) || std::abs(x) > format.max() + step / 2) {
     return FloatVerdict::Overflow;
   }
   if (value == 0) {

@@ -46,7 +46,7 @@ enum class FloatVerdict {
   Rounding,   ///< the nearest number, to the format's full precision
   Subnormal,  ///< gradual underflow: so near to zero that fraction bits are lost
   Underflow,  ///< became zero
-  Overflow,   ///< beyond the largest number: infinity, or NaN where the format has no infinity
+  Overflow,   ///< beyond the largest number: infinity, or the largest number where the format has no infinity
   NotANumber  ///< was NaN before
 };
 /// "exact", "rounding", "subnormal", "underflow", "overflow", "nan".
@@ -63,12 +63,13 @@ struct RoundedFloat {
   double value = 0;
   FloatBits bits;
   FloatVerdict verdict = FloatVerdict::Exact;
-  double error = 0;           ///< value - x, exact; infinite after an overflow to infinity, NaN where value or x is NaN
+  double error = 0;           ///< value - x, exact; infinite after an overflow to infinity, NaN where x is NaN
   double relative_error = 0;  ///< |error / x|; 0 where error is 0
 };
 
 /// Rounds x once to the nearest number of the format, ties to the even fraction (IEEE 754-2019, 4.3.1), with gradual underflow. Beyond the
-/// largest number by half a step or more it overflows; FP8 E4M3 then gives NaN as torch's cast does, and the verdict is Overflow.
+/// largest number by half a step or more it overflows; FP8 E4M3 then stays at its largest number, as torch's cast does from 2.13 on (before,
+/// it gave NaN), and the verdict is Overflow.
 /// A cast of torch from double to a 16- or 8-bit type rounds twice, first to float, and may differ in the last bit.
 RoundedFloat round_to(const FloatFormat& format, double x);
 

@@ -60,6 +60,11 @@ Tensor all_patterns(const Cast& cast) {
   return torch::arange(int64_t{1} << cast.format.bits(), torch::kInt64).to(cast.same_size);
 }
 
+// LibTorch did so from 2.13 on.
+bool saturates_as_we_do(const Cast& cast) {
+  return cast.format.has_infinity || !torch::full({1}, 1e6).to(cast.type).to(torch::kFloat).isnan().item<bool>();
+}
+
 TEST_P(TorchCast, AgreesOnEveryBitPattern) {
   const Cast& cast = GetParam();
   const Tensor patterns = all_patterns(cast);
@@ -82,6 +87,9 @@ TEST_P(TorchCast, AgreesOnTheMiddleOfAnyTwoNeighboursAndBesideIt) {
 
 TEST_P(TorchCast, AgreesOnFloatsOfAllSizes) {
   const Cast& cast = GetParam();
+  if (!saturates_as_we_do(cast)) {
+    GTEST_SKIP() << "this LibTorch gives NaN beyond the largest number of " << cast.format.name;
+  }
   torch::manual_seed(1);
   // Random bits: every exponent occurs, with zero, subnormals, infinities and NaN.
   const Tensor bits = torch::randint(-(int64_t{1} << 31), int64_t{1} << 31, {200'000}, torch::kInt64).to(torch::kInt32);
@@ -95,6 +103,9 @@ TEST_P(TorchCast, AgreesOnFloatsOfAllSizes) {
 
 TEST_P(TorchCast, AgreesOnWhereOverflowBegins) {
   const Cast& cast = GetParam();
+  if (!saturates_as_we_do(cast)) {
+    GTEST_SKIP() << "this LibTorch gives NaN beyond the largest number of " << cast.format.name;
+  }
   const double step = std::ldexp(cast.format.epsilon(), cast.format.max_exponent());
   const auto limit = static_cast<float>(cast.format.max() + step / 2);
   const Tensor x =
