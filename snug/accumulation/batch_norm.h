@@ -1,6 +1,6 @@
 #pragma once
-// Batch normalisation over micro-batches: its running statistics move once for each micro-batch, so K of them move it further than the one
-// batch that they make up. This sets the momentum right.
+// Batch normalisation over micro-batches: its running statistics move once for each micro-batch, so K of them move it
+// further than the one batch that they make up. This sets the momentum right.
 //
 //   snug::adjust_batch_norm_momentum(*model, 8);    // once, before training with 8 micro-batches per step
 

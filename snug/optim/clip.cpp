@@ -1,5 +1,8 @@
 #include "snug/optim/clip.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <string>
 #include <unordered_set>
@@ -32,6 +35,20 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
     }
   }
   return lists;
+}
+
+// torch refuses to clamp to what a type cannot hold.
+double largest_finite(c10::ScalarType type) {
+  switch (type) {
+    case at::kHalf:
+      return std::numeric_limits<c10::Half>::max();
+    case at::kBFloat16:
+      return std::numeric_limits<c10::BFloat16>::max();
+    case at::kFloat:
+      return std::numeric_limits<float>::max();
+    default:
+      return std::numeric_limits<double>::max();
+  }
 }
 
 at::Tensor norm_of(const Lists& lists, double norm_type) {
@@ -79,8 +96,9 @@ void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value) {
   }
   const at::NoGradGuard no_grad;
   for (const auto& entry : gradient_lists(parameters)) {
-    at::_foreach_clamp_min_(entry.second, -value);
-    at::_foreach_clamp_max_(entry.second, value);
+    const double limit = std::isinf(value) ? value : std::min(value, largest_finite(entry.first.second));
+    at::_foreach_clamp_min_(entry.second, -limit);
+    at::_foreach_clamp_max_(entry.second, limit);
   }
 }
 

@@ -20,10 +20,11 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
 /// The norm alone.
 at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 
-/// Limits every number of the gradients of `parameters` to [-value, value], in place; NaN stays NaN, as in Python. This changes
-/// the gradient's direction, which the norm's clipping keeps. Formula: torch/nn/utils/clip_grad.py (clip_grad_value_). Parameters without
-/// a gradient are passed over; sparse gradients are coalesced first, so the sum over repeated rows is limited. Throws ConfigError
-/// unless value >= 0 (infinity included: then nothing changes).
+/// Limits every number of the gradients of `parameters` to [-value, value], in place; NaN stays NaN, as in Python. This
+/// changes the gradient's direction, which the norm's clipping keeps. Formula: torch/nn/utils/clip_grad.py
+/// (clip_grad_value_). Parameters without a gradient are passed over; sparse gradients are coalesced first, so the sum
+/// over repeated rows is limited. A value beyond the type's range limits to its largest finite number, where Python
+/// throws. Throws ConfigError unless value >= 0 (infinity included: then nothing changes).
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value);
 
 }  // namespace snug

@@ -86,13 +86,14 @@ void Ema::update() {
   refuse_in_scope("update");
   const auto n = static_cast<double>(updates_);
   const double decay = options_.warm_up ? std::min(options_.decay, (1 + n) / (10 + n)) : options_.decay;
-  const double weight = updates_ == 0 ? 1 : 1 - decay;
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> averages, now;
   size_t widened = 0;
   const auto flush = [&] {
-    if (!averages.empty()) {
-      updates_ == 0 ? at::_foreach_copy_(averages, now) : at::_foreach_lerp_(averages, now, weight);
+    if (!averages.empty() && updates_ == 0) {
+      at::_foreach_copy_(averages, now);
+    } else if (!averages.empty()) {
+      at::_foreach_lerp_(averages, now, 1 - decay);
     }
     averages.clear();
     now.clear();

@@ -1,6 +1,6 @@
 #pragma once
-// GradientNoise: from the gradients of micro-batches and of the whole batch, which training with accumulation has at hand anyway, how large
-// a batch still pays.
+// GradientNoise: how large a batch still pays, from the gradients of micro-batches and of the whole batch, which training
+// with accumulation has at hand anyway.
 //
 //   snug::GradientNoise noise;
 //   noise.add(mean_of_squared_norms_of_micro_batches, 8, squared_norm_of_their_mean, 64);
@@ -15,9 +15,9 @@ struct GradientNoiseOptions {
   double decay = 0.99;  ///< of the averages over steps, from 0 (the last step alone) to below 1
 };
 
-/// The simple noise scale B = tr(S) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): S is the covariance of the gradient of one
-/// item, G its mean. At a batch of B items noise and gradient are equally large; far below it twice the batch halves the number of steps, far above
-/// it saves next to nothing.
+/// The simple noise scale B = tr(S) / |G|^2 of McCandlish et al. 2018 (arXiv:1812.06162): S is the covariance of the
+/// gradient of one item, G its mean. At a batch of B items noise and gradient are equally large; far below it twice the
+/// batch halves the number of steps, far above it saves next to nothing.
 class GradientNoise {
  public:
   /// What is kept between steps, to be saved with a run.
@@ -30,17 +30,18 @@ class GradientNoise {
   /// Throws ConfigError unless 0 <= decay < 1.
   explicit GradientNoise(GradientNoiseOptions options = {});
 
-  /// One step. `small_sq_norm_mean`: the mean over the micro-batches of |g|^2, g the mean gradient of the small_items in one. `big_sq_norm`: |g|^2 of
-  /// the mean gradient of all big_items. Take both before clipping, with the loss scale divided out. With appendix A.1's estimates, unbiased for
-  /// micro-batches of one size that are drawn independently:
+  /// One step. `small_sq_norm_mean`: the mean over the micro-batches of |g|^2, g the mean gradient of the small_items
+  /// in one. `big_sq_norm`: |g|^2 of the mean gradient of all big_items. Take both before clipping, with the loss scale
+  /// divided out. With appendix A.1's estimates, unbiased for micro-batches of one size that are drawn independently:
   ///   |G|^2 = (big_items * big - small_items * small) / (big_items - small_items)
   ///   tr(S) = (small - big) / (1 / small_items - 1 / big_items)
-  /// False, and nothing is counted, if there is nothing to learn: both batches are of one size, or a norm is not finite as in a
-  /// step that is skipped. Throws ConfigError for sizes below 1, big_items < small_items or a norm below 0.
+  /// False, and nothing is counted, if there is nothing to learn: both batches are of one size, or a norm is not finite
+  /// as in a step that is skipped. Throws ConfigError for sizes below 1, big_items < small_items or a norm below 0.
   bool add(double small_sq_norm_mean, int64_t small_items, double big_sq_norm, int64_t big_items);
 
-  /// B in items. The averages of numerator and denominator are divided, as the mean of ratios would be biased. Empty before the first step, and while
-  /// the average of |G|^2 is not above 0, where noise hides the gradient: average over more steps.
+  /// B in items. The averages of numerator and denominator are divided, as the mean of ratios would be biased. Empty
+  /// before the first step, and while the average of |G|^2 is not above 0, where noise hides the gradient: average over
+  /// more steps.
   std::optional<double> scale() const;
 
   /// The averages themselves, empty before the first step. Estimates of single steps scatter, so either may be below 0.

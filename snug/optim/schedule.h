@@ -1,6 +1,6 @@
 #pragma once
-// Learning rates as pure functions of the optimizer step, so that a resumed run needs no schedule state at all. LrSchedule
-// (lr_schedule.h) puts one into an optimizer.
+// Learning rates as pure functions of the optimizer step, so that a resumed run needs no schedule state at all.
+// LrSchedule (lr_schedule.h) puts one into an optimizer.
 //
 //   snug::WarmupCosine schedule{.peak = 3e-4, .warmup_steps = 100, .total_steps = 2000, .floor = 3e-5};
 //   options.lr(schedule.at(step));                                             // step counts from 0

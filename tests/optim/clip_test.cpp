@@ -21,6 +21,8 @@ using testing::same_bits;
 using torch::Tensor;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr float kInfF = std::numeric_limits<float>::infinity();
+constexpr float kNanF = std::numeric_limits<float>::quiet_NaN();
 
 std::vector<Tensor> with_gradients(const std::vector<Tensor>& gradients) {
   std::vector<Tensor> parameters;
@@ -171,6 +173,71 @@ TEST(ClipGradNorm, TakesSparseGradientsWithRepeatedRows) {
     return embedding->weight.grad().to_dense();
   };
   EXPECT_TRUE(same_bits(gradient_of(true), gradient_of(false)));
+}
+
+TEST(ClipGradValue, LimitsEveryNumberAndLeavesTheOthersToTheBit) {
+  const auto p =
+      with_gradients({torch::tensor({3.0f, -0.25f, 0.5f, -0.5f, -7.0f}), torch::tensor({-0.0f, kNanF, kInfF, -kInfF})});
+  clip_grad_value_(p, 0.5);
+  EXPECT_TRUE(same_bits(p[0].grad(), torch::tensor({0.5f, -0.25f, 0.5f, -0.5f, -0.5f})));
+  EXPECT_TRUE(std::isnan(p[1].grad()[1].item<float>()));
+  EXPECT_EQ(p[1].grad()[2].item<float>(), 0.5f);
+  EXPECT_EQ(p[1].grad()[3].item<float>(), -0.5f);
+}
+
+TEST(ClipGradValue, EqualsTorchsClipping) {
+  for (const double value : {0.0, 0.3, 5.0, kInf}) {
+    const auto mine = random_parameters();
+    const auto theirs = random_parameters();
+    clip_grad_value_(mine, value);
+    torch::nn::utils::clip_grad_value_(theirs, value);
+    EXPECT_TRUE(same_bits(gradients_of(mine), gradients_of(theirs))) << value;
+  }
+}
+
+TEST(ClipGradValue, TakesSeveralDtypesLayoutsAndParametersWithoutGradient) {
+  auto p = with_gradients({torch::full({1}, 3.0, torch::kBFloat16), torch::full({1}, -4.0, torch::kDouble),
+                           torch::full({1}, 5.0, torch::kHalf), torch::ones({0, 4}), torch::ones({2, 3})});
+  p[4].mutable_grad() = torch::arange(6, torch::kFloat).reshape({3, 2}).t();
+  p.push_back(torch::zeros({2}, torch::requires_grad()));
+  clip_grad_value_(p, 2);
+  EXPECT_EQ(p[0].grad().item<float>(), 2.0f);
+  EXPECT_EQ(p[1].grad().item<double>(), -2.0);
+  EXPECT_EQ(p[2].grad().item<float>(), 2.0f);
+  EXPECT_EQ(p[4].grad().max().item<float>(), 2.0f);
+  EXPECT_FALSE(p[5].grad().defined());
+  clip_grad_value_({}, 1);
+}
+
+TEST(ClipGradValue, TakesAValueThatTheTypeCannotHold) {
+  for (const auto type : {torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble}) {
+    const auto p = with_gradients({torch::tensor({kInf, -kInf, 5.0}, torch::kDouble).to(type)});
+    clip_grad_value_(p, 1e300);
+    EXPECT_TRUE(torch::isfinite(p[0].grad()).all().item<bool>()) << type;
+    EXPECT_GT(p[0].grad()[0].item<double>(), 65000) << type;
+    EXPECT_EQ(p[0].grad()[2].item<double>(), 5) << type;
+  }
+}
+
+TEST(ClipGradValue, LimitsTheSumOverRepeatedSparseRows) {
+  const auto gradient_of = [](bool sparse) {
+    torch::manual_seed(1);
+    auto embedding = torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(sparse));
+    embedding->forward(torch::tensor({1, 3, 1})).sum().backward();
+    EXPECT_EQ(embedding->weight.grad().is_sparse(), sparse);
+    clip_grad_value_(embedding->parameters(), 1.5);
+    return embedding->weight.grad().to_dense();
+  };
+  EXPECT_TRUE(same_bits(gradient_of(true), gradient_of(false)));
+  EXPECT_EQ(gradient_of(true)[1][0].item<float>(), 1.5f);
+}
+
+TEST(ClipGradValue, RefusesValuesThatAreNone) {
+  const auto p = random_parameters();
+  const auto before = gradients_of(p);
+  EXPECT_THAT(error_of<ConfigError>([&] { clip_grad_value_(p, -1.0); }), HasSubstr("value is -1"));
+  EXPECT_THAT(error_of<ConfigError>([&] { clip_grad_value_(p, std::nan("")); }), HasSubstr("value is nan"));
+  EXPECT_TRUE(same_bits(gradients_of(p), before));
 }
 
 TEST(GradNorm, IsTheNormAndChangesNothing) {

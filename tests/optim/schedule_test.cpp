@@ -91,6 +91,106 @@ TEST(WarmupCosine, RejectsFieldsOutOfRangeAndNamesThem) {
   EXPECT_NE(error_of([&] { (void)good.at(-1); }).find("step is -1"), std::string::npos);
 }
 
+TEST(WarmupLinear, RisesToThePeakAndFallsInAStraightLineToTheFloor) {
+  const WarmupLinear schedule{.peak = 8.0, .warmup_steps = 4, .total_steps = 10, .floor = 2.0};
+  EXPECT_DOUBLE_EQ(schedule.at(0), 2.0);
+  EXPECT_DOUBLE_EQ(schedule.at(3), 8.0);
+  EXPECT_DOUBLE_EQ(schedule.at(4), 8.0);
+  EXPECT_DOUBLE_EQ(schedule.at(5), 7.0);
+  EXPECT_DOUBLE_EQ(schedule.at(9), 3.0);
+  EXPECT_EQ(schedule.at(10), 2.0);
+  EXPECT_EQ(schedule.at(std::numeric_limits<int64_t>::max()), 2.0);
+  EXPECT_EQ((WarmupLinear{.peak = 2.0, .warmup_steps = 2, .total_steps = 2}.at(2)), 0.0);
+}
+
+TEST(WarmupConstant, RisesToThePeakAndStaysThere) {
+  EXPECT_EQ((WarmupConstant{.peak = 3.0}.at(0)), 3.0);
+  const WarmupConstant schedule{.peak = 3.0, .warmup_steps = 3};
+  EXPECT_DOUBLE_EQ(schedule.at(0), 1.0);
+  EXPECT_DOUBLE_EQ(schedule.at(2), 3.0);
+  EXPECT_EQ(schedule.at(std::numeric_limits<int64_t>::max()), 3.0);
+}
+
+TEST(StepDecay, MultipliesByGammaEverySoManySteps) {
+  const StepDecay schedule{.initial = 8.0, .every = 3, .gamma = 0.5};
+  EXPECT_EQ(schedule.at(0), 8.0);
+  EXPECT_EQ(schedule.at(2), 8.0);
+  EXPECT_EQ(schedule.at(3), 4.0);
+  EXPECT_EQ(schedule.at(8), 2.0);
+  EXPECT_EQ(schedule.at(9), 1.0);
+  EXPECT_EQ((StepDecay{.initial = 8.0, .every = 1, .gamma = 1.0}.at(1000)), 8.0);
+}
+
+TEST(OneCycle, GoesFromItsFirstRateToThePeakToItsLast) {
+  for (const auto anneal : {OneCycle::Anneal::Cosine, OneCycle::Anneal::Linear}) {
+    const OneCycle schedule{
+        .peak = 10.0, .total_steps = 101, .pct_start = 41.0 / 101, .anneal = anneal, .final_div_factor = 4};
+    EXPECT_NEAR(schedule.at(0), 10.0 / 25, 1e-14);
+    EXPECT_DOUBLE_EQ(schedule.at(20), (10.0 + 0.4) / 2) << "half way, the cosine and the line meet";
+    EXPECT_DOUBLE_EQ(schedule.at(40), 10.0);
+    EXPECT_NEAR(schedule.at(70), (10.0 + 0.1) / 2, 1e-14);
+    EXPECT_NEAR(schedule.at(100), 0.1, 1e-14);
+    EXPECT_EQ(schedule.at(101), schedule.at(100));
+    EXPECT_EQ(schedule.at(std::numeric_limits<int64_t>::max()), schedule.at(100));
+  }
+}
+
+TEST(OneCycle, TurnsInTheQuartersAsItsShapeSays) {
+  OneCycle schedule{.peak = 1.0, .total_steps = 61, .pct_start = 1.0, .div_factor = 2.0};
+  EXPECT_NEAR(schedule.at(20), 0.5 + 0.5 * 0.25, 1e-15);  // the cosine at 60 degrees is 1/2
+  EXPECT_EQ(schedule.at(60), 1.0);
+  schedule.anneal = OneCycle::Anneal::Linear;
+  EXPECT_NEAR(schedule.at(20), 0.5 + 0.5 / 3, 1e-15);
+}
+
+TEST(OneCycle, WithoutARiseBeginsAtOrBelowThePeak) {
+  EXPECT_EQ((OneCycle{.peak = 1.0, .total_steps = 10, .pct_start = 0.1}.at(0)), 1.0);  // Python divides by zero here
+  const OneCycle falling{.peak = 1.0, .total_steps = 9, .pct_start = 0.0, .anneal = OneCycle::Anneal::Linear};
+  EXPECT_NEAR(falling.at(0), 1.0 + (4e-6 - 1.0) / 9, 1e-15);
+  EXPECT_NEAR((OneCycle{.peak = 1.0, .total_steps = 1}.at(0)), 4e-6, 1e-15);
+}
+
+template <class Schedule, class Change>
+void expect_refusal(Schedule bad, const std::string& message, Change change) {
+  EXPECT_EQ(error_of([&] { bad.check(); }), "no error");
+  change(bad);
+  const std::string at = error_of([&] { (void)bad.at(0); });
+  EXPECT_NE(at.find(message), std::string::npos) << at;
+  EXPECT_EQ(at, error_of([&] { bad.check(); }));
+}
+
+TEST(Schedules, RejectFieldsOutOfRangeAndNameThem) {
+  const WarmupLinear linear{.peak = 1, .warmup_steps = 2, .total_steps = 10};
+  expect_refusal(linear, "WarmupLinear: peak is 0", [](auto& bad) { bad.peak = 0; });
+  expect_refusal(linear, "WarmupLinear: floor is 2", [](auto& bad) { bad.floor = 2; });
+  expect_refusal(linear, "WarmupLinear: total_steps is 0", [](auto& bad) { bad.total_steps = 0; });
+  expect_refusal(linear, "WarmupLinear: warmup_steps is 11", [](auto& bad) { bad.warmup_steps = 11; });
+  const WarmupConstant constant{.peak = 1};
+  expect_refusal(constant, "WarmupConstant: peak is nan", [](auto& bad) { bad.peak = kNan; });
+  expect_refusal(constant, "WarmupConstant: warmup_steps is -1", [](auto& bad) { bad.warmup_steps = -1; });
+  const StepDecay step{.initial = 1, .every = 2};
+  expect_refusal(step, "StepDecay: initial is inf", [](auto& bad) { bad.initial = kInf; });
+  expect_refusal(step, "StepDecay: every is 0", [](auto& bad) { bad.every = 0; });
+  expect_refusal(step, "StepDecay: gamma is 0", [](auto& bad) { bad.gamma = 0; });
+  expect_refusal(step, "StepDecay: gamma is 1.5", [](auto& bad) { bad.gamma = 1.5; });
+  const OneCycle cycle{.peak = 1, .total_steps = 2};
+  expect_refusal(cycle, "OneCycle: peak is -1", [](auto& bad) { bad.peak = -1; });
+  expect_refusal(cycle, "OneCycle: total_steps is 0", [](auto& bad) { bad.total_steps = 0; });
+  expect_refusal(cycle, "OneCycle: pct_start is 1.1", [](auto& bad) { bad.pct_start = 1.1; });
+  expect_refusal(cycle, "OneCycle: pct_start is nan", [](auto& bad) { bad.pct_start = kNan; });
+  expect_refusal(cycle, "OneCycle: anneal is 7", [](auto& bad) { bad.anneal = static_cast<OneCycle::Anneal>(7); });
+  expect_refusal(cycle, "OneCycle: div_factor is 0", [](auto& bad) { bad.div_factor = 0; });
+  expect_refusal(cycle, "OneCycle: final_div_factor is inf", [](auto& bad) { bad.final_div_factor = kInf; });
+}
+
+TEST(Schedules, CountStepsFromZero) {
+  EXPECT_NE(error_of([] { (void)WarmupLinear{.peak = 1, .total_steps = 1}.at(-1); }).find("step is -1"),
+            std::string::npos);
+  EXPECT_NE(error_of([] { (void)WarmupConstant{.peak = 1}.at(-1); }).find("step is -1"), std::string::npos);
+  EXPECT_NE(error_of([] { (void)StepDecay{.initial = 1, .every = 1}.at(-1); }).find("step is -1"), std::string::npos);
+  EXPECT_NE(error_of([] { (void)OneCycle{.peak = 1, .total_steps = 1}.at(-1); }).find("step is -1"), std::string::npos);
+}
+
 TEST(ScaleLearningRate, MultipliesByTheRatioOfTheBatchesOrItsRoot) {
   EXPECT_DOUBLE_EQ(scale_learning_rate(0.1, 1024, 256, LrScaling::None), 0.1);
   EXPECT_DOUBLE_EQ(scale_learning_rate(0.1, 1024, 256, LrScaling::Linear), 0.4);
