@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
@@ -145,6 +146,11 @@ AccumulationWindow::Totals AccumulationWindow::close() {
     }
   }
   return totals;
+}
+
+double AccumulationWindow::to_mean() const {
+  const bool is_known = items_ > 0 && !items_on_device_.defined();
+  return is_known ? provisional_ / static_cast<double>(items_) : std::numeric_limits<double>::quiet_NaN();
 }
 
 void AccumulationWindow::abandon() {

@@ -50,6 +50,9 @@ class AccumulationWindow {
 
   /// Micro-batches so far.
   int64_t size() const { return size_; }
+  /// What the gradients so far are to be multiplied with to be those of the mean over the items so far. NaN without items, or if
+  /// their number lies on a device.
+  double to_mean() const;
 
  private:
   void reset();

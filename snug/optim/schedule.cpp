@@ -39,10 +39,6 @@ double warm_up(double peak, int64_t step, int64_t warmup_steps) {
   return peak * static_cast<double>(step + 1) / static_cast<double>(warmup_steps);
 }
 
-double part(int64_t step, int64_t from, int64_t to) {
-  return static_cast<double>(step - from) / static_cast<double>(to - from);
-}
-
 }  // namespace
 
 void WarmupCosine::check() const { check_warm_up_and_decay(*this, "WarmupCosine"); }
@@ -56,8 +52,10 @@ double WarmupCosine::at(int64_t step) const {
   if (step >= total_steps) {
     return floor;
   }
-  const double t = part(step, warmup_steps, total_steps);
-  return floor + (peak - floor) * (1 + std::cos(std::numbers::pi * t)) / 2;
+  // Python's order of operations: near the end, 1 + cos loses the digits in which another order would differ.
+  const double angle =
+      std::numbers::pi * static_cast<double>(step - warmup_steps) / static_cast<double>(total_steps - warmup_steps);
+  return floor + (peak - floor) * (1 + std::cos(angle)) / 2;
 }
 
 void WarmupLinear::check() const { check_warm_up_and_decay(*this, "WarmupLinear"); }
@@ -68,7 +66,11 @@ double WarmupLinear::at(int64_t step) const {
   if (step < warmup_steps) {
     return warm_up(peak, step, warmup_steps);
   }
-  return step >= total_steps ? floor : peak + (floor - peak) * part(step, warmup_steps, total_steps);
+  if (step >= total_steps) {
+    return floor;
+  }
+  const double t = static_cast<double>(step - warmup_steps) / static_cast<double>(total_steps - warmup_steps);
+  return peak + (floor - peak) * t;
 }
 
 void WarmupConstant::check() const {

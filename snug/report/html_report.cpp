@@ -166,8 +166,8 @@ std::string charts(const Records& records, const std::string& item) {
     return "";  // the heading says so
   }
   return detail::loss_chart(records) + detail::learning_rate_chart(records) + detail::gradient_norm_chart(records) +
-         detail::throughput_chart(records, item) + detail::loss_scale_chart(records) + detail::memory_chart(records) +
-         detail::memory_peak(records);
+         detail::throughput_chart(records, item) + detail::loss_scale_chart(records) +
+         detail::gradient_noise_chart(records) + detail::memory_chart(records) + detail::memory_peak(records);
 }
 
 }  // namespace

@@ -38,7 +38,8 @@ struct StepRecord {
   double loss = 0;                             ///< mean over the items of the step
   std::optional<double> validation_loss = {};  ///< where it was measured after this step
   double learning_rate = 0;
-  double grad_norm = 0;  ///< before clipping
+  double grad_norm = 0;                             ///< before clipping
+  std::optional<double> gradient_noise_scale = {};  ///< sequences up to which a larger batch pays, where it is known
   double loss_scale = 1;
   bool stepped = true;  ///< false: the scaler skipped the step for Inf or NaN in the gradients
   int64_t items = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <utility>
@@ -29,6 +30,9 @@ double StepResult::loss() const {
 }
 bool StepResult::stepped() const { return outcome_; }
 double StepResult::grad_norm() const { return grad_norm_.defined() ? grad_norm_.item<double>() : 0.0; }
+double StepResult::first_grad_norm() const {
+  return first_grad_norm_.defined() ? first_grad_norm_.item<double>() : std::numeric_limits<double>::quiet_NaN();
+}
 double StepResult::scale() const { return scale_.item<double>(); }
 
 namespace {
@@ -104,18 +108,19 @@ class Stepper::Impl {
           ahead = Range{now.end, std::min(now.end + size, source.items)};
         }
         const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
-        run_micro_batch([&] { return source.loss_of(now, ahead); }, parts, /*split=*/options_.micro_batch > 0);
+        run_micro_batch([&] { return source.loss_of(now, ahead); }, now.end - now.begin, parts,
+                        /*split=*/options_.micro_batch > 0);
       }
       return end_window();
     });
   }
 
-  std::optional<StepResult> accumulate_one(const std::function<Loss()>& loss_of) {
+  std::optional<StepResult> accumulate_one(int64_t items, const std::function<Loss()>& loss_of) {
     return guarded([&]() -> std::optional<StepResult> {
       if (window_.size() == 0) {
         begin_window();
       }
-      run_micro_batch(loss_of, static_cast<double>(options_.accumulate), options_.accumulate > 1);
+      run_micro_batch(loss_of, items, static_cast<double>(options_.accumulate), options_.accumulate > 1);
       if (window_.size() < options_.accumulate) {
         return std::nullopt;
       }
@@ -225,6 +230,8 @@ class Stepper::Impl {
   void begin_window() {
     parameters_.refresh();  // some may have been frozen, unfrozen or added
     window_ = AccumulationWindow(parameters_.all());
+    first_grad_norm_.reset();
+    batch_items_ = 0;
     window_.abandon();  // drops the last step's gradients
     window_.begin();
     start_ = Clock::now();
@@ -232,7 +239,8 @@ class Stepper::Impl {
     watch_.emplace(device());
   }
 
-  void run_micro_batch(const std::function<Loss()>& loss_of, double parts, bool split) {
+  void run_micro_batch(const std::function<Loss()>& loss_of, int64_t items, double parts, bool split) {
+    batch_items_ += items;
     const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
     at::Tensor weighted;
     {
@@ -251,6 +259,10 @@ class Stepper::Impl {
     if (weighted.defined()) {
       scaler_.scale(weighted).backward();
       parameters_.gather_gradients();
+      if (options_.gradient_noise && split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
+        first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
+        first_batch_items_ = items;
+      }
     }
   }
 
@@ -261,6 +273,12 @@ class Stepper::Impl {
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
     result.scale_ = make_scale();
+    result.batch_items = std::exchange(batch_items_, 0);
+    if (result.micro_batches > 1 && first_grad_norm_.defined()) {
+      result.first_grad_norm_ = first_grad_norm_ / result.scale_.to(at::kFloat);
+      result.first_batch_items = first_batch_items_;
+    }
+    first_grad_norm_.reset();
     result.activation_peak_bytes = watch_->peak() - level_ - parameters_.gradient_bytes();
     if (totals.items > 0) {
       scaler_.unscale_(optimizer_);
@@ -288,6 +306,9 @@ class Stepper::Impl {
   PrecisionGuard guard_;
   detail::PrecisionRegions regions_;
   AccumulationWindow window_;
+  at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
+  int64_t first_batch_items_ = 0;
+  int64_t batch_items_ = 0;
   Clock::time_point start_;
   int64_t level_ = 0;  // bytes alive before the step
   std::optional<detail::PeakWatch> watch_;
@@ -307,7 +328,7 @@ std::optional<StepResult> Stepper::accumulate_one(int64_t items, const std::func
   if (items < 1) {
     throw ConfigError("Stepper.accumulate: the micro-batch is empty");
   }
-  return impl_->accumulate_one(loss_of);
+  return impl_->accumulate_one(items, loss_of);
 }
 
 std::optional<StepResult> Stepper::flush() { return impl_->flush(); }

@@ -72,6 +72,8 @@ struct StepperOptions {
   /// Moves regions named by PrecisionScope, or the whole step, to FP32 while 16 bits do not do. Off unless patience is given. Costs a pass
   /// over the gradients and a wait for the device each step.
   PrecisionGuardOptions precision_guard = {};
+  /// Measures what GradientNoise needs: one more norm a step, where the batch is split and the losses' counts are on the host.
+  bool gradient_noise = false;
 };
 
 /// What a step did. The methods read the device when they are first asked.
@@ -85,6 +87,8 @@ class StepResult {
   double grad_norm() const;
   /// The loss scale that this step used; 1 without scaling.
   double scale() const;
+  /// With gradient_noise: 2-norm of the mean gradient of the first micro-batch alone, as grad_norm() is of all. NaN if it was not measured.
+  double first_grad_norm() const;
 
   int64_t micro_batches = 0;
   int64_t items = 0;       ///< sum of the losses' counts
@@ -96,11 +100,14 @@ class StepResult {
   int64_t activation_peak_bytes = 0;
   /// A line for each region that precision_guard moved after this step.
   std::vector<std::string> precision_changes;
+  /// The first micro-batch's share of the batch, in the batch's own items.
+  int64_t first_batch_items = 0, batch_items = 0;
 
  private:
   friend class Stepper;
   at::Tensor loss_;
   at::Tensor grad_norm_;
+  at::Tensor first_grad_norm_;
   at::Tensor scale_;
   StepOutcome outcome_{false};
 };

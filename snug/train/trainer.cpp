@@ -29,6 +29,7 @@
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
 #include "snug/optim/adamw.h"
+#include "snug/optim/gradient_noise.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/precision_scope.h"
 #include "snug/train/stepper.h"
@@ -275,7 +276,8 @@ class Trainer::Impl {
              .weights = config_.weights,
              .micro_batch = config_.micro_batch,
              .clip_norm = config_.clip_norm,
-             .precision_guard = {.patience = config_.precision_guard}}};
+             .precision_guard = {.patience = config_.precision_guard},
+             .gradient_noise = config_.micro_batch > 0}};
   }
 
   // Whether something that is done every so many steps, and after the last one, is done after this one.
@@ -330,6 +332,11 @@ class Trainer::Impl {
       ++step_;
       StepRecord record = record_of(result, meter.report());
       notes = notes_of(result);
+      if (result.stepped() && std::isfinite(result.first_grad_norm())) {
+        noise_.add(std::pow(result.first_grad_norm(), 2), result.first_batch_items, std::pow(result.grad_norm(), 2),
+                   result.batch_items);
+        record.gradient_noise_scale = noise_.scale();
+      }
       record.loss = loss;
       record.learning_rate = lr;
       record.seconds = seconds;
@@ -403,6 +410,19 @@ class Trainer::Impl {
         {"rng",
          {[] { return RngState::capture().state_dict(); },
           [](const StateDict& s) { RngState::from_state_dict(s).restore(); }}},
+        {"gradient_noise",
+         {[this] {
+            StateDict state;
+            state.set("squared_gradient", noise_.sums().squared_gradient);
+            state.set("trace", noise_.sums().trace);
+            state.set("weight", noise_.sums().weight);
+            return state;
+          },
+          [this](const StateDict& state) {
+            noise_.load({.squared_gradient = state.get<double>("squared_gradient"),
+                         .trace = state.get<double>("trace"),
+                         .weight = state.get<double>("weight")});
+          }}},
         {"sampler",
          {[this] {
             StateDict state;
@@ -448,6 +468,7 @@ class Trainer::Impl {
   Stepper stepper_;
   SnapshotStore snapshots_;
   WarmupCosine schedule_;
+  GradientNoise noise_;
   std::optional<RunLog> log_;
   int64_t step_ = 0;
 };

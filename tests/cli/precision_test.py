@@ -60,6 +60,12 @@ class Precision(SnugTest):
             self.assertEqual(counted, sample["elements"], sample["parameter"])
         self.assertIn("Sizes of gradients at step 8", (self.folder / "run" / "report.html").read_text())
 
+    def test_the_gradient_noise_scale_is_logged_where_the_batch_is_split(self):
+        self.train("whole")
+        self.train("split", "--micro-batch", "2")
+        self.assertFalse(any("gradient_noise_scale" in r for r in self.records("whole")))
+        self.assertTrue(any("gradient_noise_scale" in r for r in self.records("split")))
+
     def test_what_does_not_go_together_is_refused(self):
         run = ["train", "--data", self.text, "--out", self.folder / "run"]
         self.refuses(2, *run, "--weights", "low", says=["weights low", "float32"])

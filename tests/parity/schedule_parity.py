@@ -116,16 +116,16 @@ def plateau():
         "mode": mode,
         "factor": choices.choice([0.1, 0.5, 0.9]),
         "patience": choices.randint(0, 5),
-        "threshold": choices.choice([0.0, 1e-4, 0.02]),
+        "threshold": choices.choice([0.0, 1e-4, 0.1, 0.1]),
         "threshold_mode": threshold_mode,
         "cooldown": choices.choice([0, 0, 1, 4]),
         "min_lr": choices.choice([0.0, 1e-3, 0.05]),
         "eps": choices.choice([0.0, 1e-8, 1e-3]),
     }
     lr = choices.choice([0.1, 1.0])
-    metrics = [5.0]  # a walk that now and then gets a little better, by the threshold or not
+    metrics = [5.0]  # a walk that gets better on the whole, at times by less than the threshold
     while len(metrics) < 300:
-        metrics.append(metrics[-1] * (1 + choices.gauss(0.0, 0.05)))
+        metrics.append(metrics[-1] * (1 + choices.gauss(0.01 if mode == "max" else -0.01, 0.05)))
     if choices.random() < 0.3:
         metrics[choices.randrange(300)] = choices.choice([math.nan, math.inf, -math.inf])
     if choices.random() < 0.3:
@@ -174,7 +174,7 @@ def main():
     warnings.simplefilter("ignore")  # step(epoch) is deprecated, and reads the closed formula
     torch.manual_seed(1)
     for part in (cosine, linear, constant, step, one_cycle, plateau, clip, ema):
-        for _ in range(40):
+        for _ in range(100):
             part()
     told = subprocess.run([sys.argv[1]], input="\n".join(commands), capture_output=True, text=True, check=True)
     answers = told.stdout.splitlines()

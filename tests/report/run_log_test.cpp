@@ -33,6 +33,7 @@ StepRecord example_record(int64_t step) {
       .validation_loss = step % 2 == 0 ? std::optional(1.0 / 3) : std::nullopt,
       .learning_rate = 0.1 + 0.2,
       .grad_norm = 1e-310,
+      .gradient_noise_scale = 12.5,
       .loss_scale = 65536,
       .stepped = step != 3,
       .items = 8192,

@@ -6,6 +6,7 @@
 #include "snug/memory/limit.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
+#include "snug/optim/sgd.h"
 #include "snug/train/stepper.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
@@ -149,6 +150,31 @@ TEST(StepResultTest, ActivationPeakIsThatOfForwardAndBackwardWithoutGradientsOrO
 
   Stepper parts(model, optimizer, {.micro_batch = 8});
   EXPECT_LT(parts.step(batch, loss_of).activation_peak_bytes, first.activation_peak_bytes / 8);
+}
+
+// The norm of the first micro-batch's own mean gradient, whatever divisor and loss scale were used on the way.
+TEST(StepResultTest, FirstGradNormIsThatOfTheFirstMicroBatchAlone) {
+  const Batch batch = tiny_batch(10);
+  const auto norm_of = [](const Batch& part) {
+    auto model = tiny_model();
+    torch::mse_loss(model->forward(part[0]), part[1]).backward();
+    return grad_norm(model->parameters()).item<double>();
+  };
+  for (const auto precision : {Precision::Float32, Precision::Float16}) {
+    auto model = tiny_model();
+    SGD optimizer(model->parameters(), {.lr = 0.1});
+    Stepper stepper(model, optimizer,
+                    {.precision = precision, .micro_batch = 4, .scaler = {.init_scale = 64}, .gradient_noise = true});
+    const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
+    const auto result = stepper.step(batch, loss_of);
+    const double tolerance = precision == Precision::Float32 ? 1e-5 : 1e-2;
+    EXPECT_NEAR(result.first_grad_norm(), norm_of(micro_batches(batch, 4)[0]), tolerance);
+    EXPECT_NEAR(result.grad_norm(), norm_of(batch), tolerance);
+    EXPECT_EQ(result.first_batch_items, 4);
+    EXPECT_EQ(result.batch_items, 10);
+    EXPECT_TRUE(std::isnan(stepper.step(tiny_batch(4), loss_of).first_grad_norm()))
+        << "there is nothing to compare with";
+  }
 }
 
 }  // namespace

@@ -136,6 +136,17 @@ std::string gradient_norm_chart(const Records& records) {
                      .y = {.from_zero = true, .log_base = log_base}});
 }
 
+std::string gradient_noise_chart(const Records& records) {
+  const auto points = points_of(records, [](const StepRecord& r) { return r.gradient_noise_scale.value_or(kNan); });
+  if (std::none_of(points.begin(), points.end(), [](const Point& p) { return std::isfinite(p.y); })) {
+    return "";
+  }
+  return line_chart({.title = "Gradient noise scale",
+                     .caption = "sequences a batch up to which a larger one pays",
+                     .series = {{.name = "", .look = "gradient-norm", .points = points, .marks_gaps = false}},
+                     .y = {.log_base = log_base_for(points)}});
+}
+
 std::string loss_scale_chart(const Records& records) {
   const auto points = points_of(records, [](const StepRecord& r) { return r.loss_scale; });
   Marks skipped{.name = "skipped step", .look = "skipped"};

@@ -14,6 +14,8 @@ using Records = std::vector<StepRecord>;
 std::string loss_chart(const Records& records);
 std::string learning_rate_chart(const Records& records);
 std::string gradient_norm_chart(const Records& records);
+/// Nothing where it was not measured.
+std::string gradient_noise_chart(const Records& records);
 std::string loss_scale_chart(const Records& records);
 
 /// `item` is what is counted, in the plural.

@@ -58,6 +58,9 @@ std::string record_line(const StepRecord& record) {
   }
   object["learning_rate"] = number(record.learning_rate);
   object["grad_norm"] = number(record.grad_norm);
+  if (record.gradient_noise_scale) {
+    object["gradient_noise_scale"] = number(*record.gradient_noise_scale);
+  }
   object["loss_scale"] = number(record.loss_scale);
   object["stepped"] = record.stepped;
   object["items"] = record.items;

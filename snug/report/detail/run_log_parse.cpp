@@ -129,6 +129,9 @@ StepRecord read_record(const Json& object) {
   }
   record.learning_rate = read_double(object, "learning_rate");
   record.grad_norm = read_double(object, "grad_norm");
+  if (object.contains("gradient_noise_scale")) {
+    record.gradient_noise_scale = read_double(object, "gradient_noise_scale");
+  }
   record.loss_scale = read_double(object, "loss_scale");
   record.stepped = read_bool(object, "stepped");
   record.items = read_integer(object, "items");
