@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -43,6 +44,13 @@ double parse_number(const std::string& text) {
 // As many digits as tell the format's numbers apart, and at least five.
 std::string shown(const FloatFormat& format, double value) {
   return std::isnan(value) ? "nan" : fmt::format("{:.{}g}", value, std::max(5, format.digits_to_tell_apart()));
+}
+
+std::string shown_error(double error) {
+  if (!std::isfinite(error)) {
+    return "-";
+  }
+  return error == 0 ? "0" : fmt::format("{:.1e}", error);
 }
 
 // Exponents end and fractions begin in the same column of each line, as wide as those of FP32.
@@ -99,8 +107,7 @@ void print_demonstrations() {
     while (sum(k + 1) != 1) {
       ++k;
     }
-    fmt::print("  {:<8}  1 + 2^-{:<2} = {:<10}  1 + 2^-{:<2} = {}\n", format.name, k, shown(format, sum(k)), k + 1,
-               shown(format, sum(k + 1)));
+    fmt::print("  {:<8}  1 + 2^-{:<2} = {:<18}  1 + 2^-{:<2} = {}\n", format.name, k, sum(k), k + 1, sum(k + 1));
   }
 }
 
@@ -111,7 +118,6 @@ void print_number(const std::string& text) {
              "relative");
   for (const FloatFormat& f : kFloatFormats) {
     const RoundedFloat r = round_to(f, x);
-    const auto shown_error = [](double e) { return std::isfinite(e) ? fmt::format("{:.1e}", e) : std::string("-"); };
     fmt::print("{:<8}  {}  {:>15}  {:>9}  {:>8}  {}\n", f.name,
                drawn(fmt::to_string(r.bits.sign), fmt::format("{:0{}b}", r.bits.exponent, f.exponent_bits),
                      fmt::format("{:0{}b}", r.bits.fraction, f.fraction_bits)),
@@ -136,13 +142,20 @@ void run_formats(const std::vector<std::string>& numbers) {
 
 void add_formats(CLI::App& app) {
   CLI::App* command = app.add_subcommand("formats", "Show float formats, or what a number becomes in each");
-  command->footer(
-      "snug formats NUMBER, such as 0.1, -1e-8, 0x1.8p-3, inf or nan, tells what becomes of that number. Without one: "
-      "tables and "
-      "examples.");
+  const auto numbers = std::make_shared<std::vector<std::string>>();
+  // expected(1): otherwise CLI11 hands what follows a -- to the program instead of the command.
+  command->add_option("NUMBER", *numbers, "Such as 0.1, -1e-8, 0x1.8p-3, inf or nan; none: tables and examples")
+      ->type_name("")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   // -inf and -.5 look like options; what looks so and is none is a number or an error.
   command->prefix_command();
-  command->callback([command] { run_formats(command->remaining()); });
+  command->callback([command, numbers] {
+    std::vector<std::string> words = *numbers;
+    const auto more = command->remaining();
+    words.insert(words.end(), more.begin(), more.end());
+    run_formats(words);
+  });
 }
 
 }  // namespace snug::cli

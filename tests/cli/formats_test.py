@@ -95,7 +95,7 @@ class Number(FormatsTest):
                     self.assertEqual((done.returncode, done.stdout), (2, ""))
                     self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
                     self.assertIn(f"'{junk}'", done.stderr)
-        for two in (["1", "2"], ["-1", "-2"], ["1", "--", "-2"], ["-inf", "-nan"]):
+        for two in (["1", "2"], ["-1", "-2"], ["1", "2", "3"], ["1", "--", "-2"], ["-inf", "-nan"]):
             done = self.snug(*two)
             self.assertEqual((done.returncode, len(done.stderr.splitlines())), (2, 1), done.stderr)
 
