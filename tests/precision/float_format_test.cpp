@@ -160,6 +160,7 @@ TEST(RoundTo, SaysWhatBecameOfANumber) {
   EXPECT_EQ(verdict(kFp16, 1.5), "exact");
   EXPECT_EQ(verdict(kFp16, 0x1p-24), "exact") << "a subnormal number that lost nothing";
   EXPECT_EQ(verdict(kFp16, 0.00006666666), "rounding");
+  EXPECT_EQ(verdict(kFp16, std::nextafter(kFp16.min_normal(), 0)), "rounding") << "up to a normal number";
   EXPECT_EQ(verdict(kFp16, 1e-6), "subnormal");
   EXPECT_EQ(verdict(kFp16, 1e-8), "underflow");
   EXPECT_EQ(verdict(kFp16, 70000), "overflow");
