@@ -152,6 +152,12 @@ std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::nam
     name(parameter.grad(), Category::Gradient);
   }
   for (const auto* optimizer : optimizers) {
+    for (const auto& group : optimizer->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {  // masters, for example, are no module's
+        name(parameter, Category::Parameter);
+        name(parameter.grad(), Category::Gradient);
+      }
+    }
     for (const at::Tensor& tensor : state_tensors(*optimizer)) {
       name(tensor, Category::OptimizerState);
     }

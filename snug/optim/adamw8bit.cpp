@@ -62,6 +62,10 @@ std::unique_ptr<torch::optim::OptimizerOptions> AdamW8bit::options_from_state(co
 
 void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,
                            const torch::optim::OptimizerOptions&) const {
+  if (!parameter.is_contiguous()) {  // blocks follow memory, and a state does not say how its model lay there
+    throw ConfigError(fmt::format("AdamW8bit: {} is not contiguous; make it contiguous() before its optimizer is made",
+                                  describe(parameter)));
+  }
   state.tensors.emplace_back("step", at::zeros({}, parameter.options()));
   for (const auto& [values, maxima] :
        {std::pair{"exp_avg", "exp_avg_max"}, std::pair{"exp_avg_sq", "exp_avg_sq_max"}}) {

@@ -27,7 +27,8 @@ struct AdamW8bitOptions {
 /// exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler, gradients keep their scale: they are unscaled on the way.
 class AdamW8bit : public FusedOptimizer {
  public:
-  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are not FP32.
+  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are not FP32. Its step
+  /// throws it for parameters that are not contiguous.
   explicit AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options = {});
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options = {});
 

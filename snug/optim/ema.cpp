@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/precision/autocast.h"
 
 namespace snug {
 namespace {
@@ -169,6 +170,7 @@ Ema::Scope::Scope(Ema& ema) : ema_(ema) {
     }
   }
   ema.in_scope_ = true;
+  clear_autocast_cache();
 }
 
 Ema::Scope::~Scope() {
@@ -181,6 +183,7 @@ Ema::Scope::~Scope() {
     }
   }
   ema_.in_scope_ = false;
+  clear_autocast_cache();
 }
 
 void Ema::Scope::exchange(const at::Tensor& parameter, const at::Tensor& average) {

@@ -80,7 +80,7 @@ std::vector<at::Tensor> FusedOptimizer::without_repeats(std::vector<at::Tensor> 
 
 void FusedOptimizer::name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names) {
   for (const auto& [name, parameter] : names) {
-    names_.emplace(parameter.unsafeGetTensorImpl(), name);
+    names_.insert_or_assign(parameter.unsafeGetTensorImpl(), name);
   }
 }
 
@@ -315,6 +315,12 @@ StateDict FusedOptimizer::state_dict() const {
 std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
     const StateDict& saved, const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
   auto state = first_state(parameter, options);
+  if (const auto optional = optional_state()) {
+    std::erase_if(state->tensors, [&](const auto& entry) { return entry.first == *optional; });
+    if (saved.contains(std::string(*optional))) {
+      state->tensors.emplace_back(*optional, at::zeros_like(parameter, at::MemoryFormat::Preserve));
+    }
+  }
   for (auto& [tensor_name, tensor] : state->tensors) {
     const auto& value = saved.get<at::Tensor>(std::string(tensor_name));
     if (!value.defined() || value.sizes() != tensor.sizes()) {
@@ -324,7 +330,18 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
           value.defined() ? fmt::format("has shape [{}]", fmt::join(value.sizes(), ", ")) : "is an undefined tensor",
           fmt::join(tensor.sizes(), ", ")));
     }
+    if (value.scalar_type() != tensor.scalar_type() && !(value.is_floating_point() && tensor.is_floating_point())) {
+      throw CorruptFile(fmt::format(
+          "{}.load_state_dict: {} of {} is {}, it should be {}; was it saved by another optimizer?", name(),
+          tensor_name, describe(parameter), c10::toString(value.scalar_type()), c10::toString(tensor.scalar_type())));
+    }
     tensor.copy_(value);
+  }
+  if (saved.size() != state->tensors.size()) {
+    throw CorruptFile(fmt::format(
+        "{}.load_state_dict: the state of {} has {} tensors, it should have {}; was it saved by an optimizer with "
+        "other options?",
+        name(), describe(parameter), saved.size(), state->tensors.size()));
   }
   state->is_fresh = false;
   return state;

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -88,6 +89,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// Adds the tensors of a first state.
   virtual void make_state(ParameterState& state, const at::Tensor& parameter,
                           const torch::optim::OptimizerOptions& options) const = 0;
+  /// A state tensor in the parameter's shape that may be there or not, as options had it when it was saved.
+  virtual std::optional<std::string_view> optional_state() const { return std::nullopt; }
   /// Allocates all that the update needs. What is returned only writes.
   virtual std::function<void()> prepare(const Work& work) const = 0;
 

@@ -36,6 +36,7 @@ class SGD : public FusedOptimizer {
   std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const override;
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
+  std::optional<std::string_view> optional_state() const override { return "momentum_buffer"; }
   std::function<void()> prepare(const Work& work) const override;
 
  private:

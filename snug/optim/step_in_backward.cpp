@@ -32,8 +32,10 @@ class UpdateAndFree final : public torch::autograd::PostAccumulateGradHook {
 StepInBackward::StepInBackward(FusedOptimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.requires_grad()) {
-        continue;
+      if (parameter.device() != optimizer.param_groups().front().params().front().device()) {
+        remove_hooks();
+        throw ConfigError(
+            "StepInBackward: parameters are on several devices, whose backward runs in several threads; give one");
       }
       if (torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr) {
         remove_hooks();

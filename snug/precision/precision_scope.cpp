@@ -49,7 +49,9 @@ PrecisionScope::PrecisionScope(std::string name) {
   if (current == nullptr) {
     return;
   }
-  current->enter(name);
+  if (!name.empty()) {  // the whole step, which is no region among others
+    current->enter(name);
+  }
   if (current->in_full.contains(name) && at::autocast::is_autocast_enabled(current->device)) {
     full_ = std::make_unique<Full>(current->device);
   }

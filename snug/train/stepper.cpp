@@ -20,6 +20,7 @@
 #include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/detail/precision_regions.h"
+#include "snug/precision/precision_scope.h"
 #include "snug/train/detail/guard_evidence.h"
 #include "snug/train/detail/trained_parameters.h"
 
@@ -56,6 +57,13 @@ void check(const StepperOptions& options) {
   if (options.accumulate < 1) {
     throw ConfigError(fmt::format("Stepper: accumulate is {}; it must be >= 1", options.accumulate));
   }
+  if (options.precision_guard.patience > 0 && options.precision == Precision::Float32) {
+    throw ConfigError(
+        "Stepper: precision_guard has nothing to guard in Float32; give another precision, or leave it out");
+  }
+  if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1) {
+    throw ConfigError("Stepper: gradient_noise compares a micro-batch with the batch; give micro_batch or accumulate");
+  }
   if (!(options.clip_norm >= 0)) {
     throw ConfigError(
         fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
@@ -77,7 +85,7 @@ class Stepper::Impl {
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_);
     } else {
-      parameters_.check_full_weights();
+      parameters_.check_full_weights(scaler_.is_enabled());
     }
     check_budget();
     scaler_.name_parameters(parameters_.all());
@@ -162,29 +170,27 @@ class Stepper::Impl {
 
   void load_state_dict(const StateDict& state) {
     const Precision saved = precision_from_string(state.get<std::string>("precision"));
-    if (options_.precision == Precision::Auto) {
-      if (saved != precision_) {
-        precision_ = saved;
-        scaler_ = GradScaler(scaler_options(options_.scaler, precision_));
-        scaler_.name_parameters(parameters_.all());
-        make_scale();
-      }
-    } else if (saved != precision_) {
+    if (options_.precision != Precision::Auto && saved != precision_) {
       throw ConfigError(
           fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
                       to_string(saved), to_string(precision_)));
     }
+    GradScaler scaler(scaler_options(options_.scaler, saved));  // all that may throw comes before the first write
+    scaler.name_parameters(parameters_.all());
+    scaler.load_state_dict(state.get<StateDict>("scaler"));
     if (options_.weights == Weights::Low) {
       parameters_.load_masters(state.get<StateDict>("masters"));
     }
-    scaler_.load_state_dict(state.get<StateDict>("scaler"));
+    precision_ = saved;
+    scaler_ = std::move(scaler);
+    make_scale();
     if (guard_.is_on() && state.contains("precision_guard")) {
       detail::restore(guard_, state.get<StateDict>("precision_guard"));
       regions_.in_full = guard_.full_regions();
     }
   }
 
-  std::vector<GradientStatistics> gradient_statistics() const { return snug::gradient_statistics(parameters_.all()); }
+  void sample_gradients() { sample_gradients_ = true; }
   Precision precision() const { return precision_; }
   const GradScaler& scaler() const { return scaler_; }
 
@@ -245,8 +251,12 @@ class Stepper::Impl {
     at::Tensor weighted;
     {
       std::optional<Autocast> autocast;
-      if (precision_ != Precision::Float32 && !guard_.is_full("")) {
+      std::optional<PrecisionScope> whole_step_in_fp32;
+      if (precision_ != Precision::Float32) {
         autocast.emplace(device().type(), compute_dtype(precision_));
+      }
+      if (guard_.is_full("")) {
+        whole_step_in_fp32.emplace("");
       }
       const Loss loss = loss_of();
       if (split && loss.kind() == Loss::Kind::Whole) {
@@ -282,6 +292,9 @@ class Stepper::Impl {
     result.activation_peak_bytes = watch_->peak() - level_ - parameters_.gradient_bytes();
     if (totals.items > 0) {
       scaler_.unscale_(optimizer_);
+      if (std::exchange(sample_gradients_, false)) {
+        result.gradient_statistics = gradient_statistics(parameters_.all());
+      }
       if (guard_.is_on() && precision_ != Precision::Float32) {
         result.precision_changes = guard_.observe(detail::gradient_evidence(parameters_.all(), regions_.entered));
         regions_.in_full = guard_.full_regions();
@@ -307,6 +320,7 @@ class Stepper::Impl {
   detail::PrecisionRegions regions_;
   AccumulationWindow window_;
   at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
+  bool sample_gradients_ = false;
   int64_t first_batch_items_ = 0;
   int64_t batch_items_ = 0;
   Clock::time_point start_;
@@ -334,7 +348,7 @@ std::optional<StepResult> Stepper::accumulate_one(int64_t items, const std::func
 std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
 c10::Device Stepper::device() const { return impl_->device(); }
 Precision Stepper::precision() const { return impl_->precision(); }
-std::vector<GradientStatistics> Stepper::gradient_statistics() const { return impl_->gradient_statistics(); }
+void Stepper::sample_gradients() { impl_->sample_gradients(); }
 std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
   return impl_->full_precision_parameters();
 }

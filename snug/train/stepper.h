@@ -100,6 +100,8 @@ class StepResult {
   int64_t activation_peak_bytes = 0;
   /// A line for each region that precision_guard moved after this step.
   std::vector<std::string> precision_changes;
+  /// Of the gradients, if sample_gradients() asked for them.
+  std::vector<GradientStatistics> gradient_statistics;
   /// The first micro-batch's share of the batch, in the batch's own items.
   int64_t first_batch_items = 0, batch_items = 0;
 
@@ -152,8 +154,8 @@ class Stepper {
   Precision precision() const;
   const GradScaler& scaler() const;
 
-  /// Statistics of the gradients that the last step left, one pass over them. See GradientStatistics.
-  std::vector<GradientStatistics> gradient_statistics() const;
+  /// Asks the next step for statistics of its gradients, unscaled and before clipping: one pass over them. See GradientStatistics.
+  void sample_gradients();
 
   /// With Weights::Low: the FP32 masters under their parameters' names, for saving the model. Otherwise the parameters themselves.
   std::map<std::string, at::Tensor> full_precision_parameters() const;

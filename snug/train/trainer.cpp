@@ -31,6 +31,7 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/gradient_noise.h"
 #include "snug/optim/schedule.h"
+#include "snug/precision/autocast.h"
 #include "snug/precision/precision_scope.h"
 #include "snug/train/stepper.h"
 
@@ -320,6 +321,9 @@ class Trainer::Impl {
         group.options().set_lr(lr);
       }
       const Batch batch = next_batch();
+      if (config_.gradient_statistics_every > 0 && (step_ + 1) % config_.gradient_statistics_every == 0) {
+        stepper_.sample_gradients();
+      }
       optimizer_.zero_grad();  // so that the meter begins without gradients
       MemoryMeter meter(device_);
       meter.attach(*model_);
@@ -353,17 +357,15 @@ class Trainer::Impl {
     for (const std::string& change : result.precision_changes) {
       notes.events.push_back({.name = "precision", .step = step_, .details = {{"change", change}}});
     }
-    if (config_.gradient_statistics_every > 0 && step_ % config_.gradient_statistics_every == 0) {
-      for (const GradientStatistics& s : stepper_.gradient_statistics()) {
-        notes.events.push_back({.name = "gradients",
-                                .step = step_,
-                                .details = {{"parameter", s.name},
-                                            {"elements", s.elements},
-                                            {"zeros", s.zeros},
-                                            {"non_finite", s.non_finite},
-                                            {"lowest_exponent", int64_t{GradientStatistics::kLowest}},
-                                            {"exponents", fmt::format("{}", fmt::join(s.exponents, " "))}}});
-      }
+    for (const GradientStatistics& s : result.gradient_statistics) {
+      notes.events.push_back({.name = "gradients",
+                              .step = step_,
+                              .details = {{"parameter", s.name},
+                                          {"elements", s.elements},
+                                          {"zeros", s.zeros},
+                                          {"non_finite", s.non_finite},
+                                          {"lowest_exponent", int64_t{GradientStatistics::kLowest}},
+                                          {"exponents", fmt::format("{}", fmt::join(s.exponents, " "))}}});
     }
     return notes;
   }
@@ -389,6 +391,10 @@ class Trainer::Impl {
 
   double validation_loss() {
     const at::NoGradGuard no_grad;
+    std::optional<Autocast> autocast;
+    if (config_.weights == Weights::Low) {  // as in training: what is measured is the 16-bit model
+      autocast.emplace(device_.type(), compute_dtype(config_.precision));
+    }
     model_->eval();
     const auto starts = corpus_.evenly_spread(kValidationWindows, context_, Split::Validation);
     const auto [input, target] = corpus_.windows(starts, context_, Split::Validation);

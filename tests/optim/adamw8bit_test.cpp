@@ -98,6 +98,23 @@ TEST(AdamW8bit, GoesOnToTheBitAfterLoading) {
   EXPECT_TRUE(same_bits(clones_of(q), clones_of(p)));
 }
 
+TEST(AdamW8bit, RefusesAStateWithOtherTensorsOrTypes) {
+  const auto p = parameters();
+  AdamW8bit optimizer(p, {.lr = 0.01, .min_elements = 1});
+  train(optimizer, p, 1, 1);
+  AdamW8bit larger(parameters());  // keeps the bias in FP32
+  EXPECT_THAT(error_of<CorruptFile>([&] { larger.load_state_dict(optimizer.state_dict()); }), HasSubstr("parameter 1"));
+  AdamW full(parameters());
+  EXPECT_THROW(full.load_state_dict(optimizer.state_dict()), CorruptFile);
+}
+
+TEST(AdamW8bit, RefusesParametersThatAreNotContiguous) {
+  const Tensor p = torch::randn({8, 8, 8, 8}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_();
+  AdamW8bit optimizer({p}, {.min_elements = 1});
+  p.mutable_grad() = torch::ones_like(p);
+  EXPECT_THAT(error_of<ConfigError>([&] { optimizer.step(); }), HasSubstr("not contiguous"));
+}
+
 TEST(AdamW8bit, DoesNotDependOnTheNumberOfThreads) {
   const auto run = [](int threads) {
     const int before = torch::get_num_threads();

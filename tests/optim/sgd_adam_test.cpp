@@ -139,6 +139,31 @@ TEST(SGD, MomentumThatIsTurnedOnLaterBeginsThen) {
   EXPECT_TRUE(same_bits(clones_of(p), clones_of(q)));
 }
 
+// Momentum that was turned on or off since: the state that is saved has a buffer, or none, whatever the options say.
+TEST(SGD, LoadsAStateWithOrWithoutBuffersWhateverTheMomentumIsNow) {
+  for (const bool buffers : {false, true}) {
+    auto p = random_parameters();
+    SGD optimizer(p, {.lr = 0.1, .momentum = buffers ? 0.9 : 0});
+    train(optimizer, p, 1, 2);
+    const auto set_momentum = [](SGD& sgd, double momentum) {
+      static_cast<torch::optim::SGDOptions&>(sgd.param_groups()[0].options()).momentum(momentum);
+    };
+    set_momentum(optimizer, buffers ? 0 : 0.9);
+    auto q = clones_of(p);
+    for (const Tensor& t : q) {
+      t.requires_grad_();
+    }
+    SGD resumed(q);
+    resumed.load_state_dict(optimizer.state_dict());
+    for (auto* sgd : {&optimizer, &resumed}) {
+      set_momentum(*sgd, 0.9);
+    }
+    train(optimizer, p, 3, 5);
+    train(resumed, q, 3, 5);
+    EXPECT_TRUE(same_bits(clones_of(q), clones_of(p)));
+  }
+}
+
 TEST(SGD, RefusesOptionsOutOfRange) {
   const auto p = random_parameters();
   EXPECT_THAT(error_of<ConfigError>([&] { SGD(p, {.lr = NAN}); }), HasSubstr("lr is nan"));

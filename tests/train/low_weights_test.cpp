@@ -128,6 +128,24 @@ TEST(LowWeightsScaling, ASkippedStepScattersNothingNew) {
   EXPECT_TRUE(same_bits(testing::clones_of(run.model->parameters()), low));
 }
 
+// A master follows its parameter: left frozen, it would keep its old gradient and be stepped by the sum of both.
+TEST_P(LowWeights, MayBeFrozenAndUnfrozenBetweenSteps) {
+  const Batch batch = tiny_batch(10);
+  Training run({.precision = GetParam(), .micro_batch = 4});
+  Training reference({.precision = GetParam(), .micro_batch = 4});
+  const Tensor first = run.model->parameters().front();
+  first.set_requires_grad(false);
+  run.stepper->load_state_dict(run.stepper->state_dict());
+  run.step(batch);
+  first.set_requires_grad(true);
+  reference.stepper->load_state_dict(run.stepper->state_dict());  // has masters that never were frozen
+  for (int i = 0; i < 2; ++i) {
+    run.step(batch);
+    reference.step(batch);
+  }
+  EXPECT_TRUE(same_bits(run.masters(), reference.masters()));
+}
+
 TEST(LowWeightsErrors, NameTheParameterAndTheCure) {
   const auto stepper_error = [](auto dtype, StepperOptions options, bool step_first = false) {
     return error_of<ConfigError>([&] {
@@ -147,6 +165,7 @@ TEST(LowWeightsErrors, NameTheParameterAndTheCure) {
               HasSubstr("'0.weight' is BFloat16, but precision is float16"));
   EXPECT_THAT(stepper_error(torch::kFloat, {.precision = Precision::Float16, .weights = Weights::Low}),
               HasSubstr("to(Half)"));
+  EXPECT_THAT(stepper_error(torch::kHalf, {.precision = Precision::Float16}), HasSubstr("'0.weight' is Half"));
   EXPECT_THAT(stepper_error(torch::kHalf, {.precision = Precision::Float16, .weights = Weights::Low}, true),
               HasSubstr("stepped before"));
 }

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
+#include "snug/core/error.h"
 #include "snug/optim/sgd.h"
 #include "snug/precision/precision_scope.h"
 #include "snug/train/stepper.h"
@@ -25,7 +26,6 @@ struct HotImpl : torch::nn::Module {
   std::vector<torch::ScalarType> seen;  // the type of each call's inside
 
   HotImpl() {
-    torch::manual_seed(1);
     register_module("first", first);
     register_module("hot", hot);
     register_module("last", last);
@@ -45,13 +45,18 @@ struct HotImpl : torch::nn::Module {
 };
 TORCH_MODULE(Hot);
 
+Hot hot_model() {
+  torch::manual_seed(1);
+  return {};
+}
+
 Batch batch() {
   torch::manual_seed(2);
   return {torch::randn({4, 8}), torch::randn({4, 2})};
 }
 
 struct Training {
-  Hot model;
+  Hot model = hot_model();
   SGD optimizer{model->parameters(), {.lr = 0.01}};
   Stepper stepper;
 
@@ -89,6 +94,12 @@ TEST(DynamicPrecision, WithoutAGuardNothingMoves) {
   }
 }
 
+TEST(DynamicPrecision, HasNothingToGuardInFloat32) {
+  Hot model = hot_model();
+  SGD optimizer(model->parameters());
+  EXPECT_THROW(Stepper(model, optimizer, {.precision_guard = {.patience = 1}}), ConfigError);
+}
+
 TEST(DynamicPrecision, GoesWithTheState) {
   Training run({.patience = 1});
   run.step();
@@ -99,12 +110,21 @@ TEST(DynamicPrecision, GoesWithTheState) {
   EXPECT_TRUE(same_bits(testing::clones_of(run.model->parameters()), testing::clones_of(resumed.model->parameters())));
 }
 
-TEST(DynamicPrecision, TheWholeStepMovesWhereNoRegionIsNamed) {
+class WholeStep : public ::testing::TestWithParam<Weights> {};
+INSTANTIATE_TEST_SUITE_P(Weights, WholeStep, ::testing::Values(Weights::Full, Weights::Low));
+
+TEST_P(WholeStep, MovesWhereNoRegionIsNamed) {
   torch::manual_seed(1);
   torch::nn::Linear layer(4, 4);
-  SGD optimizer(layer->parameters(), {.lr = 0.01});
+  if (GetParam() == Weights::Low) {
+    layer->to(torch::kHalf);
+  }
+  torch::optim::SGD optimizer(layer->parameters(), torch::optim::SGDOptions(0.01));
   Stepper stepper(layer, optimizer,
-                  {.precision = Precision::Float16, .scaler = {.init_scale = 1}, .precision_guard = {.patience = 1}});
+                  {.precision = Precision::Float16,
+                   .weights = GetParam(),
+                   .scaler = {.init_scale = 1},
+                   .precision_guard = {.patience = 1}});
   torch::ScalarType seen = torch::kInt;
   const auto step = [&] {
     return stepper.step(Batch{torch::ones({2, 4})}, [&](const Batch& micro) {

@@ -152,6 +152,22 @@ TEST(StepResultTest, ActivationPeakIsThatOfForwardAndBackwardWithoutGradientsOrO
   EXPECT_LT(parts.step(batch, loss_of).activation_peak_bytes, first.activation_peak_bytes / 8);
 }
 
+// The sample shows what backward made, not what clipping left of it.
+TEST(StepResultTest, GradientStatisticsAreTakenBeforeClippingAndOnlyWhereAskedFor) {
+  const auto sample = [](double clip) {
+    auto model = tiny_model();
+    SGD optimizer(model->parameters(), {.lr = 0.1});
+    Stepper stepper(model, optimizer, {.clip_norm = clip});
+    const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
+    stepper.sample_gradients();
+    const auto result = stepper.step(tiny_batch(4), loss_of);
+    EXPECT_TRUE(stepper.step(tiny_batch(4), loss_of).gradient_statistics.empty());
+    EXPECT_EQ(result.gradient_statistics.size(), 6u);
+    return result.gradient_statistics.front().exponents;
+  };
+  EXPECT_EQ(sample(0), sample(1e-6));
+}
+
 // The norm of the first micro-batch's own mean gradient, whatever divisor and loss scale were used on the way.
 TEST(StepResultTest, FirstGradNormIsThatOfTheFirstMicroBatchAlone) {
   const Batch batch = tiny_batch(10);

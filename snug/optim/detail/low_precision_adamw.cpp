@@ -1,6 +1,7 @@
 #include "snug/optim/detail/low_precision_adamw.h"
 
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -85,6 +86,8 @@ std::function<void()> prepare_rounding_elsewhere(LowPrecisionUpdate update) {
           at::Tensor bits = noise[i];
           bits.add_(wide[i].view(at::kInt)).bitwise_and_(-(1 << 16));
           update.parameters[i].copy_(bits.view(at::kFloat));
+          update.parameters[i].masked_fill_(wide[i].isnan(),
+                                            std::numeric_limits<double>::quiet_NaN());  // adding overflows there
         }
       };
 }

@@ -37,6 +37,9 @@ TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Opt
 }
 
 void TrainedParameters::refresh() {
+  for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
+    masters_->parameters()[i].set_requires_grad(masters_->low()[i].requires_grad());
+  }
   all_.clear();
   std::unordered_set<const void*> seen;
   const auto add = [&](std::string name, const at::Tensor& parameter) {
@@ -95,7 +98,16 @@ int64_t TrainedParameters::gradient_bytes() const {
 }
 
 // Small steps vanish in 16-bit weights. snug's optimizers know that and refuse, others do not.
-void TrainedParameters::check_full_weights() const {
+void TrainedParameters::check_full_weights(bool is_scaled) const {
+  for (const auto& [name, parameter] : all_) {
+    if (is_scaled && parameter.scalar_type() == at::kHalf) {
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' is Half, whose gradients cannot be unscaled without underflow; give "
+                      "weights = Weights::Low, "
+                      "which gathers them to FP32",
+                      name));
+    }
+  }
   if (dynamic_cast<const FusedOptimizer*>(&optimizer_) != nullptr) {
     return;
   }

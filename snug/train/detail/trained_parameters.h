@@ -29,8 +29,8 @@ class TrainedParameters {
   /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of another model.
   TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
 
-  /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated in 16 bits.
-  void check_full_weights() const;
+  /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated, or FP16 gradients unscaled, in 16 bits.
+  void check_full_weights(bool is_scaled) const;
   /// Makes masters and puts them into the optimizer in the place of the model's 16-bit weights. Throws ConfigError if these are not of
   /// `precision`'s type, or if the optimizer has stepped before.
   void make_masters(Precision precision);
