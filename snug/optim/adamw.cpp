@@ -14,9 +14,7 @@ namespace {
 using TorchAdamW = torch::optim::AdamWOptions;
 using TorchAdam = torch::optim::AdamOptions;
 
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional(tensor) : std::nullopt;
-}
+using detail::if_defined;
 
 // The kernel wants the step count as an FP32 scalar on the parameter's device, so that a skip needs no host.
 at::Tensor step_count_for(const at::Tensor& parameter) { return at::zeros({}, parameter.options().dtype(at::kFloat)); }
@@ -95,7 +93,7 @@ std::function<void()> AdamW::prepare(const Work& work) const {
       const auto [beta1, beta2] = o.betas();
       at::_fused_adamw_(work.parameters, work.gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, counted, o.lr(),
                         beta1, beta2, o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
-                        optional(work.grad_scale), optional(work.found_inf));
+                        if_defined(work.grad_scale), if_defined(work.found_inf));
     };
   } else {
     update = detail::prepare_low_precision_adamw({
@@ -150,7 +148,7 @@ std::function<void()> Adam::prepare(const Work& work) const {
     const auto [beta1, beta2] = o.betas();
     at::_fused_adam_(work.parameters, work.gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps.counted,
                      o.lr(), beta1, beta2, o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
-                     optional(work.grad_scale), optional(work.found_inf));
+                     if_defined(work.grad_scale), if_defined(work.found_inf));
     for (size_t i = 0; i < work.states.size(); ++i) {
       work.states[i]->at("step") = steps.after[i];
     }

@@ -1,7 +1,5 @@
 #include "snug/optim/adamw8bit.h"
 
-#include <cmath>
-#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -88,7 +86,6 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
     return [] {};
   }
   const auto& o = static_cast<const TorchAdamW&>(*work.options);
-  const auto [beta1, beta2] = o.betas();
   const auto steps = at::_foreach_add(work.states_named("step"), 1);
   std::vector<std::pair<kernels::AdamWStep, Element8bit>> large;
   Work small = work;
@@ -104,17 +101,7 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
       small_steps.push_back(steps[i]);
       continue;
     }
-    const double t = steps[i].item<double>();
-    const kernels::AdamWStep step{
-        .lr = o.lr(),
-        .beta1 = beta1,
-        .beta2 = beta2,
-        .eps = o.eps(),
-        .weight_decay = o.weight_decay(),
-        .bias_correction1 = 1 - std::pow(beta1, t),
-        .bias_correction2 = 1 - std::pow(beta2, t),
-        .inverse_scale = work.grad_scale.defined() ? 1.0f / work.grad_scale.item<float>() : 1.0f,
-    };
+    const auto step = detail::kernel_step(o, steps[i].item<double>(), work.grad_scale);
     large.emplace_back(step, Element8bit{parameter, work.gradients[i], state.at("exp_avg"), state.at("exp_avg_max"),
                                          state.at("exp_avg_sq"), state.at("exp_avg_sq_max")});
   }
@@ -124,11 +111,11 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
       update(step, element);
     }
     if (!small.parameters.empty()) {
-      const auto [b1, b2] = o.betas();
+      const auto [beta1, beta2] = o.betas();
       at::_fused_adamw_(small.parameters, small.gradients, small.states_named("exp_avg"),
-                        small.states_named("exp_avg_sq"), /*max_exp_avg_sqs=*/{}, small_steps, o.lr(), b1, b2,
+                        small.states_named("exp_avg_sq"), /*max_exp_avg_sqs=*/{}, small_steps, o.lr(), beta1, beta2,
                         o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
-                        small.grad_scale.defined() ? std::optional(small.grad_scale) : std::nullopt);
+                        detail::if_defined(small.grad_scale));
     }
     for (size_t i = 0; i < states.size(); ++i) {
       states[i]->at("step") = steps[i];

@@ -10,6 +10,7 @@
 
 #include "snug/core/error.h"
 #include "snug/precision/autocast.h"
+#include "snug/precision/detail/low_precision.h"
 
 namespace snug {
 namespace {
@@ -18,9 +19,7 @@ constexpr const char* kUpdates = "updates";
 constexpr const char* kAverages = "averages";
 constexpr size_t kWidenedBytes = size_t{16} << 20U;
 
-bool is_low(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
+using detail::is_low;
 
 bool is_wide(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;

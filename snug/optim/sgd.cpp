@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -86,11 +85,10 @@ struct SGD::Call {
 
 void SGD::run(const torch::optim::SGDOptions& o, const Call& call, bool is_first_step, const at::Tensor& grad_scale,
               const at::Tensor& found_inf) {
-  const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
   if (!call.parameters.empty()) {
     at::_fused_sgd_(call.parameters, call.gradients, call.buffers, o.weight_decay(), o.momentum(), o.lr(),
-                    o.dampening(), o.nesterov(), /*maximize=*/false, is_first_step, optional(grad_scale),
-                    optional(found_inf));
+                    o.dampening(), o.nesterov(), /*maximize=*/false, is_first_step, detail::if_defined(grad_scale),
+                    detail::if_defined(found_inf));
   }
 }
 

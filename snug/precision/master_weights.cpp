@@ -7,13 +7,12 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/precision/detail/low_precision.h"
 
 namespace snug {
 namespace {
 
-bool is_low(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
+using detail::is_low;
 
 at::Tensor fp32_copy(const at::Tensor& tensor) {
   const auto options = tensor.options().dtype(at::kFloat);

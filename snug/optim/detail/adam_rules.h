@@ -1,10 +1,11 @@
 #pragma once
-// What Adam, AdamW and AdamW8bit share: the ranges of their options, the names under which these are saved, and first states.
+// What Adam, AdamW and AdamW8bit share: the ranges of their options, the names under which these are saved, and what kernels are given.
 // `O` is torch::optim::AdamOptions or torch::optim::AdamWOptions, which have the same fields.
 
 #include <cmath>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 
 #include "snug/core/error.h"
 #include "snug/core/state.h"
+#include "snug/kernels/adamw_step.h"
 
 namespace snug::detail {
 
@@ -72,6 +74,24 @@ std::unique_ptr<torch::optim::OptimizerOptions> adam_options_from_state(const St
                                  .betas({state.get<double>("beta1"), state.get<double>("beta2")})
                                  .eps(state.get<double>("eps"))
                                  .weight_decay(state.get<double>("weight_decay")));
+}
+
+/// As torch's fused operators take a tensor that may be left out.
+inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+
+/// One step for snug's own kernels, on the host: `t` counts it, `grad_scale` is an FP32 scalar or undefined.
+inline kernels::AdamWStep kernel_step(const torch::optim::AdamWOptions& o, double t, const at::Tensor& grad_scale) {
+  const auto [beta1, beta2] = o.betas();
+  return {.lr = o.lr(),
+          .beta1 = beta1,
+          .beta2 = beta2,
+          .eps = o.eps(),
+          .weight_decay = o.weight_decay(),
+          .bias_correction1 = 1 - std::pow(beta1, t),
+          .bias_correction2 = 1 - std::pow(beta2, t),
+          .inverse_scale = grad_scale.defined() ? 1.0f / grad_scale.item<float>() : 1.0f};
 }
 
 }  // namespace snug::detail

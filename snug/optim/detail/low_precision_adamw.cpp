@@ -1,13 +1,12 @@
 #include "snug/optim/detail/low_precision_adamw.h"
 
-#include <cmath>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
 
 #include "snug/kernels/master_adamw.h"
+#include "snug/optim/detail/adam_rules.h"
 #include "snug/optim/detail/parallel.h"
 
 // On the CPU snug's own kernels do it in one pass over memory. On other devices torch's FP32 kernel works on masters, or on FP32 copies,
@@ -16,22 +15,10 @@
 namespace snug::detail {
 namespace {
 
-kernels::AdamWStep step_of(const LowPrecisionUpdate& u, double t) {
-  const auto [beta1, beta2] = u.options.betas();
-  return {.lr = u.options.lr(),
-          .beta1 = beta1,
-          .beta2 = beta2,
-          .eps = u.options.eps(),
-          .weight_decay = u.options.weight_decay(),
-          .bias_correction1 = 1 - std::pow(beta1, t),
-          .bias_correction2 = 1 - std::pow(beta2, t),
-          .inverse_scale = u.grad_scale.defined() ? 1.0f / u.grad_scale.item<float>() : 1.0f};
-}
-
 template <class Low>
 void update_on_cpu(const LowPrecisionUpdate& u, size_t i) {
   const double t = u.steps[i].item<double>();
-  const auto step = step_of(u, t);
+  const auto step = kernel_step(u.options, t, u.grad_scale);
   auto* parameter = static_cast<Low*>(u.parameters[i].mutable_data_ptr());
   const auto* gradient = static_cast<const Low*>(u.gradients[i].const_data_ptr());
   auto* exp_avg = u.exp_avgs[i].mutable_data_ptr<float>();
@@ -63,11 +50,10 @@ std::vector<at::Tensor> in_fp32(const std::vector<at::Tensor>& tensors) {
 
 void fused_adamw(const LowPrecisionUpdate& u, const std::vector<at::Tensor>& parameters,
                  const std::vector<at::Tensor>& gradients) {
-  const auto optional = [](const at::Tensor& t) { return t.defined() ? std::optional(t) : std::nullopt; };
   const auto [beta1, beta2] = u.options.betas();
   at::_fused_adamw_(parameters, gradients, u.exp_avgs, u.exp_avg_sqs, /*max_exp_avg_sqs=*/{}, u.steps, u.options.lr(),
                     beta1, beta2, u.options.weight_decay(), u.options.eps(), /*amsgrad=*/false, /*maximize=*/false,
-                    optional(u.grad_scale), optional(u.found_inf));
+                    if_defined(u.grad_scale), if_defined(u.found_inf));
 }
 
 // Round to BF16 by adding a random 16-bit number below its last place and cutting off what is below: up with the probability of the

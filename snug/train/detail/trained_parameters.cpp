@@ -11,16 +11,9 @@
 
 #include "snug/core/error.h"
 #include "snug/optim/fused_optimizer.h"
+#include "snug/precision/detail/low_precision.h"
 
 namespace snug::detail {
-namespace {
-
-bool is_low(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
-}
-
-}  // namespace
-
 TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer)
     : model_(model), optimizer_(optimizer) {
   refresh();
