@@ -67,7 +67,7 @@ StateDict AdamW::options_to_state(const torch::optim::OptimizerOptions& options)
   return detail::adam_options_to_state<TorchAdamW>(options);
 }
 std::unique_ptr<torch::optim::OptimizerOptions> AdamW::options_from_state(const StateDict& state) const {
-  return detail::adam_options_from_state<TorchAdamW>(state);
+  return detail::adam_options_from_state<TorchAdamW>(name(), state);
 }
 
 void AdamW::make_state(ParameterState& state, const at::Tensor& parameter,
@@ -132,7 +132,7 @@ StateDict Adam::options_to_state(const torch::optim::OptimizerOptions& options) 
   return detail::adam_options_to_state<TorchAdam>(options);
 }
 std::unique_ptr<torch::optim::OptimizerOptions> Adam::options_from_state(const StateDict& state) const {
-  return detail::adam_options_from_state<TorchAdam>(state);
+  return detail::adam_options_from_state<TorchAdam>(name(), state);
 }
 
 void Adam::make_state(ParameterState& state, const at::Tensor& parameter, const torch::optim::OptimizerOptions&) const {

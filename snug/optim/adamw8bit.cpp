@@ -4,10 +4,10 @@
 
 #include <ATen/ATen.h>
 
+#include "snug/core/detail/parallel.h"
 #include "snug/core/error.h"
 #include "snug/kernels/quantized_adamw.h"
 #include "snug/optim/detail/adam_rules.h"
-#include "snug/optim/detail/parallel.h"
 
 namespace snug {
 namespace {
@@ -15,23 +15,26 @@ namespace {
 using TorchAdamW = torch::optim::AdamWOptions;
 
 struct Element8bit {
+  kernels::AdamWStep step;
   at::Tensor parameter, gradient, exp_avg, exp_avg_max, exp_avg_sq, exp_avg_sq_max;
+
+  /// `begin` is where a block begins.
+  void update(int64_t begin, int64_t end) const {
+    const int64_t block = begin / kernels::kQuantizationBlock;
+    kernels::adamw8bit_update(
+        step, parameter.mutable_data_ptr<float>() + begin, gradient.const_data_ptr<float>() + begin,
+        exp_avg.mutable_data_ptr<uint8_t>() + begin, exp_avg_sq.mutable_data_ptr<uint8_t>() + begin,
+        exp_avg_max.mutable_data_ptr<float>() + block, exp_avg_sq_max.mutable_data_ptr<float>() + block, end - begin);
+  }
 };
 
-void update(const kernels::AdamWStep& step, const Element8bit& e) {
-  const int64_t count = e.parameter.numel();
-  auto* parameter = e.parameter.mutable_data_ptr<float>();
-  const auto* gradient = e.gradient.const_data_ptr<float>();
-  auto* exp_avg = e.exp_avg.mutable_data_ptr<uint8_t>();
-  auto* exp_avg_sq = e.exp_avg_sq.mutable_data_ptr<uint8_t>();
-  auto* exp_avg_max = e.exp_avg_max.mutable_data_ptr<float>();
-  auto* exp_avg_sq_max = e.exp_avg_sq_max.mutable_data_ptr<float>();
+void update_all(const std::vector<Element8bit>& elements) {
+  std::vector<int64_t> counts;
+  for (const Element8bit& element : elements) {
+    counts.push_back(element.parameter.numel());
+  }
   constexpr int64_t kGrain = 64 * kernels::kQuantizationBlock;
-  detail::parallel_for(count, kGrain, [&](int64_t begin, int64_t end) {
-    const int64_t block = begin / kernels::kQuantizationBlock;
-    kernels::adamw8bit_update(step, parameter + begin, gradient + begin, exp_avg + begin, exp_avg_sq + begin,
-                              exp_avg_max + block, exp_avg_sq_max + block, end - begin);
-  });
+  detail::parallel_for(counts, kGrain, [&](size_t i, int64_t begin, int64_t end) { elements[i].update(begin, end); });
 }
 
 }  // namespace
@@ -55,7 +58,7 @@ StateDict AdamW8bit::options_to_state(const torch::optim::OptimizerOptions& opti
   return detail::adam_options_to_state<TorchAdamW>(options);
 }
 std::unique_ptr<torch::optim::OptimizerOptions> AdamW8bit::options_from_state(const StateDict& state) const {
-  return detail::adam_options_from_state<TorchAdamW>(state);
+  return detail::adam_options_from_state<TorchAdamW>(name(), state);
 }
 
 void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,
@@ -87,7 +90,7 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
   }
   const auto& o = static_cast<const TorchAdamW&>(*work.options);
   const auto steps = at::_foreach_add(work.states_named("step"), 1);
-  std::vector<std::pair<kernels::AdamWStep, Element8bit>> large;
+  std::vector<Element8bit> large;
   Work small = work;
   small.parameters.clear(), small.gradients.clear(), small.states.clear();
   std::vector<at::Tensor> small_steps;
@@ -102,14 +105,12 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
       continue;
     }
     const auto step = detail::kernel_step(o, steps[i].item<double>(), work.grad_scale);
-    large.emplace_back(step, Element8bit{parameter, work.gradients[i], state.at("exp_avg"), state.at("exp_avg_max"),
-                                         state.at("exp_avg_sq"), state.at("exp_avg_sq_max")});
+    large.push_back({step, parameter, work.gradients[i], state.at("exp_avg"), state.at("exp_avg_max"),
+                     state.at("exp_avg_sq"), state.at("exp_avg_sq_max")});
   }
   return [large = std::move(large), small = std::move(small), small_steps = std::move(small_steps), steps,
           states = work.states, &o] {
-    for (const auto& [step, element] : large) {
-      update(step, element);
-    }
+    update_all(large);
     if (!small.parameters.empty()) {
       const auto [beta1, beta2] = o.betas();
       at::_fused_adamw_(small.parameters, small.gradients, small.states_named("exp_avg"),

@@ -84,6 +84,10 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
   const at::Tensor norm = norm_of(lists, norm_type);
   // Python divides a number by a tensor in this way, which rounds twice.
   const at::Tensor coefficient = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+  // Where the answer is at hand, a pass over the gradients that would multiply them by one is left out.
+  if (coefficient.is_cpu() && coefficient.item<float>() == 1.0f) {
+    return norm;
+  }
   for (const auto& entry : lists) {
     at::_foreach_mul_(entry.second, coefficient.to(entry.second.front().device(), /*non_blocking=*/true));
   }

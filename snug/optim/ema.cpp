@@ -17,7 +17,7 @@ namespace {
 
 constexpr const char* kUpdates = "updates";
 constexpr const char* kAverages = "averages";
-constexpr size_t kWidenedBytes = size_t{16} << 20U;
+constexpr int64_t kWidenedNumbers = int64_t{4} << 20;  // 16 MiB in FP32
 
 using detail::is_low;
 
@@ -28,6 +28,48 @@ bool is_wide(const at::Tensor& tensor) {
 at::Tensor average_of(const at::Tensor& parameter) {
   const auto options = parameter.options().dtype(is_low(parameter) ? at::kFloat : parameter.scalar_type());
   return at::empty_like(parameter, options, at::MemoryFormat::Preserve).copy_(parameter);
+}
+
+// Parameters that an update takes in together: from the last part's end to this one's, with so many 16-bit numbers.
+struct Part {
+  size_t end = 0;
+  int64_t low_numbers = 0;
+};
+
+std::vector<Part> parts_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<Part> parts(1);
+  for (const at::Tensor& parameter : parameters) {
+    if (parts.back().low_numbers > kWidenedNumbers) {
+      parts.push_back({.end = parts.back().end});
+    }
+    ++parts.back().end;
+    parts.back().low_numbers += is_low(parameter) ? parameter.numel() : 0;
+  }
+  return parts;
+}
+
+// Room for the widened numbers of one part, on each device that has any.
+std::vector<at::Tensor> room_for(const std::vector<Part>& parts, const std::vector<at::Tensor>& parameters) {
+  int64_t most = 0;
+  for (const Part& part : parts) {
+    most = std::max(most, part.low_numbers);
+  }
+  std::vector<at::Tensor> room;
+  for (const at::Tensor& parameter : parameters) {
+    const auto is_there = [&](const at::Tensor& flat) { return flat.device() == parameter.device(); };
+    if (is_low(parameter) && std::none_of(room.begin(), room.end(), is_there)) {
+      room.push_back(at::empty({most}, parameter.options().dtype(at::kFloat)));
+    }
+  }
+  return room;
+}
+
+// `parameter` in FP32, written into `room` from `begin` on, in the layout of its average.
+at::Tensor widened(const at::Tensor& parameter, const at::Tensor& average, const std::vector<at::Tensor>& room,
+                   int64_t begin) {
+  const auto flat =
+      std::find_if(room.begin(), room.end(), [&](const at::Tensor& t) { return t.device() == parameter.device(); });
+  return flat->as_strided(average.sizes(), average.strides(), begin).copy_(parameter);
 }
 
 // The part of `scratch` that has a parameter's size.
@@ -87,30 +129,25 @@ void Ema::update() {
   const auto n = static_cast<double>(updates_);
   const double decay = options_.warm_up ? std::min(options_.decay, (1 + n) / (10 + n)) : options_.decay;
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> averages, now;
-  size_t widened = 0;
-  const auto flush = [&] {
-    if (!averages.empty() && updates_ == 0) {
+  const std::vector<Part> parts = parts_of(parameters_);
+  const std::vector<at::Tensor> room = room_for(parts, parameters_);  // nothing is asked for after the first write
+  size_t i = 0;
+  for (const Part& part : parts) {
+    std::vector<at::Tensor> averages, now;
+    for (int64_t begin = 0; i < part.end; ++i) {
+      averages.push_back(averages_[i]);
+      now.push_back(parameters_[i].detach());
+      if (is_low(parameters_[i])) {
+        now.back() = widened(now.back(), averages_[i], room, begin);
+        begin += parameters_[i].numel();
+      }
+    }
+    if (updates_ == 0) {
       at::_foreach_copy_(averages, now);
-    } else if (!averages.empty()) {
+    } else {
       at::_foreach_lerp_(averages, now, 1 - decay);
     }
-    averages.clear();
-    now.clear();
-    widened = 0;
-  };
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    averages.push_back(averages_[i]);
-    now.push_back(parameters_[i].detach());
-    if (is_low(parameters_[i])) {
-      now.back() = now.back().to(at::kFloat);
-      widened += now.back().nbytes();
-    }
-    if (widened > kWidenedBytes) {
-      flush();
-    }
   }
-  flush();
   ++updates_;
 }
 

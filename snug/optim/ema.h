@@ -39,7 +39,7 @@ class Ema {
   Ema& operator=(const Ema&) = delete;
 
   /// Takes in the weights as they are now. 16-bit weights are widened some 16 MiB at a time. Throws ConfigError within
-  /// a Scope.
+  /// a Scope. If memory runs out, nothing has changed.
   void update();
 
   int64_t updates() const { return updates_; }

@@ -29,6 +29,28 @@ std::string kind_of(const at::Tensor& t, c10::Device device) {
                      device.str());
 }
 
+// What torch's constructor would refuse without saying which one. The optimizer has no name yet.
+const std::vector<torch::optim::OptimizerParamGroup>& with_leaves(
+    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  size_t place = 0;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.defined()) {
+        throw ConfigError(
+            fmt::format("Optimizer: parameter {} is undefined; does its module have it, or was it turned off?", place));
+      }
+      if (!parameter.is_leaf()) {
+        throw ConfigError(
+            fmt::format("Optimizer: parameter {} of shape [{}] is the result of an operation, whose gradient autograd "
+                        "does not keep; give the tensor that it was made of, or detach() it",
+                        place, fmt::join(parameter.sizes(), ", ")));
+      }
+      ++place;
+    }
+  }
+  return groups;
+}
+
 at::Tensor on_device(const at::Tensor& scalar, c10::Device device) {
   return scalar.defined() ? scalar.to(device, /*non_blocking=*/true) : scalar;
 }
@@ -62,7 +84,7 @@ struct FusedOptimizer::Update {
 
 FusedOptimizer::FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                std::unique_ptr<torch::optim::OptimizerOptions> defaults)
-    : torch::optim::Optimizer(groups, std::move(defaults)) {}
+    : torch::optim::Optimizer(with_leaves(groups), std::move(defaults)) {}
 
 bool FusedOptimizer::takes(at::ScalarType dtype) const { return dtype == at::kFloat || dtype == at::kDouble; }
 
@@ -286,13 +308,12 @@ void FusedOptimizer::commit(Update& update) {
 StateDict FusedOptimizer::state_dict() const {
   StateDict states;
   StateDict groups;
-  size_t index = 0;
+  int64_t index = 0;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto& group = param_groups_[g];
     check_options(group.options());
     StateDict options = options_to_state(group.options());
-    options.set("parameters", static_cast<int64_t>(group.params().size()));
-    groups.set(std::to_string(g), std::move(options));
+    StateDict places;
     for (const at::Tensor& parameter : group.params()) {
       const auto known = state_.find(parameter.unsafeGetTensorImpl());
       const auto* state = known == state_.end() ? nullptr : static_cast<const ParameterState*>(known->second.get());
@@ -303,8 +324,10 @@ StateDict FusedOptimizer::state_dict() const {
         }
         states.set(std::to_string(index), std::move(entry));
       }
-      ++index;
+      places.set(std::to_string(places.size()), index++);
     }
+    options.set("params", std::move(places));
+    groups.set(std::to_string(g), std::move(options));
   }
   StateDict result;
   result.set("state", std::move(states));
@@ -357,23 +380,23 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
   }
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states;
-  size_t index = 0;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto& saved = groups.get<StateDict>(std::to_string(g));
     const auto& parameters = param_groups_[g].params();
     check_options(param_groups_[g].options());
-    if (saved.get<int64_t>("parameters") != static_cast<int64_t>(parameters.size())) {
+    const auto& places = saved.get<StateDict>("params");
+    if (places.size() != parameters.size()) {
       throw CorruptFile(fmt::format("{}.load_state_dict: group {} of the state has {} parameters, this optimizer's {}",
-                                    name(), g, saved.get<int64_t>("parameters"), parameters.size()));
+                                    name(), g, places.size(), parameters.size()));
     }
     new_options.push_back(options_from_state(saved));
     check_options(*new_options.back());
-    for (const at::Tensor& parameter : parameters) {
-      if (const std::string key = std::to_string(index); states.contains(key)) {
-        new_states.emplace_back(parameter.unsafeGetTensorImpl(),
-                                copy_of_state(states.get<StateDict>(key), parameter, *new_options.back()));
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const std::string key = std::to_string(places.get<int64_t>(std::to_string(i)));
+      if (states.contains(key)) {
+        new_states.emplace_back(parameters[i].unsafeGetTensorImpl(),
+                                copy_of_state(states.get<StateDict>(key), parameters[i], *new_options.back()));
       }
-      ++index;
     }
   }
   if (new_states.size() != states.size()) {

@@ -36,9 +36,11 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// Names for error messages, such as a module's named_parameters(); otherwise they give the index.
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names);
 
-  /// Python's layout: state.<index>.<name of a state tensor> and param_groups.<index>.<option>.
+  /// Python's names: state.<index>.<name of a state tensor> and param_groups.<group>.<option>, a group's parameters by their indices under
+  /// params. Where Python has a list or tuple (param_groups, betas, params), a StateDict with the names 0, 1, ...
   StateDict state_dict() const final;
-  /// Copies. Throws CorruptFile, naming the parameter, where the number of parameters or a shape differs; then nothing has changed.
+  /// Copies. Takes Python's states too, without their options that are None; of the others it ignores those that say how a step is computed
+  /// (foreach, fused, capturable). Throws ConfigError for options that are not offered, such as maximize, and CorruptFile, naming the parameter, where the number of parameters or a shape differs; then nothing has changed.
   void load_state_dict(const StateDict& state) final;
 
   /// torch's archive, for torch::save and torch::load: the state_dict() in it. Loading checks like load_state_dict.

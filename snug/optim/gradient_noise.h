@@ -30,11 +30,15 @@ class GradientNoise {
   /// Throws ConfigError unless 0 <= decay < 1.
   explicit GradientNoise(GradientNoiseOptions options = {});
 
-  /// One step. `small_sq_norm_mean`: the mean over the micro-batches of |g|^2, g the mean gradient of the small_items
-  /// in one. `big_sq_norm`: |g|^2 of the mean gradient of all big_items. Take both before clipping, with the loss scale
+  /// One step. `small_sq_norm_mean`: the mean of |g|^2 over one or more micro-batches, g the mean gradient of the
+  /// small_items in one. `big_sq_norm`: |g|^2 of the mean gradient of all big_items. Take both before clipping, with the loss scale
   /// divided out. With appendix A.1's estimates, unbiased for micro-batches of one size that are drawn independently:
   ///   |G|^2 = (big_items * big - small_items * small) / (big_items - small_items)
   ///   tr(S) = (small - big) / (1 / small_items - 1 / big_items)
+  /// They rest on E|g|^2 = |G|^2 + tr(S) / items alone, for either size by itself. So one micro-batch will do, and it may
+  /// be a part of the batch: that makes estimates scatter more, but not wrong. Stepper gives the first micro-batch's norm.
+  /// That one is free of memory and costs a norm; after it .grad holds sums, and to see the others by themselves would
+  /// take a copy of all gradients.
   /// False, and nothing is counted, if there is nothing to learn: both batches are of one size, or a norm is not finite
   /// as in a step that is skipped. Throws ConfigError for sizes below 1, big_items < small_items or a norm below 0.
   bool add(double small_sq_norm_mean, int64_t small_items, double big_sq_norm, int64_t big_items);

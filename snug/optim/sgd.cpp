@@ -64,10 +64,11 @@ StateDict SGD::options_to_state(const torch::optim::OptimizerOptions& options) c
 }
 
 std::unique_ptr<torch::optim::OptimizerOptions> SGD::options_from_state(const StateDict& state) const {
-  return std::make_unique<TorchSGD>(TorchSGD(state.get<double>("lr"))
-                                        .momentum(state.get<double>("momentum"))
-                                        .dampening(state.get<double>("dampening"))
-                                        .weight_decay(state.get<double>("weight_decay"))
+  detail::check_flag(name(), state, "maximize", false);
+  return std::make_unique<TorchSGD>(TorchSGD(detail::number_in(state, "lr"))
+                                        .momentum(detail::number_in(state, "momentum"))
+                                        .dampening(detail::number_in(state, "dampening"))
+                                        .weight_decay(detail::number_in(state, "weight_decay"))
                                         .nesterov(state.get<bool>("nesterov")));
 }
 

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <torch/optim/optimizer.h>
 
+#include "snug/core/detail/number_in.h"
 #include "snug/core/error.h"
 #include "snug/core/gradient_scaling.h"
 #include "snug/precision/autocast.h"
@@ -126,6 +127,11 @@ std::vector<at::Tensor> GradScaler::Impl::scale(const std::vector<at::Tensor>& o
   std::vector<at::Tensor> scaled;
   std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, at::Tensor> copies;
   for (const at::Tensor& output : outputs) {
+    if (!output.defined()) {
+      throw ConfigError(
+          fmt::format("GradScaler.scale: output {} of {} is undefined; give losses or outputs of the model",
+                      scaled.size(), outputs.size()));
+    }
     const c10::Device device = output.device();
     if (!scale_.is_made()) {
       scale_.make(device, first_scale_, first_growth_, first_hysteresis_);
@@ -189,7 +195,7 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
   if (state.stage == Stage::Ready) {
     // Checked but not divided: the optimizer divides in its own pass.
     const auto places = detail::gradients_of(optimizer);
-    state.found_inf = detail::unscale_and_check(places, detail::scalar_on(scale_.scale.device(), 1.0));
+    state.found_inf = detail::check_finite(places);
     look_for_culprit(state, places);
     grad_scale = scale_.scale;
   }
@@ -342,11 +348,11 @@ void GradScaler::Impl::load_state_dict(const StateDict& state) {
         "GradScaler.load_state_dict: the state is empty, so it was saved by a disabled scaler; start this one afresh");
   }
   GradScalerOptions options = options_;
-  options.growth_factor = state.get<double>("growth_factor");
-  options.backoff_factor = state.get<double>("backoff_factor");
+  options.growth_factor = detail::number_in(state, "growth_factor");
+  options.backoff_factor = detail::number_in(state, "backoff_factor");
   options.growth_interval = state.get<int64_t>("growth_interval");
   detail::check(options);
-  const double saved_scale = state.get<double>("scale");
+  const double saved_scale = detail::number_in(state, "scale");
   const double scale = std::max(saved_scale, options_.min_scale);
   if (saved_scale == 0 && scale == 0) {
     throw ConfigError(
@@ -391,6 +397,16 @@ StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
 }
 
 void GradScaler::update(std::optional<double> new_scale) { impl_->update(new_scale); }
+void GradScaler::update(const at::Tensor& new_scale) {
+  if (!is_enabled()) {
+    return;
+  }
+  if (!new_scale.defined() || new_scale.numel() != 1 || !new_scale.is_floating_point() || new_scale.requires_grad()) {
+    throw ConfigError(
+        "GradScaler.update: new_scale must be a number, or a tensor of one floating-point number without gradient");
+  }
+  impl_->update(new_scale.item<double>());
+}
 void GradScaler::cancel() { impl_->cancel(); }
 void GradScaler::name_parameters(std::vector<std::pair<std::string, at::Tensor>> names) {
   impl_->name_parameters(names);

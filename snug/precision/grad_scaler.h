@@ -94,6 +94,8 @@ class GradScaler {
   /// NonFinite at the end of that if max_consecutive_skips is reached. ConfigError: nothing was stepped, or `new_scale` is no
   /// scale or below min_scale.
   void update(std::optional<double> new_scale = {});
+  /// The same with a scale that is a tensor: of one number, without gradient. Waits for its device.
+  void update(const at::Tensor& new_scale);
 
   /// Forgets what unscale_ and step did since the last update(): for a step that is given up.
   void cancel();

@@ -104,9 +104,14 @@ MatmulSpeed measure_matmul_speed(c10::Device device) {
   };
 }
 
-Precision choose_precision(const MatmulSpeed& speed) {
+Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device) {
   constexpr double kWorthTheCasts = 1.2;
-  return speed.bfloat16 >= kWorthTheCasts * speed.float32 ? Precision::BFloat16 : Precision::Float32;
+  const auto pays = [](double low, double full) { return low > 0 && low >= kWorthTheCasts * full; };
+  if (pays(speed.bfloat16, speed.float32)) {
+    return Precision::BFloat16;
+  }
+  const bool has_float16 = device != c10::DeviceType::CPU;
+  return has_float16 && pays(speed.float16, speed.float32_small) ? Precision::Float16 : Precision::Float32;
 }
 
 MatmulAccumulation matmul_accumulation() {

@@ -2,11 +2,12 @@
 // Precision: which floating-point type the forward pass computes in, and a choice of it by measurement.
 //
 //   const auto speed = snug::measure_matmul_speed(device);                    // once, under a tenth of a second
-//   snug::Precision p = snug::choose_precision(speed);                // BFloat16 only where it is faster
+//   snug::Precision p = snug::choose_precision(speed, device.type());         // 16 bits only where they are faster
 
 #include <string_view>
 
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
 namespace snug {
@@ -34,8 +35,10 @@ struct MatmulSpeed {
 };
 MatmulSpeed measure_matmul_speed(c10::Device device);
 
-/// BFloat16 where its products are at least 1.2 times as fast as FP32's, else Float32: casts cost time too.
-Precision choose_precision(const MatmulSpeed& speed);
+/// BFloat16 where its products are at least 1.2 times as fast as FP32's, as casts cost time too. Else Float16 where the same holds for
+/// it, on other devices than a CPU: what came before Ampere has fast FP16 and no BF16 to speak of. BF16 goes first, as it needs
+/// no loss scaling. Else Float32.
+Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device);
 
 /// What LibTorch lets CUDA's matrix products give up for speed. The settings are the process's.
 struct MatmulAccumulation {

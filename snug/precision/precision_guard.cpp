@@ -15,9 +15,9 @@ std::string title(const std::string& region) { return region.empty() ? "the whol
 }  // namespace
 
 PrecisionGuard::PrecisionGuard(PrecisionGuardOptions options) : options_(options) {
-  if (options.patience < 0) {
+  if (patience() < 0) {
     throw ConfigError(
-        fmt::format("PrecisionGuard: patience is {}; give a number of steps, or 0 for no guard", options.patience));
+        fmt::format("PrecisionGuard: patience is {}; give a number of steps, or 0 for no guard", patience()));
   }
   if (options.stay < 1) {
     throw ConfigError(fmt::format("PrecisionGuard: stay is {}; it must be >= 1 step", options.stay));
@@ -67,10 +67,10 @@ std::string PrecisionGuard::observe_low(const std::string& name, RegionState& re
     ++region.since_back;
   }
   region.streak = is_blamed || underflows ? region.streak + 1 : 0;
-  if (region.streak < options_.patience) {
+  if (region.streak < patience()) {
     return {};
   }
-  const bool is_relapse = region.since_back > 0 && region.since_back <= 2 * options_.patience;
+  const bool is_relapse = region.since_back > 0 && region.since_back <= 2 * patience();
   region.stay = is_relapse ? 2 * region.stay : options_.stay;
   region.is_full = true;
   const auto steps = std::exchange(region.streak, 0);

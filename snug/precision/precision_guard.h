@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -16,13 +17,15 @@
 namespace snug {
 
 struct PrecisionGuardOptions {
-  /// Steps in a row with trouble before a region moves to FP32. 0: no guard. Under loss scaling it must outlast the scaler's own search for
-  /// a scale, which takes up to 16 steps from 2^16.
-  int64_t patience = 0;
+  /// Steps in a row with trouble before a region moves to FP32. 0: no guard. Not given: kPatienceOfAuto for a Stepper with Precision::Auto,
+  /// else no guard. Under loss scaling it must outlast the scaler's own search for a scale, which takes up to 16 steps from 2^16.
+  std::optional<int64_t> patience = {};
   /// Steps in FP32 before 16 bits are tried again. Doubles with each relapse.
   int64_t stay = 200;
   /// Trouble is also a share of zero gradients above this, unless FP32 shows as many (dead units, unused rows of an embedding).
   double underflow = 0.5;
+
+  static constexpr int64_t kPatienceOfAuto = 20;
 };
 
 /// Regions are named by PrecisionScope; the name is the beginning of the names of the parameters it uses. "" is the whole step.
@@ -44,7 +47,7 @@ class PrecisionGuard {
   /// Throws ConfigError, naming the option, if one is out of range.
   explicit PrecisionGuard(PrecisionGuardOptions options = {});
 
-  bool is_on() const { return options_.patience > 0; }
+  bool is_on() const { return patience() > 0; }
 
   /// One step's evidence, in the order in which forward entered the regions, the whole step ("") first. Gradients flow backward: of several
   /// regions with non-finite gradients, the last one entered that is not in FP32 yet is where they arose, and only it is blamed. Returns a line for each
@@ -60,6 +63,8 @@ class PrecisionGuard {
  private:
   std::string observe_low(const std::string& name, RegionState& region, const Evidence& evidence, bool is_blamed) const;
   std::string observe_full(const std::string& name, RegionState& region, const Evidence& evidence) const;
+
+  int64_t patience() const { return options_.patience.value_or(0); }
 
   PrecisionGuardOptions options_;
   std::map<std::string, RegionState> regions_;

@@ -41,11 +41,19 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 Precision resolve(Precision precision, c10::Device device) {
-  return precision == Precision::Auto ? choose_precision(measure_matmul_speed(device)) : precision;
+  return precision == Precision::Auto ? choose_precision(measure_matmul_speed(device), device.type()) : precision;
 }
 
 GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
   options.enabled = options.enabled && precision == Precision::Float16;
+  return options;
+}
+
+// Auto is a choice that nobody has tried on the model, so it comes with a guard.
+PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked) {
+  if (asked == Precision::Auto && !options.patience) {
+    options.patience = PrecisionGuardOptions::kPatienceOfAuto;
+  }
   return options;
 }
 
@@ -57,9 +65,14 @@ void check(const StepperOptions& options) {
   if (options.accumulate < 1) {
     throw ConfigError(fmt::format("Stepper: accumulate is {}; it must be >= 1", options.accumulate));
   }
-  if (options.precision_guard.patience > 0 && options.precision == Precision::Float32) {
+  if (options.precision_guard.patience.value_or(0) > 0 && options.precision == Precision::Float32) {
     throw ConfigError(
         "Stepper: precision_guard has nothing to guard in Float32; give another precision, or leave it out");
+  }
+  if (options.fp32_reductions && options.precision == Precision::Float32) {
+    throw ConfigError(
+        "Stepper: fp32_reductions changes nothing in Float32, where all is FP32; give another precision, or leave it "
+        "out");
   }
   if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1) {
     throw ConfigError("Stepper: gradient_noise compares a micro-batch with the batch; give micro_batch or accumulate");
@@ -80,7 +93,7 @@ class Stepper::Impl {
         parameters_(model, optimizer),
         precision_(resolve(options.precision, device())),
         scaler_(scaler_options(options.scaler, precision_)),
-        guard_(options.precision_guard),
+        guard_(guard_options(options.precision_guard, options.precision)),
         window_(parameters_.all()) {
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_);
@@ -253,7 +266,8 @@ class Stepper::Impl {
       std::optional<Autocast> autocast;
       std::optional<PrecisionScope> whole_step_in_fp32;
       if (precision_ != Precision::Float32) {
-        autocast.emplace(device().type(), compute_dtype(precision_));
+        autocast.emplace(device().type(), compute_dtype(precision_),
+                         AutocastOptions{.fp32_reductions = options_.fp32_reductions});
       }
       if (guard_.is_full("")) {
         whole_step_in_fp32.emplace("");

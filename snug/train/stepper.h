@@ -69,11 +69,15 @@ struct StepperOptions {
   double clip_norm = 0;
   /// Loss scaling, used with Precision::Float16 only.
   GradScalerOptions scaler = {};
-  /// Moves regions named by PrecisionScope, or the whole step, to FP32 while 16 bits do not do. Off unless patience is given. Costs a pass
-  /// over the gradients and a wait for the device each step.
+  /// Moves regions named by PrecisionScope, or the whole step, to FP32 while 16 bits do not do. On with Precision::Auto, unless that
+  /// chooses Float32; with other precisions only if patience is given. patience = 0: off. Costs a pass over the gradients and
+  /// a wait for the device each step.
   PrecisionGuardOptions precision_guard = {};
-  /// Measures what GradientNoise needs: one more norm a step, where the batch is split and the losses' counts are on the host.
+  /// Measures what GradientNoise needs: one more norm a step, that of the first micro-batch (GradientNoise::add says why of that one alone),
+  /// where the batch is split and the losses' counts are on the host.
   bool gradient_noise = false;
+  /// On a CPU in 16 bits: softmax, normalisations, losses, sums and the like in FP32, as on other devices. See AutocastOptions.
+  bool fp32_reductions = false;
 };
 
 /// What a step did. The methods read the device when they are first asked.

@@ -10,7 +10,6 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/optim/detail/parallel.h"
 #include "snug/precision/grad_scaler.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
@@ -134,29 +133,6 @@ TEST(AdamW8bit, RefusesWhatItCannotUpdate) {
   EXPECT_THAT(error_of<ConfigError>([] { AdamW8bit({torch::ones({2})}, {.min_elements = 0}); }),
               HasSubstr("min_elements is 0"));
   EXPECT_THAT(error_of<ConfigError>([] { AdamW8bit({torch::ones({2})}, {.lr = NAN}); }), HasSubstr("lr is nan"));
-}
-
-// One thread would be right as well, but half as fast: see snug/optim/detail/parallel.h.
-TEST(ParallelFor, RunsOnLibTorchsThreadsAndCutsAtTheGrain) {
-  const int before = torch::get_num_threads();
-  torch::set_num_threads(2);
-  std::mutex mutex;
-  std::map<int64_t, int64_t> parts;
-  std::set<std::thread::id> threads;
-  detail::parallel_for(1050, 100, [&](int64_t begin, int64_t end) {
-    const std::lock_guard lock(mutex);
-    parts[begin] = end;
-    threads.insert(std::this_thread::get_id());
-  });
-  torch::set_num_threads(before);
-  EXPECT_EQ(threads.size(), 2u);
-  int64_t covered = 0;
-  for (const auto& [begin, end] : parts) {
-    EXPECT_EQ(begin, covered);
-    EXPECT_EQ(begin % 100, 0);
-    covered = end;
-  }
-  EXPECT_EQ(covered, 1050);
 }
 
 }  // namespace

@@ -57,8 +57,9 @@ TEST(AdamWState, StateHasPythonsLayout) {
   EXPECT_EQ(second.get<Tensor>("exp_avg_sq").sizes(), p[1].sizes());
   const auto& group = state.get<StateDict>("param_groups").get<StateDict>("0");
   EXPECT_EQ(group.get<double>("lr"), 0.05);
-  EXPECT_EQ(group.get<double>("beta1"), 0.9);
-  EXPECT_EQ(group.get<double>("beta2"), 0.999);
+  EXPECT_EQ(group.get<StateDict>("betas").get<double>("0"), 0.9);
+  EXPECT_EQ(group.get<StateDict>("betas").get<double>("1"), 0.999);
+  EXPECT_EQ(group.get<StateDict>("params").get<int64_t>("2"), 2);
   EXPECT_EQ(group.get<double>("eps"), 1e-8);
   EXPECT_EQ(group.get<double>("weight_decay"), 0.01);
 }

@@ -10,6 +10,7 @@
 
 #include "snug/core/error.h"
 #include "snug/io/stateful.h"
+#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
 
@@ -113,6 +114,42 @@ TEST(Ema, WidensManyWeightsInPartsAndGetsTheSame) {
   for (int i = 0; i < 5; ++i) {
     EXPECT_TRUE(
         torch::equal(ema.averages()[static_cast<size_t>(i)], torch::full({4, 600, 1000}, i + 1, torch::kFloat)));
+  }
+}
+
+TEST(Ema, WhicheverAllocationFailsNothingHasChangedAndTheUpdateCanBeMadeAgain) {
+  std::vector<Tensor> p = random_parameters();
+  for (int i = 0; i < 3; ++i) {
+    p.push_back(torch::full({3 << 20}, i, torch::kBFloat16));  // the second one fills the first part
+  }
+  for (const int64_t updates_before : {0, 1}) {
+    int64_t failures = 0;
+    for (bool failed = true; failed; ++failures) {
+      ASSERT_LT(failures, 100);
+      Ema ema(p, {.decay = 0.5}), reference(p, {.decay = 0.5});
+      for (int64_t n = 0; n < updates_before; ++n) {
+        ema.update();
+        reference.update();
+      }
+      change(p);
+      const auto before = clones_of(ema.averages());
+      detail::fail_allocation_after(failures + 1);
+      failed = false;
+      try {
+        ema.update();
+      } catch (const c10::OutOfMemoryError&) {
+        failed = true;
+      }
+      detail::fail_allocation_after(0);
+      if (failed) {
+        ASSERT_TRUE(same_bits(ema.averages(), before)) << "allocation " << failures + 1;
+        ASSERT_EQ(ema.updates(), updates_before);
+        ema.update();
+      }
+      reference.update();
+      ASSERT_TRUE(same_bits(ema.averages(), reference.averages())) << "allocation " << failures + 1;
+    }
+    EXPECT_GT(failures, 1);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -38,7 +39,8 @@ struct Gaussian {
     return gradient;
   }
 
-  bool add_step(GradientNoise& noise, int64_t small_items, int64_t micro_batches) {
+  /// `measured`: how many of the micro-batches are looked at by themselves, from the first on.
+  bool add_step(GradientNoise& noise, int64_t small_items, int64_t micro_batches, int64_t measured) {
     std::vector<double> big(coordinates);
     double small_norms = 0;
     for (int64_t m = 0; m < micro_batches; ++m) {
@@ -49,7 +51,7 @@ struct Gaussian {
           small[c] += gradient[c] / static_cast<double>(small_items);
         }
       }
-      small_norms += squared_norm(small) / static_cast<double>(micro_batches);
+      small_norms += m < measured ? squared_norm(small) / static_cast<double>(measured) : 0;
       for (size_t c = 0; c < coordinates; ++c) {
         big[c] += small[c] / static_cast<double>(micro_batches);
       }
@@ -59,11 +61,11 @@ struct Gaussian {
 };
 
 TEST(GradientNoise, FindsTheNoiseScaleOfGaussianGradients) {
-  for (const int64_t small_items : {1, 4}) {
+  for (const auto& [small_items, measured] : {std::pair{1, 8}, {4, 8}, {1, 1}, {4, 1}}) {
     Gaussian gaussian{.coordinates = 20, .mean = 0.5, .deviation = 2};  // |G|^2 = 5, tr(S) = 80, B = 16
     GradientNoise noise({.decay = 0.999});
     for (int step = 0; step < 3000; ++step) {
-      EXPECT_TRUE(gaussian.add_step(noise, small_items, 8));
+      EXPECT_TRUE(gaussian.add_step(noise, small_items, 8, measured));
     }
     // One estimate of |G|^2 scatters by less than its own size here; averaged over a thousand steps, by some 3 %.
     EXPECT_NEAR(*noise.squared_gradient(), 5, 0.5) << small_items;
@@ -124,12 +126,12 @@ TEST(GradientNoise, GoesOnFromSavedSumsToTheBit) {
   Gaussian gaussian{.coordinates = 5, .mean = 1, .deviation = 1};
   GradientNoise whole, first;
   for (int step = 0; step < 10; ++step) {
-    gaussian.add_step(first, 2, 4);
+    gaussian.add_step(first, 2, 4, 4);
   }
   whole.load(first.sums());
   Gaussian copy = gaussian;
-  gaussian.add_step(first, 2, 4);
-  copy.add_step(whole, 2, 4);
+  gaussian.add_step(first, 2, 4, 4);
+  copy.add_step(whole, 2, 4, 4);
   EXPECT_EQ(whole.scale(), first.scale());
   EXPECT_THROW(whole.load({.squared_gradient = kInf, .trace = 1, .weight = 0.5}), ConfigError);
   EXPECT_THROW(whole.load({.squared_gradient = 1, .trace = 1, .weight = 1.5}), ConfigError);

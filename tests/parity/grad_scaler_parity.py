@@ -100,6 +100,10 @@ def states_go_both_ways(tool):
         assert python.state_dict() == {name: saved[name] for name in python.state_dict()}, (python.state_dict(), saved)
         again = answers_of(tool, begin[:-1] + ["scaler 1.0 2.0 0.5 9", f"load {state_text(python.state_dict())}", "state"])[-1]
         assert state_from(again.removeprefix("ok")) == python.state_dict(), (again, python.state_dict())
+    integers = torch.amp.GradScaler("cpu", 1024, 4, 0.25, 7).state_dict()  # the scale too, before its first use
+    assert isinstance(integers["scale"], int), integers
+    again = answers_of(tool, ["new", "scaler 1.0 2.0 0.5 9", f"load {state_text(integers)}", "state"])[-1]
+    assert state_from(again.removeprefix("ok")) == integers, (again, integers)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
 """Drives optim_tool, and compares its answers with what Python's torch gives for the same commands."""
 
+import json
 import struct
 import subprocess
 import sys
+import zlib
 
 try:
     import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
@@ -36,6 +40,63 @@ def first_difference(expected, answer):
         if theirs != ours:
             return f"word {i}: Python gives {theirs}, snug {ours}\n  Python: {expected[:300]}\n  snug:   {answer[:300]}"
     return f"  Python: {expected[:300]}\n  snug:   {answer[:300]}"
+
+
+PART = "optimizer.safetensors"
+
+
+def without_lists(value):
+    """As a snapshot has it: a list is a dictionary with the names 0, 1, ..., and what is None is not there."""
+    if isinstance(value, (list, tuple)):
+        value = dict(enumerate(value))
+    if isinstance(value, dict):
+        return {str(name): without_lists(entry) for name, entry in value.items() if entry is not None}
+    return value
+
+
+def with_lists(state):
+    groups = [
+        {**group, "params": list(group["params"].values())}
+        | ({"betas": tuple(group["betas"].values())} if "betas" in group else {})
+        for group in state["param_groups"].values()
+    ]
+    return {"state": {int(index): entry for index, entry in state["state"].items()}, "param_groups": groups}
+
+
+def save_snapshot(state, folder):
+    """An optimizer's state_dict as the snapshot of step 1."""
+    tensors = {}
+
+    def structure(entry, path):
+        if isinstance(entry, dict):
+            return {name: structure(inner, [*path, name]) for name, inner in entry.items()}
+        if isinstance(entry, torch.Tensor):
+            tensors[".".join(path)] = entry.contiguous()
+            return None
+        return entry
+
+    text = json.dumps(structure(without_lists(state), []))
+    step = folder / "step-00000001"
+    step.mkdir(parents=True)
+    save_file(tensors, step / PART, metadata={"snug.state": text})
+    content = (step / PART).read_bytes()
+    part = {"bytes": len(content), "crc32": f"{zlib.crc32(content):08x}"}
+    manifest = {"format": "snug snapshot", "version": 1, "step": 1, "files": {"optimizer": part}}
+    (step / "manifest.json").write_text(json.dumps(manifest))
+
+
+def load_optimizer(optimizer, folder):
+    with safe_open(folder / "step-00000001" / PART, framework="pt") as file:
+
+        def filled(entry, path):
+            if isinstance(entry, dict):
+                return {name: filled(inner, [*path, name]) for name, inner in entry.items()}
+            return file.get_tensor(".".join(path)) if entry is None else entry
+
+        state = with_lists(filled(json.loads(file.metadata()["snug.state"]), []))
+    optimizer.load_state_dict(state)
+    for group in optimizer.param_groups:
+        group["fused"] = True  # how a step is computed is not in a state of snug's
 
 
 class Session:
@@ -74,12 +135,23 @@ class Session:
         self.optimizers.append(torch.optim.SGD(self.listed(indices), lr=lr))
         self.record(f"sgd {lr} {' '.join(map(str, indices))}", f"ok {len(self.optimizers) - 1}")
 
+    def fused(self, command, kind, indices, options):
+        numbers = [number for value in options.values() for number in (value if isinstance(value, tuple) else (value,))]
+        self.optimizers.append(kind(self.listed(indices), **options, fused=True))
+        words = [*(repr(float(number)) for number in numbers), *map(str, indices)]
+        self.record(f"{command} {' '.join(words)}", f"ok {len(self.optimizers) - 1}")
+
     def adamw(self, indices, lr, betas, eps, weight_decay):
-        self.optimizers.append(
-            torch.optim.AdamW(self.listed(indices), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
-        )
-        options = f"{lr!r} {betas[0]!r} {betas[1]!r} {eps!r} {weight_decay!r}"
-        self.record(f"adamw {options} {' '.join(map(str, indices))}", f"ok {len(self.optimizers) - 1}")
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        self.fused("adamw", torch.optim.AdamW, indices, options)
+
+    def adam(self, indices, lr, betas, eps, weight_decay):
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        self.fused("adam", torch.optim.Adam, indices, options)
+
+    def fused_sgd(self, indices, lr, momentum, dampening, weight_decay, nesterov):
+        options = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
+        self.fused("fused_sgd", torch.optim.SGD, indices, options)
 
     def make_scaler(self, init, growth, backoff, interval, ours=""):
         """`ours`: what follows in the command, which only snug's scaler has."""
@@ -129,6 +201,15 @@ class Session:
             return bits(torch.nn.utils.clip_grad_norm_(self.listed(indices), max_norm, norm_type))
 
         self.do(f"clip {max_norm!r} {norm_type!r} {' '.join(map(str, indices))}", action)
+
+    def save_optimizer(self, index, snug, python):
+        """Each into a folder of its own."""
+        save_snapshot(self.optimizers[index].state_dict(), python)
+        self.record(f"save_optimizer {index} {snug}", "ok")
+
+    def load_optimizer(self, index, snug, python):
+        load_optimizer(self.optimizers[index], python)
+        self.record(f"load_optimizer {index} {snug}", "ok")
 
     def values(self):
         self.record("values", "ok " + " ".join(bits(p) for p in self.parameters))

@@ -3,7 +3,9 @@
 //
 //   param BITS...               a new parameter with these values               ok INDEX
 //   sgd LR PARAMS...            a new optimizer over these parameters           ok INDEX
-//   adamw LR B1 B2 EPS WD PARAMS...                                             ok INDEX
+//   adamw LR B1 B2 EPS WD PARAMS...    and adam                                 ok INDEX
+//   fused_sgd LR MOMENTUM DAMPENING WD NESTEROV PARAMS...   snug's               ok INDEX
+//   save_optimizer OPT FOLDER | load_optimizer OPT FOLDER   as a snapshot       ok
 //   scaler INIT GROWTH BACKOFF INTERVAL [HYSTERESIS]   a new scaler; until then optimizers step by themselves
 //   grad PARAM BITS...          sets the gradient;    nograd PARAM   drops it
 //   scale BITS...               of as many losses                               ok BITS...
@@ -26,8 +28,11 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "snug/io/snapshot.h"
+#include "snug/io/stateful.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
+#include "snug/optim/sgd.h"
 #include "snug/precision/grad_scaler.h"
 
 namespace {
@@ -90,13 +95,21 @@ class Session {
       optimizers_.push_back(std::make_unique<torch::optim::SGD>(listed(words), torch::optim::SGDOptions(lr)));
       return fmt::format(" {}", optimizers_.size() - 1);
     }
-    if (command == "adamw") {
-      const double lr = number(words), beta1 = number(words), beta2 = number(words), eps = number(words),
-                   decay = number(words);
-      optimizers_.push_back(std::make_unique<snug::AdamW>(
-          listed(words),
-          snug::AdamWOptions{.lr = lr, .beta1 = beta1, .beta2 = beta2, .eps = eps, .weight_decay = decay}));
+    if (command == "adamw" || command == "adam" || command == "fused_sgd") {
+      optimizers_.push_back(fused(command, words));
       return fmt::format(" {}", optimizers_.size() - 1);
+    }
+    if (command == "save_optimizer" || command == "load_optimizer") {
+      const snug::Stateful optimizer = snug::stateful(*optimizers_.at(index(words)));
+      std::string folder;
+      words >> folder;
+      snug::SnapshotStore snapshots(folder);
+      if (command == "save_optimizer") {
+        snapshots.save(1, {{"optimizer", optimizer}});
+      } else {
+        snapshots.load_latest({{"optimizer", optimizer}});
+      }
+      return "";
     }
     if (command == "scaler") {
       const double init = number(words), growth = number(words), backoff = number(words);
@@ -140,6 +153,26 @@ class Session {
   }
 
  private:
+  std::unique_ptr<torch::optim::Optimizer> fused(const std::string& command, std::istream& words) const {
+    std::vector<double> o(5);
+    for (double& option : o) {
+      option = number(words);
+    }
+    if (command == "adamw") {
+      return std::make_unique<snug::AdamW>(
+          listed(words),
+          snug::AdamWOptions{.lr = o[0], .beta1 = o[1], .beta2 = o[2], .eps = o[3], .weight_decay = o[4]});
+    }
+    if (command == "adam") {
+      return std::make_unique<snug::Adam>(
+          listed(words),
+          snug::AdamOptions{.lr = o[0], .beta1 = o[1], .beta2 = o[2], .eps = o[3], .weight_decay = o[4]});
+    }
+    return std::make_unique<snug::SGD>(
+        listed(words),
+        snug::SGDOptions{.lr = o[0], .momentum = o[1], .dampening = o[2], .weight_decay = o[3], .nesterov = o[4] != 0});
+  }
+
   std::string scaling(const std::string& command, std::istream& words) {
     if (command == "scale") {
       std::string text;

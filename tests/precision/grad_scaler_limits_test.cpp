@@ -227,6 +227,22 @@ TEST(GradScalerLimits, LoadPythonsStateWhichDoesNotHaveTheirCounters) {
   EXPECT_EQ(ours.scaler.state_dict().get<int64_t>("_consecutive_skips"), 2);
 }
 
+// GradScaler(init_scale=1024, growth_factor=4) in Python saves these as integers, the scale before its first use.
+TEST(GradScalerState, MayHoldIntegersAsPythonsDoes) {
+  StateDict state;
+  state.set("scale", int64_t{1024});
+  state.set("growth_factor", int64_t{4});
+  state.set("backoff_factor", 0.25);
+  state.set("growth_interval", int64_t{7});
+  state.set("_growth_tracker", int64_t{2});
+  GradScaler scaler;
+  scaler.load_state_dict(state);
+  EXPECT_EQ(scaler.get_scale(), 1024);
+  EXPECT_EQ(scaler.options().growth_factor, 4);
+  state.set("scale", std::string("1024"));
+  EXPECT_THROW(scaler.load_state_dict(state), CorruptFile);
+}
+
 TEST(GradScalerLimits, RefuseCountersThatCannotBe) {
   GradScaler scaler({.hysteresis = 2, .max_consecutive_skips = 2});
   for (const char* name : {"_hysteresis_tracker", "_consecutive_skips"}) {

@@ -246,6 +246,7 @@ TEST(GradScaler, EveryCallOutOfOrderIsAnErrorThatSaysWhatToDo) {
   Trained t;
   t.set_gradient(1, 1);
   GradScaler cold;
+  EXPECT_THAT(error_of<ConfigError>([&] { cold.scale(Tensor()); }), HasSubstr("output 0 of 1 is undefined"));
   EXPECT_THAT(error_of<ConfigError>([&] { cold.unscale_(t.optimizer); }), HasSubstr("nothing was scaled yet"));
   EXPECT_THAT(error_of<ConfigError>([&] { cold.step(t.optimizer); }), HasSubstr("nothing was scaled yet"));
   EXPECT_THAT(error_of<ConfigError>([&] { cold.update(); }), HasSubstr("nothing was scaled yet"));
@@ -360,7 +361,11 @@ TEST(GradScaler, UpdateMaySetTheScaleAndLeavesTheGrowthCount) {
   for (const double bad : {0.0, -1.0, static_cast<double>(kNan), static_cast<double>(kInf)}) {
     EXPECT_THROW(scaler.update(bad), ConfigError) << bad;
   }
-  EXPECT_EQ(scaler.get_scale(), 512.0);
+  scaler.update(torch::tensor({256.0}));
+  for (const Tensor& bad : {Tensor(), torch::ones({2}), torch::zeros({1}), torch::ones({1}, torch::requires_grad())}) {
+    EXPECT_THROW(scaler.update(bad), ConfigError) << bad;
+  }
+  EXPECT_EQ(scaler.get_scale(), 256.0);
 }
 
 TEST(GradScaler, CancelForgetsTheRoundAndKeepsTheScale) {

@@ -46,15 +46,32 @@ TEST(Precision, NamesTheTypeToComputeInExceptForAuto) {
 }
 
 TEST(ChoosePrecision, TakesBFloat16OnlyWhereItsProductsAreFasterByMoreThanTheCastsCost) {
-  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 400}), Precision::BFloat16);
-  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 120}), Precision::BFloat16);
-  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 119}), Precision::Float32);
-  EXPECT_EQ(choose_precision({.float32 = 217, .bfloat16 = 50}), Precision::Float32);
+  for (const auto device : {torch::kCPU, torch::kCUDA}) {
+    EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 400}, device), Precision::BFloat16);
+    EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 120}, device), Precision::BFloat16);
+    EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 119}, device), Precision::Float32);
+    EXPECT_EQ(choose_precision({.float32 = 217, .bfloat16 = 50}, device), Precision::Float32);
+    EXPECT_EQ(choose_precision({.float32 = 100}, device), Precision::Float32) << "no 16 bits at all";
+    EXPECT_EQ(choose_precision({}, device), Precision::Float32) << "nothing is known";
+  }
 }
 
-TEST(ChoosePrecision, NeverTakesFloat16HoweverFast) {
-  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 100, .float16 = 1e6, .float32_small = 1}),
+TEST(ChoosePrecision, NeverTakesFloat16OnACpuHoweverFast) {
+  EXPECT_EQ(choose_precision({.float32 = 100, .bfloat16 = 100, .float16 = 1e6, .float32_small = 1}, torch::kCPU),
             Precision::Float32);
+}
+
+TEST(ChoosePrecision, TakesFloat16OnOtherDevicesWhereBFloat16IsMissingOrSlowAndFloat16IsFaster) {
+  const auto chosen = [](double bfloat16, double float16) {
+    return choose_precision({.float32 = 10, .bfloat16 = bfloat16, .float16 = float16, .float32_small = 8},
+                            torch::kCUDA);
+  };
+  EXPECT_EQ(chosen(0, 60), Precision::Float16) << "the device has no BF16";
+  EXPECT_EQ(chosen(3, 60), Precision::Float16) << "it has BF16 in name only";
+  EXPECT_EQ(chosen(0, 9.6), Precision::Float16);
+  EXPECT_EQ(chosen(0, 9.5), Precision::Float32) << "less than 1.2 times the speed of the same product in FP32";
+  EXPECT_EQ(chosen(0, 0), Precision::Float32);
+  EXPECT_EQ(chosen(12, 60), Precision::BFloat16) << "it needs no loss scaling";
 }
 
 TEST(MeasureMatmulSpeed, GivesAPositiveNumberForEachType) {

@@ -50,6 +50,16 @@ TEST(TrainConfig, RefusesNumbersOfStepsThatCannotBe) {
               ThrowsMessage<ConfigError>(HasSubstr("snapshot_every is -1")));
 }
 
+TEST(TrainConfig, GuardsThePrecisionThatAutoChoosesUnlessToldNotTo) {
+  TrainConfig config = config_of(200);
+  EXPECT_EQ(config.guard_patience(), 0);
+  config.precision = Precision::Auto;
+  EXPECT_EQ(config.guard_patience(), PrecisionGuardOptions::kPatienceOfAuto);
+  EXPECT_EQ(TrainConfig::from_settings(config.to_settings(), "run").guard_patience(), config.guard_patience());
+  config.precision_guard = 0;
+  EXPECT_EQ(TrainConfig::from_settings(config.to_settings(), "run").guard_patience(), 0);
+}
+
 TEST(TrainConfig, ComesBackFromItsSettings) {
   TrainConfig config = config_of(200);
   config.snapshot_every = 0;

@@ -1,3 +1,8 @@
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -6,15 +11,17 @@
 #include "snug/core/error.h"
 #include "snug/optim/sgd.h"
 #include "snug/precision/precision_scope.h"
+#include "snug/train/detail/guard_evidence.h"
 #include "snug/train/stepper.h"
 #include "tests/support/tensors.h"
 
-// Dynamic precision in a step: a region whose values do not fit into FP16 ends up in FP32, and only it.
+// Precision in a step. Dynamic: a region whose values do not fit into FP16 ends up in FP32, and only it.
 
 namespace snug {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::same_bits;
 using torch::Tensor;
@@ -60,9 +67,8 @@ struct Training {
   SGD optimizer{model->parameters(), {.lr = 0.01}};
   Stepper stepper;
 
-  explicit Training(PrecisionGuardOptions guard)
-      : stepper(model, optimizer,
-                {.precision = Precision::Float16, .scaler = {.init_scale = 1}, .precision_guard = guard}) {}
+  explicit Training(PrecisionGuardOptions guard, Precision precision = Precision::Float16)
+      : stepper(model, optimizer, {.precision = precision, .scaler = {.init_scale = 1}, .precision_guard = guard}) {}
   StepResult step() {
     return stepper.step(batch(), [&](const Batch& micro) {
       return Loss::sum((model->forward(micro[0]).to(torch::kFloat) - micro[1]).square().sum(), micro[1].numel());
@@ -92,6 +98,59 @@ TEST(DynamicPrecision, WithoutAGuardNothingMoves) {
   for (int i = 0; i < 10; ++i) {
     EXPECT_FALSE(run.step().stepped());
   }
+}
+
+// A run that chose FP16 by itself: Auto takes over what its state says.
+Training auto_in_float16(PrecisionGuardOptions guard) {
+  Training run(guard, Precision::Auto);
+  run.stepper.load_state_dict(Training({}).stepper.state_dict());
+  EXPECT_EQ(run.stepper.precision(), Precision::Float16);
+  return run;
+}
+
+TEST(DynamicPrecision, IsPartOfAuto) {
+  Training run = auto_in_float16({});
+  for (int i = 1; i < PrecisionGuardOptions::kPatienceOfAuto; ++i) {
+    EXPECT_TRUE(run.step().precision_changes.empty()) << i;
+  }
+  EXPECT_THAT(run.step().precision_changes, ElementsAre(HasSubstr("'hot' goes to float32")));
+  EXPECT_TRUE(run.step().stepped());
+}
+
+TEST(DynamicPrecision, OfAutoTakesOtherOptionsAndCanBeTurnedOff) {
+  Training soon = auto_in_float16({.patience = 2});
+  soon.step();
+  EXPECT_FALSE(soon.step().precision_changes.empty());
+  Training off = auto_in_float16({.patience = 0});
+  for (int i = 0; i < 2 * PrecisionGuardOptions::kPatienceOfAuto; ++i) {
+    EXPECT_FALSE(off.step().stepped());
+  }
+}
+
+TEST(GuardEvidence, SaysOfEachRegionWhetherAGradientIsNotFiniteAndHowManyAreZero) {
+  constexpr float kInf = std::numeric_limits<float>::infinity();
+  const auto with_gradient = [](const Tensor& gradient) {
+    Tensor parameter = torch::zeros_like(gradient).requires_grad_();
+    parameter.mutable_grad() = gradient;
+    return parameter;
+  };
+  const std::vector<std::pair<std::string, Tensor>> parameters{
+      {"stem", with_gradient(torch::tensor({0.0f, -0.0f, 1.0f, 2.0f}))},
+      {"a.weight", with_gradient(torch::tensor({kInf, -kInf, 0.0f}))},
+      {"a.bias", with_gradient(torch::tensor({1.0, 2.0, 3.0}, torch::kDouble))},
+      {"ab.weight", with_gradient(torch::full({4}, 60000.0, torch::kHalf))},
+      {"ab.bias", torch::zeros({9}, torch::requires_grad())}};
+  const auto evidence = detail::gradient_evidence(parameters, {"ab", "a", "unused"});
+  ASSERT_EQ(evidence.size(), 3u);
+  EXPECT_EQ(evidence[0].first, "");
+  EXPECT_FALSE(evidence[0].second.non_finite);
+  EXPECT_EQ(evidence[0].second.zeros, 0.5);
+  EXPECT_EQ(evidence[1].first, "ab");
+  EXPECT_FALSE(evidence[1].second.non_finite) << "its sum does not fit into FP16, but it does";
+  EXPECT_EQ(evidence[1].second.zeros, 0);
+  EXPECT_EQ(evidence[2].first, "a");
+  EXPECT_TRUE(evidence[2].second.non_finite);
+  EXPECT_DOUBLE_EQ(evidence[2].second.zeros, 1.0 / 6);
 }
 
 TEST(DynamicPrecision, HasNothingToGuardInFloat32) {
@@ -137,6 +196,29 @@ TEST_P(WholeStep, MovesWhereNoRegionIsNamed) {
   EXPECT_EQ(seen, torch::kHalf);
   EXPECT_TRUE(step().stepped());
   EXPECT_EQ(seen, torch::kFloat);
+}
+
+TEST(StepperPrecision, WithFp32ReductionsRunsSoftmaxAndNormsInFp32AndProductsIn16Bits) {
+  torch::manual_seed(1);
+  torch::nn::Linear layer(4, 4);
+  torch::nn::LayerNorm norm(std::vector<int64_t>{4});
+  torch::nn::Sequential model(layer, norm);
+  SGD optimizer(model->parameters());
+  for (const bool on : {false, true}) {
+    Stepper stepper(model, optimizer, {.precision = Precision::BFloat16, .fp32_reductions = on});
+    std::vector<at::ScalarType> types;
+    stepper.step(Batch{torch::randn({2, 4})}, [&](const Batch& micro) {
+      const Tensor product = layer->forward(micro[0]);
+      const Tensor normed = norm->forward(product);
+      const Tensor probabilities = torch::softmax(product, 1);
+      types = {product.scalar_type(), normed.scalar_type(), probabilities.scalar_type()};
+      return Loss::sum((normed * probabilities).to(torch::kFloat).sum(), micro.size());
+    });
+    const auto rest = on ? torch::kFloat : torch::kBFloat16;
+    EXPECT_EQ(types, (std::vector<at::ScalarType>{torch::kBFloat16, rest, rest})) << on;
+  }
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.fp32_reductions = true}); }),
+              HasSubstr("fp32_reductions changes nothing in Float32"));
 }
 
 }  // namespace

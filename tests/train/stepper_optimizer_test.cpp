@@ -121,6 +121,29 @@ TEST(StepperOptimizer, ParametersMayBeFrozenAndUnfrozenBetweenSteps) {
   EXPECT_TRUE(same_bits(train(false), train(true)));
 }
 
+TEST(StepperOptimizer, ALayerThatIsAddedBetweenStepsIsTrainedAndItsNameIsInErrors) {
+  const Batch batch = tiny_batch(4);
+  auto model = tiny_model();
+  AdamW optimizer(model->parameters());
+  Stepper stepper(model, optimizer, {.micro_batch = 2});
+  const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
+  stepper.step(batch, loss_of);
+  const int64_t width = batch[1].size(1);
+  torch::nn::Linear added(width, width);
+  model->push_back("added", added);
+  optimizer.add_param_group(torch::optim::OptimizerParamGroup(added->parameters()));
+  const Tensor before = added->weight.detach().clone();
+  EXPECT_TRUE(stepper.step(batch, loss_of).stepped());
+  EXPECT_FALSE(same_bits(added->weight, before));
+  const auto writing = [&](const Batch& micro) {
+    const torch::NoGradGuard no_grad;
+    added->bias.add_(1);
+    const torch::AutoGradMode grad(true);
+    return loss_of(micro);
+  };
+  EXPECT_THAT(error_of<ConfigError>([&] { stepper.step(batch, writing); }), HasSubstr("'added.bias'"));
+}
+
 TEST(StepperOptimizer, TakesSparseGradients) {
   const auto train = [](bool sparse) {
     torch::manual_seed(1);

@@ -6,12 +6,16 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 #include <fmt/format.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 
+#include "snug/core/detail/number_in.h"
 #include "snug/core/error.h"
 #include "snug/core/state.h"
 #include "snug/kernels/adamw_step.h"
@@ -56,24 +60,43 @@ O to_adam_options(const Given& given) {
   return O(given.lr).betas({given.beta1, given.beta2}).eps(given.eps).weight_decay(given.weight_decay);
 }
 
+/// Of the options that a group saved by Python has and ours lack, those that change what a step does. Throws ConfigError unless `name` is
+/// absent or `expected`.
+inline void check_flag(std::string_view optimizer, const StateDict& state, const std::string& name, bool expected) {
+  if (state.contains(name) && state.get<bool>(name) != expected) {
+    throw ConfigError(fmt::format("{}.load_state_dict: {} is {} in the state, which this optimizer does not offer",
+                                  optimizer, name, !expected));
+  }
+}
+
+template <class O>
+constexpr bool kDecouplesDecay = std::is_same_v<O, torch::optim::AdamWOptions>;
+
 template <class O>
 StateDict adam_options_to_state(const torch::optim::OptimizerOptions& options) {
   const O& o = static_cast<const O&>(options);
-  StateDict state;
+  StateDict betas, state;
+  betas.set("0", std::get<0>(o.betas()));
+  betas.set("1", std::get<1>(o.betas()));
   state.set("lr", o.lr());
-  state.set("beta1", std::get<0>(o.betas()));
-  state.set("beta2", std::get<1>(o.betas()));
+  state.set("betas", std::move(betas));
   state.set("eps", o.eps());
   state.set("weight_decay", o.weight_decay());
+  state.set("decoupled_weight_decay", kDecouplesDecay<O>);
   return state;
 }
 
 template <class O>
-std::unique_ptr<torch::optim::OptimizerOptions> adam_options_from_state(const StateDict& state) {
-  return std::make_unique<O>(O(state.get<double>("lr"))
-                                 .betas({state.get<double>("beta1"), state.get<double>("beta2")})
-                                 .eps(state.get<double>("eps"))
-                                 .weight_decay(state.get<double>("weight_decay")));
+std::unique_ptr<torch::optim::OptimizerOptions> adam_options_from_state(std::string_view optimizer,
+                                                                        const StateDict& state) {
+  check_flag(optimizer, state, "decoupled_weight_decay", kDecouplesDecay<O>);
+  check_flag(optimizer, state, "amsgrad", false);
+  check_flag(optimizer, state, "maximize", false);
+  const auto& betas = state.get<StateDict>("betas");
+  return std::make_unique<O>(O(number_in(state, "lr"))
+                                 .betas({number_in(betas, "0"), number_in(betas, "1")})
+                                 .eps(number_in(state, "eps"))
+                                 .weight_decay(number_in(state, "weight_decay")));
 }
 
 /// As torch's fused operators take a tensor that may be left out.

@@ -5,9 +5,9 @@
 
 #include <ATen/ATen.h>
 
+#include "snug/core/detail/parallel.h"
 #include "snug/kernels/master_adamw.h"
 #include "snug/optim/detail/adam_rules.h"
-#include "snug/optim/detail/parallel.h"
 
 // On the CPU snug's own kernels do it in one pass over memory. On other devices torch's FP32 kernel works on masters, or on FP32 copies,
 // and what comes out is rounded.
@@ -16,25 +16,35 @@ namespace snug::detail {
 namespace {
 
 template <class Low>
-void update_on_cpu(const LowPrecisionUpdate& u, size_t i) {
-  const double t = u.steps[i].item<double>();
-  const auto step = kernel_step(u.options, t, u.grad_scale);
-  auto* parameter = static_cast<Low*>(u.parameters[i].mutable_data_ptr());
-  const auto* gradient = static_cast<const Low*>(u.gradients[i].const_data_ptr());
-  auto* exp_avg = u.exp_avgs[i].mutable_data_ptr<float>();
-  auto* exp_avg_sq = u.exp_avg_sqs[i].mutable_data_ptr<float>();
-  float* master = u.masters.empty() ? nullptr : u.masters[i].mutable_data_ptr<float>();
+void update_part(const LowPrecisionUpdate& u, const kernels::AdamWStep& step, size_t i, int64_t begin, int64_t end) {
+  auto* parameter = static_cast<Low*>(u.parameters[i].mutable_data_ptr()) + begin;
+  const auto* gradient = static_cast<const Low*>(u.gradients[i].const_data_ptr()) + begin;
+  auto* exp_avg = u.exp_avgs[i].mutable_data_ptr<float>() + begin;
+  auto* exp_avg_sq = u.exp_avg_sqs[i].mutable_data_ptr<float>() + begin;
+  if (!u.masters.empty()) {
+    kernels::master_adamw_update(step, u.masters[i].mutable_data_ptr<float>() + begin, parameter, gradient, exp_avg,
+                                 exp_avg_sq, end - begin);
+  } else if constexpr (std::is_same_v<Low, kernels::BFloat16>) {
+    const kernels::RandomKey key{.seed = u.places[i],
+                                 .step = static_cast<uint64_t>(u.steps[i].item<double>()),
+                                 .offset = static_cast<uint64_t>(begin)};
+    kernels::stochastic_adamw_update(step, key, parameter, gradient, exp_avg, exp_avg_sq, end - begin);
+  }
+}
+
+void update_on_cpu(const LowPrecisionUpdate& u) {
+  std::vector<int64_t> counts;
+  std::vector<kernels::AdamWStep> steps;
+  for (size_t i = 0; i < u.parameters.size(); ++i) {
+    counts.push_back(u.parameters[i].numel());
+    steps.push_back(kernel_step(u.options, u.steps[i].item<double>(), u.grad_scale));
+  }
   constexpr int64_t kGrain = 1 << 14;
-  parallel_for(u.parameters[i].numel(), kGrain, [&](int64_t begin, int64_t end) {
-    const int64_t count = end - begin;
-    if (master != nullptr) {
-      kernels::master_adamw_update(step, master + begin, parameter + begin, gradient + begin, exp_avg + begin,
-                                   exp_avg_sq + begin, count);
-    } else if constexpr (std::is_same_v<Low, kernels::BFloat16>) {
-      const kernels::RandomKey key{
-          .seed = u.places[i], .step = static_cast<uint64_t>(t), .offset = static_cast<uint64_t>(begin)};
-      kernels::stochastic_adamw_update(step, key, parameter + begin, gradient + begin, exp_avg + begin,
-                                       exp_avg_sq + begin, count);
+  parallel_for(counts, kGrain, [&](size_t i, int64_t begin, int64_t end) {
+    if (u.parameters[i].scalar_type() == at::kHalf) {
+      update_part<kernels::Float16>(u, steps[i], i, begin, end);
+    } else {
+      update_part<kernels::BFloat16>(u, steps[i], i, begin, end);
     }
   });
 }
@@ -85,15 +95,7 @@ std::function<void()> prepare_low_precision_adamw(LowPrecisionUpdate update) {
     if (update.found_inf.defined() && update.found_inf.item<float>() != 0) {
       return [] {};
     }
-    return [update = std::move(update)] {
-      for (size_t i = 0; i < update.parameters.size(); ++i) {
-        if (update.parameters[i].scalar_type() == at::kHalf) {
-          update_on_cpu<kernels::Float16>(update, i);
-        } else {
-          update_on_cpu<kernels::BFloat16>(update, i);
-        }
-      }
-    };
+    return [update = std::move(update)] { update_on_cpu(update); };
   }
   if (update.masters.empty()) {
     return prepare_rounding_elsewhere(std::move(update));

@@ -1,6 +1,7 @@
 #include "snug/precision/detail/scaled_gradients.h"
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <map>
 #include <unordered_set>
@@ -10,6 +11,8 @@
 #include <fmt/ranges.h>
 #include <torch/optim/optimizer.h>
 
+#include "snug/core/detail/parallel.h"
+#include "snug/kernels/finite.h"
 #include "snug/precision/detail/loss_scale.h"
 
 namespace snug::detail {
@@ -43,6 +46,13 @@ std::vector<ParameterPlace> gradients_of(const torch::optim::Optimizer& optimize
   return places;
 }
 
+namespace {
+
+// Embedding layers may give sparse gradients: their values are what is scaled.
+at::Tensor values_of(const at::Tensor& gradient) { return gradient.is_sparse() ? gradient._values() : gradient; }
+
+}  // namespace
+
 FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::Tensor& inverse) {
   struct ByDevice {
     c10::Device device;
@@ -52,9 +62,7 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
   };
   std::vector<ByDevice> devices;
   for (const ParameterPlace& place : places) {
-    // Embedding layers may give sparse gradients: their values are what is scaled.
-    const at::Tensor& gradient = place.parameter.grad();
-    const at::Tensor values = gradient.is_sparse() ? gradient._values() : gradient;
+    const at::Tensor values = values_of(place.parameter.grad());
     const c10::Device device = values.device();
     auto entry = std::find_if(devices.begin(), devices.end(), [&](const ByDevice& d) { return d.device == device; });
     if (entry == devices.end()) {
@@ -73,13 +81,37 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
   return result;
 }
 
+FoundInf check_finite(const std::vector<ParameterPlace>& places) {
+  std::vector<at::Tensor> on_host;  // what snug's kernel reads; torch's writes each gradient back
+  std::vector<int64_t> counts;
+  for (const ParameterPlace& place : places) {
+    const at::Tensor values = values_of(place.parameter.grad());
+    if (!values.is_cpu() || values.scalar_type() != at::kFloat || !values.is_non_overlapping_and_dense()) {
+      return unscale_and_check(places, scalar_on(places.front().parameter.device(), 1.0));
+    }
+    on_host.push_back(values);
+    counts.push_back(values.numel());
+  }
+  if (on_host.empty()) {
+    return {};
+  }
+  std::atomic<bool> finite = true;
+  constexpr int64_t kGrain = 1 << 15;
+  parallel_for(counts, kGrain, [&](size_t i, int64_t begin, int64_t end) {
+    if (!kernels::all_finite(on_host[i].const_data_ptr<float>() + begin, end - begin)) {
+      finite = false;
+    }
+  });
+  return {{at::kCPU, scalar_on(at::kCPU, finite ? 0.0 : 1.0)}};
+}
+
 std::string first_non_finite(const std::vector<ParameterPlace>& places, const ParameterNames& names) {
   for (const ParameterPlace& place : places) {
     const at::Tensor& gradient = place.parameter.grad();
     if (!gradient.defined()) {
       continue;
     }
-    const at::Tensor values = (gradient.is_sparse() ? gradient._values() : gradient).flatten();
+    const at::Tensor values = values_of(gradient).flatten();
     const at::Tensor bad = values.isfinite().logical_not().nonzero();
     if (bad.numel() > 0) {
       return fmt::format("{}, whose gradient holds {}", names.describe(place),

@@ -39,6 +39,8 @@ using FoundInf = std::vector<std::pair<c10::Device, at::Tensor>>;
 
 /// Multiplies the gradients by `inverse` (FP32 scalar) in place. Does not wait for the device.
 FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::Tensor& inverse);
+/// Leaves them as they are. On the CPU it only reads.
+FoundInf check_finite(const std::vector<ParameterPlace>& places);
 
 /// "parameter 'layer.weight' [2, 3], whose gradient holds inf"; empty if all are finite. Waits for the device.
 std::string first_non_finite(const std::vector<ParameterPlace>& places, const ParameterNames& names);

@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "snug/precision/detail/low_precision.h"
+
 namespace snug::detail {
 namespace {
 
@@ -12,15 +14,19 @@ bool belongs(const std::string& parameter, const std::string& region) {
                                  parameter.compare(0, region.size(), region) == 0);
 }
 
-// [not finite, zeros, elements] of some gradients, on their device.
+// [whether one is not finite, zeros, elements] of some gradients, on their device. Two passes over each that only read: a sum is not finite
+// if a number in it is not.
 at::Tensor counts_of(const std::vector<at::Tensor>& gradients) {
-  at::Tensor counts = at::zeros({3}, gradients.front().options().dtype(at::kDouble));
+  std::vector<at::Tensor> sums, others;
+  double elements = 0;
   for (const at::Tensor& gradient : gradients) {
-    counts[0] += at::isfinite(gradient).logical_not().sum();
-    counts[1] += (gradient == 0).sum();
-    counts[2] += static_cast<double>(gradient.numel());
+    sums.push_back(is_low(gradient) ? gradient.sum(at::kFloat) : gradient.sum());
+    others.push_back(at::count_nonzero(gradient));
+    elements += static_cast<double>(gradient.numel());
   }
-  return counts;
+  const at::Tensor bad = at::isfinite(at::stack(sums)).logical_not().any().to(at::kDouble);
+  const at::Tensor zeros = elements - at::stack(others).sum().to(at::kDouble);
+  return at::stack({bad, zeros, at::full_like(zeros, elements)});
 }
 
 }  // namespace

@@ -33,6 +33,34 @@ void TrainedParameters::refresh() {
   for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
     masters_->parameters()[i].set_requires_grad(masters_->low()[i].requires_grad());
   }
+  // Making names takes longer than the rest of a step's bookkeeping.
+  if (std::vector<Seen> now = look(); now != seen_) {
+    seen_.clear();  // if naming throws, the next refresh is to throw too
+    name_all();
+    seen_ = std::move(now);
+  }
+}
+
+// Of model, masters and optimizer, in an order that stays the same; without names.
+std::vector<TrainedParameters::Seen> TrainedParameters::look() const {
+  std::vector<Seen> now;
+  now.reserve(seen_.size());
+  const auto add = [&](const std::vector<at::Tensor>& parameters) {
+    for (const at::Tensor& parameter : parameters) {
+      now.push_back({parameter, parameter.requires_grad(), parameter.device()});
+    }
+  };
+  model_.apply([&](torch::nn::Module& module) { add(module.parameters(/*recurse=*/false)); });
+  if (masters_) {
+    add(masters_->parameters());
+  }
+  for (const auto& group : optimizer_.param_groups()) {
+    add(group.params());
+  }
+  return now;
+}
+
+void TrainedParameters::name_all() {
   all_.clear();
   std::unordered_set<const void*> seen;
   const auto add = [&](std::string name, const at::Tensor& parameter) {

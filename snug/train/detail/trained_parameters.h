@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include "snug/core/state.h"
 #include "snug/precision/master_weights.h"
@@ -35,7 +36,7 @@ class TrainedParameters {
   /// `precision`'s type, or if the optimizer has stepped before.
   void make_masters(Precision precision);
 
-  /// Looks at model and optimizer again.
+  /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap where none was.
   void refresh();
 
   /// All of them, with names: each once.
@@ -56,11 +57,24 @@ class TrainedParameters {
   void load_masters(const StateDict& saved);
 
  private:
+  struct Seen {
+    at::Tensor parameter;
+    bool requires_grad;
+    c10::Device device;
+
+    bool operator==(const Seen& other) const {
+      return parameter.is_same(other.parameter) && requires_grad == other.requires_grad && device == other.device;
+    }
+  };
+
+  std::vector<Seen> look() const;
+  void name_all();
   std::string name_of(const at::Tensor& parameter) const;
 
   torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;
   std::optional<MasterWeights> masters_;
+  std::vector<Seen> seen_;  // by the last refresh
   std::vector<std::pair<std::string, at::Tensor>> all_;
 };
 

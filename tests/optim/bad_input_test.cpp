@@ -1,0 +1,196 @@
+// What no optimizer can work with: one clear error each, that names the parameter or option, and changes nothing.
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/adamw8bit.h"
+#include "snug/optim/sgd.h"
+#include "snug/precision/grad_scaler.h"
+#include "tests/support/optimizers.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AnyOf;
+using testing::clones_of;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using ::testing::StartsWith;
+using testing::tensors_in;
+using torch::Tensor;
+
+using Made = std::unique_ptr<FusedOptimizer>;
+
+struct Kind {
+  std::string name;
+  std::function<Made(std::vector<Tensor> parameters, double lr)> make;
+};
+
+template <class Optimizer, class Options>
+Kind kind(const char* name) {
+  return {name, [](std::vector<Tensor> parameters, double lr) -> Made {
+            Options options;
+            options.lr = lr;
+            return std::make_unique<Optimizer>(std::move(parameters), options);
+          }};
+}
+
+std::vector<Kind> kinds() {
+  return {kind<AdamW, AdamWOptions>("AdamW"), kind<Adam, AdamOptions>("Adam"), kind<SGD, SGDOptions>("SGD"),
+          kind<AdamW8bit, AdamW8bitOptions>("AdamW8bit")};
+}
+
+/// Three parameters, and an optimizer that has made a step with them.
+struct Trained {
+  const Kind& kind;
+  std::vector<Tensor> p = testing::random_parameters();
+  Made optimizer = kind.make(p, 0.1);
+
+  explicit Trained(const Kind& k) : kind(k) {
+    testing::train(*optimizer, p, 1, 1);
+    testing::set_gradients(p, 2);
+  }
+  void step_with_gradient(const Tensor& second) {
+    p[1].mutable_grad() = second;
+    optimizer->step();
+  }
+  /// Makes another one, of this parameter after a good one.
+  void make_with(const Tensor& second) { kind.make({torch::ones({2}), second}, 0.1); }
+  /// Loads the state with this in the place of what the first group has of that name.
+  void load_with(const std::string& option, StateDict::Value value) {
+    StateDict state = optimizer->state_dict();
+    StateDict groups = state.get<StateDict>("param_groups");
+    StateDict group = groups.get<StateDict>("0");
+    group.set(option, std::move(value));
+    groups.set("0", std::move(group));
+    state.set("param_groups", std::move(groups));
+    optimizer->load_state_dict(state);
+  }
+};
+
+struct Case {
+  std::string what;
+  std::function<void(Trained&)> act;
+  std::vector<std::string> says;
+};
+
+std::vector<Case> cases() {
+  const double nan = std::nan("");
+  return {
+      {"no parameters", [](Trained& t) { t.kind.make({}, 0.1); }, {"there are no parameters"}},
+      {"an undefined parameter", [](Trained& t) { t.make_with({}); }, {"parameter 1", "undefined"}},
+      {"a parameter that is a result",
+       [](Trained& t) { t.make_with(torch::ones({3}, torch::requires_grad()) * 2); },
+       {"parameter 1", "[3]", "result"}},
+      {"an integer parameter",
+       [](Trained& t) { t.make_with(torch::ones({3}, torch::kLong)); },
+       {"parameter 1", "[3]", "Long"}},
+      {"an FP16 parameter", [](Trained& t) { t.make_with(torch::ones({3}, torch::kHalf)); }, {"parameter 1", "Half"}},
+      {"a BF16 parameter",
+       [](Trained& t) { t.make_with(torch::ones({3}, torch::kBFloat16)); },
+       {"parameter 1", "BFloat16"}},
+      {"a learning rate of NaN", [nan](Trained& t) { t.kind.make(t.p, nan); }, {"lr is nan"}},
+      {"a learning rate below 0", [](Trained& t) { t.kind.make(t.p, -1); }, {"lr is -1"}},
+      {"a learning rate that becomes NaN",
+       [nan](Trained& t) {
+         t.optimizer->param_groups()[0].options().set_lr(nan);
+         t.optimizer->step();
+       },
+       {"lr is nan"}},
+      {"an FP16 gradient",
+       [](Trained& t) { t.step_with_gradient(torch::ones({64}, torch::kHalf)); },
+       {".step: ", "gradient of parameter 1", "Half"}},
+      {"an integer gradient",
+       [](Trained& t) { t.step_with_gradient(torch::ones({64}, torch::kLong)); },
+       {".step: ", "gradient of parameter 1", "Long"}},
+      {"a gradient of another shape",
+       [](Trained& t) { t.step_with_gradient(torch::ones({63})); },
+       {".step: ", "gradient of parameter 1", "[63]", "[64]"}},
+      {"a sparse gradient",
+       [](Trained& t) { t.step_with_gradient(torch::ones({64}).to_sparse()); },
+       {".step: ", "gradient of parameter 1", "sparse"}},
+      {"a closure under a scaler",
+       [](Trained& t) {
+         t.optimizer->set_gradient_scaling(torch::ones({}), torch::zeros({}));
+         t.optimizer->step([] { return torch::zeros({}); });
+       },
+       {".step: ", "closure", "GradScaler"}},
+      {"a state of fewer parameters",
+       [](Trained& t) { t.optimizer->load_state_dict(t.kind.make({torch::ones({5, 7})}, 0.1)->state_dict()); },
+       {".load_state_dict: ", "1 parameters", "3"}},
+      {"a learning rate of NaN in a state", [nan](Trained& t) { t.load_with("lr", nan); }, {"lr is nan"}},
+      {"a state with an option that is not offered",
+       [](Trained& t) { t.load_with("maximize", true); },
+       {".load_state_dict: ", "maximize"}},
+  };
+}
+
+TEST(BadInput, IsOneClearErrorThatChangesNothing) {
+  for (const Kind& kind : kinds()) {
+    for (const Case& row : cases()) {
+      SCOPED_TRACE(kind.name + ", " + row.what);
+      Trained t(kind);
+      const auto parameters = clones_of(t.p);
+      const auto state = tensors_in(t.optimizer->state_dict());
+      const std::string message = error_of<Error>([&] { row.act(t); });
+      EXPECT_THAT(message, AnyOf(StartsWith(kind.name), StartsWith("Optimizer: parameter 1")));
+      for (const std::string& words : row.says) {
+        EXPECT_THAT(message, HasSubstr(words));
+      }
+      EXPECT_TRUE(same_bits(clones_of(t.p), parameters));
+      t.optimizer->param_groups()[0].options().set_lr(0.1);
+      EXPECT_TRUE(same_bits(tensors_in(t.optimizer->state_dict()), state));
+    }
+  }
+}
+
+// SGD has a state only with momentum, so it gets some here.
+TEST(BadInput, AStateOfAnotherShapeIsAnErrorThatNamesTheParameter) {
+  auto all = kinds();
+  all[2].make = [](std::vector<Tensor> parameters, double lr) -> Made {
+    return std::make_unique<SGD>(std::move(parameters), SGDOptions{.lr = lr, .momentum = 0.9});
+  };
+  for (const Kind& kind : all) {
+    SCOPED_TRACE(kind.name);
+    Trained t(kind);
+    auto others = testing::random_parameters();
+    others[1] = torch::ones({65}, torch::requires_grad());
+    const Made other = kind.make(others, 0.7);
+    testing::train(*other, others, 1, 1);
+    const auto state = tensors_in(t.optimizer->state_dict());
+    EXPECT_THAT(error_of<CorruptFile>([&] { t.optimizer->load_state_dict(other->state_dict()); }),
+                ::testing::AllOf(HasSubstr(kind.name + ".load_state_dict"), HasSubstr("parameter 1"), HasSubstr("[65]"),
+                                 HasSubstr("[64]")));
+    t.optimizer->name_parameters({{"layer.bias", t.p[1]}});
+    EXPECT_THAT(error_of<CorruptFile>([&] { t.optimizer->load_state_dict(other->state_dict()); }),
+                HasSubstr("parameter 'layer.bias'"));
+    EXPECT_TRUE(same_bits(tensors_in(t.optimizer->state_dict()), state));
+    EXPECT_EQ(t.optimizer->param_groups()[0].options().get_lr(), 0.1);
+  }
+}
+
+TEST(BadInput, OfOneOptimizersStateIsRefusedByTheOther) {
+  const auto p = testing::random_parameters();
+  AdamW decoupled(p);
+  Adam coupled(p);
+  testing::train(decoupled, p, 1, 1);
+  testing::train(coupled, p, 1, 1);
+  EXPECT_THAT(error_of<ConfigError>([&] { coupled.load_state_dict(decoupled.state_dict()); }),
+              HasSubstr("Adam.load_state_dict: decoupled_weight_decay is true"));
+  EXPECT_THAT(error_of<ConfigError>([&] { decoupled.load_state_dict(coupled.state_dict()); }),
+              HasSubstr("AdamW.load_state_dict: decoupled_weight_decay is false"));
+}
+
+}  // namespace
+}  // namespace snug
