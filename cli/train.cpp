@@ -25,7 +25,7 @@ struct Flags {
   int64_t batch = 0, accumulate = 0, steps = 0, seed = 0, warmup = 0, validate_every = 0, snapshot_every = 0;
   int64_t precision_guard = 0, gradient_statistics = 0;
   double lr = 0;
-  bool resume = false;
+  bool resume = false, offload = false;
 };
 
 volatile std::sig_atomic_t interrupted_by = 0;
@@ -115,6 +115,9 @@ void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
   }
   if (given("--checkpoint")) {
     config.checkpointing = parse_checkpoint(flags.checkpoint);
+  }
+  if (given("--offload")) {
+    config.offload = flags.offload;
   }
   if (given("--lr")) {
     config.lr = flags.lr;
@@ -215,6 +218,8 @@ void add_train(CLI::App& app) {
   command->add_option("--accumulate", flags->accumulate, "Or: micro-batches per step")->type_name("K")->excludes(micro);
   command->add_option("--checkpoint", flags->checkpoint, "Recompute activations in backward: none (default) or blocks")
       ->type_name("WHAT");
+  command->add_flag("--offload", flags->offload,
+                    "Keep what backward needs in host memory, or with a CPU in a file in --out");
   command->add_option("--memory", flags->memory, "Hard limit on tensor memory, such as 300MiB")->type_name("SIZE");
   command->add_option("--precision", flags->precision, "float32 (default), bfloat16, float16 or auto (measured)")
       ->type_name("NAME");
@@ -222,7 +227,7 @@ void add_train(CLI::App& app) {
       ->type_name("WHAT");
   command
       ->add_option("--precision-guard", flags->precision_guard,
-                   "Compute the blocks in float32 after N steps of overflow or underflow")
+                   "Compute the blocks in float32 after N steps of overflow or underflow (default: 20 with auto)")
       ->type_name("N");
   command->add_option("--lr", flags->lr, "Highest learning rate (default 0.001)")->type_name("X");
   command

@@ -95,6 +95,9 @@ int64_t part_of(int64_t steps, int64_t times) { return std::max<int64_t>(1, step
 }  // namespace
 
 int64_t TrainConfig::warmup() const { return warmup_steps.value_or(part_of(steps, 20)); }
+int64_t TrainConfig::guard_patience() const {
+  return precision_guard.value_or(precision == Precision::Auto ? PrecisionGuardOptions::kPatienceOfAuto : 0);
+}
 int64_t TrainConfig::validation_interval() const { return validate_every.value_or(part_of(steps, 20)); }
 int64_t TrainConfig::snapshot_interval() const { return snapshot_every.value_or(part_of(steps, 10)); }
 
@@ -116,14 +119,14 @@ void TrainConfig::check() const {
   at_least("warmup_steps", warmup(), 0);
   at_least("validate_every", validation_interval(), 0);
   at_least("snapshot_every", snapshot_interval(), 0);
-  at_least("precision_guard", precision_guard, 0);
+  at_least("precision_guard", guard_patience(), 0);
   at_least("gradient_statistics_every", gradient_statistics_every, 0);
   at_least("seed", seed, 0);
   if (weights == Weights::Low && (precision == Precision::Float32 || precision == Precision::Auto)) {
     throw ConfigError(
         fmt::format("train: weights low goes with precision float16 or bfloat16, not with {}", to_string(precision)));
   }
-  if (precision_guard > 0 && precision == Precision::Float32) {
+  if (guard_patience() > 0 && precision == Precision::Float32) {
     throw ConfigError(
         "train: precision_guard has nothing to guard in float32; give another precision, or leave it out");
   }
@@ -151,8 +154,9 @@ LogValues TrainConfig::to_settings() const {
       {"memory", memory.is_unlimited() ? std::string("unlimited") : fmt::format("{}", memory.count())},
       {"precision", std::string(to_string(precision))},
       {"weights", std::string(to_string(weights))},
-      {"precision_guard", precision_guard},
+      {"precision_guard", guard_patience()},
       {"checkpoint", std::string(to_string(checkpointing))},
+      {"offload", offload},
       {"lr", lr},
       {"lr_scaling", std::string(to_string(lr_scaling))},
       {"weight_decay", weight_decay},
@@ -180,6 +184,7 @@ TrainConfig TrainConfig::from_settings(const LogValues& settings, std::filesyste
       .weights = weights_from_string(setting<std::string>(settings, "weights")),
       .precision_guard = setting<int64_t>(settings, "precision_guard"),
       .checkpointing = checkpointing_from_string(setting<std::string>(settings, "checkpoint")),
+      .offload = setting<bool>(settings, "offload"),
       .lr = setting<double>(settings, "lr"),
       .lr_scaling = lr_scaling_from_string(setting<std::string>(settings, "lr_scaling")),
       .weight_decay = setting<double>(settings, "weight_decay"),

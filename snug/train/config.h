@@ -44,8 +44,11 @@ struct TrainConfig {
   Bytes memory = Bytes::unlimited();        ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
   Weights weights = Weights::Full;  ///< Low: 16-bit weights of `precision`'s type, with FP32 masters
-  int64_t precision_guard = 0;      ///< steps of trouble before the blocks move to FP32; 0: never. See PrecisionGuard
+  /// Steps of trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never. See PrecisionGuard.
+  std::optional<int64_t> precision_guard = {};
   Checkpointing checkpointing = Checkpointing::None;
+  /// What is saved for backward goes to the host, or on a CPU to a file in `out`. See SaveOnHost.
+  bool offload = false;
   double lr = 1e-3;                        ///< the highest learning rate; warm-up and cosine around it
   LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch sequences, follows `batch`
   double weight_decay = 0.1;
@@ -66,6 +69,7 @@ struct TrainConfig {
 
   /// What was given, or what stands for it.
   int64_t warmup() const;
+  int64_t guard_patience() const;
   int64_t validation_interval() const;
   int64_t snapshot_interval() const;
   /// `lr` for `batch` sequences.

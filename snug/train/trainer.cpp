@@ -16,6 +16,7 @@
 #include <torch/utils.h>
 
 #include "snug/activations/checkpoint.h"
+#include "snug/activations/offload.h"
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
 #include "snug/core/rng.h"
@@ -181,6 +182,11 @@ class Trainer::Impl {
       outcome.finished = true;
       outcome.validation_loss = within_limit(config_, "the held-out loss", [&] { return validation_loss(); });
     }
+    std::optional<SaveOnHost> offload;
+    if (config_.offload) {
+      FileSystem::real().create_directories(config_.out);
+      offload.emplace(OffloadOptions{.directory = config_.out});  // on a disk, as the temporary directory may not be
+    }
     while (step_ < config_.steps) {
       StepNotes notes;
       const StepRecord record = one_step(notes);
@@ -208,10 +214,15 @@ class Trainer::Impl {
       outcome = {
           .step = step_, .finished = last, .validation_loss = record.validation_loss.value_or(outcome.validation_loss)};
       if (stop) {
-        return outcome;
+        break;
       }
     }
-    save_model();
+    if (offload) {
+      note("offload: " + offload->report().str());
+    }
+    if (outcome.finished) {
+      save_model();
+    }
     return outcome;
   }
 
@@ -277,7 +288,7 @@ class Trainer::Impl {
              .weights = config_.weights,
              .micro_batch = config_.micro_batch,
              .clip_norm = config_.clip_norm,
-             .precision_guard = {.patience = config_.precision_guard},
+             .precision_guard = {.patience = config_.guard_patience()},
              .gradient_noise = config_.micro_batch > 0}};
   }
 

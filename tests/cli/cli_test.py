@@ -47,6 +47,16 @@ class Training(SnugTest):
         peak = lambda out: max(r["activation_peak_bytes"] for r in self.records(out))
         self.assertLess(peak("blocks"), 0.7 * peak("plain"))
 
+    def test_offload_gives_the_same_bits_and_less_memory_and_goes_with_checkpointing(self):
+        self.train("plain")
+        self.assertIn("offload: ", self.train("offload", "--offload"))
+        self.train("both", "--offload", "--checkpoint", "blocks")
+        self.assertEqual(self.losses("plain"), self.losses("offload"))
+        self.assertEqual(self.losses("plain"), self.losses("both"))
+        peak = lambda out: max(r["activation_peak_bytes"] for r in self.records(out))
+        self.assertLess(peak("offload"), 0.7 * peak("plain"))
+        self.assertEqual([p for p in (self.folder / "offload").iterdir() if "offload" in p.name], [])
+
     def test_splits_give_the_same_losses_within_rounding(self):
         self.train("whole")
         for size in ("4", "1"):

@@ -1,0 +1,217 @@
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "snug/activations/detail/offload_store.h"
+#include "snug/activations/detail/spill_extents.h"
+
+// Copies run on one side stream of each device, so that they are in order among themselves: a place in pinned memory is free for the
+// next copy as soon as it is given back. Device memory is allocated and released in the order of the stream that computes, which waits
+// for a copy before memory that the copy uses is released. So the allocator may hand it out again at once, however far the host is ahead.
+
+namespace snug::detail {
+namespace {
+
+using c10::impl::VirtualGuardImpl;
+
+// The tensor of all its bytes.
+at::Tensor bytes_of(const c10::Storage& storage) {
+  return at::empty({0}, at::TensorOptions(storage.device()).dtype(at::kByte))
+      .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
+}
+
+c10::Event recorded_on(const c10::Stream& stream) {
+  c10::Event event(stream.device_type());
+  event.record(stream);
+  return event;
+}
+
+// Pinned memory, which takes long to make: a slab of `cap` bytes, or without a cap as many of 256 MiB as are needed. LibTorch's allocator
+// keeps them for the next guard.
+class Slabs final {
+ public:
+  struct Place {
+    size_t slab;
+    int64_t offset;
+    at::Tensor bytes;
+  };
+
+  explicit Slabs(Bytes cap) : cap_(cap) {}
+
+  std::optional<Place> take(int64_t bytes) {
+    for (size_t i = 0; i < slabs_.size(); ++i) {
+      if (const auto offset = slabs_[i].extents.take(bytes)) {
+        return Place{i, *offset, slabs_[i].memory.narrow(0, *offset, bytes)};
+      }
+    }
+    if (!cap_.is_unlimited() && (!slabs_.empty() || bytes > cap_.count())) {
+      return std::nullopt;
+    }
+    const int64_t size = cap_.is_unlimited() ? std::max(bytes, kSlabBytes) : cap_.count();
+    slabs_.push_back({at::empty({size}, at::TensorOptions().dtype(at::kByte).pinned_memory(true)), SpillExtents(size)});
+    return take(bytes);
+  }
+
+  void give_back(const Place& place) { slabs_[place.slab].extents.give_back(place.offset, place.bytes.numel()); }
+
+ private:
+  static constexpr int64_t kSlabBytes = int64_t{256} << 20;
+  struct Slab {
+    at::Tensor memory;
+    SpillExtents extents;
+  };
+  Bytes cap_;
+  std::vector<Slab> slabs_;
+};
+
+class PinnedStore final : public OffloadStore {
+ public:
+  explicit PinnedStore(const OffloadOptions& options) : slabs_(options.cap) {}
+  ~PinnedStore() override { retire(0); }
+
+  std::unique_ptr<StoredAway> store(const c10::Storage& storage) override;
+  OffloadReport report() const override {
+    const std::lock_guard lock(mutex_);
+    return report_;
+  }
+
+ private:
+  class Pinned;
+  struct Transfer {
+    c10::Storage storage;
+    c10::Stream stream;  // that computes
+    c10::Event done;
+  };
+  // At most so many storages are held because their copy may not be complete.
+  static constexpr size_t kInFlight = 2;
+
+  // Copies on the side stream, after what `computing` has been given so far.
+  c10::Event copy(const at::Tensor& from, const at::Tensor& to, const c10::Stream& computing) {
+    auto found = side_.find(computing.device());
+    if (found == side_.end()) {
+      const VirtualGuardImpl device(computing.device_type());
+      found = side_.emplace(computing.device(), device.getStreamFromGlobalPool(computing.device())).first;
+    }
+    const c10::Stream side = found->second;
+    recorded_on(computing).block(side);
+    const c10::StreamGuard guard(side);
+    to.copy_(from, /*non_blocking=*/true);
+    return recorded_on(side);
+  }
+
+  void retire(size_t but) {
+    for (; in_flight_.size() > but; in_flight_.pop_front()) {
+      in_flight_.front().done.block(in_flight_.front().stream);
+    }
+  }
+
+  mutable std::mutex mutex_;  // guards all that follows
+  Slabs slabs_;
+  std::map<c10::Device, c10::Stream, decltype([](c10::Device a, c10::Device b) { return a.index() < b.index(); })>
+      side_;
+  std::deque<Transfer> in_flight_;
+  OffloadReport report_;
+};
+
+class PinnedStore::Pinned final : public StoredAway {
+ public:
+  Pinned(PinnedStore& store, c10::Device device, Slabs::Place place)
+      : store_(store), device_(device), place_(std::move(place)) {}
+
+  ~Pinned() override {
+    drop_prefetch();
+    const std::lock_guard lock(store_.mutex_);
+    store_.slabs_.give_back(place_);
+  }
+
+  c10::Storage load() override {
+    const at::NoGradGuard no_grad;
+    const std::lock_guard lock(store_.mutex_);
+    if (!ahead_) {
+      begin();
+    }
+    const c10::Stream computing = stream();
+    ahead_->done.block(computing);
+    const c10::Storage storage = ahead_->bytes.storage();
+    if (computing != ahead_->stream) {  // then it is released in another order than it was allocated in
+      VirtualGuardImpl(device_.type()).recordDataPtrOnStream(storage.data_ptr(), computing);
+    }
+    store_.report_.bytes_back += place_.bytes.numel();
+    ahead_.reset();
+    return storage;
+  }
+
+  void prefetch() override {
+    const at::NoGradGuard no_grad;
+    const std::lock_guard lock(store_.mutex_);
+    try {
+      if (!ahead_) {
+        begin();
+      }
+    } catch (const c10::OutOfMemoryError&) {  // load() will need it, and say so
+    }
+  }
+
+  void drop_prefetch() override {
+    const std::lock_guard lock(store_.mutex_);
+    if (ahead_) {
+      ahead_->done.block(ahead_->stream);
+      ahead_.reset();
+    }
+  }
+
+ private:
+  struct Ahead {
+    at::Tensor bytes;
+    c10::Stream stream;  // that it was allocated on
+    c10::Event done;
+  };
+
+  c10::Stream stream() const { return VirtualGuardImpl(device_.type()).getStream(device_); }
+
+  void begin() {
+    store_.retire(0);  // backward needs the room
+    const c10::Stream computing = stream();
+    const at::Tensor bytes = at::empty_like(place_.bytes, at::TensorOptions(device_).pinned_memory(false));
+    ahead_.emplace(Ahead{bytes, computing, store_.copy(place_.bytes, bytes, computing)});
+  }
+
+  PinnedStore& store_;
+  c10::Device device_;
+  Slabs::Place place_;
+  std::optional<Ahead> ahead_;
+};
+
+std::unique_ptr<StoredAway> PinnedStore::store(const c10::Storage& storage) {
+  const std::lock_guard lock(mutex_);
+  const auto bytes = static_cast<int64_t>(storage.nbytes());
+  auto place = slabs_.take(bytes);
+  if (!place) {
+    report_.bytes_kept += bytes;
+    return nullptr;
+  }
+  const c10::Stream computing = VirtualGuardImpl(storage.device_type()).getStream(storage.device());
+  in_flight_.push_back({storage, computing, copy(bytes_of(storage), place->bytes, computing)});
+  retire(kInFlight);
+  report_.bytes_out += bytes;
+  return std::make_unique<Pinned>(*this, storage.device(), std::move(*place));
+}
+
+}  // namespace
+
+std::unique_ptr<OffloadStore> make_pinned_store(const OffloadOptions& options) {
+  return std::make_unique<PinnedStore>(options);
+}
+
+}  // namespace snug::detail

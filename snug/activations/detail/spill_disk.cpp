@@ -1,0 +1,115 @@
+#include "snug/activations/detail/spill_disk.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <system_error>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include "snug/core/bytes.h"
+#include "snug/core/error.h"
+
+namespace snug::detail {
+namespace {
+
+// Not errors of the system: the file ended too early, or its bytes are not those that were written.
+constexpr int kTooShort = -1;
+constexpr int kOtherBytes = -2;
+
+std::string reason_of(int error) {
+  switch (error) {
+    case kTooShort:
+      return "the file is shorter than what was written to it";
+    case kOtherBytes:
+      return "the bytes are not those that were stored: the disk has lost them, or the tensor was written behind "
+             "autograd's back";
+    default:
+      return fmt::format("{} (errno {})", std::generic_category().message(error), error);
+  }
+}
+
+// A disk may fail after it has accepted the bytes. Then a read gives others, and this tells. Four lanes, so that it is as fast as memory.
+uint64_t checksum(const void* data, int64_t bytes) {
+  constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
+  std::array<uint64_t, 4> lanes{1, 2, 3, 4};
+  const auto* next = static_cast<const char*>(data);
+  auto left = static_cast<size_t>(bytes);
+  for (; left > 0; left -= std::min(left, sizeof(lanes)), next += sizeof(lanes)) {
+    std::array<uint64_t, 4> words{};
+    std::memcpy(words.data(), next, std::min(left, sizeof(words)));
+    for (size_t i = 0; i < lanes.size(); ++i) {
+      lanes[i] = (lanes[i] ^ words[i]) * kOdd;
+      lanes[i] ^= lanes[i] >> 32;
+    }
+  }
+  return lanes[0] ^ (lanes[1] << 1) ^ (lanes[2] << 2) ^ (lanes[3] << 3);
+}
+
+// Moves all of `size` bytes, which one call need not do. 0, or what went wrong.
+template <class Call>
+int repeat(size_t size, int if_nothing_moves, Call&& call) {
+  constexpr size_t kMost = size_t{1} << 30;  // Linux moves at most 2 GiB at a time
+  for (size_t moved = 0; moved < size;) {
+    const ssize_t now = call(moved, std::min(kMost, size - moved));
+    if (now < 0 && errno != EINTR) {
+      return errno;
+    }
+    if (now == 0) {
+      return if_nothing_moves;
+    }
+    moved += now < 0 ? 0 : static_cast<size_t>(now);
+  }
+  return 0;
+}
+
+}  // namespace
+
+SpillDisk::SpillDisk(const std::filesystem::path& directory, SpillCalls& calls) : calls_(calls) {
+  const auto folder = directory.empty() ? std::filesystem::temp_directory_path() : directory;
+  path_ = (folder / "snug-offload-XXXXXX").string();
+  descriptor_ = ::mkostemp(path_.data(), O_CLOEXEC);
+  if (descriptor_ < 0) {
+    const int error = errno;
+    throw Error(fmt::format("SaveOnHost: cannot make a file in '{}': {}; give a directory that can be written to",
+                            folder.string(), reason_of(error)));
+  }
+  ::unlink(path_.c_str());
+}
+
+SpillDisk::~SpillDisk() { ::close(descriptor_); }
+
+std::string SpillDisk::write(const void* data, int64_t bytes, int64_t offset, uint64_t& sum) {
+  sum = checksum(data, bytes);
+  const int error = repeat(static_cast<size_t>(bytes), ENOSPC, [&](size_t from, size_t size) {
+    return calls_.pwrite(descriptor_, static_cast<const char*>(data) + from, size,
+                         static_cast<off_t>(offset) + static_cast<off_t>(from));
+  });
+  return failure("write {} to", bytes, error);
+}
+
+std::string SpillDisk::read(void* data, int64_t bytes, int64_t offset, uint64_t sum) {
+  int error = repeat(static_cast<size_t>(bytes), kTooShort, [&](size_t from, size_t size) {
+    return calls_.pread(descriptor_, static_cast<char*>(data) + from, size,
+                        static_cast<off_t>(offset) + static_cast<off_t>(from));
+  });
+  if (error == 0 && checksum(data, bytes) != sum) {
+    error = kOtherBytes;
+  }
+  return failure("read {} back from", bytes, error);
+}
+
+void SpillDisk::shorten(int64_t size) { (void)calls_.ftruncate(descriptor_, static_cast<off_t>(size)); }
+
+std::string SpillDisk::failure(const char* what, int64_t bytes, int error) const {
+  if (error == 0) {
+    return {};
+  }
+  return fmt::format("cannot {} the spill file '{}': {}", fmt::format(fmt::runtime(what), Bytes(bytes).str()), path_,
+                     reason_of(error));
+}
+
+}  // namespace snug::detail

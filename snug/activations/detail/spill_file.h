@@ -1,0 +1,99 @@
+#pragma once
+// SpillFile: memory that waits in a file until it is needed again. Writes and reads ahead happen on a thread of its own.
+//
+//   SpillFile file("/scratch", /*cap=*/1 << 30, allocate);
+//   auto piece = file.store(std::move(memory));   // the memory is dropped once it is written
+//   SpillMemory again = piece->load();            // as often as one likes; the piece's place is free when the piece is gone
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "snug/activations/detail/spill_disk.h"
+#include "snug/activations/detail/spill_extents.h"
+#include "snug/activations/offload.h"
+
+namespace snug::detail {
+
+/// Bytes that live as long as `owner`.
+struct SpillMemory {
+  std::shared_ptr<void> owner = {};
+  void* data = nullptr;
+  int64_t bytes = 0;
+};
+
+/// All methods may be called from any thread, and so may those of its pieces.
+class SpillFile final {
+  struct State;
+
+ public:
+  using Allocate = std::function<SpillMemory(int64_t bytes)>;
+
+  /// At most so many pieces hold their memory because their write is not complete.
+  static constexpr int kInFlight = 2;
+
+  /// What store() gives. It must not outlive the file. Its destructor waits for a transfer of this piece that is under way.
+  class Piece final {
+   public:
+    Piece(SpillFile& file, std::shared_ptr<State> state);
+    ~Piece();
+    Piece(const Piece&) = delete;
+    Piece& operator=(const Piece&) = delete;
+
+    /// A copy in memory from `allocate`, a new one each time: the caller may write to it. Throws Error, naming path and reason, if it
+    /// cannot be read, and whatever `allocate` throws.
+    SpillMemory load();
+    /// Begins to read, if that is to be done, so that load() finds it there. Does nothing if there is no memory for it.
+    void prefetch();
+    /// Drops what was read ahead.
+    void drop_prefetch();
+
+   private:
+    SpillFile& file_;
+    std::shared_ptr<State> state_;
+  };
+
+  /// A file without a name in `directory` (empty: the system's temporary one), never longer than `cap`. Throws Error if it cannot be made.
+  SpillFile(const std::filesystem::path& directory, int64_t cap, Allocate allocate,
+            SpillCalls& calls = SpillCalls::real());
+  ~SpillFile();
+  SpillFile(const SpillFile&) = delete;
+  SpillFile& operator=(const SpillFile&) = delete;
+
+  /// Takes memory to write; waits while kInFlight pieces are unwritten. nullptr if there is no room below the cap. If the write fails, the
+  /// piece keeps its memory.
+  std::unique_ptr<Piece> store(SpillMemory memory);
+
+  OffloadReport report() const;
+  /// How much of the file is in use, holes included.
+  int64_t bytes_in_use() const;
+
+ private:
+  void work();
+  void write_out(std::unique_lock<std::mutex>& lock);
+  void read_ahead(std::unique_lock<std::mutex>& lock);
+  void shorten(std::unique_lock<std::mutex>& lock);
+
+  Allocate allocate_;
+  SpillDisk disk_;
+
+  mutable std::mutex mutex_;  // guards what follows, and every State
+  std::condition_variable work_;
+  std::condition_variable done_;
+  std::deque<std::shared_ptr<State>> writes_;
+  std::deque<std::shared_ptr<State>> reads_;
+  SpillExtents extents_;
+  int in_flight_ = 0;
+  bool longer_than_needed_ = false;
+  bool stopping_ = false;
+  OffloadReport report_;
+
+  std::thread thread_;
+};
+
+}  // namespace snug::detail
