@@ -26,7 +26,8 @@ struct ChunkedLossOptions {
 
 /// Cross entropy between hidden * weight^T (+ bias) and target. `hidden`: [..., width]; `weight`: [vocabulary, width]; `target`:
 /// int64, the leading sizes of `hidden`. Returns an FP32 (or FP64) scalar. Each chunk's logits are recomputed in backward, one more
-/// product in four. Rows are independent, so the loss equals the unchunked one up to the order of the sum.
+/// product in four. Rows are independent, so the loss equals the unchunked one up to the order of the sum. The mean over no targets (none
+/// given, or all ignored) is NaN, as LibTorch's; the sum is 0. A target that is neither ignored nor in [0, vocabulary) is LibTorch's error.
 /// Throws ConfigError, with the shapes, where they do not fit.
 at::Tensor chunked_cross_entropy(at::Tensor hidden, at::Tensor weight, at::Tensor target,
                                  ChunkedLossOptions options = {});

@@ -109,6 +109,35 @@ TEST(ChunkedCrossEntropy, EqualsThePlainOneInDoublePrecisionToTwelveDigits) {
   }
 }
 
+TEST(ChunkedCrossEntropy, TakesAnyVocabularyWithEveryOptionAtOnce) {
+  for (const int64_t vocabulary : {1, 2, 3, 1000, 50257}) {
+    SCOPED_TRACE(vocabulary);
+    Head head(torch::kDouble);
+    head.weight = torch::randn({vocabulary, Head::kWidth}, torch::kDouble).requires_grad_();
+    head.bias = torch::randn({vocabulary}, torch::kDouble).requires_grad_();
+    head.target = torch::randint(vocabulary, {Head::kRows}, torch::kLong);
+    head.target.slice(0, 5, 20).fill_(-1);
+    for (const auto reduction : {Reduction::Sum, Reduction::Mean}) {
+      const ChunkedLossOptions options{
+          .chunk = 20, .reduction = reduction, .ignore_index = -1, .label_smoothing = 0.2, .bias = head.bias};
+      const Tensor expected = head.plain(options);
+      const auto expected_gradients = head.gradients(expected);
+      const Tensor loss = head.chunked(options);
+      EXPECT_TRUE(close_in_norm(loss, expected, 1e-12));
+      const auto gradients = head.gradients(loss);
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(close_in_norm(gradients[i], expected_gradients[i], 1e-12)) << i;
+      }
+    }
+  }
+}
+
+TEST(ChunkedCrossEntropy, RefusesATargetOutsideOfTheVocabulary) {
+  Head head;
+  head.target[30] = Head::kVocabulary;
+  EXPECT_THROW(head.chunked({.chunk = 8}), c10::Error);
+}
+
 TEST(ChunkedCrossEntropy, WithOneChunkIsThePlainOneToTheBit) {
   Head head;
   const ChunkedLossOptions options{.chunk = Head::kRows};

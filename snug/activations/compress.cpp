@@ -1,0 +1,251 @@
+#include "snug/activations/compress.h"
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "snug/activations/detail/block_codes.h"
+#include "snug/activations/detail/packed_mask.h"
+#include "snug/memory/detail/saved_tensor_policy.h"
+
+// What is compressed is a run of memory: the whole storage where the tensor has a quarter of it, so that the slices that a model cuts from
+// one product share one compression, else the span between the tensor's first and last element. A tensor is then a view of its run. What
+// lies in the gaps is taken for data of the same kind.
+
+namespace snug {
+namespace {
+
+/// What is kept instead of a run. Narrow: the same numbers in a narrower type.
+struct Narrow {
+  at::Tensor values;
+};
+struct Mask {
+  at::Tensor bits;
+};
+using Packed = std::variant<Narrow, Mask, detail::TwoValued, detail::BlockCodes>;
+
+/// A run of memory in its packed form, shared by the tensors saved from it.
+class Run {
+ public:
+  Run(Packed packed, int64_t count, at::TensorOptions options)
+      : packed_(std::move(packed)), count_(count), options_(options) {
+    std::visit([](const auto& kept) { mark(kept); }, packed_);
+  }
+
+  /// Tensors that are needed at the same time share what was unpacked.
+  at::Tensor unpack() {
+    const std::lock_guard lock(mutex_);
+    if (const auto alive = unpacked_.lock()) {
+      return at::empty({0}, options_).set_(c10::Storage(alive), 0, {count_}, {1});
+    }
+    at::Tensor run = std::visit([this](const auto& packed) { return unpacked(packed); }, packed_);
+    unpacked_ = run.storage().getWeakStorageImpl();
+    return run;
+  }
+
+ private:
+  static void mark(const Narrow& kept) { detail::mark_as_saved(kept.values); }
+  static void mark(const Mask& kept) { detail::mark_as_saved(kept.bits); }
+  static void mark(const detail::TwoValued& kept) { detail::mark_as_saved(kept.bits); }
+  static void mark(const detail::BlockCodes& kept) {
+    detail::mark_as_saved(kept.codes);
+    detail::mark_as_saved(kept.ranges);
+  }
+
+  c10::ScalarType dtype() const { return options_.dtype().toScalarType(); }
+  at::Tensor unpacked(const Narrow& packed) const { return packed.values.to(dtype()); }
+  at::Tensor unpacked(const Mask& packed) const { return detail::unpack_mask(packed.bits, count_); }
+  at::Tensor unpacked(const detail::TwoValued& packed) const {
+    return detail::unpack_two_valued(packed, count_, dtype());
+  }
+  at::Tensor unpacked(const detail::BlockCodes& packed) const {
+    return detail::dequantize_blocks(packed, count_, dtype());
+  }
+
+  Packed packed_;
+  int64_t count_;
+  at::TensorOptions options_;  // of the run
+  std::mutex mutex_;
+  c10::weak_intrusive_ptr<c10::StorageImpl> unpacked_{c10::intrusive_ptr<c10::StorageImpl>()};
+};
+
+struct View {
+  std::shared_ptr<Run> run;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t offset;
+};
+
+// Autocast's copy of a parameter: a cast of a leaf that will get a gradient.
+bool is_cast_of_leaf(const at::Tensor& tensor) {
+  const auto& node = tensor.grad_fn();
+  if (node == nullptr || node->name() != "ToCopyBackward0" || node->num_outputs() != 1) {
+    return false;
+  }
+  const auto& source = node->next_edge(0).function;
+  return source != nullptr && source->name() == "torch::autograd::AccumulateGrad";
+}
+
+enum class Origin { Parameter, Leaf, Computed };
+
+/// A view is what its base is.
+Origin origin_of(const at::Tensor& tensor) {
+  const at::Tensor base = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
+  if (base.is_leaf()) {
+    return base.requires_grad() ? Origin::Parameter : Origin::Leaf;
+  }
+  return is_cast_of_leaf(base) ? Origin::Parameter : Origin::Computed;
+}
+
+bool is_plain_memory(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_neg() && !tensor.is_conj() &&
+         tensor.numel() > 0 && tensor.const_data_ptr() != nullptr;
+}
+
+struct Span {
+  int64_t begin;
+  int64_t count;
+};
+
+/// nullopt for a small part of a large storage, which is better kept with its neighbours.
+std::optional<Span> span_of(const at::Tensor& tensor) {
+  constexpr int64_t kShare = 4;
+  const auto whole = static_cast<int64_t>(tensor.storage().nbytes() / tensor.element_size());
+  if (kShare * tensor.numel() >= whole) {
+    return Span{0, whole};
+  }
+  int64_t count = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    count += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  return kShare * tensor.numel() >= count ? std::optional(Span{tensor.storage_offset(), count}) : std::nullopt;
+}
+
+/// Without loss, or not at all.
+std::optional<Packed> exactly(const at::Tensor& memory) {
+  if (memory.scalar_type() == at::kBool) {
+    return Packed(Mask{detail::pack_mask(memory)});
+  }
+  if (!memory.is_cpu()) {
+    return std::nullopt;
+  }
+  auto packed = detail::pack_two_valued(memory);
+  return packed ? std::optional<Packed>(std::move(*packed)) : std::nullopt;
+}
+
+bool fits_float16(const at::Tensor& memory) {
+  constexpr double kLargest = 65504;
+  const auto [least, greatest] = at::aminmax(memory);
+  return least.item<double>() >= -kLargest && greatest.item<double>() <= kLargest;
+}
+
+std::optional<Packed> with_loss(const at::Tensor& memory, Compression compression, uint64_t seed) {
+  const bool is_wide = memory.element_size() > 2;
+  switch (compression) {
+    case Compression::BFloat16:
+      return is_wide ? std::optional<Packed>(Narrow{memory.to(at::kBFloat16)}) : std::nullopt;
+    case Compression::Float16:
+      return is_wide && fits_float16(memory) ? std::optional<Packed>(Narrow{memory.to(at::kHalf)}) : std::nullopt;
+    case Compression::Int8:
+    case Compression::Int4:
+      break;
+  }
+  if (memory.element_size() < 2) {
+    return std::nullopt;
+  }
+  auto packed = detail::quantize_blocks(memory, compression == Compression::Int8 ? 8 : 4, seed);
+  return packed ? std::optional<Packed>(std::move(*packed)) : std::nullopt;
+}
+
+class CompressPolicy final : public detail::SavedTensorPolicy {
+ public:
+  CompressPolicy(Compression compression, const CompressOptions& options)
+      : compression_(compression), options_(options) {}
+
+  std::any pack(const at::Tensor& tensor) override {
+    const auto span = is_plain_memory(tensor) ? span_of(tensor) : std::nullopt;
+    if (!span || span->count * tensor.element_size() < options_.min_bytes.count()) {
+      return tensor.detach();
+    }
+    auto run = run_of(tensor, *span);
+    if (run == nullptr) {
+      return tensor.detach();
+    }
+    return View{std::move(run), tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset() - span->begin};
+  }
+
+  at::Tensor unpack(std::any& packed) override {
+    if (const auto* kept = std::any_cast<at::Tensor>(&packed)) {
+      return *kept;
+    }
+    const View& view = std::any_cast<View&>(packed);
+    return view.run->unpack().as_strided(view.sizes, view.strides, view.offset);
+  }
+
+ private:
+  // A storage that died is told from a later one at its address by the weak pointer, and writes in place by the version.
+  using Key = std::tuple<c10::StorageImpl*, int64_t, int64_t, c10::ScalarType, int64_t>;
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::weak_ptr<Run> run;
+  };
+
+  /// The run that was made of this memory before, or a new one; nullptr where the tensor is kept as it is.
+  std::shared_ptr<Run> run_of(const at::Tensor& tensor, const Span& span) {
+    const std::lock_guard lock(mutex_);
+    const Key key{tensor.storage().unsafeGetStorageImpl(), span.begin, span.count, tensor.scalar_type(),
+                  static_cast<int64_t>(tensor._version())};
+    if (const auto found = runs_.find(key); found != runs_.end() && !found->second.storage.expired()) {
+      if (auto run = found->second.run.lock()) {
+        return run;
+      }
+    }
+    const at::Tensor memory = tensor.detach().as_strided({span.count}, {1}, span.begin);
+    auto packed = compressed(memory, origin_of(tensor));
+    if (!packed) {
+      return nullptr;
+    }
+    auto run = std::make_shared<Run>(std::move(*packed), span.count, memory.options());
+    forget_the_dead();
+    runs_.insert_or_assign(key, Entry{tensor.storage().getWeakStorageImpl(), run});
+    return run;
+  }
+
+  std::optional<Packed> compressed(const at::Tensor& memory, Origin origin) const {
+    const bool is_mask = memory.scalar_type() == at::kBool;
+    if (!is_mask && (!at::isFloatingType(memory.scalar_type()) || origin == Origin::Parameter)) {
+      return std::nullopt;
+    }
+    return is_mask || origin == Origin::Leaf ? exactly(memory) : with_loss(memory, compression_, options_.seed);
+  }
+
+  /// Now and then, so that it costs little.
+  void forget_the_dead() {
+    if (runs_.size() >= next_look_) {
+      std::erase_if(runs_, [](const auto& entry) { return entry.second.run.expired(); });
+      next_look_ = 2 * runs_.size() + 64;
+    }
+  }
+
+  Compression compression_;
+  CompressOptions options_;
+  std::mutex mutex_;
+  std::map<Key, Entry> runs_;
+  size_t next_look_ = 64;
+};
+
+}  // namespace
+
+SaveCompressed::SaveCompressed(Compression compression, CompressOptions options)
+    : scope_(std::make_unique<detail::PolicyScope>(std::make_shared<CompressPolicy>(compression, options))) {}
+
+SaveCompressed::~SaveCompressed() = default;
+
+}  // namespace snug

@@ -1,0 +1,26 @@
+#pragma once
+// Tensors in blocks of 8- or 4-bit codes: kernels/block_quantization.h on the CPU, the same with LibTorch's operators elsewhere.
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+namespace snug::detail {
+
+struct BlockCodes {
+  at::Tensor codes;   // uint8
+  at::Tensor ranges;  // FP32 [blocks, 2]: least value and step
+  int bits;           // 8 or 4
+};
+
+/// `run`: floating, contiguous, calculated with in FP32. nullopt where it is not finite or spans more than a float. Elsewhere than on the
+/// CPU it waits for the device to know that.
+std::optional<BlockCodes> quantize_blocks(const at::Tensor& run, int bits, uint64_t seed);
+at::Tensor dequantize_blocks(const BlockCodes& packed, int64_t count, c10::ScalarType dtype);
+
+/// What the two above do where there is no kernel, for any device. Codes differ from the kernel's by their random numbers alone.
+std::optional<BlockCodes> quantize_with_operators(const at::Tensor& run, int bits, uint64_t seed);
+at::Tensor dequantize_with_operators(const BlockCodes& packed, int64_t count, c10::ScalarType dtype);
+
+}  // namespace snug::detail
