@@ -1,37 +1,23 @@
 #include "snug/accumulation/batch_norm.h"
 
 #include <cmath>
-#include <unordered_set>
 #include <vector>
 
 #include <fmt/format.h>
-#include <torch/nn/modules/batchnorm.h>
 
+#include "snug/accumulation/detail/batch_norm_layers.h"
 #include "snug/core/error.h"
 
 namespace snug {
 namespace {
 
-torch::nn::BatchNormOptions* options_of(torch::nn::Module& module) {
-  if (auto* one = dynamic_cast<torch::nn::BatchNorm1dImpl*>(&module)) {
-    return &one->options;
-  }
-  if (auto* two = dynamic_cast<torch::nn::BatchNorm2dImpl*>(&module)) {
-    return &two->options;
-  }
-  auto* three = dynamic_cast<torch::nn::BatchNorm3dImpl*>(&module);
-  return three == nullptr ? nullptr : &three->options;
-}
-
 std::vector<torch::nn::BatchNormOptions*> adjustable(torch::nn::Module& module) {
   std::vector<torch::nn::BatchNormOptions*> found;
-  std::unordered_set<const void*> seen;  // a module that is used twice is listed twice
-  module.apply([&](torch::nn::Module& each) {
-    torch::nn::BatchNormOptions* options = options_of(each);
-    if (options != nullptr && options->track_running_stats() && options->momentum() && seen.insert(options).second) {
-      found.push_back(options);
+  for (const auto& layer : detail::batch_norm_layers(module)) {
+    if (layer.options->track_running_stats() && layer.options->momentum()) {
+      found.push_back(layer.options);
     }
-  });
+  }
   return found;
 }
 
@@ -62,6 +48,21 @@ double adjust_batch_norm_momentum(torch::nn::Module& module, int64_t micro_batch
     }
   }
   return *found.front()->momentum();
+}
+
+FrozenBatchNorm::FrozenBatchNorm(torch::nn::Module& module) {
+  for (const auto& layer : detail::layers_with_statistics(module, "FrozenBatchNorm")) {
+    if (layer.module->is_training()) {
+      layer.module->eval();
+      were_training_.push_back(layer.module->shared_from_this());
+    }
+  }
+}
+
+FrozenBatchNorm::~FrozenBatchNorm() {
+  for (const auto& layer : were_training_) {
+    layer->train();
+  }
 }
 
 }  // namespace snug

@@ -7,7 +7,6 @@
 //   auto logits = model->forward(tokens);     // int64 [batch, time] -> [batch, time, vocab]
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +17,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
+
+#include "snug/models/block_runner.h"
 
 namespace snug {
 
@@ -37,11 +38,6 @@ GptOptions gpt_configuration(std::string_view name);
 
 /// All names that gpt_configuration knows, smallest first.
 std::vector<std::string> gpt_configuration_names();
-
-/// Called once per block, in order. It must return what block(x) returns, computed as it likes:
-/// now, or once more in backward. `block` may be kept: it holds what it needs.
-using BlockRunner =
-    std::function<torch::Tensor(const std::function<torch::Tensor(torch::Tensor)>& block, torch::Tensor x)>;
 
 /// Causal multi-head self-attention: [B, T, width] -> [B, T, width].
 class GptAttentionImpl : public torch::nn::Module {
