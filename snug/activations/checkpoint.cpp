@@ -5,11 +5,14 @@
 #include <optional>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "snug/activations/detail/region_operators.h"
+#include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
@@ -23,6 +26,8 @@
 // The inputs are SavedVariables: inside an enclosing region they are saved tensors of that region, and dropped like all others.
 // That makes nesting work to any depth with no further code. A recomputation inside a recomputation starts a Frame of its own.
 //
+// detail/region_operators.h has what happens to memory from outside of the region, and to results that a policy keeps.
+//
 // Backward passes inside the callable save tensors too, and may ask for Slots before the forward has come to its end.
 
 namespace snug::detail {
@@ -32,9 +37,16 @@ struct Metadata {
   std::vector<int64_t> sizes;
   c10::ScalarType dtype;
   c10::Device device;
+  uint64_t values = 0;  // a hash, for Determinism::Values
 
-  explicit Metadata(const at::Tensor& t) : sizes(t.sizes().vec()), dtype(t.scalar_type()), device(t.device()) {}
-  bool operator==(const Metadata&) const = default;
+  Metadata(const at::Tensor& t, Determinism determinism)
+      : sizes(t.sizes().vec()),
+        dtype(t.scalar_type()),
+        device(t.device()),
+        values(determinism == Determinism::Values ? tensor_hash(t) : 0) {}
+  bool is_alike(const Metadata& other) const {
+    return sizes == other.sizes && dtype == other.dtype && device == other.device;
+  }
   std::string str() const {
     return fmt::format("{}[{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "), device.str());
   }
@@ -60,6 +72,8 @@ struct Frame : std::enable_shared_from_this<Frame> {
   bool forward_is_complete = false;
   std::function<void(const std::vector<at::Tensor>&)> recompute_fn;
   AutocastState autocast;
+  c10::impl::LocalDispatchKeySet dispatch = c10::impl::tls_local_dispatch_key_set();
+  RegionOperators operators;
   std::optional<RngState> rng;
   std::vector<std::weak_ptr<Slot>> slots;
   std::vector<Metadata> metadata;
@@ -78,7 +92,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
   std::any pack(const at::Tensor& tensor) override {
     auto slot = std::make_shared<Slot>(Slot{.frame = frame_, .index = frame_->slots.size()});
     frame_->slots.emplace_back(slot);
-    frame_->metadata.emplace_back(tensor);
+    frame_->metadata.emplace_back(tensor, frame_->options.determinism);
     return slot;
   }
   at::Tensor unpack(std::any& packed) override {
@@ -92,13 +106,14 @@ class ForwardPolicy final : public SavedTensorPolicy {
 
 class RecomputePolicy final : public SavedTensorPolicy {
  public:
-  RecomputePolicy(Frame& frame, int pass) : frame_(frame), pass_(pass), needed_(frame.slots_needed()) {}
+  RecomputePolicy(Frame& frame, int pass, const RecomputeOperators& operators)
+      : frame_(frame), pass_(pass), operators_(operators), needed_(frame.slots_needed()) {}
 
   std::any pack(const at::Tensor& tensor) override {
     const size_t index = count_++;
     at::Tensor kept = tensor.detach();
     if (index < frame_.slots.size()) {
-      check_metadata(index, tensor);
+      check(index, tensor);
       if (const auto slot = frame_.slots[index].lock()) {
         slot->pass = pass_;
         slot->recomputed = kept;
@@ -116,22 +131,32 @@ class RecomputePolicy final : public SavedTensorPolicy {
   size_t count() const { return count_; }
 
  private:
-  void check_metadata(size_t index, const at::Tensor& tensor) const {
-    if (!frame_.options.check_metadata) {
+  void check(size_t index, const at::Tensor& tensor) const {
+    if (frame_.options.determinism == Determinism::None) {
       return;
     }
-    const Metadata now(tensor);
+    const Metadata now(tensor, frame_.options.determinism);
     const Metadata& then = frame_.metadata[index];
-    if (now != then) {
+    if (!now.is_alike(then)) {
       throw Error(
-          fmt::format("{}: saved tensor {} was {} in forward and is {} in the recomputation; the callable must do the "
-                      "same each time (does it depend on state that changed since?)",
-                      frame_.name(), index, then.str(), now.str()));
+          fmt::format("{}: saved tensor {}, {}, was {} in forward and is {} in the recomputation; the callable must do "
+                      "the same each time (does it depend on state that changed since?)",
+                      frame_.name(), index, operators_.place(), then.str(), now.str()));
+    }
+    // What the region itself writes, autograd saves as it is now: its own check of versions is the judge.
+    const bool is_written =
+        tensor.has_storage() && frame_.operators.overwritten.contains(tensor.storage().unsafeGetStorageImpl());
+    if (now.values != then.values && !is_written) {
+      throw Error(
+          fmt::format("{}: saved tensor {}, {}, has other values in the recomputation than in forward ({}); was a "
+                      "parameter or a captured tensor written in between, or does an operator differ from run to run?",
+                      frame_.name(), index, operators_.place(), now.str()));
     }
   }
 
   Frame& frame_;
   int pass_;
+  const RecomputeOperators& operators_;  // packing, for which it is there, ends with the recomputation
   int task_ = torch::autograd::get_current_graph_task_id();  // the backward pass around the callable
   size_t needed_;
   size_t count_ = 0;
@@ -178,9 +203,12 @@ void Frame::recompute(int pass) {
     rng_guard.emplace();
     rng->restore();
   }
+  const c10::impl::ForceDispatchKeyGuard dispatch_scope(dispatch);
   const AutocastStateScope autocast_scope(autocast);
   const at::AutoGradMode enable_grad(true);
-  const auto policy = std::make_shared<RecomputePolicy>(*this, pass);
+  RecomputeOperators seen(operators);
+  const OperatorScope operator_scope(seen);
+  const auto policy = std::make_shared<RecomputePolicy>(*this, pass, seen);
   const PolicyScope scope(policy);
   try {
     recompute_fn(arguments);
@@ -189,10 +217,10 @@ void Frame::recompute(int pass) {
   }
   // A callable whose forward is under way has more to save.
   if (forward_is_complete ? policy->count() != slots.size() : policy->count() < slots.size()) {
-    throw Error(
-        fmt::format("{}: {} tensors were saved in forward and {} in the recomputation; the callable must do the same "
-                    "each time (does it depend on state that changed since?)",
-                    name(), slots.size(), policy->count()));
+    throw Error(fmt::format(
+        "{}: {} tensors were saved in forward and {} in the recomputation, {}; the callable must do the same "
+        "each time (does it depend on state that changed since?)",
+        name(), slots.size(), policy->count(), seen.place()));
   }
 }
 
@@ -215,6 +243,8 @@ class CheckpointForward::Impl {
       frame_->rng = RngState::capture();
     }
     scope_.emplace(std::make_shared<ForwardPolicy>(frame_));
+    operators_.emplace(frame_->operators, frame_->options.policy);
+    operator_scope_.emplace(*operators_);
   }
 
   // An input that was written in place hangs from a node of the region, whose Slots keep the Frame: with its inputs it would never die.
@@ -232,6 +262,7 @@ class CheckpointForward::Impl {
                       "write out of place, or to a clone",
                       frame_->name(), *written));
     }
+    operators_->close();
     frame_->forward_is_complete = true;
   }
 
@@ -256,6 +287,8 @@ class CheckpointForward::Impl {
   std::vector<std::optional<Version>> versions_;  // of the inputs
   std::shared_ptr<Frame> frame_;
   std::optional<PolicyScope> scope_;
+  std::optional<ForwardOperators> operators_;
+  std::optional<OperatorScope> operator_scope_;
 };
 
 CheckpointForward::CheckpointForward(FrameOptions options, std::vector<at::Tensor> inputs,

@@ -19,15 +19,11 @@
 #include <c10/core/GradMode.h>
 
 #include "snug/activations/checkpoint_frame.h"
+#include "snug/activations/policy.h"
+#include "snug/activations/training_modes.h"
 #include "snug/activations/visit_tensors.h"
 
 namespace snug {
-
-/// How the recomputation is compared with the forward.
-enum class Determinism {
-  None,      ///< only the number of saved tensors
-  Metadata,  ///< and shape, dtype and device of each
-};
 
 struct CheckpointOptions {
   /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generators' state per region.
@@ -38,42 +34,68 @@ struct CheckpointOptions {
   Determinism determinism = Determinism::Metadata;
   /// Names the region in errors.
   std::string label = {};
+  /// Which operators' results are kept instead of computed again; none if empty. See policy.h.
+  CheckpointPolicy policy = {};
 };
 
+namespace detail {
+
+// A Sequential's operator() has no result that can be deduced; its forward() has.
+template <class F, class Arguments>
+decltype(auto) run_callable(F& callable, Arguments&& arguments) {
+  return std::apply(
+      [&callable](auto&&... each) -> decltype(auto) {
+        if constexpr (requires { callable.ptr()->is_training(); }) {
+          return callable->forward(std::forward<decltype(each)>(each)...);
+        } else {
+          return callable(std::forward<decltype(each)>(each)...);
+        }
+      },
+      std::forward<Arguments>(arguments));
+}
+
+}  // namespace detail
+
 /// Calls `fn(args...)` and returns what it returns. If gradient mode is on, the tensors that autograd would save inside are dropped and
-/// recomputed in backward, under the autocast state and (by default) the random numbers of the forward. `args` are tensors,
+/// recomputed in backward, under the autocast and dispatch state and (by default) the random numbers of the forward. `args` are tensors,
 /// containers of them (vector, array, tuple, pair, optional, map) or plain values; tensors among them are kept until
 /// backward, and given to an enclosing checkpoint to drop if there is one. Works with retain_graph, nested regions,
-/// torch::autograd::grad and modules used several times.
-/// `fn` is copied and must be callable twice with the same effect; side effects happen twice, BatchNorm's running statistics among them.
-/// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`. Backward throws snug::Error, naming it too, if
-/// the recomputation differs from the forward.
-/// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0).
+/// torch::autograd::grad, create_graph, and modules used several times.
+/// `fn` is copied, and called again in backward. If it is a module (a holder such as torch::nn::Sequential, or a shared_ptr), it and its
+/// submodules are in the mode, training or evaluation, that they were in in forward.
+/// The recomputation changes no tensor that was there before: what the forward wrote to such memory (BatchNorm's running statistics, a
+/// counter), by LibTorch's operators, is copied before it is written, and the recomputation works on those copies. Other side effects happen twice.
+/// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`. Backward throws snug::Error, naming label,
+/// operator and its place in the sequence, if the recomputation differs from the forward.
+/// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0), with what is said of memory and modes on top.
 template <class F, class... Args>
 auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   using Arguments = std::tuple<std::decay_t<Args>...>;
   Arguments arguments(std::forward<Args>(args)...);
   auto shared_fn = std::make_shared<std::decay_t<F>>(std::forward<F>(fn));
   if (!c10::GradMode::is_enabled()) {
-    return std::apply(*shared_fn, std::move(arguments));
+    return detail::run_callable(*shared_fn, std::move(arguments));
   }
   Arguments without_tensors = arguments;
   std::vector<at::Tensor> inputs;
   detail::visit_tensors(without_tensors, [&](at::Tensor& tensor) { inputs.push_back(std::exchange(tensor, {})); });
-  detail::CheckpointForward forward({options.preserve_rng_state, options.early_stop,
-                                     options.determinism == Determinism::Metadata, std::move(options.label)},
-                                    std::move(inputs),
-                                    [shared_fn, without_tensors](const std::vector<at::Tensor>& saved) {
-                                      Arguments again = without_tensors;
-                                      auto next = saved.begin();
-                                      detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
-                                      std::apply(*shared_fn, std::move(again));
-                                    });
-  if constexpr (std::is_void_v<decltype(std::apply(*shared_fn, std::move(arguments)))>) {
-    std::apply(*shared_fn, std::move(arguments));
+  detail::CheckpointForward forward(
+      {options.preserve_rng_state, options.early_stop, options.determinism, std::move(options.label),
+       std::move(options.policy)},
+      std::move(inputs),
+      [shared_fn, without_tensors,
+       modes = detail::TrainingModes(detail::module_of(*shared_fn))](const std::vector<at::Tensor>& saved) {
+        const detail::TrainingModes::Scope scope(modes);
+        Arguments again = without_tensors;
+        auto next = saved.begin();
+        detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
+        detail::run_callable(*shared_fn, std::move(again));
+      });
+  if constexpr (std::is_void_v<decltype(detail::run_callable(*shared_fn, std::move(arguments)))>) {
+    detail::run_callable(*shared_fn, std::move(arguments));
     forward.finish();
   } else {
-    auto result = std::apply(*shared_fn, std::move(arguments));
+    auto result = detail::run_callable(*shared_fn, std::move(arguments));
     forward.finish();
     return result;
   }

@@ -8,13 +8,27 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "snug/activations/policy.h"
+
+namespace snug {
+
+/// How the recomputation is compared with the forward.
+enum class Determinism {
+  None,      ///< only the number of saved tensors
+  Metadata,  ///< and shape, dtype and device of each
+  Values,    ///< and the bits of each, by a hash: reads every saved tensor twice, on a GPU over the bus
+};
+
+}  // namespace snug
+
 namespace snug::detail {
 
 struct FrameOptions {
   bool preserve_rng_state;
   bool early_stop;
-  bool check_metadata;
+  Determinism determinism;
   std::string label;
+  CheckpointPolicy policy;
 };
 
 /// While it lives, tensors saved on this thread are dropped; `recompute(inputs)` brings them back in backward.

@@ -11,6 +11,7 @@
 
 #include "snug/core/error.h"
 #include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 // autograd::SavedVariable asks its engine for default hooks each time a tensor is saved. The method that answers is
@@ -34,6 +35,7 @@ class PolicyHooks final : public SavedVariableHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     version_counter_ = torch::autograd::impl::version_counter(tensor);
     saved_version_ = version_counter_.current_version();
+    const UnseenOperators unseen;  // what is done to keep a tensor is no part of the computation
     packed_ = policy_->pack(tensor);
     if (const auto* kept = std::any_cast<at::Tensor>(&packed_)) {
       mark_as_saved(*kept);
@@ -124,6 +126,8 @@ PolicyScope::PolicyScope(std::shared_ptr<SavedTensorPolicy> policy) {
 }
 
 PolicyScope::~PolicyScope() { policies.pop_back(); }
+
+std::shared_ptr<SavedTensorPolicy> current_policy() { return policies.empty() ? nullptr : policies.back(); }
 
 }  // namespace detail
 

@@ -27,6 +27,9 @@ class [[nodiscard]] PolicyScope final {
   PolicyScope& operator=(const PolicyScope&) = delete;
 };
 
+/// The policy that is asked on this thread now; nullptr if it is autograd's own way.
+std::shared_ptr<SavedTensorPolicy> current_policy();
+
 /// Tells the memory meters that the storage of `tensor` is held for backward. Packed tensors are marked by the seam itself;
 /// a policy that holds some elsewhere marks those.
 void mark_as_saved(const at::Tensor& tensor);

@@ -1,0 +1,55 @@
+#include "snug/activations/detail/operator_traits.h"
+
+#include <string>
+#include <unordered_map>
+
+#include <ATen/core/enum_tag.h>
+
+namespace snug::detail {
+namespace {
+
+// LibTorch's batch normalisations move running statistics in training, and their older schemas do not mark them: native_batch_norm, those
+// of cuDNN and MIOpen, and the two that synchronised ones are made of. Others with arguments of these names only read them.
+bool moves_statistics(const std::string& name) {
+  return name == "aten::native_batch_norm" || name == "aten::cudnn_batch_norm" || name == "aten::miopen_batch_norm" ||
+         name == "aten::batch_norm_update_stats" || name == "aten::batch_norm_gather_stats" ||
+         name == "aten::batch_norm_gather_stats_with_counts";
+}
+
+OperatorTraits read_traits(const c10::OperatorHandle& op) {
+  OperatorTraits traits;
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (const auto* alias = arguments[i].alias_info(); alias != nullptr && alias->isWrite()) {
+      traits.written.push_back(i);
+    }
+    if (moves_statistics(op.schema().name())) {
+      const std::string& name = arguments[i].name();
+      if (name == "running_mean" || name == "running_var") {
+        traits.statistics.push_back(i);
+      } else if (name == "training") {
+        traits.training = static_cast<int>(i);
+      }
+    }
+  }
+  traits.is_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  return traits;
+}
+
+}  // namespace
+
+std::vector<size_t> OperatorTraits::written_by(const Arguments& arguments) const {
+  std::vector<size_t> result = written;
+  if (!statistics.empty() && (training < 0 || arguments[static_cast<size_t>(training)].toBool())) {
+    result.insert(result.end(), statistics.begin(), statistics.end());
+  }
+  return result;
+}
+
+const OperatorTraits& traits_of(const c10::OperatorHandle& op) {
+  thread_local std::unordered_map<c10::OperatorHandle, OperatorTraits> known;
+  const auto found = known.find(op);
+  return found != known.end() ? found->second : known.emplace(op, read_traits(op)).first->second;
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,60 @@
+#pragma once
+// What an operator does to its operands, from its schema, and from what schemas do not say.
+
+#include <cstddef>
+#include <vector>
+
+#include "snug/memory/detail/operator_mode.h"
+
+namespace snug::detail {
+
+/// The arguments lie on top of the stack.
+class Arguments {
+ public:
+  Arguments(const c10::OperatorHandle& op, Stack& stack)
+      : count_(op.schema().arguments().size()), first_(stack.data() + (stack.size() - count_)) {}
+
+  size_t size() const { return count_; }
+  c10::IValue& operator[](size_t i) const { return first_[i]; }
+  c10::IValue* begin() const { return first_; }
+  c10::IValue* end() const { return first_ + count_; }
+
+ private:
+  size_t count_;
+  c10::IValue* first_;
+};
+
+struct OperatorTraits {
+  std::vector<size_t> written;  ///< arguments that are written
+  std::vector<size_t>
+      statistics;     ///< running statistics, which are written where `training` says so, though the schema does not
+  int training = -1;  ///< that argument; -1: always
+  bool is_random = false;  ///< draws from a generator
+
+  /// The arguments that this call writes.
+  std::vector<size_t> written_by(const Arguments& arguments) const;
+};
+
+const OperatorTraits& traits_of(const c10::OperatorHandle& op);
+
+/// Calls f(Tensor&) for each defined tensor in it, which may be a tensor, a list of them, or something else.
+template <class F>
+void visit_tensors_in(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      f(value.toTensor());
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      f(tensor);
+    }
+  } else if (value.isList()) {  // of optional tensors, or of numbers
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor() && element.toTensor().defined()) {
+        f(element.toTensor());
+      }
+    }
+  }
+}
+
+}  // namespace snug::detail

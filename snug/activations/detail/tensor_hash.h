@@ -1,0 +1,13 @@
+#pragma once
+// A number that stands for a tensor's values: equal for equal bits in equal order, almost surely different otherwise.
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace snug::detail {
+
+/// 64 bits. Reads every element, on a device by way of a copy on the host. Where there are no plain elements (sparse, undefined): 0.
+uint64_t tensor_hash(const at::Tensor& tensor);
+
+}  // namespace snug::detail

@@ -1,0 +1,91 @@
+#include "snug/memory/detail/operator_mode.h"
+
+#include <exception>
+#include <utility>
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+
+// A kernel for all operators on a dispatch key that no tensor has. Where the key is included in this thread's state, the dispatcher comes by
+// after autograd and before any device's kernel. DispatchKey::Fake was kept for such use before LibTorch 2.13, which means it for a mode of
+// its own and registers nothing. Tried on 2.11.0 and 2.13.0.
+
+namespace snug::detail {
+namespace {
+
+constexpr auto kKey = c10::DispatchKey::Fake;
+const c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
+
+thread_local const OperatorScope* innermost = nullptr;  // of the scopes that see what is called now
+
+class InnermostIs {
+ public:
+  explicit InnermostIs(const OperatorScope* scope) : before_(std::exchange(innermost, scope)) {}
+  ~InnermostIs() { innermost = before_; }
+  InnermostIs(const InnermostIs&) = delete;
+  InnermostIs& operator=(const InnermostIs&) = delete;
+
+ private:
+  const OperatorScope* before_;
+};
+
+}  // namespace
+
+struct OperatorDispatch {
+  static void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const OperatorScope* scope, Stack& stack) {
+    if (scope == nullptr) {
+      const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
+      op.redispatchBoxed(keys & kBelow, &stack);
+      return;
+    }
+    const InnermostIs outside(scope->outside_);
+    scope->policy_.call(OperatorCall(op, keys, scope->outside_), stack);
+  }
+};
+
+namespace {
+
+// Autograd hands the set of keys on to its own threads, where there are no scopes.
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  OperatorDispatch::run(op, keys, innermost, *stack);
+}
+
+void register_once() {
+  static const auto registration = [] {
+    try {
+      return c10::Dispatcher::singleton().registerFallback(
+          kKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "snug");
+    } catch (const std::exception& error) {
+      throw ConfigError(
+          fmt::format("operator mode: another library has registered itself for DispatchKey::Fake, which checkpointing "
+                      "uses to see operators ({}); the two cannot share a process",
+                      error.what()));
+    }
+  }();
+  (void)registration;
+}
+
+}  // namespace
+
+void OperatorCall::proceed(Stack& stack) const { OperatorDispatch::run(op, keys_, outside_, stack); }
+
+OperatorScope::OperatorScope(OperatorPolicy& policy)
+    : policy_(policy), outside_(innermost), key_was_included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
+  register_once();
+  innermost = this;
+  c10::impl::tls_set_dispatch_key_included(kKey, true);
+}
+
+OperatorScope::~OperatorScope() {
+  innermost = outside_;
+  c10::impl::tls_set_dispatch_key_included(kKey, key_was_included_);
+}
+
+UnseenOperators::UnseenOperators() : before_(std::exchange(innermost, nullptr)) {}
+
+UnseenOperators::~UnseenOperators() { innermost = before_; }
+
+}  // namespace snug::detail

@@ -1,0 +1,277 @@
+// A recomputation changes nothing that was there before, and finds everything as the forward did.
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/core/error.h"
+#include "snug/models/resnet.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using testing::clones_of;
+using testing::error_of;
+using testing::gradients_of;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using torch::Tensor;
+
+struct Outcome {
+  std::vector<Tensor> gradients, buffers;
+  Tensor loss;
+};
+
+// Two steps, so that running statistics that moved too often show.
+template <class Model>
+Outcome two_steps(Model model, const Tensor& x, const std::function<Tensor(Model&, const Tensor&)>& forward) {
+  Outcome outcome;
+  for (int i = 0; i < 2; ++i) {
+    outcome.loss = forward(model, x).square().mean();
+    outcome.loss.backward();
+  }
+  outcome.gradients = gradients_of(*model);
+  outcome.buffers = clones_of(model->buffers());
+  return outcome;
+}
+
+TEST(CheckpointEffects, RunningStatisticsOfAResNetMoveOnceAStep) {
+  const ResNetOptions options{.depth = 8, .in_channels = 1};
+  torch::manual_seed(1);
+  const Tensor x = torch::randn({4, 1, 16, 16});
+  const auto run = [&](bool checkpointed) {
+    torch::manual_seed(2);
+    ResNet model(options);
+    if (checkpointed) {
+      model->set_block_runner([](const auto& block, Tensor h) { return checkpoint(block, std::move(h)); });
+    }
+    return two_steps<ResNet>(model, x, [](ResNet& m, const Tensor& in) { return m->forward(in); });
+  };
+  const Outcome plain = run(false), recomputed = run(true);
+  EXPECT_TRUE(same_bits(recomputed.loss, plain.loss));
+  EXPECT_TRUE(same_bits(recomputed.gradients, plain.gradients));
+  EXPECT_TRUE(same_bits(recomputed.buffers, plain.buffers)) << "running means and variances, and batches counted";
+  EXPECT_GT(plain.buffers.size(), 20u);
+}
+
+TEST(CheckpointEffects, NestedRegionsMoveRunningStatisticsOnceToo) {
+  torch::manual_seed(1);
+  const Tensor x = torch::randn({8, 4});
+  const auto run = [&](int levels) {
+    torch::manual_seed(2);
+    torch::nn::Sequential model(torch::nn::Linear(4, 6), torch::nn::BatchNorm1d(6), torch::nn::ReLU(),
+                                torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4));
+    return two_steps<torch::nn::Sequential>(model, x, [levels](torch::nn::Sequential& m, const Tensor& in) {
+      std::function<Tensor(const Tensor&)> call = [m](const Tensor& h) mutable { return m->forward(h); };
+      for (int level = 0; level < levels; ++level) {
+        call = [call](const Tensor& h) { return checkpoint(call, h); };
+      }
+      return call(in);
+    });
+  };
+  const Outcome plain = run(0);
+  for (int levels = 1; levels <= 3; ++levels) {
+    const Outcome nested = run(levels);
+    EXPECT_TRUE(same_bits(nested.gradients, plain.gradients)) << levels;
+    EXPECT_TRUE(same_bits(nested.buffers, plain.buffers)) << levels;
+  }
+}
+
+/// y = x * exp(count), where count is one larger each time: what the recomputation computes depends on what the forward wrote.
+struct Counting {
+  Tensor count = torch::zeros({3});
+  Tensor seen = torch::zeros({3});
+
+  Tensor operator()(const Tensor& x) const {
+    count.add_(1);
+    const Tensor y = (x * count.exp()).sin();
+    seen.copy_(y.detach());
+    return y * count.clone();
+  }
+};
+
+TEST(CheckpointEffects, ABufferThatTheRegionCountsWithIsAsInForwardEachTimeAndIsWrittenOnce) {
+  const Tensor x = torch::tensor({0.1f, 0.2f, 0.3f});
+  const auto gradient = [&](const Counting& region, bool checkpointed) {
+    const Tensor leaf = x.clone().requires_grad_();
+    const Tensor first = checkpointed ? checkpoint(region, leaf) : region(leaf);
+    const Tensor second = checkpointed ? checkpoint(region, first) : region(first);
+    const Tensor loss = second.sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    return leaf.grad();
+  };
+  const Counting plain, recomputed;
+  EXPECT_TRUE(same_bits(gradient(recomputed, true), gradient(plain, false)));
+  EXPECT_TRUE(same_bits(recomputed.count, plain.count));
+  EXPECT_TRUE(same_bits(recomputed.seen, plain.seen));
+  EXPECT_EQ(plain.count[0].item<float>(), 2.0f);
+}
+
+TEST(CheckpointEffects, NestedRegionsCountFromWhatTheOuterRecomputationSees) {
+  const Tensor x = torch::tensor({0.1f, 0.2f, 0.3f});
+  const auto gradient = [&](const Counting& region, bool checkpointed) {
+    const Tensor leaf = x.clone().requires_grad_();
+    const auto twice = [region, checkpointed](const Tensor& h) {
+      return checkpointed ? checkpoint(region, checkpoint(region, h)) : region(region(h));
+    };
+    (checkpointed ? checkpoint(twice, leaf) : twice(leaf)).sum().backward();
+    return leaf.grad();
+  };
+  const Counting plain, recomputed;
+  EXPECT_TRUE(same_bits(gradient(recomputed, true), gradient(plain, false)));
+  EXPECT_TRUE(same_bits(recomputed.count, plain.count));
+}
+
+TEST(CheckpointEffects, LeaveTheVersionOfWhatWasWritten) {
+  const Counting region;
+  const Tensor x = torch::rand({3}, torch::requires_grad());
+  const Tensor loss = checkpoint(region, x).sum();
+  const auto version = region.count._version();
+  loss.backward();
+  EXPECT_EQ(region.count._version(), version);
+}
+
+TEST(CheckpointEffects, AreUndoneWhenTheRecomputationThrows) {
+  const Counting region;
+  bool throws = false;
+  const Tensor x = torch::rand({3}, torch::requires_grad());
+  const Tensor loss = checkpoint(
+                          [&](const Tensor& h) {
+                            const Tensor y = region(h);
+                            if (throws) {
+                              throw std::runtime_error("on purpose");
+                            }
+                            return y.exp();
+                          },
+                          x)
+                          .sum();
+  const Tensor count = region.count.clone();
+  throws = true;
+  EXPECT_THROW(loss.backward({}, true), std::runtime_error);
+  EXPECT_TRUE(torch::equal(region.count, count));
+  throws = false;
+  loss.backward();
+  EXPECT_TRUE(x.grad().defined());
+  EXPECT_TRUE(torch::equal(region.count, count));
+}
+
+TEST(CheckpointEffects, AModuleIsRecomputedInTheModeThatItRanIn) {
+  const auto gradient = [](bool checkpointed) {
+    torch::manual_seed(3);
+    torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::Dropout(0.5), torch::nn::Linear(8, 2));
+    model->eval();
+    model[2]->as<torch::nn::Linear>()->train();
+    const Tensor x = torch::ones({2, 4}, torch::requires_grad());
+    const Tensor loss = (checkpointed ? checkpoint(model, x) : model->forward(x)).square().sum();
+    model->train();
+    loss.backward();
+    EXPECT_TRUE(model[1]->is_training()) << "and put back";
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+TEST(CheckpointDeterminism, ValuesFindsAParameterThatWasWrittenInBetweenThoughNothingSavedIt) {
+  torch::nn::Linear layer(3, 3);
+  const auto backward_after_a_write = [&](Determinism determinism) {
+    const Tensor x = torch::rand({2, 3}, torch::requires_grad());
+    const Tensor loss = checkpoint(
+                            {.determinism = determinism, .label = "layer"},
+                            [layer](const Tensor& h) mutable { return layer->forward(h).relu(); }, x)
+                            .sum();
+    {
+      const torch::NoGradGuard no_grad;
+      layer->bias.add_(1.0);
+    }
+    loss.backward();
+  };
+  EXPECT_NO_THROW(backward_after_a_write(Determinism::Metadata));
+  const auto error = error_of<Error>([&] { backward_after_a_write(Determinism::Values); });
+  EXPECT_THAT(error, HasSubstr("checkpoint 'layer': saved tensor"));
+  EXPECT_THAT(error, HasSubstr("(aten::relu)"));
+  EXPECT_THAT(error, HasSubstr("other values"));
+}
+
+TEST(CheckpointDeterminism, ValuesFindsNothingWhereNothingDiffers) {
+  torch::nn::Sequential model(torch::nn::Linear(3, 5), torch::nn::Dropout(0.5), torch::nn::BatchNorm1d(5));
+  const Tensor x = torch::rand({4, 3}, torch::requires_grad());
+  EXPECT_NO_THROW(checkpoint({.determinism = Determinism::Values}, model, x).sum().backward());
+}
+
+TEST(CheckpointDeterminism, ErrorsNameTheOperatorWhereTheRecomputationTurnsOff) {
+  bool other = false;
+  const Tensor x = torch::rand({2, 3}, torch::requires_grad());
+  const Tensor loss =
+      checkpoint(
+          {.label = "turn"},
+          [&](const Tensor& h) { return other ? h.exp().sum(0).tanh().sin() : h.exp().tanh().sin(); }, x)
+          .sum();
+  other = true;
+  const auto error = error_of<Error>([&] { loss.backward(); });
+  EXPECT_THAT(error, HasSubstr("checkpoint 'turn'"));
+  EXPECT_THAT(error,
+              HasSubstr("operators differ from number 2 on: aten::tanh in forward, aten::sum in the recomputation"));
+}
+
+TEST(CheckpointThreads, RegionsOnSeveralThreadsDoNotMeet) {
+  std::vector<Tensor> gradients(4);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    threads.emplace_back([&gradients, i] {
+      const Tensor x = torch::full({8}, 0.1 * static_cast<double>(i + 1), torch::requires_grad());
+      const Counting region;
+      for (int repeat = 0; repeat < 20; ++repeat) {
+        checkpoint(region, checkpoint([](const Tensor& h) { return h.slice(0, 0, 3).sin(); }, x)).sum().backward();
+      }
+      gradients[i] = x.grad();
+    });
+  }
+  for (auto& thread : threads) {
+    thread.join();
+  }
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const Tensor x = torch::full({8}, 0.1 * static_cast<double>(i + 1), torch::requires_grad());
+    const Counting region;
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      region(x.slice(0, 0, 3).sin()).sum().backward();
+    }
+    EXPECT_TRUE(same_bits(gradients[i], x.grad())) << i;
+  }
+}
+
+TEST(CheckpointThreads, BackwardMayRunOnAnotherThread) {
+  const Tensor x = torch::rand({3}, torch::requires_grad());
+  const Counting region, plain;
+  const Tensor loss = checkpoint(region, x).sum();
+  std::thread([&] { loss.backward(); }).join();
+  const Tensor recomputed = x.grad().clone();
+  x.mutable_grad().reset();
+  plain(x).sum().backward();
+  EXPECT_TRUE(same_bits(recomputed, x.grad()));
+  EXPECT_TRUE(same_bits(region.count, plain.count));
+}
+
+TEST(CheckpointHigherOrder, SecondAndThirdDerivativesAreEqualToTheBit) {
+  const auto derivatives = [](bool checkpointed) {
+    const Tensor x = torch::tensor({0.3, 0.7}, torch::dtype(torch::kDouble).requires_grad(true));
+    const auto f = [](const Tensor& h) { return (h.exp() * h.sin()).tanh(); };
+    Tensor y = (checkpointed ? checkpoint(f, x) : f(x)).sum();
+    std::vector<Tensor> all;
+    for (int order = 1; order <= 3; ++order) {
+      y = torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0].sum();
+      all.push_back(y.detach());
+    }
+    return all;
+  };
+  EXPECT_TRUE(same_bits(derivatives(true), derivatives(false)));
+}
+
+}  // namespace
+}  // namespace snug

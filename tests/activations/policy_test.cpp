@@ -1,0 +1,212 @@
+#include "snug/activations/policy.h"
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/core/error.h"
+#include "snug/memory/detail/operator_mode.h"
+#include "snug/memory/meter.h"
+#include "snug/models/gpt.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using testing::close_in_norm;
+using testing::error_of;
+using testing::gradients_of;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using torch::Tensor;
+
+class Count final : public detail::OperatorPolicy {
+ public:
+  void call(const detail::OperatorCall& call, detail::Stack& stack) override {
+    ++calls[call.op.schema().name()];
+    call.proceed(stack);
+  }
+  std::map<std::string, int> calls;
+};
+
+struct GptRun {
+  std::vector<Tensor> gradients;
+  std::map<std::string, int> backward;  // operators, the recomputation's among them
+  int64_t held = 0;                     // bytes between forward and backward
+};
+
+GptRun run_gpt(const std::optional<CheckpointPolicy>& policy, double dropout = 0) {
+  torch::manual_seed(1);
+  Gpt model(GptOptions{.vocab = 32, .context = 16, .layers = 2, .heads = 2, .width = 16, .dropout = dropout});
+  if (policy) {
+    model->set_block_runner([&](const auto& block, Tensor x) {
+      return checkpoint({.preserve_rng_state = dropout > 0, .policy = *policy}, block, std::move(x));
+    });
+  }
+  const Tensor tokens = torch::randint(32, {2, 16});
+  const MemoryMeter meter;
+  const Tensor loss = model->forward(tokens).square().mean();
+  GptRun run;
+  run.held = meter.report().live_bytes;
+  Count count;
+  {
+    const detail::OperatorScope scope(count);
+    loss.backward();
+  }
+  run.gradients = gradients_of(*model);
+  run.backward = count.calls;
+  return run;
+}
+
+const CheckpointPolicy kNothing{};
+
+TEST(CheckpointPolicy, KeepsMatricesAndRunsNoneOfThemAgain) {
+  const GptRun plain = run_gpt(std::nullopt), all = run_gpt(kNothing), saved = run_gpt(save_matmuls);
+  EXPECT_TRUE(same_bits(all.gradients, plain.gradients));
+  EXPECT_TRUE(same_bits(saved.gradients, plain.gradients));
+  const auto products = [](const GptRun& run) {
+    const auto of = [&](const char* name) { return run.backward.contains(name) ? run.backward.at(name) : 0; };
+    return of("aten::addmm") + of("aten::mm") + of("aten::bmm");
+  };
+  EXPECT_GT(products(all), products(plain));
+  EXPECT_EQ(products(saved), products(plain));
+  EXPECT_EQ(saved.backward.at("aten::gelu"), 2) << "one a block, computed again";
+  EXPECT_GT(saved.held, all.held);
+  EXPECT_LT(saved.held, plain.held);
+}
+
+TEST(CheckpointPolicy, KeepsAttention) {
+  const std::string attention = "aten::_scaled_dot_product_flash_attention_for_cpu";
+  const GptRun all = run_gpt(kNothing), saved = run_gpt(save_attention);
+  ASSERT_EQ(all.backward.at(attention), 2);
+  EXPECT_FALSE(saved.backward.contains(attention));
+  EXPECT_TRUE(same_bits(saved.gradients, all.gradients));
+}
+
+TEST(CheckpointPolicy, RecomputesWhatIsCheapOnly) {
+  const GptRun plain = run_gpt(std::nullopt), cheap = run_gpt(recompute_pointwise);
+  EXPECT_TRUE(same_bits(cheap.gradients, plain.gradients));
+  EXPECT_EQ(cheap.backward.at("aten::gelu"), 2);
+  EXPECT_EQ(cheap.backward.at("aten::native_layer_norm"), 4);
+  EXPECT_FALSE(cheap.backward.contains("aten::_scaled_dot_product_flash_attention_for_cpu"));
+}
+
+TEST(CheckpointPolicy, LeavesDropoutItsRandomNumbersWhicheverOperatorIsKept) {
+  const GptRun plain = run_gpt(std::nullopt, 0.3);
+  for (const CheckpointPolicy& policy :
+       {CheckpointPolicy(save_matmuls), CheckpointPolicy(recompute_pointwise),
+        CheckpointPolicy([](std::string_view) { return Keep::Save; }),
+        policy_of({{"aten::native_dropout", Keep::Save}, {"aten::bernoulli_", Keep::Save}})}) {
+    EXPECT_TRUE(same_bits(run_gpt(policy, 0.3).gradients, plain.gradients));
+  }
+}
+
+Tensor in_place_chain(const Tensor& x, const Tensor& w) { return x.mm(w).add_(1.0).relu_().sin(); }
+
+TEST(CheckpointPolicy, TakesWhatInPlaceOperatorsMadeOfAKeptResult) {
+  const Tensor w = torch::rand({4, 4});
+  const auto run = [&](std::optional<CheckpointPolicy> policy) {
+    const Tensor x = torch::linspace(-1, 1, 8).view({2, 4}).clone().requires_grad_();
+    Tensor y = policy ? checkpoint({.policy = *policy}, in_place_chain, x, w) : in_place_chain(x, w);
+    Count count;
+    {
+      const detail::OperatorScope scope(count);
+      y.sum().backward();
+    }
+    return std::pair(x.grad(), count.calls);
+  };
+  const auto [plain, plain_calls] = run(std::nullopt);
+  const auto [kept, kept_calls] = run(save_matmuls);
+  EXPECT_TRUE(same_bits(kept, plain));
+  EXPECT_FALSE(kept_calls.contains("aten::add_")) << "its effect is in the product that was kept";
+  EXPECT_FALSE(kept_calls.contains("aten::relu_"));
+}
+
+TEST(CheckpointPolicy, ComputesAResultAgainThatWasReadBeforeItWasWritten) {
+  const Tensor w = torch::rand({4, 4});
+  const auto f = [](const Tensor& h, const Tensor& weight) {
+    Tensor product = h.mm(weight);
+    const Tensor read = (product * product.detach()).detach();
+    product.mul_(3.0);
+    return product * read;
+  };
+  const auto gradient = [&](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 8).view({2, 4}).clone().requires_grad_();
+    (checkpointed ? checkpoint({.policy = save_matmuls}, f, x, w) : f(x, w)).sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+// The sum does not save the product, so autograd has nothing against the write.
+TEST(CheckpointPolicy, ComputesAResultAgainThatWasWrittenAfterTheRegion) {
+  const Tensor w = torch::rand({4, 4});
+  const auto f = [](const Tensor& h, const Tensor& weight) {
+    const Tensor product = h.mm(weight);
+    return std::pair(product, (product + 1).sin());
+  };
+  const auto gradient = [&](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 8).view({2, 4}).clone().requires_grad_();
+    auto [product, y] = checkpointed ? checkpoint({.policy = save_matmuls}, f, x, w) : f(x, w);
+    {
+      const torch::NoGradGuard no_grad;
+      product.zero_();
+    }
+    y.sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+TEST(CheckpointPolicy, WorksInSeveralBackwardPassesAndNested) {
+  torch::nn::Linear layer(4, 4);
+  const auto f = [layer](const Tensor& h) mutable { return layer->forward(h).tanh(); };
+  const auto gradient = [&](int levels) {
+    layer->zero_grad();
+    const Tensor x = torch::linspace(-1, 1, 8).view({2, 4}).clone().requires_grad_();
+    std::function<Tensor(const Tensor&)> call = f;
+    for (int i = 0; i < levels; ++i) {
+      call = [call](const Tensor& h) { return checkpoint({.policy = save_matmuls}, call, h); };
+    }
+    const Tensor loss = call(x).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(1), gradient(0)));
+  EXPECT_TRUE(same_bits(gradient(2), gradient(0)));
+}
+
+TEST(CheckpointPolicy, OffloadsExactlyAndCompressesWithinItsBound) {
+  const GptRun plain = run_gpt(std::nullopt);
+  const auto products = [](Keep keep) {
+    return std::map<std::string, Keep>{{"aten::addmm", keep}, {"aten::mm", keep}};
+  };
+  const GptRun offloaded = run_gpt(policy_of(products(Keep::Offload)));
+  EXPECT_TRUE(same_bits(offloaded.gradients, plain.gradients));
+  const GptRun compressed = run_gpt(policy_of(products(Keep::Compress)));
+  const GptRun saved = run_gpt(policy_of(products(Keep::Save))), all = run_gpt(kNothing);
+  EXPECT_GT(saved.held, all.held);
+  EXPECT_EQ(compressed.held - all.held, (saved.held - all.held) / 2);
+  bool differs = false;
+  for (size_t i = 0; i < plain.gradients.size(); ++i) {
+    EXPECT_TRUE(close_in_norm(compressed.gradients[i], plain.gradients[i], 0.05));
+    differs = differs || !torch::equal(compressed.gradients[i], plain.gradients[i]);
+  }
+  EXPECT_TRUE(differs) << "BF16 rounds";
+}
+
+TEST(CheckpointPolicy, OfAnOperatorThatDoesNotExistIsRefused) {
+  EXPECT_THAT(error_of<ConfigError>([] { policy_of({{"aten::matmull", Keep::Save}}); }), HasSubstr("aten::matmull"));
+}
+
+}  // namespace
+}  // namespace snug
