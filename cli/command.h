@@ -20,5 +20,9 @@ void add_train(CLI::App& app);
 void add_sample(CLI::App& app);
 void add_report(CLI::App& app);
 void add_formats(CLI::App& app);
+void add_launch(CLI::App& app);
+
+/// For launch: takes what follows -- as the program to start, which is not for the parser, and returns the number of words before.
+int keep_program(int argc, char** argv);
 
 }  // namespace snug::cli

@@ -17,7 +17,7 @@
 namespace {
 
 constexpr std::array kCommands{&snug::cli::add_train, &snug::cli::add_sample, &snug::cli::add_report,
-                               &snug::cli::add_formats};
+                               &snug::cli::add_formats, &snug::cli::add_launch};
 
 int fail(int status, const std::string& message) {
   fmt::print(stderr, "snug: {}\n", message);
@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     add(app);
   }
   try {
-    app.parse(without_dashes(argc, argv), argv);
+    app.parse(snug::cli::keep_program(without_dashes(argc, argv), argv), argv);
     return 0;
   } catch (const snug::cli::Interrupted& interrupted) {
     return interrupted.status();

@@ -1,0 +1,350 @@
+#include "snug/distributed/data_parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <unordered_set>
+
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+#include "snug/core/error.h"
+#include "snug/distributed/detail/process_group_impl.h"
+#include "snug/distributed/detail/same_model.h"
+
+// c10d's Reducer gathers gradients into buckets and calls a hook for each that is full. Here are the rules around it: what a backward pass
+// belongs to. The outputs of forward() carry a hook, which notes the id of the backward pass that it runs in; parameters carry one
+// that compares. Both run before the Reducer's own. Tried on LibTorch 2.11.0 and 2.13.0.
+
+namespace snug {
+namespace {
+
+constexpr int64_t kFirstBucket = 1 << 20;  // as in Python
+
+// Ends what the hook started when the Reducer asks for the result, which is at the end of backward, in order of the buckets.
+class HookAdapter final : public c10d::CommHookInterface {
+ public:
+  HookAdapter(const DataParallelOptions& options, std::shared_ptr<ProcessGroup> group, int64_t& bytes)
+      : hook_(options.hook),
+        divisor_(options.reduction == Reduction::Mean ? group->size() : 1),
+        group_(std::move(group)),
+        bytes_(bytes) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    const int64_t before = group_->traffic().all_reduce;
+    const at::Tensor& gradients = bucket.getBufferRef();
+    if (divisor_ > 1) {
+      gradients.div_(divisor_);
+    }
+    // All buckets of a pass are started before the first is ended. The Reducer's own index is not right with static_graph.
+    const size_t index = started_.size();
+    auto wait = hook_ ? hook_(GradientBucket{index, gradients, bucket.getParameters()}, *group_)
+                      : group_->start_all_reduce(gradients);
+    const int64_t ticket = next_ticket_++;
+    started_[ticket] = {gradients, std::move(wait)};
+    bytes_ += group_->traffic().all_reduce - before;
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    future->markCompleted(ticket);
+    return future;
+  }
+
+  at::Tensor parseHookResult(const c10::IValue& result) override {
+    const int64_t before = group_->traffic().all_reduce;
+    const Started started = started_.extract(result.toInt()).mapped();
+    started.wait();
+    bytes_ += group_->traffic().all_reduce - before;
+    return started.gradients;
+  }
+
+ private:
+  struct Started {
+    at::Tensor gradients = {};
+    std::function<void()> wait = {};
+  };
+
+  CommHook hook_;
+  int divisor_;
+  std::shared_ptr<ProcessGroup> group_;
+  int64_t& bytes_;
+  int64_t next_ticket_ = 0;
+  std::map<int64_t, Started> started_;  // by ticket
+};
+
+// In the order in which backward is likely to come to them: from the last to the first.
+std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& parameters, int64_t cap) {
+  const auto first = static_cast<size_t>(std::min(kFirstBucket, cap));
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {first, static_cast<size_t>(cap)}));
+  std::reverse(buckets.begin(), buckets.end());
+  return buckets;
+}
+
+}  // namespace
+
+class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
+ public:
+  Impl(const NamedTensors& parameters, const NamedTensors& buffers, std::shared_ptr<ProcessGroup> group,
+       DataParallelOptions options);
+  ~Impl();
+
+  void start();  // needs weak_from_this()
+  void begin_forward();
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  void end_forward() { is_in_forward_ = false; }
+
+  ProcessGroup& group() const { return *group_; }
+  int64_t bytes_reduced() const { return bytes_reduced_; }
+  int quiet_guards = 0;
+
+ private:
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
+
+  void make_reducer();
+  void enter_backward(bool forward_was_quiet);
+  void end_backward();
+  void take_gradient(size_t index);
+  void check_all_have_gradients() const;
+  void let_go_of_views();
+
+  std::shared_ptr<ProcessGroup> group_;
+  DataParallelOptions options_;
+  std::vector<std::string> names_;  // of the parameters that have gradients
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> buffers_;
+  int64_t bytes_reduced_ = 0;
+  std::vector<std::pair<uintptr_t, Accumulator>> hooks_;
+  std::unique_ptr<c10d::Reducer> reducer_;
+
+  bool is_in_forward_ = false;
+  bool is_prepared_ = false;          // the next backward is to reduce
+  bool is_first_static_pass_ = true;  // with static_graph
+  std::atomic<int> pass_ = -1;        // the backward pass that started at an output of ours
+  std::vector<uint8_t> has_gradient_;
+};
+
+DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buffers,
+                         std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
+    : group_(std::move(group)), options_(std::move(options)) {
+  if (group_ == nullptr) {
+    throw ConfigError("DataParallel: the process group is null; give what init_process_group() returned");
+  }
+  detail::check_same_model(
+      *group_,
+      fmt::format("options bucket = {}, gradient_as_bucket_view = {}, find_unused_parameters = {}, static_graph = {}, "
+                  "reduction = {}, "
+                  "buffers = {}, a hook = {}",
+                  options_.bucket.count(), options_.gradient_as_bucket_view, options_.find_unused_parameters,
+                  options_.static_graph, options_.reduction == Reduction::Mean ? "Mean" : "Sum",
+                  options_.buffers == BufferSync::Never ? "Never" : "FromRankZero", options_.hook != nullptr),
+      parameters, buffers);
+  std::vector<at::Tensor> all;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.device().is_cpu()) {
+      throw ConfigError(fmt::format("DataParallel: parameter '{}' is on {}, but the group connects CPUs only", name,
+                                    tensor.device().str()));
+    }
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      continue;  // registered under two names
+    }
+    all.push_back(tensor);
+    if (tensor.requires_grad()) {
+      names_.push_back(name);
+      parameters_.push_back(tensor);
+    }
+  }
+  if (parameters_.empty()) {
+    throw ConfigError("DataParallel: no parameter of the model requires a gradient; there is nothing to do for it");
+  }
+  if (options_.bucket.count() < 1) {
+    throw ConfigError("DataParallel: bucket is 0 bytes; give what several parameters take together, such as 25 MiB");
+  }
+  for (const auto& [name, tensor] : buffers) {
+    buffers_.push_back(tensor);
+  }
+  all.insert(all.end(), buffers_.begin(), buffers_.end());
+  group_->broadcast(all);
+  has_gradient_.resize(parameters_.size());
+}
+
+void DataParallel::Impl::start() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i]);
+    using torch::autograd::variable_list;
+    const auto key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+        [this, i](const variable_list& outputs, const variable_list& /*inputs*/) {
+          take_gradient(i);
+          return outputs;
+        }));
+    hooks_.emplace_back(key, std::move(accumulator));
+  }
+  make_reducer();
+}
+
+// Its destructor takes back its own hooks first.
+DataParallel::Impl::~Impl() {
+  reducer_.reset();
+  for (auto& [key, accumulator] : hooks_) {
+    accumulator->del_post_hook(key);
+  }
+}
+
+// LibTorch 2.13 knows one argument more, which it gives a default.
+void DataParallel::Impl::make_reducer() {
+  const int64_t cap = options_.bucket.count();
+  std::unordered_map<size_t, std::string> names;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    names[i] = names_[i];
+  }
+  reducer_ = std::make_unique<c10d::Reducer>(
+      parameters_, first_buckets(parameters_, cap), group_->impl().group, std::vector<bool>(parameters_.size(), false),
+      cap, options_.find_unused_parameters, options_.gradient_as_bucket_view, std::move(names),
+      std::min(kFirstBucket, cap), /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+      /*bucket_bytes_cap_list=*/std::vector<int64_t>{});
+  reducer_->register_comm_hook(std::make_unique<HookAdapter>(options_, group_, bytes_reduced_));
+  if (options_.static_graph) {
+    reducer_->set_static_graph();
+  }
+  let_go_of_views();
+}
+
+void DataParallel::Impl::begin_forward() {
+  if (is_in_forward_) {
+    throw ConfigError(
+        "DataParallel.forward: called inside another forward() of the same DataParallel; call it once around both");
+  }
+  // The Reducer learns how often each parameter's hook is called, and would count the calls under NoSync as well.
+  if (options_.static_graph && quiet_guards > 0) {
+    throw ConfigError("DataParallel.forward: NoSync does not go with static_graph; leave one of them out");
+  }
+  is_in_forward_ = true;
+  if (!c10::GradMode::is_enabled() || quiet_guards > 0) {
+    return;
+  }
+  if (reducer_->rebuild_buckets()) {
+    let_go_of_views();
+  }
+  if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
+    group_->broadcast(buffers_);
+  }
+}
+
+void DataParallel::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  bool has_graph = false;
+  const bool is_quiet = quiet_guards > 0;
+  for (const at::Tensor& output : outputs) {
+    if (output.requires_grad() && !output.is_leaf()) {
+      has_graph = true;
+      output.register_hook([weak = weak_from_this(), is_quiet](const at::Tensor& /*gradient*/) {
+        if (const auto impl = weak.lock()) {
+          impl->enter_backward(is_quiet);
+        }
+      });
+    }
+  }
+  if (has_graph && !is_quiet) {
+    if (!is_prepared_) {
+      reducer_->prepare_for_forward();  // counts steps, for its statistics
+    }
+    reducer_->prepare_for_backward(options_.find_unused_parameters ? outputs : std::vector<at::Tensor>{});
+    is_prepared_ = true;
+  }
+}
+
+void DataParallel::Impl::enter_backward(bool forward_was_quiet) {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (forward_was_quiet != (quiet_guards > 0)) {
+    throw ConfigError(
+        fmt::format("DataParallel: forward() was called {} NoSync and backward() {}; put both inside, or both outside",
+                    forward_was_quiet ? "inside" : "outside", forward_was_quiet ? "outside" : "inside"));
+  }
+  if (pass == pass_) {
+    return;  // several outputs
+  }
+  if (!forward_was_quiet) {
+    if (!is_prepared_) {
+      throw ConfigError(
+          "DataParallel: a second backward pass after one forward(), or after several, would leave its gradients on "
+          "this rank; sum the losses and go backward once, or put all but the last forward() and backward() inside "
+          "NoSync");
+    }
+    is_prepared_ = false;
+    std::fill(has_gradient_.begin(), has_gradient_.end(), uint8_t{0});
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { end_backward(); });
+  }
+  pass_ = pass;
+}
+
+// Called when the graph is done, before the Reducer ends what it has started; what is queued here comes after that.
+void DataParallel::Impl::end_backward() {
+  if (options_.static_graph) {
+    if (std::exchange(is_first_static_pass_, false)) {
+      reducer_->delay_all_reduce();
+    }
+  } else if (!options_.find_unused_parameters) {
+    check_all_have_gradients();
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback([this] { let_go_of_views(); });
+}
+
+// The Reducer leaves gradients that autograd knows as views of buckets, which torch::optim's zero_grad() refuses. These are the same
+// memory, but no views to autograd.
+void DataParallel::Impl::let_go_of_views() {
+  for (const at::Tensor& parameter : parameters_) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (gradient.defined() && gradient.is_view()) {
+      gradient = gradient.detach();
+    }
+  }
+}
+
+void DataParallel::Impl::take_gradient(size_t index) {
+  if (torch::autograd::get_current_graph_task_id() != pass_) {
+    throw ConfigError(fmt::format(
+        "DataParallel: a backward pass came to parameter '{}' that did not start at what forward() returned, so "
+        "its gradients would differ between ranks; compute the loss inside forward()",
+        names_[index]));
+  }
+  has_gradient_[index] = 1;
+}
+
+void DataParallel::Impl::check_all_have_gradients() const {
+  std::vector<std::string> unused;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    if (!has_gradient_[i]) {
+      unused.push_back(names_[i]);
+    }
+  }
+  if (!unused.empty()) {
+    throw ConfigError(fmt::format(
+        "DataParallel: {} of {} parameters got no gradient on rank {}: {}; use them in the loss, freeze them "
+        "(requires_grad_(false)) or set find_unused_parameters",
+        unused.size(), names_.size(), group_->rank(), fmt::join(unused, ", ")));
+  }
+}
+
+DataParallel::DataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
+                           std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
+    : impl_(std::make_shared<Impl>(parameters, buffers, std::move(group), std::move(options))) {
+  impl_->start();
+}
+
+DataParallel::~DataParallel() = default;
+
+ProcessGroup& DataParallel::group() const { return impl_->group(); }
+int64_t DataParallel::bytes_reduced() const { return impl_->bytes_reduced(); }
+void DataParallel::begin_forward() { impl_->begin_forward(); }
+void DataParallel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  impl_->prepare_for_backward(outputs);
+}
+void DataParallel::end_forward() { impl_->end_forward(); }
+
+NoSync::NoSync(DataParallel& parent) : impl_(parent.impl_) { ++impl_->quiet_guards; }
+NoSync::~NoSync() { --impl_->quiet_guards; }
+
+}  // namespace snug

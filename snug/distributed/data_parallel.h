@@ -1,0 +1,139 @@
+#pragma once
+// DataParallel: every rank has the same model and its own share of the batch; backward averages the gradients over the ranks, bucket by
+// bucket, while it still computes the rest.
+//
+//   auto group = snug::init_process_group();
+//   snug::DataParallel ddp(model, group);
+//   for (size_t i = 0; i < micro.size(); ++i) {
+//     std::optional<snug::NoSync> quiet;
+//     if (i + 1 < micro.size()) quiet.emplace(ddp);              // one communication a step, after the last micro-batch
+//     ddp.forward([&] { return loss_of(model, micro[i]); }).backward();
+//   }
+//
+// Several forward() before one backward() are fine: sum their losses.
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/core/bytes.h"
+#include "snug/distributed/comm_hook.h"
+#include "snug/distributed/output_tensors.h"
+#include "snug/distributed/process_group.h"
+
+namespace snug {
+
+enum class Reduction {
+  Mean,  ///< of the ranks' gradients: right if every rank's loss is a mean over equally many items
+  Sum,  ///< right if every rank's loss is its share of the global loss: a sum over its items, over all ranks' number of them
+};
+
+enum class BufferSync {
+  FromRankZero,  ///< before each forward() with gradients, outside NoSync: rank 0's running statistics are everyone's
+  Never,         ///< after the constructor, which gives everyone rank 0's, they are each rank's own
+};
+
+struct DataParallelOptions {
+  /// Gradients are sent together until they have so many bytes; the first bucket is at most 1 MiB, so that sending starts early.
+  Bytes bucket = Bytes(25 << 20);
+  /// Gradients lie in the buckets, which saves a copy of all of them. They must not be detached in place or resized.
+  bool gradient_as_bucket_view = true;
+  /// Looks in each forward's graph for parameters that took no part on some rank. Off: such a parameter is an error, which names it.
+  bool find_unused_parameters = false;
+  /// The same parameters are used in the same order in every step. Does not go with NoSync.
+  bool static_graph = false;
+  Reduction reduction = Reduction::Mean;
+  BufferSync buffers = BufferSync::FromRankZero;
+  /// Empty: gradients travel as they are.
+  CommHook hook = {};
+};
+
+/// Algorithm: Li et al. 2020 (arXiv 2006.15704); it rests on LibTorch's Reducer, as Python's DistributedDataParallel does.
+class DataParallel final {
+ public:
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// Compares parameters and buffers over all ranks, then gives everyone rank 0's values. `model` is a module holder or a pointer to a
+  /// module; its parameters stay the same tensors from here on. Gradients are dense. Throws ConfigError, on every rank and with the same
+  /// words, naming the first parameter that differs in name, shape or dtype; and where no parameter has gradients.
+  template <class M>
+  DataParallel(M& model, std::shared_ptr<ProcessGroup> group, DataParallelOptions options = {})
+      : DataParallel(named(model->named_parameters()), named(model->named_buffers()), std::move(group),
+                     std::move(options)) {}
+  DataParallel(const NamedTensors& parameters, const NamedTensors& buffers, std::shared_ptr<ProcessGroup> group,
+               DataParallelOptions options = {});
+  ~DataParallel();
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+
+  /// Calls `fn()` and returns what it returns: a loss, outputs, a Loss, or containers of them. One backward pass that starts there
+  /// sums the gradients; when it has returned, they are the same on all ranks. Backward throws ConfigError
+  ///  - if it did not start at what a forward() returned, or starts there a second time;
+  ///  - if forward() ran inside NoSync and backward outside, or the other way round;
+  ///  - naming them, if parameters got no gradient (but see find_unused_parameters);
+  /// and DistributedError if a rank is lost.
+  template <class F>
+  auto forward(F&& fn) {
+    const ForwardScope scope(*this);
+    auto result = std::forward<F>(fn)();
+    std::vector<at::Tensor> outputs;
+    detail::collect_tensors(result, outputs);
+    prepare_for_backward(outputs);
+    return result;
+  }
+
+  ProcessGroup& group() const;
+
+  /// Bytes that this rank has handed to all-reduce for gradients, so far.
+  int64_t bytes_reduced() const;
+
+ private:
+  friend class NoSync;
+  class Impl;
+
+  class [[nodiscard]] ForwardScope final {
+   public:
+    explicit ForwardScope(DataParallel& parent) : parent_(parent) { parent_.begin_forward(); }
+    ~ForwardScope() { parent_.end_forward(); }
+    ForwardScope(const ForwardScope&) = delete;
+    ForwardScope& operator=(const ForwardScope&) = delete;
+
+   private:
+    DataParallel& parent_;
+  };
+
+  template <class Dict>
+  static NamedTensors named(const Dict& dict) {
+    NamedTensors result;
+    for (const auto& item : dict) {
+      result.emplace_back(item.key(), item.value());
+    }
+    return result;
+  }
+
+  void begin_forward();
+  void prepare_for_backward(const std::vector<at::Tensor>& outputs);
+  void end_forward();
+
+  std::shared_ptr<Impl> impl_;  // what hangs in a graph may outlive the DataParallel, and must know that it is gone
+};
+
+/// While it lives, gradients are only accumulated on each rank; the next backward outside sends them with its own. Forward and
+/// backward are both inside, or both outside.
+class [[nodiscard]] NoSync final {
+ public:
+  explicit NoSync(DataParallel& parent);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::shared_ptr<DataParallel::Impl> impl_;
+};
+
+}  // namespace snug

@@ -1,0 +1,18 @@
+#pragma once
+// Makes c10d's Gloo backend. In a source of its own, since that one needs declarations of Gloo.
+
+#include <chrono>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace snug::detail {
+
+/// `interface`: a network interface, "eth0"; "": loopback if `is_local`, else the one to which this machine's name leads.
+/// All ranks of `store` must call it. Throws what c10d throws.
+c10::intrusive_ptr<c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                    std::chrono::milliseconds timeout, const std::string& interface,
+                                                    bool is_local);
+
+}  // namespace snug::detail

@@ -1,0 +1,184 @@
+#include "snug/distributed/detail/rendezvous.h"
+
+#include <atomic>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "snug/core/error.h"
+
+namespace snug::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPause = std::chrono::milliseconds(10);
+constexpr auto kGrace = std::chrono::seconds(2);
+
+// The first line says what happened; c10d's errors go on with a stack.
+std::string first_line(const std::exception& error) {
+  const std::string text = error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+c10::intrusive_ptr<c10d::Store> prefixed(const std::string& prefix, const c10::intrusive_ptr<c10d::Store>& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+}
+
+// A client waits without end for an answer if it is another program that listens there. So it connects in a thread, which is left behind
+// if it takes too long: there is an error anyway.
+c10::intrusive_ptr<c10d::Store> connect_in_time(const std::string& host, const c10d::TCPStoreOptions& options) {
+  auto promise = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
+  auto result = promise->get_future();
+  std::thread([promise, host, options] {
+    try {
+      promise->set_value(c10::make_intrusive<c10d::TCPStore>(host, options));
+    } catch (...) {
+      promise->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (result.wait_for(options.timeout + kGrace) == std::future_status::timeout) {
+    throw DistributedError("what listens there does not answer as rank 0 would");
+  }
+  return result.get();
+}
+
+c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
+  const LaunchPlace& place = meeting.place;
+  c10d::TCPStoreOptions options;
+  options.port = place.port;
+  options.isServer = meeting.serves_store();
+  options.waitWorkers = false;  // the roll call waits, and says for whom
+  options.timeout = meeting.timeout;
+  try {
+    c10::intrusive_ptr<c10d::Store> store;
+    if (options.isServer) {
+      store = c10::make_intrusive<c10d::TCPStore>(place.host, options);
+    } else {
+      store = connect_in_time(place.host, options);
+    }
+    return place.attempt.empty() ? store : prefixed("attempt " + place.attempt, store);
+  } catch (const std::exception& error) {
+    throw DistributedError(
+        fmt::format("init_process_group: rank {} cannot {} {}: {}; {}", place.rank,
+                    options.isServer ? "listen at" : "reach rank 0 at", meeting.where(), first_line(error),
+                    options.isServer ? "is the port in use by another job? choose another MASTER_PORT"
+                                     : "is rank 0 running, and is this its address?"));
+  }
+}
+
+std::string rank_key(int rank) { return fmt::format("snug/rank/{}", rank); }
+
+// The store goes with the rank that serves it. So that one stays until the others, who are there, have read why.
+void part(const Meeting& meeting, c10d::Store& store) {
+  store.add("snug/told", 1);
+  const auto deadline = Clock::now() + kGrace;
+  while (meeting.serves_store() && store.add("snug/told", 0) < store.add("snug/arrived", 0) &&
+         Clock::now() < deadline) {
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+// What is wrong with the roll as this rank sees it; empty: nothing so far.
+std::string fault_at_arrival(const Meeting& meeting, c10d::Store& store) {
+  const LaunchPlace& place = meeting.place;
+  store.add("snug/arrived", 1);
+  const std::string size = std::to_string(place.size);
+  const std::string first = store.compareSet("snug/size", std::string(), size);
+  if (first != size) {
+    return fmt::format(
+        "init_process_group: rank {} was told of {} ranks, another of {}, at {}; start all with the same number",
+        place.rank, size, first, meeting.where());
+  }
+  // Last, for who sees all ranks goes on.
+  if (store.add(rank_key(place.rank), 1) > 1) {
+    return fmt::format(
+        "init_process_group: rank {} is at {} twice; were two processes given the same rank, or is this left over from "
+        "another run?",
+        place.rank, meeting.where());
+  }
+  return {};
+}
+
+std::string wait_for_all(const Meeting& meeting, c10d::Store& store) {
+  const auto deadline = Clock::now() + meeting.timeout;
+  std::vector<int> missing(static_cast<size_t>(meeting.place.size));
+  std::iota(missing.begin(), missing.end(), 0);
+  while (true) {
+    std::erase_if(missing, [&](int rank) { return store.check({rank_key(rank)}); });
+    if (store.check({"snug/error"})) {
+      return store.get_to_str("snug/error");
+    }
+    if (missing.empty()) {
+      return {};
+    }
+    if (Clock::now() > deadline) {
+      return fmt::format(
+          "init_process_group: {} of {} ranks did not come to {} within {} s: {}; were they started, and do they live?",
+          missing.size(), meeting.place.size, meeting.where(), std::chrono::duration<double>(meeting.timeout).count(),
+          fmt::join(missing, ", "));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+}  // namespace
+
+bool Meeting::serves_store() const {
+  return place.rank == 0 && file.empty() && !place.host.empty() && !place.launcher_serves_store;
+}
+
+std::string Meeting::where() const {
+  if (!file.empty()) {
+    return "file://" + file;
+  }
+  return place.host.empty() ? "memory" : fmt::format("tcp://{}:{}", place.host, place.port);
+}
+
+c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting) {
+  c10::intrusive_ptr<c10d::Store> store;
+  if (!meeting.file.empty()) {
+    store = c10::make_intrusive<c10d::FileStore>(meeting.file, meeting.place.size);
+  } else if (!meeting.place.host.empty()) {
+    store = open_tcp_store(meeting);
+  } else {
+    store = c10::make_intrusive<c10d::HashStore>();
+  }
+  store->setTimeout(meeting.timeout);
+  // A program may form one group after another in the same store: each is apart from those before.
+  static std::atomic<int> group = 0;
+  return prefixed(fmt::format("group {}", group++), store);
+}
+
+void call_the_roll(const Meeting& meeting, c10d::Store& store) {
+  std::string fault;
+  try {
+    fault = fault_at_arrival(meeting, store);
+    if (fault.empty()) {
+      fault = wait_for_all(meeting, store);
+    }
+    if (!fault.empty()) {
+      store.set("snug/error", fault);
+      part(meeting, store);
+    }
+  } catch (const std::exception& error) {
+    if (fault.empty()) {
+      fault = fmt::format("init_process_group: rank {} lost {} before all ranks were there: {}; has rank 0 died?",
+                          meeting.place.rank, meeting.where(), first_line(error));
+    }
+  }
+  if (!fault.empty()) {
+    throw DistributedError(fault);
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,15 @@
+#pragma once
+// Ranks with different models would wait for each other forever, or add what does not belong together. So they compare first.
+
+#include <string>
+#include <vector>
+
+#include "snug/distributed/data_parallel.h"
+
+namespace snug::detail {
+
+/// Throws ConfigError, on all ranks alike, naming the first of `options` (as text), `parameters` or `buffers` that differs from rank 0's.
+void check_same_model(ProcessGroup& group, const std::string& options, const DataParallel::NamedTensors& parameters,
+                      const DataParallel::NamedTensors& buffers);
+
+}  // namespace snug::detail

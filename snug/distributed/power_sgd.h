@@ -1,0 +1,31 @@
+#pragma once
+// PowerSGD: gradients of matrices travel as products of two thin ones. What is lost goes into the next step's gradient.
+//
+//   snug::DataParallel ddp(model, group, {.hook = snug::power_sgd_hook({.rank = 2})});
+
+#include <cstdint>
+
+#include "snug/distributed/comm_hook.h"
+
+namespace snug {
+
+struct PowerSgdOptions {
+  /// Columns of the thin matrices: a gradient of n x m numbers travels as rank * (n + m). More: slower, closer.
+  int64_t rank = 1;
+  /// So many first steps are sent as they are, while gradients change much. At least 2: buckets are rearranged after the first.
+  int64_t start_step = 1000;
+  /// Matrices of which fewer bytes than this part would be saved travel as they are, as vectors do.
+  double min_compression = 2;
+  /// Adds what a step lost to the next one's gradient. Costs one more copy of the gradients.
+  bool error_feedback = true;
+  /// Starts from the last step's matrices, not from random ones: one power iteration continued over the steps.
+  bool warm_start = true;
+  /// Of the random matrices; the same on all ranks.
+  uint64_t seed = 0;
+};
+
+/// Each DataParallel needs a hook of its own, which keeps its state. Throws ConfigError for options that cannot work.
+/// Algorithm: Vogels, Karimireddy, Jaggi 2019 (arXiv 1905.13727), algorithms 1 and 2.
+CommHook power_sgd_hook(PowerSgdOptions options = {});
+
+}  // namespace snug

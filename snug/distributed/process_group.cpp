@@ -1,0 +1,232 @@
+#include "snug/distributed/process_group.h"
+
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include "snug/core/error.h"
+#include "snug/distributed/detail/gloo_backend.h"
+#include "snug/distributed/detail/process_group_impl.h"
+#include "snug/distributed/detail/rendezvous.h"
+
+namespace snug {
+namespace {
+
+// So many bytes of small tensors travel together.
+constexpr size_t kBroadcastChunk = 250 << 20;
+
+c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::Max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::Min:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::Sum:
+      break;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+void check(const char* operation, const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_contiguous()) {
+    throw ConfigError(fmt::format("ProcessGroup.{}: the tensor is {}; give a contiguous one", operation,
+                                  tensor.defined() ? "not contiguous" : "undefined"));
+  }
+}
+
+void read_store(const std::string& store, detail::Meeting& meeting) {
+  constexpr std::string_view kTcp = "tcp://";
+  constexpr std::string_view kFile = "file://";
+  if (store.starts_with(kFile) && store.size() > kFile.size()) {
+    meeting.file = store.substr(kFile.size());
+    return;
+  }
+  const size_t colon = store.rfind(':');
+  if (store.starts_with(kTcp) && colon > kTcp.size()) {
+    meeting.place.host = store.substr(kTcp.size(), colon - kTcp.size());
+    const std::string port = store.substr(colon + 1);
+    const bool is_number =
+        !port.empty() && port.size() < 6 && port.find_first_not_of("0123456789") == std::string::npos;
+    if (is_number && std::stoi(port) >= 1 && std::stoi(port) <= 65535) {
+      meeting.place.port = static_cast<uint16_t>(std::stoi(port));
+      meeting.place.launcher_serves_store = false;
+      return;
+    }
+  }
+  throw ConfigError(
+      fmt::format("init_process_group: the store is '{}'; give \"tcp://HOST:PORT\" or \"file:///PATH\"", store));
+}
+
+detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environment& environment) {
+  detail::Meeting meeting{.timeout = options.timeout};
+  if (options.rank.has_value() != options.size.has_value()) {
+    throw ConfigError("init_process_group: of rank and size only one is given; give both or neither");
+  }
+  if (options.timeout.count() <= 0) {
+    throw ConfigError(
+        fmt::format("init_process_group: the timeout is {} ms; give one above 0", options.timeout.count()));
+  }
+  if (options.rank) {
+    const int rank = *options.rank;
+    const int size = *options.size;
+    if (size < 1 || rank < 0 || rank >= size) {
+      throw ConfigError(fmt::format(
+          "init_process_group: rank is {} and size is {}; ranks are counted from 0 to size - 1", rank, size));
+    }
+    meeting.place.rank = meeting.place.local_rank = rank;
+    meeting.place.size = size;
+    meeting.place.launcher = "the options";
+  } else {
+    meeting.place = read_launch_environment(environment);
+  }
+  if (!options.store.empty()) {
+    read_store(options.store, meeting);
+  }
+  if (meeting.place.size > 1 && meeting.file.empty() && (meeting.place.host.empty() || meeting.place.port == 0)) {
+    throw ConfigError(fmt::format(
+        "init_process_group: rank {} of {} (from {}) does not know where to meet the others; set MASTER_ADDR to "
+        "the host of rank 0 and MASTER_PORT to a free port, or give a store",
+        meeting.place.rank, meeting.place.size, meeting.place.launcher));
+  }
+  return meeting;
+}
+
+}  // namespace
+
+void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& error) const {
+  const std::string text = error.what();
+  throw DistributedError(
+      fmt::format("ProcessGroup.{}: failed on rank {} of {}: {}; has another rank died, or left out this call?",
+                  operation, group->getRank(), group->getSize(), text.substr(0, text.find('\n'))));
+}
+
+void ProcessGroup::Impl::finish(std::string_view operation, const c10::intrusive_ptr<c10d::Work>& work) const {
+  try {
+    work->wait();
+  } catch (const std::exception& error) {
+    fail(operation, error);
+  }
+}
+
+ProcessGroup::ProcessGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ProcessGroup::~ProcessGroup() = default;
+
+int ProcessGroup::rank() const { return impl_->group->getRank(); }
+int ProcessGroup::size() const { return impl_->group->getSize(); }
+int ProcessGroup::local_rank() const { return impl_->local_rank; }
+const Traffic& ProcessGroup::traffic() const { return impl_->traffic; }
+
+void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) { start_all_reduce(tensor, op)(); }
+
+std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, ReduceOp op) {
+  check("all_reduce", tensor);
+  impl_->traffic.all_reduce += static_cast<int64_t>(tensor.nbytes());
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d_op(op);
+  std::vector<at::Tensor> tensors = {tensor.detach()};
+  try {
+    return
+        [impl = impl_.get(), work = impl_->backend->allreduce(tensors, options)] { impl->finish("all_reduce", work); };
+  } catch (const std::exception& error) {
+    impl_->fail("all_reduce", error);
+  }
+}
+
+void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
+  std::vector<at::Tensor> plain;
+  for (const at::Tensor& tensor : tensors) {
+    plain.push_back(tensor.detach());
+    impl_->traffic.broadcast += static_cast<int64_t>(tensor.nbytes());
+  }
+  try {
+    c10d::broadcast_coalesced(impl_->group, plain, kBroadcastChunk, root);
+  } catch (const std::exception& error) {
+    impl_->fail("broadcast", error);
+  }
+}
+
+at::Tensor ProcessGroup::all_gather(const at::Tensor& tensor) {
+  check("all_gather", tensor);
+  impl_->traffic.all_gather += static_cast<int64_t>(tensor.nbytes());
+  std::vector<int64_t> sizes = {size()};
+  sizes.insert(sizes.end(), tensor.sizes().begin(), tensor.sizes().end());
+  at::Tensor result = at::empty(sizes, tensor.options().requires_grad(false));
+  std::vector<at::Tensor> inputs = {tensor.detach()};
+  std::vector<std::vector<at::Tensor>> outputs = {result.unbind(0)};
+  try {
+    impl_->finish("all_gather", impl_->backend->allgather(outputs, inputs));
+  } catch (const DistributedError&) {
+    throw;
+  } catch (const std::exception& error) {
+    impl_->fail("all_gather", error);
+  }
+  return result;
+}
+
+at::Tensor ProcessGroup::reduce_scatter(const at::Tensor& tensor) {
+  check("reduce_scatter", tensor);
+  if (tensor.dim() == 0 || tensor.size(0) % size() != 0) {
+    throw ConfigError(fmt::format(
+        "ProcessGroup.reduce_scatter: the first dimension cannot be cut into {} equal parts; pad it", size()));
+  }
+  impl_->traffic.reduce_scatter += static_cast<int64_t>(tensor.nbytes());
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  sizes[0] /= size();
+  at::Tensor result = at::empty(sizes, tensor.options().requires_grad(false));
+  at::Tensor input = tensor.detach();
+  try {
+    impl_->finish("reduce_scatter", impl_->backend->_reduce_scatter_base(result, input));
+  } catch (const DistributedError&) {
+    throw;
+  } catch (const std::exception& error) {
+    impl_->fail("reduce_scatter", error);
+  }
+  return result;
+}
+
+void ProcessGroup::barrier() {
+  try {
+    impl_->finish("barrier", impl_->backend->barrier());
+  } catch (const DistributedError&) {
+    throw;
+  } catch (const std::exception& error) {
+    impl_->fail("barrier", error);
+  }
+}
+
+std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
+  const Environment environment = options.environment ? std::move(*options.environment) : process_environment();
+  const detail::Meeting meeting = find_meeting(options, environment);
+  const LaunchPlace& place = meeting.place;
+  if (const auto named = environment.find("GLOO_SOCKET_IFNAME");
+      options.interface.empty() && named != environment.end()) {
+    options.interface = named->second;
+  }
+  auto impl = std::make_unique<ProcessGroup::Impl>();
+  impl->local_rank = place.local_rank;
+  try {
+    impl->store = detail::open_store(meeting);
+    detail::call_the_roll(meeting, *impl->store);
+    const bool is_local =
+        place.size == 1 ||
+        (meeting.file.empty() && (place.host == "127.0.0.1" || place.host == "localhost" || place.host == "::1"));
+    impl->backend =
+        detail::make_gloo_backend(impl->store, place.rank, place.size, options.timeout, options.interface, is_local);
+    impl->group = c10::make_intrusive<c10d::ProcessGroup>(impl->store, place.rank, place.size);
+    impl->group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl->backend);
+    impl->group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();
+    throw DistributedError(
+        fmt::format("init_process_group: rank {} of {} cannot be connected by Gloo after {}: {}; does the interface "
+                    "'{}' reach the other ranks?",
+                    place.rank, place.size, meeting.where(), text.substr(0, text.find('\n')), options.interface));
+  }
+  return std::make_shared<ProcessGroup>(std::move(impl));
+}
+
+}  // namespace snug

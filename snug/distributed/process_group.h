@@ -1,0 +1,90 @@
+#pragma once
+// ProcessGroup: the ranks of a job, and what they do together. Started by torchrun, mpirun, srun or `snug launch`, a program needs only
+//
+//   auto group = snug::init_process_group();        // started alone: a group of one, with which everything works as well
+//   group->all_reduce(loss);                        // every rank has the sum now
+//
+// Every rank must call the same operations in the same order.
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/distributed/launch_environment.h"
+
+namespace snug {
+
+struct ProcessGroupOptions {
+  /// Where the ranks meet: "tcp://HOST:PORT", at which rank 0 listens, or "file:///PATH" on a file system that all ranks see. Empty: what
+  /// the launcher says.
+  std::string store = {};
+  /// Both together, or neither: what the launcher says.
+  std::optional<int> rank = {};
+  std::optional<int> size = {};
+  /// How long to wait for the other ranks, at the start and in every operation.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// The network interface for the ranks' traffic, "eth0". Empty: the variable GLOO_SOCKET_IFNAME; without it loopback where the store's
+  /// host is that, else the interface to which this machine's name leads.
+  std::string interface = {};
+  /// Instead of this process's variables.
+  std::optional<Environment> environment = {};
+};
+
+enum class ReduceOp { Sum, Max, Min };
+
+/// Bytes of the tensors that this rank handed to each kind of operation. What travels on the wire depends on the algorithm.
+struct Traffic {
+  int64_t all_reduce = 0;
+  int64_t broadcast = 0;
+  int64_t all_gather = 0;
+  int64_t reduce_scatter = 0;
+};
+
+/// All operations throw DistributedError if a rank is lost or does not come within the timeout; the group is of no use then. Tensors are
+/// contiguous and on the CPU, and have the same shape and dtype on all ranks.
+class ProcessGroup final {
+ public:
+  class Impl;
+  explicit ProcessGroup(std::unique_ptr<Impl> impl);
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const;
+  int size() const;
+  /// The rank among those of this machine.
+  int local_rank() const;
+
+  /// In place.
+  void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
+  /// Returns at once; the result is there when the function that it returns, which may be called once, has returned.
+  [[nodiscard]] std::function<void()> start_all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
+  /// Overwrites `tensors` with those of rank `root`; small ones travel together.
+  void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);
+  /// [...] -> [size, ...]: entry r is rank r's.
+  at::Tensor all_gather(const at::Tensor& tensor);
+  /// [size * n, ...] -> [n, ...]: rank r gets the r-th part of the sum.
+  at::Tensor reduce_scatter(const at::Tensor& tensor);
+  /// Returns when all ranks have called it.
+  void barrier();
+
+  const Traffic& traffic() const;
+
+  Impl& impl() { return *impl_; }  // for snug's own use
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Waits for all ranks and connects them, by Gloo. Throws ConfigError for options or variables that cannot work, and
+/// DistributedError, naming who is missing or where, if the ranks do not find together in time: a port in use, a rank that is there
+/// twice, ranks that disagree on their number.
+std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options = {});
+
+}  // namespace snug

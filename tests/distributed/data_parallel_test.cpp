@@ -1,0 +1,311 @@
+#include "snug/distributed/data_parallel.h"
+
+#include <optional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/core/error.h"
+#include "snug/models/gpt.h"
+#include "tests/distributed/ranks.h"
+#include "tests/support/tensors.h"
+#include "tests/support/tiny_model.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using testing::bytes_of;
+using testing::close_in_norm;
+using testing::error_of;
+using testing::gradients_of;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::on_ranks;
+using testing::quick;
+using testing::same_bits;
+using testing::tiny_batch;
+using testing::tiny_model;
+
+Gpt tiny_gpt() {
+  torch::manual_seed(3);
+  return Gpt(GptOptions{.vocab = 32, .context = 8, .layers = 2, .heads = 2, .width = 16});
+}
+
+torch::Tensor tokens(int64_t items) {
+  torch::manual_seed(4);
+  return torch::randint(32, {items, 8});
+}
+
+torch::Tensor gpt_loss(Gpt& model, const torch::Tensor& part) {
+  const auto logits = model->forward(part);
+  return torch::nn::functional::cross_entropy(logits.slice(1, 0, -1).reshape({-1, 32}), part.slice(1, 1).reshape({-1}));
+}
+
+// The micro-batches of this rank: every rank and every micro-batch has as many items.
+std::vector<torch::Tensor> own_parts(const torch::Tensor& batch, const ProcessGroup& group, int64_t micro_batches) {
+  return batch.chunk(group.size())[static_cast<size_t>(group.rank())].chunk(micro_batches);
+}
+
+// Accumulates over `parts` as training does: all but the last inside NoSync.
+template <class Loss>
+void accumulate(DataParallel& ddp, const std::vector<torch::Tensor>& parts, Loss&& loss_of) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    std::optional<NoSync> quiet;
+    if (i + 1 < parts.size()) {
+      quiet.emplace(ddp);
+    }
+    const auto loss = ddp.forward([&] { return loss_of(parts[i]) / static_cast<double>(parts.size()); });
+    loss.backward();
+  }
+}
+
+void expect_all_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b, double bound) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(close_in_norm(a[i], b[i], bound)) << "tensor " << i;
+  }
+}
+
+void expect_gradients_of_the_whole_batch(int ranks, int64_t micro_batches, int64_t steps) {
+  on_ranks(ranks, [&] {
+    const auto group = init_process_group(quick());
+    const torch::Tensor batch = tokens(12);
+    auto whole = tiny_gpt();
+    gpt_loss(whole, batch).backward();
+    auto model = tiny_gpt();
+    DataParallel ddp(model, group);
+    for (int64_t step = 0; step < steps; ++step) {  // the buckets change after the first
+      model->zero_grad();
+      accumulate(ddp, own_parts(batch, *group, micro_batches), [&](const auto& part) { return gpt_loss(model, part); });
+      expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+    }
+  });
+}
+
+TEST(DataParallel, GivesTwoRanksTheGradientsOfTheWholeBatch) { expect_gradients_of_the_whole_batch(2, 1, 3); }
+TEST(DataParallel, GivesThreeRanksTheGradientsOfTheWholeBatch) { expect_gradients_of_the_whole_batch(3, 2, 2); }
+TEST(DataParallel, GivesFourRanksTheGradientsOfTheWholeBatch) { expect_gradients_of_the_whole_batch(4, 3, 2); }
+
+torch::Tensor mean_loss(torch::nn::Sequential& model, const Batch& batch) {
+  return (model->forward(batch[0]) - batch[1]).square().mean();
+}
+
+// This rank's part of a batch of `items`.
+Batch own_batch(const ProcessGroup& group, int64_t items = 12) {
+  const Batch batch = tiny_batch(items);
+  const auto rank = static_cast<size_t>(group.rank());
+  return {batch[0].chunk(group.size())[rank], batch[1].chunk(group.size())[rank]};
+}
+
+TEST(DataParallel, GivesTheSameInManySmallBucketsInPlaceOrNot) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto whole = tiny_model();
+    mean_loss(whole, tiny_batch(12)).backward();
+    for (const bool in_place : {false, true}) {
+      for (const bool is_static : {false, true}) {
+        auto model = tiny_model();
+        DataParallel ddp(model, group,
+                         {.bucket = Bytes(600), .gradient_as_bucket_view = in_place, .static_graph = is_static});
+        torch::optim::SGD optimizer(model->parameters(), 0.1);
+        for (int step = 0; step < 4; ++step) {
+          optimizer.zero_grad(/*set_to_none=*/step == 1);
+          ddp.forward([&] { return mean_loss(model, own_batch(*group)); }).backward();
+          expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+        }
+      }
+    }
+  });
+}
+
+TEST(DataParallel, LeavesTheSameBitsOnAllRanks) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    DataParallel ddp(model, group);
+    ddp.forward([&] { return mean_loss(model, own_batch(*group)); }).backward();
+    for (const auto& gradient : gradients_of(*model)) {
+      const auto all = group->all_gather(gradient);
+      EXPECT_TRUE(same_bits(all[0], gradient));
+    }
+  });
+}
+
+TEST(DataParallel, SumsSharesOfALossOverUnequalNumbersOfItems) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch batch = tiny_batch(12);
+    auto whole = tiny_model();
+    mean_loss(whole, batch).backward();
+    auto model = tiny_model();
+    DataParallel ddp(model, group, {.reduction = Reduction::Sum});
+    const int64_t from = group->rank() == 0 ? 0 : 3;
+    const int64_t to = group->rank() == 0 ? 3 : 12;
+    ddp.forward([&] {
+         const auto loss = (model->forward(batch[0].slice(0, from, to)) - batch[1].slice(0, from, to)).square().sum();
+         return loss / static_cast<double>(batch[1].numel());
+       })
+        .backward();
+    expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+  });
+}
+
+TEST(DataParallel, SendsOnceForAllMicroBatches) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_gpt();
+    DataParallel ddp(model, group);
+    const auto parts = own_parts(tokens(8), *group, 4);
+    accumulate(ddp, parts, [&](const auto& part) { return gpt_loss(model, part); });
+    const int64_t once = ddp.bytes_reduced();
+    EXPECT_EQ(once, bytes_of(model->parameters()));
+    for (const auto& part : parts) {
+      ddp.forward([&] { return gpt_loss(model, part); }).backward();
+    }
+    EXPECT_EQ(ddp.bytes_reduced(), once + 4 * once);
+  });
+}
+
+TEST(DataParallel, TakesSeveralForwardsBeforeABackward) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto whole = tiny_model();
+    (mean_loss(whole, tiny_batch(12)) + mean_loss(whole, tiny_batch(12)).square()).backward();
+    for (const bool is_static : {false, true}) {
+      auto model = tiny_model();
+      DataParallel ddp(model, group, {.static_graph = is_static});
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        const Batch batch = tiny_batch(12);
+        const auto first = ddp.forward([&] { return mean_loss(model, batch); });
+        const auto second = ddp.forward([&] { return mean_loss(model, batch); });
+        (first + second.square()).backward();
+        expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+      }
+    }
+  });
+}
+
+TEST(DataParallel, WorksWithCheckpointsAndALayerUsedTwice) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto run = [](torch::nn::Linear layer, torch::Tensor x, bool with_checkpoint) {
+      for (int i = 0; i < 3; ++i) {
+        auto once = [layer](torch::Tensor h) mutable { return layer->forward(h).tanh(); };
+        x = with_checkpoint ? checkpoint(once, x) : once(x);
+      }
+      return x.square().mean();
+    };
+    torch::manual_seed(5);
+    const torch::nn::Linear whole(6, 6);
+    run(whole, tiny_batch(12)[0], false).backward();
+    torch::manual_seed(5);
+    torch::nn::Linear model(6, 6);
+    DataParallel ddp(model, group);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      ddp.forward([&] { return run(model, own_batch(*group)[0], true); }).backward();
+      expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+    }
+  });
+}
+
+// A layer that not every step uses.
+struct BranchImpl : torch::nn::Module {
+  BranchImpl()
+      : always(register_module("always", torch::nn::Linear(6, 2))),
+        sometimes(register_module("sometimes", torch::nn::Linear(6, 2))) {}
+  torch::Tensor forward(const torch::Tensor& x, bool both) {
+    auto y = always->forward(x);
+    return (both ? y + sometimes->forward(x) : y).square().mean();
+  }
+  torch::nn::Linear always;
+  torch::nn::Linear sometimes;
+};
+TORCH_MODULE(Branch);
+
+TEST(DataParallel, NamesParametersWithoutAGradient) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    Branch model;
+    DataParallel ddp(model, group);
+    const auto loss = ddp.forward([&] { return model->forward(tiny_batch(4)[0], false); });
+    EXPECT_THAT(error_of<ConfigError>([&] { loss.backward(); }),
+                AllOf(HasSubstr("2 of 4"), HasSubstr("sometimes.weight, sometimes.bias"), Not(HasSubstr("always"))));
+  });
+}
+
+TEST(DataParallel, FindsParametersThatOneRankDidNotUse) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::manual_seed(1);
+    Branch whole;
+    torch::manual_seed(1);
+    Branch model;
+    const auto x = tiny_batch(4)[0];
+    ((whole->forward(x, true) + whole->forward(x, false)) / 2).backward();
+    DataParallel ddp(model, group, {.find_unused_parameters = true});
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      ddp.forward([&] { return model->forward(x, group->rank() == 0); }).backward();
+      expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+    }
+  });
+}
+
+TEST(DataParallel, LeavesFrozenParametersAlone) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    Branch model;
+    model->sometimes->weight.requires_grad_(false);
+    model->sometimes->bias.requires_grad_(false);
+    DataParallel ddp(model, group);
+    ddp.forward([&] { return model->forward(tiny_batch(4)[0], true); }).backward();
+    EXPECT_EQ(ddp.bytes_reduced(), bytes_of(model->always->parameters()));
+    EXPECT_FALSE(model->sometimes->weight.grad().defined());
+  });
+}
+
+TEST(DataParallel, GivesEveryoneRankZerosParametersAndBuffers) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    for (const auto policy : {BufferSync::FromRankZero, BufferSync::Never}) {
+      torch::manual_seed(static_cast<uint64_t>(group->rank()));
+      torch::nn::BatchNorm1d norm(4);
+      torch::nn::Sequential model(torch::nn::Linear(6, 4), norm, torch::nn::Linear(4, 2));
+      auto& mean = norm->running_mean;
+      mean.fill_(group->rank() + 3);
+      DataParallel ddp(model, group, {.buffers = policy});
+      for (const auto& tensor : model->parameters()) {
+        EXPECT_TRUE(same_bits(group->all_gather(tensor)[0], tensor.detach()));
+      }
+      EXPECT_EQ(mean[0].item<float>(), 3);
+      mean.fill_(group->rank() + 10);
+      ddp.forward([&] {
+        EXPECT_EQ(mean[0].item<float>(), policy == BufferSync::Never ? group->rank() + 10 : 10);
+        return mean_loss(model, own_batch(*group));
+      });
+    }
+  });
+}
+
+TEST(DataParallel, DoesNotSendForAForwardWithoutGradients) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::nn::Sequential model(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
+    DataParallel ddp(model, group);
+    if (group->rank() == 0) {  // alone: it would wait forever for the other
+      const torch::NoGradGuard no_grad;
+      model->eval();
+      ddp.forward([&] { return mean_loss(model, own_batch(*group)); });
+      model->train();
+    }
+    ddp.forward([&] { return mean_loss(model, own_batch(*group)); }).backward();
+  });
+}
+
+}  // namespace
+}  // namespace snug

@@ -1,0 +1,151 @@
+#include "snug/distributed/process_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "tests/distributed/ranks.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using testing::error_of;
+using testing::free_port;
+using ::testing::HasSubstr;
+using testing::is_rank;
+using testing::on_ranks;
+using testing::quick;
+using testing::TakenPort;
+using testing::this_rank;
+
+constexpr auto kSoon = std::chrono::milliseconds(1500);
+
+TEST(ProcessGroup, AloneIsAGroupOfOne) {
+  const auto group = init_process_group({.environment = Environment{}});
+  EXPECT_EQ(group->rank(), 0);
+  EXPECT_EQ(group->size(), 1);
+  const auto x = torch::full({3}, 2.0F);
+  group->all_reduce(x);
+  group->broadcast({x});
+  group->barrier();
+  EXPECT_TRUE(torch::equal(group->all_gather(x), torch::full({1, 3}, 2.0F)));
+  EXPECT_TRUE(torch::equal(group->reduce_scatter(x), x));
+}
+
+TEST(ProcessGroup, DoesWhatItSaysOnThreeRanks) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    ASSERT_EQ(group->size(), 3);
+    ASSERT_EQ(group->rank(), this_rank());
+    EXPECT_EQ(group->local_rank(), this_rank());
+    const auto rank = static_cast<float>(group->rank());
+    const auto sum = torch::full({2}, rank);
+    group->all_reduce(sum);
+    EXPECT_TRUE(torch::equal(sum, torch::full({2}, 3.0F)));
+    const auto largest = torch::full({2}, rank);
+    group->all_reduce(largest, ReduceOp::Max);
+    EXPECT_TRUE(torch::equal(largest, torch::full({2}, 2.0F)));
+    const auto sent = torch::full({2}, rank);
+    group->broadcast({sent, torch::zeros({5}, torch::kLong)}, 1);
+    EXPECT_TRUE(torch::equal(sent, torch::full({2}, 1.0F)));
+    const auto all = group->all_gather(torch::full({2}, rank));
+    EXPECT_TRUE(torch::equal(all, torch::arange(3.0F).unsqueeze(1).expand({3, 2})));
+    EXPECT_TRUE(torch::equal(group->reduce_scatter(torch::arange(6.0F)),
+                             torch::arange(6.0F).slice(0, 2 * group->rank(), 2 * group->rank() + 2) * 3));
+    group->barrier();
+    EXPECT_EQ(group->traffic().all_reduce, 16);
+    EXPECT_EQ(group->traffic().broadcast, 48);
+    EXPECT_EQ(group->traffic().all_gather, 8);
+    EXPECT_EQ(group->traffic().reduce_scatter, 24);
+  });
+}
+
+TEST(ProcessGroup, RefusesTensorsThatItCannotSend) {
+  const auto group = init_process_group({.environment = Environment{}});
+  EXPECT_THAT(error_of<ConfigError>([&] { group->all_reduce(torch::zeros({4, 4}).t()[0].expand({4, 4})); }),
+              HasSubstr("not contiguous"));
+  EXPECT_THAT(error_of<ConfigError>([&] { group->all_gather({}); }), HasSubstr("undefined"));
+}
+
+TEST(ProcessGroup, MeetsInAFile) {
+  const testing::TemporaryFolder folder;
+  on_ranks(2, {{{"STORE", folder / "store"}}, {{"STORE", folder / "store"}}}, 1, [] {
+    auto options = quick();
+    options.store = std::string("file://") + std::getenv("STORE");
+    std::vector<std::shared_ptr<ProcessGroup>> groups;
+    for (int i = 0; i < 2; ++i) {  // several, in the same file
+      groups.push_back(init_process_group(options));
+      const auto x = torch::ones({1});
+      groups.back()->all_reduce(x);
+      EXPECT_EQ(x.item<float>(), 2);
+    }
+  });
+}
+
+TEST(ProcessGroup, NamesTheRanksThatDoNotCome) {
+  on_ranks(2, {{{"WORLD_SIZE", "4"}}, {{"WORLD_SIZE", "4"}}}, free_port(), [] {
+    EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),
+                AllOf(HasSubstr("2 of 4 ranks did not come"), HasSubstr("within 1.5 s: 2, 3")));
+  });
+}
+
+TEST(ProcessGroup, SaysThatRanksDisagreeOnTheirNumber) {
+  on_ranks(2, {{}, {{"WORLD_SIZE", "3"}}}, free_port(), [] {
+    EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),
+                AllOf(HasSubstr("ranks"), HasSubstr("2"), HasSubstr("3"), HasSubstr("same number")));
+  });
+}
+
+TEST(ProcessGroup, SaysThatARankIsThereTwice) {
+  on_ranks(3, {{{"WORLD_SIZE", "3"}}, {}, {{"RANK", "1"}}}, free_port(), [] {
+    EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),
+                HasSubstr("rank 1 is at tcp://127.0.0.1"));
+  });
+}
+
+TEST(ProcessGroup, SaysThatThePortIsInUse) {
+  std::optional<TakenPort> taken;
+  if (!is_rank()) {
+    taken.emplace();
+  }
+  on_ranks(2, {}, taken ? taken->port() : 0, [] {
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),
+                HasSubstr(this_rank() == 0 ? "is the port in use by another job?" : "is rank 0 running"));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+  });
+}
+
+TEST(ProcessGroup, SaysThatNobodyListens) {
+  on_ranks(1, {{{"RANK", "1"}, {"WORLD_SIZE", "2"}}}, free_port(), [] {
+    EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),
+                AllOf(HasSubstr("rank 1 cannot reach rank 0 at tcp://127.0.0.1"), HasSubstr("is rank 0 running")));
+  });
+}
+
+TEST(ProcessGroup, SaysThatTheInterfaceIsUnknown) {
+  EXPECT_THAT(
+      error_of<DistributedError>([] { init_process_group({.interface = "nonsense7", .environment = Environment{}}); }),
+      HasSubstr("'nonsense7'"));
+}
+
+TEST(ProcessGroup, RefusesOptionsThatCannotWork) {
+  const auto error = [](ProcessGroupOptions options) {
+    options.environment = Environment{};
+    return error_of<ConfigError>([&] { init_process_group(options); });
+  };
+  EXPECT_THAT(error({.rank = 0}), HasSubstr("only one is given"));
+  EXPECT_THAT(error({.rank = 2, .size = 2}), HasSubstr("rank is 2 and size is 2"));
+  EXPECT_THAT(error({.rank = 0, .size = 2}), HasSubstr("MASTER_ADDR"));
+  EXPECT_THAT(error({.timeout = std::chrono::milliseconds(0)}), HasSubstr("timeout is 0 ms"));
+  for (const char* store : {"host:1", "tcp://host", "tcp://host:", "tcp://host:99999", "tcp://:1", "file://"}) {
+    EXPECT_THAT(error({.store = store}), HasSubstr(store));
+  }
+}
+
+}  // namespace
+}  // namespace snug
