@@ -1,0 +1,205 @@
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+#include "snug/planner/solver.h"
+
+// The bound is a relaxation of a covering problem. Plain training exceeds the budget by d(t) during event t. Whatever a
+// plan does, what it must do without during t has to make up d(t), and a saved storage that is not there must be rebuilt
+// later: at least the operators that wrote it run once more (an operator that wrote several saved storages is shared out among
+// them). So time rises at least by the cheapest fractional choice that covers d(t) (the fractional knapsack of Dantzig, 1957),
+// for every t; the largest of these is the bound. What other operators a rebuild needs, and its own memory, are ignored.
+
+namespace snug {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+struct Droppable {
+  int storage;
+  int64_t bytes;
+  double seconds;
+  std::vector<std::pair<int, int>>
+      gaps;  // events, both ends included, in which it may be gone and is there in plain training
+};
+
+std::vector<double> own_seconds(const StepSimulator& simulator, const std::vector<bool>& saved) {
+  const StepProfile& profile = simulator.profile();
+  std::vector<double> seconds(saved.size(), 0);
+  for (const ProfiledOperator& op : profile.operators) {
+    std::vector<int> written;
+    for (const ValueId& value : op.writes) {
+      if (saved[static_cast<size_t>(value.storage)]) {
+        written.push_back(value.storage);
+      }
+    }
+    std::sort(written.begin(), written.end());
+    written.erase(std::unique(written.begin(), written.end()), written.end());
+    for (const int s : written) {
+      const bool possible = op.replayable && profile.storages[static_cast<size_t>(s)].kind == StorageKind::Activation;
+      seconds[static_cast<size_t>(s)] += possible ? op.seconds / static_cast<double>(written.size()) : kInfinity;
+    }
+  }
+  return seconds;
+}
+
+// In the order of seconds a byte.
+std::vector<Droppable> droppables(const StepSimulator& simulator) {
+  const StepProfile& profile = simulator.profile();
+  const std::vector<bool> saved = profile.saved_storages();
+  const std::vector<double> seconds = own_seconds(simulator, saved);
+  std::vector<Droppable> result;
+  std::vector<int> place(saved.size(), -1);
+  for (size_t s = 0; s < saved.size(); ++s) {
+    if (saved[s] && seconds[s] < kInfinity && profile.storages[s].bytes > 0) {
+      place[s] = static_cast<int>(result.size());
+      result.push_back({static_cast<int>(s), profile.storages[s].bytes, seconds[s], {}});
+    }
+  }
+  std::vector<int> users(saved.size(), 0);  // the program, and uses by the backward pass
+  std::vector<int> gone(saved.size(), -1);
+  const auto change = [&](int s, int by, int event) {
+    const size_t i = static_cast<size_t>(s);
+    if (place[i] < 0) {
+      return;
+    }
+    if (users[i] == 0 && gone[i] >= 0) {
+      result[static_cast<size_t>(place[i])].gaps.emplace_back(gone[i], event);
+    }
+    users[i] += by;
+    gone[i] = users[i] == 0 ? event : -1;
+  };
+  for (int e = 0; e < static_cast<int>(profile.events.size()); ++e) {
+    const ProfileEvent& event = profile.events[static_cast<size_t>(e)];
+    if (event.kind == EventKind::Forward) {
+      for (const ValueId& value : profile.operators[static_cast<size_t>(event.index)].writes) {
+        change(value.storage, value.version == 0 ? 1 : 0, e);
+      }
+    } else if (event.kind == EventKind::Unpack) {
+      change(event.index, 1, e);
+    } else if (event.kind == EventKind::Drop || event.kind == EventKind::Done) {
+      change(event.index, -1, e);
+    }
+  }
+  std::stable_sort(result.begin(), result.end(), [](const Droppable& a, const Droppable& b) {
+    return a.seconds * static_cast<double>(b.bytes) < b.seconds * static_cast<double>(a.bytes);
+  });
+  return result;
+}
+
+}  // namespace
+
+double lower_bound_seconds(const StepSimulator& simulator, int64_t budget) {
+  const Simulation plain = simulator.run(keep_all(simulator.profile()));
+  std::vector<int64_t> missing(plain.high.size());
+  std::vector<double> cost(plain.high.size(), 0);
+  for (size_t e = 0; e < missing.size(); ++e) {
+    missing[e] = plain.high[e] - budget;
+  }
+  for (const Droppable& one : droppables(simulator)) {
+    for (const auto& [first, last] : one.gaps) {
+      for (int e = first; e <= last; ++e) {
+        int64_t& left = missing[static_cast<size_t>(e)];
+        if (left > 0) {
+          const int64_t part = std::min(left, one.bytes);
+          cost[static_cast<size_t>(e)] += one.seconds * static_cast<double>(part) / static_cast<double>(one.bytes);
+          left -= part;
+        }
+      }
+    }
+  }
+  double most = 0;
+  for (size_t e = 0; e < missing.size(); ++e) {
+    most = std::max(most, missing[e] > 0 ? kInfinity : cost[e]);
+  }
+  return plain.seconds + most;
+}
+
+namespace {
+
+class BranchAndBound {
+ public:
+  BranchAndBound(const StepSimulator& simulator, int64_t budget)
+      : simulator_(simulator), budget_(budget), plan_(keep_all(simulator.profile())) {
+    const StepProfile& profile = simulator.profile();
+    const std::vector<bool> saved = profile.saved_storages();
+    own_ = own_seconds(simulator, saved);
+    for (size_t s = 0; s < saved.size(); ++s) {
+      if (profile.storages[s].kind != StorageKind::External) {
+        order_.push_back(static_cast<int>(s));
+      }
+    }
+    if (order_.size() > 16) {
+      throw ConfigError(fmt::format("solve_exactly: {} storages are more than 16; use PlanSolver", order_.size()));
+    }
+    best_seconds_ = kInfinity;
+    smallest_ = std::numeric_limits<int64_t>::max();
+    branch(0, profile.plain_seconds());
+  }
+
+  PlanAnswer answer() const {
+    if (best_.empty()) {
+      return Infeasible{smallest_};
+    }
+    const Simulation run = simulator_.run(best_);
+    const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
+    return RematPlan{best_, run.peak_bytes, run.seconds, plain.peak_bytes, plain.seconds, run.seconds};
+  }
+
+ private:
+  // `bound`: seconds that all plans below this branch take at least. What nothing keeps is never the cheaper for it.
+  void branch(size_t depth, double bound) {
+    if (bound >= best_seconds_) {
+      return;
+    }
+    if (depth == order_.size()) {
+      const Simulation run = simulator_.run(plan_);
+      if (run.impossible < 0) {
+        smallest_ = std::min(smallest_, run.peak_bytes);
+        if (run.peak_bytes <= budget_ && run.seconds < best_seconds_) {
+          best_seconds_ = run.seconds;
+          best_ = plan_;
+        }
+      }
+      return;
+    }
+    const size_t s = static_cast<size_t>(order_[depth]);
+    const int before = plan_[s];
+    for (const int choice : {kKeep, kHold, kNever}) {
+      plan_[s] = choice;
+      // A saved storage may stay in the program's hands until the backward pass: then it costs nothing to drop it.
+      branch(depth + 1, bound + (choice == kKeep || !gone(s) ? 0 : own_[s]));
+    }
+    plan_[s] = before;
+  }
+
+  bool gone(size_t s) {
+    if (gone_.empty()) {
+      gone_.assign(plan_.size(), false);
+      for (const Droppable& one : droppables(simulator_)) {
+        gone_[static_cast<size_t>(one.storage)] = !one.gaps.empty();
+      }
+    }
+    return gone_[s];
+  }
+
+  const StepSimulator& simulator_;
+  int64_t budget_;
+  HoldFrom plan_, best_;
+  std::vector<int> order_;
+  std::vector<double> own_;
+  std::vector<bool> gone_;
+  double best_seconds_ = 0;
+  int64_t smallest_ = 0;
+};
+
+}  // namespace
+
+PlanAnswer solve_exactly(const StepSimulator& simulator, int64_t budget) {
+  return BranchAndBound(simulator, budget).answer();
+}
+
+}  // namespace snug

@@ -1,0 +1,127 @@
+#include "snug/planner/plan.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "snug/core/bytes.h"
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormatVersion = 1;
+
+struct Share {
+  int count = 0;
+  int64_t bytes = 0;
+  double seconds = 0;
+};
+
+using Shares = std::vector<std::pair<std::string, Share>>;
+
+template <class Less>
+Shares sorted(const std::map<std::string, Share>& shares, Less less) {
+  Shares rows(shares.begin(), shares.end());
+  std::stable_sort(rows.begin(), rows.end(), [&](const auto& a, const auto& b) { return less(b.second, a.second); });
+  return rows;
+}
+
+std::string table(const Shares& rows, int limit) {
+  std::string text;
+  for (int i = 0; i < std::min(limit, static_cast<int>(rows.size())); ++i) {
+    const auto& [name, share] = rows[static_cast<size_t>(i)];
+    text += fmt::format("  {:<32} {:>5} x {:>12} {:>10.3f} ms\n", name, share.count, Bytes(share.bytes).str(),
+                        share.seconds * 1e3);
+  }
+  if (static_cast<int>(rows.size()) > limit) {
+    text += fmt::format("  ... and {} more\n", static_cast<int>(rows.size()) - limit);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string RematPlan::to_json() const {
+  return Json{{"snug_remat_plan", kFormatVersion},
+              {"hold_from", hold_from},
+              {"peak_bytes", peak_bytes},
+              {"seconds", seconds},
+              {"plain_peak_bytes", plain_peak_bytes},
+              {"plain_seconds", plain_seconds},
+              {"bound_seconds", bound_seconds}}
+      .dump();
+}
+
+RematPlan RematPlan::from_json(std::string_view text) {
+  try {
+    const Json json = Json::parse(text);
+    const int version = json.at("snug_remat_plan").get<int>();
+    if (version != kFormatVersion) {
+      throw ConfigError(
+          fmt::format("RematPlan: format version is {}, this program reads {}; plan again", version, kFormatVersion));
+    }
+    return {.hold_from = json.at("hold_from").get<HoldFrom>(),
+            .peak_bytes = json.at("peak_bytes").get<int64_t>(),
+            .seconds = json.at("seconds").get<double>(),
+            .plain_peak_bytes = json.at("plain_peak_bytes").get<int64_t>(),
+            .plain_seconds = json.at("plain_seconds").get<double>(),
+            .bound_seconds = json.at("bound_seconds").get<double>()};
+  } catch (const Json::exception& error) {
+    throw ConfigError(fmt::format("RematPlan: not a plan in JSON: {}; plan again", error.what()));
+  }
+}
+
+std::string explain(const StepSimulator& simulator, const RematPlan& plan, int rows) {
+  const StepProfile& profile = simulator.profile();
+  const Simulation run = simulator.run(plan.hold_from);
+  if (run.impossible >= 0) {
+    throw ConfigError(
+        fmt::format("explain: the plan drops storage {}, which nothing can rebuild; it belongs to another profile",
+                    run.impossible));
+  }
+  std::map<std::string, Share> replayed;
+  std::map<std::string, Share> alive;
+  for (const Replay& replay : run.replays) {
+    for (const int index : replay.operators) {
+      const ProfiledOperator& op = profile.operators[static_cast<size_t>(index)];
+      Share& share = replayed[op.name];
+      ++share.count;
+      share.seconds += op.seconds;
+      for (const ValueId& value : op.writes) {
+        share.bytes += value.version == 0 ? profile.storages[static_cast<size_t>(value.storage)].bytes : 0;
+      }
+    }
+  }
+  int64_t named = 0;
+  for (const LiveStorage& live : simulator.live_at_peak(plan.hold_from)) {
+    const int op = simulator.producer({live.storage, 0});
+    const std::string maker = op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name;
+    Share& share = alive[live.rebuilt ? maker + " (rebuilt)" : maker];
+    ++share.count;
+    share.bytes += live.bytes;
+    named += live.bytes;
+  }
+  std::string text = fmt::format(
+      "peak {} instead of {} ({:.1f} %), {:.3f} ms instead of {:.3f} ms ({:+.1f} %); at most {:.1f} % slower than the "
+      "best "
+      "possible plan\n",
+      Bytes(run.peak_bytes).str(), Bytes(plan.plain_peak_bytes).str(),
+      100.0 * static_cast<double>(run.peak_bytes) / static_cast<double>(std::max<int64_t>(1, plan.plain_peak_bytes)),
+      run.seconds * 1e3, plan.plain_seconds * 1e3,
+      plan.plain_seconds > 0 ? 100 * (run.seconds / plan.plain_seconds - 1) : 0.0, 100 * plan.gap());
+  text += "rebuilt:\n" +
+          table(sorted(replayed, [](const Share& a, const Share& b) { return a.seconds < b.seconds; }), rows);
+  text += fmt::format("alive at the peak (event {} of {}; {} of it the backward pass's own and workspace):\n",
+                      run.peak_event, profile.events.size(), Bytes(run.peak_bytes - named).str());
+  text += table(sorted(alive, [](const Share& a, const Share& b) { return a.bytes < b.bytes; }), rows);
+  return text;
+}
+
+}  // namespace snug

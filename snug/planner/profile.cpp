@@ -1,0 +1,250 @@
+#include "snug/planner/profile.h"
+
+#include <array>
+#include <cmath>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormatVersion = 1;
+constexpr std::array<const char*, 3> kKindNames = {"external", "activation", "pinned"};
+constexpr std::array<const char*, 7> kEventNames = {"forward",  "drop",    "unpack",  "done",
+                                                    "allocate", "release", "backward"};
+
+template <class Enum, size_t N>
+Enum read_enum(const std::array<const char*, N>& names, const Json& value) {
+  const std::string& name = value.get_ref<const std::string&>();
+  for (size_t i = 0; i < N; ++i) {
+    if (name == names[i]) {
+      return static_cast<Enum>(i);
+    }
+  }
+  throw ConfigError(fmt::format("StepProfile: unknown word \"{}\"; take the profile again", name));
+}
+
+Json values_json(const std::vector<ValueId>& values) {
+  Json result = Json::array();
+  for (const ValueId& value : values) {
+    result.push_back({value.storage, value.version});
+  }
+  return result;
+}
+
+std::vector<ValueId> read_values(const Json& json) {
+  std::vector<ValueId> values;
+  for (const Json& value : json) {
+    values.push_back({value.at(0).get<int>(), value.at(1).get<int>()});
+  }
+  return values;
+}
+
+// Walks the events as they happened, and says where they contradict each other.
+class Checker {
+ public:
+  explicit Checker(const StepProfile& profile)
+      : profile_(profile),
+        version_(profile.storages.size(), -1),
+        held_(profile.storages.size(), false),
+        uses_(profile.storages.size(), 0) {
+    for (size_t s = 0; s < version_.size(); ++s) {
+      require(profile_.storages[s].bytes >= 0, "storage {} has {} bytes", s, profile_.storages[s].bytes);
+      if (profile_.storages[s].kind == StorageKind::External) {
+        version_[s] = 0;
+        held_[s] = true;
+      }
+    }
+  }
+
+  void run() {
+    for (const ProfileEvent& event : profile_.events) {
+      visit(event);
+      ++position_;
+    }
+    require(next_operator_ == profile_.operators.size(), "only {} of {} operators ran", next_operator_,
+            profile_.operators.size());
+    for (size_t s = 0; s < uses_.size(); ++s) {
+      require(uses_[s] == 0, "storage {} was unpacked and never done with", s);
+    }
+  }
+
+ private:
+  template <class... Args>
+  void require(bool holds, fmt::format_string<Args...> text, Args&&... args) const {
+    if (!holds) {
+      throw ConfigError(fmt::format("StepProfile: {} (at event {}); the recording is incomplete",
+                                    fmt::format(text, std::forward<Args>(args)...), position_));
+    }
+  }
+
+  size_t storage(int index) const {
+    require(index >= 0 && index < static_cast<int>(version_.size()), "there is no storage {}", index);
+    return static_cast<size_t>(index);
+  }
+
+  void visit_operator(int index) {
+    require(!backward_, "operator {} ran after the backward pass began", index);
+    require(index == static_cast<int>(next_operator_) && next_operator_ < profile_.operators.size(),
+            "operator {} ran where {} was due", index, next_operator_);
+    const ProfiledOperator& op = profile_.operators[next_operator_++];
+    require(std::isfinite(op.seconds) && op.seconds >= 0 && op.workspace >= 0,
+            "operator {} ({}) took {} s and {} bytes of workspace", index, op.name, op.seconds, op.workspace);
+    for (const ValueId& value : op.reads) {
+      const size_t s = storage(value.storage);
+      require(held_[s] && version_[s] == value.version,
+              "operator {} ({}) reads version {} of storage {}, which is at version {}{}", index, op.name,
+              value.version, s, version_[s], held_[s] ? "" : " and gone");
+    }
+    for (const ValueId& value : op.writes) {
+      const size_t s = storage(value.storage);
+      require(value.version == version_[s] + 1 && (held_[s] || value.version == 0),
+              "operator {} ({}) writes version {} of storage {}, which is at version {}{}", index, op.name,
+              value.version, s, version_[s], held_[s] ? "" : " and gone");
+      version_[s] = value.version;
+      held_[s] = true;
+    }
+  }
+
+  void visit(const ProfileEvent& event) {
+    switch (event.kind) {
+      case EventKind::Forward:
+        visit_operator(event.index);
+        return;
+      case EventKind::Drop: {
+        const size_t s = storage(event.index);
+        require(held_[s] && profile_.storages[s].kind != StorageKind::External, "storage {} is dropped, but not held",
+                s);
+        held_[s] = false;
+        return;
+      }
+      case EventKind::Unpack: {
+        const size_t s = storage(event.index);
+        backward_ = true;
+        require(version_[s] >= 0, "storage {} is unpacked, but was never made", s);
+        ++uses_[s];
+        return;
+      }
+      case EventKind::Done: {
+        const size_t s = storage(event.index);
+        require(--uses_[s] >= 0, "storage {} is done with, but was not unpacked", s);
+        return;
+      }
+      case EventKind::Allocate:
+      case EventKind::Release:
+        require(event.bytes >= 0, "{} bytes allocated or released", event.bytes);
+        own_ += event.kind == EventKind::Allocate ? event.bytes : -event.bytes;
+        require(own_ >= 0, "{} bytes more are released than were allocated", -own_);
+        return;
+      case EventKind::Backward:
+        require(event.index >= 0 && event.index < static_cast<int>(profile_.backward.size()),
+                "there is no backward step {}", event.index);
+        backward_ = true;
+        const double seconds = profile_.backward[static_cast<size_t>(event.index)].seconds;
+        require(std::isfinite(seconds) && seconds >= 0, "backward step {} took {} s", event.index, seconds);
+        return;
+    }
+  }
+
+  const StepProfile& profile_;
+  std::vector<int> version_;  // -1: not made yet
+  std::vector<bool> held_;    // by the program
+  std::vector<int> uses_;     // unpacked and not done with
+  size_t next_operator_ = 0;
+  size_t position_ = 0;
+  int64_t own_ = 0;
+  bool backward_ = false;
+};
+
+}  // namespace
+
+void StepProfile::check() const { Checker(*this).run(); }
+
+std::vector<bool> StepProfile::saved_storages() const {
+  std::vector<bool> saved(storages.size(), false);
+  for (const ProfileEvent& event : events) {
+    if (event.kind == EventKind::Unpack && storages[static_cast<size_t>(event.index)].kind != StorageKind::External) {
+      saved[static_cast<size_t>(event.index)] = true;
+    }
+  }
+  return saved;
+}
+
+double StepProfile::plain_seconds() const {
+  double seconds = 0;
+  for (const ProfileEvent& event : events) {
+    if (event.kind == EventKind::Forward) {
+      seconds += operators[static_cast<size_t>(event.index)].seconds;
+    } else if (event.kind == EventKind::Backward) {
+      seconds += backward[static_cast<size_t>(event.index)].seconds;
+    }
+  }
+  return seconds;
+}
+
+std::string StepProfile::to_json() const {
+  Json json{{"snug_step_profile", kFormatVersion},
+            {"storages", Json::array()},
+            {"operators", Json::array()},
+            {"backward", Json::array()},
+            {"events", Json::array()}};
+  for (const StorageInfo& s : storages) {
+    json["storages"].push_back(
+        {{"name", s.name}, {"bytes", s.bytes}, {"kind", kKindNames[static_cast<size_t>(s.kind)]}});
+  }
+  for (const ProfiledOperator& op : operators) {
+    json["operators"].push_back({{"name", op.name},
+                                 {"seconds", op.seconds},
+                                 {"workspace", op.workspace},
+                                 {"reads", values_json(op.reads)},
+                                 {"writes", values_json(op.writes)},
+                                 {"replayable", op.replayable}});
+  }
+  for (const BackwardStep& step : backward) {
+    json["backward"].push_back({{"name", step.name}, {"seconds", step.seconds}});
+  }
+  for (const ProfileEvent& event : events) {
+    json["events"].push_back(Json::array({kEventNames[static_cast<size_t>(event.kind)], event.index, event.bytes}));
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+StepProfile StepProfile::from_json(std::string_view text) {
+  StepProfile profile;
+  try {
+    const Json json = Json::parse(text);
+    const int version = json.at("snug_step_profile").get<int>();
+    if (version != kFormatVersion) {
+      throw ConfigError(fmt::format("StepProfile: format version is {}, this program reads {}; take the profile again",
+                                    version, kFormatVersion));
+    }
+    for (const Json& s : json.at("storages")) {
+      profile.storages.push_back({s.at("name").get<std::string>(), s.at("bytes").get<int64_t>(),
+                                  read_enum<StorageKind>(kKindNames, s.at("kind"))});
+    }
+    for (const Json& op : json.at("operators")) {
+      profile.operators.push_back({op.at("name").get<std::string>(), op.at("seconds").get<double>(),
+                                   op.at("workspace").get<int64_t>(), read_values(op.at("reads")),
+                                   read_values(op.at("writes")), op.at("replayable").get<bool>()});
+    }
+    for (const Json& step : json.at("backward")) {
+      profile.backward.push_back({step.at("name").get<std::string>(), step.at("seconds").get<double>()});
+    }
+    for (const Json& event : json.at("events")) {
+      profile.events.push_back(
+          {read_enum<EventKind>(kEventNames, event.at(0)), event.at(1).get<int>(), event.at(2).get<int64_t>()});
+    }
+  } catch (const Json::exception& error) {
+    throw ConfigError(fmt::format("StepProfile: not a profile in JSON: {}; take the profile again", error.what()));
+  }
+  profile.check();
+  return profile;
+}
+
+}  // namespace snug

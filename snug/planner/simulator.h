@@ -1,0 +1,81 @@
+#pragma once
+// StepSimulator: time, memory and replays of one forward and backward pass under a plan, without running it.
+//
+//   snug::StepSimulator simulator(profile);
+//   snug::Simulation result = simulator.run(snug::keep_all(profile));     // result.peak_bytes, result.seconds
+//
+// The rules of the executor are written at the top of simulator.cpp; whoever executes a plan follows `replays`.
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "snug/planner/profile.h"
+
+namespace snug {
+
+/// What happens to a storage, as the event from which on it stays: kept from the start; never; or rebuilt when it is
+/// needed, and from the first rebuild at or after that event held until its last use.
+inline constexpr int kKeep = -1;
+inline constexpr int kHold = 0;
+inline constexpr int kNever = std::numeric_limits<int>::max();
+
+/// One entry per storage of the profile: kKeep, an event, or kNever. Entries of external storages mean nothing.
+using HoldFrom = std::vector<int>;
+
+/// Plain training: what the backward pass asks for is kept, all else is not.
+HoldFrom keep_all(const StepProfile& profile);
+
+/// Operators to run again, in this order, before the Unpack at `event` can be answered.
+struct Replay {
+  int event = 0;
+  std::vector<int> operators = {};
+};
+
+struct LiveStorage {
+  int storage = 0;
+  int64_t bytes = 0;
+  bool rebuilt = false;  ///< an intermediate of a replay
+
+  friend bool operator==(const LiveStorage&, const LiveStorage&) = default;
+};
+
+struct Simulation {
+  int impossible = -1;          ///< a storage that the plan drops and nothing can rebuild; -1: none, and the rest holds
+  double seconds = 0;           ///< of all operators, replays included
+  int64_t peak_bytes = 0;       ///< above the level before the step
+  int peak_event = 0;           ///< during which it is reached first
+  std::vector<int64_t> high;    ///< the highest level during each event
+  std::vector<Replay> replays;  ///< in order
+  std::vector<int> last_use;    ///< per storage: the event after which the plan holds it no longer, -1: not at all
+};
+
+class StepSimulator {
+ public:
+  /// Keeps a copy. Throws ConfigError where the profile contradicts itself.
+  explicit StepSimulator(StepProfile profile);
+
+  const StepProfile& profile() const { return profile_; }
+
+  /// Throws ConfigError unless there is one entry per storage.
+  Simulation run(const HoldFrom& hold_from) const;
+
+  /// What is alive at the peak, in order of storages; the backward pass's own bytes are not among it.
+  std::vector<LiveStorage> live_at_peak(const HoldFrom& hold_from) const;
+
+  /// The operator that makes a value; -1 for what was there before.
+  int producer(ValueId value) const;
+  int last_version(int storage) const;
+
+  /// What an operator needs: its reads and, for each write in place, the version before.
+  const std::vector<ValueId>& needs(int op) const { return needs_[static_cast<size_t>(op)]; }
+
+ private:
+  class Run;
+
+  StepProfile profile_;
+  std::vector<std::vector<int>> producers_;  // [storage][version]
+  std::vector<std::vector<ValueId>> needs_;  // [operator]
+};
+
+}  // namespace snug

@@ -1,0 +1,278 @@
+#include "snug/planner/solver.h"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+// Choosing what to rebuild is NP-hard already on chains (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal
+// checkpointing for heterogeneous chains", RR-9302), so this is search, with the simulator as the only judge:
+//
+//  - descend: from plain training, take step by step the change that removes most overflow (bytes above the budget, summed
+//    over the events where there are any) per second that it adds. As in DTR (Kirisame et al., 2021) a storage costs what its
+//    whole chain of dropped producers costs; unlike a knapsack over saved bytes, a change whose replay overflows elsewhere is
+//    seen and counted against it. Candidates are ranked by an estimate, and the best few are simulated, also many at once.
+//  - climb: from a plan that fits, keep again what the room allows, and swap what is kept for what is dropped.
+//
+// Every plan ever simulated whose point (peak, seconds) no other beats is remembered, so answers only get better.
+
+namespace snug {
+namespace {
+
+constexpr double kTiny = 1e-12;  // seconds
+
+size_t at(int index) { return static_cast<size_t>(index); }
+
+}  // namespace
+
+struct PlanSolver::Point {
+  HoldFrom plan;
+  Simulation run;
+  double overflow = 0;  // byte events
+
+  bool possible() const { return run.impossible < 0; }
+  bool fits() const { return possible() && overflow == 0; }
+};
+
+PlanSolver::PlanSolver(const StepSimulator& simulator, SolverOptions options)
+    : simulator_(simulator), options_(options) {
+  const StepProfile& profile = simulator.profile();
+  const int events = static_cast<int>(profile.events.size());
+  dropped_at_.assign(profile.storages.size(), events);
+  unpacked_at_.assign(profile.storages.size(), events);
+  for (int e = 0; e < events; ++e) {
+    const ProfileEvent& event = profile.events[at(e)];
+    if (event.kind == EventKind::Drop) {
+      dropped_at_[at(event.index)] = e;
+    } else if (event.kind == EventKind::Unpack) {
+      unpacked_at_[at(event.index)] = std::min(unpacked_at_[at(event.index)], e);
+    }
+  }
+  for (int s = 0; s < static_cast<int>(profile.storages.size()); ++s) {
+    if (profile.storages[at(s)].kind != StorageKind::External) {
+      choices_.push_back(s);
+    }
+  }
+}
+
+PlanSolver::Point PlanSolver::evaluate(const HoldFrom& plan, int64_t budget) {
+  Point point{plan, simulator_.run(plan)};
+  ++simulations_;
+  work_left_ -= static_cast<int64_t>(simulator_.profile().events.size());
+  for (const Replay& replay : point.run.replays) {
+    work_left_ -= 2 * static_cast<int64_t>(replay.operators.size());
+  }
+  if (point.possible()) {
+    for (const int64_t high : point.run.high) {
+      point.overflow += static_cast<double>(std::max<int64_t>(0, high - budget));
+    }
+    remember(point);
+  }
+  return point;
+}
+
+void PlanSolver::remember(const Point& point) {
+  const auto next = found_.upper_bound(point.run.peak_bytes);
+  if (next != found_.begin() && std::prev(next)->second.first <= point.run.seconds) {
+    return;
+  }
+  auto worse = found_.lower_bound(point.run.peak_bytes);
+  while (worse != found_.end() && worse->second.first >= point.run.seconds) {
+    worse = found_.erase(worse);
+  }
+  found_[point.run.peak_bytes] = {point.run.seconds, point.plan};
+}
+
+// Storages that overflow in the time between forward and backward, best ratio of estimated relief and cost first.
+std::vector<int> PlanSolver::candidates(const Point& point, int64_t budget) const {
+  const StepProfile& profile = simulator_.profile();
+  std::vector<int> over(point.run.high.size() + 1, 0);
+  for (size_t e = 0; e < point.run.high.size(); ++e) {
+    over[e + 1] = over[e] + (point.run.high[e] > budget ? 1 : 0);
+  }
+  std::vector<std::pair<double, int>> ranked;
+  std::vector<int> seen(profile.operators.size(), -1);
+  std::vector<ValueId> pending;
+  for (const int s : choices_) {
+    const int last = point.plan[at(s)] == kKeep ? std::min(unpacked_at_[at(s)], std::max(0, point.run.last_use[at(s)]))
+                                                : point.run.last_use[at(s)];
+    // What is rebuilt and held was gone until the backward pass first asked for it.
+    const int first =
+        point.plan[at(s)] == kKeep ? dropped_at_[at(s)] : std::max(dropped_at_[at(s)], unpacked_at_[at(s)]);
+    if (point.plan[at(s)] == kNever || profile.storages[at(s)].kind == StorageKind::Pinned || first >= last ||
+        over[at(last)] == over[at(first)]) {
+      continue;
+    }
+    double seconds = kTiny;
+    pending.assign(1, {s, simulator_.last_version(s)});
+    while (!pending.empty()) {
+      const ValueId value = pending.back();
+      pending.pop_back();
+      const int op = simulator_.producer(value);
+      const bool kept = value.storage != s && value.version == simulator_.last_version(value.storage) &&
+                        point.plan[at(value.storage)] == kKeep;
+      if (op >= 0 && !kept && seen[at(op)] != s) {
+        seen[at(op)] = s;
+        seconds += profile.operators[at(op)].seconds;
+        pending.insert(pending.end(), simulator_.needs(op).begin(), simulator_.needs(op).end());
+      }
+    }
+    const double relief =
+        static_cast<double>(profile.storages[at(s)].bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
+    ranked.emplace_back(relief / seconds, s);
+  }
+  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<int> result;
+  for (const auto& [ratio, s] : ranked) {
+    result.push_back(s);
+  }
+  return result;
+}
+
+PlanSolver::Point PlanSolver::descend(Point from, int64_t budget) {
+  constexpr size_t kTried = 4;  // candidates simulated at a time
+  while (from.possible() && !from.fits() && work_left_ > 0) {
+    const std::vector<int> ranked = candidates(from, budget);
+    std::optional<Point> best;
+    double best_ratio = 0;
+    const auto consider = [&](const HoldFrom& plan, double weight) {
+      Point point = evaluate(plan, budget);
+      if (point.possible() && point.overflow < from.overflow) {
+        const double ratio =
+            weight * (from.overflow - point.overflow) / std::max(kTiny, point.run.seconds - from.run.seconds);
+        if (!best || ratio > best_ratio) {
+          best_ratio = ratio;
+          best = std::move(point);
+        }
+      }
+    };
+    for (size_t many = ranked.size() / 4; many > 1; many /= 4) {
+      HoldFrom plan = from.plan;
+      for (size_t i = 0; i < many; ++i) {
+        plan[at(ranked[i])] = kHold;
+      }
+      consider(plan, 1.2);  // a little worse is as good, for the time it saves
+    }
+    for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && work_left_ > 0; ++first) {
+      for (const int choice : {kHold, kNever}) {
+        if (from.plan[at(ranked[first])] < choice) {
+          HoldFrom plan = from.plan;
+          plan[at(ranked[first])] = choice;
+          consider(plan, 1);
+        }
+      }
+    }
+    if (!best) {
+      return from;
+    }
+    from = std::move(*best);
+  }
+  return from;
+}
+
+// One change, taken if it overflows less, or fits and is faster, or is as fast with a lower peak.
+bool PlanSolver::try_change(Point& best, const HoldFrom& plan, int64_t budget) {
+  Point point = evaluate(plan, budget);
+  const auto order = [](const Point& p) { return std::tuple(p.overflow, p.run.seconds, p.run.peak_bytes); };
+  const bool better = point.possible() && (!best.possible() || order(point) < order(best));
+  if (better) {
+    best = std::move(point);
+  }
+  return better;
+}
+
+PlanSolver::Point PlanSolver::climb(Point from, int64_t budget, int64_t limit) {
+  bool improved = true;
+  while (improved && work_left_ > limit) {
+    improved = false;
+    for (const int s : choices_) {
+      for (const int choice : {kKeep, kHold, kNever}) {
+        if (choice != from.plan[at(s)] && work_left_ > limit) {
+          HoldFrom plan = from.plan;
+          plan[at(s)] = choice;
+          improved = try_change(from, plan, budget) || improved;
+        }
+      }
+    }
+    // Swaps only where no single change helps any more.
+    for (size_t i = 0; !improved && i < choices_.size(); ++i) {
+      for (size_t j = 0; !improved && j < choices_.size(); ++j) {
+        const int s = choices_[i];
+        const int other = choices_[j];
+        if (s == other) {
+          continue;
+        }
+        for (const int first : {kKeep, kHold, kNever}) {
+          for (const int second : {kKeep, kHold, kNever}) {
+            if (!improved && work_left_ > limit && first != from.plan[at(s)] && second != from.plan[at(other)]) {
+              HoldFrom plan = from.plan;
+              plan[at(s)] = first;
+              plan[at(other)] = second;
+              improved = try_change(from, plan, budget);
+            }
+          }
+        }
+      }
+    }
+  }
+  return from;
+}
+
+PlanAnswer PlanSolver::answer(int64_t budget) const {
+  const auto next = found_.upper_bound(budget);
+  if (next == found_.begin()) {
+    return Infeasible{found_.empty() ? 0 : found_.begin()->first};
+  }
+  const auto& [peak, best] = *std::prev(next);
+  const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
+  return RematPlan{.hold_from = best.second,
+                   .peak_bytes = peak,
+                   .seconds = best.first,
+                   .plain_peak_bytes = plain.peak_bytes,
+                   .plain_seconds = plain.seconds,
+                   .bound_seconds = std::min(best.first, lower_bound_seconds(simulator_, budget))};
+}
+
+PlanAnswer PlanSolver::solve(int64_t budget) {
+  work_left_ = options_.work;
+  const HoldFrom plain = keep_all(simulator_.profile());
+  std::vector<Point> starts;
+  starts.push_back(descend(evaluate(plain, budget), budget));
+  // From the frugal side: all that can be rebuilt is dropped, and held or not once it is there again.
+  for (const int choice : {kHold, kNever}) {
+    HoldFrom plan = plain;
+    for (const int s : choices_) {
+      const int op = simulator_.producer({s, simulator_.last_version(s)});
+      const bool possible = simulator_.profile().storages[at(s)].kind == StorageKind::Activation && op >= 0 &&
+                            simulator_.profile().operators[at(op)].replayable;
+      plan[at(s)] = possible ? choice : kKeep;
+    }
+    starts.push_back(evaluate(plan, budget));
+  }
+  // The best one found so far for this or a smaller budget.
+  if (const auto next = found_.upper_bound(budget); next != found_.begin()) {
+    starts.push_back(evaluate(std::prev(next)->second.second, budget));
+  } else if (!found_.empty()) {
+    starts.push_back(descend(evaluate(HoldFrom(found_.begin()->second.second), budget), budget));
+  }
+  const int64_t share = std::max<int64_t>(0, work_left_) / static_cast<int64_t>(starts.size());
+  for (size_t i = starts.size(); i-- > 0;) {
+    climb(std::move(starts[i]), budget, static_cast<int64_t>(i) * share);
+  }
+  return answer(budget);
+}
+
+std::vector<PlanAnswer> PlanSolver::curve(std::vector<int64_t> budgets) {
+  std::vector<int64_t> ascending = budgets;
+  std::sort(ascending.begin(), ascending.end());
+  for (const int64_t budget : ascending) {
+    solve(budget);
+  }
+  std::vector<PlanAnswer> answers;
+  for (const int64_t budget : budgets) {
+    answers.push_back(answer(budget));
+  }
+  return answers;
+}
+
+}  // namespace snug

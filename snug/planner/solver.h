@@ -1,0 +1,70 @@
+#pragma once
+// PlanSolver: the fastest plan it can find whose peak stays within a number of bytes, for any graph of operators.
+//
+//   snug::PlanSolver solver(simulator);
+//   auto answer = solver.solve(64 << 20);      // a RematPlan, or Infeasible with the number that would do
+//
+// The same profile and the same calls give the same plans on every machine: work is limited by counts, not by time.
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "snug/planner/plan.h"
+
+namespace snug {
+
+struct Infeasible {
+  int64_t smallest_feasible_bytes = 0;  ///< the smallest peak of any plan that was found
+};
+
+using PlanAnswer = std::variant<RematPlan, Infeasible>;
+
+struct SolverOptions {
+  int64_t work = 12'000'000;  ///< events, and operators replayed, that are simulated per budget
+};
+
+class PlanSolver {
+ public:
+  /// Keeps a reference to the simulator.
+  explicit PlanSolver(const StepSimulator& simulator, SolverOptions options = {});
+
+  /// The fastest plan found so far, in this call or an earlier one, that fits into `budget` bytes.
+  PlanAnswer solve(int64_t budget);
+
+  /// One answer per budget: a larger budget never has a slower plan. Any order.
+  std::vector<PlanAnswer> curve(std::vector<int64_t> budgets);
+
+  int64_t simulations() const { return simulations_; }
+
+ private:
+  struct Point;
+
+  Point evaluate(const HoldFrom& plan, int64_t budget);
+  void remember(const Point& point);
+  PlanAnswer answer(int64_t budget) const;
+  Point descend(Point from, int64_t budget);
+  Point climb(Point from, int64_t budget, int64_t limit);
+  bool try_change(Point& best, const HoldFrom& plan, int64_t budget);
+  std::vector<int> candidates(const Point& point, int64_t budget) const;
+
+  const StepSimulator& simulator_;
+  SolverOptions options_;
+  std::vector<int> dropped_at_;  // per storage: the event where the program lets go of it
+  std::vector<int> unpacked_at_;
+  std::vector<int> choices_;                              // storages that a plan can treat in more than one way
+  std::map<int64_t, std::pair<double, HoldFrom>> found_;  // by peak; slower ones of a larger peak are left out
+  int64_t simulations_ = 0;
+  int64_t work_left_ = 0;
+};
+
+/// Seconds that no plan within `budget` bytes undercuts; infinity if it can be seen that none fits.
+double lower_bound_seconds(const StepSimulator& simulator, int64_t budget);
+
+/// The fastest of all plans of kKeep, kHold and kNever, by branch and bound: for tests. Throws ConfigError for more than 16
+/// storages that could be kept.
+PlanAnswer solve_exactly(const StepSimulator& simulator, int64_t budget);
+
+}  // namespace snug

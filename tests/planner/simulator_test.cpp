@@ -1,0 +1,294 @@
+// The simulator against an executor that follows its replays with real buffers, and the data that both read.
+
+#include "snug/planner/simulator.h"
+
+#include <map>
+#include <memory>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/core/error.h"
+#include "snug/planner/plan.h"
+#include "tests/planner/sample_profiles.h"
+
+namespace snug {
+namespace {
+
+using testing::gpt_profile;
+using ::testing::HasSubstr;
+using testing::ProfileBuilder;
+using testing::random_profile;
+
+size_t at(int index) { return static_cast<size_t>(index); }
+
+// Runs a step on buffers that hold a hash of how they were computed. What stays is decided by looking at all that is still to
+// come, afresh each time.
+class Executor {
+ public:
+  Executor(const StepProfile& profile, const HoldFrom& plan, const std::vector<Replay>& replays)
+      : profile_(profile), plan_(plan) {
+    for (const Replay& replay : replays) {
+      replays_[replay.event] = replay.operators;
+    }
+    for (size_t s = 0; s < plan.size(); ++s) {
+      originals_.push_back(s * 7919 + 1);
+    }
+  }
+
+  void run() {
+    for (int e = 0; e < static_cast<int>(profile_.events.size()); ++e) {
+      const ProfileEvent& event = profile_.events[at(e)];
+      switch (event.kind) {
+        case EventKind::Forward:
+          compute(event.index, buffers_, originals_);
+          for (const ValueId& value : profile_.operators[at(event.index)].writes) {
+            originals_[at(value.storage)] = buffers_[value.storage];
+            program_[value.storage] = true;
+          }
+          break;
+        case EventKind::Drop:
+          program_[event.index] = false;
+          break;
+        case EventKind::Unpack:
+          if (profile_.storages[at(event.index)].kind != StorageKind::External) {
+            replay(e, event.index);
+            ASSERT_TRUE(buffers_.contains(event.index));
+            ASSERT_EQ(buffers_[event.index], originals_[at(event.index)]) << "a rebuilt value differs";
+            ++uses_[event.index];
+          }
+          break;
+        case EventKind::Done:
+          --uses_[event.index];
+          break;
+        case EventKind::Allocate:
+          own_ += event.bytes;
+          note(0);
+          break;
+        case EventKind::Release:
+          own_ -= event.bytes;
+          break;
+        case EventKind::Backward:
+          seconds += profile_.backward[at(event.index)].seconds;
+          break;
+      }
+      collect(e);
+    }
+  }
+
+  int64_t peak = 0;
+  double seconds = 0;
+  bool leaves_nothing() const { return buffers_.empty(); }
+
+ private:
+  using Buffers = std::map<int, uint64_t>;
+
+  // `fallback`: contents of what is not in `target`.
+  void compute(int index, Buffers& target, const std::vector<uint64_t>& fallback) {
+    const ProfiledOperator& op = profile_.operators[at(index)];
+    uint64_t hash = static_cast<uint64_t>(index) + 17;
+    const auto mix = [&](int s) {
+      hash = (hash ^ (target.contains(s) ? target[s] : fallback[at(s)])) * 0x100000001b3ULL;
+    };
+    for (const ValueId& value : op.reads) {
+      mix(value.storage);
+    }
+    for (const ValueId& value : op.writes) {
+      if (value.version > 0) {
+        mix(value.storage);
+      }
+    }
+    for (const ValueId& value : op.writes) {
+      target[value.storage] = hash + static_cast<uint64_t>(value.storage);
+    }
+    seconds += op.seconds;
+    note(op.workspace);
+  }
+
+  void replay(int e, int target) {
+    if (!replays_.contains(e)) {
+      return;
+    }
+    const std::vector<int>& ops = replays_[e];
+    std::vector<uint64_t> contents(plan_.size(), 0xdead);  // what is not there is rubbish
+    for (size_t s = 0; s < contents.size(); ++s) {
+      const int id = static_cast<int>(s);
+      contents[s] = buffers_.contains(id)                                ? buffers_[id]
+                    : profile_.storages[s].kind == StorageKind::External ? originals_[s]
+                                                                         : 0xdead;
+    }
+    for (size_t k = 0; k < ops.size(); ++k) {
+      compute(ops[k], scratch_, contents);
+      std::erase_if(scratch_, [&](const auto& entry) {
+        const int s = entry.first;
+        bool finished = true;  // does the rest of this replay write it?
+        bool needed = false;
+        for (size_t later = k + 1; later < ops.size(); ++later) {
+          const ProfiledOperator& op = profile_.operators[at(ops[later])];
+          // The original serves who reads the last version; see rule 3.
+          needed = needed || std::ranges::any_of(op.reads, [&](ValueId v) {
+                     return v.storage == s && !(buffers_.contains(s) && v.version == last_version(s));
+                   });
+          const bool writes =
+              std::ranges::any_of(op.writes, [&](ValueId v) { return v.storage == s && v.version > 0; });
+          needed = needed || writes;
+          finished = finished && !writes;
+        }
+        const bool original = buffers_.contains(s) || !complete(s, ops);
+        const bool wanted = s == target || (plan_[at(s)] <= e && needed_after(s, e));
+        return !needed && !(finished && !original && wanted);
+      });
+    }
+    for (const auto& [s, content] : scratch_) {
+      buffers_[s] = content;
+      held_[s] = plan_[at(s)] <= e;
+    }
+    scratch_.clear();
+  }
+
+  int last_version(int s) const {
+    int version = 0;
+    for (const ProfiledOperator& op : profile_.operators) {
+      for (const ValueId& value : op.writes) {
+        version = value.storage == s ? value.version : version;
+      }
+    }
+    return version;
+  }
+
+  bool complete(int s, const std::vector<int>& ops) const {
+    return std::ranges::any_of(ops, [&](int index) {
+      return std::ranges::count(profile_.operators[at(index)].writes, ValueId{s, last_version(s)}) > 0;
+    });
+  }
+
+  // Does anything after event e read storage s, without making it itself?
+  bool needed_after(int s, int e) const {
+    for (int later = e + 1; later < static_cast<int>(profile_.events.size()); ++later) {
+      const ProfileEvent& event = profile_.events[at(later)];
+      const auto found = replays_.find(later);
+      const std::vector<int> ops = found == replays_.end() ? std::vector<int>{} : found->second;
+      if (event.kind == EventKind::Unpack && event.index == s && !complete(s, ops)) {
+        return true;
+      }
+      const bool reads = std::ranges::any_of(ops, [&](int index) {
+        return std::ranges::count(profile_.operators[at(index)].reads, ValueId{s, last_version(s)}) > 0;
+      });
+      if (reads && !complete(s, ops)) {
+        return true;
+      }
+      if (event.kind == EventKind::Done && event.index == s && plan_[at(s)] == kKeep) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  void collect(int e) {
+    std::erase_if(buffers_, [&](const auto& entry) {
+      const int s = entry.first;
+      const bool stays = program_[s] || uses_[s] > 0 || ((plan_[at(s)] == kKeep || held_[s]) && needed_after(s, e));
+      held_[s] = held_[s] && stays;
+      return !stays;
+    });
+  }
+
+  void note(int64_t workspace) {
+    int64_t live = own_ + workspace;
+    for (const Buffers* buffers : {&buffers_, &scratch_}) {
+      for (const auto& entry : *buffers) {
+        live += profile_.storages[at(entry.first)].bytes;
+      }
+    }
+    peak = std::max(peak, live);
+  }
+
+  const StepProfile& profile_;
+  const HoldFrom& plan_;
+  std::map<int, std::vector<int>> replays_;
+  std::vector<uint64_t> originals_;
+  Buffers buffers_, scratch_;
+  std::map<int, bool> program_, held_;
+  std::map<int, int> uses_;
+  int64_t own_ = 0;
+};
+
+TEST(StepSimulator, GivesTheBytesAndSecondsOfAnExecutorThatReallyComputes) {
+  int ran = 0;
+  int replayed = 0;
+  for (uint32_t seed = 0; seed < 400; ++seed) {
+    const StepSimulator simulator(random_profile(seed, 6 + static_cast<int>(seed % 20)));
+    std::mt19937 random(seed);
+    for (int trial = 0; trial < 5; ++trial) {
+      HoldFrom plan = keep_all(simulator.profile());
+      for (int& hold : plan) {
+        const uint32_t choice = static_cast<uint32_t>(random()) % 6;
+        const int somewhere = static_cast<int>(random() % simulator.profile().events.size());
+        hold = choice < 2 ? kKeep : choice == 2 ? kHold : choice == 3 ? kNever : choice == 4 ? somewhere : hold;
+      }
+      const Simulation simulated = simulator.run(plan);
+      if (simulated.impossible >= 0) {
+        continue;
+      }
+      Executor executor(simulator.profile(), plan, simulated.replays);
+      executor.run();
+      ASSERT_EQ(simulated.peak_bytes, executor.peak) << "seed " << seed << ", trial " << trial;
+      ASSERT_NEAR(simulated.seconds, executor.seconds, 1e-9);
+      ASSERT_TRUE(executor.leaves_nothing());
+      ++ran;
+      replayed += simulated.replays.empty() ? 0 : 1;
+    }
+  }
+  EXPECT_GT(ran, 500);
+  EXPECT_GT(replayed, 400);
+}
+
+TEST(StepSimulator, CallsAPlanImpossibleThatDropsARandomResult) {
+  ProfileBuilder builder;
+  const int x = builder.external(8);
+  const int mask = builder.op("bernoulli", 1, 8, {x}, {}, true, 0, false);
+  const StepSimulator simulator(builder.finish());
+  HoldFrom plan = keep_all(simulator.profile());
+  EXPECT_EQ(simulator.run(plan).impossible, -1);
+  plan[at(mask)] = kNever;
+  EXPECT_EQ(simulator.run(plan).impossible, mask);
+}
+
+TEST(StepSimulator, NamesWhatIsAliveAtThePeakToTheByte) {
+  const StepSimulator simulator(gpt_profile(2));
+  const HoldFrom plan = keep_all(simulator.profile());
+  int64_t sum = 0;
+  for (const LiveStorage& live : simulator.live_at_peak(plan)) {
+    sum += live.bytes;
+  }
+  const int64_t peak = simulator.run(plan).peak_bytes;
+  EXPECT_GT(sum, peak / 2);
+  EXPECT_LE(sum, peak);
+}
+
+TEST(StepProfile, ReadsBackAsItWasWritten) {
+  const StepProfile profile = random_profile(3, 12);
+  EXPECT_EQ(StepProfile::from_json(profile.to_json()), profile);
+  EXPECT_THROW(StepProfile::from_json("{}"), ConfigError);
+  std::string other = profile.to_json();
+  other.replace(other.find(":1,"), 3, ":9,");
+  EXPECT_THAT([&] { StepProfile::from_json(other); },
+              ::testing::ThrowsMessage<ConfigError>(HasSubstr("format version is 9")));
+}
+
+TEST(StepProfile, RefusesEventsThatCannotHaveHappened) {
+  const StepProfile good = random_profile(1, 8);
+  StepProfile twice = good;
+  twice.events.insert(twice.events.begin(), twice.events.front());
+  EXPECT_THAT([&] { twice.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("was due")));
+  StepProfile lost = good;
+  std::erase_if(lost.events, [](const ProfileEvent& event) { return event.kind == EventKind::Done; });
+  EXPECT_THAT([&] { lost.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("never done with")));
+  StepProfile early = good;
+  early.operators[1].reads = {{good.operators.back().writes[0].storage, 0}};
+  EXPECT_THAT([&] { early.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("operator 1")));
+}
+
+}  // namespace
+}  // namespace snug
