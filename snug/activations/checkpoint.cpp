@@ -37,13 +37,13 @@ struct Metadata {
   std::vector<int64_t> sizes;
   c10::ScalarType dtype;
   c10::Device device;
-  uint64_t values = 0;  // a hash, for Determinism::Values
+  std::optional<uint64_t> values;  // a hash, for Determinism::Values
 
-  Metadata(const at::Tensor& t, Determinism determinism)
+  Metadata(const at::Tensor& t, bool with_values)
       : sizes(t.sizes().vec()),
         dtype(t.scalar_type()),
         device(t.device()),
-        values(determinism == Determinism::Values ? tensor_hash(t) : 0) {}
+        values(with_values ? std::optional(tensor_hash(t)) : std::nullopt) {}
   bool is_alike(const Metadata& other) const {
     return sizes == other.sizes && dtype == other.dtype && device == other.device;
   }
@@ -92,7 +92,8 @@ class ForwardPolicy final : public SavedTensorPolicy {
   std::any pack(const at::Tensor& tensor) override {
     auto slot = std::make_shared<Slot>(Slot{.frame = frame_, .index = frame_->slots.size()});
     frame_->slots.emplace_back(slot);
-    frame_->metadata.emplace_back(tensor, frame_->options.determinism);
+    const bool with_values = frame_->options.determinism == Determinism::Values && !is_workspace(tensor);
+    frame_->metadata.emplace_back(tensor, with_values);
     return slot;
   }
   at::Tensor unpack(std::any& packed) override {
@@ -101,6 +102,13 @@ class ForwardPolicy final : public SavedTensorPolicy {
   }
 
  private:
+  // Recurrent layers save their workspace, of which they do not fill every byte.
+  bool is_workspace(const at::Tensor& tensor) const {
+    const auto& sequence = frame_->operators.sequence;
+    return tensor.scalar_type() == c10::ScalarType::Byte && !sequence.empty() &&
+           sequence.back().schema().name().find("_rnn") != std::string::npos;
+  }
+
   std::shared_ptr<Frame> frame_;
 };
 
@@ -135,8 +143,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
     if (frame_.options.determinism == Determinism::None) {
       return;
     }
-    const Metadata now(tensor, frame_.options.determinism);
     const Metadata& then = frame_.metadata[index];
+    const Metadata now(tensor, then.values.has_value());
     if (!now.is_alike(then)) {
       throw Error(
           fmt::format("{}: saved tensor {}, {}, was {} in forward and is {} in the recomputation; the callable must do "

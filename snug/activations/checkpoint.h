@@ -36,6 +36,9 @@ struct CheckpointOptions {
   std::string label = {};
   /// Which operators' results are kept instead of computed again; none if empty. See policy.h.
   CheckpointPolicy policy = {};
+  /// Recomputed in the mode, training or evaluation, that it and its submodules ran in. Needed where `fn` is not itself a
+  /// module's holder, and the mode may change between forward and backward.
+  std::shared_ptr<torch::nn::Module> module = {};
 };
 
 namespace detail {
@@ -61,8 +64,8 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 /// containers of them (vector, array, tuple, pair, optional, map) or plain values; tensors among them are kept until
 /// backward, and given to an enclosing checkpoint to drop if there is one. Works with retain_graph, nested regions,
 /// torch::autograd::grad, create_graph, and modules used several times.
-/// `fn` is copied, and called again in backward. If it is a module (a holder such as torch::nn::Sequential, or a shared_ptr), it and its
-/// submodules are in the mode, training or evaluation, that they were in in forward.
+/// `fn` is copied, and called again in backward. If it is the holder of a module, such as a torch::nn::Sequential, this one and its
+/// submodules are in the mode, training or evaluation, that they were in in forward; for other callables name it in CheckpointOptions.
 /// The recomputation changes no tensor that was there before: what the forward wrote to such memory (BatchNorm's running statistics, a
 /// counter), by LibTorch's operators, is copied before it is written, and the recomputation works on those copies. Other side effects happen twice.
 /// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`. Backward throws snug::Error, naming label,
@@ -84,7 +87,8 @@ auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
        std::move(options.policy)},
       std::move(inputs),
       [shared_fn, without_tensors,
-       modes = detail::TrainingModes(detail::module_of(*shared_fn))](const std::vector<at::Tensor>& saved) {
+       modes = detail::TrainingModes(options.module ? options.module : detail::module_of(*shared_fn))](
+          const std::vector<at::Tensor>& saved) {
         const detail::TrainingModes::Scope scope(modes);
         Arguments again = without_tensors;
         auto next = saved.begin();

@@ -32,8 +32,8 @@ at::Tensor on_storage(const at::Tensor& tensor, const c10::Storage& storage) {
   return at::Tensor(std::move(impl));
 }
 
-std::vector<StorageName> storages_in(const Arguments& arguments) {
-  std::vector<StorageName> names;
+StorageNames storages_in(const Arguments& arguments) {
+  StorageNames names;
   for (const c10::IValue& argument : arguments) {
     visit_tensors_in(argument, [&](const at::Tensor& tensor) {
       if (tensor.has_storage()) {
@@ -44,12 +44,12 @@ std::vector<StorageName> storages_in(const Arguments& arguments) {
   return names;
 }
 
-bool is_among(const std::vector<StorageName>& names, const at::Tensor& tensor) {
+bool is_among(const StorageNames& names, const at::Tensor& tensor) {
   return std::find(names.begin(), names.end(), name_of(tensor)) != names.end();
 }
 
 // A result is new if no argument has its memory. Returns whether there is one.
-bool add_new_results(OwnStorages& own, const std::vector<StorageName>& given, const Stack& stack, size_t first_result) {
+bool add_new_results(OwnStorages& own, const StorageNames& given, const Stack& stack, size_t first_result) {
   bool found = false;
   for (size_t i = first_result; i < stack.size(); ++i) {
     visit_tensors_in(stack[i], [&](const at::Tensor& result) {
@@ -109,9 +109,9 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
   const size_t first_result = stack.size() - arguments.size();
-  const std::vector<StorageName> given = storages_in(arguments);
+  const StorageNames given = storages_in(arguments);
   const std::vector<size_t> written = traits.written_by(arguments);
-  std::vector<StorageName> written_storages;
+  StorageNames written_storages;
   for (const size_t i : written) {
     visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) {
       keep_what_was_there(tensor);
@@ -120,11 +120,11 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   }
   call.proceed(stack);
   record_.sequence.push_back(call.op);
-  const Place place{call.op, calls_[call.op]++};
   const bool has_new = add_new_results(own_, given, stack, first_result);
   if (!policy_) {
     return;
   }
+  const Place place{call.op, calls_[call.op]++};
   const bool is_view = !has_new && written.empty();
   if (to_be_packed_ && !is_view && !writes_to(*to_be_packed_, written_storages)) {
     result_at(*std::exchange(to_be_packed_, std::nullopt))->pack();
@@ -150,7 +150,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
 
 KeptResult* ForwardOperators::result_at(const Place& place) const { return find(record_.kept, place.op, place.call); }
 
-bool ForwardOperators::writes_to(const Place& place, const std::vector<const c10::StorageImpl*>& storages) const {
+bool ForwardOperators::writes_to(const Place& place, const StorageNames& storages) const {
   return std::any_of(storages.begin(), storages.end(), [&](StorageName name) {
     const auto found = kept_storages_.find(name);
     return found != kept_storages_.end() && found->second.place.op == place.op &&
@@ -247,13 +247,13 @@ RecomputeOperators::~RecomputeOperators() {
 
 void RecomputeOperators::call(const OperatorCall& call, Stack& stack) {
   sequence_.push_back(call.op);
-  if (take_kept(call.op, calls_[call.op]++, stack)) {
+  if (!record_.kept.empty() && take_kept(call.op, calls_[call.op]++, stack)) {
     return;
   }
   const Arguments arguments(call.op, stack);
   const size_t first_result = stack.size() - arguments.size();
   redirect(arguments, traits_of(call.op).written_by(arguments));
-  const std::vector<StorageName> given = storages_in(arguments);
+  const StorageNames given = storages_in(arguments);
   call.proceed(stack);
   add_new_results(own_, given, stack, first_result);
 }

@@ -11,10 +11,11 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/flat_hash_map.h>
 
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/policy.h"
@@ -65,16 +66,18 @@ struct RegionOperators {
   ByCall<Absorbed> absorbed;
 };
 
+using StorageNames = c10::SmallVector<const c10::StorageImpl*, 8>;
+
 /// Storages that came into being in the region.
 class OwnStorages {
  public:
   bool contains(const at::Tensor& tensor) const {
-    return !tensor.has_storage() || own_.contains(tensor.storage().unsafeGetStorageImpl());
+    return !tensor.has_storage() || own_.count(tensor.storage().unsafeGetStorageImpl()) > 0;
   }
   void add(const at::Tensor& tensor) { own_.insert(tensor.storage().unsafeGetStorageImpl()); }
 
  private:
-  std::unordered_set<const c10::StorageImpl*> own_;
+  ska::flat_hash_set<const c10::StorageImpl*> own_;
 };
 
 /// While the forward runs: fills a RegionOperators.
@@ -100,7 +103,7 @@ class ForwardOperators final : public OperatorPolicy {
   void keep_result(const OperatorTraits& traits, Place place, Keep keep, const Stack& stack, size_t first_result);
   void note_write(const c10::StorageImpl* storage, Place place, std::optional<size_t> argument);
   KeptResult* result_at(const Place& place) const;
-  bool writes_to(const Place& place, const std::vector<const c10::StorageImpl*>& storages) const;
+  bool writes_to(const Place& place, const StorageNames& storages) const;
 
   RegionOperators& record_;
   CheckpointPolicy policy_;
