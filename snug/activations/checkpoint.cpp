@@ -40,7 +40,7 @@ struct Metadata {
   std::optional<uint64_t> values;  // a hash, for Determinism::Values
 
   Metadata(const at::Tensor& t, bool with_values)
-      : sizes(t.sizes().vec()),
+      : sizes(t.is_nested() ? std::vector<int64_t>() : t.sizes().vec()),
         dtype(t.scalar_type()),
         device(t.device()),
         values(with_values ? std::optional(tensor_hash(t)) : std::nullopt) {}
@@ -251,7 +251,7 @@ class CheckpointForward::Impl {
       frame_->rng = RngState::capture();
     }
     scope_.emplace(std::make_shared<ForwardPolicy>(frame_));
-    operators_.emplace(frame_->operators, frame_->options.policy);
+    operators_.emplace(frame_->operators, frame_->options.policy, frame_->options.preserve_rng_state);
     operator_scope_.emplace(*operators_);
   }
 
@@ -270,7 +270,16 @@ class CheckpointForward::Impl {
                       "write out of place, or to a clone",
                       frame_->name(), *written));
     }
+    if (operators_->wrote_to_outside_graph()) {
+      throw ConfigError(fmt::format(
+          "{}: the callable wrote in place, with a gradient, to a tensor that it captured, as in aux += ...; "
+          "return what is to be added, or write under NoGradGuard",
+          frame_->name()));
+    }
     operators_->close();
+    if (frame_->rng && *frame_->rng == RngState::capture()) {
+      frame_->rng.reset();  // nothing was drawn, so there is nothing to draw again
+    }
     frame_->forward_is_complete = true;
   }
 

@@ -26,7 +26,8 @@
 namespace snug {
 
 struct CheckpointOptions {
-  /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generators' state per region.
+  /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generators' state (5 KB on the CPU) for each region that
+  /// draws some.
   bool preserve_rng_state = true;
   /// Stop recomputing as soon as everything backward asked for is there. Off: run the callable to its end, and let
   /// surplus saved tensors be an error.
@@ -67,8 +68,9 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 /// `fn` is copied, and called again in backward. If it is the holder of a module, such as a torch::nn::Sequential, this one and its
 /// submodules are in the mode, training or evaluation, that they were in in forward; for other callables name it in CheckpointOptions.
 /// The recomputation changes no tensor that was there before: what the forward wrote to such memory (BatchNorm's running statistics, a
-/// counter), by LibTorch's operators, is copied before it is written, and the recomputation works on those copies. Other side effects happen twice.
-/// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`. Backward throws snug::Error, naming label,
+/// counter), by LibTorch's operators, is copied before it is written, its storage as a whole, and the recomputation works on those copies. Other side effects happen twice, writes
+/// to sparse tensors among them.
+/// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`, or with a gradient to one that it captured. Backward throws snug::Error, naming label,
 /// operator and its place in the sequence, if the recomputation differs from the forward.
 /// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0), with what is said of memory and modes on top.
 template <class F, class... Args>

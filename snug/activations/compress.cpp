@@ -10,6 +10,7 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/block_codes.h"
 #include "snug/activations/detail/packed_mask.h"
@@ -39,10 +40,13 @@ class Run {
     std::visit([](const auto& kept) { mark(kept); }, packed_);
   }
 
-  /// Tensors that are needed at the same time share what was unpacked.
+  /// Tensors that one backward pass needs at the same time share what was unpacked. Another pass gets memory of its own: autograd may have
+  /// made a gradient of the first, to which it adds.
   at::Tensor unpack() {
     const std::lock_guard lock(mutex_);
-    if (const auto alive = unpacked_.lock()) {
+    const int pass = torch::autograd::get_current_graph_task_id();
+    const bool is_same_pass = std::exchange(pass_, pass) == pass && pass >= 0;
+    if (const auto alive = is_same_pass ? unpacked_.lock() : c10::intrusive_ptr<c10::StorageImpl>()) {
       return at::empty({0}, options_).set_(c10::Storage(alive), 0, {count_}, {1});
     }
     at::Tensor run = std::visit([this](const auto& packed) { return unpacked(packed); }, packed_);
@@ -73,6 +77,7 @@ class Run {
   int64_t count_;
   at::TensorOptions options_;  // of the run
   std::mutex mutex_;
+  int pass_ = -1;
   c10::weak_intrusive_ptr<c10::StorageImpl> unpacked_{c10::intrusive_ptr<c10::StorageImpl>()};
 };
 

@@ -171,7 +171,8 @@ Streams run(const std::vector<detail::ReversibleHalf>& halves, Streams streams, 
       added = checkpoint(
           {.preserve_rng_state = false,
            .early_stop = false,  // its result is wanted
-           .label = fmt::format("{} of reversible block {}", i % 2 == 0 ? "F" : "G", i / 2)},
+           .label = fmt::format("{} of reversible block {}", i % 2 == 0 ? "F" : "G", i / 2),
+           .module = halves[i].module},
           [chain, i](const at::Tensor& t) { return chain->run(i, t); }, x);
     }
     if (added.sizes() != stream.sizes()) {

@@ -21,6 +21,7 @@ namespace snug {
 namespace {
 
 using Layer = std::function<at::Tensor(at::Tensor)>;
+using Module = std::shared_ptr<torch::nn::Module>;
 using Ends = std::vector<size_t>;  // of the segments, each one past its last layer
 
 // --- measured segments
@@ -85,7 +86,8 @@ struct Measurement {
 };
 
 // Every layer in a region of its own.
-at::Tensor run_and_measure(const std::vector<Layer>& layers, at::Tensor input, Measurement& measurement) {
+at::Tensor run_and_measure(const std::vector<Layer>& layers, at::Tensor input, Measurement& measurement,
+                           const Module& module) {
   for (size_t i = 0; i < layers.size(); ++i) {
     measurement.inputs.emplace_back().add(input);
     const auto saved = std::make_shared<Saved>();
@@ -96,7 +98,8 @@ at::Tensor run_and_measure(const std::vector<Layer>& layers, at::Tensor input, M
       }
       return layer(std::move(x));
     };
-    input = checkpoint({.label = fmt::format("layer {} of {}", i + 1, layers.size())}, run, std::move(input));
+    input = checkpoint({.label = fmt::format("layer {} of {}", i + 1, layers.size()), .module = module}, run,
+                       std::move(input));
     measurement.saved.push_back(std::move(*saved));
   }
   return input;
@@ -140,7 +143,8 @@ Ends equal_segments(size_t layers, size_t segments) {
 
 size_t about_root(size_t n) { return static_cast<size_t>(std::lround(std::sqrt(static_cast<double>(n)))); }
 
-at::Tensor run_segments(const std::vector<Layer>& layers, const Ends& ends, at::Tensor input, LastSegment last) {
+at::Tensor run_segments(const std::vector<Layer>& layers, const Ends& ends, at::Tensor input, LastSegment last,
+                        const Module& module) {
   size_t begin = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
     const auto at = [&](size_t layer) { return layers.begin() + static_cast<std::ptrdiff_t>(layer); };
@@ -153,7 +157,8 @@ at::Tensor run_segments(const std::vector<Layer>& layers, const Ends& ends, at::
     if (i + 1 == ends.size() && last == LastSegment::Plain) {
       input = run(std::move(input));
     } else {
-      input = checkpoint({.label = fmt::format("segment {} of {}", i + 1, ends.size())}, run, std::move(input));
+      input = checkpoint({.label = fmt::format("segment {} of {}", i + 1, ends.size()), .module = module}, run,
+                         std::move(input));
     }
     begin = ends[i];
   }
@@ -161,7 +166,7 @@ at::Tensor run_segments(const std::vector<Layer>& layers, const Ends& ends, at::
 }
 
 at::Tensor run_chain(const void* identity, const std::vector<Layer>& layers, int64_t segments, at::Tensor input,
-                     LastSegment last) {
+                     LastSegment last, const Module& module) {
   const size_t n = layers.size();
   if (n == 0 || segments < 0 || segments > static_cast<int64_t>(n)) {
     throw ConfigError(
@@ -170,21 +175,21 @@ at::Tensor run_chain(const void* identity, const std::vector<Layer>& layers, int
                     segments, n, n));
   }
   if (segments > 0) {
-    return run_segments(layers, equal_segments(n, static_cast<size_t>(segments)), std::move(input), last);
+    return run_segments(layers, equal_segments(n, static_cast<size_t>(segments)), std::move(input), last, module);
   }
   if (!c10::GradMode::is_enabled()) {
-    return run_segments(layers, {n}, std::move(input), last);
+    return run_segments(layers, {n}, std::move(input), last, module);
   }
   if (detail::current_policy() != nullptr) {  // a region around this one must be cut alike when it is recomputed
-    return run_segments(layers, equal_segments(n, about_root(n)), std::move(input), last);
+    return run_segments(layers, equal_segments(n, about_root(n)), std::move(input), last, module);
   }
   static KnownSegments known;
   const KnownSegments::Key key{identity, n, input.sizes().vec(), input.scalar_type()};
   if (const auto ends = known.find(key)) {
-    return run_segments(layers, *ends, std::move(input), last);
+    return run_segments(layers, *ends, std::move(input), last, module);
   }
   Measurement measurement;
-  at::Tensor output = run_and_measure(layers, std::move(input), measurement);
+  at::Tensor output = run_and_measure(layers, std::move(input), measurement, module);
   known.add(key, measurement.least_peak());
   return output;
 }
@@ -193,7 +198,7 @@ at::Tensor run_chain(const void* identity, const std::vector<Layer>& layers, int
 
 at::Tensor checkpoint_sequential(const std::vector<Layer>& layers, int64_t segments, at::Tensor input,
                                  LastSegment last) {
-  return run_chain(layers.data(), layers, segments, std::move(input), last);
+  return run_chain(layers.data(), layers, segments, std::move(input), last, /*module=*/nullptr);
 }
 
 at::Tensor checkpoint_sequential(torch::nn::Sequential layers, int64_t segments, at::Tensor input, LastSegment last) {
@@ -201,7 +206,7 @@ at::Tensor checkpoint_sequential(torch::nn::Sequential layers, int64_t segments,
   for (torch::nn::AnyModule& module : *layers) {
     functions.emplace_back([module](at::Tensor x) mutable { return module.forward(std::move(x)); });
   }
-  return run_chain(layers.get(), functions, segments, std::move(input), last);
+  return run_chain(layers.get(), functions, segments, std::move(input), last, layers.ptr());
 }
 
 }  // namespace snug

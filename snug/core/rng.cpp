@@ -1,5 +1,7 @@
 #include "snug/core/rng.h"
 
+#include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include <ATen/Context.h>
@@ -59,6 +61,15 @@ RngState RngState::capture() {
     state.cuda_.emplace_back(device, get_state(at::globalContext().defaultGenerator(device)));
   }
   return state;
+}
+
+bool RngState::operator==(const RngState& other) const {
+  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+  };
+  return same(cpu_, other.cpu_) &&
+         std::equal(cuda_.begin(), cuda_.end(), other.cuda_.begin(), other.cuda_.end(),
+                    [&](const auto& a, const auto& b) { return a.first == b.first && same(a.second, b.second); });
 }
 
 void RngState::restore() const {

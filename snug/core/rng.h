@@ -20,6 +20,8 @@ class RngState {
  public:
   static RngState capture();
   void restore() const;
+  /// Whether the generators would give the same. False too where one of them came into use in between.
+  bool operator==(const RngState& other) const;
 
   StateDict state_dict() const;
   /// Throws CorruptFile if an entry is missing or no state of this torch's generator; a device that is absent here is passed over.

@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
+#include "snug/activations/sequential.h"
 #include "snug/core/error.h"
 #include "snug/models/resnet.h"
 #include "tests/support/tensors.h"
@@ -182,6 +183,32 @@ TEST(CheckpointEffects, AModuleIsRecomputedInTheModeThatItRanInIfItIsTheCallable
   };
   EXPECT_TRUE(same_bits(gradient(Way::Callable), gradient(Way::Plain)));
   EXPECT_TRUE(same_bits(gradient(Way::Named), gradient(Way::Plain)));
+}
+
+TEST(CheckpointEffects, AWriteWithAGradientToACapturedTensorIsRefused) {
+  const Tensor x = torch::rand({3}, torch::requires_grad());
+  Tensor aux = torch::zeros({});
+  const auto region = [&](const Tensor& h) {
+    aux += h.pow(2).mean();
+    return h.sin();
+  };
+  EXPECT_THAT(
+      error_of<ConfigError>([&] { checkpoint({.label = "aux"}, region, x); }),
+      HasSubstr("checkpoint 'aux': the callable wrote in place, with a gradient, to a tensor that it captured"));
+}
+
+TEST(CheckpointEffects, ASequentialIsRecomputedInTheModeThatItRanIn) {
+  const auto gradient = [](bool checkpointed) {
+    torch::manual_seed(3);
+    torch::nn::Sequential model(torch::nn::Linear(4, 8), torch::nn::Dropout(0.5), torch::nn::Linear(8, 2));
+    const Tensor x = torch::ones({2, 4}, torch::requires_grad());
+    const Tensor y = checkpointed ? checkpoint_sequential(model, 1, x, LastSegment::Recompute) : model->forward(x);
+    model->eval();
+    y.square().sum().backward();
+    EXPECT_FALSE(model->is_training());
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
 TEST(CheckpointDeterminism, ValuesFindsAParameterThatWasWrittenInBetweenThoughNothingSavedIt) {

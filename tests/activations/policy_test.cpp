@@ -146,6 +146,65 @@ TEST(CheckpointPolicy, ComputesAResultAgainThatWasReadBeforeItWasWritten) {
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
+TEST(CheckpointPolicy, ComputesAResultAgainThatWasTurnedInPlace) {
+  const Tensor w = torch::rand({4, 4});
+  const auto f = [](const Tensor& h, const Tensor& weight) {
+    Tensor product = h.mm(weight);
+    product.t_();
+    return product.sin() * h;
+  };
+  const auto gradient = [&](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 16).view({4, 4}).clone().requires_grad_();
+    (checkpointed ? checkpoint({.policy = save_matmuls}, f, x, w) : f(x, w)).sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+TEST(CheckpointPolicy, SeesThatANumberWasReadBeforeTheWrite) {
+  const auto f = [](const Tensor& h) {
+    double number = 0;
+    {
+      const torch::NoGradGuard no_grad;
+      Tensor sum = h.detach().dot(h.detach());
+      number = sum.item<double>();
+      sum.add_(1.0);
+    }
+    return (h * number).sin();
+  };
+  const auto gradient = [&](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 8).clone().requires_grad_();
+    (checkpointed ? checkpoint({.policy = save_matmuls}, f, x) : f(x)).sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+TEST(CheckpointPolicy, WorksAroundInferenceMode) {
+  const Tensor w = torch::rand({4, 4});
+  const auto f = [w](const Tensor& h) {
+    Tensor teacher;
+    {
+      const c10::InferenceMode mode;
+      teacher = torch::ones({2, 4}).mm(w);
+    }
+    return h.mm(w).sin() + teacher.sum().item<double>();
+  };
+  const Tensor x = torch::rand({2, 4}, torch::requires_grad());
+  EXPECT_NO_THROW(checkpoint({.policy = save_matmuls}, f, x).sum().backward());
+}
+
+TEST(CheckpointPolicy, LeavesTheCallersRandomNumbersAloneWhenTheyAreNotPreserved) {
+  torch::manual_seed(5);
+  const Tensor x = torch::rand({8}, torch::requires_grad());
+  const Tensor y = checkpoint(
+      {.preserve_rng_state = false, .policy = [](std::string_view) { return Keep::Save; }},
+      [](const Tensor& h) { return (h * torch::rand({8})).sin(); }, x);
+  const Tensor before = torch::rand({4});
+  y.sum().backward();
+  EXPECT_FALSE(torch::equal(torch::rand({4}), before));
+}
+
 // The sum does not save the product, so autograd has nothing against the write.
 TEST(CheckpointPolicy, ComputesAResultAgainThatWasWrittenAfterTheRegion) {
   const Tensor w = torch::rand({4, 4});
@@ -153,9 +212,9 @@ TEST(CheckpointPolicy, ComputesAResultAgainThatWasWrittenAfterTheRegion) {
     const Tensor product = h.mm(weight);
     return std::pair(product, (product + 1).sin());
   };
-  const auto gradient = [&](bool checkpointed) {
+  const auto gradient = [&](std::optional<Keep> keep) {
     const Tensor x = torch::linspace(-1, 1, 8).view({2, 4}).clone().requires_grad_();
-    auto [product, y] = checkpointed ? checkpoint({.policy = save_matmuls}, f, x, w) : f(x, w);
+    auto [product, y] = keep ? checkpoint({.policy = policy_of({{"aten::mm", *keep}})}, f, x, w) : f(x, w);
     {
       const torch::NoGradGuard no_grad;
       product.zero_();
@@ -163,7 +222,9 @@ TEST(CheckpointPolicy, ComputesAResultAgainThatWasWrittenAfterTheRegion) {
     y.sum().backward();
     return x.grad();
   };
-  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+  for (const Keep keep : {Keep::Save, Keep::Offload, Keep::Compress}) {
+    EXPECT_TRUE(same_bits(gradient(keep), gradient(std::nullopt)));
+  }
 }
 
 TEST(CheckpointPolicy, WorksInSeveralBackwardPassesAndNested) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ops/clone.h>
+#include <c10/core/InferenceMode.h>
 #include <fmt/format.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
@@ -62,6 +63,28 @@ bool add_new_results(OwnStorages& own, const StorageNames& given, const Stack& s
   return found;
 }
 
+bool all_are_views(const StorageNames& given, const Stack& stack, size_t first_result) {
+  bool all = stack.size() > first_result;
+  for (size_t i = first_result; i < stack.size(); ++i) {
+    bool found = false;
+    visit_tensors_in(stack[i], [&](const at::Tensor& result) {
+      found = true;
+      all = all && result.has_storage() && is_among(given, result);
+    });
+    all = all && found;
+  }
+  return all;
+}
+
+// Where a tensor's elements lie in its storage.
+struct Geometry {
+  explicit Geometry(const at::Tensor& t)
+      : sizes(t.sizes().vec()), strides(t.strides().vec()), offset(t.storage_offset()) {}
+  bool operator==(const Geometry&) const = default;
+  std::vector<int64_t> sizes, strides;
+  int64_t offset;
+};
+
 // Casts come and go with autocast's cache, so that their calls cannot be counted.
 bool may_be_kept(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
@@ -95,10 +118,9 @@ bool KeptResult::is_intact() const {
 
 void KeptResult::pack() {
   for (Value& value : values) {
-    if (value.version) {
+    if (value.as_it_is.isTensor() && value.version) {
       value.packed = packer->pack(value.as_it_is.toTensor());
-      value.as_it_is = {};
-      value.version.reset();
+      value.as_it_is = {};  // the version stays: what was packed may still be the memory that was to be packed
     }
   }
 }
@@ -118,6 +140,13 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
       written_storages.push_back(name_of(tensor));
     });
   }
+  // Of a tensor that is written alone: transposing or resizing in place is not absorbed.
+  std::optional<Geometry> before;
+  at::Tensor target;
+  if (!kept_storages_.empty() && written.size() == 1 && arguments[written.front()].isTensor()) {
+    target = arguments[written.front()].toTensor();
+    before.emplace(target);
+  }
   call.proceed(stack);
   record_.sequence.push_back(call.op);
   const bool has_new = add_new_results(own_, given, stack, first_result);
@@ -125,7 +154,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
     return;
   }
   const Place place{call.op, calls_[call.op]++};
-  const bool is_view = !has_new && written.empty();
+  const bool is_view = written.empty() && all_are_views(given, stack, first_result);
   if (to_be_packed_ && !is_view && !writes_to(*to_be_packed_, written_storages)) {
     result_at(*std::exchange(to_be_packed_, std::nullopt))->pack();
   }
@@ -136,12 +165,12 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
       result_at(found->second.place)->was_read = true;
     }
   }
-  const bool can_be_absorbed = written_storages.size() == 1 && call.op.schema().returns().size() == 1 &&
-                               !traits.is_random && stack[first_result].isTensor();
+  const bool can_be_absorbed = before && *before == Geometry(target) && !traits.is_random &&
+                               call.op.schema().returns().size() == 1 && stack[first_result].isTensor();
   for (const StorageName name : written_storages) {
     note_write(name, place, can_be_absorbed ? std::optional(written.front()) : std::nullopt);
   }
-  if (written.empty() && has_new && may_be_kept(call.op)) {
+  if (written.empty() && has_new && may_be_kept(call.op) && !c10::InferenceMode::is_enabled()) {
     if (const Keep keep = policy_(call.op.schema().name()); keep != Keep::Recompute) {
       keep_result(traits, place, keep, stack, first_result);
     }
@@ -173,8 +202,21 @@ void ForwardOperators::close() {
   }
 }
 
+bool ForwardOperators::wrote_to_outside_graph() const {
+  return std::any_of(written_outside_.begin(), written_outside_.end(), [](const OutsideTensor& outside) {
+    auto alive = outside.tensor.lock();
+    return alive && at::Tensor(std::move(alive)).grad_fn() != outside.grad_fn;
+  });
+}
+
 void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
-  if (own_.contains(tensor) || record_.overwritten.contains(name_of(tensor))) {
+  if (own_.contains(tensor)) {
+    return;
+  }
+  if (!tensor.is_view()) {
+    written_outside_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), tensor.grad_fn()});
+  }
+  if (record_.overwritten.contains(name_of(tensor))) {
     return;
   }
   record_.overwritten.emplace(
@@ -199,7 +241,7 @@ void ForwardOperators::keep_result(const OperatorTraits& traits, Place place, Ke
     result.values.push_back({.as_it_is = alias, .version = version, .version_at_end = version.current_version()});
     tensors.push_back(tensor);
   }
-  if (traits.is_random) {
+  if (traits.is_random && preserve_rng_state_) {
     result.generators_after = RngState::capture();
   }
   for (const at::Tensor& tensor : tensors) {
@@ -274,7 +316,8 @@ bool RecomputeOperators::take_kept(const c10::OperatorHandle& op, size_t call, S
   for (const KeptResult::Value& value : kept->values) {
     if (value.packed.has_value()) {
       std::any packed = value.packed;
-      stack.emplace_back(kept->packer->unpack(packed));
+      const at::Tensor tensor = kept->packer->unpack(packed);
+      stack.emplace_back(on_storage(tensor, tensor.storage()));
     } else if (value.version) {
       stack.emplace_back(on_storage(value.as_it_is.toTensor(), value.as_it_is.toTensor().storage()));
     } else {

@@ -83,12 +83,19 @@ class OwnStorages {
 /// While the forward runs: fills a RegionOperators.
 class ForwardOperators final : public OperatorPolicy {
  public:
-  ForwardOperators(RegionOperators& record, CheckpointPolicy policy) : record_(record), policy_(std::move(policy)) {}
+  ForwardOperators(RegionOperators& record, CheckpointPolicy policy, bool preserve_rng_state)
+      : record_(record), policy_(std::move(policy)), preserve_rng_state_(preserve_rng_state) {}
   void call(const OperatorCall& call, Stack& stack) override;
   /// The forward is over: from now on nothing may write to what is kept.
   void close();
+  /// Whether autograd followed a write to a tensor from outside of the region. The recomputation could not help making it again.
+  bool wrote_to_outside_graph() const;
 
  private:
+  struct OutsideTensor {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    std::decay_t<decltype(std::declval<at::Tensor>().grad_fn())> grad_fn;  // a pointer whose kind depends on LibTorch
+  };
   struct Place {
     c10::OperatorHandle op;
     size_t call;
@@ -107,6 +114,8 @@ class ForwardOperators final : public OperatorPolicy {
 
   RegionOperators& record_;
   CheckpointPolicy policy_;
+  bool preserve_rng_state_;
+  std::vector<OutsideTensor> written_outside_;
   OwnStorages own_;
   std::unordered_map<c10::OperatorHandle, size_t> calls_;
   std::unordered_map<const c10::StorageImpl*, KeptStorage> kept_storages_;
