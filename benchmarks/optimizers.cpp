@@ -66,20 +66,21 @@ auto scaled_step(int64_t d, Options options, bool clip) {
   };
 }
 
-// The same by what LibTorch has in C++: a loop over the gradients, a norm that waits, the optimizer's single operators.
+// The same by what LibTorch has in C++: the operator under Python's GradScaler, a norm that waits, the optimizer's single operators.
 auto torch_unscale_clip_step(int64_t d) {
   return [d]() -> std::function<void()> {
     auto parameters = gpt_parameters(d);
     auto optimizer = std::make_shared<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(1e-4));
     return [=, scale = 2.0]() mutable {
       const torch::NoGradGuard no_grad;
-      bool finite = true;
+      std::vector<Tensor> gradients;
       for (const Tensor& parameter : parameters) {
-        parameter.mutable_grad().mul_(1 / scale);
-        finite = finite && torch::isfinite(parameter.grad()).all().item<bool>();
+        gradients.push_back(parameter.grad());
       }
+      Tensor found_inf = torch::zeros({});
+      torch::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, torch::full({}, 1 / scale));
       torch::nn::utils::clip_grad_norm_(parameters, 1e6);
-      if (finite) {
+      if (found_inf.item<float>() == 0) {
         optimizer->step();
       }
       scale = next_scale(scale);

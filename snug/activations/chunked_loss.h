@@ -8,9 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace snug {
+#include "snug/core/reduction.h"
 
-enum class Reduction { Sum, Mean };
+namespace snug {
 
 struct ChunkedLossOptions {
   /// Rows of logits alive at once. Larger: fewer, more efficient products; smaller: less memory.

@@ -22,16 +22,12 @@
 #include <ATen/core/Tensor.h>
 
 #include "snug/core/bytes.h"
+#include "snug/core/reduction.h"
 #include "snug/distributed/comm_hook.h"
 #include "snug/distributed/output_tensors.h"
 #include "snug/distributed/process_group.h"
 
 namespace snug {
-
-enum class Reduction {
-  Mean,  ///< of the ranks' gradients: right if every rank's loss is a mean over equally many items
-  Sum,  ///< right if every rank's loss is its share of the global loss: a sum over its items, over all ranks' number of them
-};
 
 enum class BufferSync {
   FromRankZero,  ///< before each forward() with gradients, outside NoSync: rank 0's running statistics are everyone's
@@ -47,6 +43,8 @@ struct DataParallelOptions {
   bool find_unused_parameters = false;
   /// The same parameters are used in the same order in every step. Does not go with NoSync.
   bool static_graph = false;
+  /// Of the ranks' gradients. Mean is right if every rank's loss is a mean over equally many items; Sum if every rank's loss is its share
+  /// of the global loss: a sum over its items, over all ranks' number of them.
   Reduction reduction = Reduction::Mean;
   BufferSync buffers = BufferSync::FromRankZero;
   /// Empty: gradients travel as they are.

@@ -33,8 +33,8 @@ int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
 
 // With masters.
 
-template <class Half, class Gradient>
-HWY_INLINE void master_vector(const AdamWConstants& constants, float* master, Half* parameter, const Gradient* gradient,
+template <class Half>
+HWY_INLINE void master_vector(const AdamWConstants& constants, float* master, Half* parameter, const Half* gradient,
                               float* exp_avg, float* exp_avg_sq) {
   const D d;
   auto p = hn::LoadU(d, master);
@@ -47,8 +47,8 @@ HWY_INLINE void master_vector(const AdamWConstants& constants, float* master, Ha
   store(d, p, parameter);
 }
 
-template <class Half, class Gradient>
-HWY_INLINE void master_update(const AdamWStep& step, float* master, Half* parameter, const Gradient* gradient,
+template <class Half>
+HWY_INLINE void master_update(const AdamWStep& step, float* master, Half* parameter, const Half* gradient,
                               float* exp_avg, float* exp_avg_sq, int64_t count) {
   const AdamWConstants constants(step);
   int64_t i = 0;
@@ -84,9 +84,8 @@ HWY_INLINE hn::Vec<DU> random_vector(const detail::RandomKeys& keys, uint32_t in
   return x;
 }
 
-template <class Gradient>
 HWY_INLINE void stochastic_vector(const AdamWConstants& constants, const detail::RandomKeys& keys, uint32_t index,
-                                  BFloat16* parameter, const Gradient* gradient, float* exp_avg, float* exp_avg_sq) {
+                                  BFloat16* parameter, const BFloat16* gradient, float* exp_avg, float* exp_avg_sq) {
   const D d;
   auto p = load(d, parameter);
   auto m = hn::LoadU(d, exp_avg);
@@ -98,9 +97,8 @@ HWY_INLINE void stochastic_vector(const AdamWConstants& constants, const detail:
 }
 
 /// Elements whose indices share their upper 32 bits.
-template <class Gradient>
 HWY_INLINE void stochastic_part(const AdamWConstants& constants, const detail::RandomKeys& keys, uint32_t index,
-                                BFloat16* parameter, const Gradient* gradient, float* exp_avg, float* exp_avg_sq,
+                                BFloat16* parameter, const BFloat16* gradient, float* exp_avg, float* exp_avg_sq,
                                 int64_t count) {
   int64_t i = 0;
   for (; i + lanes() <= count; i += lanes()) {
@@ -119,9 +117,8 @@ HWY_INLINE void stochastic_part(const AdamWConstants& constants, const detail::R
   }
 }
 
-template <class Gradient>
 HWY_INLINE void stochastic_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter,
-                                  const Gradient* gradient, float* exp_avg, float* exp_avg_sq, int64_t count) {
+                                  const BFloat16* gradient, float* exp_avg, float* exp_avg_sq, int64_t count) {
   const AdamWConstants constants(step);
   for (int64_t i = 0; i < count;) {
     const uint64_t index = key.offset + static_cast<uint64_t>(i);
@@ -166,30 +163,18 @@ void round_with(const float* values, const uint32_t* bits, BFloat16* rounded, in
   }
 }
 
-// One function per pair of types, for the tables of instruction sets.
+// One function per type, for the tables of instruction sets.
 
 void master_half(const AdamWStep& step, float* master, Float16* parameter, const Float16* gradient, float* m, float* v,
                  int64_t count) {
-  master_update(step, master, parameter, gradient, m, v, count);
-}
-void master_half_from_float(const AdamWStep& step, float* master, Float16* parameter, const float* gradient, float* m,
-                            float* v, int64_t count) {
   master_update(step, master, parameter, gradient, m, v, count);
 }
 void master_bfloat(const AdamWStep& step, float* master, BFloat16* parameter, const BFloat16* gradient, float* m,
                    float* v, int64_t count) {
   master_update(step, master, parameter, gradient, m, v, count);
 }
-void master_bfloat_from_float(const AdamWStep& step, float* master, BFloat16* parameter, const float* gradient,
-                              float* m, float* v, int64_t count) {
-  master_update(step, master, parameter, gradient, m, v, count);
-}
 void stochastic(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const BFloat16* gradient, float* m,
                 float* v, int64_t count) {
-  stochastic_update(step, key, parameter, gradient, m, v, count);
-}
-void stochastic_from_float(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const float* gradient,
-                           float* m, float* v, int64_t count) {
   stochastic_update(step, key, parameter, gradient, m, v, count);
 }
 void round_half(const float* values, Float16* rounded, int64_t count) { convert(values, rounded, count); }
@@ -205,11 +190,8 @@ HWY_AFTER_NAMESPACE();
 namespace snug::kernels {
 
 HWY_EXPORT(master_half);
-HWY_EXPORT(master_half_from_float);
 HWY_EXPORT(master_bfloat);
-HWY_EXPORT(master_bfloat_from_float);
 HWY_EXPORT(stochastic);
-HWY_EXPORT(stochastic_from_float);
 HWY_EXPORT(round_with);
 HWY_EXPORT(round_half);
 HWY_EXPORT(round_bfloat);
@@ -220,26 +202,14 @@ void master_adamw_update(const AdamWStep& step, float* master, Float16* paramete
                          float* exp_avg, float* exp_avg_sq, int64_t count) {
   HWY_DYNAMIC_DISPATCH(master_half)(step, master, parameter, gradient, exp_avg, exp_avg_sq, count);
 }
-void master_adamw_update(const AdamWStep& step, float* master, Float16* parameter, const float* gradient,
-                         float* exp_avg, float* exp_avg_sq, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(master_half_from_float)(step, master, parameter, gradient, exp_avg, exp_avg_sq, count);
-}
 void master_adamw_update(const AdamWStep& step, float* master, BFloat16* parameter, const BFloat16* gradient,
                          float* exp_avg, float* exp_avg_sq, int64_t count) {
   HWY_DYNAMIC_DISPATCH(master_bfloat)(step, master, parameter, gradient, exp_avg, exp_avg_sq, count);
-}
-void master_adamw_update(const AdamWStep& step, float* master, BFloat16* parameter, const float* gradient,
-                         float* exp_avg, float* exp_avg_sq, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(master_bfloat_from_float)(step, master, parameter, gradient, exp_avg, exp_avg_sq, count);
 }
 
 void stochastic_adamw_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const BFloat16* gradient,
                              float* exp_avg, float* exp_avg_sq, int64_t count) {
   HWY_DYNAMIC_DISPATCH(stochastic)(step, key, parameter, gradient, exp_avg, exp_avg_sq, count);
-}
-void stochastic_adamw_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const float* gradient,
-                             float* exp_avg, float* exp_avg_sq, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(stochastic_from_float)(step, key, parameter, gradient, exp_avg, exp_avg_sq, count);
 }
 
 uint32_t random_bits(const RandomKey& key, uint64_t index) {

@@ -17,14 +17,10 @@ struct BFloat16 {
 };
 
 /// One step of AdamW for `count` elements: updates `master` and the moments in FP32, and writes the master, rounded to nearest even, to
-/// `parameter`. The gradient is what backward left, in 16 bits, or already in FP32. Elements do not depend on each other.
+/// `parameter`. The gradient is what backward left, in 16 bits. Elements do not depend on each other.
 void master_adamw_update(const AdamWStep& step, float* master, Float16* parameter, const Float16* gradient,
                          float* exp_avg, float* exp_avg_sq, int64_t count);
-void master_adamw_update(const AdamWStep& step, float* master, Float16* parameter, const float* gradient,
-                         float* exp_avg, float* exp_avg_sq, int64_t count);
 void master_adamw_update(const AdamWStep& step, float* master, BFloat16* parameter, const BFloat16* gradient,
-                         float* exp_avg, float* exp_avg_sq, int64_t count);
-void master_adamw_update(const AdamWStep& step, float* master, BFloat16* parameter, const float* gradient,
                          float* exp_avg, float* exp_avg_sq, int64_t count);
 
 /// Where random numbers come from: they follow from these and from an element's index in its tensor, not from threads or from the order
@@ -42,8 +38,6 @@ uint32_t random_bits(const RandomKey& key, uint64_t index);
 /// with the probability that makes the mean right: steps below BF16's resolution of 2^-8 count, on average, where rounding to nearest would
 /// drop them. A value that is a BF16 number stays what it is.
 void stochastic_adamw_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const BFloat16* gradient,
-                             float* exp_avg, float* exp_avg_sq, int64_t count);
-void stochastic_adamw_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const float* gradient,
                              float* exp_avg, float* exp_avg_sq, int64_t count);
 
 /// Rounds as those do. `bits` has one random number per element, of which the upper half is used.

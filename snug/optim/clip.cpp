@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -61,11 +62,14 @@ at::Tensor norm_of(const Lists& lists, double norm_type) {
   const at::Device device = lists.begin()->second.front().device();
   std::vector<at::Tensor> norms;
   for (const auto& entry : lists) {
-    for (const at::Tensor& norm : at::_foreach_norm(entry.second, norm_type)) {
-      norms.push_back(norm.to(device, at::kFloat, /*non_blocking=*/true));
+    // A norm of 16-bit gradients is often past what FP16 holds, and clipping by an infinite norm would make them all 0.
+    const bool is_low = entry.first.second == at::kHalf || entry.first.second == at::kBFloat16;
+    const auto type = is_low ? std::optional(at::kFloat) : std::nullopt;
+    for (const at::Tensor& norm : at::_foreach_norm(entry.second, norm_type, type)) {
+      norms.push_back(norm.to(device, /*non_blocking=*/true));
     }
   }
-  return at::linalg_vector_norm(at::stack(norms), norm_type);
+  return at::linalg_vector_norm(at::stack(norms), norm_type);  // in FP64 if one of them is
 }
 
 }  // namespace
@@ -85,7 +89,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max
   // Python divides a number by a tensor in this way, which rounds twice.
   const at::Tensor coefficient = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
   // Where the answer is at hand, a pass over the gradients that would multiply them by one is left out.
-  if (coefficient.is_cpu() && coefficient.item<float>() == 1.0f) {
+  if (coefficient.is_cpu() && coefficient.item<double>() == 1.0) {
     return norm;
   }
   for (const auto& entry : lists) {

@@ -32,7 +32,7 @@ class UpdateAndFree final : public torch::autograd::PostAccumulateGradHook {
 StepInBackward::StepInBackward(FusedOptimizer& optimizer) {
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.device() != optimizer.param_groups().front().params().front().device()) {
+      if (!parameters_.empty() && parameter.device() != parameters_.front().device()) {
         remove_hooks();
         throw ConfigError(
             "StepInBackward: parameters are on several devices, whose backward runs in several threads; give one");

@@ -71,7 +71,10 @@ class GradScaler::Impl {
   void unscale_(torch::optim::Optimizer& optimizer);
   StepOutcome step(torch::optim::Optimizer& optimizer);
   void update(std::optional<double> new_scale);
-  void cancel() { per_optimizer_.clear(); }
+  void cancel() {
+    per_optimizer_.clear();
+    next_.reset();
+  }
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names) { names_.set(names); }
   double get_scale() const;
   const GradScalerOptions& options() const { return options_; }
@@ -92,16 +95,24 @@ class GradScaler::Impl {
   void look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const;
   StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
   at::Tensor found_by_all() const;
+  void prepare_update();
   std::string too_many_skips() const;
   void warn_if_inexact(double scale) const;
 
   GradScalerOptions options_;
+  // What update() will need; nothing if more gradients were looked at since.
+  struct Next {
+    at::Tensor found;
+    detail::LossScale scale;
+  };
+
   detail::LossScale scale_;  // made on the device of the first scaled output; until then:
   double first_scale_;
   int64_t first_growth_ = 0;
   int64_t first_hysteresis_;
   int64_t skips_ = 0;                        // in a row; counted only for max_consecutive_skips
   std::vector<PerOptimizer> per_optimizer_;  // in the order of their first call
+  std::optional<Next> next_;
   detail::ParameterNames names_;
 };
 
@@ -183,6 +194,7 @@ void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   const auto places = detail::gradients_of(optimizer);
   refuse_fp16(places);
+  next_.reset();
   const at::Tensor inverse = scale_.scale.to(at::kDouble).reciprocal().to(at::kFloat);
   state.found_inf = detail::unscale_and_check(places, inverse);
   state.stage = Stage::Unscaled;
@@ -207,6 +219,7 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
   for (size_t i = 1; i < all.size(); ++i) {
     found = found.maximum(all[i].to(found.device(), true));
   }
+  prepare_update();
   aware.set_gradient_scaling(grad_scale, found);
   optimizer.step();
   state.stage = Stage::Stepped;
@@ -236,6 +249,7 @@ StepOutcome GradScaler::Impl::step(torch::optim::Optimizer& optimizer) {
   if (state.found_inf.empty()) {
     throw ConfigError("GradScaler.step: no parameter of this optimizer has a gradient; call backward() first");
   }
+  prepare_update();
   StepOutcome outcome(tensors_of(state.found_inf));
   if (outcome) {
     optimizer.step();
@@ -253,6 +267,14 @@ at::Tensor GradScaler::Impl::found_by_all() const {
     }
   }
   return found;
+}
+
+// Before the optimizer steps: if memory ran out after that, there would be new weights with the old scale.
+void GradScaler::Impl::prepare_update() {
+  next_.reset();
+  if (const at::Tensor found = found_by_all(); found.defined()) {
+    next_ = {found, scale_.next(found, options_)};
+  }
 }
 
 std::string GradScaler::Impl::too_many_skips() const {
@@ -285,7 +307,10 @@ void GradScaler::Impl::update(std::optional<double> new_scale) {
                                   options_.min_scale));
   }
   const at::NoGradGuard no_grad;
-  const at::Tensor found = found_by_all();
+  if (!next_) {
+    prepare_update();
+  }
+  const at::Tensor found = next_ ? next_->found : at::Tensor();
   if (!new_scale && !found.defined()) {
     throw ConfigError(
         "GradScaler.update: no step() or unscale_() found a gradient since the last update(); call backward() and "
@@ -302,12 +327,12 @@ void GradScaler::Impl::update(std::optional<double> new_scale) {
     warn_if_inexact(*new_scale);
     scale_.scale.fill_(*new_scale);
   } else {
-    scale_.update(found, options_);
+    scale_ = std::move(next_->scale);
   }
   if (counts) {
     skips_ = skipped ? skips_ + 1 : 0;
   }
-  per_optimizer_.clear();
+  cancel();
   if (failure) {
     throw NonFinite(*failure);
   }
@@ -369,6 +394,7 @@ void GradScaler::Impl::load_state_dict(const StateDict& state) {
   const int64_t hysteresis = count_or(state, kHysteresisTracker, options_.hysteresis);
   const int64_t skips = count_or(state, kSkips, 0);
   warn_if_inexact(scale);
+  next_.reset();
   options_ = options;
   first_scale_ = scale;
   first_growth_ = growth;

@@ -19,6 +19,11 @@ at::Tensor fp32_copy(const at::Tensor& tensor) {
   return at::empty_like(tensor, options, at::MemoryFormat::Preserve).copy_(tensor);
 }
 
+// Repeated rows of a sparse gradient, as an embedding has them, are summed in FP32.
+at::Tensor fp32_gradient(const at::Tensor& gradient) {
+  return gradient.is_sparse() ? gradient.to(at::kFloat).coalesce() : fp32_copy(gradient);
+}
+
 }  // namespace
 
 MasterWeights::MasterWeights(std::vector<at::Tensor> low) : low_(std::move(low)) {
@@ -45,10 +50,14 @@ void MasterWeights::gather_gradients() {
       continue;
     }
     at::Tensor& sum = masters_[i].mutable_grad();
-    if (sum.defined()) {
-      sum.add_(gradient);
+    if (!sum.defined()) {
+      sum = fp32_gradient(gradient);
+    } else if (sum.is_sparse()) {
+      sum = gradient.is_sparse() ? (sum + fp32_gradient(gradient)).coalesce() : fp32_gradient(gradient).add_(sum);
+    } else if (gradient.is_sparse()) {
+      sum.add_(fp32_gradient(gradient));
     } else {
-      sum = fp32_copy(gradient);
+      sum.add_(gradient);
     }
     low_[i].mutable_grad().reset();
   }

@@ -29,7 +29,8 @@ class MasterWeights {
   /// The 16-bit (or own) parameters, in the same order.
   const std::vector<at::Tensor>& low() const { return low_; }
 
-  /// Adds the gradients of the 16-bit parameters to those of their masters, in FP32, and drops them.
+  /// Adds the gradients of the 16-bit parameters to those of their masters, in FP32, and drops them. Sparse gradients stay sparse,
+  /// coalesced.
   void gather_gradients();
 
   /// Rounds the masters into the 16-bit parameters. If the optimizer skipped its step, this writes the values that are there.

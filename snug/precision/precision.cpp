@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -51,9 +54,19 @@ double best_seconds(const at::Tensor& a, int repeats) {
 
 double detail::matmul_speed(c10::Device device, c10::ScalarType dtype, int64_t size, int repeats) {
   try {
+    const auto speed = [&](int64_t n, int times) {
+      return 2e-9 * std::pow(static_cast<double>(n), 3) / best_seconds(filled(device, dtype, n), times);
+    };
     seconds_of_product(filled(device, dtype, 8));  // libraries and threads start
-    const double n = static_cast<double>(size);
-    return 2e-9 * n * n * n / best_seconds(filled(device, dtype, size), repeats);
+    // Where a CPU emulates a type, a small product says so in milliseconds, a large one in seconds.
+    constexpr int64_t kSmall = 64;
+    constexpr double kSlow = 1;  // billions a second: a tenth of a second for the large product
+    if (device.is_cpu() && size > kSmall) {
+      if (const double small = speed(kSmall, 3); small < kSlow) {
+        return small;
+      }
+    }
+    return speed(size, repeats);
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error&) {
@@ -112,6 +125,17 @@ Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device) {
   }
   const bool has_float16 = device != c10::DeviceType::CPU;
   return has_float16 && pays(speed.float16, speed.float32_small) ? Precision::Float16 : Precision::Float32;
+}
+
+Precision measured_precision(c10::Device device) {
+  static std::mutex mutex;
+  static std::map<std::string, Precision> known;
+  const std::lock_guard lock(mutex);
+  const std::string name = device.str();
+  if (const auto found = known.find(name); found != known.end()) {
+    return found->second;
+  }
+  return known[name] = choose_precision(measure_matmul_speed(device), device.type());
 }
 
 MatmulAccumulation matmul_accumulation() {

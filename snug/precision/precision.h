@@ -40,6 +40,9 @@ MatmulSpeed measure_matmul_speed(c10::Device device);
 /// no loss scaling. Else Float32.
 Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device);
 
+/// choose_precision of a measurement that is made once per device and process.
+Precision measured_precision(c10::Device device);
+
 /// What LibTorch lets CUDA's matrix products give up for speed. The settings are the process's.
 struct MatmulAccumulation {
   bool fp16_reduction = true;      ///< partial sums of FP16 products may be added in FP16; LibTorch's default

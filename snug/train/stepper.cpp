@@ -41,7 +41,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 Precision resolve(Precision precision, c10::Device device) {
-  return precision == Precision::Auto ? choose_precision(measure_matmul_speed(device), device.type()) : precision;
+  return precision == Precision::Auto ? measured_precision(device) : precision;
 }
 
 GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
@@ -102,7 +102,7 @@ class Stepper::Impl {
     }
     check_budget();
     scaler_.name_parameters(parameters_.all());
-    make_scale();
+    make_scale(scaler_);
     regions_.device = device().type();
   }
 
@@ -188,19 +188,28 @@ class Stepper::Impl {
           fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
                       to_string(saved), to_string(precision_)));
     }
-    GradScaler scaler(scaler_options(options_.scaler, saved));  // all that may throw comes before the first write
+    if (const bool had_masters = state.contains("masters"); had_masters != (options_.weights == Weights::Low)) {
+      throw ConfigError(fmt::format(
+          "Stepper.load_state_dict: the state is of a run with weights {}, this one has {}; give the same weights",
+          had_masters ? "low" : "full", had_masters ? "full" : "low"));
+    }
+    // All that may throw comes before the first write.
+    GradScaler scaler(scaler_options(options_.scaler, saved));
     scaler.name_parameters(parameters_.all());
     scaler.load_state_dict(state.get<StateDict>("scaler"));
+    make_scale(scaler);
+    PrecisionGuard guard = guard_;
+    if (guard.is_on() && state.contains("precision_guard")) {
+      guard.restore(detail::regions_from(state.get<StateDict>("precision_guard")));
+    }
+    auto in_full = guard.full_regions();
     if (options_.weights == Weights::Low) {
       parameters_.load_masters(state.get<StateDict>("masters"));
     }
     precision_ = saved;
     scaler_ = std::move(scaler);
-    make_scale();
-    if (guard_.is_on() && state.contains("precision_guard")) {
-      detail::restore(guard_, state.get<StateDict>("precision_guard"));
-      regions_.in_full = guard_.full_regions();
-    }
+    guard_ = std::move(guard);
+    regions_.in_full = std::move(in_full);
   }
 
   void sample_gradients() { sample_gradients_ = true; }
@@ -209,7 +218,9 @@ class Stepper::Impl {
 
  private:
   // The scaler makes its tensors when it first scales; a step that is measured must not pay for them.
-  at::Tensor make_scale() { return scaler_.scale(at::ones({}, at::TensorOptions().device(device()))); }
+  at::Tensor make_scale(GradScaler& scaler) const {
+    return scaler.scale(at::ones({}, at::TensorOptions().device(device())));
+  }
 
   void check_budget() const {
     if (const Bytes live = live_bytes(device()); live > options_.memory_budget) {
@@ -296,7 +307,7 @@ class Stepper::Impl {
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
-    result.scale_ = make_scale();
+    result.scale_ = make_scale(scaler_);
     result.batch_items = std::exchange(batch_items_, 0);
     if (result.micro_batches > 1 && first_grad_norm_.defined()) {
       result.first_grad_norm_ = first_grad_norm_ / result.scale_.to(at::kFloat);

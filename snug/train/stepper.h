@@ -52,10 +52,11 @@ enum class Weights {
 };
 
 struct StepperOptions {
-  /// What forward computes in; Auto is measured when the Stepper is made, and kept in its state.
+  /// What forward computes in; Auto is measured when the first Stepper for a device is made, and kept in its state.
   Precision precision = Precision::Float32;
   /// Low: gradients are gathered to FP32 after each micro-batch, then unscaled, clipped and stepped on masters, which are rounded into
   /// the model. The Stepper puts the masters into the optimizer in the model's place, so the optimizer must not have stepped before.
+  /// Every step writes the masters to the model, one that skips its update too: change masters, not the model's weights.
   Weights weights = Weights::Full;
   /// Items per micro-batch in step(); 0: the whole batch at once. Smaller: less activation memory, same gradients.
   int64_t micro_batch = 0;
@@ -166,6 +167,8 @@ class Stepper {
 
   /// Precision, scaler, and masters where there are any. Throws ConfigError inside an open accumulation window, whose gradients it does not hold.
   StateDict state_dict() const;
+  /// Throws ConfigError for a state of another precision (unless this is Auto) or other weights, CorruptFile for what no Stepper saved; then
+  /// nothing has changed.
   void load_state_dict(const StateDict& state);
 
  private:

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include <ATen/ATen.h>
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 #include <torch/cuda.h>
 #include <torch/utils.h>
 
@@ -34,12 +34,14 @@
 #include "snug/optim/schedule.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/precision_scope.h"
+#include "snug/train/detail/run_records.h"
 #include "snug/train/stepper.h"
 
 namespace snug {
 namespace {
 
 constexpr int64_t kValidationWindows = 64;
+constexpr int64_t kScaleSearch = 16;  // steps from the scaler's first scale, 2^16, to 1
 
 // BudgetExceeded for whatever allocation fails in `part` because of the limit. Without one it is the machine that is too small.
 template <class F>
@@ -281,6 +283,10 @@ class Trainer::Impl {
     }
   }
 
+  // A run that overflows for ever ends in an error. Before that the scale may be searched for, and then the guard may lose patience with
+  // the blocks and after them with the whole step.
+  int64_t most_skips() const { return 2 * (kScaleSearch + config_.guard_patience()); }
+
   Stepper make_stepper() {
     return {model_,
             optimizer_,
@@ -288,6 +294,7 @@ class Trainer::Impl {
              .weights = config_.weights,
              .micro_batch = config_.micro_batch,
              .clip_norm = config_.clip_norm,
+             .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
              .precision_guard = {.patience = config_.guard_patience()},
              .gradient_noise = config_.micro_batch > 0}};
   }
@@ -327,7 +334,7 @@ class Trainer::Impl {
 
   StepRecord one_step(StepNotes& notes) {
     return within_limit(config_, fmt::format("step {}", step_ + 1), [&] {
-      const double lr = schedule_.at(step_);
+      const double lr = schedule_.at(updates_);  // a skipped step is none to the schedule
       for (auto& group : optimizer_.param_groups()) {
         group.options().set_lr(lr);
       }
@@ -345,8 +352,9 @@ class Trainer::Impl {
       const double loss = result.loss();  // waits for the device
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       ++step_;
-      StepRecord record = record_of(result, meter.report());
-      notes = notes_of(result);
+      updates_ += result.stepped() ? 1 : 0;
+      StepRecord record = detail::record_of(step_, result, meter.report());
+      notes = {.events = detail::events_of(step_, result), .precision_changes = result.precision_changes};
       if (result.stepped() && std::isfinite(result.first_grad_norm())) {
         noise_.add(std::pow(result.first_grad_norm(), 2), result.first_batch_items, std::pow(result.grad_norm(), 2),
                    result.batch_items);
@@ -361,43 +369,6 @@ class Trainer::Impl {
       }
       return record;
     });
-  }
-
-  StepNotes notes_of(const StepResult& result) const {
-    StepNotes notes{.events = {}, .precision_changes = result.precision_changes};
-    for (const std::string& change : result.precision_changes) {
-      notes.events.push_back({.name = "precision", .step = step_, .details = {{"change", change}}});
-    }
-    for (const GradientStatistics& s : result.gradient_statistics) {
-      notes.events.push_back({.name = "gradients",
-                              .step = step_,
-                              .details = {{"parameter", s.name},
-                                          {"elements", s.elements},
-                                          {"zeros", s.zeros},
-                                          {"non_finite", s.non_finite},
-                                          {"lowest_exponent", int64_t{GradientStatistics::kLowest}},
-                                          {"exponents", fmt::format("{}", fmt::join(s.exponents, " "))}}});
-    }
-    return notes;
-  }
-
-  StepRecord record_of(const StepResult& result, const MemoryReport& memory) const {
-    StepRecord record;
-    record.step = step_;
-    record.grad_norm = result.grad_norm();
-    record.loss_scale = result.scale();
-    record.stepped = result.stepped();
-    record.items = result.items;
-    record.micro_batches = result.micro_batches;
-    record.peak_bytes = result.peak_bytes;
-    record.activation_peak_bytes = result.activation_peak_bytes;
-    record.memory = {.parameters = memory.parameters,
-                     .gradients = memory.gradients,
-                     .optimizer_state = memory.optimizer_state,
-                     .activations = memory.activations,
-                     .workspace = memory.workspace,
-                     .other = memory.outputs + memory.before};
-    return record;
   }
 
   double validation_loss() {
@@ -427,6 +398,13 @@ class Trainer::Impl {
         {"rng",
          {[] { return RngState::capture().state_dict(); },
           [](const StateDict& s) { RngState::from_state_dict(s).restore(); }}},
+        {"schedule",
+         {[this] {
+            StateDict state;
+            state.set("updates", updates_);
+            return state;
+          },
+          [this](const StateDict& state) { updates_ = state.get<int64_t>("updates"); }}},
         {"gradient_noise",
          {[this] {
             StateDict state;
@@ -488,6 +466,7 @@ class Trainer::Impl {
   GradientNoise noise_;
   std::optional<RunLog> log_;
   int64_t step_ = 0;
+  int64_t updates_ = 0;  // steps that were not skipped
 };
 
 Trainer::Trainer(TrainConfig config, Start start) : impl_(std::make_unique<Impl>(std::move(config), start)) {}

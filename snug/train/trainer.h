@@ -48,7 +48,8 @@ class Trainer {
   ~Trainer();
 
   /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step or a snapshot does not fit into config.memory; if
-  /// that is the first step, no run folder is made. Where no limit is set, running out of memory is a c10::OutOfMemoryError.
+  /// that is the first step, no run folder is made. Throws NonFinite, naming a parameter, if float16 goes on overflowing at a loss scale of
+  /// 1, for at least 32 skipped steps in a row. Where no limit is set, running out of memory is a c10::OutOfMemoryError.
   TrainOutcome run(const TrainCallbacks& callbacks);
 
   /// Where the log, the snapshots and the trained model of a run lie.

@@ -127,37 +127,29 @@ Moments random_moments(size_t count) {
   return state;
 }
 
-template <class Gradient>
-std::vector<Gradient> random_gradient(size_t count) {
+template <class Half>
+std::vector<Half> random_gradient(size_t count) {
   std::mt19937 random(4);
   std::normal_distribution<float> normal;
   std::vector<float> values(count);
   std::generate(values.begin(), values.end(), [&] { return normal(random); });
-  if constexpr (std::is_same_v<Gradient, float>) {
-    return values;
-  } else {
-    std::vector<Gradient> halves(count);
-    round_to_nearest(values.data(), halves.data(), static_cast<int64_t>(count));
-    return halves;
-  }
+  std::vector<Half> halves(count);
+  round_to_nearest(values.data(), halves.data(), static_cast<int64_t>(count));
+  return halves;
 }
 
-double as_double(float value) { return value; }
-double as_double(Float16 value) { return value_of(value); }
-double as_double(BFloat16 value) { return value_of(value); }
-
-template <class Half, class Gradient>
+template <class Half>
 void expect_adamw_step() {
   for (const size_t count : {1u, 7u, 16u, 33u, 1000u}) {
     // Some elements behind the end must not change.
     Moments state = random_moments(count + 8);
     const Moments before = state;
-    const std::vector<Gradient> g = random_gradient<Gradient>(count);
+    const std::vector<Half> g = random_gradient<Half>(count);
     std::vector<Half> parameter(count + 8, Half{0x1234});
     master_adamw_update(kStep, state.p.data(), parameter.data(), g.data(), state.m.data(), state.v.data(),
                         static_cast<int64_t>(count));
     for (size_t i = 0; i < count; ++i) {
-      const double gradient = as_double(g[i]) * 0.125;
+      const double gradient = value_of(g[i]) * 0.125;
       const double m = 0.8 * before.m[i] + 0.2 * gradient;
       const double v = 0.99 * before.v[i] + 0.01 * gradient * gradient;
       const double p = before.p[i] * (1 - 0.01 * 0.1) - 0.01 / 0.6 * m / (std::sqrt(v / 0.3) + 1e-8);
@@ -174,10 +166,8 @@ void expect_adamw_step() {
 }
 
 TEST_P(MasterAdamW, AStepIsAdamWOnTheMastersAndTheParameterIsTheirRounding) {
-  expect_adamw_step<Float16, Float16>();
-  expect_adamw_step<Float16, float>();
-  expect_adamw_step<BFloat16, BFloat16>();
-  expect_adamw_step<BFloat16, float>();
+  expect_adamw_step<Float16>();
+  expect_adamw_step<BFloat16>();
 }
 
 TEST_P(MasterAdamW, ALowBeta1InterpolatesFromTheOtherEnd) {
@@ -186,7 +176,7 @@ TEST_P(MasterAdamW, ALowBeta1InterpolatesFromTheOtherEnd) {
     float m = 0.25f;
     float v = 1;
     BFloat16 parameter{};
-    const float g = 3;
+    const BFloat16 g{0x4040};  // 3
     master_adamw_update({.beta1 = beta1}, &p, &parameter, &g, &m, &v, 1);
     EXPECT_FLOAT_EQ(m, static_cast<float>(beta1 * 0.25 + (1 - beta1) * 3));
   }

@@ -174,7 +174,7 @@ TEST_P(StochasticAdamW, TheResultDoesNotDependOnHowElementsAreDividedAmongThread
 double after_small_steps(bool stochastic) {
   constexpr int64_t kCount = 4096;
   std::vector<BFloat16> p(kCount, BFloat16{0x3F80});
-  const std::vector<float> g(kCount, 1);
+  const std::vector<BFloat16> g(kCount, BFloat16{0x3F80});
   std::vector<float> m(kCount);
   std::vector<float> v(kCount);
   std::vector<float> values(kCount);

@@ -106,7 +106,7 @@ TEST(ClipGradNorm, WithoutAnyGradientTheNormIsZero) {
 TEST(ClipGradNorm, TakesGradientsOfSeveralDtypes) {
   const auto p = with_gradients({torch::full({1}, 3.0, torch::kBFloat16), torch::full({1}, 4.0, torch::kDouble)});
   const Tensor norm = clip_grad_norm_(p, 2.5);
-  EXPECT_EQ(norm.scalar_type(), torch::kFloat);
+  EXPECT_EQ(norm.scalar_type(), torch::kDouble);
   EXPECT_EQ(norm.item<float>(), 5.0f);
   EXPECT_EQ(p[0].grad().scalar_type(), torch::kBFloat16);
   EXPECT_EQ(p[0].grad().item<float>(), 1.5f);
@@ -249,6 +249,29 @@ TEST(GradNorm, IsTheNormAndChangesNothing) {
   }
   EXPECT_NEAR(grad_norm(p).item<double>(), std::sqrt(squares), std::sqrt(squares) * 121 * std::ldexp(1.0, -24));
   EXPECT_TRUE(same_bits(gradients_of(p), before));
+}
+
+// 300 x 300 numbers of 1000 have the norm 300,000, past what FP16 holds.
+TEST(ClipGradNorm, OfSixteenBitGradientsIsComputedInFp32) {
+  for (const auto dtype : {torch::kHalf, torch::kBFloat16}) {
+    const auto p = with_gradients({torch::full({300, 300}, 1000.0, dtype)});
+    const Tensor norm = clip_grad_norm_(p, 1.0);
+    EXPECT_EQ(norm.scalar_type(), torch::kFloat);
+    EXPECT_NEAR(norm.item<double>(), 3e5, 30);
+    EXPECT_GT(p[0].grad().min().item<double>(), 0);
+    EXPECT_NEAR(grad_norm(p).item<double>(), 1, 1.0 / 256) << "a number of BF16 is within 2^-9 of what it stands for";
+  }
+}
+
+TEST(ClipGradNorm, OfFp64GradientsIsFp64AlsoNextToOthers) {
+  const Tensor wide = torch::tensor({1.0, 1e-12}, torch::kDouble);
+  const Tensor norm = grad_norm(with_gradients({wide * 1e300}), 1.0);
+  EXPECT_EQ(norm.scalar_type(), torch::kDouble);
+  EXPECT_EQ(norm.item<double>(), (wide * 1e300).sum().item<double>());
+  const auto p = with_gradients({torch::tensor({3.0f}), torch::tensor({4.0}, torch::kDouble)});
+  EXPECT_EQ(clip_grad_norm_(p, 1.0).item<double>(), 5.0);
+  EXPECT_NEAR(p[1].grad().item<double>(), 4 / (5 + 1e-6), 1e-15);
+  EXPECT_EQ(p[0].grad().scalar_type(), torch::kFloat);
 }
 
 }  // namespace

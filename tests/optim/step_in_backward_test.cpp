@@ -116,5 +116,16 @@ TEST(StepInBackward, RefusesASecondOneAndAStepper) {
               HasSubstr("was written inside"));
 }
 
+TEST(StepInBackward, TakesAnOptimizerWhoseFirstGroupIsEmpty) {
+  const auto weight = torch::ones({2}, torch::requires_grad());
+  SGD optimizer(
+      std::vector<torch::optim::OptimizerParamGroup>{torch::optim::OptimizerParamGroup(std::vector<torch::Tensor>{}),
+                                                     torch::optim::OptimizerParamGroup(std::vector{weight})},
+      {.lr = 0.5});
+  const StepInBackward in_backward(optimizer);
+  weight.sum().backward();
+  EXPECT_TRUE(torch::equal(weight, torch::full({2}, 0.5f)));
+}
+
 }  // namespace
 }  // namespace snug

@@ -15,6 +15,7 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/grad_scaler.h"
@@ -381,6 +382,32 @@ TEST(GradScalerNames, AreInTheErrorOfFp16Gradients) {
   scaler.name_parameters({{"head.weight", half}});
   EXPECT_THAT(error_of<ConfigError>([&] { scaler.unscale_(optimizer); }),
               AllOf(HasSubstr("parameter 'head.weight' [2]"), HasSubstr("FP16")));
+}
+
+// Memory that runs out after a step would leave new weights with the old scale.
+TEST(GradScalerUpdate, AllocatesNothingAfterTheStep) {
+  for (const bool good : {true, false}) {
+    Rounds rounds({.growth_interval = 1, .min_scale = 1, .hysteresis = 2});
+    rounds.p.mutable_grad() = torch::tensor({1.0f, good ? 1.0f : kInf});
+    rounds.scaler.step(rounds.optimizer);
+    detail::fail_allocation_after(1);
+    EXPECT_NO_THROW(rounds.scaler.update()) << good;
+    detail::fail_allocation_after(0);
+    EXPECT_EQ(rounds.scaler.get_scale(), good ? 131072 : 65536);
+  }
+}
+
+// An optimizer that only looked at its gradients after the other's step counts too.
+TEST(GradScalerUpdate, SeesWhatWasUnscaledAfterTheLastStep) {
+  Rounds rounds({.init_scale = 4});
+  const Tensor q = torch::ones({1}, torch::requires_grad());
+  torch::optim::SGD second(std::vector{q}, torch::optim::SGDOptions(0.0));
+  rounds.p.mutable_grad() = torch::ones({2});
+  EXPECT_TRUE(rounds.scaler.step(rounds.optimizer));
+  q.mutable_grad() = torch::full({1}, kNan);
+  rounds.scaler.unscale_(second);
+  rounds.scaler.update();
+  EXPECT_EQ(rounds.scaler.get_scale(), 2);
 }
 
 }  // namespace

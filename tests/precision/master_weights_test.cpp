@@ -83,5 +83,29 @@ TEST(MasterWeights, RefuseWhatCannotBeTrained) {
               HasSubstr("parameter 1 is Int"));
 }
 
+// As of an embedding with sparse = true. 256 + 1 in BF16 is 256: repeated rows must be summed in FP32.
+TEST(MasterWeights, GatherSparseGradientsInFp32AlsoNextToDenseOnes) {
+  const Tensor rows = torch::tensor({{1, 1, 2}}, torch::kLong);
+  const Tensor sparse = torch::sparse_coo_tensor(rows, torch::tensor({256.0, 1.0, 4.0}, torch::kBFloat16), {4});
+  const Tensor dense = torch::full({4}, 0.5, torch::kBFloat16);
+  const Tensor once = torch::tensor({0.0f, 257.0f, 4.0f, 0.0f});
+  const auto gathered = [](const std::vector<Tensor>& gradients) {
+    const Tensor weight = torch::zeros({4}, torch::kBFloat16).requires_grad_();
+    MasterWeights masters({weight});
+    for (const Tensor& gradient : gradients) {
+      weight.mutable_grad() = gradient.clone();
+      masters.gather_gradients();
+    }
+    const Tensor sum = masters.parameters()[0].grad();
+    EXPECT_TRUE(!sum.is_sparse() || sum.is_coalesced());
+    return sum;
+  };
+  EXPECT_TRUE(gathered({sparse}).is_sparse());
+  EXPECT_TRUE(same_bits(gathered({sparse}).to_dense(), once));
+  EXPECT_TRUE(same_bits(gathered({sparse, sparse}).to_dense(), once * 2));
+  EXPECT_TRUE(same_bits(gathered({sparse, dense}), once + 0.5));
+  EXPECT_TRUE(same_bits(gathered({dense, sparse}), once + 0.5));
+}
+
 }  // namespace
 }  // namespace snug

@@ -177,5 +177,30 @@ TEST(StepperErrors, AnOptimizerOfAnotherModelIsRefused) {
   EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer); }), HasSubstr("another model"));
 }
 
+TEST(LowWeightsErrors, AStateOfOtherWeightsIsRefusedBothWays) {
+  Training low({.precision = Precision::BFloat16});
+  auto model = tiny_model();
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+  Stepper full(model, optimizer, {.precision = Precision::BFloat16});
+  EXPECT_THAT(error_of<ConfigError>([&] { full.load_state_dict(low.stepper->state_dict()); }),
+              HasSubstr("weights low, this one has full"));
+  EXPECT_THAT(error_of<ConfigError>([&] { low.stepper->load_state_dict(full.state_dict()); }),
+              HasSubstr("weights full, this one has low"));
+}
+
+TEST_P(LowWeights, OfASparseEmbeddingAreTrained) {
+  torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+  embedding->to(type_of(GetParam()));
+  torch::optim::SGD optimizer(embedding->parameters(), torch::optim::SGDOptions(0.5));
+  Stepper stepper(embedding, optimizer, {.precision = GetParam(), .weights = Weights::Low});
+  const Tensor before = optimizer.param_groups()[0].params()[0].detach().clone();
+  const auto result = stepper.step(Batch{torch::tensor({1, 1, 2})}, [&](const Batch& micro) {
+    return Loss::sum(embedding->forward(micro[0]).to(torch::kFloat).sum(), 4);
+  });
+  EXPECT_TRUE(result.stepped());
+  const Tensor steps = (before - optimizer.param_groups()[0].params()[0].detach()).select(1, 0);
+  EXPECT_TRUE(torch::allclose(steps, torch::tensor({0.0f, 0.25f, 0.125f, 0.0f})));
+}
+
 }  // namespace
 }  // namespace snug

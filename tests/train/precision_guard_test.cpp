@@ -1,8 +1,12 @@
+#include <atomic>
 #include <limits>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -219,6 +223,54 @@ TEST(StepperPrecision, WithFp32ReductionsRunsSoftmaxAndNormsInFp32AndProductsIn1
   }
   EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.fp32_reductions = true}); }),
               HasSubstr("fp32_reductions changes nothing in Float32"));
+}
+
+TEST(DynamicPrecision, ABrokenStateIsRefusedAndNothingHasChanged) {
+  Training run({.patience = 1});
+  run.step();
+  const StateDict good = run.stepper.state_dict();
+  const auto region = [](int64_t streak, int64_t stay, double zeros) {
+    StateDict entry;
+    entry.set("is_full", true);
+    entry.set("streak", streak);
+    entry.set("stay", stay);
+    entry.set("since_back", int64_t{0});
+    entry.set("zeros_in_full", zeros);
+    return entry;
+  };
+  const std::vector<std::pair<std::string, StateDict>> entries{{"hot", region(1, 200, 0)},
+                                                               {"region:hot", region(-1, 200, 0)},
+                                                               {"region:hot", region(1, 0, 0)},
+                                                               {"region:hot", region(1, 200, 1.5)},
+                                                               {"region:hot", StateDict()}};
+  for (const auto& [name, entry] : entries) {
+    StateDict guard;
+    guard.set(name, entry);
+    StateDict broken;
+    broken.set("precision", std::string("float16"));
+    broken.set("scaler", good.get<StateDict>("scaler"));
+    broken.set("precision_guard", guard);
+    Training resumed({.patience = 1}, Precision::Auto);
+    EXPECT_THROW(resumed.stepper.load_state_dict(broken), CorruptFile) << name;
+    EXPECT_NE(resumed.stepper.precision(), Precision::Float16) << "a CPU's Auto never is";
+  }
+}
+
+TEST(StepperPrecision, AutoIsMeasuredOnceForADevice) {
+  static std::atomic<int> products;
+  Training first({}, Precision::Auto);
+  products = 0;
+  const auto callback = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
+                                                products += std::string_view(function.name()) == "aten::mm" ? 1 : 0;
+                                                return std::unique_ptr<at::ObserverContext>();
+                                              }).scopes({at::RecordScope::FUNCTION}));
+  const auto a = torch::ones({2, 2});
+  torch::mm(a, a);
+  EXPECT_EQ(products, 1) << "the counter counts";
+  Training second({}, Precision::Auto);
+  at::removeCallback(callback);
+  EXPECT_EQ(products, 1);
+  EXPECT_EQ(first.stepper.precision(), second.stepper.precision());
 }
 
 }  // namespace

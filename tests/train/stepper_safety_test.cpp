@@ -296,9 +296,11 @@ TEST(StepperFailure, ABudgetHoldsForAccumulatedMicroBatchesToo) {
 // Whichever allocation of a step fails: nothing has changed, or the step was made as a whole; and then it goes on.
 TEST(StepperFailure, WhicheverAllocationFailsTheStateIsTheOldOneOrTheWholeNewOne) {
   const Batch batch = make_batch(5);
-  for (const auto precision : {Precision::Float32, Precision::Float16}) {
-    const StepperOptions options{
-        .precision = precision, .micro_batch = 2, .clip_norm = 0.1, .scaler = {.init_scale = 8, .growth_interval = 1}};
+  const GradScalerOptions plain{.init_scale = 8, .growth_interval = 1};
+  const GradScalerOptions full{.init_scale = 8, .growth_interval = 1, .min_scale = 1, .hysteresis = 2};
+  for (const auto& [precision, scaler] :
+       {std::pair{Precision::Float32, plain}, {Precision::Float16, plain}, {Precision::Float16, full}}) {
+    const StepperOptions options{.precision = precision, .micro_batch = 2, .clip_norm = 0.1, .scaler = scaler};
     for (const int steps_before : {0, 1}) {
       Training reference(options);
       for (int i = 0; i < steps_before; ++i) {

@@ -3,13 +3,17 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <variant>
+#include <vector>
 
 #include <c10/util/Exception.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "snug/core/error.h"
 #include "snug/memory/detail/cpu_allocator.h"
+#include "snug/optim/schedule.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug {
@@ -132,6 +136,68 @@ TEST(Trainer, RefusesToResumeOnOtherText) {
   text << "scene";  // as long as it was
   text.close();
   EXPECT_THAT([&] { Trainer(config, Start::Resume); }, ThrowsMessage<ConfigError>(HasSubstr("the text has changed")));
+}
+
+// After its first update the weights are so large that nothing is finite any more.
+TrainConfig overflowing_run(const TemporaryFolder& folder) {
+  TrainConfig config = small_run(folder);
+  config.precision = Precision::Float16;
+  config.lr = 1e30;
+  config.warmup_steps = 4;
+  config.batch = 1;  // FP16 is slow on a CPU
+  return config;
+}
+
+TEST(Trainer, SkippedStepsDoNotAdvanceTheLearningRateNorDoesAResume) {
+  TemporaryFolder folder;
+  TrainConfig config = overflowing_run(folder);
+  config.steps = 8;
+  const auto run = [&](Start start, int64_t until) {
+    std::vector<StepRecord> records;
+    Trainer(config, start)
+        .run({.on_step = [&](const StepRecord& record) { records.push_back(record); },
+              .stop_requested = [&] { return records.back().step == until; }});
+    return records;
+  };
+  auto records = run(Start::Fresh, 5);
+  for (const StepRecord& record : run(Start::Resume, 8)) {
+    records.push_back(record);
+  }
+  ASSERT_EQ(records.size(), 8u);
+  int64_t updates = 0;
+  for (const StepRecord& record : records) {
+    const WarmupCosine schedule{.peak = 1e30, .warmup_steps = 4, .total_steps = 8, .floor = 1e29};
+    EXPECT_EQ(record.learning_rate, schedule.at(updates)) << record.step;
+    updates += record.stepped ? 1 : 0;
+  }
+  EXPECT_GT(updates, 0);
+  EXPECT_LT(updates, 4);
+}
+
+TEST(Trainer, AFloat16RunThatOverflowsForEverEndsInAnErrorThatNamesAParameter) {
+  TemporaryFolder folder;
+  TrainConfig config = overflowing_run(folder);
+  config.steps = 40;
+  EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); },
+              ThrowsMessage<NonFinite>(AllOf(HasSubstr("32 steps in a row were skipped"), HasSubstr(".weight"))));
+}
+
+TEST(Trainer, WritesWhatThePrecisionGuardDecidesIntoTheRunLog) {
+  TemporaryFolder folder;
+  TrainConfig config = overflowing_run(folder);
+  config.steps = 8;
+  config.precision_guard = 3;
+  std::vector<std::string> notes;
+  Trainer(config, Start::Fresh).run({.on_note = [&](const std::string& note) { notes.push_back(note); }});
+  std::vector<std::string> logged;
+  for (const RunEvent& event : read_run_log(Trainer::log_path(config.out)).events) {
+    if (event.name == "precision") {
+      logged.push_back(fmt::format("step {}: {}", event.step, std::get<std::string>(event.details.front().second)));
+    }
+  }
+  ASSERT_FALSE(logged.empty());
+  EXPECT_THAT(logged.front(), HasSubstr("goes to float32: non-finite gradients for 3 steps"));
+  EXPECT_THAT(notes, ::testing::IsSupersetOf(logged));
 }
 
 }  // namespace

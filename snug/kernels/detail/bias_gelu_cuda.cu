@@ -53,23 +53,6 @@ struct Backward {
   }
 };
 
-template <HalfVariant variant>
-struct ForwardVariant {
-  template <int N>
-  static __device__ Packet<Half, N> apply(const Packet<Half, N>&, const Packet<Half, N>& x,
-                                          const Packet<Half, N>& bias) {
-    Packet<Half, N> y;
-#pragma unroll
-    for (int i = 0; i < N; i += 2) {
-      const int j = i + 1 < N ? i + 1 : i;  // a single element goes in twice
-      const Half2 pair = bias_gelu<variant>(pack(x.values[i], x.values[j]), pack(bias.values[i], bias.values[j]));
-      y.values[i] = lower(pair);
-      y.values[j] = upper(pair);
-    }
-    return y;
-  }
-};
-
 /// A thread takes the packet of one column in every row that is its own, so that it reads the bias once and never divides.
 /// `dy` is null in the forward direction, `bias` where there is none.
 template <class Function, class T, int N>
@@ -173,21 +156,6 @@ int launch_bias_gelu(KernelDtype dtype, const void* x, const void* bias, void* y
 int launch_bias_gelu_backward(KernelDtype dtype, const void* dy, const void* x, const void* bias, void* dx,
                               BiasGeluShape shape, void* stream) {
   return launch<Backward>(dtype, dy, x, bias, dx, shape, stream);
-}
-
-int launch_bias_gelu_variant(HalfVariant variant, const void* x, const void* bias, void* y, BiasGeluShape shape,
-                             void* stream) {
-  switch (variant) {
-    case HalfVariant::kFloat:
-      return launch<ForwardVariant<HalfVariant::kFloat>, __half>(nullptr, x, bias, y, shape, stream);
-    case HalfVariant::kFloatTanh:
-      return launch<ForwardVariant<HalfVariant::kFloatTanh>, __half>(nullptr, x, bias, y, shape, stream);
-    case HalfVariant::kHalf2:
-      return launch<ForwardVariant<HalfVariant::kHalf2>, __half>(nullptr, x, bias, y, shape, stream);
-    case HalfVariant::kHalf2Tanh:
-      return launch<ForwardVariant<HalfVariant::kHalf2Tanh>, __half>(nullptr, x, bias, y, shape, stream);
-  }
-  return cudaErrorInvalidValue;
 }
 
 const char* cuda_error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }

@@ -6,7 +6,6 @@
 namespace snug::kernels::detail {
 
 enum class KernelDtype { kFloat32, kFloat16, kBFloat16 };
-enum class HalfVariant;  // defined in gelu_math.h
 
 /// Row-major [rows, columns], without gaps. `bias` holds `columns` elements, or is null.
 struct BiasGeluShape {
@@ -23,10 +22,6 @@ int launch_bias_gelu(KernelDtype dtype, const void* x, const void* bias, void* y
 /// dx = dy * gelu'(x + bias), likewise.
 int launch_bias_gelu_backward(KernelDtype dtype, const void* dy, const void* x, const void* bias, void* dx,
                               BiasGeluShape shape, void* stream);
-
-/// FP16 in any of the ways of gelu_math.h, to compare their errors and speeds.
-int launch_bias_gelu_variant(HalfVariant variant, const void* x, const void* bias, void* y, BiasGeluShape shape,
-                             void* stream);
 
 /// The text for an error that a launch returned.
 const char* cuda_error_text(int error);

@@ -62,30 +62,23 @@ void LossScale::make(c10::Device device, double first_scale, int64_t first_growt
   *this = made;
 }
 
-void LossScale::update(const at::Tensor& found_inf, const GradScalerOptions& options) {
+LossScale LossScale::next(const at::Tensor& found_inf, const GradScalerOptions& options) const {
   if (!options.dynamic) {
-    return;
+    return *this;
   }
-  const auto by_python = [&](at::Tensor& its_scale, at::Tensor& its_growth) {
-    at::_amp_update_scale_(its_scale, its_growth, found_inf, options.growth_factor, options.backoff_factor,
-                           options.growth_interval);
-  };
+  LossScale after{.scale = scale.clone(), .growth = growth.clone(), .hysteresis = hysteresis};
+  at::_amp_update_scale_(after.scale, after.growth, found_inf, options.growth_factor, options.backoff_factor,
+                         options.growth_interval);
   if (options.hysteresis == 1 && options.min_scale == 0) {
-    by_python(scale, growth);
-    return;
+    return after;
   }
-  at::Tensor new_scale = scale.clone();
-  at::Tensor new_growth = growth.clone();
-  by_python(new_scale, new_growth);
   // As in Megatron-LM's DynamicGradScaler.
   const at::Tensor bad = found_inf > 0;
   const at::Tensor left = (hysteresis - bad.to(at::kInt)).clamp_min(0);
-  const at::Tensor held = at::where(bad.logical_and(left > 0), scale, new_scale).clamp_min(options.min_scale);
-  const at::Tensor grew = bad.logical_or(new_growth != 0).logical_not();
-  const at::Tensor new_hysteresis = left.masked_fill(grew, options.hysteresis);
-  scale.copy_(held);
-  growth.copy_(new_growth);
-  hysteresis.copy_(new_hysteresis);
+  const at::Tensor grew = bad.logical_or(after.growth != 0).logical_not();
+  after.scale = at::where(bad.logical_and(left > 0), scale, after.scale).clamp_min(options.min_scale);
+  after.hysteresis = left.masked_fill(grew, options.hysteresis);
+  return after;
 }
 
 void warn_unless_power_of_two(double scale) {

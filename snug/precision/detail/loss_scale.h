@@ -30,8 +30,9 @@ struct LossScale {
   bool is_made() const { return scale.defined(); }
   /// Makes all three, or throws and makes none.
   void make(c10::Device device, double first_scale, int64_t first_growth, int64_t first_hysteresis);
-  /// The rule after a step. `found_inf`: FP32 scalar, > 0 if a gradient was not finite. Changes all three, or throws and changes none.
-  void update(const at::Tensor& found_inf, const GradScalerOptions& options);
+  /// The rule after a step: what all three become. `found_inf`: FP32 scalar, > 0 if a gradient was not finite. All that is allocated is
+  /// allocated here, so that it can be done before the optimizer steps.
+  LossScale next(const at::Tensor& found_inf, const GradScalerOptions& options) const;
 };
 
 /// A static scale that is no power of two rounds every gradient twice, and is seldom meant: says so through LibTorch's warnings.

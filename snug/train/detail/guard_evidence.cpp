@@ -1,9 +1,11 @@
 #include "snug/train/detail/guard_evidence.h"
 
-#include <map>
+#include <string_view>
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
+#include "snug/core/error.h"
 #include "snug/precision/detail/low_precision.h"
 
 namespace snug::detail {
@@ -86,18 +88,31 @@ StateDict state_of(const PrecisionGuard& guard) {
   return state;
 }
 
-void restore(PrecisionGuard& guard, const StateDict& state) {
+std::map<std::string, PrecisionGuard::RegionState> regions_from(const StateDict& state) {
   constexpr std::string_view kPrefix = "region:";
   std::map<std::string, PrecisionGuard::RegionState> regions;
   for (const auto& entry : state.entries()) {
+    if (!entry.name.starts_with(kPrefix)) {
+      throw CorruptFile(fmt::format(
+          "Stepper.load_state_dict: the precision guard has an entry '{}', which is no region; load another snapshot",
+          entry.name));
+    }
     const auto& saved = state.get<StateDict>(entry.name);
-    regions[entry.name.substr(kPrefix.size())] = {.is_full = saved.get<bool>("is_full"),
-                                                  .streak = saved.get<int64_t>("streak"),
-                                                  .stay = saved.get<int64_t>("stay"),
-                                                  .since_back = saved.get<int64_t>("since_back"),
-                                                  .zeros_in_full = saved.get<double>("zeros_in_full")};
+    const PrecisionGuard::RegionState region{.is_full = saved.get<bool>("is_full"),
+                                             .streak = saved.get<int64_t>("streak"),
+                                             .stay = saved.get<int64_t>("stay"),
+                                             .since_back = saved.get<int64_t>("since_back"),
+                                             .zeros_in_full = saved.get<double>("zeros_in_full")};
+    if (region.streak < 0 || region.stay < (region.is_full ? 1 : 0) || region.since_back < 0 ||
+        !(region.zeros_in_full >= 0 && region.zeros_in_full <= 1)) {
+      throw CorruptFile(fmt::format(
+          "Stepper.load_state_dict: the precision guard's entry '{}' has streak {}, stay {}, since_back {} and "
+          "zeros_in_full {}; counts must be >= 0 and a share in [0, 1]; load another snapshot",
+          entry.name, region.streak, region.stay, region.since_back, region.zeros_in_full));
+    }
+    regions[entry.name.substr(kPrefix.size())] = region;
   }
-  guard.restore(std::move(regions));
+  return regions;
 }
 
 }  // namespace snug::detail

@@ -1,6 +1,7 @@
 #pragma once
 // What PrecisionGuard, which knows no tensors, needs to be told and saved.
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@ std::vector<std::pair<std::string, PrecisionGuard::Evidence>> gradient_evidence(
     const std::vector<std::pair<std::string, at::Tensor>>& parameters, const std::vector<std::string>& regions);
 
 StateDict state_of(const PrecisionGuard& guard);
-void restore(PrecisionGuard& guard, const StateDict& state);
+/// What state_of saved. Throws CorruptFile, naming the entry, for anything else.
+std::map<std::string, PrecisionGuard::RegionState> regions_from(const StateDict& state);
 
 }  // namespace snug::detail

@@ -1,0 +1,46 @@
+#include "snug/train/detail/run_records.h"
+
+#include <string>
+
+#include <fmt/ranges.h>
+
+namespace snug::detail {
+
+StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory) {
+  StepRecord record;
+  record.step = step;
+  record.grad_norm = result.grad_norm();
+  record.loss_scale = result.scale();
+  record.stepped = result.stepped();
+  record.items = result.items;
+  record.micro_batches = result.micro_batches;
+  record.peak_bytes = result.peak_bytes;
+  record.activation_peak_bytes = result.activation_peak_bytes;
+  record.memory = {.parameters = memory.parameters,
+                   .gradients = memory.gradients,
+                   .optimizer_state = memory.optimizer_state,
+                   .activations = memory.activations,
+                   .workspace = memory.workspace,
+                   .other = memory.outputs + memory.before};
+  return record;
+}
+
+std::vector<RunEvent> events_of(int64_t step, const StepResult& result) {
+  std::vector<RunEvent> events;
+  for (const std::string& change : result.precision_changes) {
+    events.push_back({.name = "precision", .step = step, .details = {{"change", change}}});
+  }
+  for (const GradientStatistics& s : result.gradient_statistics) {
+    events.push_back({.name = "gradients",
+                      .step = step,
+                      .details = {{"parameter", s.name},
+                                  {"elements", s.elements},
+                                  {"zeros", s.zeros},
+                                  {"non_finite", s.non_finite},
+                                  {"lowest_exponent", int64_t{GradientStatistics::kLowest}},
+                                  {"exponents", fmt::format("{}", fmt::join(s.exponents, " "))}}});
+  }
+  return events;
+}
+
+}  // namespace snug::detail

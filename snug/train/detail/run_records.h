@@ -1,0 +1,19 @@
+#pragma once
+// What a step leaves in the run log.
+
+#include <cstdint>
+#include <vector>
+
+#include "snug/memory/meter.h"
+#include "snug/report/run_log.h"
+#include "snug/train/stepper.h"
+
+namespace snug::detail {
+
+/// All that the step itself knows: not its loss, learning rate and times. Waits for the device.
+StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory);
+
+/// "precision" for each region that the guard moved, "gradients" for each parameter whose gradient was sampled.
+std::vector<RunEvent> events_of(int64_t step, const StepResult& result);
+
+}  // namespace snug::detail
