@@ -47,8 +47,15 @@ Summary summarize(const float* values) {
     magnitude = hn::Max(magnitude, hn::And(bits, hn::Set(du, 0x7FFFFFFF)));
     sum = hn::Add(sum, bits);
   }
+  // Lane by lane: the compiler's own sum of lanes is of signed numbers, whose overflow is undefined.
+  uint32_t lanes[HWY_MAX_BYTES / sizeof(uint32_t)];
+  hn::StoreU(sum, du, lanes);
+  uint32_t total = 0;
+  for (size_t i = 0; i < hn::Lanes(du); ++i) {
+    total += lanes[i];
+  }
   return {hn::GetLane(hn::MinOfLanes(d, least)), hn::GetLane(hn::MaxOfLanes(d, greatest)),
-          hn::GetLane(hn::MaxOfLanes(du, magnitude)) < kInfinity, hn::GetLane(hn::SumOfLanes(du, sum))};
+          hn::GetLane(hn::MaxOfLanes(du, magnitude)) < kInfinity, total};
 }
 
 /// As detail::mix32.
