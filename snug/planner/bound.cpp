@@ -11,7 +11,8 @@
 // plan does, what it must do without during t has to make up d(t), and a saved storage that is not there must be rebuilt
 // later: at least the operators that wrote it run once more (an operator that wrote several saved storages is shared out among
 // them). So time rises at least by the cheapest fractional choice that covers d(t) (the fractional knapsack of Dantzig, 1957),
-// for every t; the largest of these is the bound. What other operators a rebuild needs, and its own memory, are ignored.
+// for every t; the largest of these is the bound. Of the other operators that a rebuild needs, those count that make values for
+// this one alone, of no fewer bytes: to hold such a value through t instead would give back nothing. The rebuild's own memory is ignored.
 
 namespace snug {
 namespace {
@@ -45,6 +46,75 @@ std::vector<double> own_seconds(const StepSimulator& simulator, const std::vecto
   }
   return seconds;
 }
+
+// What else has to run for a storage: see the top of this file.
+class Feeders {
+ public:
+  Feeders(const StepSimulator& simulator, const std::vector<bool>& saved)
+      : simulator_(simulator),
+        profile_(simulator.profile()),
+        saved_(saved),
+        reader_(saved.size(), kNobody),
+        dropped_(saved.size(), 0) {
+    for (int i = 0; i < static_cast<int>(profile_.operators.size()); ++i) {
+      for (const ValueId& value : simulator_.needs(i)) {
+        int& reader = reader_[at(value.storage)];
+        reader = reader == kNobody || reader == i ? i : kMany;
+      }
+    }
+    for (int e = 0; e < static_cast<int>(profile_.events.size()); ++e) {
+      if (profile_.events[at(e)].kind == EventKind::Drop) {
+        dropped_[at(profile_.events[at(e)].index)] = e + 1;
+      }
+    }
+  }
+
+  /// `gone`: the first event in which storage `s` may be absent.
+  double seconds(int s, int gone) const {
+    const int op = only_maker(s);
+    return op < 0 || saved_results(op) != 1 ? 0 : inputs_of(op, profile_.storages[at(s)].bytes, gone);
+  }
+
+ private:
+  static constexpr int kNobody = -1;
+  static constexpr int kMany = -2;
+
+  static size_t at(int index) { return static_cast<size_t>(index); }
+
+  double inputs_of(int op, int64_t bytes, int gone) const {
+    double seconds = 0;
+    for (const ValueId& value : simulator_.needs(op)) {
+      const int s = value.storage;
+      const int maker = only_maker(s);
+      if (maker >= 0 && !saved_[at(s)] && reader_[at(s)] == op && profile_.storages[at(s)].bytes >= bytes &&
+          dropped_[at(s)] > 0 && dropped_[at(s)] <= gone && profile_.operators[at(maker)].writes.size() == 1) {
+        seconds += profile_.operators[at(maker)].seconds + inputs_of(maker, bytes, gone);
+      }
+    }
+    return seconds;
+  }
+
+  // The operator that made the one version of a storage there is; -1 if it is not that simple.
+  int only_maker(int s) const {
+    return profile_.storages[at(s)].kind == StorageKind::Activation && simulator_.last_version(s) == 0
+               ? simulator_.producer({s, 0})
+               : -1;
+  }
+
+  int saved_results(int op) const {
+    int count = 0;
+    for (const ValueId& value : profile_.operators[at(op)].writes) {
+      count += saved_[at(value.storage)] ? 1 : 0;
+    }
+    return count;
+  }
+
+  const StepSimulator& simulator_;
+  const StepProfile& profile_;
+  const std::vector<bool>& saved_;
+  std::vector<int> reader_;   // per storage: the operator that needs it, if it is one
+  std::vector<int> dropped_;  // the event after which the program has let go of it; 0: it never does
+};
 
 // In the order of seconds a byte.
 std::vector<Droppable> droppables(const StepSimulator& simulator) {
@@ -83,6 +153,10 @@ std::vector<Droppable> droppables(const StepSimulator& simulator) {
     } else if (event.kind == EventKind::Drop || event.kind == EventKind::Done) {
       change(event.index, -1, e);
     }
+  }
+  const Feeders feeders(simulator, saved);
+  for (Droppable& one : result) {
+    one.seconds += one.gaps.empty() ? 0 : feeders.seconds(one.storage, one.gaps.front().first);
   }
   std::stable_sort(result.begin(), result.end(), [](const Droppable& a, const Droppable& b) {
     return a.seconds * static_cast<double>(b.bytes) < b.seconds * static_cast<double>(a.bytes);

@@ -13,9 +13,11 @@
 // backward of blocks s..t as a function of the bytes m above the input of s; the gradient of t's output is among them, unless
 // t is the last block of all.
 //
-//   save with option o: V(s, t)(m) = seconds_o + V(s+1, t)(m - saved_o)      if m >= gradient_t + forward_peak_o, backward_peak_o
-//   cut before j:       V(s, t)(m) = forward(s..j-1) + V(j, t)(m - output_{j-1}) + V(s, j-1)(m)
+//   save with option o: V(s, t)(m) = seconds_o + V(s+1, t)(m - saved_o)      if m >= gradient_t + forward_peak_o, left_{s+1..t} + backward_peak_o
+//   cut before j:       V(s, t)(m) = forward(s..j-1) + V(j, t)(m - output_{j-1}) + V(s, j-1)(m - left_{j..t})
 //                                                                            if m >= gradient_t + transit peak of s..j-1
+//
+// left: the gradients of parameters that these blocks' backward passes left behind, an addition of ours.
 //
 // It is optimal among schedules where what is stored stays until its backward. Published programs tabulate V over about 500
 // slots of memory and round each size up to one; here V is kept as the step function that it is, so bytes are exact and one
@@ -63,12 +65,20 @@ const ChainSolver::Steps& ChainSolver::steps(int first, int last) const {
 
 int64_t ChainSolver::gradient(int last) const { return at(last) + 1 < blocks_.size() ? blocks_[at(last)].output : 0; }
 
+int64_t ChainSolver::left(int first, int last) const {
+  int64_t sum = 0;
+  for (int i = first; i <= last; ++i) {
+    sum += blocks_[at(i)].left;
+  }
+  return sum;
+}
+
 ChainSolver::Steps ChainSolver::solve(int first, int last) const {
   Steps all;
   const ChainBlock& block = blocks_[at(first)];
   for (size_t o = 0; o < block.options.size(); ++o) {
     const ChainOption& option = block.options[o];
-    const int64_t least = std::max(gradient(last) + option.forward_peak, option.backward_peak);
+    const int64_t least = std::max(gradient(last) + option.forward_peak, left(first + 1, last) + option.backward_peak);
     if (first == last) {
       all.push_back({least, option.seconds, true, static_cast<int>(o)});
       continue;
@@ -89,19 +99,20 @@ ChainSolver::Steps ChainSolver::solve(int first, int last) const {
     // Both parts use the same bytes one after the other: the sum of two step functions at equal m.
     const Steps& rest = steps(j, last);
     const Steps& again = steps(first, j - 1);
+    const int64_t gone = left(j, last);
     size_t a = 0;
     size_t b = 0;
     while (a < rest.size() && b < again.size()) {
-      const int64_t bytes = std::max({transit, rest[a].bytes + passed.output, again[b].bytes});
+      const int64_t bytes = std::max({transit, rest[a].bytes + passed.output, again[b].bytes + gone});
       while (a + 1 < rest.size() && rest[a + 1].bytes + passed.output <= bytes) {
         ++a;
       }
-      while (b + 1 < again.size() && again[b + 1].bytes <= bytes) {
+      while (b + 1 < again.size() && again[b + 1].bytes + gone <= bytes) {
         ++b;
       }
       all.push_back({bytes, forward + rest[a].seconds + again[b].seconds, false, j - first});
-      const bool a_next =
-          a + 1 < rest.size() && (b + 1 == again.size() || rest[a + 1].bytes + passed.output <= again[b + 1].bytes);
+      const bool a_next = a + 1 < rest.size() &&
+                          (b + 1 == again.size() || rest[a + 1].bytes + passed.output <= again[b + 1].bytes + gone);
       if (!a_next && b + 1 == again.size()) {
         break;
       }
@@ -152,7 +163,7 @@ void ChainSolver::expand(int first, int last, int64_t budget, std::vector<ChainA
   const int cut = first + step.choice;
   actions.push_back({false, first, last, 0, cut});
   expand(cut, last, step.bytes - blocks_[at(cut - 1)].output, actions);
-  expand(first, cut - 1, step.bytes, actions);
+  expand(first, cut - 1, step.bytes - left(cut, last), actions);
 }
 
 int64_t ChainSolver::intervals() const { return static_cast<int64_t>(tables_.size()); }

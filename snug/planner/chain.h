@@ -21,6 +21,7 @@ struct ChainBlock {
   double forward_seconds = 0;  ///< of a forward that saves nothing
   int64_t output = 0;          ///< bytes
   int64_t transit_peak = 0;    ///< highest in that forward above the block's input, its output included
+  int64_t left = 0;            ///< what its backward pass leaves for good: gradients of parameters
   std::vector<ChainOption> options = {};
 
   friend auto operator<=>(const ChainBlock&, const ChainBlock&) = default;
@@ -68,6 +69,7 @@ class ChainSolver {
 
   const Steps& steps(int first, int last) const;
   int64_t gradient(int last) const;
+  int64_t left(int first, int last) const;
   Steps solve(int first, int last) const;
   void expand(int first, int last, int64_t budget, std::vector<ChainAction>& actions) const;
 

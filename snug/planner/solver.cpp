@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "snug/planner/chain_plans.h"
+
 // Choosing what to rebuild is NP-hard already on chains (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal
 // checkpointing for heterogeneous chains", RR-9302), so this is search, with the simulator as the only judge:
 //
@@ -13,6 +15,9 @@
 //    whole chain of dropped producers costs; unlike a knapsack over saved bytes, a change whose replay overflows elsewhere is
 //    seen and counted against it. Candidates are ranked by an estimate, and the best few are simulated, also many at once.
 //  - climb: from a plan that fits, keep again what the room allows, and swap what is kept for what is dropped.
+//
+// Greedy steps miss plans that rebuild over several levels, which deep chains need when bytes are few: those are made by dynamic
+// programming (chain_plans.h) and put to the same judge.
 //
 // Every plan ever simulated whose point (peak, seconds) no other beats is remembered, so answers only get better.
 
@@ -233,9 +238,35 @@ PlanAnswer PlanSolver::answer(int64_t budget) const {
                    .bound_seconds = std::min(best.first, lower_bound_seconds(simulator_, budget))};
 }
 
+// In a list bytes ascend but for what estimates miss: the least of all, the last that fits, and some beside it are remembered.
+void PlanSolver::try_chain_plans(int64_t budget) {
+  constexpr int kBeside = 4;
+  if (!chain_plans_) {
+    chain_plans_ = chain_plans(simulator_);
+  }
+  for (const std::vector<HoldFrom>& plans : *chain_plans_) {
+    const int count = static_cast<int>(plans.size());
+    const auto fits = [&](int i) { return evaluate(plans[at(i)], budget).fits(); };
+    int first = 0;
+    int last = count;
+    while (first < last) {
+      const int middle = (first + last) / 2;
+      if (fits(middle)) {
+        first = middle + 1;
+      } else {
+        last = middle;
+      }
+    }
+    for (int i = std::max(0, first - kBeside); i < std::min(count, first + kBeside); ++i) {
+      fits(i);
+    }
+  }
+}
+
 PlanAnswer PlanSolver::solve(int64_t budget) {
   work_left_ = options_.work;
   const HoldFrom plain = keep_all(simulator_.profile());
+  try_chain_plans(budget);
   std::vector<Point> starts;
   starts.push_back(descend(evaluate(plain, budget), budget));
   // From the frugal side: all that can be rebuilt is dropped, and held or not once it is there again.
@@ -273,6 +304,21 @@ std::vector<PlanAnswer> PlanSolver::curve(std::vector<int64_t> budgets) {
     answers.push_back(answer(budget));
   }
   return answers;
+}
+
+RematPlan PlanSolver::smallest() {
+  constexpr int kTries = 4;  // a search under a budget that is just missed ends lower than one under none
+  int64_t least = std::numeric_limits<int64_t>::max();
+  int64_t budget = 0;
+  for (int i = 0; i < kTries; ++i) {
+    solve(budget);
+    if (found_.begin()->first == least) {
+      break;
+    }
+    least = found_.begin()->first;
+    budget = least - least / 16;
+  }
+  return std::get<RematPlan>(answer(found_.begin()->first));
 }
 
 }  // namespace snug

@@ -37,6 +37,9 @@ class PlanSolver {
   /// One answer per budget: a larger budget never has a slower plan. Any order.
   std::vector<PlanAnswer> curve(std::vector<int64_t> budgets);
 
+  /// The most frugal plan that it can find. A larger budget is feasible, a smaller one is refused.
+  RematPlan smallest();
+
   int64_t simulations() const { return simulations_; }
 
  private:
@@ -45,6 +48,7 @@ class PlanSolver {
   Point evaluate(const HoldFrom& plan, int64_t budget);
   void remember(const Point& point);
   PlanAnswer answer(int64_t budget) const;
+  void try_chain_plans(int64_t budget);
   Point descend(Point from, int64_t budget);
   Point climb(Point from, int64_t budget, int64_t limit);
   bool try_change(Point& best, const HoldFrom& plan, int64_t budget);
@@ -56,6 +60,7 @@ class PlanSolver {
   std::vector<int> unpacked_at_;
   std::vector<int> choices_;                              // storages that a plan can treat in more than one way
   std::map<int64_t, std::pair<double, HoldFrom>> found_;  // by peak; slower ones of a larger peak are left out
+  std::optional<std::vector<std::vector<HoldFrom>>> chain_plans_;  // made when first asked for
   int64_t simulations_ = 0;
   int64_t work_left_ = 0;
 };

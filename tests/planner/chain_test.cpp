@@ -24,7 +24,7 @@ std::vector<ChainBlock> random_chain(uint32_t seed, int length) {
       blocks.push_back(blocks.back());
       continue;
     }
-    ChainBlock block{1.0 + below(9), 4 + below(12), 0, {}};
+    ChainBlock block{1.0 + below(9), 4 + below(12), 0, below(6), {}};
     block.transit_peak = block.output + below(6);
     const int options = 1 + below(3);
     for (int o = 0; o < options; ++o) {
@@ -45,9 +45,17 @@ struct Cost {
 // Every schedule's peak above the chain's input and its time: bytes are added up as they are taken, no budget is handed down.
 std::vector<Cost> all_schedules(const std::vector<ChainBlock>& blocks, int first, int last) {
   const int64_t gradient = at(last) + 1 < blocks.size() ? blocks[at(last)].output : 0;
+  // Gradients of parameters that the blocks from `begin` on have left.
+  const auto left = [&](int begin) {
+    int64_t sum = 0;
+    for (int k = begin; k <= last; ++k) {
+      sum += blocks[at(k)].left;
+    }
+    return sum;
+  };
   std::vector<Cost> costs;
   for (const ChainOption& option : blocks[at(first)].options) {
-    const int64_t own = std::max(gradient + option.forward_peak, option.backward_peak);
+    const int64_t own = std::max(gradient + option.forward_peak, left(first + 1) + option.backward_peak);
     if (first == last) {
       costs.push_back({own, option.seconds});
       continue;
@@ -66,7 +74,7 @@ std::vector<Cost> all_schedules(const std::vector<ChainBlock>& blocks, int first
     const std::vector<Cost> again = all_schedules(blocks, first, cut - 1);
     for (const Cost& rest : all_schedules(blocks, cut, last)) {
       for (const Cost& before : again) {
-        costs.push_back({std::max({peak, blocks[at(cut - 1)].output + rest.peak, before.peak}),
+        costs.push_back({std::max({peak, blocks[at(cut - 1)].output + rest.peak, left(cut) + before.peak}),
                          forward + rest.seconds + before.seconds});
       }
     }
@@ -116,7 +124,8 @@ class Walk {
     const ChainBlock& block = blocks_[at(action.first)];
     if (action.save) {
       const ChainOption& option = block.options[at(action.option)];
-      peak = std::max({peak, held + gradient + option.forward_peak, held + option.backward_peak});
+      peak = std::max({peak, held + gradient + option.forward_peak,
+                       held + left(action.first + 1, action.last) + option.backward_peak});
       seconds += option.seconds;
       if (action.first < action.last) {
         part(held + option.saved);
@@ -129,7 +138,15 @@ class Walk {
       seconds += blocks_[at(k)].forward_seconds;
     }
     part(held + blocks_[at(action.at - 1)].output);
-    part(held);
+    part(held + left(action.at, action.last));
+  }
+
+  int64_t left(int first, int last) const {
+    int64_t sum = 0;
+    for (int k = first; k <= last; ++k) {
+      sum += blocks_[at(k)].left;
+    }
+    return sum;
   }
 
   const std::vector<ChainBlock>& blocks_;
@@ -161,7 +178,7 @@ TEST(ChainSolver, SolvesEqualSubChainsOnce) {
 
 TEST(ChainSolver, RefusesABlockThatCannotRun) {
   EXPECT_THROW(ChainSolver({}), ConfigError);
-  EXPECT_THROW(ChainSolver({ChainBlock{1, 1, 1, {}}}), ConfigError);
+  EXPECT_THROW(ChainSolver({ChainBlock{1, 1, 1, 0, {}}}), ConfigError);
 }
 
 }  // namespace

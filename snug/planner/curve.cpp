@@ -1,0 +1,91 @@
+#include "snug/planner/curve.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "snug/core/bytes.h"
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormatVersion = 1;
+
+}  // namespace
+
+const RematPlan* PlanCurve::within(int64_t budget) const {
+  const auto first =
+      std::find_if(points.begin(), points.end(), [&](const RematPlan& p) { return p.peak_bytes <= budget; });
+  return first == points.end() ? nullptr : &*first;
+}
+
+std::string PlanCurve::table() const {
+  std::string text =
+      fmt::format("{:>12} {:>10} {:>12} {:>8} {:>12}\n", "peak", "of plain", "step", "slower", "above best");
+  for (const RematPlan& point : points) {
+    text +=
+        fmt::format("{:>12} {:>8.1f} % {:>9.3f} ms {:>+6.1f} % {:>10.1f} %\n", Bytes(point.peak_bytes).str(),
+                    100.0 * static_cast<double>(point.peak_bytes) /
+                        static_cast<double>(std::max<int64_t>(1, point.plain_peak_bytes)),
+                    1e3 * point.seconds,
+                    point.plain_seconds > 0 ? 100 * (point.seconds / point.plain_seconds - 1) : 0.0, 100 * point.gap());
+  }
+  return text;
+}
+
+std::string PlanCurve::to_json() const {
+  Json plans = Json::array();
+  for (const RematPlan& point : points) {
+    plans.push_back(Json::parse(point.to_json()));
+  }
+  return Json{{"snug_plan_curve", kFormatVersion}, {"points", std::move(plans)}}.dump();
+}
+
+PlanCurve PlanCurve::from_json(std::string_view text) {
+  try {
+    const Json json = Json::parse(text);
+    const int version = json.at("snug_plan_curve").get<int>();
+    if (version != kFormatVersion) {
+      throw ConfigError(
+          fmt::format("PlanCurve: format version is {}, this program reads {}; plan again", version, kFormatVersion));
+    }
+    PlanCurve curve;
+    for (const Json& point : json.at("points")) {
+      curve.points.push_back(RematPlan::from_json(point.dump()));
+    }
+    if (curve.points.empty()) {
+      throw ConfigError("PlanCurve: it has 0 points; plan again");
+    }
+    return curve;
+  } catch (const Json::exception& error) {
+    throw ConfigError(fmt::format("PlanCurve: not a curve in JSON: {}; plan again", error.what()));
+  }
+}
+
+PlanCurve plan_curve(const StepSimulator& simulator, CurveOptions options) {
+  if (options.points < 2) {
+    throw ConfigError(fmt::format("plan_curve: points is {}; give at least 2", options.points));
+  }
+  PlanSolver solver(simulator, options.solver);
+  const int64_t plain = simulator.run(keep_all(simulator.profile())).peak_bytes;
+  const int64_t least = solver.smallest().peak_bytes;
+  std::vector<int64_t> budgets;
+  for (int i = 0; i < options.points; ++i) {
+    budgets.push_back(plain - (plain - least) * i / (options.points - 1));
+  }
+  PlanCurve curve;
+  for (PlanAnswer& answer : solver.curve(budgets)) {
+    RematPlan& plan = std::get<RematPlan>(answer);
+    if (curve.points.empty() || plan.peak_bytes < curve.points.back().peak_bytes) {
+      curve.points.push_back(std::move(plan));
+    }
+  }
+  return curve;
+}
+
+}  // namespace snug

@@ -1,0 +1,204 @@
+#include "snug/planner/step_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "snug/core/bytes.h"
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kFormatVersion = 1;
+
+void check(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+  if (candidates.empty() || options.batch < 1) {
+    throw ConfigError(fmt::format("search_step: {} candidates for a batch of {} items; give at least one of each",
+                                  candidates.size(), options.batch));
+  }
+  bool whole = false;
+  for (const MicroBatchCandidate& candidate : candidates) {
+    if (candidate.items < 1 || candidate.simulator == nullptr) {
+      throw ConfigError(
+          fmt::format("search_step: a candidate has {} items and {} simulator; it needs at least 1 of each",
+                      candidate.items, candidate.simulator == nullptr ? "no" : "a"));
+    }
+    whole = whole || candidate.items >= options.batch;
+  }
+  if (!options.pinned_by.empty() && !whole) {
+    throw ConfigError(
+        fmt::format("search_step: {} forbids to split the batch of {} items, and no candidate has as many; "
+                    "add one, or allow the split",
+                    options.pinned_by, options.batch));
+  }
+}
+
+// A candidate with what is known before it is solved.
+struct Split {
+  MicroBatchCandidate candidate;
+  int64_t micro_batches;
+  double times;  // full micro-batches that take as long as all of them
+  int64_t before;
+  Simulation plain;
+
+  double seconds(double of_one, const StepSearchOptions& options) const {
+    return times * of_one + options.optimizer_seconds;
+  }
+};
+
+std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+  std::vector<Split> all;
+  for (const MicroBatchCandidate& candidate : candidates) {
+    if (!options.pinned_by.empty() && candidate.items < options.batch) {
+      continue;
+    }
+    const int64_t items = std::min(candidate.items, options.batch);
+    const int64_t count = (options.batch + items - 1) / items;
+    all.push_back({candidate, count, static_cast<double>(options.batch) / static_cast<double>(items),
+                   options.fixed_bytes + (count > 1 ? options.gradient_bytes : 0),
+                   candidate.simulator->run(keep_all(candidate.simulator->profile()))});
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Split& a, const Split& b) {
+    const double first = a.times * a.plain.seconds;
+    const double second = b.times * b.plain.seconds;
+    return first != second ? first < second : a.candidate.items > b.candidate.items;
+  });
+  return all;
+}
+
+}  // namespace
+
+StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+  check(candidates, options);
+  const int64_t budget = options.agree ? options.agree(options.budget) : options.budget;
+  const int64_t optimizer = options.fixed_bytes + options.gradient_bytes + options.optimizer_bytes;
+  const std::vector<Split> all = splits(candidates, options);
+  StepSearch result;
+  std::vector<PlanSolver> solvers;
+  for (const Split& split : all) {
+    PlanSolver& solver = solvers.emplace_back(*split.candidate.simulator, options.solver);
+    ConsideredStep& considered = result.considered.emplace_back(ConsideredStep{
+        split.candidate.items, split.micro_batches, std::max(optimizer, split.before + split.plain.peak_bytes),
+        split.seconds(split.plain.seconds, options)});
+    if (result.choice && considered.plain_seconds >= result.choice->seconds) {
+      considered.verdict = "slower, whatever it keeps";
+      continue;
+    }
+    if (optimizer > budget) {
+      considered.verdict = "the optimizer's step does not fit";
+      continue;
+    }
+    const PlanAnswer answer = solver.solve(budget - split.before);
+    const RematPlan* plan = std::get_if<RematPlan>(&answer);
+    if (plan == nullptr) {
+      considered.verdict = "does not fit";
+      continue;
+    }
+    const double seconds = split.seconds(plan->seconds, options);
+    considered.verdict = fmt::format("{:.3f} ms in {}", 1e3 * seconds, Bytes(split.before + plan->peak_bytes).str());
+    if (!result.choice || seconds < result.choice->seconds) {
+      result.choice = {.items = std::min(split.candidate.items, options.batch),
+                       .micro_batches = split.micro_batches,
+                       .plan = *plan,
+                       .peak_bytes = std::max(optimizer, split.before + plan->peak_bytes),
+                       .seconds = seconds};
+    }
+  }
+  if (!result.choice) {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (size_t i = 0; i < all.size(); ++i) {
+      least = std::min(least, all[i].before + solvers[i].smallest().peak_bytes);
+    }
+    result.smallest_feasible_bytes = std::max(optimizer, least);
+  }
+  return result;
+}
+
+std::string StepSearch::explain() const {
+  std::string text = fmt::format("{:>12} {:>14} {:>12} {:>13}   with a plan\n", "micro-batch", "micro-batches",
+                                 "plain peak", "plain step");
+  for (const ConsideredStep& one : considered) {
+    const bool chosen = choice && choice->items == one.items;
+    text += fmt::format("{:>12} {:>14} {:>12} {:>10.3f} ms   {}{}\n", one.items, one.micro_batches,
+                        Bytes(one.plain_peak_bytes).str(), 1e3 * one.plain_seconds, one.verdict,
+                        chosen ? "  <- chosen" : "");
+  }
+  if (!choice) {
+    text += fmt::format("nothing fits; {} would do\n", Bytes(smallest_feasible_bytes).str());
+  }
+  return text;
+}
+
+std::string StepChoice::to_json() const {
+  return Json{{"snug_step_choice", kFormatVersion}, {"items", items},     {"micro_batches", micro_batches},
+              {"peak_bytes", peak_bytes},           {"seconds", seconds}, {"plan", Json::parse(plan.to_json())}}
+      .dump();
+}
+
+StepChoice StepChoice::from_json(std::string_view text) {
+  try {
+    const Json json = Json::parse(text);
+    const int version = json.at("snug_step_choice").get<int>();
+    if (version != kFormatVersion) {
+      throw ConfigError(
+          fmt::format("StepChoice: format version is {}, this program reads {}; plan again", version, kFormatVersion));
+    }
+    return {.items = json.at("items").get<int64_t>(),
+            .micro_batches = json.at("micro_batches").get<int64_t>(),
+            .plan = RematPlan::from_json(json.at("plan").dump()),
+            .peak_bytes = json.at("peak_bytes").get<int64_t>(),
+            .seconds = json.at("seconds").get<double>()};
+  } catch (const Json::exception& error) {
+    throw ConfigError(fmt::format("StepChoice: not a choice in JSON: {}; plan again", error.what()));
+  }
+}
+
+StepProfile estimate_profile(const StepProfile& a, int64_t items_a, const StepProfile& b, int64_t items_b,
+                             int64_t items) {
+  const auto same = [](const auto& first, const auto& second, auto&& equal) {
+    return first.size() == second.size() && std::equal(first.begin(), first.end(), second.begin(), equal);
+  };
+  const bool alike =
+      same(a.storages, b.storages, [](const auto& x, const auto& y) { return x.kind == y.kind; }) &&
+      same(a.operators, b.operators,
+           [](const auto& x, const auto& y) {
+             return x.name == y.name && x.reads == y.reads && x.writes == y.writes;
+           }) &&
+      same(a.backward, b.backward, [](const auto& x, const auto& y) { return x.name == y.name; }) &&
+      same(a.events, b.events, [](const auto& x, const auto& y) { return x.kind == y.kind && x.index == y.index; });
+  if (!alike || items_a == items_b) {
+    throw ConfigError(
+        fmt::format("estimate_profile: micro-batches of {} and {} items do not run the same operators, or are equal; "
+                    "take a profile of {} items itself",
+                    items_a, items_b, items));
+  }
+  const double share = static_cast<double>(items - items_a) / static_cast<double>(items_b - items_a);
+  const auto seconds = [&](double& at, double x, double y) { at = std::max(0.0, x + share * (y - x)); };
+  const auto bytes = [&](int64_t& at, int64_t x, int64_t y) {
+    at = std::max<int64_t>(0, x + std::llround(share * static_cast<double>(y - x)));
+  };
+  StepProfile result = a;
+  for (size_t i = 0; i < a.storages.size(); ++i) {
+    bytes(result.storages[i].bytes, a.storages[i].bytes, b.storages[i].bytes);
+  }
+  for (size_t i = 0; i < a.operators.size(); ++i) {
+    seconds(result.operators[i].seconds, a.operators[i].seconds, b.operators[i].seconds);
+    bytes(result.operators[i].workspace, a.operators[i].workspace, b.operators[i].workspace);
+  }
+  for (size_t i = 0; i < a.backward.size(); ++i) {
+    seconds(result.backward[i].seconds, a.backward[i].seconds, b.backward[i].seconds);
+  }
+  for (size_t i = 0; i < a.events.size(); ++i) {
+    bytes(result.events[i].bytes, a.events[i].bytes, b.events[i].bytes);
+  }
+  return result;
+}
+
+}  // namespace snug

@@ -1,0 +1,160 @@
+// The curve of plans over budgets, and the search for a micro-batch.
+
+#include "snug/planner/step_search.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/core/error.h"
+#include "snug/planner/curve.h"
+#include "tests/planner/sample_profiles.h"
+
+namespace snug {
+namespace {
+
+using testing::gpt_profile;
+using ::testing::HasSubstr;
+using testing::random_profile;
+
+constexpr SolverOptions kQuick{.work = 200'000};
+
+// The same work on `items` of 8: bytes and seconds in proportion, but for 5 % of the time, and for gradients.
+StepProfile part_of(StepProfile profile, int64_t items) {
+  const auto scale = [&](int64_t bytes) { return bytes * items / 8; };
+  for (StorageInfo& storage : profile.storages) {
+    storage.bytes = scale(storage.bytes);
+  }
+  for (ProfileEvent& event : profile.events) {
+    event.bytes = scale(event.bytes);
+  }
+  for (ProfiledOperator& op : profile.operators) {
+    op.seconds *= 0.05 + 0.95 * static_cast<double>(items) / 8;
+    op.workspace = scale(op.workspace);
+  }
+  for (BackwardStep& step : profile.backward) {
+    step.seconds *= 0.05 + 0.95 * static_cast<double>(items) / 8;
+  }
+  return profile;
+}
+
+struct Splits {
+  StepSimulator whole{part_of(gpt_profile(4), 8)}, half{part_of(gpt_profile(4), 4)}, third{part_of(gpt_profile(4), 3)};
+
+  std::vector<MicroBatchCandidate> all() const { return {{3, &third}, {8, &whole}, {4, &half}}; }
+  int64_t plain() const { return whole.run(keep_all(whole.profile())).peak_bytes; }
+};
+
+TEST(PlanCurve, GoesFromPlainTrainingToTheSmallestThatIsFeasibleAndNeverGetsFasterOnTheWay) {
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    const StepSimulator simulator(random_profile(seed, 20));
+    const PlanCurve curve = plan_curve(simulator, {.points = 8, .solver = kQuick});
+    const Simulation plain = simulator.run(keep_all(simulator.profile()));
+    ASSERT_LE(curve.points.front().peak_bytes, plain.peak_bytes);
+    ASSERT_EQ(curve.points.front().seconds, plain.seconds);
+    for (size_t i = 0; i < curve.points.size(); ++i) {
+      const Simulation run = simulator.run(curve.points[i].hold_from);
+      ASSERT_EQ(run.peak_bytes, curve.points[i].peak_bytes);
+      if (i > 0) {
+        ASSERT_LT(curve.points[i].peak_bytes, curve.points[i - 1].peak_bytes);
+        ASSERT_GE(curve.points[i].seconds, curve.points[i - 1].seconds);
+      }
+    }
+    EXPECT_EQ(curve.within(curve.smallest_feasible_bytes()), &curve.points.back());
+    EXPECT_EQ(curve.within(curve.smallest_feasible_bytes() - 1), nullptr);
+    EXPECT_EQ(curve.within(plain.peak_bytes), &curve.points.front());
+    EXPECT_EQ(PlanCurve::from_json(curve.to_json()), curve);
+  }
+  EXPECT_THROW(PlanCurve::from_json("[]"), ConfigError);
+}
+
+TEST(PlanCurve, IsReadByPeopleToo) {
+  const PlanCurve curve = plan_curve(StepSimulator(gpt_profile(2)), {.points = 4, .solver = kQuick});
+  EXPECT_THAT(curve.table(), ::testing::AllOf(HasSubstr("100.0 %"), HasSubstr("+0.0 %"), HasSubstr("MiB")));
+  EXPECT_THROW(plan_curve(StepSimulator(gpt_profile(2)), {.points = 1}), ConfigError);
+}
+
+TEST(SearchStep, TakesTheWholeBatchWhereItFitsAndRebuildsNothing) {
+  const Splits splits;
+  const StepSearch found =
+      search_step(splits.all(), {.batch = 8, .budget = 1'000 + splits.plain(), .fixed_bytes = 1'000});
+  ASSERT_TRUE(found.choice);
+  EXPECT_EQ(found.choice->items, 8);
+  EXPECT_EQ(found.choice->micro_batches, 1);
+  EXPECT_EQ(found.choice->seconds, found.choice->plan.plain_seconds);
+  EXPECT_THAT(found.explain(), ::testing::AllOf(HasSubstr("chosen"), HasSubstr("slower, whatever it keeps")));
+}
+
+TEST(SearchStep, SplitsOrRebuildsWhicheverIsFasterAndStaysBelowTheBudget) {
+  const Splits splits;
+  int split = 0;
+  for (int share = 100; share >= 40; share -= 5) {
+    const StepSearchOptions options{
+        .batch = 8, .budget = splits.plain() * share / 100, .optimizer_seconds = 1e-3, .solver = kQuick};
+    const StepSearch found = search_step(splits.all(), options);
+    ASSERT_TRUE(found.choice) << share << " %";
+    EXPECT_LE(found.choice->peak_bytes, options.budget);
+    split += found.choice->items < 8 ? 1 : 0;
+    for (const MicroBatchCandidate& candidate : splits.all()) {
+      const StepSearch alone = search_step({candidate}, options);
+      EXPECT_TRUE(!alone.choice || alone.choice->seconds >= found.choice->seconds) << share << " %";
+    }
+  }
+  EXPECT_GT(split, 0);
+  EXPECT_LT(split, 13);
+}
+
+TEST(SearchStep, CountsGradientsFromTheSecondMicroBatchOnAndForTheOptimizer) {
+  const Splits splits;
+  const int64_t half = splits.half.run(keep_all(splits.half.profile())).peak_bytes;
+  const auto only_half = [&](int64_t budget, int64_t gradients, int64_t optimizer) {
+    return search_step(
+        {{4, &splits.half}},
+        {.batch = 8, .budget = budget, .gradient_bytes = gradients, .optimizer_bytes = optimizer, .solver = kQuick});
+  };
+  EXPECT_EQ(only_half(half, 0, 0).choice->plan.seconds, splits.half.profile().plain_seconds());
+  EXPECT_GT(only_half(half, half / 4, 0).choice->plan.seconds, splits.half.profile().plain_seconds());
+  EXPECT_EQ(only_half(half, half / 4, 0).choice->micro_batches, 2);
+  const StepSearch refused = only_half(half, half / 4, half);
+  EXPECT_FALSE(refused.choice);
+  EXPECT_EQ(refused.smallest_feasible_bytes, half + half / 4);
+}
+
+TEST(SearchStep, SaysWhatWouldDoWhereNothingFitsAndThatDoes) {
+  const Splits splits;
+  StepSearchOptions options{.batch = 8, .budget = 4'000, .fixed_bytes = 5'000, .gradient_bytes = 100, .solver = kQuick};
+  const StepSearch refused = search_step(splits.all(), options);
+  ASSERT_FALSE(refused.choice);
+  EXPECT_THAT(refused.explain(), HasSubstr("would do"));
+  options.budget = refused.smallest_feasible_bytes;
+  EXPECT_TRUE(search_step(splits.all(), options).choice);
+}
+
+TEST(SearchStep, LeavesAPinnedBatchWhole) {
+  const Splits splits;
+  const StepSearchOptions options{.batch = 8, .budget = splits.plain() / 2, .pinned_by = "BatchNorm", .solver = kQuick};
+  EXPECT_EQ(search_step(splits.all(), options).choice->items, 8);
+  EXPECT_THAT([&] { search_step({{4, &splits.half}}, options); },
+              ::testing::ThrowsMessage<ConfigError>(HasSubstr("BatchNorm forbids to split the batch of 8")));
+}
+
+TEST(SearchStep, PlansForTheLeastThatAnyRankHas) {
+  const Splits splits;
+  const StepSearchOptions mine{.batch = 8, .budget = splits.plain() / 2, .solver = kQuick};
+  StepSearchOptions agreed{.batch = 8, .budget = splits.plain(), .solver = kQuick};
+  agreed.agree = [&](int64_t bytes) { return std::min(bytes, mine.budget); };
+  const StepSearch found = search_step(splits.all(), agreed);
+  EXPECT_EQ(*found.choice, *search_step(splits.all(), mine).choice);
+  EXPECT_EQ(StepChoice::from_json(found.choice->to_json()), *found.choice);
+  EXPECT_THROW(StepChoice::from_json("{}"), ConfigError);
+}
+
+TEST(EstimateProfile, LiesOnTheLineThroughTwoOthers) {
+  const StepProfile eight = part_of(gpt_profile(2), 8);
+  const StepProfile guess = estimate_profile(part_of(gpt_profile(2), 2), 2, part_of(gpt_profile(2), 4), 4, 8);
+  EXPECT_NEAR(guess.plain_seconds(), eight.plain_seconds(), 1e-9);
+  EXPECT_EQ(StepSimulator(guess).run(keep_all(guess)).peak_bytes, StepSimulator(eight).run(keep_all(eight)).peak_bytes);
+  EXPECT_THROW(estimate_profile(gpt_profile(2), 2, gpt_profile(3), 4, 8), ConfigError);
+}
+
+}  // namespace
+}  // namespace snug
