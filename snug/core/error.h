@@ -5,9 +5,10 @@
 //
 // A message reads "module.function: what happened, with the values; the likely cure".
 
-#include <cstdint>
 #include <stdexcept>
 #include <string>
+
+#include "snug/core/bytes.h"
 
 namespace snug {
 
@@ -32,7 +33,14 @@ class CorruptFile : public Error {
 /// A step that does not fit into the number of bytes it was given.
 class BudgetExceeded : public Error {
  public:
-  using Error::Error;
+  explicit BudgetExceeded(const std::string& message, Bytes smallest_feasible = Bytes(0))
+      : Error(message), smallest_feasible_(smallest_feasible) {}
+
+  /// The smallest budget for which a plan was found; 0 where none was looked for.
+  Bytes smallest_feasible() const noexcept { return smallest_feasible_; }
+
+ private:
+  Bytes smallest_feasible_;
 };
 
 /// A process group that cannot be formed or has lost a member.

@@ -12,7 +12,7 @@ from program import GOLDEN, SnugTest, TEXT, main
 
 class Help(SnugTest):
     def test_is_as_recorded_and_fits_a_screen(self):
-        for command in ("", "train", "sample", "report"):
+        for command in ("", "train", "sample", "report", "plan"):
             with self.subTest(command):
                 shown = self.snug(*command.split(), "--help").stdout
                 golden = GOLDEN / f"help_{command or 'snug'}.txt"
@@ -20,6 +20,20 @@ class Help(SnugTest):
                     golden.write_text(shown)
                 self.assertEqual(shown, golden.read_text())
                 self.assertLessEqual(len(shown.splitlines()), 40)
+
+
+class Planning(SnugTest):
+    def test_shows_a_curve_a_choice_and_what_would_do(self):
+        shown = self.snug("plan", "--batch", "4", "--explain")
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertIn("100.0 %", shown.stdout)
+        self.assertIn("aten::", shown.stdout)
+        fits = self.snug("plan", "--batch", "4", "--memory", "1GiB")
+        self.assertEqual(fits.returncode, 0, fits.stderr)
+        refused = self.snug("plan", "--batch", "4", "--memory", "10KiB")
+        self.assertEqual(refused.returncode, 3)
+        self.assertIn("would do", refused.stderr)
+        self.assertEqual(self.snug("plan", "--batch", "0").returncode, 2)
 
 
 class Training(SnugTest):

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 
@@ -72,6 +73,18 @@ void register_once() {
 
 void OperatorCall::proceed(Stack& stack) const { OperatorDispatch::run(op, keys_, outside_, stack); }
 
+CallContext OperatorCall::context() const {
+  return {keys_, c10::impl::tls_local_dispatch_key_set(), c10::GradMode::is_enabled()};
+}
+
+void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack& stack) {
+  const UnseenOperators unseen;
+  const c10::impl::ForceDispatchKeyGuard local(context.local);
+  const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
+  const c10::AutoGradMode grad_mode(context.grad_mode);
+  op.redispatchBoxed(context.keys & kBelow, &stack);
+}
+
 OperatorScope::OperatorScope(OperatorPolicy& policy)
     : policy_(policy), outside_(innermost), key_was_included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
   register_once();
@@ -82,6 +95,12 @@ OperatorScope::OperatorScope(OperatorPolicy& policy)
 OperatorScope::~OperatorScope() {
   innermost = outside_;
   c10::impl::tls_set_dispatch_key_included(kKey, key_was_included_);
+}
+
+void report_unseen_write(const at::Tensor& tensor) {
+  for (const OperatorScope* scope = innermost; scope != nullptr; scope = scope->outside_) {
+    scope->policy_.unseen_write(tensor);
+  }
 }
 
 UnseenOperators::UnseenOperators() : before_(std::exchange(innermost, nullptr)) {}

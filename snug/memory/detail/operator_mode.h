@@ -7,14 +7,23 @@
 //   };
 //   const OperatorScope scope(count);
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 namespace snug::detail {
 
 using Stack = torch::jit::Stack;
 
 class OperatorScope;
+
+/// Below which layers, and with which modes, an operator was called.
+struct CallContext {
+  c10::DispatchKeySet keys;
+  c10::impl::LocalDispatchKeySet local;
+  bool grad_mode;  // which some kernels look at
+};
 
 class OperatorCall {
  public:
@@ -24,6 +33,8 @@ class OperatorCall {
   /// Takes the arguments from the end of `stack` and leaves the results: through the policy outside of this one if there is one,
   /// else by the kernel. May be called any number of times, or not at all.
   void proceed(Stack& stack) const;
+
+  CallContext context() const;
 
   const c10::OperatorHandle& op;
 
@@ -39,6 +50,8 @@ class OperatorPolicy {
   virtual ~OperatorPolicy() = default;
   /// The last op.schema().arguments().size() elements of `stack` are the arguments; the results are to take their place.
   virtual void call(const OperatorCall& call, Stack& stack) = 0;
+  /// Something that is no operator has written to the tensor; see report_unseen_write.
+  virtual void unseen_write(const at::Tensor&) {}
 };
 
 /// Asks `policy`, which must outlive it, first, while it lives, on this thread. Costs about a microsecond an operator, and nothing when
@@ -54,10 +67,17 @@ class [[nodiscard]] OperatorScope final {
 
  private:
   friend struct OperatorDispatch;
+  friend void report_unseen_write(const at::Tensor& tensor);
   OperatorPolicy& policy_;
   const OperatorScope* outside_;
   bool key_was_included_;
 };
+
+/// Calls an operator as a call that was seen was: the same kernel, below autograd and autocast, out of sight of all policies.
+void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack& stack);
+
+/// Tells the policies of this thread that values came into a tensor from elsewhere, as from another process.
+void report_unseen_write(const at::Tensor& tensor);
 
 /// While it lives, no policy sees what this thread calls: for what hooks do on the side.
 class [[nodiscard]] UnseenOperators final {

@@ -1,0 +1,214 @@
+// Step time over the bytes that a step takes, for each way to take fewer: as lines of CSV. benchmarks/budget_sweep.py runs it together with
+// its Python peer and draws the figure.
+//
+// usage: budget_sweep gpt|resnet PAIRS
+//
+// peak: how far memory rises above its level before the step, less the bytes of all gradients. time: of a step, as the median of PAIRS
+// ratios to one that keeps everything; the two take turns.
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/activations/rematerialize.h"
+#include "snug/activations/sequential.h"
+#include "snug/core/error.h"
+#include "snug/memory/meter.h"
+#include "snug/models/gpt.h"
+#include "snug/models/resnet.h"
+#include "snug/planner/curve.h"
+
+namespace {
+
+using torch::Tensor;
+using Layer = std::function<Tensor(Tensor)>;
+using Layers = std::vector<Layer>;
+using RunLayers = std::function<Tensor(const Layers&, Tensor)>;
+
+struct Subject {
+  std::vector<Tensor> parameters;
+  int64_t batch;
+  int64_t blocks;
+  std::function<Tensor(const RunLayers& run, int64_t first, int64_t items)> loss;  // share of the batch's mean
+};
+
+template <class Blocks>
+Layers layers_of(Blocks& blocks) {
+  Layers layers;
+  for (auto& block : blocks) {
+    layers.push_back([block = block.ptr()](Tensor x) { return block->forward(std::move(x)); });
+  }
+  return layers;
+}
+
+// As in benchmarks/peers/budget_sweep.py.
+Subject gpt() {
+  torch::manual_seed(1);
+  snug::Gpt model(snug::GptOptions{.vocab = 256, .context = 256, .layers = 12, .heads = 8, .width = 256});
+  const Tensor tokens = torch::randint(256, {4, 256});
+  const Layers layers = layers_of(model->blocks);
+  return {model->parameters(), 4, 12, [=](const RunLayers& run, int64_t first, int64_t items) mutable {
+            const Tensor part = tokens.narrow(0, first, items);
+            Tensor h = model->token_embedding->forward(part) + model->position_embedding->forward(torch::arange(256));
+            h = model->norm->forward(run(layers, h));
+            const Tensor logits = torch::matmul(h, model->head_weight().t());
+            return torch::nn::functional::cross_entropy(logits.flatten(0, 1), part.flatten()) *
+                   (static_cast<double>(items) / 4);
+          }};
+}
+
+Subject resnet() {
+  torch::manual_seed(1);
+  snug::ResNet model(snug::ResNetOptions{.depth = 20});
+  const Tensor pictures = torch::randn({32, 3, 32, 32});
+  const Tensor classes = torch::arange(32) % 10;
+  const Layers layers = layers_of(model->blocks);
+  return {model->parameters(), 32, std::ssize(model->blocks),
+          [=](const RunLayers& run, int64_t first, int64_t items) mutable {
+            const Tensor h = run(layers, model->stem->forward(pictures.narrow(0, first, items)));
+            return torch::nn::functional::cross_entropy(model->head->forward(h.mean({2, 3})),
+                                                        classes.narrow(0, first, items)) *
+                   (static_cast<double>(items) / 32);
+          }};
+}
+
+Tensor keep_everything(const Layers& layers, Tensor x) {
+  for (const Layer& layer : layers) {
+    x = layer(std::move(x));
+  }
+  return x;
+}
+
+Tensor every_block(const Layers& layers, Tensor x) {
+  for (const Layer& layer : layers) {
+    x = snug::checkpoint(layer, std::move(x));
+  }
+  return x;
+}
+
+class Sweep {
+ public:
+  Sweep(Subject subject, std::string name, int pairs)
+      : subject_(std::move(subject)), name_(std::move(name)), pairs_(pairs), plain_(split_step(keep_everything, 1)) {
+    for (const Tensor& parameter : subject_.parameters) {
+      gradients_ += static_cast<int64_t>(parameter.nbytes());
+    }
+    plain_();
+  }
+
+  void run() {
+    report("keep everything", "", plain_);
+    report("every block", "", split_step(every_block, 1));
+    for (int64_t segments = 2; segments < subject_.blocks; ++segments) {
+      const RunLayers in_segments = [segments](const Layers& layers, const Tensor& x) {
+        return snug::checkpoint_sequential(layers, segments, x);
+      };
+      report("checkpoint_sequential", fmt::format("{} segments", segments), split_step(in_segments, 1));
+    }
+    // With BatchNorm another computation, since statistics are those of a part.
+    for (int64_t parts = 2; parts <= std::min<int64_t>(subject_.batch, 8); parts *= 2) {
+      report("smaller micro-batches", fmt::format("{} of them", parts), split_step(keep_everything, parts));
+    }
+    automatic();
+  }
+
+ private:
+  std::function<void()> split_step(RunLayers run, int64_t parts) const {
+    return [this, run = std::move(run), parts] {
+      const int64_t items = subject_.batch / parts;
+      clear_gradients();
+      for (int64_t first = 0; first < subject_.batch; first += items) {
+        subject_.loss(run, first, items).backward();
+      }
+    };
+  }
+
+  void clear_gradients() const {
+    for (const Tensor& parameter : subject_.parameters) {
+      Tensor(parameter).mutable_grad() = Tensor();
+    }
+  }
+
+  // From nearly everything down to the smallest budget that is feasible.
+  void automatic() {
+    const auto forward = [this] { return subject_.loss(keep_everything, 0, subject_.batch); };
+    clear_gradients();
+    const snug::StepProfile profile = snug::profile_step(forward);
+    const int64_t least = snug::plan_curve(snug::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+    const int64_t most = peak_of(plain_);
+    for (const int share : {95, 90, 80, 70, 60, 50, 40, 30, 25, 20, 15, 12, 9, 7, 5, 0}) {
+      const int64_t budget = std::max(least, gradients_ + most * share / 100);
+      const snug::ActivationPlan plan(profile, snug::Bytes(budget));
+      const auto step = [this, forward, plan] {
+        clear_gradients();
+        Tensor loss;
+        {
+          const snug::Rematerialize scope(plan);
+          loss = forward();
+        }
+        loss.backward();
+      };
+      report("automatic",
+             fmt::format("predicted {} bytes; {:.3f}", plan.predicted_peak_bytes - gradients_,
+                         plan.predicted_seconds / plan.plain_seconds),
+             step);
+      if (budget == least) {
+        return;
+      }
+    }
+  }
+
+  int64_t peak_of(const std::function<void()>& step) const {
+    clear_gradients();
+    const snug::MemoryMeter meter;
+    step();
+    return meter.report().peak_bytes - gradients_;
+  }
+
+  static double seconds_of(const std::function<void()>& step) {
+    const auto start = std::chrono::steady_clock::now();
+    step();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  void report(const std::string& method, const std::string& setting, const std::function<void()>& step) const {
+    const int64_t peak = peak_of(step);
+    std::vector<double> ratios;
+    for (int i = 0; i < pairs_; ++i) {
+      const bool plain_first = i % 2 == 0;
+      const double before = seconds_of(plain_first ? plain_ : step);
+      const double after = seconds_of(plain_first ? step : plain_);
+      ratios.push_back(plain_first ? after / before : before / after);
+    }
+    std::sort(ratios.begin(), ratios.end());
+    std::cout << fmt::format("{},C++,{},{},{},{:.4f},{:.4f},{:.4f}\n", name_, method, setting, peak,
+                             ratios[ratios.size() / 2], ratios.front(), ratios.back())
+              << std::flush;
+  }
+
+  Subject subject_;
+  std::string name_;
+  int pairs_;
+  std::function<void()> plain_;
+  int64_t gradients_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string model = argc > 1 ? argv[1] : "";
+  const int pairs = argc > 2 ? std::atoi(argv[2]) : 0;
+  if ((model != "gpt" && model != "resnet") || pairs < 1) {
+    std::cerr << "usage: budget_sweep gpt|resnet PAIRS\n";
+    return 2;
+  }
+  Sweep(model == "gpt" ? gpt() : resnet(), model, pairs).run();
+}

@@ -1,0 +1,210 @@
+#pragma once
+// OpTape: every operator of a forward pass with its operands, so that what it made can be made again, operator by operator, for any model.
+//
+// A value is a (storage, version): the operator that allocates a storage makes version 0, a write in place makes the next. Views share their
+// storage and make nothing. Of what autograd saves, the tape keeps what its schedule says, and rebuilds the rest when backward asks: the
+// producers of all that is missing run again, in program order, each once, on the operands that they had. The rules are those at the top
+// of planner/simulator.cpp, so that memory and time of a schedule are known before it runs.
+//
+// Without a schedule the tape keeps everything that autograd saves. With one, it stays right where the operators turn out to be others than
+// those that were scheduled: from the first that differs on, it keeps everything.
+
+#include <any>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/flat_hash_map.h>
+
+#include "snug/memory/detail/operator_mode.h"
+#include "snug/memory/detail/saved_tensor_policy.h"
+#include "snug/planner/profile.h"
+
+namespace snug::detail {
+
+/// What a tape is to do with a sequence of operators that is known. Storages have the numbers of a StepProfile.
+struct TapeSchedule {
+  struct Made {
+    std::string op;
+    int first_storage;           // that it makes; -1: none
+    std::vector<int64_t> bytes;  // of those
+  };
+  struct ForStorage {
+    bool keep_from_start = false;  // from the operator that makes it on
+    bool keep_if_saved = false;    // while autograd has a tensor on it
+    int hold_from = 0;             // keep it if it is rebuilt at this unpacking, counted from 0, or later
+    bool is_pinned = false;        // never rebuilt
+    int needed_until = -1;         // the last unpacking that reads it for a replay or asks for it again; -1: none
+  };
+  std::vector<Made> operators;
+  std::vector<ForStorage> storages;
+  std::vector<int> unpacked;  // the storage, for each unpacking
+};
+
+/// Told of what happens on a tape; see TapeRecorder.
+class TapeListener {
+ public:
+  virtual ~TapeListener() = default;
+  virtual void on_storage(int storage, int64_t bytes, bool is_external) = 0;
+  virtual void before_operator() = 0;
+  /// `made`: storages whose version 0 is among the writes.
+  virtual void after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) = 0;
+  /// It made and wrote nothing.
+  virtual void after_view() = 0;
+  virtual void on_drop(int storage) = 0;
+  virtual void on_unpack(int storage) = 0;
+  virtual void after_unpack() = 0;
+  virtual void on_done(int storage) = 0;
+  /// A saved tensor on it was released and never asked for.
+  virtual void on_unused(int storage) = 0;
+  virtual void before_replay() = 0;
+  virtual void after_replay() = 0;
+  /// Something outside of the tape was written, or is about to be, for the first time.
+  virtual void before_outside_write(const at::Tensor& tensor) = 0;
+};
+
+struct TapeStorage {
+  bool is_external = true;
+  bool is_pinned = false;      // is not rebuilt, whatever the operators say
+  bool is_rebuildable = true;  // at its last version, by operators that are on the tape
+  bool claimed = false;        // the schedule wants it to stay
+  bool is_watched = false;     // its memory comes back to the tape by itself; only with a listener
+  int slots = 0;               // tensors on it that autograd has saved and not released
+  int uses = 0;                // of those, how many backward has asked for
+  std::vector<int> producers;  // per version: the operator; -1: not on the tape
+  int64_t bytes = 0;
+  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> where = {};  // its last version, if anybody holds it
+  c10::Storage held = {};                                               // by the tape
+  c10::DataPtr parked = {};                          // likewise, after the program has dropped it; only with a listener
+  std::optional<c10::VariableVersion> counter = {};  // of the tensor it was first seen in
+  uint32_t version_at_end = 0;
+
+  int last_version() const { return static_cast<int>(producers.size()) - 1; }
+};
+
+/// A tensor without its memory.
+struct TensorShape {
+  explicit TensorShape(const at::Tensor& tensor);
+  at::Tensor on(const c10::Storage& storage) const;
+
+  c10::intrusive_ptr<c10::TensorImpl> impl;
+};
+
+struct TapeOperator {
+  struct Operand {
+    size_t argument;
+    std::optional<size_t> element;  // of a list
+    ValueId value;
+    TensorShape shape;
+  };
+  struct Result {
+    size_t result;
+    std::optional<size_t> element;
+    int storage;
+  };
+
+  c10::OperatorHandle op;
+  CallContext context;
+  std::vector<c10::IValue> arguments;  // without their tensors
+  std::vector<Operand> operands;
+  std::vector<Result> results;  // those that are new storages
+  std::vector<ValueId> needs;   // what it read, and the version before of what it wrote
+  std::vector<ValueId> writes;
+  bool is_replayable = true;
+  at::Generator generator = {};  // as it was, of an operator that draws from one
+  size_t generator_argument = 0;
+};
+
+/// Thread-safe from close() on; before, on the thread of the forward pass.
+class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<OpTape> {
+ public:
+  /// `listener`, if there is one, must live until forget_listener().
+  explicit OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener = nullptr);
+
+  void call(const OperatorCall& call, Stack& stack) override;
+  void unseen_write(const at::Tensor& tensor) override;
+  std::any pack(const at::Tensor& tensor);
+  at::Tensor unpack(std::any& packed);
+  /// The forward pass is over. Unpacking does this too.
+  void close();
+  void forget_listener();
+
+  /// The first operator that was another than the schedule's, in words; empty if there was none.
+  const std::string& deviation() const { return deviation_; }
+  /// Operators that ran again.
+  std::shared_ptr<const std::atomic<int64_t>> replayed() const { return replayed_; }
+  /// From now on compares what is rebuilt with what was saved, bit for bit, and remembers storages that differ.
+  void verify_values() { verifies_ = true; }
+  const std::set<int>& different() const { return different_; }
+
+ private:
+  struct Slot;
+  struct Watch;
+  class Replay;
+
+  // Recording.
+  TapeStorage& at(int storage) { return storages_[static_cast<size_t>(storage)]; }
+  int number_of(const at::Tensor& tensor);
+  int add_storage(const at::Tensor& tensor, bool is_external, int producer);
+  TapeOperator read_arguments(const OperatorCall& call, Stack& stack);
+  void read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument, std::optional<size_t> element);
+  void note_generator(TapeOperator& record, const Stack& stack);
+  void note_write(TapeOperator& record, const at::Tensor& tensor);
+  void take_back_writes(const TapeOperator& record);
+  std::vector<std::pair<int, const void*>> read_results(TapeOperator& record, const Stack& stack, size_t first_result);
+  void follow_schedule(const TapeOperator& record);
+  void judge(const TapeOperator& record);
+  void tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made);
+  void watch(int storage, c10::StorageImpl& impl);
+  void dropped(int storage, c10::DataPtr data);
+  bool is_workspace(int storage, const at::Tensor& tensor) const;
+
+  // Holding and rebuilding.
+  bool is_kept(int storage) const;
+  bool should_hold(int storage);
+  void settle(int storage);
+  c10::Storage find(int storage);
+  c10::Storage find(ValueId value);
+  void begin_unpacking(Slot& slot);
+  void end_unpacking(const Slot& slot);
+  bool stays_after_replay(int storage) const;
+  void slot_is_gone(Slot& slot);
+
+  std::shared_ptr<const TapeSchedule> schedule_;
+  TapeListener* listener_;
+  std::vector<TapeStorage> storages_;
+  std::vector<TapeOperator> operators_;
+  ska::flat_hash_map<const c10::StorageImpl*, int> numbers_;
+  bool is_closed_ = false;
+  std::string deviation_;
+  int deviates_from_;   // storages from this one on are kept
+  int pass_ = -1;       // the backward pass under way
+  int unpacking_ = -1;  // in it
+  bool keeps_graph_ = false;
+  bool is_as_scheduled_ = true;  // the order of unpacking, so far
+  std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
+  bool verifies_ = false;
+  std::set<int> different_;
+  mutable std::recursive_mutex mutex_;
+};
+
+/// Hands what autograd saves to a tape.
+class TapePolicy final : public SavedTensorPolicy {
+ public:
+  explicit TapePolicy(std::shared_ptr<OpTape> tape) : tape_(std::move(tape)) {}
+  std::any pack(const at::Tensor& tensor) override { return tape_->pack(tensor); }
+  at::Tensor unpack(std::any& packed) override { return tape_->unpack(packed); }
+
+ private:
+  std::shared_ptr<OpTape> tape_;
+};
+
+}  // namespace snug::detail

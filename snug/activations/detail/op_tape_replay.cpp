@@ -1,0 +1,319 @@
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "snug/activations/detail/op_tape.h"
+#include "snug/activations/detail/tape_slot.h"
+#include "snug/activations/detail/tensor_hash.h"
+#include "snug/core/error.h"
+
+// Holding and rebuilding: the rules at the top of planner/simulator.cpp.
+
+namespace snug::detail {
+
+// --- what the tape holds
+
+bool OpTape::is_kept(int storage) const {
+  const auto s = static_cast<size_t>(storage);
+  return storage >= deviates_from_ || schedule_->storages[s].keep_if_saved || !storages_[s].is_rebuildable;
+}
+
+bool OpTape::should_hold(int storage) {
+  const TapeStorage& s = at(storage);
+  return s.is_external || s.claimed || s.uses > 0 || (s.slots > 0 && is_kept(storage));
+}
+
+void OpTape::settle(int storage) {
+  TapeStorage& s = at(storage);
+  if (!should_hold(storage)) {
+    s.held = {};
+    s.parked.clear();
+  } else if (!s.is_watched && !s.held && !s.parked) {
+    s.held = find(storage);
+  }
+}
+
+// --- what is there
+
+c10::Storage OpTape::find(int storage) {
+  TapeStorage& s = at(storage);
+  if (is_closed_ && s.counter && s.counter->current_version() != s.version_at_end) {
+    return {};
+  }
+  if (s.held) {
+    return s.held;
+  }
+  if (s.where) {
+    if (auto impl = s.where->lock()) {
+      return c10::Storage(std::move(impl));
+    }
+  }
+  if (s.parked) {
+    s.held = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(s.bytes), std::move(s.parked));
+    s.where.emplace(s.held.getWeakStorageImpl());
+  }
+  return s.held;
+}
+
+c10::Storage OpTape::find(ValueId value) {
+  return value.version == at(value.storage).last_version() ? find(value.storage) : c10::Storage();
+}
+
+// --- rebuilding one storage
+
+class OpTape::Replay {
+ public:
+  Replay(OpTape& tape, int target) : tape_(tape), target_(target) {
+    find_operators();
+    find_lifetimes();
+  }
+
+  void run() {
+    for (size_t k = 0; k < sequence_.size(); ++k) {
+      const TapeOperator& op = tape_.operators_[static_cast<size_t>(sequence_[k])];
+      Stack stack = stack_for(op);
+      call_again(op.op, op.context, stack);
+      for (const TapeOperator::Result& result : op.results) {
+        const c10::IValue& value = stack[result.result];
+        made_.at(result.storage).memory =
+            (result.element ? value.toTensorVector()[*result.element] : value.toTensor()).storage();
+      }
+      stack.clear();
+      for (auto& [storage, one] : made_) {
+        if (one.last == k && !one.stays) {
+          one.memory = {};
+        }
+      }
+    }
+    for (auto& [storage, one] : made_) {
+      if (one.stays) {
+        adopt(storage, one.memory);
+      }
+    }
+    *tape_.replayed_ += static_cast<int64_t>(sequence_.size());
+  }
+
+ private:
+  struct Made {
+    size_t last;  // place of the operator that needs it last
+    bool whole;   // at its last version in the end
+    bool stays;
+    c10::Storage memory;
+  };
+
+  // The producers of all that is missing, in program order.
+  void find_operators() {
+    std::vector<ValueId> pending{{target_, tape_.at(target_).last_version()}};
+    std::set<int> operators;
+    while (!pending.empty()) {
+      const ValueId value = pending.back();
+      pending.pop_back();
+      if (there_.contains(value.storage) && value.version == tape_.at(value.storage).last_version()) {
+        continue;
+      }
+      if (c10::Storage storage = tape_.find(value)) {
+        there_.emplace(value.storage, std::move(storage));
+        continue;
+      }
+      const TapeStorage& storage = tape_.at(value.storage);
+      const int op = storage.producers[static_cast<size_t>(value.version)];
+      const bool can_be = op >= 0 && !storage.is_pinned && tape_.operators_[static_cast<size_t>(op)].is_replayable;
+      if (!can_be) {
+        throw_missing(storage, op);
+      }
+      if (operators.insert(op).second) {
+        const auto& needs = tape_.operators_[static_cast<size_t>(op)].needs;
+        pending.insert(pending.end(), needs.begin(), needs.end());
+      }
+    }
+    sequence_.assign(operators.begin(), operators.end());
+  }
+
+  [[noreturn]] static void throw_missing(const TapeStorage& storage, int op) {
+    if (storage.is_external) {
+      throw Error(
+          "Rematerialize: a parameter, buffer or input was written in place after the forward pass read it, and is "
+          "needed "
+          "to rebuild what backward asks for; go backward before you write to it");
+    }
+    throw Error(
+        fmt::format("Rematerialize: the result of operator {}, which is needed to rebuild what backward asks for, is "
+                    "gone and cannot "
+                    "be made again; was it written in place after the forward pass?",
+                    op));
+  }
+
+  bool is_there(ValueId value) const {
+    return there_.contains(value.storage) && value.version == tape_.at(value.storage).last_version();
+  }
+
+  void find_lifetimes() {
+    for (size_t k = 0; k < sequence_.size(); ++k) {
+      const TapeOperator& op = tape_.operators_[static_cast<size_t>(sequence_[k])];
+      for (const ValueId& value : op.needs) {
+        if (!is_there(value)) {
+          made_.at(value.storage).last = k;
+        }
+      }
+      for (const ValueId& value : op.writes) {
+        Made& one = made_[value.storage];
+        one.last = std::max(one.last, k);
+        one.whole = value.version == tape_.at(value.storage).last_version();
+      }
+    }
+    for (auto& [storage, one] : made_) {
+      one.stays = one.whole && !there_.contains(storage) && !tape_.find(storage) &&
+                  (storage == target_ || tape_.stays_after_replay(storage));
+    }
+  }
+
+  c10::Storage memory_of(ValueId value) const {
+    return is_there(value) ? there_.at(value.storage) : made_.at(value.storage).memory;
+  }
+
+  Stack stack_for(const TapeOperator& op) const {
+    Stack stack(op.arguments.begin(), op.arguments.end());
+    if (op.generator.defined()) {
+      stack[op.generator_argument] = op.generator.clone();
+    }
+    std::optional<size_t> copied;
+    for (const TapeOperator::Operand& operand : op.operands) {
+      at::Tensor tensor = operand.shape.on(memory_of(operand.value));
+      if (!operand.element) {
+        stack[operand.argument] = std::move(tensor);
+        continue;
+      }
+      if (copied != operand.argument) {
+        stack[operand.argument] = stack[operand.argument].toList().copy();
+        copied = operand.argument;
+      }
+      stack[operand.argument].toList().set(*operand.element, std::move(tensor));
+    }
+    return stack;
+  }
+
+  void adopt(int storage, const c10::Storage& memory) {
+    TapeStorage& s = tape_.at(storage);
+    s.where.emplace(memory.getWeakStorageImpl());
+    s.held = {};
+    s.counter.reset();  // nobody else writes to it
+    s.is_watched = false;
+    s.claimed = s.claimed || tape_.stays_after_replay(storage);
+    if (s.claimed) {
+      s.held = memory;
+    }
+    if (storage == target_) {
+      result_ = memory;
+    }
+  }
+
+  OpTape& tape_;
+  int target_;
+  std::vector<int> sequence_;
+  std::unordered_map<int, c10::Storage> there_;  // what it reads, held until it is over
+  std::map<int, Made> made_;
+
+ public:
+  c10::Storage result_;
+};
+
+bool OpTape::stays_after_replay(int storage) const {
+  const auto s = static_cast<size_t>(storage);
+  return is_as_scheduled_ && unpacking_ >= 0 && storage < deviates_from_ &&
+         schedule_->storages[s].hold_from <= unpacking_ && schedule_->storages[s].needed_until > unpacking_;
+}
+
+// --- unpacking
+
+void OpTape::begin_unpacking(Slot& slot) {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  keeps_graph_ = pass < 0 || torch::autograd::get_current_graph_task_keep_graph();
+  if (pass != pass_) {
+    pass_ = pass;
+    unpacking_ = -1;
+  }
+  slot.pass = pass;
+  ++unpacking_;
+}
+
+// What nobody needs from here on. If backward asks in another order than was scheduled, nobody knows.
+void OpTape::end_unpacking(const Slot& slot) {
+  if (schedule_) {
+    const auto n = static_cast<size_t>(unpacking_);
+    is_as_scheduled_ = is_as_scheduled_ && deviation_.empty() && n < schedule_->unpacked.size() &&
+                       schedule_->unpacked[n] == slot.storage;
+  }
+  if (keeps_graph_ || !schedule_ || !is_as_scheduled_) {
+    return;
+  }
+  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
+    if (at(s).claimed && s < deviates_from_ && schedule_->storages[static_cast<size_t>(s)].needed_until <= unpacking_) {
+      at(s).claimed = false;
+      settle(s);
+    }
+  }
+}
+
+at::Tensor OpTape::unpack(std::any& packed) {
+  if (const auto* tensor = std::any_cast<at::Tensor>(&packed)) {
+    return *tensor;
+  }
+  Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
+  const std::lock_guard lock(mutex_);
+  close();
+  const bool is_first = slot.pass < 0 || slot.pass != torch::autograd::get_current_graph_task_id();
+  if (is_first) {
+    begin_unpacking(slot);
+    if (listener_ != nullptr) {
+      listener_->on_unpack(slot.storage);
+    }
+  }
+  c10::Storage memory = find(slot.storage);
+  if (!memory) {
+    Replay replay(*this, slot.storage);
+    if (listener_ != nullptr) {
+      listener_->before_replay();
+    }
+    replay.run();
+    memory = replay.result_;
+    if (listener_ != nullptr) {
+      listener_->after_replay();
+    }
+  }
+  at::Tensor result = slot.shape.on(memory);
+  if (slot.values && *slot.values != tensor_hash(result)) {
+    different_.insert(slot.storage);
+  }
+  if (is_first) {
+    if (!keeps_graph_ && !std::exchange(slot.is_used, true)) {
+      ++at(slot.storage).uses;
+      settle(slot.storage);
+    }
+    end_unpacking(slot);
+    if (listener_ != nullptr) {
+      listener_->after_unpack();
+    }
+  }
+  return result;
+}
+
+void OpTape::slot_is_gone(Slot& slot) {
+  const std::lock_guard lock(mutex_);
+  TapeStorage& storage = at(slot.storage);
+  --storage.slots;
+  if (slot.is_used) {
+    --storage.uses;
+    if (listener_ != nullptr) {
+      listener_->on_done(slot.storage);
+    }
+  } else if (listener_ != nullptr) {
+    listener_->on_unused(slot.storage);
+  }
+  settle(slot.storage);
+}
+
+}  // namespace snug::detail

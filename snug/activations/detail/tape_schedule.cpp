@@ -1,0 +1,59 @@
+#include "snug/activations/detail/tape_schedule.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "snug/activations/detail/tape_slot.h"
+
+namespace snug::detail {
+namespace {
+
+TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profile) {
+  TapeSchedule::Made made{.op = op.name, .first_storage = -1};
+  for (const ValueId& value : op.writes) {
+    const StorageInfo& storage = profile.storages[static_cast<size_t>(value.storage)];
+    if (value.version == 0 && storage.kind != StorageKind::External) {
+      made.first_storage = made.bytes.empty() ? value.storage : made.first_storage;
+      made.bytes.push_back(storage.bytes);
+    }
+  }
+  return made;
+}
+
+}  // namespace
+
+TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, const Simulation& simulation) {
+  TapeSchedule schedule;
+  for (const ProfiledOperator& op : profile.operators) {
+    if (op.name != kOtherWrite) {
+      schedule.operators.push_back(made_by(op, profile));
+    }
+  }
+  std::vector<int> event_of;  // per unpacking
+  std::vector<int> unpacking_at(profile.events.size(), -1);
+  for (size_t e = 0; e < profile.events.size(); ++e) {
+    if (profile.events[e].kind == EventKind::Unpack) {
+      unpacking_at[e] = static_cast<int>(event_of.size());
+      event_of.push_back(static_cast<int>(e));
+      schedule.unpacked.push_back(profile.events[e].index);
+    }
+  }
+  const std::vector<bool> asked_for = profile.saved_storages();
+  for (size_t s = 0; s < profile.storages.size(); ++s) {
+    const int last_use = simulation.last_use[s];
+    const bool is_kept = plan[s] == kKeep && last_use >= 0;
+    const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
+    const auto hold_from =
+        may_be_rebuilt ? std::lower_bound(event_of.begin(), event_of.end(), plan[s]) : event_of.end();
+    schedule.storages.push_back({.keep_from_start = is_kept,
+                                 .keep_if_saved = is_kept || !asked_for[s],
+                                 .hold_from = hold_from == event_of.end()
+                                                  ? std::numeric_limits<int>::max()
+                                                  : static_cast<int>(hold_from - event_of.begin()),
+                                 .is_pinned = profile.storages[s].kind == StorageKind::Pinned,
+                                 .needed_until = last_use < 0 ? -1 : unpacking_at[static_cast<size_t>(last_use)]});
+  }
+  return schedule;
+}
+
+}  // namespace snug::detail

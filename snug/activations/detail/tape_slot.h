@@ -1,0 +1,31 @@
+#pragma once
+// What an OpTape puts in the place of a tensor that autograd saves.
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "snug/activations/detail/op_tape.h"
+
+namespace snug::detail {
+
+/// Stands in a profile for writes that are no operator of the tape: those of batch normalisation to its running statistics, and unseen ones.
+inline constexpr std::string_view kOtherWrite = "snug::other_write";
+
+struct OpTape::Slot {
+  Slot(std::shared_ptr<OpTape> on, int of, TensorShape tensor)
+      : tape(std::move(on)), storage(of), shape(std::move(tensor)) {}
+  ~Slot() { tape->slot_is_gone(*this); }
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+
+  std::shared_ptr<OpTape> tape;
+  int storage;
+  TensorShape shape;
+  int pass = -1;                        // the last one that asked for it
+  bool is_used = false;                 // backward has it, and will release it
+  std::optional<uint64_t> values = {};  // a hash, to compare with what is rebuilt
+};
+
+}  // namespace snug::detail

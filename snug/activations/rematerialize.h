@@ -1,0 +1,104 @@
+#pragma once
+// Rematerialize: a forward and backward pass of any model under a number of bytes. What is cheap to compute again is dropped in forward and
+// rebuilt, operator by operator, when backward asks for it. Gradients, buffers and random numbers are those of plain training, to the bit.
+//
+//   const auto step = [&] { return loss_function(model->forward(x), y); };
+//   const auto plan = snug::plan_activations(step, snug::Bytes::parse("300MiB"));
+//   std::cout << plan.explain();
+//   for (...) {
+//     torch::Tensor loss;
+//     {
+//       const snug::Rematerialize scope(plan);
+//       loss = step();
+//     }
+//     loss.backward();
+//   }
+//
+// The idea, the search and its sources: docs/automatic.md.
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/core/bytes.h"
+#include "snug/planner/plan.h"
+#include "snug/planner/profile.h"
+#include "snug/planner/solver.h"
+
+namespace snug {
+
+/// What to keep and what to rebuild in one forward and backward pass. Copies share their content, which does not change.
+class ActivationPlan {
+ public:
+  int64_t predicted_peak_bytes =
+      0;                         ///< how far memory rises above its level before the forward pass, gradients included
+  double predicted_seconds = 0;  ///< forward and backward
+  int64_t plain_peak_bytes = 0;  ///< the same without a plan
+  double plain_seconds = 0;
+
+  /// Plans for a profile that was taken before; `options` limit the search. What plan_activations verifies is not verified here. Throws
+  /// BudgetExceeded as plan_activations does.
+  ActivationPlan(const StepProfile& profile, Bytes budget, SolverOptions options = {});
+
+  /// For people: what is alive at the peak, what is rebuilt and what that costs, how far from the fastest plan it can be.
+  std::string explain() const;
+
+  /// The plan and the profile that it was made from.
+  std::string to_json() const;
+  /// Throws ConfigError for what is no plan.
+  static ActivationPlan from_json(std::string_view text);
+
+  const StepProfile& profile() const;
+  const RematPlan& choice() const;
+
+ private:
+  friend class Rematerialize;
+  friend ActivationPlan plan_activations(const std::function<at::Tensor()>&, Bytes);
+  struct Content;
+  std::set<int> differing_storages(const std::function<at::Tensor()>& forward_and_loss) const;
+  explicit ActivationPlan(std::shared_ptr<const Content> content);
+  std::shared_ptr<const Content> content_;
+};
+
+/// Runs one forward and backward pass and writes down its operators, their times and every byte that they take. `forward_and_loss`
+/// returns the loss: a scalar that requires a gradient. Parameters' gradients, buffers and the default generators are as before
+/// afterwards; other state that the callable keeps is not, nor what hooks on the way do. On a CPU only; with backward on this thread, and
+/// while no other thread allocates tensors, which would be counted too.
+/// Memory: what plain training takes; gradients that are there already are copied for the time.
+/// Throws ConfigError where the profile cannot be taken, as with StepInBackward, which would update parameters; and what the callable
+/// throws.
+StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss);
+
+/// The fastest plan found whose peak stays within `budget` bytes above the level of memory at the call, new gradients included. Calls
+/// `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that what is rebuilt has the same bits.
+/// What has not is kept from then on. Throws BudgetExceeded, whose smallest_feasible() says what would do.
+ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget);
+
+/// While it lives, one forward pass on this thread runs under the plan. Backward comes after it, once or more often (then what was held
+/// for a single pass is rebuilt again). Operators that are others than those that were profiled are noticed: from the first on, everything is kept, which
+/// costs memory, never the result. Where the plan drops what something else writes to between forward and backward, backward
+/// throws snug::Error. Hooks and checkpointed regions inside handle what is saved inside of them.
+class [[nodiscard]] Rematerialize final {
+ public:
+  explicit Rematerialize(ActivationPlan plan);
+  ~Rematerialize();
+  Rematerialize(const Rematerialize&) = delete;
+  Rematerialize& operator=(const Rematerialize&) = delete;
+
+  /// The first operator that was another than in the profile, in words; empty if there was none so far.
+  std::string deviation() const;
+  /// The number of operators that ran again. It lives on, and counts, while backward runs.
+  std::shared_ptr<const std::atomic<int64_t>> replayed_operators() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace snug

@@ -1,0 +1,453 @@
+// Rematerialize: for any model and any budget that is feasible, the step has the bits of plain training, and memory rises exactly as far as
+// was predicted.
+
+#include "snug/activations/rematerialize.h"
+
+#include <cstdlib>
+#include <optional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/core/error.h"
+#include "snug/core/rng.h"
+#include "snug/memory/detail/operator_mode.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/meter.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/step_in_backward.h"
+#include "tests/support/random_model.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using testing::clones_of;
+using testing::error_of;
+using testing::gradients_of;
+using ::testing::HasSubstr;
+using testing::random_model;
+using testing::RandomModel;
+using testing::same_bits;
+using torch::Tensor;
+
+struct Outcome {
+  Tensor loss;
+  std::vector<Tensor> gradients, buffers;
+  RngState generators;
+  int64_t peak_bytes;
+  int64_t replayed = 0;  // operators
+};
+
+void expect_same(const Outcome& a, const Outcome& b) {
+  EXPECT_TRUE(torch::equal(a.loss, b.loss));
+  EXPECT_TRUE(same_bits(a.gradients, b.gradients));
+  EXPECT_TRUE(same_bits(a.buffers, b.buffers));
+  EXPECT_TRUE(a.generators == b.generators);
+}
+
+// From the same model, gradients, buffers and generators each time.
+class Step {
+ public:
+  explicit Step(const RandomModel& model) : model_(model), buffers_(clones_of(model.module->buffers())) { reset(); }
+
+  std::function<Tensor()> forward() const {
+    return [this] { return model_.loss(model_.input); };
+  }
+
+  Outcome run(const std::optional<ActivationPlan>& plan) {
+    reset();
+    const MemoryMeter meter;
+    std::optional<Rematerialize> scope;
+    if (plan) {
+      scope.emplace(*plan);
+    }
+    Tensor loss = model_.loss(model_.input);
+    auto replayed = std::make_shared<const std::atomic<int64_t>>(0);
+    if (scope) {
+      EXPECT_EQ(scope->deviation(), "");
+      replayed = scope->replayed_operators();
+      scope.reset();
+    }
+    loss.backward();
+    const int64_t peak = meter.report().peak_bytes;
+    return {
+        loss.detach(),   gradients_of(model_.leaves()), clones_of(model_.module->buffers()), RngState::capture(), peak,
+        replayed->load()};
+  }
+
+  void reset() {
+    torch::NoGradGuard no_grad;
+    for (Tensor& leaf : model_.leaves_) {
+      leaf.mutable_grad() = Tensor();
+    }
+    const auto buffers = model_.module->buffers();
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      buffers[i].copy_(buffers_[i]);
+    }
+    torch::manual_seed(1);
+  }
+
+ private:
+  struct Model : RandomModel {
+    explicit Model(const RandomModel& model) : RandomModel(model), leaves_(leaves()) {}
+    std::vector<Tensor> leaves_;
+  } model_;
+  std::vector<Tensor> buffers_;
+};
+
+constexpr SolverOptions kSearch{.work = 1'000'000};  // small models need little
+
+// From which on a plan was found, in bytes.
+Bytes smallest_feasible(const StepProfile& profile) {
+  try {
+    ActivationPlan(profile, Bytes(1), kSearch);
+  } catch (const BudgetExceeded& error) {
+    return error.smallest_feasible();
+  }
+  ADD_FAILURE() << "a plan for one byte";
+  return Bytes(1);
+}
+
+class OneThread {
+ public:
+  OneThread() { torch::set_num_threads(1); }
+  ~OneThread() { torch::set_num_threads(threads_); }
+
+ private:
+  int threads_ = torch::get_num_threads();
+};
+
+// With SNUG_RANDOM_MODELS=300 of that many.
+uint64_t number_of_models() {
+  const char* number = std::getenv("SNUG_RANDOM_MODELS");
+  return number == nullptr ? 30 : std::stoull(number);
+}
+
+TEST(Rematerialize, GivesRandomModelsTheBitsOfPlainTrainingWithinEachOfFiveBudgetsAndPredictsThePeakToTheByte) {
+  int64_t replayed = 0;
+  const OneThread scratch_of_several_threads_overlaps_by_chance;
+  for (uint64_t seed = 0; seed < number_of_models(); ++seed) {
+    const RandomModel model = random_model(seed);
+    SCOPED_TRACE(model.description);
+    Step step(model);
+    const Outcome plain = step.run(std::nullopt);
+    step.reset();
+    const StepProfile profile = profile_step(step.forward());
+    const int64_t plain_peak = ActivationPlan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
+    EXPECT_EQ(plain_peak, plain.peak_bytes);
+    const int64_t smallest = smallest_feasible(profile).count();
+    for (int k = 0; k < 5; ++k) {
+      const Bytes budget(smallest + (plain_peak - smallest) * k / 4);
+      SCOPED_TRACE(budget.count());
+      const ActivationPlan plan(profile, budget, kSearch);
+      const Outcome planned = step.run(plan);
+      expect_same(planned, plain);
+      EXPECT_EQ(planned.peak_bytes, plan.predicted_peak_bytes);
+      EXPECT_LE(planned.peak_bytes, budget.count());
+      replayed += planned.replayed;
+    }
+  }
+  EXPECT_GT(replayed, 1000);
+}
+
+TEST(Rematerialize, PlanningLeavesGradientsBuffersAndGeneratorsAsTheyWere) {
+  const RandomModel model = random_model(1);  // with BatchNorm
+  Step step(model);
+  step.run(std::nullopt);
+  const std::vector<Tensor> gradients = gradients_of(model.leaves()), buffers = clones_of(model.module->buffers());
+  const RngState generators = RngState::capture();
+  plan_activations(step.forward(), Bytes::unlimited());
+  EXPECT_TRUE(same_bits(gradients_of(model.leaves()), gradients));
+  EXPECT_TRUE(same_bits(model.module->buffers(), buffers));
+  EXPECT_TRUE(generators == RngState::capture());
+}
+
+TEST(Rematerialize, RebuildsForEachOfSeveralBackwardPassesThroughTheSameGraph) {
+  const RandomModel model = random_model(3);
+  Step step(model);
+  const StepProfile profile = profile_step(step.forward());
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const auto twice = [&](bool under_plan) {
+    step.reset();
+    Tensor loss;
+    {
+      std::optional<Rematerialize> scope;
+      if (under_plan) {
+        scope.emplace(plan);
+      }
+      loss = model.loss(model.input);
+    }
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    return gradients_of(model.leaves());
+  };
+  EXPECT_TRUE(same_bits(twice(true), twice(false)));
+}
+
+// Two layers, of which each result is squared, so that everything is saved for backward.
+struct Chain {
+  torch::nn::Linear first{64, 64}, second{64, 64};
+  Tensor input = torch::randn({128, 64});
+
+  Tensor loss(int extra = 0) {
+    Tensor h = first->forward(input).sigmoid();
+    for (int i = 0; i < extra; ++i) {
+      h = h.exp().log1p();
+    }
+    return second->forward(h).sigmoid().pow(2).sum();
+  }
+  std::vector<Tensor> gradients() { return {first->weight.grad().clone(), second->weight.grad().clone()}; }
+  void zero() {
+    first->zero_grad();
+    second->zero_grad();
+  }
+};
+
+TEST(Rematerialize, KeepsEverythingFromTheFirstOperatorThatIsAnotherThanInTheProfile) {
+  Chain chain;
+  const StepProfile profile = profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  chain.loss(2).backward();
+  const std::vector<Tensor> plain = chain.gradients();
+  chain.zero();
+  Tensor loss;
+  {
+    const Rematerialize scope(plan);
+    loss = chain.loss(2);
+    EXPECT_THAT(scope.deviation(), AllOf(HasSubstr("aten::exp"), HasSubstr("aten::")));
+  }
+  loss.backward();
+  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+}
+
+TEST(Rematerialize, GivesGradientsOfGradients) {
+  Chain chain;
+  const StepProfile profile = profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const auto penalty = [&](bool under_plan) {
+    chain.zero();
+    Tensor loss;
+    {
+      std::optional<Rematerialize> scope;
+      if (under_plan) {
+        scope.emplace(plan);
+      }
+      loss = chain.loss();
+    }
+    const auto first =
+        torch::autograd::grad({loss}, {chain.first->weight}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    first[0].pow(2).sum().backward();
+    return chain.gradients();
+  };
+  EXPECT_TRUE(same_bits(penalty(true), penalty(false)));
+}
+
+TEST(Rematerialize, HasCheckpointedRegionsInside) {
+  Chain chain;
+  const auto loss_of = [&] {
+    return checkpoint([&](Tensor x) { return chain.first->forward(x).sigmoid().exp(); }, chain.input).pow(2).sum() +
+           chain.loss();
+  };
+  loss_of().backward();
+  const std::vector<Tensor> plain = chain.gradients();
+  chain.zero();
+  const StepProfile profile = profile_step(loss_of);
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  Tensor loss;
+  {
+    const Rematerialize scope(plan);
+    loss = loss_of();
+  }
+  loss.backward();
+  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+}
+
+TEST(Rematerialize, RefusesToRebuildFromWhatWasWrittenSinceTheForwardPass) {
+  Chain chain;
+  const StepProfile profile = profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  Tensor loss;
+  {
+    const Rematerialize scope(plan);
+    loss = chain.loss();
+  }
+  {
+    torch::NoGradGuard no_grad;
+    chain.first->bias.add_(1);  // autograd does not save it, so it would not notice
+  }
+  EXPECT_THAT(error_of<Error>([&] { loss.backward(); }), HasSubstr("written in place after the forward pass"));
+}
+
+TEST(Rematerialize, TakesSeveralLossesWithABackwardPassForEach) {
+  Chain chain;
+  const auto losses = [&] { return std::pair(chain.loss(), chain.loss().exp2()); };
+  const StepProfile profile = profile_step([&] {
+    const auto [a, b] = losses();
+    return a + b;
+  });
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const auto train = [&](bool under_plan) {
+    chain.zero();
+    std::optional<Rematerialize> scope;
+    if (under_plan) {
+      scope.emplace(plan);
+    }
+    const auto [a, b] = losses();
+    scope.reset();
+    a.backward();
+    b.backward();
+    return chain.gradients();
+  };
+  EXPECT_TRUE(same_bits(train(true), train(false)));
+}
+
+TEST(Rematerialize, GoesOnAfterAnOperatorThatThrew) {
+  Chain chain;
+  const auto loss_of = [&] {
+    Tensor h = chain.first->forward(chain.input).sigmoid();
+    Tensor scaled = h * 2;
+    EXPECT_THROW(scaled.add_(torch::ones({3})), c10::Error);
+    return chain.second->forward(scaled.exp()).pow(2).sum();
+  };
+  loss_of().backward();
+  const std::vector<Tensor> plain = chain.gradients();
+  chain.zero();
+  const StepProfile profile = profile_step(loss_of);
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  std::optional<Rematerialize> scope(plan);
+  const Tensor loss = loss_of();
+  scope.reset();
+  loss.backward();
+  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+}
+
+TEST(Rematerialize, KeepsWhatComesAfterABackwardPassInsideAndSaysSo) {
+  Chain chain;
+  const auto penalty = [&] {
+    const Tensor loss = chain.loss();
+    const auto first =
+        torch::autograd::grad({loss}, {chain.first->weight}, {}, /*retain_graph=*/true, /*create_graph=*/true);
+    return loss + first[0].pow(2).sum();
+  };
+  penalty().backward();
+  const std::vector<Tensor> plain = chain.gradients();
+  chain.zero();
+  const StepProfile profile = profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  std::optional<Rematerialize> scope(plan);
+  const Tensor loss = penalty();
+  EXPECT_NE(scope->deviation(), "");
+  scope.reset();
+  loss.backward();
+  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+}
+
+TEST(Rematerialize, LeavesNothingBehindWhenTheGraphIsDroppedOrTheForwardThrows) {
+  Chain chain;
+  const StepProfile profile = profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const int64_t before = live_bytes(torch::kCPU).count();
+  {
+    const Rematerialize scope(plan);
+    chain.loss();
+  }
+  EXPECT_EQ(live_bytes(torch::kCPU).count(), before);
+  try {
+    const Rematerialize scope(plan);
+    const Tensor loss = chain.loss();
+    throw std::runtime_error("in the forward pass");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_EQ(live_bytes(torch::kCPU).count(), before);
+}
+
+TEST(Rematerialize, ThatRunsOutOfMemoryInBackwardLeavesNothingBehind) {
+  Chain chain;
+  const StepProfile profile = profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const int64_t before = live_bytes(torch::kCPU).count();
+  {
+    std::optional<Rematerialize> scope(plan);
+    const Tensor loss = chain.loss();
+    scope.reset();
+    const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + 1000));
+    EXPECT_THROW(loss.backward(), c10::OutOfMemoryError);
+  }
+  chain.zero();
+  EXPECT_EQ(live_bytes(torch::kCPU).count(), before);
+}
+
+TEST(Rematerialize, NeverRebuildsWhatCameFromElsewhere) {
+  Chain chain;
+  const auto loss_of = [&] {
+    const Tensor received = torch::empty({128, 64});
+    std::fill_n(received.data_ptr<float>(), received.numel(), 0.5F);
+    detail::report_unseen_write(received);  // as ProcessGroup does
+    return (chain.first->forward(chain.input).sigmoid() * received.exp()).pow(2).sum() + chain.loss();
+  };
+  loss_of().backward();
+  const std::vector<Tensor> plain = chain.gradients();
+  chain.zero();
+  const StepProfile profile = profile_step(loss_of);
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  std::optional<Rematerialize> scope(plan);
+  const Tensor loss = loss_of();
+  scope.reset();
+  loss.backward();
+  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+}
+
+TEST(PlanActivations, RefusesHooksThatProfilingWouldRun) {
+  Chain chain;
+  AdamW optimizer(chain.first->parameters());
+  const StepInBackward scope(optimizer);
+  EXPECT_THAT(error_of<ConfigError>([&] { profile_step([&] { return chain.loss(); }); }), HasSubstr("StepInBackward"));
+}
+
+// What operators cannot see: values that come from elsewhere through a pointer.
+TEST(PlanActivations, KeepsWhatHasOtherBitsWhenItIsMadeAgain) {
+  Chain chain;
+  const auto loss_of = [&] {
+    Tensor mask = torch::empty({128, 64});
+    std::fill_n(mask.data_ptr<float>(), mask.numel(), 0.5F);
+    return (chain.first->forward(chain.input).sigmoid() * mask).pow(2).sum() + chain.loss();
+  };
+  loss_of().backward();
+  const std::vector<Tensor> plain = chain.gradients();
+  chain.zero();
+  const int64_t smallest = smallest_feasible(profile_step(loss_of)).count();
+  const ActivationPlan plan = plan_activations(loss_of, Bytes(smallest + 4 * 128 * 64 * 4));
+  Tensor loss;
+  {
+    const Rematerialize scope(plan);
+    loss = loss_of();
+  }
+  loss.backward();
+  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+}
+
+TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
+  Chain chain;
+  const StepProfile profile = profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const ActivationPlan read = ActivationPlan::from_json(plan.to_json());
+  EXPECT_EQ(read.choice(), plan.choice());
+  EXPECT_EQ(read.profile(), plan.profile());
+  EXPECT_EQ(read.predicted_peak_bytes, plan.predicted_peak_bytes);
+  EXPECT_THAT(plan.explain(), HasSubstr("aten::"));
+  EXPECT_THAT(error_of<ConfigError>([] { ActivationPlan::from_json("{}"); }), HasSubstr("no plan"));
+}
+
+TEST(PlanActivations, SaysWhatWouldDoAndRefusesWhatHasNoLoss) {
+  Chain chain;
+  EXPECT_THAT(error_of<BudgetExceeded>([&] { plan_activations([&] { return chain.loss(); }, Bytes(1000)); }),
+              AllOf(HasSubstr("1000 B"), HasSubstr("bytes")));
+  EXPECT_THAT(error_of<ConfigError>([&] { plan_activations([&] { return chain.input; }, Bytes(1 << 30)); }),
+              HasSubstr("8192 elements"));
+}
+
+}  // namespace
+}  // namespace snug
