@@ -1,50 +1,16 @@
 """The cases of benchmarks/checkpointing.cpp in Python PyTorch, with torch.utils.checkpoint, non-reentrant, which its documentation
 recommends. Speaks the protocol of benchmarks/serve.h."""
 
+import ctypes
 import functools
+import sys
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import serve
-
-
-class Block(torch.nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = torch.nn.LayerNorm(width)
-        self.qkv = torch.nn.Linear(width, 3 * width)
-        self.projection = torch.nn.Linear(width, width)
-        self.mlp_norm = torch.nn.LayerNorm(width)
-        self.up = torch.nn.Linear(width, 4 * width)
-        self.down = torch.nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        batch, time, width = x.shape
-        query, key, value = (
-            part.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.qkv(self.attention_norm(x)).split(width, dim=-1)
-        )
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.projection(mixed.transpose(1, 2).reshape(batch, time, width))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
-
-
-class Gpt(torch.nn.Module):
-    def __init__(self, vocab, context, layers, heads, width):
-        super().__init__()
-        self.token_embedding = torch.nn.Embedding(vocab, width)
-        self.position_embedding = torch.nn.Embedding(context, width)
-        self.blocks = torch.nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = torch.nn.LayerNorm(width)
-
-    def forward(self, tokens, run_block):
-        x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.shape[1]))
-        for block in self.blocks:
-            x = run_block(block, x)
-        return self.norm(x) @ self.token_embedding.weight.T
+from gpt import Gpt
 
 
 def tiny(call):
@@ -52,14 +18,36 @@ def tiny(call):
     return lambda: call(x).backward()
 
 
-def gpt(run_block):
+class MallInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def allocated_bytes():
+    """Of the whole process, by glibc: PyTorch does not count a CPU's tensors."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = MallInfo
+    info = mallinfo()
+    return info.uordblks + info.hblkhd
+
+
+def gpt(name, run_block):
     torch.manual_seed(1)
     model = Gpt(256, 256, 12, 8, 256)
     tokens = torch.randint(256, (4, 256))
 
+    def loss():
+        return F.cross_entropy(model(tokens, run_block).flatten(0, 1), tokens.flatten())
+
+    loss()
+    before = allocated_bytes()
+    held = loss()
+    print(f"{name}: Python holds {(allocated_bytes() - before) / 2**20:.1f} MiB for backward", file=sys.stderr)
+    del held
+
     def step():
         model.zero_grad()
-        F.cross_entropy(model(tokens, run_block).flatten(0, 1), tokens.flatten()).backward()
+        loss().backward()
 
     return step
 
@@ -72,9 +60,17 @@ def recompute(block, x):
     return checkpoint(block, x, use_reentrant=False)
 
 
+def recompute_but_products(block, x):
+    aten = torch.ops.aten
+    saved = [aten.mm.default, aten.addmm.default, aten.bmm.default]
+    return checkpoint(block, x, use_reentrant=False,
+                      context_fn=functools.partial(create_selective_checkpoint_contexts, saved))
+
+
 serve.serve({
     "tiny_plain": functools.partial(tiny, torch.sin),
     "tiny_checkpoint": functools.partial(tiny, functools.partial(recompute, torch.sin)),
-    "gpt_plain": functools.partial(gpt, call),
-    "gpt_every_block": functools.partial(gpt, recompute),
+    "gpt_plain": functools.partial(gpt, "gpt_plain", call),
+    "gpt_every_block": functools.partial(gpt, "gpt_every_block", recompute),
+    "gpt_save_matmuls": functools.partial(gpt, "gpt_save_matmuls", recompute_but_products),
 })

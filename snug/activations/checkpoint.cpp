@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "snug/activations/detail/not_adopted.h"
 #include "snug/activations/detail/region_operators.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
@@ -56,6 +57,10 @@ struct Metadata {
 // through a backward pass that the callable started: the engine counts on std::exception for keeping its books.
 struct RecomputedEnough {};
 
+constexpr size_t kSmallRegion = 16384;  // bytes
+
+thread_local bool saving_inputs_of_a_region = false;
+
 struct Frame;
 
 struct Slot {
@@ -98,7 +103,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
   }
   at::Tensor unpack(std::any& packed) override {
     auto& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
-    return slot.frame->take(slot);
+    return not_adopted(slot.frame->take(slot));
   }
 
  private:
@@ -119,6 +124,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
 
   std::any pack(const at::Tensor& tensor) override {
     const size_t index = count_++;
+    saved_bytes_ += tensor.has_storage() ? tensor.storage().nbytes() : kSmallRegion;
     at::Tensor kept = tensor.detach();
     if (index < frame_.slots.size()) {
       check(index, tensor);
@@ -129,16 +135,22 @@ class RecomputePolicy final : public SavedTensorPolicy {
       }
     }
     const bool may_stop = task_ == torch::autograd::get_current_graph_task_id();
-    if (frame_.options.early_stop && may_stop && count_ >= needed_) {
+    if (has_enough() && may_stop && !is_cheaper_to_finish(index)) {
       throw RecomputedEnough{};
     }
     return kept;  // for a backward inside the region
   }
-  at::Tensor unpack(std::any& packed) override { return std::any_cast<at::Tensor&>(packed); }
+  at::Tensor unpack(std::any& packed) override { return not_adopted(std::any_cast<at::Tensor&>(packed)); }
 
   size_t count() const { return count_; }
+  bool has_enough() const { return frame_.options.early_stop && count_ >= needed_; }
 
  private:
+  // A throw through LibTorch takes as long as several small operators: where there is but one, which is under way, it is let to its end.
+  bool is_cheaper_to_finish(size_t index) const {
+    return frame_.operators.sequence.size() == 1 && index < frame_.slots.size() && saved_bytes_ < kSmallRegion &&
+           !saving_inputs_of_a_region;
+  }
   void check(size_t index, const at::Tensor& tensor) const {
     if (frame_.options.determinism == Determinism::None) {
       return;
@@ -152,8 +164,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
                       frame_.name(), index, operators_.place(), then.str(), now.str()));
     }
     // What the region itself writes, autograd saves as it is now: its own check of versions is the judge.
-    const bool is_written =
-        tensor.has_storage() && frame_.operators.overwritten.contains(tensor.storage().unsafeGetStorageImpl());
+    const bool is_written = frame_.operators.overwritten.contains(memory_of(tensor));
     if (now.values != then.values && !is_written) {
       throw Error(
           fmt::format("{}: saved tensor {}, {}, has other values in the recomputation than in forward ({}); was a "
@@ -168,6 +179,18 @@ class RecomputePolicy final : public SavedTensorPolicy {
   int task_ = torch::autograd::get_current_graph_task_id();  // the backward pass around the callable
   size_t needed_;
   size_t count_ = 0;
+  size_t saved_bytes_ = 0;
+};
+
+class SavingInputs {
+ public:
+  SavingInputs() : before_(std::exchange(saving_inputs_of_a_region, true)) {}
+  ~SavingInputs() { saving_inputs_of_a_region = before_; }
+  SavingInputs(const SavingInputs&) = delete;
+  SavingInputs& operator=(const SavingInputs&) = delete;
+
+ private:
+  bool before_;
 };
 
 // Outside a backward pass each request is a pass of its own.
@@ -221,6 +244,8 @@ void Frame::recompute(int pass) {
   try {
     recompute_fn(arguments);
   } catch (const RecomputedEnough&) {
+  }
+  if (policy->has_enough()) {
     return;
   }
   // A callable whose forward is under way has more to save.
@@ -241,9 +266,12 @@ class CheckpointForward::Impl {
       : frame_(std::make_shared<Frame>()) {
     install_engine();
     frame_->options = std::move(options);
-    for (const at::Tensor& input : inputs) {
-      frame_->inputs.emplace_back(input, /*is_output=*/false);
-      versions_.push_back(input.defined() ? std::optional<Version>(input) : std::nullopt);
+    {
+      const SavingInputs saving;
+      for (const at::Tensor& input : inputs) {
+        frame_->inputs.emplace_back(input, /*is_output=*/false);
+        versions_.push_back(input.defined() ? std::optional<Version>(input) : std::nullopt);
+      }
     }
     frame_->recompute_fn = std::move(recompute);
     frame_->autocast = AutocastState::capture();
@@ -274,6 +302,12 @@ class CheckpointForward::Impl {
       throw ConfigError(fmt::format(
           "{}: the callable wrote in place, with a gradient, to a tensor that it captured, as in aux += ...; "
           "return what is to be added, or write under NoGradGuard",
+          frame_->name()));
+    }
+    if (operators_->wrote_to_outside_sparse()) {
+      throw ConfigError(fmt::format(
+          "{}: the callable wrote to a tensor from outside that cannot be copied (a sparse one), so that its "
+          "recomputation would write once more; write out of place, or outside of the region",
           frame_->name()));
     }
     operators_->close();

@@ -26,11 +26,11 @@
 namespace snug {
 
 struct CheckpointOptions {
-  /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generators' state (5 KB on the CPU) for each region that
-  /// draws some.
+  /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generators' state (5 KB on the CPU) for each region
+  /// that draws some.
   bool preserve_rng_state = true;
-  /// Stop recomputing as soon as everything backward asked for is there. Off: run the callable to its end, and let
-  /// surplus saved tensors be an error.
+  /// Stop recomputing as soon as everything backward asked for is there (a region of one small operator is run to its end, which takes less
+  /// time than to stop). Off: run every callable to its end, and let surplus saved tensors be an error.
   bool early_stop = true;
   Determinism determinism = Determinism::Metadata;
   /// Names the region in errors.
@@ -61,17 +61,19 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 }  // namespace detail
 
 /// Calls `fn(args...)` and returns what it returns. If gradient mode is on, the tensors that autograd would save inside are dropped and
-/// recomputed in backward, under the autocast and dispatch state and (by default) the random numbers of the forward. `args` are tensors,
-/// containers of them (vector, array, tuple, pair, optional, map) or plain values; tensors among them are kept until
-/// backward, and given to an enclosing checkpoint to drop if there is one. Works with retain_graph, nested regions,
-/// torch::autograd::grad, create_graph, and modules used several times.
+/// recomputed in backward, under the autocast and dispatch state and (by default) the random numbers of the forward, those of the CPU and
+/// of every CUDA device that was in use when the region began. `args` are tensors, containers of them (vector, array, tuple, pair,
+/// optional, map) or plain values; tensors among them are kept until backward, and given to an enclosing checkpoint to drop if there is
+/// one. Works with retain_graph, nested regions, torch::autograd::grad, create_graph, and modules used several times.
 /// `fn` is copied, and called again in backward. If it is the holder of a module, such as a torch::nn::Sequential, this one and its
 /// submodules are in the mode, training or evaluation, that they were in in forward; for other callables name it in CheckpointOptions.
 /// The recomputation changes no tensor that was there before: what the forward wrote to such memory (BatchNorm's running statistics, a
-/// counter), by LibTorch's operators, is copied before it is written, its storage as a whole, and the recomputation works on those copies. Other side effects happen twice, writes
-/// to sparse tensors among them.
-/// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`, or with a gradient to one that it captured. Backward throws snug::Error, naming label,
-/// operator and its place in the sequence, if the recomputation differs from the forward.
+/// counter), by LibTorch's operators, is copied before it is written, its storage as a whole, and the recomputation works on those copies.
+/// So many regions that each write a part of one large buffer keep it as many times; give them a buffer each. Other side effects happen
+/// twice.
+/// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`, or with a gradient to one that it
+/// captured, or to a sparse one from outside. Backward throws snug::Error, naming label, operator and its place in the sequence, if the
+/// recomputation differs from the forward.
 /// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0), with what is said of memory and modes on top.
 template <class F, class... Args>
 auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {

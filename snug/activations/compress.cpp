@@ -110,8 +110,8 @@ Origin origin_of(const at::Tensor& tensor) {
 }
 
 bool is_plain_memory(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_neg() && !tensor.is_conj() &&
-         tensor.numel() > 0 && tensor.const_data_ptr() != nullptr;
+  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_nested() && !tensor.is_neg() &&
+         !tensor.is_conj() && tensor.numel() > 0 && tensor.const_data_ptr() != nullptr;
 }
 
 struct Span {

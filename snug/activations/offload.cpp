@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
+#include "snug/activations/detail/not_adopted.h"
 #include "snug/activations/detail/offload_store.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
@@ -138,7 +139,7 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
 
   at::Tensor unpack(std::any& packed) override {
     if (const auto* kept = std::any_cast<at::Tensor>(&packed)) {
-      return *kept;
+      return detail::not_adopted(*kept);
     }
     const auto& view = std::any_cast<SavedView&>(packed);
     at::Tensor tensor = view.on(bring_back(view.storage));

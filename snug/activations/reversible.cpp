@@ -12,6 +12,8 @@
 #include <torch/nn/module.h>
 
 #include "snug/activations/checkpoint.h"
+#include "snug/activations/detail/region_operators.h"
+#include "snug/activations/training_modes.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
@@ -35,6 +37,7 @@ size_t read_by(size_t i) { return 1 - i % 2; }
 // A half-block, and under what it ran.
 struct Half {
   Function function;
+  detail::TrainingModes modes;
   detail::AutocastState autocast = detail::AutocastState::capture();
   std::optional<RngState> rng;
   bool has_run = false;
@@ -47,6 +50,15 @@ struct Half {
     }
     const detail::AutocastStateScope scope(autocast);
     return function(x);
+  }
+
+  // Without checkpoint(), which does as much for the others: what was there before is not written again.
+  at::Tensor again_on_copies(const at::Tensor& x) const {
+    const detail::RegionOperators nothing_known;
+    detail::RecomputeOperators on_copies(nothing_known);
+    const detail::OperatorScope operator_scope(on_copies);
+    const detail::TrainingModes::Scope mode_scope(modes);
+    return again(x);
   }
 };
 
@@ -89,7 +101,7 @@ class Chain {
     }
     while (*at_ > i + 1) {  // half-blocks of which backward wanted nothing
       const size_t last = *at_ - 1;
-      take_back(last, halves_[last].again(streams_[read_by(last)]));
+      take_back(last, halves_[last].again_on_copies(streams_[read_by(last)]));
     }
     return streams_[read_by(i)];
   }
@@ -165,6 +177,7 @@ Streams run(const std::vector<detail::ReversibleHalf>& halves, Streams streams, 
       added = halves[i].function(x);
     } else {
       chain->begin({.function = halves[i].function,
+                    .modes = detail::TrainingModes(halves[i].module),
                     .rng = preserve_rng_state ? std::optional(RngState::capture()) : std::nullopt},
                    streams);
       const detail::PolicyScope scope(std::make_shared<RebuiltInput>(chain, i));

@@ -66,6 +66,26 @@ TEST(Checkpoint, TakesAndReturnsTuplesVectorsOptionalsAndMaps) {
   EXPECT_TRUE(same_bits(p.gradients_of_loss(checkpoint(array, std::array{p.a, p.b}).sum()), expected));
 }
 
+struct Named {
+  Tensor y;
+  std::map<std::string, Tensor> others;
+};
+
+TEST(Checkpoint, TakesAndReturnsStructsAndMaps) {
+  Pair p;
+  const auto expected = p.gradients_of_loss((p.a.exp() * p.b.sin() + p.b.exp()).sum());
+  const auto fn = [](const Named& in) {
+    const Tensor& b = in.others.at("b");
+    return Named{in.y.exp() * b.sin(), {{"exp", b.exp()}}};
+  };
+  const Named out = checkpoint(fn, Named{p.a, {{"b", p.b}}});
+  EXPECT_TRUE(same_bits(p.gradients_of_loss((out.y + out.others.at("exp")).sum()), expected));
+  const auto to_map = [](const Tensor& a, const Tensor& b) {
+    return std::map<std::string, std::vector<Tensor>>{{"sum", {a.exp() * b.sin() + b.exp()}}, {"none", {}}};
+  };
+  EXPECT_TRUE(same_bits(p.gradients_of_loss(checkpoint(to_map, p.a, p.b).at("sum")[0].sum()), expected));
+}
+
 // These would be emptied in the caller's container, and dangle in backward: the compiler refuses them.
 static_assert(detail::ViewLike<std::span<Tensor>>);
 static_assert(detail::ViewLike<std::ranges::ref_view<std::vector<Tensor>>>);

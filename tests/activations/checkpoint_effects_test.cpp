@@ -1,7 +1,9 @@
 // A recomputation changes nothing that was there before, and finds everything as the forward did.
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -9,9 +11,11 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
+#include "snug/activations/compress.h"
 #include "snug/activations/sequential.h"
 #include "snug/core/error.h"
 #include "snug/models/resnet.h"
+#include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
@@ -195,6 +199,100 @@ TEST(CheckpointEffects, AWriteWithAGradientToACapturedTensorIsRefused) {
   EXPECT_THAT(
       error_of<ConfigError>([&] { checkpoint({.label = "aux"}, region, x); }),
       HasSubstr("checkpoint 'aux': the callable wrote in place, with a gradient, to a tensor that it captured"));
+}
+
+TEST(CheckpointEffects, TheDispatchStateOfTheThreadIsThatOfTheForward) {
+  torch::nn::Linear layer(4, 4);
+  const auto gradient = [&](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 8).view({2, 4}).clone().requires_grad_();
+    const auto f = [layer](const Tensor& h) { return at::linear(h, layer->weight, layer->bias).tanh(); };
+    Tensor y;
+    {
+      const Autocast autocast(torch::kCPU, torch::kBFloat16);
+      const c10::impl::ExcludeDispatchKeyGuard without(c10::DispatchKey::AutocastCPU);  // so it is on, and not asked
+      y = checkpointed ? checkpoint(f, x) : f(x);
+    }
+    EXPECT_EQ(y.scalar_type(), torch::kFloat);
+    y.sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+TEST(CheckpointEffects, RandomNumbersOfAGpuAreThoseOfTheForwardAndGoOnFromThere) {
+  if (!torch::cuda::is_available()) {
+    GTEST_SKIP() << "there is no GPU";
+  }
+  const auto run = [](bool checkpointed) {
+    torch::manual_seed(6);
+    const Tensor x = torch::ones({64}, torch::device(torch::kCUDA).requires_grad(true));
+    const auto f = [](const Tensor& h) { return torch::dropout(h.sin(), 0.5, true).exp(); };
+    const Tensor y = checkpointed ? checkpoint(f, x) : f(x);
+    torch::rand({8}, torch::kCUDA);
+    y.sum().backward();
+    return std::vector{x.grad().cpu(), torch::rand({8}, torch::kCUDA).cpu()};
+  };
+  EXPECT_TRUE(same_bits(run(true), run(false)));
+}
+
+// A sparse tensor has no storage that could be copied.
+TEST(CheckpointEffects, AWriteToASparseTensorFromOutsideIsRefusedAndToOneFromInsideIsNot) {
+  const Tensor x = torch::rand({3}, torch::requires_grad());
+  Tensor outside = torch::eye(3).to_sparse();
+  const auto write_outside = [&](const Tensor& h) {
+    const torch::NoGradGuard no_grad;
+    outside.mul_(2.0);
+    return h.sin();
+  };
+  EXPECT_THAT(error_of<ConfigError>([&] { checkpoint({.label = "graph"}, write_outside, x); }),
+              HasSubstr("checkpoint 'graph': the callable wrote to a tensor from outside that cannot be copied"));
+  const auto write_inside = [](const Tensor& h) {
+    Tensor inside = torch::eye(3).to_sparse();
+    inside.mul_(2.0);
+    return (h * inside.to_dense()).sin();
+  };
+  const auto gradient = [&](const CheckpointPolicy& policy) {
+    return torch::autograd::grad({checkpoint({.policy = policy}, write_inside, x).sum()}, {x})[0];
+  };
+  const Tensor plain = torch::autograd::grad({write_inside(x).sum()}, {x})[0];
+  EXPECT_TRUE(same_bits(gradient({}), plain));
+  EXPECT_TRUE(same_bits(gradient([](std::string_view) { return Keep::Save; }), plain));
+}
+
+// A nested tensor's rows have lengths of their own.
+TEST(CheckpointEffects, OnNestedTensorsAreAsOnOthers) {
+  torch::manual_seed(4);
+  torch::nn::Linear layer(4, 4);
+  const Tensor rows = torch::rand({5, 4}, torch::requires_grad());
+  const auto nested = [](const Tensor& from) {
+    return at::_nested_tensor_from_tensor_list({from.slice(0, 0, 2), from.slice(0, 2, 5)});
+  };
+  struct Found {
+    std::vector<Tensor> gradients;
+    Tensor count;
+  };
+  const auto run = [&](const std::optional<CheckpointOptions>& options) {
+    Tensor count = nested(torch::zeros({5, 4}));
+    const auto region = [&](const Tensor& h) {
+      count.add_(nested(torch::ones({5, 4})));
+      return at::gelu(at::linear(h, layer->weight, layer->bias)) * count.clone();
+    };
+    const Tensor h = nested(rows);
+    const Tensor y = options ? checkpoint(*options, region, h) : region(h);
+    auto gradients =
+        torch::autograd::grad({y.to_padded_tensor(0.0).square().sum()}, {rows, layer->weight, layer->bias});
+    return Found{std::move(gradients), count.to_padded_tensor(0.0)};
+  };
+  const Found plain = run(std::nullopt);
+  for (const auto& options : {CheckpointOptions{}, CheckpointOptions{.determinism = Determinism::Values},
+                              CheckpointOptions{.policy = [](std::string_view) { return Keep::Save; }},
+                              CheckpointOptions{.policy = [](std::string_view) { return Keep::Offload; }}}) {
+    const Found found = run(options);
+    EXPECT_TRUE(same_bits(found.gradients, plain.gradients));
+    EXPECT_TRUE(same_bits(found.count, plain.count)) << "written once";
+  }
+  const SaveCompressed keeps_nested_ones(Compression::BFloat16, {.min_bytes = Bytes(1)});
+  EXPECT_NO_THROW(run(std::nullopt));
 }
 
 TEST(CheckpointEffects, ASequentialIsRecomputedInTheModeThatItRanIn) {

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
+#include "snug/activations/offload.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
@@ -13,6 +14,7 @@
 namespace snug {
 namespace {
 
+using testing::same_bits;
 using torch::Tensor;
 
 // Four blocks of Linear, GELU, Linear, GELU on 256 rows of width 64. All activations have the same number of bytes. A block saves
@@ -176,6 +178,36 @@ TEST(CheckpointMemory, AFailedBackwardKeepsNothingOnceTheGraphIsGone) {
     EXPECT_THROW(loss.backward(), std::runtime_error);
   }
   EXPECT_EQ(live_bytes(torch::kCPU).count(), before);
+}
+
+class WeightAsGradient : public torch::autograd::Function<WeightAsGradient> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& weight) {
+    context->save_for_backward({weight});
+    return (x * weight).sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list) {
+    return {context->get_saved_variables()[0], {}};
+  }
+};
+
+// Autograd makes a gradient of it, to which it adds later ones.
+TEST(CheckpointMemory, ASavedTensorThatBecomesAGradientIsNotTheModelsOwnMemory) {
+  const Tensor weight = torch::full({8}, 3.0);
+  const auto twice = [&](bool checkpointed) {
+    const Tensor x = torch::ones({8}, torch::requires_grad());
+    const auto f = [weight](const Tensor& h) { return WeightAsGradient::apply(h, weight); };
+    for (int i = 0; i < 2; ++i) {
+      (checkpointed ? checkpoint(f, x) : f(x)).backward();
+    }
+    EXPECT_TRUE(same_bits(x.grad(), torch::full({8}, 6.0)));
+    EXPECT_TRUE(same_bits(weight, torch::full({8}, 3.0)));
+  };
+  twice(false);
+  twice(true);
+  const SaveOnHost offload;
+  twice(false);
 }
 
 TEST(CheckpointMemory, AGraphThatIsDroppedWithoutBackwardReleasesTheRegion) {

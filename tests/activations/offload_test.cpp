@@ -308,6 +308,12 @@ TEST(SaveOnHost, AModelThreeTimesAsLargeAsTheLimitTrainsUnderIt) {
   EXPECT_TRUE(same_bits(losses(true, false, limit), expected));
   EXPECT_TRUE(same_bits(losses(false, true, limit), expected));
   EXPECT_TRUE(same_bits(losses(true, true, limit), expected));
+  // Together they need less than recomputation alone, which keeps 40 inputs. Offload alone needs no more than the two, which hold a
+  // recomputed block, but moves four times the bytes (see TakesTheInputsOfCheckpointedRegions).
+  const Bytes smaller(30 * Blocks::kActivation + testing::bytes_of(model.parameters));
+  ASSERT_LT(smaller, limit);
+  EXPECT_THROW(losses(true, false, smaller), c10::OutOfMemoryError);
+  EXPECT_TRUE(same_bits(losses(true, true, smaller), expected));
 }
 
 TEST(SaveOnHost, AStepWithMixedPrecisionMicroBatchesAndDropoutIsTheSame) {

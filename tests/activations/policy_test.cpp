@@ -161,6 +161,25 @@ TEST(CheckpointPolicy, ComputesAResultAgainThatWasTurnedInPlace) {
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
+// A write to the mean is part of what is kept, until a write to another result of the same operator, which was read, ends the keeping.
+TEST(CheckpointPolicy, ComputesAllResultsOfAnOperatorAgainIfOneWasReadBeforeItWasWritten) {
+  const auto f = [](const Tensor& h) {
+    auto [normal, mean, rstd] = at::native_layer_norm(h.detach(), {4}, {}, {}, 1e-5);
+    mean.add_(1.0);
+    const Tensor read = rstd.exp();
+    rstd.mul_(3.0);
+    return (h * (normal + mean * rstd + read)).sin();
+  };
+  const auto gradient = [&](std::optional<Keep> keep) {
+    const Tensor x = torch::linspace(-1, 1, 8).view({2, 4}).clone().requires_grad_();
+    (keep ? checkpoint({.policy = policy_of({{"aten::native_layer_norm", *keep}})}, f, x) : f(x)).sum().backward();
+    return x.grad();
+  };
+  for (const Keep keep : {Keep::Save, Keep::Offload, Keep::Compress}) {
+    EXPECT_TRUE(same_bits(gradient(keep), gradient(std::nullopt)));
+  }
+}
+
 TEST(CheckpointPolicy, SeesThatANumberWasReadBeforeTheWrite) {
   const auto f = [](const Tensor& h) {
     double number = 0;

@@ -208,6 +208,20 @@ TEST(ReversibleSequential, RebuildsThroughHalfBlocksThatSaveNothing) {
       close({rebuilt.begin(), rebuilt.begin() + 9}, {stored.begin(), stored.begin() + 9}, 50 * bound_for(3, 0x1p-52)));
 }
 
+// Half-blocks that save nothing are run again without checkpoint().
+TEST(ReversibleSequential, WritesBuffersOnceAlsoWhereBackwardSkipsAHalfBlock) {
+  Both model(2);
+  Tensor calls = torch::zeros({});
+  torch::nn::Sequential twice(torch::nn::Functional([calls](const Tensor& t) {
+    calls.add_(1);
+    return 2 * t;
+  }));
+  ReversibleSequential chain;
+  chain.push_back(model.halves[0], twice).push_back(twice, model.halves[1]);
+  chain.forward(model.x).sum().backward();
+  EXPECT_EQ(calls.item<double>(), 2) << "the forward's";
+}
+
 TEST(ReversibleSequential, LetsAHalfBlockTakeAGradientInsideItsForward) {
   Both model(2);
   // f(t) = d/dt of sum(tanh(layer(t))), which needs what the layer saved before the forward is complete.

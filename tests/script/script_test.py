@@ -79,6 +79,11 @@ class Scripts(unittest.TestCase):
         self.assertNotIn("--label-exclude", self.run_script("test", "--all", "--torch", "2.11.0"))
         self.assertNotIn("--label-exclude", self.run_script("test", "--torch", "2.11.0", "--all"))
 
+    def test_test_runs_one_module_under_the_sanitizers_if_asked(self):
+        calls = self.run_script("test", "--sanitize", "activations")
+        self.assertIn("cmake --build --preset asan-torch --target test_activations\n", calls)
+        self.assertIn("ctest --test-dir build/asan-torch --output-on-failure -R ^activations$\n", calls)
+
     def test_test_with_another_torch_is_not_misled_by_the_shell(self):
         calls = self.run_script("test", "--torch", "2.11.0", Torch_DIR="/libtorch")
         self.assertIn(f"-DTorch_DIR={self.root.resolve()}/build/venv-2.11.0/lib/python3.11/site-packages/torch\n", calls)

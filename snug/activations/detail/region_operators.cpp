@@ -5,22 +5,19 @@
 
 #include <ATen/ops/clone.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/TensorOptions.h>
 #include <fmt/format.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
+#include "snug/core/error.h"
 
 namespace snug::detail {
 namespace {
 
-using StorageName = const c10::StorageImpl*;
-
-StorageName name_of(const at::Tensor& tensor) {
-  return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
-}
-
 // All of a tensor's storage, as bytes. Not made by the dispatcher, so that nobody takes it for a result.
 at::Tensor bytes_of(const at::Tensor& tensor) {
-  auto bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), tensor.key_set(),
+  const auto key = c10::computeDispatchKey(c10::kByte, c10::kStrided, tensor.device());  // not that of a nested tensor
+  auto bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), c10::DispatchKeySet(key),
                                                         caffe2::TypeMeta::Make<uint8_t>());
   bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(tensor.storage().nbytes())});
   return bytes;
@@ -33,37 +30,35 @@ at::Tensor on_storage(const at::Tensor& tensor, const c10::Storage& storage) {
   return at::Tensor(std::move(impl));
 }
 
-StorageNames storages_in(const Arguments& arguments) {
-  StorageNames names;
+MemoryNames memory_in(const Arguments& arguments) {
+  MemoryNames names;
   for (const c10::IValue& argument : arguments) {
-    visit_tensors_in(argument, [&](const at::Tensor& tensor) {
-      if (tensor.has_storage()) {
-        names.push_back(name_of(tensor));
-      }
-    });
+    visit_tensors_in(argument, [&](const at::Tensor& tensor) { names.push_back(memory_of(tensor)); });
   }
   return names;
 }
 
-bool is_among(const StorageNames& names, const at::Tensor& tensor) {
-  return std::find(names.begin(), names.end(), name_of(tensor)) != names.end();
+bool is_among(const MemoryNames& names, const at::Tensor& tensor) {
+  return std::find(names.begin(), names.end(), memory_of(tensor)) != names.end();
 }
 
-// A result is new if no argument has its memory. Returns whether there is one.
-bool add_new_results(OwnStorages& own, const StorageNames& given, const Stack& stack, size_t first_result) {
+// A result is new if no argument has its memory. Returns whether there is one, and none without a storage.
+bool add_new_results(OwnMemory& own, const MemoryNames& given, const Stack& stack, size_t first_result) {
   bool found = false;
+  bool all_have_storage = true;
   for (size_t i = first_result; i < stack.size(); ++i) {
     visit_tensors_in(stack[i], [&](const at::Tensor& result) {
-      if (result.has_storage() && !is_among(given, result)) {
+      all_have_storage = all_have_storage && result.has_storage();
+      if (!is_among(given, result)) {
         own.add(result);
         found = true;
       }
     });
   }
-  return found;
+  return found && all_have_storage;
 }
 
-bool all_are_views(const StorageNames& given, const Stack& stack, size_t first_result) {
+bool all_are_views(const MemoryNames& given, const Stack& stack, size_t first_result) {
   bool all = stack.size() > first_result;
   for (size_t i = first_result; i < stack.size(); ++i) {
     bool found = false;
@@ -94,18 +89,15 @@ bool may_be_kept(const c10::OperatorHandle& op) {
          });
 }
 
-template <class T>
-T* find(ByCall<T>& calls, const c10::OperatorHandle& op, size_t call) {
+template <class Calls>  // a ByCall, const or not
+auto* find(Calls& calls, const c10::OperatorHandle& op, size_t call) {
   const auto of_op = calls.find(op);
+  using Found = decltype(&of_op->second.find(call)->second);
   if (of_op == calls.end()) {
-    return nullptr;
+    return Found(nullptr);
   }
   const auto found = of_op->second.find(call);
-  return found == of_op->second.end() ? nullptr : &found->second;
-}
-template <class T>
-const T* find(const ByCall<T>& calls, const c10::OperatorHandle& op, size_t call) {
-  return find(const_cast<ByCall<T>&>(calls), op, call);
+  return found == of_op->second.end() ? Found(nullptr) : &found->second;
 }
 
 }  // namespace
@@ -125,27 +117,33 @@ void KeptResult::pack() {
   }
 }
 
+bool KeptResult::is_packed() const {
+  return std::any_of(values.begin(), values.end(), [](const Value& value) { return value.packed.has_value(); });
+}
+
 // --- forward
 
 void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
   const size_t first_result = stack.size() - arguments.size();
-  const StorageNames given = storages_in(arguments);
+  const MemoryNames given = memory_in(arguments);
   const std::vector<size_t> written = traits.written_by(arguments);
-  StorageNames written_storages;
+  MemoryNames written_storages;
   for (const size_t i : written) {
     visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) {
       keep_what_was_there(tensor);
-      written_storages.push_back(name_of(tensor));
+      written_storages.push_back(memory_of(tensor));
     });
   }
-  // Of a tensor that is written alone: transposing or resizing in place is not absorbed.
+  // Of a tensor that is written alone: transposing or resizing in place is not absorbed. Sparse and nested tensors have no strides.
   std::optional<Geometry> before;
   at::Tensor target;
   if (!kept_storages_.empty() && written.size() == 1 && arguments[written.front()].isTensor()) {
     target = arguments[written.front()].toTensor();
-    before.emplace(target);
+    if (target.has_storage() && !target.is_nested()) {
+      before.emplace(target);
+    }
   }
   call.proceed(stack);
   record_.sequence.push_back(call.op);
@@ -153,12 +151,12 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   if (!policy_) {
     return;
   }
-  const Place place{call.op, calls_[call.op]++};
+  const OperatorPlace place{call.op, calls_[call.op]++};
   const bool is_view = written.empty() && all_are_views(given, stack, first_result);
   if (to_be_packed_ && !is_view && !writes_to(*to_be_packed_, written_storages)) {
     result_at(*std::exchange(to_be_packed_, std::nullopt))->pack();
   }
-  for (const StorageName name : given) {  // a view does not read
+  for (const MemoryName name : given) {  // a view does not read
     const auto found = kept_storages_.find(name);
     const bool is_written = std::find(written_storages.begin(), written_storages.end(), name) != written_storages.end();
     if (found != kept_storages_.end() && !is_written && !is_view) {
@@ -167,7 +165,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   }
   const bool can_be_absorbed = before && *before == Geometry(target) && !traits.is_random &&
                                call.op.schema().returns().size() == 1 && stack[first_result].isTensor();
-  for (const StorageName name : written_storages) {
+  for (const MemoryName name : written_storages) {
     note_write(name, place, can_be_absorbed ? std::optional(written.front()) : std::nullopt);
   }
   if (written.empty() && has_new && may_be_kept(call.op) && !c10::InferenceMode::is_enabled()) {
@@ -177,13 +175,14 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   }
 }
 
-KeptResult* ForwardOperators::result_at(const Place& place) const { return find(record_.kept, place.op, place.call); }
+KeptResult* ForwardOperators::result_at(const OperatorPlace& place) const {
+  return find(record_.kept, place.op, place.call);
+}
 
-bool ForwardOperators::writes_to(const Place& place, const StorageNames& storages) const {
-  return std::any_of(storages.begin(), storages.end(), [&](StorageName name) {
+bool ForwardOperators::writes_to(const OperatorPlace& place, const MemoryNames& storages) const {
+  return std::any_of(storages.begin(), storages.end(), [&](MemoryName name) {
     const auto found = kept_storages_.find(name);
-    return found != kept_storages_.end() && found->second.place.op == place.op &&
-           found->second.place.call == place.call;
+    return found != kept_storages_.end() && found->second.place == place;
   });
 }
 
@@ -213,17 +212,21 @@ void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
   if (own_.contains(tensor)) {
     return;
   }
+  if (!tensor.has_storage()) {
+    wrote_to_outside_sparse_ = true;
+    return;
+  }
   if (!tensor.is_view()) {
     written_outside_.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), tensor.grad_fn()});
   }
-  if (record_.overwritten.contains(name_of(tensor))) {
+  if (record_.overwritten.contains(memory_of(tensor))) {
     return;
   }
   record_.overwritten.emplace(
-      name_of(tensor), RegionOperators::Before{tensor.storage().getWeakStorageImpl(), at::clone(bytes_of(tensor))});
+      memory_of(tensor), RegionOperators::Before{tensor.storage().getWeakStorageImpl(), at::clone(bytes_of(tensor))});
 }
 
-void ForwardOperators::keep_result(const OperatorTraits& traits, Place place, Keep keep, const Stack& stack,
+void ForwardOperators::keep_result(const OperatorTraits& traits, OperatorPlace place, Keep keep, const Stack& stack,
                                    size_t first_result) {
   KeptResult result;
   result.packer = keep == Keep::Offload ? offload_packer() : keep == Keep::Compress ? compress_packer() : nullptr;
@@ -245,7 +248,7 @@ void ForwardOperators::keep_result(const OperatorTraits& traits, Place place, Ke
     result.generators_after = RngState::capture();
   }
   for (const at::Tensor& tensor : tensors) {
-    kept_storages_.insert_or_assign(name_of(tensor), KeptStorage{tensor.storage().getWeakStorageImpl(), place, {}});
+    kept_storages_.insert_or_assign(memory_of(tensor), KeptStorage{tensor.storage().getWeakStorageImpl(), place});
   }
   if (result.packer) {
     to_be_packed_ = place;
@@ -255,28 +258,26 @@ void ForwardOperators::keep_result(const OperatorTraits& traits, Place place, Ke
 
 // A kept result holds what was written to it last. That serves the recomputation as well, without the writing, unless something needs what
 // it was before.
-void ForwardOperators::note_write(const c10::StorageImpl* storage, Place place, std::optional<size_t> argument) {
-  const auto found = kept_storages_.find(storage);
+void ForwardOperators::note_write(MemoryName memory, OperatorPlace place, std::optional<size_t> argument) {
+  const auto found = kept_storages_.find(memory);
   if (found == kept_storages_.end()) {
     return;
   }
-  KeptStorage& kept = found->second;
-  KeptResult* result = result_at(kept.place);
-  const bool is_packed = result->packer && !to_be_packed_;
-  if (result->was_read || is_packed || !argument) {
-    for (const Place& one : kept.absorbed) {
-      record_.absorbed[one.op].erase(one.call);
-    }
-    const Place dropped = kept.place;
-    to_be_packed_.reset();
-    std::erase_if(kept_storages_, [&](const auto& entry) {
-      return entry.second.place.op == dropped.op && entry.second.place.call == dropped.call;
-    });
-    record_.kept[dropped.op].erase(dropped.call);
+  const OperatorPlace kept = found->second.place;
+  KeptResult* result = result_at(kept);
+  if (!result->was_read && !result->is_packed() && argument) {
+    record_.absorbed[place.op].emplace(place.call, RegionOperators::Absorbed{result, *argument});
+    result->absorbed.push_back(place);
     return;
   }
-  record_.absorbed[place.op].emplace(place.call, RegionOperators::Absorbed{result, *argument});
-  kept.absorbed.push_back(place);
+  for (const OperatorPlace& one : result->absorbed) {  // by any of its storages
+    record_.absorbed[one.op].erase(one.call);
+  }
+  if (to_be_packed_ == kept) {
+    to_be_packed_.reset();
+  }
+  std::erase_if(kept_storages_, [&](const auto& entry) { return entry.second.place == kept; });
+  record_.kept[kept.op].erase(kept.call);
 }
 
 // --- recomputation
@@ -295,7 +296,7 @@ void RecomputeOperators::call(const OperatorCall& call, Stack& stack) {
   const Arguments arguments(call.op, stack);
   const size_t first_result = stack.size() - arguments.size();
   redirect(arguments, traits_of(call.op).written_by(arguments));
-  const StorageNames given = storages_in(arguments);
+  const MemoryNames given = memory_in(arguments);
   call.proceed(stack);
   add_new_results(own_, given, stack, first_result);
 }
@@ -361,11 +362,20 @@ const c10::Storage* RecomputeOperators::scratch_of(const at::Tensor& tensor, boo
   if (!tensor.defined() || own_.contains(tensor)) {
     return nullptr;
   }
+  if (!tensor.has_storage()) {
+    if (is_written) {
+      throw Error(
+          "checkpoint: the recomputation is about to write once more to a tensor from outside of the region that "
+          "cannot be "
+          "copied (a sparse one); write out of place, or outside of the region");
+    }
+    return nullptr;
+  }
   if (is_written && !tensor.is_inference()) {
     const auto& version = tensor.unsafeGetTensorImpl()->version_counter();
     versions_.emplace_back(version, version.current_version());
   }
-  const StorageName name = name_of(tensor);
+  const MemoryName name = memory_of(tensor);
   if (const auto known = scratch_.find(name); known != scratch_.end()) {
     return &known->second;
   }

@@ -25,6 +25,21 @@
 
 namespace snug::detail {
 
+/// Of a storage, its address; of a tensor without one, such as a sparse one, the tensor's.
+using MemoryName = const void*;
+using MemoryNames = c10::SmallVector<MemoryName, 8>;
+inline MemoryName memory_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? static_cast<MemoryName>(tensor.storage().unsafeGetStorageImpl())
+                              : tensor.unsafeGetTensorImpl();
+}
+
+/// The n-th call of an operator.
+struct OperatorPlace {
+  c10::OperatorHandle op;
+  size_t call;
+  bool operator==(const OperatorPlace& other) const { return op == other.op && call == other.call; }
+};
+
 /// What an operator returned, kept for the recomputation.
 struct KeptResult {
   struct Value {
@@ -37,8 +52,10 @@ struct KeptResult {
   std::shared_ptr<SavedTensorPolicy> packer = nullptr;  // null: kept as it is
   std::optional<RngState> generators_after = {};        // of an operator that draws random numbers
   bool was_read = false;                                // in the forward, before anything wrote to it
+  std::vector<OperatorPlace> absorbed = {};             // calls that wrote to it, by RegionOperators::absorbed
 
   void pack();
+  bool is_packed() const;
   /// Whether nothing has written to it since the end of the forward.
   bool is_intact() const;
 };
@@ -56,7 +73,7 @@ struct RegionOperators {
   };
 
   std::vector<c10::OperatorHandle> sequence;
-  std::unordered_map<const c10::StorageImpl*, Before> overwritten;
+  std::unordered_map<MemoryName, Before> overwritten;
   ByCall<KeptResult> kept;
   /// In-place calls whose effect a kept result has already, as the addition of a bias to a product.
   struct Absorbed {
@@ -66,18 +83,14 @@ struct RegionOperators {
   ByCall<Absorbed> absorbed;
 };
 
-using StorageNames = c10::SmallVector<const c10::StorageImpl*, 8>;
-
-/// Storages that came into being in the region.
-class OwnStorages {
+/// What came into being in the region.
+class OwnMemory {
  public:
-  bool contains(const at::Tensor& tensor) const {
-    return !tensor.has_storage() || own_.count(tensor.storage().unsafeGetStorageImpl()) > 0;
-  }
-  void add(const at::Tensor& tensor) { own_.insert(tensor.storage().unsafeGetStorageImpl()); }
+  bool contains(const at::Tensor& tensor) const { return own_.count(memory_of(tensor)) > 0; }
+  void add(const at::Tensor& tensor) { own_.insert(memory_of(tensor)); }
 
  private:
-  ska::flat_hash_set<const c10::StorageImpl*> own_;
+  ska::flat_hash_set<MemoryName> own_;
 };
 
 /// While the forward runs: fills a RegionOperators.
@@ -90,36 +103,36 @@ class ForwardOperators final : public OperatorPolicy {
   void close();
   /// Whether autograd followed a write to a tensor from outside of the region. The recomputation could not help making it again.
   bool wrote_to_outside_graph() const;
+  /// Whether it wrote to a tensor from outside that has no storage which could be copied, such as a sparse one.
+  bool wrote_to_outside_sparse() const { return wrote_to_outside_sparse_; }
 
  private:
   struct OutsideTensor {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     std::decay_t<decltype(std::declval<at::Tensor>().grad_fn())> grad_fn;  // a pointer whose kind depends on LibTorch
   };
-  struct Place {
-    c10::OperatorHandle op;
-    size_t call;
-  };
   struct KeptStorage {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // so that its address stays its name
-    Place place;
-    std::vector<Place> absorbed;
+    OperatorPlace place;
   };
 
   void keep_what_was_there(const at::Tensor& tensor);
-  void keep_result(const OperatorTraits& traits, Place place, Keep keep, const Stack& stack, size_t first_result);
-  void note_write(const c10::StorageImpl* storage, Place place, std::optional<size_t> argument);
-  KeptResult* result_at(const Place& place) const;
-  bool writes_to(const Place& place, const StorageNames& storages) const;
+  void keep_result(const OperatorTraits& traits, OperatorPlace place, Keep keep, const Stack& stack,
+                   size_t first_result);
+  void note_write(MemoryName memory, OperatorPlace place, std::optional<size_t> argument);
+  KeptResult* result_at(const OperatorPlace& place) const;
+  bool writes_to(const OperatorPlace& place, const MemoryNames& storages) const;
 
   RegionOperators& record_;
   CheckpointPolicy policy_;
   bool preserve_rng_state_;
   std::vector<OutsideTensor> written_outside_;
-  OwnStorages own_;
+  bool wrote_to_outside_sparse_ = false;
+  OwnMemory own_;
   std::unordered_map<c10::OperatorHandle, size_t> calls_;
-  std::unordered_map<const c10::StorageImpl*, KeptStorage> kept_storages_;
-  std::optional<Place> to_be_packed_;  // the last result, which the next operator may still write, as a bias is added
+  std::unordered_map<MemoryName, KeptStorage> kept_storages_;
+  std::optional<OperatorPlace>
+      to_be_packed_;  // the last one kept; the next operator may still write it, as a bias is added
 };
 
 /// While the recomputation runs. When it is destroyed, what was written has the version that it had before, for autograd's checks.
@@ -138,10 +151,10 @@ class RecomputeOperators final : public OperatorPolicy {
   const c10::Storage* scratch_of(const at::Tensor& tensor, bool is_written);
 
   const RegionOperators& record_;
-  OwnStorages own_;
+  OwnMemory own_;
   std::vector<c10::OperatorHandle> sequence_;
   std::unordered_map<c10::OperatorHandle, size_t> calls_;
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> scratch_;
+  std::unordered_map<MemoryName, c10::Storage> scratch_;
   std::vector<std::pair<c10::VariableVersion, uint32_t>> versions_;
 };
 

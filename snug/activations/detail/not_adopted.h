@@ -1,0 +1,31 @@
+#pragma once
+// What a policy gives back for backward may be returned as a gradient by a custom Function, and if nothing else holds the tensor, autograd takes
+// it for .grad() as it is and later adds to it: to the model's own memory, if it is a saved tensor that was kept where it is. Autograd's own nodes
+// compute what they return. Without hooks the saved tensor is held by its owner, so that autograd makes a copy.
+
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "snug/memory/detail/operator_mode.h"
+
+namespace snug::detail {
+
+/// `kept`, or a copy of it where a custom Function asks and something else uses its memory too.
+inline at::Tensor not_adopted(at::Tensor kept) {
+  if (!kept.defined() || !kept.has_storage() || kept.is_nested() || kept.storage().use_count() == 1 ||
+      !kept.is_non_overlapping_and_dense()) {  // which autograd never takes as it is
+    return kept;
+  }
+  const auto node = torch::autograd::get_current_node();
+  // That of a write to a view copies what the function below it returns.
+  if (node == nullptr || node->is_traceable() || node->name() == "torch::autograd::CopySlices") {
+    return kept;
+  }
+  const UnseenOperators unseen;
+  return at::clone(kept);
+}
+
+}  // namespace snug::detail
