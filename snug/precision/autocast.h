@@ -27,7 +27,8 @@ struct AutocastOptions {
 
 /// On construction sets this thread's autocast state for one device type, on destruction restores it; at the exit of the outermost
 /// guard the cast cache is cleared. Guards nest. Snug's optimizers and GradScaler::step clear the cache too, so that a step inside
-/// the region does not leave weights stale.
+/// the region does not leave weights stale. Gradients may be turned off and on inside: LibTorch, from 2.11 on, casts weights with their
+/// history whatever the mode, so nothing has to be cleared for that.
 class [[nodiscard]] Autocast final {
  public:
   /// Throws ConfigError unless `dtype` is kBFloat16 or kHalf and LibTorch has autocast for `device`.

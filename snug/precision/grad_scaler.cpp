@@ -41,6 +41,20 @@ int64_t count_or(const StateDict& state, const char* name, int64_t otherwise) {
   return value;
 }
 
+void agree(torch::optim::Optimizer& optimizer, const detail::FoundInf& found_inf,
+           const std::function<void(const at::Tensor&)>& others) {
+  for (const auto& [device, tensor] : found_inf) {
+    if (others) {
+      others(tensor);
+    }
+  }
+  if (auto* aware = dynamic_cast<GradientScalingAware*>(&optimizer)) {
+    for (const auto& [device, tensor] : found_inf) {
+      aware->agree_on_found_inf(tensor);
+    }
+  }
+}
+
 std::vector<at::Tensor> tensors_of(const detail::FoundInf& found_inf) {
   std::vector<at::Tensor> tensors;
   for (const auto& [device, tensor] : found_inf) {
@@ -76,6 +90,7 @@ class GradScaler::Impl {
     next_.reset();
   }
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names) { names_.set(names); }
+  void agree_by(std::function<void(const at::Tensor&)> agree) { agree_ = std::move(agree); }
   double get_scale() const;
   const GradScalerOptions& options() const { return options_; }
   StateDict state_dict() const;
@@ -100,6 +115,7 @@ class GradScaler::Impl {
   void warn_if_inexact(double scale) const;
 
   GradScalerOptions options_;
+  std::function<void(const at::Tensor&)> agree_;
   // What update() will need; nothing if more gradients were looked at since.
   struct Next {
     at::Tensor found;
@@ -197,6 +213,7 @@ void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
   next_.reset();
   const at::Tensor inverse = scale_.scale.to(at::kDouble).reciprocal().to(at::kFloat);
   state.found_inf = detail::unscale_and_check(places, inverse);
+  agree(optimizer, state.found_inf, agree_);
   state.stage = Stage::Unscaled;
   look_for_culprit(state, places);
 }
@@ -208,6 +225,7 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
     // Checked but not divided: the optimizer divides in its own pass.
     const auto places = detail::gradients_of(optimizer);
     state.found_inf = detail::check_finite(places);
+    agree(optimizer, state.found_inf, agree_);
     look_for_culprit(state, places);
     grad_scale = scale_.scale;
   }
@@ -434,6 +452,7 @@ void GradScaler::update(const at::Tensor& new_scale) {
   impl_->update(new_scale.item<double>());
 }
 void GradScaler::cancel() { impl_->cancel(); }
+void GradScaler::agree_by(std::function<void(const at::Tensor&)> agree) { impl_->agree_by(std::move(agree)); }
 void GradScaler::name_parameters(std::vector<std::pair<std::string, at::Tensor>> names) {
   impl_->name_parameters(names);
 }

@@ -10,6 +10,7 @@
 //   scaler.update();
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -102,6 +103,10 @@ class GradScaler {
 
   /// Names for error messages, such as a module's named_parameters(); otherwise they give group and index.
   void name_parameters(std::vector<std::pair<std::string, at::Tensor>> names);
+
+  /// For several processes that step together: `agree` is called with an FP32 scalar, 1 where a gradient is not finite, else 0, and makes it 1
+  /// where any process has a 1.
+  void agree_by(std::function<void(const at::Tensor& found_inf)> agree);
 
   /// The scale; 1 if disabled. Waits for the device.
   double get_scale() const;

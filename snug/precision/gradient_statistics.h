@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,8 @@ struct GradientStatistics {
   int64_t non_finite = 0;  ///< infinite or NaN: overflow
   /// How many of the others have |g| in [2^e, 2^(e+1)), for e from kLowest to kHighest.
   std::array<int64_t, kHighest - kLowest + 1> exponents{};
+  /// Of the weights whose gradient is not 0, the share that a step did not move in 16 bits; see LostUpdates. Empty: not measured.
+  std::optional<double> lost_updates;
 
   /// Share of all elements with |g| * scale below `smallest`, zeros included, such as 2^-24 for FP16: what would underflow to zero or nearly.
   double share_below(double smallest, double scale = 1) const;
@@ -34,5 +37,25 @@ struct GradientStatistics {
 /// an FP32 copy of one at a time.
 std::vector<GradientStatistics> gradient_statistics(
     const std::vector<std::pair<std::string, at::Tensor>>& named_parameters);
+
+/// How much of a step 16-bit weights do not see, since it is less than half their distance: what FP32 weights, masters or stochastic rounding
+/// are for. Weights in FP32 are rounded to `dtype` before they are compared.
+///
+///   auto statistics = snug::gradient_statistics(parameters);
+///   const snug::LostUpdates lost(parameters, torch::kBFloat16);
+///   optimizer.step();
+///   lost.add_to(statistics);
+class LostUpdates {
+ public:
+  /// Keeps a copy in `dtype`, kHalf or kBFloat16, of each parameter that has a gradient.
+  LostUpdates(const std::vector<std::pair<std::string, at::Tensor>>& named_parameters, c10::ScalarType dtype);
+
+  /// `statistics`: those of the same parameters, with the same gradients. Waits for the device once.
+  void add_to(std::vector<GradientStatistics>& statistics) const;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> before_;
+};
 
 }  // namespace snug

@@ -2,9 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
-#include <cmath>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <string>
@@ -26,56 +23,7 @@ constexpr std::array kNames{
     std::pair{Precision::Auto, std::string_view("auto")},
 };
 
-// Reading one element waits for the device.
-double seconds_of_product(const at::Tensor& a) {
-  const auto start = std::chrono::steady_clock::now();
-  at::mm(a, a)[0][0].item<float>();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-at::Tensor filled(c10::Device device, c10::ScalarType dtype, int64_t size) {
-  return at::full({size, size}, 0.5, at::TensorOptions().device(device).dtype(dtype));
-}
-
-// The best of a few: other programs only ever make a run slower.
-double best_seconds(const at::Tensor& a, int repeats) {
-  constexpr double kEnough = 0.015;  // where a type is emulated, one product says it
-  double best = std::numeric_limits<double>::infinity();
-  double spent = 0;
-  for (int i = 0; i < repeats && spent < kEnough; ++i) {
-    const double seconds = seconds_of_product(a);
-    best = std::min(best, seconds);
-    spent += seconds;
-  }
-  return best;
-}
-
 }  // namespace
-
-double detail::matmul_speed(c10::Device device, c10::ScalarType dtype, int64_t size, int repeats) {
-  try {
-    const auto speed = [&](int64_t n, int times) {
-      return 2e-9 * std::pow(static_cast<double>(n), 3) / best_seconds(filled(device, dtype, n), times);
-    };
-    seconds_of_product(filled(device, dtype, 8));  // libraries and threads start
-    // Where a CPU emulates a type, a small product says so in milliseconds, a large one in seconds.
-    constexpr int64_t kSmall = 64;
-    constexpr double kSlow = 1;  // billions a second: a tenth of a second for the large product
-    if (device.is_cpu() && size > kSmall) {
-      if (const double small = speed(kSmall, 3); small < kSlow) {
-        return small;
-      }
-    }
-    return speed(size, repeats);
-  } catch (const c10::OutOfMemoryError&) {
-    throw;
-  } catch (const c10::Error&) {
-    if (dtype == at::kFloat) {
-      throw;
-    }
-    return 0;
-  }
-}
 
 std::string_view to_string(Precision precision) {
   return std::find_if(kNames.begin(), kNames.end(), [&](auto& entry) { return entry.first == precision; })->second;
@@ -107,14 +55,7 @@ c10::ScalarType compute_dtype(Precision precision) {
 MatmulSpeed measure_matmul_speed(c10::Device device) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // FP32 products are to stay so
-  const int64_t large = device.is_cpu() ? 384 : 2048;
-  const int64_t small = device.is_cpu() ? 64 : 2048;
-  return {
-      .float32 = detail::matmul_speed(device, at::kFloat, large, 6),
-      .bfloat16 = detail::matmul_speed(device, at::kBFloat16, large, 6),
-      .float16 = detail::matmul_speed(device, at::kHalf, small, 3),
-      .float32_small = detail::matmul_speed(device, at::kFloat, small, 3),
-  };
+  return detail::measure(detail::probe_of(device), device.type());
 }
 
 Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device) {

@@ -26,13 +26,15 @@ Precision precision_from_string(std::string_view name);
 /// The type to autocast to; Float32 gives kFloat. Throws ConfigError for Auto, which is a question, not an answer.
 c10::ScalarType compute_dtype(Precision);
 
-/// Billions of floating-point operations a second in square matrix products on the device. 0: the device has none of that type.
+/// Billions of floating-point operations a second in square matrix products on the device. 0: the device has none of that type, or is too
+/// slow to tell in time.
 struct MatmulSpeed {
   double float32 = 0;
   double bfloat16 = 0;
   double float16 = 0;        ///< a small product, so that a CPU without FP16 instructions answers in milliseconds
   double float32_small = 0;  ///< the same small product, to compare float16 with
 };
+/// Takes less than 100 ms, besides what libraries need to start, which the first training step would need as well.
 MatmulSpeed measure_matmul_speed(c10::Device device);
 
 /// BFloat16 where its products are at least 1.2 times as fast as FP32's, as casts cost time too. Else Float16 where the same holds for

@@ -60,6 +60,13 @@ class Precision(SnugTest):
             self.assertEqual(counted, sample["elements"], sample["parameter"])
         self.assertIn("Sizes of gradients at step 8", (self.folder / "run" / "report.html").read_text())
 
+    def test_in_16_bits_the_share_of_lost_updates_is_logged_and_drawn(self):
+        self.train("run", "--precision", "bfloat16", "--weights", "low", "--gradient-statistics", "8")
+        samples = [r for r in self.records("run") if r.get("event") == "gradients"]
+        self.assertTrue(samples and all(0 <= s["lost_updates"] <= 1 for s in samples))
+        self.assertGreater(max(s["lost_updates"] for s in samples), 0.1)
+        self.assertIn("too small to move a 16-bit weight", (self.folder / "run" / "report.html").read_text())
+
     def test_the_gradient_noise_scale_is_logged_where_the_batch_is_split(self):
         self.train("whole")
         self.train("split", "--micro-batch", "2")

@@ -1,6 +1,6 @@
-"""The types that operators return under snug::Autocast against torch.autocast("cpu"), for every operator of PyTorch's own lists of what
-CPU autocast does, and for some more that it leaves alone. And under fp32_reductions: what PyTorch's lists for CUDA have in FP32 is in
-FP32, and nothing of the CPU's lists changes.
+"""The types that operators return under snug::Autocast against torch.autocast("cpu"), for every operator that LibTorch has a kernel of CPU
+autocast for, and for some more that it leaves alone. And under fp32_reductions: every operator that snug adds a kernel for gives FP32,
+among them are all that CUDA's autocast runs in FP32, and nothing of the CPU's own lists changes.
 
 usage: autocast_parity.py AUTOCAST_TOOL
 """
@@ -23,14 +23,17 @@ stand_in.TestCase = object
 sys.modules.setdefault(stand_in.__name__, stand_in)
 from torch.testing._internal.autocast_test_lists import AutocastCPUTestLists, AutocastTestLists  # noqa: E402
 
+from autocast_cases import more_operators, reductions  # noqa: E402
+
 NAMES = {torch.float32: "Float", torch.bfloat16: "BFloat16", torch.float16: "Half", torch.float64: "Double", torch.bool: "Bool",
-         torch.int64: "Long", torch.complex64: "ComplexFloat"}
+         torch.int64: "Long", torch.int32: "Int", torch.uint8: "Byte", torch.complex64: "ComplexFloat"}
 
 
 def full_call(name, arguments, keywords):
     """(name, overload, every argument of the schema)."""
-    name = f"aten::{name}"
-    overload = torch._C._jit_resolve_packet(name, *arguments, **keywords)
+    packet, _, overload = name.partition(".")
+    name = f"aten::{packet}"
+    overload = overload or torch._C._jit_resolve_packet(name, *arguments, **keywords)
     overload = "" if overload == "default" else overload
     schema = torch._C._get_schema(name, overload)
     values = []
@@ -46,9 +49,11 @@ def full_call(name, arguments, keywords):
 
 def python_types(entry, dtype):
     name, arguments, keywords = entry
+    packet, _, overload = name.partition(".")
+    operator = getattr(torch.ops.aten, packet)
     with torch.autocast("cpu", dtype):
         try:
-            outputs = getattr(torch.ops.aten, name)(*arguments, **keywords)
+            outputs = (getattr(operator, overload) if overload else operator)(*arguments, **keywords)
         except (RuntimeError, NotImplementedError) as error:
             return f"error {error}"
     outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
@@ -73,45 +78,6 @@ def cpu_lists(dtype):
         yield entry[0], entry[1] if dtype == torch.bfloat16 else entry[2], {}
 
 
-def more_operators(dtype):
-    """What those lists lack: the rest of CPU autocast's own lists, and what it leaves in the type of the input."""
-    low, full = torch.rand(4, 4, dtype=dtype), torch.rand(4, 4)
-    image, volume = torch.rand(2, 4, 8, 8, dtype=dtype), torch.rand(2, 4, 8, 8, 8, dtype=dtype)
-    heads = torch.rand(2, 2, 4, 8)
-    row = torch.rand(4)
-    yield from ((name, (low,), {}) for name in ("exp", "log", "sum", "mean", "norm", "gelu", "relu", "prod", "abs", "sigmoid", "tanh"))
-    yield from ((name, (low, 1), {}) for name in ("softmax", "log_softmax", "sum", "cumsum", "prod", "mean"))
-    yield "logsumexp", (low, [1]), {}
-    yield "layer_norm", (low, [4]), {}
-    yield "layer_norm", (low, [4], row, row), {}
-    yield "rms_norm", (low, [4]), {}
-    yield "group_norm", (image, 2), {}
-    yield "batch_norm", (image, None, None, None, None, True, 0.1, 1e-5, False), {}
-    yield "cross_entropy_loss", (low, torch.arange(4)), {}
-    yield "ctc_loss", (torch.rand(8, 1, 4).log_softmax(2).to(dtype), torch.ones(1, 2, dtype=torch.long), [8], [2]), {}
-    yield "kl_div", (low, low), {}
-    yield "linalg_vecdot", (full, full), {}
-    yield "scaled_dot_product_attention", (heads, heads, heads), {}
-    yield "einsum", ("ij,jk->ik", [full, full]), {}
-    yield "conv2d", (torch.rand(1, 3, 8, 8), torch.rand(2, 3, 3, 3), None, [1, 1], "same"), {}
-    yield "index_copy", (full, 0, torch.tensor([1]), full[:1].to(dtype)), {}
-    yield "cdist", (low, low), {}
-    yield "quantile", (low, 0.5), {}
-    yield "nanquantile", (low, 0.5), {}
-    yield "polar", (low, low), {}
-    yield "grid_sampler", (image, torch.rand(2, 4, 4, 2, dtype=dtype), 0, 0, False), {}
-    yield "stft", (torch.rand(64, dtype=dtype), 16), {"return_complex": True, "window": torch.ones(16, dtype=dtype)}
-    yield "replication_pad2d", (image, [1, 1, 1, 1]), {}
-    yield "max_pool3d", (volume, [2, 2, 2]), {}
-    yield "adaptive_avg_pool3d", (volume, [2, 2, 2]), {}
-    yield from ((name, (low,), {}) for name in ("fft_fft", "fft_rfft", "fft_ifft"))
-    square = (low + 4 * torch.eye(4, dtype=dtype)).to(dtype)
-    symmetric = square @ square.T
-    yield from ((name, (square,), {}) for name in ("linalg_inv", "linalg_det", "linalg_qr", "linalg_svdvals", "inverse"))
-    yield from ((name, (symmetric,), {}) for name in ("linalg_cholesky", "linalg_eigvalsh"))
-    yield "linalg_solve", (square, low), {}
-
-
 def cuda_fp32(dtype):
     """What CUDA's autocast runs in FP32."""
     lists = AutocastTestLists("cpu")
@@ -123,19 +89,43 @@ def cuda_fp32(dtype):
         yield entry[0], arguments, keywords
 
 
+def operators_of(calls, answers):
+    """The operators of the calls that were no errors."""
+    return {name + ("." + overload if overload else "")
+            for (name, overload, _), answer in zip(calls, answers) if not answer.startswith("error")}
+
+
 def compare(calls, expected, found, what):
     assert len(found) == len(calls), (len(found), len(calls))
     for call, theirs, ours in zip(calls, expected, found):
         same = ours.startswith("error") if theirs.startswith("error") else ours == theirs
         if not same:
-            sys.exit(f"{what}: {call[0]} {call[1]}: expected {theirs}, snug gives {ours}")
+            sys.exit(f"{what}: {call[0]}.{call[1]} {call[2]}: expected {theirs}, snug gives {ours}")
     errors = sum(theirs.startswith("error") for theirs in expected)
     print(f"{what}: {len(calls)} calls of {len({call[0] for call in calls})} operators equal, {errors} of them errors")
+
+
+def check_complete(what, wanted, called):
+    if wanted - called:
+        sys.exit(f"{what}: no call here of {', '.join(sorted(wanted - called))}; add one to autocast_cases.py")
+    print(f"{what}: all {len(wanted)} called")
+
+
+# CUDA's autocast runs these in 16 bits, or in the widest type of their inputs.
+NOT_FP32_ON_CUDA = {"aten::" + name for name in (
+    "_convolution convolution cudnn_convolution cudnn_convolution_transpose _scaled_dot_product_flash_attention _thnn_fused_gru_cell "
+    "_thnn_fused_lstm_cell addmv addr chain_matmul einsum gru_cell linalg_multi_dot lstm_cell mv rnn_relu_cell rnn_tanh_cell addcdiv "
+    "addcmul atan2 bilinear cross dot index_put scatter_add tensordot vdot").split()}
 
 
 if __name__ == "__main__":
     tool = sys.argv[1]
     torch.manual_seed(0)
+    registered = {key: set(torch._C._dispatch_get_registrations_for_dispatch_key("Autocast" + key)) for key in ("CPU", "CUDA")}
+    added = set(subprocess.run([tool, "--fp32-reductions"], capture_output=True, text=True, check=True).stdout.split())
+    if missing := registered["CUDA"] - registered["CPU"] - added - NOT_FP32_ON_CUDA:
+        sys.exit(f"fp32_reductions lacks {', '.join(sorted(missing))}, which CUDA's autocast knows")
+    called, called_in_fp32 = set(), set()
     for low_dtype in (torch.bfloat16, torch.float16):
         entries = list(cpu_lists(low_dtype))
         count = len(entries)
@@ -143,8 +133,13 @@ if __name__ == "__main__":
         calls = [full_call(*entry) for entry in entries]
         reference = [python_types(entry, low_dtype) for entry in entries]
         compare(calls, reference, snug_types(tool, calls, low_dtype), f"{low_dtype}")
+        called |= operators_of(calls, reference)
         in_full = snug_types(tool, calls[:count], low_dtype, "fp32_reductions")
         compare(calls[:count], reference[:count], in_full, f"{low_dtype}, fp32_reductions, CPU's lists")
-        on_cuda = [full_call(*entry) for entry in cuda_fp32(low_dtype)]
-        in_full = snug_types(tool, on_cuda, low_dtype, "fp32_reductions")
-        compare(on_cuda, ["Float"] * len(on_cuda), in_full, f"{low_dtype}, fp32_reductions, CUDA's list")
+        in_fp32 = [full_call(*entry) for entry in [*cuda_fp32(low_dtype), *reductions(low_dtype)]]
+        in_full = snug_types(tool, in_fp32, low_dtype, "fp32_reductions")
+        all_float = [" ".join(["Float"] * len(answer.split())) for answer in in_full]
+        compare(in_fp32, all_float, in_full, f"{low_dtype}, fp32_reductions, FP32's list")
+        called_in_fp32 |= operators_of(in_fp32, in_full)
+    check_complete("CPU autocast", registered["CPU"], called)
+    check_complete("fp32_reductions", added, called_in_fp32)

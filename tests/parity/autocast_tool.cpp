@@ -1,6 +1,7 @@
 // Calls operators by name under snug::Autocast and prints the types of what they return, so that a script can compare.
 //
 // usage: autocast_tool CALLS bfloat16|float16 [fp32_reductions]
+//        autocast_tool --fp32-reductions: the operators that this option adds to those that LibTorch has a kernel of CPU autocast for
 //
 // CALLS is a file of torch.save: a tuple of (name, overload, (argument, ...)), all arguments of the schema in order. One line of answer
 // per call: the types of the outputs, or "error MESSAGE".
@@ -8,6 +9,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -71,9 +73,31 @@ std::string answer(const std::vector<c10::IValue>& call) {
   return types.substr(1);
 }
 
+std::set<std::string> registered() {
+  std::set<std::string> names;
+  for (const auto& name : c10::Dispatcher::singleton().getRegistrationsForDispatchKey(c10::DispatchKey::AutocastCPU)) {
+    names.insert(toString(name));
+  }
+  return names;
+}
+
+void print_fp32_reductions() {
+  const auto before = registered();
+  const snug::Autocast autocast(torch::kCPU, torch::kBFloat16, {.fp32_reductions = true});
+  for (const std::string& name : registered()) {
+    if (!before.contains(name)) {
+      std::cout << name << "\n";
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 2 && std::string(argv[1]) == "--fp32-reductions") {
+    print_fp32_reductions();
+    return 0;
+  }
   if (argc < 3) {
     return 2;
   }
@@ -87,8 +111,9 @@ int main(int argc, char** argv) {
     try {
       const std::string types = answer(call.toTupleRef().elements().vec());
       std::cout << types << "\n";
-    } catch (const c10::Error& error) {
-      std::cout << "error " << error.what_without_backtrace() << "\n";
+    } catch (const std::exception& error) {  // oneDNN has its own
+      const std::string message = error.what();
+      std::cout << "error " << message.substr(0, message.find('\n')) << "\n";
     }
   }
 }

@@ -1,4 +1,4 @@
-// Where many numbers become one, FP32 is needed: every operator here is compared with the same in FP64.
+// Where many numbers become one, FP32 is needed: every operator here is compared with the same in FP64, on every device there is.
 
 #include <cmath>
 #include <functional>
@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "snug/precision/autocast.h"
+#include "snug/precision/precision.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
@@ -46,15 +47,25 @@ TEST(LongDotProduct, SummedIn16BitsStopsGrowingAndInFp32IsExactEnough) {
   EXPECT_LT(relative_error(dot_in<float>(a, b), exact), 1e-5);
 }
 
-// LibTorch's matrix products sum in FP32 also where inputs and output are 16-bit: what is left is the rounding of the result.
+std::vector<c10::DeviceType> devices() {
+  return torch::cuda::is_available() ? std::vector{kCPU, torch::kCUDA} : std::vector{kCPU};
+}
+
+double rounding_of(c10::ScalarType dtype) { return std::ldexp(1.0, dtype == kBFloat16 ? -8 : -11); }
+
+// LibTorch's matrix products sum in FP32 also where inputs and output are 16-bit, on CUDA if told so: what is left is the rounding of the
+// result.
 TEST(LongDotProduct, AsA16BitMatrixProductIsWithinOneRounding) {
-  torch::manual_seed(0);
-  for (const auto& [dtype, rounding] : {std::pair{kBFloat16, std::ldexp(1.0, -8)}, {kHalf, std::ldexp(1.0, -11)}}) {
-    const Tensor a = torch::rand({4, 8192}).to(dtype);
-    const Tensor b = torch::rand({8192, 4}).to(dtype);
-    const Tensor exact = torch::mm(a.to(kDouble), b.to(kDouble));
-    const Tensor error = ((torch::mm(a, b).to(kDouble) - exact) / exact).abs().max();
-    EXPECT_LE(error.item<double>(), 1.01 * rounding) << dtype;
+  accumulate_matmuls_in_fp32();
+  for (const auto device : devices()) {
+    for (const auto dtype : {kBFloat16, kHalf}) {
+      torch::manual_seed(0);
+      const Tensor a = torch::rand({4, 8192}).to(device, dtype);
+      const Tensor b = torch::rand({8192, 4}).to(device, dtype);
+      const Tensor exact = torch::mm(a.to(kDouble), b.to(kDouble));
+      const Tensor error = ((torch::mm(a, b).to(kDouble) - exact) / exact).abs().max();
+      EXPECT_LE(error.item<double>(), 1.01 * rounding_of(dtype)) << dtype << " on " << device;
+    }
   }
 }
 
@@ -67,27 +78,44 @@ void PrintTo(const Case& operation, std::ostream* out) { *out << operation.name;
 
 class AccumulatesInFp32 : public ::testing::TestWithParam<Case> {};
 
-TEST_P(AccumulatesInFp32, WithinFp32RoundingOfFp64) {
-  torch::manual_seed(0);
-  for (const auto dtype : {kBFloat16, kHalf}) {
-    const Tensor x = torch::randn({8, 32, 32}).to(dtype);
-    const Tensor exact = GetParam().run(x.to(kDouble));
-    const Autocast autocast(kCPU, dtype, {.fp32_reductions = true});
-    const Tensor found = GetParam().run(x);
-    EXPECT_EQ(found.scalar_type(), torch::kFloat);
-    EXPECT_TRUE(close_in_norm(found, exact, 1e-6)) << dtype;
+TEST_P(AccumulatesInFp32, WithinFp32RoundingOfFp64UnderAutocast) {
+  for (const auto device : devices()) {
+    for (const auto dtype : {kBFloat16, kHalf}) {
+      torch::manual_seed(0);
+      const Tensor x = torch::randn({8, 32, 32}).to(device, dtype);
+      const Tensor exact = GetParam().run(x.to(kDouble));
+      const Autocast autocast(device, dtype, {.fp32_reductions = true});
+      const Tensor found = GetParam().run(x);
+      EXPECT_EQ(found.scalar_type(), torch::kFloat);
+      EXPECT_TRUE(close_in_norm(found, exact, 1e-6)) << dtype << " on " << device;
+    }
   }
 }
 
-Tensor classes() { return torch::arange(8 * 32).remainder(32); }
+// Without it, FP32 numbers are summed in FP32; 16-bit ones as well, but what each operator gives is rounded: some of these take three.
+TEST_P(AccumulatesInFp32, WithinTheRoundingsOfItsResultsOfFp64WithoutAutocast) {
+  for (const auto device : devices()) {
+    for (const auto dtype : {torch::kFloat, kBFloat16, kHalf}) {
+      torch::manual_seed(0);
+      const Tensor x = torch::randn({8, 32, 32}).to(device, dtype);
+      const Tensor exact = GetParam().run(x.to(kDouble));
+      const Tensor found = GetParam().run(x);
+      EXPECT_EQ(found.scalar_type(), dtype);
+      const double bound = dtype == torch::kFloat ? 1e-6 : 3 * rounding_of(dtype);
+      EXPECT_TRUE(close_in_norm(found, exact, bound)) << dtype << " on " << device;
+    }
+  }
+}
+
+Tensor classes(const Tensor& x) { return torch::arange(8 * 32).remainder(32).to(x.device()); }
 Tensor flat(const Tensor& x) { return x.reshape({8 * 32, 32}); }
 Tensor like(const Tensor& x) { return torch::full_like(x, 0.25); }
 
 INSTANTIATE_TEST_SUITE_P(
     Losses, AccumulatesInFp32,
     ::testing::Values(
-        Case{"cross_entropy", [](const Tensor& x) { return torch::cross_entropy_loss(flat(x), classes()); }},
-        Case{"nll", [](const Tensor& x) { return torch::nll_loss(torch::log_softmax(flat(x), 1), classes()); }},
+        Case{"cross_entropy", [](const Tensor& x) { return torch::cross_entropy_loss(flat(x), classes(x)); }},
+        Case{"nll", [](const Tensor& x) { return torch::nll_loss(torch::log_softmax(flat(x), 1), classes(x)); }},
         Case{"mse", [](const Tensor& x) { return torch::mse_loss(x, like(x)); }},
         Case{"l1", [](const Tensor& x) { return torch::l1_loss(x, like(x)); }},
         Case{"smooth_l1", [](const Tensor& x) { return torch::smooth_l1_loss(x, like(x)); }},

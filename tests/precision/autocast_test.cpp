@@ -94,6 +94,28 @@ TEST(Autocast, RefusesTypesAndDevicesItCannotCastTo) {
   EXPECT_EQ(state(), before);
 }
 
+// Whether or not there is such a device here: the switches are the thread's.
+TEST(Autocast, SetsAndRestoresTheStateOfEveryDeviceTypeThatLibTorchHasAutocastFor) {
+  int types = 0;
+  for (int i = 0; i < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++i) {
+    const auto type = static_cast<c10::DeviceType>(i);
+    if (!at::autocast::is_autocast_available(type)) {
+      continue;
+    }
+    ++types;
+    const bool enabled = at::autocast::is_autocast_enabled(type);
+    const auto dtype = at::autocast::get_autocast_dtype(type);
+    for (const auto low : {kBFloat16, kHalf}) {
+      const Autocast autocast(type, low);
+      EXPECT_TRUE(at::autocast::is_autocast_enabled(type)) << type;
+      EXPECT_EQ(at::autocast::get_autocast_dtype(type), low) << type;
+    }
+    EXPECT_EQ(at::autocast::is_autocast_enabled(type), enabled) << type;
+    EXPECT_EQ(at::autocast::get_autocast_dtype(type), dtype) << type;
+  }
+  EXPECT_GE(types, 3) << "the CPU, CUDA and others";
+}
+
 // LibTorch keeps the cast of a weight under the weight's identity. After a write, the old cast is the wrong one.
 struct Weight {
   Tensor weight = torch::ones({4, 4}, torch::requires_grad());
@@ -225,6 +247,30 @@ TEST(AutocastCache, AWeightFirstUsedInInferenceModeStillGetsItsGradient) {
   torch::matmul(w.x, w.weight).sum().backward();
   ASSERT_TRUE(w.weight.grad().defined());
   EXPECT_TRUE(torch::equal(w.weight.grad(), torch::ones({4, 4})));
+}
+
+// LibTorch casts weights with their history wherever it is, so that a kept cast serves in every mode.
+TEST(AutocastCache, CastsInNestedGradientModesNeitherLoseNorInventGradients) {
+  Weight w;
+  const Autocast autocast(kCPU, kBFloat16);
+  const auto product = [&] { return torch::matmul(w.x, w.weight); };
+  {
+    const torch::NoGradGuard no_grad;
+    EXPECT_FALSE(product().requires_grad());
+    {
+      const torch::AutoGradMode enabled(true);
+      product().sum().backward();
+      EXPECT_TRUE(torch::equal(w.weight.grad(), torch::ones({4, 4})));
+    }
+    EXPECT_FALSE(product().requires_grad());
+    w.add_one();
+    clear_autocast_cache();
+    product();
+  }
+  const Tensor y = product();
+  EXPECT_EQ(y[0][0].item<float>(), 8.0f);
+  y.sum().backward();
+  EXPECT_TRUE(torch::equal(w.weight.grad(), torch::full({4, 4}, 2.0)));
 }
 
 TEST(CheckAutocastCache, FindsTheWeightThatWasWrittenToAfterItsCast) {

@@ -291,6 +291,33 @@ TEST(GradScalerLimits, LetUpdateNotWaitForTheDeviceExceptToCountSkips) {
   EXPECT_EQ(reads_with({.max_consecutive_skips = 100}), 4);
 }
 
+// On the CPU, where nothing is waited for, clipping and LibTorch's fused operator read their own results.
+TEST(GradScalerLimits, LetAWholeRoundWithAnOptimizerThatSkipsByItselfNotWaitForAGpu) {
+  if (!torch::cuda::is_available()) {
+    GTEST_SKIP() << "no CUDA device";
+  }
+  const auto on_gpu = torch::TensorOptions(torch::kCUDA);
+  const Tensor p = torch::ones({2}, on_gpu.requires_grad(true));
+  AdamW optimizer({p});
+  GradScaler scaler;
+  for (const bool unscales_and_clips : {false, true}) {
+    for (const float value : {1.0f, kInf, 1.0f}) {
+      const Tensor loss = torch::ones({}, on_gpu);
+      p.mutable_grad() = torch::full({2}, value, on_gpu);
+      EXPECT_EQ(reads_during([&] {
+                  scaler.scale(loss);
+                  if (unscales_and_clips) {
+                    scaler.unscale_(optimizer);
+                    clip_grad_norm_({p}, 1.0);
+                  }
+                  scaler.step(optimizer);
+                  scaler.update();
+                }),
+                0);
+    }
+  }
+}
+
 TEST(MaxConsecutiveSkips, EndsTheRunAtTheLastAllowedSkipAndSaysWhoIsToBlame) {
   Rounds rounds({.init_scale = 64, .max_consecutive_skips = 3});
   EXPECT_THAT(rounds.scales("bbgbb"), ElementsAre(32, 16, 16, 8, 4)) << "a good step starts the count again";

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "snug/core/error.h"
+
 namespace snug {
 namespace {
 
@@ -54,6 +56,48 @@ TEST(GradientStatistics, TellWhatUnderflowsWithAndWithoutAScale) {
   const auto s = gradient_statistics({{"w", with_gradient(torch::tensor({0.0f, 0x1p-30f, 0x1p-20f, 1.0f}))}})[0];
   EXPECT_DOUBLE_EQ(s.share_below(0x1p-24), 0.5);
   EXPECT_DOUBLE_EQ(s.share_below(0x1p-24, 65536), 0.25);
+}
+
+// A BF16 weight of 1 moves by 2^-8 at least, one of 2^-6 by 2^-14.
+TEST(LostUpdates, AreThoseThatDoNotMoveA16BitWeight) {
+  for (const auto kept_in : {torch::kFloat, torch::kBFloat16}) {
+    Tensor weight = torch::tensor({1.0f, 1.0f, 0x1p-6f, 1.0f, 0x1p-6f}).to(kept_in).requires_grad_();
+    weight.mutable_grad() = torch::tensor({1.0f, 8.0f, 1.0f, 0.0f, -1.0f}).to(kept_in);
+    const std::vector<std::pair<std::string, Tensor>> parameters{{"frozen", torch::ones({2})}, {"w", weight}};
+    auto statistics = gradient_statistics(parameters);
+    EXPECT_FALSE(statistics[0].lost_updates.has_value());
+    const LostUpdates lost(parameters, torch::kBFloat16);
+    {
+      const torch::NoGradGuard no_grad;
+      weight.sub_(weight.grad() * 0x1p-10);
+    }
+    lost.add_to(statistics);
+    EXPECT_DOUBLE_EQ(statistics[0].lost_updates.value(), 0.25) << "the first of four; one was not to move";
+  }
+}
+
+// What a user sees who trains in BF16 without masters (pytorch/pytorch#120376): a learning rate of 1e-3 does nothing to a weight of 1.
+TEST(LostUpdates, AreAllOfThemWherePlainBf16TrainingStalls) {
+  Tensor weight = torch::ones({8}, torch::kBFloat16).requires_grad_();
+  torch::optim::SGD optimizer(std::vector{weight}, torch::optim::SGDOptions(1e-3));
+  weight.mutable_grad() = torch::ones_like(weight);
+  const std::vector<std::pair<std::string, Tensor>> parameters{{"w", weight}};
+  auto statistics = gradient_statistics(parameters);
+  const LostUpdates lost(parameters, torch::kBFloat16);
+  optimizer.step();
+  lost.add_to(statistics);
+  EXPECT_EQ(statistics[0].lost_updates, 1.0);
+}
+
+TEST(LostUpdates, RefuseWhatDoesNotFit) {
+  const auto p = with_gradient(torch::ones({2}));
+  EXPECT_THROW(LostUpdates({{"w", p}}, torch::kFloat), ConfigError);
+  std::vector<GradientStatistics> none;
+  const LostUpdates lost({{"w", p}}, torch::kHalf);
+  EXPECT_THROW(lost.add_to(none), ConfigError);
+  auto statistics = gradient_statistics({{"w", p}});
+  p.mutable_grad().reset();
+  EXPECT_THROW(lost.add_to(statistics), ConfigError);
 }
 
 TEST(GradientStatistics, TakeLowPrecisionAndStridedGradients) {

@@ -1,9 +1,13 @@
 #include "snug/precision/precision.h"
 
 #include <atomic>
+#include <cmath>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
@@ -114,14 +118,81 @@ TEST(MeasureMatmulSpeed, MeasuresEachTypeAsItIsInsideAnAutocastRegion) {
   EXPECT_EQ(casts, 2);
 }
 
-TEST(MeasureMatmulSpeed, GivesZeroForATypeThatTheDeviceHasNoProductsOf) {
-  EXPECT_EQ(detail::matmul_speed(torch::kCPU, torch::kBool, 8, 1), 0.0);
-  EXPECT_GT(detail::matmul_speed(torch::kCPU, torch::kFloat, 8, 1), 0.0);
+// A device whose products take what time the test says; a type it does not know is one it does not have.
+struct FakeDevice {
+  std::map<c10::ScalarType, double> billions;  // floating-point operations a second
+  double start = 0;                            // more for the first product of a type and size
+  double time = 0, timed = 0;
+  int products = 0;
+  std::set<std::pair<c10::ScalarType, int64_t>> known;
+
+  MatmulSpeed measure(c10::DeviceType device = torch::kCPU) {
+    const auto multiply = [this](c10::ScalarType dtype, int64_t size) {
+      TORCH_CHECK(billions.contains(dtype), "not implemented");
+      const double seconds = 2e-9 * std::pow(static_cast<double>(size), 3) / billions[dtype];
+      time += seconds + (known.insert({dtype, size}).second ? start : 0);
+      timed += seconds;
+      ++products;
+    };
+    return detail::measure({multiply, [this] { return time; }}, device);
+  }
+};
+
+TEST(MeasureMatmulSpeed, GivesTheSpeedOfEachTypeAndZeroForOneThatTheDeviceDoesNotHave) {
+  FakeDevice device{.billions = {{torch::kFloat, 1e4}, {torch::kHalf, 3e4}}};
+  const auto speed = device.measure(torch::kCUDA);
+  EXPECT_NEAR(speed.float32, 1e4, 1e-4);
+  EXPECT_EQ(speed.bfloat16, 0);
+  EXPECT_NEAR(speed.float16, 3e4, 1e-4);
+  EXPECT_NEAR(speed.float32_small, 1e4, 1e-4);
+  EXPECT_THROW(detail::probe_of(torch::kCPU).multiply(torch::kBool, 8), c10::Error);
 }
 
+// Libraries load and compile at the first product of a type and size.
+TEST(MeasureMatmulSpeed, IsTheSameOnAColdStart) {
+  FakeDevice warm{.billions = {{torch::kFloat, 100}, {torch::kBFloat16, 400}, {torch::kHalf, 50}}};
+  FakeDevice cold = warm;
+  cold.start = 10;
+  const MatmulSpeed expected = warm.measure(), found = cold.measure();
+  EXPECT_NEAR(found.float32, expected.float32, 1e-6);
+  EXPECT_NEAR(found.bfloat16, 400, 1e-4);
+  EXPECT_NEAR(found.float16, expected.float16, 1e-6);
+  EXPECT_EQ(choose_precision(found, torch::kCPU), Precision::BFloat16);
+}
+
+TEST(MeasureMatmulSpeed, SpendsNoMoreThanATenthOfASecondHoweverSlowTheDevice) {
+  for (const double float32 : {0.05, 0.5, 5.0, 8.0, 50.0, 500.0}) {
+    for (const double low : {0.04, 0.25, 1.0, 7.6, 1000.0}) {
+      FakeDevice device{.billions = {{torch::kFloat, float32}, {torch::kBFloat16, low}, {torch::kHalf, low}}};
+      const auto speed = device.measure();
+      EXPECT_LE(device.timed, 0.1) << float32 << " and " << low;
+      EXPECT_LT(device.products, 40);
+      EXPECT_NEAR(speed.float32, float32, 1e-6 * float32);
+    }
+  }
+}
+
+// Whoever asks first pays: another measurement may say something else, and one process is to train in one precision.
+TEST(MeasuredPrecision, IsMeasuredOncePerDevice) {
+  static std::atomic<int> products;
+  const Precision first = measured_precision(torch::kCPU);
+  products = 0;
+  const auto callback = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
+                                                products += std::string_view(function.name()) == "aten::mm";
+                                                return std::unique_ptr<at::ObserverContext>();
+                                              }).scopes({at::RecordScope::FUNCTION}));
+  measure_matmul_speed(torch::kCPU);
+  EXPECT_GT(products, 0) << "the counter counts";
+  products = 0;
+  EXPECT_EQ(measured_precision(torch::kCPU), first);
+  at::removeCallback(callback);
+  EXPECT_EQ(products, 0);
+}
+
+const MatmulAccumulation kAtStart = matmul_accumulation();
+
 TEST(AccumulateMatmulsInFp32, ForbidsLowPrecisionSumsAndTf32) {
-  const MatmulAccumulation before = matmul_accumulation();
-  EXPECT_TRUE(before.fp16_reduction && before.bf16_reduction) << "LibTorch's default has changed";
+  EXPECT_TRUE(kAtStart.fp16_reduction && kAtStart.bf16_reduction) << "LibTorch's default has changed";
   accumulate_matmuls_in_fp32();
   const MatmulAccumulation now = matmul_accumulation();
   EXPECT_FALSE(now.fp16_reduction || now.bf16_reduction || now.fp16_accumulation || now.tf32);

@@ -36,6 +36,13 @@ TEST(GradientMap, DrawsTheLastSampleWithSharesAndTheEndOfFp16) {
   EXPECT_THAT(gradient_map({sample(10, "w", counts)}, 1), Not(HasSubstr("M6.00 0V1")));
 }
 
+TEST(GradientMap, TellsTheUpdatesThatWereLostWhereTheyWereMeasured) {
+  RunEvent measured = sample(1, "w", "1 2 3");
+  EXPECT_THAT(gradient_map({measured}, 1), Not(HasSubstr("too small")));
+  measured.details.emplace_back("lost_updates", 0.125);
+  EXPECT_THAT(gradient_map({measured}, 1), AllOf(HasSubstr("<td>12.5 %</td>"), HasSubstr("too small")));
+}
+
 TEST(GradientMap, IsNotThereWithoutSamplesOrWithBrokenOnes) {
   EXPECT_EQ(gradient_map({}, 1), "");
   EXPECT_EQ(gradient_map({{.name = "snapshot", .step = 3, .details = {}}}, 1), "");

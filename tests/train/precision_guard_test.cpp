@@ -143,6 +143,8 @@ TEST(GuardEvidence, SaysOfEachRegionWhetherAGradientIsNotFiniteAndHowManyAreZero
       {"a.weight", with_gradient(torch::tensor({kInf, -kInf, 0.0f}))},
       {"a.bias", with_gradient(torch::tensor({1.0, 2.0, 3.0}, torch::kDouble))},
       {"ab.weight", with_gradient(torch::full({4}, 60000.0, torch::kHalf))},
+      {"ab.scale", with_gradient(torch::full({4}, 3e38f))},
+      {"ab.none", with_gradient(torch::zeros({0}))},
       {"ab.bias", torch::zeros({9}, torch::requires_grad())}};
   const auto evidence = detail::gradient_evidence(parameters, {"ab", "a", "unused"});
   ASSERT_EQ(evidence.size(), 3u);
@@ -150,7 +152,7 @@ TEST(GuardEvidence, SaysOfEachRegionWhetherAGradientIsNotFiniteAndHowManyAreZero
   EXPECT_FALSE(evidence[0].second.non_finite);
   EXPECT_EQ(evidence[0].second.zeros, 0.5);
   EXPECT_EQ(evidence[1].first, "ab");
-  EXPECT_FALSE(evidence[1].second.non_finite) << "its sum does not fit into FP16, but it does";
+  EXPECT_FALSE(evidence[1].second.non_finite) << "their sums fit neither into FP16 nor into FP32, but they do";
   EXPECT_EQ(evidence[1].second.zeros, 0);
   EXPECT_EQ(evidence[2].first, "a");
   EXPECT_TRUE(evidence[2].second.non_finite);

@@ -1,15 +1,28 @@
 #pragma once
-// How fast a device multiplies square matrices of one type.
+// How measure_matmul_speed measures: which products, how often, and when enough time was spent.
 
 #include <cstdint>
+#include <functional>
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "snug/precision/precision.h"
+
 namespace snug::detail {
 
-/// Billions of floating-point operations a second: the best of `repeats` products of `size` x `size` matrices, or of as many as fit into
-/// 15 ms; of smaller ones on a CPU that would take a tenth of a second or more for one. 0 if the device has no products of that type.
-double matmul_speed(c10::Device device, c10::ScalarType dtype, int64_t size, int repeats);
+/// Products of square matrices, and a clock; tests give such as take what time they like.
+struct MatmulProbe {
+  /// One product of `size` x `size` matrices, to its end. Throws c10::Error where there are none of that type.
+  std::function<void(c10::ScalarType, int64_t size)> multiply;
+  std::function<double()> now;  ///< in seconds
+};
+
+MatmulProbe probe_of(c10::Device device);
+
+/// The first product of a type and size is not timed: libraries load and compile then. Of the others none begins that might not end within
+/// a tenth of a second, all together: on a CPU none is begun that would take longer than 15 ms. So all is over by then, besides that start,
+/// which the first training step would take as well. What there was no time for is 0, as is what the device does not have.
+MatmulSpeed measure(const MatmulProbe& probe, c10::DeviceType device);
 
 }  // namespace snug::detail

@@ -18,6 +18,7 @@ struct Row {
   std::string parameter;
   int64_t elements = 0, zeros = 0, non_finite = 0, lowest = 0;
   std::vector<int64_t> counts;
+  std::optional<double> lost_updates;
 };
 
 template <class T>
@@ -42,7 +43,8 @@ std::optional<Row> row_of(const RunEvent& event) {
           .zeros = detail_of<int64_t>(event, "zeros").value_or(0),
           .non_finite = detail_of<int64_t>(event, "non_finite").value_or(0),
           .lowest = detail_of<int64_t>(event, "lowest_exponent").value_or(0),
-          .counts = {}};
+          .counts = {},
+          .lost_updates = detail_of<double>(event, "lost_updates")};
   std::istringstream stream(*exponents);
   for (int64_t count = 0; stream >> count;) {
     row.counts.push_back(count);
@@ -90,6 +92,7 @@ std::string gradient_map(const std::vector<RunEvent>& events, double loss_scale)
   std::string rows;
   size_t columns = 0;
   int64_t lowest = 0;
+  bool has_updates = false;
   for (const RunEvent& event : events) {
     if (event.name != kGradientsEvent || event.step != last) {
       continue;
@@ -105,9 +108,11 @@ std::string gradient_map(const std::vector<RunEvent>& events, double loss_scale)
         mark(kFp16Smallest, *row, "fp16") + (loss_scale > 1 ? mark(with_scale, *row, "fp16 scaled") : "");
     rows += fmt::format(
         "<tr><th>{}</th><td class=\"cells\"><svg viewBox=\"0 0 {} 1\" preserveAspectRatio=\"none\" "
-        "aria-hidden=\"true\">{}{}</svg></td><td>{}</td><td>{}</td></tr>\n",
+        "aria-hidden=\"true\">{}{}</svg></td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
         escape_html(row->parameter), columns, cells(*row), marks, percent(row->zeros, row->elements),
-        row->non_finite == 0 ? "–" : grouped(row->non_finite));
+        row->non_finite == 0 ? "–" : grouped(row->non_finite),
+        row->lost_updates ? fmt::format("{:.3g} %", 100 * *row->lost_updates) : "–");
+    has_updates = has_updates || row->lost_updates.has_value();
   }
   if (rows.empty()) {
     return "";
@@ -118,12 +123,12 @@ std::string gradient_map(const std::vector<RunEvent>& events, double loss_scale)
       "2{} on "
       "the left to 2{} on the right; the darker, the more of its gradients are of that size. The line is where FP16 "
       "ends, at "
-      "2{}: gradients to its left would become zero{}.</p>\n<table class=\"gradients-map\">\n"
-      "<tr><th></th><td></td><td>zero</td><td>not finite</td></tr>\n{}</table></div>\n",
+      "2{}: gradients to its left would become zero{}.{}</p>\n<table class=\"gradients-map\">\n"
+      "<tr><th></th><td></td><td>zero</td><td>not finite</td><td>lost</td></tr>\n{}</table></div>\n",
       grouped(last), superscript(static_cast<int>(lowest)), superscript(static_cast<int>(highest)),
       superscript(kFp16Smallest),
       loss_scale > 1 ? fmt::format(". With the loss scaled by {}, it is the dashed one", rounded(loss_scale)) : "",
-      rows);
+      has_updates ? " Lost are the updates that were too small to move a 16-bit weight." : "", rows);
 }
 
 }  // namespace snug::detail

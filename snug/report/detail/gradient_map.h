@@ -10,7 +10,7 @@
 namespace snug::detail {
 
 /// The name of the events that hold the statistics of one parameter: parameter (string), elements, zeros, non_finite, lowest_exponent
-/// (integers), exponents (string of counts with spaces between).
+/// (integers), exponents (string of counts with spaces between); in 16 bits also lost_updates (share of the weights that did not move).
 inline constexpr const char* kGradientsEvent = "gradients";
 
 /// A figure, or nothing if no gradients were sampled. Events that are not as above are left out. `loss_scale`: that of the sampled step.

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
-#include "snug/precision/detail/low_precision.h"
 
 namespace snug::detail {
 namespace {
@@ -16,17 +15,23 @@ bool belongs(const std::string& parameter, const std::string& region) {
                                  parameter.compare(0, region.size(), region) == 0);
 }
 
-// [whether one is not finite, zeros, elements] of some gradients, on their device. Two passes over each that only read: a sum is not finite
-// if a number in it is not.
+// [whether one is not finite, zeros, elements] of some gradients, on their device. Two passes over each that only read. The smallest and the
+// largest number tell of inf and NaN, and unlike a sum they are finite where all numbers are.
 at::Tensor counts_of(const std::vector<at::Tensor>& gradients) {
-  std::vector<at::Tensor> sums, others;
+  std::vector<at::Tensor> extremes, others;
   double elements = 0;
   for (const at::Tensor& gradient : gradients) {
-    sums.push_back(is_low(gradient) ? gradient.sum(at::kFloat) : gradient.sum());
+    if (gradient.numel() > 0) {
+      const auto [low, high] = at::aminmax(gradient);
+      extremes.insert(extremes.end(), {low.to(at::kDouble), high.to(at::kDouble)});
+    }
     others.push_back(at::count_nonzero(gradient));
     elements += static_cast<double>(gradient.numel());
   }
-  const at::Tensor bad = at::isfinite(at::stack(sums)).logical_not().any().to(at::kDouble);
+  if (extremes.empty()) {
+    extremes.push_back(at::zeros({}, others.front().options().dtype(at::kDouble)));
+  }
+  const at::Tensor bad = at::isfinite(at::stack(extremes)).logical_not().any().to(at::kDouble);
   const at::Tensor zeros = elements - at::stack(others).sum().to(at::kDouble);
   return at::stack({bad, zeros, at::full_like(zeros, elements)});
 }
