@@ -14,6 +14,10 @@ class GradientScalingAware {
   /// if they are unscaled already. `found_inf`: FP32 scalar tensor; where it reads 1, the step changes neither
   /// parameters nor state.
   virtual void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) = 0;
+
+  /// For an optimizer whose gradients lie in several processes: makes `found_inf`, an FP32 scalar of 0 or 1, 1 in all of them where it is in
+  /// one. Called whenever a scaler has looked at the gradients.
+  virtual void agree_on_found_inf(const at::Tensor& /*found_inf*/) {}
 };
 
 }  // namespace snug

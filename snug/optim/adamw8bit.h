@@ -32,6 +32,9 @@ class AdamW8bit : public FusedOptimizer {
   explicit AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options = {});
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options = {});
 
+  /// Blocks of 256 elements share a scale, and small parameters have none.
+  int64_t shard_multiple() const override { return 0; }
+
  protected:
   std::string_view name() const override { return "AdamW8bit"; }
   bool takes(at::ScalarType dtype) const override { return dtype == at::kFloat; }

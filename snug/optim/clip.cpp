@@ -72,6 +72,24 @@ at::Tensor norm_of(const Lists& lists, double norm_type) {
   return at::linalg_vector_norm(at::stack(norms), norm_type);  // in FP64 if one of them is
 }
 
+void check(double max_norm) {
+  if (!(max_norm >= 0)) {
+    throw ConfigError(fmt::format("clip_grad_norm_: max_norm is {}; it must be >= 0", max_norm));
+  }
+}
+
+void scale(const Lists& lists, double max_norm, const at::Tensor& norm) {
+  // Python divides a number by a tensor in this way, which rounds twice.
+  const at::Tensor coefficient = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+  // Where the answer is at hand, a pass over the gradients that would multiply them by one is left out.
+  if (coefficient.is_cpu() && coefficient.item<double>() == 1.0) {
+    return;
+  }
+  for (const auto& entry : lists) {
+    at::_foreach_mul_(entry.second, coefficient.to(entry.second.front().device(), /*non_blocking=*/true));
+  }
+}
+
 }  // namespace
 
 at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
@@ -80,22 +98,18 @@ at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type
 }
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
-  if (!(max_norm >= 0)) {
-    throw ConfigError(fmt::format("clip_grad_norm_: max_norm is {}; it must be >= 0", max_norm));
-  }
+  check(max_norm);
   const at::NoGradGuard no_grad;
   const Lists lists = gradient_lists(parameters);
   const at::Tensor norm = norm_of(lists, norm_type);
-  // Python divides a number by a tensor in this way, which rounds twice.
-  const at::Tensor coefficient = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
-  // Where the answer is at hand, a pass over the gradients that would multiply them by one is left out.
-  if (coefficient.is_cpu() && coefficient.item<double>() == 1.0) {
-    return norm;
-  }
-  for (const auto& entry : lists) {
-    at::_foreach_mul_(entry.second, coefficient.to(entry.second.front().device(), /*non_blocking=*/true));
-  }
+  scale(lists, max_norm, norm);
   return norm;
+}
+
+void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, const at::Tensor& norm) {
+  check(max_norm);
+  const at::NoGradGuard no_grad;
+  scale(gradient_lists(parameters), max_norm, norm);
 }
 
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value) {

@@ -33,6 +33,10 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) final;
 
+  /// A parameter may be cut at multiples of so many elements and its parts be updated as parameters of their own, with the same bits. 0: it
+  /// must stay whole. Kernels work in vectors and cache lines, so 64 does for those that go element by element.
+  virtual int64_t shard_multiple() const { return 64; }
+
   /// Names for error messages, such as a module's named_parameters(); otherwise they give the index.
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names);
 

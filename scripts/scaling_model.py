@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""How data parallelism scales, by a formula and by a simulation, and whether both are right about 1 to 4 measured ranks.
+
+usage: scaling_model.py                      tables for 8 to 4,096 GPUs, as in docs/scaling.md
+       scaling_model.py --measure BUILD_DIR  runs BUILD_DIR/benchmarks/data_parallel on ranks whose links `tc` slows down, each in a
+                                             network namespace, and compares; needs root
+       scaling_model.py --self-test          the formula against the simulation
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+
+
+@dataclasses.dataclass
+class Network:
+    bandwidth: float  # bytes per second, that a rank can send while it receives as many
+    latency: float  # seconds per message
+    trees: bool = False  # whether the library may take a tree instead of a ring, as NCCL does for many ranks
+
+    def all_reduce(self, size, ranks):
+        """Seconds. Ring: each rank sends 2 (N - 1) messages of 1/N of the bytes (Patarasuk & Yuan 2009). Double tree: 2 log2 N messages deep,
+        the bytes up and down (Sanders, Speck & Traeff 2009)."""
+        if ranks == 1:
+            return 0.0
+        ring = 2 * (ranks - 1) * (self.latency + size / ranks / self.bandwidth)
+        tree = 2 * math.ceil(math.log2(ranks)) * self.latency + 2 * size / self.bandwidth
+        return min(ring, tree) if self.trees else ring
+
+
+@dataclasses.dataclass
+class Job:
+    size: float  # bytes of gradients
+    buckets: int
+    forward: float  # seconds of one micro-batch
+    backward: float
+    micro_batches: int  # K; all but the last are inside NoSync
+    each: bool = False  # without NoSync: all of them communicate
+
+
+def exposed(job, network, ranks):
+    """Seconds of communication that one backward does not hide: a bucket is ready every backward / buckets seconds, and goes when the one
+    before it is through."""
+    once = network.all_reduce(job.size / job.buckets, ranks)
+    return once + max(0.0, (job.buckets - 1) * (once - job.backward / job.buckets))
+
+
+def formula(job, network, ranks):
+    """Seconds of a step in which all ranks are equally fast. The optimizer is left out."""
+    compute = job.micro_batches * (job.forward + job.backward)
+    return compute + (job.micro_batches if job.each else 1) * exposed(job, network, ranks)
+
+
+def simulate(job, network, ranks, jitter=0.0, seed=1):
+    """The same, event by event. `jitter`: standard deviation of a micro-batch's time on a rank, of its mean. A bucket goes when the
+    last rank has it."""
+    random_numbers = random.Random(seed)
+    clocks = [0.0] * ranks
+    for k in range(job.micro_batches):
+        paces = [max(0.1, random_numbers.gauss(1.0, jitter)) if jitter else 1.0 for _ in range(ranks)]
+        starts = [clock + job.forward * pace for clock, pace in zip(clocks, paces)]
+        clocks = [start + job.backward * pace for start, pace in zip(starts, paces)]
+        if job.each or k + 1 == job.micro_batches:
+            through = 0.0
+            for bucket in range(1, job.buckets + 1):
+                ready = max(start + job.backward * pace * bucket / job.buckets for start, pace in zip(starts, paces))
+                through = max(through, ready) + network.all_reduce(job.size / job.buckets, ranks)
+            clocks = [max(clock, through) for clock in clocks]
+    return max(clocks)
+
+
+def self_test():
+    network = Network(1e9, 1e-5)
+    for buckets in (1, 3, 25):
+        for ranks in (1, 2, 8, 100):
+            for size in (1e6, 1e9):
+                for each in (False, True):
+                    job = Job(size, buckets, 0.1, 0.2, 4, each)
+                    a, b = formula(job, network, ranks), simulate(job, network, ranks)
+                    assert abs(a - b) < 1e-9 * a, (job, ranks, a, b)
+    assert network.all_reduce(8e9, 2) > 8.0 > Network(1e9, 0).all_reduce(8e9 / 1.001, 2)
+    assert simulate(Job(0, 1, 0.1, 0.2, 1), network, 64, jitter=0.05) > 0.3 * 1.05
+
+
+# A model of 1.3 billion parameters, gradients in BF16, one micro-batch of 8 x 2048 tokens on a GPU that does 400 TFLOP/s: 6 operations a
+# parameter and token. Eight GPUs a node, each with a card of 400 Gbit/s, of which 80 % arrive.
+PARAMETERS = 1.3e9
+TOKENS = 8 * 2048
+COMPUTE = 6 * PARAMETERS * TOKENS / 400e12
+GPUS = Network(bandwidth=0.8 * 50e9, latency=5e-6, trees=True)
+JITTER = 0.03
+COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def gpu_job(micro_batches, each=False, network_bytes=2):
+    size = network_bytes * PARAMETERS
+    return Job(size, math.ceil(size / (25 << 20)), COMPUTE / 3, COMPUTE * 2 / 3, micro_batches, each)
+
+
+def share(job, seconds):
+    return 100 * job.micro_batches * (job.forward + job.backward) / seconds
+
+
+def print_tables():
+    print(f"{PARAMETERS / 1e9:g} billion parameters, {1000 * COMPUTE:.0f} ms a micro-batch of {TOKENS} tokens, BF16 gradients, "
+          f"{8 * GPUS.bandwidth / 1e9:.0f} Gbit/s and {1e6 * GPUS.latency:g} us per GPU, jitter {100 * JITTER:g} %\n")
+    for title, network in (("at that speed", GPUS), ("a quarter of the bandwidth", dataclasses.replace(GPUS, bandwidth=GPUS.bandwidth / 4))):
+        print(f"Share of the step that computes, {title}: formula (simulation with jitter)\n")
+        print("| GPUs | K = 1 | K = 4 | K = 16 | K = 4, all communicate |\n|---|---|---|---|---|")
+        for ranks in COUNTS:
+            cells = []
+            for job in (gpu_job(1), gpu_job(4), gpu_job(16), gpu_job(4, each=True)):
+                cells.append(f"{share(job, formula(job, network, ranks)):.0f} % ({share(job, simulate(job, network, ranks, JITTER)):.0f} %)")
+            print(f"| {ranks} | " + " | ".join(cells) + " |")
+        print()
+    print("A fixed global batch of 4,096 micro-batches, at a quarter of the bandwidth\n")
+    print("| GPUs | K | seconds a step | speed-up over 8 GPUs |\n|---|---|---|---|")
+    slow = dataclasses.replace(GPUS, bandwidth=GPUS.bandwidth / 4)
+    first = None
+    for ranks in COUNTS:
+        seconds = simulate(gpu_job(4096 // ranks), slow, ranks, JITTER)
+        first = first or seconds
+        print(f"| {ranks} | {4096 // ranks} | {seconds:.2f} | {first / seconds:.0f} of {ranks // 8} |")
+
+
+def run(*command, check=True):
+    subprocess.run(command, check=check, stdout=subprocess.DEVNULL, stderr=None if check else subprocess.DEVNULL)
+
+
+class Namespaces:
+    """Network namespaces snugm0, snugm1, ... on one bridge, each sending at most `rate`."""
+
+    def __init__(self, count, megabits):
+        self.count = count
+        self.stop()
+        run("ip", "link", "add", "snugm", "type", "bridge")
+        run("ip", "link", "set", "snugm", "up")
+        for i in range(count):
+            run("ip", "netns", "add", f"snugm{i}")
+            run("ip", "link", "add", f"snugm{i}", "type", "veth", "peer", "name", "eth0", "netns", f"snugm{i}")
+            run("ip", "link", "set", f"snugm{i}", "master", "snugm", "up")
+            self.inside(i, "ip", "addr", "add", f"10.98.7.{i + 1}/24", "dev", "eth0")
+            self.inside(i, "ip", "link", "set", "eth0", "up")
+            self.inside(i, "ip", "link", "set", "lo", "up")
+            self.inside(i, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", f"{megabits}mbit", "burst", "16kb", "latency", "200ms")
+
+    def inside(self, i, *command):
+        run("ip", "netns", "exec", f"snugm{i}", *command)
+
+    def stop(self):
+        for i in range(8):
+            run("ip", "netns", "del", f"snugm{i}", check=False)
+        run("ip", "link", "del", "snugm", check=False)
+
+
+def measured(program, ranks, megabits, arguments):
+    namespaces = Namespaces(ranks, megabits)
+    try:
+        processes = []
+        for rank in range(ranks):
+            environment = dict(os.environ, RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(ranks), MASTER_ADDR="10.98.7.1", MASTER_PORT="29517",
+                               GLOO_SOCKET_IFNAME="eth0", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")
+            processes.append(subprocess.Popen(["ip", "netns", "exec", f"snugm{rank}", program, "measure", *arguments],
+                                              env=environment, stdout=subprocess.PIPE, text=True))
+        texts = [process.communicate(timeout=300)[0] for process in processes]
+        return json.loads(texts[0])
+    finally:
+        namespaces.stop()
+
+
+def compare(build, megabits, ks):
+    """Small gradients on slow links, so that the network rules and not the two or more ranks that share a core."""
+    program = os.path.join(build, "benchmarks", "data_parallel")
+    print(f"Links of {megabits} Mbit/s, measured / predicted\n\n| ranks | K | computes | all-reduces | the last communicates | all communicate |\n|---|---|---|---|---|---|")
+    ratios = []
+    for ranks in (1, 2, 3, 4):
+        result = measured(program, ranks, megabits, ["64", "2", "100000", *map(str, ks)])
+        network = Network(bandwidth=0.95 * megabits / 8 * 1e6, latency=2e-4)  # what headers leave; a switch of threads and a timer
+        whole = network.all_reduce(result["bytes"], ranks)
+        for step in result["steps"]:
+            job = Job(result["bytes"], math.ceil(result["bytes"] / result["bucket"]), step["none"] / step["k"] / 3,
+                      step["none"] / step["k"] * 2 / 3, step["k"])
+            cells = [f"{1000 * step['none']:.0f} ms"]
+            for time, prediction in ((result["all_reduce"], whole), (step["once"], formula(job, network, ranks)),
+                                     (step["each"], formula(dataclasses.replace(job, each=True), network, ranks))):
+                cells.append(f"{1000 * time:.0f} / {1000 * prediction:.0f} ms")
+                if ranks > 1:
+                    ratios.append(time / prediction)
+            print(f"| {ranks} | {step['k']} | " + " | ".join(cells) + " |", flush=True)
+    print(f"\nmeasured / predicted with 2 to 4 ranks: {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", metavar="BUILD_DIR")
+    parser.add_argument("--megabits", type=int, default=40)
+    parser.add_argument("--k", default="1,2,4", help="micro-batches to measure")
+    parser.add_argument("--self-test", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.self_test:
+        self_test()
+        print("the formula and the simulation agree")
+    elif arguments.measure:
+        compare(arguments.measure, arguments.megabits, [int(k) for k in arguments.k.split(",")])
+    else:
+        print_tables()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,380 @@
+#include "snug/distributed/sharded_optimizer.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+#include "snug/distributed/detail/gradient_shards.h"
+#include "snug/distributed/detail/same_model.h"
+#include "snug/distributed/detail/shard_layout.h"
+#include "snug/distributed/detail/shard_state.h"
+#include "snug/optim/clip.h"
+#include "snug/optim/detail/state_archive.h"
+#include "snug/precision/autocast.h"
+
+// Pieces of parameters are tensors of their own on the parameters' memory, and this rank's optimizer is one of those pieces: it knows nothing of
+// the rest. A second optimizer, of all parameters, is asked for options only and never steps, so it has no state.
+
+namespace snug {
+
+using torch::optim::OptimizerParamGroup;
+
+class ShardedOptimizer::Impl {
+ public:
+  Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group, Factory make,
+       ShardedOptimizerOptions options);
+
+  // What the outside sees as param_groups().
+  std::vector<OptimizerParamGroup> outer_groups() const;
+  // Of this rank's pieces, with the options of an optimizer of all.
+  std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
+  std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
+  void cut();
+  void lend_gradients() const;
+  void gather() const;
+  std::vector<at::Tensor> own_pieces() const;
+  bool has_own() const { return own != nullptr; }
+  StateDict own_state() const { return own ? own->state_dict().get<StateDict>("state") : StateDict(); }
+
+  std::shared_ptr<ProcessGroup> group;
+  Factory make;
+  ShardedOptimizerOptions options;
+  std::unique_ptr<FusedOptimizer> whole;
+  std::unique_ptr<FusedOptimizer> own;  // null if nothing is this rank's
+  std::vector<at::Tensor> parameters;   // of all groups, in order
+  std::vector<detail::ShardPiece> pieces;
+  std::vector<at::Tensor> views;  // of each piece
+  std::unique_ptr<detail::GradientShards> gradients;
+  std::optional<StateDict> consolidated;
+};
+
+ShardedOptimizer::Impl::Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> with,
+                             Factory factory, ShardedOptimizerOptions given)
+    : group(std::move(with)), make(std::move(factory)), options(given) {
+  if (group == nullptr || make == nullptr) {
+    throw ConfigError("ShardedOptimizer: the process group or the factory is null; give both");
+  }
+  whole = make(groups);
+  for (const auto& each : whole->param_groups()) {
+    parameters.insert(parameters.end(), each.params().begin(), each.params().end());
+  }
+  DataParallel::NamedTensors named;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    named.emplace_back(std::to_string(i), parameters[i]);
+  }
+  detail::check_same_model(*group, fmt::format("sharded gradients = {}", options.gradients.has_value()), named, {},
+                           "ShardedOptimizer");
+  cut();
+}
+
+// From `parameters` on.
+void ShardedOptimizer::Impl::cut() {
+  std::vector<detail::ShardItem> items;
+  for (const at::Tensor& parameter : parameters) {
+    items.push_back({parameter.numel(), static_cast<int64_t>(parameter.element_size())});
+  }
+  pieces = detail::shard_layout(items, group->size(), whole->shard_multiple());
+  views.clear();
+  std::vector<detail::GradientShards::Own> kept;
+  for (const auto& piece : pieces) {
+    const at::Tensor all = parameters[piece.parameter].detach();
+    const bool is_whole = piece.begin == 0 && piece.end == all.numel();
+    views.push_back(is_whole ? all : detail::memory_of(all, piece.begin, piece.end));
+    if (piece.rank == group->rank()) {
+      kept.push_back({piece.parameter, piece.begin, piece.end, views.back()});
+    }
+  }
+  own = make_own(*whole);
+  if (options.gradients) {
+    if (own == nullptr) {  // what asks for gradients would find none here, and leave the others waiting
+      throw ConfigError(fmt::format("ShardedOptimizer: nothing is left for rank {} of {}; use fewer ranks",
+                                    group->rank(), group->size()));
+    }
+    gradients.reset();
+    gradients = std::make_unique<detail::GradientShards>(parameters, std::move(kept), group, *options.gradients);
+  }
+}
+
+std::vector<at::Tensor> ShardedOptimizer::Impl::own_pieces() const {
+  std::vector<at::Tensor> result;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].rank == group->rank()) {
+      result.push_back(views[i]);
+    }
+  }
+  return result;
+}
+
+std::vector<OptimizerParamGroup> ShardedOptimizer::Impl::outer_groups() const {
+  return (options.gradients ? own : whole)->param_groups();
+}
+
+std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer& like) const {
+  std::vector<OptimizerParamGroup> groups;
+  std::vector<std::pair<std::string, at::Tensor>> names;
+  size_t parameter = 0;
+  size_t piece = 0;
+  for (const auto& each : like.param_groups()) {
+    parameter += each.params().size();
+    std::vector<at::Tensor> mine;
+    for (; piece < pieces.size() && pieces[piece].parameter < parameter; ++piece) {
+      if (pieces[piece].rank == group->rank()) {
+        mine.push_back(views[piece]);
+        names.emplace_back(
+            fmt::format("{}, elements {} to {}", pieces[piece].parameter, pieces[piece].begin, pieces[piece].end - 1),
+            views[piece]);
+      }
+    }
+    groups.emplace_back(std::move(mine), each.options().clone());
+  }
+  if (names.empty()) {
+    return nullptr;
+  }
+  auto result = make(groups);
+  for (size_t g = 0; g < groups.size(); ++g) {  // as they are: torch's constructor merges them with defaults
+    result->param_groups()[g].set_options(like.param_groups()[g].options().clone());
+  }
+  result->name_parameters(names);
+  return result;
+}
+
+// An optimizer of this rank's pieces with its share of `state`, whose options go to `new_whole`.
+std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::loaded(const StateDict& state,
+                                                               FusedOptimizer& new_whole) const {
+  const auto& states = state.get<StateDict>("state");
+  const auto& groups = state.get<StateDict>("param_groups");
+  StateDict only_options;
+  only_options.set("state", StateDict());
+  only_options.set("param_groups", groups);
+  new_whole.load_state_dict(only_options);
+  std::vector<std::string> places;  // the name of each parameter's state
+  size_t known = 0;
+  for (const StateEntry& each : groups.entries()) {
+    const auto& params = groups.get<StateDict>(each.name).get<StateDict>("params");
+    for (const StateEntry& entry : params.entries()) {
+      places.push_back(std::to_string(params.get<int64_t>(entry.name)));
+      known += states.contains(places.back()) ? 1 : 0;
+    }
+  }
+  if (known != states.size()) {
+    throw CorruptFile(
+        fmt::format("ShardedOptimizer.load_state_dict: the state is of {} parameters, of which this optimizer has {}",
+                    states.size(), known));
+  }
+  auto result = make_own(new_whole);
+  if (result) {
+    StateDict share;
+    share.set("state", detail::share_of(states, places, group->rank(), pieces, parameters));
+    share.set("param_groups", result->state_dict().get<StateDict>("param_groups"));
+    result->load_state_dict(share);
+  }
+  return result;
+}
+
+// A piece's gradient is that part of its parameter's.
+void ShardedOptimizer::Impl::lend_gradients() const {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].rank != group->rank()) {
+      continue;
+    }
+    const at::Tensor& parameter = parameters[pieces[i].parameter];
+    at::Tensor gradient = parameter.grad();
+    const bool is_cut = views[i].numel() != parameter.numel();
+    if (gradient.defined() && is_cut) {
+      if (gradient.is_sparse() || gradient.sizes() != parameter.sizes()) {
+        throw ConfigError(fmt::format(
+            "ShardedOptimizer.step: the gradient of parameter {} is sparse, or has another shape than the parameter",
+            pieces[i].parameter));
+      }
+      gradient = detail::memory_of(detail::laid_out_like(parameter, gradient), pieces[i].begin, pieces[i].end);
+    }
+    views[i].mutable_grad() = gradient;
+  }
+}
+
+void ShardedOptimizer::Impl::gather() const {
+  for (int rank = 0; group->size() > 1 && rank < group->size(); ++rank) {
+    std::vector<at::Tensor> theirs;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].rank == rank) {
+        theirs.push_back(views[i]);
+      }
+    }
+    if (!theirs.empty()) {
+      group->broadcast(theirs, rank);
+    }
+  }
+  clear_autocast_cache();
+}
+
+ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
+    : torch::optim::Optimizer(impl->outer_groups(), impl->whole->defaults().clone()), impl_(std::move(impl)) {
+  for (size_t g = 0; g < param_groups_.size(); ++g) {  // as they are: torch's constructor merges them with defaults
+    param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
+  }
+}
+
+ShardedOptimizer::ShardedOptimizer(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
+                                   Factory make, ShardedOptimizerOptions options)
+    : ShardedOptimizer(std::make_unique<Impl>(groups, std::move(group), std::move(make), options)) {}
+
+ShardedOptimizer::ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
+                                   Factory make, ShardedOptimizerOptions options)
+    : ShardedOptimizer(std::vector{OptimizerParamGroup(std::move(parameters))}, std::move(group), std::move(make),
+                       options) {}
+
+ShardedOptimizer::~ShardedOptimizer() = default;
+
+void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) {
+  if (impl_->has_own()) {
+    impl_->own->set_gradient_scaling(std::move(grad_scale), std::move(found_inf));
+  }
+}
+
+// Whole gradients are the same on all ranks, so there is nothing to agree on.
+void ShardedOptimizer::agree_on_found_inf(const at::Tensor& found_inf) {
+  if (impl_->options.gradients) {
+    impl_->group->all_reduce(found_inf, ReduceOp::Max);
+  }
+}
+
+// A Stepper puts FP32 masters in the place of 16-bit parameters, before the first step.
+void ShardedOptimizer::take_new_parameters() {
+  if (impl_->options.gradients) {
+    return;
+  }
+  std::vector<at::Tensor> now;
+  for (const auto& group : param_groups_) {
+    now.insert(now.end(), group.params().begin(), group.params().end());
+  }
+  const auto& before = impl_->parameters;
+  if (std::equal(now.begin(), now.end(), before.begin(), before.end(),
+                 [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); })) {
+    return;
+  }
+  if (impl_->own && !impl_->own->state().empty()) {
+    throw ConfigError("ShardedOptimizer.step: param_groups() hold other parameters than before; make a new optimizer");
+  }
+  *impl_ = Impl(param_groups_, impl_->group, impl_->make, impl_->options);
+}
+
+at::Tensor ShardedOptimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  take_new_parameters();
+  impl_->consolidated.reset();
+  if (impl_->has_own()) {
+    for (size_t g = 0; g < param_groups_.size(); ++g) {
+      impl_->own->param_groups()[g].set_options(param_groups_[g].options().clone());
+    }
+    if (impl_->options.gradients) {
+      impl_->own->step();
+    } else {
+      impl_->lend_gradients();
+      impl_->own->step();
+      for (const at::Tensor& piece : impl_->own_pieces()) {
+        piece.mutable_grad().reset();  // gradients are to be free when their parameters let go of them
+      }
+    }
+  }
+  impl_->gather();
+  return loss;
+}
+
+at::Tensor ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
+  if (!impl_->options.gradients) {
+    return snug::clip_grad_norm_(impl_->parameters, max_norm, norm_type);
+  }
+  const at::NoGradGuard no_grad;
+  const auto pieces = impl_->own_pieces();
+  const at::Tensor here = grad_norm(pieces, norm_type).to(at::kDouble);
+  const at::Tensor norm = at::linalg_vector_norm(impl_->group->all_gather(here), norm_type);
+  clip_grads_with_norm_(pieces, max_norm, norm);
+  return norm;
+}
+
+void ShardedOptimizer::consolidate(int to) {
+  const ProcessGroup& here = *impl_->group;
+  if (to < 0 || to >= here.size()) {
+    throw ConfigError(fmt::format("ShardedOptimizer.consolidate: there is no rank {} of {}", to, here.size()));
+  }
+  const at::Tensor mine = detail::to_bytes(impl_->own_state());
+  const at::Tensor sizes = impl_->group->all_gather(at::full({}, mine.numel(), at::kLong));
+  std::vector<StateDict> shares;
+  for (int rank = 0; rank < here.size(); ++rank) {
+    const at::Tensor bytes =
+        rank == here.rank() ? mine : at::empty({sizes[rank].item<int64_t>()}, at::TensorOptions().dtype(at::kByte));
+    impl_->group->broadcast({bytes}, rank);
+    if (here.rank() == to) {
+      shares.push_back(detail::from_bytes(bytes));
+    }
+  }
+  if (here.rank() == to) {
+    impl_->consolidated = detail::join_shares(shares, impl_->pieces, impl_->parameters);
+  }
+}
+
+StateDict ShardedOptimizer::state_dict() const {
+  StateDict state;
+  if (impl_->consolidated) {
+    state.set("state", *impl_->consolidated);
+  } else if (impl_->group->size() == 1) {
+    state.set("state", impl_->own_state());
+  } else {
+    throw ConfigError(fmt::format(
+        "ShardedOptimizer.state_dict: rank {} has a share of the state only; call consolidate({}) on every rank after "
+        "the last step, then state_dict() on that rank",
+        impl_->group->rank(), impl_->group->rank()));
+  }
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    impl_->whole->param_groups()[g].set_options(param_groups_[g].options().clone());
+  }
+  state.set("param_groups", impl_->whole->state_dict().get<StateDict>("param_groups"));
+  return state;
+}
+
+// What may throw works on new optimizers, and only when it has gone well on all ranks do they take the place of the old.
+void ShardedOptimizer::load_state_dict(const StateDict& state) {
+  take_new_parameters();
+  std::unique_ptr<FusedOptimizer> whole, own;
+  std::exception_ptr error;
+  try {
+    whole = impl_->make(impl_->whole->param_groups());
+    own = impl_->loaded(state, *whole);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const at::Tensor failed = at::full({}, error ? 1 : 0, at::kInt);
+  impl_->group->all_reduce(failed, ReduceOp::Max);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  if (failed.item<int>() != 0) {
+    throw CorruptFile(
+        "ShardedOptimizer.load_state_dict: the state does not fit another rank's share; see that rank's error");
+  }
+  impl_->whole = std::move(whole);
+  impl_->own = std::move(own);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
+  }
+  impl_->consolidated.reset();
+}
+
+void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  detail::write_state(archive, state_dict());
+}
+void ShardedOptimizer::load(torch::serialize::InputArchive& archive) { load_state_dict(detail::read_state(archive)); }
+
+}  // namespace snug

@@ -1,0 +1,90 @@
+#pragma once
+// ShardedOptimizer: every rank keeps the optimizer's state for its share of the parameters only, updates that share, and gets the rest from
+// the others. With N ranks the state takes 1/N of the memory, and the update 1/N of the time.
+//
+//   snug::ShardedOptimizer optimizer(model->parameters(), group, [](const auto& groups) {
+//     return std::make_unique<snug::AdamW>(groups, snug::AdamWOptions{.lr = 3e-4});
+//   });
+//   snug::DataParallel ddp(model, group);
+//   ...
+//   ddp.forward([&] { return loss_of(model, batch); }).backward();
+//   optimizer.step();
+//   optimizer.consolidate();                              // before a snapshot, on every rank; rank 0 has the whole state then
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "snug/core/bytes.h"
+#include "snug/core/gradient_scaling.h"
+#include "snug/core/reduction.h"
+#include "snug/core/stateful_optimizer.h"
+#include "snug/distributed/process_group.h"
+#include "snug/optim/fused_optimizer.h"
+
+namespace snug {
+
+/// Gradients too are each rank's share only.
+struct GradientSharding {
+  /// Gradients are sent together until they have so many bytes.
+  Bytes bucket = Bytes(25 << 20);
+  /// Of the ranks' gradients; see DataParallelOptions.
+  Reduction reduction = Reduction::Mean;
+};
+
+struct ShardedOptimizerOptions {
+  /// Set: ZeRO-2. This optimizer itself adds up the gradients over the ranks, during each backward and without DataParallel, and frees a
+  /// parameter's gradient as soon as this rank has its share of it. Every backward() sends, so several micro-batches send each; all ranks go
+  /// backward equally often; a parameter that took no part has the gradient 0. param_groups() hold the shares, so clip by
+  /// clip_grad_norm_() below; Stepper is not for this. Empty: ZeRO-1. Gradients are whole and the same on all ranks, as DataParallel leaves
+  /// them.
+  std::optional<GradientSharding> gradients = {};
+};
+
+/// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 1 and 2. Parameters are cut by bytes, in the middle of a tensor too where the
+/// optimizer works element by element, and the result has the same bits as without sharding. param_groups() take new learning rates as ever.
+/// All ranks must call the same methods in the same order.
+class ShardedOptimizer final : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
+ public:
+  /// Makes an optimizer of the groups it is given. Called several times, so it must give the same each time.
+  using Factory = std::function<std::unique_ptr<FusedOptimizer>(const std::vector<torch::optim::OptimizerParamGroup>&)>;
+
+  /// Throws ConfigError where the factory does, and, on all ranks, where their parameters differ.
+  ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group, Factory make,
+                   ShardedOptimizerOptions options = {});
+  ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
+                   Factory make, ShardedOptimizerOptions options = {});
+  ~ShardedOptimizer() override;
+
+  /// Updates this rank's share and gathers the others'. Throws as FusedOptimizer::step does, and DistributedError if a rank is lost.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
+  void agree_on_found_inf(const at::Tensor& found_inf) override;
+
+  /// snug::clip_grad_norm_ of all gradients, wherever they are: every rank gets the norm of the whole.
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
+
+  /// Gathers the state on rank `to`, share by share. Until the next step state_dict() gives it there.
+  void consolidate(int to = 0);
+  /// The whole state, as the optimizer without sharding has it. Throws ConfigError on a rank that does not have it: see consolidate(). A
+  /// group of one has it always.
+  StateDict state_dict() const override;
+  /// Takes a whole state, of any number of ranks or of the optimizer without sharding, on every rank; keeps this rank's share. Throws as
+  /// FusedOptimizer does; then nothing has changed.
+  void load_state_dict(const StateDict& state) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  class Impl;
+  explicit ShardedOptimizer(std::unique_ptr<Impl> impl);
+  void take_new_parameters();
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace snug

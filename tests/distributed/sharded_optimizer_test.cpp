@@ -1,0 +1,352 @@
+#include "snug/distributed/sharded_optimizer.h"
+
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/distributed/data_parallel.h"
+#include "snug/memory/limit.h"
+#include "snug/models/gpt.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/adamw8bit.h"
+#include "snug/optim/clip.h"
+#include "snug/optim/sgd.h"
+#include "snug/train/stepper.h"
+#include "tests/distributed/ranks.h"
+#include "tests/support/optimizers.h"
+#include "tests/support/tensors.h"
+#include "tests/support/tiny_model.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using testing::bytes_of;
+using testing::close_in_norm;
+using testing::error_of;
+using testing::gradients_of;
+using ::testing::HasSubstr;
+using testing::on_ranks;
+using testing::quick;
+using testing::same_bits;
+using testing::set_gradients;
+using testing::squared_error;
+using testing::tensors_in;
+using testing::tiny_batch;
+using testing::tiny_model;
+using torch::optim::OptimizerParamGroup;
+
+const ShardedOptimizer::Factory kAdamW = [](const auto& groups) {
+  return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
+};
+
+// Shapes that do not divide evenly, one that lies in memory in another order, and a scalar.
+std::vector<torch::Tensor> odd_parameters() {
+  torch::manual_seed(1);
+  return {torch::randn({31, 37}).requires_grad_(),
+          torch::randn({8, 6, 3, 3}).contiguous(torch::MemoryFormat::ChannelsLast).requires_grad_(),
+          torch::randn({}).requires_grad_(), torch::randn({100}).requires_grad_(),
+          torch::randn({2, 500}).requires_grad_()};
+}
+
+std::shared_ptr<ProcessGroup> group_of_one() { return init_process_group({.environment = Environment{}}); }
+
+TEST(ShardedOptimizer, KeepsAQuarterOfTheStateOnEachOfFourRanks) {
+  on_ranks(4, [] {
+    const auto group = init_process_group(quick());
+    Gpt model(GptOptions{.vocab = 64, .context = 16, .layers = 2, .heads = 2, .width = 64});
+    set_gradients(model->parameters(), 1);
+    const auto live = [] { return live_bytes(torch::kCPU).count(); };
+    AdamW plain(model->parameters());
+    int64_t before = live();
+    plain.step();
+    const int64_t whole = live() - before;
+    before = live();
+    ShardedOptimizer sharded(model->parameters(), group, kAdamW);
+    sharded.step();
+    int64_t share = live() - before;
+    constexpr int64_t kSlack = 64 * 8 + 4 * 40;  // where parameters are cut, and counts of steps
+    for (int i = 0; i < 1000 && share > whole / 4 + kSlack;
+         ++i) {  // Gloo's threads let go of what they sent a moment later
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      share = live() - before;
+    }
+    EXPECT_EQ(whole, 2 * bytes_of(model->parameters()) + 4 * static_cast<int64_t>(model->parameters().size()));
+    EXPECT_NEAR(static_cast<double>(share), static_cast<double>(whole) / 4, kSlack);
+  });
+}
+
+// Each rank's gradients are its own, DataParallel makes them the same.
+void expect_the_bits_of_the_whole(int ranks, const ShardedOptimizer::Factory& make) {
+  on_ranks(ranks, [&] {
+    const auto group = init_process_group(quick());
+    const auto a = odd_parameters();
+    const auto b = odd_parameters();
+    b[3].set_requires_grad(false);  // frozen
+    a[3].set_requires_grad(false);
+    const auto groups = [](const std::vector<torch::Tensor>& p) {
+      return std::vector<OptimizerParamGroup>{{{p[0], p[1]}}, {{p[2], p[3], p[4]}}};
+    };
+    const auto whole = make(groups(a));
+    ShardedOptimizer sharded(groups(b), group, make);
+    for (uint64_t step = 1; step <= 4; ++step) {
+      for (const auto& p : {a, b}) {
+        set_gradients(p, step);
+        p[3].mutable_grad().reset();
+      }
+      if (step == 3) {  // as a schedule does
+        whole->param_groups()[1].options().set_lr(0.05);
+        sharded.param_groups()[1].options().set_lr(0.05);
+      }
+      const auto norm = clip_grad_norm_(a, 1.0);
+      EXPECT_TRUE(same_bits(sharded.clip_grad_norm_(1.0), norm));
+      whole->step();
+      sharded.step();
+      EXPECT_TRUE(same_bits(b, a)) << "step " << step;
+    }
+    EXPECT_TRUE(b[1].is_contiguous(torch::MemoryFormat::ChannelsLast));
+  });
+}
+
+TEST(ShardedOptimizer, GivesTheSameBitsWithAdamW) { expect_the_bits_of_the_whole(4, kAdamW); }
+TEST(ShardedOptimizer, GivesTheSameBitsWithMomentum) {
+  expect_the_bits_of_the_whole(3, [](const auto& groups) {
+    return std::make_unique<SGD>(groups, SGDOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true});
+  });
+}
+
+TEST(ShardedOptimizer, KeepsParametersWholeForAnOptimizerThatWorksInBlocks) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto make = [](const auto& groups) {
+      return std::make_unique<AdamW8bit>(groups, AdamW8bitOptions{.lr = 0.01, .min_elements = 512});
+    };
+    auto a = odd_parameters();
+    auto b = odd_parameters();
+    a.erase(a.begin() + 1);  // is not contiguous
+    b.erase(b.begin() + 1);
+    const auto whole = make(std::vector{OptimizerParamGroup(a)});
+    ShardedOptimizer sharded(b, group, make);
+    for (uint64_t step = 1; step <= 3; ++step) {
+      set_gradients(a, step);
+      set_gradients(b, step);
+      whole->step();
+      sharded.step();
+    }
+    EXPECT_TRUE(same_bits(b, a));
+    sharded.consolidate();
+    if (group->rank() == 0) {
+      EXPECT_TRUE(same_bits(tensors_in(sharded.state_dict()), tensors_in(whole->state_dict())));
+    }
+  });
+}
+
+// A GPT on ranks with different data: the same losses, to the bit.
+TEST(ShardedOptimizer, TrainsAsWithoutSharding) {
+  on_ranks(4, [] {
+    const auto group = init_process_group(quick());
+    torch::manual_seed(4);
+    const auto tokens = torch::randint(32, {8, 8}).chunk(4)[static_cast<size_t>(group->rank())];
+    const auto losses = [&](bool is_sharded) {
+      torch::manual_seed(3);
+      Gpt model(GptOptions{.vocab = 32, .context = 8, .layers = 2, .heads = 2, .width = 16});
+      DataParallel ddp(model, group);
+      std::unique_ptr<torch::optim::Optimizer> optimizer = kAdamW({OptimizerParamGroup(model->parameters())});
+      if (is_sharded) {
+        optimizer = std::make_unique<ShardedOptimizer>(model->parameters(), group, kAdamW);
+      }
+      std::vector<torch::Tensor> result;
+      for (int step = 0; step < 5; ++step) {
+        optimizer->zero_grad();
+        const auto loss = ddp.forward([&] {
+          return torch::nn::functional::cross_entropy(model->forward(tokens).reshape({-1, 32}), tokens.reshape({-1}));
+        });
+        loss.backward();
+        optimizer->step();
+        result.push_back(loss.detach());
+      }
+      return result;
+    };
+    EXPECT_TRUE(same_bits(losses(true), losses(false)));
+  });
+}
+
+TEST(ShardedOptimizer, SavesAStateThatLoadsAtAnotherWorldSize) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    const auto a = odd_parameters();
+    const auto b = odd_parameters();
+    const auto whole = kAdamW({OptimizerParamGroup(a)});
+    ShardedOptimizer sharded(b, group, kAdamW);
+    testing::train(*whole, a, 1, 2);
+    testing::train(sharded, b, 1, 2);
+    sharded.consolidate(1);
+    if (group->rank() == 1) {
+      const StateDict state = sharded.state_dict();
+      EXPECT_TRUE(same_bits(tensors_in(state), tensors_in(whole->state_dict())));
+      // Alone, without and with sharding.
+      const auto plain = kAdamW({OptimizerParamGroup(a)});
+      plain->load_state_dict(state);
+      EXPECT_TRUE(same_bits(tensors_in(plain->state_dict()), tensors_in(state)));
+      ShardedOptimizer alone(a, group_of_one(), kAdamW);
+      alone.load_state_dict(state);
+      EXPECT_TRUE(same_bits(tensors_in(alone.state_dict()), tensors_in(state)));
+    } else {
+      EXPECT_THAT(error_of<ConfigError>([&] { sharded.state_dict(); }), HasSubstr("call consolidate("));
+    }
+    // And from one process to three, which go on as it does.
+    whole->param_groups()[0].options().set_lr(0.02);
+    ShardedOptimizer resumed(b, group, kAdamW);
+    resumed.load_state_dict(whole->state_dict());
+    testing::train(*whole, a, 3, 4);
+    testing::train(resumed, b, 3, 4);
+    EXPECT_TRUE(same_bits(b, a));
+    EXPECT_THAT(error_of<ConfigError>([&] { resumed.state_dict(); }), HasSubstr("has a share of the state only"));
+  });
+}
+
+TEST(ShardedOptimizer, LeavesAllAsItWasWhenAStateDoesNotFit) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto a = odd_parameters();
+    ShardedOptimizer sharded(a, group, kAdamW);
+    testing::train(sharded, a, 1, 1);
+    sharded.consolidate();
+    auto other = odd_parameters();
+    other[0] = torch::randn({31, 38}).requires_grad_();
+    const auto wrong = kAdamW({OptimizerParamGroup(other)});
+    testing::train(*wrong, other, 1, 1);
+    wrong->param_groups()[0].options().set_lr(7);
+    EXPECT_THAT(error_of<CorruptFile>([&] { sharded.load_state_dict(wrong->state_dict()); }),
+                HasSubstr(group->rank() == 0 ? "[31, 38]" : "another rank"));
+    EXPECT_EQ(sharded.param_groups()[0].options().get_lr(), 0.01);
+    if (group->rank() == 0) {  // still there
+      EXPECT_EQ(sharded.state_dict().get<StateDict>("state").size(), 5);
+    }
+  });
+}
+
+TEST(ShardedOptimizer, NamesTheParameterThatDiffersBetweenRanks) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto p = std::vector{torch::randn({4}), torch::randn({5 + group->rank()})};
+    EXPECT_THAT(error_of<ConfigError>([&] { ShardedOptimizer(p, group, kAdamW); }),
+                AllOf(HasSubstr("ShardedOptimizer: ranks differ"), HasSubstr("'1': Float [5]"), HasSubstr("[6]")));
+  });
+}
+
+TEST(ShardedOptimizer, IsSteppedByAStepper) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    for (const auto weights : {Weights::Full, Weights::Low}) {
+      const auto train = [&](auto&& make_optimizer) {
+        auto model = tiny_model();
+        if (weights == Weights::Low) {
+          model->to(torch::kBFloat16);
+        }
+        const auto optimizer = make_optimizer(model->parameters());
+        Stepper stepper(model, *optimizer,
+                        {.precision = Precision::BFloat16, .weights = weights, .micro_batch = 4, .clip_norm = 0.1});
+        for (int step = 0; step < 3; ++step) {
+          const auto result = stepper.step(tiny_batch(12), [&](const Batch& micro) {
+            return squared_error(model->forward(weights == Weights::Low ? micro[0].to(torch::kBFloat16) : micro[0]),
+                                 micro[1]);
+          });
+          EXPECT_TRUE(result.stepped());
+        }
+        return testing::clones_of(model->parameters());
+      };
+      const AdamWOptions low{.lr = 0.01, .master_weights = true};
+      const auto make = [&](const auto& groups) { return std::make_unique<AdamW>(groups, low); };
+      EXPECT_TRUE(same_bits(train([&](const auto& p) { return std::make_unique<ShardedOptimizer>(p, group, make); }),
+                            train([&](const auto& p) { return make(std::vector{OptimizerParamGroup(p)}); })));
+    }
+  });
+}
+
+TEST(ShardedOptimizer, WithShardedGradientsFreesWhatIsNotItsOwn) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto rank = static_cast<size_t>(group->rank());
+    const auto x = tiny_batch(12)[0].chunk(2)[rank];
+    auto whole = tiny_model();
+    auto model = tiny_model();
+    const auto plain = kAdamW({OptimizerParamGroup(whole->parameters())});
+    DataParallel ddp(whole, group);
+    ShardedOptimizer sharded(model->parameters(), group, kAdamW, {.gradients = GradientSharding{.bucket = Bytes(600)}});
+    for (int step = 0; step < 3; ++step) {
+      plain->zero_grad();
+      sharded.zero_grad();
+      ddp.forward([&] { return whole->forward(x).square().mean(); }).backward();
+      model->forward(x).square().mean().backward();
+      int64_t kept = 0;
+      for (const auto& piece : sharded.param_groups()[0].params()) {
+        kept += static_cast<int64_t>(piece.grad().nbytes());
+      }
+      EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(bytes_of(model->parameters())) / 2, 64 * 4);
+      for (const auto& parameter : model->parameters()) {
+        EXPECT_FALSE(parameter.grad().defined());
+      }
+      const auto norm = clip_grad_norm_(whole->parameters(), 0.5);
+      EXPECT_TRUE(close_in_norm(sharded.clip_grad_norm_(0.5), norm, 1e-6));
+      plain->step();
+      sharded.step();
+      for (size_t i = 0; i < model->parameters().size(); ++i) {
+        EXPECT_TRUE(close_in_norm(model->parameters()[i], whole->parameters()[i], 1e-6));
+      }
+    }
+  });
+}
+
+TEST(ShardedOptimizer, WithShardedGradientsAddsUpMicroBatchesAndTakesUnusedParametersForZero) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    const auto parts = tiny_batch(12)[0].chunk(6);
+    auto whole = tiny_model();
+    whole->forward(tiny_batch(12)[0]).square().mean().backward();
+    auto model = tiny_model();
+    auto parameters = model->parameters();
+    parameters.push_back(torch::randn({200}).requires_grad_());  // no rank uses it
+    ShardedOptimizer sharded(parameters, group, kAdamW, {.gradients = GradientSharding{.bucket = Bytes(600)}});
+    for (size_t i = 0; i < 2; ++i) {
+      (model->forward(parts[2 * static_cast<size_t>(group->rank()) + i]).square().mean() / 2).backward();
+    }
+    auto squares = torch::zeros({}, torch::kDouble);
+    for (const auto& piece : sharded.param_groups()[0].params()) {
+      squares += piece.grad().to(torch::kDouble).square().sum();
+    }
+    group->all_reduce(squares);
+    EXPECT_TRUE(close_in_norm(squares.sqrt(), grad_norm(whole->parameters()), 1e-6));
+  });
+}
+
+TEST(ShardedOptimizer, WithShardedGradientsSkipsOnAllRanksWhatOneFindsInfinite) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    for (const bool unscales_first : {false, true}) {
+      auto model = tiny_model();
+      const auto before = testing::clones_of(model->parameters());
+      ShardedOptimizer sharded(model->parameters(), group, kAdamW, {.gradients = GradientSharding{}});
+      GradScaler scaler({.init_scale = 8});
+      scaler.scale(model->forward(tiny_batch(4)[0]).square().mean()).backward();
+      if (group->rank() == 1) {
+        sharded.param_groups()[0].params()[0].mutable_grad().fill_(INFINITY);
+      }
+      if (unscales_first) {
+        scaler.unscale_(sharded);
+      }
+      EXPECT_FALSE(scaler.step(sharded));
+      scaler.update();
+      EXPECT_EQ(scaler.get_scale(), 4);
+      EXPECT_TRUE(same_bits(model->parameters(), before));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace snug
