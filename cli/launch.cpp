@@ -1,4 +1,4 @@
-// snug launch: starts a program once per rank on this machine, with torchrun's variables, and watches over the ranks: their output line by
+// snug launch: starts a program once per rank on this machine, one of several perhaps, with torchrun's variables, and watches over the ranks: their output line by
 // line, the first that fails, signals.
 
 #include <algorithm>
@@ -34,12 +34,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kGrace = std::chrono::seconds(10);  // from SIGTERM to SIGKILL
+constexpr auto kUntilOthersNotice = std::chrono::seconds(3);
 constexpr int kPollMilliseconds = 50;
 constexpr int kNotFound = 127;  // as shells say it
 
 struct Flags {
-  int ranks = 1;
+  int ranks = 1;  // on this machine
+  int nodes = 1;
+  int node_rank = 0;
   int max_restarts = 0;
+  int port = 0;
+  std::string rendezvous = {};
+};
+
+struct Address {
+  std::string host = "127.0.0.1";
   int port = 0;
 };
 
@@ -123,6 +132,7 @@ class Stream {
 };
 
 struct Rank {
+  int number = 0;
   pid_t pid = -1;
   bool is_alive = true;
   std::vector<std::unique_ptr<Stream>> streams;
@@ -147,21 +157,53 @@ int find_free_port() {
   return ntohs(address.sin_port);
 }
 
-void set_variables(const Flags& flags, int rank, int port, int attempt) {
+Address meeting_place(const Flags& flags) {
+  if (flags.rendezvous.empty()) {
+    return {.port = flags.port != 0 ? flags.port : find_free_port()};
+  }
+  const size_t colon = flags.rendezvous.rfind(':');
+  Address address;
+  try {
+    address = {flags.rendezvous.substr(0, colon), std::stoi(flags.rendezvous.substr(colon + 1))};
+  } catch (const std::exception&) {
+  }
+  if (colon == std::string::npos || colon == 0 || address.port < 1 || address.port > 65535) {
+    throw ConfigError(
+        fmt::format("launch: --rendezvous is '{}'; give HOST:PORT, the host of node 0 and a port that is free there",
+                    flags.rendezvous));
+  }
+  return address;
+}
+
+void check(const Flags& flags) {
+  if (flags.node_rank >= flags.nodes) {
+    throw ConfigError(
+        fmt::format("launch: --node-rank is {} of {} nodes; nodes are counted from 0", flags.node_rank, flags.nodes));
+  }
+  if (flags.port != 0 && !flags.rendezvous.empty()) {
+    throw ConfigError("launch: --port and --rendezvous both say where the ranks meet; leave one of them out");
+  }
+  if (flags.nodes > 1 && flags.rendezvous.empty()) {
+    throw ConfigError(
+        "launch: with several nodes give --rendezvous HOST:PORT, the host of node 0 and a port that is free there");
+  }
+}
+
+void set_variables(const Flags& flags, int rank, const Address& meeting, int attempt) {
   const auto set = [](const char* name, int value) { ::setenv(name, std::to_string(value).c_str(), 1); };
   set("RANK", rank);
-  set("LOCAL_RANK", rank);
-  set("WORLD_SIZE", flags.ranks);
+  set("LOCAL_RANK", rank - flags.node_rank * flags.ranks);
+  set("WORLD_SIZE", flags.ranks * flags.nodes);
   set("LOCAL_WORLD_SIZE", flags.ranks);
-  set("MASTER_PORT", port);
+  set("MASTER_PORT", meeting.port);
   set("TORCHELASTIC_RESTART_COUNT", attempt);
-  ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+  ::setenv("MASTER_ADDR", meeting.host.c_str(), 1);
   // Ranks that all take all cores are slower than one.
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / flags.ranks)).c_str(), /*overwrite=*/0);
 }
 
-Rank start(const Flags& flags, int rank, int port, int attempt) {
+Rank start(const Flags& flags, int rank, const Address& meeting, int attempt) {
   std::array<int, 2> out = {};
   std::array<int, 2> err = {};
   if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) {
@@ -181,7 +223,7 @@ Rank start(const Flags& flags, int rank, int port, int attempt) {
     ::dup2(::open("/dev/null", O_RDONLY), STDIN_FILENO);
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
-    set_variables(flags, rank, port, attempt);
+    set_variables(flags, rank, meeting, attempt);
     ::execvp(program().front(), program().data());
     ::dprintf(STDERR_FILENO, "snug: cannot start '%s': %s\n", program().front(), std::strerror(errno));
     ::_exit(kNotFound);
@@ -189,7 +231,7 @@ Rank start(const Flags& flags, int rank, int port, int attempt) {
   ::setpgid(pid, pid);  // here too, lest it gets a signal before it has done so itself
   ::close(out[1]);
   ::close(err[1]);
-  Rank result{.pid = pid};
+  Rank result{.number = rank, .pid = pid};
   result.streams.push_back(std::make_unique<Stream>(out[0], stdout, rank));
   result.streams.push_back(std::make_unique<Stream>(err[0], stderr, rank));
   return result;
@@ -243,7 +285,7 @@ std::string run_all(std::vector<Rank>& ranks) {
       }
       ranks[i].is_alive = false;
       if (status != 0 && failure.empty() && passed_on == 0) {
-        failure = fmt::format("rank {} {}", i, how_it_ended(status));
+        failure = fmt::format("rank {} {}", ranks[i].number, how_it_ended(status));
         send_to_all(ranks, SIGTERM);
         deadline = Clock::now() + kGrace;
       }
@@ -266,14 +308,15 @@ void run_launch(const Flags& flags) {
   if (program().empty()) {
     throw ConfigError("launch: no program; give it after --, as in snug launch -n 2 -- snug train --data corpus");
   }
+  check(flags);
   program().push_back(nullptr);
   last_signal = 0;
   const SignalScope signals;
   for (int attempt = 0;; ++attempt) {
-    const int port = flags.port != 0 ? flags.port : find_free_port();
+    const Address meeting = meeting_place(flags);
     std::vector<Rank> ranks;
-    for (int rank = 0; rank < flags.ranks; ++rank) {
-      ranks.push_back(start(flags, rank, port, attempt));
+    for (int local = 0; local < flags.ranks; ++local) {
+      ranks.push_back(start(flags, flags.node_rank * flags.ranks + local, meeting, attempt));
     }
     const std::string failure = run_all(ranks);
     if (const int signal = last_signal; signal != 0) {
@@ -286,6 +329,9 @@ void run_launch(const Flags& flags) {
       throw Error(fmt::format("launch: {}; the others were stopped", failure));
     }
     fmt::print(stderr, "snug: launch: {}; starting all again, {} of {}\n", failure, attempt + 1, flags.max_restarts);
+    if (flags.nodes > 1) {
+      std::this_thread::sleep_for(kUntilOthersNotice);  // their ranks have lost these, and are started again as well
+    }
   }
 }
 
@@ -304,9 +350,9 @@ int keep_program(int argc, char** argv) {
 }
 
 void add_launch(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("launch", "Start a program on several ranks of this machine");
+  CLI::App* command = app.add_subcommand("launch", "Start a program on several ranks");
   const auto flags = std::make_shared<Flags>();
-  command->add_option("-n,--ranks", flags->ranks, "How many processes (default 1)")
+  command->add_option("-n,--ranks", flags->ranks, "How many processes on this machine (default 1)")
       ->type_name("N")
       ->check(CLI::Range(1, 4096).description(""));
   command
@@ -316,6 +362,14 @@ void add_launch(CLI::App& app) {
   command->add_option("--port", flags->port, "Where the ranks meet, MASTER_PORT (default: a free one)")
       ->type_name("PORT")
       ->check(CLI::Range(1, 65535).description(""));
+  command->add_option("--nodes", flags->nodes, "How many machines; the same command runs on each (default 1)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 4096).description(""));
+  command->add_option("--node-rank", flags->node_rank, "Which of them this is, counted from 0")
+      ->type_name("I")
+      ->check(CLI::Range(0, 4095).description(""));
+  command->add_option("--rendezvous", flags->rendezvous, "Where the ranks meet: node 0 and a port that is free there")
+      ->type_name("HOST:PORT");
   command->footer(
       "What to start follows --, as in snug launch -n 4 -- ./train --lr 0.1. Each process gets torchrun's variables:\n"
       "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; and OMP_NUM_THREADS, if not set, "

@@ -1,10 +1,12 @@
 // snug train: trains a GPT on text files.
 
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -13,6 +15,7 @@
 #include "cli/progress.h"
 #include "cli/run_folder.h"
 #include "snug/core/error.h"
+#include "snug/distributed/process_group.h"
 #include "snug/train/trainer.h"
 
 namespace snug::cli {
@@ -24,9 +27,12 @@ struct Flags {
   std::string out, model, memory, precision, weights, checkpoint, lr_scaling, micro_batch, device;
   int64_t batch = 0, accumulate = 0, steps = 0, seed = 0, warmup = 0, validate_every = 0, snapshot_every = 0;
   int64_t precision_guard = 0, gradient_statistics = 0;
-  double lr = 0;
+  double lr = 0, timeout = 1800;
   bool resume = false, offload = false;
 };
+
+// The rank whose fault it is ends first, so that a launcher names that one.
+constexpr auto kAfterYou = std::chrono::milliseconds(500);
 
 volatile std::sig_atomic_t interrupted_by = 0;
 
@@ -72,16 +78,35 @@ Checkpointing parse_checkpoint(const std::string& text) {
   return checkpointing_from_string(text);
 }
 
-int64_t micro_batch_of(int64_t batch, int64_t accumulate) {
-  if (accumulate < 1 || batch % accumulate != 0) {
-    throw ConfigError(
-        fmt::format("train: --accumulate is {}; it must divide the batch of {} sequences", accumulate, batch));
+int64_t micro_batch_of(int64_t batch, int64_t accumulate, int ranks) {
+  if (accumulate < 1 || batch % (accumulate * ranks) != 0) {
+    throw ConfigError(fmt::format("train: --accumulate is {}; it must divide the batch of {} sequences on {} rank{}",
+                                  accumulate, batch, ranks, ranks == 1 ? "" : "s"));
   }
-  return batch / accumulate;
+  return batch / accumulate / ranks;
+}
+
+// The ranks that a launcher has started; null: there is only this one.
+std::shared_ptr<ProcessGroup> join_ranks(double timeout) {
+  if (!(timeout > 0)) {
+    throw ConfigError(fmt::format("train: --timeout is {}; give seconds, above 0", timeout));
+  }
+  if (read_launch_environment(process_environment()).size == 1) {
+    return nullptr;
+  }
+  return init_process_group({.timeout = std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout))});
+}
+
+// A launcher starts the same command again when a rank has failed: then the run goes on.
+bool is_restarted() {
+  const Environment variables = process_environment();
+  const auto count = variables.find("TORCHELASTIC_RESTART_COUNT");
+  return count != variables.end() && count->second != "0";
 }
 
 // Applies what was given to `config`.
 void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
+  const int ranks = read_launch_environment(process_environment()).size;
   const auto given = [&](const char* name) { return command.count(name) > 0; };
   if (given("--data")) {
     config.data.clear();
@@ -99,7 +124,7 @@ void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
     config.micro_batch = parse_micro_batch(flags.micro_batch);
   }
   if (given("--accumulate")) {
-    config.micro_batch = micro_batch_of(config.batch, flags.accumulate);
+    config.micro_batch = micro_batch_of(config.batch, flags.accumulate, ranks);
   }
   if (given("--memory")) {
     config.memory = Bytes::parse(flags.memory);
@@ -172,13 +197,15 @@ TrainConfig resumed_config(const CLI::App& command, const Flags& flags) {
 
 void run_train(const CLI::App& command, const Flags& flags) {
   TrainConfig config;
-  if (flags.resume) {
+  const bool resumes = flags.resume || (is_restarted() && std::filesystem::exists(Trainer::log_path(flags.out)));
+  if (resumes) {
     config = resumed_config(command, flags);
   } else {
     apply(command, flags, config);
     config.out = flags.out;
   }
-  Trainer trainer(config, flags.resume ? Start::Resume : Start::Fresh);
+  const auto group = join_ranks(flags.timeout);
+  Trainer trainer(config, resumes ? Start::Resume : Start::Fresh, group);
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   Progress progress(config.steps);
@@ -187,11 +214,19 @@ void run_train(const CLI::App& command, const Flags& flags) {
       .on_note = [&](const std::string& text) { progress.note(text); },
       .stop_requested = [] { return interrupted_by != 0; },
   });
-  write_report(config.out, /*sample=*/{});
+  const bool is_first = !group || group->rank() == 0;
+  if (is_first) {
+    write_report(config.out, /*sample=*/{});
+  }
   if (!outcome.finished) {
-    progress.note(
-        fmt::format("interrupted after step {}, and saved. Go on with: {}", outcome.step, resume_command(flags.out)));
-    throw Interrupted{interrupted_by};
+    if (is_first) {
+      progress.note(
+          fmt::format("interrupted after step {}, and saved. Go on with: {}", outcome.step, resume_command(flags.out)));
+    }
+    throw Interrupted{interrupted_by != 0 ? static_cast<int>(interrupted_by) : SIGTERM};  // it may be another rank's
+  }
+  if (!is_first) {
+    return;
   }
   progress.note(fmt::format("done: held-out loss {:.4f} nats per byte. Model: {}  Report: {}", outcome.validation_loss,
                             Trainer::model_path(config.out).string(), report_path(config.out).string()));
@@ -251,7 +286,16 @@ void add_train(CLI::App& app) {
       ->type_name("N");
   command->add_option("--seed", flags->seed, "Of weights and data order (default 1)")->type_name("N");
   command->add_option("--device", flags->device, "cpu (default) or cuda")->type_name("D");
-  command->callback([command, flags] { run_train(*command, *flags); });
+  command->add_option("--timeout", flags->timeout, "Seconds for which ranks wait for each other (default 1800)")
+      ->type_name("S");
+  command->callback([command, flags] {
+    try {
+      run_train(*command, *flags);
+    } catch (const DistributedError&) {
+      std::this_thread::sleep_for(kAfterYou);
+      throw;
+    }
+  });
 }
 
 }  // namespace snug::cli

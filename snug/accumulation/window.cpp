@@ -57,6 +57,8 @@ void AccumulationWindow::check_parameters() const {
   }
 }
 
+void AccumulationWindow::divide_by(double items) { provisional_ = items; }
+
 at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
   if (!is_open_) {
     begin();
@@ -102,19 +104,18 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
   }
   if (provisional_ == 0) {
     const bool is_chosen = items_on_device_.defined() && items_on_device_.item<double>() > 0;
-    provisional_ =
-        is_chosen ? provisional_on_device_.item<double>() : std::max(1.0, std::round(count * expected_parts));
+    const double expected = kind_ == Loss::Kind::Whole ? 1.0 : std::max(1.0, std::round(count * expected_parts));
+    provisional_ = is_chosen ? provisional_on_device_.item<double>() : expected;
   }
   items_ += items;
   add(loss_sum_, is_mean ? detached * count : detached);
   if (kind_ == Loss::Kind::Whole) {
-    provisional_ = 1;
-    return value;
+    return provisional_ == 1 ? value : value / provisional_;
   }
   return is_mean ? value * (count / provisional_) : value / provisional_;
 }
 
-AccumulationWindow::Totals AccumulationWindow::close() {
+AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_over_ranks) {
   check_parameters();
   Totals totals;
   totals.micro_batches = size_;
@@ -126,8 +127,11 @@ AccumulationWindow::Totals AccumulationWindow::close() {
       provisional = provisional_on_device_.item<double>();
     }
   }
-  const at::Tensor loss_sum = loss_sum_;
+  at::Tensor loss_sum = loss_sum_;
   reset();
+  if (sum_over_ranks) {
+    sum_over_ranks(totals.items, loss_sum);
+  }
   if (totals.items == 0) {
     return totals;
   }

@@ -10,6 +10,7 @@
 //   if (totals.items > 0) optimizer.step();
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,10 +30,17 @@ class AccumulationWindow {
     double correction = 1.0;  ///< what the gradients were multiplied with: provisional over real number of items
   };
 
+  /// For several processes with a share of the batch each: turns this one's number of items and sum of losses (undefined: it had none) into
+  /// those of all.
+  using SumOverRanks = std::function<void(int64_t& items, at::Tensor& loss_sum)>;
+
   explicit AccumulationWindow(std::vector<std::pair<std::string, at::Tensor>> parameters);
 
   /// Opens the window: from here to close() no parameter may be written. Without it the first weigh() does so.
   void begin();
+
+  /// Before the first weigh(): takes `items`, >= 1, as the provisional divisor, the same in several processes whose gradients are added.
+  void divide_by(double items);
 
   /// Call backward() on the result. `expected_parts`: how many micro-batches of this size the window will have; it sets the provisional
   /// divisor, and only the first call's value matters. A micro-batch without items gives an undefined tensor: leave its backward out.
@@ -44,7 +52,7 @@ class AccumulationWindow {
   void check_parameters() const;
 
   /// Ends the window: multiplies the gradients so that they are those of the mean over all items.
-  Totals close();
+  Totals close(const SumOverRanks& sum_over_ranks = {});
   /// Ends the window and drops its gradients.
   void abandon();
 

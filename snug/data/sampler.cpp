@@ -35,6 +35,10 @@ uint64_t splitmix64(uint64_t& state) {
 
 }  // namespace
 
+int64_t share_begin(int64_t count, int64_t rank, int64_t ranks) {
+  return count / ranks * rank + count % ranks * rank / ranks;
+}
+
 Sampler::Sampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
   if (size < 1) {
     throw ConfigError(fmt::format("Sampler: size is {}; the data set needs at least one item", size));
@@ -66,14 +70,23 @@ int64_t Sampler::permuted(int64_t index) const {
   return static_cast<int64_t>(x);
 }
 
-std::vector<int64_t> Sampler::next(int64_t count) {
+std::vector<int64_t> Sampler::next(int64_t count) { return next(count, 0, 1); }
+
+std::vector<int64_t> Sampler::next(int64_t count, int64_t rank, int64_t ranks) {
   if (count < 0) {
     throw ConfigError(fmt::format("Sampler.next: count is {}; give 0 or more", count));
   }
+  if (rank < 0 || rank >= ranks) {
+    throw ConfigError(fmt::format("Sampler.next: rank is {} of {}; ranks are counted from 0", rank, ranks));
+  }
+  const int64_t begin = share_begin(count, rank, ranks);
+  const int64_t end = share_begin(count, rank + 1, ranks);
   std::vector<int64_t> indices;
-  indices.reserve(static_cast<size_t>(count));
+  indices.reserve(static_cast<size_t>(end - begin));
   for (int64_t drawn = 0; drawn < count; ++drawn) {
-    indices.push_back(permuted(position_));
+    if (drawn >= begin && drawn < end) {
+      indices.push_back(permuted(position_));
+    }
     ++position_;
     if (position_ == size_) {
       start_epoch(epoch_ + 1);

@@ -13,6 +13,9 @@
 
 namespace snug {
 
+/// Where rank `rank` of `ranks` begins in something of `count` items that they share; it ends where the next begins.
+int64_t share_begin(int64_t count, int64_t rank, int64_t ranks);
+
 class Sampler {
  public:
   /// Visits the indices 0 ... size - 1. Throws ConfigError if size is below 1.
@@ -20,6 +23,10 @@ class Sampler {
 
   /// The next `count` indices. Throws ConfigError if count is negative.
   std::vector<int64_t> next(int64_t count);
+
+  /// Of the next `count` indices those of rank `rank` out of `ranks`: a run of them, as long as the others' or one longer. Ranks that all call
+  /// this get every index once. Throws ConfigError unless 0 <= rank < ranks.
+  std::vector<int64_t> next(int64_t count, int64_t rank, int64_t ranks);
 
   int64_t size() const { return size_; }
   uint64_t seed() const { return seed_; }

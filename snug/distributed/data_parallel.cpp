@@ -1,21 +1,21 @@
 #include "snug/distributed/data_parallel.h"
 
 #include <algorithm>
-#include <atomic>
-#include <map>
+#include <chrono>
 #include <unordered_set>
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
-#include <torch/csrc/autograd/variable.h>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "snug/core/error.h"
+#include "snug/distributed/detail/data_parallel_impl.h"
 #include "snug/distributed/detail/process_group_impl.h"
+#include "snug/distributed/detail/replicas.h"
 #include "snug/distributed/detail/same_model.h"
 
 // c10d's Reducer gathers gradients into buckets and calls a hook for each that is full. Here are the rules around it: what a backward pass
@@ -27,55 +27,6 @@ namespace {
 
 constexpr int64_t kFirstBucket = 1 << 20;  // as in Python
 
-// Ends what the hook started when the Reducer asks for the result, which is at the end of backward, in order of the buckets.
-class HookAdapter final : public c10d::CommHookInterface {
- public:
-  HookAdapter(const DataParallelOptions& options, std::shared_ptr<ProcessGroup> group, int64_t& bytes)
-      : hook_(options.hook),
-        divisor_(options.reduction == Reduction::Mean ? group->size() : 1),
-        group_(std::move(group)),
-        bytes_(bytes) {}
-
-  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    const int64_t before = group_->traffic().all_reduce;
-    const at::Tensor& gradients = bucket.getBufferRef();
-    if (divisor_ > 1) {
-      gradients.div_(divisor_);
-    }
-    // All buckets of a pass are started before the first is ended. The Reducer's own index is not right with static_graph.
-    const size_t index = started_.size();
-    auto wait = hook_ ? hook_(GradientBucket{index, gradients, bucket.getParameters()}, *group_)
-                      : group_->start_all_reduce(gradients);
-    const int64_t ticket = next_ticket_++;
-    started_[ticket] = {gradients, std::move(wait)};
-    bytes_ += group_->traffic().all_reduce - before;
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-    future->markCompleted(ticket);
-    return future;
-  }
-
-  at::Tensor parseHookResult(const c10::IValue& result) override {
-    const int64_t before = group_->traffic().all_reduce;
-    const Started started = started_.extract(result.toInt()).mapped();
-    started.wait();
-    bytes_ += group_->traffic().all_reduce - before;
-    return started.gradients;
-  }
-
- private:
-  struct Started {
-    at::Tensor gradients = {};
-    std::function<void()> wait = {};
-  };
-
-  CommHook hook_;
-  int divisor_;
-  std::shared_ptr<ProcessGroup> group_;
-  int64_t& bytes_;
-  int64_t next_ticket_ = 0;
-  std::map<int64_t, Started> started_;  // by ticket
-};
-
 // In the order in which backward is likely to come to them: from the last to the first.
 std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& parameters, int64_t cap) {
   const auto first = static_cast<size_t>(std::min(kFirstBucket, cap));
@@ -86,45 +37,71 @@ std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& pa
 
 }  // namespace
 
-class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
+// Ends what the hook started when the Reducer asks for the result, which is at the end of backward, in order of the buckets.
+class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
  public:
-  Impl(const NamedTensors& parameters, const NamedTensors& buffers, std::shared_ptr<ProcessGroup> group,
-       DataParallelOptions options);
-  ~Impl();
+  explicit Hook(Impl& parent) : parent_(parent) {}
 
-  void start();  // needs weak_from_this()
-  void begin_forward();
-  void prepare_for_backward(const std::vector<at::Tensor>& outputs);
-  void end_forward() { is_in_forward_ = false; }
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    ProcessGroup& group = *parent_.group_;
+    const int64_t before = group.traffic().all_reduce;
+    if (launched_ == 0) {
+      busy_before_ = group.impl().busy->seconds();
+    }
+    const at::Tensor& gradients = bucket.getBufferRef();
+    if (const int divisor = parent_.divides() ? group.size() : 1; divisor > 1) {
+      gradients.div_(divisor);
+    }
+    // All buckets of a pass are started before the first is ended. The Reducer's own index is not right with static_graph.
+    const size_t index = launched_++;
+    const CommHook& hook = parent_.options_.hook;
+    auto wait = hook ? hook(GradientBucket{index, gradients, bucket.getParameters()}, group)
+                     : group.start_all_reduce(gradients);
+    started_[index] = {gradients, std::move(wait)};
+    parent_.bytes_reduced_ += group.traffic().all_reduce - before;
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    future->markCompleted(static_cast<int64_t>(index));
+    return future;
+  }
 
-  ProcessGroup& group() const { return *group_; }
-  int64_t bytes_reduced() const { return bytes_reduced_; }
-  int quiet_guards = 0;
+  at::Tensor parseHookResult(const c10::IValue& result) override { return finish(static_cast<size_t>(result.toInt())); }
+
+  /// A new pass.
+  void reset() {
+    launched_ = 0;
+    started_.clear();
+  }
+  size_t launched() const { return launched_; }
+  void finish_all() {
+    while (!started_.empty()) {
+      finish(started_.begin()->first);
+    }
+  }
 
  private:
-  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
+  struct Started {
+    at::Tensor gradients = {};
+    std::function<void()> wait = {};
+  };
 
-  void make_reducer();
-  void enter_backward(bool forward_was_quiet);
-  void end_backward();
-  void take_gradient(size_t index);
-  void check_all_have_gradients() const;
-  void let_go_of_views();
+  at::Tensor finish(size_t index) {
+    ProcessGroup& group = *parent_.group_;
+    const int64_t before = group.traffic().all_reduce;
+    const auto begin = std::chrono::steady_clock::now();
+    const Started started = started_.extract(index).mapped();
+    started.wait();
+    parent_.time_.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    parent_.bytes_reduced_ += group.traffic().all_reduce - before;
+    if (started_.empty()) {
+      parent_.time_.total += group.impl().busy->seconds() - busy_before_;
+    }
+    return started.gradients;
+  }
 
-  std::shared_ptr<ProcessGroup> group_;
-  DataParallelOptions options_;
-  std::vector<std::string> names_;  // of the parameters that have gradients
-  std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> buffers_;
-  int64_t bytes_reduced_ = 0;
-  std::vector<std::pair<uintptr_t, Accumulator>> hooks_;
-  std::unique_ptr<c10d::Reducer> reducer_;
-
-  bool is_in_forward_ = false;
-  bool is_prepared_ = false;          // the next backward is to reduce
-  bool is_first_static_pass_ = true;  // with static_graph
-  std::atomic<int> pass_ = -1;        // the backward pass that started at an output of ours
-  std::vector<uint8_t> has_gradient_;
+  Impl& parent_;
+  size_t launched_ = 0;                // in this pass
+  std::map<size_t, Started> started_;  // not ended yet
+  double busy_before_ = 0;
 };
 
 DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buffers,
@@ -145,8 +122,8 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
   std::vector<at::Tensor> all;
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& [name, tensor] : parameters) {
-    if (!tensor.device().is_cpu()) {
-      throw ConfigError(fmt::format("DataParallel: parameter '{}' is on {}, but the group connects CPUs only", name,
+    if (!group_->impl().connects(tensor.device())) {
+      throw ConfigError(fmt::format("DataParallel: parameter '{}' is on {}, which the group does not connect", name,
                                     tensor.device().str()));
     }
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
@@ -206,7 +183,9 @@ void DataParallel::Impl::make_reducer() {
       cap, options_.find_unused_parameters, options_.gradient_as_bucket_view, std::move(names),
       std::min(kFirstBucket, cap), /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
       /*bucket_bytes_cap_list=*/std::vector<int64_t>{});
-  reducer_->register_comm_hook(std::make_unique<HookAdapter>(options_, group_, bytes_reduced_));
+  auto hook = std::make_unique<Hook>(*this);
+  hook_ = hook.get();
+  reducer_->register_comm_hook(std::move(hook));
   if (options_.static_graph) {
     reducer_->set_static_graph();
   }
@@ -226,7 +205,14 @@ void DataParallel::Impl::begin_forward() {
   if (!c10::GradMode::is_enabled() || quiet_guards > 0) {
     return;
   }
-  if (reducer_->rebuild_buckets()) {
+  if (!is_step_begun_) {
+    synchronize();
+  }
+}
+
+void DataParallel::Impl::synchronize() {
+  // The Reducer has rank 0 tell the others about them.
+  if (group_->impl().attempt("broadcast", [&] { return reducer_->rebuild_buckets(); })) {
     let_go_of_views();
   }
   if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
@@ -250,6 +236,7 @@ void DataParallel::Impl::prepare_for_backward(const std::vector<at::Tensor>& out
   if (has_graph && !is_quiet) {
     if (!is_prepared_) {
       reducer_->prepare_for_forward();  // counts steps, for its statistics
+      hook_->reset();
     }
     reducer_->prepare_for_backward(options_.find_unused_parameters ? outputs : std::vector<at::Tensor>{});
     is_prepared_ = true;
@@ -289,7 +276,10 @@ void DataParallel::Impl::end_backward() {
   } else if (!options_.find_unused_parameters) {
     check_all_have_gradients();
   }
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { let_go_of_views(); });
+  torch::autograd::Engine::get_default_engine().queue_callback([this] {
+    let_go_of_views();
+    is_reduced_ = true;
+  });
 }
 
 // The Reducer leaves gradients that autograd knows as views of buckets, which torch::optim's zero_grad() refuses. These are the same
@@ -328,6 +318,54 @@ void DataParallel::Impl::check_all_have_gradients() const {
   }
 }
 
+void DataParallel::Impl::begin_step() {
+  is_in_forward_ = is_prepared_ = false;  // of a step that was given up
+  is_reduced_ = false;
+  hook_->reset();
+  synchronize();
+  is_step_begun_ = true;
+}
+
+// Buckets are sent in order; those that are gone already are waited for only. Besides, the Reducer has the ranks tell each other which
+// parameters they used: after the last bucket, or before the first pass's first with static_graph.
+void DataParallel::Impl::send_zeros() {
+  if (is_reduced_) {
+    return;
+  }
+  const auto tell_of_none = [&] {
+    group_->all_reduce(at::zeros({static_cast<int64_t>(parameters_.size())}, at::kInt));
+  };
+  std::vector<c10d::GradBucket> buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/false);
+  const size_t first = hook_->launched();
+  if (options_.static_graph && is_first_static_pass_) {
+    tell_of_none();
+  }
+  for (size_t i = first; i < buckets.size(); ++i) {
+    buckets[i].getBufferRef().zero_();
+    hook_->runHook(buckets[i]);
+  }
+  if (options_.find_unused_parameters && !options_.static_graph && first < buckets.size()) {
+    tell_of_none();
+  }
+  hook_->finish_all();
+}
+
+void DataParallel::Impl::start_over() {
+  is_in_forward_ = is_prepared_ = is_step_begun_ = is_reduced_ = false;
+  is_first_static_pass_ = true;
+  pass_ = -1;
+  reducer_.reset();
+  make_reducer();
+}
+
+void DataParallel::Impl::check_replicas() const {
+  NamedTensors tensors;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    tensors.emplace_back(names_[i], parameters_[i]);
+  }
+  detail::check_replicas(*group_, tensors);
+}
+
 DataParallel::DataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
                            std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
     : impl_(std::make_shared<Impl>(parameters, buffers, std::move(group), std::move(options))) {
@@ -338,6 +376,8 @@ DataParallel::~DataParallel() = default;
 
 ProcessGroup& DataParallel::group() const { return impl_->group(); }
 int64_t DataParallel::bytes_reduced() const { return impl_->bytes_reduced(); }
+const CommunicationTime& DataParallel::communication() const { return impl_->communication(); }
+void DataParallel::check_replicas() const { impl_->check_replicas(); }
 void DataParallel::begin_forward() { impl_->begin_forward(); }
 void DataParallel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   impl_->prepare_for_backward(outputs);

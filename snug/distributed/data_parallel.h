@@ -51,6 +51,12 @@ struct DataParallelOptions {
   CommHook hook = {};
 };
 
+/// Of the gradients, in seconds, so far.
+struct CommunicationTime {
+  double total = 0;   ///< while any were on their way
+  double waited = 0;  ///< when nothing else was left to do: the rest was hidden behind backward
+};
+
 /// Algorithm: Li et al. 2020 (arXiv 2006.15704); it rests on LibTorch's Reducer, as Python's DistributedDataParallel does.
 class DataParallel final {
  public:
@@ -89,10 +95,17 @@ class DataParallel final {
 
   /// Bytes that this rank has handed to all-reduce for gradients, so far.
   int64_t bytes_reduced() const;
+  const CommunicationTime& communication() const;
+
+  /// Compares checksums of the parameters over all ranks, which must all call it. Throws DistributedError, on every rank, naming the first
+  /// parameter that is not the same on all, and a rank that has another: memory that failed, or a write that not all ranks made.
+  void check_replicas() const;
+
+  class Impl;
+  Impl& impl() { return *impl_; }  // for snug's own use
 
  private:
   friend class NoSync;
-  class Impl;
 
   class [[nodiscard]] ForwardScope final {
    public:

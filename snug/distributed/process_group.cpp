@@ -8,8 +8,10 @@
 
 #include "snug/core/error.h"
 #include "snug/distributed/detail/gloo_backend.h"
+#include "snug/distributed/detail/nccl_backend.h"
 #include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/detail/rendezvous.h"
+#include "snug/memory/detail/operator_mode.h"
 
 namespace snug {
 namespace {
@@ -97,17 +99,12 @@ detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environme
 
 void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& error) const {
   const std::string text = error.what();
-  throw DistributedError(
-      fmt::format("ProcessGroup.{}: failed on rank {} of {}: {}; has another rank died, or left out this call?",
-                  operation, group->getRank(), group->getSize(), text.substr(0, text.find('\n'))));
-}
-
-void ProcessGroup::Impl::finish(std::string_view operation, const c10::intrusive_ptr<c10d::Work>& work) const {
-  try {
-    work->wait();
-  } catch (const std::exception& error) {
-    fail(operation, error);
-  }
+  const std::string lost = heartbeat ? heartbeat->lost_ranks() : "";
+  throw DistributedError(fmt::format(
+      "ProcessGroup.{}: failed on rank {} of {}: {}; {}", operation, group->getRank(), group->getSize(),
+      text.substr(0, text.find('\n')),
+      lost.empty() ? "all ranks are alive: has one of them left out this call?"
+                   : fmt::format("rank {} has died, hangs or cannot be reached: see what it wrote last", lost)));
 }
 
 ProcessGroup::ProcessGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -126,12 +123,11 @@ std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, R
   c10d::AllreduceOptions options;
   options.reduceOp = c10d_op(op);
   std::vector<at::Tensor> tensors = {tensor.detach()};
-  try {
-    return
-        [impl = impl_.get(), work = impl_->backend->allreduce(tensors, options)] { impl->finish("all_reduce", work); };
-  } catch (const std::exception& error) {
-    impl_->fail("all_reduce", error);
-  }
+  auto work = impl_->attempt("all_reduce", [&] { return impl_->backend_of(tensor).allreduce(tensors, options); });
+  impl_->busy->begin();
+  work->getFuture()->addCallback([busy = impl_->busy](c10::ivalue::Future& /*work*/) { busy->end(); });
+  detail::report_unseen_write(tensor);
+  return [impl = impl_.get(), work = std::move(work)] { impl->attempt("all_reduce", [&] { work->wait(); }); };
 }
 
 void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
@@ -140,10 +136,9 @@ void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
     plain.push_back(tensor.detach());
     impl_->traffic.broadcast += static_cast<int64_t>(tensor.nbytes());
   }
-  try {
-    c10d::broadcast_coalesced(impl_->group, plain, kBroadcastChunk, root);
-  } catch (const std::exception& error) {
-    impl_->fail("broadcast", error);
+  impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, plain, kBroadcastChunk, root); });
+  for (const at::Tensor& tensor : tensors) {
+    detail::report_unseen_write(tensor);
   }
 }
 
@@ -155,13 +150,8 @@ at::Tensor ProcessGroup::all_gather(const at::Tensor& tensor) {
   at::Tensor result = at::empty(sizes, tensor.options().requires_grad(false));
   std::vector<at::Tensor> inputs = {tensor.detach()};
   std::vector<std::vector<at::Tensor>> outputs = {result.unbind(0)};
-  try {
-    impl_->finish("all_gather", impl_->backend->allgather(outputs, inputs));
-  } catch (const DistributedError&) {
-    throw;
-  } catch (const std::exception& error) {
-    impl_->fail("all_gather", error);
-  }
+  impl_->attempt("all_gather", [&] { impl_->backend_of(tensor).allgather(outputs, inputs)->wait(); });
+  detail::report_unseen_write(result);
   return result;
 }
 
@@ -176,24 +166,13 @@ at::Tensor ProcessGroup::reduce_scatter(const at::Tensor& tensor) {
   sizes[0] /= size();
   at::Tensor result = at::empty(sizes, tensor.options().requires_grad(false));
   at::Tensor input = tensor.detach();
-  try {
-    impl_->finish("reduce_scatter", impl_->backend->_reduce_scatter_base(result, input));
-  } catch (const DistributedError&) {
-    throw;
-  } catch (const std::exception& error) {
-    impl_->fail("reduce_scatter", error);
-  }
+  impl_->attempt("reduce_scatter", [&] { impl_->backend_of(tensor)._reduce_scatter_base(result, input)->wait(); });
+  detail::report_unseen_write(result);
   return result;
 }
 
 void ProcessGroup::barrier() {
-  try {
-    impl_->finish("barrier", impl_->backend->barrier());
-  } catch (const DistributedError&) {
-    throw;
-  } catch (const std::exception& error) {
-    impl_->fail("barrier", error);
-  }
+  impl_->attempt("barrier", [&] { impl_->backend->barrier()->wait(); });
 }
 
 std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
@@ -217,6 +196,14 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
     impl->group = c10::make_intrusive<c10d::ProcessGroup>(impl->store, place.rank, place.size);
     impl->group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl->backend);
     impl->group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+    impl->cuda_backend = detail::make_nccl_backend(impl->store, place.rank, place.size, options.timeout);
+    if (impl->cuda_backend) {
+      impl->group->setBackend(c10::kCUDA, c10d::ProcessGroup::NCCL, impl->cuda_backend);
+    }
+    if (place.size > 1) {
+      impl->heartbeat =
+          std::make_unique<detail::Heartbeat>(impl->store, place.rank, place.size, meeting.serves_store());
+    }
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -85,6 +85,26 @@ std::string memory_card(const Records& records) {
                          : card("Peak memory", byte_text(peak), "activation peak " + byte_text(activations));
 }
 
+// Nothing for a run on one rank.
+std::string communication_card(const Records& records) {
+  int64_t bytes = 0;
+  double seconds = 0;
+  double waited = 0;
+  for (const StepRecord& record : records) {
+    if (record.communication) {
+      bytes = std::max(bytes, record.communication->bytes_sent);
+      seconds += record.communication->seconds;
+      waited += record.communication->waited;
+    }
+  }
+  if (bytes == 0) {
+    return "";
+  }
+  const double hidden = seconds > 0 ? std::clamp(1 - waited / seconds, 0.0, 1.0) : 0.0;
+  return card("Gradients sent", byte_text(bytes),
+              fmt::format("each step and rank, {:.0f} % of the time hidden behind backward", 100 * hidden));
+}
+
 std::string summary(const Records& records, const std::string& item) {
   if (records.empty()) {
     return "No steps were logged.";
@@ -186,7 +206,7 @@ std::string html_report(const RunHistory& history, const ReportExtras& extras) {
   page += fmt::format("<body>\n<header><div class=\"brand\">{}snug</div>\n<h1>{}</h1>\n<p>{}</p></header>\n<main>\n",
                       detail::kPageMark, title, escape_html(summary(records, extras.item)));
   page += "<div class=\"cards\">\n" + final_loss_card(records) + validation_card(records) +
-          throughput_card(records, extras.item) + memory_card(records) + "</div>\n";
+          throughput_card(records, extras.item) + memory_card(records) + communication_card(records) + "</div>\n";
   page += "<div class=\"charts\">\n" + charts(records, extras.item) + "</div>\n";
   page += gradients_section(history) + sample_section(extras.sample) + settings_section(history.settings) +
           events_section(history.events);

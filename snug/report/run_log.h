@@ -32,6 +32,15 @@ struct MemoryByCategory {
   friend bool operator==(const MemoryByCategory&, const MemoryByCategory&) = default;
 };
 
+/// What a rank of a data-parallel run sent in a step.
+struct Communication {
+  int64_t bytes_sent = 0;  ///< of gradients
+  double seconds = 0;      ///< while they were on their way
+  double waited = 0;       ///< of those seconds, when nothing else was left to do; the rest was hidden behind backward
+
+  friend bool operator==(const Communication&, const Communication&) = default;
+};
+
 /// One optimizer step, as it is logged and drawn.
 struct StepRecord {
   int64_t step = 0;                            ///< counted from 1; skipped steps count, too
@@ -47,7 +56,8 @@ struct StepRecord {
   int64_t peak_bytes = 0;             ///< the highest live tensor memory in this step
   int64_t activation_peak_bytes = 0;  ///< its rise above the level before the step, less the bytes of all gradients
   MemoryByCategory memory = {};       ///< who held the memory at the peak
-  double seconds = 0;                 ///< duration of the step
+  std::optional<Communication> communication = {};  ///< of rank 0, if there are others
+  double seconds = 0;                               ///< duration of the step
   double items_per_second = 0;
 
   friend bool operator==(const StepRecord&, const StepRecord&) = default;

@@ -22,6 +22,8 @@
 #include "snug/precision/detail/precision_regions.h"
 #include "snug/precision/precision_scope.h"
 #include "snug/train/detail/guard_evidence.h"
+#include "snug/train/detail/ranked_step.h"
+#include "snug/train/detail/stepper_options.h"
 #include "snug/train/detail/trained_parameters.h"
 
 namespace snug {
@@ -40,49 +42,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-Precision resolve(Precision precision, c10::Device device) {
-  return precision == Precision::Auto ? measured_precision(device) : precision;
-}
-
-GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
-  options.enabled = options.enabled && precision == Precision::Float16;
-  return options;
-}
-
-// Auto is a choice that nobody has tried on the model, so it comes with a guard.
-PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked) {
-  if (asked == Precision::Auto && !options.patience) {
-    options.patience = PrecisionGuardOptions::kPatienceOfAuto;
-  }
-  return options;
-}
-
-void check(const StepperOptions& options) {
-  if (options.micro_batch < 0) {
-    throw ConfigError(fmt::format("Stepper: micro_batch is {}; give a number of items, or 0 for the whole batch",
-                                  options.micro_batch));
-  }
-  if (options.accumulate < 1) {
-    throw ConfigError(fmt::format("Stepper: accumulate is {}; it must be >= 1", options.accumulate));
-  }
-  if (options.precision_guard.patience.value_or(0) > 0 && options.precision == Precision::Float32) {
-    throw ConfigError(
-        "Stepper: precision_guard has nothing to guard in Float32; give another precision, or leave it out");
-  }
-  if (options.fp32_reductions && options.precision == Precision::Float32) {
-    throw ConfigError(
-        "Stepper: fp32_reductions changes nothing in Float32, where all is FP32; give another precision, or leave it "
-        "out");
-  }
-  if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1) {
-    throw ConfigError("Stepper: gradient_noise compares a micro-batch with the batch; give micro_batch or accumulate");
-  }
-  if (!(options.clip_norm >= 0)) {
-    throw ConfigError(
-        fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
-  }
-}
-
 }  // namespace
 
 class Stepper::Impl {
@@ -91,9 +50,10 @@ class Stepper::Impl {
       : options_(options),
         optimizer_(optimizer),
         parameters_(model, optimizer),
-        precision_(resolve(options.precision, device())),
-        scaler_(scaler_options(options.scaler, precision_)),
-        guard_(guard_options(options.precision_guard, options.precision)),
+        ranks_(options.data_parallel, parameters_.all()),
+        precision_(resolve_together(options.precision)),
+        scaler_(detail::scaler_options(options.scaler, precision_)),
+        guard_(detail::guard_options(options.precision_guard, options.precision)),
         window_(parameters_.all()) {
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_);
@@ -101,8 +61,7 @@ class Stepper::Impl {
       parameters_.check_full_weights(scaler_.is_enabled());
     }
     check_budget();
-    scaler_.name_parameters(parameters_.all());
-    make_scale(scaler_);
+    prepare(scaler_);
     regions_.device = device().type();
   }
 
@@ -116,7 +75,7 @@ class Stepper::Impl {
           "end it by flush() with tail Exact or Drop",
           window_.size(), options_.accumulate));
     }
-    if (source.items < 1) {
+    if (source.items < 1 && ranks_.is_alone()) {
       throw ConfigError("Stepper.step: the batch is empty");
     }
     return guarded([&] {
@@ -129,8 +88,10 @@ class Stepper::Impl {
           ahead = Range{now.end, std::min(now.end + size, source.items)};
         }
         const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
-        run_micro_batch([&] { return source.loss_of(now, ahead); }, now.end - now.begin, parts,
-                        /*split=*/options_.micro_batch > 0);
+        run_micro_batch([&] { return source.loss_of(now, ahead); }, {.items = now.end - now.begin,
+                                                                     .parts = parts,
+                                                                     .is_split = options_.micro_batch > 0,
+                                                                     .is_last = now.end == source.items});
       }
       return end_window();
     });
@@ -141,7 +102,10 @@ class Stepper::Impl {
       if (window_.size() == 0) {
         begin_window();
       }
-      run_micro_batch(loss_of, items, static_cast<double>(options_.accumulate), options_.accumulate > 1);
+      run_micro_batch(loss_of, {.items = items,
+                                .parts = static_cast<double>(options_.accumulate),
+                                .is_split = options_.accumulate > 1,
+                                .is_last = window_.size() + 1 == options_.accumulate});
       if (window_.size() < options_.accumulate) {
         return std::nullopt;
       }
@@ -194,10 +158,9 @@ class Stepper::Impl {
           had_masters ? "low" : "full", had_masters ? "full" : "low"));
     }
     // All that may throw comes before the first write.
-    GradScaler scaler(scaler_options(options_.scaler, saved));
-    scaler.name_parameters(parameters_.all());
+    GradScaler scaler(detail::scaler_options(options_.scaler, saved));
     scaler.load_state_dict(state.get<StateDict>("scaler"));
-    make_scale(scaler);
+    prepare(scaler);
     PrecisionGuard guard = guard_;
     if (guard.is_on() && state.contains("precision_guard")) {
       guard.restore(detail::regions_from(state.get<StateDict>("precision_guard")));
@@ -217,6 +180,25 @@ class Stepper::Impl {
   const GradScaler& scaler() const { return scaler_; }
 
  private:
+  struct MicroBatch {
+    int64_t items;
+    double parts;  // how many of its size the window is expected to have
+    bool is_split;
+    bool is_last;
+  };
+
+  Precision resolve_together(Precision asked) const {
+    return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(detail::resolve(asked, device()))));
+  }
+
+  void prepare(GradScaler& scaler) {
+    scaler.name_parameters(parameters_.all());
+    if (!ranks_.is_alone()) {
+      scaler.agree_by([this](const at::Tensor& found_inf) { ranks_.agree_on_largest(found_inf); });
+    }
+    make_scale(scaler);
+  }
+
   // The scaler makes its tensors when it first scales; a step that is measured must not pay for them.
   at::Tensor make_scale(GradScaler& scaler) const {
     return scaler.scale(at::ones({}, at::TensorOptions().device(device())));
@@ -239,16 +221,27 @@ class Stepper::Impl {
       const MemoryLimit limit(device(), options_.memory_budget);
       return part();
     } catch (const c10::OutOfMemoryError& error) {
-      abandon();
+      give_up(detail::RankedStep::Failure::Memory);
       if (options_.memory_budget.is_unlimited()) {
         throw;
       }
       throw BudgetExceeded(fmt::format("Stepper.step: the step does not fit into memory_budget {}: {}",
                                        options_.memory_budget.str(), error.what_without_backtrace()));
+    } catch (const BudgetExceeded&) {
+      give_up(detail::RankedStep::Failure::Memory);
+      throw;
+    } catch (const DistributedError&) {
+      give_up(detail::RankedStep::Failure::Group);
+      throw;
     } catch (...) {
-      abandon();
+      give_up(detail::RankedStep::Failure::Other);
       throw;
     }
+  }
+
+  void give_up(detail::RankedStep::Failure failure) {
+    abandon();
+    ranks_.fail(failure, parameters_.all());
   }
 
   void abandon() {
@@ -267,43 +260,64 @@ class Stepper::Impl {
     start_ = Clock::now();
     level_ = live_bytes(device()).count();
     watch_.emplace(device());
+    ranks_.begin(options_.weights == Weights::Low);
   }
 
-  void run_micro_batch(const std::function<Loss()>& loss_of, int64_t items, double parts, bool split) {
-    batch_items_ += items;
+  void run_micro_batch(const std::function<Loss()>& loss_of, const MicroBatch& micro) {
+    batch_items_ += micro.items;
     const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
-    at::Tensor weighted;
-    {
-      std::optional<Autocast> autocast;
-      std::optional<PrecisionScope> whole_step_in_fp32;
-      if (precision_ != Precision::Float32) {
-        autocast.emplace(device().type(), compute_dtype(precision_),
-                         AutocastOptions{.fp32_reductions = options_.fp32_reductions});
-      }
-      if (guard_.is_full("")) {
-        whole_step_in_fp32.emplace("");
-      }
-      const Loss loss = loss_of();
-      if (split && loss.kind() == Loss::Kind::Whole) {
-        throw ConfigError(
-            "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
-            "batch at once");
-      }
-      weighted = window_.weigh(loss, parts);
+    std::optional<NoSync> quiet;
+    if (ranks_.is_quiet(micro.is_last)) {
+      quiet.emplace(ranks_.parallel());
     }
+    const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(loss_of, micro); });
     if (weighted.defined()) {
       scaler_.scale(weighted).backward();
       parameters_.gather_gradients();
-      if (options_.gradient_noise && split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
+      if (options_.gradient_noise && micro.is_split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
         first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
-        first_batch_items_ = items;
+        first_batch_items_ = micro.items;
       }
     }
+  }
+
+  at::Tensor weighted_loss(const std::function<Loss()>& loss_of, const MicroBatch& micro) {
+    std::optional<Autocast> autocast;
+    std::optional<PrecisionScope> whole_step_in_fp32;
+    if (precision_ != Precision::Float32) {
+      autocast.emplace(device().type(), compute_dtype(precision_),
+                       AutocastOptions{.fp32_reductions = options_.fp32_reductions});
+    }
+    if (guard_.is_full("")) {
+      whole_step_in_fp32.emplace("");
+    }
+    const Loss loss = loss_of();
+    if (micro.is_split && loss.kind() == Loss::Kind::Whole) {
+      throw ConfigError(
+          "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
+          "batch at once");
+    }
+    if (!ranks_.is_alone() && !ranks_.is_agreed()) {
+      window_.divide_by(ranks_.agree_on_items(static_cast<double>(loss.count()) * micro.parts));
+    }
+    return window_.weigh(loss, micro.parts);
+  }
+
+  AccumulationWindow::Totals close_window() {
+    if (ranks_.is_alone()) {
+      return window_.close();
+    }
+    if (!ranks_.is_agreed()) {  // no data here
+      window_.divide_by(ranks_.agree_on_items(0));
+    }
+    window_.check_parameters();
+    ranks_.send_the_rest(parameters_.all());
+    return window_.close([&](int64_t& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
   }
 
   StepResult end_window() {
     StepResult result;
-    const auto totals = window_.close();
+    const auto totals = close_window();
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
@@ -316,9 +330,13 @@ class Stepper::Impl {
     first_grad_norm_.reset();
     result.activation_peak_bytes = watch_->peak() - level_ - parameters_.gradient_bytes();
     if (totals.items > 0) {
+      std::optional<LostUpdates> lost_updates;
       scaler_.unscale_(optimizer_);
       if (std::exchange(sample_gradients_, false)) {
         result.gradient_statistics = gradient_statistics(parameters_.all());
+        if (precision_ != Precision::Float32) {
+          lost_updates.emplace(parameters_.all(), compute_dtype(precision_));
+        }
       }
       if (guard_.is_on() && precision_ != Precision::Float32) {
         result.precision_changes = guard_.observe(detail::gradient_evidence(parameters_.all(), regions_.entered));
@@ -327,9 +345,19 @@ class Stepper::Impl {
       const auto updated = parameters_.updated();
       result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
       result.outcome_ = scaler_.step(optimizer_);
+      if (lost_updates && result.stepped()) {
+        lost_updates->add_to(result.gradient_statistics);
+      }
       parameters_.scatter();
       scaler_.update();
     }
+    if (options_.check_replicas_every > 0 && ++steps_ % options_.check_replicas_every == 0) {
+      options_.data_parallel->check_replicas();
+    }
+    result.bytes_sent = ranks_.bytes_sent();
+    result.communication_seconds = ranks_.communication().total;
+    result.communication_waited = ranks_.communication().waited;
+    ranks_.end();
     result.peak_bytes = watch_->peak();
     result.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     watch_.reset();
@@ -339,6 +367,7 @@ class Stepper::Impl {
   StepperOptions options_;
   torch::optim::Optimizer& optimizer_;
   detail::TrainedParameters parameters_;
+  detail::RankedStep ranks_;
   Precision precision_;
   GradScaler scaler_;
   PrecisionGuard guard_;
@@ -348,13 +377,14 @@ class Stepper::Impl {
   bool sample_gradients_ = false;
   int64_t first_batch_items_ = 0;
   int64_t batch_items_ = 0;
+  int64_t steps_ = 0;
   Clock::time_point start_;
   int64_t level_ = 0;  // bytes alive before the step
   std::optional<detail::PeakWatch> watch_;
 };
 
 Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {
-  check(options);
+  detail::check(options);
   impl_ = std::make_unique<Impl>(model, optimizer, options);
 }
 

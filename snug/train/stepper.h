@@ -38,6 +38,8 @@ class Optimizer;
 
 namespace snug {
 
+class DataParallel;
+
 /// What becomes of an unfinished accumulation window at flush().
 enum class Tail {
   Exact,  ///< step, weighted by the items it really has
@@ -79,12 +81,19 @@ struct StepperOptions {
   bool gradient_noise = false;
   /// On a CPU in 16 bits: softmax, normalisations, losses, sums and the like in FP32, as on other devices. See AutocastOptions.
   bool fp32_reductions = false;
+  /// Not owned; of the same model. Each rank gives step() its own share of the batch, of any size, or an empty batch where it has no data
+  /// left; gradients are those of the mean over the items of all ranks, whatever its `reduction` says. Only the last micro-batch's backward
+  /// sends. The Stepper calls forward() and NoSync itself, so loss_of calls the model. All ranks call the same methods equally often. Where
+  /// one fails in a step, all drop it: the others throw BudgetExceeded if it ran out of memory, else DistributedError.
+  DataParallel* data_parallel = nullptr;
+  /// With data_parallel: steps between comparisons of the parameters' checksums over all ranks; 0: never. See DataParallel::check_replicas.
+  int64_t check_replicas_every = 0;
 };
 
 /// What a step did. The methods read the device when they are first asked.
 class StepResult {
  public:
-  /// Mean over all items of the batch. NaN if there were none.
+  /// Mean over all items of the batch, of all ranks. NaN if there were none.
   double loss() const;
   /// Whether parameters were updated: not so if a gradient was not finite under loss scaling, or if there were no items.
   bool stepped() const;
@@ -95,11 +104,13 @@ class StepResult {
   /// With gradient_noise: 2-norm of the mean gradient of the first micro-batch alone, as grad_norm() is of all. NaN if it was not measured.
   double first_grad_norm() const;
 
-  int64_t micro_batches = 0;
-  int64_t items = 0;       ///< sum of the losses' counts
+  int64_t micro_batches = 0;  ///< of this rank
+  int64_t items = 0;          ///< sum of the losses' counts, of all ranks
   int64_t peak_bytes = 0;  ///< most tensor memory alive at once on the model's device, what was there before included
-  int64_t bytes_sent = 0;  ///< to other processes
-  double seconds = 0;      ///< until everything was queued; on a CPU, until it was done
+  int64_t bytes_sent = 0;  ///< of gradients, handed to all-reduce with other ranks; see DataParallel::bytes_reduced
+  /// While gradients were on their way, and what of that was not hidden behind backward. See CommunicationTime.
+  double communication_seconds = 0, communication_waited = 0;
+  double seconds = 0;  ///< until everything was queued; on a CPU, until it was done
   /// How far memory rose in forward and backward above its level before the step, less the bytes of all gradients: what activations and
   /// workspace cost at their peak. The optimizer's part of the step is not in it.
   int64_t activation_peak_bytes = 0;
@@ -107,7 +118,7 @@ class StepResult {
   std::vector<std::string> precision_changes;
   /// Of the gradients, if sample_gradients() asked for them.
   std::vector<GradientStatistics> gradient_statistics;
-  /// The first micro-batch's share of the batch, in the batch's own items.
+  /// The first micro-batch's share of the batch, that of all ranks, in the batch's own items.
   int64_t first_batch_items = 0, batch_items = 0;
 
  private:
@@ -135,7 +146,7 @@ class Stepper {
   /// is. `loss_of(const Batch&)` returns a Loss. On an exception from it, or when memory runs out, the gradients are dropped and
   /// parameters, optimizer and scaler are as before the step (not so buffers and random generators, which the forward has
   /// used; nor where an optimizer of torch's own, which allocates as it writes, runs out of memory in its own step). Throws
-  /// BudgetExceeded past memory_budget.
+  /// BudgetExceeded past memory_budget, and DistributedError if a rank is lost.
   template <class F>
   StepResult step(const Batch& batch, F&& loss_of) {
     return step<Batch>(batch, std::forward<F>(loss_of));

@@ -1,7 +1,6 @@
 #include "snug/train/trainer.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -12,7 +11,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <torch/cuda.h>
 #include <torch/utils.h>
 
 #include "snug/activations/checkpoint.h"
@@ -22,7 +20,7 @@
 #include "snug/core/rng.h"
 #include "snug/data/sampler.h"
 #include "snug/data/text_corpus.h"
-#include "snug/io/detail/checksum.h"
+#include "snug/distributed/data_parallel.h"
 #include "snug/io/safetensors.h"
 #include "snug/io/snapshot.h"
 #include "snug/io/stateful.h"
@@ -34,6 +32,8 @@
 #include "snug/optim/schedule.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/precision_scope.h"
+#include "snug/train/detail/run_inputs.h"
+#include "snug/train/detail/run_ranks.h"
 #include "snug/train/detail/run_records.h"
 #include "snug/train/stepper.h"
 
@@ -55,46 +55,6 @@ auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
     throw BudgetExceeded(
         fmt::format("train: {} does not fit into {}: {}", what, config.memory.str(), error.what_without_backtrace()));
   }
-}
-
-c10::Device parse_device(const std::string& name) {
-  const auto parsed = [&]() -> std::optional<c10::Device> {
-    try {
-      return c10::Device(name);
-    } catch (const c10::Error&) {
-      return std::nullopt;
-    }
-  }();
-  // An index that is too large for c10 comes back as another one.
-  if (!parsed || parsed->str() != name || !(parsed->is_cpu() || parsed->is_cuda())) {
-    throw ConfigError(fmt::format("train: device '{}' is unknown; give cpu, cuda or cuda:1", name));
-  }
-  const int64_t there = parsed->is_cpu() ? 1 : static_cast<int64_t>(torch::cuda::device_count());
-  if (std::max<int64_t>(0, parsed->index()) >= there) {
-    throw ConfigError(fmt::format("train: device '{}' is not there: LibTorch finds {} of its kind; give {}", name,
-                                  there, there > 0 ? "a smaller index" : "cpu"));
-  }
-  return *parsed;
-}
-
-// Bytes of the text itself: the same windows of another text are another run.
-int64_t checksum(const TextCorpus& corpus) {
-  const auto text = [&](Split split) {
-    const at::Tensor& bytes = corpus.bytes(split);
-    return std::string_view(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel()));
-  };
-  return detail::checksum_of(std::array{text(Split::Train), text(Split::Validation)}).crc32;
-}
-
-// A folder in which a run was killed before its log was there is as good as none.
-bool holds_something(const std::filesystem::path& out) {
-  const FileSystem& files = FileSystem::real();
-  if (!files.exists(out) || !std::filesystem::is_directory(out)) {
-    return files.exists(out);
-  }
-  const std::string rest = RunLog::temporary_path(Trainer::log_path(out)).filename().string();
-  const auto names = files.list(out);
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return name != rest; });
 }
 
 Gpt build_model(const TrainConfig& config, c10::Device device) {
@@ -140,16 +100,18 @@ Loss next_byte_loss(Gpt& model, const at::Tensor& input, const at::Tensor& targe
 
 class Trainer::Impl {
  public:
-  Impl(TrainConfig config, Start start)
+  Impl(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group)
       : config_(checked(std::move(config))),
+        ranks_(std::move(group)),
         start_(start_checked(start)),
-        device_(parse_device(config_.device)),
+        device_(detail::parse_device(config_.device, ranks_.local_rank())),
         limit_(make_limit()),
         corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data); })),
-        text_checksum_(checksum(corpus_)),
+        text_checksum_(detail::checksum(corpus_)),
         model_(within_limit(config_, "the model", [&] { return build_model(config_, device_); })),
         context_(model_->options.context),
         sampler_(corpus_.number_of_windows(context_, Split::Train), static_cast<uint64_t>(config_.seed)),
+        data_parallel_(within_limit(config_, "the buckets of gradients", [&] { return ranks_.data_parallel(model_); })),
         optimizer_(parameter_groups(model_, config_), {.master_weights = config_.weights == Weights::Low}),
         stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
         snapshots_(snapshots_path(config_.out)) {
@@ -165,18 +127,21 @@ class Trainer::Impl {
     check_parameters_fit();
     if (start_ == Start::Resume) {
       step_ = within_limit(config_, "the snapshot", [&] { return snapshots_.load_latest(parts()).value_or(0); });
+      ranks_.check_same_step(step_);
     }
   }
 
   TrainOutcome run(const TrainCallbacks& callbacks) {
     const auto note = [&](const std::string& text) {
-      if (callbacks.on_note) {
+      if (callbacks.on_note && ranks_.is_first()) {
         callbacks.on_note(text);
       }
     };
     note_precision(note);
     if (start_ == Start::Resume) {
-      log_ = RunLog::resume(log_path(config_.out), step_);
+      if (ranks_.is_first()) {
+        log_ = RunLog::resume(log_path(config_.out), step_);
+      }
       note(fmt::format("resumed after step {}", step_));
     }
     TrainOutcome outcome{.step = step_, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
@@ -192,26 +157,19 @@ class Trainer::Impl {
     while (step_ < config_.steps) {
       StepNotes notes;
       const StepRecord record = one_step(notes);
-      if (!log_) {
-        FileSystem::real().create_directories(config_.out);
-        log_ = RunLog::create(log_path(config_.out), config_.to_settings());
-        log_matmul_accumulation();
-      }
-      log_->write(record);
-      for (const RunEvent& event : notes.events) {
-        log_->event(event);
+      if (ranks_.is_first()) {
+        write_log(record, notes.events);
       }
       for (const std::string& change : notes.precision_changes) {
         note(fmt::format("step {}: {}", step_, change));
       }
-      if (callbacks.on_step) {
+      if (callbacks.on_step && ranks_.is_first()) {
         callbacks.on_step(record);
       }
       const bool last = step_ == config_.steps;
-      const bool stop = !last && callbacks.stop_requested && callbacks.stop_requested();
+      const bool stop = ranks_.any(!last && callbacks.stop_requested && callbacks.stop_requested());
       if (stop || is_due(config_.snapshot_interval())) {
-        log_->sync();
-        within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] { snapshots_.save(step_, parts()); });
+        save_snapshot();
       }
       outcome = {
           .step = step_, .finished = last, .validation_loss = record.validation_loss.value_or(outcome.validation_loss)};
@@ -222,7 +180,7 @@ class Trainer::Impl {
     if (offload) {
       note("offload: " + offload->report().str());
     }
-    if (outcome.finished) {
+    if (outcome.finished && ranks_.is_first()) {
       save_model();
     }
     return outcome;
@@ -243,7 +201,7 @@ class Trainer::Impl {
   }
 
   Start start_checked(Start start) const {
-    if (start == Start::Fresh && holds_something(config_.out)) {
+    if (start == Start::Fresh && ranks_.is_first() && detail::holds_something(config_.out)) {
       throw ConfigError(fmt::format(
           "train: the run folder '{}' is there already and not empty; go on with it by --resume, or give another --out",
           config_.out.string()));
@@ -296,7 +254,8 @@ class Trainer::Impl {
              .clip_norm = config_.clip_norm,
              .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
              .precision_guard = {.patience = config_.guard_patience()},
-             .gradient_noise = config_.micro_batch > 0}};
+             .gradient_noise = config_.micro_batch > 0,
+             .data_parallel = data_parallel_.get()}};
   }
 
   // Whether something that is done every so many steps, and after the last one, is done after this one.
@@ -322,8 +281,32 @@ class Trainer::Impl {
   }
 
   Batch next_batch() {
-    auto [input, target] = corpus_.windows(sampler_.next(config_.batch), context_, Split::Train);
+    const auto starts = sampler_.next(config_.batch, ranks_.rank(), ranks_.size());
+    auto [input, target] = corpus_.windows(starts, context_, Split::Train);
     return Batch{input, target};
+  }
+
+  void write_log(const StepRecord& record, const std::vector<RunEvent>& events) {
+    if (!log_) {
+      FileSystem::real().create_directories(config_.out);
+      log_ = RunLog::create(log_path(config_.out), config_.to_settings());
+      log_matmul_accumulation();
+    }
+    log_->write(record);
+    for (const RunEvent& event : events) {
+      log_->event(event);
+    }
+  }
+
+  // Not of ranks that have grown apart, which would be lost in it.
+  void save_snapshot() {
+    if (data_parallel_) {
+      data_parallel_->check_replicas();
+    }
+    if (ranks_.is_first()) {
+      log_->sync();
+      within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] { snapshots_.save(step_, parts()); });
+    }
   }
 
   // What a step has to say besides its record.
@@ -378,8 +361,11 @@ class Trainer::Impl {
       autocast.emplace(device_.type(), compute_dtype(config_.precision));
     }
     model_->eval();
-    const auto starts = corpus_.evenly_spread(kValidationWindows, context_, Split::Validation);
-    const auto [input, target] = corpus_.windows(starts, context_, Split::Validation);
+    const auto all = corpus_.evenly_spread(kValidationWindows, context_, Split::Validation);
+    const auto count = static_cast<int64_t>(all.size());
+    const auto begin = all.begin() + share_begin(count, ranks_.rank(), ranks_.size());
+    const auto end = all.begin() + share_begin(count, ranks_.rank() + 1, ranks_.size());
+    const auto [input, target] = corpus_.windows({begin, end}, context_, Split::Validation);
     const int64_t size = config_.micro_batch == 0 ? config_.batch : config_.micro_batch;
     double sum = 0;
     for (const Batch& host : micro_batches(Batch{input, target}, size)) {
@@ -387,7 +373,7 @@ class Trainer::Impl {
       sum += next_byte_loss(model_, micro[0], micro[1]).value().item<double>();
     }
     model_->train();
-    return sum / static_cast<double>(target.numel());
+    return ranks_.sum(sum) / static_cast<double>(count * context_);
   }
 
   std::map<std::string, Stateful> parts() {
@@ -451,6 +437,7 @@ class Trainer::Impl {
   }
 
   TrainConfig config_;
+  detail::RunRanks ranks_;
   Start start_;
   c10::Device device_;
   std::unique_ptr<MemoryLimit> limit_;  // first, so that all that follows is under it
@@ -459,6 +446,7 @@ class Trainer::Impl {
   Gpt model_;
   int64_t context_;
   Sampler sampler_;
+  std::unique_ptr<DataParallel> data_parallel_;  // null on one rank
   AdamW optimizer_;
   Stepper stepper_;
   SnapshotStore snapshots_;
@@ -469,7 +457,8 @@ class Trainer::Impl {
   int64_t updates_ = 0;  // steps that were not skipped
 };
 
-Trainer::Trainer(TrainConfig config, Start start) : impl_(std::make_unique<Impl>(std::move(config), start)) {}
+Trainer::Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group)
+    : impl_(std::make_unique<Impl>(std::move(config), start, std::move(group))) {}
 Trainer::~Trainer() = default;
 
 TrainOutcome Trainer::run(const TrainCallbacks& callbacks) { return impl_->run(callbacks); }

@@ -28,7 +28,7 @@ struct TrainCallbacks {
   std::function<void(const StepRecord&)> on_step = {};
   /// Things a person should know: a slow precision, the step a run is resumed from.
   std::function<void(const std::string&)> on_note = {};
-  /// Asked after every step; true ends the run with a snapshot.
+  /// Asked after every step; true, on any rank, ends the run with a snapshot.
   std::function<bool()> stop_requested = {};
 };
 
@@ -38,13 +38,19 @@ struct TrainOutcome {
   double validation_loss = 0;  ///< nats per byte on held-out text, after the last step; NaN if not finished
 };
 
+class ProcessGroup;
+
 class Trainer {
  public:
   /// Reads the data, builds model and optimizer, and loads the snapshot for Resume. Writes nothing.
   /// Throws ConfigError for settings or data that cannot work or a run folder that exists (Fresh) or does not (Resume), or if the text
   /// is not that of the run (Resume); CorruptFile for a damaged run folder; BudgetExceeded if the limit is too small for the model, its
   /// gradients and the optimizer's state.
-  Trainer(TrainConfig config, Start start);
+  ///
+  /// With a `group`, each of its ranks trains on its share of every batch, and the run is that of one rank but for rounding. Rank 0 alone
+  /// writes the run folder and calls on_step and on_note; to resume, on the same number of ranks or another, all must see it. An error on
+  /// one rank ends as an error on all: elsewhere as DistributedError.
+  Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group = nullptr);
   ~Trainer();
 
   /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step or a snapshot does not fit into config.memory; if

@@ -45,6 +45,17 @@ class LaunchTest(unittest.TestCase):
         self.assertGreater(int(ports.pop()), 1024)
         self.assertEqual(threads, {str(max(1, os.cpu_count() // 3))})
 
+    def test_launchers_on_several_machines_share_out_the_ranks(self):
+        program = "import os; print(*[os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT')])"
+        lines = []
+        for node in ("0", "1"):
+            done = self.launch("-n", "2", "--nodes", "2", "--node-rank", node, "--rendezvous", "node0:4321", "--", *PYTHON, program)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            lines += done.stdout.splitlines()
+        self.assertEqual(sorted(lines), [f"[{rank}] {rank} {rank % 2} 4 2 node0 4321" for rank in range(4)])
+        done = self.launch("-n", "2", "--nodes", "2", "--node-rank", "1", "--rendezvous", "node0:4321", "--", "sh", "-c", "exit $LOCAL_RANK")
+        self.assertIn("rank 3 ended with status 1", done.stderr)
+
     def test_leaves_a_number_of_threads_and_takes_a_port_that_are_given(self):
         done = self.launch("-n", "1", "--port", "4321", "--", "sh", "-c", "echo $OMP_NUM_THREADS $MASTER_PORT",
                            OMP_NUM_THREADS="7")
@@ -115,7 +126,11 @@ class LaunchTest(unittest.TestCase):
 
     def test_bad_usage_is_refused_in_one_line(self):
         for arguments, word in ((["-n", "2"], "after --"), (["-n", "2", "true"], "true"), (["-n", "0", "--", "true"], "0"),
-                                (["--rank", "2", "--", "true"], "--ranks"), (["--max-restarts", "-1", "--", "true"], "-1")):
+                                (["--rank", "2", "--", "true"], "--ranks"), (["--max-restarts", "-1", "--", "true"], "-1"),
+                                (["--nodes", "2", "--", "true"], "--rendezvous"),
+                                (["--node-rank", "1", "--", "true"], "--node-rank is 1 of 1"),
+                                (["--nodes", "2", "--rendezvous", "host", "--", "true"], "HOST:PORT"),
+                                (["--nodes", "2", "--rendezvous", "host:port", "--", "true"], "'host:port'")):
             with self.subTest(arguments):
                 done = self.launch(*arguments)
                 self.assertEqual((done.returncode, done.stdout), (2, ""))

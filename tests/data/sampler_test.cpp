@@ -44,6 +44,24 @@ TEST(Sampler, DrawsOverTheEndOfAnEpochIntoTheNext) {
   }
 }
 
+TEST(Sampler, RanksTogetherDrawWhatOneDraws) {
+  for (const int64_t ranks : {1, 2, 3, 7}) {
+    Sampler alone(10, 3);
+    std::vector<Sampler> samplers(static_cast<size_t>(ranks), Sampler(10, 3));
+    for (const int64_t count : {6, 5, 0, 13, 2}) {  // some have none of the last
+      Indices together;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const Indices own = samplers[static_cast<size_t>(rank)].next(count, rank, ranks);
+        EXPECT_LE(own.size(), static_cast<size_t>((count + ranks - 1) / ranks));
+        EXPECT_GE(own.size(), static_cast<size_t>(count / ranks));
+        together.insert(together.end(), own.begin(), own.end());
+      }
+      EXPECT_EQ(together, alone.next(count)) << count << " by " << ranks;
+    }
+  }
+  EXPECT_THROW(Sampler(10, 3).next(4, 2, 2), ConfigError);
+}
+
 TEST(Sampler, CountsEpochsAndPositions) {
   Sampler sampler(10, 0);
   EXPECT_EQ(sampler.epoch(), 0);

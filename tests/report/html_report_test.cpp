@@ -335,5 +335,14 @@ TEST(Median, TakesTheMiddleOfTheFiniteValues) {
   EXPECT_TRUE(std::isnan(detail::median({})));
 }
 
+TEST(HtmlReport, SaysWhatWasSentIfAnythingWas) {
+  RunHistory history = example_history(2);
+  EXPECT_EQ(html_report(history, {}).find("Gradients sent"), std::string::npos);
+  history.records[1].communication = {.bytes_sent = 3 << 20, .seconds = 2.0, .waited = 0.5};
+  const std::string page = html_report(history, {});
+  EXPECT_NE(page.find("Gradients sent"), std::string::npos);
+  EXPECT_NE(page.find("75 % of the time hidden behind backward"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace snug

@@ -41,6 +41,8 @@ StepRecord example_record(int64_t step) {
       .peak_bytes = int64_t{5} << 33,
       .activation_peak_bytes = 123,
       .memory = {.parameters = 1, .gradients = 2, .optimizer_state = 3, .activations = 4, .workspace = 5, .other = 6},
+      .communication =
+          step % 2 == 0 ? std::optional(Communication{.bytes_sent = 7, .seconds = 0.3, .waited = 0.1}) : std::nullopt,
       .seconds = 0.123456789012345678,
       .items_per_second = 66376.3};
 }

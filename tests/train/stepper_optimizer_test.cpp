@@ -191,6 +191,22 @@ TEST(StepResultTest, GradientStatisticsAreTakenBeforeClippingAndOnlyWhereAskedFo
   EXPECT_EQ(sample(0), sample(1e-6));
 }
 
+TEST(StepResultTest, TellsTheShareOfLostUpdatesIn16BitsOfAStepThatWasMade) {
+  const auto sample = [](StepperOptions options, double lr) {
+    auto model = tiny_model();
+    SGD optimizer(model->parameters(), {.lr = lr});
+    Stepper stepper(model, optimizer, options);
+    const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
+    stepper.sample_gradients();
+    return stepper.step(tiny_batch(4), loss_of).gradient_statistics.front().lost_updates;
+  };
+  EXPECT_FALSE(sample({.precision = Precision::Float32}, 1e-6).has_value());
+  EXPECT_GT(sample({.precision = Precision::BFloat16}, 1e-6).value(), 0.9);
+  EXPECT_LT(sample({.precision = Precision::BFloat16}, 10).value(), 0.1);
+  const GradScalerOptions overflows{.init_scale = 0x1p100};
+  EXPECT_FALSE(sample({.precision = Precision::Float16, .scaler = overflows}, 1e-6).has_value()) << "a skipped step";
+}
+
 // The norm of the first micro-batch's own mean gradient, whatever divisor and loss scale were used on the way.
 TEST(StepResultTest, FirstGradNormIsThatOfTheFirstMicroBatchAlone) {
   const Batch batch = tiny_batch(10);

@@ -1,27 +1,84 @@
 #pragma once
 // What is inside a ProcessGroup. c10d's Reducer wants a c10d::ProcessGroup, which is a table of backends by device.
 
+#include <chrono>
 #include <exception>
+#include <memory>
+#include <mutex>
 #include <string_view>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "snug/core/error.h"
+#include "snug/distributed/detail/heartbeat.h"
 #include "snug/distributed/process_group.h"
 
 namespace snug {
+namespace detail {
+
+/// Seconds in which at least one of several things was going on. Its calls come from several threads.
+class BusyTime {
+ public:
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    if (running_++ == 0) {
+      since_ = std::chrono::steady_clock::now();
+    }
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    if (--running_ == 0) {
+      total_ += std::chrono::steady_clock::now() - since_;
+    }
+  }
+  double seconds() const {
+    const std::lock_guard lock(mutex_);
+    return total_.count();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  int running_ = 0;
+  std::chrono::steady_clock::time_point since_;
+  std::chrono::duration<double> total_{};
+};
+
+}  // namespace detail
 
 class ProcessGroup::Impl {
  public:
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
+  c10::intrusive_ptr<c10d::Backend> cuda_backend;  // null where there is none
   c10::intrusive_ptr<c10d::ProcessGroup> group;
+  std::unique_ptr<detail::Heartbeat> heartbeat;  // not in a group of one
   int local_rank = 0;
   Traffic traffic = {};
+  /// With all-reduces that were started.
+  std::shared_ptr<detail::BusyTime> busy = std::make_shared<detail::BusyTime>();
 
-  /// What `error`, thrown by c10d during `operation`, is to snug's callers.
+  bool connects(c10::Device device) const { return device.is_cpu() || (device.is_cuda() && cuda_backend); }
+  c10d::Backend& backend_of(const at::Tensor& tensor) const {
+    return tensor.is_cuda() && cuda_backend ? *cuda_backend : *backend;
+  }
+
+  /// Calls `part` of an operation. What c10d throws there becomes a DistributedError, which names the ranks that are gone.
+  template <class F>
+  auto attempt(std::string_view operation, F&& part) const {
+    try {
+      return std::forward<F>(part)();
+    } catch (const Error&) {
+      throw;
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
+    } catch (const std::exception& error) {
+      fail(operation, error);
+    }
+  }
+
+ private:
   [[noreturn]] void fail(std::string_view operation, const std::exception& error) const;
-  /// Waits for what an operation returned.
-  void finish(std::string_view operation, const c10::intrusive_ptr<c10d::Work>& work) const;
 };
 
 }  // namespace snug

@@ -47,7 +47,7 @@ std::string line_at(const std::string& text, size_t position) {
 }  // namespace
 
 void check_same_model(ProcessGroup& group, const std::string& options, const DataParallel::NamedTensors& parameters,
-                      const DataParallel::NamedTensors& buffers) {
+                      const DataParallel::NamedTensors& buffers, const char* where) {
   const auto texts = texts_of_all_ranks(
       group, options + "\n" + describe("parameter", parameters) + describe("buffer", buffers) + "nothing more\n");
   const std::string& first = texts.front();
@@ -55,10 +55,10 @@ void check_same_model(ProcessGroup& group, const std::string& options, const Dat
     const auto [a, b] = std::mismatch(first.begin(), first.end(), texts[rank].begin(), texts[rank].end());
     if (a != first.end() || b != texts[rank].end()) {
       const auto position = static_cast<size_t>(a - first.begin());
-      throw ConfigError(fmt::format(
-          "DataParallel: ranks differ: rank 0 has {}, rank {} has {}; make the same model in the same way on "
-          "every rank",
-          line_at(first, position), rank, line_at(texts[rank], position)));
+      throw ConfigError(
+          fmt::format("{}: ranks differ: rank 0 has {}, rank {} has {}; make the same model in the same way on "
+                      "every rank",
+                      where, line_at(first, position), rank, line_at(texts[rank], position)));
     }
   }
 }

@@ -8,8 +8,8 @@
 
 namespace snug::detail {
 
-/// Throws ConfigError, on all ranks alike, naming the first of `options` (as text), `parameters` or `buffers` that differs from rank 0's.
+/// Throws ConfigError in the name of `where`, on all ranks alike, naming the first of `options` (as text), `parameters` or `buffers` that differs from rank 0's.
 void check_same_model(ProcessGroup& group, const std::string& options, const DataParallel::NamedTensors& parameters,
-                      const DataParallel::NamedTensors& buffers);
+                      const DataParallel::NamedTensors& buffers, const char* where = "DataParallel");
 
 }  // namespace snug::detail

@@ -73,6 +73,11 @@ std::string record_line(const StepRecord& record) {
                       {"activations", record.memory.activations},
                       {"workspace", record.memory.workspace},
                       {"other", record.memory.other}};
+  if (record.communication) {
+    object["communication"] = {{"bytes_sent", record.communication->bytes_sent},
+                               {"seconds", number(record.communication->seconds)},
+                               {"waited", number(record.communication->waited)}};
+  }
   object["seconds"] = number(record.seconds);
   object["items_per_second"] = number(record.items_per_second);
   return line(object);

@@ -144,6 +144,12 @@ StepRecord read_record(const Json& object) {
                    .activations = read_integer(memory, "activations"),
                    .workspace = read_integer(memory, "workspace"),
                    .other = read_integer(memory, "other")};
+  if (object.contains("communication")) {
+    const Json& sent = read_object(object, "communication");
+    record.communication = {.bytes_sent = read_integer(sent, "bytes_sent"),
+                            .seconds = read_double(sent, "seconds"),
+                            .waited = read_double(sent, "waited")};
+  }
   record.seconds = read_double(object, "seconds");
   record.items_per_second = read_double(object, "items_per_second");
   return record;

@@ -22,6 +22,11 @@ StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport&
                    .activations = memory.activations,
                    .workspace = memory.workspace,
                    .other = memory.outputs + memory.before};
+  if (result.bytes_sent > 0) {
+    record.communication = {.bytes_sent = result.bytes_sent,
+                            .seconds = result.communication_seconds,
+                            .waited = result.communication_waited};
+  }
   return record;
 }
 
@@ -39,6 +44,9 @@ std::vector<RunEvent> events_of(int64_t step, const StepResult& result) {
                                   {"non_finite", s.non_finite},
                                   {"lowest_exponent", int64_t{GradientStatistics::kLowest}},
                                   {"exponents", fmt::format("{}", fmt::join(s.exponents, " "))}}});
+    if (s.lost_updates) {
+      events.back().details.emplace_back("lost_updates", *s.lost_updates);
+    }
   }
   return events;
 }

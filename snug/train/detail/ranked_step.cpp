@@ -1,0 +1,233 @@
+#include "snug/train/detail/ranked_step.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+#include "snug/distributed/detail/data_parallel_impl.h"
+#include "snug/distributed/join.h"
+
+namespace snug::detail {
+
+RankedStep::RankedStep(DataParallel* parallel, const NamedTensors& trained) : parallel_(parallel) {
+  if (is_alone()) {
+    return;
+  }
+  for (const at::Tensor& parameter : parallel_->impl().parameters()) {
+    known_.insert(parameter.unsafeGetTensorImpl());
+    if (std::none_of(trained.begin(), trained.end(), [&](const auto& t) { return t.second.is_same(parameter); })) {
+      throw ConfigError(
+          "Stepper: data_parallel holds parameters that are not the model's; make it of the same model, after what "
+          "freezes or replaces parameters");
+    }
+  }
+}
+
+int64_t RankedStep::from_rank_zero(int64_t value) const {
+  if (is_alone()) {
+    return value;
+  }
+  const at::Tensor tensor = at::full({1}, value, at::kLong);
+  parallel_->group().broadcast({tensor});
+  return tensor.item<int64_t>();
+}
+
+void RankedStep::agree_on_largest(const at::Tensor& tensor) const {
+  const at::Tensor host = tensor.cpu().contiguous();
+  parallel_->group().all_reduce(host, ReduceOp::Max);
+  tensor.copy_(host);
+}
+
+void RankedStep::begin(bool has_masters) {
+  if (is_alone()) {
+    return;
+  }
+  has_masters_ = has_masters;
+  bytes_before_ = parallel_->bytes_reduced();
+  bytes_of_others_ = 0;
+  time_before_ = parallel_->communication();
+  parallel_->impl().begin_step();
+  phase_ = Phase::Begun;
+}
+
+RankedStep::Numbers RankedStep::exchange(Numbers own) const {
+  std::array values = {own.items,  own.loss_sum,    own.batch_items, own.out_of_memory,
+                       own.failed, own.left_behind, own.ranks};
+  const at::Tensor tensor = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
+  parallel_->group().all_reduce(tensor);
+  return {.items = values[0],
+          .loss_sum = values[1],
+          .batch_items = values[2],
+          .out_of_memory = values[3],
+          .failed = values[4],
+          .left_behind = values[5],
+          .ranks = values[6]};
+}
+
+// Throws on the ranks that have not failed themselves.
+void RankedStep::check(const Numbers& all) {
+  const double failures = all.out_of_memory + all.failed + all.left_behind;
+  if (failures == 0) {
+    return;
+  }
+  phase_ = Phase::Dropped;
+  const std::string who =
+      failures == 1 ? fmt::format("rank {:.0f}", all.ranks) : fmt::format("{:.0f} other ranks", failures);
+  if (all.left_behind > 0) {
+    throw DistributedError(
+        fmt::format("Stepper.step: {} failed while it made the last step, which the others made: their parameters "
+                    "differ now; go on from a snapshot",
+                    who));
+  }
+  if (all.out_of_memory > 0) {
+    throw BudgetExceeded(
+        fmt::format("Stepper.step: {} ran out of memory, so all ranks dropped this step; smaller micro-batches "
+                    "on all of them, or a larger memory_budget, may do",
+                    who));
+  }
+  throw DistributedError(
+      fmt::format("Stepper.step: {} failed in this step, so all ranks dropped it; see what it says", who));
+}
+
+double RankedStep::agree_on_items(double items) {
+  Numbers own{.items = items};
+  if (is_left_behind_) {
+    own.left_behind = 1;
+    own.ranks = parallel_->group().rank();
+  }
+  const Numbers all = exchange(own);
+  phase_ = Phase::Agreed;
+  check(all);
+  return std::max(1.0, std::round(all.items));
+}
+
+std::vector<at::Tensor> RankedStep::others(const NamedTensors& all) const {
+  std::vector<at::Tensor> result;
+  for (const auto& [name, parameter] : all) {
+    if (!known_.contains(parameter.unsafeGetTensorImpl())) {
+      result.push_back(parameter);
+    }
+  }
+  return result;
+}
+
+// A rank without data has no gradients; a parameter that no rank has used keeps none.
+void RankedStep::send_others(const NamedTensors& all) {
+  const std::vector<at::Tensor> parameters = others(all);
+  if (parameters.empty()) {
+    return;
+  }
+  ProcessGroup& group = parallel_->group();
+  const at::Tensor used = at::zeros({static_cast<int64_t>(parameters.size())}, at::kByte);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    used[static_cast<int64_t>(i)] = parameters[i].grad().defined();
+  }
+  group.all_reduce(used, ReduceOp::Max);
+  std::vector<std::pair<at::Tensor, at::Tensor>> sent;  // gradient, what travels
+  std::vector<std::function<void()>> waits;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!used[static_cast<int64_t>(i)].item<bool>()) {
+      continue;
+    }
+    at::Tensor& gradient = parameters[i].mutable_grad();
+    if (!gradient.defined()) {
+      gradient = at::zeros_like(parameters[i]);
+    }
+    sent.emplace_back(gradient, gradient.contiguous());
+    bytes_of_others_ += static_cast<int64_t>(gradient.nbytes());
+    waits.push_back(group.start_all_reduce(sent.back().second));
+  }
+  for (size_t i = 0; i < sent.size(); ++i) {
+    waits[i]();
+    if (!sent[i].first.is_same(sent[i].second)) {
+      sent[i].first.copy_(sent[i].second);
+    }
+  }
+}
+
+void RankedStep::send_the_rest(const NamedTensors& all) {
+  if (is_alone()) {
+    return;
+  }
+  if (!has_masters_ && !parallel_->impl().is_reduced()) {
+    // Takes the gradients of quiet micro-batches along.
+    const Join join(parallel_->impl().shared_group(), parallel_->impl().parameters());
+    parallel_->forward([&] { return join.nothing(); }).backward();
+  }
+  const at::NoGradGuard no_grad;
+  send_others(all);
+  phase_ = Phase::Sent;
+}
+
+void RankedStep::sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items) {
+  const double own = loss_sum.defined() ? loss_sum.item<double>() : 0.0;
+  const Numbers all =
+      exchange({.items = static_cast<double>(items), .loss_sum = own, .batch_items = static_cast<double>(batch_items)});
+  phase_ = Phase::Summed;
+  check(all);
+  items = static_cast<int64_t>(all.items);
+  loss_sum = at::scalar_tensor(all.loss_sum, at::kDouble);
+  batch_items = static_cast<int64_t>(all.batch_items);
+}
+
+void RankedStep::end() {
+  if (!is_alone()) {
+    parallel_->impl().end_step();
+    phase_ = Phase::Outside;
+  }
+}
+
+void RankedStep::fail(Failure failure, const NamedTensors& all) {
+  if (is_alone()) {
+    return;
+  }
+  const Phase phase = std::exchange(phase_, Phase::Outside);
+  auto& impl = parallel_->impl();
+  if (failure == Failure::Group && phase != Phase::Dropped) {
+    impl.end_step();
+    return;
+  }
+  if (phase == Phase::Summed) {
+    is_left_behind_ = true;
+    impl.end_step();
+    return;
+  }
+  if (phase != Phase::Dropped) {
+    if (phase == Phase::Outside) {
+      impl.begin_step();
+    }
+    if (phase == Phase::Agreed) {
+      if (!has_masters_) {
+        impl.send_zeros();
+      }
+      send_others(all);
+      for (const at::Tensor& parameter : others(all)) {
+        parameter.mutable_grad().reset();
+      }
+    }
+    const bool is_memory = failure == Failure::Memory;
+    exchange({.out_of_memory = is_memory ? 1.0 : 0.0,
+              .failed = is_memory ? 0.0 : 1.0,
+              .ranks = static_cast<double>(parallel_->group().rank())});
+  }
+  impl.start_over();
+}
+
+int64_t RankedStep::bytes_sent() const {
+  const bool is_sent = !is_alone() && parallel_->group().size() > 1;
+  return is_sent ? parallel_->bytes_reduced() - bytes_before_ + bytes_of_others_ : 0;
+}
+
+CommunicationTime RankedStep::communication() const {
+  if (is_alone()) {
+    return {};
+  }
+  const CommunicationTime& now = parallel_->communication();
+  return {.total = now.total - time_before_.total, .waited = now.waited - time_before_.waited};
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,95 @@
+#pragma once
+// RankedStep: what the ranks of a data-parallel job do together in one step, always in this order, however many micro-batches each of them has:
+//
+//   begin     buckets and buffers as rank 0 has them
+//   A         a few numbers: how many items they expect, which is the provisional divisor; or that one of them has failed
+//   gradients in the last micro-batch's backward, bucket by bucket; then those of parameters that DataParallel does not know
+//   B         a few numbers: items and losses; or that one has failed
+//
+// A rank that fails goes through what is left of that with zeros and says so in A or B. So nobody waits for it, and all drop the step. Alone, all
+// of this does nothing.
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/distributed/data_parallel.h"
+
+namespace snug::detail {
+
+class RankedStep {
+ public:
+  using NamedTensors = DataParallel::NamedTensors;
+  enum class Failure {
+    Memory,  ///< this rank ran out of it
+    Other,
+    Group,  ///< the ranks are not in step any more: there is nobody to tell
+  };
+
+  /// `parallel`: null alone. Throws ConfigError if it is of another model.
+  RankedStep(DataParallel* parallel, const NamedTensors& trained);
+
+  bool is_alone() const { return parallel_ == nullptr; }
+  /// Rank 0's value.
+  int64_t from_rank_zero(int64_t value) const;
+  /// In place: the largest of all ranks.
+  void agree_on_largest(const at::Tensor& tensor) const;
+
+  /// `has_masters`: gradients are gathered elsewhere after each micro-batch.
+  void begin(bool has_masters);
+  bool is_agreed() const { return phase_ != Phase::Begun; }
+  /// A. `items` that this rank expects, 0: it has no data. Those of all ranks, at least 1.
+  double agree_on_items(double items);
+
+  /// Forward of one micro-batch. Gradients of a `quiet` one stay on this rank; backward too is then to be inside NoSync.
+  template <class F>
+  at::Tensor forward(F&& loss_of) {
+    return parallel_ != nullptr ? parallel_->forward(std::forward<F>(loss_of)) : loss_of();
+  }
+  bool is_quiet(bool is_last) const { return parallel_ != nullptr && (!is_last || has_masters_); }
+  DataParallel& parallel() { return *parallel_; }
+
+  /// After the last micro-batch: what was not sent with it, because there was none or because it had no items. `all`: what the step gives
+  /// gradients to.
+  void send_the_rest(const NamedTensors& all);
+  /// B. In place: sums over all ranks.
+  void sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items);
+  /// The step is made.
+  void end();
+
+  /// The step is given up, by an exception that was caught. Gradients must be dropped before.
+  void fail(Failure failure, const NamedTensors& all);
+
+  /// Of gradients, by this rank, since begin().
+  int64_t bytes_sent() const;
+  CommunicationTime communication() const;
+
+ private:
+  enum class Phase { Outside, Begun, Agreed, Sent, Summed, Dropped };
+  struct Numbers {
+    double items = 0, loss_sum = 0, batch_items = 0;
+    double out_of_memory = 0, failed = 0, left_behind = 0, ranks = 0;  // how many ranks, and their sum
+  };
+
+  Numbers exchange(Numbers own) const;
+  void check(const Numbers& all);
+  std::vector<at::Tensor> others(const NamedTensors& all) const;
+  void send_others(const NamedTensors& all);
+
+  DataParallel* parallel_;
+  std::unordered_set<const c10::TensorImpl*> known_;  // to parallel_
+  bool has_masters_ = false;
+  Phase phase_ = Phase::Outside;
+  bool is_left_behind_ = false;  // the others made a step that this one did not
+  int64_t bytes_of_others_ = 0;
+  int64_t bytes_before_ = 0;
+  CommunicationTime time_before_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,38 @@
+#pragma once
+// RunRanks: a training run's view of the ranks that it runs on: often just one.
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "snug/distributed/data_parallel.h"
+#include "snug/distributed/process_group.h"
+
+namespace snug::detail {
+
+class RunRanks {
+ public:
+  /// `group`: null, or of one rank: alone.
+  explicit RunRanks(std::shared_ptr<ProcessGroup> group);
+
+  int rank() const { return group_ ? group_->rank() : 0; }
+  int local_rank() const { return group_ ? group_->local_rank() : 0; }
+  int size() const { return group_ ? group_->size() : 1; }
+  /// The one that writes and speaks.
+  bool is_first() const { return rank() == 0; }
+
+  /// Null alone.
+  template <class M>
+  std::unique_ptr<DataParallel> data_parallel(M& model) const {
+    return group_ ? std::make_unique<DataParallel>(model, group_) : nullptr;
+  }
+  double sum(double value) const;
+  bool any(bool value) const;
+  /// Throws ConfigError, on all ranks, if they have not all loaded the snapshot of the same step.
+  void check_same_step(int64_t step) const;
+
+ private:
+  std::shared_ptr<ProcessGroup> group_;  // of several
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,57 @@
+#include "snug/train/detail/stepper_options.h"
+
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+
+namespace snug::detail {
+
+Precision resolve(Precision precision, c10::Device device) {
+  return precision == Precision::Auto ? measured_precision(device) : precision;
+}
+
+GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
+  options.enabled = options.enabled && precision == Precision::Float16;
+  return options;
+}
+
+// Auto is a choice that nobody has tried on the model, so it comes with a guard.
+PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked) {
+  if (asked == Precision::Auto && !options.patience) {
+    options.patience = PrecisionGuardOptions::kPatienceOfAuto;
+  }
+  return options;
+}
+
+void check(const StepperOptions& options) {
+  if (options.micro_batch < 0) {
+    throw ConfigError(fmt::format("Stepper: micro_batch is {}; give a number of items, or 0 for the whole batch",
+                                  options.micro_batch));
+  }
+  if (options.accumulate < 1) {
+    throw ConfigError(fmt::format("Stepper: accumulate is {}; it must be >= 1", options.accumulate));
+  }
+  if (options.precision_guard.patience.value_or(0) > 0 && options.precision == Precision::Float32) {
+    throw ConfigError(
+        "Stepper: precision_guard has nothing to guard in Float32; give another precision, or leave it out");
+  }
+  if (options.fp32_reductions && options.precision == Precision::Float32) {
+    throw ConfigError(
+        "Stepper: fp32_reductions changes nothing in Float32, where all is FP32; give another precision, or leave it "
+        "out");
+  }
+  if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1) {
+    throw ConfigError("Stepper: gradient_noise compares a micro-batch with the batch; give micro_batch or accumulate");
+  }
+  if (options.check_replicas_every < 0 || (options.check_replicas_every > 0 && options.data_parallel == nullptr)) {
+    throw ConfigError(
+        fmt::format("Stepper: check_replicas_every is {}; give a number of steps, together with data_parallel",
+                    options.check_replicas_every));
+  }
+  if (!(options.clip_norm >= 0)) {
+    throw ConfigError(
+        fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,298 @@
+#include "snug/distributed/data_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/models/gpt.h"
+#include "snug/train/stepper.h"
+#include "tests/distributed/ranks.h"
+#include "tests/support/tensors.h"
+#include "tests/support/tiny_model.h"
+
+namespace snug {
+namespace {
+
+using ::testing::AllOf;
+using testing::bytes_of;
+using testing::clones_of;
+using testing::close_in_norm;
+using testing::error_of;
+using testing::gradients_of;
+using ::testing::HasSubstr;
+using testing::on_ranks;
+using testing::quick;
+using testing::same_bits;
+using testing::squared_error;
+using testing::tiny_batch;
+using testing::tiny_model;
+
+Batch slice(const Batch& batch, int64_t begin, int64_t end) { return batch_slice(batch, begin, end); }
+
+// Rank r's part of a batch.
+Batch share(const Batch& batch, const ProcessGroup& group) {
+  return slice(batch, batch.size() * group.rank() / group.size(), batch.size() * (group.rank() + 1) / group.size());
+}
+
+void expect_all_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(close_in_norm(a[i], b[i], 1e-6)) << "tensor " << i;
+  }
+}
+
+// A small model with its Stepper, alone or on ranks.
+struct Training {
+  explicit Training(const std::shared_ptr<ProcessGroup>& group = nullptr, StepperOptions options = {},
+                    DataParallelOptions parallel = {})
+      : model(tiny_model()), optimizer(model->parameters(), torch::optim::SGDOptions(0.1)) {
+    if (group) {
+      ddp.emplace(model, group, std::move(parallel));
+      options.data_parallel = &*ddp;
+    }
+    stepper.emplace(model, optimizer, options);
+  }
+
+  Loss loss_of(const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); }
+  StepResult step(const Batch& batch) {
+    return stepper->step(batch, [&](const Batch& micro) { return loss_of(micro); });
+  }
+
+  torch::nn::Sequential model;
+  torch::optim::SGD optimizer;
+  std::optional<DataParallel> ddp;
+  std::optional<Stepper> stepper;
+};
+
+Gpt tiny_gpt() {
+  torch::manual_seed(3);
+  return Gpt(GptOptions{.vocab = 32, .context = 8, .layers = 2, .heads = 2, .width = 16});
+}
+
+// Of sequences that have unequal numbers of tokens: a target of -1 does not count.
+Batch sequences(int64_t items) {
+  torch::manual_seed(4);
+  const auto tokens = torch::randint(32, {items, 8});
+  const auto length = torch::randint(1, 8, {items, 1});
+  return {tokens, torch::where(torch::arange(8).unsqueeze(0) < length, tokens.roll(-1, 1), torch::full({1}, -1))};
+}
+
+void expect_gradients_of_the_whole_batch(int ranks, int64_t micro_batch) {
+  on_ranks(ranks, [&] {
+    const auto group = init_process_group(quick());
+    const Batch batch = sequences(13);
+    auto whole = tiny_gpt();
+    auto model = tiny_gpt();
+    DataParallel ddp(model, group);
+    torch::optim::SGD of_whole(whole->parameters(), 0.01);
+    torch::optim::SGD optimizer(model->parameters(), 0.01);
+    Stepper alone(whole, of_whole);
+    Stepper stepper(model, optimizer, {.micro_batch = micro_batch, .data_parallel = &ddp});
+    for (int i = 0; i < 3; ++i) {  // the buckets change after the first
+      const auto run = [&](Gpt& gpt, Stepper& by, const Batch& part) {
+        return by.step(part, [&](const Batch& micro) {
+          const auto logits = gpt->forward(micro[0]).reshape({-1, 32});
+          return Loss::sum(at::cross_entropy_loss(logits, micro[1].reshape({-1}), {}, at::Reduction::Sum, -1),
+                           (micro[1] >= 0).sum());
+        });
+      };
+      const StepResult one = run(whole, alone, batch);
+      const StepResult many = run(model, stepper, share(batch, *group));
+      expect_all_close(gradients_of(*model), gradients_of(*whole));
+      EXPECT_EQ(many.items, one.items);
+      EXPECT_NEAR(many.loss(), one.loss(), 1e-6 * one.loss());
+      EXPECT_NEAR(many.grad_norm(), one.grad_norm(), 1e-5 * one.grad_norm());
+    }
+  });
+}
+
+TEST(StepperOnRanks, GivesTwoTheGradientsOfTheWholeBatch) { expect_gradients_of_the_whole_batch(2, 2); }
+TEST(StepperOnRanks, GivesThreeTheGradientsOfTheWholeBatch) { expect_gradients_of_the_whole_batch(3, 0); }
+TEST(StepperOnRanks, GivesFourTheGradientsOfTheWholeBatch) { expect_gradients_of_the_whole_batch(4, 1); }
+
+void expect_gradients_of_512(int ranks, int64_t micro_batches) {
+  on_ranks(ranks, [&] {
+    const auto group = init_process_group(quick());
+    const Batch batch = tiny_batch(512);
+    Training alone;
+    alone.step(batch);
+    Training run(group, {.micro_batch = 512 / ranks / micro_batches});
+    EXPECT_EQ(run.step(share(batch, *group)).micro_batches, micro_batches);
+    expect_all_close(gradients_of(*run.model), gradients_of(*alone.model));
+  });
+}
+
+TEST(StepperOnRanks, FourTimesOneMicroBatchIsTheBatchOf512) { expect_gradients_of_512(4, 1); }
+TEST(StepperOnRanks, TwoTimesTwoMicroBatchesAreTheBatchOf512) { expect_gradients_of_512(2, 2); }
+TEST(StepperOnRanks, OneTimesFourMicroBatchesAreTheBatchOf512) { expect_gradients_of_512(1, 4); }
+
+TEST(StepperOnRanks, TakesUnequalSharesAndNone) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    Training alone;
+    Training run(group, {.micro_batch = 2});
+    const Batch batch = tiny_batch(9);
+    const std::vector<int64_t> ends[] = {{1, 6, 9}, {0, 2, 9}, {9, 9, 9}, {3, 3, 9}};  // another in each step
+    for (const auto& end : ends) {
+      const auto rank = static_cast<size_t>(group->rank());
+      const StepResult one = alone.step(batch);
+      const StepResult result = run.step(slice(batch, rank == 0 ? 0 : end[rank - 1], end[rank]));
+      EXPECT_TRUE(result.stepped());
+      EXPECT_EQ(result.items, one.items);
+      expect_all_close(gradients_of(*run.model), gradients_of(*alone.model));
+    }
+    EXPECT_FALSE(run.step(slice(batch, 0, 0)).stepped());  // nobody has any
+    EXPECT_TRUE(same_bits(group->all_gather(run.model->parameters()[0])[0], run.model->parameters()[0].detach()));
+  });
+}
+
+TEST(StepperOnRanks, SendsOnceAStep) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    Training run(group, {.micro_batch = 2});
+    const int64_t gradients = bytes_of(run.model->parameters());
+    for (int i = 0; i < 2; ++i) {
+      const StepResult result = run.step(share(tiny_batch(16), *group));
+      EXPECT_EQ(result.micro_batches, 4);
+      EXPECT_EQ(result.bytes_sent, gradients);
+      EXPECT_GT(result.communication_seconds, 0);
+      EXPECT_GE(result.communication_waited, 0);
+    }
+  });
+}
+
+TEST(StepperOnRanks, AccumulatesAndSendsWithTheLastOrAtTheFlush) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch batch = tiny_batch(12);
+    Training alone;
+    Training run(group, {.accumulate = 4});
+    const auto add = [&](int64_t i) {
+      return run.stepper->accumulate(slice(share(batch, *group), 2 * i, 2 * i + 2),
+                                     [&](const Batch& micro) { return run.loss_of(micro); });
+    };
+    for (int64_t i = 0; i < 3; ++i) {
+      EXPECT_FALSE(add(i));
+    }
+    alone.step(batch);
+    EXPECT_EQ(run.stepper->flush()->items, batch[1].numel());
+    expect_all_close(gradients_of(*run.model), gradients_of(*alone.model));
+    for (const int64_t i : {0, 1, 2}) {
+      EXPECT_FALSE(add(i));
+    }
+    EXPECT_TRUE(add(0));
+  });
+}
+
+TEST(StepperOnRanks, SumsTheFp32GradientsOfLowWeights) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch batch = tiny_batch(8);
+    const auto train = [&](bool is_alone) {
+      auto model = tiny_model();
+      model->to(torch::kBFloat16);
+      std::optional<DataParallel> ddp;
+      if (!is_alone) {
+        ddp.emplace(model, group);
+      }
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+      Stepper stepper(model, optimizer,
+                      {.precision = Precision::BFloat16,
+                       .weights = Weights::Low,
+                       .micro_batch = 4,
+                       .data_parallel = ddp ? &*ddp : nullptr});
+      for (int i = 0; i < 3; ++i) {
+        const auto result = stepper.step(is_alone ? batch : share(batch, *group), [&](const Batch& micro) {
+          return squared_error(model->forward(micro[0].to(torch::kBFloat16)), micro[1]);
+        });
+        EXPECT_EQ(result.bytes_sent, is_alone ? 0 : 2 * bytes_of(model->parameters()));
+      }
+      return clones_of(model->parameters());
+    };
+    EXPECT_TRUE(same_bits(train(false), train(true)));
+  });
+}
+
+TEST(StepperOnRanks, SumsTheGradientsOfWhatTheOptimizerHoldsBesidesTheModel) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch batch = tiny_batch(7);
+    const auto gradient = [&](bool is_alone) {
+      auto model = tiny_model();
+      auto temperature = torch::ones({2}, torch::requires_grad());
+      const auto unused = torch::ones({2}, torch::requires_grad());
+      std::optional<DataParallel> ddp;
+      if (!is_alone) {
+        ddp.emplace(model, group);
+      }
+      auto parameters = model->parameters();
+      parameters.push_back(temperature);
+      parameters.push_back(unused);
+      torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
+      Stepper stepper(model, optimizer, {.data_parallel = ddp ? &*ddp : nullptr});
+      const Batch own = is_alone ? batch : group->rank() == 0 ? batch : slice(batch, 0, 0);
+      stepper.step(own,
+                   [&](const Batch& micro) { return squared_error(model->forward(micro[0]) * temperature, micro[1]); });
+      EXPECT_FALSE(unused.grad().defined());
+      return temperature.grad();
+    };
+    EXPECT_TRUE(close_in_norm(gradient(false), gradient(true), 1e-6));
+  });
+}
+
+// Leaves an infinite gradient on rank 1 alone, as no sum does: after it.
+CommHook breaking_on_rank_one(bool& is_on) {
+  return [&is_on](GradientBucket bucket, ProcessGroup& group) -> std::function<void()> {
+    return [wait = group.start_all_reduce(bucket.gradients), gradients = bucket.gradients,
+            breaks = is_on && group.rank() == 1] {
+      wait();
+      if (breaks) {
+        gradients.fill_(INFINITY);
+      }
+    };
+  };
+}
+
+TEST(StepperOnRanks, SkipsTogether) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    bool breaks = false;
+    Training run(group, {.precision = Precision::Float16}, {.hook = breaking_on_rank_one(breaks)});
+    EXPECT_TRUE(run.step(share(tiny_batch(4), *group)).stepped());
+    breaks = true;
+    EXPECT_FALSE(run.step(share(tiny_batch(4), *group)).stepped());
+    EXPECT_EQ(run.stepper->scaler().get_scale(), 32768);
+  });
+}
+
+TEST(StepperOnRanks, FindsTheFirstParameterThatIsNotTheSameOnAll) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    Training run(group, {.check_replicas_every = 2});
+    if (group->rank() == 2) {
+      const torch::NoGradGuard no_grad;
+      run.model->parameters()[2][3][4] += 1e-6;
+      run.model->parameters()[4].zero_();
+    }
+    run.step(share(tiny_batch(6), *group));
+    EXPECT_THAT(error_of<DistributedError>([&] { run.step(share(tiny_batch(6), *group)); }),
+                AllOf(HasSubstr("parameter '3.weight'"), HasSubstr("rank 2 has other values")));
+  });
+}
+
+TEST(StepperOnRanks, RefusesWhatCannotWork) {
+  on_ranks(1, [] {
+    auto model = tiny_model();
+    auto other = tiny_model();
+    DataParallel ddp(other, init_process_group(quick()));
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.data_parallel = &ddp}); }),
+                HasSubstr("not the model's"));
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.check_replicas_every = 3}); }),
+                HasSubstr("check_replicas_every is 3"));
+  });
+}
+
+}  // namespace
+}  // namespace snug
