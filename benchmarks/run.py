@@ -43,6 +43,33 @@ CLAIMS = [
      ("checkpointing", "gpt_every_block"), ("checkpointing", "gpt_plain"), 1, None),
     ("GPT of 12 blocks: each checkpointed / plain, Python",
      ("python:checkpointing", "gpt_every_block"), ("python:checkpointing", "gpt_plain"), 1, None),
+    ("GPT of 12 blocks, each checkpointed but for matrix products: Python / snug",
+     ("python:checkpointing", "gpt_save_matmuls"), ("checkpointing", "gpt_save_matmuls"), 1, 1.0),
+    ("GPT of 12 blocks, each checkpointed but for matrix products, what it adds: Python / snug",
+     ("python:checkpointing", "gpt_save_matmuls - gpt_plain"), ("checkpointing", "gpt_save_matmuls - gpt_plain"), 1, 3.0),
+    ("GPT of 12 blocks: each checkpointed but for matrix products / plain, snug",
+     ("checkpointing", "gpt_save_matmuls"), ("checkpointing", "gpt_plain"), 1, None),
+    ("GPT of 12 blocks: each checkpointed but for matrix products / plain, Python",
+     ("python:checkpointing", "gpt_save_matmuls"), ("python:checkpointing", "gpt_plain"), 1, None),
+] + [
+    (f"data parallel, 2 ranks, K = {k}: Python's DDP with no_sync / snug",
+     ("python:data_parallel", f"k{k}_once"), ("data_parallel", f"k{k}_once"), 8 // k, 1.0)
+    for k in (1, 2, 4, 8)
+] + [
+    (f"data parallel, 2 ranks, K = {k}: all micro-batches communicate / the last does, snug",
+     ("data_parallel", f"k{k}_each"), ("data_parallel", f"k{k}_once"), 8 // k, 1.0)
+    for k in (2, 4, 8)
+] + [
+    # On a GPU the one kernel reads and writes once what the two operators read and write twice, and 16 bits are half of FP32. On a CPU
+    # there is no kernel: the ratios tell what the operator costs besides.
+    ("bias and GELU in 16 bits: add, then at::gelu / snug", ("bias_gelu", "unfused"), ("bias_gelu", "snug"), 10, None),
+    ("bias and GELU in 16 bits: at::gelu without bias / snug", ("bias_gelu", "gelu_alone"), ("bias_gelu", "snug"), 10, None),
+    ("bias and GELU: snug in FP32 / in 16 bits", ("bias_gelu", "snug_fp32"), ("bias_gelu", "snug"), 10, None),
+    ("bias and GELU in 16 bits, share of the memory bandwidth: a copy / snug", ("bias_gelu", "copy"), ("bias_gelu", "snug"), 10, None),
+    ("bias and GELU in 16 bits, with backward: add, then at::gelu / snug",
+     ("bias_gelu", "unfused_backward"), ("bias_gelu", "snug_backward"), 5, None),
+    ("bias and GELU, with backward: snug in FP32 / in 16 bits",
+     ("bias_gelu", "snug_backward_fp32"), ("bias_gelu", "snug_backward"), 5, None),
 ]
 
 

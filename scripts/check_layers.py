@@ -8,7 +8,7 @@ Rules:
   1. An #include goes from a module to one that the ```layers block of ARCHITECTURE.md allows, directly or through others.
   2. Sources named torch-free in the ```torch-free block include nothing of torch, not even through snug's own headers.
   3. Public headers, those of snug/ outside detail/, include of torch at most ATen/core/Tensor.h and the small headers of c10/core;
-     in models, optim and train also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
+     in models, optim, distributed and train also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
   4. detail/ headers are included by the library and its tests only, and not by public headers, with which they are not installed.
   5. The library includes nothing of the program, the tests or the like, and not the umbrella snug.h.
   6. CUDA sources (.cu, .cuh) include nothing of torch, so that nvcc compiles them alone.
@@ -27,7 +27,7 @@ RELATIVE = re.compile(r'^\s*#\s*include\s+"(\.[^"]*|detail/[^"]*|[^/"]+)"', re.M
 TORCH = re.compile(r"^(ATen|torch|c10|caffe2)/")
 PUBLIC = re.compile(r"^(ATen/core/Tensor\.h|c10/core/\w+\.h)$")
 BUILT_ON = re.compile(r"^torch/(nn|optim)/.+\.h$")
-MAY_BUILD_ON_TORCH = ("models", "optim", "train")
+MAY_BUILD_ON_TORCH = ("models", "optim", "distributed", "train")
 SUFFIXES = ("*.h", "*.cpp", "*.cu", "*.cuh")
 MAX_LINES = 500
 
