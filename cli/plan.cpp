@@ -46,7 +46,9 @@ void print_curve(const StepProfile& profile, const Flags& flags, int64_t fixed) 
       "{}, {} sequences at once, FP32, AdamW: {} of parameters and optimizer state, and during forward and "
       "backward\n\n{}\n",
       flags.model, flags.batch, Bytes(fixed).str(), curve.table());
-  fmt::print("Smallest: snug plan --memory {}\n", Bytes(fixed + curve.smallest_feasible_bytes()).str());
+  constexpr int64_t kKiB = 1024;
+  fmt::print("In all at least {}KiB; snug plan --memory also looks for smaller micro-batches.\n",
+             (fixed + curve.smallest_feasible_bytes() + kKiB - 1) / kKiB);
   if (flags.explain) {
     fmt::print("\nThe most frugal plan:\n{}", explain(StepSimulator(profile), curve.points.back()));
   }
