@@ -97,7 +97,9 @@ class ForwardPolicy final : public SavedTensorPolicy {
   std::any pack(const at::Tensor& tensor) override {
     auto slot = std::make_shared<Slot>(Slot{.frame = frame_, .index = frame_->slots.size()});
     frame_->slots.emplace_back(slot);
-    const bool with_values = frame_->options.determinism == Determinism::Values && !is_workspace(tensor);
+    const auto& sequence = frame_->operators.sequence;
+    const bool with_values = frame_->options.determinism == Determinism::Values &&
+                             (sequence.empty() || !is_workspace(sequence.back(), tensor));
     frame_->metadata.emplace_back(tensor, with_values);
     return slot;
   }
@@ -107,13 +109,6 @@ class ForwardPolicy final : public SavedTensorPolicy {
   }
 
  private:
-  // Recurrent layers save their workspace, of which they do not fill every byte.
-  bool is_workspace(const at::Tensor& tensor) const {
-    const auto& sequence = frame_->operators.sequence;
-    return tensor.scalar_type() == c10::ScalarType::Byte && !sequence.empty() &&
-           sequence.back().schema().name().find("_rnn") != std::string::npos;
-  }
-
   std::shared_ptr<Frame> frame_;
 };
 

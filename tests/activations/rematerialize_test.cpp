@@ -206,21 +206,27 @@ struct Chain {
   }
 };
 
-TEST(Rematerialize, KeepsEverythingFromTheFirstOperatorThatIsAnotherThanInTheProfile) {
-  Chain chain;
-  const StepProfile profile = profile_step([&] { return chain.loss(); });
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
-  chain.loss(2).backward();
+// Under the most frugal plan for `profiled`, `trained` has the gradients that it has without one. Returns what the scope noticed.
+std::string expect_plain_gradients(Chain& chain, const std::function<Tensor()>& profiled,
+                                   const std::function<Tensor()>& trained) {
+  trained().backward();
   const std::vector<Tensor> plain = chain.gradients();
   chain.zero();
-  Tensor loss;
-  {
-    const Rematerialize scope(plan);
-    loss = chain.loss(2);
-    EXPECT_THAT(scope.deviation(), AllOf(HasSubstr("aten::exp"), HasSubstr("aten::")));
-  }
+  const StepProfile profile = profile_step(profiled);
+  std::optional<Rematerialize> scope(std::in_place, ActivationPlan(profile, smallest_feasible(profile), kSearch));
+  const Tensor loss = trained();
+  std::string deviation = scope->deviation();
+  scope.reset();
   loss.backward();
   EXPECT_TRUE(same_bits(chain.gradients(), plain));
+  return deviation;
+}
+
+TEST(Rematerialize, KeepsEverythingFromTheFirstOperatorThatIsAnotherThanInTheProfile) {
+  Chain chain;
+  const std::string deviation =
+      expect_plain_gradients(chain, [&] { return chain.loss(); }, [&] { return chain.loss(2); });
+  EXPECT_THAT(deviation, AllOf(HasSubstr("aten::exp"), HasSubstr("aten::")));
 }
 
 TEST(Rematerialize, GivesGradientsOfGradients) {
@@ -251,18 +257,7 @@ TEST(Rematerialize, HasCheckpointedRegionsInside) {
     return checkpoint([&](Tensor x) { return chain.first->forward(x).sigmoid().exp(); }, chain.input).pow(2).sum() +
            chain.loss();
   };
-  loss_of().backward();
-  const std::vector<Tensor> plain = chain.gradients();
-  chain.zero();
-  const StepProfile profile = profile_step(loss_of);
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
-  Tensor loss;
-  {
-    const Rematerialize scope(plan);
-    loss = loss_of();
-  }
-  loss.backward();
-  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+  expect_plain_gradients(chain, loss_of, loss_of);
 }
 
 TEST(Rematerialize, RefusesToRebuildFromWhatWasWrittenSinceTheForwardPass) {
@@ -312,16 +307,7 @@ TEST(Rematerialize, GoesOnAfterAnOperatorThatThrew) {
     EXPECT_THROW(scaled.add_(torch::ones({3})), c10::Error);
     return chain.second->forward(scaled.exp()).pow(2).sum();
   };
-  loss_of().backward();
-  const std::vector<Tensor> plain = chain.gradients();
-  chain.zero();
-  const StepProfile profile = profile_step(loss_of);
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
-  std::optional<Rematerialize> scope(plan);
-  const Tensor loss = loss_of();
-  scope.reset();
-  loss.backward();
-  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+  expect_plain_gradients(chain, loss_of, loss_of);
 }
 
 TEST(Rematerialize, KeepsWhatComesAfterABackwardPassInsideAndSaysSo) {
@@ -332,17 +318,7 @@ TEST(Rematerialize, KeepsWhatComesAfterABackwardPassInsideAndSaysSo) {
         torch::autograd::grad({loss}, {chain.first->weight}, {}, /*retain_graph=*/true, /*create_graph=*/true);
     return loss + first[0].pow(2).sum();
   };
-  penalty().backward();
-  const std::vector<Tensor> plain = chain.gradients();
-  chain.zero();
-  const StepProfile profile = profile_step([&] { return chain.loss(); });
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
-  std::optional<Rematerialize> scope(plan);
-  const Tensor loss = penalty();
-  EXPECT_NE(scope->deviation(), "");
-  scope.reset();
-  loss.backward();
-  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+  EXPECT_NE(expect_plain_gradients(chain, [&] { return chain.loss(); }, penalty), "");
 }
 
 TEST(Rematerialize, LeavesNothingBehindWhenTheGraphIsDroppedOrTheForwardThrows) {
@@ -388,16 +364,7 @@ TEST(Rematerialize, NeverRebuildsWhatCameFromElsewhere) {
     detail::report_unseen_write(received);  // as ProcessGroup does
     return (chain.first->forward(chain.input).sigmoid() * received.exp()).pow(2).sum() + chain.loss();
   };
-  loss_of().backward();
-  const std::vector<Tensor> plain = chain.gradients();
-  chain.zero();
-  const StepProfile profile = profile_step(loss_of);
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
-  std::optional<Rematerialize> scope(plan);
-  const Tensor loss = loss_of();
-  scope.reset();
-  loss.backward();
-  EXPECT_TRUE(same_bits(chain.gradients(), plain));
+  expect_plain_gradients(chain, loss_of, loss_of);
 }
 
 TEST(PlanActivations, RefusesHooksThatProfilingWouldRun) {

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/operator_traits.h"
+#include "snug/activations/detail/storage_views.h"
 #include "snug/activations/detail/tape_slot.h"
 #include "snug/activations/detail/tensor_hash.h"
 
@@ -20,15 +21,6 @@ namespace {
 
 const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-c10::Storage no_memory(c10::Device device) {
-  return {c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false};
-}
-
-std::string full_name(const c10::OperatorHandle& op) {
-  const auto& name = op.operator_name();
-  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-}
-
 // Collectives write to their arguments, though their schemas do not say so.
 bool is_collective(const c10::OperatorHandle& op) {
   return op.schema().name().starts_with("c10d") || op.schema().name().starts_with("_c10d");
@@ -36,7 +28,7 @@ bool is_collective(const c10::OperatorHandle& op) {
 
 c10::Device device_of(const TapeOperator& record, const Stack& stack, size_t arguments) {
   if (!record.operands.empty()) {
-    return record.operands.front().shape.impl->device();
+    return record.operands.front().shape.device();
   }
   for (size_t i = stack.size() - arguments; i < stack.size(); ++i) {
     if (stack[i].isDevice()) {
@@ -48,24 +40,13 @@ c10::Device device_of(const TapeOperator& record, const Stack& stack, size_t arg
 
 }  // namespace
 
-TensorShape::TensorShape(const at::Tensor& tensor)
-    : impl(tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true)) {
-  impl->set_storage_keep_dtype(no_memory(tensor.device()));
-}
-
-at::Tensor TensorShape::on(const c10::Storage& storage) const {
-  auto tensor = impl->shallow_copy_and_detach(c10::VariableVersion(0), true);
-  tensor->set_storage_keep_dtype(storage);
-  return at::Tensor(std::move(tensor));
-}
-
 OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener)
     : schedule_(std::move(schedule)),
       listener_(listener),
       deviates_from_(schedule_ ? std::numeric_limits<int>::max() : 0) {}
 
 void OpTape::call(const OperatorCall& call, Stack& stack) {
-  if (is_closed_) {
+  if (is_closed_ || traits_of(call.op).is_view) {
     call.proceed(stack);
     return;
   }
@@ -142,7 +123,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
       } else {
         record.arguments[i] = at::Tensor();
       }
-    } else if (arguments[i].isList() && arguments[i].toList().size() > 0) {
+    } else if (arguments[i].isTensorList() || arguments[i].isOptionalTensorList()) {
       c10::List<c10::IValue> list = arguments[i].toList().copy();
       for (size_t k = 0; k < list.size(); ++k) {
         const c10::IValue element = list.get(k);
@@ -173,7 +154,7 @@ void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t 
   }
   const int number = number_of(tensor);
   const ValueId value{number, at(number).last_version()};
-  record.operands.push_back({argument, element, value, TensorShape(tensor)});
+  record.operands.push_back({argument, element, value, without_memory(tensor)});
   if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
     record.needs.push_back(value);
   }
@@ -307,11 +288,11 @@ void OpTape::follow_schedule(const TapeOperator& record) {
   for (const auto& result : record.results) {
     bytes.push_back(at(result.storage).bytes);
   }
-  if (due == nullptr || due->op != full_name(record.op) || due->first_storage != first || due->bytes != bytes) {
+  if (due == nullptr || due->op != record.op.operator_name() || due->first_storage != first || due->bytes != bytes) {
     deviates_from_ = first >= 0 ? first : static_cast<int>(storages_.size());
-    deviation_ =
-        fmt::format("operator {} is {} ({} bytes) and was {}", k, full_name(record.op), fmt::join(bytes, " + "),
-                    due == nullptr ? "none" : fmt::format("{} ({} bytes)", due->op, fmt::join(due->bytes, " + ")));
+    deviation_ = fmt::format(
+        "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
+        due == nullptr ? "none" : fmt::format("{} ({} bytes)", c10::toString(due->op), fmt::join(due->bytes, " + ")));
     return;
   }
   for (const auto& result : record.results) {
@@ -321,7 +302,8 @@ void OpTape::follow_schedule(const TapeOperator& record) {
 }
 
 void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made) {
-  ProfiledOperator op{.name = full_name(record.op), .writes = record.writes, .replayable = record.is_replayable};
+  ProfiledOperator op{
+      .name = c10::toString(record.op.operator_name()), .writes = record.writes, .replayable = record.is_replayable};
   for (const ValueId& value : record.needs) {
     const bool is_written = std::any_of(record.writes.begin(), record.writes.end(),
                                         [&](ValueId write) { return write.storage == value.storage; });
@@ -381,23 +363,21 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   if (found == numbers_.end() || at(found->second).is_external) {
     return tensor.detach();
   }
-  auto slot = std::make_shared<Slot>(shared_from_this(), found->second, TensorShape(tensor));
+  auto slot = std::make_shared<Slot>(shared_from_this(), found->second, without_memory(tensor));
   ++at(slot->storage).slots;
   settle(slot->storage);
   if (should_hold(slot->storage)) {
     mark_as_saved(tensor);
   }
-  if (verifies_ && !is_workspace(slot->storage, tensor)) {
+  if (verifies_ && !is_workspace_of(slot->storage, tensor)) {
     slot->values = tensor_hash(tensor);
   }
   return slot;
 }
 
-// Recurrent layers save their workspace, of which they do not fill every byte.
-bool OpTape::is_workspace(int storage, const at::Tensor& tensor) const {
+bool OpTape::is_workspace_of(int storage, const at::Tensor& tensor) const {
   const int producer = storages_[static_cast<size_t>(storage)].producers.front();
-  return tensor.scalar_type() == c10::ScalarType::Byte && producer >= 0 &&
-         operators_[static_cast<size_t>(producer)].op.schema().name().find("_rnn") != std::string::npos;
+  return producer >= 0 && is_workspace(operators_[static_cast<size_t>(producer)].op, tensor);
 }
 
 void OpTape::close() {

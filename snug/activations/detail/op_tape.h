@@ -33,7 +33,7 @@ namespace snug::detail {
 /// What a tape is to do with a sequence of operators that is known. Storages have the numbers of a StepProfile.
 struct TapeSchedule {
   struct Made {
-    std::string op;
+    c10::OperatorName op;
     int first_storage;           // that it makes; -1: none
     std::vector<int64_t> bytes;  // of those
   };
@@ -46,7 +46,11 @@ struct TapeSchedule {
   };
   std::vector<Made> operators;
   std::vector<ForStorage> storages;
-  std::vector<int> unpacked;  // the storage, for each unpacking
+  struct Unpacking {
+    int storage;
+    std::vector<int> last_for;  // storages that nothing needs any more after it
+  };
+  std::vector<Unpacking> unpackings;
 };
 
 /// Told of what happens on a tape; see TapeRecorder.
@@ -90,20 +94,12 @@ struct TapeStorage {
   int last_version() const { return static_cast<int>(producers.size()) - 1; }
 };
 
-/// A tensor without its memory.
-struct TensorShape {
-  explicit TensorShape(const at::Tensor& tensor);
-  at::Tensor on(const c10::Storage& storage) const;
-
-  c10::intrusive_ptr<c10::TensorImpl> impl;
-};
-
 struct TapeOperator {
   struct Operand {
     size_t argument;
     std::optional<size_t> element;  // of a list
     ValueId value;
-    TensorShape shape;
+    at::Tensor shape;  // without memory
   };
   struct Result {
     size_t result;
@@ -165,7 +161,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made);
   void watch(int storage, c10::StorageImpl& impl);
   void dropped(int storage, c10::DataPtr data);
-  bool is_workspace(int storage, const at::Tensor& tensor) const;
+  bool is_workspace_of(int storage, const at::Tensor& tensor) const;
 
   // Holding and rebuilding.
   bool is_kept(int storage) const;

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/op_tape.h"
+#include "snug/activations/detail/storage_views.h"
 #include "snug/activations/detail/tape_slot.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
@@ -137,13 +138,11 @@ class OpTape::Replay {
     if (storage.is_external) {
       throw Error(
           "Rematerialize: a parameter, buffer or input was written in place after the forward pass read it, and is "
-          "needed "
-          "to rebuild what backward asks for; go backward before you write to it");
+          "needed to rebuild what backward asks for; go backward before you write to it");
     }
     throw Error(
         fmt::format("Rematerialize: the result of operator {}, which is needed to rebuild what backward asks for, is "
-                    "gone and cannot "
-                    "be made again; was it written in place after the forward pass?",
+                    "gone and cannot be made again; was it written in place after the forward pass?",
                     op));
   }
 
@@ -182,7 +181,7 @@ class OpTape::Replay {
     }
     std::optional<size_t> copied;
     for (const TapeOperator::Operand& operand : op.operands) {
-      at::Tensor tensor = operand.shape.on(memory_of(operand.value));
+      at::Tensor tensor = on_storage(operand.shape, memory_of(operand.value));
       if (!operand.element) {
         stack[operand.argument] = std::move(tensor);
         continue;
@@ -244,17 +243,15 @@ void OpTape::begin_unpacking(Slot& slot) {
 void OpTape::end_unpacking(const Slot& slot) {
   if (schedule_) {
     const auto n = static_cast<size_t>(unpacking_);
-    is_as_scheduled_ = is_as_scheduled_ && deviation_.empty() && n < schedule_->unpacked.size() &&
-                       schedule_->unpacked[n] == slot.storage;
+    is_as_scheduled_ = is_as_scheduled_ && deviation_.empty() && n < schedule_->unpackings.size() &&
+                       schedule_->unpackings[n].storage == slot.storage;
   }
   if (keeps_graph_ || !schedule_ || !is_as_scheduled_) {
     return;
   }
-  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
-    if (at(s).claimed && s < deviates_from_ && schedule_->storages[static_cast<size_t>(s)].needed_until <= unpacking_) {
-      at(s).claimed = false;
-      settle(s);
-    }
+  for (const int s : schedule_->unpackings[static_cast<size_t>(unpacking_)].last_for) {
+    at(s).claimed = false;
+    settle(s);
   }
 }
 
@@ -284,7 +281,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
       listener_->after_replay();
     }
   }
-  at::Tensor result = slot.shape.on(memory);
+  at::Tensor result = on_storage(slot.shape, memory);
   if (slot.values && *slot.values != tensor_hash(result)) {
     different_.insert(slot.storage);
   }

@@ -1,5 +1,6 @@
 #include "snug/activations/detail/operator_traits.h"
 
+#include <algorithm>
 #include <string>
 #include <unordered_map>
 
@@ -32,6 +33,11 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
       }
     }
   }
+  const auto& returns = op.schema().returns();
+  traits.is_view = traits.written.empty() && !returns.empty() &&
+                   std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+                     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+                   });
   traits.is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   return traits;
 }
@@ -44,6 +50,10 @@ std::vector<size_t> OperatorTraits::written_by(const Arguments& arguments) const
     result.insert(result.end(), statistics.begin(), statistics.end());
   }
   return result;
+}
+
+bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor) {
+  return tensor.scalar_type() == c10::ScalarType::Byte && producer.schema().name().find("_rnn") != std::string::npos;
 }
 
 const OperatorTraits& traits_of(const c10::OperatorHandle& op) {

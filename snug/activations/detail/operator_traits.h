@@ -30,12 +30,16 @@ struct OperatorTraits {
       statistics;     ///< running statistics, which are written where `training` says so, though the schema does not
   int training = -1;  ///< that argument; -1: always
   bool is_random = false;  ///< draws from a generator
+  bool is_view = false;    ///< only looks at the memory of an argument in another way
 
   /// The arguments that this call writes.
   std::vector<size_t> written_by(const Arguments& arguments) const;
 };
 
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
+
+/// Whether a byte tensor that autograd saves is the workspace of a recurrent layer, of which not every byte is filled. `producer` made it.
+bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor);
 
 /// Calls f(Tensor&) for each defined tensor in it, which may be a tensor, a list of them, or something else.
 template <class F>

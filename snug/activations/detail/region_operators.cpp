@@ -9,26 +9,11 @@
 #include <fmt/format.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
+#include "snug/activations/detail/storage_views.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
 namespace {
-
-// All of a tensor's storage, as bytes. Not made by the dispatcher, so that nobody takes it for a result.
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  const auto key = c10::computeDispatchKey(c10::kByte, c10::kStrided, tensor.device());  // not that of a nested tensor
-  auto bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), c10::DispatchKeySet(key),
-                                                        caffe2::TypeMeta::Make<uint8_t>());
-  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(tensor.storage().nbytes())});
-  return bytes;
-}
-
-// A tensor of its own with the same view of another storage, or of the same.
-at::Tensor on_storage(const at::Tensor& tensor, const c10::Storage& storage) {
-  auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true);
-  impl->set_storage_keep_dtype(storage);
-  return at::Tensor(std::move(impl));
-}
 
 MemoryNames memory_in(const Arguments& arguments) {
   MemoryNames names;
@@ -222,8 +207,8 @@ void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
   if (record_.overwritten.contains(memory_of(tensor))) {
     return;
   }
-  record_.overwritten.emplace(
-      memory_of(tensor), RegionOperators::Before{tensor.storage().getWeakStorageImpl(), at::clone(bytes_of(tensor))});
+  record_.overwritten.emplace(memory_of(tensor), RegionOperators::Before{tensor.storage().getWeakStorageImpl(),
+                                                                         at::clone(storage_bytes(tensor))});
 }
 
 void ForwardOperators::keep_result(const OperatorTraits& traits, OperatorPlace place, Keep keep, const Stack& stack,
@@ -383,7 +368,7 @@ const c10::Storage* RecomputeOperators::scratch_of(const at::Tensor& tensor, boo
   if (before == record_.overwritten.end() && !is_written) {
     return nullptr;
   }
-  const at::Tensor copy = at::clone(before == record_.overwritten.end() ? bytes_of(tensor) : before->second.bytes);
+  const at::Tensor copy = at::clone(before == record_.overwritten.end() ? storage_bytes(tensor) : before->second.bytes);
   own_.add(copy);
   return &scratch_.emplace(name, copy.storage()).first->second;
 }

@@ -6,7 +6,7 @@
 #include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "snug/activations/detail/storage_bytes.h"
+#include "snug/activations/detail/storage_views.h"
 
 namespace snug::detail {
 namespace {

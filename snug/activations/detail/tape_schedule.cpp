@@ -9,7 +9,9 @@ namespace snug::detail {
 namespace {
 
 TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profile) {
-  TapeSchedule::Made made{.op = op.name, .first_storage = -1};
+  const size_t dot = op.name.find('.');
+  TapeSchedule::Made made{.op = {op.name.substr(0, dot), dot == std::string::npos ? "" : op.name.substr(dot + 1)},
+                          .first_storage = -1};
   for (const ValueId& value : op.writes) {
     const StorageInfo& storage = profile.storages[static_cast<size_t>(value.storage)];
     if (value.version == 0 && storage.kind != StorageKind::External) {
@@ -35,7 +37,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
     if (profile.events[e].kind == EventKind::Unpack) {
       unpacking_at[e] = static_cast<int>(event_of.size());
       event_of.push_back(static_cast<int>(e));
-      schedule.unpacked.push_back(profile.events[e].index);
+      schedule.unpackings.push_back({.storage = profile.events[e].index});
     }
   }
   const std::vector<bool> asked_for = profile.saved_storages();
@@ -43,6 +45,10 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
     const int last_use = simulation.last_use[s];
     const bool is_kept = plan[s] == kKeep && last_use >= 0;
     const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
+    const int needed_until = last_use < 0 ? -1 : unpacking_at[static_cast<size_t>(last_use)];
+    if (needed_until >= 0) {
+      schedule.unpackings[static_cast<size_t>(needed_until)].last_for.push_back(static_cast<int>(s));
+    }
     const auto hold_from =
         may_be_rebuilt ? std::lower_bound(event_of.begin(), event_of.end(), plan[s]) : event_of.end();
     schedule.storages.push_back({.keep_from_start = is_kept,
@@ -51,7 +57,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
                                                   ? std::numeric_limits<int>::max()
                                                   : static_cast<int>(hold_from - event_of.begin()),
                                  .is_pinned = profile.storages[s].kind == StorageKind::Pinned,
-                                 .needed_until = last_use < 0 ? -1 : unpacking_at[static_cast<size_t>(last_use)]});
+                                 .needed_until = needed_until});
   }
   return schedule;
 }

@@ -14,7 +14,7 @@ namespace snug::detail {
 inline constexpr std::string_view kOtherWrite = "snug::other_write";
 
 struct OpTape::Slot {
-  Slot(std::shared_ptr<OpTape> on, int of, TensorShape tensor)
+  Slot(std::shared_ptr<OpTape> on, int of, at::Tensor tensor)
       : tape(std::move(on)), storage(of), shape(std::move(tensor)) {}
   ~Slot() { tape->slot_is_gone(*this); }
   Slot(const Slot&) = delete;
@@ -22,7 +22,7 @@ struct OpTape::Slot {
 
   std::shared_ptr<OpTape> tape;
   int storage;
-  TensorShape shape;
+  at::Tensor shape;                     // without memory
   int pass = -1;                        // the last one that asked for it
   bool is_used = false;                 // backward has it, and will release it
   std::optional<uint64_t> values = {};  // a hash, to compare with what is rebuilt

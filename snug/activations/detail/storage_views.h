@@ -1,0 +1,32 @@
+#pragma once
+// Tensors made on a storage without the dispatcher, so that no policy takes them for results.
+
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+namespace snug::detail {
+
+/// All of a tensor's storage, as bytes; shares its memory, not its version.
+inline at::Tensor storage_bytes(const at::Tensor& tensor) {
+  const auto key = c10::computeDispatchKey(c10::kByte, c10::kStrided, tensor.device());  // not that of a nested tensor
+  auto bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), c10::DispatchKeySet(key),
+                                                        caffe2::TypeMeta::Make<uint8_t>());
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(tensor.storage().nbytes())});
+  return bytes;
+}
+
+/// A tensor of its own with the same view of another storage, or of the same.
+inline at::Tensor on_storage(const at::Tensor& tensor, const c10::Storage& storage) {
+  auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true);
+  impl->set_storage_keep_dtype(storage);
+  return at::Tensor(std::move(impl));
+}
+
+/// The same view of no memory, to be put on a storage later.
+inline at::Tensor without_memory(const at::Tensor& tensor) {
+  return on_storage(tensor,
+                    {c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tensor.device()), nullptr, false});
+}
+
+}  // namespace snug::detail
