@@ -55,5 +55,33 @@ TEST(CpuAllocator, LivesInALibraryThatIsNeverUnloaded) {
   EXPECT_TRUE(stays);
 }
 
+#if !defined(__SANITIZE_ADDRESS__)
+TEST(CpuAllocator, KeepsABigBlockForTheNextTensorOfItsSize) {
+  constexpr int64_t kBytes = int64_t{40} << 20;  // more than the C library would keep
+  torch::full({kBytes}, 7, torch::kByte);
+  const torch::Tensor next = torch::empty({kBytes}, torch::kByte);
+  EXPECT_TRUE((next == 7).all().item<bool>());
+}
+
+TEST(CpuAllocator, KeepsNoMoreBesideWhatIsAliveThanTheLimitAllows) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  {
+    const torch::Tensor a = torch::empty({kMiB}, torch::kByte), b = torch::empty({kMiB}, torch::kByte),
+                        c = torch::empty({kMiB}, torch::kByte);
+  }
+  EXPECT_GE(detail::kept_cpu_bytes(), 3 * kMiB);
+  const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + 2 * kMiB));
+  EXPECT_LE(detail::kept_cpu_bytes(), 2 * kMiB);
+  const torch::Tensor other = torch::empty({3 * kMiB / 2}, torch::kByte);
+  EXPECT_LE(detail::kept_cpu_bytes(), kMiB / 2);
+}
+#endif
+
+TEST(CpuAllocator, SaysThatMemoryIsOutWhereTheSystemGivesNone) {
+  const Bytes before = live_bytes(torch::kCPU);
+  EXPECT_THROW(torch::empty({int64_t{1} << 55}, torch::kByte), c10::OutOfMemoryError);
+  EXPECT_EQ(live_bytes(torch::kCPU), before);
+}
+
 }  // namespace
 }  // namespace snug

@@ -14,10 +14,14 @@
 
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/block_cache.h"
 
 // Every allocation carries its size in a header in front of the data, so that a release needs no table and no lock.
 // oneDNN's scratch memory comes through raw_allocate, which demands that a DataPtr's context is its data pointer: the
 // header satisfies that, a wrapping context would not. Tried on torch 2.11.0 and 2.13.0.
+//
+// Big blocks that are released are kept for the next tensor of their size, as much as tensors took lately beyond what they take now: live
+// and kept bytes together stay below the latest peak and below the limit. So the process takes no more than it had to anyway.
 
 namespace snug::detail {
 namespace {
@@ -32,8 +36,18 @@ static_assert(sizeof(Header) <= kHeaderBytes);
 const c10::Device kCpu(c10::DeviceType::CPU);
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kKeptFrom = std::numeric_limits<size_t>::max();  // the sanitizer is to see each release
+#else
+constexpr size_t kKeptFrom = size_t{64} << 10;
+#endif
+constexpr int64_t kReleasesUntilAPeakIsOld = 20'000;  // of big blocks: those of several steps
+
 struct Counters {
   std::atomic<int64_t> live{0};
+  std::atomic<int64_t> peak{0};         // since the last time that a peak became old
+  std::atomic<int64_t> peak_before{0};  // in the same time before
+  std::atomic<int64_t> big_releases{0};
   std::atomic<int64_t> limit{kNoLimit};
   std::atomic<int64_t> countdown{0};
   std::atomic<int> observer_count{0};
@@ -41,7 +55,7 @@ struct Counters {
   std::mutex mutex;  // guards what follows
   std::vector<MemoryObserver*> observers;
   std::vector<MemoryObserver*> saved_observers;  // those of them that are told of saved tensors
-  std::multiset<int64_t> limits;
+  std::multiset<int64_t> limits, paused_limits;
 };
 
 Counters& counters() {
@@ -65,6 +79,41 @@ bool is_the_one_to_fail(std::atomic<int64_t>& countdown) {
   return countdown.load(std::memory_order_relaxed) > 0 && countdown.fetch_sub(1) == 1;
 }
 
+c10::Allocator* wrapped_allocator = nullptr;
+
+BlockCache& kept_blocks() {
+  static auto* instance = new BlockCache([](void* base) { wrapped_allocator->raw_deallocate(base); });
+  return *instance;
+}
+
+// What is kept has to give way to what lives.
+void make_way(int64_t live) {
+  BlockCache& kept = kept_blocks();
+  const Counters& c = counters();
+  const int64_t most =
+      std::min(c.limit.load(std::memory_order_relaxed),
+               std::max(c.peak.load(std::memory_order_relaxed), c.peak_before.load(std::memory_order_relaxed)));
+  if (kept.bytes() > std::max<int64_t>(0, most - live)) {
+    kept.shrink(std::max<int64_t>(0, most - live));
+  }
+}
+
+void note_peak(int64_t live) {
+  std::atomic<int64_t>& peak = counters().peak;
+  int64_t before = peak.load(std::memory_order_relaxed);
+  while (live > before && !peak.compare_exchange_weak(before, live)) {
+  }
+}
+
+void keep(void* base, size_t bytes) {
+  Counters& c = counters();
+  if (c.big_releases.fetch_add(1) % kReleasesUntilAPeakIsOld == 0) {
+    c.peak_before = c.peak.exchange(c.live.load());
+  }
+  kept_blocks().put(base, bytes);
+  make_way(c.live.load());
+}
+
 // Counts the bytes in, or throws and leaves the count where it was.
 void charge(int64_t bytes) {
   Counters& c = counters();
@@ -78,9 +127,22 @@ void charge(int64_t bytes) {
                      " on cpu would make ", Bytes(live).str(), " of live tensor memory; the limit is ",
                      Bytes(limit).str(), ". Raise it, use smaller micro-batches, or checkpoint.");
   }
+  make_way(live);
 }
 
-c10::Allocator* wrapped_allocator = nullptr;
+// What is kept is given up before memory is said to be out.
+void* new_block(size_t bytes) {
+  try {
+    return wrapped_allocator->raw_allocate(bytes);
+  } catch (const c10::Error&) {
+    kept_blocks().shrink(0);
+  }
+  try {
+    return wrapped_allocator->raw_allocate(bytes);
+  } catch (const c10::Error& error) {
+    C10_THROW_ERROR(OutOfMemoryError, error.what_without_backtrace());
+  }
+}
 
 void release(void* data) {
   if (data == nullptr) {
@@ -90,7 +152,11 @@ void release(void* data) {
   const auto bytes = static_cast<int64_t>(static_cast<Header*>(base)->bytes);
   tell([&](MemoryObserver& observer) { observer.on_free(kCpu, data, bytes); });
   counters().live.fetch_sub(bytes);
-  wrapped_allocator->raw_deallocate(base);
+  if (static_cast<size_t>(bytes) >= kKeptFrom) {
+    keep(base, static_cast<size_t>(bytes));
+  } else {
+    wrapped_allocator->raw_deallocate(base);
+  }
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -100,14 +166,22 @@ class CountingAllocator final : public c10::Allocator {
       return {nullptr, nullptr, &release, kCpu};
     }
     const auto bytes = static_cast<int64_t>(n);
-    charge(bytes);
-    void* base = nullptr;
+    void* base = n >= kKeptFrom ? kept_blocks().take(n) : nullptr;  // first, so that it is not given up for itself
     try {
-      base = wrapped_allocator->raw_allocate(n + kHeaderBytes);
+      charge(bytes);
+    } catch (...) {
+      if (base != nullptr) {
+        keep(base, n);
+      }
+      throw;
+    }
+    try {
+      base = base != nullptr ? base : new_block(n + kHeaderBytes);
     } catch (...) {
       counters().live.fetch_sub(bytes);
       throw;
     }
+    note_peak(counters().live.load(std::memory_order_relaxed));
     static_cast<Header*>(base)->bytes = n;
     void* data = static_cast<std::byte*>(base) + kHeaderBytes;
     tell([&](MemoryObserver& observer) { observer.on_allocate(kCpu, data, bytes); });
@@ -134,7 +208,11 @@ void refresh_counts(Counters& c) {
   c.saved_observer_count = static_cast<int>(c.saved_observers.size());
 }
 
-void refresh_limit(Counters& c) { c.limit = c.limits.empty() ? kNoLimit : *c.limits.begin(); }
+void refresh_limit(Counters& c) {
+  const auto holds =
+      std::find_if(c.limits.begin(), c.limits.end(), [&](int64_t bytes) { return !c.paused_limits.contains(bytes); });
+  c.limit = holds == c.limits.end() ? kNoLimit : *holds;
+}
 
 }  // namespace
 
@@ -186,17 +264,34 @@ void require_cpu_allocator() {
 
 int64_t live_cpu_bytes() noexcept { return counters().live.load(); }
 
+int64_t kept_cpu_bytes() noexcept { return kept_blocks().bytes(); }
+
 void add_cpu_limit(int64_t bytes) {
   Counters& c = counters();
   const std::lock_guard lock(c.mutex);
   c.limits.insert(bytes);
   refresh_limit(c);
+  make_way(c.live.load());
 }
 
 void remove_cpu_limit(int64_t bytes) noexcept {
   Counters& c = counters();
   const std::lock_guard lock(c.mutex);
   c.limits.erase(c.limits.find(bytes));
+  refresh_limit(c);
+}
+
+CpuLimitPaused::CpuLimitPaused(int64_t bytes) : bytes_(bytes) {
+  Counters& c = counters();
+  const std::lock_guard lock(c.mutex);
+  c.paused_limits.insert(bytes_);
+  refresh_limit(c);
+}
+
+CpuLimitPaused::~CpuLimitPaused() {
+  Counters& c = counters();
+  const std::lock_guard lock(c.mutex);
+  c.paused_limits.erase(c.paused_limits.find(bytes_));
   refresh_limit(c);
 }
 

@@ -36,9 +36,25 @@ void require_cpu_allocator();
 /// Bytes of CPU tensor memory alive now, as requested by tensors (no rounding).
 int64_t live_cpu_bytes() noexcept;
 
+/// Bytes of blocks that no tensor has, kept for tensors to come. Together with live bytes they are no more than were alive lately, and within
+/// the limit.
+int64_t kept_cpu_bytes() noexcept;
+
 /// Caps are a set; the smallest one holds. An allocation that would go past it throws c10::OutOfMemoryError.
 void add_cpu_limit(int64_t bytes);
 void remove_cpu_limit(int64_t bytes) noexcept;
+
+/// While it lives, caps of exactly `bytes` do not hold. Only to find out how large one must be.
+class [[nodiscard]] CpuLimitPaused final {
+ public:
+  explicit CpuLimitPaused(int64_t bytes);
+  ~CpuLimitPaused();
+  CpuLimitPaused(const CpuLimitPaused&) = delete;
+  CpuLimitPaused& operator=(const CpuLimitPaused&) = delete;
+
+ private:
+  int64_t bytes_;
+};
 
 /// Makes the allocation number `countdown` from now on (1: the next) throw c10::OutOfMemoryError, once; 0 takes that back.
 /// Returns what was left of an earlier countdown. For tests of failure safety.
