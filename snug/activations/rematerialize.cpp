@@ -1,20 +1,15 @@
 #include "snug/activations/rematerialize.h"
 
-#include <algorithm>
 #include <optional>
-#include <unordered_set>
 #include <utility>
 #include <variant>
 #include <vector>
 
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "snug/activations/detail/op_tape.h"
+#include "snug/activations/detail/recorded_step.h"
 #include "snug/activations/detail/tape_recorder.h"
 #include "snug/activations/detail/tape_schedule.h"
 #include "snug/core/error.h"
@@ -25,147 +20,9 @@ namespace {
 
 using detail::OpTape;
 
-// The leaves into which backward accumulates.
-std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
-  std::vector<at::Tensor> leaves;
-  std::unordered_set<torch::autograd::Node*> seen;
-  std::vector<torch::autograd::Node*> pending;
-  const auto visit = [&](const auto& node) {
-    if (node && seen.insert(&*node).second) {
-      pending.push_back(&*node);
-    }
-  };
-  visit(loss.grad_fn());
-  while (!pending.empty()) {
-    torch::autograd::Node* node = pending.back();
-    pending.pop_back();
-    if (const auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
-      leaves.push_back(leaf->variable);
-    }
-    for (const auto& edge : node->next_edges()) {
-      visit(edge.function);
-    }
-  }
-  return leaves;
-}
-
-// Keeps the gradients of a loss's leaves and puts them back.
-class GradientsBefore {
- public:
-  explicit GradientsBefore(const at::Tensor& loss) {
-    const c10::NoGradGuard no_grad;
-    for (const at::Tensor& leaf : leaves_of(loss)) {
-      if (torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr) {
-        throw ConfigError(
-            "profile_step: a parameter has a hook that runs when its gradient is complete, as StepInBackward sets; "
-            "profiling would "
-            "run it. Plan before it is set");
-      }
-      const at::Tensor& grad = leaf.grad();
-      before_.push_back({leaf, grad, grad.defined() ? grad.clone() : at::Tensor()});
-    }
-  }
-  void restore() {
-    const c10::NoGradGuard no_grad;
-    for (One& one : before_) {
-      if (one.gradient.defined()) {
-        one.gradient.copy_(one.values);
-      }
-      one.leaf.mutable_grad() = one.gradient;
-    }
-  }
-
- private:
-  struct One {
-    at::Tensor leaf, gradient, values;
-  };
-  std::vector<One> before_;
-};
-
-at::Tensor checked_loss(at::Tensor loss) {
-  if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad() || loss.is_leaf()) {
-    throw ConfigError(
-        "plan_activations: the callable must return the loss, a scalar that was computed from what requires a "
-        "gradient; it returned " +
-        (loss.defined() ? fmt::format("a tensor of {} elements{}", loss.numel(),
-                                      loss.requires_grad() && !loss.is_leaf() ? "" : " without a graph")
-                        : std::string("an undefined one")));
-  }
-  if (!loss.is_cpu()) {
-    throw ConfigError(
-        fmt::format("plan_activations: profiles are taken on a CPU so far; the loss is on {}", loss.device().str()));
-  }
-  return loss;
-}
-
-// Runs a step on a tape, and leaves gradients and buffers as they were.
-void run_and_restore(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
-                     detail::TapeRecorder& recorder) {
-  std::optional<GradientsBefore> gradients;
-  struct Restore {
-    std::optional<GradientsBefore>& gradients;
-    detail::TapeRecorder& recorder;
-    OpTape& tape;
-    ~Restore() {
-      tape.forget_listener();
-      recorder.restore_outside();
-      if (gradients) {
-        gradients->restore();
-      }
-    }
-  } restore{gradients, recorder, *tape};
-  at::Tensor loss;
-  {
-    const detail::PolicyScope saved(std::make_shared<detail::TapePolicy>(tape));
-    const detail::OperatorScope operators(*tape);
-    loss = checked_loss(forward_and_loss());
-  }
-  tape->close();
-  recorder.pause(true);
-  gradients.emplace(loss);
-  recorder.pause(false);
-  recorder.begin_backward();
-  loss.backward();
-  recorder.stop();
-}
-
-// The least of each operator's times over a few runs of the same step.
-void take_least_times(StepProfile& profile, const StepProfile& other) {
-  if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
-    return;
-  }
-  const auto take = [](auto& ones, const auto& others) {
-    for (size_t i = 0; i < ones.size(); ++i) {
-      ones[i].seconds = std::min(ones[i].seconds, others[i].seconds);
-    }
-  };
-  take(profile.operators, other.operators);
-  take(profile.backward, other.backward);
-}
-
-constexpr int kProfilingRuns = 3;
 constexpr int kVerifications = 5;
 
 }  // namespace
-
-// --- profile
-
-StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss) {
-  std::optional<StepProfile> profile;
-  for (int run = 0; run < kProfilingRuns; ++run) {
-    const RngGuard generators;
-    detail::TapeRecorder recorder;
-    const auto tape = std::make_shared<OpTape>(nullptr, &recorder);
-    run_and_restore(forward_and_loss, tape, recorder);
-    StepProfile one = recorder.take();
-    if (profile) {
-      take_least_times(one, *profile);
-    }
-    profile = std::move(one);
-  }
-  profile->check();
-  return std::move(*profile);
-}
 
 // --- plan
 
@@ -248,12 +105,16 @@ std::set<int> ActivationPlan::differing_storages(const std::function<at::Tensor(
   detail::TapeRecorder recorder;
   const auto tape = std::make_shared<OpTape>(content_->schedule, &recorder);
   tape->verify_values();
-  run_and_restore(forward_and_loss, tape, recorder);
+  detail::record_step(forward_and_loss, tape, recorder);
   return tape->different();
 }
 
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget) {
-  StepProfile profile = profile_step(forward_and_loss);
+  return plan_activations(profile_step(forward_and_loss, {.memory = budget}), forward_and_loss, budget);
+}
+
+ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                Bytes budget) {
   for (int k = 0;; ++k) {
     ActivationPlan plan(profile, budget);
     const std::set<int> different = plan.differing_storages(forward_and_loss);

@@ -59,29 +59,40 @@ class ActivationPlan {
 
  private:
   friend class Rematerialize;
-  friend ActivationPlan plan_activations(const std::function<at::Tensor()>&, Bytes);
+  friend ActivationPlan plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes);
   struct Content;
   std::set<int> differing_storages(const std::function<at::Tensor()>& forward_and_loss) const;
   explicit ActivationPlan(std::shared_ptr<const Content> content);
   std::shared_ptr<const Content> content_;
 };
 
-/// Runs one forward and backward pass and writes down its operators, their times and every byte that they take. `forward_and_loss`
-/// returns the loss: a scalar that requires a gradient. Parameters' gradients, buffers and the default generators are as before
-/// afterwards; other state that the callable keeps is not, nor what hooks on the way do. On a CPU only; with backward on this thread, and
-/// while no other thread allocates tensors, which would be counted too.
-/// Memory: what plain training takes; gradients that are there already are copied for the time.
-/// Throws ConfigError where the profile cannot be taken, as with StepInBackward, which would update parameters; and what the callable
-/// throws.
-StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss);
+struct ProfileOptions {
+  /// That plain training may take above the level at the call. If it takes more, or more than a MemoryLimit in force allows, the profile is
+  /// taken while nearly everything that is saved is dropped and rebuilt, which is slower. It is the same.
+  Bytes memory = Bytes::unlimited();
+};
+
+/// Runs forward and backward passes and writes down their operators, the least of their times, and every byte that they take.
+/// `forward_and_loss` returns the loss: a scalar that requires a gradient. It is called three times, and a few times more where plain
+/// training does not fit. Parameters' gradients, buffers and the default generators are as before afterwards; other state that the callable keeps is
+/// not, nor what hooks on the way do. On a CPU only; with backward on this thread, and while no other thread allocates tensors, which
+/// would be counted too.
+/// Memory: what plain training takes, at most `options.memory`, or little more than the least that a plan can reach; and copies of
+/// gradients that are there already, of buffers that the forward pass writes, and of generators.
+/// Throws ConfigError where the profile cannot be taken, as with StepInBackward, which would update parameters; c10::OutOfMemoryError
+/// where not even the most frugal way fits into a MemoryLimit; and what the callable throws.
+StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options = {});
 
 /// The fastest plan found whose peak stays within `budget` bytes above the level of memory at the call, new gradients included. Calls
 /// `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that what is rebuilt has the same bits.
 /// What has not is kept from then on. Throws BudgetExceeded, whose smallest_feasible() says what would do.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget);
+/// The same with a profile of it that was taken before.
+ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget);
 
 /// While it lives, one forward pass on this thread runs under the plan. Backward comes after it, once or more often (then what was held
-/// for a single pass is rebuilt again). Operators that are others than those that were profiled are noticed: from the first on, everything is kept, which
+/// for a single pass is rebuilt again). Tensors may be smaller than those that were profiled, as in a shorter batch. Operators that are others,
+/// or whose results are larger, are noticed: from the first on, everything is kept, which
 /// costs memory, never the result. Where the plan drops what something else writes to between forward and backward, backward
 /// throws snug::Error. Hooks and checkpointed regions inside handle what is saved inside of them.
 class [[nodiscard]] Rematerialize final {

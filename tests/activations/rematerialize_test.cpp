@@ -17,6 +17,7 @@
 #include "snug/memory/meter.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/step_in_backward.h"
+#include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
 
@@ -26,105 +27,19 @@ namespace {
 using ::testing::AllOf;
 using testing::clones_of;
 using testing::error_of;
+using testing::expect_same;
 using testing::gradients_of;
 using ::testing::HasSubstr;
+using testing::kSearch;
+using testing::number_of_models;
+using testing::OneThread;
+using testing::Outcome;
 using testing::random_model;
 using testing::RandomModel;
 using testing::same_bits;
+using testing::smallest_feasible;
+using testing::Step;
 using torch::Tensor;
-
-struct Outcome {
-  Tensor loss;
-  std::vector<Tensor> gradients, buffers;
-  RngState generators;
-  int64_t peak_bytes;
-  int64_t replayed = 0;  // operators
-};
-
-void expect_same(const Outcome& a, const Outcome& b) {
-  EXPECT_TRUE(torch::equal(a.loss, b.loss));
-  EXPECT_TRUE(same_bits(a.gradients, b.gradients));
-  EXPECT_TRUE(same_bits(a.buffers, b.buffers));
-  EXPECT_TRUE(a.generators == b.generators);
-}
-
-// From the same model, gradients, buffers and generators each time.
-class Step {
- public:
-  explicit Step(const RandomModel& model) : model_(model), buffers_(clones_of(model.module->buffers())) { reset(); }
-
-  std::function<Tensor()> forward() const {
-    return [this] { return model_.loss(model_.input); };
-  }
-
-  Outcome run(const std::optional<ActivationPlan>& plan) {
-    reset();
-    const MemoryMeter meter;
-    std::optional<Rematerialize> scope;
-    if (plan) {
-      scope.emplace(*plan);
-    }
-    Tensor loss = model_.loss(model_.input);
-    auto replayed = std::make_shared<const std::atomic<int64_t>>(0);
-    if (scope) {
-      EXPECT_EQ(scope->deviation(), "");
-      replayed = scope->replayed_operators();
-      scope.reset();
-    }
-    loss.backward();
-    const int64_t peak = meter.report().peak_bytes;
-    return {
-        loss.detach(),   gradients_of(model_.leaves()), clones_of(model_.module->buffers()), RngState::capture(), peak,
-        replayed->load()};
-  }
-
-  void reset() {
-    torch::NoGradGuard no_grad;
-    for (Tensor& leaf : model_.leaves_) {
-      leaf.mutable_grad() = Tensor();
-    }
-    const auto buffers = model_.module->buffers();
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      buffers[i].copy_(buffers_[i]);
-    }
-    torch::manual_seed(1);
-  }
-
- private:
-  struct Model : RandomModel {
-    explicit Model(const RandomModel& model) : RandomModel(model), leaves_(leaves()) {}
-    std::vector<Tensor> leaves_;
-  } model_;
-  std::vector<Tensor> buffers_;
-};
-
-constexpr SolverOptions kSearch{.work = 1'000'000};  // small models need little
-
-// From which on a plan was found, in bytes.
-Bytes smallest_feasible(const StepProfile& profile) {
-  try {
-    ActivationPlan(profile, Bytes(1), kSearch);
-  } catch (const BudgetExceeded& error) {
-    return error.smallest_feasible();
-  }
-  ADD_FAILURE() << "a plan for one byte";
-  return Bytes(1);
-}
-
-class OneThread {
- public:
-  OneThread() { torch::set_num_threads(1); }
-  ~OneThread() { torch::set_num_threads(threads_); }
-
- private:
-  int threads_ = torch::get_num_threads();
-};
-
-// With SNUG_RANDOM_MODELS=300 of that many.
-uint64_t number_of_models() {
-  const char* number = std::getenv("SNUG_RANDOM_MODELS");
-  return number == nullptr ? 30 : std::stoull(number);
-}
 
 TEST(Rematerialize, GivesRandomModelsTheBitsOfPlainTrainingWithinEachOfFiveBudgetsAndPredictsThePeakToTheByte) {
   int64_t replayed = 0;
@@ -163,28 +78,6 @@ TEST(Rematerialize, PlanningLeavesGradientsBuffersAndGeneratorsAsTheyWere) {
   EXPECT_TRUE(same_bits(gradients_of(model.leaves()), gradients));
   EXPECT_TRUE(same_bits(model.module->buffers(), buffers));
   EXPECT_TRUE(generators == RngState::capture());
-}
-
-TEST(Rematerialize, RebuildsForEachOfSeveralBackwardPassesThroughTheSameGraph) {
-  const RandomModel model = random_model(3);
-  Step step(model);
-  const StepProfile profile = profile_step(step.forward());
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
-  const auto twice = [&](bool under_plan) {
-    step.reset();
-    Tensor loss;
-    {
-      std::optional<Rematerialize> scope;
-      if (under_plan) {
-        scope.emplace(plan);
-      }
-      loss = model.loss(model.input);
-    }
-    loss.backward({}, /*retain_graph=*/true);
-    loss.backward();
-    return gradients_of(model.leaves());
-  };
-  EXPECT_TRUE(same_bits(twice(true), twice(false)));
 }
 
 // Two layers, of which each result is squared, so that everything is saved for backward.
@@ -227,6 +120,27 @@ TEST(Rematerialize, KeepsEverythingFromTheFirstOperatorThatIsAnotherThanInThePro
   const std::string deviation =
       expect_plain_gradients(chain, [&] { return chain.loss(); }, [&] { return chain.loss(2); });
   EXPECT_THAT(deviation, AllOf(HasSubstr("aten::exp"), HasSubstr("aten::")));
+}
+
+TEST(Rematerialize, NoticesTheSameOperatorsOnOtherOperands) {
+  Chain chain;
+  bool is_swapped = false;
+  const auto loss_of = [&] {
+    const Tensor a = chain.first->forward(chain.input).sigmoid(), b = chain.second->forward(chain.input).sigmoid();
+    const Tensor& c = is_swapped ? b : a;
+    return (a.exp() * b + c.sin().exp()).pow(2).sum();
+  };
+  const std::string deviation = expect_plain_gradients(
+      chain,
+      [&] {
+        is_swapped = false;
+        return loss_of();
+      },
+      [&] {
+        is_swapped = true;
+        return loss_of();
+      });
+  EXPECT_THAT(deviation, HasSubstr("on other operands"));
 }
 
 TEST(Rematerialize, GivesGradientsOfGradients) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <utility>
 
@@ -38,12 +39,18 @@ c10::Device device_of(const TapeOperator& record, const Stack& stack, size_t arg
   return c10::kCPU;
 }
 
+// A shorter last batch may take less than was planned for, not more.
+bool fits(const std::vector<int64_t>& bytes, const std::vector<int64_t>& planned) {
+  return std::equal(bytes.begin(), bytes.end(), planned.begin(), planned.end(), std::less_equal<>());
+}
+
 }  // namespace
 
 OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener)
     : schedule_(std::move(schedule)),
       listener_(listener),
-      deviates_from_(schedule_ ? std::numeric_limits<int>::max() : 0) {}
+      deviates_from_(schedule_ ? std::numeric_limits<int>::max() : 0),
+      arrived_(schedule_ ? schedule_->unpackings.size() : 0, false) {}
 
 void OpTape::call(const OperatorCall& call, Stack& stack) {
   if (is_closed_ || traits_of(call.op).is_view) {
@@ -274,6 +281,17 @@ void OpTape::judge(const TapeOperator& record) {
                             schedule_->storages[static_cast<size_t>(value.storage)].is_pinned;
     storage.is_pinned = storage.is_pinned || was_resized || was_pinned;
     storage.is_rebuildable = can_be && !storage.is_pinned;
+    if (was_resized) {
+      storage.bytes = static_cast<int64_t>(impl->nbytes());
+      if (listener_ != nullptr) {
+        watch(value.storage, *impl);
+        listener_->on_resized(value.storage);
+      }
+    }
+    if (drops_everything_ && !storage.is_rebuildable) {
+      storage.claimed = true;  // so that what is made of it can be rebuilt
+      settle(value.storage);
+    }
   }
 }
 
@@ -288,11 +306,13 @@ void OpTape::follow_schedule(const TapeOperator& record) {
   for (const auto& result : record.results) {
     bytes.push_back(at(result.storage).bytes);
   }
-  if (due == nullptr || due->op != record.op.operator_name() || due->first_storage != first || due->bytes != bytes) {
+  const bool is_due = due != nullptr && due->op == record.op.operator_name() && fits(bytes, due->bytes);
+  if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
     deviates_from_ = first >= 0 ? first : static_cast<int>(storages_.size());
     deviation_ = fmt::format(
         "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
         due == nullptr ? "none" : fmt::format("{} ({} bytes)", c10::toString(due->op), fmt::join(due->bytes, " + ")));
+    deviation_ += is_due ? ", on other operands" : "";
     return;
   }
   for (const auto& result : record.results) {
@@ -340,6 +360,9 @@ void OpTape::watch(int storage, c10::StorageImpl& impl) {
 void OpTape::dropped(int storage, c10::DataPtr data) {
   const std::lock_guard lock(mutex_);
   at(storage).is_watched = false;
+  if (at(storage).where && at(storage).where->lock()) {
+    return;  // it goes on with other memory
+  }
   if (listener_ != nullptr) {
     listener_->on_drop(storage);
   }
@@ -365,6 +388,9 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   }
   auto slot = std::make_shared<Slot>(shared_from_this(), found->second, without_memory(tensor));
   ++at(slot->storage).slots;
+  if (listener_ != nullptr) {
+    listener_->on_pack(slot->storage);
+  }
   settle(slot->storage);
   if (should_hold(slot->storage)) {
     mark_as_saved(tensor);

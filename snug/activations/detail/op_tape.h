@@ -6,8 +6,8 @@
 // producers of all that is missing run again, in program order, each once, on the operands that they had. The rules are those at the top
 // of planner/simulator.cpp, so that memory and time of a schedule are known before it runs.
 //
-// Without a schedule the tape keeps everything that autograd saves. With one, it stays right where the operators turn out to be others than
-// those that were scheduled: from the first that differs on, it keeps everything.
+// Without a schedule the tape keeps everything that autograd saves, or nothing (drop_everything). With one, it stays right where the operators
+// turn out to be others than those that were scheduled: from the first that differs on, it keeps everything.
 
 #include <any>
 #include <atomic>
@@ -34,15 +34,16 @@ namespace snug::detail {
 struct TapeSchedule {
   struct Made {
     c10::OperatorName op;
-    int first_storage;           // that it makes; -1: none
-    std::vector<int64_t> bytes;  // of those
+    size_t wiring;               // of its operands and what it writes
+    std::vector<int64_t> bytes;  // of the storages that it makes
   };
   struct ForStorage {
-    bool keep_from_start = false;  // from the operator that makes it on
-    bool keep_if_saved = false;    // while autograd has a tensor on it
-    int hold_from = 0;             // keep it if it is rebuilt at this unpacking, counted from 0, or later
-    bool is_pinned = false;        // never rebuilt
-    int needed_until = -1;         // the last unpacking that reads it for a replay or asks for it again; -1: none
+    bool keep_from_start = false;       // from the operator that makes it on
+    bool keep_if_saved = false;         // while autograd has a tensor on it
+    int hold_from = 0;                  // keep it if it is rebuilt at this unpacking, counted from 0, or later
+    bool is_pinned = false;             // never rebuilt
+    int needed_until = -1;              // the last unpacking that reads it for a replay or asks for it again; -1: none
+    std::vector<int> unpacked_at = {};  // those that ask for it
   };
   std::vector<Made> operators;
   std::vector<ForStorage> storages;
@@ -51,7 +52,11 @@ struct TapeSchedule {
     std::vector<int> last_for;  // storages that nothing needs any more after it
   };
   std::vector<Unpacking> unpackings;
+  bool is_guess = false;  // of the unpackings: one for each tensor that autograd saves, in about the right order
 };
+
+/// A hash of what an operator reads and writes. What is written counts once.
+size_t wiring_of(const std::vector<ValueId>& reads, const std::vector<ValueId>& writes);
 
 /// Told of what happens on a tape; see TapeRecorder.
 class TapeListener {
@@ -64,9 +69,13 @@ class TapeListener {
   /// It made and wrote nothing.
   virtual void after_view() = 0;
   virtual void on_drop(int storage) = 0;
+  /// An operator gave it other memory, which is not among what was `made`. It will never be rebuilt.
+  virtual void on_resized(int storage) = 0;
   virtual void on_unpack(int storage) = 0;
   virtual void after_unpack() = 0;
   virtual void on_done(int storage) = 0;
+  /// Autograd saves a tensor on it.
+  virtual void on_pack(int storage) = 0;
   /// A saved tensor on it was released and never asked for.
   virtual void on_unused(int storage) = 0;
   virtual void before_replay() = 0;
@@ -132,6 +141,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   /// The forward pass is over. Unpacking does this too.
   void close();
   void forget_listener();
+  /// From now on holds only what cannot be rebuilt. Without a schedule only; for a forward pass without backward.
+  void drop_everything() { drops_everything_ = true; }
 
   /// The first operator that was another than the schedule's, in words; empty if there was none.
   const std::string& deviation() const { return deviation_; }
@@ -170,7 +181,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   c10::Storage find(int storage);
   c10::Storage find(ValueId value);
   void begin_unpacking(Slot& slot);
-  void end_unpacking(const Slot& slot);
+  void arrive_at(int storage);
+  void let_go();
   bool stays_after_replay(int storage) const;
   void slot_is_gone(Slot& slot);
 
@@ -181,10 +193,14 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   ska::flat_hash_map<const c10::StorageImpl*, int> numbers_;
   bool is_closed_ = false;
   std::string deviation_;
-  int deviates_from_;   // storages from this one on are kept
-  int pass_ = -1;       // the backward pass under way
-  int unpacking_ = -1;  // in it
+  int deviates_from_;          // storages from this one on are kept
+  int pass_ = -1;              // the backward pass under way
+  std::vector<bool> arrived_;  // of the schedule's unpackings, those that have come in it
+  int reached_ = -1;           // all up to this one have
+  int let_go_ = -1;            // what nobody needs after this one has been let go
+  int place_ = -1;             // of the unpacking under way in the schedule; -1: it is not there
   bool keeps_graph_ = false;
+  bool drops_everything_ = false;
   bool is_as_scheduled_ = true;  // the order of unpacking, so far
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   bool verifies_ = false;

@@ -20,7 +20,9 @@ namespace snug::detail {
 
 bool OpTape::is_kept(int storage) const {
   const auto s = static_cast<size_t>(storage);
-  return storage >= deviates_from_ || schedule_->storages[s].keep_if_saved || !storages_[s].is_rebuildable;
+  const bool is_dropped =
+      storage < deviates_from_ ? !schedule_->storages[s].keep_if_saved : drops_everything_ && schedule_ == nullptr;
+  return !is_dropped || !storages_[s].is_rebuildable;
 }
 
 bool OpTape::should_hold(int storage) {
@@ -222,8 +224,8 @@ class OpTape::Replay {
 
 bool OpTape::stays_after_replay(int storage) const {
   const auto s = static_cast<size_t>(storage);
-  return is_as_scheduled_ && unpacking_ >= 0 && storage < deviates_from_ &&
-         schedule_->storages[s].hold_from <= unpacking_ && schedule_->storages[s].needed_until > unpacking_;
+  return is_as_scheduled_ && place_ >= 0 && storage < deviates_from_ && schedule_->storages[s].hold_from <= place_ &&
+         schedule_->storages[s].needed_until > reached_;
 }
 
 // --- unpacking
@@ -231,27 +233,47 @@ bool OpTape::stays_after_replay(int storage) const {
 void OpTape::begin_unpacking(Slot& slot) {
   const int pass = torch::autograd::get_current_graph_task_id();
   keeps_graph_ = pass < 0 || torch::autograd::get_current_graph_task_keep_graph();
-  if (pass != pass_) {
-    pass_ = pass;
-    unpacking_ = -1;
+  if (pass != std::exchange(pass_, pass) && !(schedule_ && schedule_->is_guess)) {
+    arrived_.assign(arrived_.size(), false);
+    reached_ = let_go_ = -1;
   }
   slot.pass = pass;
-  ++unpacking_;
+  arrive_at(slot.storage);
 }
 
-// What nobody needs from here on. If backward asks in another order than was scheduled, nobody knows.
-void OpTape::end_unpacking(const Slot& slot) {
-  if (schedule_) {
-    const auto n = static_cast<size_t>(unpacking_);
-    is_as_scheduled_ = is_as_scheduled_ && deviation_.empty() && n < schedule_->unpackings.size() &&
-                       schedule_->unpackings[n].storage == slot.storage;
+// Finds the unpacking in the schedule. If backward asks in another order, nobody knows what is needed, unless the order was a guess.
+void OpTape::arrive_at(int storage) {
+  if (!schedule_ || !is_as_scheduled_) {
+    return;
   }
+  const auto due = static_cast<size_t>(reached_ + 1);
+  place_ = -1;
+  if (schedule_->is_guess && storage < deviates_from_) {
+    for (const int place : schedule_->storages[static_cast<size_t>(storage)].unpacked_at) {
+      place_ = place_ < 0 && !arrived_[static_cast<size_t>(place)] ? place : place_;
+    }
+  } else if (due < schedule_->unpackings.size() && schedule_->unpackings[due].storage == storage) {
+    place_ = reached_ + 1;
+  }
+  is_as_scheduled_ = deviation_.empty() && (place_ >= 0 || schedule_->is_guess);
+  if (place_ >= 0) {
+    arrived_[static_cast<size_t>(place_)] = true;
+  }
+  for (size_t next = due; next < arrived_.size() && arrived_[next]; ++next) {
+    reached_ = static_cast<int>(next);
+  }
+}
+
+// What nobody needs from here on.
+void OpTape::let_go() {
   if (keeps_graph_ || !schedule_ || !is_as_scheduled_) {
     return;
   }
-  for (const int s : schedule_->unpackings[static_cast<size_t>(unpacking_)].last_for) {
-    at(s).claimed = false;
-    settle(s);
+  while (let_go_ < reached_) {
+    for (const int s : schedule_->unpackings[static_cast<size_t>(++let_go_)].last_for) {
+      at(s).claimed = at(s).claimed && schedule_->is_guess && !at(s).is_rebuildable;  // a guess could be wrong
+      settle(s);
+    }
   }
 }
 
@@ -290,7 +312,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
       ++at(slot.storage).uses;
       settle(slot.storage);
     }
-    end_unpacking(slot);
+    let_go();
     if (listener_ != nullptr) {
       listener_->after_unpack();
     }
@@ -311,6 +333,10 @@ void OpTape::slot_is_gone(Slot& slot) {
     listener_->on_unused(slot.storage);
   }
   settle(slot.storage);
+  if (!slot.is_used && schedule_ && schedule_->is_guess) {
+    arrive_at(slot.storage);  // the guess was that somebody would ask for it
+    let_go();
+  }
 }
 
 }  // namespace snug::detail

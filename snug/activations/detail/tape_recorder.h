@@ -9,6 +9,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "snug/activations/detail/op_tape.h"
@@ -30,6 +31,8 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void stop();
   /// What was recorded, after stop().
   StepProfile take() { return std::move(profile_); }
+  /// What autograd saved in the forward pass: a storage, and the number of operators before it.
+  const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
   /// While `pause`, what is allocated is no part of the step.
   void pause(bool pause) { place_ = pause ? Place::Replay : Place::Between; }
   /// Puts back what the forward pass wrote to memory from outside: running statistics and the like.
@@ -47,9 +50,11 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) override;
   void after_view() override;
   void on_drop(int storage) override;
+  void on_resized(int storage) override { profile_.storages[static_cast<size_t>(storage)].kind = StorageKind::Pinned; }
   void on_unpack(int storage) override;
   void after_unpack() override;
   void on_done(int storage) override;
+  void on_pack(int storage) override { packed_.push_back({storage, profile_.operators.size()}); }
   void on_unused(int storage) override;
   void before_replay() override { place_ = Place::Replay; }
   void after_replay() override { place_ = Place::Between; }
@@ -76,6 +81,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   std::string step_name_;
   bool is_backward_ = false;
   std::unordered_map<int, size_t> unused_since_;  // the event before which the last unused tensor was released
+  std::vector<std::pair<int, size_t>> packed_;
   std::vector<Outside> outside_;
   std::unordered_set<const void*> known_outside_;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include <c10/util/hash.h>
+
 #include "snug/activations/detail/tape_slot.h"
 
 namespace snug::detail {
@@ -11,11 +13,10 @@ namespace {
 TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profile) {
   const size_t dot = op.name.find('.');
   TapeSchedule::Made made{.op = {op.name.substr(0, dot), dot == std::string::npos ? "" : op.name.substr(dot + 1)},
-                          .first_storage = -1};
+                          .wiring = wiring_of(op.reads, op.writes)};
   for (const ValueId& value : op.writes) {
     const StorageInfo& storage = profile.storages[static_cast<size_t>(value.storage)];
     if (value.version == 0 && storage.kind != StorageKind::External) {
-      made.first_storage = made.bytes.empty() ? value.storage : made.first_storage;
       made.bytes.push_back(storage.bytes);
     }
   }
@@ -23,6 +24,21 @@ TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profil
 }
 
 }  // namespace
+
+size_t wiring_of(const std::vector<ValueId>& reads, const std::vector<ValueId>& writes) {
+  size_t hash = 0;
+  const auto add = [&](ValueId value) {
+    hash = c10::hash_combine(c10::hash_combine(hash, static_cast<size_t>(value.storage)),
+                             static_cast<size_t>(value.version));
+  };
+  for (const ValueId& value : reads) {
+    if (std::none_of(writes.begin(), writes.end(), [&](ValueId w) { return w.storage == value.storage; })) {
+      add(value);
+    }
+  }
+  std::for_each(writes.begin(), writes.end(), add);
+  return hash;
+}
 
 TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, const Simulation& simulation) {
   TapeSchedule schedule;
@@ -58,6 +74,9 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
                                                   : static_cast<int>(hold_from - event_of.begin()),
                                  .is_pinned = profile.storages[s].kind == StorageKind::Pinned,
                                  .needed_until = needed_until});
+  }
+  for (size_t n = 0; n < schedule.unpackings.size(); ++n) {
+    schedule.storages[static_cast<size_t>(schedule.unpackings[n].storage)].unpacked_at.push_back(static_cast<int>(n));
   }
   return schedule;
 }

@@ -1,0 +1,114 @@
+#pragma once
+// Steps of random models under a plan, from the same parameters, gradients, buffers and generators each time.
+
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "snug/activations/rematerialize.h"
+#include "snug/core/error.h"
+#include "snug/core/rng.h"
+#include "snug/memory/meter.h"
+#include "tests/support/random_model.h"
+#include "tests/support/tensors.h"
+
+namespace snug::testing {
+
+struct Outcome {
+  torch::Tensor loss;
+  std::vector<torch::Tensor> gradients, buffers;
+  RngState generators;
+  int64_t peak_bytes;
+  int64_t replayed = 0;  // operators
+};
+
+inline void expect_same(const Outcome& a, const Outcome& b) {
+  EXPECT_TRUE(torch::equal(a.loss, b.loss));
+  EXPECT_TRUE(same_bits(a.gradients, b.gradients));
+  EXPECT_TRUE(same_bits(a.buffers, b.buffers));
+  EXPECT_TRUE(a.generators == b.generators);
+}
+
+class Step {
+ public:
+  explicit Step(const RandomModel& model) : model_(model), buffers_(clones_of(model.module->buffers())) { reset(); }
+
+  std::function<torch::Tensor()> forward() const {
+    return [this] { return model_.loss(model_.input); };
+  }
+
+  Outcome run(const std::optional<ActivationPlan>& plan) {
+    reset();
+    const MemoryMeter meter;
+    std::optional<Rematerialize> scope;
+    if (plan) {
+      scope.emplace(*plan);
+    }
+    torch::Tensor loss = model_.loss(model_.input);
+    auto replayed = std::make_shared<const std::atomic<int64_t>>(0);
+    if (scope) {
+      EXPECT_EQ(scope->deviation(), "");
+      replayed = scope->replayed_operators();
+      scope.reset();
+    }
+    loss.backward();
+    const int64_t peak = meter.report().peak_bytes;
+    return {
+        loss.detach(),   gradients_of(model_.leaves()), clones_of(model_.module->buffers()), RngState::capture(), peak,
+        replayed->load()};
+  }
+
+  void reset() {
+    torch::NoGradGuard no_grad;
+    for (torch::Tensor& leaf : model_.leaves_) {
+      leaf.mutable_grad() = torch::Tensor();
+    }
+    const auto buffers = model_.module->buffers();
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      buffers[i].copy_(buffers_[i]);
+    }
+    torch::manual_seed(1);
+  }
+
+ private:
+  struct Model : RandomModel {
+    explicit Model(const RandomModel& model) : RandomModel(model), leaves_(leaves()) {}
+    std::vector<torch::Tensor> leaves_;
+  } model_;
+  std::vector<torch::Tensor> buffers_;
+};
+
+inline constexpr SolverOptions kSearch{.work = 1'000'000};  // small models need little
+
+// From which on a plan was found, in bytes.
+inline Bytes smallest_feasible(const StepProfile& profile) {
+  try {
+    ActivationPlan(profile, Bytes(1), kSearch);
+  } catch (const BudgetExceeded& error) {
+    return error.smallest_feasible();
+  }
+  ADD_FAILURE() << "a plan for one byte";
+  return Bytes(1);
+}
+
+class OneThread {
+ public:
+  OneThread() { torch::set_num_threads(1); }
+  ~OneThread() { torch::set_num_threads(threads_); }
+
+ private:
+  int threads_ = torch::get_num_threads();
+};
+
+// With SNUG_RANDOM_MODELS=300 of that many.
+inline uint64_t number_of_models() {
+  const char* number = std::getenv("SNUG_RANDOM_MODELS");
+  return number == nullptr ? 30 : std::stoull(number);
+}
+
+}  // namespace snug::testing
