@@ -1,6 +1,8 @@
 #include "snug/kernels/quantized_adamw.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 // Compiles what follows once per instruction set.
 #undef HWY_TARGET_INCLUDE
@@ -8,7 +10,6 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "snug/kernels/detail/adamw_simd.h"
 #include "snug/kernels/detail/dynamic_map_simd.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,90 +22,111 @@ using D = hn::ScalableTag<float>;
 /// What is so small that its inverse is infinite becomes zero.
 HWY_INLINE float inverse_of(float largest) { return largest > 1e-37f ? 1 / largest : 0.0f; }
 
-/// Rounds a block that lies in `values` and returns its largest magnitude.
-template <bool kSigned>
-HWY_INLINE void encode_block(const float* values, float largest, uint8_t* codes) {
+/// What is the same for all elements, for as few operations as there can be: not torch's order, and not its bits.
+///   m = beta1 m + m_rate g,  v = beta2 v + (v_root g)^2,  p = decay p + m / (slope sqrt(v) + floor).
+struct Factors {
+  explicit Factors(const AdamWStep& step)
+      : beta1(static_cast<float>(step.beta1)),
+        beta2(static_cast<float>(step.beta2)),
+        m_rate(static_cast<float>((1 - step.beta1) * step.inverse_scale)),
+        v_root(static_cast<float>(std::sqrt(1 - step.beta2) * step.inverse_scale)),
+        decay(static_cast<float>(1 - step.lr * step.weight_decay)) {
+    const double inverse_lr = -step.bias_correction1 / step.lr;
+    if (std::abs(inverse_lr) < kMostInverse) {
+      slope = static_cast<float>(inverse_lr / std::sqrt(step.bias_correction2));
+      floor = static_cast<float>(inverse_lr * step.eps);
+    }
+  }
+
+  static constexpr double kMostInverse = 1e30;
+
+  float beta1;
+  float beta2;
+  float m_rate;
+  float v_root;
+  float decay;
+  // Without a learning rate no way is gone.
+  float slope = 1;
+  float floor = std::numeric_limits<float>::infinity();
+};
+
+/// The moments of a block between decoding and rounding. They come multiplied by their betas.
+struct Moments {
+  HWY_ALIGN float m[kQuantizationBlock];
+  HWY_ALIGN float v[kQuantizationBlock];
+};
+
+/// Updates a part of a block and says how large its moments have become, lane by lane.
+template <class V>
+HWY_INLINE void update_part(const Factors& factors, const float* gradient, float* parameter, float* exp_avg,
+                            float* exp_avg_sq, V& m_largest, V& v_largest) {
   const D d;
-  const auto inverse = hn::Set(d, inverse_of(largest));
-  for (int64_t i = 0; i < kQuantizationBlock; i += static_cast<int64_t>(hn::Lanes(d))) {
-    encode<kSigned>(d, hn::Load(d, values + i), inverse, codes + i);
+  for (int64_t i = 0; i < kPart; i += static_cast<int64_t>(hn::Lanes(d))) {
+    const V g = hn::LoadU(d, gradient + i);
+    const V m = hn::MulAdd(hn::Set(d, factors.m_rate), g, hn::Load(d, exp_avg + i));
+    const V root = hn::Mul(hn::Set(d, factors.v_root), g);
+    const V v = hn::MulAdd(root, root, hn::Load(d, exp_avg_sq + i));
+    const V way = hn::Div(m, hn::MulAdd(hn::Set(d, factors.slope), hn::Sqrt(v), hn::Set(d, factors.floor)));
+    hn::StoreU(hn::MulAdd(hn::Set(d, factors.decay), hn::LoadU(d, parameter + i), way), d, parameter + i);
+    hn::Store(m, d, exp_avg + i);
+    hn::Store(v, d, exp_avg_sq + i);
+    m_largest = greater(d, m_largest, hn::Abs(m));
+    v_largest = greater(d, v_largest, v);
   }
 }
 
-/// A block between its update and its rounding, for which its largest magnitudes must be known.
-struct Pending {
-  HWY_ALIGN float m[kQuantizationBlock];
-  HWY_ALIGN float v[kQuantizationBlock];
-  float m_inverse;
-  float v_inverse;
-};
-
-struct Block {
+struct Tensors {
   float* parameter;
   const float* gradient;
   uint8_t* exp_avg;
   uint8_t* exp_avg_sq;
   float* exp_avg_max;
   float* exp_avg_sq_max;
-
-  void next() {
-    parameter += kQuantizationBlock;
-    gradient += kQuantizationBlock;
-    exp_avg += kQuantizationBlock;
-    exp_avg_sq += kQuantizationBlock;
-    ++exp_avg_max;
-    ++exp_avg_sq_max;
-  }
 };
 
-/// Updates one block and rounds the one before, in one loop: together they keep all units of a processor busy.
+/// Updates block i and rounds the one before, part by part: together they keep all units of a processor busy.
 template <bool kUpdate, bool kEncode>
-HWY_INLINE void advance(const AdamWConstants& constants, const Block& block, Pending& updated, const Pending& before) {
+HWY_INLINE void advance(const Factors& factors, const Tensors& tensors, int64_t i, Moments& now,
+                        const Moments& before) {
   const D d;
-  const auto m_scale = hn::Set(d, kUpdate ? *block.exp_avg_max : 0.0f);
-  const auto v_scale = hn::Set(d, kUpdate ? *block.exp_avg_sq_max : 0.0f);
-  const auto m_inverse = hn::Set(d, kEncode ? before.m_inverse : 0.0f);
-  const auto v_inverse = hn::Set(d, kEncode ? before.v_inverse : 0.0f);
+  const int64_t begin = i * kQuantizationBlock;
+  if constexpr (kUpdate) {
+    decode_block<true>(tensors.exp_avg + begin, factors.beta1 * tensors.exp_avg_max[i], now.m);
+    decode_block<false>(tensors.exp_avg_sq + begin, factors.beta2 * tensors.exp_avg_sq_max[i], now.v);
+  }
+  const float m_inverse = kEncode ? inverse_of(tensors.exp_avg_max[i - 1]) : 0;
+  const float v_inverse = kEncode ? inverse_of(tensors.exp_avg_sq_max[i - 1]) : 0;
   auto m_largest = hn::Zero(d);
   auto v_largest = hn::Zero(d);
-  for (int64_t i = 0; i < kQuantizationBlock; i += static_cast<int64_t>(hn::Lanes(d))) {
+  for (int64_t part = 0; part < kQuantizationBlock; part += kPart) {
     if constexpr (kUpdate) {
-      auto m = hn::Mul(decode<true>(d, block.exp_avg + i), m_scale);
-      auto v = hn::Mul(decode<false>(d, block.exp_avg_sq + i), v_scale);
-      auto p = hn::LoadU(d, block.parameter + i);
-      adamw(d, constants, hn::LoadU(d, block.gradient + i), p, m, v);
-      hn::StoreU(p, d, block.parameter + i);
-      hn::Store(m, d, updated.m + i);
-      hn::Store(v, d, updated.v + i);
-      m_largest = hn::Max(m_largest, hn::Abs(m));
-      v_largest = hn::Max(v_largest, v);
+      update_part(factors, tensors.gradient + begin + part, tensors.parameter + begin + part, now.m + part,
+                  now.v + part, m_largest, v_largest);
     }
     if constexpr (kEncode) {
-      encode<true>(d, hn::Load(d, before.m + i), m_inverse, block.exp_avg - kQuantizationBlock + i);
-      encode<false>(d, hn::Load(d, before.v + i), v_inverse, block.exp_avg_sq - kQuantizationBlock + i);
+      const int64_t to = begin - kQuantizationBlock + part;
+      encode_part<true>(before.m + part, m_inverse, tensors.exp_avg + to);
+      encode_part<false>(before.v + part, v_inverse, tensors.exp_avg_sq + to);
     }
   }
   if constexpr (kUpdate) {
-    *block.exp_avg_max = hn::GetLane(hn::MaxOfLanes(d, m_largest));
-    *block.exp_avg_sq_max = hn::GetLane(hn::MaxOfLanes(d, v_largest));
-    updated.m_inverse = inverse_of(*block.exp_avg_max);
-    updated.v_inverse = inverse_of(*block.exp_avg_sq_max);
+    tensors.exp_avg_max[i] = hn::GetLane(hn::MaxOfLanes(d, m_largest));
+    tensors.exp_avg_sq_max[i] = hn::GetLane(hn::MaxOfLanes(d, v_largest));
   }
 }
 
-void update_blocks(const AdamWConstants& constants, Block block, int64_t count) {
-  Pending pending[2];
-  advance<true, false>(constants, block, pending[0], pending[1]);
-  block.next();
+/// Takes copies, which the compiler knows that no store changes.
+void update_blocks(Factors factors, Tensors tensors, int64_t count) {
+  Moments moments[2];
+  advance<true, false>(factors, tensors, 0, moments[0], moments[1]);
   for (int64_t i = 1; i < count; ++i) {
-    advance<true, true>(constants, block, pending[i % 2], pending[1 - i % 2]);
-    block.next();
+    advance<true, true>(factors, tensors, i, moments[i % 2], moments[1 - i % 2]);
   }
-  advance<false, true>(constants, block, pending[count % 2], pending[1 - count % 2]);
+  advance<false, true>(factors, tensors, count, moments[count % 2], moments[1 - count % 2]);
 }
 
 /// The rest, in a block filled up with zeros.
-void update_rest(const AdamWConstants& constants, const Block& rest, int64_t count) {
+void update_rest(const Factors& factors, const Tensors& rest, int64_t count) {
   float p[kQuantizationBlock] = {};
   float g[kQuantizationBlock] = {};
   uint8_t m[kQuantizationBlock];
@@ -114,7 +136,7 @@ void update_rest(const AdamWConstants& constants, const Block& rest, int64_t cou
   std::copy_n(rest.gradient, count, g);
   std::copy_n(rest.exp_avg, count, m);
   std::copy_n(rest.exp_avg_sq, count, v);
-  update_blocks(constants, {p, g, m, v, rest.exp_avg_max, rest.exp_avg_sq_max}, 1);
+  update_blocks(factors, {p, g, m, v, rest.exp_avg_max, rest.exp_avg_sq_max}, 1);
   std::copy_n(p, count, rest.parameter);
   std::copy_n(m, count, rest.exp_avg);
   std::copy_n(v, count, rest.exp_avg_sq);
@@ -122,14 +144,14 @@ void update_rest(const AdamWConstants& constants, const Block& rest, int64_t cou
 
 void update(const AdamWStep& step, float* parameter, const float* gradient, uint8_t* exp_avg, uint8_t* exp_avg_sq,
             float* exp_avg_max, float* exp_avg_sq_max, int64_t count) {
-  const AdamWConstants constants(step);
+  const Factors factors(step);
   const int64_t blocks = count / kQuantizationBlock;
   const int64_t done = blocks * kQuantizationBlock;
   if (blocks > 0) {
-    update_blocks(constants, {parameter, gradient, exp_avg, exp_avg_sq, exp_avg_max, exp_avg_sq_max}, blocks);
+    update_blocks(factors, {parameter, gradient, exp_avg, exp_avg_sq, exp_avg_max, exp_avg_sq_max}, blocks);
   }
   if (count > done) {
-    update_rest(constants,
+    update_rest(factors,
                 {parameter + done, gradient + done, exp_avg + done, exp_avg_sq + done, exp_avg_max + blocks,
                  exp_avg_sq_max + blocks},
                 count - done);
@@ -147,7 +169,7 @@ void quantize_all(const float* values, uint8_t* codes, float* maxima, int64_t co
     for (const float value : block) {
       largest = std::max(largest, value < 0 ? -value : value);
     }
-    encode_block<kSigned>(block, largest, block_codes);
+    encode_block<kSigned>(block, inverse_of(largest), block_codes);
     std::copy_n(block_codes, n, codes);
     *maxima++ = largest;
     values += n;
@@ -157,16 +179,12 @@ void quantize_all(const float* values, uint8_t* codes, float* maxima, int64_t co
 
 template <bool kSigned>
 void dequantize_all(const uint8_t* codes, const float* maxima, float* values, int64_t count) {
-  const D d;
   for (; count > 0; count -= kQuantizationBlock) {
     const int64_t n = std::min(count, kQuantizationBlock);
     HWY_ALIGN float block[kQuantizationBlock];
     uint8_t block_codes[kQuantizationBlock] = {};
     std::copy_n(codes, n, block_codes);
-    const auto scale = hn::Set(d, *maxima++);
-    for (int64_t i = 0; i < kQuantizationBlock; i += static_cast<int64_t>(hn::Lanes(d))) {
-      hn::Store(hn::Mul(decode<kSigned>(d, block_codes + i), scale), d, block + i);
-    }
+    decode_block<kSigned>(block_codes, *maxima++, block);
     std::copy_n(block, n, values);
     values += n;
     codes += n;

@@ -12,6 +12,11 @@
 #include "snug/io/stateful.h"
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/meter.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/lr_schedule.h"
+#include "snug/optim/schedule.h"
+#include "snug/precision/grad_scaler.h"
+#include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
@@ -267,6 +272,46 @@ TEST(Ema, RefusesDecaysAndParametersThatAreNone) {
   EXPECT_THAT(error_of<ConfigError>([&] { Ema({p, torch::ones({2}, torch::kLong)}); }),
               HasSubstr("parameter 1 is Long"));
   EXPECT_THAT(error_of<ConfigError>([&] { Ema({Tensor()}); }), HasSubstr("parameter 0 is undefined"));
+}
+
+/// Weights, averages and learning rate after six updates, with steps between them that overflow. Those are gated as the headers of
+/// Ema and LrSchedule show, or not at all.
+std::vector<Tensor> six_updates(bool with_overflows, bool gated = true) {
+  const auto p = testing::random_parameters();
+  AdamW optimizer(p);
+  GradScaler scaler({.init_scale = 1024});
+  scaler.scale(torch::ones({}));
+  Ema ema(p, {.decay = 0.9, .warm_up = true});
+  LrSchedule schedule(optimizer, WarmupCosine{.peak = 0.1, .warmup_steps = 3, .total_steps = 8});
+  const auto step = [&](bool finite, uint64_t seed) {
+    testing::set_gradients(p, seed, 1024);
+    if (!finite) {
+      p[1].mutable_grad()[5] = INFINITY;
+    }
+    const StepOutcome outcome = scaler.step(optimizer);
+    EXPECT_EQ(outcome, finite);
+    if (outcome || !gated) {
+      ema.update();
+    }
+    schedule.step(outcome || !gated);
+    scaler.update(1024.0);
+  };
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    if (with_overflows && seed % 2 == 1) {  // the first step, too: there is no average yet
+      step(false, 100 + seed);
+    }
+    step(true, seed);
+  }
+  auto all = clones_of(p);
+  const auto averages = clones_of(ema.averages());
+  all.insert(all.end(), averages.begin(), averages.end());
+  all.push_back(torch::tensor({schedule.lr(), static_cast<double>(ema.updates())}, torch::kDouble));
+  return all;
+}
+
+TEST(Ema, AndTheScheduleKnowNothingOfStepsThatAScalerSkipped) {
+  EXPECT_TRUE(same_bits(six_updates(true), six_updates(false)));
+  EXPECT_FALSE(same_bits(six_updates(true, /*gated=*/false), six_updates(false))) << "the overflows would be seen";
 }
 
 TEST(Ema, IsNoPartOfAutograd) {

@@ -10,7 +10,9 @@
 // pieces, each less steep than the one before, hence the least of the seven lines.
 
 #include <array>
+#include <bit>
 #include <cstddef>
+#include <cstdint>
 
 namespace snug::kernels::detail {
 
@@ -18,42 +20,16 @@ constexpr size_t kDecades = 7;
 
 /// With a sign cells count from 0, which is zero's; without, from 1.
 struct DynamicMap {
-  // The middle of cell q is q * step + start. By decade + 1, and once more, for vectors of 16.
-  alignas(64) std::array<float, 16> step{};
-  alignas(64) std::array<float, 16> start{};
+  // The middle of cell q is q * step + start. By decade + 1.
+  alignas(32) std::array<float, 9> step{};
+  alignas(32) std::array<float, 9> start{};
   // The position of x among the cells: the least of x * slope + offset.
   std::array<float, kDecades + 1> slope{};
   std::array<float, kDecades + 1> offset{};
-  // The same by pairs of binary exponents, the last of which ends at 2: the lines that are least at its left and right end.
-  alignas(64) std::array<float, 16> left_slope{};
-  alignas(64) std::array<float, 16> left_offset{};
-  alignas(64) std::array<float, 16> right_slope{};
-  alignas(64) std::array<float, 16> right_offset{};
   // What passes it where 1 is nearer than the last value below.
   float last_slope = 0;
   float last_offset = 0;
 };
-
-constexpr int kFirstBucket = 48;  ///< a float's highest byte from 2^-31 on
-
-constexpr void set_buckets(DynamicMap& map) {
-  const auto least = [&map](double x) {
-    size_t line = 0;
-    for (size_t i = 1; i < map.slope.size(); ++i) {
-      line = x * map.slope[i] + map.offset[i] < x * map.slope[line] + map.offset[line] ? i : line;
-    }
-    return line;
-  };
-  double end = 2;
-  for (size_t bucket = 16; bucket-- > 0; end /= 4) {
-    const size_t left = least(bucket == 0 ? 0 : end / 4);
-    const size_t right = least(end);
-    map.left_slope[bucket] = map.slope[left];
-    map.left_offset[bucket] = map.offset[left];
-    map.right_slope[bucket] = map.slope[right];
-    map.right_offset[bucket] = map.offset[right];
-  }
-}
 
 constexpr DynamicMap dynamic_map(bool is_signed) {
   DynamicMap map;
@@ -61,10 +37,8 @@ constexpr DynamicMap dynamic_map(bool is_signed) {
   double cells = is_signed ? 1 : 2;
   for (size_t i = 0; i < kDecades; ++i, end *= 10, cells *= 2) {
     const double width = 0.9 * end / cells;
-    for (const size_t place : {i + 1, i + 9}) {
-      map.step[place] = static_cast<float>(width);
-      map.start[place] = static_cast<float>(0.5 * width - 0.8 * end);
-    }
+    map.step[i + 1] = static_cast<float>(width);
+    map.start[i + 1] = static_cast<float>(0.5 * width - 0.8 * end);
     map.slope[i] = static_cast<float>(1 / width);
     map.offset[i] = static_cast<float>(cells * 8 / 9);
   }
@@ -91,11 +65,72 @@ constexpr DynamicMap dynamic_map(bool is_signed) {
     map.slope[kDecades] = 3e38f;
     map.offset[kDecades] = 1.75f;
   }
-  set_buckets(map);
   return map;
 }
 
 template <bool kSigned>
 inline constexpr DynamicMap kDynamicMap = dynamic_map(kSigned);
+
+/// The map for vectors of 16, which hold a whole table: by segment, which is 0 for zero, i + 1 for decade i, 8 for one.
+struct DynamicSegments {
+  // The middle of cell q is q * step + start, by the last four bits of the exponent of q, or with a sign of 4 q, where zero is none.
+  alignas(64) std::array<float, 16> step{};
+  alignas(64) std::array<float, 16> start{};
+  // The code's distance from zero's is x * slope + offset, rounded, but no more than the last one.
+  alignas(64) std::array<float, 16> slope{};
+  alignas(64) std::array<float, 16> offset{};
+  alignas(64) std::array<float, 16> last{};
+  // What is below the next segment that begins at or above 2^(2 bucket - 31), with the number of the segment before in the last four bits.
+  alignas(64) std::array<float, 16> below_next{};
+};
+
+constexpr int kFirstBucket = 48;  ///< a float's highest byte from 2^-31 on
+
+constexpr DynamicSegments dynamic_segments(bool is_signed) {
+  DynamicSegments map;
+  std::array<double, kDecades + 3> begins{};  // and where the last one ends
+  double end = 1e-6;                          // of the decade
+  double cells = is_signed ? 1 : 2;
+  const double first_cell = is_signed ? 0 : 1;
+  for (size_t i = 0; i < kDecades; ++i, end *= 10, cells *= 2) {
+    const double width = 0.9 * end / cells;
+    const double first = 0.1 * end + 0.5 * width;
+    const size_t place = is_signed ? i + 1 : i;
+    map.step[place] = static_cast<float>(width / (is_signed ? 4 : 1));
+    map.start[place] = static_cast<float>(first - cells * width);
+    map.slope[i + 1] = static_cast<float>(1 / width);
+    map.offset[i + 1] = static_cast<float>(cells - first_cell - first / width);
+    map.last[i + 1] = static_cast<float>(2 * cells - first_cell - 1);
+    // Halfway from the last value below, whose cell is five times narrower; and for the last decade, halfway to 1.
+    begins[i + 1] = 0.1 * end + 0.2 * width;
+    begins[i + 2] = end - 0.25 * width;
+  }
+  map.start[is_signed ? 8 : 7] = 1;
+  map.offset[8] = map.last[8] = static_cast<float>(cells - first_cell);
+  begins[9] = 4;
+  if (is_signed) {
+    begins[1] = 0.5 * 5.5e-7;
+  } else {
+    // All above zero has a code above zero: the line to the first change, at 5.5e-7, begins at 0.75.
+    begins[1] = 0;
+    map.slope[1] = static_cast<float>(0.75 / 5.5e-7);
+    map.offset[1] = 0.75f;
+  }
+  size_t next = 1;
+  double bucket_begin = 0;
+  for (size_t bucket = 0; bucket < 16; ++bucket) {
+    while (begins[next] < bucket_begin) {
+      ++next;
+    }
+    const auto segment = static_cast<uint32_t>(next - 1);
+    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(begins[next]));
+    map.below_next[bucket] = std::bit_cast<float>(((bits - segment + 8) & ~15u) + segment);
+    bucket_begin = bucket == 0 ? 0x1p-29 : 4 * bucket_begin;
+  }
+  return map;
+}
+
+template <bool kSigned>
+inline constexpr DynamicSegments kDynamicSegments = dynamic_segments(kSigned);
 
 }  // namespace snug::kernels::detail
