@@ -15,9 +15,9 @@ class GradientScalingAware {
   /// parameters nor state.
   virtual void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) = 0;
 
-  /// For an optimizer whose gradients lie in several processes: makes `found_inf`, an FP32 scalar of 0 or 1, 1 in all of them where it is in
-  /// one. Called whenever a scaler has looked at the gradients.
-  virtual void agree_on_found_inf(const at::Tensor& /*found_inf*/) {}
+  /// Whether each process has gradients of its own, so that one may find an infinite one where the others do not: then a scaler must be
+  /// told how they agree.
+  virtual bool has_gradients_of_its_own() const { return false; }
 };
 
 }  // namespace snug

@@ -14,6 +14,9 @@ class StatefulOptimizer {
   /// Everything that step() depends on besides parameters and gradients, learning rates included.
   virtual StateDict state_dict() const = 0;
 
+  /// What of that this process holds, in the very tensors: for who counts bytes.
+  virtual StateDict state_here() const { return state_dict(); }
+
   /// Takes back what state_dict() gave. Throws CorruptFile where it does not fit; then nothing has
   /// changed.
   virtual void load_state_dict(const StateDict& state) = 0;

@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 
+#include "snug/core/detail/gradient_hooks.h"
 #include "snug/core/error.h"
 #include "snug/distributed/detail/data_parallel_impl.h"
 #include "snug/distributed/detail/process_group_impl.h"
@@ -201,12 +202,28 @@ void DataParallel::Impl::begin_forward() {
   if (options_.static_graph && quiet_guards > 0) {
     throw ConfigError("DataParallel.forward: NoSync does not go with static_graph; leave one of them out");
   }
+  if (c10::GradMode::is_enabled()) {
+    check_nobody_takes_gradients();
+  }
   is_in_forward_ = true;
   if (!c10::GradMode::is_enabled() || quiet_guards > 0) {
     return;
   }
   if (!is_step_begun_) {
     synchronize();
+  }
+}
+
+// Before they are summed. Who does so may come after the constructor.
+void DataParallel::Impl::check_nobody_takes_gradients() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (detail::has_gradient_hook(parameters_[i])) {
+      throw ConfigError(fmt::format(
+          "DataParallel.forward: the gradient of parameter '{}' is taken before the ranks' are added up, by a "
+          "ShardedOptimizer with sharded gradients (ZeRO-2) or a StepInBackward; leave that out, or for ZeRO-2 the "
+          "DataParallel, as it adds them up itself in every backward",
+          names_[i]));
+    }
   }
 }
 
@@ -294,6 +311,9 @@ void DataParallel::Impl::let_go_of_views() {
 }
 
 void DataParallel::Impl::take_gradient(size_t index) {
+  if (rehearsals > 0) {
+    return;
+  }
   if (torch::autograd::get_current_graph_task_id() != pass_) {
     throw ConfigError(fmt::format(
         "DataParallel: a backward pass came to parameter '{}' that did not start at what forward() returned, so "

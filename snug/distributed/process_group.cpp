@@ -175,6 +175,16 @@ void ProcessGroup::barrier() {
   impl_->attempt("barrier", [&] { impl_->backend->barrier()->wait(); });
 }
 
+std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> group) {
+  return [group = std::move(group)](const at::Tensor& tensor) {
+    const at::Tensor sent = group->impl().connects(tensor.device()) ? tensor : tensor.cpu();
+    group->all_reduce(sent, ReduceOp::Max);
+    if (!sent.is_same(tensor)) {
+      tensor.copy_(sent);
+    }
+  };
+}
+
 std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   const Environment environment = options.environment ? std::move(*options.environment) : process_environment();
   const detail::Meeting meeting = find_meeting(options, environment);

@@ -47,7 +47,8 @@ struct Traffic {
 };
 
 /// All operations throw DistributedError if a rank is lost or does not come within the timeout; the group is of no use then. Tensors are
-/// contiguous and on the CPU, and have the same shape and dtype on all ranks.
+/// contiguous, have the same shape and dtype on all ranks, and are on the CPU (Gloo) or, where snug is built against a LibTorch with NCCL, on
+/// this rank's CUDA device.
 class ProcessGroup final {
  public:
   class Impl;
@@ -82,7 +83,10 @@ class ProcessGroup final {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Waits for all ranks and connects them, by Gloo. Throws ConfigError for options or variables that cannot work, and
+/// For GradScaler::agree_by: the largest of all ranks, in place, of a tensor on any device.
+std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> group);
+
+/// Waits for all ranks and connects them, by Gloo, and by NCCL where that is built in and there are CUDA devices. Throws ConfigError for options or variables that cannot work, and
 /// DistributedError, naming who is missing or where, if the ranks do not find together in time: a port in use, a rank that is there
 /// twice, ranks that disagree on their number.
 std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options = {});

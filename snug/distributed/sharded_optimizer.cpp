@@ -238,12 +238,8 @@ void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor fo
   }
 }
 
-// Whole gradients are the same on all ranks, so there is nothing to agree on.
-void ShardedOptimizer::agree_on_found_inf(const at::Tensor& found_inf) {
-  if (impl_->options.gradients) {
-    impl_->group->all_reduce(found_inf, ReduceOp::Max);
-  }
-}
+// Whole gradients are the same on all ranks.
+bool ShardedOptimizer::has_gradients_of_its_own() const { return impl_->options.gradients.has_value(); }
 
 // A Stepper puts FP32 masters in the place of 16-bit parameters, before the first step.
 void ShardedOptimizer::take_new_parameters() {
@@ -344,6 +340,10 @@ StateDict ShardedOptimizer::state_dict() const {
   return state;
 }
 
+void ShardedOptimizer::release() { impl_->consolidated.reset(); }
+
+StateDict ShardedOptimizer::state_here() const { return impl_->own_state(); }
+
 // What may throw works on new optimizers, and only when it has gone well on all ranks do they take the place of the old.
 void ShardedOptimizer::load_state_dict(const StateDict& state) {
   take_new_parameters();
@@ -370,6 +370,11 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
     param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
   }
   impl_->consolidated.reset();
+}
+
+int64_t ShardedOptimizer::state_bytes_to_come() const {
+  const bool has_it = !impl_->own || !impl_->own->state().empty();
+  return has_it ? 0 : impl_->whole->state_bytes_to_come() / impl_->group->size();
 }
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {

@@ -39,8 +39,9 @@ struct ShardedOptimizerOptions {
   /// Set: ZeRO-2. This optimizer itself adds up the gradients over the ranks, during each backward and without DataParallel, and frees a
   /// parameter's gradient as soon as this rank has its share of it. Every backward() sends, so several micro-batches send each; all ranks go
   /// backward equally often; a parameter that took no part has the gradient 0. param_groups() hold the shares, so clip by
-  /// clip_grad_norm_() below; Stepper is not for this. Empty: ZeRO-1. Gradients are whole and the same on all ranks, as DataParallel leaves
-  /// them.
+  /// clip_grad_norm_() below, and have a GradScaler agree_by(agree_over(group)). A DataParallel of the same parameters, NoSync with it, and
+  /// Stepper throw ConfigError: they leave the sending to the last micro-batch. Empty: ZeRO-1. Gradients are whole and the same on all
+  /// ranks, as DataParallel leaves them.
   std::optional<GradientSharding> gradients = {};
 };
 
@@ -63,19 +64,25 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
-  void agree_on_found_inf(const at::Tensor& found_inf) override;
+  /// With sharded gradients.
+  bool has_gradients_of_its_own() const override;
 
   /// snug::clip_grad_norm_ of all gradients, wherever they are: every rank gets the norm of the whole.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
-  /// Gathers the state on rank `to`, share by share. Until the next step state_dict() gives it there.
+  /// Gathers the state on rank `to`, share by share. Until the next step, or release(), state_dict() gives it there.
   void consolidate(int to = 0);
+  /// Frees what consolidate() has gathered.
+  void release();
   /// The whole state, as the optimizer without sharding has it. Throws ConfigError on a rank that does not have it: see consolidate(). A
   /// group of one has it always.
   StateDict state_dict() const override;
+  StateDict state_here() const override;
   /// Takes a whole state, of any number of ranks or of the optimizer without sharding, on every rank; keeps this rank's share. Throws as
   /// FusedOptimizer does; then nothing has changed.
   void load_state_dict(const StateDict& state) override;
+  /// See FusedOptimizer: of this rank's share, to within where parameters are cut. After the first step it is taken to be there.
+  int64_t state_bytes_to_come() const;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -75,7 +75,7 @@ void collect(torch::optim::OptimizerParamState& state, std::vector<at::Tensor>& 
 std::vector<at::Tensor> state_tensors(const torch::optim::Optimizer& optimizer) {
   std::vector<at::Tensor> tensors;
   if (const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer)) {
-    collect(stateful->state_dict(), tensors);
+    collect(stateful->state_here(), tensors);
   } else {
     for (const auto& [parameter, state] : optimizer.state()) {
       collect(*state, tensors);

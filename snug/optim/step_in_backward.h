@@ -8,13 +8,14 @@
 //     loss_of(batch).backward();     // the model is updated when this returns
 //   }
 
-#include <vector>
-
-#include <ATen/core/Tensor.h>
+#include <memory>
 
 #include "snug/optim/fused_optimizer.h"
 
 namespace snug {
+namespace detail {
+class GradientHooks;
+}
 
 /// Gives the same bits as backward(), then step(): an optimizer updates each parameter by itself. One backward a step; a GradScaler, a
 /// Stepper and further backward passes into the same gradients do not go with it. An exception in backward leaves those parameters updated
@@ -28,9 +29,7 @@ class [[nodiscard]] StepInBackward final {
   StepInBackward& operator=(const StepInBackward&) = delete;
 
  private:
-  void remove_hooks();
-
-  std::vector<at::Tensor> parameters_;
+  std::unique_ptr<detail::GradientHooks> hooks_;
 };
 
 }  // namespace snug

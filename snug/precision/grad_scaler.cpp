@@ -41,20 +41,6 @@ int64_t count_or(const StateDict& state, const char* name, int64_t otherwise) {
   return value;
 }
 
-void agree(torch::optim::Optimizer& optimizer, const detail::FoundInf& found_inf,
-           const std::function<void(const at::Tensor&)>& others) {
-  for (const auto& [device, tensor] : found_inf) {
-    if (others) {
-      others(tensor);
-    }
-  }
-  if (auto* aware = dynamic_cast<GradientScalingAware*>(&optimizer)) {
-    for (const auto& [device, tensor] : found_inf) {
-      aware->agree_on_found_inf(tensor);
-    }
-  }
-}
-
 std::vector<at::Tensor> tensors_of(const detail::FoundInf& found_inf) {
   std::vector<at::Tensor> tensors;
   for (const auto& [device, tensor] : found_inf) {
@@ -107,6 +93,8 @@ class GradScaler::Impl {
 
   PerOptimizer& state_of(const torch::optim::Optimizer& optimizer);
   void refuse_fp16(const std::vector<detail::ParameterPlace>& places) const;
+  void check_agreement(torch::optim::Optimizer& optimizer) const;
+  void agree(const detail::FoundInf& found_inf) const;
   void look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const;
   StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
   at::Tensor found_by_all() const;
@@ -184,6 +172,23 @@ void GradScaler::Impl::refuse_fp16(const std::vector<detail::ParameterPlace>& pl
   }
 }
 
+void GradScaler::Impl::check_agreement(torch::optim::Optimizer& optimizer) const {
+  if (const auto* aware = dynamic_cast<GradientScalingAware*>(&optimizer);
+      aware != nullptr && aware->has_gradients_of_its_own() && !agree_) {
+    throw ConfigError(
+        "GradScaler: each process has other gradients in this optimizer, so they may not all skip the same steps; say "
+        "how they agree, by scaler.agree_by(snug::agree_over(group))");
+  }
+}
+
+void GradScaler::Impl::agree(const detail::FoundInf& found_inf) const {
+  for (const auto& [device, tensor] : found_inf) {
+    if (agree_) {
+      agree_(tensor);
+    }
+  }
+}
+
 // At once, as clipping may turn one NaN into NaNs everywhere.
 void GradScaler::Impl::look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const {
   if (options_.max_consecutive_skips > 0 && skips_ + 1 >= options_.max_consecutive_skips &&
@@ -208,12 +213,13 @@ void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
     throw ConfigError("GradScaler.unscale_: called after step(); unscale, then step, then update()");
   }
   const at::NoGradGuard no_grad;
+  check_agreement(optimizer);
   const auto places = detail::gradients_of(optimizer);
   refuse_fp16(places);
   next_.reset();
   const at::Tensor inverse = scale_.scale.to(at::kDouble).reciprocal().to(at::kFloat);
   state.found_inf = detail::unscale_and_check(places, inverse);
-  agree(optimizer, state.found_inf, agree_);
+  agree(state.found_inf);
   state.stage = Stage::Unscaled;
   look_for_culprit(state, places);
 }
@@ -223,9 +229,10 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
   at::Tensor grad_scale;
   if (state.stage == Stage::Ready) {
     // Checked but not divided: the optimizer divides in its own pass.
+    check_agreement(optimizer);
     const auto places = detail::gradients_of(optimizer);
     state.found_inf = detail::check_finite(places);
-    agree(optimizer, state.found_inf, agree_);
+    agree(state.found_inf);
     look_for_culprit(state, places);
     grad_scale = scale_.scale;
   }

@@ -127,6 +127,35 @@ class Started(RanksTest):
         self.goes_as("one", "run")
 
 
+class Sharded(RanksTest):
+    def train_on(self, ranks, command):
+        for status, _, err in self.ended(self.started(ranks, command)):
+            self.assertEqual((status, err), (0, ""))
+
+    def test_gives_the_same_bits_with_half_of_the_state_on_each_rank(self):
+        for out, flags in (("whole", ()), ("shares", ("--shard-optimizer",))):
+            self.train_on(2, self.train_command(out, *flags))
+        self.same_bits("whole", "shares")
+        whole, share = (self.steps(out)[-1]["memory"]["optimizer_state"] for out in ("whole", "shares"))
+        self.assertAlmostEqual(share / whole, 0.5, delta=0.01)
+        # What rank 0 has gathered for the snapshot of step 6 is gone in step 7.
+        sixth, seventh = (step["peak_bytes"] for step in self.steps("shares")[5:7])
+        self.assertLess(seventh - sixth, whole / 2)
+
+    def test_resumes_on_fewer_ranks_and_alone(self):
+        self.train("one")
+        command = self.train_command("run", "--shard-optimizer")
+        self.train_on(3, command)
+        for ranks, last in ((2, 6), (1, 4)):
+            for step in range(last + 2, 9, 2):
+                shutil.rmtree(self.folder / "run" / "snapshots" / f"step-{step:08}")
+            self.train_on(ranks, [SNUG, "train", "--resume", "--out", self.folder / "run"])
+            self.goes_as("one", "run")
+
+    def test_alone_is_refused(self):
+        self.refuses(2, *self.train_command("run", "--shard-optimizer")[1:], says=["shard_optimizer"])
+
+
 class Killed(RanksTest):
     def test_one_ends_all_with_its_name_and_the_run_can_be_resumed(self):
         self.train("one", "--steps", "30")

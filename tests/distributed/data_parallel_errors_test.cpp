@@ -4,6 +4,8 @@
 
 #include "snug/core/error.h"
 #include "snug/distributed/data_parallel.h"
+#include "snug/optim/sgd.h"
+#include "snug/optim/step_in_backward.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
@@ -130,6 +132,20 @@ TEST(DataParallelErrors, NoSyncWithAStaticGraph) {
       const NoSync quiet(ddp);
       EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward([&] { return loss_of(model); }); }),
                   HasSubstr("static_graph"));
+    }
+    expect_a_good_step(ddp, model);
+  });
+}
+
+TEST(DataParallelErrors, AnOptimizerThatStepsInBackward) {
+  on_ranks(1, [] {
+    auto model = tiny_model();
+    DataParallel ddp(model, init_process_group(quick()));
+    SGD optimizer(model->parameters(), {.lr = 0.1});
+    {
+      const StepInBackward in_backward(optimizer);
+      EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward([&] { return loss_of(model); }); }),
+                  HasSubstr("'0.weight' is taken before"));
     }
     expect_a_good_step(ddp, model);
   });

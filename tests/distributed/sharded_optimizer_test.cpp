@@ -68,7 +68,9 @@ TEST(ShardedOptimizer, KeepsAQuarterOfTheStateOnEachOfFourRanks) {
     const int64_t whole = live() - before;
     before = live();
     ShardedOptimizer sharded(model->parameters(), group, kAdamW);
+    const int64_t foretold = sharded.state_bytes_to_come();
     sharded.step();
+    EXPECT_EQ(sharded.state_bytes_to_come(), 0);
     int64_t share = live() - before;
     constexpr int64_t kSlack = 64 * 8 + 4 * 40;  // where parameters are cut, and counts of steps
     for (int i = 0; i < 1000 && share > whole / 4 + kSlack;
@@ -78,6 +80,7 @@ TEST(ShardedOptimizer, KeepsAQuarterOfTheStateOnEachOfFourRanks) {
     }
     EXPECT_EQ(whole, 2 * bytes_of(model->parameters()) + 4 * static_cast<int64_t>(model->parameters().size()));
     EXPECT_NEAR(static_cast<double>(share), static_cast<double>(whole) / 4, kSlack);
+    EXPECT_NEAR(static_cast<double>(foretold), static_cast<double>(share), kSlack);
   });
 }
 
@@ -333,6 +336,7 @@ TEST(ShardedOptimizer, WithShardedGradientsSkipsOnAllRanksWhatOneFindsInfinite) 
       const auto before = testing::clones_of(model->parameters());
       ShardedOptimizer sharded(model->parameters(), group, kAdamW, {.gradients = GradientSharding{}});
       GradScaler scaler({.init_scale = 8});
+      scaler.agree_by(agree_over(group));
       scaler.scale(model->forward(tiny_batch(4)[0]).square().mean()).backward();
       if (group->rank() == 1) {
         sharded.param_groups()[0].params()[0].mutable_grad().fill_(INFINITY);
@@ -345,6 +349,47 @@ TEST(ShardedOptimizer, WithShardedGradientsSkipsOnAllRanksWhatOneFindsInfinite) 
       EXPECT_EQ(scaler.get_scale(), 4);
       EXPECT_TRUE(same_bits(model->parameters(), before));
     }
+  });
+}
+
+TEST(ShardedOptimizer, WithShardedGradientsWantsAScalerToKnowHowRanksAgree) {
+  on_ranks(1, [] {
+    auto model = tiny_model();
+    ShardedOptimizer sharded(model->parameters(), init_process_group(quick()), kAdamW,
+                             {.gradients = GradientSharding{}});
+    GradScaler scaler({.init_scale = 8});
+    scaler.scale(model->forward(tiny_batch(4)[0]).square().mean()).backward();
+    const auto words = HasSubstr("scaler.agree_by(snug::agree_over(group))");
+    EXPECT_THAT(error_of<ConfigError>([&] { scaler.step(sharded); }), words);
+    EXPECT_THAT(error_of<ConfigError>([&] { scaler.unscale_(sharded); }), words);
+    scaler.agree_by([](const torch::Tensor& /*found_inf*/) {});
+    EXPECT_TRUE(scaler.step(sharded));
+  });
+}
+
+// Both send gradients once a step; this sends them in every backward.
+TEST(ShardedOptimizer, WithShardedGradientsIsRefusedByStepperAndDataParallel) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    DataParallel ddp(model, group);
+    const auto loss = [&] { return model->forward(tiny_batch(4)[0]).square().mean(); };
+    {
+      ShardedOptimizer sharded(model->parameters(), group, kAdamW, {.gradients = GradientSharding{}});
+      EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, sharded); }), HasSubstr("(ZeRO-2)"));
+      EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, sharded, {.data_parallel = &ddp}); }),
+                  HasSubstr("(ZeRO-2)"));
+      EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward(loss); }),
+                  AllOf(HasSubstr("'0.weight'"), HasSubstr("(ZeRO-2)")));
+      const NoSync quiet(ddp);
+      EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward(loss); }), HasSubstr("(ZeRO-2)"));
+      const torch::NoGradGuard no_grad;
+      ddp.forward(loss);  // nothing is to be sent
+    }
+    ddp.forward(loss).backward();
+    auto whole = tiny_model();
+    whole->forward(tiny_batch(4)[0]).square().mean().backward();
+    EXPECT_TRUE(same_bits(gradients_of(*model), gradients_of(*whole)));  // twice the same, halved
   });
 }
 

@@ -1,32 +1,10 @@
 // A step that fails on one rank: nobody waits, all drop it, and the next one works.
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
-
-#include "snug/core/error.h"
-#include "snug/distributed/data_parallel.h"
 #include "snug/memory/limit.h"
-#include "snug/train/stepper.h"
-#include "tests/distributed/ranks.h"
-#include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
+#include "tests/train/ranked_training.h"
 
 namespace snug {
 namespace {
-
-using ::testing::AllOf;
-using testing::clones_of;
-using testing::close_in_norm;
-using testing::error_of;
-using testing::gradients_of;
-using ::testing::HasSubstr;
-using testing::on_ranks;
-using testing::quick;
-using testing::same_bits;
-using testing::squared_error;
-using testing::tiny_batch;
-using testing::tiny_model;
 
 constexpr int64_t kLarge = 1 << 24;
 
@@ -49,7 +27,7 @@ class FailingRun {
   // Of 4 micro-batches; on rank 1 `fail` is called at that moment.
   StepResult step(When when, const std::function<void()>& fail) {
     const bool fails = group_->rank() == 1 && fail;
-    const Batch own = batch_slice(tiny_batch(8 * group_->size()), 8 * group_->rank(), 8 * group_->rank() + 8);
+    const Batch own = share(tiny_batch(8 * group_->size()), *group_);
     int micro_batches = 0;
     return stepper_.step(own, [&](const Batch& micro) {
       const bool is_it = ++micro_batches == (when == When::LastForward || when == When::LastBackward ? 4 : 1);

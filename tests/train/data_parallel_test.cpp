@@ -1,39 +1,14 @@
 #include "snug/distributed/data_parallel.h"
 
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <chrono>
+#include <thread>
 
-#include "snug/core/error.h"
+#include "snug/memory/detail/operator_mode.h"
 #include "snug/models/gpt.h"
-#include "snug/train/stepper.h"
-#include "tests/distributed/ranks.h"
-#include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
+#include "tests/train/ranked_training.h"
 
 namespace snug {
 namespace {
-
-using ::testing::AllOf;
-using testing::bytes_of;
-using testing::clones_of;
-using testing::close_in_norm;
-using testing::error_of;
-using testing::gradients_of;
-using ::testing::HasSubstr;
-using testing::on_ranks;
-using testing::quick;
-using testing::same_bits;
-using testing::squared_error;
-using testing::tiny_batch;
-using testing::tiny_model;
-
-Batch slice(const Batch& batch, int64_t begin, int64_t end) { return batch_slice(batch, begin, end); }
-
-// Rank r's part of a batch.
-Batch share(const Batch& batch, const ProcessGroup& group) {
-  return slice(batch, batch.size() * group.rank() / group.size(), batch.size() * (group.rank() + 1) / group.size());
-}
 
 void expect_all_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
   ASSERT_EQ(a.size(), b.size());
@@ -41,29 +16,6 @@ void expect_all_close(const std::vector<torch::Tensor>& a, const std::vector<tor
     EXPECT_TRUE(close_in_norm(a[i], b[i], 1e-6)) << "tensor " << i;
   }
 }
-
-// A small model with its Stepper, alone or on ranks.
-struct Training {
-  explicit Training(const std::shared_ptr<ProcessGroup>& group = nullptr, StepperOptions options = {},
-                    DataParallelOptions parallel = {})
-      : model(tiny_model()), optimizer(model->parameters(), torch::optim::SGDOptions(0.1)) {
-    if (group) {
-      ddp.emplace(model, group, std::move(parallel));
-      options.data_parallel = &*ddp;
-    }
-    stepper.emplace(model, optimizer, options);
-  }
-
-  Loss loss_of(const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); }
-  StepResult step(const Batch& batch) {
-    return stepper->step(batch, [&](const Batch& micro) { return loss_of(micro); });
-  }
-
-  torch::nn::Sequential model;
-  torch::optim::SGD optimizer;
-  std::optional<DataParallel> ddp;
-  std::optional<Stepper> stepper;
-};
 
 Gpt tiny_gpt() {
   torch::manual_seed(3);
@@ -137,12 +89,12 @@ TEST(StepperOnRanks, TakesUnequalSharesAndNone) {
     for (const auto& end : ends) {
       const auto rank = static_cast<size_t>(group->rank());
       const StepResult one = alone.step(batch);
-      const StepResult result = run.step(slice(batch, rank == 0 ? 0 : end[rank - 1], end[rank]));
+      const StepResult result = run.step(batch_slice(batch, rank == 0 ? 0 : end[rank - 1], end[rank]));
       EXPECT_TRUE(result.stepped());
       EXPECT_EQ(result.items, one.items);
       expect_all_close(gradients_of(*run.model), gradients_of(*alone.model));
     }
-    EXPECT_FALSE(run.step(slice(batch, 0, 0)).stepped());  // nobody has any
+    EXPECT_FALSE(run.step(batch_slice(batch, 0, 0)).stepped());  // nobody has any
     EXPECT_TRUE(same_bits(group->all_gather(run.model->parameters()[0])[0], run.model->parameters()[0].detach()));
   });
 }
@@ -169,7 +121,7 @@ TEST(StepperOnRanks, AccumulatesAndSendsWithTheLastOrAtTheFlush) {
     Training alone;
     Training run(group, {.accumulate = 4});
     const auto add = [&](int64_t i) {
-      return run.stepper->accumulate(slice(share(batch, *group), 2 * i, 2 * i + 2),
+      return run.stepper->accumulate(batch_slice(share(batch, *group), 2 * i, 2 * i + 2),
                                      [&](const Batch& micro) { return run.loss_of(micro); });
     };
     for (int64_t i = 0; i < 3; ++i) {
@@ -231,7 +183,7 @@ TEST(StepperOnRanks, SumsTheGradientsOfWhatTheOptimizerHoldsBesidesTheModel) {
       parameters.push_back(unused);
       torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
       Stepper stepper(model, optimizer, {.data_parallel = ddp ? &*ddp : nullptr});
-      const Batch own = is_alone ? batch : group->rank() == 0 ? batch : slice(batch, 0, 0);
+      const Batch own = is_alone ? batch : group->rank() == 0 ? batch : batch_slice(batch, 0, 0);
       stepper.step(own,
                    [&](const Batch& micro) { return squared_error(model->forward(micro[0]) * temperature, micro[1]); });
       EXPECT_FALSE(unused.grad().defined());
@@ -263,6 +215,58 @@ TEST(StepperOnRanks, SkipsTogether) {
     breaks = true;
     EXPECT_FALSE(run.step(share(tiny_batch(4), *group)).stepped());
     EXPECT_EQ(run.stepper->scaler().get_scale(), 32768);
+  });
+}
+
+// Makes matrix products of one type look slow.
+class SlowProducts final : public detail::OperatorPolicy {
+ public:
+  explicit SlowProducts(torch::ScalarType dtype) : dtype_(dtype) {}
+  void call(const detail::OperatorCall& call, detail::Stack& stack) override {
+    if (call.op.schema().name() == "aten::mm" && stack.back().toTensor().scalar_type() == dtype_) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    }
+    call.proceed(stack);
+  }
+
+ private:
+  torch::ScalarType dtype_;
+};
+
+void expect_rank_zeros_choice(Precision of_zero, Precision of_one) {
+  on_ranks(2, [&] {
+    const auto group = init_process_group(quick());
+    const Precision own = group->rank() == 0 ? of_zero : of_one;
+    SlowProducts slow(own == Precision::Float32 ? torch::kBFloat16 : torch::kFloat);
+    const detail::OperatorScope scope(slow);
+    Training run(group, {.precision = Precision::Auto});
+    EXPECT_EQ(measured_precision(torch::kCPU), own);
+    EXPECT_EQ(run.stepper->precision(), of_zero);
+    EXPECT_TRUE(run.step(share(tiny_batch(4), *group)).stepped());
+  });
+}
+
+TEST(StepperOnRanks, TakeFp32WhereRankZeroMeasuresThatItIsFaster) {
+  expect_rank_zeros_choice(Precision::Float32, Precision::BFloat16);
+}
+TEST(StepperOnRanks, TakeBf16WhereRankZeroMeasuresThatItIsFaster) {
+  expect_rank_zeros_choice(Precision::BFloat16, Precision::Float32);
+}
+
+TEST(StepperOnRanks, PlansStepsWithinABudgetByPassesThatAreNotSent) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    Training plain(group);
+    Training planned(group, {.memory_budget = Bytes(1 << 30)});
+    for (int i = 0; i < 2; ++i) {
+      const Batch own = share(tiny_batch(16), *group);
+      const StepResult expected = plain.step(own);
+      EXPECT_EQ(planned.step(own).bytes_sent, expected.bytes_sent);
+      expect_all_close(gradients_of(*planned.model), gradients_of(*plain.model));
+    }
+    EXPECT_TRUE(planned.stepper->plan().has_value());
+    Training counted(group, {.memory_budget = Bytes(1 << 30)}, {.static_graph = true});
+    EXPECT_THAT(error_of<ConfigError>([&] { counted.step(share(tiny_batch(16), *group)); }), HasSubstr("plan = false"));
   });
 }
 

@@ -34,6 +34,9 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   const CommunicationTime& communication() const { return time_; }
   void check_replicas() const;
   int quiet_guards = 0;
+  int rehearsals = 0;  ///< above 0: backward passes that belong to no step, whose gradients are dropped
+
+  bool has_static_graph() const { return options_.static_graph; }
 
   // For Stepper. What all ranks do before a pass that sends is done here, so that it does not matter how many quiet passes each has before.
   // Inside a step gradients are summed.
@@ -53,6 +56,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
 
   void make_reducer();
   bool divides() const { return options_.reduction == Reduction::Mean && !is_step_begun_; }
+  void check_nobody_takes_gradients() const;
   void synchronize();
   void enter_backward(bool forward_was_quiet);
   void end_backward();

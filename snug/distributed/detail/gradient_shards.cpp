@@ -3,29 +3,16 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "snug/core/error.h"
 #include "snug/distributed/detail/shard_state.h"
-
-// Rests on the same hook as optim/step_in_backward.cpp. Tried on LibTorch 2.11.0 and 2.13.0.
 
 namespace snug::detail {
 namespace {
 
 // Sums on their way at the same time: one travels while backward fills the next.
 constexpr size_t kInFlight = 2;
-
-class Notify final : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit Notify(std::function<void()> call) : call_(std::move(call)) {}
-  void operator()(const torch::autograd::Variable& /*parameter*/) override { call_(); }
-
- private:
-  std::function<void()> call_;
-};
 
 }  // namespace
 
@@ -41,29 +28,15 @@ GradientShards::GradientShards(std::vector<at::Tensor> parameters, std::vector<O
       parameters_[i] = at::Tensor();
       continue;
     }
-    if (torch::autograd::impl::post_acc_grad_hooks(parameters_[i]) != nullptr) {
-      parameters_.resize(i);
-      remove_hooks();
+    if (has_gradient_hook(parameters_[i])) {
       throw ConfigError(
           fmt::format("ShardedOptimizer: parameter {} has a hook after its gradient already; is there another "
-                      "ShardedOptimizer with "
-                      "sharded gradients, or a StepInBackward?",
+                      "ShardedOptimizer with sharded gradients, or a StepInBackward?",
                       i));
     }
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters_[i],
-                                                   std::make_unique<Notify>([this, i] { take_gradient(i); }));
+    hooks_.set(parameters_[i], [this, i](const at::Tensor& /*parameter*/) { take_gradient(i); });
   }
   make_buckets();
-}
-
-GradientShards::~GradientShards() { remove_hooks(); }
-
-void GradientShards::remove_hooks() {
-  for (const at::Tensor& parameter : parameters_) {
-    if (parameter.defined()) {
-      torch::autograd::impl::set_post_acc_grad_hooks(parameter, nullptr);
-    }
-  }
 }
 
 // In the order in which backward is likely to come to them: from the last to the first.

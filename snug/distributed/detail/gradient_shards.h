@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "snug/core/detail/gradient_hooks.h"
 #include "snug/distributed/sharded_optimizer.h"
 
 namespace snug::detail {
@@ -23,7 +24,6 @@ class GradientShards final {
   /// Throws ConfigError, naming the parameter by number, if something else wants to see its gradient.
   GradientShards(std::vector<at::Tensor> parameters, std::vector<Own> own, std::shared_ptr<ProcessGroup> group,
                  GradientSharding options);
-  ~GradientShards();
   GradientShards(const GradientShards&) = delete;
   GradientShards& operator=(const GradientShards&) = delete;
 
@@ -39,7 +39,6 @@ class GradientShards final {
   };
 
   void make_buckets();
-  void remove_hooks();
   void take_gradient(size_t parameter);
   void begin_pass();
   void end_pass();
@@ -56,6 +55,7 @@ class GradientShards final {
   int pass_ = -1;               // the backward pass that runs
   std::weak_ptr<int> running_;  // lives as long as that does
   std::deque<Sent> sent_;       // not ended yet
+  GradientHooks hooks_;
 };
 
 }  // namespace snug::detail

@@ -13,6 +13,24 @@
 
 namespace snug::detail {
 
+Rehearsal::Rehearsal(DataParallel* parallel) : parallel_(parallel) {
+  if (parallel_ == nullptr) {
+    return;
+  }
+  if (parallel_->impl().has_static_graph()) {
+    throw ConfigError(
+        "Stepper: memory_budget is planned by passes of its own, which a DataParallel with static_graph would take for "
+        "steps; leave static_graph out, or set plan = false");
+  }
+  ++parallel_->impl().rehearsals;
+}
+
+Rehearsal::~Rehearsal() {
+  if (parallel_ != nullptr) {
+    --parallel_->impl().rehearsals;
+  }
+}
+
 RankedStep::RankedStep(DataParallel* parallel, const NamedTensors& trained) : parallel_(parallel) {
   if (is_alone()) {
     return;
@@ -36,10 +54,8 @@ int64_t RankedStep::from_rank_zero(int64_t value) const {
   return tensor.item<int64_t>();
 }
 
-void RankedStep::agree_on_largest(const at::Tensor& tensor) const {
-  const at::Tensor host = tensor.cpu().contiguous();
-  parallel_->group().all_reduce(host, ReduceOp::Max);
-  tensor.copy_(host);
+std::function<void(const at::Tensor&)> RankedStep::agreement() const {
+  return is_alone() ? nullptr : agree_over(parallel_->impl().shared_group());
 }
 
 void RankedStep::begin(bool has_masters) {

@@ -23,6 +23,19 @@
 
 namespace snug::detail {
 
+/// While it lives, backward passes may run on one rank alone, to plan a step. Their gradients are to be dropped.
+class [[nodiscard]] Rehearsal final {
+ public:
+  /// `parallel`: null alone. Throws ConfigError where it would remember such passes.
+  explicit Rehearsal(DataParallel* parallel);
+  ~Rehearsal();
+  Rehearsal(const Rehearsal&) = delete;
+  Rehearsal& operator=(const Rehearsal&) = delete;
+
+ private:
+  DataParallel* parallel_;
+};
+
 class RankedStep {
  public:
   using NamedTensors = DataParallel::NamedTensors;
@@ -38,8 +51,8 @@ class RankedStep {
   bool is_alone() const { return parallel_ == nullptr; }
   /// Rank 0's value.
   int64_t from_rank_zero(int64_t value) const;
-  /// In place: the largest of all ranks.
-  void agree_on_largest(const at::Tensor& tensor) const;
+  /// For GradScaler::agree_by; empty alone.
+  std::function<void(const at::Tensor&)> agreement() const;
 
   /// `has_masters`: gradients are gathered elsewhere after each micro-batch.
   void begin(bool has_masters);

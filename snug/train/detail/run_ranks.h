@@ -22,6 +22,8 @@ class RunRanks {
   bool is_first() const { return rank() == 0; }
 
   /// Null alone.
+  const std::shared_ptr<ProcessGroup>& group() const { return group_; }
+  /// Null alone.
   template <class M>
   std::unique_ptr<DataParallel> data_parallel(M& model) const {
     return group_ ? std::make_unique<DataParallel>(model, group_) : nullptr;

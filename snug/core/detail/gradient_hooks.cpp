@@ -1,0 +1,40 @@
+#include "snug/core/detail/gradient_hooks.h"
+
+#include <memory>
+#include <utility>
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+// Rests on the hook that LibTorch's autograd calls after it has accumulated a leaf's gradient, and which Python registers by
+// register_post_accumulate_grad_hook. Tried on LibTorch 2.11.0 and 2.13.0.
+
+namespace snug::detail {
+namespace {
+
+class Call final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit Call(std::function<void(const at::Tensor&)> call) : call_(std::move(call)) {}
+  void operator()(const torch::autograd::Variable& leaf) override { call_(leaf); }
+
+ private:
+  std::function<void(const at::Tensor&)> call_;
+};
+
+}  // namespace
+
+bool has_gradient_hook(const at::Tensor& leaf) { return torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr; }
+
+GradientHooks::~GradientHooks() {
+  for (const at::Tensor& leaf : leaves_) {
+    torch::autograd::impl::set_post_acc_grad_hooks(leaf, nullptr);
+  }
+}
+
+void GradientHooks::set(const at::Tensor& leaf, std::function<void(const at::Tensor&)> call) {
+  leaves_.reserve(leaves_.size() + 1);
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Call>(std::move(call)));
+  leaves_.push_back(leaf);
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,30 @@
+#pragma once
+// RunOptimizer: the optimizer of a training run: AdamW, on several ranks in shares where the run asks for that.
+
+#include <functional>
+#include <memory>
+
+#include <torch/optim/optimizer.h>
+
+#include "snug/distributed/process_group.h"
+#include "snug/models/gpt.h"
+#include "snug/train/config.h"
+
+namespace snug::detail {
+
+class RunOptimizer {
+ public:
+  /// `group`: null alone.
+  RunOptimizer(const Gpt& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group);
+
+  torch::optim::Optimizer& operator*() const { return *optimizer_; }
+  torch::optim::Optimizer* operator->() const { return optimizer_.get(); }
+
+  /// On every rank: calls `save`, while rank 0 has the whole state.
+  void while_whole(const std::function<void()>& save);
+
+ private:
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+}  // namespace snug::detail
