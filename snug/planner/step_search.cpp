@@ -23,20 +23,12 @@ void check(const std::vector<MicroBatchCandidate>& candidates, const StepSearchO
     throw ConfigError(fmt::format("search_step: {} candidates for a batch of {} items; give at least one of each",
                                   candidates.size(), options.batch));
   }
-  bool whole = false;
   for (const MicroBatchCandidate& candidate : candidates) {
     if (candidate.items < 1 || candidate.simulator == nullptr) {
       throw ConfigError(
           fmt::format("search_step: a candidate has {} items and {} simulator; it needs at least 1 of each",
                       candidate.items, candidate.simulator == nullptr ? "no" : "a"));
     }
-    whole = whole || candidate.items >= options.batch;
-  }
-  if (!options.pinned_by.empty() && !whole) {
-    throw ConfigError(
-        fmt::format("search_step: {} forbids to split the batch of {} items, and no candidate has as many; "
-                    "add one, or allow the split",
-                    options.pinned_by, options.batch));
   }
 }
 
@@ -56,13 +48,10 @@ struct Split {
 std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
   std::vector<Split> all;
   for (const MicroBatchCandidate& candidate : candidates) {
-    if (!options.pinned_by.empty() && candidate.items < options.batch) {
-      continue;
-    }
     const int64_t items = std::min(candidate.items, options.batch);
     const int64_t count = (options.batch + items - 1) / items;
     all.push_back({candidate, count, static_cast<double>(options.batch) / static_cast<double>(items),
-                   options.fixed_bytes + (count > 1 ? options.gradient_bytes : 0),
+                   options.fixed_bytes + candidate.own_bytes + (count > 1 ? options.gradient_bytes : 0),
                    candidate.simulator->run(keep_all(candidate.simulator->profile()))});
   }
   std::stable_sort(all.begin(), all.end(), [](const Split& a, const Split& b) {
@@ -77,7 +66,6 @@ std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, co
 
 StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
   check(candidates, options);
-  const int64_t budget = options.agree ? options.agree(options.budget) : options.budget;
   const int64_t optimizer = options.fixed_bytes + options.gradient_bytes + options.optimizer_bytes;
   const std::vector<Split> all = splits(candidates, options);
   StepSearch result;
@@ -91,11 +79,11 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
       considered.verdict = "slower, whatever it keeps";
       continue;
     }
-    if (optimizer > budget) {
+    if (optimizer > options.budget) {
       considered.verdict = "the optimizer's step does not fit";
       continue;
     }
-    const PlanAnswer answer = solver.solve(budget - split.before);
+    const PlanAnswer answer = solver.solve(options.budget - split.before);
     const RematPlan* plan = std::get_if<RematPlan>(&answer);
     if (plan == nullptr) {
       considered.verdict = "does not fit";
@@ -158,47 +146,6 @@ StepChoice StepChoice::from_json(std::string_view text) {
   } catch (const Json::exception& error) {
     throw ConfigError(fmt::format("StepChoice: not a choice in JSON: {}; plan again", error.what()));
   }
-}
-
-StepProfile estimate_profile(const StepProfile& a, int64_t items_a, const StepProfile& b, int64_t items_b,
-                             int64_t items) {
-  const auto same = [](const auto& first, const auto& second, auto&& equal) {
-    return first.size() == second.size() && std::equal(first.begin(), first.end(), second.begin(), equal);
-  };
-  const bool alike =
-      same(a.storages, b.storages, [](const auto& x, const auto& y) { return x.kind == y.kind; }) &&
-      same(a.operators, b.operators,
-           [](const auto& x, const auto& y) {
-             return x.name == y.name && x.reads == y.reads && x.writes == y.writes;
-           }) &&
-      same(a.backward, b.backward, [](const auto& x, const auto& y) { return x.name == y.name; }) &&
-      same(a.events, b.events, [](const auto& x, const auto& y) { return x.kind == y.kind && x.index == y.index; });
-  if (!alike || items_a == items_b) {
-    throw ConfigError(
-        fmt::format("estimate_profile: micro-batches of {} and {} items do not run the same operators, or are equal; "
-                    "take a profile of {} items itself",
-                    items_a, items_b, items));
-  }
-  const double share = static_cast<double>(items - items_a) / static_cast<double>(items_b - items_a);
-  const auto seconds = [&](double& at, double x, double y) { at = std::max(0.0, x + share * (y - x)); };
-  const auto bytes = [&](int64_t& at, int64_t x, int64_t y) {
-    at = std::max<int64_t>(0, x + std::llround(share * static_cast<double>(y - x)));
-  };
-  StepProfile result = a;
-  for (size_t i = 0; i < a.storages.size(); ++i) {
-    bytes(result.storages[i].bytes, a.storages[i].bytes, b.storages[i].bytes);
-  }
-  for (size_t i = 0; i < a.operators.size(); ++i) {
-    seconds(result.operators[i].seconds, a.operators[i].seconds, b.operators[i].seconds);
-    bytes(result.operators[i].workspace, a.operators[i].workspace, b.operators[i].workspace);
-  }
-  for (size_t i = 0; i < a.backward.size(); ++i) {
-    seconds(result.backward[i].seconds, a.backward[i].seconds, b.backward[i].seconds);
-  }
-  for (size_t i = 0; i < a.events.size(); ++i) {
-    bytes(result.events[i].bytes, a.events[i].bytes, b.events[i].bytes);
-  }
-  return result;
 }
 
 }  // namespace snug

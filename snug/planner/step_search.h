@@ -7,7 +7,6 @@
 //   if (!found.choice) std::cout << found.smallest_feasible_bytes << " bytes would do\n";
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,6 +19,7 @@ namespace snug {
 struct MicroBatchCandidate {
   int64_t items = 0;                         ///< in every micro-batch; the last may have fewer
   const StepSimulator* simulator = nullptr;  ///< of one with that many; not owned
+  int64_t own_bytes = 0;                     ///< there beside its activations, such as copies of its items
 };
 
 struct StepSearchOptions {
@@ -29,9 +29,6 @@ struct StepSearchOptions {
   int64_t gradient_bytes = 0;    ///< there from the second micro-batch on, and for the optimizer
   int64_t optimizer_bytes = 0;   ///< workspace of the optimizer's step
   double optimizer_seconds = 0;  ///< of its step
-  std::string pinned_by = {};    ///< what forbids to split the batch, such as "BatchNorm"; empty: it may be split
-  std::function<int64_t(int64_t)> agree =
-      {};  ///< the least of all ranks' numbers; ranks then take the first one's choice
   SolverOptions solver = {};
 };
 
@@ -69,12 +66,7 @@ struct StepSearch {
 };
 
 /// Equal times: the larger micro-batch. Candidates that would be slower even if they kept everything are not solved. Throws
-/// ConfigError for no candidates, sizes below 1, and a pinned batch without a candidate of its size.
+/// ConfigError for no candidates, and sizes below 1.
 StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options);
-
-/// The profile that a micro-batch of `items` would have if bytes and seconds are straight lines through those of two others: to find
-/// candidates worth a profile of their own. Throws ConfigError where operators or events differ, or sizes are equal.
-StepProfile estimate_profile(const StepProfile& a, int64_t items_a, const StepProfile& b, int64_t items_b,
-                             int64_t items);
 
 }  // namespace snug
