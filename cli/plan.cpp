@@ -1,24 +1,30 @@
 // snug plan: what a training step takes in bytes and time under every budget, before anything is trained.
 
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <string>
-#include <vector>
 
+#include <ATen/ops/cross_entropy_loss.h>
 #include <fmt/format.h>
 #include <torch/nn/functional/loss.h>
 
 #include "cli/command.h"
 #include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
+#include "snug/core/file_system.h"
+#include "snug/memory/limit.h"
 #include "snug/models/gpt.h"
+#include "snug/optim/adamw.h"
 #include "snug/planner/curve.h"
-#include "snug/planner/step_search.h"
+#include "snug/train/stepper.h"
+#include "snug/train/trainer.h"
 
 namespace snug::cli {
 namespace {
 
 struct Flags {
-  std::string model = "gpt-tiny", memory;
+  std::string model = "gpt-tiny", memory, run;
   int64_t batch = 64;
   bool explain = false;
 };
@@ -54,33 +60,48 @@ void print_curve(const StepProfile& profile, const Flags& flags, int64_t fixed) 
   }
 }
 
+// As snug train would. What is less than the model and the optimizer alone is not tried.
 void print_choice(Gpt& model, const GptOptions& options, const Flags& flags, int64_t parameters) {
   const Bytes budget = Bytes::parse(flags.memory);
-  std::vector<std::unique_ptr<StepSimulator>> simulators;
-  std::vector<MicroBatchCandidate> candidates;
-  for (int64_t items = flags.batch; items >= 1; items /= 2) {
-    simulators.push_back(std::make_unique<StepSimulator>(profile_of(model, options, items)));
-    candidates.push_back({.items = items, .simulator = simulators.back().get()});
-  }
-  const StepSearch found = search_step(
-      candidates,
-      {.batch = flags.batch, .budget = budget.count(), .fixed_bytes = 3 * parameters, .gradient_bytes = parameters});
-  fmt::print("{}", found.explain());
-  if (!found.choice) {
-    throw BudgetExceeded(fmt::format("plan: {} does not fit into {}; {} would do", flags.model, budget.str(),
-                                     Bytes(found.smallest_feasible_bytes).str()),
-                         Bytes(found.smallest_feasible_bytes));
-  }
-  if (flags.explain) {
-    for (const MicroBatchCandidate& candidate : candidates) {
-      if (candidate.items == found.choice->items) {
-        fmt::print("\n{}", explain(*candidate.simulator, found.choice->plan));
-      }
+  AdamW optimizer(model->parameters());
+  const Bytes least(live_bytes(c10::kCPU).count() + 3 * parameters);
+  Stepper stepper(model, optimizer, {.memory_budget = std::max(budget, least)});
+  const at::Tensor tokens = at::randint(options.vocab, {flags.batch, options.context}, at::kLong);
+  Bytes takes = Bytes::unlimited();
+  try {
+    const auto plan = stepper.plan(Batch{tokens}, [&](const Batch& micro) {
+      const at::Tensor logits = model->forward(micro[0]);
+      const at::Tensor sum =
+          at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), micro[0].reshape({-1}), {}, at::Reduction::Sum);
+      return Loss::sum(sum, micro[0].numel());
+    });
+    takes = Bytes(plan->choice.peak_bytes);
+    if (takes <= budget) {
+      fmt::print("{}\n{}\n", flags.explain ? plan->explain() : plan->considered, plan->verdict());
+      return;
     }
+  } catch (const BudgetExceeded& error) {
+    takes = error.smallest_feasible();
   }
+  throw BudgetExceeded(fmt::format("plan: {} with a batch of {} does not fit into {}; {} ({} bytes) would do",
+                                   flags.model, flags.batch, budget.str(), takes.str(), takes.count()),
+                       takes);
+}
+
+void print_plan_of_run(const std::filesystem::path& out) {
+  const auto path = Trainer::plan_path(out);
+  if (!std::filesystem::exists(path)) {
+    throw ConfigError(
+        fmt::format("plan: there is no plan in '{}'; a run has one if it was given --memory", out.string()));
+  }
+  fmt::print("{}", StepPlan::from_json(FileSystem::real().read_file(path)).explain());
 }
 
 void run_plan(const Flags& flags) {
+  if (!flags.run.empty()) {
+    print_plan_of_run(flags.run);
+    return;
+  }
   if (flags.batch < 1) {
     throw ConfigError(fmt::format("plan: --batch is {}; give a number of sequences >= 1", flags.batch));
   }
@@ -104,8 +125,9 @@ void add_plan(CLI::App& app) {
   command->add_option("--memory", flags->memory, "A budget, such as 300MiB: the fastest step that fits")
       ->type_name("BYTES");
   command->add_flag("--explain", flags->explain, "What is alive at the peak, and what is rebuilt");
+  command->add_option("--run", flags->run, "Explain the plan of a run instead: its folder")->type_name("DIR");
   command->footer(
-      "Runs steps on random text on the CPU, with everything kept: plain training must fit into the machine.");
+      "Runs steps on random text on the CPU: without --memory with everything kept, with it within the budget.");
   command->callback([flags] { run_plan(*flags); });
 }
 

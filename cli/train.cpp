@@ -28,7 +28,7 @@ struct Flags {
   int64_t batch = 0, accumulate = 0, steps = 0, seed = 0, warmup = 0, validate_every = 0, snapshot_every = 0;
   int64_t precision_guard = 0, gradient_statistics = 0;
   double lr = 0, timeout = 1800;
-  bool resume = false, offload = false;
+  bool resume = false, offload = false, shard_optimizer = false;
 };
 
 // The rank whose fault it is ends first, so that a launcher names that one.
@@ -54,8 +54,7 @@ std::filesystem::path one_name(const std::string& path) {
 
 int64_t parse_micro_batch(const std::string& text) {
   if (text == "auto") {
-    throw ConfigError(
-        "train: --micro-batch auto is not there yet (it needs the planner of a later version); give a number");
+    return 0;
   }
   size_t used = 0;
   int64_t value = 0;
@@ -65,17 +64,9 @@ int64_t parse_micro_batch(const std::string& text) {
     used = 0;
   }
   if (used == 0 || used != text.size() || value < 1) {
-    throw ConfigError(fmt::format("train: --micro-batch is '{}'; give a number >= 1", text));
+    throw ConfigError(fmt::format("train: --micro-batch is '{}'; give a number >= 1, or auto", text));
   }
   return value;
-}
-
-Checkpointing parse_checkpoint(const std::string& text) {
-  if (text == "auto") {
-    throw ConfigError(
-        "train: --checkpoint auto is not there yet (it needs the planner of a later version); give none or blocks");
-  }
-  return checkpointing_from_string(text);
 }
 
 int64_t micro_batch_of(int64_t batch, int64_t accumulate, int ranks) {
@@ -139,10 +130,13 @@ void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
     config.precision_guard = flags.precision_guard;
   }
   if (given("--checkpoint")) {
-    config.checkpointing = parse_checkpoint(flags.checkpoint);
+    config.checkpointing = checkpointing_from_string(flags.checkpoint);
   }
   if (given("--offload")) {
     config.offload = flags.offload;
+  }
+  if (given("--shard-optimizer")) {
+    config.shard_optimizer = flags.shard_optimizer;
   }
   if (given("--lr")) {
     config.lr = flags.lr;
@@ -170,6 +164,10 @@ void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
   }
   if (given("--device")) {
     config.device = flags.device;
+  }
+  if (given("--micro-batch") && config.micro_batch == 0 && config.checkpoint() != Checkpointing::Auto) {
+    throw ConfigError(
+        "train: --micro-batch auto chooses what is fastest within a budget; give --memory, and --checkpoint auto");
   }
 }
 
@@ -251,11 +249,16 @@ void add_train(CLI::App& app) {
       command->add_option("--micro-batch", flags->micro_batch, "Sequences at a time; same gradients, less memory")
           ->type_name("N|auto");
   command->add_option("--accumulate", flags->accumulate, "Or: micro-batches per step")->type_name("K")->excludes(micro);
-  command->add_option("--checkpoint", flags->checkpoint, "Recompute activations in backward: none (default) or blocks")
+  command
+      ->add_option("--checkpoint", flags->checkpoint,
+                   "What backward computes again: none, blocks, or auto (default with --memory: what is needed)")
       ->type_name("WHAT");
   command->add_flag("--offload", flags->offload,
                     "Keep what backward needs in host memory, or with a CPU in a file in --out");
-  command->add_option("--memory", flags->memory, "Hard limit on tensor memory, such as 300MiB")->type_name("SIZE");
+  command->add_flag("--shard-optimizer", flags->shard_optimizer,
+                    "Each of several ranks keeps its share of the optimizer's state");
+  command->add_option("--memory", flags->memory, "Most tensor memory, such as 300MiB: plans steps that stay below it")
+      ->type_name("SIZE");
   command->add_option("--precision", flags->precision, "float32 (default), bfloat16, float16 or auto (measured)")
       ->type_name("NAME");
   command->add_option("--weights", flags->weights, "full: FP32 (default); low: 16-bit weights with FP32 masters")

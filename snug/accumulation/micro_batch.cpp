@@ -46,6 +46,14 @@ Batch batch_to(const Batch& batch, c10::Device device) {
   return Batch(std::move(moved));
 }
 
+BatchShape batch_shape(const Batch& batch) {
+  BatchShape shape;
+  for (const at::Tensor& tensor : batch.tensors()) {
+    shape.tensors.emplace_back(tensor.scalar_type(), tensor.sizes().slice(1).vec());
+  }
+  return shape;
+}
+
 std::vector<Batch> micro_batches(const Batch& batch, int64_t size) {
   if (size < 1) {
     throw ConfigError(fmt::format("micro_batches: size is {}; it must be >= 1", size));

@@ -248,6 +248,22 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::first_state(
   return state;
 }
 
+int64_t FusedOptimizer::state_bytes_to_come() const {
+  int64_t bytes = 0;
+  for (const auto& group : param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.requires_grad() && state_.count(parameter.unsafeGetTensorImpl()) == 0) {
+        ParameterState state;
+        make_state(state, at::empty_like(parameter, parameter.options().device(at::kMeta)), group.options());
+        for (const auto& [tensor_name, tensor] : state.tensors) {
+          bytes += static_cast<int64_t>(tensor.nbytes());
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
 void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
                              uint64_t first_place, const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   const auto& options = group.options();

@@ -26,10 +26,10 @@ E from_string(std::string_view what, std::string_view name, std::initializer_lis
 }  // namespace
 
 std::string_view to_string(Checkpointing checkpointing) {
-  return checkpointing == Checkpointing::None ? "none" : "blocks";
+  return checkpointing == Checkpointing::None ? "none" : checkpointing == Checkpointing::Blocks ? "blocks" : "auto";
 }
 Checkpointing checkpointing_from_string(std::string_view name) {
-  return from_string("checkpoint", name, {Checkpointing::None, Checkpointing::Blocks});
+  return from_string("checkpoint", name, {Checkpointing::None, Checkpointing::Blocks, Checkpointing::Auto});
 }
 
 std::string_view to_string(Weights weights) { return weights == Weights::Full ? "full" : "low"; }
@@ -94,6 +94,10 @@ int64_t part_of(int64_t steps, int64_t times) { return std::max<int64_t>(1, step
 
 }  // namespace
 
+Checkpointing TrainConfig::checkpoint() const {
+  const bool plans = !memory.is_unlimited() && device == "cpu" && !offload;
+  return checkpointing.value_or(plans ? Checkpointing::Auto : Checkpointing::None);
+}
 int64_t TrainConfig::warmup() const { return warmup_steps.value_or(part_of(steps, 20)); }
 int64_t TrainConfig::guard_patience() const {
   return precision_guard.value_or(precision == Precision::Auto ? PrecisionGuardOptions::kPatienceOfAuto : 0);
@@ -130,6 +134,12 @@ void TrainConfig::check() const {
     throw ConfigError(
         "train: precision_guard has nothing to guard in float32; give another precision, or leave it out");
   }
+  if (checkpoint() == Checkpointing::Auto && (memory.is_unlimited() || device != "cpu" || offload)) {
+    throw ConfigError(
+        "train: checkpoint auto keeps a memory limit by what it computes again; it needs one, on the CPU, and goes "
+        "without "
+        "offload");
+  }
   if (micro_batch > batch) {
     throw ConfigError(
         fmt::format("train: micro_batch {} is larger than batch {}; give at most {}", micro_batch, batch, batch));
@@ -155,8 +165,9 @@ LogValues TrainConfig::to_settings() const {
       {"precision", std::string(to_string(precision))},
       {"weights", std::string(to_string(weights))},
       {"precision_guard", guard_patience()},
-      {"checkpoint", std::string(to_string(checkpointing))},
+      {"checkpoint", std::string(to_string(checkpoint()))},
       {"offload", offload},
+      {"shard_optimizer", shard_optimizer},
       {"lr", lr},
       {"lr_scaling", std::string(to_string(lr_scaling))},
       {"weight_decay", weight_decay},
@@ -185,6 +196,7 @@ TrainConfig TrainConfig::from_settings(const LogValues& settings, std::filesyste
       .precision_guard = setting<int64_t>(settings, "precision_guard"),
       .checkpointing = checkpointing_from_string(setting<std::string>(settings, "checkpoint")),
       .offload = setting<bool>(settings, "offload"),
+      .shard_optimizer = setting<bool>(settings, "shard_optimizer"),
       .lr = setting<double>(settings, "lr"),
       .lr_scaling = lr_scaling_from_string(setting<std::string>(settings, "lr_scaling")),
       .weight_decay = setting<double>(settings, "weight_decay"),

@@ -23,6 +23,7 @@ namespace snug {
 enum class Checkpointing {
   None,    ///< keep them all
   Blocks,  ///< keep the input of every block
+  Auto,    ///< what is fastest within the memory limit, operator by operator: see StepperOptions::memory_budget
 };
 std::string_view to_string(Checkpointing);
 /// Throws ConfigError and lists the names.
@@ -40,16 +41,19 @@ struct TrainConfig {
   std::filesystem::path out;                ///< the run folder
   std::string model = "gpt-tiny";           ///< see gpt_configuration
   int64_t batch = 64;                       ///< sequences per optimizer step
-  int64_t micro_batch = 0;                  ///< sequences at a time; 0: the whole batch
-  Bytes memory = Bytes::unlimited();        ///< hard limit on live tensor memory on the device
+  int64_t micro_batch =
+      0;  ///< sequences at a time; 0: the whole batch, or with Checkpointing::Auto what is fastest within the limit
+  Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
   Weights weights = Weights::Full;  ///< Low: 16-bit weights of `precision`'s type, with FP32 masters
   /// Steps of trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never. See PrecisionGuard.
   std::optional<int64_t> precision_guard = {};
-  Checkpointing checkpointing = Checkpointing::None;
+  std::optional<Checkpointing> checkpointing =
+      {};  ///< not given: Auto with a memory limit on the CPU and without offload, else None
   /// What is saved for backward goes to the host, or on a CPU to a file in `out`. See SaveOnHost.
   bool offload = false;
-  double lr = 1e-3;                        ///< the highest learning rate; warm-up and cosine around it
+  bool shard_optimizer = false;  ///< on several ranks, each keeps its share of AdamW's state: see ShardedOptimizer
+  double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it
   LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch sequences, follows `batch`
   double weight_decay = 0.1;
   double clip_norm = 1.0;
@@ -68,6 +72,7 @@ struct TrainConfig {
   void check() const;
 
   /// What was given, or what stands for it.
+  Checkpointing checkpoint() const;
   int64_t warmup() const;
   int64_t guard_patience() const;
   int64_t validation_interval() const;

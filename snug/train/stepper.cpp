@@ -1,9 +1,8 @@
 #include "snug/train/stepper.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,52 +14,42 @@
 
 #include "snug/accumulation/window.h"
 #include "snug/core/error.h"
-#include "snug/memory/detail/peak_watch.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
+#include "snug/optim/fused_optimizer.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/detail/precision_regions.h"
 #include "snug/precision/precision_scope.h"
 #include "snug/train/detail/guard_evidence.h"
 #include "snug/train/detail/ranked_step.h"
+#include "snug/train/detail/step_watch.h"
+#include "snug/train/detail/step_within_budget.h"
 #include "snug/train/detail/stepper_options.h"
 #include "snug/train/detail/trained_parameters.h"
 
 namespace snug {
 
-double StepResult::loss() const {
-  return loss_.defined() ? loss_.item<double>() : std::numeric_limits<double>::quiet_NaN();
-}
-bool StepResult::stepped() const { return outcome_; }
-double StepResult::grad_norm() const { return grad_norm_.defined() ? grad_norm_.item<double>() : 0.0; }
-double StepResult::first_grad_norm() const {
-  return first_grad_norm_.defined() ? first_grad_norm_.item<double>() : std::numeric_limits<double>::quiet_NaN();
-}
-double StepResult::scale() const { return scale_.item<double>(); }
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-}  // namespace
-
 class Stepper::Impl {
  public:
   Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
       : options_(options),
+        model_(model),
         optimizer_(optimizer),
         parameters_(model, optimizer),
         ranks_(options.data_parallel, parameters_.all()),
         precision_(resolve_together(options.precision)),
         scaler_(detail::scaler_options(options.scaler, precision_)),
         guard_(detail::guard_options(options.precision_guard, options.precision)),
-        window_(parameters_.all()) {
+        window_(parameters_.all()),
+        budget_(model, options.plan && device().is_cpu() ? options.memory_budget : Bytes::unlimited(),
+                options.split_batch_norm) {
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_);
     } else {
       parameters_.check_full_weights(scaler_.is_enabled());
     }
-    check_budget();
+    detail::check_budget(options_.memory_budget, device());
+    detail::check_planning(model, options, budget_.plans());
     prepare(scaler_);
     regions_.device = device().type();
   }
@@ -69,47 +58,49 @@ class Stepper::Impl {
 
   // The step, from top to bottom.
   StepResult step_over(const MicroBatches& source) {
-    if (window_.size() > 0) {
-      throw ConfigError(fmt::format(
-          "Stepper.step: an accumulation window is open, with {} of {} micro-batches; fill it by accumulate(), or "
-          "end it by flush() with tail Exact or Drop",
-          window_.size(), options_.accumulate));
-    }
+    require_closed_window();
     if (source.items < 1 && ranks_.is_alone()) {
       throw ConfigError("Stepper.step: the batch is empty");
     }
-    return guarded([&] {
-      begin_window();
-      const int64_t size = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
+    return within_budget([&] {
+      open_window();
+      const int64_t size = micro_batch_of(source);
+      start_measuring();
       for (int64_t begin = 0; begin < source.items; begin += size) {
         const Range now{begin, std::min(begin + size, source.items)};
         std::optional<Range> ahead;
         if (now.end < source.items) {
           ahead = Range{now.end, std::min(now.end + size, source.items)};
         }
+        source.load(now, ahead);
         const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
-        run_micro_batch([&] { return source.loss_of(now, ahead); }, {.items = now.end - now.begin,
-                                                                     .parts = parts,
-                                                                     .is_split = options_.micro_batch > 0,
-                                                                     .is_last = now.end == source.items});
+        run_micro_batch(source, {.items = now.end - now.begin,
+                                 .parts = parts,
+                                 .is_split = options_.micro_batch > 0 || size < source.items,
+                                 .is_last = now.end == source.items});
       }
       return end_window();
     });
   }
 
-  std::optional<StepResult> accumulate_one(int64_t items, const std::function<Loss()>& loss_of) {
-    return guarded([&]() -> std::optional<StepResult> {
-      if (window_.size() == 0) {
-        begin_window();
+  std::optional<StepResult> accumulate_one(const MicroBatches& source) {
+    return within_budget([&]() -> std::optional<StepResult> {
+      const bool is_first = window_.size() == 0;
+      if (is_first) {
+        open_window();
       }
-      run_micro_batch(loss_of, {.items = items,
-                                .parts = static_cast<double>(options_.accumulate),
-                                .is_split = options_.accumulate > 1,
-                                .is_last = window_.size() + 1 == options_.accumulate});
-      if (window_.size() < options_.accumulate) {
-        return std::nullopt;
+      if (budget_.plans()) {
+        plan_step(source, source.items * options_.accumulate, source.items);
       }
-      return end_window();
+      if (is_first) {
+        start_measuring();
+      }
+      source.load({0, source.items}, std::nullopt);
+      run_micro_batch(source, {.items = source.items,
+                               .parts = static_cast<double>(options_.accumulate),
+                               .is_split = options_.accumulate > 1,
+                               .is_last = window_.size() + 1 == options_.accumulate});
+      return window_.size() < options_.accumulate ? std::nullopt : std::optional(end_window());
     });
   }
 
@@ -125,15 +116,13 @@ class Stepper::Impl {
   }
 
   StateDict state_dict() const {
-    if (window_.size() > 0) {
-      throw ConfigError(
-          "Stepper.state_dict: an accumulation window is open and its gradients are not part of the state; save "
-          "between "
-          "steps, or flush() first");
-    }
+    require_closed_window();  // its gradients are no part of the state
     StateDict state;
     state.set("precision", std::string(to_string(precision_)));
     state.set("scaler", scaler_.state_dict());
+    if (budget_.plans()) {
+      state.set("micro_batches", budget_.planner().choices());
+    }
     if (guard_.is_on()) {
       state.set("precision_guard", detail::state_of(guard_));
     }
@@ -166,8 +155,14 @@ class Stepper::Impl {
       guard.restore(detail::regions_from(state.get<StateDict>("precision_guard")));
     }
     auto in_full = guard.full_regions();
+    const bool has_choices = budget_.plans() && state.contains("micro_batches");
+    auto choices = has_choices ? detail::StepPlanner::parse_choices(state.get<std::string>("micro_batches"))
+                               : std::vector<detail::StepPlanner::Choice>();
     if (options_.weights == Weights::Low) {
       parameters_.load_masters(state.get<StateDict>("masters"));
+    }
+    if (has_choices) {
+      budget_.planner().set_choices(std::move(choices));
     }
     precision_ = saved;
     scaler_ = std::move(scaler);
@@ -175,11 +170,40 @@ class Stepper::Impl {
     regions_.in_full = std::move(in_full);
   }
 
+  std::optional<StepPlan> plan_for(const MicroBatches& source) {
+    require_closed_window();
+    if (!ranks_.is_alone() || source.items < 1) {
+      throw ConfigError(
+          "Stepper.plan: several ranks plan in step() only, where they wait for each other; nor is there a plan for an "
+          "empty batch");
+    }
+    within_budget([&] {
+      open_window();
+      micro_batch_of(source);
+      abandon();
+      return 0;
+    });
+    return plan();
+  }
+
+  std::optional<StepPlan> plan() const {
+    const StepPlan* plan = budget_.last_plan();
+    return plan != nullptr ? std::optional(*plan) : std::nullopt;
+  }
   void sample_gradients() { sample_gradients_ = true; }
   Precision precision() const { return precision_; }
   const GradScaler& scaler() const { return scaler_; }
 
  private:
+  void require_closed_window() const {
+    if (window_.size() > 0) {
+      throw ConfigError(fmt::format(
+          "Stepper: an accumulation window is open, with {} of {} micro-batches; fill it by accumulate(), or end it by "
+          "flush() with tail Exact or Drop",
+          window_.size(), options_.accumulate));
+    }
+  }
+
   struct MicroBatch {
     int64_t items;
     double parts;  // how many of its size the window is expected to have
@@ -193,9 +217,7 @@ class Stepper::Impl {
 
   void prepare(GradScaler& scaler) {
     scaler.name_parameters(parameters_.all());
-    if (!ranks_.is_alone()) {
-      scaler.agree_by([this](const at::Tensor& found_inf) { ranks_.agree_on_largest(found_inf); });
-    }
+    scaler.agree_by(ranks_.agreement());
     make_scale(scaler);
   }
 
@@ -204,20 +226,64 @@ class Stepper::Impl {
     return scaler.scale(at::ones({}, at::TensorOptions().device(device())));
   }
 
-  void check_budget() const {
-    if (const Bytes live = live_bytes(device()); live > options_.memory_budget) {
-      throw BudgetExceeded(
-          fmt::format("Stepper: {} of tensors are alive outside of the step, more than memory_budget {}", live.str(),
-                      options_.memory_budget.str()));
+  // An earlier micro-batch of the window cannot be had again; nor is it the plan's fault where the optimizer runs out of memory.
+  template <class F>
+  auto within_budget(F&& step) -> decltype(step()) {
+    const bool is_repeatable = window_.size() == 0 && ranks_.is_alone();
+    is_updating_ = false;
+    guarded([&] { budget_.begin(); });
+    return budget_.run([&] { return guarded(step); }, is_repeatable, is_updating_);
+  }
+
+  // Items in each micro-batch. With a budget this is where plans are made, by each rank for its own share: gradients are those of the whole batch
+  // for any split.
+  int64_t micro_batch_of(const MicroBatches& source) {
+    const int64_t given = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
+    if (!budget_.plans() || source.items == 0) {
+      return given;
     }
-    const MemoryLimit can_be_set(device(), options_.memory_budget);
+    const StepPlan* plan = plan_step(source, source.items, options_.micro_batch);
+    return options_.micro_batch > 0 ? given : plan->choice.items;
+  }
+
+  const StepPlan* plan_step(const MicroBatches& source, int64_t batch, int64_t micro_batch) {
+    const detail::Rehearsal rehearsal(options_.data_parallel);
+    return budget_.planner().plan(step_to_plan(source, batch, micro_batch));
+  }
+
+  detail::StepToPlan step_to_plan(const MicroBatches& source, int64_t batch, int64_t micro_batch) {
+    const auto is_whole = std::make_shared<bool>(false);
+    const int64_t live = live_bytes(device()).count() - (window_.size() > 0 ? parameters_.gradient_bytes() : 0);
+    return {.shape = source.shape,
+            .is_training = model_.is_training(),
+            .batch = batch,
+            .micro_batch = micro_batch,
+            .fixed_bytes = live + detail::state_bytes_to_come(optimizer_) + budget_.own_bytes(),
+            .gradient_bytes = parameters_.bytes_of_all_gradients(),
+            .optimizer_bytes = detail::workspace_bytes(optimizer_),
+            .is_within_window = window_.size() > 0,
+            .forward =
+                [this, &source, is_whole, batch](int64_t items) {
+                  source.load({0, items}, std::nullopt);
+                  return [this, &source, is_whole, is_part = items < batch] {
+                    const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
+                    const Loss loss = forward([&] { return source.loss_of(/*is_last_time=*/false); });
+                    *is_whole = loss.kind() == Loss::Kind::Whole;
+                    if (*is_whole && is_part) {
+                      throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
+                    }
+                    return loss.value();
+                  };
+                },
+            .hold_gradients = [this](bool held) { parameters_.hold_zero_gradients(held); },
+            .pinned_by = [is_whole] { return std::string(*is_whole ? "a Loss::whole" : ""); }};
   }
 
   // Runs a part of a step under the memory budget. If it fails, the window's gradients are dropped.
   template <class F>
   auto guarded(F&& part) -> decltype(part()) {
     try {
-      check_budget();
+      detail::check_budget(options_.memory_budget, device());
       const MemoryLimit limit(device(), options_.memory_budget);
       return part();
     } catch (const c10::OutOfMemoryError& error) {
@@ -250,27 +316,28 @@ class Stepper::Impl {
     watch_.reset();
   }
 
-  void begin_window() {
+  void open_window() {
     parameters_.refresh();  // some may have been frozen, unfrozen or added
     window_ = AccumulationWindow(parameters_.all());
     first_grad_norm_.reset();
     batch_items_ = 0;
     window_.abandon();  // drops the last step's gradients
     window_.begin();
-    start_ = Clock::now();
-    level_ = live_bytes(device()).count();
+  }
+
+  void start_measuring() {
     watch_.emplace(device());
     ranks_.begin(options_.weights == Weights::Low);
   }
 
-  void run_micro_batch(const std::function<Loss()>& loss_of, const MicroBatch& micro) {
+  void run_micro_batch(const MicroBatches& source, const MicroBatch& micro) {
     batch_items_ += micro.items;
     const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
     std::optional<NoSync> quiet;
     if (ranks_.is_quiet(micro.is_last)) {
       quiet.emplace(ranks_.parallel());
     }
-    const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(loss_of, micro); });
+    const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
     if (weighted.defined()) {
       scaler_.scale(weighted).backward();
       parameters_.gather_gradients();
@@ -281,7 +348,8 @@ class Stepper::Impl {
     }
   }
 
-  at::Tensor weighted_loss(const std::function<Loss()>& loss_of, const MicroBatch& micro) {
+  template <class F>
+  Loss forward(F&& loss_of) {
     std::optional<Autocast> autocast;
     std::optional<PrecisionScope> whole_step_in_fp32;
     if (precision_ != Precision::Float32) {
@@ -291,7 +359,11 @@ class Stepper::Impl {
     if (guard_.is_full("")) {
       whole_step_in_fp32.emplace("");
     }
-    const Loss loss = loss_of();
+    return loss_of();
+  }
+
+  at::Tensor weighted_loss(const MicroBatches& source, const MicroBatch& micro) {
+    const Loss loss = budget_.forward([&] { return forward([&] { return source.loss_of(/*is_last_time=*/true); }); });
     if (micro.is_split && loss.kind() == Loss::Kind::Whole) {
       throw ConfigError(
           "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
@@ -328,11 +400,11 @@ class Stepper::Impl {
       result.first_batch_items = first_batch_items_;
     }
     first_grad_norm_.reset();
-    result.activation_peak_bytes = watch_->peak() - level_ - parameters_.gradient_bytes();
+    result.activation_peak_bytes = watch_->rise() - parameters_.gradient_bytes();
     if (totals.items > 0) {
       std::optional<LostUpdates> lost_updates;
       scaler_.unscale_(optimizer_);
-      if (std::exchange(sample_gradients_, false)) {
+      if (sample_gradients_) {
         result.gradient_statistics = gradient_statistics(parameters_.all());
         if (precision_ != Precision::Float32) {
           lost_updates.emplace(parameters_.all(), compute_dtype(precision_));
@@ -344,7 +416,10 @@ class Stepper::Impl {
       }
       const auto updated = parameters_.updated();
       result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
+      is_updating_ = dynamic_cast<FusedOptimizer*>(&optimizer_) == nullptr;  // which writes all or nothing
       result.outcome_ = scaler_.step(optimizer_);
+      is_updating_ = true;
+      sample_gradients_ = false;
       if (lost_updates && result.stepped()) {
         lost_updates->add_to(result.gradient_statistics);
       }
@@ -358,13 +433,14 @@ class Stepper::Impl {
     result.communication_seconds = ranks_.communication().total;
     result.communication_waited = ranks_.communication().waited;
     ranks_.end();
-    result.peak_bytes = watch_->peak();
-    result.seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    watch_->finish(result);
     watch_.reset();
+    budget_.finish(result);
     return result;
   }
 
   StepperOptions options_;
+  torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;
   detail::TrainedParameters parameters_;
   detail::RankedStep ranks_;
@@ -373,14 +449,14 @@ class Stepper::Impl {
   PrecisionGuard guard_;
   detail::PrecisionRegions regions_;
   AccumulationWindow window_;
+  detail::StepWithinBudget budget_;
+  bool is_updating_ = false;    // parameters may have been written in this step
   at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
   bool sample_gradients_ = false;
   int64_t first_batch_items_ = 0;
   int64_t batch_items_ = 0;
   int64_t steps_ = 0;
-  Clock::time_point start_;
-  int64_t level_ = 0;  // bytes alive before the step
-  std::optional<detail::PeakWatch> watch_;
+  std::optional<detail::StepWatch> watch_;
 };
 
 Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {
@@ -392,16 +468,17 @@ Stepper::~Stepper() = default;
 Stepper::Stepper(Stepper&&) noexcept = default;
 
 StepResult Stepper::step_over(const MicroBatches& source) { return impl_->step_over(source); }
-
-std::optional<StepResult> Stepper::accumulate_one(int64_t items, const std::function<Loss()>& loss_of) {
-  if (items < 1) {
+std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) {
+  if (source.items < 1) {
     throw ConfigError("Stepper.accumulate: the micro-batch is empty");
   }
-  return impl_->accumulate_one(items, loss_of);
+  return impl_->accumulate_one(source);
 }
 
 std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
 c10::Device Stepper::device() const { return impl_->device(); }
+std::optional<StepPlan> Stepper::plan_for(const MicroBatches& source) { return impl_->plan_for(source); }
+std::optional<StepPlan> Stepper::plan() const { return impl_->plan(); }
 Precision Stepper::precision() const { return impl_->precision(); }
 void Stepper::sample_gradients() { impl_->sample_gradients(); }
 std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {

@@ -25,9 +25,10 @@
 #include "snug/core/bytes.h"
 #include "snug/core/state.h"
 #include "snug/precision/grad_scaler.h"
-#include "snug/precision/gradient_statistics.h"
 #include "snug/precision/precision.h"
 #include "snug/precision/precision_guard.h"
+#include "snug/train/step_plan.h"
+#include "snug/train/step_result.h"
 
 namespace torch::nn {
 class Module;
@@ -60,14 +61,23 @@ struct StepperOptions {
   /// the model. The Stepper puts the masters into the optimizer in the model's place, so the optimizer must not have stepped before.
   /// Every step writes the masters to the model, one that skips its update too: change masters, not the model's weights.
   Weights weights = Weights::Full;
-  /// Items per micro-batch in step(); 0: the whole batch at once. Smaller: less activation memory, same gradients.
+  /// Items per micro-batch in step(); 0: the whole batch at once, or, with a memory_budget, as many as is fastest within it. Smaller: less
+  /// activation memory, same gradients.
   int64_t micro_batch = 0;
   /// accumulate(): micro-batches per optimizer step.
   int64_t accumulate = 1;
   /// flush(): see Tail.
   Tail tail = Tail::Exact;
-  /// Most tensor memory on the model's device that may be alive during a step, of whatever kind. Past it: BudgetExceeded.
+  /// Most tensor memory on the model's device that may be alive during a step, of whatever kind: model, optimizer, batch, gradients,
+  /// activations. It is kept by choosing the micro-batch, and by dropping activations that backward then computes again; gradients stay
+  /// those of plain training with that micro-batch, to the bit. What cannot be kept is BudgetExceeded. The choice is made in the first step
+  /// for a shape of batch, which calls loss_of some more times while no other thread should allocate tensors, and is plan(). Each of several ranks
+  /// chooses for its own share. On other devices than the CPU it is a limit only.
   Bytes memory_budget = Bytes::unlimited();
+  /// false: memory_budget is a limit only, and everything is as the other options have it.
+  bool plan = true;
+  /// Whether `plan` may cut a batch although the model normalises by its statistics, which are then those of the micro-batch.
+  bool split_batch_norm = false;
   /// Largest norm of the gradients of all the optimizer's parameters together; 0: no clipping.
   double clip_norm = 0;
   /// Loss scaling, used with Precision::Float16 only.
@@ -90,46 +100,6 @@ struct StepperOptions {
   int64_t check_replicas_every = 0;
 };
 
-/// What a step did. The methods read the device when they are first asked.
-class StepResult {
- public:
-  /// Mean over all items of the batch, of all ranks. NaN if there were none.
-  double loss() const;
-  /// Whether parameters were updated: not so if a gradient was not finite under loss scaling, or if there were no items.
-  bool stepped() const;
-  /// 2-norm of the gradients of the optimizer's parameters, unscaled, before clipping.
-  double grad_norm() const;
-  /// The loss scale that this step used; 1 without scaling.
-  double scale() const;
-  /// With gradient_noise: 2-norm of the mean gradient of the first micro-batch alone, as grad_norm() is of all. NaN if it was not measured.
-  double first_grad_norm() const;
-
-  int64_t micro_batches = 0;  ///< of this rank
-  int64_t items = 0;          ///< sum of the losses' counts, of all ranks
-  int64_t peak_bytes = 0;  ///< most tensor memory alive at once on the model's device, what was there before included
-  int64_t bytes_sent = 0;  ///< of gradients, handed to all-reduce with other ranks; see DataParallel::bytes_reduced
-  /// While gradients were on their way, and what of that was not hidden behind backward. See CommunicationTime.
-  double communication_seconds = 0, communication_waited = 0;
-  double seconds = 0;  ///< until everything was queued; on a CPU, until it was done
-  /// How far memory rose in forward and backward above its level before the step, less the bytes of all gradients: what activations and
-  /// workspace cost at their peak. The optimizer's part of the step is not in it.
-  int64_t activation_peak_bytes = 0;
-  /// A line for each region that precision_guard moved after this step.
-  std::vector<std::string> precision_changes;
-  /// Of the gradients, if sample_gradients() asked for them.
-  std::vector<GradientStatistics> gradient_statistics;
-  /// The first micro-batch's share of the batch, that of all ranks, in the batch's own items.
-  int64_t first_batch_items = 0, batch_items = 0;
-
- private:
-  friend class Stepper;
-  at::Tensor loss_;
-  at::Tensor grad_norm_;
-  at::Tensor first_grad_norm_;
-  at::Tensor scale_;
-  StepOutcome outcome_{false};
-};
-
 class Stepper {
  public:
   /// `model`: a torch module, its holder, or a shared_ptr to one; it and `optimizer` must outlive the Stepper. Parameters may be frozen and
@@ -144,8 +114,8 @@ class Stepper {
 
   /// One optimizer step over `batch`. Micro-batches are moved to the model's device, one ahead of the one in use; the rest stays where it
   /// is. `loss_of(const Batch&)` returns a Loss. On an exception from it, or when memory runs out, the gradients are dropped and
-  /// parameters, optimizer and scaler are as before the step (not so buffers and random generators, which the forward has
-  /// used; nor where an optimizer of torch's own, which allocates as it writes, runs out of memory in its own step). Throws
+  /// parameters, optimizer and scaler are as before the step (not so where an optimizer of torch's own, which allocates as it writes, runs out
+  /// of memory in its own step; nor, but where a memory_budget is planned for, buffers and random generators, which the forward has used). Throws
   /// BudgetExceeded past memory_budget, and DistributedError if a rank is lost.
   template <class F>
   StepResult step(const Batch& batch, F&& loss_of) {
@@ -166,6 +136,13 @@ class Stepper {
   /// End of an epoch: deals with a window that has fewer than `accumulate` micro-batches as `tail` says. A result if that made a step.
   std::optional<StepResult> flush();
 
+  /// How memory_budget was met in the last step; none without a budget, before the first step, and after one that was not as planned.
+  std::optional<StepPlan> plan() const;
+  /// Plans for such a batch now, as step() would in its first step. Throws as step() does, and ConfigError on several ranks, which plan together
+  /// in step() only.
+  template <class B, class F>
+  std::optional<StepPlan> plan(const B& batch, F&& loss_of);
+
   /// The precision that Auto became, or the one that was asked for.
   Precision precision() const;
   const GradScaler& scaler() const;
@@ -176,7 +153,7 @@ class Stepper {
   /// With Weights::Low: the FP32 masters under their parameters' names, for saving the model. Otherwise the parameters themselves.
   std::map<std::string, at::Tensor> full_precision_parameters() const;
 
-  /// Precision, scaler, and masters where there are any. Throws ConfigError inside an open accumulation window, whose gradients it does not hold.
+  /// Precision, scaler, the micro-batches that were chosen, and masters where there are any. Throws ConfigError inside an open accumulation window, whose gradients it does not hold.
   StateDict state_dict() const;
   /// Throws ConfigError for a state of another precision (unless this is Auto) or other weights, CorruptFile for what no Stepper saved; then
   /// nothing has changed.
@@ -185,11 +162,15 @@ class Stepper {
  private:
   struct Range {
     int64_t begin, end;
+    bool operator==(const Range&) const = default;
   };
   struct MicroBatches {
     int64_t items;  // in the batch
-    // Runs forward on items `now`, and starts to move items `ahead` to the device.
-    std::function<Loss(Range now, std::optional<Range> ahead)> loss_of;
+    BatchShape shape;
+    // Makes items `now` the current ones, and starts to move items `ahead` to the device.
+    std::function<void(Range now, std::optional<Range> ahead)> load;
+    // Forward on the current ones; the last time it lets go of them.
+    std::function<Loss(bool is_last_time)> loss_of;
   };
 
   Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int);
@@ -203,8 +184,11 @@ class Stepper {
     }
   }
 
+  template <class B, class F>
+  MicroBatches source_of(const B& batch, F& loss_of);
   StepResult step_over(const MicroBatches& source);
-  std::optional<StepResult> accumulate_one(int64_t items, const std::function<Loss()>& loss_of);
+  std::optional<StepPlan> plan_for(const MicroBatches& source);
+  std::optional<StepResult> accumulate_one(const MicroBatches& source);
   c10::Device device() const;
 
   class Impl;
@@ -222,30 +206,67 @@ B to_device(const B& batch, c10::Device device) {
   }
 }
 
+template <class B>
+BatchShape shape_of(const B& batch) {
+  if constexpr (requires { batch_shape(batch); }) {
+    return batch_shape(batch);
+  } else {
+    return {};
+  }
+}
+
 }  // namespace detail
 
 template <class B, class F>
-StepResult Stepper::step(const B& batch, F&& loss_of) {
-  const auto fetch = [&](Range range) {
-    return detail::to_device(batch_slice(batch, range.begin, range.end), device());
+Stepper::MicroBatches Stepper::source_of(const B& batch, F& loss_of) {
+  struct Loaded {
+    std::optional<B> current, ahead;
+    Range range_ahead = {0, 0};
   };
-  std::optional<B> fetched;
-  return step_over({
+  const auto loaded = std::make_shared<Loaded>();
+  const auto fetch = [this, &batch](Range range) {
+    const bool is_whole = range.begin == 0 && range.end == batch_size(batch);
+    return is_whole ? detail::to_device(batch, device())
+                    : detail::to_device(batch_slice(batch, range.begin, range.end), device());
+  };
+  return {
       .items = batch_size(batch),
-      .loss_of =
-          [&](Range now, std::optional<Range> ahead) {
-            const B current = fetched ? *std::exchange(fetched, std::nullopt) : fetch(now);
+      .shape = detail::shape_of(batch),
+      .load =
+          [loaded, fetch](Range now, std::optional<Range> ahead) {
+            loaded->current.reset();
+            const bool is_there = loaded->ahead && loaded->range_ahead == now;  // not where a step is made again
+            loaded->current = is_there ? std::move(loaded->ahead) : fetch(now);
+            loaded->ahead.reset();
             if (ahead) {
-              fetched = fetch(*ahead);
+              loaded->ahead = fetch(*ahead);
+              loaded->range_ahead = *ahead;
             }
+          },
+      .loss_of =
+          [loaded, &loss_of](bool is_last_time) {
+            if (!is_last_time) {
+              return loss_of(static_cast<const B&>(*loaded->current));
+            }
+            const B current = *std::exchange(loaded->current, std::nullopt);
             return loss_of(current);
           },
-  });
+  };
+}
+
+template <class B, class F>
+StepResult Stepper::step(const B& batch, F&& loss_of) {
+  return step_over(source_of(batch, loss_of));
+}
+
+template <class B, class F>
+std::optional<StepPlan> Stepper::plan(const B& batch, F&& loss_of) {
+  return plan_for(source_of(batch, loss_of));
 }
 
 template <class B, class F>
 std::optional<StepResult> Stepper::accumulate(const B& micro, F&& loss_of) {
-  return accumulate_one(batch_size(micro), [&] { return loss_of(detail::to_device(micro, device())); });
+  return accumulate_one(source_of(micro, loss_of));
 }
 
 }  // namespace snug

@@ -27,12 +27,12 @@
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
-#include "snug/optim/adamw.h"
 #include "snug/optim/gradient_noise.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/precision_scope.h"
 #include "snug/train/detail/run_inputs.h"
+#include "snug/train/detail/run_optimizer.h"
 #include "snug/train/detail/run_ranks.h"
 #include "snug/train/detail/run_records.h"
 #include "snug/train/stepper.h"
@@ -64,29 +64,12 @@ Gpt build_model(const TrainConfig& config, c10::Device device) {
   if (config.weights == Weights::Low) {
     model->to(compute_dtype(config.precision));
   }
-  const bool recompute = config.checkpointing == Checkpointing::Blocks;
+  const bool recompute = config.checkpoint() == Checkpointing::Blocks;
   model->set_block_runner([recompute](const auto& block, at::Tensor x) {
     const PrecisionScope scope("blocks");
     return recompute ? checkpoint({.label = "block"}, block, std::move(x)) : block(std::move(x));
   });
   return model;
-}
-
-// Biases, norms and embeddings are not decayed: the usual rule of GPT recipes is to decay matrices only.
-std::vector<torch::optim::OptimizerParamGroup> parameter_groups(const Gpt& model, const TrainConfig& config) {
-  std::vector<at::Tensor> matrices;
-  std::vector<at::Tensor> others;
-  for (const at::Tensor& parameter : model->parameters()) {
-    (parameter.dim() >= 2 ? matrices : others).push_back(parameter);
-  }
-  const auto options = [&](double weight_decay) {
-    return std::make_unique<torch::optim::AdamWOptions>(
-        torch::optim::AdamWOptions(config.lr).betas({0.9, 0.99}).weight_decay(weight_decay));
-  };
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::move(matrices), options(config.weight_decay));
-  groups.emplace_back(std::move(others), options(0.0));
-  return groups;
 }
 
 Loss next_byte_loss(Gpt& model, const at::Tensor& input, const at::Tensor& target) {
@@ -112,7 +95,7 @@ class Trainer::Impl {
         context_(model_->options.context),
         sampler_(corpus_.number_of_windows(context_, Split::Train), static_cast<uint64_t>(config_.seed)),
         data_parallel_(within_limit(config_, "the buckets of gradients", [&] { return ranks_.data_parallel(model_); })),
-        optimizer_(parameter_groups(model_, config_), {.master_weights = config_.weights == Weights::Low}),
+        optimizer_(model_, config_, ranks_.group()),
         stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
         snapshots_(snapshots_path(config_.out)) {
     schedule_ = {.peak = config_.peak_lr(),
@@ -120,9 +103,7 @@ class Trainer::Impl {
                  .total_steps = config_.steps,
                  .floor = config_.peak_lr() / 10};
     schedule_.check();
-    if (device_.is_cuda()) {
-      accumulate_matmuls_in_fp32();
-    }
+    accumulate_matmuls_in_fp32();
     model_->train();
     check_parameters_fit();
     if (start_ == Start::Resume) {
@@ -160,7 +141,7 @@ class Trainer::Impl {
       if (ranks_.is_first()) {
         write_log(record, notes.events);
       }
-      for (const std::string& change : notes.precision_changes) {
+      for (const std::string& change : notes.changes) {
         note(fmt::format("step {}: {}", step_, change));
       }
       if (callbacks.on_step && ranks_.is_first()) {
@@ -206,6 +187,10 @@ class Trainer::Impl {
           "train: the run folder '{}' is there already and not empty; go on with it by --resume, or give another --out",
           config_.out.string()));
     }
+    if (start == Start::Fresh && config_.shard_optimizer && ranks_.size() == 1) {
+      throw ConfigError(
+          "train: shard_optimizer shares the state out to ranks, and there is one; leave it out, or start several");
+    }
     if (start == Start::Resume && !std::filesystem::exists(log_path(config_.out))) {
       throw ConfigError(fmt::format("train: there is no run in '{}' to resume; leave --resume out to begin one",
                                     config_.out.string()));
@@ -219,7 +204,8 @@ class Trainer::Impl {
     for (const at::Tensor& parameter : model_->parameters()) {
       bytes += parameter.numel() * static_cast<int64_t>(sizeof(float));  // whatever type the weights have
     }
-    const Bytes least(live_bytes(device_).count() + 3 * bytes);
+    const int64_t moments = 2 * bytes / (config_.shard_optimizer ? ranks_.size() : 1);
+    const Bytes least(live_bytes(device_).count() + bytes + moments);
     if (least > config_.memory) {
       throw BudgetExceeded(
           fmt::format("train: {} needs at least {} on {} for the parameters, their gradients and AdamW's two moments, "
@@ -230,15 +216,13 @@ class Trainer::Impl {
 
   // On a GPU it makes a difference how matrix products are summed, and it is not LibTorch's default.
   void log_matmul_accumulation() {
-    if (device_.is_cuda()) {
-      const MatmulAccumulation how = matmul_accumulation();
-      log_->event({.name = "matrix products",
-                   .step = 0,
-                   .details = {{"fp16_reduction", how.fp16_reduction},
-                               {"bf16_reduction", how.bf16_reduction},
-                               {"fp16_accumulation", how.fp16_accumulation},
-                               {"tf32", how.tf32}}});
-    }
+    const MatmulAccumulation how = matmul_accumulation();
+    log_->event({.name = "matrix products",
+                 .step = 0,
+                 .details = {{"fp16_reduction", how.fp16_reduction},
+                             {"bf16_reduction", how.bf16_reduction},
+                             {"fp16_accumulation", how.fp16_accumulation},
+                             {"tf32", how.tf32}}});
   }
 
   // A run that overflows for ever ends in an error. Before that the scale may be searched for, and then the guard may lose patience with
@@ -247,10 +231,11 @@ class Trainer::Impl {
 
   Stepper make_stepper() {
     return {model_,
-            optimizer_,
+            *optimizer_,
             {.precision = config_.precision,
              .weights = config_.weights,
              .micro_batch = config_.micro_batch,
+             .memory_budget = config_.checkpoint() == Checkpointing::Auto ? config_.memory : Bytes::unlimited(),
              .clip_norm = config_.clip_norm,
              .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
              .precision_guard = {.patience = config_.guard_patience()},
@@ -296,6 +281,9 @@ class Trainer::Impl {
     for (const RunEvent& event : events) {
       log_->event(event);
     }
+    if (const std::string plan = std::exchange(plan_to_save_, {}); !plan.empty()) {
+      detail::save_plan(plan_path(config_.out), plan);
+    }
   }
 
   // Not of ranks that have grown apart, which would be lost in it.
@@ -303,41 +291,64 @@ class Trainer::Impl {
     if (data_parallel_) {
       data_parallel_->check_replicas();
     }
-    if (ranks_.is_first()) {
-      log_->sync();
-      within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] { snapshots_.save(step_, parts()); });
-    }
+    within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] {
+      optimizer_.while_whole([&] {
+        if (ranks_.is_first()) {
+          log_->sync();
+          snapshots_.save(step_, parts());
+        }
+      });
+    });
   }
 
   // What a step has to say besides its record.
   struct StepNotes {
     std::vector<RunEvent> events;
-    std::vector<std::string> precision_changes;
+    std::vector<std::string> changes;
   };
+
+  // Of the plan, if this step had another than the one before.
+  void note_plan(StepNotes& notes) {
+    const auto plan = stepper_.plan();
+    if (!plan || plan->choice == planned_) {
+      return;
+    }
+    planned_ = plan->choice;
+    plan_to_save_ = plan->to_json();
+    notes.events.push_back(detail::event_of(step_, *plan));
+    notes.changes.push_back(fmt::format("planned for {}: {} micro-batches of {}, {}; {} at the peak",
+                                        config_.memory.str(), planned_->micro_batches, planned_->items,
+                                        plan->activations ? "some of each computed again" : "all of each kept",
+                                        Bytes(planned_->peak_bytes).str()));
+  }
 
   StepRecord one_step(StepNotes& notes) {
     return within_limit(config_, fmt::format("step {}", step_ + 1), [&] {
       const double lr = schedule_.at(updates_);  // a skipped step is none to the schedule
-      for (auto& group : optimizer_.param_groups()) {
+      for (auto& group : optimizer_->param_groups()) {
         group.options().set_lr(lr);
       }
       const Batch batch = next_batch();
       if (config_.gradient_statistics_every > 0 && (step_ + 1) % config_.gradient_statistics_every == 0) {
         stepper_.sample_gradients();
       }
-      optimizer_.zero_grad();  // so that the meter begins without gradients
+      optimizer_->zero_grad();  // so that the meter begins without gradients
+      const auto loss_of = [&](const Batch& micro) { return next_byte_loss(model_, micro[0], micro[1]); };
+      if (config_.checkpoint() == Checkpointing::Auto && !planned_ && ranks_.size() == 1) {
+        stepper_.plan(batch, loss_of);  // before the meter looks
+      }
       MemoryMeter meter(device_);
       meter.attach(*model_);
-      meter.attach(optimizer_);
+      meter.attach(*optimizer_);
       const auto begin = std::chrono::steady_clock::now();
-      const StepResult result =
-          stepper_.step(batch, [&](const Batch& micro) { return next_byte_loss(model_, micro[0], micro[1]); });
+      const StepResult result = stepper_.step(batch, loss_of);
       const double loss = result.loss();  // waits for the device
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       ++step_;
       updates_ += result.stepped() ? 1 : 0;
       StepRecord record = detail::record_of(step_, result, meter.report());
-      notes = {.events = detail::events_of(step_, result), .precision_changes = result.precision_changes};
+      notes = {.events = detail::events_of(step_, result), .changes = result.precision_changes};
+      note_plan(notes);
       if (result.stepped() && std::isfinite(result.first_grad_norm())) {
         noise_.add(std::pow(result.first_grad_norm(), 2), result.first_batch_items, std::pow(result.grad_norm(), 2),
                    result.batch_items);
@@ -366,7 +377,8 @@ class Trainer::Impl {
     const auto begin = all.begin() + share_begin(count, ranks_.rank(), ranks_.size());
     const auto end = all.begin() + share_begin(count, ranks_.rank() + 1, ranks_.size());
     const auto [input, target] = corpus_.windows({begin, end}, context_, Split::Validation);
-    const int64_t size = config_.micro_batch == 0 ? config_.batch : config_.micro_batch;
+    const int64_t given = config_.micro_batch == 0 ? config_.batch : config_.micro_batch;
+    const int64_t size = planned_ ? planned_->items : given;
     double sum = 0;
     for (const Batch& host : micro_batches(Batch{input, target}, size)) {
       const Batch micro = batch_to(host, device_);
@@ -379,7 +391,7 @@ class Trainer::Impl {
   std::map<std::string, Stateful> parts() {
     return {
         {"model", stateful(model_)},
-        {"optimizer", stateful(optimizer_)},
+        {"optimizer", stateful(*optimizer_)},
         {"stepper", stateful(stepper_)},
         {"rng",
          {[] { return RngState::capture().state_dict(); },
@@ -447,13 +459,15 @@ class Trainer::Impl {
   int64_t context_;
   Sampler sampler_;
   std::unique_ptr<DataParallel> data_parallel_;  // null on one rank
-  AdamW optimizer_;
+  detail::RunOptimizer optimizer_;
   Stepper stepper_;
   SnapshotStore snapshots_;
   WarmupCosine schedule_;
   GradientNoise noise_;
   std::optional<RunLog> log_;
   int64_t step_ = 0;
+  std::optional<StepChoice> planned_;
+  std::string plan_to_save_;
   int64_t updates_ = 0;  // steps that were not skipped
 };
 

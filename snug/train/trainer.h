@@ -58,9 +58,10 @@ class Trainer {
   /// 1, for at least 32 skipped steps in a row. Where no limit is set, running out of memory is a c10::OutOfMemoryError.
   TrainOutcome run(const TrainCallbacks& callbacks);
 
-  /// Where the log, the snapshots and the trained model of a run lie.
+  /// Where the log, the snapshots, the trained model and, with Checkpointing::Auto, the plan (see StepPlan) of a run lie.
   static std::filesystem::path log_path(const std::filesystem::path& out) { return out / "log.jsonl"; }
   static std::filesystem::path snapshots_path(const std::filesystem::path& out) { return out / "snapshots"; }
+  static std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
   static std::filesystem::path model_path(const std::filesystem::path& out) { return out / "model.safetensors"; }
 
  private:

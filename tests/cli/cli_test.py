@@ -30,6 +30,7 @@ class Planning(SnugTest):
         self.assertIn("aten::", shown.stdout)
         fits = self.snug("plan", "--batch", "4", "--memory", "1GiB")
         self.assertEqual(fits.returncode, 0, fits.stderr)
+        self.assertRegex(fits.stdout.splitlines()[-1], "^(It fits as it is|Accumulate)")
         refused = self.snug("plan", "--batch", "4", "--memory", "10KiB")
         self.assertEqual(refused.returncode, 3)
         self.assertIn("would do", refused.stderr)
@@ -60,6 +61,27 @@ class Training(SnugTest):
         self.assertEqual(self.losses("plain"), self.losses("blocks"))
         peak = lambda out: max(r["activation_peak_bytes"] for r in self.records(out))
         self.assertLess(peak("blocks"), 0.7 * peak("plain"))
+
+    def test_a_memory_budget_is_kept_by_a_plan_with_the_same_bits(self):
+        self.train("plain")
+        peak = lambda out: max(r["peak_bytes"] for r in self.records(out))
+        activations = max(r["activation_peak_bytes"] for r in self.records("plain"))
+        budget = peak("plain") - int(0.65 * activations)
+        printed = self.train("planned", "--memory", budget, "--micro-batch", "6")
+        self.assertIn("planned for", printed)
+        self.assertEqual(self.losses("plain"), self.losses("planned"))
+        self.assertLessEqual(peak("planned"), budget)
+        explained = self.snug("plan", "--run", self.folder / "planned")
+        self.assertEqual(explained.returncode, 0, explained.stderr)
+        self.assertIn("aten::", explained.stdout)
+        page = (self.folder / "planned" / "report.html").read_text()
+        self.assertIn("The plan", page)
+        self.assertIn("aten::", page)
+        self.train("chosen", "--memory", budget)
+        self.assertLessEqual(peak("chosen"), budget)
+        for whole, split in zip(self.losses("plain"), self.losses("chosen")):
+            self.assertLess(abs(whole - split) / whole, 1e-5)
+        self.refuses(2, "plan", "--run", self.folder / "plain", says=["--memory"])
 
     def test_offload_gives_the_same_bits_and_less_memory_and_goes_with_checkpointing(self):
         self.train("plain")
@@ -150,10 +172,12 @@ class BadInput(SnugTest):
         self.refuses_to_train(2, "--data", empty, says=["empty.txt"])
         self.refuses_to_train(2, *data, "--batch", "2", "--micro-batch", "3", says=["micro_batch 3", "batch 2"])
         self.refuses_to_train(2, *data, "--batch", "0", says=["batch is 0"])
-        self.refuses_to_train(2, *data, "--micro-batch", "auto", says=["not there yet"])
+        self.refuses_to_train(2, *data, "--micro-batch", "auto", says=["--memory"])
+        self.refuses_to_train(2, *data, "--micro-batch", "auto", "--memory", "1GiB", "--checkpoint", "none", says=["--checkpoint auto"])
         self.refuses_to_train(2, *data, "--micro-batch", "few", says=["few"])
         self.refuses_to_train(2, *data, "--batch", "6", "--accumulate", "4", says=["divide"])
-        self.refuses_to_train(2, *data, "--checkpoint", "auto", says=["not there yet"])
+        self.refuses_to_train(2, *data, "--checkpoint", "auto", says=["checkpoint auto", "limit"])
+        self.refuses_to_train(2, *data, "--checkpoint", "auto", "--memory", "1GiB", "--offload", says=["offload"])
         self.refuses_to_train(2, *data, "--checkpoint", "some", says=["some"])
         self.refuses_to_train(2, *data, "--model", "gpt-tinny", says=["gpt-tiny"])
         self.refuses_to_train(2, *data, "--precision", "float23", says=["float32"])
@@ -169,7 +193,8 @@ class BadInput(SnugTest):
         data = ["--data", self.text]
         self.refuses_to_train(3, *data, "--memory", "1MiB", says=["1.00 MiB"])                   # not even the parameters
         self.refuses_to_train(3, *data, "--memory", "10MiB", says=["10.00 MiB", "gradients"])  # not what comes with them
-        self.refuses_to_train(3, *data, "--memory", "20MiB", says=["20.00 MiB", "step 1"])     # not the first step
+        self.refuses_to_train(3, *data, "--memory", "13MiB", says=["13.00 MiB", "would do"])    # not the first step
+        self.refuses_to_train(3, *data, "--memory", "20MiB", "--checkpoint", "none", says=["20.00 MiB", "step 1"])
 
     def test_a_run_folder_that_exists_is_not_touched(self):
         self.train("run")

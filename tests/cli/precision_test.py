@@ -53,7 +53,7 @@ class Precision(SnugTest):
 
     def test_gradient_statistics_are_logged_and_drawn(self):
         self.train("run", "--gradient-statistics", "4")
-        samples = [r for r in self.records("run") if r.get("event") == "gradients"]
+        samples = self.events("run", "gradients")
         self.assertEqual({s["step"] for s in samples}, {4, 8})
         for sample in samples:
             counted = sum(map(int, sample["exponents"].split())) + sample["zeros"] + sample["non_finite"]
@@ -62,7 +62,7 @@ class Precision(SnugTest):
 
     def test_in_16_bits_the_share_of_lost_updates_is_logged_and_drawn(self):
         self.train("run", "--precision", "bfloat16", "--weights", "low", "--gradient-statistics", "8")
-        samples = [r for r in self.records("run") if r.get("event") == "gradients"]
+        samples = self.events("run", "gradients")
         self.assertTrue(samples and all(0 <= s["lost_updates"] <= 1 for s in samples))
         self.assertGreater(max(s["lost_updates"] for s in samples), 0.1)
         self.assertIn("too small to move a 16-bit weight", (self.folder / "run" / "report.html").read_text())

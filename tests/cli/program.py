@@ -34,9 +34,15 @@ class SnugTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
-    def records(self, out):
+    def logged(self, out):
         lines = (self.folder / out / "log.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines[1:]]
+
+    def records(self, out):
+        return [line for line in self.logged(out) if "event" not in line]
+
+    def events(self, out, name):
+        return [line for line in self.logged(out) if line.get("event") == name]
 
     def losses(self, out):
         return [record["loss"] for record in self.records(out)]

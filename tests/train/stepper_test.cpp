@@ -242,11 +242,11 @@ TEST(Stepper, ABudgetThatIsTooSmallChangesNothing) {
   const auto before = clones_of(model->parameters());
   const auto loss_of = [&](const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); };
   const Bytes budget(live_bytes(torch::kCPU).count() + 300'000);
-  Stepper whole(model, optimizer, {.memory_budget = budget});
+  Stepper whole(model, optimizer, {.memory_budget = budget, .plan = false});
   EXPECT_THROW(whole.step(batch, loss_of), BudgetExceeded);
   EXPECT_TRUE(same_bits(clones_of(model->parameters()), before));
   EXPECT_TRUE(optimizer.state().empty());
-  Stepper parts(model, optimizer, {.micro_batch = 64, .memory_budget = budget});
+  Stepper parts(model, optimizer, {.micro_batch = 64, .memory_budget = budget, .plan = false});
   const auto result = parts.step(batch, loss_of);
   EXPECT_TRUE(result.stepped());
   EXPECT_LE(result.peak_bytes, budget.count());

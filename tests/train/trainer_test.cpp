@@ -14,6 +14,7 @@
 #include "snug/core/error.h"
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/optim/schedule.h"
+#include "snug/precision/precision.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug {
@@ -198,6 +199,27 @@ TEST(Trainer, WritesWhatThePrecisionGuardDecidesIntoTheRunLog) {
   ASSERT_FALSE(logged.empty());
   EXPECT_THAT(logged.front(), HasSubstr("goes to float32: non-finite gradients for 3 steps"));
   EXPECT_THAT(notes, ::testing::IsSupersetOf(logged));
+}
+
+TEST(Trainer, SaysInTheRunLogThatMatrixProductsSumInFp32AndWithoutTf32) {
+  TemporaryFolder folder;
+  accumulate_matmuls_in_fp32(/*allow_tf32=*/true);  // what another part of a program may have set
+  Trainer(small_run(folder), Start::Fresh).run({});
+  std::vector<RunEvent> said;
+  for (const RunEvent& event : read_run_log(Trainer::log_path(folder / "run")).events) {
+    if (event.name == "matrix products") {
+      said.push_back(event);
+    }
+  }
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_EQ(said[0].step, 0);
+  std::vector<std::string> settings;
+  for (const auto& [name, value] : said[0].details) {
+    settings.push_back(name);
+    EXPECT_FALSE(std::get<bool>(value)) << name;
+  }
+  EXPECT_THAT(settings, ::testing::ElementsAre("fp16_reduction", "bf16_reduction", "fp16_accumulation", "tf32"));
+  EXPECT_FALSE(matmul_accumulation().tf32) << "and it is so";
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 #include "snug/train/detail/run_records.h"
 
+#include <array>
 #include <string>
+#include <string_view>
 
 #include <fmt/ranges.h>
+
+#include "snug/core/file_system.h"
 
 namespace snug::detail {
 
@@ -30,8 +34,31 @@ StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport&
   return record;
 }
 
+void save_plan(const std::filesystem::path& path, const std::string& json) {
+  FileSystem& disk = FileSystem::real();
+  const std::filesystem::path unfinished = path.string() + ".tmp";
+  disk.write_file(unfinished, std::array{std::string_view(json)});
+  disk.rename(unfinished, path);
+}
+
+RunEvent event_of(int64_t step, const StepPlan& plan) {
+  return {.name = "plan",
+          .step = step,
+          .details = {{"micro_batch", plan.choice.items},
+                      {"micro_batches", plan.choice.micro_batches},
+                      {"predicted_peak_bytes", plan.choice.peak_bytes},
+                      {"predicted_seconds", plan.choice.seconds},
+                      {"explanation", plan.explain()}}};
+}
+
 std::vector<RunEvent> events_of(int64_t step, const StepResult& result) {
   std::vector<RunEvent> events;
+  if (result.step_downs > 0) {
+    events.push_back({.name = "out of memory", .step = step, .details = {{"made_again_with_less", result.step_downs}}});
+  }
+  if (!result.plan_deviation.empty()) {
+    events.push_back({.name = "deviation", .step = step, .details = {{"from_plan", result.plan_deviation}}});
+  }
   for (const std::string& change : result.precision_changes) {
     events.push_back({.name = "precision", .step = step, .details = {{"change", change}}});
   }

@@ -2,6 +2,8 @@
 // What a step leaves in the run log.
 
 #include <cstdint>
+#include <filesystem>
+#include <string>
 #include <vector>
 
 #include "snug/memory/meter.h"
@@ -13,7 +15,13 @@ namespace snug::detail {
 /// All that the step itself knows: not its loss, learning rate and times. Waits for the device.
 StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory);
 
-/// "precision" for each region that the guard moved, "gradients" for each parameter whose gradient was sampled.
+/// Writes it whole, in the place of an earlier one, or not at all.
+void save_plan(const std::filesystem::path& path, const std::string& json);
+
+/// "plan": what memory_budget was met with.
+RunEvent event_of(int64_t step, const StepPlan& plan);
+
+/// "precision" for each region that the guard moved, "out of memory" and "deviation" where a step was not as planned, "gradients" for each parameter whose gradient was sampled.
 std::vector<RunEvent> events_of(int64_t step, const StepResult& result);
 
 }  // namespace snug::detail

@@ -1,8 +1,11 @@
 #include "snug/train/detail/stepper_options.h"
 
 #include <fmt/format.h>
+#include <torch/nn/module.h>
 
 #include "snug/core/error.h"
+#include "snug/distributed/sync_batch_norm.h"
+#include "snug/memory/limit.h"
 
 namespace snug::detail {
 
@@ -52,6 +55,24 @@ void check(const StepperOptions& options) {
     throw ConfigError(
         fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
   }
+}
+
+void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans) {
+  for (const auto& module : model.modules()) {
+    if (plans && options.data_parallel != nullptr && dynamic_cast<const SyncBatchNormImpl*>(module.get()) != nullptr) {
+      throw ConfigError(
+          "Stepper: memory_budget would be planned for by each rank alone, but SyncBatchNorm speaks with the others in "
+          "forward; give plan = false, which leaves the limit");
+    }
+  }
+}
+
+void check_budget(Bytes budget, c10::Device device) {
+  if (const Bytes live = live_bytes(device); live > budget) {
+    throw BudgetExceeded(fmt::format("Stepper: {} of tensors are alive outside of the step, more than memory_budget {}",
+                                     live.str(), budget.str()));
+  }
+  const MemoryLimit can_be_set(device, budget);
 }
 
 }  // namespace snug::detail

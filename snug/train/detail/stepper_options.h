@@ -10,6 +10,12 @@ namespace snug::detail {
 /// Throws ConfigError, naming the value, for options that cannot work.
 void check(const StepperOptions& options);
 
+/// Throws BudgetExceeded if more than that is alive already, ConfigError if it cannot be kept on that device.
+void check_budget(Bytes budget, c10::Device device);
+
+/// Throws ConfigError for a model that cannot be tried by one rank alone.
+void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans);
+
 /// Auto is measured.
 Precision resolve(Precision precision, c10::Device device);
 GradScalerOptions scaler_options(GradScalerOptions options, Precision precision);

@@ -10,12 +10,20 @@
 #include <torch/optim/optimizer.h>
 
 #include "snug/core/error.h"
+#include "snug/core/gradient_scaling.h"
 #include "snug/optim/fused_optimizer.h"
 #include "snug/precision/detail/low_precision.h"
 
 namespace snug::detail {
 TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer)
     : model_(model), optimizer_(optimizer) {
+  if (const auto* aware = dynamic_cast<GradientScalingAware*>(&optimizer);
+      aware != nullptr && aware->has_gradients_of_its_own()) {
+    throw ConfigError(
+        "Stepper: the optimizer shards gradients (ZeRO-2), so it sends them in every backward and keeps a share, where "
+        "a Stepper sends once a step and clips them whole; make the ShardedOptimizer without `gradients` (ZeRO-1), or "
+        "write the loop out");
+  }
   refresh();
   std::unordered_set<const void*> own;
   for (const at::Tensor& parameter : model.parameters()) {
@@ -116,6 +124,35 @@ int64_t TrainedParameters::gradient_bytes() const {
     }
   }
   return bytes;
+}
+
+// What holds gradients between micro-batches: with masters, these do in the place of the 16-bit weights.
+std::vector<at::Tensor> TrainedParameters::accumulated() const {
+  std::vector<at::Tensor> parameters;
+  for (const auto& [name, parameter] : all_) {
+    if (!masters_ || !is_low(parameter)) {
+      parameters.push_back(parameter);
+    }
+  }
+  return parameters;
+}
+
+int64_t TrainedParameters::bytes_of_all_gradients() const {
+  int64_t bytes = 0;
+  for (const at::Tensor& parameter : accumulated()) {
+    bytes += static_cast<int64_t>(parameter.nbytes());
+  }
+  return bytes;
+}
+
+void TrainedParameters::hold_zero_gradients(bool held) {
+  for (at::Tensor& parameter : accumulated()) {
+    if (!held) {
+      parameter.mutable_grad().reset();
+    } else if (!parameter.grad().defined()) {
+      parameter.mutable_grad() = at::zeros_like(parameter);
+    }
+  }
 }
 
 // Small steps vanish in 16-bit weights. snug's optimizers know that and refuse, others do not.

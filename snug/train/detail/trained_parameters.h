@@ -27,7 +27,8 @@ namespace snug::detail {
 
 class TrainedParameters {
  public:
-  /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of another model.
+  /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of another model or
+  /// shards gradients.
   TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
 
   /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated, or FP16 gradients unscaled, in 16 bits.
@@ -45,6 +46,10 @@ class TrainedParameters {
   std::vector<at::Tensor> updated() const;
   c10::Device device() const { return all_.front().second.device(); }
   int64_t gradient_bytes() const;
+  /// Of those that are there between micro-batches, whether they are there now or not.
+  int64_t bytes_of_all_gradients() const;
+  /// Makes those, of zeros, where there are none; or drops all.
+  void hold_zero_gradients(bool held);
 
   /// No effect without masters. See MasterWeights.
   void gather_gradients();
@@ -57,6 +62,7 @@ class TrainedParameters {
   void load_masters(const StateDict& saved);
 
  private:
+  std::vector<at::Tensor> accumulated() const;
   struct Seen {
     at::Tensor parameter;
     bool requires_grad;

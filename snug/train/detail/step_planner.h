@@ -1,0 +1,135 @@
+#pragma once
+// StepPlanner: chooses the micro-batch of a Stepper with a memory_budget, and what of it is computed again, so that the whole step stays
+// within the budget and is as fast as can be. It tries the step itself: micro-batches of the batch, its half, its quarter and so on are profiled
+// and search_step takes the best.
+//
+// A plan is made when a shape of batch is first seen and kept for all that are no larger, up to a fifth: so batches of many lengths need few
+// plans.
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/accumulation/micro_batch.h"
+#include "snug/core/bytes.h"
+#include "snug/train/step_plan.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace snug::detail {
+
+/// What a step is, before it is planned.
+struct StepToPlan {
+  BatchShape shape = {};
+  bool is_training = true;        // the model's mode
+  int64_t batch = 0;              // items
+  int64_t micro_batch = 0;        // items in each; 0: to be chosen
+  int64_t fixed_bytes = 0;        // alive all the time: everything but gradients and activations
+  int64_t gradient_bytes = 0;     // of all
+  int64_t optimizer_bytes = 0;    // workspace of the optimizer's part
+  bool is_within_window = false;  // there are gradients of earlier micro-batches, so nothing can be tried
+  /// Forward and loss of the first `items` items, as the step will run them.
+  std::function<std::function<at::Tensor()>(int64_t items)> forward = {};
+  /// Makes gradients, of zeros, as they are from the second micro-batch on; or drops them.
+  std::function<void(bool)> hold_gradients = {};
+  /// After the forward: why the batch must not be cut; empty: it may.
+  std::function<std::string()> pinned_by = {};
+};
+
+class StepPlanner {
+ public:
+  /// `splits_batch_norm`: whether a batch may be cut though the model normalises by its statistics.
+  StepPlanner(Bytes budget, bool splits_batch_norm) : budget_(budget.count()), splits_batch_norm_(splits_batch_norm) {}
+
+  /// Which micro-batch was chosen for which batch.
+  struct Choice {
+    BatchShape shape;
+    bool is_training;
+    int64_t batch;
+    int64_t items;
+  };
+
+  /// The plan for a step: one made earlier if it will do. Null within a window, if there is none for such a micro-batch. Throws
+  /// BudgetExceeded, with the smallest budget that would do, if nothing fits.
+  const StepPlan* plan(const StepToPlan& step);
+
+  /// Under the last plan a step ran out of memory: the next one is to leave some more free, or, if the step ran other operators than
+  /// planned, is to be made anew. False: that will not do.
+  bool step_down(bool had_other_operators);
+  /// The last plan was for other operators than those that ran: it is to be made anew.
+  void forget();
+
+  /// A run that is resumed with them makes the same ones.
+  std::string choices() const;
+  /// Throws CorruptFile for what choices() did not make.
+  static std::vector<Choice> parse_choices(const std::string& text);
+  void set_choices(std::vector<Choice> choices);
+
+  /// Null: there is none.
+  const StepPlan* last() const { return last_ == nullptr ? nullptr : &last_->plan; }
+
+ private:
+  // One micro-batch that was tried.
+  struct Tried {
+    StepProfile profile;
+    int64_t loaded_bytes;  // of its items, where loading copies them
+  };
+  struct Known {
+    BatchShape shape;
+    bool is_training;
+    int64_t batch;
+    int64_t fixed_bytes;
+    int64_t gradient_bytes;
+    int64_t optimizer_bytes;
+    std::map<int64_t, Tried> tried = {};  // by items
+    std::string pinned_by = {};
+    std::string untried = {};  // those that did not run, for people
+    int64_t left_free = 0;     // of the budget, since it ran out of memory
+    bool is_stale = false;
+    StepPlan plan = {};
+
+    int64_t micro_batches(int64_t items) const { return (batch + items - 1) / items; }
+    // Two at once, where there is a next one.
+    int64_t loaded_bytes(int64_t items) const {
+      return tried.at(items).loaded_bytes * (micro_batches(items) > 1 ? 2 : 1);
+    }
+    // Alive beside the activations of one micro-batch.
+    int64_t bytes_beside(int64_t items) const {
+      return fixed_bytes + loaded_bytes(items) + (micro_batches(items) > 1 ? gradient_bytes : 0);
+    }
+  };
+
+  Known* find(const StepToPlan& step);
+  int64_t chosen_before(const StepToPlan& step) const;
+  void remember_choice(const Known& known);
+  bool try_one(Known& known, const StepToPlan& step, int64_t items) const;
+  void try_all(Known& known, const StepToPlan& step) const;
+  StepSearch search(const Known& known, int64_t only) const;
+  void choose(Known& known, const StepToPlan& step);
+  bool make_plan(Known& known, const StepToPlan& step, StepSearch found) const;
+  int64_t smallest_budget(Known known, const StepToPlan& step) const;
+  [[noreturn]] void refuse(const Known& known, int64_t smallest) const;
+
+  int64_t budget_;
+  bool splits_batch_norm_;
+  std::list<Known> known_;
+  std::vector<Choice> choices_;
+  Known* last_ = nullptr;
+  bool is_refused_ = false;  // there is no plan, so less cannot be asked of it
+};
+
+/// Bytes that an optimizer allocates and gives back in a step: of torch's, which go parameter by parameter, about three times the largest.
+int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
+
+/// Bytes of state that an optimizer will allocate in its first step, for the parameters that it has none for. Right for snug's fused optimizers,
+/// and for torch's Adam, AdamW, RMSprop and SGD; 0 for others: then the second step plans again.
+int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer);
+
+}  // namespace snug::detail

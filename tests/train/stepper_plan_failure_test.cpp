@@ -1,0 +1,170 @@
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/train/stepper.h"
+#include "tests/train/planned_training.h"
+
+// Planning under a memory_budget together with failures, and with the Stepper's other options.
+
+namespace snug {
+namespace {
+
+using testing::make_mlp;
+using testing::same_bits;
+using torch::Tensor;
+using namespace testing::planned;
+
+// --- when it fails all the same
+
+struct FailingCase {
+  int64_t micro_batch;
+  int64_t percent;  // of what plain training takes
+};
+
+class StepperPlanFails : public ::testing::TestWithParam<FailingCase> {};
+
+TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocationItIs) {
+  const Batch batch = make_batch(256);
+  const auto make = [] { return make_mlp({32, 64, 64, 32}, 0.1); };
+  const int64_t plain = plain_bytes(batch, {.micro_batch = GetParam().micro_batch}, make);
+  const auto seed_of = [](int step) { torch::manual_seed(static_cast<uint64_t>(100 + step)); };
+  Training reference({.micro_batch = GetParam().micro_batch}, make());
+  std::vector<std::vector<Tensor>> after;
+  for (int i = 0; i < 2; ++i) {
+    seed_of(i);
+    reference.step(batch);
+    after.push_back(reference.state());
+  }
+  seed_of(1);
+  const Tensor first_numbers = torch::rand({2});
+  int64_t again = 0, dropped = 0;
+  for (int64_t k = 1;; ++k) {
+    ASSERT_LT(k, 3000);
+    const Bytes budget(live() + plain * GetParam().percent / 100);
+    Training run({.micro_batch = GetParam().micro_batch, .memory_budget = budget}, make());
+    seed_of(0);
+    run.step(batch);
+    seed_of(1);
+    detail::fail_allocation_after(k);
+    bool made = true;
+    try {
+      again += run.step(batch).step_downs;
+    } catch (const BudgetExceeded&) {
+      made = false;
+    }
+    const bool never_failed = detail::fail_allocation_after(0) > 0;
+    if (!made) {
+      ++dropped;
+      ASSERT_TRUE(same_bits(run.state(), after[0])) << "allocation " << k;
+      ASSERT_TRUE(same_bits(torch::rand({2}), first_numbers)) << "generators, allocation " << k;
+      seed_of(1);
+      run.step(batch);
+    }
+    ASSERT_TRUE(same_bits(run.state(), after[1])) << "allocation " << k;
+    if (never_failed) {
+      break;
+    }
+  }
+  EXPECT_GT(again, 10);
+  EXPECT_GT(dropped, 0) << "those before the step begins";
+}
+
+INSTANTIATE_TEST_SUITE_P(WholeOrInPartsPlannedOrPlain, StepperPlanFails,
+                         ::testing::Values(FailingCase{256, 80}, FailingCase{64, 200}),
+                         [](const auto& of) { return "MicroBatch" + std::to_string(of.param.micro_batch); });
+
+// --- together with other options
+
+TEST(StepperPlan, GoesWithOtherOptionsToTheSameBits) {
+  const Batch batch = make_batch(512);
+  const std::vector<std::pair<const char*, StepperOptions>> cases = {
+      {"bfloat16", {.precision = Precision::BFloat16, .micro_batch = 512}},
+      {"low weights", {.precision = Precision::BFloat16, .weights = Weights::Low, .micro_batch = 256}},
+      {"clipping and noise", {.micro_batch = 256, .clip_norm = 0.1, .gradient_noise = true}},
+  };
+  for (auto [name, options] : cases) {
+    const auto make = [&] {
+      auto model = deep();
+      if (options.weights == Weights::Low) {
+        model->to(torch::kBFloat16);
+      }
+      return model;
+    };
+    const auto train = [&](Training& run) {
+      std::vector<double> seen;
+      for (int i = 0; i < 2; ++i) {
+        run.stepper.sample_gradients();
+        const StepResult result = run.stepper.step(batch, [&](const Batch& micro) {
+          const Tensor input = options.weights == Weights::Low ? micro[0].to(torch::kBFloat16) : micro[0];
+          return Loss::sum((run.model->forward(input).to(torch::kFloat) - micro[1]).pow(2).sum(), micro[1].numel());
+        });
+        seen.insert(seen.end(),
+                    {result.loss(), result.grad_norm(), static_cast<double>(result.gradient_statistics.size())});
+        EXPECT_TRUE(!options.gradient_noise || result.first_grad_norm() > 0) << name;
+      }
+      return seen;
+    };
+    const int64_t before = live();
+    int64_t peak = 0;
+    std::vector<double> expected;
+    std::vector<Tensor> expected_state;
+    {
+      Training plain(options, make());
+      expected = train(plain);
+      peak = plain.stepper
+                 .step(batch,
+                       [&](const Batch& micro) {
+                         const Tensor input =
+                             options.weights == Weights::Low ? micro[0].to(torch::kBFloat16) : micro[0];
+                         return Loss::sum((plain.model->forward(input).to(torch::kFloat) - micro[1]).pow(2).sum(),
+                                          micro[1].numel());
+                       })
+                 .peak_bytes -
+             before;
+    }
+    options.memory_budget = Bytes(live() + peak * 8 / 10);
+    Training run(options, make());
+    EXPECT_EQ(train(run), expected) << name;
+    ASSERT_TRUE(run.stepper.plan()) << name;
+    EXPECT_TRUE(run.stepper.plan()->activations) << name;
+  }
+}
+
+// A batch whose parts are copies, as those that go to another device are.
+struct Copied {
+  Tensor x, y;
+};
+int64_t batch_size(const Copied& batch) { return batch.x.size(0); }
+Copied batch_slice(const Copied& batch, int64_t begin, int64_t end) {
+  return {batch.x.slice(0, begin, end).clone(), batch.y.slice(0, begin, end).clone()};
+}
+
+TEST(StepperPlan, CountsTheCopiesThatMicroBatchesAre) {
+  const Batch batch = make_batch(512);
+  const Copied copied{batch[0], batch[1]};
+  const int64_t plain = plain_bytes(batch, {.micro_batch = 128}, [] { return deep(); });
+  const Bytes budget(live() + plain * 9 / 10);
+  Training run({.micro_batch = 128, .memory_budget = budget});
+  const auto loss_of = [&](const Copied& micro) {
+    return Loss::sum((run.model->forward(micro.x) - micro.y).pow(2).sum(), micro.y.numel());
+  };
+  for (int i = 0; i < 2; ++i) {
+    const StepResult result = run.stepper.step(copied, loss_of);
+    EXPECT_LE(result.peak_bytes, run.stepper.plan()->choice.peak_bytes);
+    EXPECT_EQ(result.step_downs, 0);
+  }
+  Training reference({.micro_batch = 128});
+  reference.step(batch);
+  reference.step(batch);
+  EXPECT_TRUE(same_bits(run.state(), reference.state()));
+}
+
+}  // namespace
+}  // namespace snug
