@@ -22,6 +22,7 @@ void add_report(CLI::App& app);
 void add_formats(CLI::App& app);
 void add_launch(CLI::App& app);
 void add_plan(CLI::App& app);
+void add_compare(CLI::App& app);
 
 /// For launch: takes what follows -- as the program to start, which is not for the parser, and returns the number of words before.
 int keep_program(int argc, char** argv);

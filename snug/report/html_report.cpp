@@ -8,30 +8,19 @@
 
 #include "snug/report/detail/gradient_map.h"
 #include "snug/report/detail/html_text.h"
-#include "snug/report/detail/page_style.h"
+#include "snug/report/detail/page_parts.h"
 #include "snug/report/detail/report_charts.h"
 
 namespace snug {
 namespace {
 
 using detail::byte_text;
+using detail::card;
 using detail::escape_html;
 using detail::grouped;
 using detail::Records;
 
-// The browser itself is told to load nothing.
-constexpr std::string_view kPolicy =
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
-
-// With the unit, if there is one, in smaller letters.
-std::string card(std::string_view label, const std::string& value, const std::string& note) {
-  const size_t space = value.find(' ');
-  const std::string unit = space == std::string::npos ? "" : "<small>" + escape_html(value.substr(space)) + "</small>";
-  return fmt::format(
-      "<div class=\"card\"><div class=\"label\">{}</div><div class=\"value\">{}{}</div><div "
-      "class=\"note\">{}</div></div>\n",
-      escape_html(label), escape_html(value.substr(0, space)), unit, escape_html(note));
-}
+constexpr const char* kPlanEvent = "plan";
 
 std::string capitalized(std::string text) {
   if (!text.empty() && text[0] >= 'a' && text[0] <= 'z') {
@@ -161,8 +150,35 @@ std::string gradients_section(const RunHistory& history) {
   return detail::gradient_map(history.events, loss_scale);
 }
 
+// The last plan of the run, beside what was measured under it.
+std::string plan_section(const RunHistory& history) {
+  std::string explanation;
+  int64_t planned_at = 0;
+  for (const RunEvent& event : history.events) {
+    for (const auto& [name, value] : event.details) {
+      if (event.name == kPlanEvent && name == "explanation") {
+        explanation = value_text(value);
+        planned_at = event.step;
+      }
+    }
+  }
+  if (explanation.empty()) {
+    return "";
+  }
+  int64_t peak = 0;
+  for (const StepRecord& record : history.records) {
+    peak = record.step >= planned_at ? std::max(peak, record.peak_bytes) : peak;
+  }
+  return fmt::format(
+      "<h2>The plan</h2>\n<p>Made in step {}; the most that was alive since then: {}.</p>\n<pre class=\"box\" "
+      "tabindex=\"0\">\n{}</pre>\n",
+      grouped(planned_at), byte_text(peak), escape_html(explanation));
+}
+
 std::string events_section(std::vector<RunEvent> events) {
-  std::erase_if(events, [](const RunEvent& event) { return event.name == detail::kGradientsEvent; });  // drawn above
+  std::erase_if(events, [](const RunEvent& event) {
+    return event.name == detail::kGradientsEvent || event.name == kPlanEvent;  // shown above
+  });
   if (events.empty()) {
     return "";
   }
@@ -196,25 +212,14 @@ std::string html_report(const RunHistory& history, const ReportExtras& extras) {
   Records records = history.records;
   std::stable_sort(records.begin(), records.end(),
                    [](const StepRecord& a, const StepRecord& b) { return a.step < b.step; });
-  const std::string title = escape_html(extras.title);
-  std::string page = fmt::format(
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n<link rel=\"icon\" href=\"data:,\">\n"
-      "<title>{}</title>\n<style>{}</style>\n</head>\n",
-      kPolicy, title, detail::kPageStyle);
-  page += fmt::format("<body>\n<header><div class=\"brand\">{}snug</div>\n<h1>{}</h1>\n<p>{}</p></header>\n<main>\n",
-                      detail::kPageMark, title, escape_html(summary(records, extras.item)));
-  page += "<div class=\"cards\">\n" + final_loss_card(records) + validation_card(records) +
-          throughput_card(records, extras.item) + memory_card(records) + communication_card(records) + "</div>\n";
-  page += "<div class=\"charts\">\n" + charts(records, extras.item) + "</div>\n";
-  page += gradients_section(history) + sample_section(extras.sample) + settings_section(history.settings) +
-          events_section(history.events);
-  page += fmt::format(
-      "</main>\n<footer>Written by snug. Bytes are measured, in powers of 1024.</footer>\n"
-      "<script>{}</script>\n</body>\n</html>\n",
-      detail::kPageScript);
-  return page;
+  std::string main = "<div class=\"cards\">\n" + final_loss_card(records) + validation_card(records) +
+                     throughput_card(records, extras.item) + memory_card(records) + communication_card(records) +
+                     "</div>\n";
+  main += "<div class=\"charts\">\n" + charts(records, extras.item) + "</div>\n";
+  main += plan_section(history) + gradients_section(history) + sample_section(extras.sample) +
+          settings_section(history.settings) + events_section(history.events);
+  return detail::document(extras.title, summary(records, extras.item), main,
+                          "Written by snug. Bytes are measured, in powers of 1024.");
 }
 
 }  // namespace snug

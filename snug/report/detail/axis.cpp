@@ -123,7 +123,11 @@ Axis linear_axis(Extent extent, const AxisOptions& options) {
 }
 
 // Powers as numbers where all of the axis are short enough, else 10⁻⁴.
-std::string power_label(double base, int exponent, const Axis& axis) {
+std::string power_label(double base, int exponent, const Axis& axis, Quantity quantity) {
+  if (quantity == Quantity::Bytes && base == 2 && exponent >= 0 && exponent < 60) {
+    constexpr std::array<const char*, 6> kUnits{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    return fmt::format("{} {}", 1 << exponent % 10, kUnits[static_cast<size_t>(exponent / 10)]);
+  }
   const double lowest = std::pow(base, axis.low);
   const double highest = std::pow(base, axis.high);
   if (lowest >= 0.001 && highest < 1e6) {
@@ -147,8 +151,8 @@ Axis log_axis(const Extent& extent, const AxisOptions& options) {
   axis.high = high;
   const int stride = std::max(1, (high - low + options.about_ticks - 1) / options.about_ticks);
   for (int exponent = low; exponent <= high; exponent += stride) {
-    axis.ticks.push_back(
-        {static_cast<double>(exponent - low) / (high - low), power_label(options.log_base, exponent, axis)});
+    axis.ticks.push_back({static_cast<double>(exponent - low) / (high - low),
+                          power_label(options.log_base, exponent, axis, options.quantity)});
   }
   return axis;
 }

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "snug/report/quantity.h"
+
 namespace snug::detail {
 
 struct Tick {
@@ -33,12 +35,6 @@ struct Extent {
   /// Takes a value in; one that is not finite changes nothing.
   void add(double value);
   bool empty() const { return low > high; }
-};
-
-enum class Quantity {
-  Number,  ///< very small or large ones get a common power of ten
-  Count,   ///< 1 k, 1 M; never fractions
-  Bytes,   ///< KiB, MiB, GiB
 };
 
 struct AxisOptions {

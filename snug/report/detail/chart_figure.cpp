@@ -21,8 +21,9 @@ std::string grid_path(const Axis& y) {
   return path;
 }
 
-std::string tick_labels(const Axis& axis, std::string_view side, std::string_view from) {
-  std::string html = fmt::format("<div class=\"{}-ticks\" aria-hidden=\"true\">", side);
+std::string tick_labels(const Axis& axis, std::string_view side, std::string_view from, std::string_view title) {
+  std::string html =
+      fmt::format("<div class=\"{}-ticks\" data-title=\"{}\" aria-hidden=\"true\">", side, escape_html(title));
   for (const Tick& tick : axis.ticks) {
     html += fmt::format("<span style=\"{}:{:.2f}%\">{}</span>", from, tick.place * 100, escape_html(tick.label));
   }
@@ -62,11 +63,23 @@ Axis step_axis(const Extent& steps) {
 std::string legend_key(std::string_view text, std::string_view look, Shape shape) {
   const char* drawing = shape == Shape::Line   ? "<path class=\"line\" d=\"M2 5h22\"/>"
                         : shape == Shape::Area ? "<path class=\"area\" d=\"M6 0h14v10h-14z\"/>"
-                                               : "<path class=\"marks\" d=\"M13 1v8\"/>";
+                        : shape == Shape::Mark
+                            ? "<path class=\"marks\" d=\"M13 1v8\"/>"
+                            : "<path class=\"dots\" d=\"M13 5h0\"/><path class=\"holes\" d=\"M13 5h0\"/>";
   return fmt::format(
       "<span class=\"key\"><svg class=\"{}\" viewBox=\"0 0 26 10\" width=\"26\" height=\"10\" "
       "aria-hidden=\"true\">{}</svg>{}</span>",
       look, drawing, escape_html(text));
+}
+
+std::string dots_path(const std::vector<Point>& points, const Frame& frame) {
+  std::string path;
+  for (const Point& point : points) {
+    if (std::isfinite(point.y)) {
+      path += "M" + frame.at(point.x, point.y) + "h0";
+    }
+  }
+  return path;
 }
 
 std::vector<Hover> hover_rows(const std::vector<double>& steps, const std::function<std::string(size_t)>& lines_at) {
@@ -89,16 +102,19 @@ std::string figure_html(const Figure& figure, const Frame& frame) {
       "<span class=\"legend\">{}</span></figcaption>\n",
       figure.wide ? " wide" : "", escape_html(figure.title), escape_html(figure.caption), figure.legend);
   html += fmt::format("<div class=\"plot\" data-hover=\"{}\">\n{}\n", hover_json(figure.hover, frame.x),
-                      tick_labels(frame.y, "y", "bottom"));
-  if (!frame.y.unit.empty()) {
+                      tick_labels(frame.y, "y", "bottom", ""));
+  if (!figure.y_title.empty()) {
+    html += fmt::format("<div class=\"y-title\">{}{}</div>\n", escape_html(figure.y_title),
+                        frame.y.unit.empty() ? "" : " (" + escape_html(frame.y.unit) + ")");
+  } else if (!frame.y.unit.empty()) {
     html += fmt::format("<div class=\"unit\">{}</div>\n", escape_html(frame.y.unit));
   }
   html += fmt::format(
       "<svg viewBox=\"0 0 {0} {0}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{1}\">"
       "<path class=\"grid\" d=\"{2}\"/>{3}</svg>\n{4}{5}\n",
       kPlotSide, escape_html(figure.description), grid_path(frame.y), figure.curves, figure.labels,
-      tick_labels(frame.x, "x", "left"));
-  return html + "<div class=\"cursor\" hidden><div class=\"tip\"></div></div>\n</div>\n</figure>\n";
+      tick_labels(frame.x, "x", "left", figure.x_title));
+  return html + "<div class=\"cursor\" hidden><div class=\"tip\"></div></div>\n</div>\n" + figure.foot + "</figure>\n";
 }
 
 std::string value_text(double value, Quantity quantity) {

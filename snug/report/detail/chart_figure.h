@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "snug/report/detail/axis.h"
+#include "snug/report/detail/thinning.h"
 
 namespace snug::detail {
 
@@ -28,10 +29,13 @@ struct Frame {
 /// The axis of optimizer steps.
 Axis step_axis(const Extent& steps);
 
-enum class Shape { Line, Area, Mark };
+enum class Shape { Line, Area, Mark, Dot };
 
 /// One key of the legend; `text` is escaped.
 std::string legend_key(std::string_view text, std::string_view look, Shape shape);
+
+/// "M1 2h0M3 4h0": lines of length zero, whose ends are dots.
+std::string dots_path(const std::vector<Point>& points, const Frame& frame);
 
 /// `lines`, one below the other, are shown while the pointer is nearest to `step`.
 struct Hover {
@@ -52,6 +56,9 @@ struct Figure {
   std::string description = {};
   std::vector<Hover> hover = {};
   bool wide = false;
+  std::string x_title = "optimizer step";
+  std::string y_title = {};
+  std::string foot = {};  ///< HTML below the plot
 };
 
 std::string figure_html(const Figure& figure, const Frame& frame);

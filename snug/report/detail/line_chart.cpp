@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <numeric>
 
 #include <fmt/format.h>
 
@@ -14,39 +15,6 @@ namespace {
 
 constexpr size_t kMostDots = 60;
 constexpr size_t kFewPoints = 12;  // so few get dots in any case
-
-// One "M" per unbroken stretch of finite values. A stretch of one point is a line of length zero, which its round
-// ends show as a dot.
-std::string line_path(const Series& series, const Frame& frame) {
-  std::string path;
-  bool drawing = false;
-  double last_y = 0;
-  for (const size_t i : thinned(series.points, kPlotColumns)) {
-    const auto [x, y] = series.points[i];
-    if (!std::isfinite(y)) {
-      drawing = false;
-      continue;
-    }
-    if (drawing && series.steps) {
-      path += "L" + frame.at(x, last_y);
-    }
-    path += drawing ? "L" + frame.at(x, y) : "M" + frame.at(x, y) + "h0";
-    drawing = true;
-    last_y = y;
-  }
-  return path;
-}
-
-// Lines of length zero: their round ends are the dots.
-std::string dots_path(const std::vector<Point>& points, const Frame& frame) {
-  std::string path;
-  for (const Point& point : points) {
-    if (std::isfinite(point.y)) {
-      path += "M" + frame.at(point.x, point.y) + "h0";
-    }
-  }
-  return path;
-}
 
 // Short strokes at the lower edge; one per column, however many marks fall into it.
 std::string marks_path(const std::vector<double>& marks, const Axis& x) {
@@ -117,7 +85,8 @@ std::string add_marks(Figure& figure, const Marks& marks, const Axis& x) {
 }
 
 void add_line(Figure& figure, const Series& series, const Frame& frame, Quantity quantity) {
-  figure.curves += fmt::format("<path class=\"line {}\" d=\"{}\"/>", series.look, line_path(series, frame));
+  figure.curves +=
+      fmt::format("<path class=\"line {}\" d=\"{}\"/>", series.look, line_path(series.points, series.steps, frame));
   if (series.points.size() <= (series.dots ? kMostDots : kFewPoints)) {
     figure.curves += fmt::format("<path class=\"dots {}\" d=\"{}\"/>", series.look, dots_path(series.points, frame));
   }
@@ -130,6 +99,28 @@ void add_line(Figure& figure, const Series& series, const Frame& frame, Quantity
 }
 
 }  // namespace
+
+std::string line_path(const std::vector<Point>& points, bool steps, const Frame& frame) {
+  std::string path;
+  bool drawing = false;
+  double last_y = 0;
+  std::vector<size_t> drawn(points.size());
+  std::iota(drawn.begin(), drawn.end(), size_t{0});
+  for (const size_t i : points.size() > kPlotColumns ? thinned(points, kPlotColumns) : drawn) {
+    const auto [x, y] = points[i];
+    if (!std::isfinite(y)) {
+      drawing = false;
+      continue;
+    }
+    if (drawing && steps) {
+      path += "L" + frame.at(x, last_y);
+    }
+    path += drawing ? "L" + frame.at(x, y) : "M" + frame.at(x, y) + "h0";
+    drawing = true;
+    last_y = y;
+  }
+  return path;
+}
 
 std::string line_chart(const LineChart& chart) {
   Extent steps;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "snug/report/detail/axis.h"
+#include "snug/report/detail/chart_figure.h"
 #include "snug/report/detail/thinning.h"
 
 namespace snug::detail {
@@ -39,6 +40,10 @@ struct LineChart {
   Marks marks = {};
   bool wide = false;  ///< over the full width of the page
 };
+
+/// One "M" per unbroken stretch of finite values, thinned if there are many. A stretch of one point is a line of length zero, which its round ends show as a
+/// dot. `steps`: the value holds until the next point.
+std::string line_path(const std::vector<Point>& points, bool steps, const Frame& frame);
 
 /// A chart of lines over the optimizer step, thinned to what can be seen. Without points it says that there are none.
 std::string line_chart(const LineChart& chart);

@@ -19,6 +19,7 @@ const std::string_view kPageStyle = R"css(
   --page: #f5f3ee; --card: #ffffff; --ink: #1d2127; --soft: #59616b; --rule: #e7e3da; --grid: #ece9e2;
   --axis: #b9b4a9;
   --blue: #0072b2; --red: #d55e00; --green: #009e73; --violet: #a3568a;
+  --s0: #1d2127; --s1: #d55e00; --s2: #0072b2; --s3: #009e73; --s4: #a3568a; --s5: #b07800; --s6: #3a8fc4; --s7: #6b7178;
   --shadow: 0 1px 2px #2b24101a, 0 4px 16px #2b24100d;
 }
 @media (prefers-color-scheme: dark) {
@@ -26,6 +27,7 @@ const std::string_view kPageStyle = R"css(
     --page: #121417; --card: #1b1e23; --ink: #e9e7e2; --soft: #a2a9b3; --rule: #2d3138; --grid: #292d34;
     --axis: #565d68;
     --blue: #56b4e9; --red: #e69f00; --green: #2fbf95; --violet: #cc79a7; --shadow: none;
+    --s0: #e9e7e2; --s1: #e8803c; --s2: #56b4e9; --s3: #2fbf95; --s4: #cc79a7; --s5: #e6b800; --s6: #8fd0f5; --s7: #a2a9b3;
   }
 }
 * { box-sizing: border-box; }
@@ -67,7 +69,7 @@ figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 10p
 .x-ticks { position: absolute; top: 100%; left: 0; right: 0; }
 .x-ticks span { position: absolute; transform: translateX(-50%); padding-top: 8px; line-height: 1;
   white-space: nowrap; }
-.x-ticks::after { content: "optimizer step"; position: absolute; top: 25px; left: 0; right: 0; text-align: center;
+.x-ticks::after { content: attr(data-title); position: absolute; top: 25px; left: 0; right: 0; text-align: center;
   line-height: 1; }
 .y-ticks { position: absolute; top: 0; bottom: 0; left: 0; }
 .unit { position: absolute; right: 100%; bottom: 100%; padding: 0 9px 9px 0; line-height: 1; white-space: nowrap; }
@@ -78,6 +80,41 @@ path { fill: none; }
 .line { stroke-dasharray: var(--dash, none); }
 .dots { stroke-width: 7; }
 .marks { stroke-linecap: butt; }
+.holes { stroke: var(--card); stroke-width: var(--hole, 0); stroke-opacity: var(--holed, 0); stroke-linecap: var(--cap, round);
+  vector-effect: non-scaling-stroke; }
+.series-0, .series-1, .series-2, .series-3, .series-4, .series-5, .series-6, .series-7 { --on: #fff; }
+.series-0 { --hue: var(--s0); }
+.series-1 { --hue: var(--s1); --dash: 8 5; --cap: square; }
+.series-2 { --hue: var(--s2); --dash: 2 5; --hole: 4; --holed: 1; }
+.series-3 { --hue: var(--s3); --dash: 10 4 2 4; --cap: square; --hole: 4; --holed: 1; }
+.series-4 { --hue: var(--s4); --dash: 14 5; }
+.series-5 { --hue: var(--s5); --dash: 5 5; --cap: square; }
+.series-6 { --hue: var(--s6); --dash: 4 3 1 3; --hole: 4; --holed: 1; }
+.series-7 { --hue: var(--s7); --dash: 1 4; --cap: square; --hole: 4; --holed: 1; }
+.dots { stroke-linecap: var(--cap, round); }
+.dots.small { stroke-width: 3.5; opacity: .55; }
+.holes.small { display: none; }
+.tag { position: absolute; color: color-mix(in srgb, var(--hue) 70%, var(--ink)); font-size: 12px; line-height: 1; white-space: nowrap;
+  pointer-events: none; }
+.y-title { position: absolute; left: 0; bottom: 100%; padding-bottom: 9px; line-height: 1; white-space: nowrap; margin-left: -42px; }
+nav { display: flex; flex-wrap: wrap; gap: 4px 20px; }
+nav a, .made a { color: var(--blue); }
+.idea { max-width: 76ch; color: var(--soft); margin: 0 0 16px; }
+.findings { max-width: 84ch; margin: 4px 0 20px; padding-left: 20px; }
+.made { margin: 6px 0 2px; color: var(--soft); font-size: 12.5px; }
+section .cards { grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); }
+.bars { width: 100%; border-spacing: 0 7px; font-size: 13.5px; font-variant-numeric: tabular-nums; margin: 8px 0 6px; }
+.bars th { font-weight: 400; text-align: left; padding-right: 14px; width: 1%; white-space: nowrap; }
+.bars td { width: 1%; white-space: nowrap; text-align: right; padding-left: 12px; }
+.bars .cells { width: auto; padding: 0; }
+.bars .note { color: var(--soft); text-align: left; }
+.bars svg { display: block; width: 100%; height: 20px; }
+.scroll { overflow-x: auto; }
+.numbers { border-spacing: 0; font-size: 13.5px; font-variant-numeric: tabular-nums; margin: 4px 0 6px; min-width: 60%; }
+.numbers th, .numbers td { padding: 5px 26px 5px 0; border-top: 1px solid var(--rule); text-align: right; white-space: nowrap; }
+.numbers th { font-weight: 400; }
+.numbers th:first-child { text-align: left; }
+.numbers thead th { color: var(--soft); border-top: 0; }
 .area { fill: var(--hue); stroke: var(--card); stroke-width: .75; vector-effect: non-scaling-stroke; }
 .faint .line, .line.faint { stroke-width: 1; opacity: .45; }
 .key .faint .line { stroke-width: 1.5; opacity: .6; }
@@ -143,7 +180,8 @@ footer { padding-top: 36px; padding-bottom: 48px; color: var(--soft); font-size:
   .card { padding: 12px 14px 10px; }
   .card .value { font-size: 23px; }
   .wide .plot > svg { height: 220px; }
-  .bar .inside { display: none; }
+  .bar .inside, .tag { display: none; }
+  .bars .note { display: none; }
 }
 @media print { .chart, .card, .box { break-inside: avoid; box-shadow: none; } pre.box { max-height: none; } }
 )css";

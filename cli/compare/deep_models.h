@@ -1,0 +1,61 @@
+#pragma once
+// Deep networks as chains of layers, and the ways to run a chain in fewer bytes: the subjects of the checkpointing experiment.
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace snug::cli {
+
+using Layer = std::function<at::Tensor(at::Tensor)>;
+using Layers = std::vector<Layer>;
+
+struct DeepModel {
+  std::string name;  ///< of files
+  std::string what;  ///< for people
+  std::shared_ptr<torch::nn::Module> module;
+  Layers layers;
+  /// The two functions of each reversible block, of the same parameters; empty: the network has no such form.
+  std::vector<std::pair<Layer, Layer>> halves = {};
+  int64_t batch = 0;
+  std::function<at::Tensor(int64_t items)> input = {};
+  /// The mean loss over an input; `run` runs the layers.
+  std::function<at::Tensor(const at::Tensor& input, const Layer& run)> loss = {};
+
+  std::vector<at::Tensor> parameters() const;
+};
+
+DeepModel deep_mlp(int64_t layers, int64_t width, int64_t batch);
+DeepModel deep_gpt(int64_t layers, int64_t width, int64_t context, int64_t batch);
+DeepModel deep_resnet(int64_t depth, int64_t batch);
+
+/// How a chain is run. `make` gives what runs it.
+struct Technique {
+  std::string name;   ///< of the family
+  std::string label;  ///< of this member of it; empty: the family has one
+  std::function<at::Tensor(const DeepModel&, at::Tensor)> run;
+  bool offloads = false;
+  bool is_same_network = true;
+
+  std::string title() const { return label.empty() ? name : name + ", " + label; }
+};
+
+/// Plain first; without those that plan (see Rematerialize).
+std::vector<Technique> techniques_for(const DeepModel& model);
+
+/// That of techniques_for(model) in which every layer is a segment.
+const Technique& every_layer(const std::vector<Technique>& techniques);
+
+/// One forward pass under the technique; the loss.
+at::Tensor forward_under(const Technique& technique, const DeepModel& model, const at::Tensor& input);
+
+}  // namespace snug::cli

@@ -1,0 +1,61 @@
+#pragma once
+// How the experiments measure: times as ratios of two programs that take turns, and bytes as the allocator counts them.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/memory/meter.h"
+#include "snug/report/exhibit.h"
+
+namespace snug::cli {
+
+double seconds_of(const std::function<void()>& work);
+
+/// The middle one, or the mean of the two in the middle.
+double median(std::vector<double> values);
+
+/// Of several runs.
+struct Spread {
+  double median = 0, low = 0, high = 0;
+};
+Spread spread_of(const std::vector<double>& values);
+
+struct Turns {
+  std::vector<Spread> seconds;  ///< of each program
+  std::vector<Spread> ratio;    ///< of each program's time to that of the first, taken in the same round
+};
+
+/// Runs all programs once to warm up, then in `rounds` rounds, every second one backwards; a program returns its seconds.
+Turns take_turns(const std::vector<std::function<double()>>& programs, int64_t rounds);
+
+/// "1.46 (1.31 to 1.52)"
+std::string str(const Spread& spread);
+
+/// Forward and backward, with the gradients dropped before.
+struct StepBytes {
+  int64_t peak = 0;         ///< above the level before the step
+  int64_t activations = 0;  ///< the same, less the bytes of all gradients
+};
+StepBytes bytes_of_step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step);
+
+void drop_gradients(const std::vector<at::Tensor>& parameters);
+int64_t bytes_of(const std::vector<at::Tensor>& tensors);
+
+/// Whether `work` stays within `bytes` of live tensor memory on the CPU.
+bool fits(int64_t bytes, const std::function<void()>& work);
+
+/// The largest value in [1, most] of which `works` is true, if it is true of all smaller ones; 0: of none. Tries about 2 log2(result) values.
+int64_t largest(int64_t most, const std::function<bool(int64_t)>& works);
+
+/// "2 cores of AMD EPYC, LibTorch 2.13.0, 2026-11-21"
+std::string machine();
+
+/// "1.5 MiB" of a number of bytes, "12.3 %" of a share.
+std::string bytes_text(int64_t bytes);
+std::string percent(double share);
+
+}  // namespace snug::cli

@@ -1,0 +1,124 @@
+#include "snug/report/comparison_page.h"
+
+#include <fmt/format.h>
+
+#include "snug/report/detail/chart_figure.h"
+#include "snug/report/detail/exhibit_figures.h"
+#include "snug/report/detail/html_text.h"
+#include "snug/report/detail/page_parts.h"
+
+namespace snug {
+namespace {
+
+std::string section_html(const Section& section) {
+  std::string html =
+      fmt::format("<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"idea\">{}</p>\n", detail::escape_html(section.name),
+                  detail::escape_html(section.title), detail::escape_html(section.idea));
+  if (!section.numbers.empty()) {
+    html += "<div class=\"cards\">\n";
+    for (const KeyNumber& number : section.numbers) {
+      html += detail::card(number.label, number.value, number.note);
+    }
+    html += "</div>\n";
+  }
+  if (!section.findings.empty()) {
+    html += "<ul class=\"findings\">\n";
+    for (const std::string& finding : section.findings) {
+      html += "<li>" + detail::escape_html(finding) + "</li>\n";
+    }
+    html += "</ul>\n";
+  }
+  html += "<div class=\"charts\">\n";
+  for (const Exhibit& exhibit : section.exhibits) {
+    html += detail::exhibit_figure(exhibit);
+  }
+  return html + "</div>\n</section>\n";
+}
+
+std::string markdown_row(const std::vector<std::string>& cells) {
+  std::string line = "|";
+  for (const std::string& cell : cells) {
+    line += " " + cell + " |";
+  }
+  return line + "\n";
+}
+
+std::string markdown_table(const Table& table) {
+  std::string text = markdown_row(table.header) + "|";
+  for (size_t i = 0; i < table.header.size(); ++i) {
+    text += "---|";
+  }
+  text += "\n";
+  for (const auto& row : table.rows) {
+    text += markdown_row(row);
+  }
+  return text;
+}
+
+Table as_table(const Bars& bars) {
+  Table table{.header = {""}};
+  table.header.insert(table.header.end(), bars.parts.begin(), bars.parts.end());
+  table.header.emplace_back("");
+  for (const Bar& bar : bars.bars) {
+    std::vector<std::string> row{bar.name};
+    for (const double value : bar.values) {
+      row.push_back(detail::value_text(value, bars.quantity));
+    }
+    row.push_back(bar.note);
+    table.rows.push_back(row);
+  }
+  return table;
+}
+
+std::string markdown_of(const Exhibit& exhibit) {
+  std::string table;
+  if (const auto* bars = std::get_if<Bars>(&exhibit.content)) {
+    table = markdown_table(as_table(*bars));
+  } else if (const auto* rows = std::get_if<Table>(&exhibit.content)) {
+    table = markdown_table(*rows);
+  } else {
+    return "";
+  }
+  return fmt::format("\n**{}**{}{}. {}\n\n{}", exhibit.title, exhibit.caption.empty() ? "" : ", ", exhibit.caption,
+                     exhibit.made, table);
+}
+
+}  // namespace
+
+std::string comparison_page(const ComparisonPage& page) {
+  std::string main;
+  if (page.sections.size() > 1) {
+    main += "<nav>\n";
+    for (const Section& section : page.sections) {
+      main += fmt::format("<a href=\"#{}\">{}</a>\n", detail::escape_html(section.name),
+                          detail::escape_html(section.title));
+    }
+    main += "</nav>\n";
+  }
+  for (const Section& section : page.sections) {
+    main += section_html(section);
+  }
+  return detail::document(
+      page.title, page.subtitle, main,
+      "Written by snug compare. Bytes are counted by the allocator, in powers of 1024. Times depend on the machine and "
+      "on what else runs on it; ratios are of runs that took turns.");
+}
+
+std::string comparison_markdown(const ComparisonPage& page) {
+  std::string text = fmt::format("# {}\n\n{}\n", page.title, page.subtitle);
+  for (const Section& section : page.sections) {
+    text += fmt::format("\n## {}\n\n{}\n\n", section.title, section.idea);
+    for (const KeyNumber& number : section.numbers) {
+      text += fmt::format("- {}: {}{}{}\n", number.label, number.value, number.note.empty() ? "" : ", ", number.note);
+    }
+    for (const std::string& finding : section.findings) {
+      text += fmt::format("- {}\n", finding);
+    }
+    for (const Exhibit& exhibit : section.exhibits) {
+      text += markdown_of(exhibit);
+    }
+  }
+  return text;
+}
+
+}  // namespace snug

@@ -1,0 +1,75 @@
+#pragma once
+// Exhibit: a result that people look at, as numbers: curves or points over an axis, stacked bars, or a table. Each becomes a figure of a page
+// (comparison_page.h) and a file of CSV that holds just what is drawn.
+//
+//   const snug::Exhibit exhibit{
+//       .file = "losses",
+//       .title = "Loss",
+//       .made = "1,000 epochs, seed 1",
+//       .content = snug::Plot{.x = {.title = "epoch"}, .curves = {{.name = "FP32", .x = epochs, .y = losses}}}};
+//   std::string data = snug::exhibit_csv(exhibit);
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "snug/report/quantity.h"
+
+namespace snug {
+
+struct PlotAxis {
+  std::string title;
+  Quantity quantity = Quantity::Number;
+  bool from_zero = false;  ///< show zero, too
+  double log_base = 0;     ///< 2 or 10: logarithmic, if all values are positive
+};
+
+enum class Drawn { Line, Points, LineAndPoints };
+
+struct Curve {
+  std::string name;
+  std::vector<double> x;  ///< ascending for lines
+  std::vector<double> y;  ///< one for each x; a line has a gap where it is not finite
+  Drawn drawn = Drawn::Line;
+  std::vector<std::string> labels = {};  ///< of the points, as many as there are; or none
+};
+
+struct Plot {
+  PlotAxis x = {};
+  PlotAxis y = {};
+  std::vector<Curve> curves = {};
+  bool wide = true;  ///< over the full width of the page
+};
+
+struct Bar {
+  std::string name;
+  std::vector<double> values;  ///< one for each part; negative and not finite ones count as 0
+  std::string note = {};       ///< behind the sum
+};
+
+/// Amounts that add up, one bar each, all from the same zero.
+struct Bars {
+  Quantity quantity = Quantity::Number;
+  std::vector<std::string> parts =
+      {};  ///< from the left; "parameters", "activations" ... get their colours of the report
+  std::vector<Bar> bars = {};
+};
+
+struct Table {
+  std::vector<std::string> header = {};
+  std::vector<std::vector<std::string>> rows = {};  ///< each as long as the header
+};
+
+struct Exhibit {
+  std::string file;  ///< of the data, without .csv; letters, digits and dashes
+  std::string title;
+  std::string caption = {};  ///< behind the title: what is shown, in which unit
+  std::string made = {};     ///< how the numbers came about, in a line
+  std::variant<Plot, Bars, Table> content;
+};
+
+/// The numbers that are drawn, with a header line; doubles read back bit for bit. RFC 4180, but for line feeds as line ends.
+/// Curves: curve, x, y, label. Bars: a column for each part.
+std::string exhibit_csv(const Exhibit& exhibit);
+
+}  // namespace snug

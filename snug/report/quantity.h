@@ -1,0 +1,12 @@
+#pragma once
+// What the numbers of a chart are, and so how they are written.
+
+namespace snug {
+
+enum class Quantity {
+  Number,  ///< very small or large ones get a common power of ten
+  Count,   ///< 1 k, 1 M; never fractions
+  Bytes,   ///< KiB, MiB, GiB
+};
+
+}  // namespace snug

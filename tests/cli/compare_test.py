@@ -1,0 +1,161 @@
+"""`snug compare` as its users meet it: the page, the numbers beside it, and what it refuses.
+
+usage: compare_test.py PATH-OF-SNUG [unittest arguments]
+"""
+
+import csv
+import html
+import io
+import math
+import os
+import re
+
+from program import GOLDEN, SnugTest, main
+
+SMALL = ["--quick", "--points", "200", "--epochs", "3", "--pairs", "1"]
+
+
+def places(path):
+    """The points of an SVG path of M and L."""
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML](-?[\d.]+) (-?[\d.]+)", path)]
+
+
+def is_affine(values, drawn, tolerance):
+    """Whether drawn = a * values + b, up to the rounding of the page."""
+    low, high = min(range(len(values)), key=values.__getitem__), max(range(len(values)), key=values.__getitem__)
+    if values[low] == values[high]:
+        return len(set(drawn)) == 1
+    slope = (drawn[high] - drawn[low]) / (values[high] - values[low])
+    return all(abs(drawn[low] + slope * (v - values[low]) - d) <= tolerance for v, d in zip(values, drawn))
+
+
+def is_on_axis(values, drawn):
+    logarithms = [math.log(v) for v in values] if min(values) > 0 else values
+    return is_affine(values, drawn, 0.2) or is_affine(logarithms, drawn, 0.2)
+
+
+class Compare(SnugTest):
+    def test_help_is_as_recorded_and_fits_a_screen(self):
+        shown = self.snug("compare", "--help").stdout
+        golden = GOLDEN / "help_compare.txt"
+        if os.environ.get("SNUG_UPDATE_GOLDEN"):
+            golden.write_text(shown)
+        self.assertEqual(shown, golden.read_text())
+        self.assertLessEqual(len(shown.splitlines()), 40)
+
+    def compare(self, *arguments):
+        out = self.folder / "page"
+        done = self.snug("compare", *arguments, "--out", out)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return out, (out / "index.html").read_text(), done.stdout
+
+    def figures(self, out, page):
+        """(file, HTML, rows of the CSV) of each figure."""
+        result = []
+        for figure in re.findall(r"<figure.*?</figure>", page, re.DOTALL):
+            file = re.search(r'href="([^"]+)\.csv"', figure)[1]
+            result.append((file, figure, list(csv.reader(io.StringIO((out / f"{file}.csv").read_text())))))
+        return result
+
+    def rows(self, out, file):
+        return list(csv.DictReader(io.StringIO((out / f"{file}.csv").read_text())))
+
+    def check_plot(self, file, figure, rows):
+        curves = {}
+        for name, x, y, _ in rows[1:]:
+            curves.setdefault(name, []).append((float(x), float(y)))
+        for i, (name, points) in enumerate(curves.items()):
+            path = re.search(rf'<path class="(?:dots|line) series-{i % 8}[^"]*" d="([^"]*)"', figure)
+            drawn = places(path[1])
+            self.assertEqual(len(drawn), len(points), (file, name))
+            self.assertTrue(is_on_axis([x for x, _ in points], [x for x, _ in drawn]), (file, name, "x"))
+            self.assertTrue(is_on_axis([y for _, y in points], [y for _, y in drawn]), (file, name, "y"))
+
+    def check_bars(self, file, figure, rows):
+        values = [float(value) for row in rows[1:] for value in row[1:-1]]
+        drawn = [float(width) for width in re.findall(r'<rect [^>]*width="([\d.]+)"', figure)]
+        self.assertEqual(len(drawn), len(values), file)
+        scale = max(drawn) / max(values)
+        for value, width in zip(values, drawn):
+            self.assertAlmostEqual(value * scale, width, delta=0.02, msg=file)
+
+    def check_table(self, file, figure, rows):
+        cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", figure)
+        self.assertEqual([html.unescape(cell) for cell in cells], [cell for row in rows for cell in row], file)
+
+    def check_page(self, out, page):
+        for outside in ("http://", "https://", "src=", "@import", "url("):
+            self.assertNotIn(outside, page)
+        figures = self.figures(out, page)
+        self.assertEqual(sorted(file for file, _, _ in figures), sorted(p.stem for p in out.glob("*.csv")))
+        for file, figure, rows in figures:
+            self.assertRegex(figure, r'<p class="made">[^<]{10,}', file)
+            check = (self.check_bars if 'class="bars"' in figure else
+                     self.check_table if 'class="numbers"' in figure else self.check_plot)
+            check(file, figure, rows)
+
+    def test_sin_cos_prints_the_five_lines_and_draws_its_numbers(self):
+        out, page, printed = self.compare("sin-cos", *SMALL)
+        for line in ("FP32 training time: ", "Mixed precision training time: ", "Time saved: ", "Reduction: ", "Speedup: "):
+            self.assertIn(f"\n{line}", printed)
+        self.assertIn("200 points", printed)
+        self.check_page(out, page)
+        losses = self.rows(out, "sin-cos-loss")
+        self.assertEqual([row["epoch"] for row in losses if row["curve"] == "FP32"], ["1", "2", "3"])
+        self.assertIn("Time to train", (out / "results.md").read_text())
+
+    def test_precision_counts_bytes(self):
+        out, page, _ = self.compare("precision", "--quick")
+        self.check_page(out, page)
+        dynamic = {}
+        for row in self.rows(out, "precision-dynamic"):
+            dynamic.setdefault(row["curve"], []).append(float(row["dynamic bytes"]))
+        for full, low in zip(dynamic["FP32"][2:], dynamic["autocast to BF16"][2:]):
+            self.assertLess(low, full)
+
+    def test_checkpointing_changes_no_bit_and_plans_keep_to_their_bytes(self):
+        out, page, _ = self.compare("checkpointing", "--quick", "--pairs", "1")
+        self.check_page(out, page)
+        for model in ("gpt", "mlp", "resnet"):
+            rows = self.rows(out, f"checkpointing-{model}-table")
+            self.assertGreater(len(rows), 8)
+            for row in rows:
+                expected = "another network" if row["way"] == "reversible" else "equal to the bit"
+                self.assertEqual(row["gradients against plain"], expected, row)
+            peaks = {row["label"]: float(row["activation peak"]) for row in self.rows(out, f"checkpointing-{model}")}
+            for label, peak in peaks.items():
+                self.assertLessEqual(peak, peaks.get(label.removeprefix("as "), peak), label)
+            by_hand = [peak for label, peak in peaks.items() if label != "to a file"]  # which depends on how fast that is
+            self.assertEqual(min(by_hand), peaks["least"], model)
+
+    def test_data_parallel_sends_a_kth_if_the_last_micro_batch_alone_communicates(self):
+        out, page, _ = self.compare("data-parallel", "--quick", "--pairs", "1")
+        self.check_page(out, page)
+        sent = {(row["curve"], float(row["micro-batches in a step"])): float(row["sent by a rank in a step"])
+                for row in self.rows(out, "data-parallel-bytes")}
+        self.assertEqual(len(sent), 16)
+        for (curve, k), bytes_sent in sent.items():
+            if curve.endswith("after each"):
+                self.assertEqual(bytes_sent, k * sent[curve.replace("after each", "after the last"), k])
+
+    def test_python_draws_what_was_measured(self):
+        results = self.folder / "results.md"
+        results.write_text("| ratio of times | median | lowest to highest | target |\n|---|---|---|---|\n"
+                           "| A step: Python / snug | 1.50 | 1.20 to 1.70 | at least 1.1 |\n| Another | 0.90 | 0.80 to 1.00 | at least 1 |\n"
+                           "| No target | 2.00 | 1.00 to 3.00 |  |\n")
+        out, page, printed = self.compare("python", "--results", results)
+        self.check_page(out, page)
+        self.assertIn("1 of 2 targets are met", printed)
+
+    def test_refuses_what_it_cannot_do(self):
+        out = self.folder / "new"
+        for status, arguments, says in ((2, ["sin-cosine"], ["sin-cosine", "sin-cos"]), (2, ["python"], ["--results"]),
+                                        (2, ["sin-cos", "--pairs", "-1"], ["--pairs", "-1"]),
+                                        (2, ["sin-cos", "--points", "7"], ["--points"]), (2, ["--quik"], ["--quik", "--quick"])):
+            self.refuses(status, "compare", *arguments, "--out", out, says=says)
+            self.assertFalse(out.exists())
+        self.refuses(1, "compare", "sin-cos", *SMALL, "--python", "no-such-python", "--out", out, says=["no-such-python"])
+
+
+if __name__ == "__main__":
+    main(__doc__)

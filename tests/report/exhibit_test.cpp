@@ -1,0 +1,136 @@
+// Exhibits: what is drawn is what the CSV says, and the page loads nothing.
+
+#include "snug/report/exhibit.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "snug/report/comparison_page.h"
+#include "snug/report/detail/exhibit_figures.h"
+
+namespace snug {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+Exhibit plot_of(std::vector<Curve> curves, PlotAxis x = {.title = "x", .from_zero = true},
+                PlotAxis y = {.title = "y", .from_zero = true}) {
+  return {.file = "data",
+          .title = "Title",
+          .made = "By hand.",
+          .content = Plot{.x = x, .y = y, .curves = std::move(curves)}};
+}
+
+TEST(Exhibit, WritesCurvesAsCsvThatReadsBackBitForBit) {
+  const double third = 1.0 / 3;
+  const Exhibit exhibit =
+      plot_of({{.name = "a, b", .x = {0, third}, .y = {1e-300, kNan}, .labels = {"", "say \"hi\""}}});
+  EXPECT_EQ(exhibit_csv(exhibit),
+            "curve,x,y,label\n\"a, b\",0,1e-300,\n\"a, b\",0.3333333333333333,nan,\"say \"\"hi\"\"\"\n");
+  EXPECT_EQ(std::stod("0.3333333333333333"), third);
+}
+
+TEST(Exhibit, WritesBarsAndTablesAsCsv) {
+  const Exhibit bars{.file = "b", .title = "", .content = Bars{.parts = {"p", "q"}, .bars = {{"one", {1, 2}, "n"}}}};
+  EXPECT_EQ(exhibit_csv(bars), "bar,p,q,note\none,1,2,n\n");
+  const Exhibit table{.file = "t", .title = "", .content = Table{.header = {"a", "b"}, .rows = {{"1", "2\n3"}}}};
+  EXPECT_EQ(exhibit_csv(table), "a,b\n1,\"2\n3\"\n");
+}
+
+TEST(Exhibit, DrawsPointsWhereTheyLieOnItsAxes) {
+  const std::string html =
+      detail::exhibit_figure(plot_of({{.name = "a", .x = {0, 5, 10}, .y = {0, 10, 5}, .drawn = Drawn::Points}}));
+  EXPECT_NE(html.find("M0.0 1000.0h0M500.0 0.0h0M1000.0 500.0h0"), std::string::npos) << html;
+  const std::string log =
+      detail::exhibit_figure(plot_of({{.name = "a", .x = {16, 64, 256}, .y = {1, 100, 10}, .drawn = Drawn::Points}},
+                                     {.log_base = 2}, {.log_base = 10}));
+  EXPECT_NE(log.find("M0.0 1000.0h0M500.0 0.0h0M1000.0 500.0h0"), std::string::npos) << log;
+}
+
+TEST(Exhibit, BreaksLinesWhereAValueIsNotFinite) {
+  const std::string html =
+      detail::exhibit_figure(plot_of({{.name = "a", .x = {0, 1, 2, 3, 4}, .y = {0, 1, kNan, 1, 0}}}));
+  const size_t begin = html.find("class=\"line series-0\" d=\"");
+  ASSERT_NE(begin, std::string::npos);
+  const std::string path = html.substr(begin, html.find('>', begin) - begin);
+  EXPECT_EQ(count_of(path, "M"), 2u) << path;
+}
+
+TEST(Exhibit, PutsNoLabelOverAnother) {
+  const auto labels = [](std::vector<double> x, std::vector<std::string> texts) {
+    const std::vector<double> y(x.size(), 5);
+    return detail::exhibit_figure(
+        plot_of({{.name = "a", .x = std::move(x), .y = y, .drawn = Drawn::Points, .labels = std::move(texts)}}));
+  };
+  const std::string apart = labels({1, 9}, {"left", "right"});
+  EXPECT_EQ(count_of(apart, "class=\"tag"), 2u);
+  const std::string together = labels({5, 5, 10}, {"one", "two", ""});
+  EXPECT_EQ(count_of(together, "class=\"tag"), 2u);  // at different sides of the point
+  EXPECT_NE(together.find("translate(0%,50%)"), std::string::npos);
+  EXPECT_NE(together.find("translate(-100%,50%)"), std::string::npos);
+  const std::string crowd = labels(std::vector<double>(12, 5.0), std::vector<std::string>(12, "a label"));
+  EXPECT_LT(count_of(crowd, "class=\"tag"), 12u);
+}
+
+TEST(Exhibit, DrawsBarsInProportion) {
+  const std::string html = detail::exhibit_figure({.file = "b",
+                                                   .title = "",
+                                                   .content = Bars{.quantity = Quantity::Bytes,
+                                                                   .parts = {"activations", "other part"},
+                                                                   .bars = {{"one", {30, 70}}, {"two", {-5, 25}}}}});
+  EXPECT_NE(html.find("class=\"area activations\" x=\"0.00\" width=\"300.00\""), std::string::npos) << html;
+  EXPECT_NE(html.find("class=\"area series-1\" x=\"300.00\" width=\"700.00\""), std::string::npos);
+  EXPECT_NE(html.find("class=\"area series-1\" x=\"0.00\" width=\"250.00\""), std::string::npos);
+  EXPECT_NE(html.find("<td>100"), std::string::npos);
+}
+
+TEST(Exhibit, HasAFigureForNoData) {
+  for (const auto& exhibit : {plot_of({}), Exhibit{.file = "b", .title = "", .content = Bars{}},
+                              Exhibit{.file = "t", .title = "", .content = Table{}}}) {
+    EXPECT_NE(detail::exhibit_figure(exhibit).find("</figure>"), std::string::npos);
+  }
+}
+
+TEST(ComparisonPage, LoadsNothingAndEscapesWhatItIsGiven) {
+  Section section{
+      .name = "one", .title = "<One>", .idea = "a & b", .numbers = {{"label", "3.1 s"}}, .findings = {"<f>"}};
+  section.exhibits = {plot_of({{.name = "<curve>", .x = {1, 2}, .y = {1, 2}, .labels = {"<l>", ""}}})};
+  const std::string page =
+      comparison_page({.title = "<title>", .subtitle = "<machine>", .sections = {section, section}});
+  for (const char* raw : {"<One>", "a & b", "<f>", "<curve>", "<l>", "<title>\n", "<machine>",
+                          "http:", "https:", "src=", "@import", "url("}) {
+    EXPECT_EQ(page.find(raw), std::string::npos) << raw;
+  }
+  EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
+  EXPECT_NE(page.find("prefers-color-scheme: dark"), std::string::npos);
+  EXPECT_NE(page.find("href=\"data.csv\""), std::string::npos);
+  EXPECT_NE(page.find("<a href=\"#one\">"), std::string::npos);
+}
+
+TEST(ComparisonPage, AsMarkdownHoldsFindingsAndTables) {
+  Section section{.name = "one", .title = "One", .numbers = {{"label", "3.1 s", "note"}}, .findings = {"Found."}};
+  section.exhibits = {
+      {.file = "t", .title = "T", .made = "Made.", .content = Table{.header = {"a", "b"}, .rows = {{"1", "2"}}}},
+      {.file = "b",
+       .title = "B",
+       .content = Bars{.quantity = Quantity::Bytes, .parts = {"p"}, .bars = {{"x", {1024}, "n"}}}}};
+  const std::string text = comparison_markdown({.title = "Page", .sections = {section}});
+  for (const char* part : {"# Page", "## One", "- label: 3.1 s, note", "- Found.", "| a | b |\n|---|---|\n| 1 | 2 |",
+                           "Made.", "| x | 1.00 KiB | n |"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  }
+}
+
+}  // namespace
+}  // namespace snug
