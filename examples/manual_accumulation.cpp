@@ -1,46 +1,81 @@
-// Gradient accumulation by hand, in the four lines that everybody knows: divide the loss by K, go backward, and every K micro-batches
-// step and zero. It equals the full batch where all micro-batches have the same size and the loss is a mean; snug::Stepper also
-// takes uneven ones, losses over varying numbers of items, 16-bit types and a memory budget.
+// Gradient accumulation in three ways: the four lines that everybody knows, right where all parts have the same size and the loss is a mean; a
+// window, for a loop of one's own and parts of any size; and a Stepper. docs/accumulation.md shows these functions.
 
 #include <iostream>
+#include <vector>
 
 #include <snug/snug.h>
 
 namespace {
+
+using torch::mse_loss;
+
+constexpr int64_t kBatch = 64, K = 4;
 
 torch::nn::Linear make_model() {
   torch::manual_seed(1);
   return torch::nn::Linear(8, 1);
 }
 
+void whole(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, const std::vector<snug::Batch>& batches) {
+  for (const auto& batch : batches) {
+    optimizer.zero_grad();
+    mse_loss(model->forward(batch[0]), batch[1]).backward();
+    optimizer.step();
+  }
+}
+
+void by_hand(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, const std::vector<snug::Batch>& batches) {
+  for (const auto& batch : batches) {
+    optimizer.zero_grad();
+    for (const auto& micro : snug::micro_batches(batch, kBatch / K)) {
+      (mse_loss(model->forward(micro[0]), micro[1]) / K).backward();
+    }
+    optimizer.step();
+  }
+}
+
+void by_window(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, const std::vector<snug::Batch>& batches) {
+  snug::AccumulationWindow window(model->named_parameters().pairs());
+  for (const auto& batch : batches) {
+    optimizer.zero_grad();
+    for (const auto& micro : snug::micro_batches(batch, 25)) {  // 25, 25, 14
+      const auto loss = snug::Loss::mean(mse_loss(model->forward(micro[0]), micro[1]), micro.size());
+      window.weigh(loss, /*expected_parts=*/3).backward();
+    }
+    window.close();  // now the gradients are those of the mean over all items
+    optimizer.step();
+  }
+}
+
+void by_stepper(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, const std::vector<snug::Batch>& batches) {
+  snug::Stepper stepper(model, optimizer, {.micro_batch = 25});
+  for (const auto& batch : batches) {
+    stepper.step(batch, [&](const snug::Batch& micro) {
+      return snug::Loss::mean(mse_loss(model->forward(micro[0]), micro[1]), micro.size());
+    });
+  }
+}
+
 }  // namespace
 
 int main() {
-  constexpr int64_t kBatch = 64, K = 4;
-  auto full = make_model(), accumulated = make_model();
-  torch::optim::SGD full_optimizer(full->parameters(), 0.05), optimizer(accumulated->parameters(), 0.05);
   const auto x = torch::randn({kBatch * 20, 8});
   const auto y = x.square().sum(1, /*keepdim=*/true);
-
-  for (const auto& batch : snug::micro_batches({x, y}, kBatch)) {
-    full_optimizer.zero_grad();
-    torch::mse_loss(full->forward(batch[0]), batch[1]).backward();
-    full_optimizer.step();
-  }
-
-  int64_t count = 0;
-  for (const auto& micro : snug::micro_batches({x, y}, kBatch / K)) {
-    auto loss = torch::mse_loss(accumulated->forward(micro[0]), micro[1]) / K;
-    loss.backward();
-    if (++count % K == 0) {
-      optimizer.step(), optimizer.zero_grad();
+  const auto batches = snug::micro_batches({x, y}, kBatch);
+  const auto trained = [&](auto train) {
+    auto model = make_model();
+    torch::optim::SGD optimizer(model->parameters(), 0.05);
+    train(model, optimizer, batches);
+    return model->weight.detach();
+  };
+  const auto expected = trained(whole);
+  for (const auto& weight : {trained(by_hand), trained(by_window), trained(by_stepper)}) {
+    const double difference = ((weight - expected).norm() / expected.norm()).item<double>();
+    std::cout << "20 steps of 64 items, whole and in parts: weights differ by " << difference << " of their norm\n";
+    if (difference > 1e-6) {
+      return 1;
     }
-  }
-
-  const double difference = ((full->weight - accumulated->weight).norm() / full->weight.norm()).item<double>();
-  std::cout << "20 steps of 64 items, whole and in 4 parts: weights differ by " << difference << " of their norm\n";
-  if (difference > 1e-6) {
-    return 1;
   }
   std::cout << "manual_accumulation: done\n";
 }

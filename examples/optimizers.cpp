@@ -1,0 +1,99 @@
+// Optimizers that take less memory or time, on one small model: what they keep, and that they train. docs/optimizers.md shows these functions.
+
+#include <functional>
+#include <iostream>
+#include <memory>
+
+#include <snug/snug.h>
+
+namespace {
+
+using torch::mse_loss;
+using torch::Tensor;
+using Model = torch::nn::Sequential;
+using Step = std::function<void(const Tensor& x, const Tensor& y)>;
+
+Step plain_adamw(Model& model) {
+  auto optimizer = std::make_shared<snug::AdamW>(model->parameters(), snug::AdamWOptions{.lr = 1e-2});
+  return [optimizer, model](const Tensor& x, const Tensor& y) mutable {
+    optimizer->zero_grad();
+    mse_loss(model->forward(x), y).backward();
+    optimizer->step();
+  };
+}
+
+Step in_8_bits(Model& model) {
+  auto optimizer = std::make_shared<snug::AdamW8bit>(model->parameters(), snug::AdamW8bitOptions{.lr = 1e-2});
+  return [optimizer, model](const Tensor& x, const Tensor& y) mutable {
+    optimizer->zero_grad();
+    mse_loss(model->forward(x), y).backward();
+    optimizer->step();
+  };
+}
+
+Step in_backward(Model& model) {
+  auto optimizer = std::make_shared<snug::AdamW>(model->parameters(), snug::AdamWOptions{.lr = 1e-2});
+  auto guard = std::make_shared<snug::StepInBackward>(*optimizer);
+  return [optimizer, guard, model](const Tensor& x, const Tensor& y) mutable {
+    mse_loss(model->forward(x), y).backward();  // the model is updated when this returns
+  };
+}
+
+Step bf16_weights(Model& model) {
+  model->to(torch::kBFloat16);
+  auto optimizer =
+      std::make_shared<snug::AdamW>(model->parameters(), snug::AdamWOptions{.lr = 1e-2, .stochastic_rounding = true});
+  return [optimizer, model](const Tensor& x, const Tensor& y) mutable {
+    optimizer->zero_grad();
+    mse_loss(model->forward(x.to(torch::kBFloat16)).to(torch::kFloat), y).backward();
+    optimizer->step();
+  };
+}
+
+struct Outcome {
+  double first, last;
+  int64_t bytes;  // between two steps: weights, gradients, state
+};
+
+Outcome train(const std::function<Step(Model&)>& make) {
+  const int64_t before = snug::live_bytes(torch::kCPU).count();
+  torch::manual_seed(1);
+  Model model(torch::nn::Linear(16, 256), torch::nn::GELU(), torch::nn::Linear(256, 256), torch::nn::GELU(),
+              torch::nn::Linear(256, 1));
+  const Step step = make(model);
+  const Tensor x = torch::randn({64, 16}), y = x.sum(1, /*keepdim=*/true);
+  const auto loss = [&] {
+    const torch::NoGradGuard no_grad;
+    const auto dtype = model->parameters()[0].scalar_type();
+    return mse_loss(model->forward(x.to(dtype)).to(torch::kFloat), y).item<double>();
+  };
+  Outcome outcome{.first = loss()};
+  for (int i = 0; i < 50; ++i) {
+    step(x, y);
+  }
+  outcome.last = loss();
+  outcome.bytes = snug::live_bytes(torch::kCPU).count() - before - static_cast<int64_t>(x.nbytes() + y.nbytes());
+  return outcome;
+}
+
+}  // namespace
+
+int main() {
+  const Outcome usual = train(plain_adamw);
+  std::cout << "AdamW: loss " << usual.first << " -> " << usual.last << ", holds " << snug::Bytes(usual.bytes).str()
+            << "\n";
+  bool all_well = usual.last < usual.first / 10;
+  for (const auto& [name, make] : std::vector<std::pair<const char*, std::function<Step(Model&)>>>{
+           {"AdamW8bit", in_8_bits},
+           {"StepInBackward", in_backward},
+           {"BF16 weights, rounded at random", bf16_weights}}) {
+    const Outcome found = train(make);
+    std::cout << name << ": loss " << found.first << " -> " << found.last << ", holds "
+              << snug::Bytes(found.bytes).str() << "\n";
+    all_well = all_well && found.last < found.first / 10 && found.bytes < usual.bytes * 4 / 5;
+  }
+  if (!all_well) {
+    return 1;
+  }
+  std::cout << "optimizers: done\n";
+}
