@@ -127,10 +127,11 @@ class Report(SnugTest):
 
     def write_run_with_loss(self, loss):
         """A run of one step, as the run "trained" begins. Its folder is named as the loss."""
-        settings, record = (self.folder / "trained" / "log.jsonl").read_text().splitlines()[:2]
+        settings = (self.folder / "trained" / "log.jsonl").read_text().splitlines()[0]
+        record = self.records("trained")[0]
         folder = self.folder / str(loss)
         folder.mkdir()
-        (folder / "log.jsonl").write_text(f"{settings}\n{json.dumps({**json.loads(record), 'loss': loss})}\n")
+        (folder / "log.jsonl").write_text(f"{settings}\n{json.dumps({**record, 'loss': loss})}\n")
 
     def test_compares_two_runs(self):
         self.train("a")
