@@ -22,9 +22,9 @@ CLAIMS = [
     for size, name, calls in (("", "10.8 M: ", 5), ("_large", "42.9 M: ", 2))
     for claim in (
         (name + "AdamW step: torch::optim::AdamW (C++) / snug",
-         ("optimizers", "torch_adamw" + size), ("optimizers", "snug_adamw" + size), calls, 5.0),
+         ("peers/optimizers", "adamw" + size), ("optimizers", "snug_adamw" + size), calls, 5.0),
         (name + "unscale, clip, AdamW step: LibTorch's C++ / snug",
-         ("optimizers", "torch_adamw_unscale_clip" + size), ("optimizers", "snug_adamw_unscale_clip" + size), calls, 5.0),
+         ("peers/optimizers", "adamw_unscale_clip" + size), ("optimizers", "snug_adamw_unscale_clip" + size), calls, 5.0),
         (name + "AdamW step: Python fused / snug",
          ("python:optimizers", "fused" + size), ("optimizers", "snug_adamw" + size), 2 * calls, 1.0),
         (name + "unscale, clip, AdamW step: Python fused / snug",
