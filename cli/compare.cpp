@@ -112,7 +112,7 @@ void print_result(const Section& section) {
 }
 
 void write(const std::filesystem::path& file, const std::string& text) {
-  FileSystem::real().write_file(file, std::array<std::string_view, 1>{text});
+  replace_file(file, std::array<std::string_view, 1>{text});
 }
 
 void check(const Flags& flags) {

@@ -74,9 +74,7 @@ void write_report(const std::filesystem::path& out, std::string sample) {
     sample = files.read_file(sample_path(out));
   }
   const std::string page = html_report(read_run(out), {.title = name_of(out), .sample = std::move(sample)});
-  const auto temporary = out / "report.html.tmp";
-  files.write_file(temporary, std::array<std::string_view, 1>{page});
-  files.rename(temporary, report_path(out));
+  replace_file(report_path(out), std::array<std::string_view, 1>{page});
 }
 
 }  // namespace snug::cli

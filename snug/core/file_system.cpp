@@ -174,4 +174,20 @@ FileSystem& FileSystem::real() {
   return files;
 }
 
+void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts, FileSystem& files) {
+  FileSystem::Path unfinished = path;
+  unfinished += ".tmp";
+  try {
+    files.write_file(unfinished, parts);
+    files.rename(unfinished, path);
+  } catch (...) {
+    try {
+      files.remove_all(unfinished);
+    } catch (const Error&) {  // The first error is the one to tell.
+    }
+    throw;
+  }
+  files.sync_directory(path.has_parent_path() ? path.parent_path() : ".");
+}
+
 }  // namespace snug

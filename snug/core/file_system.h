@@ -51,4 +51,9 @@ class FileSystem {
   static FileSystem& real();
 };
 
+/// Writes the parts one after the other to a file that is whole on the disk or not there: an earlier file of that name stays until then. If it
+/// throws, nothing has changed.
+void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts,
+                  FileSystem& files = FileSystem::real());
+
 }  // namespace snug

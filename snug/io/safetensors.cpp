@@ -1,6 +1,6 @@
 #include "snug/io/safetensors.h"
 
-#include "snug/core/error.h"
+#include "snug/core/file_system.h"
 #include "snug/io/detail/safetensors_file.h"
 
 namespace snug {
@@ -8,19 +8,7 @@ namespace snug {
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
                       const std::map<std::string, std::string>& metadata, FileSystem& files) {
   const detail::SafetensorsContent content(tensors, metadata, path.string());
-  std::filesystem::path unfinished = path;
-  unfinished += ".tmp";
-  try {
-    files.write_file(unfinished, content.parts());
-    files.rename(unfinished, path);
-  } catch (...) {
-    try {
-      files.remove_all(unfinished);
-    } catch (const Error&) {  // The first error is the one to tell.
-    }
-    throw;
-  }
-  files.sync_directory(path.has_parent_path() ? path.parent_path() : ".");
+  replace_file(path, content.parts(), files);
 }
 
 std::map<std::string, at::Tensor> load_safetensors(const std::filesystem::path& path) {

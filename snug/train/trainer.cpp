@@ -282,7 +282,7 @@ class Trainer::Impl {
       log_->event(event);
     }
     if (const std::string plan = std::exchange(plan_to_save_, {}); !plan.empty()) {
-      detail::save_plan(plan_path(config_.out), plan);
+      replace_file(plan_path(config_.out), std::array<std::string_view, 1>{plan});
     }
   }
 

@@ -1,12 +1,8 @@
 #include "snug/train/detail/run_records.h"
 
-#include <array>
 #include <string>
-#include <string_view>
 
 #include <fmt/ranges.h>
-
-#include "snug/core/file_system.h"
 
 namespace snug::detail {
 
@@ -32,13 +28,6 @@ StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport&
                             .waited = result.communication_waited};
   }
   return record;
-}
-
-void save_plan(const std::filesystem::path& path, const std::string& json) {
-  FileSystem& disk = FileSystem::real();
-  const std::filesystem::path unfinished = path.string() + ".tmp";
-  disk.write_file(unfinished, std::array{std::string_view(json)});
-  disk.rename(unfinished, path);
 }
 
 RunEvent event_of(int64_t step, const StepPlan& plan) {

@@ -2,8 +2,6 @@
 // What a step leaves in the run log.
 
 #include <cstdint>
-#include <filesystem>
-#include <string>
 #include <vector>
 
 #include "snug/memory/meter.h"
@@ -14,9 +12,6 @@ namespace snug::detail {
 
 /// All that the step itself knows: not its loss, learning rate and times. Waits for the device.
 StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory);
-
-/// Writes it whole, in the place of an earlier one, or not at all.
-void save_plan(const std::filesystem::path& path, const std::string& json);
 
 /// "plan": what memory_budget was met with.
 RunEvent event_of(int64_t step, const StepPlan& plan);
