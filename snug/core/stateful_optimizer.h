@@ -3,6 +3,8 @@
 // tensors and numbers (and the same bytes for the same state). snug's own optimizers are such;
 // torch's are kept as torch's archive. See snug::stateful in snug/io/stateful.h.
 
+#include <cstdint>
+
 #include "snug/core/state.h"
 
 namespace snug {
@@ -16,6 +18,9 @@ class StatefulOptimizer {
 
   /// What of that this process holds, in the very tensors: for who counts bytes.
   virtual StateDict state_here() const { return state_dict(); }
+
+  /// Bytes that the first update will allocate here for the state of parameters that have none yet. 0 where that is not known.
+  virtual int64_t state_bytes_to_come() const { return 0; }
 
   /// Takes back what state_dict() gave. Throws CorruptFile where it does not fit; then nothing has
   /// changed.

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
 #include "snug/distributed/detail/gloo_backend.h"
 #include "snug/distributed/detail/nccl_backend.h"
@@ -98,11 +99,10 @@ detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environme
 }  // namespace
 
 void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& error) const {
-  const std::string text = error.what();
   const std::string lost = heartbeat ? heartbeat->lost_ranks() : "";
   throw DistributedError(fmt::format(
       "ProcessGroup.{}: failed on rank {} of {}: {}; {}", operation, group->getRank(), group->getSize(),
-      text.substr(0, text.find('\n')),
+      detail::first_line(error),
       lost.empty() ? "all ranks are alive: has one of them left out this call?"
                    : fmt::format("rank {} has died, hangs or cannot be reached: see what it wrote last", lost)));
 }
@@ -217,11 +217,10 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    const std::string text = error.what();
     throw DistributedError(
         fmt::format("init_process_group: rank {} of {} cannot be connected by Gloo after {}: {}; does the interface "
                     "'{}' reach the other ranks?",
-                    place.rank, place.size, meeting.where(), text.substr(0, text.find('\n')), options.interface));
+                    place.rank, place.size, meeting.where(), detail::first_line(error), options.interface));
   }
   return std::make_shared<ProcessGroup>(std::move(impl));
 }

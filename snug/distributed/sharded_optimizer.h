@@ -81,8 +81,8 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   /// Takes a whole state, of any number of ranks or of the optimizer without sharding, on every rank; keeps this rank's share. Throws as
   /// FusedOptimizer does; then nothing has changed.
   void load_state_dict(const StateDict& state) override;
-  /// See FusedOptimizer: of this rank's share, to within where parameters are cut. After the first step it is taken to be there.
-  int64_t state_bytes_to_come() const;
+  /// Of this rank's share, to within where parameters are cut. After the first step it is taken to be there.
+  int64_t state_bytes_to_come() const override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -37,8 +37,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// must stay whole. Kernels work in vectors and cache lines, so 64 does for those that go element by element.
   virtual int64_t shard_multiple() const { return 64; }
 
-  /// Bytes that the first update will allocate for the state of parameters that have none yet.
-  int64_t state_bytes_to_come() const;
+  int64_t state_bytes_to_come() const final;
 
   /// Names for error messages, such as a module's named_parameters(); otherwise they give the index.
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names);

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
@@ -23,12 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr auto kGrace = std::chrono::seconds(2);
-
-// The first line says what happened; c10d's errors go on with a stack.
-std::string first_line(const std::exception& error) {
-  const std::string text = error.what();
-  return text.substr(0, text.find('\n'));
-}
 
 c10::intrusive_ptr<c10d::Store> prefixed(const std::string& prefix, const c10::intrusive_ptr<c10d::Store>& store) {
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store);

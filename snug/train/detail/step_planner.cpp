@@ -14,11 +14,10 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
 #include "snug/core/stateful_optimizer.h"
-#include "snug/distributed/sharded_optimizer.h"
 #include "snug/memory/detail/cpu_allocator.h"
-#include "snug/optim/fused_optimizer.h"
 
 namespace snug::detail {
 namespace {
@@ -72,8 +71,6 @@ std::string normalises_by_batch(const StepProfile& profile) {
   }
   return {};
 }
-
-std::string_view first_line(std::string_view text) { return text.substr(0, text.find('\n')); }
 
 // Gradients as the step will have them, while it is tried.
 class GradientsHeld {
@@ -164,7 +161,7 @@ bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items) c
     if (items == step.batch || step.micro_batch > 0) {
       throw;
     }
-    note(fmt::format("does not run: {}", first_line(error.what())));  // some models do not take a single item
+    note(fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
   }
   if (known.pinned_by.empty()) {
     known.pinned_by = step.pinned_by();
@@ -424,14 +421,8 @@ int64_t workspace_bytes(const torch::optim::Optimizer& optimizer) {
 }
 
 int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer) {
-  if (const auto* fused = dynamic_cast<const FusedOptimizer*>(&optimizer)) {
-    return fused->state_bytes_to_come();
-  }
-  if (const auto* sharded = dynamic_cast<const ShardedOptimizer*>(&optimizer)) {
-    return sharded->state_bytes_to_come();
-  }
-  if (dynamic_cast<const StatefulOptimizer*>(&optimizer) != nullptr) {
-    return 0;  // it keeps its state elsewhere than torch's do
+  if (const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer)) {
+    return stateful->state_bytes_to_come();
   }
   int64_t bytes = 0;
   for (const auto& group : optimizer.param_groups()) {
