@@ -10,6 +10,7 @@
 #include <torch/nn/functional/loss.h>
 
 #include "cli/command.h"
+#include "cli/compare/measure.h"
 #include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
@@ -36,14 +37,6 @@ StepProfile profile_of(Gpt& model, const GptOptions& options, int64_t sequences)
     const at::Tensor logits = model->forward(tokens);
     return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(-1)}), tokens.reshape({-1}));
   });
-}
-
-int64_t bytes_of(const Gpt& model) {
-  int64_t bytes = 0;
-  for (const at::Tensor& parameter : model->parameters()) {
-    bytes += static_cast<int64_t>(parameter.nbytes());
-  }
-  return bytes;
 }
 
 void print_curve(const StepProfile& profile, const Flags& flags, int64_t fixed) {
@@ -107,7 +100,7 @@ void run_plan(const Flags& flags) {
   }
   const GptOptions options = gpt_configuration(flags.model);
   Gpt model(options);
-  const int64_t parameters = bytes_of(model);
+  const int64_t parameters = bytes_of(model->parameters());
   if (flags.memory.empty()) {
     print_curve(profile_of(model, options, flags.batch), flags, 3 * parameters);  // weights and AdamW's two moments
   } else {

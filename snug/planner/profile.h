@@ -1,7 +1,7 @@
 #pragma once
 // StepProfile: one forward and backward pass as plain data, from which a planner decides what to keep and what to rebuild.
 //
-// It is taken once, with every saved tensor dropped, as one stream of events: operators, releases, saved tensors that the
+// It is taken under any plan, what that keeps and rebuilds left out, as one stream of events: operators, releases, saved tensors that the
 // backward pass unpacks and is done with, and the backward pass's own allocations. So it tells when each storage dies if
 // nothing saved holds it. A value is a (storage, version): the operator that allocates a storage makes version 0, each write
 // in place makes the next and destroys the one before. Views share their storage and make nothing.

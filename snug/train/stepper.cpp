@@ -226,9 +226,12 @@ class Stepper::Impl {
     return scaler.scale(at::ones({}, at::TensorOptions().device(device())));
   }
 
-  // An earlier micro-batch of the window cannot be had again; nor is it the plan's fault where the optimizer runs out of memory.
+  // Made again where it runs out of memory, unless there were earlier micro-batches, which cannot be had again, or other ranks.
   template <class F>
   auto within_budget(F&& step) -> decltype(step()) {
+    if (!budget_.plans()) {
+      return guarded(step);
+    }
     const bool is_repeatable = window_.size() == 0 && ranks_.is_alone();
     is_updating_ = false;
     guarded([&] { budget_.begin(); });

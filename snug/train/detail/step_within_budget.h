@@ -1,6 +1,6 @@
 #pragma once
 // StepWithinBudget: keeps memory_budget in a Stepper: plans, runs forward under the plan, and makes a step that runs out of memory again, from where
-// it began, under a plan that takes less. Without a budget it does nothing.
+// it began, under a plan that takes less. Where plans() is false, only forward() and finish() are called, and do nothing of their own.
 
 #include <cstdint>
 #include <optional>
@@ -50,19 +50,12 @@ class StepWithinBudget {
   int64_t own_bytes() const { return backup_.bytes() + (16 << 10); }
 
   /// Before run(): remembers where the step begins.
-  void begin() {
-    if (planner_) {
-      backup_.take();
-    }
-  }
+  void begin() { backup_.take(); }
 
   /// `is_repeatable`: nothing else depends on a failed try. `is_updating`: whether a try may have written parameters, after which nothing is put
   /// back or repeated.
   template <class Step>
   auto run(Step&& step, bool is_repeatable, const bool& is_updating) -> decltype(step()) {
-    if (!planner_) {
-      return step();
-    }
     for (;;) {
       try {
         return step();
