@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "snug/core/detail/in_parts.h"
 #include "snug/core/error.h"
 #include "snug/optim/detail/adam_rules.h"
 #include "snug/optim/detail/low_precision_adamw.h"
@@ -28,6 +29,20 @@ struct Steps {
         after(found_inf.defined() ? at::_foreach_sub(counted, std::vector<at::Tensor>(counted.size(), found_inf))
                                   : counted) {}
 };
+
+// `fused(parameters, gradients, exp_avgs, exp_avg_sqs, counts)` is LibTorch's operator, with its other arguments.
+template <class Fused>
+void call_fused(const Fused& fused, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients,
+                const std::vector<at::Tensor>& exp_avgs, const std::vector<at::Tensor>& exp_avg_sqs,
+                const std::vector<at::Tensor>& counts) {
+  if (!detail::can_go_in_parts(parameters)) {
+    fused(parameters, gradients, exp_avgs, exp_avg_sqs, counts);
+    return;
+  }
+  detail::in_parts(parameters, [&](size_t i, const detail::Part& part) {
+    fused(part.of(parameters[i]), part.of(gradients[i]), part.of(exp_avgs[i]), part.of(exp_avg_sqs[i]), counts[i]);
+  });
+}
 
 }  // namespace
 
@@ -90,10 +105,14 @@ std::function<void()> AdamW::prepare(const Work& work) const {
     update = [work, counted = steps.counted, exp_avgs = work.states_named("exp_avg"),
               exp_avg_sqs = work.states_named("exp_avg_sq")] {
       const auto& o = static_cast<const TorchAdamW&>(*work.options);
-      const auto [beta1, beta2] = o.betas();
-      at::_fused_adamw_(work.parameters, work.gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, counted, o.lr(),
-                        beta1, beta2, o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
-                        if_defined(work.grad_scale), if_defined(work.found_inf));
+      const auto fused = [&](at::TensorList parameters, at::TensorList gradients, at::TensorList averages,
+                             at::TensorList squares, at::TensorList counts) {
+        const auto [beta1, beta2] = o.betas();
+        at::_fused_adamw_(parameters, gradients, averages, squares, /*max_exp_avg_sqs=*/{}, counts, o.lr(), beta1,
+                          beta2, o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
+                          if_defined(work.grad_scale), if_defined(work.found_inf));
+      };
+      call_fused(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, counted);
     };
   } else {
     update = detail::prepare_low_precision_adamw({
@@ -145,10 +164,14 @@ std::function<void()> Adam::prepare(const Work& work) const {
   return [work, steps = Steps(work.states_named("step"), work.found_inf), exp_avgs = work.states_named("exp_avg"),
           exp_avg_sqs = work.states_named("exp_avg_sq")] {
     const auto& o = static_cast<const TorchAdam&>(*work.options);
-    const auto [beta1, beta2] = o.betas();
-    at::_fused_adam_(work.parameters, work.gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, steps.counted,
-                     o.lr(), beta1, beta2, o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
-                     if_defined(work.grad_scale), if_defined(work.found_inf));
+    const auto fused = [&](at::TensorList parameters, at::TensorList gradients, at::TensorList averages,
+                           at::TensorList squares, at::TensorList counts) {
+      const auto [beta1, beta2] = o.betas();
+      at::_fused_adam_(parameters, gradients, averages, squares, /*max_exp_avg_sqs=*/{}, counts, o.lr(), beta1, beta2,
+                       o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false, if_defined(work.grad_scale),
+                       if_defined(work.found_inf));
+    };
+    call_fused(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, steps.counted);
     for (size_t i = 0; i < work.states.size(); ++i) {
       work.states[i]->at("step") = steps.after[i];
     }

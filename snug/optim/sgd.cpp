@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 
+#include "snug/core/detail/in_parts.h"
 #include "snug/core/error.h"
 #include "snug/optim/detail/adam_rules.h"
 
@@ -86,11 +87,21 @@ struct SGD::Call {
 
 void SGD::run(const torch::optim::SGDOptions& o, const Call& call, bool is_first_step, const at::Tensor& grad_scale,
               const at::Tensor& found_inf) {
-  if (!call.parameters.empty()) {
-    at::_fused_sgd_(call.parameters, call.gradients, call.buffers, o.weight_decay(), o.momentum(), o.lr(),
-                    o.dampening(), o.nesterov(), /*maximize=*/false, is_first_step, detail::if_defined(grad_scale),
-                    detail::if_defined(found_inf));
+  const auto fused = [&](at::TensorList parameters, at::TensorList gradients, at::TensorList buffers) {
+    at::_fused_sgd_(parameters, gradients, buffers, o.weight_decay(), o.momentum(), o.lr(), o.dampening(), o.nesterov(),
+                    /*maximize=*/false, is_first_step, detail::if_defined(grad_scale), detail::if_defined(found_inf));
+  };
+  if (call.parameters.empty()) {
+    return;
   }
+  if (!detail::can_go_in_parts(call.parameters)) {
+    fused(call.parameters, call.gradients, call.buffers);
+    return;
+  }
+  detail::in_parts(call.parameters, [&](size_t i, const detail::Part& part) {
+    const auto buffer = call.buffers.empty() ? std::vector<at::Tensor>() : std::vector{part.of(call.buffers[i])};
+    fused(part.of(call.parameters[i]), part.of(call.gradients[i]), buffer);
+  });
 }
 
 std::function<void()> SGD::prepare(const Work& work) const {

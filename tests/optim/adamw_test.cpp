@@ -52,6 +52,41 @@ TEST(AdamW, EqualsTorchsAdamWOverFiftySteps) {
   }
 }
 
+// Tensors that threads share, smaller ones, and one that does not lie in the order of its dimensions.
+std::vector<Tensor> large_parameters() {
+  torch::manual_seed(5);
+  std::vector<Tensor> parameters{torch::randn({100'003}), torch::randn({7}), torch::randn({3, 33'000}),
+                                 torch::randn({4, 32, 20, 21}).contiguous(torch::MemoryFormat::ChannelsLast)};
+  for (Tensor& parameter : parameters) {
+    parameter.set_requires_grad(true);
+    parameter.mutable_grad() = torch::empty_like(parameter).normal_();
+  }
+  return parameters;
+}
+
+TEST(AdamW, HasTheBitsOfTheFusedOperatorOnAnyNumberOfThreads) {
+  const int threads = at::get_num_threads();
+  auto expected = large_parameters();
+  std::vector<Tensor> gradients, averages, squares, counts;
+  for (const Tensor& parameter : expected) {
+    gradients.push_back(parameter.grad());
+    averages.push_back(torch::zeros_like(parameter));
+    squares.push_back(torch::zeros_like(parameter));
+    counts.push_back(torch::ones({}));
+  }
+  {
+    const torch::NoGradGuard no_grad;
+    at::_fused_adamw_(expected, gradients, averages, squares, {}, counts, 0.01, 0.9, 0.999, 0.01, 1e-8, false, false);
+  }
+  for (const int n : {1, 2, 3}) {
+    at::set_num_threads(n);
+    const auto parameters = large_parameters();
+    AdamW(parameters, {.lr = 0.01, .weight_decay = 0.01}).step();
+    EXPECT_TRUE(same_bits(clones_of(parameters), clones_of(expected))) << n << " threads";
+  }
+  at::set_num_threads(threads);
+}
+
 // The same in FP64, where rounding cannot hide a wrong formula: u is 2^-53.
 TEST(AdamW, EqualsTorchsAdamWInDoublePrecisionToThirteenDigits) {
   auto mine = random_parameters(torch::kDouble);

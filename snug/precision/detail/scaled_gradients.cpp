@@ -7,10 +7,12 @@
 #include <unordered_set>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/optim/optimizer.h>
 
+#include "snug/core/detail/in_parts.h"
 #include "snug/core/detail/parallel.h"
 #include "snug/kernels/finite.h"
 #include "snug/precision/detail/loss_scale.h"
@@ -51,6 +53,26 @@ namespace {
 // Embedding layers may give sparse gradients: their values are what is scaled.
 at::Tensor values_of(const at::Tensor& gradient) { return gradient.is_sparse() ? gradient._values() : gradient; }
 
+void unscale(const std::vector<at::Tensor>& gradients, at::Tensor& found, const at::Tensor& inverse) {
+  if (!can_go_in_parts(gradients)) {
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse);
+    return;
+  }
+  std::vector<at::Tensor> found_by_thread;
+  for (int thread = 0; thread < at::get_num_threads(); ++thread) {
+    found_by_thread.push_back(scalar_on(at::kCPU, 0.0));
+  }
+  in_parts(gradients, [&](size_t i, const Part& part) {
+    at::Tensor& found_here = found_by_thread[static_cast<size_t>(at::get_thread_num())];
+    at::_amp_foreach_non_finite_check_and_unscale_(part.of(gradients[i]), found_here, inverse);
+  });
+  for (const at::Tensor& one : found_by_thread) {
+    if (*one.const_data_ptr<float>() != 0) {
+      *found.mutable_data_ptr<float>() = 1;  // allocates nothing, so nothing can fail halfway
+    }
+  }
+}
+
 }  // namespace
 
 FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::Tensor& inverse) {
@@ -74,7 +96,7 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
   FoundInf result;
   for (auto& entry : devices) {
     for (auto& [dtype, gradients] : entry.gradients) {
-      at::_amp_foreach_non_finite_check_and_unscale_(gradients, entry.found, entry.inverse);
+      unscale(gradients, entry.found, entry.inverse);
     }
     result.emplace_back(entry.device, entry.found);
   }
