@@ -99,6 +99,7 @@ def main():
     else:
         rows = measure(arguments.build, arguments.pairs)
     out = pathlib.Path(arguments.out)
+    out.mkdir(parents=True, exist_ok=True)
     with open(out / "budget_sweep.csv", "w") as file:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()

@@ -83,7 +83,10 @@ class Program:
             command = [str(pathlib.Path(build) / "benchmarks" / name)]
         # Threads that wait do not spin, so that the program whose turn it is has the machine to itself, and they stay
         # on cores of their own, as Linux may otherwise put both on one.
-        environment = dict(os.environ, OMP_WAIT_POLICY="passive", OMP_PROC_BIND="true", OMP_PLACES="cores")
+        environment = dict(os.environ, OMP_WAIT_POLICY="passive")
+        # Ranks have a thread each, and would inherit one core from the process that starts them.
+        if not name.endswith("data_parallel"):
+            environment.update(OMP_PROC_BIND="true", OMP_PLACES="cores")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self.read()
 
