@@ -53,10 +53,6 @@ struct Metadata {
   }
 };
 
-// Thrown through the callable to end a recomputation early. Not a std::exception: user code should not catch it. It must not pass
-// through a backward pass that the callable started: the engine counts on std::exception for keeping its books.
-struct RecomputedEnough {};
-
 constexpr size_t kSmallRegion = 16384;  // bytes
 
 thread_local bool saving_inputs_of_a_region = false;
@@ -114,7 +110,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
 
 class RecomputePolicy final : public SavedTensorPolicy {
  public:
-  RecomputePolicy(Frame& frame, int pass, const RecomputeOperators& operators)
+  RecomputePolicy(Frame& frame, int pass, RecomputeOperators& operators)
       : frame_(frame), pass_(pass), operators_(operators), needed_(frame.slots_needed()) {}
 
   std::any pack(const at::Tensor& tensor) override {
@@ -131,7 +127,10 @@ class RecomputePolicy final : public SavedTensorPolicy {
     }
     const bool may_stop = task_ == torch::autograd::get_current_graph_task_id();
     if (has_enough() && may_stop && !is_cheaper_to_finish(index)) {
-      throw RecomputedEnough{};
+      if (saving_inputs_of_a_region) {
+        throw RecomputedEnough{};  // before its callable is called for nothing
+      }
+      operators_.stop_before_next(task_);
     }
     return kept;  // for a backward inside the region
   }
@@ -170,7 +169,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
 
   Frame& frame_;
   int pass_;
-  const RecomputeOperators& operators_;  // packing, for which it is there, ends with the recomputation
+  RecomputeOperators& operators_;  // packing, for which it is there, ends with the recomputation
   int task_ = torch::autograd::get_current_graph_task_id();  // the backward pass around the callable
   size_t needed_;
   size_t count_ = 0;

@@ -220,5 +220,35 @@ TEST(CheckpointMemory, AGraphThatIsDroppedWithoutBackwardReleasesTheRegion) {
   EXPECT_EQ(live_bytes(torch::kCPU).count(), before);
 }
 
+// Saves its own output, as LibTorch's tanh does, by a function that users write.
+struct SquashImpl : torch::autograd::Function<SquashImpl> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    const Tensor y = x.tanh();
+    context->save_for_backward({y});
+    return y;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const Tensor y = context->get_saved_variables()[0];
+    return {gradients[0] * (1 - y * y)};
+  }
+};
+
+TEST(CheckpointMemory, OfACustomFunctionThatSavesItsOutputIsGivenBack) {
+  const Tensor x = torch::rand({64, 64}).requires_grad_(), w = torch::rand({64, 64}).requires_grad_();
+  const auto run = [&] {
+    x.mutable_grad() = torch::zeros_like(x);
+    w.mutable_grad() = torch::zeros_like(w);
+    const auto fn = [](const Tensor& h, const Tensor& weight) { return SquashImpl::apply(h.mm(weight)); };
+    checkpoint(fn, x, w).sum().backward();
+  };
+  run();
+  const int64_t before = live_bytes(torch::kCPU).count();
+  const Tensor gradient = x.grad();
+  run();
+  EXPECT_TRUE(same_bits(x.grad(), gradient));
+  EXPECT_EQ(live_bytes(torch::kCPU).count() - before, static_cast<int64_t>(gradient.nbytes()));
+}
+
 }  // namespace
 }  // namespace snug

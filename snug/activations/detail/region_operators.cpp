@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
 #include "snug/activations/detail/storage_views.h"
@@ -274,6 +275,9 @@ RecomputeOperators::~RecomputeOperators() {
 }
 
 void RecomputeOperators::call(const OperatorCall& call, Stack& stack) {
+  if (stopped_task_ && *stopped_task_ == torch::autograd::get_current_graph_task_id()) {
+    throw RecomputedEnough{};
+  }
   sequence_.push_back(call.op);
   if (!record_.kept.empty() && take_kept(call.op, calls_[call.op]++, stack)) {
     return;

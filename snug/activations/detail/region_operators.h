@@ -135,12 +135,20 @@ class ForwardOperators final : public OperatorPolicy {
       to_be_packed_;  // the last one kept; the next operator may still write it, as a bias is added
 };
 
+/// Thrown through the callable to end a recomputation early. Not a std::exception: user code should not catch it. It must not pass
+/// through a backward pass that the callable started: the engine counts on std::exception for keeping its books.
+struct RecomputedEnough {};
+
 /// While the recomputation runs. When it is destroyed, what was written has the version that it had before, for autograd's checks.
 class RecomputeOperators final : public OperatorPolicy {
  public:
   explicit RecomputeOperators(const RegionOperators& record) : record_(record) {}
   ~RecomputeOperators() override;
   void call(const OperatorCall& call, Stack& stack) override;
+
+  /// The next operator that the backward pass `task` runs throws RecomputedEnough instead. Not at once: a custom function that is about to
+  /// save its own output would be left holding it, in a cycle.
+  void stop_before_next(int task) { stopped_task_ = task; }
 
   /// "after operator 7 (aten::addmm)", and, if the sequences differ before that, where.
   std::string place() const;
@@ -151,6 +159,7 @@ class RecomputeOperators final : public OperatorPolicy {
   const c10::Storage* scratch_of(const at::Tensor& tensor, bool is_written);
 
   const RegionOperators& record_;
+  std::optional<int> stopped_task_;
   OwnMemory own_;
   std::vector<c10::OperatorHandle> sequence_;
   std::unordered_map<c10::OperatorHandle, size_t> calls_;
