@@ -79,6 +79,10 @@ Tensor loss_without_logits(Model& model, const Tensor& h, const Tensor& targets)
   return snug::chunked_cross_entropy(h, model.head->weight, targets, {.chunk = 64, .bias = model.head->bias});
 }
 
+Tensor a_slice_at_a_time(Model& model, const Tensor& rows) {
+  return snug::sliced([&](const Tensor& slice) { return plain(model, slice); }, rows, {.slices = 8});
+}
+
 std::vector<Tensor> one_head_at_a_time(Model& model, const Tensor& h, const Tensor& targets) {
   const auto head = [&](const Tensor& x) { return loss_without_logits(model, x, targets); };
   const auto norm = [](const Tensor& x) { return x.square().mean(); };
@@ -128,6 +132,7 @@ int main() {
            {"nested halves", recursive, true},
            {"every block, products kept", products_kept, true},
            {"in a file", in_a_file, true},
+           {"in slices", a_slice_at_a_time, false},
            {"in 8 bits", in_eight_bits, false}}) {
     const Outcome found = run(forward);
     const double error = ((found.gradient - expected.gradient).norm() / expected.gradient.norm()).item<double>();

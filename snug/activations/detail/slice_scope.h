@@ -1,0 +1,37 @@
+#pragma once
+// SliceScope: while it lives, snug::sliced on this thread cuts into so many slices where it is not told how many.
+
+#include <cstdint>
+#include <utility>
+
+namespace snug::detail {
+
+class [[nodiscard]] SliceScope final {
+ public:
+  explicit SliceScope(int64_t slices) : slices_(slices), outer_(std::exchange(innermost(), this)) {}
+  ~SliceScope() { innermost() = outer_; }
+  SliceScope(const SliceScope&) = delete;
+  SliceScope& operator=(const SliceScope&) = delete;
+
+  /// Whether anything would be cut.
+  bool was_asked() const { return was_asked_; }
+
+  /// For snug::sliced.
+  static int64_t ask() {
+    SliceScope* const scope = innermost();
+    if (scope == nullptr) {
+      return 1;
+    }
+    scope->was_asked_ = true;
+    return scope->slices_;
+  }
+
+ private:
+  static SliceScope*& innermost();
+
+  int64_t slices_;
+  SliceScope* outer_;
+  bool was_asked_ = false;
+};
+
+}  // namespace snug::detail

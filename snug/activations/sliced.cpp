@@ -1,0 +1,67 @@
+#include "snug/activations/sliced.h"
+
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "snug/activations/detail/slice_scope.h"
+#include "snug/core/error.h"
+
+namespace snug {
+
+detail::SliceScope*& detail::SliceScope::innermost() {
+  thread_local SliceScope* scope = nullptr;
+  return scope;
+}
+
+namespace {
+
+std::string shape_of(const at::Tensor& tensor) {
+  return tensor.defined() ? fmt::format("[{}]", fmt::join(tensor.sizes(), ", ")) : "no tensor";
+}
+
+void check(const at::Tensor& input, const SlicedOptions& options) {
+  if (!input.defined() || options.dim < -input.dim() || options.dim >= input.dim()) {
+    throw ConfigError(fmt::format("sliced: there is no dimension {} in the input, {}", options.dim, shape_of(input)));
+  }
+  if (options.slices < 0) {
+    throw ConfigError(fmt::format("sliced: slices is {}; it must be >= 0, and 0 leaves it to a plan", options.slices));
+  }
+  if (options.multiple < 1) {
+    throw ConfigError(fmt::format("sliced: multiple is {}; it must be >= 1", options.multiple));
+  }
+}
+
+int64_t slice_length(int64_t length, int64_t slices, int64_t multiple) {
+  const int64_t equal = (length + slices - 1) / slices;
+  return (equal + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace
+
+at::Tensor sliced(const std::function<at::Tensor(at::Tensor)>& fn, const at::Tensor& input, SlicedOptions options) {
+  check(input, options);
+  const int64_t dim = options.dim < 0 ? options.dim + input.dim() : options.dim;
+  const int64_t slices = options.slices > 0 ? options.slices : detail::SliceScope::ask();
+  const int64_t length = slice_length(input.size(dim), slices, options.multiple);
+  if (length >= input.size(dim)) {
+    return fn(input);
+  }
+  std::vector<at::Tensor> results;
+  // split, not narrow: its backward is one concatenation, narrow's a full-size gradient for every slice.
+  for (const at::Tensor& slice : input.split(length, dim)) {
+    results.push_back(checkpoint(options.checkpoint, fn, slice));
+    if (!results.back().defined() || results.back().dim() <= dim) {
+      throw ConfigError(
+          fmt::format("sliced: for the slice {} of {} the callable returned {}, which has no dimension {} to join; "
+                      "sum or maximise with keepdim",
+                      shape_of(slice), shape_of(input), shape_of(results.back()), dim));
+    }
+  }
+  return at::cat(results, dim);
+}
+
+}  // namespace snug

@@ -1,0 +1,166 @@
+#include "snug/activations/sliced.h"
+
+#include <limits>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/activations/detail/slice_scope.h"
+#include "snug/core/error.h"
+#include "snug/memory/meter.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using testing::close_in_norm;
+using testing::error_of;
+using testing::gradients_of;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+// A cloud of points: layers that take each by itself, then the largest of each feature, then a head.
+struct Cloud {
+  static constexpr int64_t kPoints = 600, kFeatures = 32;
+
+  nn::Sequential features{nn::Linear(3, kFeatures), nn::GELU(), nn::Linear(kFeatures, kFeatures), nn::Tanh()};
+  nn::Linear head{kFeatures, 1};
+  Tensor points;
+  int calls = 0;
+
+  Cloud() {
+    torch::manual_seed(5);
+    for (const auto& parameter : parameters()) {
+      torch::NoGradGuard no_grad;
+      parameter.uniform_(-0.5, 0.5);
+    }
+    points = torch::randn({2, kPoints, 3});
+  }
+  std::vector<Tensor> parameters() const {
+    auto all = features->parameters();
+    all.push_back(head->weight);
+    all.push_back(head->bias);
+    return all;
+  }
+  Tensor largest(const Tensor& some) {
+    ++calls;
+    return torch::amax(features->forward(some), 1, /*keepdim=*/true);
+  }
+  Tensor loss(const SlicedOptions& options) {
+    const Tensor cloud = sliced([this](Tensor some) { return largest(some); }, points, options).amax(1);
+    return head->forward(cloud).pow(2).sum();
+  }
+  std::vector<Tensor> gradients(const SlicedOptions& options) {
+    features->zero_grad();
+    head->zero_grad();
+    points.mutable_grad().reset();
+    loss(options).backward();
+    auto all = gradients_of(parameters());
+    if (points.requires_grad()) {
+      all.push_back(points.grad().clone());
+    }
+    return all;
+  }
+};
+
+// Rounding of a sum of n terms in another order, relative to the sum of magnitudes, which here is within twice the norm of the sum
+// itself: Higham 2002, section 4.2. Only the terms of the points that are largest in some feature are not 0: at most 2 x 32.
+constexpr double kBound = 2 * 2 * 64 * static_cast<double>(std::numeric_limits<float>::epsilon()) / 2;
+
+TEST(Sliced, GivesTheGradientsOfTheWhole) {
+  Cloud cloud;
+  for (const bool wants_input_gradient : {false, true}) {
+    cloud.points.set_requires_grad(wants_input_gradient);
+    const auto whole = cloud.gradients({.dim = 1, .slices = 1});
+    for (const int64_t slices : {2, 7, 600}) {
+      const auto parts = cloud.gradients({.dim = -2, .slices = slices});
+      ASSERT_EQ(parts.size(), whole.size());
+      for (size_t i = 0; i < whole.size(); ++i) {
+        EXPECT_TRUE(close_in_norm(parts[i], whole[i], kBound)) << slices << " slices, tensor " << i;
+      }
+    }
+  }
+}
+
+TEST(Sliced, IsTheSameToTheBitEachTimeAndInOneSlicePlain) {
+  Cloud cloud;
+  EXPECT_TRUE(same_bits(cloud.gradients({.dim = 1, .slices = 5}), cloud.gradients({.dim = 1, .slices = 5})));
+  cloud.calls = 0;
+  const auto one = cloud.gradients({.dim = 1, .slices = 1});
+  EXPECT_EQ(cloud.calls, 1) << "one slice is not checkpointed";
+  cloud.features->zero_grad();
+  cloud.head->zero_grad();
+  cloud.head->forward(cloud.largest(cloud.points).amax(1)).pow(2).sum().backward();
+  EXPECT_TRUE(same_bits(gradients_of(cloud.parameters()), one));
+}
+
+TEST(Sliced, RunsEachSliceTwiceAndHoldsOneAtATime) {
+  const auto peak = [](int64_t slices, int* calls) {
+    Cloud cloud;
+    const MemoryMeter meter;
+    cloud.gradients({.dim = 1, .slices = slices});
+    *calls = cloud.calls;
+    return meter.report().peak_bytes;
+  };
+  int calls = 0;
+  const int64_t whole = peak(1, &calls);
+  EXPECT_EQ(calls, 1);
+  const int64_t ten = peak(10, &calls);
+  EXPECT_EQ(calls, 20);
+  EXPECT_LT(ten, whole / 5) << "a tenth, and the parts' results, gradients and generator states";
+}
+
+TEST(Sliced, CutsAtMultiples) {
+  const Tensor input = torch::arange(10);
+  std::vector<int64_t> lengths;
+  const auto note = [&](Tensor part) {
+    lengths.push_back(part.size(0));
+    return part + 1;
+  };
+  EXPECT_TRUE(torch::equal(sliced(note, input, {.slices = 3, .multiple = 3}), input + 1));
+  EXPECT_EQ(lengths, (std::vector<int64_t>{6, 4}));
+  lengths.clear();
+  sliced(note, input, {.slices = 100});
+  EXPECT_EQ(lengths, std::vector<int64_t>(10, 1)) << "as many as there are places";
+}
+
+TEST(Sliced, LeavesTheNumberToAScopeAndTellsItThatItAsked) {
+  int calls = 0;
+  const auto count = [&](Tensor part) {
+    ++calls;
+    return part;
+  };
+  const Tensor input = torch::ones({12});
+  sliced(count, input);
+  EXPECT_EQ(calls, 1) << "outside of a scope";
+  {
+    const detail::SliceScope scope(4);
+    EXPECT_FALSE(scope.was_asked());
+    sliced(count, input, {.slices = 2});
+    EXPECT_FALSE(scope.was_asked()) << "it was told how many";
+    EXPECT_EQ(calls, 3);
+    sliced(count, input);
+    EXPECT_TRUE(scope.was_asked());
+    EXPECT_EQ(calls, 7);
+  }
+  sliced(count, input);
+  EXPECT_EQ(calls, 8);
+}
+
+TEST(Sliced, RefusesWhatCannotBe) {
+  const auto same = [](Tensor part) { return part; };
+  const Tensor input = torch::ones({4, 2});
+  EXPECT_THAT(error_of<ConfigError>([&] { sliced(same, input, {.dim = 2}); }), HasSubstr("dimension 2"));
+  EXPECT_THAT(error_of<ConfigError>([&] { sliced(same, Tensor()); }), HasSubstr("no tensor"));
+  EXPECT_THAT(error_of<ConfigError>([&] { sliced(same, input, {.slices = -1}); }), HasSubstr("-1"));
+  EXPECT_THAT(error_of<ConfigError>([&] { sliced(same, input, {.multiple = 0}); }), HasSubstr("multiple is 0"));
+  EXPECT_THAT(error_of<ConfigError>([&] { sliced([](Tensor part) { return part.sum(); }, input, {.slices = 2}); }),
+              HasSubstr("keepdim"));
+}
+
+}  // namespace
+}  // namespace snug
