@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <ATen/ops/cross_entropy_loss.h>
@@ -25,18 +26,19 @@ namespace snug::cli {
 namespace {
 
 struct Flags {
-  std::string model = "gpt-tiny", memory, run;
+  std::string model = "gpt-tiny", memory, run, offload;
   int64_t batch = 64;
   bool explain = false;
 };
 
 // Of random text: neither bytes nor time depend on the words.
-StepProfile profile_of(Gpt& model, const GptOptions& options, int64_t sequences) {
-  const at::Tensor tokens = at::randint(options.vocab, {sequences, options.context}, at::kLong);
-  return profile_step([&] {
+StepProfile profile_of(Gpt& model, const GptOptions& options, const Flags& flags) {
+  const at::Tensor tokens = at::randint(options.vocab, {flags.batch, options.context}, at::kLong);
+  const auto step = [&] {
     const at::Tensor logits = model->forward(tokens);
     return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(-1)}), tokens.reshape({-1}));
-  });
+  };
+  return profile_step(step, {.link = flags.offload.empty() ? OffloadLink{} : measure_offload_link(flags.offload)});
 }
 
 void print_curve(const StepProfile& profile, const Flags& flags, int64_t fixed) {
@@ -57,8 +59,12 @@ void print_curve(const StepProfile& profile, const Flags& flags, int64_t fixed) 
 void print_choice(Gpt& model, const GptOptions& options, const Flags& flags, int64_t parameters) {
   const Bytes budget = Bytes::parse(flags.memory);
   AdamW optimizer(model->parameters());
+  std::optional<std::filesystem::path> offload;
+  if (!flags.offload.empty()) {
+    offload = flags.offload;
+  }
   const Bytes least(live_bytes(c10::kCPU).count() + 3 * parameters);
-  Stepper stepper(model, optimizer, {.memory_budget = std::max(budget, least)});
+  Stepper stepper(model, optimizer, {.memory_budget = std::max(budget, least), .offload = offload});
   const at::Tensor tokens = at::randint(options.vocab, {flags.batch, options.context}, at::kLong);
   Bytes takes = Bytes::unlimited();
   try {
@@ -102,7 +108,7 @@ void run_plan(const Flags& flags) {
   Gpt model(options);
   const int64_t parameters = bytes_of(model->parameters());
   if (flags.memory.empty()) {
-    print_curve(profile_of(model, options, flags.batch), flags, 3 * parameters);  // weights and AdamW's two moments
+    print_curve(profile_of(model, options, flags), flags, 3 * parameters);  // weights and AdamW's two moments
   } else {
     print_choice(model, options, flags, parameters);
   }
@@ -117,6 +123,8 @@ void add_plan(CLI::App& app) {
   command->add_option("--batch", flags->batch, "Sequences in a step")->type_name("N")->capture_default_str();
   command->add_option("--memory", flags->memory, "A budget, such as 300MiB: the fastest step that fits")
       ->type_name("BYTES");
+  command->add_option("--offload", flags->offload, "A directory on a disk that activations may go to meanwhile")
+      ->type_name("DIR");
   command->add_flag("--explain", flags->explain, "What is alive at the peak, and what is rebuilt");
   command->add_option("--run", flags->run, "Explain the plan of a run instead: its folder")->type_name("DIR");
   command->footer(

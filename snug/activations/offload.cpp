@@ -122,9 +122,7 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
           fmt::format("SaveOnHost: cap is {} and min_bytes is {}, so that nothing could leave; give a larger cap",
                       options_.cap.str(), options_.min_bytes.str()));
     }
-    if (!options_.directory.empty()) {
-      on_cpu_ = detail::make_spill_store(options_);
-    }
+    store_ = detail::make_offload_store(options_);
   }
 
   std::any pack(const at::Tensor& tensor) override {
@@ -156,34 +154,9 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
     }
   }
 
-  OffloadReport report() const {
-    const std::lock_guard lock(mutex_);
-    OffloadReport sum;
-    for (const auto* store : {on_cpu_.get(), on_cuda_.get()}) {
-      if (store != nullptr) {
-        const OffloadReport one = store->report();
-        sum.bytes_out += one.bytes_out;
-        sum.bytes_back += one.bytes_back;
-        sum.bytes_kept += one.bytes_kept;
-        sum.failed_writes += one.failed_writes;
-        sum.failure += one.failure;
-      }
-    }
-    return sum;
-  }
+  OffloadReport report() const { return store_->report(); }
 
  private:
-  OffloadStore* store_for(c10::Device device) {
-    const std::lock_guard lock(mutex_);
-    if (device.is_cpu()) {
-      return (on_cpu_ ? on_cpu_ : on_cpu_ = detail::make_spill_store(options_)).get();
-    }
-    if (device.is_cuda()) {
-      return (on_cuda_ ? on_cuda_ : on_cuda_ = detail::make_pinned_store(options_)).get();
-    }
-    return nullptr;
-  }
-
   // nullptr: it stays where it is.
   std::shared_ptr<SavedStorage> storage_of(const at::Tensor& tensor) {
     const c10::Storage& storage = tensor.storage();
@@ -195,8 +168,7 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
     if (auto saved = known(storage, version)) {
       return saved;
     }
-    OffloadStore* store = store_for(storage.device());
-    auto away = store == nullptr ? nullptr : store->store(storage);
+    auto away = store_->store(storage);
     if (!away) {
       return nullptr;
     }
@@ -275,9 +247,8 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
   }
 
   const OffloadOptions options_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::unique_ptr<OffloadStore> on_cpu_;
-  std::unique_ptr<OffloadStore> on_cuda_;
+  std::unique_ptr<OffloadStore> store_;
+  mutable std::mutex mutex_;                                // guards what follows
   std::map<const c10::StorageImpl*, SavedStorage*> known_;  // each takes itself out when it dies, of both
   std::map<uint64_t, SavedStorage*> turns_;
   uint64_t next_turn_ = 1;

@@ -16,6 +16,7 @@
 #include <string>
 
 #include "snug/core/bytes.h"
+#include "snug/planner/profile.h"
 
 namespace snug {
 
@@ -40,6 +41,11 @@ struct OffloadReport {
   /// For people: one line, or two if a write failed.
   std::string str() const;
 };
+
+/// How fast bytes go to a file in `directory` (empty: the system's temporary one) and come back, for plans that may offload: by writing and
+/// reading 32 MiB a few times. That stays in the system's cache where there is room, so a plan that offloads much more may find the disk
+/// slower. Throws Error if the file cannot be made, written or read.
+OffloadLink measure_offload_link(const std::filesystem::path& directory = {});
 
 /// While it lives, tensors that autograd saves on this thread go to the host. They come back in the order of backward, one ahead of the one in
 /// use. A storage goes once, however many tensors on it are saved, and is given back whole. Parameters (leaves that require a gradient) stay,

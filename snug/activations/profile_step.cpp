@@ -98,8 +98,10 @@ void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int,
 // Schedules to profile under, each more frugal than the one before: what the backward pass itself takes is not known yet.
 class FrugalSchedules {
  public:
-  explicit FrugalSchedules(const std::function<at::Tensor()>& forward_and_loss)
-      : simulator_(guess(forward_and_loss)), solver_(simulator_, kSearch), smallest_(solver_.smallest().peak_bytes) {}
+  FrugalSchedules(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link)
+      : simulator_(guess(forward_and_loss, link)),
+        solver_(simulator_, kSearch),
+        smallest_(solver_.smallest().peak_bytes) {}
 
   /// nullptr: there is no other.
   Schedule next() {
@@ -117,14 +119,16 @@ class FrugalSchedules {
  private:
   static constexpr SolverOptions kSearch{.work = 2'000'000};
 
-  static StepProfile guess(const std::function<at::Tensor()>& forward_and_loss) {
+  static StepProfile guess(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link) {
     const RngGuard generators;
     detail::TapeRecorder recorder;
     const auto tape = std::make_shared<OpTape>(nullptr, &recorder);
-    tape->drop_everything();
+    tape->drop_everything(link.is_open() ? detail::make_offload_store({Bytes(0), Bytes::unlimited(), link.directory})
+                                         : nullptr);
     detail::record_step(forward_and_loss, tape, recorder, {.goes_backward = false});
     StepProfile profile = recorder.take();
     add_guessed_backward(profile, recorder.packed());
+    profile.link = link;
     return profile;
   }
 
@@ -150,7 +154,7 @@ StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, Pr
       ++run;
     } catch (const c10::OutOfMemoryError&) {
       if (!frugal) {
-        frugal.emplace(forward_and_loss);
+        frugal.emplace(forward_and_loss, options.link);
       }
       schedule = frugal->next();
       if (schedule == nullptr) {
@@ -159,6 +163,7 @@ StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, Pr
     }
   }
   level_times(*profile);
+  profile->link = std::move(options.link);
   profile->check();
   return std::move(*profile);
 }

@@ -1,5 +1,6 @@
 #include "snug/activations/rematerialize.h"
 
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -27,22 +28,24 @@ constexpr int kVerifications = 5;
 // --- plan
 
 struct ActivationPlan::Content {
-  StepSimulator simulator;
-  RematPlan plan;
-  std::shared_ptr<const detail::TapeSchedule> schedule;
+  const StepSimulator simulator;
+  const RematPlan plan;
 
-  Content(StepSimulator of, RematPlan chosen)
-      : simulator(std::move(of)),
-        plan(std::move(chosen)),
-        schedule(std::make_shared<detail::TapeSchedule>(
-            detail::make_schedule(simulator.profile(), plan.hold_from, possible(simulator.run(plan.hold_from))))) {}
-
-  static Simulation possible(Simulation simulation) {
-    if (simulation.impossible >= 0) {
-      throw ConfigError(fmt::format("ActivationPlan: the plan drops storage {}, which cannot be rebuilt; plan again",
-                                    simulation.impossible));
+  Content(StepSimulator of, RematPlan chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
+    const int impossible = simulator.run(plan.hold_from).impossible;
+    if (impossible >= 0) {
+      throw ConfigError(
+          fmt::format("ActivationPlan: the plan drops storage {}, which cannot be rebuilt; plan again", impossible));
     }
-    return simulation;
+  }
+
+  // Made when it is needed: a plan can be explained where it cannot run, because there is no such directory to offload to.
+  const std::shared_ptr<const detail::TapeSchedule>& schedule() const {
+    std::call_once(is_made_, [&] {
+      schedule_ = std::make_shared<const detail::TapeSchedule>(
+          detail::make_schedule(simulator.profile(), plan.hold_from, simulator.run(plan.hold_from)));
+    });
+    return schedule_;
   }
 
   static std::shared_ptr<const Content> solve(const StepProfile& profile, Bytes budget, SolverOptions options) {
@@ -63,6 +66,10 @@ struct ActivationPlan::Content {
     }
     return std::make_shared<const Content>(std::move(simulator), std::get<RematPlan>(std::move(answer)));
   }
+
+ private:
+  mutable std::once_flag is_made_;
+  mutable std::shared_ptr<const detail::TapeSchedule> schedule_;
 };
 
 ActivationPlan::ActivationPlan(std::shared_ptr<const Content> content)
@@ -76,6 +83,11 @@ ActivationPlan::ActivationPlan(const StepProfile& profile, Bytes budget, SolverO
     : ActivationPlan(Content::solve(profile, budget, options)) {}
 
 std::string ActivationPlan::explain() const { return snug::explain(content_->simulator, content_->plan); }
+
+OffloadReport ActivationPlan::offloaded() const {
+  const auto& store = content_->schedule()->store;
+  return store ? store->report() : OffloadReport{};
+}
 
 std::string ActivationPlan::to_json() const {
   return nlohmann::ordered_json{{"plan", nlohmann::ordered_json::parse(content_->plan.to_json())},
@@ -103,14 +115,15 @@ const RematPlan& ActivationPlan::choice() const { return content_->plan; }
 std::set<int> ActivationPlan::differing_storages(const std::function<at::Tensor()>& forward_and_loss) const {
   const RngGuard generators;
   detail::TapeRecorder recorder;
-  const auto tape = std::make_shared<OpTape>(content_->schedule, &recorder);
+  const auto tape = std::make_shared<OpTape>(content_->schedule(), &recorder);
   tape->verify_values();
   detail::record_step(forward_and_loss, tape, recorder);
   return tape->different();
 }
 
-ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget) {
-  return plan_activations(profile_step(forward_and_loss, {.memory = budget}), forward_and_loss, budget);
+ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {
+  return plan_activations(profile_step(forward_and_loss, {.memory = budget, .link = std::move(link)}), forward_and_loss,
+                          budget);
 }
 
 ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
@@ -147,7 +160,7 @@ class Rematerialize::Impl {
   std::optional<detail::OperatorScope> operators;
 };
 
-Rematerialize::Rematerialize(ActivationPlan plan) : impl_(std::make_unique<Impl>(plan.content_->schedule)) {}
+Rematerialize::Rematerialize(ActivationPlan plan) : impl_(std::make_unique<Impl>(plan.content_->schedule())) {}
 
 Rematerialize::~Rematerialize() {
   impl_->operators.reset();

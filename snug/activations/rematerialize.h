@@ -1,6 +1,7 @@
 #pragma once
 // Rematerialize: a forward and backward pass of any model under a number of bytes. What is cheap to compute again is dropped in forward and
-// rebuilt, operator by operator, when backward asks for it. Gradients, buffers and random numbers are those of plain training, to the bit.
+// rebuilt, operator by operator, when backward asks for it; where that is allowed, what is dear or impossible to compute again goes to disk.
+// Gradients, buffers and random numbers are those of plain training, to the bit.
 //
 //   const auto step = [&] { return loss_function(model->forward(x), y); };
 //   const auto plan = snug::plan_activations(step, snug::Bytes::parse("300MiB"));
@@ -26,6 +27,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "snug/activations/offload.h"
 #include "snug/core/bytes.h"
 #include "snug/planner/plan.h"
 #include "snug/planner/profile.h"
@@ -33,7 +35,7 @@
 
 namespace snug {
 
-/// What to keep and what to rebuild in one forward and backward pass. Copies share their content, which does not change.
+/// What to keep, to rebuild and to offload in one forward and backward pass. Copies share their content, which does not change.
 class ActivationPlan {
  public:
   int64_t predicted_peak_bytes =
@@ -46,8 +48,10 @@ class ActivationPlan {
   /// BudgetExceeded as plan_activations does.
   ActivationPlan(const StepProfile& profile, Bytes budget, SolverOptions options = {});
 
-  /// For people: what is alive at the peak, what is rebuilt and what that costs, how far from the fastest plan it can be.
+  /// For people: what is alive at the peak, what is rebuilt or goes to disk and what that costs, how far from the fastest plan it can be.
   std::string explain() const;
+  /// What was offloaded so far, in all passes under this plan and its copies.
+  OffloadReport offloaded() const;
 
   /// The plan and the profile that it was made from.
   std::string to_json() const;
@@ -70,6 +74,8 @@ struct ProfileOptions {
   /// That plain training may take above the level at the call. If it takes more, or more than a MemoryLimit in force allows, the profile is
   /// taken while nearly everything that is saved is dropped and rebuilt, which is slower. It is the same.
   Bytes memory = Bytes::unlimited();
+  /// Over which plans made from the profile may offload; see measure_offload_link. As it is, they do not.
+  OffloadLink link = {};
 };
 
 /// Runs forward and backward passes and writes down their operators, the least of their times, and every byte that they take.
@@ -77,7 +83,8 @@ struct ProfileOptions {
 /// training does not fit. Parameters' gradients, buffers and the default generators are as before afterwards; other state that the callable keeps is
 /// not, nor what hooks on the way do. On a CPU only; with backward on this thread, and while no other thread allocates tensors, which
 /// would be counted too.
-/// Memory: what plain training takes, at most `options.memory`, or little more than the least that a plan can reach; and copies of
+/// Memory: what plain training takes, at most `options.memory`, or little more than the least that a plan can reach, offloading included where
+/// there is a link; and copies of
 /// gradients that are there already, of buffers that the forward pass writes, and of generators.
 /// Throws ConfigError where the profile cannot be taken, as with StepInBackward, which would update parameters; c10::OutOfMemoryError
 /// where not even the most frugal way fits into a MemoryLimit; and what the callable throws.
@@ -85,8 +92,10 @@ StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, Pr
 
 /// The fastest plan found whose peak stays within `budget` bytes above the level of memory at the call, new gradients included. Calls
 /// `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that what is rebuilt has the same bits.
-/// What has not is kept from then on. Throws BudgetExceeded, whose smallest_feasible() says what would do.
-ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget);
+/// What has not is kept or offloaded from then on. Throws BudgetExceeded, whose smallest_feasible() says what would do. With `link`, which
+/// measure_offload_link gives, what is rebuilt in more time than its way to disk and back goes there.
+ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
+                                OffloadLink link = {});
 /// The same with a profile of it that was taken before.
 ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget);
 
@@ -94,9 +103,11 @@ ActivationPlan plan_activations(StepProfile profile, const std::function<at::Ten
 /// for a single pass is rebuilt again). Tensors may be smaller than those that were profiled, as in a shorter batch. Operators that are others,
 /// or whose results are larger, are noticed: from the first on, everything is kept, which
 /// costs memory, never the result. Where the plan drops what something else writes to between forward and backward, backward
-/// throws snug::Error. Hooks and checkpointed regions inside handle what is saved inside of them.
+/// throws snug::Error. What the plan offloads is written when the last tensor on it is gone, while forward waits, and read when backward first
+/// needs it; what cannot be written stays in memory, and offloaded() tells; what cannot be read back makes backward throw snug::Error. Hooks and checkpointed regions inside handle what is saved inside of them.
 class [[nodiscard]] Rematerialize final {
  public:
+  /// Throws Error if the plan offloads, and there can be no file in the directory of its profile's link.
   explicit Rematerialize(ActivationPlan plan);
   ~Rematerialize();
   Rematerialize(const Rematerialize&) = delete;

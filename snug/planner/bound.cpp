@@ -13,6 +13,7 @@
 // them). So time rises at least by the cheapest fractional choice that covers d(t) (the fractional knapsack of Dantzig, 1957),
 // for every t; the largest of these is the bound. Of the other operators that a rebuild needs, those count that make values for
 // this one alone, of no fewer bytes: to hold such a value through t instead would give back nothing. The rebuild's own memory is ignored.
+// Where a storage may be offloaded, its way out and back counts if that is shorter: to offload one of those values instead takes no less.
 
 namespace snug {
 namespace {
@@ -26,6 +27,11 @@ struct Droppable {
   std::vector<std::pair<int, int>>
       gaps;  // events, both ends included, in which it may be gone and is there in plain training
 };
+
+double transfer_seconds(const StepProfile& profile, size_t storage) {
+  const int64_t bytes = profile.storages[storage].bytes;
+  return profile.link.is_open() ? profile.link.out_seconds(bytes) + profile.link.back_seconds(bytes) : kInfinity;
+}
 
 std::vector<double> own_seconds(const StepSimulator& simulator, const std::vector<bool>& saved) {
   const StepProfile& profile = simulator.profile();
@@ -124,7 +130,8 @@ std::vector<Droppable> droppables(const StepSimulator& simulator) {
   std::vector<Droppable> result;
   std::vector<int> place(saved.size(), -1);
   for (size_t s = 0; s < saved.size(); ++s) {
-    if (saved[s] && seconds[s] < kInfinity && profile.storages[s].bytes > 0) {
+    const bool may_be_absent = seconds[s] < kInfinity || profile.link.is_open();
+    if (saved[s] && may_be_absent && profile.storages[s].bytes > 0) {
       place[s] = static_cast<int>(result.size());
       result.push_back({static_cast<int>(s), profile.storages[s].bytes, seconds[s], {}});
     }
@@ -157,6 +164,7 @@ std::vector<Droppable> droppables(const StepSimulator& simulator) {
   const Feeders feeders(simulator, saved);
   for (Droppable& one : result) {
     one.seconds += one.gaps.empty() ? 0 : feeders.seconds(one.storage, one.gaps.front().first);
+    one.seconds = std::min(one.seconds, transfer_seconds(profile, static_cast<size_t>(one.storage)));
   }
   std::stable_sort(result.begin(), result.end(), [](const Droppable& a, const Droppable& b) {
     return a.seconds * static_cast<double>(b.bytes) < b.seconds * static_cast<double>(a.bytes);
@@ -201,6 +209,9 @@ class BranchAndBound {
     const StepProfile& profile = simulator.profile();
     const std::vector<bool> saved = profile.saved_storages();
     own_ = own_seconds(simulator, saved);
+    if (profile.link.is_open()) {
+      ways_.push_back(kOffload);
+    }
     for (size_t s = 0; s < saved.size(); ++s) {
       if (profile.storages[s].kind != StorageKind::External) {
         order_.push_back(static_cast<int>(s));
@@ -242,10 +253,11 @@ class BranchAndBound {
     }
     const size_t s = static_cast<size_t>(order_[depth]);
     const int before = plan_[s];
-    for (const int choice : {kKeep, kHold, kNever}) {
+    const double away = std::min(own_[s], transfer_seconds(simulator_.profile(), s));  // it may be rebuilt with another
+    for (const int choice : ways_) {
       plan_[s] = choice;
       // A saved storage may stay in the program's hands until the backward pass: then it costs nothing to drop it.
-      branch(depth + 1, bound + (choice == kKeep || !gone(s) ? 0 : own_[s]));
+      branch(depth + 1, bound + (choice == kKeep || !gone(s) ? 0 : choice == kOffload ? away : own_[s]));
     }
     plan_[s] = before;
   }
@@ -264,6 +276,7 @@ class BranchAndBound {
   int64_t budget_;
   HoldFrom plan_, best_;
   std::vector<int> order_;
+  std::vector<int> ways_ = {kKeep, kHold, kNever};
   std::vector<double> own_;
   std::vector<bool> gone_;
   double best_seconds_ = 0;

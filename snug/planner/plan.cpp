@@ -46,6 +46,29 @@ std::string table(const Shares& rows, int limit) {
   return text;
 }
 
+// What leaves, by its maker, with the seconds of its way out and back.
+std::map<std::string, Share> transfers(const StepSimulator& simulator, const Simulation& run) {
+  const StepProfile& profile = simulator.profile();
+  std::map<std::string, Share> moved;
+  const auto share_of = [&](int s) -> Share& {
+    const int op = simulator.producer({s, 0});
+    return moved[op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name];
+  };
+  const auto bytes_of = [&](int s) { return profile.storages[static_cast<size_t>(s)].bytes; };
+  for (const int s : run.offloaded) {
+    Share& share = share_of(s);
+    ++share.count;
+    share.bytes += bytes_of(s);
+    share.seconds += profile.link.out_seconds(bytes_of(s));
+  }
+  for (const Replay& replay : run.replays) {
+    for (const int s : replay.loads) {
+      share_of(s).seconds += profile.link.back_seconds(bytes_of(s));
+    }
+  }
+  return moved;
+}
+
 }  // namespace
 
 std::string RematPlan::to_json() const {
@@ -116,8 +139,11 @@ std::string explain(const StepSimulator& simulator, const RematPlan& plan, int r
       100.0 * static_cast<double>(run.peak_bytes) / static_cast<double>(std::max<int64_t>(1, plan.plain_peak_bytes)),
       run.seconds * 1e3, plan.plain_seconds * 1e3,
       plan.plain_seconds > 0 ? 100 * (run.seconds / plan.plain_seconds - 1) : 0.0, 100 * plan.gap());
-  text += "rebuilt:\n" +
-          table(sorted(replayed, [](const Share& a, const Share& b) { return a.seconds < b.seconds; }), rows);
+  const auto less_time = [](const Share& a, const Share& b) { return a.seconds < b.seconds; };
+  text += "rebuilt:\n" + table(sorted(replayed, less_time), rows);
+  if (!run.offloaded.empty()) {
+    text += "goes to disk:\n" + table(sorted(transfers(simulator, run), less_time), rows);
+  }
   text += fmt::format("alive at the peak (event {} of {}; {} of it the backward pass's own and workspace):\n",
                       run.peak_event, profile.events.size(), Bytes(run.peak_bytes - named).str());
   text += table(sorted(alive, [](const Share& a, const Share& b) { return a.bytes < b.bytes; }), rows);

@@ -1,5 +1,5 @@
 #pragma once
-// RematPlan: what stays and what is rebuilt in one training step, with what that costs; and its explanation.
+// RematPlan: what stays, what is rebuilt and what is offloaded in one training step, with what that costs; and its explanation.
 
 #include <cstdint>
 #include <string>
@@ -12,7 +12,7 @@ namespace snug {
 struct RematPlan {
   HoldFrom hold_from = {};
   int64_t peak_bytes = 0;  ///< predicted, above the level before the step
-  double seconds = 0;      ///< predicted: plain_seconds and all replays
+  double seconds = 0;      ///< predicted: plain_seconds, all replays and transfers
   int64_t plain_peak_bytes = 0;
   double plain_seconds = 0;
   double bound_seconds = 0;  ///< no plan within the budget is faster than this
@@ -28,7 +28,7 @@ struct RematPlan {
   friend bool operator==(const RematPlan&, const RematPlan&) = default;
 };
 
-/// For people: peak and time against plain training and the bound, what is rebuilt and what that costs by operator, and who
+/// For people: peak and time against plain training and the bound, what is rebuilt or goes to disk and what that costs by operator, and who
 /// is alive at the peak; at most `rows` lines of each. Throws ConfigError if plan and profile do not belong together.
 std::string explain(const StepSimulator& simulator, const RematPlan& plan, int rows = 8);
 

@@ -64,6 +64,10 @@ class Checker {
   }
 
   void run() {
+    const OffloadLink& link = profile_.link;
+    for (const double number : {link.out_bytes_per_second, link.back_bytes_per_second, link.seconds}) {
+      require(std::isfinite(number) && number >= 0, "the link for offloading has a speed or time of {}", number);
+    }
     for (const ProfileEvent& event : profile_.events) {
       visit(event);
       ++position_;
@@ -212,6 +216,12 @@ std::string StepProfile::to_json() const {
   for (const ProfileEvent& event : events) {
     json["events"].push_back(Json::array({kEventNames[static_cast<size_t>(event.kind)], event.index, event.bytes}));
   }
+  if (link.is_open()) {
+    json["link"] = {{"directory", link.directory},
+                    {"out_bytes_per_second", link.out_bytes_per_second},
+                    {"back_bytes_per_second", link.back_bytes_per_second},
+                    {"seconds", link.seconds}};
+  }
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -239,6 +249,13 @@ StepProfile StepProfile::from_json(std::string_view text) {
     for (const Json& event : json.at("events")) {
       profile.events.push_back(
           {read_enum<EventKind>(kEventNames, event.at(0)), event.at(1).get<int>(), event.at(2).get<int64_t>()});
+    }
+    if (json.contains("link")) {
+      const Json& link = json.at("link");
+      profile.link = {.directory = link.at("directory").get<std::string>(),
+                      .out_bytes_per_second = link.at("out_bytes_per_second").get<double>(),
+                      .back_bytes_per_second = link.at("back_bytes_per_second").get<double>(),
+                      .seconds = link.at("seconds").get<double>()};
     }
   } catch (const Json::exception& error) {
     throw ConfigError(fmt::format("StepProfile: not a profile in JSON: {}; take the profile again", error.what()));

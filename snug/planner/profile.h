@@ -73,14 +73,30 @@ struct ProfileEvent {
   friend bool operator==(const ProfileEvent&, const ProfileEvent&) = default;
 };
 
+/// Where memory may go while nothing needs it, and how fast. As it is: nowhere.
+struct OffloadLink {
+  std::string directory = {};  ///< of the file that it goes to; empty: the system's temporary one
+  double out_bytes_per_second = 0;
+  double back_bytes_per_second = 0;
+  double seconds = 0;  ///< of each transfer, beside those of its bytes
+
+  bool is_open() const { return out_bytes_per_second > 0 && back_bytes_per_second > 0; }
+  double out_seconds(int64_t bytes) const { return seconds + static_cast<double>(bytes) / out_bytes_per_second; }
+  double back_seconds(int64_t bytes) const { return seconds + static_cast<double>(bytes) / back_bytes_per_second; }
+
+  friend bool operator==(const OffloadLink&, const OffloadLink&) = default;
+};
+
 struct StepProfile {
   std::vector<StorageInfo> storages = {};
   std::vector<ProfiledOperator> operators = {};  ///< in program order
   std::vector<BackwardStep> backward = {};
   std::vector<ProfileEvent> events = {};
+  OffloadLink link = {};  ///< for what a plan offloads
 
   /// Throws ConfigError that names the first event or operator that cannot have happened: indices out of range, values
-  /// read before they are made, versions out of order, use after release, releases that do not match.
+  /// read before they are made, versions out of order, use after release, releases that do not match; or the link's
+  /// speeds, if they are none.
   void check() const;
 
   /// Per storage: is it asked for by the backward pass?

@@ -25,6 +25,8 @@
 //     what an operator marked not replayable made is never rebuilt; a plan that would need it is impossible. So is what
 //     depends on a storage that was written in place from outside.
 //  8. While an operator runs, memory is the level with its outputs, plus its workspace.
+//  9. An offloaded storage is written when the program lets go of it, if it is needed later and backward has not asked for it yet, and is gone
+//     when it is written. What an Unpack needs of such is read before its replay. From the first time that backward needs it on it is held.
 //
 // Two walks: the first finds replays and last uses (a storage that is held stays, which only adds what is never read), the
 // second counts bytes.
@@ -78,6 +80,7 @@ class StepSimulator::Run {
         kept_(plan.size(), false),
         held_(plan.size(), false),
         uses_(plan.size(), 0),
+        asked_before_drop_(plan.size(), false),
         marked_(profile_.operators.size(), -1),
         temporary_(plan.size(), -1) {
     result_.last_use.assign(plan.size(), -1);
@@ -135,6 +138,9 @@ class StepSimulator::Run {
         }
       } else if (event.kind == EventKind::Drop) {
         program_[at(event.index)] = false;
+        if (plan_[at(event.index)] == kOffload && result_.last_use[at(event.index)] >= 0) {
+          held_[at(event.index)] = asked_before_drop_[at(event.index)] = true;
+        }
       } else if (event.kind == EventKind::Unpack && !external(event.index)) {
         if (!schedule_replay(e, event.index)) {
           return false;
@@ -161,6 +167,12 @@ class StepSimulator::Run {
         touch(value.storage, event);
         continue;
       }
+      if (plan_[at(value.storage)] == kOffload && value.version == model_.last_version(value.storage)) {
+        replay.loads.push_back(value.storage);
+        held_[at(value.storage)] = true;
+        touch(value.storage, event);
+        continue;
+      }
       const int op = model_.producer(value);
       if (op < 0 || !profile_.operators[at(op)].replayable ||
           profile_.storages[at(value.storage)].kind != StorageKind::Activation) {
@@ -173,7 +185,7 @@ class StepSimulator::Run {
         pending_.insert(pending_.end(), model_.needs(op).begin(), model_.needs(op).end());
       }
     }
-    if (!replay.operators.empty()) {
+    if (!replay.operators.empty() || !replay.loads.empty()) {
       std::sort(replay.operators.begin(), replay.operators.end());
       note_made(replay, event);
       result_.replays.push_back(std::move(replay));
@@ -221,6 +233,7 @@ class StepSimulator::Run {
     next_replay_ = 0;
     double seconds = 0;
     result_.peak_bytes = 0;
+    result_.offloaded.clear();
     result_.high.assign(at(events), 0);
     endings_.assign(at(events), {});
     for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
@@ -255,7 +268,7 @@ class StepSimulator::Run {
         seconds += profile_.operators[at(s)].seconds;
         return;
       case EventKind::Drop:
-        change(s, [&] { program_[at(s)] = false; });
+        drop(s, seconds);
         return;
       case EventKind::Unpack:
         if (!external(s)) {
@@ -285,8 +298,24 @@ class StepSimulator::Run {
     }
   }
 
+  void drop(int s, double& seconds) {
+    const bool is_needed = plan_[at(s)] == kOffload && result_.last_use[at(s)] > event_;
+    if (is_needed && !asked_before_drop_[at(s)]) {
+      seconds += profile_.link.out_seconds(bytes(s));
+      result_.offloaded.push_back(s);
+    }
+    change(s, [&] {
+      program_[at(s)] = false;
+      held_[at(s)] = held_[at(s)] || (is_needed && asked_before_drop_[at(s)]);
+    });
+  }
+
   void run_replay(int target, double& seconds) {
     const Replay& replay = result_.replays[next_replay_];
+    for (const int s : replay.loads) {
+      seconds += profile_.link.back_seconds(bytes(s));
+      change(s, [&] { held_[at(s)] = true; });
+    }
     std::vector<Made>& made = made_[next_replay_++];
     for (Made& one : made) {
       one.holds = one.holds && result_.last_use[at(one.storage)] > event_;
@@ -364,8 +393,9 @@ class StepSimulator::Run {
   Simulation result_;
   std::vector<bool> program_, kept_, held_;
   std::vector<int> uses_;
-  std::vector<int> marked_;     // per operator: the event of the replay it was last put into
-  std::vector<int> temporary_;  // per storage: its place in the replay's list
+  std::vector<bool> asked_before_drop_;  // of those to offload
+  std::vector<int> marked_;              // per operator: the event of the replay it was last put into
+  std::vector<int> temporary_;           // per storage: its place in the replay's list
   std::vector<ValueId> pending_;
   std::vector<std::vector<Made>> made_;  // per replay
   std::vector<std::vector<int>> endings_;
@@ -382,6 +412,9 @@ Simulation StepSimulator::run(const HoldFrom& hold_from) const {
     throw ConfigError(
         fmt::format("StepSimulator: the plan has {} entries, the profile {} storages; they do not belong together",
                     hold_from.size(), profile_.storages.size()));
+  }
+  if (!profile_.link.is_open() && std::find(hold_from.begin(), hold_from.end(), kOffload) != hold_from.end()) {
+    throw ConfigError("StepSimulator: the plan offloads, and the profile has no link to offload over; give it one");
   }
   return Run(*this, hold_from).simulate();
 }

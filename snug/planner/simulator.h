@@ -15,20 +15,23 @@
 namespace snug {
 
 /// What happens to a storage, as the event from which on it stays: kept from the start; never; or rebuilt when it is
-/// needed, and from the first rebuild at or after that event held until its last use.
+/// needed, and from the first rebuild at or after that event held until its last use; or offloaded: its bytes leave when the program lets
+/// go of it, come back when backward first needs them, and are held until the last use.
+inline constexpr int kOffload = -2;
 inline constexpr int kKeep = -1;
 inline constexpr int kHold = 0;
 inline constexpr int kNever = std::numeric_limits<int>::max();
 
-/// One entry per storage of the profile: kKeep, an event, or kNever. Entries of external storages mean nothing.
+/// One entry per storage of the profile: kKeep, an event, kNever or kOffload. Entries of external storages mean nothing.
 using HoldFrom = std::vector<int>;
 
 /// Plain training: what the backward pass asks for is kept, all else is not.
 HoldFrom keep_all(const StepProfile& profile);
 
-/// Operators to run again, in this order, before the Unpack at `event` can be answered.
+/// Before the Unpack at `event` can be answered, offloaded storages that come back, and then operators that run again, in this order.
 struct Replay {
   int event = 0;
+  std::vector<int> loads = {};
   std::vector<int> operators = {};
 };
 
@@ -42,12 +45,13 @@ struct LiveStorage {
 
 struct Simulation {
   int impossible = -1;          ///< a storage that the plan drops and nothing can rebuild; -1: none, and the rest holds
-  double seconds = 0;           ///< of all operators, replays included
+  double seconds = 0;           ///< of all operators, replays and transfers included
   int64_t peak_bytes = 0;       ///< above the level before the step
   int peak_event = 0;           ///< during which it is reached first
   std::vector<int64_t> high;    ///< the highest level during each event
   std::vector<Replay> replays;  ///< in order
   std::vector<int> last_use;    ///< per storage: the event after which the plan holds it no longer, -1: not at all
+  std::vector<int> offloaded;   ///< storages whose bytes leave, in order
 };
 
 class StepSimulator {
@@ -57,7 +61,7 @@ class StepSimulator {
 
   const StepProfile& profile() const { return profile_; }
 
-  /// Throws ConfigError unless there is one entry per storage.
+  /// Throws ConfigError unless there is one entry per storage, and for kOffload where the profile's link is not open.
   Simulation run(const HoldFrom& hold_from) const;
 
   /// What is alive at the peak, in order of storages; the backward pass's own bytes are not among it.

@@ -15,6 +15,7 @@
 //    whole chain of dropped producers costs; unlike a knapsack over saved bytes, a change whose replay overflows elsewhere is
 //    seen and counted against it. Candidates are ranked by an estimate, and the best few are simulated, also many at once.
 //  - climb: from a plan that fits, keep again what the room allows, and swap what is kept for what is dropped.
+// A storage that may be offloaded is one more candidate, for the seconds of its way out and back.
 //
 // Greedy steps miss plans that rebuild over several levels, which deep chains need when bytes are few: those are made by dynamic
 // programming (chain_plans.h) and put to the same judge.
@@ -40,7 +41,7 @@ struct PlanSolver::Point {
 };
 
 PlanSolver::PlanSolver(const StepSimulator& simulator, SolverOptions options)
-    : simulator_(simulator), options_(options) {
+    : simulator_(simulator), options_(options), ways_(simulator.profile().storages.size(), {kKeep, kHold, kNever}) {
   const StepProfile& profile = simulator.profile();
   const int events = static_cast<int>(profile.events.size());
   dropped_at_.assign(profile.storages.size(), events);
@@ -56,6 +57,9 @@ PlanSolver::PlanSolver(const StepSimulator& simulator, SolverOptions options)
   for (int s = 0; s < static_cast<int>(profile.storages.size()); ++s) {
     if (profile.storages[at(s)].kind != StorageKind::External) {
       choices_.push_back(s);
+      if (profile.link.is_open() && profile.storages[at(s)].bytes > 0) {
+        ways_[at(s)].push_back(kOffload);
+      }
     }
   }
 }
@@ -88,48 +92,65 @@ void PlanSolver::remember(const Point& point) {
   found_[point.run.peak_bytes] = {point.run.seconds, point.plan};
 }
 
+// Of its operator and of the producers of all that that needs and the plan neither keeps nor offloads. `seen`: per operator, the storage that
+// it was last counted for. None: it cannot be rebuilt.
+std::optional<double> PlanSolver::seconds_to_rebuild(int storage, const HoldFrom& plan, std::vector<int>& seen) const {
+  const StepProfile& profile = simulator_.profile();
+  double seconds = kTiny;
+  bool is_possible = true;
+  std::vector<ValueId> pending = {{storage, simulator_.last_version(storage)}};
+  while (!pending.empty()) {
+    const ValueId value = pending.back();
+    pending.pop_back();
+    const int op = simulator_.producer(value);
+    const bool is_at_hand = value.storage != storage && value.version == simulator_.last_version(value.storage) &&
+                            (plan[at(value.storage)] == kKeep || plan[at(value.storage)] == kOffload);
+    if (op >= 0 && !is_at_hand && seen[at(op)] != storage) {
+      seen[at(op)] = storage;
+      seconds += profile.operators[at(op)].seconds;
+      is_possible = is_possible && profile.operators[at(op)].replayable &&
+                    profile.storages[at(value.storage)].kind != StorageKind::Pinned;
+      pending.insert(pending.end(), simulator_.needs(op).begin(), simulator_.needs(op).end());
+    }
+  }
+  return is_possible || !profile.link.is_open() ? std::optional(seconds) : std::nullopt;
+}
+
 // Storages that overflow in the time between forward and backward, best ratio of estimated relief and cost first.
-std::vector<int> PlanSolver::candidates(const Point& point, int64_t budget) const {
+std::vector<PlanSolver::Candidate> PlanSolver::candidates(const Point& point, int64_t budget) const {
   const StepProfile& profile = simulator_.profile();
   std::vector<int> over(point.run.high.size() + 1, 0);
   for (size_t e = 0; e < point.run.high.size(); ++e) {
     over[e + 1] = over[e] + (point.run.high[e] > budget ? 1 : 0);
   }
-  std::vector<std::pair<double, int>> ranked;
+  std::vector<std::pair<double, Candidate>> ranked;
   std::vector<int> seen(profile.operators.size(), -1);
-  std::vector<ValueId> pending;
   for (const int s : choices_) {
     const int last = point.plan[at(s)] == kKeep ? std::min(unpacked_at_[at(s)], std::max(0, point.run.last_use[at(s)]))
                                                 : point.run.last_use[at(s)];
     // What is rebuilt and held was gone until the backward pass first asked for it.
     const int first =
         point.plan[at(s)] == kKeep ? dropped_at_[at(s)] : std::max(dropped_at_[at(s)], unpacked_at_[at(s)]);
-    if (point.plan[at(s)] == kNever || profile.storages[at(s)].kind == StorageKind::Pinned || first >= last ||
+    const bool is_pinned = profile.storages[at(s)].kind == StorageKind::Pinned;
+    if (point.plan[at(s)] == kNever || (is_pinned && !may_leave(s)) || first >= last ||
         over[at(last)] == over[at(first)]) {
       continue;
     }
-    double seconds = kTiny;
-    pending.assign(1, {s, simulator_.last_version(s)});
-    while (!pending.empty()) {
-      const ValueId value = pending.back();
-      pending.pop_back();
-      const int op = simulator_.producer(value);
-      const bool kept = value.storage != s && value.version == simulator_.last_version(value.storage) &&
-                        point.plan[at(value.storage)] == kKeep;
-      if (op >= 0 && !kept && seen[at(op)] != s) {
-        seen[at(op)] = s;
-        seconds += profile.operators[at(op)].seconds;
-        pending.insert(pending.end(), simulator_.needs(op).begin(), simulator_.needs(op).end());
-      }
+    const int64_t bytes = profile.storages[at(s)].bytes;
+    const std::optional<double> rebuild = seconds_to_rebuild(s, point.plan, seen);
+    if (!rebuild && !may_leave(s)) {
+      continue;
     }
-    const double relief =
-        static_cast<double>(profile.storages[at(s)].bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
-    ranked.emplace_back(relief / seconds, s);
+    const double transfer = may_leave(s) ? kTiny + profile.link.out_seconds(bytes) + profile.link.back_seconds(bytes)
+                                         : std::numeric_limits<double>::infinity();
+    const double seconds = std::min(rebuild.value_or(transfer), transfer);
+    const double relief = static_cast<double>(bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
+    ranked.push_back({relief / seconds, {s, seconds == transfer ? kOffload : kHold, rebuild.has_value()}});
   }
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-  std::vector<int> result;
-  for (const auto& [ratio, s] : ranked) {
-    result.push_back(s);
+  std::vector<Candidate> result;
+  for (const auto& [ratio, candidate] : ranked) {
+    result.push_back(candidate);
   }
   return result;
 }
@@ -137,7 +158,7 @@ std::vector<int> PlanSolver::candidates(const Point& point, int64_t budget) cons
 PlanSolver::Point PlanSolver::descend(Point from, int64_t budget) {
   constexpr size_t kTried = 4;  // candidates simulated at a time
   while (from.possible() && !from.fits() && work_left_ > 0) {
-    const std::vector<int> ranked = candidates(from, budget);
+    const std::vector<Candidate> ranked = candidates(from, budget);
     std::optional<Point> best;
     double best_ratio = 0;
     const auto consider = [&](const HoldFrom& plan, double weight) {
@@ -154,15 +175,18 @@ PlanSolver::Point PlanSolver::descend(Point from, int64_t budget) {
     for (size_t many = ranked.size() / 4; many > 1; many /= 4) {
       HoldFrom plan = from.plan;
       for (size_t i = 0; i < many; ++i) {
-        plan[at(ranked[i])] = kHold;
+        plan[at(ranked[i].storage)] = ranked[i].choice;
       }
       consider(plan, 1.2);  // a little worse is as good, for the time it saves
     }
     for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && work_left_ > 0; ++first) {
-      for (const int choice : {kHold, kNever}) {
-        if (from.plan[at(ranked[first])] < choice) {
+      const auto& [s, cheaper, can_be_rebuilt] = ranked[first];
+      for (const int choice : ways_[at(s)]) {
+        const bool is_less = choice == kOffload ? from.plan[at(s)] != kOffload
+                                                : can_be_rebuilt && choice != kKeep && from.plan[at(s)] < choice;
+        if (is_less) {
           HoldFrom plan = from.plan;
-          plan[at(ranked[first])] = choice;
+          plan[at(s)] = choice;
           consider(plan, 1);
         }
       }
@@ -191,7 +215,7 @@ PlanSolver::Point PlanSolver::climb(Point from, int64_t budget, int64_t limit) {
   while (improved && work_left_ > limit) {
     improved = false;
     for (const int s : choices_) {
-      for (const int choice : {kKeep, kHold, kNever}) {
+      for (const int choice : ways_[at(s)]) {
         if (choice != from.plan[at(s)] && work_left_ > limit) {
           HoldFrom plan = from.plan;
           plan[at(s)] = choice;
@@ -207,8 +231,8 @@ PlanSolver::Point PlanSolver::climb(Point from, int64_t budget, int64_t limit) {
         if (s == other) {
           continue;
         }
-        for (const int first : {kKeep, kHold, kNever}) {
-          for (const int second : {kKeep, kHold, kNever}) {
+        for (const int first : ways_[at(s)]) {
+          for (const int second : ways_[at(other)]) {
             if (!improved && work_left_ > limit && first != from.plan[at(s)] && second != from.plan[at(other)]) {
               HoldFrom plan = from.plan;
               plan[at(s)] = first;
@@ -269,14 +293,18 @@ PlanAnswer PlanSolver::solve(int64_t budget) {
   try_chain_plans(budget);
   std::vector<Point> starts;
   starts.push_back(descend(evaluate(plain, budget), budget));
-  // From the frugal side: all that can be rebuilt is dropped, and held or not once it is there again.
-  for (const int choice : {kHold, kNever}) {
+  // From the frugal side: all that can be rebuilt is dropped, and held or not once it is there again, or leaves; what cannot leaves if it may.
+  for (const int choice : {kHold, kNever, kOffload}) {
+    if (choice == kOffload && !simulator_.profile().link.is_open()) {
+      continue;
+    }
     HoldFrom plan = plain;
     for (const int s : choices_) {
       const int op = simulator_.producer({s, simulator_.last_version(s)});
-      const bool possible = simulator_.profile().storages[at(s)].kind == StorageKind::Activation && op >= 0 &&
-                            simulator_.profile().operators[at(op)].replayable;
-      plan[at(s)] = possible ? choice : kKeep;
+      const bool can_be_rebuilt = simulator_.profile().storages[at(s)].kind == StorageKind::Activation && op >= 0 &&
+                                  simulator_.profile().operators[at(op)].replayable;
+      const bool leaves = may_leave(s) && (choice == kOffload || !can_be_rebuilt);
+      plan[at(s)] = leaves ? kOffload : !can_be_rebuilt ? kKeep : choice == kOffload ? kNever : choice;
     }
     starts.push_back(evaluate(plan, budget));
   }

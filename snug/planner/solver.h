@@ -1,5 +1,6 @@
 #pragma once
-// PlanSolver: the fastest plan it can find whose peak stays within a number of bytes, for any graph of operators.
+// PlanSolver: the fastest plan it can find whose peak stays within a number of bytes, for any graph of operators. A storage is kept, rebuilt, or,
+// where the profile has a link, offloaded.
 //
 //   snug::PlanSolver solver(simulator);
 //   auto answer = solver.solve(64 << 20);      // a RematPlan, or Infeasible with the number that would do
@@ -44,6 +45,11 @@ class PlanSolver {
 
  private:
   struct Point;
+  struct Candidate {
+    int storage;
+    int choice;  // the cheaper one: kHold or kOffload
+    bool can_be_rebuilt;
+  };
 
   Point evaluate(const HoldFrom& plan, int64_t budget);
   void remember(const Point& point);
@@ -52,12 +58,15 @@ class PlanSolver {
   Point descend(Point from, int64_t budget);
   Point climb(Point from, int64_t budget, int64_t limit);
   bool try_change(Point& best, const HoldFrom& plan, int64_t budget);
-  std::vector<int> candidates(const Point& point, int64_t budget) const;
+  std::vector<Candidate> candidates(const Point& point, int64_t budget) const;
+  std::optional<double> seconds_to_rebuild(int storage, const HoldFrom& plan, std::vector<int>& seen) const;
+  bool may_leave(int storage) const { return ways_[static_cast<size_t>(storage)].back() == kOffload; }
 
   const StepSimulator& simulator_;
   SolverOptions options_;
   std::vector<int> dropped_at_;  // per storage: the event where the program lets go of it
   std::vector<int> unpacked_at_;
+  std::vector<std::vector<int>> ways_;                    // per storage: to treat it
   std::vector<int> choices_;                              // storages that a plan can treat in more than one way
   std::map<int64_t, std::pair<double, HoldFrom>> found_;  // by peak; slower ones of a larger peak are left out
   std::optional<std::vector<std::vector<HoldFrom>>> chain_plans_;  // made when first asked for
@@ -68,7 +77,7 @@ class PlanSolver {
 /// Seconds that no plan within `budget` bytes undercuts; infinity if it can be seen that none fits.
 double lower_bound_seconds(const StepSimulator& simulator, int64_t budget);
 
-/// The fastest of all plans of kKeep, kHold and kNever, by branch and bound: for tests. Throws ConfigError for more than 16
+/// The fastest of all plans of kKeep, kHold, kNever and, with a link, kOffload, by branch and bound: for tests. Throws ConfigError for more than 16
 /// storages that could be kept.
 PlanAnswer solve_exactly(const StepSimulator& simulator, int64_t budget);
 

@@ -208,6 +208,19 @@ TEST_F(SpillFileTest, MemoryIsFreeOnceItIsWritten) {
   EXPECT_EQ(file.report().bytes_back, kBytes);
 }
 
+TEST_F(SpillFileTest, APieceIsFinishedWhenItsMemoryIsFreeOrCannotBe) {
+  SpillFile file(folder.path(), kUnlimited, &allocate, faults);
+  for (char i = 0; i < 20; ++i) {
+    file.store(filled(i))->finish();
+    ASSERT_EQ(live_blocks, 0);
+  }
+  faults.write_error = ENOSPC;
+  const auto piece = file.store(filled(1));
+  piece->finish();
+  EXPECT_EQ(file.report().failed_writes, 1);
+  EXPECT_TRUE(holds(1, piece->load()));
+}
+
 TEST_F(SpillFileTest, TheFileHasNoName) {
   const SpillFile file(folder.path(), kUnlimited, &allocate);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));

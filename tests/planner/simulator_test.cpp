@@ -2,6 +2,7 @@
 
 #include "snug/planner/simulator.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <random>
@@ -31,6 +32,7 @@ class Executor {
       : profile_(profile), plan_(plan) {
     for (const Replay& replay : replays) {
       replays_[replay.event] = replay.operators;
+      loads_[replay.event] = replay.loads;
     }
     for (size_t s = 0; s < plan.size(); ++s) {
       originals_.push_back(s * 7919 + 1);
@@ -50,6 +52,7 @@ class Executor {
           break;
         case EventKind::Drop:
           program_[event.index] = false;
+          offload(e, event.index);
           break;
         case EventKind::Unpack:
           if (profile_.storages[at(event.index)].kind != StorageKind::External) {
@@ -79,6 +82,7 @@ class Executor {
 
   int64_t peak = 0;
   double seconds = 0;
+  int offloaded = 0;
   bool leaves_nothing() const { return buffers_.empty(); }
 
  private:
@@ -106,7 +110,33 @@ class Executor {
     note(op.workspace);
   }
 
+  // What backward has not asked for yet goes, if somebody will.
+  void offload(int e, int s) {
+    if (plan_[at(s)] != kOffload || !needed_after(s, e)) {
+      return;
+    }
+    held_[s] = asked_[s];
+    if (!asked_[s]) {
+      away_[s] = buffers_[s];
+      seconds += profile_.link.out_seconds(profile_.storages[at(s)].bytes);
+      ++offloaded;
+    }
+  }
+
   void replay(int e, int target) {
+    for (const int s : loads_[e]) {
+      ASSERT_TRUE(away_.contains(s) && !buffers_.contains(s));
+      buffers_[s] = away_[s];
+      held_[s] = true;
+      seconds += profile_.link.back_seconds(profile_.storages[at(s)].bytes);
+      note(0);
+    }
+    asked_[target] = true;
+    for (const int op : replays_[e]) {
+      for (const ValueId& value : profile_.operators[at(op)].reads) {
+        asked_[value.storage] = asked_[value.storage] || value.version == last_version(value.storage);
+      }
+    }
     if (!replays_.contains(e)) {
       return;
     }
@@ -169,6 +199,9 @@ class Executor {
       const ProfileEvent& event = profile_.events[at(later)];
       const auto found = replays_.find(later);
       const std::vector<int> ops = found == replays_.end() ? std::vector<int>{} : found->second;
+      if (const auto loads = loads_.find(later); loads != loads_.end() && std::ranges::count(loads->second, s) > 0) {
+        return true;
+      }
       if (event.kind == EventKind::Unpack && event.index == s && !complete(s, ops)) {
         return true;
       }
@@ -206,10 +239,10 @@ class Executor {
 
   const StepProfile& profile_;
   const HoldFrom& plan_;
-  std::map<int, std::vector<int>> replays_;
+  std::map<int, std::vector<int>> replays_, loads_;
   std::vector<uint64_t> originals_;
-  Buffers buffers_, scratch_;
-  std::map<int, bool> program_, held_;
+  Buffers buffers_, scratch_, away_;
+  std::map<int, bool> program_, held_, asked_;  // asked for by the backward pass
   std::map<int, int> uses_;
   int64_t own_ = 0;
 };
@@ -217,15 +250,23 @@ class Executor {
 TEST(StepSimulator, GivesTheBytesAndSecondsOfAnExecutorThatReallyComputes) {
   int ran = 0;
   int replayed = 0;
+  int offloaded = 0;
   for (uint32_t seed = 0; seed < 400; ++seed) {
-    const StepSimulator simulator(random_profile(seed, 6 + static_cast<int>(seed % 20)));
+    StepProfile profile = random_profile(seed, 6 + static_cast<int>(seed % 20));
+    profile.link = {.out_bytes_per_second = 1e5, .back_bytes_per_second = 3e5, .seconds = 1e-4};
+    const StepSimulator simulator(std::move(profile));
     std::mt19937 random(seed);
     for (int trial = 0; trial < 5; ++trial) {
       HoldFrom plan = keep_all(simulator.profile());
       for (int& hold : plan) {
-        const uint32_t choice = static_cast<uint32_t>(random()) % 6;
+        const uint32_t choice = static_cast<uint32_t>(random()) % 8;
         const int somewhere = static_cast<int>(random() % simulator.profile().events.size());
-        hold = choice < 2 ? kKeep : choice == 2 ? kHold : choice == 3 ? kNever : choice == 4 ? somewhere : hold;
+        hold = choice < 2    ? kKeep
+               : choice == 2 ? kHold
+               : choice == 3 ? kNever
+               : choice == 4 ? somewhere
+               : choice < 7  ? kOffload
+                             : hold;
       }
       const Simulation simulated = simulator.run(plan);
       if (simulated.impossible >= 0) {
@@ -238,10 +279,13 @@ TEST(StepSimulator, GivesTheBytesAndSecondsOfAnExecutorThatReallyComputes) {
       ASSERT_TRUE(executor.leaves_nothing());
       ++ran;
       replayed += simulated.replays.empty() ? 0 : 1;
+      ASSERT_EQ(simulated.offloaded.size(), at(executor.offloaded));
+      offloaded += executor.offloaded > 0 ? 1 : 0;
     }
   }
   EXPECT_GT(ran, 500);
   EXPECT_GT(replayed, 400);
+  EXPECT_GT(offloaded, 400);
 }
 
 TEST(StepSimulator, CallsAPlanImpossibleThatDropsARandomResult) {
@@ -253,6 +297,41 @@ TEST(StepSimulator, CallsAPlanImpossibleThatDropsARandomResult) {
   EXPECT_EQ(simulator.run(plan).impossible, -1);
   plan[at(mask)] = kNever;
   EXPECT_EQ(simulator.run(plan).impossible, mask);
+}
+
+TEST(StepSimulator, OffloadsARandomResultWhereThereIsALinkAndOnlyThere) {
+  ProfileBuilder builder;
+  const int x = builder.external(8);
+  const int mask = builder.op("bernoulli", 1, 8, {x}, {}, true, 0, false);
+  builder.op("use", 1, 100, {mask});
+  StepProfile profile = builder.finish();
+  HoldFrom plan = keep_all(profile);
+  plan[at(mask)] = kOffload;
+  EXPECT_THROW(StepSimulator(profile).run(plan), ConfigError);
+  profile.link = {.out_bytes_per_second = 4, .back_bytes_per_second = 2, .seconds = 0.5};
+  const Simulation run = StepSimulator(profile).run(plan);
+  EXPECT_EQ(run.impossible, -1);
+  EXPECT_EQ(run.seconds, profile.plain_seconds() + (0.5 + 2) + (0.5 + 4));
+  EXPECT_EQ(run.offloaded, std::vector<int>{mask});
+}
+
+TEST(StepSimulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHadIt) {
+  ProfileBuilder builder;
+  const int x = builder.external(8);
+  const int held = builder.op("held", 1, 8, {x}, {}, true);
+  builder.op("other", 1, 8, {x}, {held});
+  StepProfile profile = builder.finish();
+  const auto drop = std::ranges::find(profile.events, ProfileEvent{EventKind::Drop, held});
+  const auto first_done = std::ranges::find(profile.events, ProfileEvent{EventKind::Done, held});
+  ASSERT_LT(drop, first_done);
+  std::rotate(drop, drop + 1, first_done);  // the program lets go of it between two uses by backward
+  profile.link = {.out_bytes_per_second = 1, .back_bytes_per_second = 1};
+  HoldFrom plan = keep_all(profile);
+  const Simulation kept = StepSimulator(profile).run(plan);
+  plan[at(held)] = kOffload;
+  const Simulation run = StepSimulator(profile).run(plan);
+  EXPECT_EQ(run.seconds, kept.seconds);
+  EXPECT_TRUE(run.offloaded.empty() && run.replays.empty());
 }
 
 TEST(StepSimulator, NamesWhatIsAliveAtThePeakToTheByte) {
@@ -268,7 +347,10 @@ TEST(StepSimulator, NamesWhatIsAliveAtThePeakToTheByte) {
 }
 
 TEST(StepProfile, ReadsBackAsItWasWritten) {
-  const StepProfile profile = random_profile(3, 12);
+  StepProfile profile = random_profile(3, 12);
+  EXPECT_EQ(StepProfile::from_json(profile.to_json()), profile);
+  profile.link = {
+      .directory = "/scratch", .out_bytes_per_second = 1e9, .back_bytes_per_second = 1.1e9, .seconds = 1e-4};
   EXPECT_EQ(StepProfile::from_json(profile.to_json()), profile);
   EXPECT_THROW(StepProfile::from_json("{}"), ConfigError);
   std::string other = profile.to_json();
@@ -285,6 +367,9 @@ TEST(StepProfile, RefusesEventsThatCannotHaveHappened) {
   StepProfile lost = good;
   std::erase_if(lost.events, [](const ProfileEvent& event) { return event.kind == EventKind::Done; });
   EXPECT_THAT([&] { lost.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("never done with")));
+  StepProfile backwards = good;
+  backwards.link.out_bytes_per_second = -1;
+  EXPECT_THAT([&] { backwards.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("link")));
   StepProfile early = good;
   early.operators[1].reads = {{good.operators.back().writes[0].storage, 0}};
   EXPECT_THAT([&] { early.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("operator 1")));

@@ -2,6 +2,8 @@
 
 #include "snug/planner/solver.h"
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -47,6 +49,54 @@ TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanForSmallGraphs) {
   }
   RecordProperty("worst_ratio", std::to_string(worst));
   EXPECT_GT(compared, 40);
+}
+
+OffloadLink link_of(double bytes_per_second, double seconds = 1e-4) {
+  return {.out_bytes_per_second = bytes_per_second, .back_bytes_per_second = 2 * bytes_per_second, .seconds = seconds};
+}
+
+TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanWhereStoragesMayBeOffloaded) {
+  int offloaded = 0;
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    StepProfile profile = random_profile(seed, 4 + static_cast<int>(seed % 3));
+    profile.link = link_of(seed % 2 == 0 ? 3e4 : 3e5);  // about as long as an operator takes, and shorter
+    const StepSimulator simulator(std::move(profile));
+    PlanSolver solver(simulator);
+    const int64_t budget = percent(plain_peak(simulator), 60 + static_cast<int>(seed % 35));
+    const PlanAnswer best = solve_exactly(simulator, budget);
+    const PlanAnswer found = solver.solve(budget);
+    ASSERT_EQ(plan_of(best) == nullptr, plan_of(found) == nullptr) << "seed " << seed;
+    if (plan_of(best) == nullptr) {
+      EXPECT_EQ(std::get<Infeasible>(found).smallest_feasible_bytes, std::get<Infeasible>(best).smallest_feasible_bytes)
+          << "seed " << seed;
+      continue;
+    }
+    ASSERT_LE(plan_of(found)->seconds, 1.03 * plan_of(best)->seconds) << "seed " << seed;
+    ASSERT_LE(lower_bound_seconds(simulator, budget), plan_of(best)->seconds + 1e-12) << "seed " << seed;
+    offloaded += simulator.run(plan_of(best)->hold_from).offloaded.empty() ? 0 : 1;
+  }
+  EXPECT_GT(offloaded, 20);
+}
+
+TEST(PlanSolver, OffloadsOverAFastLinkAndRebuildsBesideASlowOne) {
+  StepProfile profile = gpt_profile(4);
+  const auto run_with = [&](OffloadLink link) {
+    profile.link = link;
+    const StepSimulator simulator(profile);
+    const int64_t budget = percent(plain_peak(simulator), 70);
+    const PlanAnswer answer = PlanSolver(simulator, {.work = 1'000'000}).solve(budget);
+    const RematPlan* plan = plan_of(answer);
+    EXPECT_NE(plan, nullptr);
+    return plan == nullptr ? Simulation{} : simulator.run(plan->hold_from);
+  };
+  const auto rebuilds = [](const Simulation& run) {
+    return std::any_of(run.replays.begin(), run.replays.end(), [](const Replay& r) { return !r.operators.empty(); });
+  };
+  const Simulation closed = run_with({}), slow = run_with(link_of(1e6)), fast = run_with(link_of(1e14, 0));
+  EXPECT_TRUE(rebuilds(slow) && slow.offloaded.empty());
+  EXPECT_FALSE(rebuilds(fast) || fast.offloaded.empty());
+  EXPECT_LE(slow.seconds, 1.01 * closed.seconds);
+  EXPECT_LT(fast.seconds, closed.seconds);
 }
 
 TEST(PlanSolver, KeepsItsWordAndIsNoSlowerWithMoreBytes) {
@@ -176,7 +226,18 @@ TEST(RematPlan, ReadsBackAsItWasWrittenAndExplainsItself) {
   const RematPlan plan = std::get<RematPlan>(solver.solve(percent(plain_peak(simulator), 60)));
   EXPECT_EQ(RematPlan::from_json(plan.to_json()), plan);
   EXPECT_THROW(RematPlan::from_json("[]"), ConfigError);
-  EXPECT_THAT(explain(simulator, plan), ::testing::AllOf(HasSubstr("gelu"), HasSubstr("alive at the peak")));
+  EXPECT_THAT(explain(simulator, plan),
+              ::testing::AllOf(HasSubstr("gelu"), HasSubstr("alive at the peak"), ::testing::Not(HasSubstr("disk"))));
+}
+
+TEST(RematPlan, SaysWhatGoesToDisk) {
+  StepProfile profile = gpt_profile(3);
+  profile.link = link_of(1e14);
+  const StepSimulator simulator(std::move(profile));
+  PlanSolver solver(simulator, {.work = 1'000'000});
+  const RematPlan plan = std::get<RematPlan>(solver.solve(percent(plain_peak(simulator), 60)));
+  EXPECT_EQ(RematPlan::from_json(plan.to_json()), plan);
+  EXPECT_THAT(explain(simulator, plan), HasSubstr("goes to disk:"));
 }
 
 TEST(SolveExactly, RefusesWhatIsTooLarge) {

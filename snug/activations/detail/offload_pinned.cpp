@@ -171,6 +171,11 @@ class PinnedStore::Pinned final : public StoredAway {
     }
   }
 
+  void finish() override {
+    const std::lock_guard lock(store_.mutex_);
+    store_.retire(0);
+  }
+
  private:
   struct Ahead {
     at::Tensor bytes;

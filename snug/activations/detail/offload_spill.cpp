@@ -30,6 +30,7 @@ class Spilled final : public StoredAway {
   c10::Storage load() override { return storage_of(piece_->load()); }
   void prefetch() override { piece_->prefetch(); }
   void drop_prefetch() override { piece_->drop_prefetch(); }
+  void finish() override { piece_->finish(); }
 
  private:
   std::unique_ptr<SpillFile::Piece> piece_;

@@ -1,5 +1,5 @@
 #pragma once
-// Where SaveOnHost puts storages: one class for each kind of device.
+// Where SaveOnHost and Rematerialize put storages: one class for each kind of device, and one for them all.
 
 #include <memory>
 
@@ -18,9 +18,11 @@ class StoredAway {
   /// Begins to load, if there is memory for it.
   virtual void prefetch() = 0;
   virtual void drop_prefetch() = 0;
+  /// Waits until the storage that it was made of is not held any more, or, if it could not be written, for good.
+  virtual void finish() = 0;
 };
 
-/// store() is called by the thread that runs the forward, all else by any thread.
+/// Thread-safe.
 class OffloadStore {
  public:
   virtual ~OffloadStore() = default;
@@ -29,6 +31,9 @@ class OffloadStore {
   virtual OffloadReport report() const = 0;
 };
 
+/// For each storage the one of its device; on devices other than CPU and CUDA nothing is stored. The file is made at once if `directory` is
+/// given, else with the first CPU storage.
+std::unique_ptr<OffloadStore> make_offload_store(const OffloadOptions& options);
 /// For CPU storages: a file.
 std::unique_ptr<OffloadStore> make_spill_store(const OffloadOptions& options);
 /// For CUDA storages: pinned host memory.

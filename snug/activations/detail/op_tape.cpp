@@ -48,6 +48,7 @@ bool fits(const std::vector<int64_t>& bytes, const std::vector<int64_t>& planned
 
 OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener)
     : schedule_(std::move(schedule)),
+      store_(schedule_ ? schedule_->store : nullptr),
       listener_(listener),
       deviates_from_(schedule_ ? std::numeric_limits<int>::max() : 0),
       arrived_(schedule_ ? schedule_->unpackings.size() : 0, false) {}
@@ -249,7 +250,7 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     record.results.push_back({result, element, number});
     record.writes.push_back({number, 0});
     made.emplace_back(number, tensor.storage().data());
-    if (listener_ != nullptr) {
+    if (listener_ != nullptr || goes_away(number)) {
       watch(number, *tensor.storage().unsafeGetStorageImpl());
     }
   };
@@ -268,10 +269,11 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
 
 // Whether what it wrote can be made again, from what the schedule keeps and what can itself be made again.
 void OpTape::judge(const TapeOperator& record) {
-  const bool can_be = record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](ValueId value) {
-                        const TapeStorage& storage = at(value.storage);
-                        return storage.is_external || storage.is_rebuildable || storage.claimed;
-                      });
+  const bool can_be =
+      record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](ValueId value) {
+        const TapeStorage& storage = at(value.storage);
+        return storage.is_external || storage.is_rebuildable || storage.claimed || goes_away(value.storage);
+      });
   for (const ValueId& value : record.writes) {
     TapeStorage& storage = at(value.storage);
     const auto impl = value.version > 0 && !storage.is_external ? storage.where->lock() : nullptr;
@@ -283,12 +285,14 @@ void OpTape::judge(const TapeOperator& record) {
     storage.is_rebuildable = can_be && !storage.is_pinned;
     if (was_resized) {
       storage.bytes = static_cast<int64_t>(impl->nbytes());
-      if (listener_ != nullptr) {
+      if (listener_ != nullptr || goes_away(value.storage)) {
         watch(value.storage, *impl);
+      }
+      if (listener_ != nullptr) {
         listener_->on_resized(value.storage);
       }
     }
-    if (drops_everything_ && !storage.is_rebuildable) {
+    if (drops_everything_ && !storage.is_rebuildable && store_ == nullptr) {
       storage.claimed = true;  // so that what is made of it can be rebuilt
       settle(value.storage);
     }
@@ -366,8 +370,9 @@ void OpTape::dropped(int storage, c10::DataPtr data) {
   if (listener_ != nullptr) {
     listener_->on_drop(storage);
   }
-  if (should_hold(storage)) {
+  if (should_hold(storage) || goes_away(storage)) {
     at(storage).parked = std::move(data);
+    settle(storage);
   } else if (verifies_ && data.device().is_cpu() && data.get() != nullptr) {
     std::memset(data.get(), 0xFF,
                 static_cast<size_t>(at(storage).bytes));  // so that nobody finds the old values by luck

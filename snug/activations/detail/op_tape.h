@@ -3,7 +3,8 @@
 //
 // A value is a (storage, version): the operator that allocates a storage makes version 0, a write in place makes the next. Views share their
 // storage and make nothing. Of what autograd saves, the tape keeps what its schedule says, and rebuilds the rest when backward asks: the
-// producers of all that is missing run again, in program order, each once, on the operands that they had. The rules are those at the top
+// producers of all that is missing run again, in program order, each once, on the operands that they had. Or it puts a storage away, to disk or
+// host memory, when the last tensor on it is gone, when nobody can write to it any more. The rules are those at the top
 // of planner/simulator.cpp, so that memory and time of a schedule are known before it runs.
 //
 // Without a schedule the tape keeps everything that autograd saves, or nothing (drop_everything). With one, it stays right where the operators
@@ -24,6 +25,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/flat_hash_map.h>
 
+#include "snug/activations/detail/offload_store.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/planner/profile.h"
@@ -42,6 +44,7 @@ struct TapeSchedule {
     bool keep_if_saved = false;         // while autograd has a tensor on it
     int hold_from = 0;                  // keep it if it is rebuilt at this unpacking, counted from 0, or later
     bool is_pinned = false;             // never rebuilt
+    bool is_offloaded = false;          // put away when the program has let go of it, until it is needed
     int needed_until = -1;              // the last unpacking that reads it for a replay or asks for it again; -1: none
     std::vector<int> unpacked_at = {};  // those that ask for it
   };
@@ -53,6 +56,7 @@ struct TapeSchedule {
   };
   std::vector<Unpacking> unpackings;
   bool is_guess = false;  // of the unpackings: one for each tensor that autograd saves, in about the right order
+  std::shared_ptr<OffloadStore> store = {};  // for what is put away
 };
 
 /// A hash of what an operator reads and writes. What is written counts once.
@@ -89,14 +93,15 @@ struct TapeStorage {
   bool is_pinned = false;      // is not rebuilt, whatever the operators say
   bool is_rebuildable = true;  // at its last version, by operators that are on the tape
   bool claimed = false;        // the schedule wants it to stay
-  bool is_watched = false;     // its memory comes back to the tape by itself; only with a listener
+  bool is_watched = false;     // its memory comes back to the tape by itself; with a listener, or to be put away
   int slots = 0;               // tensors on it that autograd has saved and not released
   int uses = 0;                // of those, how many backward has asked for
   std::vector<int> producers;  // per version: the operator; -1: not on the tape
   int64_t bytes = 0;
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> where = {};  // its last version, if anybody holds it
   c10::Storage held = {};                                               // by the tape
-  c10::DataPtr parked = {};                          // likewise, after the program has dropped it; only with a listener
+  c10::DataPtr parked = {};                          // likewise, after the program has dropped it, if it was watched
+  std::unique_ptr<StoredAway> away = {};             // what it held when the program dropped it
   std::optional<c10::VariableVersion> counter = {};  // of the tensor it was first seen in
   uint32_t version_at_end = 0;
 
@@ -141,8 +146,11 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   /// The forward pass is over. Unpacking does this too.
   void close();
   void forget_listener();
-  /// From now on holds only what cannot be rebuilt. Without a schedule only; for a forward pass without backward.
-  void drop_everything() { drops_everything_ = true; }
+  /// From now on holds only what cannot be rebuilt, or puts that into `store`. Without a schedule only; for a forward pass without backward.
+  void drop_everything(std::shared_ptr<OffloadStore> store) {
+    drops_everything_ = true;
+    store_ = std::move(store);
+  }
 
   /// The first operator that was another than the schedule's, in words; empty if there was none.
   const std::string& deviation() const { return deviation_; }
@@ -177,9 +185,13 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   // Holding and rebuilding.
   bool is_kept(int storage) const;
   bool should_hold(int storage);
+  bool goes_away(int storage) const;
+  void put_away(int storage);
   void settle(int storage);
   c10::Storage find(int storage);
-  c10::Storage find(ValueId value);
+  c10::Storage bring(int storage);
+  c10::Storage bring(ValueId value);
+  c10::Storage load(TapeStorage& storage);
   void begin_unpacking(Slot& slot);
   void arrive_at(int storage);
   void let_go();
@@ -187,6 +199,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void slot_is_gone(Slot& slot);
 
   std::shared_ptr<const TapeSchedule> schedule_;
+  std::shared_ptr<OffloadStore> store_;  // outlives what it has stored
   TapeListener* listener_;
   std::vector<TapeStorage> storages_;
   std::vector<TapeOperator> operators_;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -22,7 +23,17 @@ bool OpTape::is_kept(int storage) const {
   const auto s = static_cast<size_t>(storage);
   const bool is_dropped =
       storage < deviates_from_ ? !schedule_->storages[s].keep_if_saved : drops_everything_ && schedule_ == nullptr;
-  return !is_dropped || !storages_[s].is_rebuildable;
+  return !is_dropped || (!storages_[s].is_rebuildable && !goes_away(storage));
+}
+
+// Whether it is put away when nobody holds it, because it is needed later.
+bool OpTape::goes_away(int storage) const {
+  const auto s = static_cast<size_t>(storage);
+  if (store_ == nullptr || storage >= deviates_from_) {
+    return drops_everything_ && store_ != nullptr && !storages_[s].is_external && !storages_[s].is_rebuildable;
+  }
+  return s < schedule_->storages.size() && schedule_->storages[s].is_offloaded &&
+         (schedule_->storages[s].needed_until > reached_ || keeps_graph_);
 }
 
 bool OpTape::should_hold(int storage) {
@@ -33,10 +44,40 @@ bool OpTape::should_hold(int storage) {
 void OpTape::settle(int storage) {
   TapeStorage& s = at(storage);
   if (!should_hold(storage)) {
+    if ((s.held || s.parked) && goes_away(storage)) {
+      put_away(storage);
+      return;
+    }
     s.held = {};
     s.parked.clear();
   } else if (!s.is_watched && !s.held && !s.parked) {
     s.held = find(storage);
+  }
+}
+
+// Called where nothing may be thrown. If there is no room, it stays here: that costs memory, never the result.
+void OpTape::put_away(int storage) {
+  TapeStorage& s = at(storage);
+  c10::Storage memory =
+      s.held ? std::exchange(s.held, {})
+             : c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(s.bytes), std::move(s.parked));
+  s.parked.clear();  // which is not empty because it was moved from
+  const bool is_written_since = is_closed_ && s.counter && s.counter->current_version() != s.version_at_end;
+  if (s.away || is_written_since) {
+    return;
+  }
+  try {
+    const UnseenOperators unseen;
+    s.away = store_->store(memory);
+    if (s.away) {
+      s.away->finish();
+    }
+  } catch (const std::exception&) {
+    s.away = nullptr;
+  }
+  if (!s.away) {
+    s.held = std::move(memory);
+    s.claimed = true;
   }
 }
 
@@ -62,8 +103,36 @@ c10::Storage OpTape::find(int storage) {
   return s.held;
 }
 
-c10::Storage OpTape::find(ValueId value) {
-  return value.version == at(value.storage).last_version() ? find(value.storage) : c10::Storage();
+// Likewise, or from where it was put away. What was to be is held from now on until its last use.
+c10::Storage OpTape::bring(int storage) {
+  TapeStorage& s = at(storage);
+  c10::Storage memory = find(storage);
+  if (!memory && s.away) {
+    memory = load(s);
+  }
+  if (memory && goes_away(storage)) {
+    s.claimed = true;
+    settle(storage);
+  }
+  return memory;
+}
+
+c10::Storage OpTape::bring(ValueId value) {
+  return value.version == at(value.storage).last_version() ? bring(value.storage) : c10::Storage();
+}
+
+c10::Storage OpTape::load(TapeStorage& storage) {
+  if (listener_ != nullptr) {
+    listener_->before_replay();
+  }
+  const UnseenOperators unseen;
+  c10::Storage memory = storage.away->load();
+  storage.where.emplace(memory.getWeakStorageImpl());
+  storage.counter.reset();  // nobody else writes to it
+  if (listener_ != nullptr) {
+    listener_->after_replay();
+  }
+  return memory;
 }
 
 // --- rebuilding one storage
@@ -118,7 +187,7 @@ class OpTape::Replay {
       if (there_.contains(value.storage) && value.version == tape_.at(value.storage).last_version()) {
         continue;
       }
-      if (c10::Storage storage = tape_.find(value)) {
+      if (c10::Storage storage = tape_.bring(value)) {
         there_.emplace(value.storage, std::move(storage));
         continue;
       }
@@ -271,7 +340,8 @@ void OpTape::let_go() {
   }
   while (let_go_ < reached_) {
     for (const int s : schedule_->unpackings[static_cast<size_t>(++let_go_)].last_for) {
-      at(s).claimed = at(s).claimed && schedule_->is_guess && !at(s).is_rebuildable;  // a guess could be wrong
+      const bool is_needed_if_wrong = schedule_->is_guess && !at(s).is_rebuildable && !at(s).away;
+      at(s).claimed = at(s).claimed && is_needed_if_wrong;
       settle(s);
     }
   }
@@ -291,7 +361,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
       listener_->on_unpack(slot.storage);
     }
   }
-  c10::Storage memory = find(slot.storage);
+  c10::Storage memory = bring(slot.storage);
   if (!memory) {
     Replay replay(*this, slot.storage);
     if (listener_ != nullptr) {

@@ -96,11 +96,11 @@ void SpillFile::write_out(std::unique_lock<std::mutex>& lock) {
   if (failure.empty()) {
     SpillMemory written = std::exchange(state->memory, {});
     state->sum = sum;
-    state->place = State::Place::InFile;
     report_.bytes_out += state->bytes;
     lock.unlock();
-    written = {};  // before another piece may come: two are the most
+    written = {};  // before another piece may come: two are the most; and before anybody is told
     lock.lock();
+    state->place = State::Place::InFile;
   } else {
     state->place = State::Place::InMemory;
     extents_.give_back(state->offset, state->bytes);
@@ -211,6 +211,12 @@ void SpillFile::Piece::prefetch() {
     file_.reads_.push_back(state_);
     file_.work_.notify_one();
   }
+}
+
+void SpillFile::Piece::finish() {
+  std::unique_lock lock(file_.mutex_);
+  file_.done_.wait(lock,
+                   [&] { return state_->place == State::Place::InFile || state_->place == State::Place::InMemory; });
 }
 
 void SpillFile::Piece::drop_prefetch() {

@@ -61,6 +61,10 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
     const int last_use = simulation.last_use[s];
     const bool is_kept = plan[s] == kKeep && last_use >= 0;
     const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
+    const bool is_offloaded = plan[s] == kOffload && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
+    if (is_offloaded && schedule.store == nullptr) {
+      schedule.store = make_offload_store({Bytes(0), Bytes::unlimited(), profile.link.directory});
+    }
     const int needed_until = last_use < 0 ? -1 : unpacking_at[static_cast<size_t>(last_use)];
     if (needed_until >= 0) {
       schedule.unpackings[static_cast<size_t>(needed_until)].last_for.push_back(static_cast<int>(s));
@@ -73,6 +77,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
                                                   ? std::numeric_limits<int>::max()
                                                   : static_cast<int>(hold_from - event_of.begin()),
                                  .is_pinned = profile.storages[s].kind == StorageKind::Pinned,
+                                 .is_offloaded = is_offloaded,
                                  .needed_until = needed_until});
   }
   for (size_t n = 0; n < schedule.unpackings.size(); ++n) {

@@ -1,0 +1,69 @@
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "snug/activations/detail/spill_file.h"
+#include "snug/activations/offload.h"
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using detail::SpillFile;
+using detail::SpillMemory;
+
+constexpr size_t kTries = 3;
+constexpr double kTiny = 1e-9;  // seconds
+
+// Not a tensor's: no budget is to count it.
+SpillMemory allocate(int64_t bytes) {
+  auto memory = std::make_shared<std::vector<char>>(static_cast<size_t>(bytes));
+  return {memory, memory->data(), bytes};
+}
+
+struct Seconds {
+  double out, back;
+};
+
+// The middle one of a few tries.
+Seconds transfer(SpillFile& file, int64_t bytes) {
+  std::array<double, kTries> out{}, back{};
+  for (size_t i = 0; i < kTries; ++i) {
+    SpillMemory memory = allocate(bytes);
+    const auto began = Clock::now();
+    const auto piece = file.store(std::move(memory));
+    piece->finish();
+    const auto written = Clock::now();
+    piece->load();
+    out[i] = std::chrono::duration<double>(written - began).count();
+    back[i] = std::chrono::duration<double>(Clock::now() - written).count();
+  }
+  std::sort(out.begin(), out.end());
+  std::sort(back.begin(), back.end());
+  return {out[kTries / 2], back[kTries / 2]};
+}
+
+}  // namespace
+
+OffloadLink measure_offload_link(const std::filesystem::path& directory) {
+  constexpr int64_t kSmall = 4096, kLarge = int64_t{32} << 20;
+  SpillFile file(directory, std::numeric_limits<int64_t>::max(), &allocate);
+  const Seconds small = transfer(file, kSmall), large = transfer(file, kLarge);
+  if (const OffloadReport report = file.report(); report.failed_writes > 0) {
+    throw Error("measure_offload_link: " + report.failure + "; give a directory on another disk");
+  }
+  const auto speed = [](double of_large, double of_small) {
+    return static_cast<double>(kLarge - kSmall) / std::max(kTiny, of_large - of_small);
+  };
+  return {.directory = directory.string(),
+          .out_bytes_per_second = speed(large.out, small.out),
+          .back_bytes_per_second = speed(large.back, small.back),
+          .seconds = std::max(small.out, small.back)};
+}
+
+}  // namespace snug
