@@ -4,6 +4,7 @@
 #include <csignal>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -16,6 +17,7 @@
 #include "cli/run_folder.h"
 #include "snug/core/error.h"
 #include "snug/distributed/process_group.h"
+#include "snug/report/tensorboard.h"
 #include "snug/train/trainer.h"
 
 namespace snug::cli {
@@ -24,7 +26,7 @@ namespace {
 // What was given on the command line. A resumed run takes the rest from its log.
 struct Flags {
   std::vector<std::string> data;
-  std::string out, model, memory, precision, weights, checkpoint, lr_scaling, micro_batch, device;
+  std::string out, model, memory, precision, weights, checkpoint, lr_scaling, micro_batch, device, tensorboard;
   int64_t batch = 0, accumulate = 0, steps = 0, seed = 0, warmup = 0, validate_every = 0, snapshot_every = 0;
   int64_t precision_guard = 0, gradient_statistics = 0;
   double lr = 0, timeout = 1800;
@@ -204,15 +206,25 @@ void run_train(const CLI::App& command, const Flags& flags) {
   }
   const auto group = join_ranks(flags.timeout);
   Trainer trainer(config, resumes ? Start::Resume : Start::Fresh, group);
+  const bool is_first = !group || group->rank() == 0;
+  std::optional<TensorBoardFile> board;
+  if (is_first && !flags.tensorboard.empty()) {
+    board.emplace(flags.tensorboard);
+  }
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   Progress progress(config.steps);
   const TrainOutcome outcome = trainer.run({
-      .on_step = [&](const StepRecord& record) { progress.step(record); },
+      .on_step =
+          [&](const StepRecord& record) {
+            progress.step(record);
+            if (board) {
+              board->write(record);
+            }
+          },
       .on_note = [&](const std::string& text) { progress.note(text); },
       .stop_requested = [] { return interrupted_by != 0; },
   });
-  const bool is_first = !group || group->rank() == 0;
   if (is_first) {
     write_report(config.out, /*sample=*/{});
   }
@@ -242,6 +254,10 @@ void add_train(CLI::App& app) {
       ->type_name("DIR")
       ->default_str("run");
   flags->out = "run";
+  command
+      ->add_option("--tensorboard", flags->tensorboard,
+                   "Also write the steps' numbers for TensorBoard there; with --resume, give it again")
+      ->type_name("DIR");
   command->add_flag("--resume", flags->resume, "Go on from the newest snapshot in --out");
   command->add_option("--model", flags->model, "gpt-tiny (default), gpt-small or gpt-base")->type_name("NAME");
   command->add_option("--batch", flags->batch, "Sequences per optimizer step (default 64)")->type_name("N");
@@ -253,8 +269,9 @@ void add_train(CLI::App& app) {
       ->add_option("--checkpoint", flags->checkpoint,
                    "What backward computes again: none, blocks, or auto (default with --memory: what is needed)")
       ->type_name("WHAT");
-  command->add_flag("--offload", flags->offload,
-                    "Keep what backward needs in host memory, or with a CPU in a file in --out");
+  command->add_flag(
+      "--offload", flags->offload,
+      "Keep what backward needs in host memory, or with a CPU in a file in --out; with --memory: if planned");
   command->add_flag("--shard-optimizer", flags->shard_optimizer,
                     "Each of several ranks keeps its share of the optimizer's state");
   command->add_option("--memory", flags->memory, "Most tensor memory, such as 300MiB: plans steps that stay below it")

@@ -22,6 +22,9 @@ class StatefulOptimizer {
   /// Bytes that the first update will allocate here for the state of parameters that have none yet. 0 where that is not known.
   virtual int64_t state_bytes_to_come() const { return 0; }
 
+  /// Bytes that an update allocates here, beside that state, and gives back.
+  virtual int64_t workspace_bytes() const { return 0; }
+
   /// Takes back what state_dict() gave. Throws CorruptFile where it does not fit; then nothing has
   /// changed.
   virtual void load_state_dict(const StateDict& state) = 0;

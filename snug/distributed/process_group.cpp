@@ -17,9 +17,6 @@
 namespace snug {
 namespace {
 
-// So many bytes of small tensors travel together.
-constexpr size_t kBroadcastChunk = 250 << 20;
-
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   switch (op) {
     case ReduceOp::Max:
@@ -136,7 +133,7 @@ void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
     plain.push_back(tensor.detach());
     impl_->traffic.broadcast += static_cast<int64_t>(tensor.nbytes());
   }
-  impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, plain, kBroadcastChunk, root); });
+  impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, plain, Impl::kBroadcastChunk, root); });
   for (const at::Tensor& tensor : tensors) {
     detail::report_unseen_write(tensor);
   }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -12,6 +14,7 @@
 
 #include "snug/core/error.h"
 #include "snug/distributed/detail/gradient_shards.h"
+#include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/detail/same_model.h"
 #include "snug/distributed/detail/shard_layout.h"
 #include "snug/distributed/detail/shard_state.h"
@@ -26,6 +29,18 @@ namespace snug {
 
 using torch::optim::OptimizerParamGroup;
 
+namespace {
+
+std::vector<at::Tensor> parameters_of(const std::vector<OptimizerParamGroup>& groups) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : groups) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
+
+}  // namespace
+
 class ShardedOptimizer::Impl {
  public:
   Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group, Factory make,
@@ -36,6 +51,7 @@ class ShardedOptimizer::Impl {
   // Of this rank's pieces, with the options of an optimizer of all.
   std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
   std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
+  std::vector<detail::ShardPiece> layout_of(const std::vector<at::Tensor>& of) const;
   void cut();
   void lend_gradients() const;
   void gather() const;
@@ -62,9 +78,7 @@ ShardedOptimizer::Impl::Impl(const std::vector<OptimizerParamGroup>& groups, std
     throw ConfigError("ShardedOptimizer: the process group or the factory is null; give both");
   }
   whole = make(groups);
-  for (const auto& each : whole->param_groups()) {
-    parameters.insert(parameters.end(), each.params().begin(), each.params().end());
-  }
+  parameters = parameters_of(whole->param_groups());
   DataParallel::NamedTensors named;
   for (size_t i = 0; i < parameters.size(); ++i) {
     named.emplace_back(std::to_string(i), parameters[i]);
@@ -74,13 +88,17 @@ ShardedOptimizer::Impl::Impl(const std::vector<OptimizerParamGroup>& groups, std
   cut();
 }
 
-// From `parameters` on.
-void ShardedOptimizer::Impl::cut() {
+std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout_of(const std::vector<at::Tensor>& of) const {
   std::vector<detail::ShardItem> items;
-  for (const at::Tensor& parameter : parameters) {
+  for (const at::Tensor& parameter : of) {
     items.push_back({parameter.numel(), static_cast<int64_t>(parameter.element_size())});
   }
-  pieces = detail::shard_layout(items, group->size(), whole->shard_multiple());
+  return detail::shard_layout(items, group->size(), whole->shard_multiple());
+}
+
+// From `parameters` on.
+void ShardedOptimizer::Impl::cut() {
+  pieces = layout_of(parameters);
   views.clear();
   std::vector<detail::GradientShards::Own> kept;
   for (const auto& piece : pieces) {
@@ -246,10 +264,7 @@ void ShardedOptimizer::take_new_parameters() {
   if (impl_->options.gradients) {
     return;
   }
-  std::vector<at::Tensor> now;
-  for (const auto& group : param_groups_) {
-    now.insert(now.end(), group.params().begin(), group.params().end());
-  }
+  const std::vector<at::Tensor> now = parameters_of(param_groups_);
   const auto& before = impl_->parameters;
   if (std::equal(now.begin(), now.end(), before.begin(), before.end(),
                  [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); })) {
@@ -375,6 +390,29 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
 int64_t ShardedOptimizer::state_bytes_to_come() const {
   const bool has_it = !impl_->own || !impl_->own->state().empty();
   return has_it ? 0 : impl_->whole->state_bytes_to_come() / impl_->group->size();
+}
+
+// A broadcast of several tensors copies them together first, and Gloo's threads may hold the copies of the last ones a little longer. Masters that a
+// Stepper has put in are taken in the first step only, but are what it will send.
+int64_t ShardedOptimizer::workspace_bytes() const {
+  constexpr size_t kCopies = 3;  // what is sent, and one for each of two threads
+  if (impl_->group->size() == 1) {
+    return 0;
+  }
+  const std::vector<at::Tensor> parameters =
+      impl_->options.gradients ? impl_->parameters : parameters_of(param_groups_);
+  std::vector<int64_t> bytes(static_cast<size_t>(impl_->group->size()));
+  int64_t largest = 0;
+  for (const detail::ShardPiece& piece : impl_->layout_of(parameters)) {
+    const int64_t of_piece =
+        (piece.end - piece.begin) * static_cast<int64_t>(parameters[piece.parameter].element_size());
+    bytes[static_cast<size_t>(piece.rank)] += of_piece;
+    largest = std::max(largest, of_piece);
+  }
+  std::sort(bytes.begin(), bytes.end(), std::greater<>());
+  bytes.resize(std::min(bytes.size(), kCopies));
+  const int64_t in_chunks = static_cast<int64_t>(kCopies + 1) * (ProcessGroup::Impl::kBroadcastChunk + largest);
+  return std::min(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}), in_chunks);
 }
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {

@@ -83,6 +83,8 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   void load_state_dict(const StateDict& state) override;
   /// Of this rank's share, to within where parameters are cut. After the first step it is taken to be there.
   int64_t state_bytes_to_come() const override;
+  /// What gathers the parameters: the shares of up to three ranks once more.
+  int64_t workspace_bytes() const override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -95,7 +95,7 @@ int64_t part_of(int64_t steps, int64_t times) { return std::max<int64_t>(1, step
 }  // namespace
 
 Checkpointing TrainConfig::checkpoint() const {
-  const bool plans = !memory.is_unlimited() && device == "cpu" && !offload;
+  const bool plans = !memory.is_unlimited() && device == "cpu";
   return checkpointing.value_or(plans ? Checkpointing::Auto : Checkpointing::None);
 }
 int64_t TrainConfig::warmup() const { return warmup_steps.value_or(part_of(steps, 20)); }
@@ -134,11 +134,9 @@ void TrainConfig::check() const {
     throw ConfigError(
         "train: precision_guard has nothing to guard in float32; give another precision, or leave it out");
   }
-  if (checkpoint() == Checkpointing::Auto && (memory.is_unlimited() || device != "cpu" || offload)) {
+  if (checkpoint() == Checkpointing::Auto && (memory.is_unlimited() || device != "cpu")) {
     throw ConfigError(
-        "train: checkpoint auto keeps a memory limit by what it computes again; it needs one, on the CPU, and goes "
-        "without "
-        "offload");
+        "train: checkpoint auto keeps a memory limit by what it computes again; it needs one, on the CPU");
   }
   if (micro_batch > batch) {
     throw ConfigError(

@@ -48,9 +48,9 @@ struct TrainConfig {
   Weights weights = Weights::Full;  ///< Low: 16-bit weights of `precision`'s type, with FP32 masters
   /// Steps of trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never. See PrecisionGuard.
   std::optional<int64_t> precision_guard = {};
-  std::optional<Checkpointing> checkpointing =
-      {};  ///< not given: Auto with a memory limit on the CPU and without offload, else None
-  /// What is saved for backward goes to the host, or on a CPU to a file in `out`. See SaveOnHost.
+  std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit on the CPU, else None
+  /// What is saved for backward goes to the host, or on a CPU to a file in `out`. See SaveOnHost. With Checkpointing::Auto, what a plan
+  /// chooses: see StepperOptions::offload.
   bool offload = false;
   bool shard_optimizer = false;  ///< on several ranks, each keeps its share of AdamW's state: see ShardedOptimizer
   double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it

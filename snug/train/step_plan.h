@@ -19,6 +19,7 @@ struct StepPlan {
   /// The micro-batch, and what the step takes in seconds and bytes. Bytes are of everything: model, optimizer, batch, gradients,
   /// activations.
   StepChoice choice = {};
+  int64_t slices = 1;           ///< into which snug::sliced cuts, where the model leaves it to the plan
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept, as in plain training
 

@@ -39,7 +39,7 @@ class StepResult {
   /// The first operator that was another than planned for, in words; empty: none. From there on everything was kept, and the next step
   /// is planned anew.
   std::string plan_deviation;
-  /// How often the step ran out of memory and was made again, under a plan that takes less.
+  /// How often the step ran out of memory, on any rank, and was made again under a plan that takes less.
   int64_t step_downs = 0;
   /// A line for each region that precision_guard moved after this step.
   std::vector<std::string> precision_changes;

@@ -13,6 +13,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "snug/accumulation/window.h"
+#include "snug/activations/detail/slice_scope.h"
 #include "snug/core/error.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
@@ -21,6 +22,7 @@
 #include "snug/precision/detail/precision_regions.h"
 #include "snug/precision/precision_scope.h"
 #include "snug/train/detail/guard_evidence.h"
+#include "snug/train/detail/optimizer_bytes.h"
 #include "snug/train/detail/ranked_step.h"
 #include "snug/train/detail/step_watch.h"
 #include "snug/train/detail/step_within_budget.h"
@@ -30,6 +32,8 @@
 namespace snug {
 
 class Stepper::Impl {
+  using Repeats = detail::StepWithinBudget::Repeats;
+
  public:
   Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
       : options_(options),
@@ -41,14 +45,13 @@ class Stepper::Impl {
         scaler_(detail::scaler_options(options.scaler, precision_)),
         guard_(detail::guard_options(options.precision_guard, options.precision)),
         window_(parameters_.all()),
-        budget_(model, options.plan && device().is_cpu() ? options.memory_budget : Bytes::unlimited(),
-                options.split_batch_norm) {
+        budget_(model, options, ranks_, parameters_, [this] { abandon(); }) {
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_);
     } else {
       parameters_.check_full_weights(scaler_.is_enabled());
     }
-    detail::check_budget(options_.memory_budget, device());
+    budget_.check();
     detail::check_planning(model, options, budget_.plans());
     prepare(scaler_);
     regions_.device = device().type();
@@ -62,7 +65,7 @@ class Stepper::Impl {
     if (source.items < 1 && ranks_.is_alone()) {
       throw ConfigError("Stepper.step: the batch is empty");
     }
-    return within_budget([&] {
+    return budget_.run(Repeats::OnAllRanks, [&] {
       open_window();
       const int64_t size = micro_batch_of(source);
       start_measuring();
@@ -84,13 +87,14 @@ class Stepper::Impl {
   }
 
   std::optional<StepResult> accumulate_one(const MicroBatches& source) {
-    return within_budget([&]() -> std::optional<StepResult> {
-      const bool is_first = window_.size() == 0;
+    const bool is_first = window_.size() == 0;
+    return budget_.run(is_first ? Repeats::Alone : Repeats::Never, [&]() -> std::optional<StepResult> {
       if (is_first) {
         open_window();
       }
       if (budget_.plans()) {
-        plan_step(source, source.items * options_.accumulate, source.items);
+        const detail::Rehearsal rehearsal(options_.data_parallel);
+        budget_.planner().plan(step_to_plan(source, source.items * options_.accumulate, source.items));
       }
       if (is_first) {
         start_measuring();
@@ -112,7 +116,7 @@ class Stepper::Impl {
       abandon();
       return std::nullopt;
     }
-    return guarded([&] { return end_window(); });
+    return budget_.guarded([&] { return end_window(); });
   }
 
   StateDict state_dict() const {
@@ -135,17 +139,7 @@ class Stepper::Impl {
   std::map<std::string, at::Tensor> full_precision_parameters() const { return parameters_.full_precision(); }
 
   void load_state_dict(const StateDict& state) {
-    const Precision saved = precision_from_string(state.get<std::string>("precision"));
-    if (options_.precision != Precision::Auto && saved != precision_) {
-      throw ConfigError(
-          fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
-                      to_string(saved), to_string(precision_)));
-    }
-    if (const bool had_masters = state.contains("masters"); had_masters != (options_.weights == Weights::Low)) {
-      throw ConfigError(fmt::format(
-          "Stepper.load_state_dict: the state is of a run with weights {}, this one has {}; give the same weights",
-          had_masters ? "low" : "full", had_masters ? "full" : "low"));
-    }
+    const Precision saved = detail::check_state(state, options_, precision_);
     // All that may throw comes before the first write.
     GradScaler scaler(detail::scaler_options(options_.scaler, saved));
     scaler.load_state_dict(state.get<StateDict>("scaler"));
@@ -177,7 +171,7 @@ class Stepper::Impl {
           "Stepper.plan: several ranks plan in step() only, where they wait for each other; nor is there a plan for an "
           "empty batch");
     }
-    within_budget([&] {
+    budget_.run(Repeats::Alone, [&] {
       open_window();
       micro_batch_of(source);
       abandon();
@@ -204,6 +198,7 @@ class Stepper::Impl {
     }
   }
 
+  using Evidence = decltype(detail::gradient_evidence({}, {}));
   struct MicroBatch {
     int64_t items;
     double parts;  // how many of its size the window is expected to have
@@ -226,36 +221,21 @@ class Stepper::Impl {
     return scaler.scale(at::ones({}, at::TensorOptions().device(device())));
   }
 
-  // Made again where it runs out of memory, unless there were earlier micro-batches, which cannot be had again, or other ranks.
-  template <class F>
-  auto within_budget(F&& step) -> decltype(step()) {
-    if (!budget_.plans()) {
-      return guarded(step);
-    }
-    const bool is_repeatable = window_.size() == 0 && ranks_.is_alone();
-    is_updating_ = false;
-    guarded([&] { budget_.begin(); });
-    return budget_.run([&] { return guarded(step); }, is_repeatable, is_updating_);
-  }
-
-  // Items in each micro-batch. With a budget this is where plans are made, by each rank for its own share: gradients are those of the whole batch
-  // for any split.
+  // Items in each micro-batch. With a budget this is where plans are made: gradients are those of the whole batch for any split.
   int64_t micro_batch_of(const MicroBatches& source) {
     const int64_t given = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
-    if (!budget_.plans() || source.items == 0) {
+    if (!budget_.plans()) {
       return given;
     }
-    const StepPlan* plan = plan_step(source, source.items, options_.micro_batch);
-    return options_.micro_batch > 0 ? given : plan->choice.items;
-  }
-
-  const StepPlan* plan_step(const MicroBatches& source, int64_t batch, int64_t micro_batch) {
     const detail::Rehearsal rehearsal(options_.data_parallel);
-    return budget_.planner().plan(step_to_plan(source, batch, micro_batch));
+    const StepPlan* plan = budget_.plan(step_to_plan(source, source.items, options_.micro_batch));
+    return plan == nullptr || options_.micro_batch > 0 ? given : plan->choice.items;
   }
 
   detail::StepToPlan step_to_plan(const MicroBatches& source, int64_t batch, int64_t micro_batch) {
     const auto is_whole = std::make_shared<bool>(false);
+    const auto unload = [&source] { source.load({0, 0}, std::nullopt); };
+    unload();  // what a failed try has left
     const int64_t live = live_bytes(device()).count() - (window_.size() > 0 ? parameters_.gradient_bytes() : 0);
     return {.shape = source.shape,
             .is_training = model_.is_training(),
@@ -278,39 +258,9 @@ class Stepper::Impl {
                     return loss.value();
                   };
                 },
+            .unload = unload,
             .hold_gradients = [this](bool held) { parameters_.hold_zero_gradients(held); },
             .pinned_by = [is_whole] { return std::string(*is_whole ? "a Loss::whole" : ""); }};
-  }
-
-  // Runs a part of a step under the memory budget. If it fails, the window's gradients are dropped.
-  template <class F>
-  auto guarded(F&& part) -> decltype(part()) {
-    try {
-      detail::check_budget(options_.memory_budget, device());
-      const MemoryLimit limit(device(), options_.memory_budget);
-      return part();
-    } catch (const c10::OutOfMemoryError& error) {
-      give_up(detail::RankedStep::Failure::Memory);
-      if (options_.memory_budget.is_unlimited()) {
-        throw;
-      }
-      throw BudgetExceeded(fmt::format("Stepper.step: the step does not fit into memory_budget {}: {}",
-                                       options_.memory_budget.str(), error.what_without_backtrace()));
-    } catch (const BudgetExceeded&) {
-      give_up(detail::RankedStep::Failure::Memory);
-      throw;
-    } catch (const DistributedError&) {
-      give_up(detail::RankedStep::Failure::Group);
-      throw;
-    } catch (...) {
-      give_up(detail::RankedStep::Failure::Other);
-      throw;
-    }
-  }
-
-  void give_up(detail::RankedStep::Failure failure) {
-    abandon();
-    ranks_.fail(failure, parameters_.all());
   }
 
   void abandon() {
@@ -335,6 +285,7 @@ class Stepper::Impl {
 
   void run_micro_batch(const MicroBatches& source, const MicroBatch& micro) {
     batch_items_ += micro.items;
+    const detail::SliceScope slices(budget_.slices());
     const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
     std::optional<NoSync> quiet;
     if (ranks_.is_quiet(micro.is_last)) {
@@ -390,6 +341,40 @@ class Stepper::Impl {
     return window_.close([&](int64_t& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
   }
 
+  void update(StepResult& result) {
+    std::optional<LostUpdates> lost_updates;
+    std::optional<Evidence> evidence;
+    if (scaler_.is_enabled()) {
+      ranks_.confirm();  // before it speaks with the other ranks itself
+    }
+    scaler_.unscale_(optimizer_);
+    if (sample_gradients_) {
+      result.gradient_statistics = gradient_statistics(parameters_.all());
+      if (precision_ != Precision::Float32) {
+        lost_updates.emplace(parameters_.all(), compute_dtype(precision_));
+      }
+    }
+    if (guard_.is_on() && precision_ != Precision::Float32) {
+      evidence = detail::gradient_evidence(parameters_.all(), regions_.entered);
+    }
+    const auto updated = parameters_.updated();
+    result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
+    ranks_.confirm();
+    if (evidence) {
+      result.precision_changes = guard_.observe(*evidence);
+      regions_.in_full = guard_.full_regions();
+    }
+    budget_.set_updating(dynamic_cast<FusedOptimizer*>(&optimizer_) == nullptr);  // which writes all or nothing
+    result.outcome_ = scaler_.step(optimizer_);
+    budget_.set_updating(true);
+    sample_gradients_ = false;
+    if (lost_updates && result.stepped()) {
+      lost_updates->add_to(result.gradient_statistics);
+    }
+    parameters_.scatter();
+    scaler_.update();
+  }
+
   StepResult end_window() {
     StepResult result;
     const auto totals = close_window();
@@ -405,29 +390,9 @@ class Stepper::Impl {
     first_grad_norm_.reset();
     result.activation_peak_bytes = watch_->rise() - parameters_.gradient_bytes();
     if (totals.items > 0) {
-      std::optional<LostUpdates> lost_updates;
-      scaler_.unscale_(optimizer_);
-      if (sample_gradients_) {
-        result.gradient_statistics = gradient_statistics(parameters_.all());
-        if (precision_ != Precision::Float32) {
-          lost_updates.emplace(parameters_.all(), compute_dtype(precision_));
-        }
-      }
-      if (guard_.is_on() && precision_ != Precision::Float32) {
-        result.precision_changes = guard_.observe(detail::gradient_evidence(parameters_.all(), regions_.entered));
-        regions_.in_full = guard_.full_regions();
-      }
-      const auto updated = parameters_.updated();
-      result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
-      is_updating_ = dynamic_cast<FusedOptimizer*>(&optimizer_) == nullptr;  // which writes all or nothing
-      result.outcome_ = scaler_.step(optimizer_);
-      is_updating_ = true;
-      sample_gradients_ = false;
-      if (lost_updates && result.stepped()) {
-        lost_updates->add_to(result.gradient_statistics);
-      }
-      parameters_.scatter();
-      scaler_.update();
+      update(result);
+    } else {
+      ranks_.confirm();
     }
     if (options_.check_replicas_every > 0 && ++steps_ % options_.check_replicas_every == 0) {
       options_.data_parallel->check_replicas();
@@ -453,7 +418,6 @@ class Stepper::Impl {
   detail::PrecisionRegions regions_;
   AccumulationWindow window_;
   detail::StepWithinBudget budget_;
-  bool is_updating_ = false;    // parameters may have been written in this step
   at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
   bool sample_gradients_ = false;
   int64_t first_batch_items_ = 0;

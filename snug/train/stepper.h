@@ -9,6 +9,7 @@
 //   if (result.stepped()) std::cout << result.loss() << "\n";
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -71,11 +72,15 @@ struct StepperOptions {
   /// Most tensor memory on the model's device that may be alive during a step, of whatever kind: model, optimizer, batch, gradients,
   /// activations. It is kept by choosing the micro-batch, and by dropping activations that backward then computes again; gradients stay
   /// those of plain training with that micro-batch, to the bit. What cannot be kept is BudgetExceeded. The choice is made in the first step
-  /// for a shape of batch, which calls loss_of some more times while no other thread should allocate tensors, and is plan(). Each of several ranks
-  /// chooses for its own share. On other devices than the CPU it is a limit only.
+  /// for a shape of batch, which calls loss_of some more times while no other thread should allocate tensors, and is plan(). Several ranks take
+  /// the smallest budget of all, and the smallest micro-batch that one of them has to cut its share into; where one runs out of memory, all
+  /// make the step again. On other devices than the CPU it is a limit only.
   Bytes memory_budget = Bytes::unlimited();
   /// false: memory_budget is a limit only, and everything is as the other options have it.
   bool plan = true;
+  /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to compute them again, or
+  /// where they cannot be. How fast the disk is is measured once. See measure_offload_link.
+  std::optional<std::filesystem::path> offload = {};
   /// Whether `plan` may cut a batch although the model normalises by its statistics, which are then those of the micro-batch.
   bool split_batch_norm = false;
   /// Largest norm of the gradients of all the optimizer's parameters together; 0: no clipping.
@@ -93,8 +98,8 @@ struct StepperOptions {
   bool fp32_reductions = false;
   /// Not owned; of the same model. Each rank gives step() its own share of the batch, of any size, or an empty batch where it has no data
   /// left; gradients are those of the mean over the items of all ranks, whatever its `reduction` says. Only the last micro-batch's backward
-  /// sends. The Stepper calls forward() and NoSync itself, so loss_of calls the model. All ranks call the same methods equally often. Where
-  /// one fails in a step, all drop it: the others throw BudgetExceeded if it ran out of memory, else DistributedError.
+  /// sends. The Stepper calls forward() and NoSync itself, so loss_of calls the model. All ranks call the same methods equally often and have
+  /// the same options. Where one fails in a step, all drop it: the others throw BudgetExceeded if it ran out of memory, else DistributedError.
   DataParallel* data_parallel = nullptr;
   /// With data_parallel: steps between comparisons of the parameters' checksums over all ranks; 0: never. See DataParallel::check_replicas.
   int64_t check_replicas_every = 0;
@@ -167,7 +172,7 @@ class Stepper {
   struct MicroBatches {
     int64_t items;  // in the batch
     BatchShape shape;
-    // Makes items `now` the current ones, and starts to move items `ahead` to the device.
+    // Makes items `now` the current ones, and starts to move items `ahead` to the device. None: only lets go of what is there.
     std::function<void(Range now, std::optional<Range> ahead)> load;
     // Forward on the current ones; the last time it lets go of them.
     std::function<Loss(bool is_last_time)> loss_of;
@@ -235,6 +240,10 @@ Stepper::MicroBatches Stepper::source_of(const B& batch, F& loss_of) {
       .load =
           [loaded, fetch](Range now, std::optional<Range> ahead) {
             loaded->current.reset();
+            if (now.begin == now.end) {
+              loaded->ahead.reset();
+              return;
+            }
             const bool is_there = loaded->ahead && loaded->range_ahead == now;  // not where a step is made again
             loaded->current = is_there ? std::move(loaded->ahead) : fetch(now);
             loaded->ahead.reset();

@@ -131,7 +131,7 @@ class Trainer::Impl {
       outcome.validation_loss = within_limit(config_, "the held-out loss", [&] { return validation_loss(); });
     }
     std::optional<SaveOnHost> offload;
-    if (config_.offload) {
+    if (config_.offload && !plans()) {
       FileSystem::real().create_directories(config_.out);
       offload.emplace(OffloadOptions{.directory = config_.out});  // on a disk, as the temporary directory may not be
     }
@@ -160,6 +160,8 @@ class Trainer::Impl {
     }
     if (offload) {
       note("offload: " + offload->report().str());
+    } else if (const auto plan = config_.offload ? stepper_.plan() : std::nullopt; plan && plan->activations) {
+      note("offload: " + plan->activations->offloaded().str());
     }
     if (outcome.finished && ranks_.is_first()) {
       save_model();
@@ -229,13 +231,21 @@ class Trainer::Impl {
   // the blocks and after them with the whole step.
   int64_t most_skips() const { return 2 * (kScaleSearch + config_.guard_patience()); }
 
+  bool plans() const { return config_.checkpoint() == Checkpointing::Auto; }
+
   Stepper make_stepper() {
+    std::optional<std::filesystem::path> planned_offload;
+    if (config_.offload && plans()) {
+      FileSystem::real().create_directories(config_.out);
+      planned_offload = config_.out;
+    }
     return {model_,
             *optimizer_,
             {.precision = config_.precision,
              .weights = config_.weights,
              .micro_batch = config_.micro_batch,
-             .memory_budget = config_.checkpoint() == Checkpointing::Auto ? config_.memory : Bytes::unlimited(),
+             .memory_budget = plans() ? config_.memory : Bytes::unlimited(),
+             .offload = planned_offload,
              .clip_norm = config_.clip_norm,
              .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
              .precision_guard = {.patience = config_.guard_patience()},
@@ -314,12 +324,12 @@ class Trainer::Impl {
       return;
     }
     planned_ = plan->choice;
+    const char* const less = config_.offload ? "some of each computed again or on disk" : "some of each computed again";
     plan_to_save_ = plan->to_json();
     notes.events.push_back(detail::event_of(step_, *plan));
-    notes.changes.push_back(fmt::format("planned for {}: {} micro-batches of {}, {}; {} at the peak",
-                                        config_.memory.str(), planned_->micro_batches, planned_->items,
-                                        plan->activations ? "some of each computed again" : "all of each kept",
-                                        Bytes(planned_->peak_bytes).str()));
+    notes.changes.push_back(fmt::format(
+        "planned for {}: {} micro-batches of {}, {}; {} at the peak", config_.memory.str(), planned_->micro_batches,
+        planned_->items, plan->activations ? less : "all of each kept", Bytes(planned_->peak_bytes).str()));
   }
 
   StepRecord one_step(StepNotes& notes) {

@@ -22,7 +22,8 @@ class FailingRun {
         model_(tiny_model()),
         ddp_(model_, group_, std::move(parallel)),
         optimizer_(model_->parameters(), torch::optim::SGDOptions(0.1)),
-        stepper_(model_, optimizer_, {.micro_batch = 2, .memory_budget = budget, .data_parallel = &ddp_}) {}
+        stepper_(model_, optimizer_,
+                 {.micro_batch = 2, .memory_budget = budget, .plan = false, .data_parallel = &ddp_}) {}
 
   // Of 4 micro-batches; on rank 1 `fail` is called at that moment.
   StepResult step(When when, const std::function<void()>& fail) {

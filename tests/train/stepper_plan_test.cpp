@@ -14,9 +14,10 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/sgd.h"
-#include "snug/train/detail/step_planner.h"
+#include "snug/train/detail/optimizer_bytes.h"
 #include "snug/train/stepper.h"
 #include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tensors.h"
 #include "tests/train/planned_training.h"
 
@@ -122,6 +123,25 @@ TEST(StepperPlan, ThatCannotBeNamesABudgetThatWouldDo) {
   ASSERT_TRUE(smallest) << "half of nothing should not do";
   EXPECT_GT(smallest->count(), live());
   EXPECT_FALSE(with_budget(smallest->count())) << "it said so itself";
+}
+
+TEST(StepperPlan, MayOffloadWhereThatIsAllowedAndHasTheBitsOfPlainTraining) {
+  const testing::TemporaryFolder folder;
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  Training reference;
+  reference.step(batch);
+  reference.step(batch);
+  for (const int64_t share : {60, 50}) {
+    const int64_t budget = live() + plain * share / 100;
+    Training run({.micro_batch = 512, .memory_budget = Bytes(budget), .offload = folder.path()});
+    EXPECT_LE(run.step(batch).peak_bytes, budget);
+    EXPECT_LE(run.step(batch).peak_bytes, budget);
+    EXPECT_TRUE(same_bits(run.state(), reference.state()));
+    ASSERT_TRUE(run.stepper.plan() && run.stepper.plan()->activations);
+    EXPECT_TRUE(run.stepper.plan()->activations->profile().link.is_open());
+  }
+  EXPECT_THAT(error_of<ConfigError>([&] { Training({.offload = folder.path()}); }), HasSubstr("memory_budget"));
 }
 
 TEST(StepperPlan, TurnedOffLeavesALimit) {

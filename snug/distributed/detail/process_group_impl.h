@@ -48,6 +48,9 @@ class BusyTime {
 
 class ProcessGroup::Impl {
  public:
+  /// So many bytes of small tensors travel together in a broadcast, in a copy, which is two at a time.
+  static constexpr int64_t kBroadcastChunk = 250 << 20;
+
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
   c10::intrusive_ptr<c10d::Backend> cuda_backend;  // null where there is none

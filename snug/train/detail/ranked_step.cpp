@@ -12,6 +12,13 @@
 #include "snug/distributed/join.h"
 
 namespace snug::detail {
+namespace {
+
+std::string name_of(double ranks, double sum_of_them) {
+  return ranks == 1 ? fmt::format("rank {:.0f}", sum_of_them) : fmt::format("{:.0f} other ranks", ranks);
+}
+
+}  // namespace
 
 Rehearsal::Rehearsal(DataParallel* parallel) : parallel_(parallel) {
   if (parallel_ == nullptr) {
@@ -54,9 +61,111 @@ int64_t RankedStep::from_rank_zero(int64_t value) const {
   return tensor.item<int64_t>();
 }
 
+// [rank][number], of as many numbers as `own` has.
+std::vector<int64_t> RankedStep::gather(const std::vector<int64_t>& own) const {
+  const auto ranks = static_cast<size_t>(parallel_->group().size());
+  std::vector<int64_t> all(own.size() * ranks);
+  std::copy(
+      own.begin(), own.end(),
+      all.begin() + static_cast<std::ptrdiff_t>(own.size()) * static_cast<std::ptrdiff_t>(parallel_->group().rank()));
+  parallel_->group().all_reduce(at::from_blob(all.data(), {static_cast<int64_t>(all.size())}, at::kLong));
+  return all;
+}
+
+Bytes RankedStep::smallest_budget(Bytes own, bool plans) {
+  plans_ = plans && !own.is_unlimited();
+  if (is_alone()) {
+    return own;
+  }
+  const std::vector<int64_t> all = gather({own.count(), plans ? 1 : 0});
+  int64_t smallest = own.count();
+  for (size_t i = 0; i < all.size(); i += 2) {
+    smallest = std::min(smallest, all[i]);
+    if (all[i + 1] != all[1]) {
+      throw ConfigError(
+          fmt::format("Stepper: ranks 0 and {} do not both plan for a memory_budget; give the same `plan` on "
+                      "devices of the same kind",
+                      i / 2));
+    }
+  }
+  plans_ = plans && !Bytes(smallest).is_unlimited();
+  return Bytes(smallest);
+}
+
+void RankedStep::check_all_fit(Bytes budget, int64_t live) const {
+  if (is_alone() || budget.is_unlimited()) {
+    return;
+  }
+  const std::vector<int64_t> all = gather({live});
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] > budget.count()) {
+      throw BudgetExceeded(fmt::format(
+          "Stepper: {} of tensors are alive on rank {} outside of the step, more than memory_budget {}, the "
+          "smallest of all ranks",
+          Bytes(all[rank]).str(), rank, budget.str()));
+    }
+  }
+}
+
 std::function<void(const at::Tensor&)> RankedStep::agreement() const {
   return is_alone() ? nullptr : agree_over(parallel_->impl().shared_group());
 }
+
+// --- the split
+
+void RankedStep::begin_split() {
+  if (!is_alone()) {
+    phase_ = Phase::Splitting;
+  }
+}
+
+RankedStep::Splits RankedStep::exchange_splits(const Split& own, std::optional<Failure> failure, Bytes smallest) const {
+  constexpr int64_t kNone = -1;
+  const int64_t what = failure ? static_cast<int64_t>(*failure) : kNone;
+  const std::vector<int64_t> all = gather({own.at_most, own.batch, own.is_planned ? 1 : 0, what, smallest.count()});
+  Splits result;
+  for (size_t i = 0; i < all.size(); i += 5) {
+    result.ranks.push_back({.at_most = all[i], .batch = all[i + 1], .is_planned = all[i + 2] != 0});
+    if (all[i + 3] == kNone) {
+      continue;
+    }
+    const auto why = static_cast<Failure>(all[i + 3]);
+    ++(why == Failure::TakesLess ? result.failures.takes_less
+       : why == Failure::Memory  ? result.failures.out_of_memory
+                                 : result.failures.failed);
+    result.failures.ranks += static_cast<double>(i / 5);
+    result.smallest = std::max(result.smallest, all[i + 4]);
+  }
+  return result;
+}
+
+AgreedSplit RankedStep::agree_on_split(const Split& own) {
+  const Splits all = exchange_splits(own, std::nullopt, Bytes(0));
+  check_splits(all);
+  const AgreedSplit agreed = agree(all.ranks);
+  if (agreed.is_settled) {
+    phase_ = Phase::Outside;
+  }
+  return agreed;
+}
+
+// That a rank has no plan is another thing than that a step ran out of memory.
+void RankedStep::check_splits(const Splits& all) {
+  if (all.failures.out_of_memory > 0 && all.failures.out_of_memory == all.failures.failures()) {
+    phase_ = Phase::Dropped;
+    is_repeated_ = false;
+    throw BudgetExceeded(
+        fmt::format("Stepper.step: {} found no way to make the step within memory_budget, so all ranks dropped it{}",
+                    name_of(all.failures.out_of_memory, all.failures.ranks),
+                    all.smallest > 0
+                        ? fmt::format("; {} ({} bytes) would do there", Bytes(all.smallest).str(), all.smallest)
+                        : "; see what it says"),
+        Bytes(all.smallest));
+  }
+  check(all.failures);
+}
+
+// --- the step
 
 void RankedStep::begin(bool has_masters) {
   if (is_alone()) {
@@ -71,35 +180,36 @@ void RankedStep::begin(bool has_masters) {
 }
 
 RankedStep::Numbers RankedStep::exchange(Numbers own) const {
-  std::array values = {own.items,  own.loss_sum,    own.batch_items, own.out_of_memory,
-                       own.failed, own.left_behind, own.ranks};
+  std::array values = {own.items,         own.loss_sum, own.batch_items, own.takes_less,
+                       own.out_of_memory, own.failed,   own.left_behind, own.ranks};
   const at::Tensor tensor = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
   parallel_->group().all_reduce(tensor);
   return {.items = values[0],
           .loss_sum = values[1],
           .batch_items = values[2],
-          .out_of_memory = values[3],
-          .failed = values[4],
-          .left_behind = values[5],
-          .ranks = values[6]};
+          .takes_less = values[3],
+          .out_of_memory = values[4],
+          .failed = values[5],
+          .left_behind = values[6],
+          .ranks = values[7]};
 }
 
 // Throws on the ranks that have not failed themselves.
 void RankedStep::check(const Numbers& all) {
-  const double failures = all.out_of_memory + all.failed + all.left_behind;
+  const double failures = all.failures();
   if (failures == 0) {
     return;
   }
   phase_ = Phase::Dropped;
-  const std::string who =
-      failures == 1 ? fmt::format("rank {:.0f}", all.ranks) : fmt::format("{:.0f} other ranks", failures);
+  is_repeated_ = all.is_repeated();
+  const std::string who = name_of(failures, all.ranks);
   if (all.left_behind > 0) {
     throw DistributedError(
         fmt::format("Stepper.step: {} failed while it made the last step, which the others made: their parameters "
                     "differ now; go on from a snapshot",
                     who));
   }
-  if (all.out_of_memory > 0) {
+  if (all.out_of_memory + all.takes_less > 0) {
     throw BudgetExceeded(
         fmt::format("Stepper.step: {} ran out of memory, so all ranks dropped this step; smaller micro-batches "
                     "on all of them, or a larger memory_budget, may do",
@@ -183,11 +293,19 @@ void RankedStep::sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items)
   const double own = loss_sum.defined() ? loss_sum.item<double>() : 0.0;
   const Numbers all =
       exchange({.items = static_cast<double>(items), .loss_sum = own, .batch_items = static_cast<double>(batch_items)});
-  phase_ = Phase::Summed;
+  phase_ = plans_ ? Phase::Summed : Phase::Updating;
   check(all);
   items = static_cast<int64_t>(all.items);
   loss_sum = at::scalar_tensor(all.loss_sum, at::kDouble);
   batch_items = static_cast<int64_t>(all.batch_items);
+}
+
+void RankedStep::confirm() {
+  if (phase_ == Phase::Summed) {
+    const Numbers all = exchange({});
+    phase_ = Phase::Updating;
+    check(all);
+  }
 }
 
 void RankedStep::end() {
@@ -197,40 +315,48 @@ void RankedStep::end() {
   }
 }
 
-void RankedStep::fail(Failure failure, const NamedTensors& all) {
+bool RankedStep::fail(Failure failure, const NamedTensors& all, Bytes smallest) {
   if (is_alone()) {
-    return;
+    return failure == Failure::TakesLess;
   }
   const Phase phase = std::exchange(phase_, Phase::Outside);
   auto& impl = parallel_->impl();
-  if (failure == Failure::Group && phase != Phase::Dropped) {
+  if (phase == Phase::Dropped) {
+    impl.start_over();
+    return is_repeated_;
+  }
+  if (failure == Failure::Group || phase == Phase::Updating) {
+    is_left_behind_ = is_left_behind_ || failure != Failure::Group;
     impl.end_step();
-    return;
+    return false;
   }
-  if (phase == Phase::Summed) {
-    is_left_behind_ = true;
-    impl.end_step();
-    return;
-  }
-  if (phase != Phase::Dropped) {
-    if (phase == Phase::Outside) {
-      impl.begin_step();
-    }
-    if (phase == Phase::Agreed) {
-      if (!has_masters_) {
-        impl.send_zeros();
-      }
-      send_others(all);
-      for (const at::Tensor& parameter : others(all)) {
-        parameter.mutable_grad().reset();
-      }
-    }
-    const bool is_memory = failure == Failure::Memory;
-    exchange({.out_of_memory = is_memory ? 1.0 : 0.0,
-              .failed = is_memory ? 0.0 : 1.0,
-              .ranks = static_cast<double>(parallel_->group().rank())});
-  }
+  const bool is_repeated = tell(failure, phase, all, smallest).is_repeated();
   impl.start_over();
+  return is_repeated;
+}
+
+// Goes through what the others still do before they hear of it.
+RankedStep::Numbers RankedStep::tell(Failure failure, Phase phase, const NamedTensors& all, Bytes smallest) {
+  if (phase == Phase::Splitting) {
+    return exchange_splits({}, failure, smallest).failures;
+  }
+  auto& impl = parallel_->impl();
+  if (phase == Phase::Outside) {
+    impl.begin_step();
+  }
+  if (phase == Phase::Agreed) {
+    if (!has_masters_) {
+      impl.send_zeros();
+    }
+    send_others(all);
+    for (const at::Tensor& parameter : others(all)) {
+      parameter.mutable_grad().reset();
+    }
+  }
+  return exchange({.takes_less = failure == Failure::TakesLess ? 1.0 : 0.0,
+                   .out_of_memory = failure == Failure::Memory ? 1.0 : 0.0,
+                   .failed = failure == Failure::Other ? 1.0 : 0.0,
+                   .ranks = static_cast<double>(parallel_->group().rank())});
 }
 
 int64_t RankedStep::bytes_sent() const {

@@ -1,13 +1,15 @@
 #pragma once
 // RankedStep: what the ranks of a data-parallel job do together in one step, always in this order, however many micro-batches each of them has:
 //
+//   split     with a memory_budget, in step(): what micro-batch each has planned, until all have the same; or that one of them has failed
 //   begin     buckets and buffers as rank 0 has them
 //   A         a few numbers: how many items they expect, which is the provisional divisor; or that one of them has failed
 //   gradients in the last micro-batch's backward, bucket by bucket; then those of parameters that DataParallel does not know
 //   B         a few numbers: items and losses; or that one has failed
+//   C         with a memory_budget: that nobody has failed so far, so that all update their parameters
 //
-// A rank that fails goes through what is left of that with zeros and says so in A or B. So nobody waits for it, and all drop the step. Alone, all
-// of this does nothing.
+// A rank that fails goes through what is left of that with zeros and says so where they speak next. So nobody waits for it, and all drop the
+// step; or make it again, if all that has failed is that ranks ran out of memory which can do with less. Alone, all of this does nothing.
 
 #include <cstdint>
 #include <functional>
@@ -19,7 +21,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "snug/core/bytes.h"
 #include "snug/distributed/data_parallel.h"
+#include "snug/train/detail/split.h"
 
 namespace snug::detail {
 
@@ -40,7 +44,8 @@ class RankedStep {
  public:
   using NamedTensors = DataParallel::NamedTensors;
   enum class Failure {
-    Memory,  ///< this rank ran out of it
+    Memory,     ///< this rank ran out of it
+    TakesLess,  ///< the same, but it can make the step again with less
     Other,
     Group,  ///< the ranks are not in step any more: there is nobody to tell
   };
@@ -51,8 +56,16 @@ class RankedStep {
   bool is_alone() const { return parallel_ == nullptr; }
   /// Rank 0's value.
   int64_t from_rank_zero(int64_t value) const;
+  /// The smallest of all ranks. Throws ConfigError, on all, if only some of them plan for it.
+  Bytes smallest_budget(Bytes own, bool plans);
+  /// `live`: bytes on this rank. Throws BudgetExceeded, on all ranks, naming one on which they are more than that.
+  void check_all_fit(Bytes budget, int64_t live) const;
   /// For GradScaler::agree_by; empty alone.
   std::function<void(const at::Tensor&)> agreement() const;
+
+  /// What comes next is a step that all ranks split alike: agree_on_split(), until it is settled.
+  void begin_split();
+  AgreedSplit agree_on_split(const Split& own);
 
   /// `has_masters`: gradients are gathered elsewhere after each micro-batch.
   void begin(bool has_masters);
@@ -73,31 +86,50 @@ class RankedStep {
   void send_the_rest(const NamedTensors& all);
   /// B. In place: sums over all ranks.
   void sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items);
+  /// C. From here on a rank that fails stays behind.
+  void confirm();
   /// The step is made.
   void end();
 
-  /// The step is given up, by an exception that was caught. Gradients must be dropped before.
-  void fail(Failure failure, const NamedTensors& all);
+  /// Other ranks have said why the step is given up.
+  bool is_dropped() const { return phase_ == Phase::Dropped; }
+  /// The step is given up, by an exception that was caught. Gradients must be dropped before. True: all make it again, from the split on.
+  /// `smallest`: bytes that would do, where that is known.
+  bool fail(Failure failure, const NamedTensors& all, Bytes smallest = Bytes(0));
 
   /// Of gradients, by this rank, since begin().
   int64_t bytes_sent() const;
   CommunicationTime communication() const;
 
  private:
-  enum class Phase { Outside, Begun, Agreed, Sent, Summed, Dropped };
+  enum class Phase { Outside, Splitting, Begun, Agreed, Sent, Summed, Updating, Dropped };
   struct Numbers {
     double items = 0, loss_sum = 0, batch_items = 0;
-    double out_of_memory = 0, failed = 0, left_behind = 0, ranks = 0;  // how many ranks, and their sum
+    double takes_less = 0, out_of_memory = 0, failed = 0, left_behind = 0, ranks = 0;  // how many ranks, and their sum
+
+    double failures() const { return takes_less + out_of_memory + failed + left_behind; }
+    bool is_repeated() const { return takes_less > 0 && takes_less == failures(); }
+  };
+  struct Splits {
+    std::vector<Split> ranks;
+    Numbers failures;
+    int64_t smallest = 0;
   };
 
+  std::vector<int64_t> gather(const std::vector<int64_t>& own) const;
+  Splits exchange_splits(const Split& own, std::optional<Failure> failure, Bytes smallest) const;
   Numbers exchange(Numbers own) const;
+  Numbers tell(Failure failure, Phase phase, const NamedTensors& all, Bytes smallest);
   void check(const Numbers& all);
+  void check_splits(const Splits& all);
   std::vector<at::Tensor> others(const NamedTensors& all) const;
   void send_others(const NamedTensors& all);
 
   DataParallel* parallel_;
   std::unordered_set<const c10::TensorImpl*> known_;  // to parallel_
   bool has_masters_ = false;
+  bool plans_ = false;        // steps within a budget
+  bool is_repeated_ = false;  // the step that was dropped
   Phase phase_ = Phase::Outside;
   bool is_left_behind_ = false;  // the others made a step that this one did not
   int64_t bytes_of_others_ = 0;

@@ -9,14 +9,10 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
+#include "snug/activations/detail/slice_scope.h"
 #include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
-#include "snug/core/stateful_optimizer.h"
 #include "snug/memory/detail/cpu_allocator.h"
 
 namespace snug::detail {
@@ -24,6 +20,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Slices are tried coarsely: each try is a step that may run out of memory, and more of them than needed cost little.
+constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
 constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller ones only if none of these fits
 
 int64_t elements(const BatchShape& shape) {
@@ -122,8 +120,9 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
                 .batch = step.batch,
                 .fixed_bytes = step.fixed_bytes,
                 .gradient_bytes = step.gradient_bytes,
-                .optimizer_bytes = step.optimizer_bytes};
-    try_all(known, step);
+                .optimizer_bytes = step.optimizer_bytes,
+                .at_most = step.at_most};
+    try_slices(known, step, try_all(known, step));
     choose(known, step);
     known_.remove_if([&](const Known& old) {
       return old.is_training == known.is_training && old.batch <= known.batch && covers(known.shape, old.shape);
@@ -131,26 +130,78 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     last_ = &known_.emplace_back(std::move(known));
     return &last_->plan;
   }
-  Known& known = *last_;
-  const int64_t more = std::max<int64_t>(0, step.fixed_bytes - known.fixed_bytes);
-  if (known.is_stale || known.plan.choice.peak_bytes + more > budget_ - known.left_free) {
-    known.fixed_bytes += more;
+  if (Known& known = *last_; is_outdated(known, step)) {
+    known.fixed_bytes = std::max(known.fixed_bytes, step.fixed_bytes);
+    known.at_most = step.at_most;
+    if (known.at_most != Split::kWhole) {
+      try_at_most(known, step);
+    }
     choose(known, step);
   }
-  return &known.plan;
+  return &last_->plan;
+}
+
+bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const {
+  const StepChoice& choice = known.plan.choice;
+  const int64_t more = std::max<int64_t>(0, step.fixed_bytes - known.fixed_bytes);
+  return known.is_stale || choice.peak_bytes + more > budget_ - known.left_free ||
+         std::min(choice.items, step.batch) > step.at_most;
+}
+
+// --- with other ranks
+
+Split StepPlanner::look(const StepToPlan& step) {
+  last_ = step.batch > 0 ? find(step) : nullptr;
+  is_refused_ = false;
+  if (last_ != nullptr) {
+    Split own = planned(step);
+    own.is_planned = !is_outdated(*last_, step);
+    return own;
+  }
+  const Choice* const before = step.batch > 0 && step.micro_batch == 0 ? chosen_before(step) : nullptr;
+  const bool was_cut = before != nullptr && before->items < before->batch;
+  return {.at_most = was_cut ? before->items : Split::kWhole, .batch = step.batch, .is_planned = step.batch == 0};
+}
+
+Split StepPlanner::planned(const StepToPlan& step) const {
+  const StepChoice& choice = last_->plan.choice;
+  const int64_t chosen = choice.micro_batches > 1 ? choice.items : last_->at_most;
+  return {.at_most = step.micro_batch > 0 ? Split::kWhole : chosen, .batch = step.batch, .is_planned = true};
+}
+
+// It is remembered for the largest share of all, as any rank may be the one that saves it.
+void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
+  if (last_ == nullptr || step.micro_batch > 0) {
+    return;
+  }
+  Known& known = *last_;
+  const int64_t batch = std::max(known.batch, agreed.largest_batch);
+  if (known.at_most == agreed.at_most && known.shared_batch >= batch) {
+    return;
+  }
+  known.at_most = agreed.at_most;
+  known.shared_batch = batch;
+  if (const bool is_whole = known.at_most == Split::kWhole; is_whole || known.at_most < batch) {
+    remember({known.shape, known.is_training, batch, is_whole ? batch : known.at_most, known.plan.slices});
+  }
 }
 
 // --- trying
 
 // False: it does not run within the budget.
-bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items) const {
-  const auto note = [&](std::string_view what) { known.untried += fmt::format("{:>12} {}\n", items, what); };
+bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items, int64_t slices) const {
+  const auto note = [&](std::string_view what) {
+    known.untried += fmt::format("{:>12} {}{}\n", items, slices > 1 ? fmt::format("in {} slices ", slices) : "", what);
+  };
+  const SliceScope scope(slices);
+  known.tried.erase(items);
   try {
     const GradientsHeld gradients(step, known.micro_batches(items) > 1);
+    step.unload();
     const int64_t before = live_cpu_bytes();
     const auto forward = step.forward(items);
     const int64_t loaded = live_cpu_bytes() - before;
-    known.tried.insert_or_assign(items, Tried{profile_step(forward), loaded});
+    known.tried.insert_or_assign(items, Tried{profile_step(forward, {.link = link_}), loaded, slices});
   } catch (const c10::OutOfMemoryError&) {
     note("does not run within the budget");
   } catch (const ConfigError&) {
@@ -163,6 +214,7 @@ bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items) c
     }
     note(fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
   }
+  known.can_slice = known.can_slice || scope.was_asked();
   if (known.pinned_by.empty()) {
     known.pinned_by = step.pinned_by();
   }
@@ -173,15 +225,23 @@ bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items) c
   return has_run;
 }
 
-void StepPlanner::try_all(Known& known, const StepToPlan& step) const {
+// Returns the smallest that may be tried.
+int64_t StepPlanner::try_all(Known& known, const StepToPlan& step) const {
+  const Choice* const before = chosen_before(step);
   if (step.micro_batch > 0) {
-    try_one(known, step, std::min(step.micro_batch, step.batch));
+    const int64_t items = std::min(step.micro_batch, step.batch);
+    try_one(known, step, items, before != nullptr && before->items == items ? before->slices : 1);
     known.pinned_by.clear();  // the user has decided
-    return;
+    return items;
   }
-  const int64_t before = chosen_before(step);
-  if (before > 0 && try_one(known, step, before) && search(known, before).choice) {
-    return;
+  if (known.at_most != Split::kWhole) {
+    return try_at_most(known, step);
+  }
+  if (before != nullptr) {
+    const int64_t items = std::min(before->items, step.batch);
+    if (try_one(known, step, items, before->slices) && search(known, items).choice) {
+      return items;
+    }
   }
   int64_t tries = 0;
   bool is_feasible = false;
@@ -189,23 +249,49 @@ void StepPlanner::try_all(Known& known, const StepToPlan& step) const {
     const bool has_run = known.tried.contains(items) || try_one(known, step, items);
     if (!known.pinned_by.empty()) {
       std::erase_if(known.tried, [&](const auto& entry) { return entry.first < step.batch; });
-      return;
+      return step.batch;
     }
     is_feasible = is_feasible || (has_run && search(known, items).choice);
     if (++tries >= kCandidates && is_feasible) {
-      return;
+      return items;
     }
+  }
+  return 1;
+}
+
+// As many as other ranks can take, or the half, or its half and so on. Returns the smallest that may be tried.
+int64_t StepPlanner::try_at_most(Known& known, const StepToPlan& step) const {
+  const Choice* const before = chosen_before(step);
+  for (int64_t items = std::min(known.at_most, known.batch);; items /= 2) {
+    if (!known.tried.contains(items) && items <= step.batch) {
+      try_one(known, step, items, before != nullptr ? before->slices : 1);
+    }
+    if (!known.pinned_by.empty()) {
+      std::erase_if(known.tried, [&](const auto& entry) { return entry.first < known.batch; });
+      return known.batch;
+    }
+    if (items == 1 || search(known, items).choice) {
+      return items;
+    }
+  }
+}
+
+// Where nothing fits.
+void StepPlanner::try_slices(Known& known, const StepToPlan& step, int64_t items) const {
+  for (int64_t slices = kMoreSlices; slices <= kMostSlices && known.can_slice && !search(known, 0).choice;
+       slices *= kMoreSlices) {
+    try_one(known, step, items, slices);
   }
 }
 
 // --- choosing
 
-// Over all micro-batches that were tried, or those of `only` items.
+// Over all micro-batches that were tried and are not too large for other ranks, or those of `only` items.
 StepSearch StepPlanner::search(const Known& known, int64_t only) const {
   std::list<StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
   for (const auto& [items, tried] : known.tried) {
-    if (only == 0 || items == only) {
+    if (only == 0 ? items <= known.at_most : items == only) {
       candidates.push_back({.items = items,
                             .simulator = &simulators.emplace_back(tried.profile),
                             .own_bytes = known.loaded_bytes(items)});
@@ -222,10 +308,12 @@ StepSearch StepPlanner::search(const Known& known, int64_t only) const {
 }
 
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
+  // After running out of memory: first of all with the same micro-batch, because then the bits are the same.
+  const int64_t same = known.left_free > 0 ? known.plan.choice.items : 0;
+  const int64_t first = known.at_most != Split::kWhole ? std::min(known.at_most, known.batch) : same;
   for (;;) {
-    // After running out of memory: first of all with the same micro-batch, because then the bits are the same.
-    StepSearch found = search(known, known.left_free > 0 ? known.plan.choice.items : 0);
-    if (!found.choice && known.left_free > 0) {
+    StepSearch found = search(known, first);
+    if (!found.choice && first > 0) {
       found = search(known, 0);
     }
     is_refused_ = !found.choice;
@@ -235,7 +323,7 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
     }
     if (make_plan(known, step, std::move(found))) {
       known.is_stale = false;
-      remember_choice(known);
+      remember({known.shape, known.is_training, known.batch, known.plan.choice.items, known.plan.slices});
       return;
     }
   }
@@ -245,6 +333,8 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
 bool StepPlanner::make_plan(Known& known, const StepToPlan& step, StepSearch found) const {
   StepPlan plan{.budget_bytes = budget_, .choice = *found.choice, .considered = found.explain() + known.untried};
   StepChoice& choice = plan.choice;
+  plan.slices = known.tried.at(choice.items).slices;
+  const SliceScope slices(plan.slices);
   if (!known.pinned_by.empty()) {
     plan.considered += fmt::format("The batch is not split because of {}.\n", known.pinned_by);
   }
@@ -275,7 +365,7 @@ int64_t StepPlanner::smallest_budget(Known known, const StepToPlan& step) const 
                        : step.micro_batch > 0 ? std::min(step.micro_batch, step.batch)
                                               : step.batch;
        ; items = std::min(2 * items, step.batch)) {
-    if (try_one(known, step, items)) {
+    if (try_one(known, step, items, known.can_slice ? kMostSlices : 1)) {
       return std::max(
           known.fixed_bytes + known.gradient_bytes + known.optimizer_bytes,
           known.bytes_beside(items) + PlanSolver(StepSimulator(known.tried.at(items).profile)).smallest().peak_bytes);
@@ -300,21 +390,26 @@ void StepPlanner::refuse(const Known& known, int64_t smallest) const {
 
 // --- what was chosen
 
-// For the same batch, in this run or before it was saved; 0: nothing.
-int64_t StepPlanner::chosen_before(const StepToPlan& step) const {
+// For such a batch or a larger one, in this run or before it was saved.
+const StepPlanner::Choice* StepPlanner::chosen_before(const StepToPlan& step) const {
+  const Choice* found = nullptr;
   for (const Choice& choice : choices_) {
-    if (choice.is_training == step.is_training && choice.batch == step.batch && covers(choice.shape, step.shape)) {
-      return choice.items;
+    // What was not cut says nothing of larger batches.
+    const bool large_enough = step.batch <= choice.batch || choice.items < choice.batch;
+    if (choice.is_training == step.is_training && large_enough && covers(choice.shape, step.shape) &&
+        (found == nullptr || choice.shape == step.shape)) {
+      found = &choice;
     }
   }
-  return 0;
+  return found;
 }
 
-void StepPlanner::remember_choice(const Known& known) {
+// As its plan does, it takes the place of those that it covers.
+void StepPlanner::remember(Choice choice) {
   std::erase_if(choices_, [&](const Choice& old) {
-    return old.is_training == known.is_training && old.batch == known.batch && old.shape == known.shape;
+    return old.is_training == choice.is_training && old.batch <= choice.batch && covers(choice.shape, old.shape);
   });
-  choices_.push_back({known.shape, known.is_training, known.batch, known.plan.choice.items});
+  choices_.push_back(std::move(choice));
 }
 
 std::string StepPlanner::choices() const {
@@ -324,8 +419,11 @@ std::string StepPlanner::choices() const {
     for (const auto& [type, sizes] : choice.shape.tensors) {
       tensors.push_back({static_cast<int>(type), sizes});
     }
-    all.push_back(
-        {{"training", choice.is_training}, {"batch", choice.batch}, {"items", choice.items}, {"tensors", tensors}});
+    all.push_back({{"training", choice.is_training},
+                   {"batch", choice.batch},
+                   {"items", choice.items},
+                   {"slices", choice.slices},
+                   {"tensors", tensors}});
   }
   return all.dump();
 }
@@ -337,14 +435,15 @@ std::vector<StepPlanner::Choice> StepPlanner::parse_choices(const std::string& t
       Choice choice{.shape = {},
                     .is_training = one.at("training").get<bool>(),
                     .batch = one.at("batch").get<int64_t>(),
-                    .items = one.at("items").get<int64_t>()};
+                    .items = one.at("items").get<int64_t>(),
+                    .slices = one.value("slices", int64_t{1})};
       for (const Json& tensor : one.at("tensors")) {
         choice.shape.tensors.emplace_back(static_cast<at::ScalarType>(tensor.at(0).get<int>()),
                                           tensor.at(1).get<std::vector<int64_t>>());
       }
-      if (choice.items < 1 || choice.items > choice.batch) {
-        throw CorruptFile(fmt::format("Stepper.load_state_dict: a micro-batch of {} items of {} cannot be",
-                                      choice.items, choice.batch));
+      if (choice.items < 1 || choice.items > choice.batch || choice.slices < 1) {
+        throw CorruptFile(fmt::format("Stepper.load_state_dict: a micro-batch of {} items of {} in {} slices cannot be",
+                                      choice.items, choice.batch, choice.slices));
       }
       choices.push_back(std::move(choice));
     }
@@ -385,54 +484,6 @@ void StepPlanner::forget() {
     known_.remove_if([&](const Known& known) { return &known == last_; });
     last_ = nullptr;
   }
-}
-
-namespace {
-
-// How many numbers of a parameter's type torch's optimizers keep for each of its elements.
-int64_t numbers_kept(const torch::optim::OptimizerOptions& options) {
-  if (const auto* adam = dynamic_cast<const torch::optim::AdamOptions*>(&options)) {
-    return adam->amsgrad() ? 3 : 2;
-  }
-  if (const auto* adamw = dynamic_cast<const torch::optim::AdamWOptions*>(&options)) {
-    return adamw->amsgrad() ? 3 : 2;
-  }
-  if (const auto* rmsprop = dynamic_cast<const torch::optim::RMSpropOptions*>(&options)) {
-    return 1 + (rmsprop->momentum() > 0 ? 1 : 0) + (rmsprop->centered() ? 1 : 0);
-  }
-  if (const auto* sgd = dynamic_cast<const torch::optim::SGDOptions*>(&options)) {
-    return sgd->momentum() != 0 ? 1 : 0;
-  }
-  return 0;
-}
-
-}  // namespace
-
-int64_t workspace_bytes(const torch::optim::Optimizer& optimizer) {
-  int64_t largest = 0;
-  if (dynamic_cast<const StatefulOptimizer*>(&optimizer) == nullptr) {
-    for (const auto& group : optimizer.param_groups()) {
-      for (const at::Tensor& parameter : group.params()) {
-        largest = std::max(largest, static_cast<int64_t>(parameter.nbytes()));
-      }
-    }
-  }
-  return 3 * largest;
-}
-
-int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer) {
-  if (const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer)) {
-    return stateful->state_bytes_to_come();
-  }
-  int64_t bytes = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.requires_grad() && optimizer.state().count(parameter.unsafeGetTensorImpl()) == 0) {
-        bytes += numbers_kept(group.options()) * static_cast<int64_t>(parameter.nbytes());
-      }
-    }
-  }
-  return bytes;
 }
 
 }  // namespace snug::detail

@@ -1,7 +1,7 @@
 #pragma once
 // StepPlanner: chooses the micro-batch of a Stepper with a memory_budget, and what of it is computed again, so that the whole step stays
 // within the budget and is as fast as can be. It tries the step itself: micro-batches of the batch, its half, its quarter and so on are profiled
-// and search_step takes the best.
+// and search_step takes the best. Where not even the smallest does, and the model has a snug::sliced, its number of slices is raised.
 //
 // A plan is made when a shape of batch is first seen and kept for all that are no larger, up to a fifth: so batches of many lengths need few
 // plans.
@@ -11,32 +11,32 @@
 #include <list>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "snug/accumulation/micro_batch.h"
 #include "snug/core/bytes.h"
+#include "snug/train/detail/split.h"
 #include "snug/train/step_plan.h"
-
-namespace torch::optim {
-class Optimizer;
-}
 
 namespace snug::detail {
 
 /// What a step is, before it is planned.
 struct StepToPlan {
   BatchShape shape = {};
-  bool is_training = true;        // the model's mode
-  int64_t batch = 0;              // items
-  int64_t micro_batch = 0;        // items in each; 0: to be chosen
-  int64_t fixed_bytes = 0;        // alive all the time: everything but gradients and activations
-  int64_t gradient_bytes = 0;     // of all
-  int64_t optimizer_bytes = 0;    // workspace of the optimizer's part
-  bool is_within_window = false;  // there are gradients of earlier micro-batches, so nothing can be tried
-  /// Forward and loss of the first `items` items, as the step will run them.
+  bool is_training = true;          // the model's mode
+  int64_t batch = 0;                // items
+  int64_t micro_batch = 0;          // items in each; 0: to be chosen
+  int64_t at_most = Split::kWhole;  // items in each: what all ranks have agreed on
+  int64_t fixed_bytes = 0;          // alive all the time: everything but gradients and activations
+  int64_t gradient_bytes = 0;       // of all
+  int64_t optimizer_bytes = 0;      // workspace of the optimizer's part
+  bool is_within_window = false;    // there are gradients of earlier micro-batches, so nothing can be tried
+  /// Forward and loss of the first `items` items, as the step will run them. They are loaded by the first call, until unload().
   std::function<std::function<at::Tensor()>(int64_t items)> forward = {};
+  std::function<void()> unload = {};
   /// Makes gradients, of zeros, as they are from the second micro-batch on; or drops them.
   std::function<void(bool)> hold_gradients = {};
   /// After the forward: why the batch must not be cut; empty: it may.
@@ -45,8 +45,9 @@ struct StepToPlan {
 
 class StepPlanner {
  public:
-  /// `splits_batch_norm`: whether a batch may be cut though the model normalises by its statistics.
-  StepPlanner(Bytes budget, bool splits_batch_norm) : budget_(budget.count()), splits_batch_norm_(splits_batch_norm) {}
+  /// `splits_batch_norm`: whether a batch may be cut though the model normalises by its statistics. `link`: over which plans may offload.
+  StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {})
+      : budget_(budget.count()), splits_batch_norm_(splits_batch_norm), link_(std::move(link)) {}
 
   /// Which micro-batch was chosen for which batch.
   struct Choice {
@@ -54,11 +55,20 @@ class StepPlanner {
     bool is_training;
     int64_t batch;
     int64_t items;
+    int64_t slices;
   };
 
   /// The plan for a step: one made earlier if it will do. Null within a window, if there is none for such a micro-batch. Throws
   /// BudgetExceeded, with the smallest budget that would do, if nothing fits.
   const StepPlan* plan(const StepToPlan& step);
+
+  // On several ranks each calls look(), and then plan() until what they all said is settled, and then keep().
+  /// What is known without trying anything.
+  Split look(const StepToPlan& step);
+  /// What came of plan().
+  Split planned(const StepToPlan& step) const;
+  /// The choice of all ranks is this one's.
+  void keep(const StepToPlan& step, const AgreedSplit& agreed);
 
   /// Under the last plan a step ran out of memory: the next one is to leave some more free, or, if the step ran other operators than
   /// planned, is to be made anew. False: that will not do.
@@ -80,6 +90,7 @@ class StepPlanner {
   struct Tried {
     StepProfile profile;
     int64_t loaded_bytes;  // of its items, where loading copies them
+    int64_t slices;        // that snug::sliced cut them into
   };
   struct Known {
     BatchShape shape;
@@ -91,8 +102,11 @@ class StepPlanner {
     std::map<int64_t, Tried> tried = {};  // by items
     std::string pinned_by = {};
     std::string untried = {};  // those that did not run, for people
+    bool can_slice = false;    // the model asked how many
     int64_t left_free = 0;     // of the budget, since it ran out of memory
     bool is_stale = false;
+    int64_t at_most = Split::kWhole;  // what it was chosen within
+    int64_t shared_batch = 0;         // the largest that this choice was remembered for
     StepPlan plan = {};
 
     int64_t micro_batches(int64_t items) const { return (batch + items - 1) / items; }
@@ -107,10 +121,13 @@ class StepPlanner {
   };
 
   Known* find(const StepToPlan& step);
-  int64_t chosen_before(const StepToPlan& step) const;
-  void remember_choice(const Known& known);
-  bool try_one(Known& known, const StepToPlan& step, int64_t items) const;
-  void try_all(Known& known, const StepToPlan& step) const;
+  const Choice* chosen_before(const StepToPlan& step) const;
+  void remember(Choice choice);
+  bool is_outdated(const Known& known, const StepToPlan& step) const;
+  bool try_one(Known& known, const StepToPlan& step, int64_t items, int64_t slices = 1) const;
+  int64_t try_all(Known& known, const StepToPlan& step) const;
+  int64_t try_at_most(Known& known, const StepToPlan& step) const;
+  void try_slices(Known& known, const StepToPlan& step, int64_t items) const;
   StepSearch search(const Known& known, int64_t only) const;
   void choose(Known& known, const StepToPlan& step);
   bool make_plan(Known& known, const StepToPlan& step, StepSearch found) const;
@@ -119,17 +136,11 @@ class StepPlanner {
 
   int64_t budget_;
   bool splits_batch_norm_;
+  OffloadLink link_;
   std::list<Known> known_;
   std::vector<Choice> choices_;
   Known* last_ = nullptr;
   bool is_refused_ = false;  // there is no plan, so less cannot be asked of it
 };
-
-/// Bytes that an optimizer allocates and gives back in a step: of torch's, which go parameter by parameter, about three times the largest.
-int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
-
-/// Bytes of state that an optimizer will allocate in its first step, for the parameters that it has none for. Right for snug's,
-/// and for torch's Adam, AdamW, RMSprop and SGD; 0 for others: then the second step plans again.
-int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer);
 
 }  // namespace snug::detail

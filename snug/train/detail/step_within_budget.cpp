@@ -34,4 +34,71 @@ int64_t StepBackup::bytes() const {
   return bytes;
 }
 
+StepWithinBudget::StepWithinBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
+                                   TrainedParameters& parameters, std::function<void()> abandon)
+    : ranks_(ranks),
+      parameters_(parameters),
+      abandon_(std::move(abandon)),
+      budget_(options.memory_budget),
+      backup_(model) {
+  const bool plans = options.plan && parameters.device().is_cpu();
+  budget_ = ranks.smallest_budget(options.memory_budget, plans);
+  if (plans && !budget_.is_unlimited()) {
+    planner_.emplace(budget_, options.split_batch_norm,
+                     options.offload ? measure_offload_link(*options.offload) : OffloadLink{});
+  }
+}
+
+void StepWithinBudget::check() const {
+  ranks_.check_all_fit(budget_, live_bytes(parameters_.device()).count());
+  check_budget(budget_, parameters_.device());
+}
+
+// Ranks that have planned for such a step before need not try anything, so where all have they go on at once.
+const StepPlan* StepWithinBudget::plan(StepToPlan step) {
+  if (ranks_.is_alone()) {
+    return step.batch > 0 ? planner_->plan(step) : nullptr;
+  }
+  Split own = planner_->look(step);
+  AgreedSplit all = ranks_.agree_on_split(own);
+  while (!all.is_settled) {
+    step.at_most = all.at_most;
+    if (step.batch > 0) {
+      planner_->plan(step);
+      own = planner_->planned(step);
+    }
+    all = ranks_.agree_on_split(own);
+  }
+  planner_->keep(step, all);
+  return step.batch > 0 ? planner_->last() : nullptr;
+}
+
+// What to take less of is a rank's own: where another one ran out of memory, there is nothing to be done here.
+RankedStep::Failure StepWithinBudget::after_memory(Repeats repeats) {
+  const bool can_take_less =
+      planner_ && !ranks_.is_dropped() && !is_updating_ && planner_->step_down(!deviation_.empty());
+  const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
+  return can_take_less && can_repeat && step_downs_ < kMostStepDowns ? RankedStep::Failure::TakesLess
+                                                                     : RankedStep::Failure::Memory;
+}
+
+void StepWithinBudget::give_up(RankedStep::Failure failure, Bytes smallest) {
+  is_again_ = false;
+  abandon_();
+  is_again_ = ranks_.fail(failure, parameters_.all(), smallest);
+}
+
+void StepWithinBudget::begin_try(Repeats repeats) {
+  if (repeats == Repeats::OnAllRanks) {
+    ranks_.begin_split();
+  }
+}
+
+void StepWithinBudget::restore() {
+  deviation_.clear();
+  if (!is_updating_) {
+    backup_.restore();
+  }
+}
+
 }  // namespace snug::detail

@@ -1,20 +1,26 @@
 #pragma once
 // StepWithinBudget: keeps memory_budget in a Stepper: plans, runs forward under the plan, and makes a step that runs out of memory again, from where
-// it began, under a plan that takes less. Where plans() is false, only forward() and finish() are called, and do nothing of their own.
+// it began, under a plan that takes less. Several ranks do so together. Where plans() is false, it is a limit.
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include "snug/accumulation/loss.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
+#include "snug/memory/limit.h"
+#include "snug/train/detail/ranked_step.h"
 #include "snug/train/detail/step_planner.h"
+#include "snug/train/detail/stepper_options.h"
+#include "snug/train/detail/trained_parameters.h"
 #include "snug/train/step_result.h"
 
 namespace snug::detail {
@@ -35,45 +41,61 @@ class StepBackup {
 
 class StepWithinBudget {
  public:
-  StepWithinBudget(torch::nn::Module& model, Bytes budget, bool splits_batch_norm) : backup_(model) {
-    if (!budget.is_unlimited()) {
-      planner_.emplace(budget, splits_batch_norm);
-    }
-  }
+  /// Who can make again a call that ran out of memory. Several ranks only if the call is a whole step, as else some would hear of it in a
+  /// later one; nobody where earlier micro-batches went before, which cannot be had again.
+  enum class Repeats { Never, Alone, OnAllRanks };
+
+  /// `abandon`: drops what a failed try has left, gradients first of all.
+  StepWithinBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
+                   TrainedParameters& parameters, std::function<void()> abandon);
+
+  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on one.
+  void check() const;
 
   bool plans() const { return planner_.has_value(); }
   const StepPlan* last_plan() const { return planner_ ? planner_->last() : nullptr; }
+  int64_t slices() const { return last_plan() == nullptr ? 1 : last_plan()->slices; }
   StepPlanner& planner() { return *planner_; }
   const StepPlanner& planner() const { return *planner_; }
 
   /// Room for what a step needs beside its tensors: loss sums, scales, states of generators; and, while it is planned, more copies of buffers.
   int64_t own_bytes() const { return backup_.bytes() + (16 << 10); }
 
-  /// Before run(): remembers where the step begins.
-  void begin() { backup_.take(); }
+  /// The plan for a step, the same micro-batch on all ranks. Null where it has no items.
+  const StepPlan* plan(StepToPlan step);
 
-  /// `is_repeatable`: nothing else depends on a failed try. `is_updating`: whether a try may have written parameters, after which nothing is put
-  /// back or repeated.
-  template <class Step>
-  auto run(Step&& step, bool is_repeatable, const bool& is_updating) -> decltype(step()) {
+  /// Runs a part of a step under the limit. If it fails, gradients are dropped and the other ranks hear of it.
+  template <class F>
+  auto guarded(F&& part) -> decltype(part()) {
+    return guarded(part, Repeats::Never, /*takes_less=*/false);
+  }
+
+  /// Runs what plans and makes a step, or adds to it; where there is a plan, again if it runs out of memory, from where it began.
+  template <class F>
+  auto run(Repeats repeats, F&& step) -> decltype(step()) {
+    if (!planner_) {
+      return guarded(step);
+    }
+    is_updating_ = false;
+    begin_try(repeats);
+    guarded([&] { backup_.take(); });
     for (;;) {
       try {
-        return step();
-      } catch (const BudgetExceeded&) {
-        const bool had_other_operators = !std::exchange(deviation_, {}).empty();
-        const bool can_take_less = !is_updating && planner_->step_down(had_other_operators);
-        restore(is_updating);
-        if (!is_repeatable || !can_take_less || ++step_downs_ > kMostStepDowns) {
+        return guarded(step, repeats, /*takes_less=*/true);
+      } catch (...) {
+        restore();
+        if (!is_again_) {
           step_downs_ = 0;
           throw;
         }
-      } catch (...) {
-        deviation_.clear();
-        restore(is_updating);
-        throw;
+        ++step_downs_;
       }
+      begin_try(repeats);
     }
   }
+
+  /// Whether parameters may have been written in this step, after which nothing is put back or repeated.
+  void set_updating(bool is_updating) { is_updating_ = is_updating; }
 
   /// Runs `forward`, which returns a Loss, under the last plan.
   template <class F>
@@ -105,11 +127,36 @@ class StepWithinBudget {
  private:
   static constexpr int kMostStepDowns = 4;
 
-  void restore(bool is_updating) const {
-    if (!is_updating) {
-      backup_.restore();
+  template <class F>
+  auto guarded(F&& part, Repeats repeats, bool takes_less) -> decltype(part()) {
+    using Failure = RankedStep::Failure;
+    try {
+      check_budget(budget_, parameters_.device());
+      const MemoryLimit limit(parameters_.device(), budget_);
+      return part();
+    } catch (const c10::OutOfMemoryError& error) {
+      give_up(takes_less ? after_memory(repeats) : Failure::Memory);
+      if (budget_.is_unlimited()) {
+        throw;
+      }
+      throw BudgetExceeded(fmt::format("Stepper.step: the step does not fit into memory_budget {}: {}", budget_.str(),
+                                       error.what_without_backtrace()));
+    } catch (const BudgetExceeded& error) {
+      give_up(takes_less ? after_memory(repeats) : Failure::Memory, error.smallest_feasible());
+      throw;
+    } catch (const DistributedError&) {
+      give_up(Failure::Group);
+      throw;
+    } catch (...) {
+      give_up(Failure::Other);
+      throw;
     }
   }
+
+  RankedStep::Failure after_memory(Repeats repeats);
+  void give_up(RankedStep::Failure failure, Bytes smallest = Bytes(0));
+  void begin_try(Repeats repeats);
+  void restore();
 
   void note_deviation(const Rematerialize& scope) {
     if (deviation_.empty()) {
@@ -117,8 +164,14 @@ class StepWithinBudget {
     }
   }
 
+  RankedStep& ranks_;
+  TrainedParameters& parameters_;
+  std::function<void()> abandon_;
+  Bytes budget_;  // the smallest of all ranks
   std::optional<StepPlanner> planner_;
   StepBackup backup_;
+  bool is_updating_ = false;
+  bool is_again_ = false;  // what was given up last is to be made again
   int64_t step_downs_ = 0;
   std::string deviation_;
 };

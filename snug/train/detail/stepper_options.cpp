@@ -57,7 +57,28 @@ void check(const StepperOptions& options) {
   }
 }
 
+Precision check_state(const StateDict& state, const StepperOptions& options, Precision precision) {
+  const Precision saved = precision_from_string(state.get<std::string>("precision"));
+  if (options.precision != Precision::Auto && saved != precision) {
+    throw ConfigError(
+        fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
+                    to_string(saved), to_string(precision)));
+  }
+  if (const bool had_masters = state.contains("masters"); had_masters != (options.weights == Weights::Low)) {
+    throw ConfigError(fmt::format(
+        "Stepper.load_state_dict: the state is of a run with weights {}, this one has {}; give the same weights",
+        had_masters ? "low" : "full", had_masters ? "full" : "low"));
+  }
+  return saved;
+}
+
 void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans) {
+  if (options.offload && !plans) {
+    throw ConfigError(
+        "Stepper: offload is for plans to keep a memory_budget on the CPU, and there are none; give a memory_budget, "
+        "or a "
+        "SaveOnHost around the steps instead");
+  }
   for (const auto& module : model.modules()) {
     if (plans && options.data_parallel != nullptr && dynamic_cast<const SyncBatchNormImpl*>(module.get()) != nullptr) {
       throw ConfigError(

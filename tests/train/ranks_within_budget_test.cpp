@@ -1,0 +1,374 @@
+// A memory_budget on several ranks: they split their shares alike, make a step again together, and stop together.
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <tuple>
+
+#include "snug/distributed/sharded_optimizer.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/train/detail/split.h"
+#include "tests/train/planned_training.h"
+#include "tests/train/ranked_training.h"
+
+namespace snug {
+namespace {
+
+using detail::AgreedSplit;
+using detail::Split;
+using testing::planned::deep;
+using testing::planned::live;
+using testing::planned::make_batch;
+using torch::Tensor;
+
+constexpr int64_t kPlenty = 1 << 26;
+
+// Once Gloo's threads have let go of what they sent.
+int64_t settled_live() {
+  int64_t now = live();
+  for (int64_t before = -1; before != now; now = live()) {
+    before = now;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return now;
+}
+
+struct RankedRun {
+  explicit RankedRun(const std::shared_ptr<ProcessGroup>& of, StepperOptions options = {},
+                     torch::nn::Sequential with = deep())
+      : group(of), model(std::move(with)), ddp(model, of), optimizer(model->parameters(), {.lr = 0.01}) {
+    options.data_parallel = &ddp;
+    if (!options.memory_budget.is_unlimited()) {
+      settled_live();
+    }
+    stepper.emplace(model, optimizer, options);
+  }
+  // `room`: bytes for what a step adds to what is alive.
+  static StepperOptions with_room(int64_t room, StepperOptions options = {}) {
+    const int64_t of_model = 2 * bytes_of(deep()->parameters());  // its buckets too
+    options.memory_budget = Bytes(settled_live() + of_model + room);
+    return options;
+  }
+
+  StepResult step(const Batch& own) {
+    return stepper->step(own, [this](const Batch& micro) {
+      return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+    });
+  }
+  int64_t items() const { return stepper->plan()->choice.items; }
+  std::vector<Tensor> parameters() const { return clones_of(model->parameters()); }
+
+  std::shared_ptr<ProcessGroup> group;
+  torch::nn::Sequential model;
+  DataParallel ddp;
+  AdamW optimizer;
+  std::optional<Stepper> stepper;
+};
+
+std::vector<int64_t> of_all_ranks(ProcessGroup& group, int64_t own) {
+  const Tensor all = group.all_gather(torch::full({1}, own, torch::kLong)).flatten();
+  return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
+}
+bool is_same_on_all(ProcessGroup& group, int64_t own) {
+  const auto all = of_all_ranks(group, own);
+  return std::all_of(all.begin(), all.end(), [&](int64_t value) { return value == own; });
+}
+
+// The least room that a step of the batch has a plan in.
+int64_t least_room(const std::shared_ptr<ProcessGroup>& group, const Batch& own, int64_t micro_batch) {
+  const int64_t room = 256 << 10;
+  const StepperOptions options = RankedRun::with_room(room, {.micro_batch = micro_batch});
+  RankedRun tight(group, options);
+  try {
+    tight.step(own);
+  } catch (const BudgetExceeded& error) {
+    return error.smallest_feasible().count() - options.memory_budget.count() + room;
+  }
+  ADD_FAILURE() << "this is too little for anything";
+  return 0;
+}
+
+// Between what a share takes in small parts and at once.
+int64_t room_for_parts(const std::shared_ptr<ProcessGroup>& group, const Batch& own) {
+  const int64_t in_parts = least_room(group, own, 0);
+  const int64_t at_once = least_room(group, own, own.size());
+  EXPECT_GT(at_once, in_parts + in_parts / 4);
+  return in_parts + (at_once - in_parts) / 4;
+}
+
+// --- what the numbers mean
+
+TEST(RanksWithinABudget, SplitAsTheOneThatHasToCutMost) {
+  constexpr int64_t kWhole = Split::kWhole;
+  const auto agreed = [](const std::vector<Split>& ranks) {
+    const AgreedSplit all = detail::agree(ranks);
+    return std::tuple(all.at_most, all.largest_batch, all.is_settled);
+  };
+  EXPECT_EQ(agreed({{kWhole, 8, true}, {kWhole, 7, true}}), std::tuple(kWhole, 8, true));
+  EXPECT_EQ(agreed({{kWhole, 8, true}, {kWhole, 7, false}}), std::tuple(kWhole, 8, false)) << "one has to plan";
+  EXPECT_EQ(agreed({{4, 8, true}, {kWhole, 7, true}}), std::tuple(4, 8, false)) << "the other is to cut as well";
+  EXPECT_EQ(agreed({{4, 8, true}, {kWhole, 3, true}}), std::tuple(4, 8, true)) << "it has less than that";
+  EXPECT_EQ(agreed({{4, 8, true}, {2, 8, true}}), std::tuple(2, 8, false));
+  EXPECT_EQ(agreed({{4, 8, true}, {4, 3, true}, {kWhole, 0, true}}), std::tuple(4, 8, true));
+}
+
+// --- they agree
+
+TEST(RanksWithinABudget, TakeTheMicroBatchOfTheOneThatHasLeastRoom) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(1024), *group);
+    const int64_t tight = room_for_parts(group, own);
+    const StepperOptions options = RankedRun::with_room(kPlenty);
+    Tensor ballast;
+    if (group->rank() == 1) {
+      ballast = torch::zeros({kPlenty - tight}, torch::kByte);
+    }
+    RankedRun run(group, options);
+    int64_t items = 0;
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(run.step(own).step_downs, 0);
+      EXPECT_LT(run.items(), own.size());
+      EXPECT_TRUE(is_same_on_all(*group, run.items()));
+      EXPECT_TRUE(i == 0 || run.items() == items) << "and stay with it";
+      items = run.items();
+    }
+    RankedRun plain(group, {.micro_batch = items});
+    for (int i = 0; i < 3; ++i) {
+      plain.step(own);
+    }
+    EXPECT_TRUE(same_bits(run.parameters(), plain.parameters()));
+  });
+}
+
+TEST(RanksWithinABudget, TakeTheSmallestBudgetOfAll) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(64), *group);
+    const int64_t smallest = settled_live() + kPlenty;
+    const StepperOptions options{.memory_budget = group->rank() == 1 ? Bytes(smallest) : Bytes::unlimited()};
+    RankedRun run(group, options);
+    run.step(own);
+    const auto budgets = of_all_ranks(*group, smallest);
+    ASSERT_TRUE(run.stepper->plan());
+    EXPECT_EQ(run.stepper->plan()->budget_bytes, budgets[1]);
+
+    EXPECT_THAT(error_of<BudgetExceeded>([&] {
+                  const Tensor ballast = torch::zeros({group->rank() == 1 ? 2 * kPlenty : 1}, torch::kByte);
+                  RankedRun(group, options);
+                }),
+                HasSubstr("alive on rank 1"));
+    EXPECT_THAT(error_of<ConfigError>(
+                    [&] { RankedRun(group, {.memory_budget = options.memory_budget, .plan = group->rank() == 0}); }),
+                HasSubstr("ranks 0 and 1 do not both plan"));
+  });
+}
+
+// `text` of rank 0.
+std::string from_rank_zero(ProcessGroup& group, std::string text) {
+  Tensor bytes = torch::zeros({4096}, torch::kByte);
+  std::copy(text.begin(), text.end(), bytes.data_ptr<uint8_t>());
+  group.broadcast({bytes});
+  const std::string all(reinterpret_cast<const char*>(bytes.data_ptr<uint8_t>()), 4096);
+  return all.substr(0, all.find('\0'));
+}
+
+TEST(RanksWithinABudget, MakeTheSameStepsAfterARestartFromWhatRankZeroSaved) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch all = make_batch(1024);
+    const Batch own = group->rank() == 0 ? batch_slice(all, 0, 500) : batch_slice(all, 500, 1024);
+    const int64_t room = room_for_parts(group, own);
+    const StepperOptions options = RankedRun::with_room(kPlenty);
+    Tensor ballast;
+    if (group->rank() == 1) {  // the larger share has the less room
+      ballast = torch::zeros({kPlenty - room}, torch::kByte);
+    }
+    RankedRun run(group, options);
+    run.step(own);
+    const int64_t items = run.items();
+    StateDict saved = run.stepper->state_dict();
+    saved.set("micro_batches", from_rank_zero(*group, saved.get<std::string>("micro_batches")));
+    const auto parameters = run.parameters();
+    const StateDict of_optimizer = run.optimizer.state_dict();
+
+    ballast = Tensor();
+    RankedRun resumed(group, RankedRun::with_room(kPlenty));  // where they would choose otherwise
+    {
+      const torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        resumed.model->parameters()[i].copy_(parameters[i]);
+      }
+    }
+    resumed.optimizer.load_state_dict(of_optimizer);
+    resumed.stepper->load_state_dict(saved);
+    resumed.step(own);
+    EXPECT_EQ(resumed.items(), items);
+    run.step(own);
+    EXPECT_TRUE(same_bits(resumed.parameters(), run.parameters()));
+  });
+}
+
+TEST(RanksWithinABudget, MayHaveNoData) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch all = make_batch(64);
+    RankedRun run(group, RankedRun::with_room(kPlenty));
+    for (const int64_t of_zero : {64, 0, 32}) {
+      const Batch own = group->rank() == 0 ? batch_slice(all, 0, of_zero) : batch_slice(all, of_zero, 64);
+      const StepResult result = run.step(own);
+      EXPECT_TRUE(result.stepped());
+      EXPECT_EQ(result.batch_items, 64);
+      EXPECT_EQ(run.stepper->plan().has_value(), own.size() > 0);
+    }
+    EXPECT_FALSE(run.step(batch_slice(all, 0, 0)).stepped());
+    EXPECT_TRUE(same_bits(group->all_gather(run.model->parameters()[0])[0], run.model->parameters()[0].detach()));
+  });
+}
+
+// --- they stop together
+
+TEST(RanksWithinABudget, StopTogetherWhereOneFindsNoPlan) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(1024), *group);
+    const int64_t least = least_room(group, own, 0);
+    const StepperOptions options = RankedRun::with_room(kPlenty);
+    RankedRun run(group, options);
+    const auto before = run.parameters();
+    Tensor ballast = torch::zeros({group->rank() == 1 ? kPlenty - least / 2 : 1}, torch::kByte);
+    try {
+      run.step(own);
+      ADD_FAILURE() << "half of the least";
+    } catch (const BudgetExceeded& error) {
+      EXPECT_THAT(error.what(), HasSubstr(group->rank() == 1 ? "no plan was found" : "rank 1 found no way"));
+      EXPECT_GT(error.smallest_feasible(), options.memory_budget);
+      EXPECT_TRUE(is_same_on_all(*group, error.smallest_feasible().count()));
+    }
+    EXPECT_TRUE(same_bits(run.parameters(), before));
+    ballast = Tensor();
+    EXPECT_TRUE(run.step(own).stepped());
+  });
+}
+
+TEST(RanksWithinABudget, StopTogetherWhereOneFailsWhileItPlans) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(64), *group);
+    RankedRun run(group, RankedRun::with_room(kPlenty));
+    const auto fail = [&] {
+      run.stepper->step(own, [&](const Batch& /*micro*/) -> Loss { throw std::runtime_error("a bad picture"); });
+    };
+    if (group->rank() == 1) {
+      EXPECT_THAT(error_of<std::runtime_error>(fail), HasSubstr("a bad picture"));
+    } else {
+      EXPECT_THAT(error_of<DistributedError>([&] { run.step(own); }), HasSubstr("rank 1 failed in this step"));
+    }
+    EXPECT_TRUE(run.step(own).stepped());
+  });
+}
+
+// --- they make a step again together
+
+TEST(RanksWithinABudget, MakeAStepAgainTogetherWhicheverAllocationFailsOnOne) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(128), *group);
+    const auto make = [] { return testing::make_mlp({32, 64, 64, 32}, 0.1); };
+    const StepperOptions options{.micro_batch = 32};
+    const auto seed_of = [&](int step) { torch::manual_seed(static_cast<uint64_t>(100 + 10 * step + group->rank())); };
+    RankedRun reference(group, options, make());
+    std::vector<std::vector<Tensor>> after;
+    for (int i = 0; i < 3; ++i) {
+      seed_of(i);
+      reference.step(own);
+      after.push_back(reference.parameters());
+    }
+    int64_t again = 0, dropped = 0, left_behind = 0;
+    for (int64_t k = 1;; k += 1 + k / 16) {
+      ASSERT_LT(k, 3000);
+      RankedRun run(group, RankedRun::with_room(kPlenty, options), make());
+      for (int i = 0; i < 2; ++i) {  // in the second one the buckets change
+        seed_of(i);
+        run.step(own);
+      }
+      seed_of(2);
+      detail::fail_allocation_after(group->rank() == 1 ? k : 0);
+      int64_t made = 1;
+      try {
+        again += run.step(own).step_downs;
+      } catch (const BudgetExceeded&) {
+        made = 0;
+      }
+      const bool never_failed = detail::fail_allocation_after(0) > 0;
+      const auto made_by = of_all_ranks(*group, made);
+      if (made_by[0] != made_by[1]) {  // in the optimizer's own part, when the other one has made it
+        ++left_behind;
+        EXPECT_THAT(error_of<DistributedError>([&] { run.step(own); }), HasSubstr("go on from a snapshot"));
+        continue;
+      }
+      if (made == 0) {
+        ++dropped;
+        ASSERT_TRUE(same_bits(run.parameters(), after[1])) << "allocation " << k;
+        seed_of(2);
+        run.step(own);
+      }
+      ASSERT_TRUE(same_bits(run.parameters(), after[2])) << "allocation " << k;
+      if (of_all_ranks(*group, never_failed ? 1 : 0)[1] == 1) {
+        break;
+      }
+    }
+    EXPECT_TRUE(is_same_on_all(*group, again));
+    EXPECT_GT(again, 5);
+    EXPECT_GT(dropped, 0) << "those before the step begins";
+    EXPECT_LT(left_behind, again);
+  });
+}
+
+TEST(RanksWithinABudget, GiveUpTogetherWhereOneRunsOutOfMemoryAgainAndAgain) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(64), *group);
+    RankedRun run(group, RankedRun::with_room(kPlenty, {.micro_batch = 16}));
+    run.step(own);
+    const auto before = run.parameters();
+    const auto step = [&] {
+      run.stepper->step(own, [&](const Batch& micro) {
+        if (group->rank() == 1) {
+          torch::empty({2 * kPlenty}, torch::kByte);
+        }
+        return Loss::sum((run.model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+      });
+    };
+    EXPECT_THAT(error_of<BudgetExceeded>(step),
+                HasSubstr(group->rank() == 1 ? "does not fit into memory_budget" : "rank 1 ran out of memory"));
+    EXPECT_TRUE(same_bits(run.parameters(), before));
+    EXPECT_TRUE(run.step(own).stepped());
+  });
+}
+
+// --- what optimizers need
+
+TEST(RanksWithinABudget, CountWhatAShardedOptimizerGathersIn) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = testing::make_mlp({32, 256, 256, 256, 32});
+    DataParallel ddp(model, group, {.gradient_as_bucket_view = false});
+    ShardedOptimizer optimizer(model->parameters(), group,
+                               [](const auto& groups) { return std::make_unique<AdamW>(groups, AdamWOptions{}); });
+    EXPECT_EQ(optimizer.workspace_bytes(), bytes_of(model->parameters()));  // of two ranks
+    Stepper stepper(model, optimizer,
+                    {.micro_batch = 8, .memory_budget = Bytes(live() + kPlenty), .data_parallel = &ddp});
+    for (int i = 0; i < 3; ++i) {
+      const StepResult result = stepper.step(share(make_batch(16), *group), [&](const Batch& micro) {
+        return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+      });
+      EXPECT_LE(result.peak_bytes, stepper.plan()->choice.peak_bytes) << "step " << i;
+      EXPECT_GT(result.peak_bytes, stepper.plan()->choice.peak_bytes - optimizer.workspace_bytes());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace snug
