@@ -27,14 +27,18 @@ struct Experiment {
   const char* name;
   const char* what;
   Section (*run)(const CompareFlags&);
+  /// What this program does as one of the ranks that the experiment starts.
+  void (*run_as_rank)(const CompareFlags&) = nullptr;
 };
 
 constexpr std::array kExperiments{
     Experiment{"sin-cos", "a small network in FP32 and in mixed precision: time, loss, fit", compare_sin_cos},
     Experiment{"precision", "static and dynamic bytes of FP32, autocast and 16-bit weights", compare_precision},
     Experiment{"checkpointing", "bytes and time of deep networks, for each way to keep less", compare_checkpointing},
-    Experiment{"accumulation", "one batch in many parts; BatchNorm; large and small batches", compare_accumulation},
-    Experiment{"data-parallel", "1, 2, 4 processes: bytes sent, time, share hidden", compare_data_parallel},
+    Experiment{"accumulation", "one batch in many parts; BatchNorm; large and small batches", compare_accumulation,
+               measure_accumulation_rank},
+    Experiment{"data-parallel", "1, 2, 4 processes: bytes sent, time, share hidden", compare_data_parallel,
+               measure_data_parallel_rank},
     Experiment{"fit", "the largest GPT in a number of bytes, technique by technique", compare_fit},
     Experiment{"python", "ratios to Python PyTorch, as benchmarks/run.py measured them", compare_python},
 };
@@ -126,19 +130,18 @@ void check(const Flags& flags) {
   at_least("--points", flags.experiments.points, 100);
 }
 
-// data-parallel starts this program on several ranks.
-void measure_as_rank(const Flags& flags) {
-  if (flags.names != std::vector<std::string>{"data-parallel"}) {
-    throw ConfigError("compare: on several ranks only data-parallel runs; start it without a launcher");
+void measure_as_rank(const std::vector<Experiment>& experiments, const Flags& flags) {
+  if (experiments.size() != 1 || experiments.front().run_as_rank == nullptr) {
+    throw ConfigError("compare: experiments start their ranks themselves; leave the launcher out");
   }
-  measure_data_parallel_rank(flags.experiments);
+  experiments.front().run_as_rank(flags.experiments);
 }
 
 void run_compare(const Flags& flags) {
   check(flags);
   const std::vector<Experiment> experiments = chosen(flags);
   if (read_launch_environment(process_environment()).launcher != LaunchPlace().launcher) {
-    measure_as_rank(flags);
+    measure_as_rank(experiments, flags);
     return;
   }
   std::setvbuf(stdout, nullptr, _IOLBF, 0);        // what goes to a file can be watched
@@ -152,6 +155,9 @@ void run_compare(const Flags& flags) {
     print_result(page.sections.back());
     for (const Exhibit& exhibit : page.sections.back().exhibits) {
       write(std::filesystem::path(flags.out) / (exhibit.file + ".csv"), exhibit_csv(exhibit));
+      if (const std::string picture = exhibit_svg(exhibit); !picture.empty()) {
+        write(std::filesystem::path(flags.out) / (exhibit.file + ".svg"), picture);
+      }
     }
     write(file, comparison_page(page));  // after each, so that an interruption loses one
     write(std::filesystem::path(flags.out) / "results.md", comparison_markdown(page));

@@ -1,9 +1,12 @@
-// The accumulation experiment: one batch in ever more micro-batches, with and without BatchNorm; and what the size of the batch itself does.
+// The accumulation experiment: one batch in ever more micro-batches, with and without BatchNorm, there also on several ranks; and what the
+// size of the batch itself does.
 
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,8 +16,12 @@
 
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
+#include "cli/compare/ranks.h"
 #include "snug/accumulation/batch_norm.h"
+#include "snug/core/error.h"
 #include "snug/data/digits.h"
+#include "snug/distributed/data_parallel.h"
+#include "snug/distributed/sync_batch_norm.h"
 #include "snug/models/mlp.h"
 #include "snug/optim/schedule.h"
 #include "snug/optim/sgd.h"
@@ -62,15 +69,23 @@ struct Steps {
   int64_t activations = 0;
 };
 
+// Of several ranks this one's share of each batch.
+struct Ranks {
+  DataParallel* data_parallel = nullptr;
+  int rank = 0, size = 1;
+};
+
 template <class Model, class Forward>
-Steps run_steps(Model& model, const Split& data, int64_t micro_batch, int64_t steps, const Forward& forward) {
+Steps run_steps(Model& model, const Split& data, int64_t micro_batch, int64_t steps, const Forward& forward,
+                const Ranks& ranks = {}) {
   SGD sgd(model->parameters(), {.lr = 0.05, .momentum = 0.9});
-  Stepper stepper(model, sgd, {.micro_batch = micro_batch});
+  Stepper stepper(model, sgd, {.micro_batch = micro_batch, .data_parallel = ranks.data_parallel});
+  const int64_t share = 512 / ranks.size;
   Steps result;
   for (int64_t step = 0; step < steps; ++step) {
-    const int64_t begin = step * 512 % (data.images.size(0) - 511);
+    const int64_t begin = step * 512 % (data.images.size(0) - 511) + ranks.rank * share;
     const StepResult done = stepper.step(
-        {data.images.narrow(0, begin, 512), data.labels.narrow(0, begin, 512)},
+        {data.images.narrow(0, begin, share), data.labels.narrow(0, begin, share)},
         [&](const Batch& micro) { return Loss::sum(cross_entropy_sum(forward(micro[0]), micro[1]), micro.size()); });
     result.losses.push_back(done.loss());
     result.activations = std::max(result.activations, done.activation_peak_bytes);
@@ -142,10 +157,14 @@ struct NormResult {
   double loss, error;
 };
 
-NormResult train_with_norm(const NormRun& run, const DigitsSplit& digits, int64_t steps) {
+nn::Sequential normalised_mlp() {
   torch::manual_seed(3);
-  nn::Sequential model(nn::Flatten(), nn::Linear(784, 128), nn::BatchNorm1d(128), nn::ReLU(), nn::Linear(128, 128),
-                       nn::BatchNorm1d(128), nn::ReLU(), nn::Linear(128, 10));
+  return nn::Sequential(nn::Flatten(), nn::Linear(784, 128), nn::BatchNorm1d(128), nn::ReLU(), nn::Linear(128, 128),
+                        nn::BatchNorm1d(128), nn::ReLU(), nn::Linear(128, 10));
+}
+
+NormResult train_with_norm(const NormRun& run, const DigitsSplit& digits, int64_t steps) {
+  nn::Sequential model = normalised_mlp();
   if (run.norm == Norm::Group) {
     batch_norm_to_group_norm(*model, 4);
   } else if (run.norm == Norm::Momentum) {
@@ -161,7 +180,8 @@ NormResult train_with_norm(const NormRun& run, const DigitsSplit& digits, int64_
   frozen.reset();
   if (run.norm == Norm::Precise) {
     precise_batch_norm(*model, [&] {
-      for (int64_t begin = 0; begin < 1024; begin += run.micro_batch) {
+      const int64_t end = std::min<int64_t>(1024, digits.train.images.size(0));
+      for (int64_t begin = 0; begin + run.micro_batch <= end; begin += run.micro_batch) {
         model->forward(digits.train.images.narrow(0, begin, run.micro_batch));
       }
     });
@@ -169,8 +189,41 @@ NormResult train_with_norm(const NormRun& run, const DigitsSplit& digits, int64_
   return {done.losses.back(), error_rate(model, digits.held_out)};
 }
 
+int64_t norm_steps(const CompareFlags& flags) { return flags.quick ? 16 : 64; }
+
+// The batch shared out to ranks, whose BatchNorm looks at its own share or at all of them.
+NormResult train_on_ranks(const std::shared_ptr<ProcessGroup>& group, bool is_synchronised, const DigitsSplit& digits,
+                          int64_t steps) {
+  nn::Sequential model = normalised_mlp();
+  if (is_synchronised) {
+    convert_sync_batch_norm(*model, group);
+  }
+  DataParallel data_parallel(model, group);
+  const Ranks ranks{.data_parallel = &data_parallel, .rank = group->rank(), .size = group->size()};
+  const Steps done = run_steps(
+      model, digits.train, 512 / ranks.size, steps, [&](const Tensor& x) { return model->forward(x); }, ranks);
+  return {done.losses.back(), error_rate(model, digits.held_out)};
+}
+
+constexpr std::string_view kRankRow = "accumulation-row";
+
+void add_ranks(Table& table, int ranks, const CompareFlags& flags) {
+  const std::vector<std::string> lines = lines_of_ranks("accumulation", ranks, flags, kRankRow, 2);
+  for (const std::string& line : lines) {
+    int is_synchronised = 0;
+    NormResult result = {};
+    if (std::sscanf(line.c_str(), "%d %lf %lf", &is_synchronised, &result.loss, &result.error) != 3) {
+      throw Error("compare: the ranks' result cannot be read: " + line);
+    }
+    table.rows.push_back(
+        {fmt::format("{}, {} ranks x {}", is_synchronised != 0 ? "synchronised BatchNorm" : "BatchNorm", ranks,
+                     512 / ranks),
+         fmt::format("{:.6f}", result.loss), percent(result.error)});
+  }
+}
+
 void with_batch_norm(Section& section, const DigitsSplit& digits, const CompareFlags& flags) {
-  const int64_t steps = flags.quick ? 16 : 64;
+  const int64_t steps = norm_steps(flags);
   const std::vector<NormRun> runs{{"BatchNorm, 1 x 512", Norm::Batch, 512},
                                   {"BatchNorm, 64 x 8", Norm::Batch, 8},
                                   {"momentum corrected, 64 x 8", Norm::Momentum, 8},
@@ -184,15 +237,22 @@ void with_batch_norm(Section& section, const DigitsSplit& digits, const CompareF
     const NormResult result = train_with_norm(run, digits, steps);
     table.rows.push_back({run.name, fmt::format("{:.6f}", result.loss), percent(result.error)});
   }
+  for (const int ranks : {2, 4}) {
+    add_ranks(table, ranks, flags);
+  }
   section.findings.push_back(
       fmt::format("With BatchNorm micro-batches of 8 are another training (held-out errors {} against {} with the "
                   "whole batch); frozen BatchNorm and "
                   "GroupNorm look at one picture alone, and the split changes nothing but rounding ({} and {}).",
                   table.rows[1][2], table.rows[0][2], table.rows[6][2], table.rows[7][2]));
+  section.findings.push_back(
+      fmt::format("On 4 ranks with 128 pictures each, BatchNorm ends at a training loss of {}, synchronised at {}, one "
+                  "process with all 512 at {}.",
+                  table.rows[table.rows.size() - 2][1], table.rows.back()[1], table.rows.front()[1]));
   section.exhibits.push_back(
       {.file = "accumulation-batch-norm",
        .title = "Normalisation over micro-batches",
-       .caption = "what 64 x 8 does to an MLP 784-128-128-10 on the digits",
+       .caption = "what micro-batches and ranks do to an MLP 784-128-128-10 on the digits",
        .made = fmt::format("{} steps of batch 512, SGD with momentum; errors on {} pictures in evaluation mode.", steps,
                            digits.held_out.images.size(0)),
        .content = table});
@@ -322,6 +382,18 @@ void sizes_of_batches(Section& section, const DigitsSplit& digits, const Compare
 }
 
 }  // namespace
+
+void measure_accumulation_rank(const CompareFlags& flags) {
+  const auto group = init_process_group();
+  const DigitsSplit digits = load(flags.digits);
+  for (const bool is_synchronised : {false, true}) {
+    const NormResult result = train_on_ranks(group, is_synchronised, digits, norm_steps(flags));
+    if (group->rank() == 0) {
+      fmt::print("{} {:d} {} {}\n", kRankRow, is_synchronised, result.loss, result.error);
+    }
+  }
+  group->barrier();
+}
 
 Section compare_accumulation(const CompareFlags& flags) {
   Section section{.name = "accumulation",

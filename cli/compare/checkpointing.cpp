@@ -13,6 +13,7 @@
 #include "cli/compare/deep_models.h"
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
+#include "cli/compare/schedule.h"
 #include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
 #include "snug/optim/adamw.h"
@@ -47,8 +48,20 @@ std::function<Tensor()> planned(const DeepModel& model, const Tensor& input, Act
   };
 }
 
+// A quick search nearly always finds a plan that is as fast.
+ActivationPlan plan_within(const StepProfile& profile, Bytes budget, const CompareFlags& flags) {
+  if (flags.quick) {
+    try {
+      return {profile, budget, {.work = 2'000'000}};
+    } catch (const BudgetExceeded&) {  // then the long one does
+    }
+  }
+  return {profile, budget};
+}
+
 // Automatic plans for half and a quarter of plain training's activations, for as few as can be, and for what each way by hand takes.
-void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input) {
+void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
+                   const CompareFlags& flags) {
   const int64_t gradients = bytes_of(model.parameters());
   drop_gradients(model.parameters());
   const StepProfile profile = profile_step(contenders.front().forward);
@@ -63,7 +76,7 @@ void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, c
   std::erase_if(budgets, [&](const auto& budget) { return budget.first + gradients <= least; });
   budgets.emplace(least - gradients, "least");
   for (const auto& [bytes, label] : budgets) {
-    const ActivationPlan plan(profile, Bytes(bytes + gradients));
+    const ActivationPlan plan = plan_within(profile, Bytes(bytes + gradients), flags);
     contenders.push_back({.family = "automatic", .label = label, .forward = planned(model, input, plan)});
   }
 }
@@ -97,7 +110,7 @@ std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flag
     contender.activations = bytes_of_step(parameters, [&] { contender.forward().backward(); }).activations;
   };
   std::for_each(contenders.begin(), contenders.end(), measure_activations);
-  add_automatic(contenders, model, input);
+  add_automatic(contenders, model, input, flags);
   AdamW optimizer(parameters, {.lr = 0});  // so that all contenders have the same weights
   const std::vector<Tensor> expected = gradients_after(contenders.front(), parameters);
   optimizer.step();  // makes its state
@@ -289,6 +302,9 @@ Section compare_checkpointing(const CompareFlags& flags) {
   } else {
     models = {deep_gpt(12, 256, 256, 4), deep_mlp(32, 512, 512), deep_resnet(20, 32)};
   }
+  const Schedule schedule = recorded_schedule();
+  section.findings.push_back(schedule_finding(schedule));
+  section.exhibits.push_back(schedule_exhibit(schedule));
   std::vector<Exhibit> batches;
   for (const DeepModel& model : models) {
     fmt::print("{}, batch {}\n", model.what, model.batch);

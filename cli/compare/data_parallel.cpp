@@ -1,12 +1,11 @@
-// The data-parallel experiment: steps of K micro-batches on 1, 2 and 4 processes, communicating after each micro-batch or after the last. The
-// program starts itself on each number of ranks with `snug launch`; as a rank of such a job it measures.
+// The data-parallel experiment: steps of K micro-batches on 1, 2 and 4 processes, communicating after each micro-batch or after the last. See
+// ranks.h for how the ranks are started; as one of them the program measures.
 
 #include "snug/distributed/data_parallel.h"
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,11 +13,11 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <torch/torch.h>
 
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
+#include "cli/compare/ranks.h"
 #include "snug/core/error.h"
 #include "snug/distributed/process_group.h"
 #include "snug/models/gpt.h"
@@ -105,34 +104,14 @@ class Work {
 
 // --- On the side that starts the ranks.
 
-struct Close {
-  void operator()(std::FILE* pipe) const { ::pclose(pipe); }
-};
-
 std::vector<Row> rows_of(int ranks, const CompareFlags& flags) {
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  // Ranks that share cores must not spin while they wait.
-  const std::string command =
-      fmt::format("OMP_WAIT_POLICY=passive '{0}' launch -n {1} -- '{0}' compare data-parallel --pairs {2}{3}", self,
-                  ranks, flags.turns(7), flags.quick ? " --quick" : "");
-  const std::unique_ptr<std::FILE, Close> output(::popen(command.c_str(), "r"));
-  if (!output) {
-    throw Error("compare: cannot start the ranks");
-  }
   std::vector<Row> rows;
-  std::array<char, 512> line = {};
-  while (std::fgets(line.data(), line.size(), output.get()) != nullptr) {
-    const std::string_view text = line.data();
-    const size_t at = text.find(kRow);
-    Row row;
-    if (at != std::string_view::npos &&
-        std::sscanf(line.data() + at + kRow.size(), "%d %d %d %ld %lf %lf", &row.ranks, &row.micro_batches,
-                    &row.communicates_each, &row.bytes, &row.seconds, &row.hidden) == 6) {
-      rows.push_back(row);
+  for (const std::string& line : lines_of_ranks("data-parallel", ranks, flags, kRow, 2 * kMicroBatches.size())) {
+    Row& row = rows.emplace_back();
+    if (std::sscanf(line.c_str(), "%d %d %d %ld %lf %lf", &row.ranks, &row.micro_batches, &row.communicates_each,
+                    &row.bytes, &row.seconds, &row.hidden) != 6) {
+      throw Error("compare: the ranks' result cannot be read: " + line);
     }
-  }
-  if (rows.size() != 2 * kMicroBatches.size()) {
-    throw Error(fmt::format("compare: {} ranks gave {} of {} results", ranks, rows.size(), 2 * kMicroBatches.size()));
   }
   return rows;
 }

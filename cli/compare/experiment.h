@@ -26,7 +26,8 @@ Section compare_precision(const CompareFlags& flags);
 Section compare_checkpointing(const CompareFlags& flags);
 Section compare_accumulation(const CompareFlags& flags);
 Section compare_data_parallel(const CompareFlags& flags);
-/// What the ranks do that it starts: measures, and prints a line for each result.
+/// What the ranks do that two of them start: measure, and print a line for each result (see ranks.h).
+void measure_accumulation_rank(const CompareFlags& flags);
 void measure_data_parallel_rank(const CompareFlags& flags);
 Section compare_fit(const CompareFlags& flags);
 Section compare_python(const CompareFlags& flags);

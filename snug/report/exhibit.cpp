@@ -1,6 +1,10 @@
 #include "snug/report/exhibit.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
+
+#include "snug/report/detail/exhibit_figures.h"
 
 namespace snug {
 namespace {
@@ -63,10 +67,49 @@ std::string csv(const Table& table) {
   return text;
 }
 
+const char* name_of(BlockRun::What what) {
+  return what == BlockRun::What::Forward ? "forward" : what == BlockRun::What::Again ? "again" : "backward";
+}
+
+std::string csv(const Schedule& schedule) {
+  std::string text = line({"way", "time", "run", "block", "kept until", "kept by forward"});
+  for (const Schedule::Way& way : schedule.ways) {
+    for (size_t i = 0; i < way.runs.size(); ++i) {
+      const BlockRun& run = way.runs[i];
+      const bool has_result = run.what != BlockRun::What::Backward;
+      text += line({way.name, fmt::format("{}", i), name_of(run.what), fmt::format("{}", run.block),
+                    has_result ? fmt::format("{}", run.kept_until) : "",
+                    has_result ? fmt::format("{:d}", run.is_kept) : ""});
+    }
+  }
+  return text;
+}
+
 }  // namespace
+
+int64_t Schedule::Way::runs_again() const {
+  return std::count_if(runs.begin(), runs.end(), [](const BlockRun& run) { return run.what == BlockRun::What::Again; });
+}
+
+int64_t Schedule::Way::most_kept() const {
+  int64_t most = 0;
+  for (size_t now = 0; now < runs.size(); ++now) {
+    const auto end = runs.begin() + static_cast<std::ptrdiff_t>(now) + 1;
+    most = std::max<int64_t>(most, std::count_if(runs.begin(), end, [&](const BlockRun& run) {
+                               return run.kept_until > static_cast<int64_t>(now);
+                             }));
+  }
+  return most;
+}
 
 std::string exhibit_csv(const Exhibit& exhibit) {
   return std::visit([](const auto& content) { return csv(content); }, exhibit.content);
+}
+
+std::string exhibit_svg(const Exhibit& exhibit) {
+  const auto* schedule = std::get_if<Schedule>(&exhibit.content);
+  return schedule == nullptr ? ""
+                             : detail::schedule_svg(*schedule, exhibit.title, "xmlns=\"http://www.w3.org/2000/svg\"");
 }
 
 }  // namespace snug

@@ -1,6 +1,6 @@
 #pragma once
-// Exhibit: a result that people look at, as numbers: curves or points over an axis, stacked bars, or a table. Each becomes a figure of a page
-// (comparison_page.h) and a file of CSV that holds just what is drawn.
+// Exhibit: a result that people look at, as numbers: curves or points over an axis, stacked bars, a table, or the schedule of forward and
+// backward. Each becomes a figure of a page (comparison_page.h) and a file of CSV that holds just what is drawn.
 //
 //   const snug::Exhibit exhibit{
 //       .file = "losses",
@@ -9,6 +9,7 @@
 //       .content = snug::Plot{.x = {.title = "epoch"}, .curves = {{.name = "FP32", .x = epochs, .y = losses}}}};
 //   std::string data = snug::exhibit_csv(exhibit);
 
+#include <cstdint>
 #include <string>
 #include <variant>
 #include <vector>
@@ -60,16 +61,48 @@ struct Table {
   std::vector<std::vector<std::string>> rows = {};  ///< each as long as the header
 };
 
+/// What a chain of blocks did, one after the other, in a forward and backward pass.
+struct BlockRun {
+  enum class What {
+    Forward,  ///< for the first time
+    Again,    ///< forward once more, as the result was dropped
+    Backward,
+  };
+  What what;
+  int64_t block;  ///< from 1
+  /// Not of Backward: place, among the runs, of the first one during which the result was no longer in memory.
+  int64_t kept_until = 0;
+  bool is_kept = false;  ///< not of Backward: the result was in memory when the forward pass was over
+};
+
+/// The same chain, gone through in several ways.
+struct Schedule {
+  struct Way {
+    std::string name;
+    std::vector<BlockRun> runs;  ///< in the order of time
+
+    int64_t runs_again() const;
+    /// Results of blocks that were in memory at once.
+    int64_t most_kept() const;
+  };
+
+  int64_t blocks = 0;
+  std::vector<Way> ways;
+};
+
 struct Exhibit {
   std::string file;  ///< of the data, without .csv; letters, digits and dashes
   std::string title;
   std::string caption = {};  ///< behind the title: what is shown, in which unit
   std::string made = {};     ///< how the numbers came about, in a line
-  std::variant<Plot, Bars, Table> content;
+  std::variant<Plot, Bars, Table, Schedule> content;
 };
 
 /// The numbers that are drawn, with a header line; doubles read back bit for bit. RFC 4180, but for line feeds as line ends.
-/// Curves: curve, x, y, label. Bars: a column for each part.
+/// Curves: curve, x, y, label. Bars: a column for each part. Schedule: way, time, run, block, kept until, kept by forward (1 or 0); time is the place among the runs.
 std::string exhibit_csv(const Exhibit& exhibit);
+
+/// A Schedule as an SVG that stands by itself, for light and dark; empty for the others, which are drawn in pages only.
+std::string exhibit_svg(const Exhibit& exhibit);
 
 }  // namespace snug

@@ -3,12 +3,15 @@
 usage: compare_test.py PATH-OF-SNUG [unittest arguments]
 """
 
+import collections
 import csv
 import html
 import io
 import math
 import os
+import random
 import re
+import struct
 
 from program import GOLDEN, SnugTest, main
 
@@ -32,6 +35,15 @@ def is_affine(values, drawn, tolerance):
 def is_on_axis(values, drawn):
     logarithms = [math.log(v) for v in values] if min(values) > 0 else values
     return is_affine(values, drawn, 0.2) or is_affine(logarithms, drawn, 0.2)
+
+
+def halves_again(begin, end):
+    """How often blocks run again when a checkpointed region of halves in halves goes backward: the first half for the second one's input, and
+    each half for itself."""
+    if end - begin == 1:
+        return collections.Counter([begin])
+    middle = (begin + end) // 2
+    return collections.Counter(range(begin, middle)) + halves_again(begin, middle) + halves_again(middle, end)
 
 
 class Compare(SnugTest):
@@ -83,6 +95,19 @@ class Compare(SnugTest):
         cells = re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", figure)
         self.assertEqual([html.unescape(cell) for cell in cells], [cell for row in rows for cell in row], file)
 
+    def check_schedule(self, file, figure, rows):
+        panels = figure.split('class="name"')[1:]
+        ways = list(dict.fromkeys(row[0] for row in rows[1:]))
+        self.assertEqual(len(panels), len(ways), file)
+        for way, panel in zip(ways, panels):
+            panel = panel.split('translate(66')[0]  # without the legend
+            runs = [row for row in rows[1:] if row[0] == way]
+            for run, look in (("forward", "first"), ("again", "again"), ("backward", "back")):
+                self.assertEqual(panel.count(f'class="{look}"'), sum(row[2] == run for row in runs), (way, run))
+            bands = [float(width) for width in re.findall(r'width="([\d.]+)" [^>]*class="band"', panel)]
+            lengths = [int(row[4]) - int(row[1]) for row in runs if row[4]]
+            self.assertTrue(is_affine(lengths, bands, 0.1), way)
+
     def check_page(self, out, page):
         for outside in ("http://", "https://", "src=", "@import", "url("):
             self.assertNotIn(outside, page)
@@ -90,7 +115,8 @@ class Compare(SnugTest):
         self.assertEqual(sorted(file for file, _, _ in figures), sorted(p.stem for p in out.glob("*.csv")))
         for file, figure, rows in figures:
             self.assertRegex(figure, r'<p class="made">[^<]{10,}', file)
-            check = (self.check_bars if 'class="bars"' in figure else
+            check = (self.check_schedule if 'class="schedule"' in figure else
+                     self.check_bars if 'class="bars"' in figure else
                      self.check_table if 'class="numbers"' in figure else self.check_plot)
             check(file, figure, rows)
 
@@ -127,6 +153,49 @@ class Compare(SnugTest):
                 self.assertLessEqual(peak, peaks.get(label.removeprefix("as "), peak), label)
             by_hand = [peak for label, peak in peaks.items() if label != "to a file"]  # which depends on how fast that is
             self.assertEqual(min(by_hand), peaks["least"], model)
+        self.check_recorded(self.rows(out, "checkpointing-schedule"))
+        self.assertIn("<svg xmlns=", (out / "checkpointing-schedule.svg").read_text())
+
+    def check_recorded(self, rows):
+        """The recorded runs of 12 blocks are those that each way has in theory."""
+        again, kept = {}, {}
+        for way in dict.fromkeys(row["way"] for row in rows):
+            runs = [row for row in rows if row["way"] == way]
+            self.assertEqual([int(run["time"]) for run in runs], list(range(len(runs))))
+            order = {kind: [int(run["block"]) for run in runs if run["run"] == kind] for kind in ("forward", "backward")}
+            self.assertEqual(order, {"forward": list(range(1, 13)), "backward": list(range(12, 0, -1))}, way)
+            again[way] = collections.Counter(int(run["block"]) for run in runs if run["run"] == "again")
+            kept[way] = [int(run["block"]) for run in runs if run["kept by forward"] == "1"]
+            # What a block works on is there, too, when it goes backward.
+            for run in runs:
+                if run["run"] == "backward" and run["block"] != "1":
+                    self.assertTrue(any(int(made["block"]) == int(run["block"]) - 1 and made["kept until"] and
+                                        int(made["time"]) < int(run["time"]) < int(made["kept until"]) for made in runs), run)
+        plain, segments, nested, automatic = again
+        self.assertEqual(again[plain], {})
+        self.assertEqual(kept[plain], list(range(1, 13)))
+        self.assertEqual(again[segments], {block: 1 for block in range(1, 9)})  # three segments, of which the last runs plain
+        self.assertEqual(kept[segments], [4, 8, 9, 10, 11, 12])
+        self.assertEqual(again[nested], halves_again(1, 7) + halves_again(7, 13))
+        self.assertEqual(kept[nested], [6, 12])
+        self.assertLess(sum(again[automatic].values()), sum(again[nested].values()))
+        self.assertLess(len(kept[automatic]), 12)
+
+    def test_accumulation_trains_on_ranks_as_on_one_where_batch_norm_is_synchronised(self):
+        digits = self.folder / "digits"
+        digits.mkdir()
+        noise = random.Random(1)
+        (digits / "images-idx3-ubyte").write_bytes(struct.pack(">4i", 0x803, 600, 28, 28) + noise.randbytes(600 * 784))
+        (digits / "labels-idx1-ubyte").write_bytes(struct.pack(">2i", 0x801, 600) + bytes(i % 10 for i in range(600)))
+        out, page, _ = self.compare("accumulation", "--quick", "--pairs", "1", "--digits", digits)
+        self.check_page(out, page)
+        loss = {row["normalisation and split"]: float(row["last training loss"])
+                for row in self.rows(out, "accumulation-batch-norm")}
+        whole = loss["BatchNorm, 1 x 512"]
+        for ranks in ("2 ranks x 256", "4 ranks x 128"):
+            synchronised, own = (abs(loss[f"{norm}, {ranks}"] / whole - 1) for norm in ("synchronised BatchNorm", "BatchNorm"))
+            self.assertLess(synchronised, 1e-3, ranks)
+            self.assertGreater(own, 10 * synchronised, ranks)
 
     def test_data_parallel_sends_a_kth_if_the_last_micro_batch_alone_communicates(self):
         out, page, _ = self.compare("data-parallel", "--quick", "--pairs", "1")

@@ -95,9 +95,64 @@ TEST(Exhibit, DrawsBarsInProportion) {
   EXPECT_NE(html.find("<td>100"), std::string::npos);
 }
 
+// Two blocks, of which the first one's result is dropped and made again.
+Exhibit small_schedule() {
+  using What = BlockRun::What;
+  return {.file = "s",
+          .title = "<Title>",
+          .content = Schedule{.blocks = 2,
+                              .ways = {{"frugal, <by hand>",
+                                        {{What::Forward, 1, 2},
+                                         {What::Forward, 2, 3, true},
+                                         {What::Backward, 2},
+                                         {What::Again, 1, 5},
+                                         {What::Backward, 1}}}}}};
+}
+
+TEST(Exhibit, WritesASchedulesRunsAsCsv) {
+  EXPECT_EQ(exhibit_csv(small_schedule()),
+            "way,time,run,block,kept until,kept by forward\n"
+            "\"frugal, <by hand>\",0,forward,1,2,0\n\"frugal, <by hand>\",1,forward,2,3,1\n"
+            "\"frugal, <by hand>\",2,backward,2,,\n\"frugal, <by hand>\",3,again,1,5,0\n"
+            "\"frugal, <by hand>\",4,backward,1,,\n");
+}
+
+TEST(Schedule, CountsWhatIsInMemoryAndWhatRunsAgain) {
+  const Exhibit exhibit = small_schedule();
+  const Schedule::Way& way = std::get<Schedule>(exhibit.content).ways.front();
+  EXPECT_EQ(way.runs_again(), 1);
+  EXPECT_EQ(way.most_kept(), 2);  // both, while the second runs forward
+}
+
+TEST(Exhibit, DrawsTheRunsOfASchedule) {
+  const std::string svg = exhibit_svg(small_schedule());
+  const std::string drawn = svg.substr(0, svg.find("<g transform=\"translate(66"));  // without the legend
+  EXPECT_EQ(count_of(drawn, "class=\"kept\""), 1u) << drawn;
+  EXPECT_EQ(count_of(drawn, "class=\"dropped\""), 1u);
+  EXPECT_EQ(count_of(drawn, "class=\"first\""), 2u);
+  EXPECT_EQ(count_of(drawn, "class=\"again\""), 1u);
+  EXPECT_EQ(count_of(drawn, "class=\"back\""), 2u);
+  EXPECT_EQ(count_of(drawn, "class=\"band\""), 3u);
+  EXPECT_EQ(count_of(drawn, ">+1<"), 1u);
+  EXPECT_EQ(exhibit_svg(plot_of({})), "");
+}
+
+TEST(Exhibit, DrawsAScheduleThatStandsByItselfAndLoadsNothing) {
+  std::string svg = exhibit_svg(small_schedule());
+  const std::string name_space = "xmlns=\"http://www.w3.org/2000/svg\"";
+  ASSERT_NE(svg.find(name_space), std::string::npos);
+  svg.erase(svg.find(name_space), name_space.size());
+  for (const char* outside : {"http:", "https:", "href", "@import", "url(", "<Title>", "<by hand>"}) {
+    EXPECT_EQ(svg.find(outside), std::string::npos) << outside;
+  }
+  EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
+  EXPECT_EQ(detail::exhibit_figure(small_schedule()).find("http:"), std::string::npos);
+}
+
 TEST(Exhibit, HasAFigureForNoData) {
   for (const auto& exhibit : {plot_of({}), Exhibit{.file = "b", .title = "", .content = Bars{}},
-                              Exhibit{.file = "t", .title = "", .content = Table{}}}) {
+                              Exhibit{.file = "t", .title = "", .content = Table{}},
+                              Exhibit{.file = "s", .title = "", .content = Schedule{}}}) {
     EXPECT_NE(detail::exhibit_figure(exhibit).find("</figure>"), std::string::npos);
   }
 }

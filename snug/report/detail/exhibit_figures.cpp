@@ -99,6 +99,12 @@ std::string table_figure(const Exhibit& exhibit, const Table& table) {
          figure_foot(exhibit) + "</figure>\n";
 }
 
+std::string schedule_figure(const Exhibit& exhibit, const Schedule& schedule) {
+  return open_figure(exhibit, "") + "<div class=\"scroll\">" +
+         schedule_svg(schedule, exhibit.title, "style=\"min-width: 760px\"") + "</div>\n" + figure_foot(exhibit) +
+         "</figure>\n";
+}
+
 }  // namespace
 
 std::string figure_foot(const Exhibit& exhibit) {
@@ -112,6 +118,9 @@ std::string exhibit_figure(const Exhibit& exhibit) {
   }
   if (const auto* bars = std::get_if<Bars>(&exhibit.content)) {
     return bars_figure(exhibit, *bars);
+  }
+  if (const auto* schedule = std::get_if<Schedule>(&exhibit.content)) {
+    return schedule_figure(exhibit, *schedule);
   }
   return table_figure(exhibit, std::get<Table>(exhibit.content));
 }

@@ -2,6 +2,7 @@
 // An exhibit as an HTML figure, with a line below it on how it was made and where its numbers are. Internal to report.
 
 #include <string>
+#include <string_view>
 
 #include "snug/report/exhibit.h"
 
@@ -13,5 +14,9 @@ std::string exhibit_figure(const Exhibit& exhibit);
 std::string figure_foot(const Exhibit& exhibit);
 
 std::string plot_figure(const Exhibit& exhibit, const Plot& plot);
+
+/// One panel a way: which results the forward pass keeps, what backward has to run again, and both over time. An <svg> with `attribute` in it;
+/// a file of its own needs the name space there, a page does not.
+std::string schedule_svg(const Schedule& schedule, std::string_view title, std::string_view attribute);
 
 }  // namespace snug::detail

@@ -1,0 +1,54 @@
+#include "cli/compare/ranks.h"
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+
+namespace snug::cli {
+namespace {
+
+struct Close {
+  void operator()(std::FILE* pipe) const { ::pclose(pipe); }
+};
+
+std::string quoted(const std::string& word) {
+  std::string result = "'";
+  for (const char letter : word) {
+    result += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  }
+  return result + "'";
+}
+
+}  // namespace
+
+std::vector<std::string> lines_of_ranks(std::string_view experiment, int ranks, const CompareFlags& flags,
+                                        std::string_view begin, size_t count) {
+  const std::string self = quoted(std::filesystem::read_symlink("/proc/self/exe").string());
+  // Ranks that share cores must not spin while they wait.
+  const std::string command =
+      fmt::format("OMP_WAIT_POLICY=passive {0} launch -n {1} -- {0} compare {2} --digits {3} --pairs {4}{5}", self,
+                  ranks, experiment, quoted(flags.digits), flags.turns(7), flags.quick ? " --quick" : "");
+  const std::unique_ptr<std::FILE, Close> output(::popen(command.c_str(), "r"));
+  if (!output) {
+    throw Error("compare: cannot start the ranks");
+  }
+  std::vector<std::string> lines;
+  std::array<char, 512> buffer = {};
+  while (std::fgets(buffer.data(), buffer.size(), output.get()) != nullptr) {
+    const std::string_view line = buffer.data();
+    if (const size_t at = line.find(begin); at != std::string_view::npos) {  // behind the rank that launch puts before
+      lines.emplace_back(line.substr(at + begin.size()));
+    }
+  }
+  if (lines.size() != count) {
+    throw Error(fmt::format("compare: {} ranks gave {} of {} results", ranks, lines.size(), count));
+  }
+  return lines;
+}
+
+}  // namespace snug::cli

@@ -1,0 +1,18 @@
+#pragma once
+// The schedule of forward and backward, recorded while a chain of equal blocks is trained in four ways: plain, in segments, nested, and by an
+// automatic plan.
+
+#include "snug/report/exhibit.h"
+
+namespace snug::cli {
+
+/// Runs a step of each.
+Schedule recorded_schedule();
+
+/// The figure.
+Exhibit schedule_exhibit(Schedule schedule);
+
+/// "12 equal blocks: plain keeps 12 results at once ..."
+std::string schedule_finding(const Schedule& schedule);
+
+}  // namespace snug::cli

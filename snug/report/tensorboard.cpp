@@ -1,0 +1,197 @@
+#include "snug/report/tensorboard.h"
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "snug/report/detail/appending.h"
+
+namespace snug {
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+// --- Records.
+
+template <class T>
+void put_little_endian(std::string& out, T bits) {
+  for (size_t byte = 0; byte < sizeof(T); ++byte) {
+    out += static_cast<char>((bits >> (8 * byte)) & 0xff);
+  }
+}
+
+// CRC-32C (Castagnoli 1993), bit by bit: a record has some hundred bytes.
+uint32_t masked_checksum(std::string_view bytes) {
+  uint32_t crc = ~uint32_t{0};
+  for (const char byte : bytes) {
+    crc ^= static_cast<unsigned char>(byte);
+    for (int bit = 0; bit < 8; ++bit) {
+      crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82f63b78u : 0);
+    }
+  }
+  return std::rotr(~crc, 15) + 0xa282ead8u;
+}
+
+std::string record_of(std::string_view data) {
+  std::string record;
+  put_little_endian<uint64_t>(record, data.size());
+  put_little_endian(record, masked_checksum(record));
+  record += data;
+  put_little_endian(record, masked_checksum(data));
+  return record;
+}
+
+// --- Messages: a key of field number and kind before each value.
+
+enum Kind : unsigned { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
+
+void put_varint(std::string& out, uint64_t value) {
+  for (; value >= 0x80; value >>= 7) {
+    out += static_cast<char>((value & 0x7f) | 0x80);
+  }
+  out += static_cast<char>(value);
+}
+
+void put_key(std::string& out, unsigned field, Kind kind) { put_varint(out, (field << 3) | kind); }
+
+void put_bytes(std::string& out, unsigned field, std::string_view bytes) {
+  put_key(out, field, kBytes);
+  put_varint(out, bytes.size());
+  out += bytes;
+}
+
+enum EventField : unsigned { kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7 };
+
+std::string event_of(int64_t step, EventField what, std::string_view content) {
+  const double now = Seconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  std::string event;
+  put_key(event, kWallTime, kFixed64);
+  put_little_endian(event, std::bit_cast<uint64_t>(now));
+  put_key(event, kStep, kVarint);
+  put_varint(event, static_cast<uint64_t>(step));
+  put_bytes(event, what, content);
+  return event;
+}
+
+using Scalars = std::vector<std::pair<std::string_view, double>>;
+
+std::string summary_of(const Scalars& scalars) {
+  std::string summary;
+  for (const auto& [tag, number] : scalars) {
+    std::string value;
+    put_bytes(value, 1, tag);
+    put_key(value, 2, kFixed32);
+    put_little_endian(value, std::bit_cast<uint32_t>(static_cast<float>(number)));
+    put_bytes(summary, 1, value);
+  }
+  return summary;
+}
+
+// TensorBoard groups by what stands before the slash.
+Scalars scalars_of(const StepRecord& record) {
+  const auto number = [](int64_t count) { return static_cast<double>(count); };
+  Scalars scalars{{"loss/training", record.loss},
+                  {"training/learning_rate", record.learning_rate},
+                  {"training/gradient_norm", record.grad_norm},
+                  {"training/loss_scale", record.loss_scale},
+                  {"training/skipped", record.stepped ? 0.0 : 1.0},
+                  {"training/items", number(record.items)},
+                  {"training/micro_batches", number(record.micro_batches)},
+                  {"bytes/peak", number(record.peak_bytes)},
+                  {"bytes/activation_peak", number(record.activation_peak_bytes)},
+                  {"bytes/parameters", number(record.memory.parameters)},
+                  {"bytes/gradients", number(record.memory.gradients)},
+                  {"bytes/optimizer_state", number(record.memory.optimizer_state)},
+                  {"bytes/activations", number(record.memory.activations)},
+                  {"bytes/workspace", number(record.memory.workspace)},
+                  {"bytes/other", number(record.memory.other)},
+                  {"speed/seconds", record.seconds},
+                  {"speed/items_per_second", record.items_per_second}};
+  if (record.validation_loss) {
+    scalars.emplace_back("loss/held_out", *record.validation_loss);
+  }
+  if (record.gradient_noise_scale) {
+    scalars.emplace_back("training/gradient_noise_scale", *record.gradient_noise_scale);
+  }
+  if (record.communication) {
+    scalars.emplace_back("communication/bytes_sent", number(record.communication->bytes_sent));
+    scalars.emplace_back("communication/seconds", record.communication->seconds);
+    scalars.emplace_back("communication/waited", record.communication->waited);
+  }
+  return scalars;
+}
+
+// --- Names: TensorBoard reads the files of a folder in the order of their names, which begin with the second that they were made in.
+
+constexpr std::string_view kPrefix = "events.out.tfevents.";
+
+int64_t time_in(std::string_view name) {
+  int64_t time = 0;
+  if (name.starts_with(kPrefix)) {
+    name.remove_prefix(kPrefix.size());
+    std::from_chars(name.data(), name.data() + name.size(), time);
+  }
+  return time;
+}
+
+// After all that are there.
+std::string new_name(const std::filesystem::path& folder, const FileSystem& files) {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  int64_t time = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+  for (const std::string& name : files.list(folder)) {
+    time = std::max(time, time_in(name) + 1);
+  }
+  return fmt::format("{}{:010}.snug", kPrefix, time);
+}
+
+}  // namespace
+
+TensorBoardFile::TensorBoardFile(const std::filesystem::path& folder, FileSystem& files) {
+  try {
+    files.create_directories(folder);
+    path_ = folder / new_name(folder, files);
+    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    if (file_ < 0) {
+      throw detail::system_error("open", path_, errno);
+    }
+    append(event_of(0, kFileVersion, "brain.Event:2"));
+  } catch (const Error& error) {
+    if (file_ >= 0) {
+      ::close(file_);
+    }
+    throw Error(fmt::format("TensorBoardFile: no event file can be made in {}: {}; give a folder that can be written",
+                            folder.string(), error.what()));
+  }
+}
+
+TensorBoardFile::~TensorBoardFile() {
+  if (file_ >= 0) {
+    ::close(file_);
+  }
+}
+
+void TensorBoardFile::write(const StepRecord& record) {
+  if (!std::exchange(has_begun_, true)) {
+    // SessionLog.START: what earlier files have of this step and later ones is void, as where a run goes on from a snapshot before it.
+    std::string start;
+    put_key(start, 1, kVarint);
+    put_varint(start, 1);
+    append(event_of(record.step, kSessionLog, start));
+  }
+  append(event_of(record.step, kSummary, summary_of(scalars_of(record))));
+}
+
+void TensorBoardFile::append(std::string_view event) {
+  detail::append_whole(file_, record_of(event), "TensorBoardFile", path_);
+}
+
+}  // namespace snug
