@@ -30,7 +30,8 @@ struct Steps {
                                   : counted) {}
 };
 
-// `fused(parameters, gradients, exp_avgs, exp_avg_sqs, counts)` is LibTorch's operator, with its other arguments.
+// `fused(parameters, gradients, exp_avgs, exp_avg_sqs, counts)` is LibTorch's operator, with its other arguments. Gradients and state lie in
+// memory as their parameters do: FusedOptimizer sees to that.
 template <class Fused>
 void call_fused(const Fused& fused, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients,
                 const std::vector<at::Tensor>& exp_avgs, const std::vector<at::Tensor>& exp_avg_sqs,

@@ -1,3 +1,4 @@
+#include <limits>
 #include <sstream>
 
 #include <gmock/gmock.h>
@@ -181,6 +182,72 @@ TEST(FusedOptimizer, NamesParametersThatHaveNames) {
   set_gradients(p, 1);
   p[1].mutable_grad() = torch::ones({3});
   EXPECT_THAT(error_of<ConfigError>([&] { optimizer.step(); }), HasSubstr("parameter 'layer.bias'"));
+}
+
+// --- on several threads
+
+// Tensors that threads share, smaller ones, and one that does not lie in the order of its dimensions.
+std::vector<Tensor> large_parameters() {
+  torch::manual_seed(5);
+  std::vector<Tensor> parameters{torch::randn({100'003}), torch::randn({7}), torch::randn({3, 33'000}),
+                                 torch::randn({4, 32, 20, 21}).contiguous(torch::MemoryFormat::ChannelsLast)};
+  for (Tensor& parameter : parameters) {
+    parameter.set_requires_grad(true);
+  }
+  return parameters;
+}
+
+// The same whatever the number of threads: that of the parts into which they cut the tensors.
+template <class Make>
+void expect_same_on_any_number_of_threads(const Make& make) {
+  const int threads = at::get_num_threads();
+  std::vector<Tensor> expected;
+  for (const int n : {1, 2, 3}) {
+    at::set_num_threads(n);
+    const auto parameters = large_parameters();
+    auto optimizer = make(parameters);
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      set_gradients(parameters, seed);
+      optimizer.step();
+    }
+    auto found = clones_of(parameters);
+    const auto state = tensors_in(optimizer.state_dict());
+    found.insert(found.end(), state.begin(), state.end());
+    expected = n == 1 ? found : expected;
+    EXPECT_TRUE(same_bits(found, expected)) << n << " threads";
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(Adam, IsTheSameOnAnyNumberOfThreads) {
+  expect_same_on_any_number_of_threads([](const auto& p) { return Adam(p, {.lr = 0.01, .weight_decay = 0.1}); });
+}
+
+TEST_P(SGDCases, IsTheSameOnAnyNumberOfThreads) {
+  expect_same_on_any_number_of_threads([](const auto& p) { return SGD(p, GetParam().options); });
+}
+
+TEST(GradScaler, FindsWhatIsNotFiniteAndUnscalesOnAnyNumberOfThreads) {
+  const int threads = at::get_num_threads();
+  for (const int n : {1, 2, 3}) {
+    at::set_num_threads(n);
+    for (const bool is_finite : {true, false}) {
+      const auto parameters = large_parameters();
+      SGD optimizer(parameters, {.lr = 1});
+      GradScaler scaler({.init_scale = 4});
+      scaler.scale(torch::ones({}));
+      set_gradients(parameters, 2);
+      const auto gradients = clones_of({parameters[0].grad(), parameters[2].grad()});
+      if (!is_finite) {
+        parameters[0].mutable_grad()[-1] = std::numeric_limits<float>::infinity();  // in the last part of all
+      }
+      scaler.unscale_(optimizer);
+      EXPECT_TRUE(same_bits(parameters[2].grad(), gradients[1] / 4)) << n;
+      EXPECT_TRUE(same_bits(parameters[0].grad().slice(0, 0, -1), (gradients[0] / 4).slice(0, 0, -1))) << n;
+      EXPECT_EQ(static_cast<bool>(scaler.step(optimizer)), is_finite) << n << " threads";
+    }
+  }
+  at::set_num_threads(threads);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -14,6 +13,8 @@
 #include "snug/core/detail/parallel.h"
 
 namespace snug::detail {
+
+inline constexpr int64_t kGrain = 1 << 15;
 
 /// Elements begin to end - 1 of a tensor and of those that lie in memory as it does.
 struct Part {
@@ -34,10 +35,9 @@ inline bool can_go_in_parts(const std::vector<at::Tensor>& tensors) {
 }
 
 /// Calls `update(i, part)` on LibTorch's threads, without gradient mode, for parts that together are all elements of all `tensors`. Parts begin
-/// at multiples of 64 elements: kernels work in vectors and cache lines.
+/// at multiples of kGrain elements, which is one of vectors and cache lines.
 template <class Update>
 void in_parts(const std::vector<at::Tensor>& tensors, const Update& update) {
-  constexpr int64_t kGrain = 1 << 15;
   std::vector<int64_t> counts;
   counts.reserve(tensors.size());
   for (const at::Tensor& tensor : tensors) {

@@ -53,22 +53,29 @@ namespace {
 // Embedding layers may give sparse gradients: their values are what is scaled.
 at::Tensor values_of(const at::Tensor& gradient) { return gradient.is_sparse() ? gradient._values() : gradient; }
 
-void unscale(const std::vector<at::Tensor>& gradients, at::Tensor& found, const at::Tensor& inverse) {
-  if (!can_go_in_parts(gradients)) {
+// One scalar for each thread that may find something. Made before anything is written, so that nothing can fail halfway.
+std::vector<at::Tensor> one_for_each_thread(c10::Device device) {
+  std::vector<at::Tensor> scalars;
+  for (int thread = 0; device.is_cpu() && thread < at::get_num_threads(); ++thread) {
+    scalars.push_back(scalar_on(device, 0.0));
+  }
+  return scalars;
+}
+
+void unscale(const std::vector<at::Tensor>& gradients, at::Tensor& found,
+             const std::vector<at::Tensor>& found_by_thread, const at::Tensor& inverse) {
+  // Nearly all are FP32; for others LibTorch may allocate in between, which could fail halfway.
+  if (gradients.front().scalar_type() != at::kFloat || !can_go_in_parts(gradients)) {
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse);
     return;
   }
-  std::vector<at::Tensor> found_by_thread;
-  for (int thread = 0; thread < at::get_num_threads(); ++thread) {
-    found_by_thread.push_back(scalar_on(at::kCPU, 0.0));
-  }
   in_parts(gradients, [&](size_t i, const Part& part) {
-    at::Tensor& found_here = found_by_thread[static_cast<size_t>(at::get_thread_num())];
+    at::Tensor found_here = found_by_thread[static_cast<size_t>(at::get_thread_num())];
     at::_amp_foreach_non_finite_check_and_unscale_(part.of(gradients[i]), found_here, inverse);
   });
   for (const at::Tensor& one : found_by_thread) {
     if (*one.const_data_ptr<float>() != 0) {
-      *found.mutable_data_ptr<float>() = 1;  // allocates nothing, so nothing can fail halfway
+      *found.mutable_data_ptr<float>() = 1;
     }
   }
 }
@@ -80,6 +87,7 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
     c10::Device device;
     at::Tensor inverse;
     at::Tensor found;
+    std::vector<at::Tensor> found_by_thread;
     std::map<c10::ScalarType, std::vector<at::Tensor>> gradients;
   };
   std::vector<ByDevice> devices;
@@ -88,7 +96,7 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
     const c10::Device device = values.device();
     auto entry = std::find_if(devices.begin(), devices.end(), [&](const ByDevice& d) { return d.device == device; });
     if (entry == devices.end()) {
-      devices.push_back({device, inverse.to(device, true), scalar_on(device, 0.0), {}});
+      devices.push_back({device, inverse.to(device, true), scalar_on(device, 0.0), one_for_each_thread(device), {}});
       entry = std::prev(devices.end());
     }
     entry->gradients[values.scalar_type()].push_back(values);
@@ -96,7 +104,7 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
   FoundInf result;
   for (auto& entry : devices) {
     for (auto& [dtype, gradients] : entry.gradients) {
-      unscale(gradients, entry.found, entry.inverse);
+      unscale(gradients, entry.found, entry.found_by_thread, entry.inverse);
     }
     result.emplace_back(entry.device, entry.found);
   }
@@ -118,7 +126,6 @@ FoundInf check_finite(const std::vector<ParameterPlace>& places) {
     return {};
   }
   std::atomic<bool> finite = true;
-  constexpr int64_t kGrain = 1 << 15;
   parallel_for(counts, kGrain, [&](size_t i, int64_t begin, int64_t end) {
     if (!kernels::all_finite(on_host[i].const_data_ptr<float>() + begin, end - begin)) {
       finite = false;
