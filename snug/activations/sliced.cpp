@@ -1,6 +1,8 @@
 #include "snug/activations/sliced.h"
 
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -36,8 +38,21 @@ void check(const at::Tensor& input, const SlicedOptions& options) {
 }
 
 int64_t slice_length(int64_t length, int64_t slices, int64_t multiple) {
+  if (length <= multiple || slices >= length) {
+    return std::min(length, multiple);
+  }
   const int64_t equal = (length + slices - 1) / slices;
   return (equal + multiple - 1) / multiple * multiple;
+}
+
+at::Tensor checked(at::Tensor result, const at::Tensor& slice, int64_t dim) {
+  if (!result.defined() || result.dim() <= dim) {
+    throw ConfigError(fmt::format(
+        "sliced: for a slice {} the callable returned {}, which has no dimension {} to join; sum or maximise "
+        "with keepdim",
+        shape_of(slice), shape_of(result), dim));
+  }
+  return result;
 }
 
 }  // namespace
@@ -45,21 +60,18 @@ int64_t slice_length(int64_t length, int64_t slices, int64_t multiple) {
 at::Tensor sliced(const std::function<at::Tensor(at::Tensor)>& fn, const at::Tensor& input, SlicedOptions options) {
   check(input, options);
   const int64_t dim = options.dim < 0 ? options.dim + input.dim() : options.dim;
-  const int64_t slices = options.slices > 0 ? options.slices : detail::SliceScope::ask();
-  const int64_t length = slice_length(input.size(dim), slices, options.multiple);
+  int64_t slices = options.slices;
+  if (slices == 0) {
+    slices = input.size(dim) > options.multiple ? detail::SliceScope::ask() : 1;
+  }
+  const int64_t length = slices == 1 ? input.size(dim) : slice_length(input.size(dim), slices, options.multiple);
   if (length >= input.size(dim)) {
-    return fn(input);
+    return checked(fn(input), input, dim);
   }
   std::vector<at::Tensor> results;
   // split, not narrow: its backward is one concatenation, narrow's a full-size gradient for every slice.
   for (const at::Tensor& slice : input.split(length, dim)) {
-    results.push_back(checkpoint(options.checkpoint, fn, slice));
-    if (!results.back().defined() || results.back().dim() <= dim) {
-      throw ConfigError(
-          fmt::format("sliced: for the slice {} of {} the callable returned {}, which has no dimension {} to join; "
-                      "sum or maximise with keepdim",
-                      shape_of(slice), shape_of(input), shape_of(results.back()), dim));
-    }
+    results.push_back(checked(checkpoint(options.checkpoint, fn, slice), slice, dim));
   }
   return at::cat(results, dim);
 }

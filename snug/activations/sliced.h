@@ -29,9 +29,11 @@ struct SlicedOptions {
 /// Cuts `input` along `dim` into slices of equal length (the last may be shorter), calls `fn` on each as snug::checkpoint does, and returns
 /// what it gave, concatenated along `dim`. In one slice, `fn(input)` as it is.
 /// It is for an `fn` that treats places along `dim` independently (linear layers, pointwise ones, norms of features), or that returns a sum or
-/// a maximum over them with a length of 1 there, of which the caller takes the sum or the maximum. Then the result is that of `fn(input)`;
-/// gradients of parameters are sums over the slices, so they differ from those of the whole by the rounding of a sum in another order. It is
-/// not for layers that look across (convolutions along `dim`, attention, BatchNorm's statistics).
+/// a maximum over them with a length of 1 there, of which the caller takes the sum or the maximum. Then the result is that of `fn(input)`, but for
+/// the rounding of sums; gradients of parameters are sums over the slices, so they differ from those of the whole by the rounding of a sum in
+/// another order (and, of a maximum that is there several times, by how LibTorch shares it out). Random layers draw slice after slice, and so
+/// other numbers than for the whole. It is not for layers that look across (convolutions along `dim`, attention, BatchNorm's statistics). In
+/// another `sliced` whose number is left to a plan, give the inner one its own.
 /// Throws ConfigError if `dim` is none of the input's, slices < 0 or multiple < 1, or a result has no such dimension.
 at::Tensor sliced(const std::function<at::Tensor(at::Tensor)>& fn, const at::Tensor& input, SlicedOptions options = {});
 

@@ -13,7 +13,7 @@ class [[nodiscard]] SliceScope final {
   SliceScope(const SliceScope&) = delete;
   SliceScope& operator=(const SliceScope&) = delete;
 
-  /// Whether anything would be cut.
+  /// Whether there was anything to cut.
   bool was_asked() const { return was_asked_; }
 
   /// For snug::sliced.
