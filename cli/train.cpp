@@ -195,6 +195,16 @@ TrainConfig resumed_config(const CLI::App& command, const Flags& flags) {
   return saved;
 }
 
+// A viewer is no reason to end a run: one that cannot be written any more is given up. The log has the same numbers.
+void write_to_board(std::optional<TensorBoardFile>& board, const StepRecord& record, Progress& progress) {
+  try {
+    board->write(record);
+  } catch (const Error& error) {
+    progress.note(fmt::format("step {}: {}; goes on without TensorBoard", record.step, error.what()));
+    board.reset();
+  }
+}
+
 void run_train(const CLI::App& command, const Flags& flags) {
   TrainConfig config;
   const bool resumes = flags.resume || (is_restarted() && std::filesystem::exists(Trainer::log_path(flags.out)));
@@ -219,7 +229,7 @@ void run_train(const CLI::App& command, const Flags& flags) {
           [&](const StepRecord& record) {
             progress.step(record);
             if (board) {
-              board->write(record);
+              write_to_board(board, record, progress);
             }
           },
       .on_note = [&](const std::string& text) { progress.note(text); },

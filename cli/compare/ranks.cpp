@@ -6,6 +6,7 @@
 #include <memory>
 
 #include <fmt/format.h>
+#include <sys/wait.h>
 
 #include "snug/core/error.h"
 
@@ -33,7 +34,7 @@ std::vector<std::string> lines_of_ranks(std::string_view experiment, int ranks, 
   const std::string command =
       fmt::format("OMP_WAIT_POLICY=passive {0} launch -n {1} -- {0} compare {2} --digits {3} --pairs {4}{5}", self,
                   ranks, experiment, quoted(flags.digits), flags.turns(7), flags.quick ? " --quick" : "");
-  const std::unique_ptr<std::FILE, Close> output(::popen(command.c_str(), "r"));
+  std::unique_ptr<std::FILE, Close> output(::popen(command.c_str(), "r"));
   if (!output) {
     throw Error("compare: cannot start the ranks");
   }
@@ -44,6 +45,10 @@ std::vector<std::string> lines_of_ranks(std::string_view experiment, int ranks, 
     if (const size_t at = line.find(begin); at != std::string_view::npos) {  // behind the rank that launch puts before
       lines.emplace_back(line.substr(at + begin.size()));
     }
+  }
+  if (const int status = ::pclose(output.release()); status != 0) {
+    throw Error(fmt::format("compare: the {} ranks of {} ended with status {}; what they said stands above", ranks,
+                            experiment, WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status)));
   }
   if (lines.size() != count) {
     throw Error(fmt::format("compare: {} ranks gave {} of {} results", ranks, lines.size(), count));

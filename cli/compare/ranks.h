@@ -10,7 +10,8 @@
 
 namespace snug::cli {
 
-/// What follows `begin` in the lines that the ranks of `snug compare EXPERIMENT` print, in order. Throws Error unless they are `count`.
+/// What follows `begin` in the lines that the ranks of `snug compare EXPERIMENT` print, in order. Throws Error unless they are `count` and
+/// the ranks succeed.
 std::vector<std::string> lines_of_ranks(std::string_view experiment, int ranks, const CompareFlags& flags,
                                         std::string_view begin, size_t count);
 

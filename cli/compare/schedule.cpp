@@ -14,6 +14,7 @@
 #include "cli/compare/deep_models.h"
 #include "cli/compare/measure.h"
 #include "snug/activations/rematerialize.h"
+#include "snug/core/error.h"
 #include "snug/planner/curve.h"
 
 namespace snug::cli {
@@ -25,7 +26,7 @@ using What = BlockRun::What;
 constexpr int64_t kBlocks = 12, kItems = 256, kWidth = 64;
 
 class Recorder;
-Recorder* recorder = nullptr;  // of this thread, on which backward runs as well
+Recorder* recorder = nullptr;  // one at a time, whichever thread backward runs on
 
 // Writes down what the blocks do while it lives. The last result that a block makes is the one that others may hold.
 class Recorder {
@@ -135,15 +136,23 @@ Schedule::Way recorded(const std::string& name, const DeepModel& model, const st
   return {.name = name, .runs = here.runs()};
 }
 
-// The fastest that takes no more bytes than `forward`.
-ActivationPlan plan_in_the_bytes_of(const std::function<Tensor()>& forward, const DeepModel& model,
-                                    const std::function<Tensor()>& plain) {
+struct NamedPlan {
+  std::string name;
+  ActivationPlan plan;
+};
+
+// The fastest that takes no more bytes than sqrt(n) segments, which are `forward`; or than the least that a plan needs, if that is more.
+NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, const DeepModel& model,
+                                        const std::function<Tensor()>& plain) {
   const std::vector<Tensor> parameters = model.parameters();
   const int64_t bytes = bytes_of_step(parameters, [&] { forward().backward(); }).peak;
   drop_gradients(parameters);
   const StepProfile profile = profile_step(plain);
   const int64_t least = plan_curve(StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
-  return {profile, Bytes(std::max(bytes, least))};
+  const std::string times =
+      least > bytes ? fmt::format("{:.2f} times ", static_cast<double>(least) / static_cast<double>(bytes)) : "";
+  return {.name = fmt::format("automatic, in {}the bytes of sqrt(n) segments", times),
+          .plan = {profile, Bytes(std::max(bytes, least))}};
 }
 
 }  // namespace
@@ -153,21 +162,23 @@ Schedule recorded_schedule() {
   const Tensor input = model.input(model.batch);
   const std::vector<Technique> techniques = techniques_for(model);
   const auto way = [&](const std::string& begin) -> std::function<Tensor()> {
-    const Technique technique = *std::find_if(techniques.begin(), techniques.end(), [&](const Technique& t) {
+    const auto technique = std::find_if(techniques.begin(), techniques.end(), [&](const Technique& t) {
       return t.name == begin || t.label.starts_with(begin);
     });
-    return [&model, input, technique] { return forward_under(technique, model, input); };
+    if (technique == techniques.end()) {
+      throw Error(fmt::format("compare: no technique begins with '{}'; see techniques_for", begin));
+    }
+    return [&model, input, technique = *technique] { return forward_under(technique, model, input); };
   };
   const std::function<Tensor()> plain = way("plain"), segments = way("sqrt(n)");
-  const ActivationPlan plan = plan_in_the_bytes_of(segments, model, plain);
+  const NamedPlan automatic = plan_in_the_bytes_of_segments(segments, model, plain);
   const auto planned = [&] {
-    const Rematerialize scope(plan);
+    const Rematerialize scope(automatic.plan);
     return plain();
   };
   return {.blocks = kBlocks,
           .ways = {recorded("plain", model, plain), recorded("sqrt(n) segments", model, segments),
-                   recorded("nested", model, way("nested")),
-                   recorded("automatic, in the bytes of sqrt(n) segments", model, planned)}};
+                   recorded("nested", model, way("nested")), recorded(automatic.name, model, planned)}};
 }
 
 Exhibit schedule_exhibit(Schedule schedule) {

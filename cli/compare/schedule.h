@@ -12,7 +12,7 @@ Schedule recorded_schedule();
 /// The figure.
 Exhibit schedule_exhibit(Schedule schedule);
 
-/// "12 equal blocks: plain keeps 12 results at once ..."
+/// "12 equal blocks, recorded: plain: at most 12 results in memory, 0 runs again; nested: ..."
 std::string schedule_finding(const Schedule& schedule);
 
 }  // namespace snug::cli

@@ -5,6 +5,8 @@
 #include <cerrno>
 #include <charconv>
 #include <chrono>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,6 +84,15 @@ std::string event_of(int64_t step, EventField what, std::string_view content) {
   return event;
 }
 
+// Infinite beyond the range of FP32, where a cast would be undefined.
+float single(double number) {
+  using Limits = std::numeric_limits<float>;
+  if (std::abs(number) > Limits::max()) {
+    return number > 0 ? Limits::infinity() : -Limits::infinity();
+  }
+  return static_cast<float>(number);
+}
+
 using Scalars = std::vector<std::pair<std::string_view, double>>;
 
 std::string summary_of(const Scalars& scalars) {
@@ -90,7 +101,7 @@ std::string summary_of(const Scalars& scalars) {
     std::string value;
     put_bytes(value, 1, tag);
     put_key(value, 2, kFixed32);
-    put_little_endian(value, std::bit_cast<uint32_t>(static_cast<float>(number)));
+    put_little_endian(value, std::bit_cast<uint32_t>(single(number)));
     put_bytes(summary, 1, value);
   }
   return summary;
@@ -133,6 +144,7 @@ Scalars scalars_of(const StepRecord& record) {
 // --- Names: TensorBoard reads the files of a folder in the order of their names, which begin with the second that they were made in.
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
+constexpr int64_t kEndOfTime = 9'999'999'999;  // in ten digits; what is not before it is some other number
 
 int64_t time_in(std::string_view name) {
   int64_t time = 0;
@@ -140,36 +152,46 @@ int64_t time_in(std::string_view name) {
     name.remove_prefix(kPrefix.size());
     std::from_chars(name.data(), name.data() + name.size(), time);
   }
-  return time;
+  return time < kEndOfTime ? time : 0;
 }
 
 // After all that are there.
-std::string new_name(const std::filesystem::path& folder, const FileSystem& files) {
+int64_t new_time(const std::filesystem::path& folder, const FileSystem& files) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   int64_t time = std::chrono::duration_cast<std::chrono::seconds>(now).count();
   for (const std::string& name : files.list(folder)) {
     time = std::max(time, time_in(name) + 1);
   }
-  return fmt::format("{}{:010}.snug", kPrefix, time);
+  return time;
 }
 
 }  // namespace
 
-TensorBoardFile::TensorBoardFile(const std::filesystem::path& folder, FileSystem& files) {
+// Delegates, so that the destructor closes the file whatever is thrown here.
+TensorBoardFile::TensorBoardFile(const std::filesystem::path& folder, FileSystem& files) : TensorBoardFile() {
   try {
     files.create_directories(folder);
-    path_ = folder / new_name(folder, files);
-    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
-    if (file_ < 0) {
-      throw detail::system_error("open", path_, errno);
-    }
-    append(event_of(0, kFileVersion, "brain.Event:2"));
+    create(folder, new_time(folder, files));
   } catch (const Error& error) {
-    if (file_ >= 0) {
-      ::close(file_);
-    }
     throw Error(fmt::format("TensorBoardFile: no event file can be made in {}: {}; give a folder that can be written",
                             folder.string(), error.what()));
+  }
+}
+
+void TensorBoardFile::create(const std::filesystem::path& folder, int64_t time) {
+  // Another run may have begun in this folder just now, within the same second.
+  for (; file_ < 0; ++time) {
+    path_ = folder / fmt::format("{}{:010}.snug", kPrefix, time);
+    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    if (file_ < 0 && errno != EEXIST) {
+      throw detail::system_error("open", path_, errno);
+    }
+  }
+  try {
+    append(event_of(0, kFileVersion, "brain.Event:2"));
+  } catch (...) {
+    ::unlink(path_.c_str());
+    throw;
   }
 }
 
@@ -180,12 +202,13 @@ TensorBoardFile::~TensorBoardFile() {
 }
 
 void TensorBoardFile::write(const StepRecord& record) {
-  if (!std::exchange(has_begun_, true)) {
+  if (!has_begun_) {
     // SessionLog.START: what earlier files have of this step and later ones is void, as where a run goes on from a snapshot before it.
     std::string start;
     put_key(start, 1, kVarint);
     put_varint(start, 1);
     append(event_of(record.step, kSessionLog, start));
+    has_begun_ = true;
   }
   append(event_of(record.step, kSummary, summary_of(scalars_of(record))));
 }

@@ -24,13 +24,16 @@ class TensorBoardFile {
   TensorBoardFile(const TensorBoardFile&) = delete;
   TensorBoardFile& operator=(const TensorBoardFile&) = delete;
 
-  /// Appends the record's numbers at its step, as FP32, which is what TensorBoard keeps; handed to the operating system when it returns, so that
-  /// a kill loses nothing. What the record does not have is left out. Throws Error (disk full ...), as RunLog does.
+  /// Appends the record's numbers at its step, as FP32, which is what TensorBoard keeps (infinite beyond its range); handed to the operating
+  /// system when it returns, so that a kill loses nothing. What the record does not have is left out. Throws Error (disk full ...), as RunLog
+  /// does.
   void write(const StepRecord& record);
 
   const std::filesystem::path& path() const { return path_; }
 
  private:
+  TensorBoardFile() = default;
+  void create(const std::filesystem::path& folder, int64_t time);
   void append(std::string_view event);
 
   std::filesystem::path path_;

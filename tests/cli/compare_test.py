@@ -154,7 +154,11 @@ class Compare(SnugTest):
             by_hand = [peak for label, peak in peaks.items() if label != "to a file"]  # which depends on how fast that is
             self.assertEqual(min(by_hand), peaks["least"], model)
         self.check_recorded(self.rows(out, "checkpointing-schedule"))
-        self.assertIn("<svg xmlns=", (out / "checkpointing-schedule.svg").read_text())
+        fresh, shown = ((folder / name).read_text() for folder, name in (
+            (out, "checkpointing-schedule.svg"), (GOLDEN.parent.parent / "docs" / "figures", "schedule.svg")))
+        self.assertIn("<svg xmlns=", fresh)
+        panels = [picture.split('class="name"')[:4] for picture in (fresh, shown)]  # but the plan's, which depends on times
+        self.assertEqual(*panels, "renew docs/figures/schedule.svg, see docs/compare.md")
 
     def check_recorded(self, rows):
         """The recorded runs of 12 blocks are those that each way has in theory."""

@@ -3,6 +3,7 @@
 usage: tensorboard_test.py PATH-OF-SNUG [unittest arguments]
 """
 
+import shutil
 import struct
 import subprocess
 import sys
@@ -77,6 +78,26 @@ class TensorBoard(SnugTest):
         whole = file.read_bytes()
         file.write_bytes(whole[:-10] + bytes([whole[-10] ^ 1]) + whole[-9:])
         self.assertLess(events(), 10)
+
+    def test_a_full_disk_ends_the_board_and_not_the_run(self):
+        self.boards.mkdir()
+        kept = self.folder / "kept"
+        # A disk of a single page, which only this process sees.
+        inside = ["unshare", "-Urm", "sh", "-c",
+                  'kept="$1"; shift; mount -t tmpfs -o size=4k tmpfs "$0" && "$@" && cp -r "$0" "$kept"']
+        if shutil.which("unshare") is None or subprocess.run([*inside, self.boards, self.folder / "probe", "true"],
+                                                             capture_output=True).returncode != 0:
+            self.skipTest("no disk can be mounted here")
+        done = subprocess.run([*inside, self.boards, kept, SNUG, "train", "--data", self.text, "--out", self.folder / "run",
+                               "--batch", "6", "--steps", "16", "--tensorboard", self.boards],
+                              capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stdout.count("goes on without TensorBoard"), 1, done.stdout)
+        self.assertEqual(len(self.records("run")), 16)
+        self.boards = kept
+        steps = [step for step, _ in self.scalars()["loss/training"]]
+        self.assertEqual(steps, list(range(1, len(steps) + 1)))
+        self.assertTrue(0 < len(steps) < 16, steps)
 
     def test_a_folder_that_cannot_be_made_is_one_clear_error(self):
         self.refuses(1, "train", "--data", self.text, "--out", self.folder / "run", *SMALL, "--tensorboard", self.text,

@@ -2,14 +2,13 @@
 
 #include <bit>
 #include <cmath>
-#include <csignal>
 #include <limits>
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include "snug/core/error.h"
 #include "tests/support/failing_file_system.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/unsynced_file_system.h"
 
@@ -18,6 +17,7 @@ namespace {
 
 using std::filesystem::path;
 using testing::FailingFileSystem;
+using testing::FileSizeLimit;
 using testing::TemporaryFolder;
 using testing::UnsyncedFileSystem;
 
@@ -306,27 +306,6 @@ TEST(RunLog, ReportsAFullDisk) {
   expect_contains(error, (folder / "log").string());
   expect_contains(error, "No space left on device");
 }
-
-// While it lives, no file of this process can grow beyond `bytes`: a write is cut off there.
-class [[nodiscard]] FileSizeLimit final {
- public:
-  explicit FileSizeLimit(size_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
-    ::getrlimit(RLIMIT_FSIZE, &old_limit_);
-    rlimit limit = old_limit_;
-    limit.rlim_cur = bytes;
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &old_limit_);
-    std::signal(SIGXFSZ, old_handler_);
-  }
-
- private:
-  void (*old_handler_)(int);
-  rlimit old_limit_{};
-};
 
 TEST(RunLog, TakesBackALineThatDidNotFit) {
   TemporaryFolder folder;

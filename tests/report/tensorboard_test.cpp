@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,11 +12,13 @@
 #include <gtest/gtest.h>
 
 #include "snug/core/error.h"
+#include "tests/support/file_size_limit.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug {
 namespace {
 
+using testing::FileSizeLimit;
 using testing::TemporaryFolder;
 
 // CRC-32C by the polynomial as it is written, the highest power first, on bits that are turned around: another way than the library's.
@@ -89,12 +92,78 @@ TEST(TensorBoardFile, LeavesOutWhatARecordDoesNotHave) {
   }
 }
 
+TEST(TensorBoardFile, WritesNumbersBeyondFp32AsInfinity) {
+  const TemporaryFolder folder;
+  TensorBoardFile board(folder.path());
+  board.write({.step = 1, .loss = 1e300, .learning_rate = -1e300, .grad_norm = 0x1.fffffep127});
+  const std::string record = records_of(content_of(board))[2];
+  const auto value_of = [&](const std::string& tag) {
+    return number_at<float>(record, record.find(tag) + tag.size() + 1);
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(value_of("loss/training"), kInfinity);
+  EXPECT_EQ(value_of("training/learning_rate"), -kInfinity);
+  EXPECT_EQ(value_of("training/gradient_norm"), std::numeric_limits<float>::max());
+}
+
+TEST(TensorBoardFile, BeginsWithTheStartAlsoWhenItDidNotFitAtFirst) {
+  const TemporaryFolder folder;
+  TensorBoardFile board(folder.path());
+  const std::string before = content_of(board);
+  {
+    const FileSizeLimit limit(before.size() + 20);
+    EXPECT_THROW(board.write({.step = 3}), Error);
+  }
+  EXPECT_EQ(content_of(board), before);
+  board.write({.step = 4});
+  const std::vector<std::string> records = records_of(content_of(board));
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[1].substr(9), std::string("\x10\x04\x3a\x02\x08\x01"));
+}
+
+TEST(TensorBoardFile, LeavesNoFileBehindWhoseFirstRecordDidNotFit) {
+  const TemporaryFolder folder;
+  {
+    const FileSizeLimit limit(20);
+    EXPECT_THROW(TensorBoardFile(folder.path()), Error);
+  }
+  EXPECT_TRUE(FileSystem::real().list(folder.path()).empty());
+}
+
 TEST(TensorBoardFile, HasANameBehindThoseOfFilesThatAreThere) {
   const TemporaryFolder folder;
   const TensorBoardFile first(folder.path()), second(folder.path());
   EXPECT_LT(first.path().filename().string(), second.path().filename().string());
   FileSystem::real().write_file(folder / "events.out.tfevents.7999999999.host", {});
   EXPECT_EQ(TensorBoardFile(folder.path()).path().filename(), "events.out.tfevents.8000000000.snug");
+}
+
+TEST(TensorBoardFile, TakesNumbersOfMoreThanTenDigitsForNoTime) {
+  const TemporaryFolder folder;
+  const std::string usual = TensorBoardFile(folder.path()).path().filename().string();
+  for (const char* number : {"9223372036854775807", "99999999999999999999", "10000000000"}) {
+    FileSystem::real().write_file(folder / ("events.out.tfevents." + std::string(number) + ".host"), {});
+    EXPECT_EQ(TensorBoardFile(folder.path()).path().filename().string().size(), usual.size()) << number;
+  }
+}
+
+TEST(TensorBoardFile, TakesTheNextNameIfAnotherRunHasTakenItsOwn) {
+  // Sees no files, as if they were made just after it looked.
+  class Late final : public FileSystem {
+   public:
+    void write_file(const Path&, std::span<const std::string_view>) override {}
+    void rename(const Path&, const Path&) override {}
+    void sync_directory(const Path&) override {}
+    void create_directories(const Path&) override {}
+    void remove_all(const Path&) override {}
+    std::vector<std::string> list(const Path&) const override { return {}; }
+    bool exists(const Path&) const override { return false; }
+    std::string read_file(const Path&) const override { return {}; }
+  } files;
+  const TemporaryFolder folder;
+  const TensorBoardFile first(folder.path(), files), second(folder.path(), files), third(folder.path(), files);
+  EXPECT_LT(first.path(), second.path());
+  EXPECT_LT(second.path(), third.path());
 }
 
 TEST(TensorBoardFile, ThatCannotBeMadeIsAnErrorWithItsPath) {
