@@ -96,6 +96,18 @@ void print_plan_of_run(const std::filesystem::path& out) {
   fmt::print("{}", StepPlan::from_json(FileSystem::real().read_file(path)).explain());
 }
 
+void check(const CLI::App& command, const Flags& flags) {
+  for (const char* const option : {"--model", "--batch", "--memory", "--offload"}) {
+    if (command.count("--run") > 0 && command.count(option) > 0) {
+      throw ConfigError(fmt::format(
+          "plan: --run explains the plan that a run has, and {} is for a new one; leave one of them out", option));
+    }
+  }
+  if (command.count("--offload") > 0 && flags.offload.empty()) {
+    throw ConfigError("plan: --offload is empty; give a directory on a disk");
+  }
+}
+
 void run_plan(const Flags& flags) {
   if (!flags.run.empty()) {
     print_plan_of_run(flags.run);
@@ -129,7 +141,10 @@ void add_plan(CLI::App& app) {
   command->add_option("--run", flags->run, "Explain the plan of a run instead: its folder")->type_name("DIR");
   command->footer(
       "Runs steps on random text on the CPU: without --memory with everything kept, with it within the budget.");
-  command->callback([flags] { run_plan(*flags); });
+  command->callback([command, flags] {
+    check(*command, *flags);
+    run_plan(*flags);
+  });
 }
 
 }  // namespace snug::cli

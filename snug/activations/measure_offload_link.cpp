@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
+#include <filesystem>
 #include <limits>
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "snug/activations/detail/spill_file.h"
 #include "snug/activations/offload.h"
@@ -18,12 +19,11 @@ using detail::SpillFile;
 using detail::SpillMemory;
 
 constexpr size_t kTries = 3;
-constexpr double kTiny = 1e-9;  // seconds
 
-// Not a tensor's: no budget is to count it.
+// Not a tensor's: no budget is to count it. Not filled, which would count as time of a read.
 SpillMemory allocate(int64_t bytes) {
-  auto memory = std::make_shared<std::vector<char>>(static_cast<size_t>(bytes));
-  return {memory, memory->data(), bytes};
+  const std::shared_ptr<char[]> memory(new char[static_cast<size_t>(bytes)]);
+  return {memory, memory.get(), bytes};
 }
 
 struct Seconds {
@@ -35,11 +35,12 @@ Seconds transfer(SpillFile& file, int64_t bytes) {
   std::array<double, kTries> out{}, back{};
   for (size_t i = 0; i < kTries; ++i) {
     SpillMemory memory = allocate(bytes);
+    std::memset(memory.data, static_cast<int>(i) + 1, static_cast<size_t>(bytes));
     const auto began = Clock::now();
     const auto piece = file.store(std::move(memory));
     piece->finish();
     const auto written = Clock::now();
-    piece->load();
+    const SpillMemory again = piece->load();
     out[i] = std::chrono::duration<double>(written - began).count();
     back[i] = std::chrono::duration<double>(Clock::now() - written).count();
   }
@@ -52,17 +53,17 @@ Seconds transfer(SpillFile& file, int64_t bytes) {
 
 OffloadLink measure_offload_link(const std::filesystem::path& directory) {
   constexpr int64_t kSmall = 4096, kLarge = int64_t{32} << 20;
-  SpillFile file(directory, std::numeric_limits<int64_t>::max(), &allocate);
+  const std::filesystem::path folder = detail::spill_folder(directory);
+  SpillFile file(folder, std::numeric_limits<int64_t>::max(), &allocate);
   const Seconds small = transfer(file, kSmall), large = transfer(file, kLarge);
   if (const OffloadReport report = file.report(); report.failed_writes > 0) {
     throw Error("measure_offload_link: " + report.failure + "; give a directory on another disk");
   }
-  const auto speed = [](double of_large, double of_small) {
-    return static_cast<double>(kLarge - kSmall) / std::max(kTiny, of_large - of_small);
-  };
-  return {.directory = directory.string(),
-          .out_bytes_per_second = speed(large.out, small.out),
-          .back_bytes_per_second = speed(large.back, small.back),
+  // The small one's time is not taken off: it is next to nothing, and by chance may be more.
+  const auto speed = [](double seconds) { return static_cast<double>(kLarge) / seconds; };
+  return {.directory = folder.string(),
+          .out_bytes_per_second = speed(large.out),
+          .back_bytes_per_second = speed(large.back),
           .seconds = std::max(small.out, small.back)};
 }
 

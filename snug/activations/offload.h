@@ -44,7 +44,8 @@ struct OffloadReport {
 
 /// How fast bytes go to a file in `directory` (empty: the system's temporary one) and come back, for plans that may offload: by writing and
 /// reading 32 MiB a few times. That stays in the system's cache where there is room, so a plan that offloads much more may find the disk
-/// slower. Throws Error if the file cannot be made, written or read.
+/// slower; and a directory that is itself memory (tmpfs) is as fast as memory, and offloading to it frees nothing. Throws Error if the
+/// file cannot be made, written or read.
 OffloadLink measure_offload_link(const std::filesystem::path& directory = {});
 
 /// While it lives, tensors that autograd saves on this thread go to the host. They come back in the order of backward, one ahead of the one in

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -99,7 +100,8 @@ void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int,
 class FrugalSchedules {
  public:
   FrugalSchedules(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link)
-      : simulator_(guess(forward_and_loss, link)),
+      : store_(link.is_open() ? detail::make_offload_store(link) : nullptr),
+        simulator_(guess(forward_and_loss, link, store_)),
         solver_(simulator_, kSearch),
         smallest_(solver_.smallest().peak_bytes) {}
 
@@ -111,7 +113,7 @@ class FrugalSchedules {
     }
     const int64_t budget = smallest_ / 4 * kQuarters[tried_++] + smallest_ % 4;
     const RematPlan plan = std::get<RematPlan>(solver_.solve(budget));
-    auto schedule = detail::make_schedule(simulator_.profile(), plan.hold_from, simulator_.run(plan.hold_from));
+    auto schedule = detail::make_schedule(simulator_.profile(), plan.hold_from, simulator_.run(plan.hold_from), store_);
     schedule.is_guess = true;
     return std::make_shared<const detail::TapeSchedule>(std::move(schedule));
   }
@@ -119,12 +121,12 @@ class FrugalSchedules {
  private:
   static constexpr SolverOptions kSearch{.work = 2'000'000};
 
-  static StepProfile guess(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link) {
+  static StepProfile guess(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link,
+                           const std::shared_ptr<detail::OffloadStore>& store) {
     const RngGuard generators;
     detail::TapeRecorder recorder;
     const auto tape = std::make_shared<OpTape>(nullptr, &recorder);
-    tape->drop_everything(link.is_open() ? detail::make_offload_store({Bytes(0), Bytes::unlimited(), link.directory})
-                                         : nullptr);
+    tape->drop_everything(store);
     detail::record_step(forward_and_loss, tape, recorder, {.goes_backward = false});
     StepProfile profile = recorder.take();
     add_guessed_backward(profile, recorder.packed());
@@ -132,6 +134,7 @@ class FrugalSchedules {
     return profile;
   }
 
+  std::shared_ptr<detail::OffloadStore> store_;  // null: nothing may be offloaded
   StepSimulator simulator_;
   PlanSolver solver_;
   int64_t smallest_;

@@ -40,12 +40,18 @@ struct ActivationPlan::Content {
   }
 
   // Made when it is needed: a plan can be explained where it cannot run, because there is no such directory to offload to.
-  const std::shared_ptr<const detail::TapeSchedule>& schedule() const {
-    std::call_once(is_made_, [&] {
+  std::shared_ptr<const detail::TapeSchedule> schedule() const {
+    const std::lock_guard lock(mutex_);
+    if (!schedule_) {
       schedule_ = std::make_shared<const detail::TapeSchedule>(
           detail::make_schedule(simulator.profile(), plan.hold_from, simulator.run(plan.hold_from)));
-    });
+    }
     return schedule_;
+  }
+
+  OffloadReport offloaded() const {
+    const std::lock_guard lock(mutex_);
+    return schedule_ && schedule_->store ? schedule_->store->report() : OffloadReport{};
   }
 
   static std::shared_ptr<const Content> solve(const StepProfile& profile, Bytes budget, SolverOptions options) {
@@ -68,7 +74,7 @@ struct ActivationPlan::Content {
   }
 
  private:
-  mutable std::once_flag is_made_;
+  mutable std::mutex mutex_;
   mutable std::shared_ptr<const detail::TapeSchedule> schedule_;
 };
 
@@ -84,10 +90,7 @@ ActivationPlan::ActivationPlan(const StepProfile& profile, Bytes budget, SolverO
 
 std::string ActivationPlan::explain() const { return snug::explain(content_->simulator, content_->plan); }
 
-OffloadReport ActivationPlan::offloaded() const {
-  const auto& store = content_->schedule()->store;
-  return store ? store->report() : OffloadReport{};
-}
+OffloadReport ActivationPlan::offloaded() const { return content_->offloaded(); }
 
 std::string ActivationPlan::to_json() const {
   return nlohmann::ordered_json{{"plan", nlohmann::ordered_json::parse(content_->plan.to_json())},

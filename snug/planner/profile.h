@@ -75,7 +75,7 @@ struct ProfileEvent {
 
 /// Where memory may go while nothing needs it, and how fast. As it is: nowhere.
 struct OffloadLink {
-  std::string directory = {};  ///< of the file that it goes to; empty: the system's temporary one
+  std::string directory = {};  ///< of the file; one in memory (tmpfs) frees nothing; empty: the system's temporary one
   double out_bytes_per_second = 0;
   double back_bytes_per_second = 0;
   double seconds = 0;  ///< of each transfer, beside those of its bytes

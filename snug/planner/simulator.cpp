@@ -16,7 +16,8 @@
 //     earlier Unpack that is not done yet still holds, at its last version.
 //  4. What a replay makes beside the storage that was asked for is released after its last use in that replay, or right
 //     after its operator if there is none; unless the plan holds it from this event on and there is a later use. Then it
-//     stays until after the event of its last use. What is pinned is never taken from a replay. Replay schedules depend on the plan alone, so last uses are known.
+//     stays until after the event of its last use. What is pinned is never taken from a replay. Replay schedules depend on the
+//     plan alone, so last uses are known.
 //  5. Done: a rebuilt storage is released, unless it is held.
 //  6. A value is a (storage, version). Only last versions are unpacked and held. A replayed operator that writes in place
 //     works on a storage rebuilt in the same replay: version v needs v - 1, down to the allocation. The original and the

@@ -93,7 +93,8 @@ void PlanSolver::remember(const Point& point) {
 }
 
 // Of its operator and of the producers of all that that needs and the plan neither keeps nor offloads. `seen`: per operator, the storage that
-// it was last counted for. None: it cannot be rebuilt.
+// it was last counted for. None: by this estimate it cannot be rebuilt, and may be offloaded instead. Without a link there is always a
+// number, and the simulation tells: here it is not known what the program or an earlier unpacking still holds.
 std::optional<double> PlanSolver::seconds_to_rebuild(int storage, const HoldFrom& plan, std::vector<int>& seen) const {
   const StepProfile& profile = simulator_.profile();
   double seconds = kTiny;

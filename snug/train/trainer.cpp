@@ -161,7 +161,10 @@ class Trainer::Impl {
     if (offload) {
       note("offload: " + offload->report().str());
     } else if (const auto plan = config_.offload ? stepper_.plan() : std::nullopt; plan && plan->activations) {
-      note("offload: " + plan->activations->offloaded().str());
+      const OffloadReport report = plan->activations->offloaded();
+      if (report.bytes_out + report.failed_writes > 0) {
+        note("offload: " + report.str());
+      }
     }
     if (outcome.finished && ranks_.is_first()) {
       save_model();

@@ -7,7 +7,7 @@ import json
 import os
 import re
 
-from program import GOLDEN, SnugTest, TEXT, main
+from program import GOLDEN, SMALL, SnugTest, TEXT, main
 
 
 class Help(SnugTest):
@@ -35,6 +35,8 @@ class Planning(SnugTest):
         self.assertEqual(refused.returncode, 3)
         self.assertIn("would do", refused.stderr)
         self.assertEqual(self.snug("plan", "--batch", "0").returncode, 2)
+        self.refuses(2, "plan", "--run", self.folder, "--offload", self.folder, says=["--run", "--offload"])
+        self.refuses(2, "plan", "--offload", "", says=["--offload is empty"])
 
 
 class Training(SnugTest):
@@ -71,9 +73,6 @@ class Training(SnugTest):
         self.assertIn("planned for", printed)
         self.assertEqual(self.losses("plain"), self.losses("planned"))
         self.assertLessEqual(peak("planned"), budget)
-        self.train("on disk", "--memory", budget, "--micro-batch", "6", "--offload")
-        self.assertEqual(self.losses("plain"), self.losses("on disk"))
-        self.assertLessEqual(peak("on disk"), budget)
         explained = self.snug("plan", "--run", self.folder / "planned")
         self.assertEqual(explained.returncode, 0, explained.stderr)
         self.assertIn("aten::", explained.stdout)
@@ -85,6 +84,23 @@ class Training(SnugTest):
         for whole, split in zip(self.losses("plain"), self.losses("chosen")):
             self.assertLess(abs(whole - split) / whole, 1e-5)
         self.refuses(2, "plan", "--run", self.folder / "plain", says=["--memory"])
+
+    def test_a_plan_may_offload_where_nothing_else_fits(self):
+        self.train("plain")
+
+        def would_do(*more):
+            refused = self.snug("train", "--data", self.text, "--out", self.folder / "refused", *SMALL, "--micro-batch", "6",
+                                "--memory", "13MiB", *more)
+            self.assertEqual(refused.returncode, 3, refused.stderr)
+            return int(re.search(r"\((\d+) bytes\) would do", refused.stderr).group(1))
+
+        in_memory, on_disk = would_do(), would_do("--offload")
+        self.assertLess(on_disk, in_memory)
+        budget = (on_disk + in_memory) // 2
+        printed = self.train("on disk", "--memory", budget, "--micro-batch", "6", "--offload")
+        self.assertRegex(printed, "offload: [1-9]")
+        self.assertEqual(self.losses("plain"), self.losses("on disk"))
+        self.assertLessEqual(max(r["peak_bytes"] for r in self.records("on disk")), budget)
 
     def test_offload_gives_the_same_bits_and_less_memory_and_goes_with_checkpointing(self):
         self.train("plain")

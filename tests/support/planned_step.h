@@ -83,6 +83,24 @@ class Step {
   std::vector<torch::Tensor> buffers_;
 };
 
+// The gradients of one forward pass, under a plan or not, with `backward` called on its loss.
+inline std::vector<torch::Tensor> gradients(const RandomModel& model, Step& step,
+                                            const std::optional<ActivationPlan>& plan,
+                                            const std::function<void(torch::Tensor)>& backward) {
+  step.reset();
+  std::optional<Rematerialize> scope;
+  if (plan) {
+    scope.emplace(*plan);
+  }
+  const torch::Tensor loss = model.loss(model.input);
+  if (scope) {
+    EXPECT_EQ(scope->deviation(), "");
+  }
+  scope.reset();
+  backward(loss);
+  return gradients_of(model.leaves());
+}
+
 inline constexpr SolverOptions kSearch{.work = 1'000'000};  // small models need little
 
 // From which on a plan was found, in bytes.

@@ -81,13 +81,14 @@ class PinnedStore final : public OffloadStore {
   ~PinnedStore() override { retire(0); }
 
   std::unique_ptr<StoredAway> store(const c10::Storage& storage) override;
-  OffloadReport report() const override {
+
+ private:
+  class Pinned;
+  OffloadReport transfers() const override {
     const std::lock_guard lock(mutex_);
     return report_;
   }
 
- private:
-  class Pinned;
   struct Transfer {
     c10::Storage storage;
     c10::Stream stream;  // that computes
@@ -171,9 +172,10 @@ class PinnedStore::Pinned final : public StoredAway {
     }
   }
 
-  void finish() override {
+  bool finish() override {
     const std::lock_guard lock(store_.mutex_);
     store_.retire(0);
+    return true;
   }
 
  private:

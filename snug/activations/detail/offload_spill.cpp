@@ -30,7 +30,7 @@ class Spilled final : public StoredAway {
   c10::Storage load() override { return storage_of(piece_->load()); }
   void prefetch() override { piece_->prefetch(); }
   void drop_prefetch() override { piece_->drop_prefetch(); }
-  void finish() override { piece_->finish(); }
+  bool finish() override { return piece_->finish(); }
 
  private:
   std::unique_ptr<SpillFile::Piece> piece_;
@@ -38,22 +38,24 @@ class Spilled final : public StoredAway {
 
 class SpillStore final : public OffloadStore {
  public:
-  explicit SpillStore(const OffloadOptions& options) : file_(options.directory, options.cap.count(), &allocate) {}
+  SpillStore(const OffloadOptions& options, SpillCalls& calls)
+      : file_(options.directory, options.cap.count(), &allocate, calls) {}
 
   std::unique_ptr<StoredAway> store(const c10::Storage& storage) override {
     auto piece = file_.store(memory_of(storage));
     return piece ? std::make_unique<Spilled>(std::move(piece)) : nullptr;
   }
-  OffloadReport report() const override { return file_.report(); }
 
  private:
+  OffloadReport transfers() const override { return file_.report(); }
+
   SpillFile file_;
 };
 
 }  // namespace
 
-std::unique_ptr<OffloadStore> make_spill_store(const OffloadOptions& options) {
-  return std::make_unique<SpillStore>(options);
+std::unique_ptr<OffloadStore> make_spill_store(const OffloadOptions& options, SpillCalls& calls) {
+  return std::make_unique<SpillStore>(options, calls);
 }
 
 }  // namespace snug::detail

@@ -6,6 +6,14 @@
 namespace snug::detail {
 namespace {
 
+void add(OffloadReport& sum, const OffloadReport& one) {
+  sum.bytes_out += one.bytes_out;
+  sum.bytes_back += one.bytes_back;
+  sum.bytes_kept += one.bytes_kept;
+  sum.failed_writes += one.failed_writes;
+  sum.failure = one.failure.empty() ? sum.failure : one.failure;
+}
+
 class ByDevice final : public OffloadStore {
  public:
   explicit ByDevice(OffloadOptions options) : options_(std::move(options)) {
@@ -19,23 +27,18 @@ class ByDevice final : public OffloadStore {
     return of_device == nullptr ? nullptr : of_device->store(storage);
   }
 
-  OffloadReport report() const override {
+ private:
+  OffloadReport transfers() const override {
     const std::lock_guard lock(mutex_);
     OffloadReport sum;
     for (const auto* store : {on_cpu_.get(), on_cuda_.get()}) {
       if (store != nullptr) {
-        const OffloadReport one = store->report();
-        sum.bytes_out += one.bytes_out;
-        sum.bytes_back += one.bytes_back;
-        sum.bytes_kept += one.bytes_kept;
-        sum.failed_writes += one.failed_writes;
-        sum.failure += one.failure;
+        add(sum, store->report());
       }
     }
     return sum;
   }
 
- private:
   OffloadStore* of(c10::Device device) {
     const std::lock_guard lock(mutex_);
     if (device.is_cpu()) {
@@ -55,8 +58,24 @@ class ByDevice final : public OffloadStore {
 
 }  // namespace
 
+void OffloadStore::count_failure(int64_t bytes, const std::string& why) {
+  const std::lock_guard lock(failures_mutex_);
+  add(failures_, {.bytes_kept = bytes, .failed_writes = 1, .failure = why});
+}
+
+OffloadReport OffloadStore::report() const {
+  OffloadReport sum = transfers();
+  const std::lock_guard lock(failures_mutex_);
+  add(sum, failures_);
+  return sum;
+}
+
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadOptions& options) {
   return std::make_unique<ByDevice>(options);
+}
+
+std::unique_ptr<OffloadStore> make_offload_store(const OffloadLink& link) {
+  return make_offload_store(OffloadOptions{.min_bytes = Bytes(0), .directory = spill_folder(link.directory)});
 }
 
 }  // namespace snug::detail

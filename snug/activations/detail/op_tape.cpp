@@ -54,7 +54,9 @@ OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* liste
       arrived_(schedule_ ? schedule_->unpackings.size() : 0, false) {}
 
 void OpTape::call(const OperatorCall& call, Stack& stack) {
+  std::unique_lock lock(mutex_);
   if (is_closed_ || traits_of(call.op).is_view) {
+    lock.unlock();
     call.proceed(stack);
     return;
   }
@@ -63,12 +65,15 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   if (listener_ != nullptr) {
     listener_->before_operator();
   }
+  lock.unlock();
   try {
     call.proceed(stack);
   } catch (...) {
+    lock.lock();
     take_back_writes(record);
     throw;
   }
+  lock.lock();
   const auto made = read_results(record, stack, first_result);
   if (record.results.empty() && record.writes.empty()) {
     if (listener_ != nullptr) {
@@ -218,6 +223,7 @@ void OpTape::take_back_writes(const TapeOperator& record) {
 }
 
 void OpTape::unseen_write(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
   if (is_closed_ || !tensor.defined() || !tensor.has_storage()) {
     return;
   }

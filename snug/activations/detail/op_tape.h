@@ -133,7 +133,8 @@ struct TapeOperator {
   size_t generator_argument = 0;
 };
 
-/// Thread-safe from close() on; before, on the thread of the forward pass.
+/// Thread-safe, but for the forward pass, which is on one thread. Memory that is watched may come back from another meanwhile, as from that
+/// of a SaveOnHost inside, which drops what it has written.
 class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<OpTape> {
  public:
   /// `listener`, if there is one, must live until forget_listener().
@@ -218,7 +219,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   bool verifies_ = false;
   std::set<int> different_;
-  mutable std::recursive_mutex mutex_;
+  mutable std::recursive_mutex mutex_;  // not held while an operator of the program runs
 };
 
 /// Hands what autograd saves to a tape.

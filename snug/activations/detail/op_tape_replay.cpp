@@ -69,11 +69,12 @@ void OpTape::put_away(int storage) {
   try {
     const UnseenOperators unseen;
     s.away = store_->store(memory);
-    if (s.away) {
-      s.away->finish();
+    if (s.away && !s.away->finish()) {
+      s.away = nullptr;
     }
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
     s.away = nullptr;
+    store_->count_failure(s.bytes, error.what());
   }
   if (!s.away) {
     s.held = std::move(memory);

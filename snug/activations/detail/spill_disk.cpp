@@ -68,13 +68,26 @@ int repeat(size_t size, int if_nothing_moves, Call&& call) {
 
 }  // namespace
 
+std::filesystem::path spill_folder(const std::filesystem::path& directory) {
+  if (!directory.empty()) {
+    return directory;
+  }
+  std::error_code error;
+  auto folder = std::filesystem::temp_directory_path(error);
+  if (error) {
+    throw Error(fmt::format("offload: the system's temporary directory cannot be used: {}; give a directory on a disk",
+                            error.message()));
+  }
+  return folder;
+}
+
 SpillDisk::SpillDisk(const std::filesystem::path& directory, SpillCalls& calls) : calls_(calls) {
-  const auto folder = directory.empty() ? std::filesystem::temp_directory_path() : directory;
+  const std::filesystem::path folder = spill_folder(directory);
   path_ = (folder / "snug-offload-XXXXXX").string();
   descriptor_ = ::mkostemp(path_.data(), O_CLOEXEC);
   if (descriptor_ < 0) {
     const int error = errno;
-    throw Error(fmt::format("SaveOnHost: cannot make a file in '{}': {}; give a directory that can be written to",
+    throw Error(fmt::format("offload: cannot make a file in '{}': {}; give a directory that can be written to",
                             folder.string(), reason_of(error)));
   }
   ::unlink(path_.c_str());

@@ -28,10 +28,13 @@ class SpillCalls {
   }
 };
 
+/// The system's temporary directory if `directory` is empty. Throws Error if there is none.
+std::filesystem::path spill_folder(const std::filesystem::path& directory);
+
 /// Any thread may use it. What fails is told in words that name the file and the reason; empty: nothing failed.
 class SpillDisk final {
  public:
-  /// Throws Error if there can be no file in `directory` (empty: the system's temporary one).
+  /// Throws Error if there can be no file in spill_folder(directory).
   SpillDisk(const std::filesystem::path& directory, SpillCalls& calls);
   ~SpillDisk();
   SpillDisk(const SpillDisk&) = delete;

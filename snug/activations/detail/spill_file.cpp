@@ -183,7 +183,7 @@ SpillMemory SpillFile::Piece::load() {
   }
   const std::string failure = file_.disk_.read(copy.data, state_->bytes, state_->offset, state_->sum);
   if (!failure.empty()) {
-    throw Error(fmt::format("SaveOnHost: {}; give a directory on another disk", failure));
+    throw Error(fmt::format("offload: {}; give a directory on another disk", failure));
   }
   const std::lock_guard lock(file_.mutex_);
   file_.report_.bytes_back += state_->bytes;
@@ -213,10 +213,11 @@ void SpillFile::Piece::prefetch() {
   }
 }
 
-void SpillFile::Piece::finish() {
+bool SpillFile::Piece::finish() {
   std::unique_lock lock(file_.mutex_);
   file_.done_.wait(lock,
                    [&] { return state_->place == State::Place::InFile || state_->place == State::Place::InMemory; });
+  return state_->place == State::Place::InFile;
 }
 
 void SpillFile::Piece::drop_prefetch() {

@@ -52,8 +52,8 @@ class SpillFile final {
     void prefetch();
     /// Drops what was read ahead.
     void drop_prefetch();
-    /// Waits until the memory is written and dropped, or is there for good.
-    void finish();
+    /// Waits until the memory is written and dropped: true. False: it could not be written, and stays.
+    bool finish();
 
    private:
     SpillFile& file_;

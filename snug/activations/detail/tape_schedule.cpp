@@ -40,7 +40,8 @@ size_t wiring_of(const std::vector<ValueId>& reads, const std::vector<ValueId>& 
   return hash;
 }
 
-TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, const Simulation& simulation) {
+TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, const Simulation& simulation,
+                           const std::shared_ptr<OffloadStore>& store) {
   TapeSchedule schedule;
   for (const ProfiledOperator& op : profile.operators) {
     if (op.name != kOtherWrite) {
@@ -63,7 +64,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
     const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
     const bool is_offloaded = plan[s] == kOffload && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
     if (is_offloaded && schedule.store == nullptr) {
-      schedule.store = make_offload_store({Bytes(0), Bytes::unlimited(), profile.link.directory});
+      schedule.store = store ? store : make_offload_store(profile.link);
     }
     const int needed_until = last_use < 0 ? -1 : unpacking_at[static_cast<size_t>(last_use)];
     if (needed_until >= 0) {
