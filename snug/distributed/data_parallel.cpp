@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/utils/tensor_flatten.h>
 
 #include "snug/core/detail/gradient_hooks.h"
 #include "snug/core/error.h"
@@ -34,6 +35,29 @@ std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& pa
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {first, static_cast<size_t>(cap)}));
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
+}
+
+// All that they travel in is allocated before the first is sent: a rank that runs out of memory between two would be missed in the second.
+void send_buffers(ProcessGroup& group, const std::vector<at::Tensor>& buffers) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::vector<at::Tensor>> alike;  // in type and device
+  for (const at::Tensor& buffer : buffers) {
+    const auto found = std::find_if(alike.begin(), alike.end(), [&](const auto& some) {
+      return some[0].scalar_type() == buffer.scalar_type() && some[0].device() == buffer.device();
+    });
+    (found != alike.end() ? *found : alike.emplace_back()).push_back(buffer.detach());
+  }
+  std::vector<at::Tensor> flat;
+  for (const auto& some : alike) {
+    flat.push_back(torch::utils::flatten_dense_tensors(some));
+  }
+  group.broadcast(flat);
+  for (size_t i = 0; i < alike.size(); ++i) {
+    const auto received = torch::utils::unflatten_dense_tensors(flat[i], alike[i]);
+    for (size_t j = 0; j < received.size(); ++j) {
+      alike[i][j].copy_(received[j]);
+    }
+  }
 }
 
 }  // namespace
@@ -233,7 +257,7 @@ void DataParallel::Impl::synchronize() {
     let_go_of_views();
   }
   if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
-    group_->broadcast(buffers_);
+    send_buffers(*group_, buffers_);
   }
 }
 

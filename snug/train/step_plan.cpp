@@ -46,7 +46,8 @@ std::string StepPlan::verdict() const {
   const std::string cut = fmt::format("{} micro-batches of {}", choice.micro_batches, choice.items);
   const double more = 100 * (choice.plan.seconds / choice.plan.plain_seconds - 1);
   if (slices > 1) {
-    return fmt::format("Slices: a micro-batch of {} at a time, its large layers in {} slices.", choice.items, slices);
+    return fmt::format("Slices: {}, its large layers in {} slices{}.", cut, slices,
+                       activations ? ", and " + way_of(*activations) + " of the rest" : "");
   }
   if (choice.micro_batches == 1 && !activations) {
     return "It fits as it is: keep everything, and take the batch at once.";

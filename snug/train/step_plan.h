@@ -21,7 +21,7 @@ struct StepPlan {
   StepChoice choice = {};
   int64_t slices = 1;           ///< into which snug::sliced cuts, where the model leaves it to the plan
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not
-  std::optional<ActivationPlan> activations = {};  ///< none: all is kept, as in plain training
+  std::optional<ActivationPlan> activations = {};  ///< none: all is kept, but in slices, as in plain training
 
   /// For people: the choice, what else was considered, what is alive at the peak, what is computed again and what that costs.
   std::string explain() const;

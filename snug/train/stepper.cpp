@@ -162,6 +162,7 @@ class Stepper::Impl {
     scaler_ = std::move(scaler);
     guard_ = std::move(guard);
     regions_.in_full = std::move(in_full);
+    ranks_.catch_up();
   }
 
   std::optional<StepPlan> plan_for(const MicroBatches& source) {
@@ -344,10 +345,7 @@ class Stepper::Impl {
   void update(StepResult& result) {
     std::optional<LostUpdates> lost_updates;
     std::optional<Evidence> evidence;
-    if (scaler_.is_enabled()) {
-      ranks_.confirm();  // before it speaks with the other ranks itself
-    }
-    scaler_.unscale_(optimizer_);
+    scaler_.unscale_(optimizer_);  // confirms, where the ranks agree on it
     if (sample_gradients_) {
       result.gradient_statistics = gradient_statistics(parameters_.all());
       if (precision_ != Precision::Float32) {

@@ -71,10 +71,12 @@ struct StepperOptions {
   Tail tail = Tail::Exact;
   /// Most tensor memory on the model's device that may be alive during a step, of whatever kind: model, optimizer, batch, gradients,
   /// activations. It is kept by choosing the micro-batch, and by dropping activations that backward then computes again; gradients stay
-  /// those of plain training with that micro-batch, to the bit. What cannot be kept is BudgetExceeded. The choice is made in the first step
+  /// those of plain training with that micro-batch, to the bit; where not even one item fits, a model that leaves its snug::sliced to the plan
+  /// is cut into slices, and gradients differ by rounding. What cannot be kept is BudgetExceeded. The choice is made in the first step
   /// for a shape of batch, which calls loss_of some more times while no other thread should allocate tensors, and is plan(). Several ranks take
   /// the smallest budget of all, and the smallest micro-batch that one of them has to cut its share into; where one runs out of memory, all
-  /// make the step again. On other devices than the CPU it is a limit only.
+  /// make the step again. So loss_of must not wait for other ranks while it plans (an all_reduce of a metric, a loss over all ranks): they need not
+  /// try the same; else plan = false. On other devices than the CPU it is a limit only.
   Bytes memory_budget = Bytes::unlimited();
   /// false: memory_budget is a limit only, and everything is as the other options have it.
   bool plan = true;

@@ -162,13 +162,15 @@ class Stubborn : public torch::optim::SGD {
   bool fails_;
 };
 
-TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMade) {
+TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMadeUntilASnapshotIsLoaded) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     auto model = tiny_model();
     DataParallel ddp(model, group);
     Stubborn optimizer(model->parameters(), group->rank() == 1);
     Stepper stepper(model, optimizer, {.data_parallel = &ddp});
+    const auto snapshot = clones_of(model->parameters());
+    const StateDict state = stepper.state_dict();
     const auto step = [&] {
       stepper.step(tiny_batch(4),
                    [&](const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); });
@@ -179,6 +181,15 @@ TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMade) {
       step();
     }
     EXPECT_THAT(error_of<DistributedError>(step), AllOf(HasSubstr("rank 1"), HasSubstr("go on from a snapshot")));
+    {
+      const torch::NoGradGuard no_grad;
+      for (size_t i = 0; i < snapshot.size(); ++i) {
+        model->parameters()[i].copy_(snapshot[i]);
+      }
+    }
+    stepper.load_state_dict(state);
+    step();
+    ddp.check_replicas();
   });
 }
 

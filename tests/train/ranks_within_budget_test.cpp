@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <string>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/train/detail/split.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/train/planned_training.h"
 #include "tests/train/ranked_training.h"
 
@@ -37,7 +40,10 @@ int64_t settled_live() {
 struct RankedRun {
   explicit RankedRun(const std::shared_ptr<ProcessGroup>& of, StepperOptions options = {},
                      torch::nn::Sequential with = deep())
-      : group(of), model(std::move(with)), ddp(model, of), optimizer(model->parameters(), {.lr = 0.01}) {
+      : group(of),
+        model(std::move(with)),
+        ddp(model, of),
+        optimizer(model->parameters(), {.lr = 0.01, .master_weights = true}) {
     options.data_parallel = &ddp;
     if (!options.memory_budget.is_unlimited()) {
       settled_live();
@@ -53,17 +59,33 @@ struct RankedRun {
 
   StepResult step(const Batch& own) {
     return stepper->step(own, [this](const Batch& micro) {
-      return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+      const Tensor input = micro[0].to(model->parameters()[0].scalar_type());
+      const Tensor output = model->forward(input).to(torch::kFloat);
+      if (at_backward && output.requires_grad()) {
+        output.register_hook([this](const Tensor& gradient) {
+          std::exchange(at_backward, nullptr)();
+          return gradient;
+        });
+      }
+      return Loss::sum((output - micro[1]).pow(2).sum(), micro[1].numel());
     });
   }
   int64_t items() const { return stepper->plan()->choice.items; }
   std::vector<Tensor> parameters() const { return clones_of(model->parameters()); }
+  std::vector<Tensor> state() const {
+    auto tensors = parameters();
+    for (const Tensor& buffer : model->buffers()) {
+      tensors.push_back(buffer.clone());
+    }
+    return tensors;
+  }
 
   std::shared_ptr<ProcessGroup> group;
   torch::nn::Sequential model;
   DataParallel ddp;
   AdamW optimizer;
   std::optional<Stepper> stepper;
+  std::function<void()> at_backward;  // called once
 };
 
 std::vector<int64_t> of_all_ranks(ProcessGroup& group, int64_t own) {
@@ -165,6 +187,20 @@ TEST(RanksWithinABudget, TakeTheSmallestBudgetOfAll) {
   });
 }
 
+TEST(RanksWithinABudget, StopTogetherWhereOneHasNoDirectoryForOffload) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const testing::TemporaryFolder folder;
+    const bool is_bad = group->rank() == 1;
+    StepperOptions options = RankedRun::with_room(kPlenty);
+    options.offload = is_bad ? folder / "missing" : folder.path();
+    EXPECT_THAT(error_of<Error>([&] { RankedRun(group, options); }),
+                HasSubstr(is_bad ? "cannot make a file in" : "rank 1 cannot use its directory for offload"));
+    options.offload = folder.path();
+    EXPECT_TRUE(RankedRun(group, options).step(share(make_batch(64), *group)).stepped());
+  });
+}
+
 // `text` of rank 0.
 std::string from_rank_zero(ProcessGroup& group, std::string text) {
   Tensor bytes = torch::zeros({4096}, torch::kByte);
@@ -252,6 +288,34 @@ TEST(RanksWithinABudget, StopTogetherWhereOneFindsNoPlan) {
   });
 }
 
+TEST(RanksWithinABudget, StopTogetherWhereTwoFindNoPlanAndNameThem) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(1536), *group);
+    const int64_t least = least_room(group, own, 0);
+    RankedRun run(group, RankedRun::with_room(kPlenty));
+    for (const bool all_know : {true, false}) {
+      const Tensor ballast = torch::zeros({group->rank() > 0 ? kPlenty - least / 2 : 1}, torch::kByte);
+      try {
+        if (group->rank() == 2 && !all_know) {
+          run.stepper->step(own,
+                            [](const Batch& /*micro*/) -> Loss { throw BudgetExceeded("no room, nobody knows why"); });
+        }
+        run.step(own);
+        ADD_FAILURE() << "two of them have no room";
+      } catch (const BudgetExceeded& error) {
+        const auto would_do = of_all_ranks(*group, error.smallest_feasible().count());
+        if (group->rank() == 0) {
+          EXPECT_THAT(error.what(), HasSubstr("ranks 1, 2 found no way"));
+          EXPECT_THAT(error.what(), HasSubstr(all_know ? "would do there" : "see what each of them says"));
+          EXPECT_EQ(would_do[0], all_know ? std::max(would_do[1], would_do[2]) : 0);
+        }
+      }
+    }
+    EXPECT_TRUE(run.step(own).stepped());
+  });
+}
+
 TEST(RanksWithinABudget, StopTogetherWhereOneFailsWhileItPlans) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
@@ -271,30 +335,37 @@ TEST(RanksWithinABudget, StopTogetherWhereOneFailsWhileItPlans) {
 
 // --- they make a step again together
 
-TEST(RanksWithinABudget, MakeAStepAgainTogetherWhicheverAllocationFailsOnOne) {
-  on_ranks(2, [] {
+enum class Fails { Anywhere, AfterForward };  // every one of those, but only some of all
+
+void expect_the_same_step_whichever_allocation_fails(Fails where, const StepperOptions& options,
+                                                     const std::function<torch::nn::Sequential()>& make) {
+  on_ranks(2, [&] {
     const auto group = init_process_group(quick());
     const Batch own = share(make_batch(128), *group);
-    const auto make = [] { return testing::make_mlp({32, 64, 64, 32}, 0.1); };
-    const StepperOptions options{.micro_batch = 32};
     const auto seed_of = [&](int step) { torch::manual_seed(static_cast<uint64_t>(100 + 10 * step + group->rank())); };
     RankedRun reference(group, options, make());
     std::vector<std::vector<Tensor>> after;
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < 4; ++i) {
       seed_of(i);
       reference.step(own);
-      after.push_back(reference.parameters());
+      after.push_back(reference.state());
     }
+    const StepperOptions within_budget = RankedRun::with_room(kPlenty, options);
     int64_t again = 0, dropped = 0, left_behind = 0;
-    for (int64_t k = 1;; k += 1 + k / 16) {
+    for (int64_t k = 1;; k += where == Fails::Anywhere ? 1 + k / 16 : 1) {
       ASSERT_LT(k, 3000);
-      RankedRun run(group, RankedRun::with_room(kPlenty, options), make());
+      RankedRun run(group, within_budget, make());
       for (int i = 0; i < 2; ++i) {  // in the second one the buckets change
         seed_of(i);
         run.step(own);
       }
       seed_of(2);
-      detail::fail_allocation_after(group->rank() == 1 ? k : 0);
+      const auto arm = [&] { detail::fail_allocation_after(group->rank() == 1 ? k : 0); };
+      if (where == Fails::Anywhere) {
+        arm();
+      } else {
+        run.at_backward = arm;
+      }
       int64_t made = 1;
       try {
         again += run.step(own).step_downs;
@@ -310,20 +381,50 @@ TEST(RanksWithinABudget, MakeAStepAgainTogetherWhicheverAllocationFailsOnOne) {
       }
       if (made == 0) {
         ++dropped;
-        ASSERT_TRUE(same_bits(run.parameters(), after[1])) << "allocation " << k;
+        ASSERT_TRUE(same_bits(run.state(), after[1])) << "allocation " << k;
         seed_of(2);
         run.step(own);
       }
-      ASSERT_TRUE(same_bits(run.parameters(), after[2])) << "allocation " << k;
+      ASSERT_TRUE(same_bits(run.state(), after[2])) << "allocation " << k;
+      seed_of(3);
+      run.step(own);
+      ASSERT_TRUE(same_bits(run.state(), after[3])) << "the one after that, allocation " << k;
       if (of_all_ranks(*group, never_failed ? 1 : 0)[1] == 1) {
         break;
       }
     }
     EXPECT_TRUE(is_same_on_all(*group, again));
     EXPECT_GT(again, 5);
-    EXPECT_GT(dropped, 0) << "those before the step begins";
-    EXPECT_LT(left_behind, again);
+    if (where == Fails::Anywhere) {
+      EXPECT_GT(dropped, 0) << "those before the step begins";
+      EXPECT_LT(left_behind, again);
+    }
   });
+}
+
+torch::nn::Sequential with_dropout() { return testing::make_mlp({32, 64, 64, 32}, 0.1); }
+
+TEST(RanksWithinABudget, MakeAStepAgainTogetherWhicheverAllocationFailsOnOne) {
+  expect_the_same_step_whichever_allocation_fails(Fails::Anywhere, {.micro_batch = 32}, with_dropout);
+}
+
+TEST(RanksWithinABudget, MakeAStepAgainTogetherWithBuffersToPutBack) {
+  expect_the_same_step_whichever_allocation_fails(Fails::Anywhere, {.micro_batch = 64},
+                                                  testing::planned::with_batch_norm);
+}
+
+TEST(RanksWithinABudget, MakeAStepAgainTogetherBeforeTheyAgreeOnItsScale) {
+  expect_the_same_step_whichever_allocation_fails(Fails::AfterForward,
+                                                  {.precision = Precision::Float16, .micro_batch = 64}, with_dropout);
+}
+
+TEST(RanksWithinABudget, MakeAStepAgainTogetherWithMasters) {
+  expect_the_same_step_whichever_allocation_fails(
+      Fails::Anywhere, {.precision = Precision::BFloat16, .weights = Weights::Low, .micro_batch = 64}, [] {
+        auto model = with_dropout();
+        model->to(torch::kBFloat16);
+        return model;
+      });
 }
 
 TEST(RanksWithinABudget, GiveUpTogetherWhereOneRunsOutOfMemoryAgainAndAgain) {
@@ -333,8 +434,10 @@ TEST(RanksWithinABudget, GiveUpTogetherWhereOneRunsOutOfMemoryAgainAndAgain) {
     RankedRun run(group, RankedRun::with_room(kPlenty, {.micro_batch = 16}));
     run.step(own);
     const auto before = run.parameters();
+    int calls = 0;
     const auto step = [&] {
       run.stepper->step(own, [&](const Batch& micro) {
+        ++calls;
         if (group->rank() == 1) {
           torch::empty({2 * kPlenty}, torch::kByte);
         }
@@ -343,6 +446,7 @@ TEST(RanksWithinABudget, GiveUpTogetherWhereOneRunsOutOfMemoryAgainAndAgain) {
     };
     EXPECT_THAT(error_of<BudgetExceeded>(step),
                 HasSubstr(group->rank() == 1 ? "does not fit into memory_budget" : "rank 1 ran out of memory"));
+    EXPECT_EQ(calls, 5) << "once, and four times again";
     EXPECT_TRUE(same_bits(run.parameters(), before));
     EXPECT_TRUE(run.step(own).stepped());
   });

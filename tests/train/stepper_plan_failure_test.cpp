@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +10,7 @@
 
 #include "snug/core/error.h"
 #include "snug/memory/detail/cpu_allocator.h"
+#include "snug/train/detail/step_planner.h"
 #include "snug/train/stepper.h"
 #include "tests/train/planned_training.h"
 
@@ -79,6 +82,90 @@ TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocati
 INSTANTIATE_TEST_SUITE_P(WholeOrInPartsPlannedOrPlain, StepperPlanFails,
                          ::testing::Values(FailingCase{256, 80}, FailingCase{64, 200}),
                          [](const auto& of) { return "MicroBatch" + std::to_string(of.param.micro_batch); });
+
+// --- what a planner remembers of it
+
+// A step of 64 items, each of which multiplies what `layer` makes of it.
+detail::StepToPlan step_of(const Tensor& weight, const std::function<Tensor(const Tensor&)>& layer) {
+  return {.batch = 64,
+          .gradient_bytes = static_cast<int64_t>(weight.nbytes()),
+          .forward =
+              [=](int64_t items) {
+                return [=] {
+                  Tensor hidden = torch::ones({items, 1}) * weight;
+                  for (int i = 0; i < 10; ++i) {
+                    hidden = layer(hidden);
+                  }
+                  return hidden.sum();
+                };
+              },
+          .unload = [] {},
+          .hold_gradients = [](bool) {},
+          .pinned_by = [] { return std::string(); }};
+}
+
+TEST(StepPlanner, HasTheFirstPlanAgainAfterAStepWasGivenUp) {
+  const Tensor weight = torch::full({256}, 0.5, torch::requires_grad());
+  const detail::StepToPlan step = step_of(weight, [](const Tensor& x) {
+    return x.mm(torch::full({256, 256}, 0.01)).sigmoid();  // takes time, so no more of it is made again than must be
+  });
+  const int64_t plain = detail::StepPlanner(Bytes(1 << 30), false).plan(step)->choice.peak_bytes;
+  detail::StepPlanner planner(Bytes(plain * 9 / 10), false);
+  const StepChoice first = planner.plan(step)->choice;
+  const std::string choices = planner.choices();
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_TRUE(planner.step_down(false));
+    planner.plan(step);
+  }
+  const StepChoice last = planner.plan(step)->choice;
+  EXPECT_LT(last.peak_bytes, first.peak_bytes);
+  planner.give_up();
+  EXPECT_EQ(planner.plan(step)->choice, first);
+  EXPECT_EQ(planner.choices(), choices);
+  planner.step_down(false);
+  const StepChoice made = planner.plan(step)->choice;
+  planner.settle();
+  planner.give_up();  // another step
+  EXPECT_EQ(planner.plan(step)->choice, made);
+}
+
+TEST(StepPlanner, GoesOnToLessThanOtherRanksTakeWhereThatCannotBeComputedAgain) {
+  const Tensor weight = torch::full({256}, 0.5, torch::requires_grad());
+  int masks = 0;
+  detail::StepToPlan step = step_of(weight, [&masks](const Tensor& x) {
+    const Tensor mask = torch::empty(x.sizes());
+    std::fill_n(mask.data_ptr<float>(), mask.numel(), static_cast<float>(++masks));  // which no operator sees
+    return x * mask;
+  });
+  step.at_most = 64;
+  const int64_t plain = detail::StepPlanner(Bytes(1 << 30), false).plan(step)->choice.peak_bytes;
+  detail::StepPlanner planner(Bytes(plain * 3 / 4), false);
+  EXPECT_EQ(planner.plan(step)->choice.items, 32);
+}
+
+TEST(StepperPlan, ForgetsTheStepsMadeAgainWithAWindowThatIsDropped) {
+  const Batch batch = make_batch(128);
+  Training run({.accumulate = 2, .tail = Tail::Drop, .memory_budget = Bytes(live() + (1 << 26))});
+  const auto accumulate = [&] {
+    return run.stepper.accumulate(batch, [&](const Batch& micro) { return run.loss_of(micro); });
+  };
+  accumulate();
+  accumulate();
+  bool is_made_again = false;
+  for (int64_t k = 1; !is_made_again; ++k) {
+    ASSERT_LT(k, 100);
+    detail::fail_allocation_after(k);
+    try {
+      accumulate();
+      is_made_again = detail::fail_allocation_after(0) == 0;
+    } catch (const BudgetExceeded&) {  // before it begins
+      detail::fail_allocation_after(0);
+    }
+  }
+  run.stepper.flush();
+  accumulate();
+  EXPECT_EQ(accumulate()->step_downs, 0);
+}
 
 // --- together with other options
 

@@ -99,6 +99,14 @@ TEST(StepperSliced, TrainsOnASampleOf30MillionNumbersWhoseFirstLayerDoesNotFit) 
   EXPECT_THAT(plan->explain(), HasSubstr(std::to_string(plan->slices) + " slices"));
   EXPECT_THAT(plan->verdict(), HasSubstr("Slices"));
   EXPECT_EQ(StepPlan::from_json(plan->to_json()).slices, plan->slices);
+}
+
+TEST(StepperSliced, HasTheBitsOfTheWholeWhereNothingIsSummedOverSlices) {
+  constexpr int64_t kPoints = 300'000;
+  const Batch batch = clouds(1, kPoints);
+  Training run({.memory_budget = Bytes(live() + first_layer_bytes(kPoints) / 4)});
+  const StepResult result = run.step(batch);
+  ASSERT_GE(run.stepper->plan()->slices, 4);
   Training plain;
   EXPECT_EQ(plain.step(batch).loss(), result.loss()) << "a point's features do not depend on the others";
   const auto parameters = run.model->parameters(), expected = plain.model->parameters();
@@ -108,7 +116,7 @@ TEST(StepperSliced, TrainsOnASampleOf30MillionNumbersWhoseFirstLayerDoesNotFit) 
   }
 }
 
-TEST(StepperSliced, PlansTheSameOnEachOfTwoRanks) {
+TEST(StepperSliced, PlansForTheSampleOfEachOfTwoRanks) {
   on_ranks(2, [] {
     constexpr int64_t kPoints = 300'000;
     const auto group = init_process_group(quick());
@@ -150,6 +158,17 @@ TEST(StepperSliced, KeepsItsSlicesInTheState) {
   second.stepper->load_state_dict(first.stepper->state_dict());
   second.step(batch);
   EXPECT_EQ(second.stepper->plan()->slices, slices);
+}
+
+TEST(StepperSliced, CutsFinerWhenLessIsLeft) {
+  constexpr int64_t kPoints = 300'000;
+  const Batch batch = clouds(1, kPoints);
+  Training run({.memory_budget = Bytes(live() + first_layer_bytes(kPoints))});
+  run.step(batch);
+  const int64_t slices = run.stepper->plan()->slices;
+  const Tensor other = torch::empty({first_layer_bytes(kPoints) / 4 * 3}, torch::kByte);
+  run.step(batch);
+  EXPECT_GT(run.stepper->plan()->slices, slices);
 }
 
 TEST(StepperSliced, ThatDoesNotHelpIsRefused) {

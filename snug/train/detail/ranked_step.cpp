@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "snug/core/error.h"
 #include "snug/distributed/detail/data_parallel_impl.h"
@@ -92,23 +93,34 @@ Bytes RankedStep::smallest_budget(Bytes own, bool plans) {
   return Bytes(smallest);
 }
 
-void RankedStep::check_all_fit(Bytes budget, int64_t live) const {
-  if (is_alone() || budget.is_unlimited()) {
-    return;
+void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_ptr& failure) const {
+  const bool is_asked = !is_alone() && !budget.is_unlimited();
+  const std::vector<int64_t> all = is_asked ? gather({live, failure ? 1 : 0}) : std::vector<int64_t>();
+  if (failure) {
+    std::rethrow_exception(failure);
   }
-  const std::vector<int64_t> all = gather({live});
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank] > budget.count()) {
+  for (size_t i = 0; i < all.size(); i += 2) {
+    if (all[i + 1] != 0) {
+      throw Error(fmt::format("Stepper: rank {} cannot use its directory for offload; see what it says", i / 2));
+    }
+    if (all[i] > budget.count()) {
       throw BudgetExceeded(fmt::format(
           "Stepper: {} of tensors are alive on rank {} outside of the step, more than memory_budget {}, the "
           "smallest of all ranks",
-          Bytes(all[rank]).str(), rank, budget.str()));
+          Bytes(all[i]).str(), i / 2, budget.str()));
     }
   }
 }
 
-std::function<void(const at::Tensor&)> RankedStep::agreement() const {
-  return is_alone() ? nullptr : agree_over(parallel_->impl().shared_group());
+// What unscaling allocates comes before C, so a rank that has no room for it is not missed when they agree.
+std::function<void(const at::Tensor&)> RankedStep::agreement() {
+  if (is_alone()) {
+    return nullptr;
+  }
+  return [this, agree = agree_over(parallel_->impl().shared_group())](const at::Tensor& found_inf) {
+    confirm();
+    agree(found_inf);
+  };
 }
 
 // --- the split
@@ -116,6 +128,7 @@ std::function<void(const at::Tensor&)> RankedStep::agreement() const {
 void RankedStep::begin_split() {
   if (!is_alone()) {
     phase_ = Phase::Splitting;
+    is_begun_ = false;
   }
 }
 
@@ -124,6 +137,7 @@ RankedStep::Splits RankedStep::exchange_splits(const Split& own, std::optional<F
   const int64_t what = failure ? static_cast<int64_t>(*failure) : kNone;
   const std::vector<int64_t> all = gather({own.at_most, own.batch, own.is_planned ? 1 : 0, what, smallest.count()});
   Splits result;
+  bool is_known = true;
   for (size_t i = 0; i < all.size(); i += 5) {
     result.ranks.push_back({.at_most = all[i], .batch = all[i + 1], .is_planned = all[i + 2] != 0});
     if (all[i + 3] == kNone) {
@@ -134,8 +148,11 @@ RankedStep::Splits RankedStep::exchange_splits(const Split& own, std::optional<F
        : why == Failure::Memory  ? result.failures.out_of_memory
                                  : result.failures.failed);
     result.failures.ranks += static_cast<double>(i / 5);
+    result.failed.push_back(i / 5);
     result.smallest = std::max(result.smallest, all[i + 4]);
+    is_known = is_known && all[i + 4] > 0;
   }
+  result.smallest = is_known ? result.smallest : 0;
   return result;
 }
 
@@ -154,12 +171,15 @@ void RankedStep::check_splits(const Splits& all) {
   if (all.failures.out_of_memory > 0 && all.failures.out_of_memory == all.failures.failures()) {
     phase_ = Phase::Dropped;
     is_repeated_ = false;
+    const bool is_one = all.failed.size() == 1;
     throw BudgetExceeded(
-        fmt::format("Stepper.step: {} found no way to make the step within memory_budget, so all ranks dropped it{}",
-                    name_of(all.failures.out_of_memory, all.failures.ranks),
+        fmt::format("Stepper.step: rank{} {} found no way to make the step within memory_budget, so all ranks dropped "
+                    "it; {}",
+                    is_one ? "" : "s", fmt::join(all.failed, ", "),
                     all.smallest > 0
-                        ? fmt::format("; {} ({} bytes) would do there", Bytes(all.smallest).str(), all.smallest)
-                        : "; see what it says"),
+                        ? fmt::format("{} ({} bytes) would do there", Bytes(all.smallest).str(), all.smallest)
+                    : is_one ? "see what it says"
+                             : "see what each of them says"),
         Bytes(all.smallest));
   }
   check(all.failures);
@@ -177,6 +197,7 @@ void RankedStep::begin(bool has_masters) {
   time_before_ = parallel_->communication();
   parallel_->impl().begin_step();
   phase_ = Phase::Begun;
+  is_begun_ = true;
 }
 
 RankedStep::Numbers RankedStep::exchange(Numbers own) const {
@@ -322,7 +343,9 @@ bool RankedStep::fail(Failure failure, const NamedTensors& all, Bytes smallest) 
   const Phase phase = std::exchange(phase_, Phase::Outside);
   auto& impl = parallel_->impl();
   if (phase == Phase::Dropped) {
-    impl.start_over();
+    if (is_begun_) {
+      impl.start_over();
+    }
     return is_repeated_;
   }
   if (failure == Failure::Group || phase == Phase::Updating) {
@@ -331,7 +354,9 @@ bool RankedStep::fail(Failure failure, const NamedTensors& all, Bytes smallest) 
     return false;
   }
   const bool is_repeated = tell(failure, phase, all, smallest).is_repeated();
-  impl.start_over();
+  if (phase != Phase::Splitting) {  // till then nothing was sent, and the others leave their buckets as they are
+    impl.start_over();
+  }
   return is_repeated;
 }
 

@@ -6,12 +6,14 @@
 //   A         a few numbers: how many items they expect, which is the provisional divisor; or that one of them has failed
 //   gradients in the last micro-batch's backward, bucket by bucket; then those of parameters that DataParallel does not know
 //   B         a few numbers: items and losses; or that one has failed
-//   C         with a memory_budget: that nobody has failed so far, so that all update their parameters
+//   C         with a memory_budget: that nobody has failed so far, so that all update their parameters. With loss scaling just before the ranks agree on
+//             skipping the update, as what is divided by the scale before may run out of memory
 //
 // A rank that fails goes through what is left of that with zeros and says so where they speak next. So nobody waits for it, and all drop the
 // step; or make it again, if all that has failed is that ranks ran out of memory which can do with less. Alone, all of this does nothing.
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -58,10 +60,11 @@ class RankedStep {
   int64_t from_rank_zero(int64_t value) const;
   /// The smallest of all ranks. Throws ConfigError, on all, if only some of them plan for it.
   Bytes smallest_budget(Bytes own, bool plans);
-  /// `live`: bytes on this rank. Throws BudgetExceeded, on all ranks, naming one on which they are more than that.
-  void check_all_fit(Bytes budget, int64_t live) const;
-  /// For GradScaler::agree_by; empty alone.
-  std::function<void(const at::Tensor&)> agreement() const;
+  /// `live`: bytes on this rank. Throws BudgetExceeded, on all ranks, naming one on which they are more than that. `failure`: why this rank cannot
+  /// go on, or null; it is thrown here, and an Error on the others.
+  void check_all_fit(Bytes budget, int64_t live, const std::exception_ptr& failure) const;
+  /// For GradScaler::agree_by, inside a step: C, where that is still to come, then that. Empty alone.
+  std::function<void(const at::Tensor&)> agreement();
 
   /// What comes next is a step that all ranks split alike: agree_on_split(), until it is settled.
   void begin_split();
@@ -93,6 +96,8 @@ class RankedStep {
 
   /// Other ranks have said why the step is given up.
   bool is_dropped() const { return phase_ == Phase::Dropped; }
+  /// A snapshot is loaded, on all ranks: a step that this one did not make is no matter any more.
+  void catch_up() { is_left_behind_ = false; }
   /// The step is given up, by an exception that was caught. Gradients must be dropped before. True: all make it again, from the split on.
   /// `smallest`: bytes that would do, where that is known.
   bool fail(Failure failure, const NamedTensors& all, Bytes smallest = Bytes(0));
@@ -113,7 +118,8 @@ class RankedStep {
   struct Splits {
     std::vector<Split> ranks;
     Numbers failures;
-    int64_t smallest = 0;
+    std::vector<size_t> failed;  // which ranks
+    int64_t smallest = 0;        // bytes that would do on each of them; 0: one of them does not know
   };
 
   std::vector<int64_t> gather(const std::vector<int64_t>& own) const;
@@ -130,6 +136,7 @@ class RankedStep {
   bool has_masters_ = false;
   bool plans_ = false;        // steps within a budget
   bool is_repeated_ = false;  // the step that was dropped
+  bool is_begun_ = false;     // it was not dropped before that
   Phase phase_ = Phase::Outside;
   bool is_left_behind_ = false;  // the others made a step that this one did not
   int64_t bytes_of_others_ = 0;

@@ -8,7 +8,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/detail/first_line.h"
@@ -17,8 +16,6 @@
 
 namespace snug::detail {
 namespace {
-
-using Json = nlohmann::json;
 
 // Slices are tried coarsely: each try is a step that may run out of memory, and more of them than needed cost little.
 constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
@@ -133,9 +130,9 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   if (Known& known = *last_; is_outdated(known, step)) {
     known.fixed_bytes = std::max(known.fixed_bytes, step.fixed_bytes);
     known.at_most = step.at_most;
-    if (known.at_most != Split::kWhole) {
-      try_at_most(known, step);
-    }
+    const int64_t items =
+        known.at_most != Split::kWhole ? try_at_most(known, step, known.most_items()) : known.plan.choice.items;
+    try_slices(known, step, items);
     choose(known, step);
   }
   return &last_->plan;
@@ -235,7 +232,7 @@ int64_t StepPlanner::try_all(Known& known, const StepToPlan& step) const {
     return items;
   }
   if (known.at_most != Split::kWhole) {
-    return try_at_most(known, step);
+    return try_at_most(known, step, known.most_items());
   }
   if (before != nullptr) {
     const int64_t items = std::min(before->items, step.batch);
@@ -259,10 +256,10 @@ int64_t StepPlanner::try_all(Known& known, const StepToPlan& step) const {
   return 1;
 }
 
-// As many as other ranks can take, or the half, or its half and so on. Returns the smallest that may be tried.
-int64_t StepPlanner::try_at_most(Known& known, const StepToPlan& step) const {
+// So many, or the half, or its half and so on. Returns the smallest that may be tried.
+int64_t StepPlanner::try_at_most(Known& known, const StepToPlan& step, int64_t items) const {
   const Choice* const before = chosen_before(step);
-  for (int64_t items = std::min(known.at_most, known.batch);; items /= 2) {
+  for (;; items /= 2) {
     if (!known.tried.contains(items) && items <= step.batch) {
       try_one(known, step, items, before != nullptr ? before->slices : 1);
     }
@@ -276,10 +273,12 @@ int64_t StepPlanner::try_at_most(Known& known, const StepToPlan& step) const {
   }
 }
 
-// Where nothing fits.
+// Where nothing fits: more and more of them.
 void StepPlanner::try_slices(Known& known, const StepToPlan& step, int64_t items) const {
-  for (int64_t slices = kMoreSlices; slices <= kMostSlices && known.can_slice && !search(known, 0).choice;
-       slices *= kMoreSlices) {
+  const auto tried = known.tried.find(items);
+  int64_t slices = tried != known.tried.end() ? tried->second.slices : 1;
+  while (slices < kMostSlices && known.can_slice && !search(known, 0).choice) {
+    slices *= kMoreSlices;
     try_one(known, step, items, slices);
   }
 }
@@ -310,7 +309,7 @@ StepSearch StepPlanner::search(const Known& known, int64_t only) const {
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
   // After running out of memory: first of all with the same micro-batch, because then the bits are the same.
   const int64_t same = known.left_free > 0 ? known.plan.choice.items : 0;
-  const int64_t first = known.at_most != Split::kWhole ? std::min(known.at_most, known.batch) : same;
+  const int64_t first = known.at_most != Split::kWhole ? known.most_items() : same;
   for (;;) {
     StepSearch found = search(known, first);
     if (!found.choice && first > 0) {
@@ -321,16 +320,20 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
       const int64_t left_free = std::exchange(known.left_free, 0);
       refuse(known, known.tried.empty() ? smallest_budget(known, step) : found.smallest_feasible_bytes + left_free);
     }
-    if (make_plan(known, step, std::move(found))) {
+    if (make_plan(known, step, found)) {
       known.is_stale = false;
       remember({known.shape, known.is_training, known.batch, known.plan.choice.items, known.plan.slices});
       return;
+    }
+    if (const int64_t less = found.choice->items / 2;
+        known.at_most != Split::kWhole && less >= 1 && known.pinned_by.empty()) {
+      try_at_most(known, step, less);  // nothing below was tried
     }
   }
 }
 
 // False: what it would compute again has other bits each time, and without that it does not fit. Then it is out of the question.
-bool StepPlanner::make_plan(Known& known, const StepToPlan& step, StepSearch found) const {
+bool StepPlanner::make_plan(Known& known, const StepToPlan& step, const StepSearch& found) const {
   StepPlan plan{.budget_bytes = budget_, .choice = *found.choice, .considered = found.explain() + known.untried};
   StepChoice& choice = plan.choice;
   plan.slices = known.tried.at(choice.items).slices;
@@ -412,47 +415,6 @@ void StepPlanner::remember(Choice choice) {
   choices_.push_back(std::move(choice));
 }
 
-std::string StepPlanner::choices() const {
-  Json all = Json::array();
-  for (const Choice& choice : choices_) {
-    Json tensors = Json::array();
-    for (const auto& [type, sizes] : choice.shape.tensors) {
-      tensors.push_back({static_cast<int>(type), sizes});
-    }
-    all.push_back({{"training", choice.is_training},
-                   {"batch", choice.batch},
-                   {"items", choice.items},
-                   {"slices", choice.slices},
-                   {"tensors", tensors}});
-  }
-  return all.dump();
-}
-
-std::vector<StepPlanner::Choice> StepPlanner::parse_choices(const std::string& text) {
-  std::vector<Choice> choices;
-  try {
-    for (const Json& one : Json::parse(text)) {
-      Choice choice{.shape = {},
-                    .is_training = one.at("training").get<bool>(),
-                    .batch = one.at("batch").get<int64_t>(),
-                    .items = one.at("items").get<int64_t>(),
-                    .slices = one.value("slices", int64_t{1})};
-      for (const Json& tensor : one.at("tensors")) {
-        choice.shape.tensors.emplace_back(static_cast<at::ScalarType>(tensor.at(0).get<int>()),
-                                          tensor.at(1).get<std::vector<int64_t>>());
-      }
-      if (choice.items < 1 || choice.items > choice.batch || choice.slices < 1) {
-        throw CorruptFile(fmt::format("Stepper.load_state_dict: a micro-batch of {} items of {} in {} slices cannot be",
-                                      choice.items, choice.batch, choice.slices));
-      }
-      choices.push_back(std::move(choice));
-    }
-  } catch (const Json::exception& error) {
-    throw CorruptFile(fmt::format("Stepper.load_state_dict: micro_batches is not as saved: {}", error.what()));
-  }
-  return choices;
-}
-
 void StepPlanner::set_choices(std::vector<Choice> choices) {
   choices_ = std::move(choices);
   known_.clear();
@@ -474,9 +436,30 @@ bool StepPlanner::step_down(bool had_other_operators) {
   if (last_->left_free + more > for_activations / 2) {
     return false;
   }
+  if (!last_->before) {
+    last_->before = {last_->left_free, last_->at_most, last_->plan, choices_};
+  }
   last_->left_free += more;
   last_->is_stale = true;
   return true;
+}
+
+void StepPlanner::settle() {
+  if (last_ != nullptr) {
+    last_->before.reset();
+  }
+}
+
+void StepPlanner::give_up() {
+  if (last_ == nullptr || !last_->before) {
+    return;
+  }
+  BeforeStepDown before = *std::exchange(last_->before, std::nullopt);
+  last_->left_free = before.left_free;
+  last_->at_most = before.at_most;
+  last_->plan = std::move(before.plan);
+  last_->is_stale = false;
+  choices_ = std::move(before.choices);
 }
 
 void StepPlanner::forget() {

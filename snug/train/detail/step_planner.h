@@ -6,10 +6,12 @@
 // A plan is made when a shape of batch is first seen and kept for all that are no larger, up to a fifth: so batches of many lengths need few
 // plans.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -73,6 +75,10 @@ class StepPlanner {
   /// Under the last plan a step ran out of memory: the next one is to leave some more free, or, if the step ran other operators than
   /// planned, is to be made anew. False: that will not do.
   bool step_down(bool had_other_operators);
+  /// The step was made: the plan it was made under stays.
+  void settle();
+  /// It was not, however often it was made again: the plan is again what it was before that.
+  void give_up();
   /// The last plan was for other operators than those that ran: it is to be made anew.
   void forget();
 
@@ -92,6 +98,13 @@ class StepPlanner {
     int64_t loaded_bytes;  // of its items, where loading copies them
     int64_t slices;        // that snug::sliced cut them into
   };
+  // What a step that runs out of memory changes.
+  struct BeforeStepDown {
+    int64_t left_free;
+    int64_t at_most;
+    StepPlan plan;
+    std::vector<Choice> choices;
+  };
   struct Known {
     BatchShape shape;
     bool is_training;
@@ -108,7 +121,9 @@ class StepPlanner {
     int64_t at_most = Split::kWhole;  // what it was chosen within
     int64_t shared_batch = 0;         // the largest that this choice was remembered for
     StepPlan plan = {};
+    std::optional<BeforeStepDown> before = {};  // while the step is made again
 
+    int64_t most_items() const { return std::min(at_most, batch); }
     int64_t micro_batches(int64_t items) const { return (batch + items - 1) / items; }
     // Two at once, where there is a next one.
     int64_t loaded_bytes(int64_t items) const {
@@ -126,11 +141,11 @@ class StepPlanner {
   bool is_outdated(const Known& known, const StepToPlan& step) const;
   bool try_one(Known& known, const StepToPlan& step, int64_t items, int64_t slices = 1) const;
   int64_t try_all(Known& known, const StepToPlan& step) const;
-  int64_t try_at_most(Known& known, const StepToPlan& step) const;
+  int64_t try_at_most(Known& known, const StepToPlan& step, int64_t items) const;
   void try_slices(Known& known, const StepToPlan& step, int64_t items) const;
   StepSearch search(const Known& known, int64_t only) const;
   void choose(Known& known, const StepToPlan& step);
-  bool make_plan(Known& known, const StepToPlan& step, StepSearch found) const;
+  bool make_plan(Known& known, const StepToPlan& step, const StepSearch& found) const;
   int64_t smallest_budget(Known known, const StepToPlan& step) const;
   [[noreturn]] void refuse(const Known& known, int64_t smallest) const;
 

@@ -43,14 +43,20 @@ StepWithinBudget::StepWithinBudget(torch::nn::Module& model, const StepperOption
       backup_(model) {
   const bool plans = options.plan && parameters.device().is_cpu();
   budget_ = ranks.smallest_budget(options.memory_budget, plans);
-  if (plans && !budget_.is_unlimited()) {
-    planner_.emplace(budget_, options.split_batch_norm,
-                     options.offload ? measure_offload_link(*options.offload) : OffloadLink{});
+  if (!plans || budget_.is_unlimited()) {
+    return;
   }
+  OffloadLink link;
+  try {
+    link = options.offload ? measure_offload_link(*options.offload) : OffloadLink{};
+  } catch (...) {  // the other ranks wait for this one in check()
+    no_link_ = std::current_exception();
+  }
+  planner_.emplace(budget_, options.split_batch_norm, std::move(link));
 }
 
 void StepWithinBudget::check() const {
-  ranks_.check_all_fit(budget_, live_bytes(parameters_.device()).count());
+  ranks_.check_all_fit(budget_, live_bytes(parameters_.device()).count(), no_link_);
   check_budget(budget_, parameters_.device());
 }
 
@@ -78,6 +84,9 @@ RankedStep::Failure StepWithinBudget::after_memory(Repeats repeats) {
   const bool can_take_less =
       planner_ && !ranks_.is_dropped() && !is_updating_ && planner_->step_down(!deviation_.empty());
   const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
+  if (can_take_less && !can_repeat) {
+    planner_->settle();  // for the next one
+  }
   return can_take_less && can_repeat && step_downs_ < kMostStepDowns ? RankedStep::Failure::TakesLess
                                                                      : RankedStep::Failure::Memory;
 }

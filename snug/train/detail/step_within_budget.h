@@ -3,6 +3,7 @@
 // it began, under a plan that takes less. Several ranks do so together. Where plans() is false, it is a limit.
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <string>
@@ -49,7 +50,7 @@ class StepWithinBudget {
   StepWithinBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
                    TrainedParameters& parameters, std::function<void()> abandon);
 
-  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on one.
+  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on one; Error if one cannot use its directory for offload.
   void check() const;
 
   bool plans() const { return planner_.has_value(); }
@@ -76,6 +77,10 @@ class StepWithinBudget {
     if (!planner_) {
       return guarded(step);
     }
+    if (repeats != Repeats::Never) {  // the last window may have been dropped
+      step_downs_ = 0;
+      deviation_.clear();
+    }
     is_updating_ = false;
     begin_try(repeats);
     guarded([&] { backup_.take(); });
@@ -85,7 +90,7 @@ class StepWithinBudget {
       } catch (...) {
         restore();
         if (!is_again_) {
-          step_downs_ = 0;
+          planner_->give_up();
           throw;
         }
         ++step_downs_;
@@ -119,6 +124,9 @@ class StepWithinBudget {
   void finish(StepResult& result) {
     result.step_downs = std::exchange(step_downs_, 0);
     result.plan_deviation = std::exchange(deviation_, {});
+    if (planner_) {
+      planner_->settle();
+    }
     if (!result.plan_deviation.empty()) {
       planner_->forget();
     }
@@ -169,6 +177,7 @@ class StepWithinBudget {
   std::function<void()> abandon_;
   Bytes budget_;  // the smallest of all ranks
   std::optional<StepPlanner> planner_;
+  std::exception_ptr no_link_;  // why it cannot be used for offload
   StepBackup backup_;
   bool is_updating_ = false;
   bool is_again_ = false;  // what was given up last is to be made again
