@@ -202,7 +202,7 @@ TEST_F(SpillFileTest, MemoryIsFreeOnceItIsWritten) {
   SpillFile file(folder.path(), kUnlimited, &allocate);
   const auto piece = file.store(filled(1));
   await_writes(file, 1);
-  await([] { return live_blocks == 0; });
+  EXPECT_EQ(live_blocks, 0);
   EXPECT_EQ(file.report().bytes_out, kBytes);
   EXPECT_TRUE(holds(1, piece->load()));
   EXPECT_EQ(file.report().bytes_back, kBytes);
@@ -383,7 +383,7 @@ TEST_F(SpillFileTest, WhatIsReadAheadIsThereAndReadOnce) {
   SpillFile file(folder.path(), kUnlimited, &allocate, faults);
   const auto piece = file.store(filled(1));
   await_writes(file, 1);
-  await([] { return live_blocks == 0; });
+  EXPECT_EQ(live_blocks, 0);
   piece->prefetch();
   piece->prefetch();
   await([&] { return file.report().bytes_back == kBytes; });

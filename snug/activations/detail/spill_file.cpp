@@ -19,7 +19,7 @@ struct SpillFile::State {
   int64_t offset = 0;
   Place place = Place::Queued;
   SpillMemory memory = {};  // unless InFile
-  uint64_t sum = 0;         // if InFile
+  uint64_t sum = 0;         // once memory is gone
   Ahead ahead = Ahead::None;
   SpillMemory copy = {};  // unless None
 
@@ -95,12 +95,12 @@ void SpillFile::write_out(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   if (failure.empty()) {
     SpillMemory written = std::exchange(state->memory, {});
-    state->sum = sum;
-    report_.bytes_out += state->bytes;
+    state->sum = sum;  // who loads it from here on reads the file
     lock.unlock();
     written = {};  // before another piece may come: two are the most; and before anybody is told
     lock.lock();
     state->place = State::Place::InFile;
+    report_.bytes_out += state->bytes;
   } else {
     state->place = State::Place::InMemory;
     extents_.give_back(state->offset, state->bytes);
