@@ -124,6 +124,7 @@ void expect_step(const std::shared_ptr<ProcessGroup>& group, const CommHook& hoo
   const auto start = Clock::now();
   step();
   const double seconds = seconds_since(start);
+  group->barrier();  // what the other end has not received yet may still wait at this one
   const auto sent = static_cast<double>(bytes_on_the_wire() - before);
   EXPECT_GT(sent, 0.99 * expected);
   EXPECT_LT(sent, 1.2 * expected);
