@@ -22,6 +22,7 @@ using ::testing::AllOf;
 using testing::clones_of;
 using testing::error_of;
 using ::testing::HasSubstr;
+using testing::large_parameters;
 using testing::random_parameters;
 using testing::same_bits;
 using testing::set_gradients;
@@ -50,18 +51,6 @@ TEST(AdamW, EqualsTorchsAdamWOverFiftySteps) {
       ASSERT_LE((mine[i] - theirs[i]).abs().max().item<double>(), bound) << "step " << step << ", parameter " << i;
     }
   }
-}
-
-// Tensors that threads share, smaller ones, and one that does not lie in the order of its dimensions.
-std::vector<Tensor> large_parameters() {
-  torch::manual_seed(5);
-  std::vector<Tensor> parameters{torch::randn({100'003}), torch::randn({7}), torch::randn({3, 33'000}),
-                                 torch::randn({4, 32, 20, 21}).contiguous(torch::MemoryFormat::ChannelsLast)};
-  for (Tensor& parameter : parameters) {
-    parameter.set_requires_grad(true);
-    parameter.mutable_grad() = torch::empty_like(parameter).normal_();
-  }
-  return parameters;
 }
 
 TEST(AdamW, HasTheBitsOfTheFusedOperatorOnAnyNumberOfThreads) {

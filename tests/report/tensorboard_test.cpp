@@ -13,12 +13,14 @@
 
 #include "snug/core/error.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/null_file_system.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug {
 namespace {
 
 using testing::FileSizeLimit;
+using testing::NullFileSystem;
 using testing::TemporaryFolder;
 
 // CRC-32C by the polynomial as it is written, the highest power first, on bits that are turned around: another way than the library's.
@@ -148,18 +150,7 @@ TEST(TensorBoardFile, TakesNumbersOfMoreThanTenDigitsForNoTime) {
 }
 
 TEST(TensorBoardFile, TakesTheNextNameIfAnotherRunHasTakenItsOwn) {
-  // Sees no files, as if they were made just after it looked.
-  class Late final : public FileSystem {
-   public:
-    void write_file(const Path&, std::span<const std::string_view>) override {}
-    void rename(const Path&, const Path&) override {}
-    void sync_directory(const Path&) override {}
-    void create_directories(const Path&) override {}
-    void remove_all(const Path&) override {}
-    std::vector<std::string> list(const Path&) const override { return {}; }
-    bool exists(const Path&) const override { return false; }
-    std::string read_file(const Path&) const override { return {}; }
-  } files;
+  NullFileSystem files;  // sees no files, as if they were made just after it looked
   const TemporaryFolder folder;
   const TensorBoardFile first(folder.path(), files), second(folder.path(), files), third(folder.path(), files);
   EXPECT_LT(first.path(), second.path());

@@ -23,6 +23,18 @@ inline std::vector<torch::Tensor> random_parameters(c10::ScalarType dtype = torc
           torch::randn({}).to(dtype).requires_grad_()};
 }
 
+/// Tensors that threads share, smaller ones, and one that does not lie in the order of its dimensions; with gradients in the parameters' own order.
+inline std::vector<torch::Tensor> large_parameters() {
+  torch::manual_seed(5);
+  std::vector<torch::Tensor> parameters{torch::randn({100'003}), torch::randn({7}), torch::randn({3, 33'000}),
+                                        torch::randn({4, 32, 20, 21}).contiguous(torch::MemoryFormat::ChannelsLast)};
+  for (torch::Tensor& parameter : parameters) {
+    parameter.set_requires_grad(true);
+    parameter.mutable_grad() = torch::empty_like(parameter).normal_();
+  }
+  return parameters;
+}
+
 inline void set_gradients(const std::vector<torch::Tensor>& parameters, uint64_t seed, double factor = 1) {
   torch::manual_seed(seed);
   for (const torch::Tensor& parameter : parameters) {
