@@ -23,13 +23,17 @@ std::string way_of(const ActivationPlan& plan) {
   return run.offloaded.empty() ? "recompute" : rebuilds ? "recompute and offload" : "offload";
 }
 
+std::string cut_of(const StepChoice& choice) {
+  return fmt::format("{} micro-batch{} of {}", choice.micro_batches, choice.micro_batches == 1 ? "" : "es",
+                     choice.items);
+}
+
 }  // namespace
 
 std::string StepPlan::explain() const {
   std::string text =
-      fmt::format("{} micro-batch{} of {}, {:.3f} ms a step and {} at its peak predicted, of {} allowed\n\n{}",
-                  choice.micro_batches, choice.micro_batches == 1 ? "" : "es", choice.items, 1e3 * choice.seconds,
-                  Bytes(choice.peak_bytes).str(), Bytes(budget_bytes).str(), considered);
+      fmt::format("{}, {:.3f} ms a step and {} at its peak predicted, of {} allowed\n\n{}", cut_of(choice),
+                  1e3 * choice.seconds, Bytes(choice.peak_bytes).str(), Bytes(budget_bytes).str(), considered);
   if (slices > 1) {
     text += fmt::format("\nWhat the model runs by snug::sliced runs in {} slices, each computed again in backward.\n",
                         slices);
@@ -43,7 +47,7 @@ std::string StepPlan::explain() const {
 }
 
 std::string StepPlan::verdict() const {
-  const std::string cut = fmt::format("{} micro-batches of {}", choice.micro_batches, choice.items);
+  const std::string cut = cut_of(choice);
   const double more = 100 * (choice.plan.seconds / choice.plan.plain_seconds - 1);
   if (slices > 1) {
     return fmt::format("Slices: {}, its large layers in {} slices{}.", cut, slices,
