@@ -115,9 +115,7 @@ void print_result(const Section& section) {
   fmt::print("\n");
 }
 
-void write(const std::filesystem::path& file, const std::string& text) {
-  replace_file(file, std::array<std::string_view, 1>{text});
-}
+void write(const std::filesystem::path& file, const std::string& text) { replace_file(file, text); }
 
 void check(const Flags& flags) {
   const auto at_least = [](const char* flag, int64_t value, int64_t least) {

@@ -1,6 +1,5 @@
 #include "cli/run_folder.h"
 
-#include <array>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -74,7 +73,7 @@ void write_report(const std::filesystem::path& out, std::string sample) {
     sample = files.read_file(sample_path(out));
   }
   const std::string page = html_report(read_run(out), {.title = name_of(out), .sample = std::move(sample)});
-  replace_file(report_path(out), std::array<std::string_view, 1>{page});
+  replace_file(report_path(out), page);
 }
 
 }  // namespace snug::cli

@@ -175,8 +175,7 @@ FileSystem& FileSystem::real() {
 }
 
 void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts, FileSystem& files) {
-  FileSystem::Path unfinished = path;
-  unfinished += ".tmp";
+  const FileSystem::Path unfinished = unfinished_path(path);
   try {
     files.write_file(unfinished, parts);
     files.rename(unfinished, path);
@@ -188,6 +187,16 @@ void replace_file(const FileSystem::Path& path, std::span<const std::string_view
     throw;
   }
   files.sync_directory(path.has_parent_path() ? path.parent_path() : ".");
+}
+
+void replace_file(const FileSystem::Path& path, std::string_view text, FileSystem& files) {
+  replace_file(path, std::span(&text, 1), files);
+}
+
+FileSystem::Path unfinished_path(const FileSystem::Path& path) {
+  FileSystem::Path unfinished = path;
+  unfinished += ".tmp";
+  return unfinished;
 }
 
 }  // namespace snug

@@ -55,5 +55,9 @@ class FileSystem {
 /// throws, nothing has changed.
 void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts,
                   FileSystem& files = FileSystem::real());
+void replace_file(const FileSystem::Path& path, std::string_view text, FileSystem& files = FileSystem::real());
+
+/// Where replace_file writes what then takes the name of `path`: what a kill in the midst of that may leave.
+FileSystem::Path unfinished_path(const FileSystem::Path& path);
 
 }  // namespace snug

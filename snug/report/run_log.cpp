@@ -1,6 +1,5 @@
 #include "snug/report/run_log.h"
 
-#include <array>
 #include <cerrno>
 #include <utility>
 
@@ -31,14 +30,17 @@ int64_t MemoryByCategory::total() const {
   return parameters + gradients + optimizer_state + activations + workspace + other;
 }
 
-path RunLog::temporary_path(const path& file) { return file.string() + ".tmp"; }
-
-RunLog RunLog::create(const path& file, const LogValues& settings, FileSystem& files) {
+RunLog RunLog::create(const path& file, const LogValues& settings, const std::vector<RunEvent>& events,
+                      FileSystem& files) {
   if (files.exists(file)) {
     throw ConfigError(
         fmt::format("RunLog.create: {} exists already; resume that run or choose another folder", file.string()));
   }
-  replace_file(file, std::array<std::string_view, 1>{detail::settings_line(settings) + '\n'}, files);
+  std::string lines = detail::settings_line(settings) + '\n';
+  for (const RunEvent& event : events) {
+    lines += detail::event_line(event) + '\n';
+  }
+  replace_file(file, lines, files);
   return RunLog(file);
 }
 
@@ -50,7 +52,7 @@ RunLog RunLog::resume(const path& file, int64_t last_step, FileSystem& files) {
       kept.append(line.text).append(1, '\n');
     }
   }
-  replace_file(file, std::array<std::string_view, 1>{kept}, files);
+  replace_file(file, kept, files);
   return RunLog(file);
 }
 

@@ -78,19 +78,16 @@ struct RunEvent {
 
 class RunLog {
  public:
-  /// Starts a log: its file exists with the settings in it, or not at all. Throws ConfigError if the file exists
-  /// already, Error if it cannot be written.
+  /// Starts a log: its file exists with the settings and the first events in it, or not at all. Throws ConfigError if
+  /// the file exists already, Error if it cannot be written.
   static RunLog create(const std::filesystem::path& path, const LogValues& settings,
-                       FileSystem& files = FileSystem::real());
+                       const std::vector<RunEvent>& events = {}, FileSystem& files = FileSystem::real());
 
   /// Continues a log after a restart from the snapshot of `last_step`: cuts the file back, in one atomic replacement,
   /// to the settings and to the records and events up to that step, then appends. A last line that was torn by a kill
   /// is dropped. Throws CorruptFile for any other broken line, Error if the file cannot be read or written; the file is
   /// then as it was, or cut back, never in between.
   static RunLog resume(const std::filesystem::path& path, int64_t last_step, FileSystem& files = FileSystem::real());
-
-  /// Where create and resume write what then takes the log's name: what a kill in the midst of that may leave.
-  static std::filesystem::path temporary_path(const std::filesystem::path& path);
 
   RunLog(RunLog&& other) noexcept;
   RunLog& operator=(RunLog&& other) noexcept;

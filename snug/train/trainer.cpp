@@ -220,14 +220,14 @@ class Trainer::Impl {
   }
 
   // On a GPU it makes a difference how matrix products are summed, and it is not LibTorch's default.
-  void log_matmul_accumulation() {
+  static RunEvent matmul_accumulation_event() {
     const MatmulAccumulation how = matmul_accumulation();
-    log_->event({.name = "matrix products",
-                 .step = 0,
-                 .details = {{"fp16_reduction", how.fp16_reduction},
-                             {"bf16_reduction", how.bf16_reduction},
-                             {"fp16_accumulation", how.fp16_accumulation},
-                             {"tf32", how.tf32}}});
+    return {.name = "matrix products",
+            .step = 0,
+            .details = {{"fp16_reduction", how.fp16_reduction},
+                        {"bf16_reduction", how.bf16_reduction},
+                        {"fp16_accumulation", how.fp16_accumulation},
+                        {"tf32", how.tf32}}};
   }
 
   // A run that overflows for ever ends in an error. Before that the scale may be searched for, and then the guard may lose patience with
@@ -287,15 +287,14 @@ class Trainer::Impl {
   void write_log(const StepRecord& record, const std::vector<RunEvent>& events) {
     if (!log_) {
       FileSystem::real().create_directories(config_.out);
-      log_ = RunLog::create(log_path(config_.out), config_.to_settings());
-      log_matmul_accumulation();
+      log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event()});
     }
     log_->write(record);
     for (const RunEvent& event : events) {
       log_->event(event);
     }
     if (const std::string plan = std::exchange(plan_to_save_, {}); !plan.empty()) {
-      replace_file(plan_path(config_.out), std::array<std::string_view, 1>{plan});
+      replace_file(plan_path(config_.out), plan);
     }
   }
 

@@ -9,6 +9,7 @@
 #include "snug/core/error.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/null_file_system.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/unsynced_file_system.h"
 
@@ -18,6 +19,7 @@ namespace {
 using std::filesystem::path;
 using testing::FailingFileSystem;
 using testing::FileSizeLimit;
+using testing::NullFileSystem;
 using testing::TemporaryFolder;
 using testing::UnsyncedFileSystem;
 
@@ -25,6 +27,7 @@ constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 const LogValues kSettings{{"model", "gpt"}, {"seed", int64_t{7}}, {"lr", 3e-4}, {"offload", true}};
+const RunEvent kFirstEvent{.name = "matrix products", .details = {{"tf32", false}}};
 
 StepRecord example_record(int64_t step) {
   return {
@@ -275,13 +278,19 @@ TEST(RunLog, LeavesTheOldLogOrTheNewOneWhicheverOperationFails) {
   }
 }
 
-TEST(RunLog, CreatesTheWholeSettingsLineOrNothing) {
+TEST(RunLog, CreatesTheSettingsWithTheFirstEventsOrNothing) {
   TemporaryFolder folder;
   for (int64_t fault = 1; fault <= 2; ++fault) {
     FailingFileSystem files({.fail_at = fault});
-    EXPECT_THROW(RunLog::create(folder / "log", kSettings, files), Error);
+    EXPECT_THROW(RunLog::create(folder / "log", kSettings, {kFirstEvent}, files), Error);
     EXPECT_TRUE(files.list(folder.path()).empty()) << fault;
   }
+  FailingFileSystem files({});
+  (void)RunLog::create(folder / "log", kSettings, {kFirstEvent}, files);
+  EXPECT_EQ(files.operations(), 3);
+  const RunHistory history = read_run_log(folder / "log");
+  EXPECT_EQ(history.settings, kSettings);
+  EXPECT_EQ(history.events, std::vector{kFirstEvent});
 }
 
 TEST(RunLog, ReportsAFullDisk) {
@@ -290,18 +299,11 @@ TEST(RunLog, ReportsAFullDisk) {
   }
   TemporaryFolder folder;
   // The log's name leads to a device that is always full, as soon as the settings are in place.
-  class Redirecting final : public FileSystem {
+  class Redirecting final : public NullFileSystem {
    public:
-    void write_file(const Path&, std::span<const std::string_view>) override {}
     void rename(const Path&, const Path& to) override { std::filesystem::create_symlink("/dev/full", to); }
-    void sync_directory(const Path&) override {}
-    void create_directories(const Path&) override {}
-    void remove_all(const Path&) override {}
-    std::vector<std::string> list(const Path&) const override { return {}; }
-    bool exists(const Path&) const override { return false; }
-    std::string read_file(const Path&) const override { return {}; }
   } files;
-  RunLog log = RunLog::create(folder / "log", {}, files);
+  RunLog log = RunLog::create(folder / "log", {}, {}, files);
   const std::string error = error_of<Error>([&] { log.write(example_record(1)); });
   expect_contains(error, (folder / "log").string());
   expect_contains(error, "No space left on device");

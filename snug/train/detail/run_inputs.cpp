@@ -52,7 +52,7 @@ bool holds_something(const std::filesystem::path& out) {
   if (!files.exists(out) || !std::filesystem::is_directory(out)) {
     return files.exists(out);
   }
-  const std::string rest = RunLog::temporary_path(Trainer::log_path(out)).filename().string();
+  const std::string rest = unfinished_path(Trainer::log_path(out)).filename().string();
   const auto names = files.list(out);
   return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return name != rest; });
 }
