@@ -30,21 +30,6 @@ struct Steps {
                                   : counted) {}
 };
 
-// `fused(parameters, gradients, exp_avgs, exp_avg_sqs, counts)` is LibTorch's operator, with its other arguments. Gradients and state lie in
-// memory as their parameters do: FusedOptimizer sees to that.
-template <class Fused>
-void call_fused(const Fused& fused, const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients,
-                const std::vector<at::Tensor>& exp_avgs, const std::vector<at::Tensor>& exp_avg_sqs,
-                const std::vector<at::Tensor>& counts) {
-  if (!detail::can_go_in_parts(parameters)) {
-    fused(parameters, gradients, exp_avgs, exp_avg_sqs, counts);
-    return;
-  }
-  detail::in_parts(parameters, [&](size_t i, const detail::Part& part) {
-    fused(part.of(parameters[i]), part.of(gradients[i]), part.of(exp_avgs[i]), part.of(exp_avg_sqs[i]), counts[i]);
-  });
-}
-
 }  // namespace
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
@@ -113,7 +98,7 @@ std::function<void()> AdamW::prepare(const Work& work) const {
                           beta2, o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
                           if_defined(work.grad_scale), if_defined(work.found_inf));
       };
-      call_fused(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, counted);
+      detail::call_in_parts(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, counted);
     };
   } else {
     update = detail::prepare_low_precision_adamw({
@@ -172,7 +157,7 @@ std::function<void()> Adam::prepare(const Work& work) const {
                        o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false, if_defined(work.grad_scale),
                        if_defined(work.found_inf));
     };
-    call_fused(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, steps.counted);
+    detail::call_in_parts(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, steps.counted);
     for (size_t i = 0; i < work.states.size(); ++i) {
       work.states[i]->at("step") = steps.after[i];
     }

@@ -91,17 +91,7 @@ void SGD::run(const torch::optim::SGDOptions& o, const Call& call, bool is_first
     at::_fused_sgd_(parameters, gradients, buffers, o.weight_decay(), o.momentum(), o.lr(), o.dampening(), o.nesterov(),
                     /*maximize=*/false, is_first_step, detail::if_defined(grad_scale), detail::if_defined(found_inf));
   };
-  if (call.parameters.empty()) {
-    return;
-  }
-  if (!detail::can_go_in_parts(call.parameters)) {
-    fused(call.parameters, call.gradients, call.buffers);
-    return;
-  }
-  detail::in_parts(call.parameters, [&](size_t i, const detail::Part& part) {
-    const auto buffer = call.buffers.empty() ? std::vector<at::Tensor>() : std::vector{part.of(call.buffers[i])};
-    fused(part.of(call.parameters[i]), part.of(call.gradients[i]), buffer);
-  });
+  detail::call_in_parts(fused, call.parameters, call.gradients, call.buffers);
 }
 
 std::function<void()> SGD::prepare(const Work& work) const {

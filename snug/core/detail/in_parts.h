@@ -14,14 +14,15 @@
 
 namespace snug::detail {
 
-inline constexpr int64_t kGrain = 1 << 15;
+/// A multiple of vectors and of cache lines, and work enough for one call of an operator.
+inline constexpr int64_t kPartGrain = 1 << 15;
 
-/// Elements begin to end - 1 of a tensor and of those that lie in memory as it does.
+/// Elements begin to end - 1 of a tensor and of those that lie in memory as it does. A scalar (a count of steps) belongs to all of them.
 struct Part {
   int64_t begin, end;
 
   at::Tensor of(const at::Tensor& tensor) const {
-    if (begin == 0 && end == tensor.numel()) {
+    if (tensor.dim() == 0 || (begin == 0 && end == tensor.numel())) {
       return tensor;
     }
     return tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
@@ -35,7 +36,7 @@ inline bool can_go_in_parts(const std::vector<at::Tensor>& tensors) {
 }
 
 /// Calls `update(i, part)` on LibTorch's threads, without gradient mode, for parts that together are all elements of all `tensors`. Parts begin
-/// at multiples of kGrain elements, which is one of vectors and cache lines.
+/// at multiples of kPartGrain elements.
 template <class Update>
 void in_parts(const std::vector<at::Tensor>& tensors, const Update& update) {
   std::vector<int64_t> counts;
@@ -43,9 +44,25 @@ void in_parts(const std::vector<at::Tensor>& tensors, const Update& update) {
   for (const at::Tensor& tensor : tensors) {
     counts.push_back(tensor.numel());
   }
-  parallel_for(counts, kGrain, [&](size_t i, int64_t begin, int64_t end) {
+  parallel_for(counts, kPartGrain, [&](size_t i, int64_t begin, int64_t end) {
     const at::NoGradGuard no_grad;
     update(i, Part{begin, end});
+  });
+}
+
+/// Calls `fused(tensors, lists...)`, an operator of LibTorch that goes through lists of tensors element by element: for parts, where `tensors`
+/// can go in parts, or else for all at once. Those of `lists` are empty, or as long as `tensors` and lie in memory as these do, or hold scalars.
+template <class Fused, class... Lists>
+void call_in_parts(const Fused& fused, const std::vector<at::Tensor>& tensors, const Lists&... lists) {
+  if (!can_go_in_parts(tensors)) {
+    fused(tensors, lists...);
+    return;
+  }
+  in_parts(tensors, [&](size_t i, const Part& part) {
+    const auto of = [&](const std::vector<at::Tensor>& list) {
+      return list.empty() ? std::vector<at::Tensor>() : std::vector{part.of(list[i])};
+    };
+    fused(of(tensors), of(lists)...);
   });
 }
 

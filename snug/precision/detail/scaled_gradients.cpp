@@ -13,7 +13,6 @@
 #include <torch/optim/optimizer.h>
 
 #include "snug/core/detail/in_parts.h"
-#include "snug/core/detail/parallel.h"
 #include "snug/kernels/finite.h"
 #include "snug/precision/detail/loss_scale.h"
 
@@ -53,31 +52,32 @@ namespace {
 // Embedding layers may give sparse gradients: their values are what is scaled.
 at::Tensor values_of(const at::Tensor& gradient) { return gradient.is_sparse() ? gradient._values() : gradient; }
 
-// One scalar for each thread that may find something. Made before anything is written, so that nothing can fail halfway.
+// One scalar for each thread of the CPU that may find something. Made before anything is written, so that nothing can fail halfway.
 std::vector<at::Tensor> one_for_each_thread(c10::Device device) {
   std::vector<at::Tensor> scalars;
-  for (int thread = 0; device.is_cpu() && thread < at::get_num_threads(); ++thread) {
+  for (int thread = 0; thread < (device.is_cpu() ? at::get_num_threads() : 1); ++thread) {
     scalars.push_back(scalar_on(device, 0.0));
   }
   return scalars;
 }
 
-void unscale(const std::vector<at::Tensor>& gradients, at::Tensor& found,
-             const std::vector<at::Tensor>& found_by_thread, const at::Tensor& inverse) {
-  // Nearly all are FP32; for others LibTorch may allocate in between, which could fail halfway.
-  if (gradients.front().scalar_type() != at::kFloat || !can_go_in_parts(gradients)) {
-    at::_amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse);
-    return;
-  }
-  in_parts(gradients, [&](size_t i, const Part& part) {
-    at::Tensor found_here = found_by_thread[static_cast<size_t>(at::get_thread_num())];
-    at::_amp_foreach_non_finite_check_and_unscale_(part.of(gradients[i]), found_here, inverse);
-  });
-  for (const at::Tensor& one : found_by_thread) {
-    if (*one.const_data_ptr<float>() != 0) {
-      *found.mutable_data_ptr<float>() = 1;
+void unscale(const std::vector<at::Tensor>& gradients, const std::vector<at::Tensor>& found_by_thread,
+             const at::Tensor& inverse) {
+  const auto fused = [&](at::TensorList some) {
+    const bool is_cpu = some.front().is_cpu();
+    at::Tensor found = found_by_thread[is_cpu ? static_cast<size_t>(at::get_thread_num()) : 0];
+    at::_amp_foreach_non_finite_check_and_unscale_(some, found, inverse);
+  };
+  call_in_parts(fused, gradients);
+}
+
+at::Tensor any_of(const std::vector<at::Tensor>& found_by_thread) {
+  for (const at::Tensor& found : found_by_thread) {
+    if (found_by_thread.size() > 1 && *found.const_data_ptr<float>() != 0) {
+      return found;
     }
   }
+  return found_by_thread.front();
 }
 
 }  // namespace
@@ -86,7 +86,6 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
   struct ByDevice {
     c10::Device device;
     at::Tensor inverse;
-    at::Tensor found;
     std::vector<at::Tensor> found_by_thread;
     std::map<c10::ScalarType, std::vector<at::Tensor>> gradients;
   };
@@ -96,7 +95,7 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
     const c10::Device device = values.device();
     auto entry = std::find_if(devices.begin(), devices.end(), [&](const ByDevice& d) { return d.device == device; });
     if (entry == devices.end()) {
-      devices.push_back({device, inverse.to(device, true), scalar_on(device, 0.0), one_for_each_thread(device), {}});
+      devices.push_back({device, inverse.to(device, true), one_for_each_thread(device), {}});
       entry = std::prev(devices.end());
     }
     entry->gradients[values.scalar_type()].push_back(values);
@@ -104,30 +103,28 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
   FoundInf result;
   for (auto& entry : devices) {
     for (auto& [dtype, gradients] : entry.gradients) {
-      unscale(gradients, entry.found, entry.found_by_thread, entry.inverse);
+      unscale(gradients, entry.found_by_thread, entry.inverse);
     }
-    result.emplace_back(entry.device, entry.found);
+    result.emplace_back(entry.device, any_of(entry.found_by_thread));
   }
   return result;
 }
 
 FoundInf check_finite(const std::vector<ParameterPlace>& places) {
   std::vector<at::Tensor> on_host;  // what snug's kernel reads; torch's writes each gradient back
-  std::vector<int64_t> counts;
   for (const ParameterPlace& place : places) {
     const at::Tensor values = values_of(place.parameter.grad());
     if (!values.is_cpu() || values.scalar_type() != at::kFloat || !values.is_non_overlapping_and_dense()) {
       return unscale_and_check(places, scalar_on(places.front().parameter.device(), 1.0));
     }
     on_host.push_back(values);
-    counts.push_back(values.numel());
   }
   if (on_host.empty()) {
     return {};
   }
   std::atomic<bool> finite = true;
-  parallel_for(counts, kGrain, [&](size_t i, int64_t begin, int64_t end) {
-    if (!kernels::all_finite(on_host[i].const_data_ptr<float>() + begin, end - begin)) {
+  in_parts(on_host, [&](size_t i, const Part& part) {
+    if (!kernels::all_finite(on_host[i].const_data_ptr<float>() + part.begin, part.end - part.begin)) {
       finite = false;
     }
   });
