@@ -131,7 +131,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     known.fixed_bytes = std::max(known.fixed_bytes, step.fixed_bytes);
     known.at_most = step.at_most;
     const int64_t items =
-        known.at_most != Split::kWhole ? try_at_most(known, step, known.most_items()) : known.plan.choice.items;
+        known.at_most != RankSplit::kWhole ? try_at_most(known, step, known.most_items()) : known.plan.choice.items;
     try_slices(known, step, items);
     choose(known, step);
   }
@@ -147,23 +147,23 @@ bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const 
 
 // --- with other ranks
 
-Split StepPlanner::look(const StepToPlan& step) {
+RankSplit StepPlanner::look(const StepToPlan& step) {
   last_ = step.batch > 0 ? find(step) : nullptr;
   is_refused_ = false;
   if (last_ != nullptr) {
-    Split own = planned(step);
+    RankSplit own = planned(step);
     own.is_planned = !is_outdated(*last_, step);
     return own;
   }
   const Choice* const before = step.batch > 0 && step.micro_batch == 0 ? chosen_before(step) : nullptr;
   const bool was_cut = before != nullptr && before->items < before->batch;
-  return {.at_most = was_cut ? before->items : Split::kWhole, .batch = step.batch, .is_planned = step.batch == 0};
+  return {.at_most = was_cut ? before->items : RankSplit::kWhole, .batch = step.batch, .is_planned = step.batch == 0};
 }
 
-Split StepPlanner::planned(const StepToPlan& step) const {
+RankSplit StepPlanner::planned(const StepToPlan& step) const {
   const StepChoice& choice = last_->plan.choice;
   const int64_t chosen = choice.micro_batches > 1 ? choice.items : last_->at_most;
-  return {.at_most = step.micro_batch > 0 ? Split::kWhole : chosen, .batch = step.batch, .is_planned = true};
+  return {.at_most = step.micro_batch > 0 ? RankSplit::kWhole : chosen, .batch = step.batch, .is_planned = true};
 }
 
 // It is remembered for the largest share of all, as any rank may be the one that saves it.
@@ -178,7 +178,7 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
   }
   known.at_most = agreed.at_most;
   known.shared_batch = batch;
-  if (const bool is_whole = known.at_most == Split::kWhole; is_whole || known.at_most < batch) {
+  if (const bool is_whole = known.at_most == RankSplit::kWhole; is_whole || known.at_most < batch) {
     remember({known.shape, known.is_training, batch, is_whole ? batch : known.at_most, known.plan.slices});
   }
 }
@@ -231,7 +231,7 @@ int64_t StepPlanner::try_all(Known& known, const StepToPlan& step) const {
     known.pinned_by.clear();  // the user has decided
     return items;
   }
-  if (known.at_most != Split::kWhole) {
+  if (known.at_most != RankSplit::kWhole) {
     return try_at_most(known, step, known.most_items());
   }
   if (before != nullptr) {
@@ -309,7 +309,7 @@ StepSearch StepPlanner::search(const Known& known, int64_t only) const {
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
   // After running out of memory: first of all with the same micro-batch, because then the bits are the same.
   const int64_t same = known.left_free > 0 ? known.plan.choice.items : 0;
-  const int64_t first = known.at_most != Split::kWhole ? known.most_items() : same;
+  const int64_t first = known.at_most != RankSplit::kWhole ? known.most_items() : same;
   for (;;) {
     StepSearch found = search(known, first);
     if (!found.choice && first > 0) {
@@ -326,7 +326,7 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
       return;
     }
     if (const int64_t less = found.choice->items / 2;
-        known.at_most != Split::kWhole && less >= 1 && known.pinned_by.empty()) {
+        known.at_most != RankSplit::kWhole && less >= 1 && known.pinned_by.empty()) {
       try_at_most(known, step, less);  // nothing below was tried
     }
   }

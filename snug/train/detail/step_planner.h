@@ -20,7 +20,7 @@
 
 #include "snug/accumulation/micro_batch.h"
 #include "snug/core/bytes.h"
-#include "snug/train/detail/split.h"
+#include "snug/train/detail/rank_split.h"
 #include "snug/train/step_plan.h"
 
 namespace snug::detail {
@@ -28,14 +28,14 @@ namespace snug::detail {
 /// What a step is, before it is planned.
 struct StepToPlan {
   BatchShape shape = {};
-  bool is_training = true;          // the model's mode
-  int64_t batch = 0;                // items
-  int64_t micro_batch = 0;          // items in each; 0: to be chosen
-  int64_t at_most = Split::kWhole;  // items in each: what all ranks have agreed on
-  int64_t fixed_bytes = 0;          // alive all the time: everything but gradients and activations
-  int64_t gradient_bytes = 0;       // of all
-  int64_t optimizer_bytes = 0;      // workspace of the optimizer's part
-  bool is_within_window = false;    // there are gradients of earlier micro-batches, so nothing can be tried
+  bool is_training = true;              // the model's mode
+  int64_t batch = 0;                    // items
+  int64_t micro_batch = 0;              // items in each; 0: to be chosen
+  int64_t at_most = RankSplit::kWhole;  // items in each: what all ranks have agreed on
+  int64_t fixed_bytes = 0;              // alive all the time: everything but gradients and activations
+  int64_t gradient_bytes = 0;           // of all
+  int64_t optimizer_bytes = 0;          // workspace of the optimizer's part
+  bool is_within_window = false;        // there are gradients of earlier micro-batches, so nothing can be tried
   /// Forward and loss of the first `items` items, as the step will run them. They are loaded by the first call, until unload().
   std::function<std::function<at::Tensor()>(int64_t items)> forward = {};
   std::function<void()> unload = {};
@@ -66,9 +66,9 @@ class StepPlanner {
 
   // On several ranks each calls look(), and then plan() until what they all said is settled, and then keep().
   /// What is known without trying anything.
-  Split look(const StepToPlan& step);
+  RankSplit look(const StepToPlan& step);
   /// What came of plan().
-  Split planned(const StepToPlan& step) const;
+  RankSplit planned(const StepToPlan& step) const;
   /// The choice of all ranks is this one's.
   void keep(const StepToPlan& step, const AgreedSplit& agreed);
 
@@ -118,8 +118,8 @@ class StepPlanner {
     bool can_slice = false;    // the model asked how many
     int64_t left_free = 0;     // of the budget, since it ran out of memory
     bool is_stale = false;
-    int64_t at_most = Split::kWhole;  // what it was chosen within
-    int64_t shared_batch = 0;         // the largest that this choice was remembered for
+    int64_t at_most = RankSplit::kWhole;  // what it was chosen within
+    int64_t shared_batch = 0;             // the largest that this choice was remembered for
     StepPlan plan = {};
     std::optional<BeforeStepDown> before = {};  // while the step is made again
 

@@ -11,7 +11,7 @@
 namespace snug::detail {
 
 /// What one rank has to say.
-struct Split {
+struct RankSplit {
   static constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
   int64_t at_most =
@@ -21,12 +21,12 @@ struct Split {
 };
 
 struct AgreedSplit {
-  int64_t at_most = Split::kWhole;  ///< items in the micro-batches of every rank
+  int64_t at_most = RankSplit::kWhole;  ///< items in the micro-batches of every rank
   int64_t largest_batch = 0;
   bool is_settled = false;  ///< every rank's plan is for that; otherwise all plan for it, and say what came of it
 };
 
 /// The smallest that any has said.
-AgreedSplit agree(const std::vector<Split>& ranks);
+AgreedSplit agree(const std::vector<RankSplit>& ranks);
 
 }  // namespace snug::detail
