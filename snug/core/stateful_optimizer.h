@@ -4,6 +4,7 @@
 // torch's are kept as torch's archive. See snug::stateful in snug/io/stateful.h.
 
 #include <cstdint>
+#include <functional>
 
 #include "snug/core/state.h"
 
@@ -24,6 +25,10 @@ class StatefulOptimizer {
 
   /// Bytes that an update allocates here, beside that state, and gives back.
   virtual int64_t workspace_bytes() const { return 0; }
+
+  /// Whether step() changes nothing until it has all that it needs. Then the next step(), and only that, calls `hook` at that moment; where it
+  /// throws, the step is not made. For ranks that make a step all together or not at all. An empty `hook` takes it back.
+  virtual bool before_writing(std::function<void()> /*hook*/) { return false; }
 
   /// Takes back what state_dict() gave. Throws CorruptFile where it does not fit; then nothing has
   /// changed.

@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
@@ -54,6 +55,7 @@ class ShardedOptimizer::Impl {
   std::vector<detail::ShardPiece> layout_of(const std::vector<at::Tensor>& of) const;
   void cut();
   void lend_gradients() const;
+  void agree_to_write(bool is_ready) const;
   void gather() const;
   std::vector<at::Tensor> own_pieces() const;
   bool has_own() const { return own != nullptr; }
@@ -69,6 +71,7 @@ class ShardedOptimizer::Impl {
   std::vector<at::Tensor> views;  // of each piece
   std::unique_ptr<detail::GradientShards> gradients;
   std::optional<StateDict> consolidated;
+  std::function<void()> before_writing;
 };
 
 ShardedOptimizer::Impl::Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> with,
@@ -217,6 +220,17 @@ void ShardedOptimizer::Impl::lend_gradients() const {
   }
 }
 
+// Throws where another rank is not ready.
+void ShardedOptimizer::Impl::agree_to_write(bool is_ready) const {
+  const at::Tensor failed = at::full({}, is_ready ? 0 : 1, at::kInt);
+  group->all_reduce(failed, ReduceOp::Max);
+  if (is_ready && failed.item<int>() != 0) {
+    throw Error(
+        "ShardedOptimizer.step: the update of another rank has failed before it began, so no rank makes it; see that "
+        "rank's error");
+  }
+}
+
 void ShardedOptimizer::Impl::gather() const {
   for (int rank = 0; group->size() > 1 && rank < group->size(); ++rank) {
     std::vector<at::Tensor> theirs;
@@ -276,6 +290,11 @@ void ShardedOptimizer::take_new_parameters() {
   *impl_ = Impl(param_groups_, impl_->group, impl_->make, impl_->options);
 }
 
+bool ShardedOptimizer::before_writing(std::function<void()> hook) {
+  impl_->before_writing = std::move(hook);
+  return true;
+}
+
 at::Tensor ShardedOptimizer::step(LossClosure closure) {
   at::Tensor loss;
   if (closure) {
@@ -285,22 +304,47 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   take_new_parameters();
   impl_->consolidated.reset();
-  if (impl_->has_own()) {
-    for (size_t g = 0; g < param_groups_.size(); ++g) {
-      impl_->own->param_groups()[g].set_options(param_groups_[g].options().clone());
-    }
-    if (impl_->options.gradients) {
-      impl_->own->step();
-    } else {
-      impl_->lend_gradients();
-      impl_->own->step();
-      for (const at::Tensor& piece : impl_->own_pieces()) {
-        piece.mutable_grad().reset();  // gradients are to be free when their parameters let go of them
+  const auto hook = std::exchange(impl_->before_writing, {});
+  bool has_told = false;
+  try {
+    update_own([&] {
+      has_told = true;
+      impl_->agree_to_write(true);
+      if (hook) {
+        hook();
       }
+    });
+  } catch (...) {
+    if (!has_told) {
+      impl_->agree_to_write(false);
     }
+    throw;
   }
   impl_->gather();
   return loss;
+}
+
+void ShardedOptimizer::update_own(const std::function<void()>& before_writing) {
+  if (!impl_->has_own()) {
+    before_writing();
+    return;
+  }
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    impl_->own->param_groups()[g].set_options(param_groups_[g].options().clone());
+  }
+  // Gradients are to be free when their parameters let go of them.
+  const auto give_back = c10::make_scope_exit([this] {
+    if (!impl_->options.gradients) {
+      for (const at::Tensor& piece : impl_->own_pieces()) {
+        piece.mutable_grad().reset();
+      }
+    }
+  });
+  if (!impl_->options.gradients) {
+    impl_->lend_gradients();
+  }
+  impl_->own->before_writing(before_writing);
+  impl_->own->step();
 }
 
 at::Tensor ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {

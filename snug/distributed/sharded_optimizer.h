@@ -60,7 +60,8 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
                    Factory make, ShardedOptimizerOptions options = {});
   ~ShardedOptimizer() override;
 
-  /// Updates this rank's share and gathers the others'. Throws as FusedOptimizer::step does, and DistributedError if a rank is lost.
+  /// Updates this rank's share and gathers the others'. Throws as FusedOptimizer::step does, and Error on the other ranks; then none of
+  /// them has changed anything. DistributedError if a rank is lost.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
@@ -85,6 +86,8 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   int64_t state_bytes_to_come() const override;
   /// What gathers the parameters: the shares of up to three ranks once more.
   int64_t workspace_bytes() const override;
+  /// `hook` is called when all ranks have what they need.
+  bool before_writing(std::function<void()> hook) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -92,6 +95,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   class Impl;
   explicit ShardedOptimizer(std::unique_ptr<Impl> impl);
   void take_new_parameters();
+  void update_own(const std::function<void()>& before_writing);
 
   std::unique_ptr<Impl> impl_;
 };

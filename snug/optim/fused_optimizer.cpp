@@ -201,9 +201,15 @@ void FusedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor foun
   found_inf_ = std::move(found_inf);
 }
 
+bool FusedOptimizer::before_writing(std::function<void()> hook) {
+  before_writing_ = std::move(hook);
+  return true;
+}
+
 at::Tensor FusedOptimizer::step(LossClosure closure) {
   const at::Tensor grad_scale = std::exchange(grad_scale_, {});
   const at::Tensor found_inf = std::exchange(found_inf_, {});
+  const auto before_writing = std::exchange(before_writing_, {});
   if (closure && found_inf.defined()) {
     throw ConfigError(
         fmt::format("{}.step: a closure cannot be used with a GradScaler; call backward() before the step", name()));
@@ -219,6 +225,9 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
   for (const auto& group : param_groups_) {
     collect(update, group, group.params(), place, grad_scale, found_inf);
     place += group.params().size();
+  }
+  if (before_writing) {
+    before_writing();
   }
   commit(update);
   return loss;

@@ -39,6 +39,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   int64_t state_bytes_to_come() const final;
 
+  bool before_writing(std::function<void()> hook) final;
+
   /// Names for error messages, such as a module's named_parameters(); otherwise they give the index.
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names);
 
@@ -125,6 +127,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   at::Tensor grad_scale_;
   at::Tensor found_inf_;
+  std::function<void()> before_writing_;
   std::unordered_map<const void*, std::string> names_;
 };
 

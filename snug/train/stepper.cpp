@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -15,9 +16,9 @@
 #include "snug/accumulation/window.h"
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/error.h"
+#include "snug/core/stateful_optimizer.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
-#include "snug/optim/fused_optimizer.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/detail/precision_regions.h"
 #include "snug/precision/precision_scope.h"
@@ -357,20 +358,32 @@ class Stepper::Impl {
     }
     const auto updated = parameters_.updated();
     result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
-    ranks_.confirm();
+    result.outcome_ = write_parameters();
     if (evidence) {
       result.precision_changes = guard_.observe(*evidence);
       regions_.in_full = guard_.full_regions();
     }
-    budget_.set_updating(dynamic_cast<FusedOptimizer*>(&optimizer_) == nullptr);  // which writes all or nothing
-    result.outcome_ = scaler_.step(optimizer_);
-    budget_.set_updating(true);
     sample_gradients_ = false;
     if (lost_updates && result.stepped()) {
       lost_updates->add_to(result.gradient_statistics);
     }
     parameters_.scatter();
     scaler_.update();
+  }
+
+  // Until then a step that failed leaves all as it was, and may be made again.
+  StepOutcome write_parameters() {
+    const auto begin = [this] {
+      ranks_.confirm_writing();
+      budget_.begin_writing();
+    };
+    auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
+    if (stateful == nullptr || !stateful->before_writing(begin)) {
+      begin();
+      return scaler_.step(optimizer_);
+    }
+    const auto take_back = c10::make_scope_exit([&] { stateful->before_writing({}); });
+    return scaler_.step(optimizer_);
   }
 
   StepResult end_window() {
@@ -390,7 +403,7 @@ class Stepper::Impl {
     if (totals.items > 0) {
       update(result);
     } else {
-      ranks_.confirm();
+      ranks_.confirm_writing();
     }
     if (options_.check_replicas_every > 0 && ++steps_ % options_.check_replicas_every == 0) {
       options_.data_parallel->check_replicas();

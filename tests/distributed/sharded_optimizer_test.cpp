@@ -272,6 +272,54 @@ TEST(ShardedOptimizer, IsSteppedByAStepper) {
   });
 }
 
+TEST(ShardedOptimizer, ChangesNothingOnAnyRankWhereOneFails) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    const auto whole = odd_parameters();
+    const auto a = odd_parameters();
+    const auto optimizer = kAdamW({OptimizerParamGroup(whole)});
+    ShardedOptimizer sharded(a, group, kAdamW);
+    for (uint64_t step = 1; step <= 2; ++step) {
+      set_gradients(whole, step);
+      set_gradients(a, step);
+      const auto before = testing::clones_of(a);
+      const auto refused = [&](double lr) {
+        sharded.param_groups()[0].options().set_lr(group->rank() == 1 ? lr : 0.01);
+        return error_of<Error>([&] { sharded.step(); });
+      };
+      EXPECT_THAT(refused(-1), HasSubstr(group->rank() == 1 ? "lr is -1" : "update of another rank has failed"));
+      EXPECT_TRUE(same_bits(testing::clones_of(a), before));
+      sharded.param_groups()[0].options().set_lr(0.01);
+      optimizer->step();
+      sharded.step();
+      EXPECT_TRUE(same_bits(a, whole)) << "step " << step;
+    }
+  });
+}
+
+TEST(ShardedOptimizer, FailsOnAllRanksOfAStepperTogether) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    DataParallel ddp(model, group);
+    ShardedOptimizer sharded(model->parameters(), group, kAdamW);
+    Stepper stepper(model, sharded, {.data_parallel = &ddp});
+    const auto step = [&](double lr) {
+      sharded.param_groups()[0].options().set_lr(lr);
+      return stepper.step(tiny_batch(4),
+                          [&](const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); });
+    };
+    for (int i = 0; i < 2; ++i) {
+      const auto before = testing::clones_of(model->parameters());
+      EXPECT_THAT(error_of<Error>([&] { step(group->rank() == 1 ? -1 : 0.01); }),
+                  HasSubstr(group->rank() == 1 ? "lr is -1" : "update of another rank has failed"));
+      EXPECT_TRUE(same_bits(testing::clones_of(model->parameters()), before));
+      EXPECT_TRUE(step(0.01).stepped()) << "nobody is behind";
+    }
+    ddp.check_replicas();
+  });
+}
+
 TEST(ShardedOptimizer, WithShardedGradientsFreesWhatIsNotItsOwn) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());

@@ -193,6 +193,25 @@ TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMadeUntilASna
   });
 }
 
+TEST(StepperOnRanksFails, TogetherWhereOneCannotReadItsParameters) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::nn::Conv2d model(torch::nn::Conv2dOptions(8, 64, 3));
+    model->weight.set_data(model->weight.contiguous(torch::MemoryFormat::ChannelsLast));  // to be copied for a checksum
+    DataParallel ddp(model, group);
+    {
+      std::optional<MemoryLimit> limit;
+      if (group->rank() == 1) {
+        limit.emplace(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + 4096));
+        EXPECT_THROW(ddp.check_replicas(), c10::OutOfMemoryError);
+      } else {
+        EXPECT_THAT(error_of<DistributedError>([&] { ddp.check_replicas(); }), HasSubstr("another rank could not"));
+      }
+    }
+    ddp.check_replicas();
+  });
+}
+
 TEST(StepperOnRanksFails, AndNamesARankThatIsKilled) {
   on_ranks(3, [] {
     FailingRun run;

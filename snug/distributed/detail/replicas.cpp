@@ -2,8 +2,9 @@
 
 #include <cstdint>
 #include <cstring>
+#include <exception>
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
@@ -29,14 +30,27 @@ int64_t checksum(const at::Tensor& tensor) {
 }  // namespace
 
 void check_replicas(ProcessGroup& group, const DataParallel::NamedTensors& tensors) {
-  const at::Tensor own = at::empty({static_cast<int64_t>(tensors.size())}, at::kLong);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    own.mutable_data_ptr<int64_t>()[i] = checksum(tensors[i].second);
+  // The last number is of a rank that has failed, for which the others are not to wait.
+  const at::Tensor own = at::zeros({static_cast<int64_t>(tensors.size()) + 1}, at::kLong);
+  std::exception_ptr failure;
+  try {
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      own.mutable_data_ptr<int64_t>()[i] = checksum(tensors[i].second);
+    }
+  } catch (...) {
+    failure = std::current_exception();
+    own[-1] = 1;
   }
   const at::Tensor least = own.clone();
   const at::Tensor most = own.clone();
   group.all_reduce(least, ReduceOp::Min);
   group.all_reduce(most, ReduceOp::Max);
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  if (most[-1].item<int64_t>() != 0) {
+    throw DistributedError("DataParallel.check_replicas: another rank could not read its parameters; see what it says");
+  }
   for (size_t i = 0; i < tensors.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
     if (least[index].item<int64_t>() == most[index].item<int64_t>()) {

@@ -73,8 +73,7 @@ std::vector<int64_t> RankedStep::gather(const std::vector<int64_t>& own) const {
   return all;
 }
 
-Bytes RankedStep::smallest_budget(Bytes own, bool plans) {
-  plans_ = plans && !own.is_unlimited();
+Bytes RankedStep::smallest_budget(Bytes own, bool plans) const {
   if (is_alone()) {
     return own;
   }
@@ -89,7 +88,6 @@ Bytes RankedStep::smallest_budget(Bytes own, bool plans) {
                       i / 2));
     }
   }
-  plans_ = plans && !Bytes(smallest).is_unlimited();
   return Bytes(smallest);
 }
 
@@ -132,7 +130,8 @@ void RankedStep::begin_split() {
   }
 }
 
-RankedStep::Splits RankedStep::exchange_splits(const Split& own, std::optional<Failure> failure, Bytes smallest) const {
+RankedStep::Splits RankedStep::exchange_splits(const RankSplit& own, std::optional<Failure> failure,
+                                               Bytes smallest) const {
   constexpr int64_t kNone = -1;
   const int64_t what = failure ? static_cast<int64_t>(*failure) : kNone;
   const std::vector<int64_t> all = gather({own.at_most, own.batch, own.is_planned ? 1 : 0, what, smallest.count()});
@@ -156,7 +155,7 @@ RankedStep::Splits RankedStep::exchange_splits(const Split& own, std::optional<F
   return result;
 }
 
-AgreedSplit RankedStep::agree_on_split(const Split& own) {
+AgreedSplit RankedStep::agree_on_split(const RankSplit& own) {
   const Splits all = exchange_splits(own, std::nullopt, Bytes(0));
   check_splits(all);
   const AgreedSplit agreed = agree(all.ranks);
@@ -314,7 +313,7 @@ void RankedStep::sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items)
   const double own = loss_sum.defined() ? loss_sum.item<double>() : 0.0;
   const Numbers all =
       exchange({.items = static_cast<double>(items), .loss_sum = own, .batch_items = static_cast<double>(batch_items)});
-  phase_ = plans_ ? Phase::Summed : Phase::Updating;
+  phase_ = Phase::Summed;
   check(all);
   items = static_cast<int64_t>(all.items);
   loss_sum = at::scalar_tensor(all.loss_sum, at::kDouble);
@@ -323,8 +322,14 @@ void RankedStep::sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items)
 
 void RankedStep::confirm() {
   if (phase_ == Phase::Summed) {
+    check(exchange({}));
+  }
+}
+
+void RankedStep::confirm_writing() {
+  if (phase_ == Phase::Summed) {
     const Numbers all = exchange({});
-    phase_ = Phase::Updating;
+    phase_ = Phase::Writing;
     check(all);
   }
 }
@@ -348,7 +353,7 @@ bool RankedStep::fail(Failure failure, const NamedTensors& all, Bytes smallest) 
     }
     return is_repeated_;
   }
-  if (failure == Failure::Group || phase == Phase::Updating) {
+  if (failure == Failure::Group || phase == Phase::Writing) {
     is_left_behind_ = is_left_behind_ || failure != Failure::Group;
     impl.end_step();
     return false;

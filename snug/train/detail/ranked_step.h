@@ -6,8 +6,8 @@
 //   A         a few numbers: how many items they expect, which is the provisional divisor; or that one of them has failed
 //   gradients in the last micro-batch's backward, bucket by bucket; then those of parameters that DataParallel does not know
 //   B         a few numbers: items and losses; or that one has failed
-//   C         with a memory_budget: that nobody has failed so far, so that all update their parameters. With loss scaling just before the ranks agree on
-//             skipping the update, as what is divided by the scale before may run out of memory
+//   C         that nobody has failed so far: with loss scaling just before they agree on skipping the update
+//   D         that nobody has failed so far, so that all write to their parameters. snug's optimizers have all that they need by then
 //
 // A rank that fails goes through what is left of that with zeros and says so where they speak next. So nobody waits for it, and all drop the
 // step; or make it again, if all that has failed is that ranks ran out of memory which can do with less. Alone, all of this does nothing.
@@ -25,7 +25,7 @@
 
 #include "snug/core/bytes.h"
 #include "snug/distributed/data_parallel.h"
-#include "snug/train/detail/split.h"
+#include "snug/train/detail/rank_split.h"
 
 namespace snug::detail {
 
@@ -59,16 +59,16 @@ class RankedStep {
   /// Rank 0's value.
   int64_t from_rank_zero(int64_t value) const;
   /// The smallest of all ranks. Throws ConfigError, on all, if only some of them plan for it.
-  Bytes smallest_budget(Bytes own, bool plans);
+  Bytes smallest_budget(Bytes own, bool plans) const;
   /// `live`: bytes on this rank. Throws BudgetExceeded, on all ranks, naming one on which they are more than that. `failure`: why this rank cannot
   /// go on, or null; it is thrown here, and an Error on the others.
   void check_all_fit(Bytes budget, int64_t live, const std::exception_ptr& failure) const;
-  /// For GradScaler::agree_by, inside a step: C, where that is still to come, then that. Empty alone.
+  /// For GradScaler::agree_by, inside a step: C, then that. Empty alone.
   std::function<void(const at::Tensor&)> agreement();
 
   /// What comes next is a step that all ranks split alike: agree_on_split(), until it is settled.
   void begin_split();
-  AgreedSplit agree_on_split(const Split& own);
+  AgreedSplit agree_on_split(const RankSplit& own);
 
   /// `has_masters`: gradients are gathered elsewhere after each micro-batch.
   void begin(bool has_masters);
@@ -89,8 +89,10 @@ class RankedStep {
   void send_the_rest(const NamedTensors& all);
   /// B. In place: sums over all ranks.
   void sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items);
-  /// C. From here on a rank that fails stays behind.
+  /// C. Nobody has failed so far.
   void confirm();
+  /// D. From here on a rank that fails stays behind. Once a step: if it is called again, nothing happens.
+  void confirm_writing();
   /// The step is made.
   void end();
 
@@ -107,7 +109,7 @@ class RankedStep {
   CommunicationTime communication() const;
 
  private:
-  enum class Phase { Outside, Splitting, Begun, Agreed, Sent, Summed, Updating, Dropped };
+  enum class Phase { Outside, Splitting, Begun, Agreed, Sent, Summed, Writing, Dropped };
   struct Numbers {
     double items = 0, loss_sum = 0, batch_items = 0;
     double takes_less = 0, out_of_memory = 0, failed = 0, left_behind = 0, ranks = 0;  // how many ranks, and their sum
@@ -116,14 +118,14 @@ class RankedStep {
     bool is_repeated() const { return takes_less > 0 && takes_less == failures(); }
   };
   struct Splits {
-    std::vector<Split> ranks;
+    std::vector<RankSplit> ranks;
     Numbers failures;
     std::vector<size_t> failed;  // which ranks
     int64_t smallest = 0;        // bytes that would do on each of them; 0: one of them does not know
   };
 
   std::vector<int64_t> gather(const std::vector<int64_t>& own) const;
-  Splits exchange_splits(const Split& own, std::optional<Failure> failure, Bytes smallest) const;
+  Splits exchange_splits(const RankSplit& own, std::optional<Failure> failure, Bytes smallest) const;
   Numbers exchange(Numbers own) const;
   Numbers tell(Failure failure, Phase phase, const NamedTensors& all, Bytes smallest);
   void check(const Numbers& all);
@@ -134,7 +136,6 @@ class RankedStep {
   DataParallel* parallel_;
   std::unordered_set<const c10::TensorImpl*> known_;  // to parallel_
   bool has_masters_ = false;
-  bool plans_ = false;        // steps within a budget
   bool is_repeated_ = false;  // the step that was dropped
   bool is_begun_ = false;     // it was not dropped before that
   Phase phase_ = Phase::Outside;

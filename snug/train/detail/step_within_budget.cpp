@@ -65,7 +65,7 @@ const StepPlan* StepWithinBudget::plan(StepToPlan step) {
   if (ranks_.is_alone()) {
     return step.batch > 0 ? planner_->plan(step) : nullptr;
   }
-  Split own = planner_->look(step);
+  RankSplit own = planner_->look(step);
   AgreedSplit all = ranks_.agree_on_split(own);
   while (!all.is_settled) {
     step.at_most = all.at_most;
@@ -82,7 +82,7 @@ const StepPlan* StepWithinBudget::plan(StepToPlan step) {
 // What to take less of is a rank's own: where another one ran out of memory, there is nothing to be done here.
 RankedStep::Failure StepWithinBudget::after_memory(Repeats repeats) {
   const bool can_take_less =
-      planner_ && !ranks_.is_dropped() && !is_updating_ && planner_->step_down(!deviation_.empty());
+      planner_ && !ranks_.is_dropped() && !is_writing_ && planner_->step_down(!deviation_.empty());
   const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
   if (can_take_less && !can_repeat) {
     planner_->settle();  // for the next one
@@ -105,7 +105,7 @@ void StepWithinBudget::begin_try(Repeats repeats) {
 
 void StepWithinBudget::restore() {
   deviation_.clear();
-  if (!is_updating_) {
+  if (!is_writing_) {
     backup_.restore();
   }
 }

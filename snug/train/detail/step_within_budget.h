@@ -81,7 +81,7 @@ class StepWithinBudget {
       step_downs_ = 0;
       deviation_.clear();
     }
-    is_updating_ = false;
+    is_writing_ = false;
     begin_try(repeats);
     guarded([&] { backup_.take(); });
     for (;;) {
@@ -99,8 +99,8 @@ class StepWithinBudget {
     }
   }
 
-  /// Whether parameters may have been written in this step, after which nothing is put back or repeated.
-  void set_updating(bool is_updating) { is_updating_ = is_updating; }
+  /// Parameters are written from here on: nothing is put back in this step any more, nor is it repeated.
+  void begin_writing() { is_writing_ = true; }
 
   /// Runs `forward`, which returns a Loss, under the last plan.
   template <class F>
@@ -179,7 +179,7 @@ class StepWithinBudget {
   std::optional<StepPlanner> planner_;
   std::exception_ptr no_link_;  // why it cannot be used for offload
   StepBackup backup_;
-  bool is_updating_ = false;
+  bool is_writing_ = false;
   bool is_again_ = false;  // what was given up last is to be made again
   int64_t step_downs_ = 0;
   std::string deviation_;
