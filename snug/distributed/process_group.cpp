@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -116,6 +117,10 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) { start_all
 
 std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, ReduceOp op) {
   check("all_reduce", tensor);
+  if (impl_->rehearsals > 0) {
+    detail::report_unseen_write(tensor);
+    return [] {};
+  }
   impl_->traffic.all_reduce += static_cast<int64_t>(tensor.nbytes());
   c10d::AllreduceOptions options;
   options.reduceOp = c10d_op(op);
@@ -131,9 +136,13 @@ void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   std::vector<at::Tensor> plain;
   for (const at::Tensor& tensor : tensors) {
     plain.push_back(tensor.detach());
-    impl_->traffic.broadcast += static_cast<int64_t>(tensor.nbytes());
   }
-  impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, plain, Impl::kBroadcastChunk, root); });
+  if (impl_->rehearsals == 0) {
+    for (const at::Tensor& tensor : tensors) {
+      impl_->traffic.broadcast += static_cast<int64_t>(tensor.nbytes());
+    }
+    impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, plain, Impl::kBroadcastChunk, root); });
+  }
   for (const at::Tensor& tensor : tensors) {
     detail::report_unseen_write(tensor);
   }
@@ -141,13 +150,19 @@ void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
 
 at::Tensor ProcessGroup::all_gather(const at::Tensor& tensor) {
   check("all_gather", tensor);
-  impl_->traffic.all_gather += static_cast<int64_t>(tensor.nbytes());
   std::vector<int64_t> sizes = {size()};
   sizes.insert(sizes.end(), tensor.sizes().begin(), tensor.sizes().end());
   at::Tensor result = at::empty(sizes, tensor.options().requires_grad(false));
   std::vector<at::Tensor> inputs = {tensor.detach()};
   std::vector<std::vector<at::Tensor>> outputs = {result.unbind(0)};
-  impl_->attempt("all_gather", [&] { impl_->backend_of(tensor).allgather(outputs, inputs)->wait(); });
+  if (impl_->rehearsals > 0) {
+    const detail::UnseenOperators unseen;
+    const at::Tensor as_in_gloo = at::empty_like(result);
+    result.copy_(tensor.expand_as(result));
+  } else {
+    impl_->traffic.all_gather += static_cast<int64_t>(tensor.nbytes());
+    impl_->attempt("all_gather", [&] { impl_->backend_of(tensor).allgather(outputs, inputs)->wait(); });
+  }
   detail::report_unseen_write(result);
   return result;
 }
@@ -158,18 +173,25 @@ at::Tensor ProcessGroup::reduce_scatter(const at::Tensor& tensor) {
     throw ConfigError(fmt::format(
         "ProcessGroup.reduce_scatter: the first dimension cannot be cut into {} equal parts; pad it", size()));
   }
-  impl_->traffic.reduce_scatter += static_cast<int64_t>(tensor.nbytes());
   std::vector<int64_t> sizes = tensor.sizes().vec();
   sizes[0] /= size();
   at::Tensor result = at::empty(sizes, tensor.options().requires_grad(false));
   at::Tensor input = tensor.detach();
-  impl_->attempt("reduce_scatter", [&] { impl_->backend_of(tensor)._reduce_scatter_base(result, input)->wait(); });
+  if (impl_->rehearsals > 0) {
+    const detail::UnseenOperators unseen;
+    result.copy_(tensor.narrow(0, 0, sizes[0]));
+  } else {
+    impl_->traffic.reduce_scatter += static_cast<int64_t>(tensor.nbytes());
+    impl_->attempt("reduce_scatter", [&] { impl_->backend_of(tensor)._reduce_scatter_base(result, input)->wait(); });
+  }
   detail::report_unseen_write(result);
   return result;
 }
 
 void ProcessGroup::barrier() {
-  impl_->attempt("barrier", [&] { impl_->backend->barrier()->wait(); });
+  if (impl_->rehearsals == 0) {
+    impl_->attempt("barrier", [&] { impl_->backend->barrier()->wait(); });
+  }
 }
 
 std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> group) {

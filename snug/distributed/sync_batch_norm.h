@@ -32,6 +32,8 @@ class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
   /// Throws ConfigError if all ranks together have fewer than two values per channel, and DistributedError if a rank is lost.
   torch::Tensor forward(const torch::Tensor& input);
 
+  const ProcessGroup& group() const { return *group_; }
+
  protected:
   void _check_input_dim(const torch::Tensor& input) override;
 

@@ -94,8 +94,7 @@ class Stepper::Impl {
         open_window();
       }
       if (budget_.plans()) {
-        const detail::Rehearsal rehearsal(options_.data_parallel);
-        budget_.planner().plan(step_to_plan(source, source.items * options_.accumulate, source.items));
+        budget_.plan_here(step_to_plan(source, source.items * options_.accumulate, source.items));
       }
       if (is_first) {
         start_measuring();
@@ -229,7 +228,6 @@ class Stepper::Impl {
     if (!budget_.plans()) {
       return given;
     }
-    const detail::Rehearsal rehearsal(options_.data_parallel);
     const StepPlan* plan = budget_.plan(step_to_plan(source, source.items, options_.micro_batch));
     return plan == nullptr || options_.micro_batch > 0 ? given : plan->choice.items;
   }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/models/gpt.h"
 #include "tests/train/ranked_training.h"
@@ -282,6 +283,18 @@ TEST(StepperOnRanks, FindsTheFirstParameterThatIsNotTheSameOnAll) {
     run.step(share(tiny_batch(6), *group));
     EXPECT_THAT(error_of<DistributedError>([&] { run.step(share(tiny_batch(6), *group)); }),
                 AllOf(HasSubstr("parameter '3.weight'"), HasSubstr("rank 2 has other values")));
+  });
+}
+
+TEST(StepperOnRanks, RefusesToPlanWhatSendsOverAnotherGroup) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::nn::Sequential model(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4));
+    convert_sync_batch_norm(*model, group);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+    const StepperOptions options{.memory_budget = Bytes(1 << 30)};
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, options); }),
+                HasSubstr("made with the same group"));
   });
 }
 

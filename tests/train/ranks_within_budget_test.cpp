@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "snug/distributed/sharded_optimizer.h"
+#include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/train/detail/rank_split.h"
 #include "tests/support/temporary_folder.h"
@@ -260,6 +261,32 @@ TEST(RanksWithinABudget, MayHaveNoData) {
     }
     EXPECT_FALSE(run.step(batch_slice(all, 0, 0)).stepped());
     EXPECT_TRUE(same_bits(group->all_gather(run.model->parameters()[0])[0], run.model->parameters()[0].detach()));
+  });
+}
+
+TEST(RanksWithinABudget, PlanAModelThatSendsInForward) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(1000 + group->rank()), *group);
+    const auto make = [&] {
+      auto model = testing::planned::with_batch_norm();
+      convert_sync_batch_norm(*model, group);
+      return model;
+    };
+    RankedRun plain(group, {}, make());
+    const int64_t before = settled_live();
+    const int64_t peak = plain.step(own).peak_bytes - before;
+    RankedRun planned(group, {.memory_budget = Bytes(settled_live() + peak * 3 / 4)}, make());
+    EXPECT_TRUE(planned.step(own).stepped());
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_TRUE(same_bits(planned.state(), plain.state())) << "step " << i;
+      plain.step(own);
+      const StepResult result = planned.step(own);
+      EXPECT_EQ(result.step_downs, 0);
+      EXPECT_EQ(result.plan_deviation, "");
+      EXPECT_LE(result.peak_bytes, planned.stepper->plan()->choice.peak_bytes);
+    }
+    EXPECT_TRUE(planned.stepper->plan()->activations) << "something is computed again";
   });
 }
 

@@ -34,7 +34,10 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   const CommunicationTime& communication() const { return time_; }
   void check_replicas() const;
   int quiet_guards = 0;
-  int rehearsals = 0;  ///< above 0: backward passes that belong to no step, whose gradients are dropped
+
+  /// In between, backward passes belong to no step: their gradients are dropped, and the group sends nothing.
+  void begin_rehearsal();
+  void end_rehearsal();
 
   bool has_static_graph() const { return options_.static_graph; }
 
@@ -75,6 +78,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   std::unique_ptr<c10d::Reducer> reducer_;
   Hook* hook_ = nullptr;  // the Reducer's
 
+  int rehearsals_ = 0;
   bool is_in_forward_ = false;
   bool is_prepared_ = false;          // the next backward is to reduce
   bool is_first_static_pass_ = true;  // with static_graph

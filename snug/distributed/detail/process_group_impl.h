@@ -1,6 +1,7 @@
 #pragma once
 // What is inside a ProcessGroup. c10d's Reducer wants a c10d::ProcessGroup, which is a table of backends by device.
 
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "snug/core/error.h"
 #include "snug/distributed/detail/heartbeat.h"
 #include "snug/distributed/process_group.h"
+#include "snug/memory/detail/operator_mode.h"
 
 namespace snug {
 namespace detail {
@@ -61,14 +63,19 @@ class ProcessGroup::Impl {
   /// With all-reduces that were started.
   std::shared_ptr<detail::BusyTime> busy = std::make_shared<detail::BusyTime>();
 
+  /// Above 0: this rank alone goes through passes of no step. Nothing is sent then, and its own values stand for those of all.
+  std::atomic<int> rehearsals = 0;
+
   bool connects(c10::Device device) const { return device.is_cpu() || (device.is_cuda() && cuda_backend); }
   c10d::Backend& backend_of(const at::Tensor& tensor) const {
     return tensor.is_cuda() && cuda_backend ? *cuda_backend : *backend;
   }
 
-  /// Calls `part` of an operation. What c10d throws there becomes a DistributedError, which names the ranks that are gone.
+  /// Calls `part` of an operation, whose own operators are no part of the model. What c10d throws there becomes a DistributedError, which names
+  /// the ranks that are gone.
   template <class F>
   auto attempt(std::string_view operation, F&& part) const {
+    const detail::UnseenOperators unseen;
     try {
       return std::forward<F>(part)();
     } catch (const Error&) {

@@ -30,12 +30,12 @@ Rehearsal::Rehearsal(DataParallel* parallel) : parallel_(parallel) {
         "Stepper: memory_budget is planned by passes of its own, which a DataParallel with static_graph would take for "
         "steps; leave static_graph out, or set plan = false");
   }
-  ++parallel_->impl().rehearsals;
+  parallel_->impl().begin_rehearsal();
 }
 
 Rehearsal::~Rehearsal() {
   if (parallel_ != nullptr) {
-    --parallel_->impl().rehearsals;
+    parallel_->impl().end_rehearsal();
   }
 }
 

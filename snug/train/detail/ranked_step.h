@@ -29,7 +29,7 @@
 
 namespace snug::detail {
 
-/// While it lives, backward passes may run on one rank alone, to plan a step. Their gradients are to be dropped.
+/// While it lives, passes may run on one rank alone, to plan a step: what they would send is not sent. Their gradients are to be dropped.
 class [[nodiscard]] Rehearsal final {
  public:
   /// `parallel`: null alone. Throws ConfigError where it would remember such passes.
@@ -56,6 +56,7 @@ class RankedStep {
   RankedStep(DataParallel* parallel, const NamedTensors& trained);
 
   bool is_alone() const { return parallel_ == nullptr; }
+  Rehearsal rehearse() const { return Rehearsal(parallel_); }
   /// Rank 0's value.
   int64_t from_rank_zero(int64_t value) const;
   /// The smallest of all ranks. Throws ConfigError, on all, if only some of them plan for it.

@@ -63,20 +63,25 @@ void StepWithinBudget::check() const {
 // Ranks that have planned for such a step before need not try anything, so where all have they go on at once.
 const StepPlan* StepWithinBudget::plan(StepToPlan step) {
   if (ranks_.is_alone()) {
-    return step.batch > 0 ? planner_->plan(step) : nullptr;
+    return step.batch > 0 ? plan_here(step) : nullptr;
   }
   RankSplit own = planner_->look(step);
   AgreedSplit all = ranks_.agree_on_split(own);
   while (!all.is_settled) {
     step.at_most = all.at_most;
     if (step.batch > 0) {
-      planner_->plan(step);
+      plan_here(step);
       own = planner_->planned(step);
     }
     all = ranks_.agree_on_split(own);
   }
   planner_->keep(step, all);
   return step.batch > 0 ? planner_->last() : nullptr;
+}
+
+const StepPlan* StepWithinBudget::plan_here(const StepToPlan& step) {
+  const Rehearsal rehearsal = ranks_.rehearse();
+  return planner_->plan(step);
 }
 
 // What to take less of is a rank's own: where another one ran out of memory, there is nothing to be done here.

@@ -64,6 +64,8 @@ class StepWithinBudget {
 
   /// The plan for a step, the same micro-batch on all ranks. Null where it has no items.
   const StepPlan* plan(StepToPlan step);
+  /// The plan of this rank alone.
+  const StepPlan* plan_here(const StepToPlan& step);
 
   /// Runs a part of a step under the limit. If it fails, gradients are dropped and the other ranks hear of it.
   template <class F>

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include "snug/core/error.h"
+#include "snug/distributed/data_parallel.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/limit.h"
 
@@ -80,10 +81,13 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
         "SaveOnHost around the steps instead");
   }
   for (const auto& module : model.modules()) {
-    if (plans && options.data_parallel != nullptr && dynamic_cast<const SyncBatchNormImpl*>(module.get()) != nullptr) {
+    const auto* synchronised = dynamic_cast<const SyncBatchNormImpl*>(module.get());
+    if (plans && synchronised != nullptr && synchronised->group().size() > 1 &&
+        (options.data_parallel == nullptr || &options.data_parallel->group() != &synchronised->group())) {
       throw ConfigError(
-          "Stepper: memory_budget would be planned for by each rank alone, but SyncBatchNorm speaks with the others in "
-          "forward; give plan = false, which leaves the limit");
+          "Stepper: memory_budget is planned for by passes of each rank alone, but a SyncBatchNorm speaks with others "
+          "in "
+          "forward; give data_parallel, made with the same group, or plan = false, which leaves the limit");
     }
   }
 }
