@@ -8,6 +8,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/util/ScopeExit.h>
@@ -53,9 +54,11 @@ class ShardedOptimizer::Impl {
   std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
   std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
   std::vector<detail::ShardPiece> layout_of(const std::vector<at::Tensor>& of) const;
+  /// Throws ConfigError, on all ranks, where they differ.
+  void check_same_on_all_ranks() const;
   void cut();
   void lend_gradients() const;
-  void agree_to_write(bool is_ready) const;
+  bool is_well_on_all_ranks(bool is_well) const;
   void gather() const;
   std::vector<at::Tensor> own_pieces() const;
   bool has_own() const { return own != nullptr; }
@@ -71,7 +74,9 @@ class ShardedOptimizer::Impl {
   std::vector<at::Tensor> views;  // of each piece
   std::unique_ptr<detail::GradientShards> gradients;
   std::optional<StateDict> consolidated;
+  // Of the next step.
   std::function<void()> before_writing;
+  at::Tensor grad_scale, found_inf;
 };
 
 ShardedOptimizer::Impl::Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> with,
@@ -82,13 +87,15 @@ ShardedOptimizer::Impl::Impl(const std::vector<OptimizerParamGroup>& groups, std
   }
   whole = make(groups);
   parameters = parameters_of(whole->param_groups());
+}
+
+void ShardedOptimizer::Impl::check_same_on_all_ranks() const {
   DataParallel::NamedTensors named;
   for (size_t i = 0; i < parameters.size(); ++i) {
     named.emplace_back(std::to_string(i), parameters[i]);
   }
   detail::check_same_model(*group, fmt::format("sharded gradients = {}", options.gradients.has_value()), named, {},
                            "ShardedOptimizer");
-  cut();
 }
 
 std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout_of(const std::vector<at::Tensor>& of) const {
@@ -220,15 +227,10 @@ void ShardedOptimizer::Impl::lend_gradients() const {
   }
 }
 
-// Throws where another rank is not ready.
-void ShardedOptimizer::Impl::agree_to_write(bool is_ready) const {
-  const at::Tensor failed = at::full({}, is_ready ? 0 : 1, at::kInt);
-  group->all_reduce(failed, ReduceOp::Max);
-  if (is_ready && failed.item<int>() != 0) {
-    throw Error(
-        "ShardedOptimizer.step: the update of another rank has failed before it began, so no rank makes it; see that "
-        "rank's error");
-  }
+bool ShardedOptimizer::Impl::is_well_on_all_ranks(bool is_well) const {
+  int failed = is_well ? 0 : 1;  // for which no memory need be there
+  group->all_reduce(at::from_blob(&failed, {1}, at::kInt), ReduceOp::Max);
+  return failed == 0;
 }
 
 void ShardedOptimizer::Impl::gather() const {
@@ -255,7 +257,12 @@ ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
 
 ShardedOptimizer::ShardedOptimizer(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
                                    Factory make, ShardedOptimizerOptions options)
-    : ShardedOptimizer(std::make_unique<Impl>(groups, std::move(group), std::move(make), options)) {}
+    : ShardedOptimizer([&] {
+        auto impl = std::make_unique<Impl>(groups, std::move(group), std::move(make), options);
+        impl->check_same_on_all_ranks();
+        impl->cut();
+        return impl;
+      }()) {}
 
 ShardedOptimizer::ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
                                    Factory make, ShardedOptimizerOptions options)
@@ -265,9 +272,8 @@ ShardedOptimizer::ShardedOptimizer(std::vector<at::Tensor> parameters, std::shar
 ShardedOptimizer::~ShardedOptimizer() = default;
 
 void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) {
-  if (impl_->has_own()) {
-    impl_->own->set_gradient_scaling(std::move(grad_scale), std::move(found_inf));
-  }
+  impl_->grad_scale = std::move(grad_scale);
+  impl_->found_inf = std::move(found_inf);
 }
 
 // Whole gradients are the same on all ranks.
@@ -287,7 +293,12 @@ void ShardedOptimizer::take_new_parameters() {
   if (impl_->own && !impl_->own->state().empty()) {
     throw ConfigError("ShardedOptimizer.step: param_groups() hold other parameters than before; make a new optimizer");
   }
-  *impl_ = Impl(param_groups_, impl_->group, impl_->make, impl_->options);
+  Impl next(param_groups_, impl_->group, impl_->make, impl_->options);
+  next.cut();
+  next.before_writing = std::move(impl_->before_writing);
+  next.grad_scale = std::move(impl_->grad_scale);
+  next.found_inf = std::move(impl_->found_inf);
+  *impl_ = std::move(next);
 }
 
 bool ShardedOptimizer::before_writing(std::function<void()> hook) {
@@ -302,21 +313,23 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
-  take_new_parameters();
-  impl_->consolidated.reset();
   const auto hook = std::exchange(impl_->before_writing, {});
-  bool has_told = false;
+  bool has_told = hook != nullptr;
+  const auto tell = [&] {
+    has_told = true;
+    if (!impl_->is_well_on_all_ranks(true)) {
+      throw Error(
+          "ShardedOptimizer.step: the update of another rank has failed before it began, so no rank makes it; see that "
+          "rank's error");
+    }
+  };
   try {
-    update_own([&] {
-      has_told = true;
-      impl_->agree_to_write(true);
-      if (hook) {
-        hook();
-      }
-    });
+    take_new_parameters();
+    impl_->consolidated.reset();
+    update_own(hook ? hook : tell);
   } catch (...) {
     if (!has_told) {
-      impl_->agree_to_write(false);
+      impl_->is_well_on_all_ranks(false);
     }
     throw;
   }
@@ -326,6 +339,7 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
 
 void ShardedOptimizer::update_own(const std::function<void()>& before_writing) {
   if (!impl_->has_own()) {
+    set_gradient_scaling({}, {});
     before_writing();
     return;
   }
@@ -343,6 +357,7 @@ void ShardedOptimizer::update_own(const std::function<void()>& before_writing) {
   if (!impl_->options.gradients) {
     impl_->lend_gradients();
   }
+  impl_->own->set_gradient_scaling(std::exchange(impl_->grad_scale, {}), std::exchange(impl_->found_inf, {}));
   impl_->own->before_writing(before_writing);
   impl_->own->step();
 }
@@ -405,21 +420,20 @@ StateDict ShardedOptimizer::state_here() const { return impl_->own_state(); }
 
 // What may throw works on new optimizers, and only when it has gone well on all ranks do they take the place of the old.
 void ShardedOptimizer::load_state_dict(const StateDict& state) {
-  take_new_parameters();
   std::unique_ptr<FusedOptimizer> whole, own;
   std::exception_ptr error;
   try {
+    take_new_parameters();
     whole = impl_->make(impl_->whole->param_groups());
     own = impl_->loaded(state, *whole);
   } catch (...) {
     error = std::current_exception();
   }
-  const at::Tensor failed = at::full({}, error ? 1 : 0, at::kInt);
-  impl_->group->all_reduce(failed, ReduceOp::Max);
+  const bool all_well = impl_->is_well_on_all_ranks(!error);
   if (error) {
     std::rethrow_exception(error);
   }
-  if (failed.item<int>() != 0) {
+  if (!all_well) {
     throw CorruptFile(
         "ShardedOptimizer.load_state_dict: the state does not fit another rank's share; see that rank's error");
   }

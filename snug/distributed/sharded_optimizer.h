@@ -86,7 +86,6 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   int64_t state_bytes_to_come() const override;
   /// What gathers the parameters: the shares of up to three ranks once more.
   int64_t workspace_bytes() const override;
-  /// `hook` is called when all ranks have what they need.
   bool before_writing(std::function<void()> hook) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

@@ -17,6 +17,7 @@
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/error.h"
 #include "snug/core/stateful_optimizer.h"
+#include "snug/distributed/sharded_optimizer.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
@@ -163,6 +164,7 @@ class Stepper::Impl {
     guard_ = std::move(guard);
     regions_.in_full = std::move(in_full);
     ranks_.catch_up();
+    steps_ = 0;
   }
 
   std::optional<StepPlan> plan_for(const MicroBatches& source) {
@@ -376,7 +378,9 @@ class Stepper::Impl {
       budget_.begin_writing();
     };
     auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
-    if (stateful == nullptr || !stateful->before_writing(begin)) {
+    // Without data_parallel it is for a ShardedOptimizer to speak with the others.
+    const bool agrees_itself = ranks_.is_alone() && dynamic_cast<ShardedOptimizer*>(&optimizer_) != nullptr;
+    if (stateful == nullptr || agrees_itself || !stateful->before_writing(begin)) {
       begin();
       return scaler_.step(optimizer_);
     }
@@ -403,6 +407,7 @@ class Stepper::Impl {
     } else {
       ranks_.confirm_writing();
     }
+    ranks_.written();
     if (options_.check_replicas_every > 0 && ++steps_ % options_.check_replicas_every == 0) {
       options_.data_parallel->check_replicas();
     }

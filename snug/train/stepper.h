@@ -75,8 +75,9 @@ struct StepperOptions {
   /// is cut into slices, and gradients differ by rounding. What cannot be kept is BudgetExceeded. The choice is made in the first step
   /// for a shape of batch, which calls loss_of some more times while no other thread should allocate tensors, and is plan(). Several ranks take
   /// the smallest budget of all, and the smallest micro-batch that one of them has to cut its share into; where one runs out of memory, all
-  /// make the step again. So loss_of must not wait for other ranks while it plans (an all_reduce of a metric, a loss over all ranks): they need not
-  /// try the same; else plan = false. On other devices than the CPU it is a limit only.
+  /// make the step again. They need not try the same, so while one tries, what loss_of sends over the group of data_parallel (SyncBatchNorm, an
+  /// all_reduce of a metric) is not sent, and its own values stand for those of all; over another group it must not send: else plan = false.
+  /// On other devices than the CPU it is a limit only.
   Bytes memory_budget = Bytes::unlimited();
   /// false: memory_budget is a limit only, and everything is as the other options have it.
   bool plan = true;

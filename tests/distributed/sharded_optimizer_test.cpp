@@ -312,11 +312,34 @@ TEST(ShardedOptimizer, FailsOnAllRanksOfAStepperTogether) {
     for (int i = 0; i < 2; ++i) {
       const auto before = testing::clones_of(model->parameters());
       EXPECT_THAT(error_of<Error>([&] { step(group->rank() == 1 ? -1 : 0.01); }),
-                  HasSubstr(group->rank() == 1 ? "lr is -1" : "update of another rank has failed"));
+                  HasSubstr(group->rank() == 1 ? "lr is -1" : "rank 1 failed in this step"));
       EXPECT_TRUE(same_bits(testing::clones_of(model->parameters()), before));
       EXPECT_TRUE(step(0.01).stepped()) << "nobody is behind";
     }
     ddp.check_replicas();
+  });
+}
+
+TEST(ShardedOptimizer, SkipsAFirstStepThatOverflowsThoughMastersAreNewToIt) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    model->to(torch::kHalf);
+    const auto make = [](const auto& groups) {
+      return std::make_unique<AdamW>(groups, AdamWOptions{.master_weights = true});
+    };
+    ShardedOptimizer sharded(model->parameters(), group, make);
+    Stepper stepper(model, sharded,
+                    {.precision = Precision::Float16, .weights = Weights::Low, .scaler = {.init_scale = 1e30}});
+    const auto before = testing::clones_of(model->parameters());
+    const auto result = stepper.step(tiny_batch(4), [&](const Batch& micro) {
+      return squared_error(model->forward(micro[0].to(torch::kHalf)), micro[1]);
+    });
+    EXPECT_FALSE(result.stepped());
+    EXPECT_TRUE(same_bits(testing::clones_of(model->parameters()), before));
+    for (const auto& [name, master] : stepper.full_precision_parameters()) {
+      EXPECT_TRUE(master.isfinite().all().item<bool>()) << name;
+    }
   });
 }
 

@@ -1,5 +1,6 @@
 // A step that fails on one rank: nobody waits, all drop it, and the next one works.
 
+#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/limit.h"
 #include "tests/train/ranked_training.h"
 
@@ -162,6 +163,20 @@ class Stubborn : public torch::optim::SGD {
   bool fails_;
 };
 
+class WatchedSgd : public torch::optim::SGD {
+ public:
+  explicit WatchedSgd(std::vector<torch::Tensor> parameters)
+      : torch::optim::SGD(std::move(parameters), torch::optim::SGDOptions(0.1)) {}
+  torch::Tensor step(LossClosure closure = nullptr) override {
+    auto loss = torch::optim::SGD::step(closure);
+    if (after_step) {
+      after_step();
+    }
+    return loss;
+  }
+  std::function<void()> after_step;
+};
+
 TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMadeUntilASnapshotIsLoaded) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
@@ -193,22 +208,29 @@ TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMadeUntilASna
   });
 }
 
-TEST(StepperOnRanksFails, TogetherWhereOneCannotReadItsParameters) {
+TEST(StepperOnRanksFails, TogetherWhereOneCannotReadItsParametersAndNobodyIsBehind) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
-    torch::nn::Conv2d model(torch::nn::Conv2dOptions(8, 64, 3));
+    torch::nn::Conv2d model(torch::nn::Conv2dOptions(2, 4, 3));
     model->weight.set_data(model->weight.contiguous(torch::MemoryFormat::ChannelsLast));  // to be copied for a checksum
     DataParallel ddp(model, group);
-    {
-      std::optional<MemoryLimit> limit;
-      if (group->rank() == 1) {
-        limit.emplace(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + 4096));
-        EXPECT_THROW(ddp.check_replicas(), c10::OutOfMemoryError);
-      } else {
-        EXPECT_THAT(error_of<DistributedError>([&] { ddp.check_replicas(); }), HasSubstr("another rank could not"));
-      }
+    WatchedSgd optimizer(model->parameters());
+    Stepper stepper(model, optimizer, {.data_parallel = &ddp, .check_replicas_every = 1});
+    const auto step = [&] {
+      return stepper.step({torch::ones({2, 2, 4, 4})}, [&](const Batch& micro) {
+        const auto output = model->forward(micro[0]);
+        return Loss::sum(output.square().sum(), output.numel());
+      });
+    };
+    step();
+    optimizer.after_step = [&] { detail::fail_allocation_after(group->rank() == 1 ? 1 : 0); };
+    if (group->rank() == 1) {
+      EXPECT_THROW(step(), c10::OutOfMemoryError);
+    } else {
+      EXPECT_THAT(error_of<DistributedError>(step), HasSubstr("another rank could not"));
     }
-    ddp.check_replicas();
+    optimizer.after_step = nullptr;
+    EXPECT_TRUE(step().stepped()) << "all have made the last one";
   });
 }
 

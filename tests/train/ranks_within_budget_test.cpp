@@ -1,102 +1,28 @@
-// A memory_budget on several ranks: they split their shares alike, make a step again together, and stop together.
+// A memory_budget on several ranks: they split their shares alike, and stop together. What they make again is in ranks_repeat_step_test.cpp.
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
 #include <string>
-#include <thread>
 #include <tuple>
-#include <utility>
 
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/train/detail/rank_split.h"
 #include "tests/support/temporary_folder.h"
-#include "tests/train/planned_training.h"
-#include "tests/train/ranked_training.h"
+#include "tests/train/ranked_run.h"
 
 namespace snug {
 namespace {
 
 using detail::AgreedSplit;
 using detail::RankSplit;
-using testing::planned::deep;
+using testing::is_same_on_all;
+using testing::kPlenty;
+using testing::of_all_ranks;
+using testing::RankedRun;
+using testing::settled_live;
 using testing::planned::live;
 using testing::planned::make_batch;
 using torch::Tensor;
-
-constexpr int64_t kPlenty = 1 << 26;
-
-// Once Gloo's threads have let go of what they sent.
-int64_t settled_live() {
-  int64_t now = live();
-  for (int64_t before = -1; before != now; now = live()) {
-    before = now;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return now;
-}
-
-struct RankedRun {
-  explicit RankedRun(const std::shared_ptr<ProcessGroup>& of, StepperOptions options = {},
-                     torch::nn::Sequential with = deep())
-      : group(of),
-        model(std::move(with)),
-        ddp(model, of),
-        optimizer(model->parameters(), {.lr = 0.01, .master_weights = true}) {
-    options.data_parallel = &ddp;
-    if (!options.memory_budget.is_unlimited()) {
-      settled_live();
-    }
-    stepper.emplace(model, optimizer, options);
-  }
-  // `room`: bytes for what a step adds to what is alive.
-  static StepperOptions with_room(int64_t room, StepperOptions options = {}) {
-    const int64_t of_model = 2 * bytes_of(deep()->parameters());  // its buckets too
-    options.memory_budget = Bytes(settled_live() + of_model + room);
-    return options;
-  }
-
-  StepResult step(const Batch& own) {
-    return stepper->step(own, [this](const Batch& micro) {
-      const Tensor input = micro[0].to(model->parameters()[0].scalar_type());
-      const Tensor output = model->forward(input).to(torch::kFloat);
-      if (at_backward && output.requires_grad()) {
-        output.register_hook([this](const Tensor& gradient) {
-          std::exchange(at_backward, nullptr)();
-          return gradient;
-        });
-      }
-      return Loss::sum((output - micro[1]).pow(2).sum(), micro[1].numel());
-    });
-  }
-  int64_t items() const { return stepper->plan()->choice.items; }
-  std::vector<Tensor> parameters() const { return clones_of(model->parameters()); }
-  std::vector<Tensor> state() const {
-    auto tensors = parameters();
-    for (const Tensor& buffer : model->buffers()) {
-      tensors.push_back(buffer.clone());
-    }
-    return tensors;
-  }
-
-  std::shared_ptr<ProcessGroup> group;
-  torch::nn::Sequential model;
-  DataParallel ddp;
-  AdamW optimizer;
-  std::optional<Stepper> stepper;
-  std::function<void()> at_backward;  // called once
-};
-
-std::vector<int64_t> of_all_ranks(ProcessGroup& group, int64_t own) {
-  const Tensor all = group.all_gather(torch::full({1}, own, torch::kLong)).flatten();
-  return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
-}
-bool is_same_on_all(ProcessGroup& group, int64_t own) {
-  const auto all = of_all_ranks(group, own);
-  return std::all_of(all.begin(), all.end(), [&](int64_t value) { return value == own; });
-}
 
 // The least room that a step of the batch has a plan in.
 int64_t least_room(const std::shared_ptr<ProcessGroup>& group, const Batch& own, int64_t micro_batch) {
@@ -228,7 +154,7 @@ TEST(RanksWithinABudget, MakeTheSameStepsAfterARestartFromWhatRankZeroSaved) {
     StateDict saved = run.stepper->state_dict();
     saved.set("micro_batches", from_rank_zero(*group, saved.get<std::string>("micro_batches")));
     const auto parameters = run.parameters();
-    const StateDict of_optimizer = run.optimizer.state_dict();
+    const StateDict of_optimizer = dynamic_cast<AdamW&>(*run.optimizer).state_dict();
 
     ballast = Tensor();
     RankedRun resumed(group, RankedRun::with_room(kPlenty));  // where they would choose otherwise
@@ -238,7 +164,7 @@ TEST(RanksWithinABudget, MakeTheSameStepsAfterARestartFromWhatRankZeroSaved) {
         resumed.model->parameters()[i].copy_(parameters[i]);
       }
     }
-    resumed.optimizer.load_state_dict(of_optimizer);
+    dynamic_cast<AdamW&>(*resumed.optimizer).load_state_dict(of_optimizer);
     resumed.stepper->load_state_dict(saved);
     resumed.step(own);
     EXPECT_EQ(resumed.items(), items);
@@ -356,119 +282,6 @@ TEST(RanksWithinABudget, StopTogetherWhereOneFailsWhileItPlans) {
     } else {
       EXPECT_THAT(error_of<DistributedError>([&] { run.step(own); }), HasSubstr("rank 1 failed in this step"));
     }
-    EXPECT_TRUE(run.step(own).stepped());
-  });
-}
-
-// --- they make a step again together
-
-enum class Fails { Anywhere, AfterForward };  // every one of those, but only some of all
-
-void expect_the_same_step_whichever_allocation_fails(Fails where, const StepperOptions& options,
-                                                     const std::function<torch::nn::Sequential()>& make) {
-  on_ranks(2, [&] {
-    const auto group = init_process_group(quick());
-    const Batch own = share(make_batch(128), *group);
-    const auto seed_of = [&](int step) { torch::manual_seed(static_cast<uint64_t>(100 + 10 * step + group->rank())); };
-    RankedRun reference(group, options, make());
-    std::vector<std::vector<Tensor>> after;
-    for (int i = 0; i < 4; ++i) {
-      seed_of(i);
-      reference.step(own);
-      after.push_back(reference.state());
-    }
-    const StepperOptions within_budget = RankedRun::with_room(kPlenty, options);
-    int64_t again = 0, dropped = 0;
-    for (int64_t k = 1;; k += where == Fails::Anywhere ? 1 + k / 16 : 1) {
-      ASSERT_LT(k, 3000);
-      RankedRun run(group, within_budget, make());
-      for (int i = 0; i < 2; ++i) {  // in the second one the buckets change
-        seed_of(i);
-        run.step(own);
-      }
-      seed_of(2);
-      const auto arm = [&] { detail::fail_allocation_after(group->rank() == 1 ? k : 0); };
-      if (where == Fails::Anywhere) {
-        arm();
-      } else {
-        run.at_backward = arm;
-      }
-      int64_t made = 1;
-      try {
-        again += run.step(own).step_downs;
-      } catch (const BudgetExceeded&) {
-        made = 0;
-      }
-      const bool never_failed = detail::fail_allocation_after(0) > 0;
-      ASSERT_TRUE(is_same_on_all(*group, made)) << "allocation " << k;
-      if (made == 0) {
-        ++dropped;
-        ASSERT_TRUE(same_bits(run.state(), after[1])) << "allocation " << k;
-        seed_of(2);
-        run.step(own);
-      }
-      ASSERT_TRUE(same_bits(run.state(), after[2])) << "allocation " << k;
-      seed_of(3);
-      run.step(own);
-      ASSERT_TRUE(same_bits(run.state(), after[3])) << "the one after that, allocation " << k;
-      if (of_all_ranks(*group, never_failed ? 1 : 0)[1] == 1) {
-        break;
-      }
-    }
-    EXPECT_TRUE(is_same_on_all(*group, again));
-    EXPECT_GT(again, 5);
-    if (where == Fails::Anywhere) {
-      EXPECT_GT(dropped, 0) << "those before the step begins";
-    }
-  });
-}
-
-torch::nn::Sequential with_dropout() { return testing::make_mlp({32, 64, 64, 32}, 0.1); }
-
-TEST(RanksWithinABudget, MakeAStepAgainTogetherWhicheverAllocationFailsOnOne) {
-  expect_the_same_step_whichever_allocation_fails(Fails::Anywhere, {.micro_batch = 32}, with_dropout);
-}
-
-TEST(RanksWithinABudget, MakeAStepAgainTogetherWithBuffersToPutBack) {
-  expect_the_same_step_whichever_allocation_fails(Fails::Anywhere, {.micro_batch = 64},
-                                                  testing::planned::with_batch_norm);
-}
-
-TEST(RanksWithinABudget, MakeAStepAgainTogetherBeforeTheyAgreeOnItsScale) {
-  expect_the_same_step_whichever_allocation_fails(Fails::AfterForward,
-                                                  {.precision = Precision::Float16, .micro_batch = 64}, with_dropout);
-}
-
-TEST(RanksWithinABudget, MakeAStepAgainTogetherWithMasters) {
-  expect_the_same_step_whichever_allocation_fails(
-      Fails::Anywhere, {.precision = Precision::BFloat16, .weights = Weights::Low, .micro_batch = 64}, [] {
-        auto model = with_dropout();
-        model->to(torch::kBFloat16);
-        return model;
-      });
-}
-
-TEST(RanksWithinABudget, GiveUpTogetherWhereOneRunsOutOfMemoryAgainAndAgain) {
-  on_ranks(2, [] {
-    const auto group = init_process_group(quick());
-    const Batch own = share(make_batch(64), *group);
-    RankedRun run(group, RankedRun::with_room(kPlenty, {.micro_batch = 16}));
-    run.step(own);
-    const auto before = run.parameters();
-    int calls = 0;
-    const auto step = [&] {
-      run.stepper->step(own, [&](const Batch& micro) {
-        ++calls;
-        if (group->rank() == 1) {
-          torch::empty({2 * kPlenty}, torch::kByte);
-        }
-        return Loss::sum((run.model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
-      });
-    };
-    EXPECT_THAT(error_of<BudgetExceeded>(step),
-                HasSubstr(group->rank() == 1 ? "does not fit into memory_budget" : "rank 1 ran out of memory"));
-    EXPECT_EQ(calls, 5) << "once, and four times again";
-    EXPECT_TRUE(same_bits(run.parameters(), before));
     EXPECT_TRUE(run.step(own).stepped());
   });
 }

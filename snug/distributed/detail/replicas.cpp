@@ -4,7 +4,8 @@
 #include <cstring>
 #include <exception>
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
@@ -31,32 +32,31 @@ int64_t checksum(const at::Tensor& tensor) {
 
 void check_replicas(ProcessGroup& group, const DataParallel::NamedTensors& tensors) {
   // The last number is of a rank that has failed, for which the others are not to wait.
-  const at::Tensor own = at::zeros({static_cast<int64_t>(tensors.size()) + 1}, at::kLong);
+  std::vector<int64_t> own(tensors.size() + 1);
   std::exception_ptr failure;
   try {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      own.mutable_data_ptr<int64_t>()[i] = checksum(tensors[i].second);
+      own[i] = checksum(tensors[i].second);
     }
   } catch (...) {
     failure = std::current_exception();
-    own[-1] = 1;
+    own.back() = 1;
   }
-  const at::Tensor least = own.clone();
-  const at::Tensor most = own.clone();
-  group.all_reduce(least, ReduceOp::Min);
-  group.all_reduce(most, ReduceOp::Max);
+  std::vector<int64_t> least = own, most = own;
+  const auto size = static_cast<int64_t>(own.size());
+  group.all_reduce(at::from_blob(least.data(), {size}, at::kLong), ReduceOp::Min);
+  group.all_reduce(at::from_blob(most.data(), {size}, at::kLong), ReduceOp::Max);
   if (failure) {
     std::rethrow_exception(failure);
   }
-  if (most[-1].item<int64_t>() != 0) {
+  if (most.back() != 0) {
     throw DistributedError("DataParallel.check_replicas: another rank could not read its parameters; see what it says");
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const auto index = static_cast<int64_t>(i);
-    if (least[index].item<int64_t>() == most[index].item<int64_t>()) {
+    if (least[i] == most[i]) {
       continue;
     }
-    const at::Tensor all = group.all_gather(own[index]);
+    const at::Tensor all = group.all_gather(at::scalar_tensor(own[i], at::kLong));
     int64_t rank = 1;
     while (all[rank].item<int64_t>() == all[0].item<int64_t>()) {
       ++rank;

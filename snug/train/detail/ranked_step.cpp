@@ -116,7 +116,7 @@ std::function<void(const at::Tensor&)> RankedStep::agreement() {
     return nullptr;
   }
   return [this, agree = agree_over(parallel_->impl().shared_group())](const at::Tensor& found_inf) {
-    confirm();
+    check(exchange({}));
     agree(found_inf);
   };
 }
@@ -320,17 +320,17 @@ void RankedStep::sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items)
   batch_items = static_cast<int64_t>(all.batch_items);
 }
 
-void RankedStep::confirm() {
-  if (phase_ == Phase::Summed) {
-    check(exchange({}));
-  }
-}
-
 void RankedStep::confirm_writing() {
-  if (phase_ == Phase::Summed) {
+  if (!is_alone()) {
     const Numbers all = exchange({});
     phase_ = Phase::Writing;
     check(all);
+  }
+}
+
+void RankedStep::written() {
+  if (!is_alone()) {
+    phase_ = Phase::Written;
   }
 }
 
@@ -353,8 +353,8 @@ bool RankedStep::fail(Failure failure, const NamedTensors& all, Bytes smallest) 
     }
     return is_repeated_;
   }
-  if (failure == Failure::Group || phase == Phase::Writing) {
-    is_left_behind_ = is_left_behind_ || failure != Failure::Group;
+  if (failure == Failure::Group || phase == Phase::Writing || phase == Phase::Written) {
+    is_left_behind_ = is_left_behind_ || (failure != Failure::Group && phase == Phase::Writing);
     impl.end_step();
     return false;
   }

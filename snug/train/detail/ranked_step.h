@@ -90,10 +90,10 @@ class RankedStep {
   void send_the_rest(const NamedTensors& all);
   /// B. In place: sums over all ranks.
   void sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items);
-  /// C. Nobody has failed so far.
-  void confirm();
-  /// D. From here on a rank that fails stays behind. Once a step: if it is called again, nothing happens.
+  /// D. From here on a rank that fails stays behind.
   void confirm_writing();
+  /// From here on it does not: all have written.
+  void written();
   /// The step is made.
   void end();
 
@@ -110,7 +110,7 @@ class RankedStep {
   CommunicationTime communication() const;
 
  private:
-  enum class Phase { Outside, Splitting, Begun, Agreed, Sent, Summed, Writing, Dropped };
+  enum class Phase { Outside, Splitting, Begun, Agreed, Sent, Summed, Writing, Written, Dropped };
   struct Numbers {
     double items = 0, loss_sum = 0, batch_items = 0;
     double takes_less = 0, out_of_memory = 0, failed = 0, left_behind = 0, ranks = 0;  // how many ranks, and their sum
