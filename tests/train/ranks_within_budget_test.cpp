@@ -216,6 +216,30 @@ TEST(RanksWithinABudget, PlanAModelThatSendsInForward) {
   });
 }
 
+TEST(RanksWithinABudget, PlanALossThatSendsAMetric) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(1024), *group);
+    const int64_t tight = room_for_parts(group, own);
+    const StepperOptions options = RankedRun::with_room(kPlenty);
+    Tensor ballast;
+    if (group->rank() == 1) {  // which then tries smaller and smaller parts, alone
+      ballast = torch::zeros({kPlenty - tight}, torch::kByte);
+    }
+    RankedRun run(group, options);
+    Tensor metric;
+    const auto result = run.stepper->step(own, [&](const Batch& micro) {
+      const Tensor output = run.model->forward(micro[0]);
+      metric = torch::ones({});
+      group->all_reduce(metric);
+      return Loss::sum((output - micro[1]).pow(2).sum(), micro[1].numel());
+    });
+    EXPECT_TRUE(result.stepped());
+    EXPECT_LT(run.items(), own.size());
+    EXPECT_EQ(metric.item<float>(), 2) << "sent in the step, where all do it equally often";
+  });
+}
+
 // --- they stop together
 
 TEST(RanksWithinABudget, StopTogetherWhereOneFindsNoPlan) {
