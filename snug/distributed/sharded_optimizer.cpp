@@ -295,9 +295,6 @@ void ShardedOptimizer::take_new_parameters() {
   }
   Impl next(param_groups_, impl_->group, impl_->make, impl_->options);
   next.cut();
-  next.before_writing = std::move(impl_->before_writing);
-  next.grad_scale = std::move(impl_->grad_scale);
-  next.found_inf = std::move(impl_->found_inf);
   *impl_ = std::move(next);
 }
 
@@ -314,6 +311,8 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   }
   const at::NoGradGuard no_grad;
   const auto hook = std::exchange(impl_->before_writing, {});
+  const at::Tensor grad_scale = std::exchange(impl_->grad_scale, {});
+  const at::Tensor found_inf = std::exchange(impl_->found_inf, {});
   bool has_told = hook != nullptr;
   const auto tell = [&] {
     has_told = true;
@@ -326,7 +325,7 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   try {
     take_new_parameters();
     impl_->consolidated.reset();
-    update_own(hook ? hook : tell);
+    update_own(grad_scale, found_inf, hook ? hook : tell);
   } catch (...) {
     if (!has_told) {
       impl_->is_well_on_all_ranks(false);
@@ -337,9 +336,9 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
   return loss;
 }
 
-void ShardedOptimizer::update_own(const std::function<void()>& before_writing) {
+void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor& found_inf,
+                                  const std::function<void()>& before_writing) {
   if (!impl_->has_own()) {
-    set_gradient_scaling({}, {});
     before_writing();
     return;
   }
@@ -357,7 +356,7 @@ void ShardedOptimizer::update_own(const std::function<void()>& before_writing) {
   if (!impl_->options.gradients) {
     impl_->lend_gradients();
   }
-  impl_->own->set_gradient_scaling(std::exchange(impl_->grad_scale, {}), std::exchange(impl_->found_inf, {}));
+  impl_->own->set_gradient_scaling(grad_scale, found_inf);
   impl_->own->before_writing(before_writing);
   impl_->own->step();
 }

@@ -94,7 +94,8 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   class Impl;
   explicit ShardedOptimizer(std::unique_ptr<Impl> impl);
   void take_new_parameters();
-  void update_own(const std::function<void()>& before_writing);
+  void update_own(const at::Tensor& grad_scale, const at::Tensor& found_inf,
+                  const std::function<void()>& before_writing);
 
   std::unique_ptr<Impl> impl_;
 };
