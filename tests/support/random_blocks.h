@@ -277,7 +277,7 @@ inline Layer running_buffer(Build& b) {
     const Tensor centred = x - mean;
     {
       const torch::NoGradGuard no_grad;
-      mean.mul_(0.9).add_(x.mean({0, 1}), 0.1);
+      mean.mul_(0.9).add_(x.mean(torch::IntArrayRef{0, 1}), 0.1);
     }
     return linear->forward(centred).tanh();
   };
