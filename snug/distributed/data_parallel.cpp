@@ -334,18 +334,12 @@ void DataParallel::Impl::let_go_of_views() {
   }
 }
 
-void DataParallel::Impl::begin_rehearsal() {
-  ++rehearsals_;
-  ++group_->impl().rehearsals;
-}
+void DataParallel::Impl::begin_rehearsal() { ++group_->impl().rehearsals; }
 
-void DataParallel::Impl::end_rehearsal() {
-  --group_->impl().rehearsals;
-  --rehearsals_;
-}
+void DataParallel::Impl::end_rehearsal() { --group_->impl().rehearsals; }
 
 void DataParallel::Impl::take_gradient(size_t index) {
-  if (rehearsals_ > 0) {
+  if (group_->impl().rehearsals > 0) {
     return;
   }
   if (torch::autograd::get_current_graph_task_id() != pass_) {

@@ -78,7 +78,6 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   std::unique_ptr<c10d::Reducer> reducer_;
   Hook* hook_ = nullptr;  // the Reducer's
 
-  int rehearsals_ = 0;
   bool is_in_forward_ = false;
   bool is_prepared_ = false;          // the next backward is to reduce
   bool is_first_static_pass_ = true;  // with static_graph
