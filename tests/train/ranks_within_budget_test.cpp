@@ -46,6 +46,11 @@ int64_t room_for_parts(const std::shared_ptr<ProcessGroup>& group, const Batch& 
   return in_parts + (at_once - in_parts) / 4;
 }
 
+// Takes the rest of kPlenty there while it lives.
+Tensor leave_rank_one(const ProcessGroup& group, int64_t room) {
+  return group.rank() == 1 ? torch::zeros({kPlenty - room}, torch::kByte) : Tensor();
+}
+
 // --- what the numbers mean
 
 TEST(RanksWithinABudget, SplitAsTheOneThatHasToCutMost) {
@@ -70,10 +75,7 @@ TEST(RanksWithinABudget, TakeTheMicroBatchOfTheOneThatHasLeastRoom) {
     const Batch own = share(make_batch(1024), *group);
     const int64_t tight = room_for_parts(group, own);
     const StepperOptions options = RankedRun::with_room(kPlenty);
-    Tensor ballast;
-    if (group->rank() == 1) {
-      ballast = torch::zeros({kPlenty - tight}, torch::kByte);
-    }
+    const Tensor ballast = leave_rank_one(*group, tight);
     RankedRun run(group, options);
     int64_t items = 0;
     for (int i = 0; i < 3; ++i) {
@@ -144,10 +146,7 @@ TEST(RanksWithinABudget, MakeTheSameStepsAfterARestartFromWhatRankZeroSaved) {
     const Batch own = group->rank() == 0 ? batch_slice(all, 0, 500) : batch_slice(all, 500, 1024);
     const int64_t room = room_for_parts(group, own);
     const StepperOptions options = RankedRun::with_room(kPlenty);
-    Tensor ballast;
-    if (group->rank() == 1) {  // the larger share has the less room
-      ballast = torch::zeros({kPlenty - room}, torch::kByte);
-    }
+    Tensor ballast = leave_rank_one(*group, room);  // the larger share has the less room
     RankedRun run(group, options);
     run.step(own);
     const int64_t items = run.items();
@@ -222,10 +221,7 @@ TEST(RanksWithinABudget, PlanALossThatSendsAMetric) {
     const Batch own = share(make_batch(1024), *group);
     const int64_t tight = room_for_parts(group, own);
     const StepperOptions options = RankedRun::with_room(kPlenty);
-    Tensor ballast;
-    if (group->rank() == 1) {  // which then tries smaller and smaller parts, alone
-      ballast = torch::zeros({kPlenty - tight}, torch::kByte);
-    }
+    const Tensor ballast = leave_rank_one(*group, tight);  // which then tries smaller and smaller parts, alone
     RankedRun run(group, options);
     Tensor metric;
     const auto result = run.stepper->step(own, [&](const Batch& micro) {
@@ -250,7 +246,7 @@ TEST(RanksWithinABudget, StopTogetherWhereOneFindsNoPlan) {
     const StepperOptions options = RankedRun::with_room(kPlenty);
     RankedRun run(group, options);
     const auto before = run.parameters();
-    Tensor ballast = torch::zeros({group->rank() == 1 ? kPlenty - least / 2 : 1}, torch::kByte);
+    Tensor ballast = leave_rank_one(*group, least / 2);
     try {
       run.step(own);
       ADD_FAILURE() << "half of the least";
