@@ -208,7 +208,7 @@ TEST(PreciseBatchNorm, FindsMeanAndVarianceOfAllBatchesHoweverTheyAreDivided) {
     }
   });
   EXPECT_EQ(count, 200);
-  const auto [variance, mean] = torch::var_mean(x, {0, 2}, /*correction=*/1);
+  const auto [variance, mean] = torch::var_mean(x, at::IntArrayRef{0, 2}, /*correction=*/1);
   EXPECT_TRUE(torch::allclose(norm->running_mean, mean, 1e-14, 0));
   EXPECT_TRUE(torch::allclose(norm->running_var, variance, 1e-12, 0));
 }
