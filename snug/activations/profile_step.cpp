@@ -128,8 +128,13 @@ class FrugalSchedules {
     const auto tape = std::make_shared<OpTape>(nullptr, &recorder);
     tape->drop_everything(store);
     detail::record_step(forward_and_loss, tape, recorder, {.goes_backward = false});
+    auto packed = recorder.packed();
+    std::erase_if(packed, [&](const auto& one) { return tape->is_asked_early(one.first); });
     StepProfile profile = recorder.take();
-    add_guessed_backward(profile, recorder.packed());
+    std::erase_if(profile.events, [&](const ProfileEvent& event) {
+      return event.kind == EventKind::Drop && tape->is_asked_early(event.index);  // it stays
+    });
+    add_guessed_backward(profile, packed);
     profile.link = link;
     return profile;
   }

@@ -113,6 +113,24 @@ TEST(Rematerialize, KeepsWhatAnOperatorHasResized) {
   });
 }
 
+// A network that is to solve u'' + u = 0: its loss is made of derivatives of its own.
+TEST(Rematerialize, PlansForwardPassesThatGoBackwardThemselves) {
+  const Tensor in = torch::randn({1, 64}, torch::requires_grad()), weight = torch::randn({64, 64}) / 8;
+  weight.requires_grad_(true);
+  const Tensor places = torch::linspace(0, 1, 512).unsqueeze(1).requires_grad_(true);
+  const auto slope = [&](const Tensor& u) {
+    return torch::autograd::grad({u.sum()}, {places}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  };
+  expect_plain_gradient(weight, [&] {
+    Tensor h = torch::matmul(places, in);
+    for (int layer = 0; layer < 3; ++layer) {
+      h = torch::matmul(torch::tanh(h), weight);
+    }
+    const Tensor u = h.sum(1, true);
+    return (slope(slope(u)) + u).square().mean();
+  });
+}
+
 StepProfile without_times(StepProfile profile) {
   for (ProfiledOperator& op : profile.operators) {
     op.seconds = 0;

@@ -301,6 +301,21 @@ inline Layer custom_function(Build& b) {
   return [=](const Tensor& x) { return Cube::apply(linear->forward(x).tanh()) + x; };
 }
 
+// Forces from an energy: a backward pass inside the forward pass, with a graph of its own or not.
+inline Layer slope(Build& b) {
+  const auto first = b.linear(b.width, b.width), up = b.linear(b.width, 2 * b.width);
+  const int64_t kind = b.below(5);
+  const bool has_graph = b.maybe();
+  return [=](const Tensor& x) {
+    const Tensor h = first->forward(x).tanh();
+    const Tensor place = has_graph ? h : h.detach().requires_grad_(true);
+    const Tensor energy = activation(kind, up->forward(place)).square().sum() + place.sin().sum();
+    const Tensor force =
+        torch::autograd::grad({energy}, {place}, {}, /*retain_graph=*/has_graph, /*create_graph=*/has_graph)[0];
+    return force.tanh() + torch::sigmoid(up->forward(h)).narrow(-1, 0, x.size(-1));
+  };
+}
+
 inline Layer many_operators(Build& b) {
   const auto linear = b.linear(b.width, b.width);
   return [=](const Tensor& x) {

@@ -40,6 +40,7 @@ constexpr Kind kKinds[] = {
     {"running_buffer", false, running_buffer},
     {"custom_function", false, custom_function},
     {"many_operators", false, many_operators},
+    {"slope", false, slope},
     {"convolution", true, convolution},
     {"residual_batch_norm", true, residual_batch_norm},
     {"u_net", true, u_net},

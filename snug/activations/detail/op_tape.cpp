@@ -374,7 +374,11 @@ void OpTape::dropped(int storage, c10::DataPtr data) {
     return;  // it goes on with other memory
   }
   if (listener_ != nullptr) {
-    listener_->on_drop(storage);
+    if (std::exchange(at(storage).was_dropped, true)) {
+      listener_->on_unused(storage);  // a backward pass inside the forward pass had it again
+    } else {
+      listener_->on_drop(storage);
+    }
   }
   if (should_hold(storage) || goes_away(storage)) {
     at(storage).parked = std::move(data);

@@ -7,6 +7,9 @@
 // host memory, when the last tensor on it is gone, when nobody can write to it any more. The rules are those at the top
 // of planner/simulator.cpp, so that memory and time of a schedule are known before it runs.
 //
+// A backward pass inside the forward pass (forces from an energy, a penalty on gradients) is part of the latter. What it asks for is kept till
+// autograd lets go of it, since nobody knows how long such a pass needs it; what it computes and saves itself is treated like the rest.
+//
 // Without a schedule the tape keeps everything that autograd saves, or nothing (drop_everything). With one, it stays right where the operators
 // turn out to be others than those that were scheduled: from the first that differs on, it keeps everything.
 
@@ -90,13 +93,15 @@ class TapeListener {
 
 struct TapeStorage {
   bool is_external = true;
-  bool is_pinned = false;      // is not rebuilt, whatever the operators say
-  bool is_rebuildable = true;  // at its last version, by operators that are on the tape
-  bool claimed = false;        // the schedule wants it to stay
-  bool is_watched = false;     // its memory comes back to the tape by itself; with a listener, or to be put away
-  int slots = 0;               // tensors on it that autograd has saved and not released
-  int uses = 0;                // of those, how many backward has asked for
-  std::vector<int> producers;  // per version: the operator; -1: not on the tape
+  bool is_pinned = false;       // is not rebuilt, whatever the operators say
+  bool is_rebuildable = true;   // at its last version, by operators that are on the tape
+  bool claimed = false;         // the schedule wants it to stay
+  bool is_watched = false;      // its memory comes back to the tape by itself; with a listener, or to be put away
+  bool is_asked_early = false;  // by a backward pass inside the forward pass
+  bool was_dropped = false;     // by the program, if it is watched
+  int slots = 0;                // tensors on it that autograd has saved and not released
+  int uses = 0;                 // of those, how many backward has asked for
+  std::vector<int> producers;   // per version: the operator; -1: not on the tape
   int64_t bytes = 0;
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> where = {};  // its last version, if anybody holds it
   c10::Storage held = {};                                               // by the tape
@@ -144,7 +149,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void unseen_write(const at::Tensor& tensor) override;
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
-  /// The forward pass is over. Unpacking does this too.
+  /// The forward pass is over. Unpacking does this too, but for what the schedule knows to be asked for before, or if there is a listener.
   void close();
   void forget_listener();
   /// From now on holds only what cannot be rebuilt, or puts that into `store`. Without a schedule only; for a forward pass without backward.
@@ -153,6 +158,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
     store_ = std::move(store);
   }
 
+  /// Whether a backward pass inside the forward pass has asked for it.
+  bool is_asked_early(int storage) const { return storages_[static_cast<size_t>(storage)].is_asked_early; }
   /// The first operator that was another than the schedule's, in words; empty if there was none.
   const std::string& deviation() const { return deviation_; }
   /// Operators that ran again.
@@ -192,7 +199,10 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   c10::Storage find(int storage);
   c10::Storage bring(int storage);
   c10::Storage bring(ValueId value);
-  c10::Storage load(TapeStorage& storage);
+  c10::Storage load(int storage);
+  void note_place(int storage, const c10::Storage& memory);
+  bool asks_early(int storage);
+  at::Tensor values_of(const Slot& slot);
   void begin_unpacking(Slot& slot);
   void arrive_at(int storage);
   void let_go();

@@ -99,9 +99,22 @@ c10::Storage OpTape::find(int storage) {
   }
   if (s.parked) {
     s.held = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(s.bytes), std::move(s.parked));
-    s.where.emplace(s.held.getWeakStorageImpl());
+    note_place(storage, s.held);
+    if (listener_ != nullptr && !is_closed_) {
+      watch(storage, *s.held.unsafeGetStorageImpl());
+    }
   }
   return s.held;
+}
+
+// Its memory is in other hands than before. In the forward pass the program may go on with it.
+void OpTape::note_place(int storage, const c10::Storage& memory) {
+  TapeStorage& s = at(storage);
+  if (!is_closed_) {
+    numbers_.erase(s.where->_unsafe_get_target());
+    numbers_.emplace(memory.unsafeGetStorageImpl(), storage);
+  }
+  s.where.emplace(memory.getWeakStorageImpl());
 }
 
 // Likewise, or from where it was put away. What was to be is held from now on until its last use.
@@ -109,7 +122,7 @@ c10::Storage OpTape::bring(int storage) {
   TapeStorage& s = at(storage);
   c10::Storage memory = find(storage);
   if (!memory && s.away) {
-    memory = load(s);
+    memory = load(storage);
   }
   if (memory && goes_away(storage)) {
     s.claimed = true;
@@ -122,14 +135,14 @@ c10::Storage OpTape::bring(ValueId value) {
   return value.version == at(value.storage).last_version() ? bring(value.storage) : c10::Storage();
 }
 
-c10::Storage OpTape::load(TapeStorage& storage) {
+c10::Storage OpTape::load(int storage) {
   if (listener_ != nullptr) {
     listener_->before_replay();
   }
   const UnseenOperators unseen;
-  c10::Storage memory = storage.away->load();
-  storage.where.emplace(memory.getWeakStorageImpl());
-  storage.counter.reset();  // nobody else writes to it
+  c10::Storage memory = at(storage).away->load();
+  note_place(storage, memory);
+  at(storage).counter.reset();  // nobody else writes to it
   if (listener_ != nullptr) {
     listener_->after_replay();
   }
@@ -269,7 +282,7 @@ class OpTape::Replay {
 
   void adopt(int storage, const c10::Storage& memory) {
     TapeStorage& s = tape_.at(storage);
-    s.where.emplace(memory.getWeakStorageImpl());
+    tape_.note_place(storage, memory);
     s.held = {};
     s.counter.reset();  // nobody else writes to it
     s.is_watched = false;
@@ -348,20 +361,18 @@ void OpTape::let_go() {
   }
 }
 
-at::Tensor OpTape::unpack(std::any& packed) {
-  if (const auto* tensor = std::any_cast<at::Tensor>(&packed)) {
-    return *tensor;
+// A schedule knows what nothing asks for but a backward pass inside the forward pass: it has no unpacking of it.
+bool OpTape::asks_early(int storage) {
+  const auto s = static_cast<size_t>(storage);
+  if (!is_closed_ && !storages_[s].is_asked_early) {
+    const bool is_expected = schedule_ && storage < deviates_from_ && schedule_->storages[s].unpacked_at.empty() &&
+                             operators_.size() < schedule_->operators.size();
+    storages_[s].is_asked_early = listener_ != nullptr || is_expected;
   }
-  Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
-  const std::lock_guard lock(mutex_);
-  close();
-  const bool is_first = slot.pass < 0 || slot.pass != torch::autograd::get_current_graph_task_id();
-  if (is_first) {
-    begin_unpacking(slot);
-    if (listener_ != nullptr) {
-      listener_->on_unpack(slot.storage);
-    }
-  }
+  return storages_[s].is_asked_early;
+}
+
+at::Tensor OpTape::values_of(const Slot& slot) {
   c10::Storage memory = bring(slot.storage);
   if (!memory) {
     Replay replay(*this, slot.storage);
@@ -378,15 +389,34 @@ at::Tensor OpTape::unpack(std::any& packed) {
   if (slot.values && *slot.values != tensor_hash(result)) {
     different_.insert(slot.storage);
   }
-  if (is_first) {
-    if (!keeps_graph_ && !std::exchange(slot.is_used, true)) {
-      ++at(slot.storage).uses;
-      settle(slot.storage);
-    }
-    let_go();
-    if (listener_ != nullptr) {
-      listener_->after_unpack();
-    }
+  return result;
+}
+
+at::Tensor OpTape::unpack(std::any& packed) {
+  if (const auto* tensor = std::any_cast<at::Tensor>(&packed)) {
+    return *tensor;
+  }
+  Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
+  const std::lock_guard lock(mutex_);
+  if (asks_early(slot.storage)) {
+    return values_of(slot);
+  }
+  close();
+  if (slot.pass >= 0 && slot.pass == torch::autograd::get_current_graph_task_id()) {
+    return values_of(slot);
+  }
+  begin_unpacking(slot);
+  if (listener_ != nullptr) {
+    listener_->on_unpack(slot.storage);
+  }
+  at::Tensor result = values_of(slot);
+  if (!keeps_graph_ && !std::exchange(slot.is_used, true)) {
+    ++at(slot.storage).uses;
+    settle(slot.storage);
+  }
+  let_go();
+  if (listener_ != nullptr) {
+    listener_->after_unpack();
   }
   return result;
 }
