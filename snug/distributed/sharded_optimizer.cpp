@@ -53,10 +53,11 @@ class ShardedOptimizer::Impl {
   // Of this rank's pieces, with the options of an optimizer of all.
   std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
   std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
-  std::vector<detail::ShardPiece> layout_of(const std::vector<at::Tensor>& of) const;
+  std::vector<detail::ShardPiece> layout() const;
   /// Throws ConfigError, on all ranks, where they differ.
   void check_same_on_all_ranks() const;
   void cut();
+  void take_new_parameters(const std::vector<OptimizerParamGroup>& groups);
   void lend_gradients() const;
   bool is_well_on_all_ranks(bool is_well) const;
   void gather() const;
@@ -98,30 +99,39 @@ void ShardedOptimizer::Impl::check_same_on_all_ranks() const {
                            "ShardedOptimizer");
 }
 
-std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout_of(const std::vector<at::Tensor>& of) const {
-  std::vector<detail::ShardItem> items;
-  for (const at::Tensor& parameter : of) {
-    items.push_back({parameter.numel(), static_cast<int64_t>(parameter.element_size())});
+// Frozen parameters have no state, so they are divided by themselves: in equal parts too, as they may be trained one day.
+std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
+  std::vector<detail::ShardPiece> result;
+  for (const bool is_trained : {true, false}) {
+    std::vector<detail::ShardItem> items;
+    for (const at::Tensor& parameter : parameters) {
+      items.push_back({parameter.requires_grad() == is_trained ? parameter.numel() : 0,
+                       static_cast<int64_t>(parameter.element_size())});
+    }
+    const auto some = detail::shard_layout(items, group->size(), whole->shard_multiple());
+    result.insert(result.end(), some.begin(), some.end());
   }
-  return detail::shard_layout(items, group->size(), whole->shard_multiple());
+  std::stable_sort(result.begin(), result.end(),
+                   [](const auto& a, const auto& b) { return a.parameter < b.parameter; });
+  return result;
 }
 
 // From `parameters` on.
 void ShardedOptimizer::Impl::cut() {
-  pieces = layout_of(parameters);
+  pieces = layout();
   views.clear();
   std::vector<detail::GradientShards::Own> kept;
   for (const auto& piece : pieces) {
     const at::Tensor all = parameters[piece.parameter].detach();
     const bool is_whole = piece.begin == 0 && piece.end == all.numel();
     views.push_back(is_whole ? all : detail::memory_of(all, piece.begin, piece.end));
-    if (piece.rank == group->rank()) {
+    if (piece.rank == group->rank() && parameters[piece.parameter].requires_grad()) {
       kept.push_back({piece.parameter, piece.begin, piece.end, views.back()});
     }
   }
   own = make_own(*whole);
   if (options.gradients) {
-    if (own == nullptr) {  // what asks for gradients would find none here, and leave the others waiting
+    if (kept.empty()) {  // what asks for gradients would find none here, and leave the others waiting
       throw ConfigError(fmt::format("ShardedOptimizer: nothing is left for rank {} of {}; use fewer ranks",
                                     group->rank(), group->size()));
     }
@@ -280,22 +290,21 @@ void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor fo
 bool ShardedOptimizer::has_gradients_of_its_own() const { return impl_->options.gradients.has_value(); }
 
 // A Stepper puts FP32 masters in the place of 16-bit parameters, before the first step.
-void ShardedOptimizer::take_new_parameters() {
-  if (impl_->options.gradients) {
+void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerParamGroup>& groups) {
+  if (options.gradients) {
     return;
   }
-  const std::vector<at::Tensor> now = parameters_of(param_groups_);
-  const auto& before = impl_->parameters;
-  if (std::equal(now.begin(), now.end(), before.begin(), before.end(),
+  const std::vector<at::Tensor> now = parameters_of(groups);
+  if (std::equal(now.begin(), now.end(), parameters.begin(), parameters.end(),
                  [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); })) {
     return;
   }
-  if (impl_->own && !impl_->own->state().empty()) {
-    throw ConfigError("ShardedOptimizer.step: param_groups() hold other parameters than before; make a new optimizer");
+  if (own && !own->state().empty()) {
+    throw ConfigError("ShardedOptimizer: param_groups() hold other parameters than before; make a new optimizer");
   }
-  Impl next(param_groups_, impl_->group, impl_->make, impl_->options);
+  Impl next(groups, group, make, options);
   next.cut();
-  *impl_ = std::move(next);
+  *this = std::move(next);
 }
 
 bool ShardedOptimizer::before_writing(std::function<void()> hook) {
@@ -323,7 +332,7 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
     }
   };
   try {
-    take_new_parameters();
+    impl_->take_new_parameters(param_groups_);
     impl_->consolidated.reset();
     update_own(grad_scale, found_inf, hook ? hook : tell);
   } catch (...) {
@@ -422,7 +431,7 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
   std::unique_ptr<FusedOptimizer> whole, own;
   std::exception_ptr error;
   try {
-    take_new_parameters();
+    impl_->take_new_parameters(param_groups_);
     whole = impl_->make(impl_->whole->param_groups());
     own = impl_->loaded(state, *whole);
   } catch (...) {
@@ -445,25 +454,25 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
 }
 
 int64_t ShardedOptimizer::state_bytes_to_come() const {
-  const bool has_it = !impl_->own || !impl_->own->state().empty();
-  return has_it ? 0 : impl_->whole->state_bytes_to_come() / impl_->group->size();
+  impl_->take_new_parameters(param_groups_);
+  for (size_t i = 0; i < impl_->pieces.size(); ++i) {  // a frozen one has none to come
+    impl_->views[i].set_requires_grad(impl_->parameters[impl_->pieces[i].parameter].requires_grad());
+  }
+  return impl_->has_own() ? impl_->own->state_bytes_to_come() : 0;
 }
 
-// A broadcast of several tensors copies them together first, and Gloo's threads may hold the copies of the last ones a little longer. Masters that a
-// Stepper has put in are taken in the first step only, but are what it will send.
+// A broadcast of several tensors copies them together first, and Gloo's threads may hold the copies of the last ones a little longer.
 int64_t ShardedOptimizer::workspace_bytes() const {
   constexpr size_t kCopies = 3;  // what is sent, and one for each of two threads
   if (impl_->group->size() == 1) {
     return 0;
   }
-  const std::vector<at::Tensor> parameters =
-      impl_->options.gradients ? impl_->parameters : parameters_of(param_groups_);
+  impl_->take_new_parameters(param_groups_);
   std::vector<int64_t> bytes(static_cast<size_t>(impl_->group->size()));
   int64_t largest = 0;
-  for (const detail::ShardPiece& piece : impl_->layout_of(parameters)) {
-    const int64_t of_piece =
-        (piece.end - piece.begin) * static_cast<int64_t>(parameters[piece.parameter].element_size());
-    bytes[static_cast<size_t>(piece.rank)] += of_piece;
+  for (size_t i = 0; i < impl_->pieces.size(); ++i) {
+    const auto of_piece = static_cast<int64_t>(impl_->views[i].nbytes());
+    bytes[static_cast<size_t>(impl_->pieces[i].rank)] += of_piece;
     largest = std::max(largest, of_piece);
   }
   std::sort(bytes.begin(), bytes.end(), std::greater<>());

@@ -46,7 +46,8 @@ struct ShardedOptimizerOptions {
 };
 
 /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 1 and 2. Parameters are cut by bytes, in the middle of a tensor too where the
-/// optimizer works element by element, and the result has the same bits as without sharding. param_groups() take new learning rates as ever.
+/// optimizer works element by element, and the result has the same bits as without sharding. Those that are trained when this is made are divided
+/// evenly among the ranks, and so are the frozen ones: what is unfrozen later may be unevenly so. param_groups() take new learning rates as ever.
 /// All ranks must call the same methods in the same order.
 class ShardedOptimizer final : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
@@ -82,7 +83,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   /// Takes a whole state, of any number of ranks or of the optimizer without sharding, on every rank; keeps this rank's share. Throws as
   /// FusedOptimizer does; then nothing has changed.
   void load_state_dict(const StateDict& state) override;
-  /// Of this rank's share, to within where parameters are cut. After the first step it is taken to be there.
+  /// Of this rank's share.
   int64_t state_bytes_to_come() const override;
   /// What gathers the parameters: the shares of up to three ranks once more.
   int64_t workspace_bytes() const override;
@@ -93,7 +94,6 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
  private:
   class Impl;
   explicit ShardedOptimizer(std::unique_ptr<Impl> impl);
-  void take_new_parameters();
   void update_own(const at::Tensor& grad_scale, const at::Tensor& found_inf,
                   const std::function<void()>& before_writing);
 

@@ -84,13 +84,36 @@ TEST(ShardedOptimizer, KeepsAQuarterOfTheStateOnEachOfFourRanks) {
   });
 }
 
+TEST(ShardedOptimizer, DividesTheStateEvenlyWhateverIsFrozenAndForetellsIt) {
+  on_ranks(4, [] {
+    const std::vector p = {torch::randn({300, 100}), torch::randn({50, 40}).requires_grad_(), torch::randn({1200})};
+    const auto group = init_process_group(quick());
+    const auto zero2 = [&] { ShardedOptimizer({p[0]}, group, kAdamW, {.gradients = GradientSharding{}}); };
+    EXPECT_THAT(error_of<ConfigError>(zero2), HasSubstr("nothing is left for rank")) << "of gradients";
+    ShardedOptimizer sharded(p, group, kAdamW);
+    int64_t before = 0;
+    for (const int64_t elements : {2000, 31200}) {  // that have no state yet
+      for (const auto& parameter : p) {
+        parameter.mutable_grad() = parameter.requires_grad() ? torch::ones_like(parameter) : torch::Tensor();
+      }
+      const int64_t foretold = sharded.state_bytes_to_come();
+      EXPECT_NEAR(static_cast<double>(foretold), static_cast<double>(8 * elements) / 4, 64 * 8 + 4 * 2);
+      sharded.step();
+      const int64_t here = bytes_of(tensors_in(sharded.state_here()));
+      EXPECT_EQ(here - std::exchange(before, here), foretold);
+      p[0].set_requires_grad(true);
+      p[2].set_requires_grad(true);
+    }
+  });
+}
+
 // Each rank's gradients are its own, DataParallel makes them the same.
 void expect_the_bits_of_the_whole(int ranks, const ShardedOptimizer::Factory& make) {
   on_ranks(ranks, [&] {
     const auto group = init_process_group(quick());
     const auto a = odd_parameters();
     const auto b = odd_parameters();
-    b[3].set_requires_grad(false);  // frozen
+    b[3].set_requires_grad(false);  // frozen for two steps
     a[3].set_requires_grad(false);
     const auto groups = [](const std::vector<torch::Tensor>& p) {
       return std::vector<OptimizerParamGroup>{{{p[0], p[1]}}, {{p[2], p[3], p[4]}}};
@@ -100,7 +123,9 @@ void expect_the_bits_of_the_whole(int ranks, const ShardedOptimizer::Factory& ma
     for (uint64_t step = 1; step <= 4; ++step) {
       for (const auto& p : {a, b}) {
         set_gradients(p, step);
-        p[3].mutable_grad().reset();
+        if (p[3].set_requires_grad(step > 2); step <= 2) {
+          p[3].mutable_grad().reset();
+        }
       }
       if (step == 3) {  // as a schedule does
         whole->param_groups()[1].options().set_lr(0.05);
@@ -135,13 +160,16 @@ TEST(ShardedOptimizer, KeepsParametersWholeForAnOptimizerThatWorksInBlocks) {
     b.erase(b.begin() + 1);
     const auto whole = make(std::vector{OptimizerParamGroup(a)});
     ShardedOptimizer sharded(b, group, make);
+    const int64_t foretold = sharded.state_bytes_to_come();
     for (uint64_t step = 1; step <= 3; ++step) {
       set_gradients(a, step);
       set_gradients(b, step);
       whole->step();
       sharded.step();
     }
+    EXPECT_EQ(foretold, bytes_of(tensors_in(sharded.state_here()))) << "a parameter is one rank's";
     EXPECT_TRUE(same_bits(b, a));
+    sharded.load_state_dict(whole->state_dict());
     sharded.consolidate();
     if (group->rank() == 0) {
       EXPECT_TRUE(same_bits(tensors_in(sharded.state_dict()), tensors_in(whole->state_dict())));
@@ -255,6 +283,8 @@ TEST(ShardedOptimizer, IsSteppedByAStepper) {
         const auto optimizer = make_optimizer(model->parameters());
         Stepper stepper(model, *optimizer,
                         {.precision = Precision::BFloat16, .weights = weights, .micro_batch = 4, .clip_norm = 0.1});
+        const auto& stateful = dynamic_cast<const StatefulOptimizer&>(*optimizer);
+        const int64_t foretold = stateful.state_bytes_to_come();  // of masters, where there are
         for (int step = 0; step < 3; ++step) {
           const auto result = stepper.step(tiny_batch(12), [&](const Batch& micro) {
             return squared_error(model->forward(weights == Weights::Low ? micro[0].to(torch::kBFloat16) : micro[0]),
@@ -262,6 +292,7 @@ TEST(ShardedOptimizer, IsSteppedByAStepper) {
           });
           EXPECT_TRUE(result.stepped());
         }
+        EXPECT_EQ(bytes_of(tensors_in(stateful.state_here())), foretold);
         return testing::clones_of(model->parameters());
       };
       const AdamWOptions low{.lr = 0.01, .master_weights = true};
