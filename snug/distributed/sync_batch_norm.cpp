@@ -166,6 +166,15 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
                           options.eps(), group_);
 }
 
+bool detail::has_sync_batch_norm(const torch::nn::Module& module) {
+  bool found = false;
+  module.apply([&](const torch::nn::Module& one) {
+    const auto* norm = dynamic_cast<const SyncBatchNormImpl*>(&one);
+    found = found || (norm != nullptr && norm->is_training() && norm->group().size() > 1);
+  });
+  return found;
+}
+
 std::vector<std::string> convert_sync_batch_norm(torch::nn::Module& module,
                                                  const std::shared_ptr<ProcessGroup>& group) {
   const auto places = detail::places_of_batch_norms(module, "convert_sync_batch_norm");

@@ -44,6 +44,11 @@ class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
 };
 TORCH_MODULE(SyncBatchNorm);
 
+namespace detail {
+/// Whether a forward pass of it would send.
+bool has_sync_batch_norm(const torch::nn::Module& module);
+}  // namespace detail
+
 /// Puts a SyncBatchNorm in the place of every BatchNorm1d, 2d and 3d in `module` and returns their names. Options, mode and parameters, the
 /// very tensors, stay, so an optimizer that holds them goes on; buffers share their memory with the old layer's. What it reaches, and what it
 /// throws, is as with batch_norm_to_group_norm.

@@ -18,6 +18,7 @@
 #include "snug/core/error.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/distributed/sharded_optimizer.h"
+#include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
@@ -71,6 +72,9 @@ class Stepper::Impl {
       open_window();
       const int64_t size = micro_batch_of(source);
       start_measuring();
+      if (!ranks_.is_alone() && detail::has_sync_batch_norm(model_)) {
+        ranks_.agree_on_passes(source.items == 0 ? 0 : (source.items + size - 1) / size);
+      }
       for (int64_t begin = 0; begin < source.items; begin += size) {
         const Range now{begin, std::min(begin + size, source.items)};
         std::optional<Range> ahead;
@@ -241,6 +245,7 @@ class Stepper::Impl {
     const int64_t live = live_bytes(device()).count() - (window_.size() > 0 ? parameters_.gradient_bytes() : 0);
     return {.shape = source.shape,
             .is_training = model_.is_training(),
+            .trained = parameters_.fingerprint(),
             .batch = batch,
             .micro_batch = micro_batch,
             .fixed_bytes = live + detail::state_bytes_to_come(optimizer_) + budget_.own_bytes(),

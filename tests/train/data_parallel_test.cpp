@@ -286,6 +286,32 @@ TEST(StepperOnRanks, FindsTheFirstParameterThatIsNotTheSameOnAll) {
   });
 }
 
+// Ranks with fewer would leave the others waiting in the layer.
+TEST(StepperOnRanks, RefusesOtherNumbersOfMicroBatchesWhereTheModelSendsInForward) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::manual_seed(1);
+    torch::nn::Sequential model(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4));
+    convert_sync_batch_norm(*model, group);
+    DataParallel ddp(model, group);
+    torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+    Stepper stepper(model, optimizer, {.micro_batch = 3, .data_parallel = &ddp});
+    const auto step = [&](int64_t items) {
+      return stepper.step(Batch{torch::randn({items, 6})},
+                          [&](const Batch& b) { return Loss::sum(model->forward(b[0]).square().sum(), b.size()); });
+    };
+    const auto before = clones_of(model->parameters());
+    for (const int64_t others : {4, 0}) {
+      const std::string error = error_of<ConfigError>([&] { step(group->rank() == 0 ? 9 : others); });
+      EXPECT_THAT(error, AllOf(HasSubstr(group->rank() == 0 ? "rank 0 has 3" : "rank 1 has"), HasSubstr("same size")));
+    }
+    EXPECT_TRUE(same_bits(clones_of(model->parameters()), before));
+    EXPECT_TRUE(step(group->rank() == 0 ? 9 : 7).stepped()) << "three each";
+    model->eval();
+    EXPECT_TRUE(step(group->rank() == 0 ? 9 : 1).stepped());
+  });
+}
+
 TEST(StepperOnRanks, RefusesToPlanWhatSendsOverAnotherGroup) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());

@@ -43,6 +43,21 @@ inline nn::Sequential with_batch_norm() {
   return model;
 }
 
+// All that it computes is saved.
+inline nn::Sequential very_deep() {
+  torch::manual_seed(3);
+  nn::Sequential model;
+  for (int i = 0; i < 32; ++i) {
+    model->push_back(nn::Linear(kWidth, kWidth));
+    model->push_back(nn::Sigmoid());
+  }
+  return model;
+}
+inline Batch two_large_items() {
+  torch::manual_seed(7);
+  return {torch::randn({2, 8192, kWidth}), torch::randn({2, 8192, kWidth})};
+}
+
 struct Training {
   nn::Sequential model;
   AdamW optimizer{model->parameters(), {.lr = 0.01, .master_weights = true}};

@@ -215,6 +215,25 @@ TEST(RanksWithinABudget, PlanAModelThatSendsInForward) {
   });
 }
 
+TEST(RanksWithinABudget, TrainOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch both = testing::planned::two_large_items();
+    const Batch own = batch_slice(both, group->rank(), group->rank() + 1);
+    RankedRun plain(group, {}, testing::planned::very_deep());
+    plain.step(own);
+    const int64_t activations = plain.step(own).activation_peak_bytes;
+    const int64_t budget = settled_live() + activations / 4;
+    RankedRun planned(group, {.memory_budget = Bytes(budget)}, testing::planned::very_deep());
+    for (int i = 0; i < 2; ++i) {
+      const StepResult result = planned.step(own);
+      EXPECT_EQ(result.step_downs, 0);
+      EXPECT_LE(result.peak_bytes, budget);
+    }
+    EXPECT_TRUE(same_bits(planned.state(), plain.state()));
+  });
+}
+
 TEST(RanksWithinABudget, PlanALossThatSendsAMetric) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());

@@ -27,31 +27,51 @@ using namespace testing::planned;
 // --- when it fails all the same
 
 struct FailingCase {
+  const char* name;
   int64_t micro_batch;
   int64_t percent;  // of what plain training takes
+  Precision precision = Precision::Float32;
+  bool has_buffers = false;  // which also pin the batch
 };
+
+// And of its scaler.
+std::vector<Tensor> state_of(const Training& run) {
+  std::vector<Tensor> state = run.state();
+  const StateDict scaler = run.stepper.scaler().state_dict();
+  if (scaler.contains("scale")) {
+    state.push_back(torch::tensor(scaler.get<double>("scale"), torch::kDouble));
+  }
+  return state;
+}
+
+nn::Sequential normalised() {
+  torch::manual_seed(3);
+  return nn::Sequential(nn::Linear(kWidth, kWidth), nn::BatchNorm1d(kWidth), nn::GELU(), nn::Linear(kWidth, kWidth));
+}
 
 class StepperPlanFails : public ::testing::TestWithParam<FailingCase> {};
 
 TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocationItIs) {
   const Batch batch = make_batch(256);
-  const auto make = [] { return make_mlp({32, 64, 64, 32}, 0.1); };
-  const int64_t plain = plain_bytes(batch, {.micro_batch = GetParam().micro_batch}, make);
+  const auto make = [] { return GetParam().has_buffers ? normalised() : make_mlp({32, 64, 64, 32}, 0.1); };
+  StepperOptions options{.precision = GetParam().precision, .micro_batch = GetParam().micro_batch};
+  options.scaler = {.init_scale = 1024, .growth_interval = 1};  // another in every step
+  const int64_t plain = plain_bytes(batch, options, make);
   const auto seed_of = [](int step) { torch::manual_seed(static_cast<uint64_t>(100 + step)); };
-  Training reference({.micro_batch = GetParam().micro_batch}, make());
+  Training reference(options, make());
   std::vector<std::vector<Tensor>> after;
   for (int i = 0; i < 2; ++i) {
     seed_of(i);
     reference.step(batch);
-    after.push_back(reference.state());
+    after.push_back(state_of(reference));
   }
   seed_of(1);
   const Tensor first_numbers = torch::rand({2});
   int64_t again = 0, dropped = 0;
   for (int64_t k = 1;; ++k) {
     ASSERT_LT(k, 3000);
-    const Bytes budget(live() + plain * GetParam().percent / 100);
-    Training run({.micro_batch = GetParam().micro_batch, .memory_budget = budget}, make());
+    options.memory_budget = Bytes(live() + plain * GetParam().percent / 100);
+    Training run(options, make());
     seed_of(0);
     run.step(batch);
     seed_of(1);
@@ -65,12 +85,12 @@ TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocati
     const bool never_failed = detail::fail_allocation_after(0) > 0;
     if (!made) {
       ++dropped;
-      ASSERT_TRUE(same_bits(run.state(), after[0])) << "allocation " << k;
+      ASSERT_TRUE(same_bits(state_of(run), after[0])) << "allocation " << k;
       ASSERT_TRUE(same_bits(torch::rand({2}), first_numbers)) << "generators, allocation " << k;
       seed_of(1);
       run.step(batch);
     }
-    ASSERT_TRUE(same_bits(run.state(), after[1])) << "allocation " << k;
+    ASSERT_TRUE(same_bits(state_of(run), after[1])) << "allocation " << k;
     if (never_failed) {
       break;
     }
@@ -80,8 +100,9 @@ TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocati
 }
 
 INSTANTIATE_TEST_SUITE_P(WholeOrInPartsPlannedOrPlain, StepperPlanFails,
-                         ::testing::Values(FailingCase{256, 80}, FailingCase{64, 200}),
-                         [](const auto& of) { return "MicroBatch" + std::to_string(of.param.micro_batch); });
+                         ::testing::Values(FailingCase{"Whole", 256, 80}, FailingCase{"InParts", 64, 200},
+                                           FailingCase{"BatchNormInFloat16", 256, 85, Precision::Float16, true}),
+                         [](const auto& of) { return of.param.name; });
 
 // --- what a planner remembers of it
 

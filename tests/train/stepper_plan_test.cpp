@@ -69,6 +69,23 @@ TEST(StepperPlan, KeepsTheBudgetAndTheBitsOfPlainTraining) {
   }
 }
 
+TEST(StepperPlan, TrainsOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
+  const Batch batch = two_large_items();
+  Training reference({.micro_batch = 1}, very_deep());
+  reference.step(batch);
+  const int64_t plain = reference.step(batch).activation_peak_bytes;
+  const auto expected = reference.state();
+  const int64_t budget = live() + plain / 4;
+  Training run({.memory_budget = Bytes(budget)}, very_deep());
+  for (int i = 0; i < 2; ++i) {
+    const StepResult result = run.step(batch);
+    EXPECT_EQ(result.micro_batches, 2);
+    EXPECT_EQ(result.step_downs, 0);
+    EXPECT_LE(result.peak_bytes, budget);
+  }
+  EXPECT_TRUE(same_bits(run.state(), expected));
+}
+
 TEST(StepperPlan, ThatNeedsNothingLeavesTheStepPlain) {
   const Batch batch = make_batch(64);
   Training run({.micro_batch = 64, .memory_budget = Bytes::parse("1GiB")});
@@ -300,6 +317,35 @@ TEST(StepperPlan, NoticesOtherOperatorsAndPlansAnew) {
   EXPECT_EQ(deviations[1], "");
   EXPECT_TRUE(!deviations[2].empty() || step_downs > 0) << "either it fits, or it is made again under a new plan";
   EXPECT_EQ(deviations[3], "");
+  EXPECT_TRUE(same_bits(run.state(), expected));
+}
+
+TEST(StepperPlan, IsMadeAnewForOtherFrozenParameters) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  const auto train = [&](Training& run, int i, int64_t budget) {
+    const auto parameters = run.model->parameters();
+    for (size_t p = 0; p + 2 < parameters.size(); ++p) {
+      parameters[p].set_requires_grad(i == 2);
+    }
+    const StepResult result = run.step(batch);
+    EXPECT_EQ(result.step_downs, 0) << "step " << i;
+    EXPECT_LE(result.peak_bytes, budget) << "step " << i;
+  };
+  Training reference;
+  for (int i = 0; i < 4; ++i) {
+    train(reference, i, live() + plain * 2);
+  }
+  const auto expected = reference.state();
+  const int64_t budget = live() + plain * 6 / 10;
+  Training run({.micro_batch = 512, .memory_budget = Bytes(budget)});
+  std::vector<int> calls;
+  for (int i = 0; i < 4; ++i) {
+    train(run, i, budget);
+    calls.push_back(run.calls);
+  }
+  EXPECT_GT(calls[2], calls[1] + 1) << "planned anew";
+  EXPECT_EQ(calls[3], calls[2] + 1) << "the first plan again";
   EXPECT_TRUE(same_bits(run.state(), expected));
 }
 

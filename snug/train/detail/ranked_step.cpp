@@ -200,18 +200,20 @@ void RankedStep::begin(bool has_masters) {
 }
 
 RankedStep::Numbers RankedStep::exchange(Numbers own) const {
-  std::array values = {own.items,         own.loss_sum, own.batch_items, own.takes_less,
-                       own.out_of_memory, own.failed,   own.left_behind, own.ranks};
+  std::array values = {own.items,      own.loss_sum,      own.batch_items, own.passes,      own.passes_squared,
+                       own.takes_less, own.out_of_memory, own.failed,      own.left_behind, own.ranks};
   const at::Tensor tensor = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
   parallel_->group().all_reduce(tensor);
   return {.items = values[0],
           .loss_sum = values[1],
           .batch_items = values[2],
-          .takes_less = values[3],
-          .out_of_memory = values[4],
-          .failed = values[5],
-          .left_behind = values[6],
-          .ranks = values[7]};
+          .passes = values[3],
+          .passes_squared = values[4],
+          .takes_less = values[5],
+          .out_of_memory = values[6],
+          .failed = values[7],
+          .left_behind = values[8],
+          .ranks = values[9]};
 }
 
 // Throws on the ranks that have not failed themselves.
@@ -239,6 +241,22 @@ void RankedStep::check(const Numbers& all) {
       fmt::format("Stepper.step: {} failed in this step, so all ranks dropped it; see what it says", who));
 }
 
+// They are equal where the mean of the squares is the square of the mean: small integers, so doubles are exact.
+void RankedStep::agree_on_passes(int64_t micro_batches) {
+  const auto own = static_cast<double>(micro_batches);
+  const Numbers all = exchange({.passes = own, .passes_squared = own * own});
+  check(all);
+  if (all.passes_squared * parallel_->group().size() != all.passes * all.passes) {
+    phase_ = Phase::Dropped;
+    is_repeated_ = false;
+    throw ConfigError(
+        fmt::format("Stepper.step: the model has a SyncBatchNorm, in which the ranks wait for each other in every "
+                    "forward pass, and they have other numbers of micro-batches: rank {} has {}, {:.0f} in all; give "
+                    "all ranks batches of the same size, or put the layer into evaluation mode",
+                    parallel_->group().rank(), micro_batches, all.passes));
+  }
+}
+
 double RankedStep::agree_on_items(double items) {
   Numbers own{.items = items};
   if (is_left_behind_) {
@@ -261,7 +279,8 @@ std::vector<at::Tensor> RankedStep::others(const NamedTensors& all) const {
   return result;
 }
 
-// A rank without data has no gradients; a parameter that no rank has used keeps none.
+// A rank without data has no gradients; a parameter that no rank has used keeps none. All memory is taken before the first exchange: a rank
+// that runs out of it between two of them would be missed in the second.
 void RankedStep::send_others(const NamedTensors& all) {
   const std::vector<at::Tensor> parameters = others(all);
   if (parameters.empty()) {
@@ -269,28 +288,28 @@ void RankedStep::send_others(const NamedTensors& all) {
   }
   ProcessGroup& group = parallel_->group();
   const at::Tensor used = at::zeros({static_cast<int64_t>(parameters.size())}, at::kByte);
+  std::vector<std::pair<at::Tensor, at::Tensor>> sent;  // gradient, what travels
   for (size_t i = 0; i < parameters.size(); ++i) {
-    used[static_cast<int64_t>(i)] = parameters[i].grad().defined();
+    const at::Tensor own = parameters[i].grad();
+    used[static_cast<int64_t>(i)] = own.defined();
+    const at::Tensor gradient = own.defined() ? own : at::zeros_like(parameters[i]);
+    sent.emplace_back(gradient, gradient.contiguous());
   }
   group.all_reduce(used, ReduceOp::Max);
-  std::vector<std::pair<at::Tensor, at::Tensor>> sent;  // gradient, what travels
-  std::vector<std::function<void()>> waits;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!used[static_cast<int64_t>(i)].item<bool>()) {
-      continue;
+  std::vector<std::function<void()>> waits(sent.size());
+  for (size_t i = 0; i < sent.size(); ++i) {
+    if (used[static_cast<int64_t>(i)].item<bool>()) {
+      parameters[i].mutable_grad() = sent[i].first;
+      bytes_of_others_ += static_cast<int64_t>(sent[i].first.nbytes());
+      waits[i] = group.start_all_reduce(sent[i].second);
     }
-    at::Tensor& gradient = parameters[i].mutable_grad();
-    if (!gradient.defined()) {
-      gradient = at::zeros_like(parameters[i]);
-    }
-    sent.emplace_back(gradient, gradient.contiguous());
-    bytes_of_others_ += static_cast<int64_t>(gradient.nbytes());
-    waits.push_back(group.start_all_reduce(sent.back().second));
   }
   for (size_t i = 0; i < sent.size(); ++i) {
-    waits[i]();
-    if (!sent[i].first.is_same(sent[i].second)) {
-      sent[i].first.copy_(sent[i].second);
+    if (waits[i]) {
+      waits[i]();
+      if (!sent[i].first.is_same(sent[i].second)) {
+        sent[i].first.copy_(sent[i].second);
+      }
     }
   }
 }

@@ -3,6 +3,7 @@
 //
 //   split     with a memory_budget, in step(): what micro-batch each has planned, until all have the same; or that one of them has failed
 //   begin     buckets and buffers as rank 0 has them
+//   passes    where the model sends in each forward pass (SyncBatchNorm), in step(): that all have equally many; or that one has failed
 //   A         a few numbers: how many items they expect, which is the provisional divisor; or that one of them has failed
 //   gradients in the last micro-batch's backward, bucket by bucket; then those of parameters that DataParallel does not know
 //   B         a few numbers: items and losses; or that one has failed
@@ -74,6 +75,8 @@ class RankedStep {
   /// `has_masters`: gradients are gathered elsewhere after each micro-batch.
   void begin(bool has_masters);
   bool is_agreed() const { return phase_ != Phase::Begun; }
+  /// Passes. Throws ConfigError, on all ranks, unless they have equally many micro-batches.
+  void agree_on_passes(int64_t micro_batches);
   /// A. `items` that this rank expects, 0: it has no data. Those of all ranks, at least 1.
   double agree_on_items(double items);
 
@@ -113,6 +116,7 @@ class RankedStep {
   enum class Phase { Outside, Splitting, Begun, Agreed, Sent, Summed, Writing, Written, Dropped };
   struct Numbers {
     double items = 0, loss_sum = 0, batch_items = 0;
+    double passes = 0, passes_squared = 0;
     double takes_less = 0, out_of_memory = 0, failed = 0, left_behind = 0, ranks = 0;  // how many ranks, and their sum
 
     double failures() const { return takes_less + out_of_memory + failed + left_behind; }

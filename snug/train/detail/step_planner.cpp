@@ -97,7 +97,8 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
     // What was planned as one micro-batch has no room for the gradients that several keep.
     const bool large_enough = step.batch <= known.batch || choice.micro_batches > 1;
     const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.batch) <= choice.items;
-    if (known.is_training == step.is_training && large_enough && same_cut && covers(known.shape, step.shape) &&
+    const bool same_step = known.is_training == step.is_training && known.trained == step.trained;
+    if (same_step && large_enough && same_cut && covers(known.shape, step.shape) &&
         (found == nullptr || known.shape == step.shape)) {
       found = &known;
     }
@@ -114,6 +115,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   if (last_ == nullptr) {
     Known known{.shape = step.shape,
                 .is_training = step.is_training,
+                .trained = step.trained,
                 .batch = step.batch,
                 .fixed_bytes = step.fixed_bytes,
                 .gradient_bytes = step.gradient_bytes,
@@ -122,7 +124,8 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     try_slices(known, step, try_all(known, step));
     choose(known, step);
     known_.remove_if([&](const Known& old) {
-      return old.is_training == known.is_training && old.batch <= known.batch && covers(known.shape, old.shape);
+      return old.is_training == known.is_training && old.trained == known.trained && old.batch <= known.batch &&
+             covers(known.shape, old.shape);
     });
     last_ = &known_.emplace_back(std::move(known));
     return &last_->plan;

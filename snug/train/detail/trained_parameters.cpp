@@ -1,10 +1,12 @@
 #include "snug/train/detail/trained_parameters.h"
 
 #include <algorithm>
+#include <functional>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
+#include <c10/util/hash.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -104,6 +106,14 @@ void TrainedParameters::name_all() {
 std::string TrainedParameters::name_of(const at::Tensor& parameter) const {
   const auto entry = std::find_if(all_.begin(), all_.end(), [&](const auto& e) { return e.second.is_same(parameter); });
   return entry == all_.end() ? "a frozen parameter" : entry->first;
+}
+
+size_t TrainedParameters::fingerprint() const {
+  size_t hash = 0;
+  for (const auto& [name, parameter] : all_) {
+    hash = c10::hash_combine(hash, std::hash<const void*>()(parameter.unsafeGetTensorImpl()));
+  }
+  return hash;
 }
 
 std::vector<at::Tensor> TrainedParameters::updated() const {
