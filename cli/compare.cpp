@@ -17,6 +17,7 @@
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
 #include "snug/core/nearest_name.h"
+#include "snug/data/digits.h"
 #include "snug/distributed/launch_environment.h"
 #include "snug/report/comparison_page.h"
 
@@ -128,6 +129,15 @@ void check(const Flags& flags) {
   at_least("--points", flags.experiments.points, 100);
 }
 
+// Before hours of measuring.
+void check_inputs(const std::vector<Experiment>& experiments, const Flags& flags) {
+  const bool needs_digits = std::any_of(experiments.begin(), experiments.end(),
+                                        [](const Experiment& one) { return one.run == compare_accumulation; });
+  if (needs_digits) {
+    load_digits(flags.experiments.digits);
+  }
+}
+
 void measure_as_rank(const std::vector<Experiment>& experiments, const Flags& flags) {
   if (experiments.size() != 1 || experiments.front().run_as_rank == nullptr) {
     throw ConfigError("compare: experiments start their ranks themselves; leave the launcher out");
@@ -138,6 +148,7 @@ void measure_as_rank(const std::vector<Experiment>& experiments, const Flags& fl
 void run_compare(const Flags& flags) {
   check(flags);
   const std::vector<Experiment> experiments = chosen(flags);
+  check_inputs(experiments, flags);
   if (read_launch_environment(process_environment()).launcher != LaunchPlace().launcher) {
     measure_as_rank(experiments, flags);
     return;
@@ -171,7 +182,7 @@ std::string names_and_subjects() {
   return text +
          "\nWrites DIR/index.html, a page that loads nothing, the numbers of each figure as CSV beside it, and "
          "results.md.\n"
-         "Times are ratios of programs that take turns. In Python the same work is done where --python names one.";
+         "Times are ratios of programs that take turns. --python adds Python to sin-cos.";
 }
 
 }  // namespace
@@ -183,7 +194,7 @@ void add_compare(CLI::App& app) {
   command->add_option("experiments", flags->names, "Which (default all)")->type_name("EXPERIMENT")->take_all();
   command->add_flag("--quick", experiments.quick, "Smaller: all of them in about five minutes");
   command->add_option("--out", flags->out, "Where the page goes (default compare)")->type_name("DIR");
-  command->add_option("--python", experiments.python, "An interpreter with torch, to compare with")
+  command->add_option("--python", experiments.python, "sin-cos: an interpreter with torch, to compare with")
       ->type_name("PROGRAM");
   command->add_option("--results", experiments.results, "python: the table that benchmarks/run.py wrote")
       ->type_name("FILE");

@@ -240,11 +240,12 @@ void with_batch_norm(Section& section, const DigitsSplit& digits, const CompareF
   for (const int ranks : {2, 4}) {
     add_ranks(table, ranks, flags);
   }
-  section.findings.push_back(
-      fmt::format("With BatchNorm micro-batches of 8 are another training (held-out errors {} against {} with the "
-                  "whole batch); frozen BatchNorm and "
-                  "GroupNorm look at one picture alone, and the split changes nothing but rounding ({} and {}).",
-                  table.rows[1][2], table.rows[0][2], table.rows[6][2], table.rows[7][2]));
+  section.findings.push_back(fmt::format(
+      "With BatchNorm micro-batches of 8 are another training (held-out errors {} against {} with the "
+      "whole batch). Frozen BatchNorm and GroupNorm look at one picture alone: a split changes only rounding, "
+      "which {} steps let grow (frozen: {} and {}, last losses {} and {}; GroupNorm: {} and {}, {} and {}).",
+      table.rows[1][2], table.rows[0][2], steps, table.rows[4][2], table.rows[5][2], table.rows[4][1], table.rows[5][1],
+      table.rows[6][2], table.rows[7][2], table.rows[6][1], table.rows[7][1]));
   section.findings.push_back(
       fmt::format("On 4 ranks with 128 pictures each, BatchNorm ends at a training loss of {}, synchronised at {}, one "
                   "process with all 512 at {}.",

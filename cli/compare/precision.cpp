@@ -159,8 +159,9 @@ Exhibit largest_batches(Section& section, const CompareFlags& flags) {
   section.findings.push_back(
       fmt::format("Under one limit of {}, FP32 trains with a batch of {:.0f}, autocast with {:.0f}, 16-bit weights "
                   "with {:.0f}, and micro-batches "
-                  "with any batch, in FP32 and with the same gradients.",
-                  bytes_text(limit), bars.bars[0].values[0], bars.bars[1].values[0], bars.bars[2].values[0]));
+                  "with {:.0f} and more, in FP32 and with the same gradients.",
+                  bytes_text(limit), bars.bars[0].values[0], bars.bars[1].values[0], bars.bars[2].values[0],
+                  bars.bars[3].values[0]));
   return {.file = "precision-largest-batch",
           .title = "The largest batch under one limit",
           .caption = fmt::format("all live tensor memory within {}", bytes_text(limit)),

@@ -157,7 +157,10 @@ Section compare_sin_cos(const CompareFlags& flags) {
       .idea =
           "A trunk of three layers and two heads learns sin x and cos x from noisy points, the whole data set as one "
           "batch. "
-          "Weights, losses and the optimizer are the same; only the type that matrix products compute in differs."};
+          "Initial weights, loss function and optimizer are the same; only the type that matrix products compute in "
+          "differs. The article whose five lines these are reports 3.11 s in FP32 and 2.13 s in mixed precision on a "
+          "GPU, "
+          "31.6 % less."};
   const TwoTasksData data = two_tasks_data(points);
   const at::Tensor places = torch::linspace(-2 * std::numbers::pi, 2 * std::numbers::pi, 300).unsqueeze(1);
   std::vector<Training> trainings;
@@ -170,6 +173,10 @@ Section compare_sin_cos(const CompareFlags& flags) {
         fmt::format("{}: loss {:.2g} after {} epochs, and nowhere further than {:.2g} from the truth.",
                     training.losses.name, training.losses.y.back(), epochs, error_of(training, places)));
   }
+  section.findings.push_back(fmt::format(
+      "In BF16 the last loss is {:.1f} times that in FP32{}.",
+      trainings[1].losses.y.back() / trainings[0].losses.y.back(),
+      timed.turns.ratio[1].median < 1 ? "" : ", and nothing is saved: this processor is no faster in 16 bits"));
   section.exhibits.push_back(fit_figure("sin", 0, data, places, trainings));
   section.exhibits.push_back(fit_figure("cos", 1, data, places, trainings));
   section.exhibits.push_back({.file = "sin-cos-loss",

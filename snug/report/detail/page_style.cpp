@@ -78,7 +78,7 @@ path { fill: none; }
 .line, .dots, .marks { stroke: var(--hue); stroke-width: 2; stroke-linecap: round; stroke-linejoin: round;
   vector-effect: non-scaling-stroke; }
 .line { stroke-dasharray: var(--dash, none); }
-.dots { stroke-width: 7; }
+.dots { stroke-width: var(--size, 7); }
 .marks { stroke-linecap: butt; }
 .holes { stroke: var(--card); stroke-width: var(--hole, 0); stroke-opacity: var(--holed, 0); stroke-linecap: var(--cap, round);
   vector-effect: non-scaling-stroke; }
@@ -87,15 +87,15 @@ path { fill: none; }
 .series-1 { --hue: var(--s1); --dash: 8 5; --cap: square; }
 .series-2 { --hue: var(--s2); --dash: 2 5; --hole: 4; --holed: 1; }
 .series-3 { --hue: var(--s3); --dash: 10 4 2 4; --cap: square; --hole: 4; --holed: 1; }
-.series-4 { --hue: var(--s4); --dash: 14 5; }
-.series-5 { --hue: var(--s5); --dash: 5 5; --cap: square; }
-.series-6 { --hue: var(--s6); --dash: 4 3 1 3; --hole: 4; --holed: 1; }
-.series-7 { --hue: var(--s7); --dash: 1 4; --cap: square; --hole: 4; --holed: 1; }
+.series-4 { --hue: var(--s4); --dash: 14 5; --size: 11; --hole: 6; --holed: 1; }
+.series-5 { --hue: var(--s5); --dash: 5 5; --cap: square; --size: 10; --hole: 6; --holed: 1; }
+.series-6 { --hue: var(--s6); --dash: 4 3 1 3; --size: 4; }
+.series-7 { --hue: var(--s7); --dash: 1 4; --cap: square; --size: 4; }
 .dots { stroke-linecap: var(--cap, round); }
 .dots.small { stroke-width: 3.5; opacity: .55; }
 .holes.small { display: none; }
 .tag { position: absolute; color: color-mix(in srgb, var(--hue) 70%, var(--ink)); font-size: 12px; line-height: 1; white-space: nowrap;
-  pointer-events: none; }
+  pointer-events: none; text-shadow: 0 0 3px var(--card), 0 0 3px var(--card), 0 0 3px var(--card); }
 .y-title { position: absolute; left: 0; bottom: 100%; padding-bottom: 9px; line-height: 1; white-space: nowrap; margin-left: -42px; }
 nav { display: flex; flex-wrap: wrap; gap: 4px 20px; }
 nav a, .made a { color: var(--blue); }
@@ -111,7 +111,7 @@ section .cards { grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); }
 .bars svg { display: block; width: 100%; height: 20px; }
 .scroll { overflow-x: auto; }
 .numbers { border-spacing: 0; font-size: 13.5px; font-variant-numeric: tabular-nums; margin: 4px 0 6px; min-width: 60%; }
-.numbers th, .numbers td { padding: 5px 26px 5px 0; border-top: 1px solid var(--rule); text-align: right; white-space: nowrap; }
+.numbers th, .numbers td { padding: 5px 18px 5px 0; border-top: 1px solid var(--rule); text-align: right; white-space: nowrap; }
 .numbers th { font-weight: 400; }
 .numbers th:first-child { text-align: left; }
 .numbers thead th { color: var(--soft); border-top: 0; }
