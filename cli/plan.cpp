@@ -41,18 +41,36 @@ StepProfile profile_of(Gpt& model, const GptOptions& options, const Flags& flags
   return profile_step(step, {.link = flags.offload.empty() ? OffloadLink{} : measure_offload_link(flags.offload)});
 }
 
-void print_curve(const StepProfile& profile, const Flags& flags, int64_t fixed) {
+// What to turn to, by what the bytes are for. `of_model`: weights, gradients and AdamW's moments.
+std::string verdict(int64_t of_model, int64_t in_all) {
+  const double share = static_cast<double>(of_model) / static_cast<double>(in_all);
+  return share < 0.5
+             ? fmt::format(
+                   "{:.0f} % of it are activations: a plan (--memory) and smaller micro-batches take these away",
+                   100 * (1 - share))
+             : fmt::format(
+                   "{:.0f} % of it are weights, gradients and optimizer state: AdamW8bit, updates in backward, "
+                   "or on several devices a ShardedOptimizer take these away; see docs/which.md",
+                   100 * share);
+}
+
+// `parameters`: bytes.
+void print_curve(const StepProfile& profile, const Flags& flags, int64_t parameters) {
+  const int64_t fixed = 3 * parameters;  // weights and AdamW's two moments
   const PlanCurve curve = plan_curve(StepSimulator(profile));
   fmt::print(
       "{}, {} sequences at once, FP32, AdamW: {} of parameters and optimizer state, and during forward and "
       "backward\n\n{}\n",
       flags.model, flags.batch, Bytes(fixed).str(), curve.table());
   constexpr int64_t kKiB = 1024;
-  fmt::print("In all at least {}KiB; snug plan --memory also looks for smaller micro-batches.\n",
-             (fixed + curve.smallest_feasible_bytes() + kKiB - 1) / kKiB);
+  const int64_t least = fixed + curve.smallest_feasible_bytes();
+  fmt::print("In all at least {} (--memory {}KiB) at once; with --memory, smaller micro-batches are looked for too.\n",
+             Bytes(least).str(), (least + kKiB - 1) / kKiB);
   if (flags.explain) {
     fmt::print("\nThe most frugal plan:\n{}", explain(StepSimulator(profile), curve.points.back()));
   }
+  const int64_t plain = fixed + curve.points.front().plain_peak_bytes;
+  fmt::print("The plain step takes {}; {}.\n", Bytes(plain).str(), verdict(4 * parameters, plain));
 }
 
 // As snug train would. What is less than the model and the optimizer alone is not tried.
@@ -82,9 +100,10 @@ void print_choice(Gpt& model, const GptOptions& options, const Flags& flags, int
   } catch (const BudgetExceeded& error) {
     takes = error.smallest_feasible();
   }
-  throw BudgetExceeded(fmt::format("plan: {} with a batch of {} does not fit into {}; {} ({} bytes) would do",
-                                   flags.model, flags.batch, budget.str(), takes.str(), takes.count()),
-                       takes);
+  throw BudgetExceeded(
+      fmt::format("plan: {} with a batch of {} does not fit into {}; {} ({} bytes) would do; {}", flags.model,
+                  flags.batch, budget.str(), takes.str(), takes.count(), verdict(4 * parameters, takes.count())),
+      takes);
 }
 
 void print_plan_of_run(const std::filesystem::path& out) {
@@ -120,7 +139,7 @@ void run_plan(const Flags& flags) {
   Gpt model(options);
   const int64_t parameters = bytes_of(model->parameters());
   if (flags.memory.empty()) {
-    print_curve(profile_of(model, options, flags), flags, 3 * parameters);  // weights and AdamW's two moments
+    print_curve(profile_of(model, options, flags), flags, parameters);
   } else {
     print_choice(model, options, flags, parameters);
   }
