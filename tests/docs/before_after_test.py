@@ -1,4 +1,4 @@
-"""examples/before_after: an ordinary LibTorch program runs out of memory; the same with ten lines changed does not.
+"""examples/before_after: an ordinary LibTorch program runs out of memory; the same with nine lines changed does not.
 
 Memory is limited by the operating system, in the same way for both: `ulimit -d`, which counts all that a process may write to.
 
