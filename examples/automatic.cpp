@@ -1,0 +1,66 @@
+// A model within a number of bytes: by a plan, by a Stepper, and with a disk. docs/automatic.md shows this code.
+
+#include <filesystem>
+#include <iostream>
+
+#include <snug/snug.h>
+
+namespace {
+
+using torch::Tensor;
+
+torch::nn::Sequential deep_model() {
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int layer = 0; layer < 16; ++layer) {
+    model->push_back(torch::nn::Linear(256, 256));
+    model->push_back(torch::nn::GELU());
+  }
+  return model;
+}
+
+void plan_and_train(torch::nn::Sequential& model, const Tensor& x, const Tensor& y) {
+  const auto step = [&] { return torch::mse_loss(model->forward(x), y); };
+  const snug::ActivationPlan plan = snug::plan_activations(step, snug::Bytes::parse("16MiB"));
+  std::cout << plan.explain();
+
+  Tensor loss;
+  {
+    const snug::Rematerialize scope(plan);
+    loss = step();
+  }
+  loss.backward();
+}
+
+void let_a_stepper_plan(torch::nn::Sequential& model, const Tensor& x, const Tensor& y) {
+  const auto loss_of = [&](const snug::Batch& micro) {
+    return snug::Loss::mean(torch::mse_loss(model->forward(micro[0]), micro[1]), micro.size());
+  };
+  snug::AdamW optimizer(model->parameters(), {.lr = 1e-3});
+  snug::Stepper stepper(model, optimizer, {.memory_budget = snug::Bytes::parse("40MiB")});
+  const auto result = stepper.step({x, y}, loss_of);  // its first step plans
+  std::cout << stepper.plan()->explain();
+  std::cout << "peak " << snug::Bytes(result.peak_bytes).str() << "\n";
+}
+
+void plan_with_a_disk(torch::nn::Sequential& model, const Tensor& x, const Tensor& y, snug::Bytes budget) {
+  const std::string scratch = std::filesystem::temp_directory_path().string();
+  const auto step = [&] { return torch::mse_loss(model->forward(x), y); };
+  const snug::OffloadLink link = snug::measure_offload_link(scratch);  // or numbers of your own
+  const snug::ActivationPlan plan = snug::plan_activations(step, budget, link);
+  std::cout << plan.explain();
+}
+
+}  // namespace
+
+int main() {
+  auto model = deep_model();
+  const Tensor x = torch::randn({1024, 256});
+  const Tensor y = torch::randn({1024, 256});
+  plan_and_train(model, x, y);
+  model->zero_grad();
+  let_a_stepper_plan(model, x, y);
+  model->zero_grad();
+  plan_with_a_disk(model, x, y, snug::Bytes::parse("12MiB"));
+  std::cout << "automatic: done\n";
+}
