@@ -106,7 +106,7 @@ class Sweep {
 
   void run() {
     report("keep everything", "", plain_);
-    report("every block", "", split_step(every_block, 1));
+    const int64_t every_block_takes = report("every block", "", split_step(every_block, 1));
     for (int64_t segments = 2; segments < subject_.blocks; ++segments) {
       const RunLayers in_segments = [segments](const Layers& layers, const Tensor& x) {
         return snug::checkpoint_sequential(layers, segments, x);
@@ -117,7 +117,7 @@ class Sweep {
     for (int64_t parts = 2; parts <= std::min<int64_t>(subject_.batch, 8); parts *= 2) {
       report("smaller micro-batches", fmt::format("{} of them", parts), split_step(keep_everything, parts));
     }
-    automatic();
+    automatic(every_block_takes);
   }
 
  private:
@@ -137,15 +137,20 @@ class Sweep {
     }
   }
 
-  // From nearly everything down to the smallest budget that is feasible.
-  void automatic() {
+  // From nearly everything down to the smallest budget that is feasible, and within what a way by hand takes.
+  void automatic(int64_t by_hand) {
     const auto forward = [this] { return subject_.loss(keep_everything, 0, subject_.batch); };
     clear_gradients();
     const snug::StepProfile profile = snug::profile_step(forward);
     const int64_t least = snug::plan_curve(snug::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
     const int64_t most = peak_of(plain_);
-    for (const int share : {95, 90, 80, 70, 60, 50, 40, 30, 25, 20, 15, 12, 9, 7, 5, 0}) {
-      const int64_t budget = std::max(least, gradients_ + most * share / 100);
+    std::vector<int64_t> peaks = {by_hand, 0};
+    for (const int share : {95, 90, 80, 70, 60, 50, 40, 30, 25, 20, 15, 12, 9, 7, 5}) {
+      peaks.push_back(most * share / 100);
+    }
+    std::sort(peaks.begin(), peaks.end(), std::greater<>());
+    for (const int64_t peak : peaks) {
+      const int64_t budget = std::max(least, gradients_ + peak);
       const snug::ActivationPlan plan(profile, snug::Bytes(budget));
       const auto step = [this, forward, plan] {
         clear_gradients();
@@ -179,7 +184,8 @@ class Sweep {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  void report(const std::string& method, const std::string& setting, const std::function<void()>& step) const {
+  // Returns the peak.
+  int64_t report(const std::string& method, const std::string& setting, const std::function<void()>& step) const {
     const int64_t peak = peak_of(step);
     std::vector<double> ratios;
     for (int i = 0; i < pairs_; ++i) {
@@ -192,6 +198,7 @@ class Sweep {
     std::cout << fmt::format("{},C++,{},{},{},{:.4f},{:.4f},{:.4f}\n", name_, method, setting, peak,
                              ratios[ratios.size() / 2], ratios.front(), ratios.back())
               << std::flush;
+    return peak;
   }
 
   Subject subject_;
