@@ -78,11 +78,12 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
       gradients.div_(divisor);
     }
     // All buckets of a pass are started before the first is ended. The Reducer's own index is not right with static_graph.
-    const size_t index = launched_++;
+    const size_t index = launched_;
     const CommHook& hook = parent_.options_.hook;
     auto wait = hook ? hook(GradientBucket{index, gradients, bucket.getParameters()}, group)
                      : group.start_all_reduce(gradients);
     started_[index] = {gradients, std::move(wait)};
+    ++launched_;  // if the hook failed, it has sent nothing: send_zeros() is to call it again
     parent_.bytes_reduced_ += group.traffic().all_reduce - before;
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
     future->markCompleted(static_cast<int64_t>(index));

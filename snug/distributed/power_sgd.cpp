@@ -1,12 +1,17 @@
 #include "snug/distributed/power_sgd.h"
 
-#include <map>
+#include <cmath>
+#include <exception>
+#include <limits>
 #include <memory>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros_like.h>
@@ -31,29 +36,38 @@ at::Tensor flat(const Tensors& tensors) {
   return parts.empty() ? at::Tensor() : at::cat(parts);
 }
 
-// The inverse of flat().
-void copy_from_flat(const at::Tensor& from, const Tensors& to) {
+// Views of what flat() has made of tensors like these.
+Tensors parts_of(const at::Tensor& flat, const Tensors& like) {
+  Tensors parts;
   int64_t offset = 0;
-  for (const at::Tensor& tensor : to) {
-    tensor.copy_(from.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
+  for (const at::Tensor& tensor : like) {
+    parts.push_back(flat.narrow(0, offset, tensor.numel()).view(tensor.sizes()));
     offset += tensor.numel();
   }
+  return parts;
 }
 
-struct Bucket {
-  int64_t step = 0;
-  at::Tensor error;  // what the last step lost, on this rank
-  Tensors q;         // by matrix
+bool is_finite(const at::Tensor& tensor) {
+  return std::isfinite(at::linalg_vector_norm(tensor, std::numeric_limits<double>::infinity()).item<double>());
+}
+
+// Of one parameter, whichever bucket it is in: buckets change.
+struct State {
+  at::Tensor parameter;  // lives as long, so that no other has its address
+  at::Tensor error;      // what the last step lost, on this rank
+  at::Tensor q;
 };
 
 // What is under way between start and end of one bucket's communication.
 struct Flight {
-  at::Tensor gradients;
-  Tensors plain;     // views of gradients
-  Tensors matrices;  // views of gradients, [n, m]
-  Tensors p;
+  Tensors plain;               // views of the gradients
+  Tensors matrices;            // views of the gradients, [n, m]
+  std::vector<State*> states;  // by matrix
+  Tensors p;                   // by matrix, views of flat_p
+  Tensors q;                   // likewise
   at::Tensor flat_plain;
   at::Tensor flat_p;
+  at::Tensor flat_q;
   std::vector<std::function<void()>> waits;
 };
 
@@ -64,45 +78,41 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
 
   std::function<void()> start(const GradientBucket& bucket, ProcessGroup& group) {
     const at::NoGradGuard no_grad;
-    Bucket& state = buckets_[bucket.index];
-    if (state.step++ < options_.start_step) {
-      return group.start_all_reduce(bucket.gradients);
-    }
-    add_error(bucket, state);
+    const int64_t pass = pass_ + (bucket.index == 0 ? 1 : 0);
+    auto end = pass <= options_.start_step ? group.start_all_reduce(bucket.gradients) : start_products(bucket, group);
+    pass_ = pass;  // not before: a bucket for which there was no memory comes again
+    return end;
+  }
+
+ private:
+  // All that travels later is allocated before the first is sent.
+  std::function<void()> start_products(const GradientBucket& bucket, ProcessGroup& group) {
     auto flight = std::make_shared<Flight>(cut(bucket));
-    choose_q(state, flight->matrices);
     for (size_t i = 0; i < flight->matrices.size(); ++i) {
-      flight->p.push_back(at::matmul(flight->matrices[i], state.q[i]));
+      const at::Tensor& matrix = flight->matrices[i];
+      State& state = *flight->states[i];
+      prepare(state, matrix);
+      if (options_.error_feedback) {
+        matrix.add_(state.error);
+      }
+      flight->p.push_back(at::matmul(matrix, state.q));
+      flight->q.push_back(state.q);
     }
     flight->flat_plain = flat(flight->plain);
     flight->flat_p = flat(flight->p);
+    flight->flat_q = flat(flight->q);
+    flight->p = parts_of(flight->flat_p, flight->p);
+    flight->q = parts_of(flight->flat_q, flight->q);
     for (const at::Tensor& sent : {flight->flat_plain, flight->flat_p}) {
       if (sent.defined()) {
         flight->waits.push_back(group.start_all_reduce(sent));
       }
     }
-    return [self = shared_from_this(), flight, index = bucket.index, &group] {
-      self->end(*flight, self->buckets_.at(index), group);
-    };
+    return [self = shared_from_this(), flight, &group] { self->end(*flight, group); };
   }
 
- private:
-  void add_error(const GradientBucket& bucket, Bucket& state) const {
-    if (!options_.error_feedback) {
-      return;
-    }
-    if (!state.error.defined()) {
-      state.error = at::zeros_like(bucket.gradients);
-    } else if (state.error.numel() != bucket.gradients.numel()) {
-      throw ConfigError(
-          "power_sgd_hook: the buckets have changed; is the hook shared by two DataParallels? give each its own");
-    }
-    bucket.gradients.add_(state.error);
-    state.error.copy_(bucket.gradients);
-  }
-
-  Flight cut(const GradientBucket& bucket) const {
-    Flight flight{.gradients = bucket.gradients};
+  Flight cut(const GradientBucket& bucket) {
+    Flight flight;
     int64_t offset = 0;
     for (const at::Tensor& parameter : bucket.parameters) {
       const at::Tensor view = bucket.gradients.narrow(0, offset, parameter.numel());
@@ -111,7 +121,10 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
       const int64_t m = n == 0 ? 0 : parameter.numel() / n;
       const auto sent = static_cast<double>(options_.rank * (n + m));
       if (sent * options_.min_compression < static_cast<double>(n * m)) {
+        State& state = states_[parameter.unsafeGetTensorImpl()];
+        state.parameter = parameter;
         flight.matrices.push_back(view.view({n, m}));
+        flight.states.push_back(&state);
       } else {
         flight.plain.push_back(view);
       }
@@ -119,66 +132,76 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
     return flight;
   }
 
-  void choose_q(Bucket& state, const Tensors& matrices) {
-    if (options_.warm_start && !state.q.empty()) {
-      return;
+  void prepare(State& state, const at::Tensor& matrix) {
+    if (options_.error_feedback && !state.error.defined()) {
+      state.error = at::zeros_like(matrix);
     }
-    state.q.clear();
-    for (const at::Tensor& matrix : matrices) {
+    if (!options_.warm_start || !state.q.defined()) {
       const at::Tensor random = at::randn({matrix.size(1), options_.rank}, generator_, at::kFloat);
-      state.q.push_back(std::get<0>(at::linalg_qr(random)).to(matrix.scalar_type()));
+      state.q = std::get<0>(at::linalg_qr(random)).to(matrix.options());
     }
   }
 
-  void end(Flight& flight, Bucket& state, ProcessGroup& group) const {
+  void end(const Flight& flight, ProcessGroup& group) const {
     const at::NoGradGuard no_grad;
     for (const auto& wait : flight.waits) {
       wait();
     }
-    if (flight.flat_plain.defined()) {
-      copy_from_flat(flight.flat_plain, flight.plain);
+    const Tensors sums = parts_of(flight.flat_plain, flight.plain);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      flight.plain[i].copy_(sums[i]);
     }
-    if (flight.flat_p.defined()) {
-      multiply_back(flight, state, group);
+    if (flight.matrices.empty()) {
+      return;
     }
+    multiply_back(flight, group);
+    for (size_t i = 0; i < flight.matrices.size(); ++i) {
+      finish(flight.matrices[i], flight.p[i], flight.q[i], *flight.states[i], group.size());
+    }
+  }
+
+  // The others wait for this rank even if there is no memory for its part.
+  static void multiply_back(const Flight& flight, ProcessGroup& group) {
+    std::exception_ptr failure;
+    try {
+      for (size_t i = 0; i < flight.matrices.size(); ++i) {
+        flight.p[i].copy_(std::get<0>(at::linalg_qr(flight.p[i].to(at::kFloat))));
+        flight.q[i].copy_(at::matmul(flight.matrices[i].t(), flight.p[i]));
+      }
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    group.all_reduce(flight.flat_q);
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+  }
+
+  // What is not finite would stay so in all later steps.
+  void finish(const at::Tensor& matrix, const at::Tensor& p, const at::Tensor& q, State& state, int ranks) const {
+    const at::Tensor sum = at::matmul(p, q.t());
     if (options_.error_feedback) {  // of the sum, this rank is to make up for its share
-      state.error.sub_(flight.gradients, 1.0 / group.size());
-      for_plain_parts(flight, state);
+      state.error.copy_(matrix).sub_(sum, 1.0 / ranks);
+      if (!is_finite(state.error)) {
+        state.error.zero_();
+      }
     }
-  }
-
-  void multiply_back(Flight& flight, Bucket& state, ProcessGroup& group) const {
-    copy_from_flat(flight.flat_p, flight.p);
-    for (size_t i = 0; i < flight.p.size(); ++i) {
-      flight.p[i] = std::get<0>(at::linalg_qr(flight.p[i].to(at::kFloat))).to(flight.p[i].scalar_type());
-      state.q[i] = at::matmul(flight.matrices[i].t(), flight.p[i]);
-    }
-    const at::Tensor flat_q = flat(state.q);
-    group.all_reduce(flat_q);
-    copy_from_flat(flat_q, state.q);
-    for (size_t i = 0; i < flight.p.size(); ++i) {
-      flight.matrices[i].copy_(at::matmul(flight.p[i], state.q[i].t()));
-    }
-  }
-
-  // Nothing is lost of what travels as it is.
-  static void for_plain_parts(const Flight& flight, const Bucket& state) {
-    for (const at::Tensor& part : flight.plain) {
-      state.error.narrow(0, part.storage_offset() - flight.gradients.storage_offset(), part.numel()).zero_();
-    }
+    matrix.copy_(sum);
+    state.q = is_finite(q) ? q : at::Tensor();
   }
 
   PowerSgdOptions options_;
   at::Generator generator_;
-  std::map<size_t, Bucket> buckets_;
+  int64_t pass_ = 0;  // that buckets came of last, counted from 1
+  std::unordered_map<const c10::TensorImpl*, State> states_;
 };
 
 }  // namespace
 
 CommHook power_sgd_hook(PowerSgdOptions options) {
-  if (options.rank < 1 || options.start_step < 2 || !(options.min_compression >= 1)) {
+  if (options.rank < 1 || options.start_step < 0 || !(options.min_compression >= 1)) {
     throw ConfigError(fmt::format(
-        "power_sgd_hook: rank is {}, start_step {} and min_compression {}; they must be at least 1, 2 and 1",
+        "power_sgd_hook: rank is {}, start_step {} and min_compression {}; they must be at least 1, 0 and 1",
         options.rank, options.start_step, options.min_compression));
   }
   return [state = std::make_shared<PowerSgd>(options)](const GradientBucket& bucket, ProcessGroup& group) {

@@ -1,6 +1,9 @@
 #pragma once
 // PowerSGD: gradients of matrices travel as products of two thin ones. What is lost goes into the next step's gradient.
 //
+// A step that is dropped, or skipped for its scale, leaves what it lost to the next one as any step does; a way back would take one more
+// copy of the gradients. Where that is not finite it is forgotten, and so is what was to be made up for until then.
+//
 //   snug::DataParallel ddp(model, group, {.hook = snug::power_sgd_hook({.rank = 2})});
 
 #include <cstdint>
@@ -12,7 +15,7 @@ namespace snug {
 struct PowerSgdOptions {
   /// Columns of the thin matrices: a gradient of n x m numbers travels as rank * (n + m). More: slower, closer.
   int64_t rank = 1;
-  /// So many first steps are sent as they are, while gradients change much. At least 2: buckets are rearranged after the first.
+  /// So many first steps are sent as they are, while gradients change much.
   int64_t start_step = 1000;
   /// Matrices of which fewer bytes than this part would be saved travel as they are, as vectors do.
   double min_compression = 2;

@@ -1,12 +1,16 @@
 #include "snug/distributed/comm_hook.h"
 
+#include <cmath>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
 #include "snug/distributed/data_parallel.h"
+#include "snug/distributed/detail/data_parallel_impl.h"
 #include "snug/distributed/power_sgd.h"
+#include "snug/memory/detail/cpu_allocator.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
@@ -126,6 +130,119 @@ TEST(PowerSgd, MakesUpForWhatItLost) {
   });
 }
 
+TEST(PowerSgd, ForgetsAnInfiniteGradient) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::manual_seed(1);
+    const auto matrix = torch::randn({20, 1}).matmul(torch::randn({1, 30}));
+    for (const float wrong : {INFINITY, NAN}) {
+      for (const bool feedback : {true, false}) {
+        const auto hook = power_sgd_hook({.start_step = 2, .error_feedback = feedback});
+        auto bucket = bucket_of(matrix, torch::ones({5}));
+        const auto good = bucket.gradients.clone();
+        for (int step = 0; step < 8; ++step) {
+          const bool is_good = step != 4;
+          if (group->rank() == 1) {
+            bucket.gradients[7] = is_good ? good[7] : torch::tensor(wrong);
+          }
+          const auto result = reduce(hook, bucket, *group);
+          EXPECT_EQ(result.isfinite().all().item<bool>(), is_good) << step;
+          EXPECT_TRUE(!is_good || close_in_norm(result, 2 * good, 1e-5)) << step;
+        }
+      }
+    }
+  });
+}
+
+// As the Reducer does after its first pass, and after a step that was dropped.
+TEST(PowerSgd, CarriesEachParametersErrorToWhicheverBucketItIsIn) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::manual_seed(1 + static_cast<uint64_t>(group->rank()));
+    const std::vector<torch::Tensor> parameters = {torch::randn({12, 12}), torch::randn({12, 12}),
+                                                   torch::randn({9, 16}), torch::randn({5})};
+    using Layout = std::vector<std::vector<size_t>>;
+    const auto train = [&](const std::vector<Layout>& layouts) {
+      const auto hook = power_sgd_hook({.start_step = 1});
+      std::vector<torch::Tensor> sums;
+      for (const Layout& layout : layouts) {
+        sums.assign(parameters.size(), {});
+        for (size_t i = 0; i < layout.size(); ++i) {
+          std::vector<torch::Tensor> flat, own;
+          for (const size_t p : layout[i]) {
+            flat.push_back(parameters[p].flatten());
+            own.push_back(parameters[p]);
+          }
+          const auto sum = reduce(hook, {i, torch::cat(flat), own}, *group);
+          int64_t offset = 0;
+          for (const size_t p : layout[i]) {
+            sums[p] = sum.narrow(0, offset, parameters[p].numel());
+            offset += parameters[p].numel();
+          }
+        }
+      }
+      return sums;
+    };
+    const Layout one = {{0, 1, 2, 3}};
+    const auto expected = train({one, one, one, one, one, one});
+    const auto found = train({one, one, {{1, 0}, {3, 2}}, {{0}, {1}, {2}, {3}}, {{2, 1, 3, 0}}, {{3, 1}, {2, 0}}});
+    for (size_t p = 0; p < parameters.size(); ++p) {
+      EXPECT_TRUE(close_in_norm(found[p], expected[p], 1e-5)) << p;  // products round as their operands lie in memory
+    }
+  });
+}
+
+// What a Stepper does in a step, here with a loss of its own: false if one of the ranks ran out of memory, so that all drop it.
+bool makes_step(DataParallel& ddp, torch::nn::Sequential& model, const torch::Tensor& part,
+                int64_t allocation_to_fail) {
+  model->zero_grad();
+  ddp.impl().begin_step();
+  auto failed = torch::zeros({1});
+  detail::fail_allocation_after(allocation_to_fail);
+  try {
+    ddp.forward([&] { return model->forward(part).square().mean(); }).backward();
+    detail::fail_allocation_after(0);
+  } catch (const c10::OutOfMemoryError&) {
+    failed.fill_(1);
+    ddp.impl().send_zeros();
+  }
+  ddp.group().all_reduce(failed);
+  if (failed.item<float>() != 0) {
+    ddp.impl().start_over();
+    return false;
+  }
+  ddp.impl().end_step();
+  return true;
+}
+
+TEST(PowerSgd, StaysInStepWhicheverAllocationFailsOnOneRank) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto part = tiny_batch(12)[0].chunk(2)[static_cast<size_t>(group->rank())];
+    int64_t dropped = 0;
+    for (int64_t k = 1, made = 0; made == 0; k += 1 + k / 16) {
+      ASSERT_LT(k, 1000);
+      auto model = tiny_model();
+      DataParallel ddp(model, group,
+                       {.bucket = Bytes(600), .hook = power_sgd_hook({.start_step = 1, .min_compression = 1})});
+      for (int step = 0; step < 3; ++step) {  // in the second one the buckets change
+        ASSERT_TRUE(makes_step(ddp, model, part, 0));
+      }
+      made = makes_step(ddp, model, part, group->rank() == 1 ? k : 0);
+      dropped += 1 - made;
+      for (int step = 0; step < 2; ++step) {
+        ASSERT_TRUE(makes_step(ddp, model, part, 0)) << "allocation " << k;
+      }
+      for (const auto& gradient : gradients_of(*model)) {
+        EXPECT_TRUE(gradient.isfinite().all().item<bool>());
+        const auto all = group->all_gather(gradient.contiguous());
+        EXPECT_TRUE(torch::equal(all[0], all[1])) << "allocation " << k;
+      }
+    }
+    EXPECT_GT(dropped, 20);
+  });
+}
+
 TEST(PowerSgd, TrainsAsWellAsExactGradients) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
@@ -153,7 +270,7 @@ TEST(PowerSgd, TrainsAsWellAsExactGradients) {
 
 TEST(PowerSgd, RefusesOptionsThatCannotWork) {
   EXPECT_THAT(error_of<ConfigError>([] { power_sgd_hook({.rank = 0}); }), HasSubstr("rank is 0"));
-  EXPECT_THAT(error_of<ConfigError>([] { power_sgd_hook({.start_step = 1}); }), HasSubstr("start_step 1"));
+  EXPECT_THAT(error_of<ConfigError>([] { power_sgd_hook({.start_step = -1}); }), HasSubstr("start_step -1"));
 }
 
 }  // namespace
