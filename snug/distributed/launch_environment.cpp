@@ -143,8 +143,8 @@ LaunchPlace read_launch_environment(const Environment& environment) {
   place.local_rank =
       variables.has(launcher->local_rank) ? variables.number(launcher->local_rank, 0, kMost) : place.rank;
   find_address(variables, *launcher, place);
-  if (launcher->name == kTorchrun.name && variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True") {
-    place.launcher_serves_store = true;
+  if (launcher->name == kTorchrun.name) {
+    place.launcher_serves_store = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
     place.attempt = variables.text("TORCHELASTIC_RESTART_COUNT");
   }
   return place;

@@ -192,6 +192,21 @@ class Killed(RanksTest):
         self.assertIn("resumed after step", out)
         self.same_bits("whole", "killed")
 
+    def test_one_makes_the_launchers_of_all_machines_start_again(self):
+        port = free_port()
+        script = f'echo $$ > {self.folder}/$RANK; exec "$@"'
+        nodes = [self.launch("-n", "1", "--nodes", "2", "--node-rank", node, "--rendezvous", f"127.0.0.1:{port}", "--max-restarts", 1,
+                             "--", "sh", "-c", script, "sh", *self.train_command("run", "--steps", "30")) for node in (0, 1)]
+        for node in nodes:
+            self.addCleanup(node.kill)
+        while not self.log_has("run", 12):
+            time.sleep(0.002)
+        os.kill(int((self.folder / "1").read_text()), signal.SIGKILL)
+        (first, out, notice), (second, _, err) = self.ended(nodes)
+        self.assertEqual((first, second), (0, 0), notice + err)
+        self.assertIn("rank 1 was killed by signal 9", err)
+        self.assertIn("resumed after step", out)
+
     def test_an_interrupted_rank_stops_all_with_a_snapshot(self):
         processes = self.started(2, self.train_command("run", "--steps", "80"))
         while not self.log_has("run", 3):

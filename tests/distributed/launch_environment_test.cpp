@@ -49,6 +49,16 @@ TEST(LaunchEnvironment, KnowsThatTorchrunsAgentServesTheStore) {
   EXPECT_EQ(place.attempt, "3");
 }
 
+TEST(LaunchEnvironment, KnowsThatRankZeroServesTheStoreOfARestartWithoutAgents) {
+  const auto place = read_launch_environment({{"RANK", "1"},
+                                              {"WORLD_SIZE", "2"},
+                                              {"MASTER_ADDR", "host"},
+                                              {"MASTER_PORT", "1"},
+                                              {"TORCHELASTIC_RESTART_COUNT", "1"}});
+  EXPECT_FALSE(place.launcher_serves_store);
+  EXPECT_EQ(place.attempt, "1");
+}
+
 TEST(LaunchEnvironment, ReadsOpenMpiOnOneMachine) {
   const auto place = read_launch_environment({{"OMPI_COMM_WORLD_RANK", "1"},
                                               {"OMPI_COMM_WORLD_SIZE", "2"},

@@ -86,6 +86,78 @@ TEST(ProcessGroup, MeetsInAFile) {
   });
 }
 
+TEST(ProcessGroup, MayBeOneOfSeveralThatMeetAtOneAddress) {
+  on_ranks(2, [] {
+    std::vector<std::shared_ptr<ProcessGroup>> groups;
+    for (int i = 0; i < 2; ++i) {
+      groups.push_back(init_process_group(quick()));
+    }
+    for (const auto& group : groups) {
+      const auto x = torch::ones({1});
+      group->all_reduce(x);
+      EXPECT_EQ(x.item<float>(), 2);
+    }
+    groups[0]->barrier();
+    groups[0].reset();
+    EXPECT_TRUE(torch::equal(groups[1]->all_gather(torch::ones({1})), torch::ones({2, 1})));
+  });
+}
+
+TEST(ProcessGroup, MeetsAfterOneRankWasInAGroupOfItsOwn) {
+  on_ranks(2, [] {
+    if (this_rank() == 0) {
+      init_process_group({.environment = Environment{}});
+    }
+    EXPECT_EQ(init_process_group(quick(kSoon))->size(), 2);
+  });
+}
+
+// Ranks 0 and 1, and those who come instead of them when rank 1 was lost: 1 before rank 0 has noticed.
+TEST(ProcessGroup, MeetsAgainThoughTheLastAttemptsStoreIsStillThere) {
+  const testing::TemporaryFolder folder;
+  std::vector<Environment> ranks;
+  for (int i = 0; i < 4; ++i) {
+    ranks.push_back({{"RANK", std::to_string(i % 2)},
+                     {"WORLD_SIZE", "2"},
+                     {"FOLDER", folder.path()},
+                     {"TORCHELASTIC_RESTART_COUNT", std::to_string(i / 2)}});
+  }
+  on_ranks(4, ranks, is_rank() ? 0 : free_port(), [] {
+    const std::filesystem::path shared = std::getenv("FOLDER");
+    const auto tell = [&](const char* what) { std::ofstream(shared / what) << what; };
+    const auto wait_for = [&](const char* what) {
+      while (!std::filesystem::exists(shared / what)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    };
+    std::shared_ptr<ProcessGroup> group;
+    switch (this_rank()) {
+      case 0:
+        group = init_process_group(quick());
+        tell("met");
+        wait_for("lost");
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        group.reset();
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));  // till its port is free
+        tell("noticed");
+        return;
+      case 1:
+        init_process_group(quick());
+        return;
+      case 2:
+        wait_for("noticed");
+        break;
+      default:
+        wait_for("met");
+        tell("lost");
+    }
+    group = init_process_group(quick());
+    const auto x = torch::ones({1});
+    group->all_reduce(x);
+    EXPECT_EQ(x.item<float>(), 2);
+  });
+}
+
 TEST(ProcessGroup, NamesTheRanksThatDoNotCome) {
   on_ranks(2, {{{"WORLD_SIZE", "4"}}, {{"WORLD_SIZE", "4"}}}, free_port(), [] {
     EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),

@@ -1,8 +1,9 @@
 #include "snug/distributed/detail/rendezvous.h"
 
-#include <atomic>
 #include <future>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <thread>
 #include <vector>
@@ -53,6 +54,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
   options.port = place.port;
   options.isServer = meeting.serves_store();
   options.waitWorkers = false;  // the roll call waits, and says for whom
+  options.multiTenant = true;   // of one process: it may form several groups
   options.timeout = meeting.timeout;
   try {
     c10::intrusive_ptr<c10d::Store> store;
@@ -61,7 +63,9 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
     } else {
       store = connect_in_time(place.host, options);
     }
-    return place.attempt.empty() ? store : prefixed("attempt " + place.attempt, store);
+    // torchrun's agents serve theirs for all attempts, which they count together.
+    const bool is_kept = place.launcher_serves_store && !place.attempt.empty();
+    return is_kept ? prefixed("attempt " + place.attempt, store) : store;
   } catch (const std::exception& error) {
     throw DistributedError(
         fmt::format("init_process_group: rank {} cannot {} {}: {}; {}", place.rank,
@@ -126,6 +130,50 @@ std::string wait_for_all(const Meeting& meeting, c10d::Store& store) {
   }
 }
 
+c10::intrusive_ptr<c10d::Store> open_this_store(const Meeting& meeting) {
+  c10::intrusive_ptr<c10d::Store> store;
+  if (!meeting.file.empty()) {
+    store = c10::make_intrusive<c10d::FileStore>(meeting.file, meeting.place.size);
+  } else if (!meeting.place.host.empty()) {
+    store = open_tcp_store(meeting);
+  } else {
+    store = c10::make_intrusive<c10d::HashStore>();
+  }
+  store->setTimeout(meeting.timeout);
+  return store;
+}
+
+// A program may form one group after another in the same store: each is apart from those before. In how many others a rank has been is
+// its own affair.
+std::string next_group(const Meeting& meeting) {
+  static std::mutex mutex;
+  static std::map<std::string, int> groups;
+  const std::lock_guard lock(mutex);
+  return fmt::format("group {}", groups[meeting.where()]++);
+}
+
+// A rank that was started again may come to the store in which its predecessor was, as long as rank 0 has not noticed that it lost one. Waits
+// until that is gone. No longer than the timeout: then the roll call says what is wrong.
+bool was_left_over(const Meeting& meeting, c10d::Store& store) {
+  const LaunchPlace& place = meeting.place;
+  const bool is_restarted = !place.attempt.empty() && place.attempt != "0";
+  if (!is_restarted || meeting.serves_store() || place.launcher_serves_store || !meeting.file.empty()) {
+    return false;
+  }
+  const auto deadline = Clock::now() + meeting.timeout;
+  try {
+    while (store.check({rank_key(place.rank)})) {
+      if (Clock::now() > deadline) {
+        return false;
+      }
+      std::this_thread::sleep_for(kPause);
+    }
+    return false;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
 }  // namespace
 
 bool Meeting::serves_store() const {
@@ -140,18 +188,12 @@ std::string Meeting::where() const {
 }
 
 c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting) {
+  const std::string group = next_group(meeting);
   c10::intrusive_ptr<c10d::Store> store;
-  if (!meeting.file.empty()) {
-    store = c10::make_intrusive<c10d::FileStore>(meeting.file, meeting.place.size);
-  } else if (!meeting.place.host.empty()) {
-    store = open_tcp_store(meeting);
-  } else {
-    store = c10::make_intrusive<c10d::HashStore>();
-  }
-  store->setTimeout(meeting.timeout);
-  // A program may form one group after another in the same store: each is apart from those before.
-  static std::atomic<int> group = 0;
-  return prefixed(fmt::format("group {}", group++), store);
+  do {
+    store = prefixed(group, open_this_store(meeting));
+  } while (was_left_over(meeting, *store));
+  return store;
 }
 
 void call_the_roll(const Meeting& meeting, c10d::Store& store) {
