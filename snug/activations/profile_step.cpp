@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -146,6 +147,18 @@ class FrugalSchedules {
   size_t tried_ = 0;
 };
 
+// In a handler. What a backward pass inside the forward pass asks for cannot always be made again there: a parameter or buffer may have been
+// written meanwhile. Then there is no other way than the one that did not fit.
+void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, const std::function<at::Tensor()>& forward_and_loss,
+                        const OffloadLink& link) {
+  const std::exception_ptr what_happened = std::current_exception();
+  try {
+    frugal.emplace(forward_and_loss, link);
+  } catch (const detail::CannotRebuild&) {
+    std::rethrow_exception(what_happened);
+  }
+}
+
 }  // namespace
 
 StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options) {
@@ -162,7 +175,7 @@ StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, Pr
       ++run;
     } catch (const c10::OutOfMemoryError&) {
       if (!frugal) {
-        frugal.emplace(forward_and_loss, options.link);
+        emplace_or_rethrow(frugal, forward_and_loss, options.link);
       }
       schedule = frugal->next();
       if (schedule == nullptr) {

@@ -9,7 +9,8 @@
 
 // The rules of the executor
 //
-//  1. The forward pass runs as recorded. A storage is there from the operator that allocates it until the program drops it.
+//  1. The forward pass runs as recorded. A storage is there from the operator that allocates it until the program drops it. What a backward pass
+//     inside the forward pass asks for counts as dropped when autograd releases it last.
 //  2. A kept storage stays on until the backward pass is done with it and no later replay reads it.
 //  3. Unpack: a storage that is not there is rebuilt. Its producer, and recursively the producers of all that those need and
 //     that is not there, run again in program order, each once. What is there is whatever the program, the plan or an

@@ -131,6 +131,42 @@ TEST(Rematerialize, PlansForwardPassesThatGoBackwardThemselves) {
   });
 }
 
+// Autograd adds gradients up in place where nobody else holds them; a plan that keeps the sum must not be in the way.
+TEST(Rematerialize, MayKeepWhatABackwardPassInsideAddsUp) {
+  const Tensor weight = torch::randn({64, 64}, torch::requires_grad()), input = torch::randn({64, 64});
+  const auto forward = [&] {
+    const Tensor place = input.detach().requires_grad_(true);
+    const Tensor energy = place.sin().sum() + place.cos().sum();
+    const Tensor force = torch::autograd::grad({energy}, {place})[0];
+    return torch::matmul(force, weight).tanh().sigmoid().square().sum();
+  };
+  const StepSimulator simulator(profile_step(forward));
+  RematPlan plan{.hold_from = keep_all(simulator.profile())};
+  for (size_t s = 0; s < plan.hold_from.size(); ++s) {
+    if (simulator.profile().storages[s].name == "aten::tanh") {
+      plan.hold_from[s] = kHold;
+    }
+  }
+  const Simulation run = simulator.run(plan.hold_from);
+  ASSERT_EQ(run.replays.size(), 1U);
+  plan.peak_bytes = run.peak_bytes;
+  const auto planned = ActivationPlan::from_json(R"({"plan":)" + plan.to_json() + R"(,"profile":)" +
+                                                 simulator.profile().to_json() + "}");
+  const MemoryMeter meter;
+  Tensor loss;
+  {
+    const Rematerialize scope(planned);
+    loss = forward();
+    EXPECT_EQ(scope.deviation(), "");
+  }
+  loss.backward();
+  EXPECT_EQ(meter.report().peak_bytes, planned.predicted_peak_bytes);
+  const Tensor gradient = weight.grad().clone();
+  weight.mutable_grad() = Tensor();
+  forward().backward();
+  EXPECT_TRUE(torch::equal(gradient, weight.grad()));
+}
+
 StepProfile without_times(StepProfile profile) {
   for (ProfiledOperator& op : profile.operators) {
     op.seconds = 0;
@@ -155,6 +191,21 @@ TEST(ProfileStep, TakesTheSameProfileWherePlainTrainingDoesNotFit) {
     EXPECT_EQ(frugal.backward, plain.backward);
     EXPECT_EQ(frugal.events, plain.events);
   }
+}
+
+// What the inner pass needs was dropped, and cannot be made again from a buffer that has other values now.
+TEST(ProfileStep, FitsNowhereIfABackwardPassInsideNeedsWhatWasOverwritten) {
+  const Tensor weight = torch::randn({64, 64}, torch::requires_grad()), input = torch::randn({64, 64});
+  Tensor mean = torch::zeros({64});
+  const auto forward = [&] {
+    const Tensor place = input.detach().requires_grad_(true);
+    const Tensor energy = (torch::matmul(place, weight) - mean).tanh().square().sum();
+    mean.mul_(0.9);
+    const Tensor force = torch::autograd::grad({energy}, {place}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    return force.square().sum();
+  };
+  EXPECT_GT(profile_step(forward).operators.size(), 5);
+  EXPECT_THROW(profile_step(forward, {.memory = Bytes(1)}), c10::OutOfMemoryError);
 }
 
 // Layers of equal width; every result is saved for backward.

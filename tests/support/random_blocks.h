@@ -303,7 +303,7 @@ inline Layer custom_function(Build& b) {
 
 // Forces from an energy: a backward pass inside the forward pass, with a graph of its own or not.
 inline Layer slope(Build& b) {
-  const auto first = b.linear(b.width, b.width), up = b.linear(b.width, 2 * b.width);
+  const auto first = b.linear(b.width, b.width), up = b.linear(b.width, 2 * b.width), last = b.linear(b.width, b.width);
   const int64_t kind = b.below(5);
   const bool has_graph = b.maybe();
   return [=](const Tensor& x) {
@@ -312,7 +312,7 @@ inline Layer slope(Build& b) {
     const Tensor energy = activation(kind, up->forward(place)).square().sum() + place.sin().sum();
     const Tensor force =
         torch::autograd::grad({energy}, {place}, {}, /*retain_graph=*/has_graph, /*create_graph=*/has_graph)[0];
-    return force.tanh() + torch::sigmoid(up->forward(h)).narrow(-1, 0, x.size(-1));
+    return last->forward(force).tanh() + torch::sigmoid(up->forward(h)).narrow(-1, 0, x.size(-1));
   };
 }
 

@@ -256,7 +256,8 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     record.results.push_back({result, element, number});
     record.writes.push_back({number, 0});
     made.emplace_back(number, tensor.storage().data());
-    if (listener_ != nullptr || goes_away(number)) {
+    // In a backward pass autograd writes gradients in place if nobody else holds them, and so must not find them held.
+    if (listener_ != nullptr || goes_away(number) || torch::autograd::get_current_graph_task_id() >= 0) {
       watch(number, *tensor.storage().unsafeGetStorageImpl());
     }
   };

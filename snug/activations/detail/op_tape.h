@@ -29,11 +29,18 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "snug/activations/detail/offload_store.h"
+#include "snug/core/error.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/planner/profile.h"
 
 namespace snug::detail {
+
+/// What backward asks for is gone, and so is something that it was made of.
+class CannotRebuild : public Error {
+ public:
+  using Error::Error;
+};
 
 /// What a tape is to do with a sequence of operators that is known. Storages have the numbers of a StepProfile.
 struct TapeSchedule {
@@ -83,7 +90,8 @@ class TapeListener {
   virtual void on_done(int storage) = 0;
   /// Autograd saves a tensor on it.
   virtual void on_pack(int storage) = 0;
-  /// A saved tensor on it was released and never asked for.
+  /// A saved tensor on it was released and not asked for by the backward pass; or the program has let go of what a backward pass inside the forward
+  /// pass had from there.
   virtual void on_unused(int storage) = 0;
   virtual void before_replay() = 0;
   virtual void after_replay() = 0;
@@ -149,7 +157,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void unseen_write(const at::Tensor& tensor) override;
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
-  /// The forward pass is over. Unpacking does this too, but for what the schedule knows to be asked for before, or if there is a listener.
+  /// The forward pass is over. Unpacking does this too, unless it belongs to a backward pass inside the forward pass, which the schedule knows of or
+  /// a listener is to hear of.
   void close();
   void forget_listener();
   /// From now on holds only what cannot be rebuilt, or puts that into `store`. Without a schedule only; for a forward pass without backward.
@@ -201,7 +210,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   c10::Storage bring(ValueId value);
   c10::Storage load(int storage);
   void note_place(int storage, const c10::Storage& memory);
-  bool asks_early(int storage);
+  bool note_early_ask(int storage);
   at::Tensor values_of(const Slot& slot);
   void begin_unpacking(Slot& slot);
   void arrive_at(int storage);

@@ -21,8 +21,9 @@ namespace snug::detail {
 
 bool OpTape::is_kept(int storage) const {
   const auto s = static_cast<size_t>(storage);
-  const bool is_dropped =
-      storage < deviates_from_ ? !schedule_->storages[s].keep_if_saved : drops_everything_ && schedule_ == nullptr;
+  const bool is_dropped = storage < deviates_from_
+                              ? !schedule_->storages[s].keep_if_saved
+                              : drops_everything_ && schedule_ == nullptr && !storages_[s].is_asked_early;
   return !is_dropped || (!storages_[s].is_rebuildable && !goes_away(storage));
 }
 
@@ -100,7 +101,7 @@ c10::Storage OpTape::find(int storage) {
   if (s.parked) {
     s.held = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(s.bytes), std::move(s.parked));
     note_place(storage, s.held);
-    if (listener_ != nullptr && !is_closed_) {
+    if (!is_closed_ && (listener_ != nullptr || goes_away(storage))) {
       watch(storage, *s.held.unsafeGetStorageImpl());
     }
   }
@@ -117,14 +118,14 @@ void OpTape::note_place(int storage, const c10::Storage& memory) {
   s.where.emplace(memory.getWeakStorageImpl());
 }
 
-// Likewise, or from where it was put away. What was to be is held from now on until its last use.
+// Likewise, or from where it was put away. What was to be is held from backward's first use until its last.
 c10::Storage OpTape::bring(int storage) {
   TapeStorage& s = at(storage);
   c10::Storage memory = find(storage);
   if (!memory && s.away) {
     memory = load(storage);
   }
-  if (memory && goes_away(storage)) {
+  if (memory && is_closed_ && goes_away(storage)) {
     s.claimed = true;
     settle(storage);
   }
@@ -142,7 +143,7 @@ c10::Storage OpTape::load(int storage) {
   const UnseenOperators unseen;
   c10::Storage memory = at(storage).away->load();
   note_place(storage, memory);
-  at(storage).counter.reset();  // nobody else writes to it
+  at(storage).counter.reset();  // this memory is the tape's own
   if (listener_ != nullptr) {
     listener_->after_replay();
   }
@@ -221,11 +222,11 @@ class OpTape::Replay {
 
   [[noreturn]] static void throw_missing(const TapeStorage& storage, int op) {
     if (storage.is_external) {
-      throw Error(
+      throw CannotRebuild(
           "Rematerialize: a parameter, buffer or input was written in place after the forward pass read it, and is "
           "needed to rebuild what backward asks for; go backward before you write to it");
     }
-    throw Error(
+    throw CannotRebuild(
         fmt::format("Rematerialize: the result of operator {}, which is needed to rebuild what backward asks for, is "
                     "gone and cannot be made again; was it written in place after the forward pass?",
                     op));
@@ -284,7 +285,7 @@ class OpTape::Replay {
     TapeStorage& s = tape_.at(storage);
     tape_.note_place(storage, memory);
     s.held = {};
-    s.counter.reset();  // nobody else writes to it
+    s.counter.reset();  // this memory is the tape's own
     s.is_watched = false;
     s.claimed = s.claimed || tape_.stays_after_replay(storage);
     if (s.claimed) {
@@ -307,6 +308,9 @@ class OpTape::Replay {
 
 bool OpTape::stays_after_replay(int storage) const {
   const auto s = static_cast<size_t>(storage);
+  if (!is_closed_) {  // a backward pass inside the forward pass asks for one layer after the other
+    return storages_[s].slots > 0;
+  }
   return is_as_scheduled_ && place_ >= 0 && storage < deviates_from_ && schedule_->storages[s].hold_from <= place_ &&
          schedule_->storages[s].needed_until > reached_;
 }
@@ -362,7 +366,7 @@ void OpTape::let_go() {
 }
 
 // A schedule knows what nothing asks for but a backward pass inside the forward pass: it has no unpacking of it.
-bool OpTape::asks_early(int storage) {
+bool OpTape::note_early_ask(int storage) {
   const auto s = static_cast<size_t>(storage);
   if (!is_closed_ && !storages_[s].is_asked_early) {
     const bool is_expected = schedule_ && storage < deviates_from_ && schedule_->storages[s].unpacked_at.empty() &&
@@ -398,7 +402,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
   }
   Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
   const std::lock_guard lock(mutex_);
-  if (asks_early(slot.storage)) {
+  if (note_early_ask(slot.storage)) {
     return values_of(slot);
   }
   close();
