@@ -398,6 +398,18 @@ TEST(StepperPlan, ChoosesTheSameMicroBatchAgainAfterARestart) {
   resumed.stepper.load_state_dict(saved);
   resumed.step(batch);
   EXPECT_EQ(resumed.stepper.plan()->choice.items, items);
+  const auto freeze = [&](bool frozen) {
+    for (size_t p = 0; p < 4; ++p) {
+      resumed.model->parameters()[p].set_requires_grad(!frozen);
+    }
+  };
+  freeze(true);  // another step, for which nothing was chosen
+  resumed.step(batch);
+  EXPECT_GT(resumed.stepper.plan()->choice.items, items);
+  freeze(false);
+  resumed.stepper.load_state_dict(resumed.stepper.state_dict());
+  resumed.step(batch);
+  EXPECT_EQ(resumed.stepper.plan()->choice.items, items);
 }
 
 TEST(StepperPlan, IsPlainDataThatIsReadBack) {

@@ -22,6 +22,7 @@ std::string StepPlanner::choices() const {
       tensors.push_back({static_cast<int>(type), sizes});
     }
     all.push_back({{"training", choice.is_training},
+                   {"trained", choice.trained},
                    {"batch", choice.batch},
                    {"items", choice.items},
                    {"slices", choice.slices},
@@ -36,6 +37,7 @@ std::vector<StepPlanner::Choice> StepPlanner::parse_choices(const std::string& t
     for (const Json& one : Json::parse(text)) {
       Choice choice{.shape = {},
                     .is_training = one.at("training").get<bool>(),
+                    .trained = one.at("trained").get<uint64_t>(),
                     .batch = one.at("batch").get<int64_t>(),
                     .items = one.at("items").get<int64_t>(),
                     .slices = one.value("slices", int64_t{1})};

@@ -182,7 +182,8 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
   known.at_most = agreed.at_most;
   known.shared_batch = batch;
   if (const bool is_whole = known.at_most == RankSplit::kWhole; is_whole || known.at_most < batch) {
-    remember({known.shape, known.is_training, batch, is_whole ? batch : known.at_most, known.plan.slices});
+    remember(
+        {known.shape, known.is_training, known.trained, batch, is_whole ? batch : known.at_most, known.plan.slices});
   }
 }
 
@@ -325,7 +326,8 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
     }
     if (make_plan(known, step, found)) {
       known.is_stale = false;
-      remember({known.shape, known.is_training, known.batch, known.plan.choice.items, known.plan.slices});
+      remember(
+          {known.shape, known.is_training, known.trained, known.batch, known.plan.choice.items, known.plan.slices});
       return;
     }
     if (const int64_t less = found.choice->items / 2;
@@ -402,7 +404,8 @@ const StepPlanner::Choice* StepPlanner::chosen_before(const StepToPlan& step) co
   for (const Choice& choice : choices_) {
     // What was not cut says nothing of larger batches.
     const bool large_enough = step.batch <= choice.batch || choice.items < choice.batch;
-    if (choice.is_training == step.is_training && large_enough && covers(choice.shape, step.shape) &&
+    const bool same_step = choice.is_training == step.is_training && choice.trained == step.trained;
+    if (same_step && large_enough && covers(choice.shape, step.shape) &&
         (found == nullptr || choice.shape == step.shape)) {
       found = &choice;
     }
@@ -413,7 +416,8 @@ const StepPlanner::Choice* StepPlanner::chosen_before(const StepToPlan& step) co
 // As its plan does, it takes the place of those that it covers.
 void StepPlanner::remember(Choice choice) {
   std::erase_if(choices_, [&](const Choice& old) {
-    return old.is_training == choice.is_training && old.batch <= choice.batch && covers(choice.shape, old.shape);
+    return old.is_training == choice.is_training && old.trained == choice.trained && old.batch <= choice.batch &&
+           covers(choice.shape, old.shape);
   });
   choices_.push_back(std::move(choice));
 }

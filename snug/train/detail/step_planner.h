@@ -29,7 +29,7 @@ namespace snug::detail {
 struct StepToPlan {
   BatchShape shape = {};
   bool is_training = true;              // the model's mode
-  size_t trained = 0;                   // tells which parameters are not frozen: with others, other tensors are saved
+  uint64_t trained = 0;                 // tells which parameters are not frozen: with others, other tensors are saved
   int64_t batch = 0;                    // items
   int64_t micro_batch = 0;              // items in each; 0: to be chosen
   int64_t at_most = RankSplit::kWhole;  // items in each: what all ranks have agreed on
@@ -56,6 +56,7 @@ class StepPlanner {
   struct Choice {
     BatchShape shape;
     bool is_training;
+    uint64_t trained;
     int64_t batch;
     int64_t items;
     int64_t slices;
@@ -109,7 +110,7 @@ class StepPlanner {
   struct Known {
     BatchShape shape;
     bool is_training;
-    size_t trained;
+    uint64_t trained;
     int64_t batch;
     int64_t fixed_bytes;
     int64_t gradient_bytes;

@@ -1,12 +1,10 @@
 #include "snug/train/detail/trained_parameters.h"
 
 #include <algorithm>
-#include <functional>
 #include <unordered_map>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
-#include <c10/util/hash.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -108,10 +106,13 @@ std::string TrainedParameters::name_of(const at::Tensor& parameter) const {
   return entry == all_.end() ? "a frozen parameter" : entry->first;
 }
 
-size_t TrainedParameters::fingerprint() const {
-  size_t hash = 0;
+// FNV-1a (Fowler, Noll, Vo), which unlike std::hash is the same everywhere.
+uint64_t TrainedParameters::fingerprint() const {
+  uint64_t hash = 14695981039346656037U;
   for (const auto& [name, parameter] : all_) {
-    hash = c10::hash_combine(hash, std::hash<const void*>()(parameter.unsafeGetTensorImpl()));
+    for (const char c : name + '\n') {
+      hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
+    }
   }
   return hash;
 }

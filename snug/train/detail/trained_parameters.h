@@ -42,8 +42,8 @@ class TrainedParameters {
 
   /// All of them, with names: each once.
   const std::vector<std::pair<std::string, at::Tensor>>& all() const { return all_; }
-  /// A number that others than all() do not have.
-  size_t fingerprint() const;
+  /// A hash of the names of all(), the same in each run.
+  uint64_t fingerprint() const;
   /// Those that the optimizer holds.
   std::vector<at::Tensor> updated() const;
   c10::Device device() const { return all_.front().second.device(); }
