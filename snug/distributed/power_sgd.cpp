@@ -16,6 +16,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/hash.h>
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
@@ -79,18 +80,21 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
   std::function<void()> start(const GradientBucket& bucket, ProcessGroup& group) {
     const at::NoGradGuard no_grad;
     const int64_t pass = pass_ + (bucket.index == 0 ? 1 : 0);
-    auto end = pass <= options_.start_step ? group.start_all_reduce(bucket.gradients) : start_products(bucket, group);
+    auto end =
+        pass <= options_.start_step ? group.start_all_reduce(bucket.gradients) : start_products(bucket, pass, group);
     pass_ = pass;  // not before: a bucket for which there was no memory comes again
     return end;
   }
 
  private:
-  // All that travels later is allocated before the first is sent.
-  std::function<void()> start_products(const GradientBucket& bucket, ProcessGroup& group) {
+  // All that travels later is allocated before the first is sent. Random numbers are those of the pass, bucket and matrix: a bucket that comes
+  // again draws them again.
+  std::function<void()> start_products(const GradientBucket& bucket, int64_t pass, ProcessGroup& group) {
     auto flight = std::make_shared<Flight>(cut(bucket));
     for (size_t i = 0; i < flight->matrices.size(); ++i) {
       const at::Tensor& matrix = flight->matrices[i];
       State& state = *flight->states[i];
+      generator_.set_current_seed(c10::get_hash(options_.seed, pass, bucket.index, i));
       prepare(state, matrix);
       if (options_.error_feedback) {
         matrix.add_(state.error);
@@ -160,7 +164,7 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
     }
   }
 
-  // The others wait for this rank even if there is no memory for its part.
+  // The others wait for this rank even if there is no memory for its part: without it the sum is that of those who are well.
   static void multiply_back(const Flight& flight, ProcessGroup& group) {
     std::exception_ptr failure;
     try {
@@ -170,6 +174,7 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
       }
     } catch (...) {
       failure = std::current_exception();
+      flight.flat_q.zero_();
     }
     group.all_reduce(flight.flat_q);
     if (failure) {

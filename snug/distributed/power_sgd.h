@@ -4,7 +4,7 @@
 // A step that is dropped, or skipped for its scale, leaves what it lost to the next one as any step does; a way back would take one more
 // copy of the gradients. Where that is not finite it is forgotten, and so is what was to be made up for until then.
 //
-//   snug::DataParallel ddp(model, group, {.hook = snug::power_sgd_hook({.rank = 2})});
+//   snug::DataParallel ddp(model, group, {.hook = snug::power_sgd_hook({.rank = 2})});   // one hook for one DataParallel
 
 #include <cstdint>
 

@@ -4,6 +4,7 @@
 #include <exception>
 #include <functional>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -121,19 +122,24 @@ void ShardedOptimizer::Impl::cut() {
   pieces = layout();
   views.clear();
   std::vector<detail::GradientShards::Own> kept;
+  std::set<int> train;  // ranks that have something to
   for (const auto& piece : pieces) {
     const at::Tensor all = parameters[piece.parameter].detach();
     const bool is_whole = piece.begin == 0 && piece.end == all.numel();
     views.push_back(is_whole ? all : detail::memory_of(all, piece.begin, piece.end));
-    if (piece.rank == group->rank() && parameters[piece.parameter].requires_grad()) {
-      kept.push_back({piece.parameter, piece.begin, piece.end, views.back()});
+    if (parameters[piece.parameter].requires_grad()) {
+      train.insert(piece.rank);
+      if (piece.rank == group->rank()) {
+        kept.push_back({piece.parameter, piece.begin, piece.end, views.back()});
+      }
     }
   }
   own = make_own(*whole);
   if (options.gradients) {
-    if (kept.empty()) {  // what asks for gradients would find none here, and leave the others waiting
-      throw ConfigError(fmt::format("ShardedOptimizer: nothing is left for rank {} of {}; use fewer ranks",
-                                    group->rank(), group->size()));
+    if (std::ssize(train) <
+        group->size()) {  // what asks for gradients would find none there, and leave the others waiting
+      throw ConfigError(fmt::format("ShardedOptimizer: of {} ranks {} have nothing to train; use fewer ranks",
+                                    group->size(), group->size() - std::ssize(train)));
     }
     gradients.reset();
     gradients = std::make_unique<detail::GradientShards>(parameters, std::move(kept), group, *options.gradients);

@@ -83,7 +83,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   /// Takes a whole state, of any number of ranks or of the optimizer without sharding, on every rank; keeps this rank's share. Throws as
   /// FusedOptimizer does; then nothing has changed.
   void load_state_dict(const StateDict& state) override;
-  /// Of this rank's share.
+  /// Of this rank's share. Like step(), this takes the parameters that a Stepper has put in the place of others.
   int64_t state_bytes_to_come() const override;
   /// What gathers the parameters: the shares of up to three ranks once more.
   int64_t workspace_bytes() const override;

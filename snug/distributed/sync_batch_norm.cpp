@@ -166,11 +166,11 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
                           options.eps(), group_);
 }
 
-bool detail::has_sync_batch_norm(const torch::nn::Module& module) {
+bool detail::has_sync_batch_norm(const torch::nn::Module& module, const ProcessGroup& group) {
   bool found = false;
   module.apply([&](const torch::nn::Module& one) {
     const auto* norm = dynamic_cast<const SyncBatchNormImpl*>(&one);
-    found = found || (norm != nullptr && norm->is_training() && norm->group().size() > 1);
+    found = found || (norm != nullptr && norm->is_training() && &norm->group() == &group);
   });
   return found;
 }

@@ -72,7 +72,7 @@ class Stepper::Impl {
       open_window();
       const int64_t size = micro_batch_of(source);
       start_measuring();
-      if (!ranks_.is_alone() && detail::has_sync_batch_norm(model_)) {
+      if (!ranks_.is_alone() && detail::has_sync_batch_norm(model_, ranks_.parallel().group())) {
         ranks_.agree_on_passes(source.items == 0 ? 0 : (source.items + size - 1) / size);
       }
       for (int64_t begin = 0; begin < source.items; begin += size) {

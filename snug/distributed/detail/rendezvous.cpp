@@ -153,24 +153,20 @@ std::string next_group(const Meeting& meeting) {
 }
 
 // A rank that was started again may come to the store in which its predecessor was, as long as rank 0 has not noticed that it lost one. Waits
-// until that is gone. No longer than the timeout: then the roll call says what is wrong.
-bool was_left_over(const Meeting& meeting, c10d::Store& store) {
+// until that is gone, or for the deadline: then the roll call says what is wrong.
+bool was_left_over(const Meeting& meeting, c10d::Store& store, Clock::time_point deadline) {
   const LaunchPlace& place = meeting.place;
   const bool is_restarted = !place.attempt.empty() && place.attempt != "0";
   if (!is_restarted || meeting.serves_store() || place.launcher_serves_store || !meeting.file.empty()) {
     return false;
   }
-  const auto deadline = Clock::now() + meeting.timeout;
   try {
-    while (store.check({rank_key(place.rank)})) {
-      if (Clock::now() > deadline) {
-        return false;
-      }
+    while (Clock::now() < deadline && store.check({rank_key(place.rank)})) {
       std::this_thread::sleep_for(kPause);
     }
     return false;
   } catch (const std::exception&) {
-    return true;
+    return Clock::now() < deadline;
   }
 }
 
@@ -189,10 +185,11 @@ std::string Meeting::where() const {
 
 c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting) {
   const std::string group = next_group(meeting);
+  const auto deadline = Clock::now() + meeting.timeout;
   c10::intrusive_ptr<c10d::Store> store;
   do {
     store = prefixed(group, open_this_store(meeting));
-  } while (was_left_over(meeting, *store));
+  } while (was_left_over(meeting, *store, deadline));
   return store;
 }
 
