@@ -1,5 +1,6 @@
 #include "snug/distributed/data_parallel.h"
 
+#include <filesystem>
 #include <optional>
 
 #include <gmock/gmock.h>
@@ -304,6 +305,30 @@ TEST(DataParallel, DoesNotSendForAForwardWithoutGradients) {
       model->train();
     }
     ddp.forward([&] { return mean_loss(model, own_batch(*group)); }).backward();
+  });
+}
+
+// Over NCCL, in a world of one.
+TEST(DataParallel, HasThePlainGradientsOnAGpu) {
+  if (!std::filesystem::exists("/dev/nvidiactl")) {  // LibTorch, if asked, would set CUDA up here, and ranks are forks
+    GTEST_SKIP() << "there is no GPU";
+  }
+  on_ranks(1, [] {
+    const auto group = init_process_group(quick());
+    const auto part = tokens(4).to(torch::kCUDA);
+    auto plain = tiny_gpt();
+    plain->to(torch::kCUDA);
+    gpt_loss(plain, part).backward();
+    for (const CommHook& hook : {CommHook(), float16_hook()}) {
+      auto model = tiny_gpt();
+      model->to(torch::kCUDA);
+      DataParallel ddp(model, group, {.hook = hook});
+      ddp.forward([&] { return gpt_loss(model, part); }).backward();
+      const auto gradients = gradients_of(*model), expected = gradients_of(*plain);
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(close_in_norm(gradients[i], expected[i], hook ? 1e-3 : 1e-5)) << "tensor " << i;
+      }
+    }
   });
 }
 
