@@ -24,7 +24,7 @@ struct Infeasible {
 using PlanAnswer = std::variant<RematPlan, Infeasible>;
 
 struct SolverOptions {
-  int64_t work = 12'000'000;  ///< events, and operators replayed, that are simulated per budget
+  int64_t work = 9'000'000;  ///< events, and operators replayed, that are simulated per budget
 };
 
 class PlanSolver {
