@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "snug/core/detail/fnv1a.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -78,13 +79,7 @@ std::optional<Launcher> find_launcher(const Variables& variables) {
 }
 
 // Below the ports that systems give to outgoing connections.
-uint16_t port_of_job(std::string_view job) {
-  uint32_t hash = 2166136261U;  // FNV-1a
-  for (const char c : job) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;
-  }
-  return static_cast<uint16_t>(20000 + hash % 10000);
-}
+uint16_t port_of_job(std::string_view job) { return static_cast<uint16_t>(20000 + detail::fnv1a(job) % 10000); }
 
 // "node[07-09,12],login1" -> "node07"
 std::string first_host(const std::string& list) {

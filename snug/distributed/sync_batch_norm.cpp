@@ -166,11 +166,12 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
                           options.eps(), group_);
 }
 
-bool detail::has_sync_batch_norm(const torch::nn::Module& module, const ProcessGroup& group) {
-  bool found = false;
+std::vector<const SyncBatchNormImpl*> detail::sync_batch_norms(const torch::nn::Module& module) {
+  std::vector<const SyncBatchNormImpl*> found;
   module.apply([&](const torch::nn::Module& one) {
-    const auto* norm = dynamic_cast<const SyncBatchNormImpl*>(&one);
-    found = found || (norm != nullptr && norm->is_training() && &norm->group() == &group);
+    if (const auto* norm = dynamic_cast<const SyncBatchNormImpl*>(&one); norm != nullptr && norm->group().size() > 1) {
+      found.push_back(norm);
+    }
   });
   return found;
 }

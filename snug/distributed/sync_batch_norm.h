@@ -45,8 +45,8 @@ class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
 TORCH_MODULE(SyncBatchNorm);
 
 namespace detail {
-/// Whether a forward pass of it would send over `group`.
-bool has_sync_batch_norm(const torch::nn::Module& module, const ProcessGroup& group);
+/// Those in it whose group has several ranks.
+std::vector<const SyncBatchNormImpl*> sync_batch_norms(const torch::nn::Module& module);
 }  // namespace detail
 
 /// Puts a SyncBatchNorm in the place of every BatchNorm1d, 2d and 3d in `module` and returns their names. Options, mode and parameters, the

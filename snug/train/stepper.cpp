@@ -72,7 +72,7 @@ class Stepper::Impl {
       open_window();
       const int64_t size = micro_batch_of(source);
       start_measuring();
-      if (!ranks_.is_alone() && detail::has_sync_batch_norm(model_, ranks_.parallel().group())) {
+      if (!ranks_.is_alone() && sends_in_forward()) {
         ranks_.agree_on_passes(source.items == 0 ? 0 : (source.items + size - 1) / size);
       }
       for (int64_t begin = 0; begin < source.items; begin += size) {
@@ -228,6 +228,13 @@ class Stepper::Impl {
     return scaler.scale(at::ones({}, at::TensorOptions().device(device())));
   }
 
+  bool sends_in_forward() {
+    const auto norms = detail::sync_batch_norms(model_);
+    return std::any_of(norms.begin(), norms.end(), [this](const SyncBatchNormImpl* norm) {
+      return norm->is_training() && &norm->group() == &ranks_.parallel().group();
+    });
+  }
+
   // Items in each micro-batch. With a budget this is where plans are made: gradients are those of the whole batch for any split.
   int64_t micro_batch_of(const MicroBatches& source) {
     const int64_t given = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
@@ -243,9 +250,7 @@ class Stepper::Impl {
     const auto unload = [&source] { source.load({0, 0}, std::nullopt); };
     unload();  // what a failed try has left
     const int64_t live = live_bytes(device()).count() - (window_.size() > 0 ? parameters_.gradient_bytes() : 0);
-    return {.shape = source.shape,
-            .is_training = model_.is_training(),
-            .trained = parameters_.fingerprint(),
+    return {.kind = {.shape = source.shape, .is_training = model_.is_training(), .trained = parameters_.fingerprint()},
             .batch = batch,
             .micro_batch = micro_batch,
             .fixed_bytes = live + detail::state_bytes_to_come(optimizer_) + budget_.own_bytes(),

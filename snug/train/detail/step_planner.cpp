@@ -52,6 +52,10 @@ bool covers(const BatchShape& large, const BatchShape& small) {
   return 5 * elements(large) <= 6 * elements(small);
 }
 
+bool covers(const StepKind& large, const StepKind& small) {
+  return large.is_training == small.is_training && large.trained == small.trained && covers(large.shape, small.shape);
+}
+
 // Statistics of the batch are not those of its parts. Operators that write to what was there before keep running ones.
 std::string normalises_by_batch(const StepProfile& profile) {
   for (const ProfiledOperator& op : profile.operators) {
@@ -97,9 +101,7 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
     // What was planned as one micro-batch has no room for the gradients that several keep.
     const bool large_enough = step.batch <= known.batch || choice.micro_batches > 1;
     const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.batch) <= choice.items;
-    const bool same_step = known.is_training == step.is_training && known.trained == step.trained;
-    if (same_step && large_enough && same_cut && covers(known.shape, step.shape) &&
-        (found == nullptr || known.shape == step.shape)) {
+    if (large_enough && same_cut && covers(known.kind, step.kind) && (found == nullptr || known.kind == step.kind)) {
       found = &known;
     }
   }
@@ -113,9 +115,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     return last_ == nullptr ? nullptr : &last_->plan;
   }
   if (last_ == nullptr) {
-    Known known{.shape = step.shape,
-                .is_training = step.is_training,
-                .trained = step.trained,
+    Known known{.kind = step.kind,
                 .batch = step.batch,
                 .fixed_bytes = step.fixed_bytes,
                 .gradient_bytes = step.gradient_bytes,
@@ -123,10 +123,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
                 .at_most = step.at_most};
     try_slices(known, step, try_all(known, step));
     choose(known, step);
-    known_.remove_if([&](const Known& old) {
-      return old.is_training == known.is_training && old.trained == known.trained && old.batch <= known.batch &&
-             covers(known.shape, old.shape);
-    });
+    known_.remove_if([&](const Known& old) { return old.batch <= known.batch && covers(known.kind, old.kind); });
     last_ = &known_.emplace_back(std::move(known));
     return &last_->plan;
   }
@@ -182,8 +179,7 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
   known.at_most = agreed.at_most;
   known.shared_batch = batch;
   if (const bool is_whole = known.at_most == RankSplit::kWhole; is_whole || known.at_most < batch) {
-    remember(
-        {known.shape, known.is_training, known.trained, batch, is_whole ? batch : known.at_most, known.plan.slices});
+    remember({known.kind, batch, is_whole ? batch : known.at_most, known.plan.slices});
   }
 }
 
@@ -220,7 +216,7 @@ bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items, i
     known.pinned_by = step.pinned_by();
   }
   const bool has_run = known.tried.contains(items);
-  if (has_run && known.pinned_by.empty() && step.is_training && !splits_batch_norm_) {
+  if (has_run && known.pinned_by.empty() && step.kind.is_training && !splits_batch_norm_) {
     known.pinned_by = normalises_by_batch(known.tried.at(items).profile);
   }
   return has_run;
@@ -326,8 +322,7 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
     }
     if (make_plan(known, step, found)) {
       known.is_stale = false;
-      remember(
-          {known.shape, known.is_training, known.trained, known.batch, known.plan.choice.items, known.plan.slices});
+      remember({known.kind, known.batch, known.plan.choice.items, known.plan.slices});
       return;
     }
     if (const int64_t less = found.choice->items / 2;
@@ -404,9 +399,7 @@ const StepPlanner::Choice* StepPlanner::chosen_before(const StepToPlan& step) co
   for (const Choice& choice : choices_) {
     // What was not cut says nothing of larger batches.
     const bool large_enough = step.batch <= choice.batch || choice.items < choice.batch;
-    const bool same_step = choice.is_training == step.is_training && choice.trained == step.trained;
-    if (same_step && large_enough && covers(choice.shape, step.shape) &&
-        (found == nullptr || choice.shape == step.shape)) {
+    if (large_enough && covers(choice.kind, step.kind) && (found == nullptr || choice.kind == step.kind)) {
       found = &choice;
     }
   }
@@ -415,10 +408,8 @@ const StepPlanner::Choice* StepPlanner::chosen_before(const StepToPlan& step) co
 
 // As its plan does, it takes the place of those that it covers.
 void StepPlanner::remember(Choice choice) {
-  std::erase_if(choices_, [&](const Choice& old) {
-    return old.is_training == choice.is_training && old.trained == choice.trained && old.batch <= choice.batch &&
-           covers(choice.shape, old.shape);
-  });
+  std::erase_if(choices_,
+                [&](const Choice& old) { return old.batch <= choice.batch && covers(choice.kind, old.kind); });
   choices_.push_back(std::move(choice));
 }
 

@@ -25,11 +25,18 @@
 
 namespace snug::detail {
 
+/// Steps of one kind save the same tensors, for batches of the same size.
+struct StepKind {
+  BatchShape shape = {};
+  bool is_training = true;  // the model's mode
+  uint32_t trained = 0;     // tells which parameters are not frozen
+
+  friend bool operator==(const StepKind&, const StepKind&) = default;
+};
+
 /// What a step is, before it is planned.
 struct StepToPlan {
-  BatchShape shape = {};
-  bool is_training = true;              // the model's mode
-  uint64_t trained = 0;                 // tells which parameters are not frozen: with others, other tensors are saved
+  StepKind kind = {};
   int64_t batch = 0;                    // items
   int64_t micro_batch = 0;              // items in each; 0: to be chosen
   int64_t at_most = RankSplit::kWhole;  // items in each: what all ranks have agreed on
@@ -54,9 +61,7 @@ class StepPlanner {
 
   /// Which micro-batch was chosen for which batch.
   struct Choice {
-    BatchShape shape;
-    bool is_training;
-    uint64_t trained;
+    StepKind kind;
     int64_t batch;
     int64_t items;
     int64_t slices;
@@ -108,9 +113,7 @@ class StepPlanner {
     std::vector<Choice> choices;
   };
   struct Known {
-    BatchShape shape;
-    bool is_training;
-    uint64_t trained;
+    StepKind kind;
     int64_t batch;
     int64_t fixed_bytes;
     int64_t gradient_bytes;

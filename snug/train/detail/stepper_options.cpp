@@ -80,10 +80,8 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
         "or a "
         "SaveOnHost around the steps instead");
   }
-  for (const auto& module : model.modules()) {
-    const auto* synchronised = dynamic_cast<const SyncBatchNormImpl*>(module.get());
-    if (plans && synchronised != nullptr && synchronised->group().size() > 1 &&
-        (options.data_parallel == nullptr || &options.data_parallel->group() != &synchronised->group())) {
+  for (const SyncBatchNormImpl* norm : sync_batch_norms(model)) {
+    if (plans && (options.data_parallel == nullptr || &options.data_parallel->group() != &norm->group())) {
       throw ConfigError(
           "Stepper: memory_budget is planned for by passes of each rank alone, but a SyncBatchNorm speaks with others "
           "in "

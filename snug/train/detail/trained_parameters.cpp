@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "snug/core/detail/fnv1a.h"
 #include "snug/core/error.h"
 #include "snug/core/gradient_scaling.h"
 #include "snug/optim/fused_optimizer.h"
@@ -92,7 +93,9 @@ void TrainedParameters::name_all() {
   if (auto* fused = dynamic_cast<FusedOptimizer*>(&optimizer_)) {
     fused->name_parameters(all_);
   }
+  fingerprint_ = detail::fnv1a("");
   for (const auto& [name, parameter] : all_) {
+    fingerprint_ = detail::fnv1a("\n", detail::fnv1a(name, fingerprint_));
     if (parameter.device() != device()) {
       throw ConfigError(fmt::format(
           "Stepper: parameters '{}' and '{}' are on different devices, {} and {}; use one process per device",
@@ -104,17 +107,6 @@ void TrainedParameters::name_all() {
 std::string TrainedParameters::name_of(const at::Tensor& parameter) const {
   const auto entry = std::find_if(all_.begin(), all_.end(), [&](const auto& e) { return e.second.is_same(parameter); });
   return entry == all_.end() ? "a frozen parameter" : entry->first;
-}
-
-// FNV-1a (Fowler, Noll, Vo), which unlike std::hash is the same everywhere.
-uint64_t TrainedParameters::fingerprint() const {
-  uint64_t hash = 14695981039346656037U;
-  for (const auto& [name, parameter] : all_) {
-    for (const char c : name + '\n') {
-      hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
-    }
-  }
-  return hash;
 }
 
 std::vector<at::Tensor> TrainedParameters::updated() const {

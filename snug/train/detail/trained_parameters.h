@@ -43,7 +43,7 @@ class TrainedParameters {
   /// All of them, with names: each once.
   const std::vector<std::pair<std::string, at::Tensor>>& all() const { return all_; }
   /// A hash of the names of all(), the same in each run.
-  uint64_t fingerprint() const;
+  uint32_t fingerprint() const { return fingerprint_; }
   /// Those that the optimizer holds.
   std::vector<at::Tensor> updated() const;
   c10::Device device() const { return all_.front().second.device(); }
@@ -84,6 +84,7 @@ class TrainedParameters {
   std::optional<MasterWeights> masters_;
   std::vector<Seen> seen_;  // by the last refresh
   std::vector<std::pair<std::string, at::Tensor>> all_;
+  uint32_t fingerprint_ = 0;
 };
 
 }  // namespace snug::detail
