@@ -21,6 +21,7 @@ using testing::gradients;
 using testing::kSearch;
 using testing::number_of_models;
 using testing::OneThread;
+using testing::plan_of;
 using testing::random_model;
 using testing::RandomModel;
 using testing::same_bits;
@@ -141,17 +142,14 @@ TEST(Rematerialize, MayKeepWhatABackwardPassInsideAddsUp) {
     return torch::matmul(force, weight).tanh().sigmoid().square().sum();
   };
   const StepSimulator simulator(profile_step(forward));
-  RematPlan plan{.hold_from = keep_all(simulator.profile())};
-  for (size_t s = 0; s < plan.hold_from.size(); ++s) {
+  HoldFrom choices = keep_all(simulator.profile());
+  for (size_t s = 0; s < choices.size(); ++s) {
     if (simulator.profile().storages[s].name == "aten::tanh") {
-      plan.hold_from[s] = kHold;
+      choices[s] = kHold;
     }
   }
-  const Simulation run = simulator.run(plan.hold_from);
-  ASSERT_EQ(run.replays.size(), 1U);
-  plan.peak_bytes = run.peak_bytes;
-  const auto planned = ActivationPlan::from_json(R"({"plan":)" + plan.to_json() + R"(,"profile":)" +
-                                                 simulator.profile().to_json() + "}");
+  ASSERT_EQ(simulator.run(choices).replays.size(), 1U);
+  const ActivationPlan planned = *plan_of(simulator, choices);
   const MemoryMeter meter;
   Tensor loss;
   {

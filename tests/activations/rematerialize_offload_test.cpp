@@ -34,6 +34,7 @@ using testing::gradients;
 using ::testing::HasSubstr;
 using testing::number_of_models;
 using testing::OneThread;
+using testing::plan_of;
 using testing::random_model;
 using testing::RandomModel;
 using testing::same_bits;
@@ -44,17 +45,6 @@ using torch::Tensor;
 
 OffloadLink link_to(const std::filesystem::path& directory) {
   return {.directory = directory.string(), .out_bytes_per_second = 1e9, .back_bytes_per_second = 2e9, .seconds = 1e-5};
-}
-
-// Any plan, as it would be read from a file; none if it cannot be executed.
-std::optional<ActivationPlan> plan_of(const StepSimulator& simulator, const HoldFrom& hold_from) {
-  const Simulation run = simulator.run(hold_from);
-  if (run.impossible >= 0) {
-    return std::nullopt;
-  }
-  const RematPlan plan{.hold_from = hold_from, .peak_bytes = run.peak_bytes, .seconds = run.seconds};
-  return ActivationPlan::from_json(R"({"plan":)" + plan.to_json() + R"(,"profile":)" + simulator.profile().to_json() +
-                                   "}");
 }
 
 HoldFrom all_offloaded(const StepProfile& profile) {
