@@ -148,11 +148,11 @@ void measure_as_rank(const std::vector<Experiment>& experiments, const Flags& fl
 void run_compare(const Flags& flags) {
   check(flags);
   const std::vector<Experiment> experiments = chosen(flags);
-  check_inputs(experiments, flags);
   if (read_launch_environment(process_environment()).launcher != LaunchPlace().launcher) {
     measure_as_rank(experiments, flags);
     return;
   }
+  check_inputs(experiments, flags);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);        // what goes to a file can be watched
   std::filesystem::create_directories(flags.out);  // at once, not after an hour of measuring
   ComparisonPage page{.title = "Training under limits, side by side", .subtitle = machine()};
