@@ -180,7 +180,7 @@ std::string names_and_subjects() {
     text += fmt::format("  {:<15} {}\n", experiment.name, experiment.what);
   }
   return text +
-         "\nWrites DIR/index.html, a page that loads nothing, the numbers of each figure as CSV beside it, and "
+         "\nWrites DIR/index.html, a page that loads nothing; beside it each figure as SVG, its numbers as CSV, and "
          "results.md.\n"
          "Times are ratios of programs that take turns. --python adds Python to sin-cos.";
 }

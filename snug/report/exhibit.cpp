@@ -107,8 +107,11 @@ std::string exhibit_csv(const Exhibit& exhibit) {
 }
 
 std::string exhibit_svg(const Exhibit& exhibit) {
+  if (std::holds_alternative<Table>(exhibit.content)) {
+    return "";
+  }
   const auto* schedule = std::get_if<Schedule>(&exhibit.content);
-  return schedule == nullptr ? ""
+  return schedule == nullptr ? detail::figure_image(exhibit)
                              : detail::schedule_svg(*schedule, exhibit.title, "xmlns=\"http://www.w3.org/2000/svg\"");
 }
 

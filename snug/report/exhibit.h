@@ -102,7 +102,8 @@ struct Exhibit {
 /// Curves: curve, x, y, label. Bars: a column for each part. Schedule: way, time, run, block, kept until, kept by forward (1 or 0); time is the place among the runs.
 std::string exhibit_csv(const Exhibit& exhibit);
 
-/// A Schedule as an SVG that stands by itself, for light and dark; empty for the others, which are drawn in pages only.
+/// The figure as an SVG that stands by itself, for light and dark. Plots and bars hold HTML (foreignObject), so browsers draw them, and the pages of
+/// repositories; other programs may not. Empty for a Table, of which comparison_markdown has the text.
 std::string exhibit_svg(const Exhibit& exhibit);
 
 }  // namespace snug

@@ -134,7 +134,21 @@ TEST(Exhibit, DrawsTheRunsOfASchedule) {
   EXPECT_EQ(count_of(drawn, "class=\"back\""), 2u);
   EXPECT_EQ(count_of(drawn, "class=\"band\""), 3u);
   EXPECT_EQ(count_of(drawn, ">+1<"), 1u);
-  EXPECT_EQ(exhibit_svg(plot_of({})), "");
+}
+
+TEST(Exhibit, DrawsPlotsAndBarsAsImagesToo) {
+  const Exhibit plot = plot_of({{.name = "<a>", .x = {0, 5, 10}, .y = {0, 10, 5}, .drawn = Drawn::Points}});
+  const std::string image = exhibit_svg(plot);
+  EXPECT_NE(image.find("M0.0 1000.0h0M500.0 0.0h0M1000.0 500.0h0"), std::string::npos) << image;
+  EXPECT_NE(image.find("By hand."), std::string::npos);
+  EXPECT_EQ(count_of(image, "<svg "), count_of(image, "<svg xmlns="));
+  for (const char* of_pages : {"href", "data-hover", "max-width: 760px", "https:", "@import", "url(", "<a>"}) {
+    EXPECT_EQ(image.find(of_pages), std::string::npos) << of_pages;
+  }
+  EXPECT_NE(
+      exhibit_svg({.file = "b", .title = "", .content = Bars{.parts = {"p"}, .bars = {{"one", {1}}}}}).find("<rect"),
+      std::string::npos);
+  EXPECT_EQ(exhibit_svg({.file = "t", .title = "", .content = Table{.header = {"a"}, .rows = {{"1"}}}}), "");
 }
 
 TEST(Exhibit, DrawsAScheduleThatStandsByItselfAndLoadsNothing) {

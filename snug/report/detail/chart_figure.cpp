@@ -101,7 +101,9 @@ std::string figure_html(const Figure& figure, const Frame& frame) {
       "<figure class=\"chart{}\">\n<figcaption><h3>{}</h3><span class=\"caption\">{}</span>"
       "<span class=\"legend\">{}</span></figcaption>\n",
       figure.wide ? " wide" : "", escape_html(figure.title), escape_html(figure.caption), figure.legend);
-  html += fmt::format("<div class=\"plot\" data-hover=\"{}\">\n{}\n", hover_json(figure.hover, frame.x),
+  const bool is_pointed_at = !figure.hover.empty();
+  html += fmt::format("<div class=\"plot\"{}>\n{}\n",
+                      is_pointed_at ? fmt::format(" data-hover=\"{}\"", hover_json(figure.hover, frame.x)) : "",
                       tick_labels(frame.y, "y", "bottom", ""));
   if (!figure.y_title.empty()) {
     html += fmt::format("<div class=\"y-title\">{}{}</div>\n", escape_html(figure.y_title),
@@ -114,7 +116,8 @@ std::string figure_html(const Figure& figure, const Frame& frame) {
       "<path class=\"grid\" d=\"{2}\"/>{3}</svg>\n{4}{5}\n",
       kPlotSide, escape_html(figure.description), grid_path(frame.y), figure.curves, figure.labels,
       tick_labels(frame.x, "x", "left", figure.x_title));
-  return html + "<div class=\"cursor\" hidden><div class=\"tip\"></div></div>\n</div>\n" + figure.foot + "</figure>\n";
+  html += is_pointed_at ? "<div class=\"cursor\" hidden><div class=\"tip\"></div></div>\n" : "";
+  return html + "</div>\n" + figure.foot + "</figure>\n";
 }
 
 std::string value_text(double value, Quantity quantity) {

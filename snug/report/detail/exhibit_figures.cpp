@@ -62,7 +62,7 @@ std::string open_figure(const Exhibit& exhibit, const std::string& legend) {
       legend.empty() ? "" : "<span class=\"legend\">" + legend + "</span>");
 }
 
-std::string bars_figure(const Exhibit& exhibit, const Bars& bars) {
+std::string bars_figure(const Exhibit& exhibit, const Bars& bars, Medium medium) {
   double largest = 0;
   for (const Bar& bar : bars.bars) {
     largest = std::max(largest, sum_of(bar));
@@ -75,11 +75,11 @@ std::string bars_figure(const Exhibit& exhibit, const Bars& bars) {
   for (const Bar& bar : bars.bars) {
     rows += bar_row(bars, bar, largest > 0 ? largest : 1);
   }
-  return open_figure(exhibit, legend) + fmt::format("<table class=\"bars\">{}</table>\n", rows) + figure_foot(exhibit) +
-         "</figure>\n";
+  return open_figure(exhibit, legend) + fmt::format("<table class=\"bars\">{}</table>\n", rows) +
+         figure_foot(exhibit, medium) + "</figure>\n";
 }
 
-std::string table_figure(const Exhibit& exhibit, const Table& table) {
+std::string table_figure(const Exhibit& exhibit, const Table& table, Medium medium) {
   std::string head, rows;
   for (const std::string& cell : table.header) {
     head += fmt::format("<th scope=\"col\">{}</th>", escape_html(cell));
@@ -96,33 +96,34 @@ std::string table_figure(const Exhibit& exhibit, const Table& table) {
              "<div class=\"scroll\"><table "
              "class=\"numbers\"><thead><tr>{}</tr></thead><tbody>\n{}</tbody></table></div>\n",
              head, rows) +
-         figure_foot(exhibit) + "</figure>\n";
+         figure_foot(exhibit, medium) + "</figure>\n";
 }
 
-std::string schedule_figure(const Exhibit& exhibit, const Schedule& schedule) {
+std::string schedule_figure(const Exhibit& exhibit, const Schedule& schedule, Medium medium) {
   return open_figure(exhibit, "") + "<div class=\"scroll\">" +
-         schedule_svg(schedule, exhibit.title, "style=\"min-width: 760px\"") + "</div>\n" + figure_foot(exhibit) +
-         "</figure>\n";
+         schedule_svg(schedule, exhibit.title, "style=\"min-width: 760px\"") + "</div>\n" +
+         figure_foot(exhibit, medium) + "</figure>\n";
 }
 
 }  // namespace
 
-std::string figure_foot(const Exhibit& exhibit) {
-  return fmt::format("<p class=\"made\">{} <a href=\"{}.csv\">Numbers</a></p>\n", escape_html(exhibit.made),
-                     escape_html(exhibit.file));
+std::string figure_foot(const Exhibit& exhibit, Medium medium) {
+  const std::string link =
+      medium == Medium::Page ? fmt::format(" <a href=\"{}.csv\">Numbers</a>", escape_html(exhibit.file)) : "";
+  return fmt::format("<p class=\"made\">{}{}</p>\n", escape_html(exhibit.made), link);
 }
 
-std::string exhibit_figure(const Exhibit& exhibit) {
+std::string exhibit_figure(const Exhibit& exhibit, Medium medium) {
   if (const auto* plot = std::get_if<Plot>(&exhibit.content)) {
-    return plot_figure(exhibit, *plot);
+    return plot_figure(exhibit, *plot, medium);
   }
   if (const auto* bars = std::get_if<Bars>(&exhibit.content)) {
-    return bars_figure(exhibit, *bars);
+    return bars_figure(exhibit, *bars, medium);
   }
   if (const auto* schedule = std::get_if<Schedule>(&exhibit.content)) {
-    return schedule_figure(exhibit, *schedule);
+    return schedule_figure(exhibit, *schedule, medium);
   }
-  return table_figure(exhibit, std::get<Table>(exhibit.content));
+  return table_figure(exhibit, std::get<Table>(exhibit.content), medium);
 }
 
 }  // namespace snug::detail

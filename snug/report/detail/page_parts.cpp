@@ -20,8 +20,8 @@ std::string document(std::string_view title, std::string_view subtitle, std::str
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n<link rel=\"icon\" href=\"data:,\">\n"
-      "<title>{}</title>\n<style>{}</style>\n</head>\n",
-      kPolicy, escape_html(title), kPageStyle);
+      "<title>{}</title>\n<style>{}{}</style>\n</head>\n",
+      kPolicy, escape_html(title), kPageStyle, kSmallScreenStyle);
   page += fmt::format("<body>\n<header><div class=\"brand\">{}snug</div>\n<h1>{}</h1>\n<p>{}</p></header>\n<main>\n",
                       kPageMark, escape_html(title), escape_html(subtitle));
   page += main;

@@ -172,6 +172,10 @@ summary { cursor: pointer; margin: 36px 0 12px; font-weight: 600; }
 .events td { padding: 4px 24px 4px 0; vertical-align: top; overflow-wrap: anywhere;
   font-variant-numeric: tabular-nums; }
 footer { padding-top: 36px; padding-bottom: 48px; color: var(--soft); font-size: 13px; }
+@media print { .chart, .card, .box { break-inside: avoid; box-shadow: none; } pre.box { max-height: none; } }
+)css";
+
+const std::string_view kSmallScreenStyle = R"css(
 @media (max-width: 760px) {
   header, main, footer { padding-left: 14px; padding-right: 14px; }
   h1 { font-size: 27px; }
@@ -183,11 +187,10 @@ footer { padding-top: 36px; padding-bottom: 48px; color: var(--soft); font-size:
   .bar .inside, .tag { display: none; }
   .bars .note { display: none; }
 }
-@media print { .chart, .card, .box { break-inside: avoid; box-shadow: none; } pre.box { max-height: none; } }
 )css";
 
 const std::string_view kPageScript = R"js(
-for (const plot of document.querySelectorAll('.plot')) {
+for (const plot of document.querySelectorAll('.plot[data-hover]')) {
   const { places, texts } = JSON.parse(plot.dataset.hover);
   const cursor = plot.querySelector('.cursor');
   plot.addEventListener('pointermove', event => {

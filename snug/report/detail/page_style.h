@@ -7,6 +7,7 @@
 namespace snug::detail {
 
 extern const std::string_view kPageStyle;
+extern const std::string_view kSmallScreenStyle;
 extern const std::string_view kPageScript;
 extern const std::string_view kPageMark;
 

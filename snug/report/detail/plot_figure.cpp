@@ -153,7 +153,7 @@ void add_curve(Figure& figure, const Curve& curve, const std::string& look, cons
 
 }  // namespace
 
-std::string plot_figure(const Exhibit& exhibit, const Plot& plot) {
+std::string plot_figure(const Exhibit& exhibit, const Plot& plot, Medium medium) {
   Extent xs, ys;
   for (const Curve& curve : plot.curves) {
     for (size_t i = 0; i < curve.x.size(); ++i) {
@@ -170,8 +170,10 @@ std::string plot_figure(const Exhibit& exhibit, const Plot& plot) {
     add_curve(figure, plot.curves[c], look_of(c), frame);
   }
   figure.labels = labels_of(plot, frame);
-  figure.hover = hover_of(plot, frame.x);
-  figure.foot = figure_foot(exhibit);
+  if (medium == Medium::Page) {
+    figure.hover = hover_of(plot, frame.x);
+  }
+  figure.foot = figure_foot(exhibit, medium);
   return figure_html(figure, frame);
 }
 
