@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -41,6 +42,46 @@ Technique in_segments(int64_t segments, const std::string& label) {
           }};
 }
 
+// Both streams begin as x, and end as their mean. Each pair is F and G of a block; one without a partner is left out.
+Layer reversible_in_pairs(const Layers& halves) {
+  ReversibleSequential blocks;
+  for (size_t i = 0; i + 1 < halves.size(); i += 2) {
+    blocks.push_back(halves[i], halves[i + 1]);
+  }
+  return [blocks](const Tensor& x) {
+    const auto [a, b] = blocks.forward(x, x);
+    return (a + b) / 2;
+  };
+}
+
+// A block without its shortcut; BatchNorm without running statistics, which would be moved again by what backward runs again.
+Layer branch_of(const ResNetBlock& block) {
+  return [branch = block->branch](Tensor x) mutable {
+    for (auto& layer : *branch) {
+      const auto* norm = layer.ptr()->as<torch::nn::BatchNorm2d>();
+      x = norm != nullptr ? at::batch_norm(x, norm->weight, norm->bias, {}, {}, true, 0, norm->options.eps(), false)
+                          : layer.forward(x);
+    }
+    return x;
+  };
+}
+
+// A block that changes the shape stays as it is, and so does one without a partner.
+Layer reversible_resnet(const ResNet& resnet, size_t blocks_a_stage) {
+  Layers parts;
+  for (size_t i = 0; i < resnet->blocks.size();) {
+    const bool changes_shape = i > 0 && i % blocks_a_stage == 0, is_last = (i + 1) % blocks_a_stage == 0;
+    if (changes_shape || is_last) {
+      parts.push_back([block = resnet->blocks[i]](const Tensor& x) mutable { return block->forward(x); });
+      i += 1;
+    } else {
+      parts.push_back(reversible_in_pairs({branch_of(resnet->blocks[i]), branch_of(resnet->blocks[i + 1])}));
+      i += 2;
+    }
+  }
+  return [parts](const Tensor& x) { return in_order(parts, x); };
+}
+
 }  // namespace
 
 std::vector<Tensor> DeepModel::parameters() const { return module->parameters(); }
@@ -58,9 +99,7 @@ DeepModel deep_mlp(int64_t layers, int64_t width, int64_t batch) {
     module->push_back(linear);
     model.layers.push_back([linear](const Tensor& x) mutable { return torch::gelu(linear->forward(x)); });
   }
-  for (size_t i = 0; i + 1 < model.layers.size(); i += 2) {
-    model.halves.emplace_back(model.layers[i], model.layers[i + 1]);
-  }
+  model.reversible = reversible_in_pairs(model.layers);
   model.input = [width](int64_t items) { return torch::randn({items, width}); };
   model.loss = [](const Tensor& x, const Layer& run) { return run(x).square().mean(); };
   return model;
@@ -74,12 +113,14 @@ DeepModel deep_gpt(int64_t layers, int64_t width, int64_t context, int64_t batch
                   .module = gpt.ptr(),
                   .layers = {},
                   .batch = batch};
+  Layers halves;
   for (GptBlock block : gpt->blocks) {
     model.layers.push_back([block](const Tensor& x) mutable { return block->forward(x); });
-    model.halves.emplace_back(
-        [block](const Tensor& x) mutable { return block->attention->forward(block->attention_norm->forward(x)); },
-        [block](const Tensor& x) mutable { return block->mlp->forward(block->mlp_norm->forward(x)); });
+    halves.push_back(
+        [block](const Tensor& x) mutable { return block->attention->forward(block->attention_norm->forward(x)); });
+    halves.push_back([block](const Tensor& x) mutable { return block->mlp->forward(block->mlp_norm->forward(x)); });
   }
+  model.reversible = reversible_in_pairs(halves);
   model.input = [context](int64_t items) { return torch::randint(256, {items, context}); };
   model.loss = [gpt, context](const Tensor& tokens, const Layer& run) mutable {
     Tensor h = gpt->token_embedding->forward(tokens) + gpt->position_embedding->forward(torch::arange(context));
@@ -101,6 +142,8 @@ DeepModel deep_resnet(int64_t depth, int64_t batch) {
   for (ResNetBlock block : resnet->blocks) {
     model.layers.push_back([block](const Tensor& x) mutable { return block->forward(x); });
   }
+  model.reversible_part = "pairs of equal shape";
+  model.reversible = reversible_resnet(resnet, resnet->blocks.size() / resnet->options.widths.size());
   model.input = [](int64_t items) { return torch::randn({items, 3, 32, 32}); };
   model.loss = [resnet](const Tensor& x, const Layer& run) mutable {
     const Tensor h = run(resnet->stem->forward(x));
@@ -136,18 +179,10 @@ std::vector<Technique> techniques_for(const DeepModel& model) {
   if (root > 2) {
     all.insert(all.begin() + 3, in_segments(root, fmt::format("sqrt(n) = {} segments", root)));
   }
-  if (!model.halves.empty()) {
+  if (model.reversible) {
     all.push_back({.name = "reversible",
-                   .label = "",
-                   .run =
-                       [](const DeepModel& m, const Tensor& x) {
-                         ReversibleSequential blocks;
-                         for (const auto& [f, g] : m.halves) {
-                           blocks.push_back(f, g);
-                         }
-                         const auto [a, b] = blocks.forward(x, x);
-                         return (a + b) / 2;
-                       },
+                   .label = model.reversible_part,
+                   .run = [](const DeepModel& m, const Tensor& x) { return m.reversible(x); },
                    .is_same_network = false});
   }
   return all;

@@ -5,7 +5,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +23,9 @@ struct DeepModel {
   std::string what;  ///< for people
   std::shared_ptr<torch::nn::Module> module;
   Layers layers;
-  /// The two functions of each reversible block, of the same parameters; empty: the network has no such form.
-  std::vector<std::pair<Layer, Layer>> halves = {};
+  /// The layers as reversible blocks, with the same parameters: another network. Empty: there is no such form.
+  Layer reversible = {};
+  std::string reversible_part = {};  ///< which layers that are, unless all
   int64_t batch = 0;
   std::function<at::Tensor(int64_t items)> input = {};
   /// The mean loss over an input; `run` runs the layers.
