@@ -41,17 +41,22 @@ StepProfile profile_of(Gpt& model, const GptOptions& options, const Flags& flags
   return profile_step(step, {.link = flags.offload.empty() ? OffloadLink{} : measure_offload_link(flags.offload)});
 }
 
-// What to turn to, by what the bytes are for. `of_model`: weights, gradients and AdamW's moments.
+// The rows of docs/which.md.
+std::string advice(const char* one_device, const char* several) {
+  return fmt::format("One device: {}; several: {} (docs/which.md).", one_device, several);
+}
+
+std::string advice_for_time() {
+  return advice("Precision::Auto, snug's optimizers", "DataParallel, more micro-batches a step if the network is slow");
+}
+
+// What the bytes are for, and what to turn to. `of_model`: weights, gradients and AdamW's moments.
 std::string verdict(int64_t of_model, int64_t in_all) {
   const double share = static_cast<double>(of_model) / static_cast<double>(in_all);
-  return share < 0.5
-             ? fmt::format(
-                   "{:.0f} % of it are activations: a plan (--memory) and smaller micro-batches take these away",
-                   100 * (1 - share))
-             : fmt::format(
-                   "{:.0f} % of it are weights, gradients and optimizer state: AdamW8bit, updates in backward, "
-                   "or on several devices a ShardedOptimizer take these away; see docs/which.md",
-                   100 * share);
+  return share < 0.5 ? fmt::format("{:.0f} % of it are activations. {}", 100 * (1 - share),
+                                   advice("a plan (--memory), smaller micro-batches", "smaller shares of the batch"))
+                     : fmt::format("{:.0f} % of it are weights, gradients and optimizer state. {}", 100 * share,
+                                   advice("AdamW8bit, updates in backward", "ShardedOptimizer, GradientSharding"));
 }
 
 // `parameters`: bytes.
@@ -70,7 +75,7 @@ void print_curve(const StepProfile& profile, const Flags& flags, int64_t paramet
     fmt::print("\nThe most frugal plan:\n{}", explain(StepSimulator(profile), curve.points.back()));
   }
   const int64_t plain = fixed + curve.points.front().plain_peak_bytes;
-  fmt::print("The plain step takes {}; {}.\n", Bytes(plain).str(), verdict(4 * parameters, plain));
+  fmt::print("The plain step takes {}; {}\n", Bytes(plain).str(), verdict(4 * parameters, plain));
 }
 
 // As snug train would. What is less than the model and the optimizer alone is not tried.
@@ -94,7 +99,9 @@ void print_choice(Gpt& model, const GptOptions& options, const Flags& flags, int
     });
     takes = Bytes(plan->choice.peak_bytes);
     if (takes <= budget) {
-      fmt::print("{}\n{}\n", flags.explain ? plan->explain() : plan->considered, plan->verdict());
+      const bool is_plain = plan->choice.micro_batches == 1 && !plan->activations && plan->slices == 1;
+      fmt::print("{}\n{}{}\n", flags.explain ? plan->explain() : plan->considered, plan->verdict(),
+                 is_plain ? " What is short is time. " + advice_for_time() : "");
       return;
     }
   } catch (const BudgetExceeded& error) {
