@@ -1,4 +1,4 @@
-"""Runs benchmarks/budget_sweep.cpp and its Python peer, and writes the numbers as CSV and the figure as SVG.
+"""Runs benchmarks/budget_sweep.cpp and its Python peer, and writes the numbers as CSV and the figure as SVG; prints them as Markdown.
 
 usage: budget_sweep.py BUILD_DIR [--pairs N] [--out FOLDER] [--from CSV]
 """
@@ -7,6 +7,7 @@ import argparse
 import csv
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -35,8 +36,26 @@ def measure(build, pairs):
             text = subprocess.run(command + [model, str(pairs)], env=environment, check=True, text=True, stdout=subprocess.PIPE).stdout
             lines = [line for line in text.splitlines() if line.startswith(model + ",")]
             rows += [dict(zip(FIELDS, fields)) for fields in csv.reader(lines)]
-            print("\n".join(lines), flush=True)
+            print("\n".join(lines), file=sys.stderr, flush=True)
     return rows
+
+
+def markdown(rows):
+    text, off = "", []
+    for model, title in TITLES.items():
+        own = [row for row in rows if row["model"] == model]
+        plain = {row["language"]: int(row["peak_bytes"]) for row in own if row["method"] == "keep everything"}
+        text += f"{title}:\n\n| way | activation peak, bytes | of all | time, keeping everything = 1 | lowest to highest |\n|---|---|---|---|---|\n"
+        for row in own:
+            peak, predicted = int(row["peak_bytes"]), re.match(r"predicted (\d+) bytes; (.*)", row["setting"])
+            way = f"{'snug' if row['language'] == 'C++' else 'Python'}: {row['method']} {row['setting']}".strip()
+            if predicted:
+                off.append(abs(peak - int(predicted[1])))
+                way = f"snug: automatic, predicted time {predicted[2]}"
+            text += (f"| {way} | {peak:,} | {peak / plain[row['language']]:.1%} | {float(row['time']):.3f} | "
+                     f"{float(row['lowest']):.3f} to {float(row['highest']):.3f} |\n")
+        text += "\n"
+    return text + f"Measured and predicted peaks of the {len(off)} plans differ by at most {max(off, default=0)} bytes.\n"
 
 
 def marker(x, y, colour):
@@ -105,6 +124,7 @@ def main():
         writer.writeheader()
         writer.writerows(rows)
     (out / "budget_sweep.svg").write_text(figure(rows))
+    print(markdown(rows))
 
 
 if __name__ == "__main__":

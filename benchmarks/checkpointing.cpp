@@ -1,17 +1,23 @@
-// Checkpointing: what a region costs when there is next to nothing in it, and a GPT with every block in a region, without and with the
-// results of matrix products kept. See script/bench. Of the GPT it tells on standard error the bytes that are held for backward.
+// Recomputation: what a region costs when there is next to nothing in it, and what a plan adds to an operator; a GPT with every block in a
+// region, without and with the results of matrix products kept, and under plans; and the search for a plan. See script/bench. On standard
+// error it tells the GPT's bytes.
 
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 
 #include <torch/torch.h>
 
 #include "benchmarks/serve.h"
 #include "snug/activations/checkpoint.h"
+#include "snug/activations/rematerialize.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
+#include "snug/planner/curve.h"
+#include "snug/planner/solver.h"
 
 namespace {
 
@@ -27,29 +33,137 @@ auto tiny(Call call) {
 }
 
 // 12 blocks, d = 256, 4 x 256 tokens, FP32: forward and backward. In the order of benchmarks/peers/checkpointing.py.
+struct GptStep {
+  snug::Gpt model{snug::GptOptions{.vocab = 256, .context = 256, .layers = 12, .heads = 8, .width = 256}};
+  Tensor tokens = torch::randint(256, {4, 256});
+
+  Tensor loss() { return torch::nn::functional::cross_entropy(model->forward(tokens).flatten(0, 1), tokens.flatten()); }
+  void checkpoint_blocks(const snug::CheckpointOptions& options) {
+    model->set_block_runner(
+        [=](const auto& block, Tensor x) { return snug::checkpoint(options, block, std::move(x)); });
+  }
+  int64_t gradient_bytes() const {
+    int64_t bytes = 0;
+    for (const Tensor& parameter : model->parameters()) {
+      bytes += static_cast<int64_t>(parameter.nbytes());
+    }
+    return bytes;
+  }
+  // Above the level before the step, gradients included.
+  int64_t peak_bytes() {
+    model->zero_grad();
+    const snug::MemoryMeter meter;
+    loss().backward();
+    model->zero_grad();
+    return meter.report().peak_bytes;
+  }
+};
+
+std::shared_ptr<GptStep> gpt_step() {
+  torch::manual_seed(1);
+  return std::make_shared<GptStep>();
+}
+
 auto gpt(const std::string& name, const std::optional<snug::CheckpointOptions>& each_block) {
   return [=]() -> std::function<void()> {
-    torch::manual_seed(1);
-    snug::Gpt model(snug::GptOptions{.vocab = 256, .context = 256, .layers = 12, .heads = 8, .width = 256});
+    const auto step = gpt_step();
     if (each_block) {
-      model->set_block_runner(
-          [=](const auto& block, Tensor x) { return snug::checkpoint(*each_block, block, std::move(x)); });
+      step->checkpoint_blocks(*each_block);
     }
-    const Tensor tokens = torch::randint(256, {4, 256});
-    const std::function<Tensor()> loss = [=]() mutable {
-      return torch::nn::functional::cross_entropy(model->forward(tokens).flatten(0, 1), tokens.flatten());
-    };
     {
       const snug::MemoryMeter meter;
-      const Tensor held = loss();
+      const Tensor held = step->loss();
       std::fprintf(stderr, "%s: snug holds %.1f MiB for backward\n", name.c_str(),
                    static_cast<double>(meter.report().live_bytes) / (1 << 20));
     }
-    return [=]() mutable {
-      model->zero_grad();
-      loss().backward();
+    return [step] {
+      step->model->zero_grad();
+      step->loss().backward();
     };
   };
+}
+
+// The same under a plan, whose bytes `budget_of` tells: the peak that it may reach, gradients included.
+auto planned(const std::string& name, const std::function<int64_t(GptStep&)>& budget_of) {
+  return [=]() -> std::function<void()> {
+    const auto step = gpt_step();
+    const snug::Bytes budget(budget_of(*step));
+    const snug::ActivationPlan plan = snug::plan_activations([&] { return step->loss(); }, budget);
+    const auto run = [step, plan] {
+      step->model->zero_grad();
+      Tensor loss;
+      {
+        const snug::Rematerialize scope(plan);
+        loss = step->loss();
+      }
+      loss.backward();
+    };
+    step->model->zero_grad();
+    const snug::MemoryMeter meter;
+    run();
+    std::fprintf(stderr, "%s: peak %s bytes, predicted %s, allowed %s\n", name.c_str(),
+                 std::to_string(meter.report().peak_bytes).c_str(), std::to_string(plan.predicted_peak_bytes).c_str(),
+                 std::to_string(budget.count()).c_str());
+    return run;
+  };
+}
+
+auto planned_for_share(const std::string& name, double share) {
+  return planned(name, [share](GptStep& step) {
+    const int64_t gradients = step.gradient_bytes();
+    return gradients + static_cast<int64_t>(share * static_cast<double>(step.peak_bytes() - gradients));
+  });
+}
+
+int64_t peak_of_every_block(GptStep& step) {
+  step.checkpoint_blocks({});
+  const int64_t peak = step.peak_bytes();
+  step.model->set_block_runner({});
+  return peak;
+}
+
+// Forward through 1,000 operators with next to no work in them, each of which backward needs the input of.
+Tensor small_operators(Tensor x) {
+  for (int i = 0; i < 1000; ++i) {
+    x = x.sin();
+  }
+  return x.sum();
+}
+
+std::function<void()> operators_plain() {
+  const Tensor x = torch::ones({8}, torch::requires_grad());
+  return [x] { small_operators(x); };
+}
+
+// Halfway between plain training and the most frugal plan.
+int64_t middle_budget(const snug::StepSimulator& simulator) {
+  const snug::PlanCurve ends = snug::plan_curve(simulator, {.points = 2});
+  return (ends.points.front().plain_peak_bytes + ends.smallest_feasible_bytes()) / 2;
+}
+
+std::function<void()> operators_planned() {
+  const Tensor x = torch::ones({8}, torch::requires_grad());
+  const auto forward = [x] { return small_operators(x); };
+  const snug::StepProfile profile = snug::profile_step(forward);
+  const snug::ActivationPlan plan(profile, snug::Bytes(middle_budget(snug::StepSimulator(profile))));
+  return [forward, plan] {
+    const snug::Rematerialize scope(plan);
+    forward();
+  };
+}
+
+// 48 blocks. A plan depends on the number of operators, not on their size.
+std::function<void()> search_48() {
+  snug::Gpt model(snug::GptOptions{.vocab = 256, .context = 64, .layers = 48, .heads = 2, .width = 64});
+  const Tensor tokens = torch::randint(256, {1, 64});
+  const snug::StepProfile profile = snug::profile_step(
+      [&] { return torch::nn::functional::cross_entropy(model->forward(tokens).flatten(0, 1), tokens.flatten()); });
+  const snug::StepSimulator simulator(profile);
+  const auto search = [simulator, budget = middle_budget(simulator)] {
+    return std::get<snug::RematPlan>(snug::PlanSolver(simulator).solve(budget));
+  };
+  std::fprintf(stderr, "search_48: at most %.2f %% slower than the best possible plan\n", 100 * search().gap());
+  return search;
 }
 
 }  // namespace
@@ -62,5 +176,12 @@ int main() {
       {"gpt_plain", gpt("gpt_plain", std::nullopt)},
       {"gpt_every_block", gpt("gpt_every_block", snug::CheckpointOptions{})},
       {"gpt_save_matmuls", gpt("gpt_save_matmuls", snug::CheckpointOptions{.policy = snug::save_matmuls})},
+      {"gpt_half", planned_for_share("gpt_half", 0.5)},
+      {"gpt_quarter", planned_for_share("gpt_quarter", 0.25)},
+      {"gpt_9_percent", planned_for_share("gpt_9_percent", 0.09)},
+      {"gpt_as_every_block", planned("gpt_as_every_block", peak_of_every_block)},
+      {"operators_plain", operators_plain},
+      {"operators_planned", operators_planned},
+      {"search_48", search_48},
   });
 }

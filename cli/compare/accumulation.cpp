@@ -118,7 +118,7 @@ void same_losses(Section& section, const Split& data, const CompareFlags& flags)
     }
     largest_difference = std::max(largest_difference, difference);
     table.rows.push_back({fmt::format("{} x {}", 512 / kMicroBatches[i], kMicroBatches[i]),
-                          fmt::format("{:.1e}", difference), bytes_text(split.activations), str(turns.ratio[i])});
+                          fmt::format("{:.1e}", difference), bytes_text(split.activations), str(turns.ratio(i))});
   }
   section.findings.push_back(
       fmt::format("Without BatchNorm the split changes no loss by more than {:.1e} of it in {} steps: rounding, as "

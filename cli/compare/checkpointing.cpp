@@ -135,7 +135,7 @@ std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flag
   }
   const Turns turns = take_turns(programs, flags.turns(7));
   for (size_t i = 0; i < contenders.size(); ++i) {
-    contenders[i].time = turns.ratio[i];
+    contenders[i].time = turns.ratio(i);
   }
   return contenders;
 }

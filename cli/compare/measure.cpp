@@ -4,6 +4,8 @@
 #include <chrono>
 #include <ctime>
 #include <fstream>
+#include <functional>
+#include <iterator>
 #include <thread>
 
 #include <ATen/Parallel.h>
@@ -39,22 +41,23 @@ Turns take_turns(const std::vector<std::function<double()>>& programs, int64_t r
   for (const auto& program : programs) {
     program();
   }
-  std::vector<std::vector<double>> seconds(count), ratios(count);
+  std::vector<std::vector<double>> times(count);
   for (int64_t round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < count; ++i) {
       const size_t turn = round % 2 == 0 ? i : count - 1 - i;
-      seconds[turn].push_back(programs[turn]());
-    }
-    for (size_t i = 0; i < count; ++i) {
-      ratios[i].push_back(seconds[i].back() / seconds[0].back());
+      times[turn].push_back(programs[turn]());
     }
   }
-  Turns turns;
-  for (size_t i = 0; i < count; ++i) {
-    turns.seconds.push_back(spread_of(seconds[i]));
-    turns.ratio.push_back(spread_of(ratios[i]));
-  }
-  return turns;
+  return Turns(std::move(times));
+}
+
+Spread Turns::seconds(size_t program) const { return spread_of(times_[program]); }
+
+Spread Turns::ratio(size_t program, size_t to) const {
+  std::vector<double> ratios;
+  std::transform(times_[program].begin(), times_[program].end(), times_[to].begin(), std::back_inserter(ratios),
+                 std::divides<>());
+  return spread_of(ratios);
 }
 
 std::string str(const Spread& spread) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,9 +25,19 @@ struct Spread {
 };
 Spread spread_of(const std::vector<double>& values);
 
-struct Turns {
-  std::vector<Spread> seconds;  ///< of each program
-  std::vector<Spread> ratio;    ///< of each program's time to that of the first, taken in the same round
+class Turns {
+ public:
+  Turns() = default;
+  /// `times[i]`: seconds of program i, round by round.
+  explicit Turns(std::vector<std::vector<double>> times) : times_(std::move(times)) {}
+
+  Spread seconds(size_t program) const;
+
+  /// Of a program's time to another's, taken in the same round.
+  Spread ratio(size_t program, size_t to = 0) const;
+
+ private:
+  std::vector<std::vector<double>> times_;
 };
 
 /// Runs all programs once to warm up, then in `rounds` rounds, every second one backwards; a program returns its seconds.

@@ -21,7 +21,11 @@ struct Claim {
   double median = 0;
 
   bool has_target() const { return !target.empty(); }
-  bool is_met() const { return median >= std::strtod(target.c_str() + target.find_last_of(' '), nullptr); }
+  bool is_at_most() const { return target.find("at most") == 0; }
+  bool is_met() const {
+    const double limit = std::strtod(target.c_str() + target.find_last_of(' '), nullptr);
+    return is_at_most() ? median <= limit : median >= limit;
+  }
 };
 
 std::string trimmed(const std::string& text) {
@@ -40,7 +44,7 @@ std::vector<Claim> claims_of(const std::string& markdown) {
     }
     char* end = nullptr;
     const double median = cells.size() >= 4 ? std::strtod(cells[2].c_str(), &end) : 0;
-    if (median > 0 && end != nullptr && *end == '\0' && cells[3].find(" to ") != std::string::npos) {
+    if (end != nullptr && end != cells[2].c_str() && *end == '\0' && cells[3].find(" to ") != std::string::npos) {
       claims.push_back(
           {.what = cells[1], .spread = cells[3], .target = cells.size() > 4 ? cells[4] : "", .median = median});
     }
@@ -56,19 +60,22 @@ Section compare_python(const CompareFlags& flags) {
     throw ConfigError(
         fmt::format("compare: '{}' holds no ratios; give a table that benchmarks/run.py wrote", flags.results));
   }
-  Section section{
-      .name = "python",
-      .title = "Against Python, and against LibTorch's own C++",
-      .idea =
-          "The same work in two programs that take turns, each at its best settings. Above 1 snug is the faster one."};
+  Section section{.name = "python",
+                  .title = "Against Python, and against LibTorch's own C++",
+                  .idea =
+                      "The same work in two programs that take turns, each at its best settings. The figure has what "
+                      "is asked to be large, the table also what memory and planning cost."};
   Bars bars{.parts = {"ratio of times"}};
-  Table table{.header = {"ratio of times", "median", "lowest to highest", "target", "met"}};
+  Table table{
+      .header = {"ratio of times, unless another unit is named", "median", "lowest to highest", "target", "met"}};
   int64_t with_target = 0, met = 0;
   for (const Claim& claim : claims) {
     const char* verdict = !claim.has_target() ? "" : claim.is_met() ? "yes" : "no";
     with_target += claim.has_target() ? 1 : 0;
     met += claim.has_target() && claim.is_met() ? 1 : 0;
-    bars.bars.push_back({claim.what, {claim.median}, claim.spread});
+    if (claim.has_target() && !claim.is_at_most()) {
+      bars.bars.push_back({claim.what, {claim.median}, claim.spread});
+    }
     table.rows.push_back({claim.what, fmt::format("{:.2f}", claim.median), claim.spread, claim.target, verdict});
   }
   section.numbers = {{"Targets met", fmt::format("{} of {}", met, with_target), "by the median"}};

@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cli/compare/sin_cos_script.h"  // made by cli/CMakeLists.txt of benchmarks/peers/sin_cos.py
 #include "snug/core/error.h"
 
 namespace snug::cli {
@@ -74,55 +75,6 @@ std::string PythonPeer::read_line() {
   }
 }
 
-std::string sin_cos_script() {
-  return R"(
-import math, sys, time
-import torch
-
-points = int(sys.argv[1])
-torch.manual_seed(1)
-x = torch.linspace(-2 * math.pi, 2 * math.pi, points)[torch.randperm(points)].unsqueeze(1)
-y = torch.cat((x.sin(), x.cos()), 1)
-y = y + 0.02 * torch.rand_like(y) - 0.01
-
-
-class TwoTasks(torch.nn.Module):
-    def __init__(self, width=150):
-        super().__init__()
-        linear, relu = torch.nn.Linear, torch.nn.ReLU
-        self.trunk = torch.nn.Sequential(linear(1, width), relu(), linear(width, width), relu(), linear(width, width), relu())
-        self.sine = torch.nn.Sequential(linear(width, width), relu(), linear(width, 1))
-        self.cosine = torch.nn.Sequential(linear(width, width), relu(), linear(width, 1))
-
-    def forward(self, x):
-        h = self.trunk(x)
-        return torch.cat((self.sine(h), self.cosine(h)), 1)
-
-
-def prepare(autocast):
-    model = TwoTasks()
-    adam = torch.optim.Adam(model.parameters(), 0.01, fused=True)
-
-    def epoch():
-        adam.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = (model(x).float() - y).square().mean(0).sum()
-        loss.backward()
-        adam.step()
-
-    epoch()
-    return epoch
-
-
-cases = {"float32": prepare(False), "bfloat16": prepare(True)}
-print("ready", flush=True)
-for line in sys.stdin:
-    name, repeats = line.split()
-    start = time.perf_counter()
-    for _ in range(int(repeats)):
-        cases[name]()
-    print(time.perf_counter() - start, flush=True)
-)";
-}
+std::string sin_cos_script() { return kSinCosScript; }
 
 }  // namespace snug::cli

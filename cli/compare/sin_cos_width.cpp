@@ -29,10 +29,10 @@ void sweep_two_tasks_width(Section& section, const CompareFlags& flags, int64_t 
       return [&way, epochs] { return way.seconds_of_epochs(epochs) / static_cast<double>(epochs); };
     };
     const Turns turns = take_turns({program(low), program(full)}, flags.turns(7));
-    const double ratio = turns.ratio[1].median;
-    const double saved = turns.seconds[1].median * (1 - 1 / ratio);
-    table.rows.push_back({fmt::format("{}", width), fmt::format("{:.1f}", 1e3 * turns.seconds[1].median),
-                          fmt::format("{:.1f}", 1e3 * turns.seconds[1].median / ratio), str(turns.ratio[1]),
+    const double ratio = turns.ratio(1).median;
+    const double saved = turns.seconds(1).median * (1 - 1 / ratio);
+    table.rows.push_back({fmt::format("{}", width), fmt::format("{:.1f}", 1e3 * turns.seconds(1).median),
+                          fmt::format("{:.1f}", 1e3 * turns.seconds(1).median / ratio), str(turns.ratio(1)),
                           fmt::format("{:.1f}", 100 * saved), fmt::format("{:.1f}", 1000 * saved),
                           fmt::format("{:.1f}", 5000 * saved)});
     speedup.x.push_back(static_cast<double>(width));

@@ -12,6 +12,7 @@ import os
 import random
 import re
 import struct
+import xml.etree.ElementTree
 
 from program import GOLDEN, SnugTest, main
 
@@ -119,6 +120,17 @@ class Compare(SnugTest):
                      self.check_bars if 'class="bars"' in figure else
                      self.check_table if 'class="numbers"' in figure else self.check_plot)
             check(file, figure, rows)
+            if check != self.check_table:
+                self.check_image((out / f"{file}.svg").read_text(), figure, file)
+
+    def check_image(self, image, figure, file):
+        """The image beside the page is an XML document, and draws what the page does."""
+        drawn = re.compile(r' (?:d|width|x)="([^"]*)"')
+        shapes = [drawn.findall(shape) for shape in re.findall(r"<(?:path|rect)[^>]*>", figure)]
+        tags = ["{http://www.w3.org/2000/svg}path", "{http://www.w3.org/2000/svg}rect"]
+        inside = [shape for shape in xml.etree.ElementTree.fromstring(image).iter() if shape.tag in tags]
+        inside = [[value for name, value in shape.items() if name in ("d", "width", "x")] for shape in inside]
+        self.assertEqual(inside, shapes, file)
 
     def test_sin_cos_prints_the_five_lines_and_draws_its_numbers(self):
         out, page, printed = self.compare("sin-cos", *SMALL)
@@ -213,14 +225,35 @@ class Compare(SnugTest):
             if curve.endswith("after each"):
                 self.assertEqual(bytes_sent, k * sent[curve.replace("after each", "after the last"), k])
 
+    def test_fit_trains_more_in_the_same_bytes(self):
+        out, page, _ = self.compare("fit", "--quick")
+        self.check_page(out, page)
+        parameters = [float(row["number of parameters"]) for row in self.rows(out, "fit-parameters")]
+        self.assertGreaterEqual(len(set(parameters)), 4)  # nearly each technique makes room for a larger one
+        self.assertEqual(parameters, sorted(parameters))
+        self.assertGreater(parameters[-1], 2 * parameters[0])
+        limit = 200 * 2**20
+        for row in self.rows(out, "fit-memory"):
+            held = sum(float(value) for name, value in row.items() if name not in ("bar", "note"))
+            self.assertLessEqual(held, limit, row)
+        sequence = self.rows(out, "fit-sequence")
+        self.assertEqual(len(sequence), 3)
+        for row in sequence:
+            self.assertEqual(row["in the limit"], "trains" if row["way"] == "automatic plan" else "runs out of memory", row)
+            self.assertEqual(row["gradients against plain"], "equal to the bit" if row["way"] == "automatic plan" else "", row)
+
     def test_python_draws_what_was_measured(self):
         results = self.folder / "results.md"
         results.write_text("| ratio of times | median | lowest to highest | target |\n|---|---|---|---|\n"
                            "| A step: Python / snug | 1.50 | 1.20 to 1.70 | at least 1.1 |\n| Another | 0.90 | 0.80 to 1.00 | at least 1 |\n"
-                           "| No target | 2.00 | 1.00 to 3.00 |  |\n")
+                           "| No target | 2.00 | 1.00 to 3.00 |  |\n| Cost | 1.02 | 1.00 to 1.10 | at most 1.04 |\n"
+                           "| Microseconds | 1.20 | 0.90 to 1.30 | at most 1 |\n| Nothing | -0.01 | -0.20 to 0.10 | at most 1 |\n")
         out, page, printed = self.compare("python", "--results", results)
         self.check_page(out, page)
-        self.assertIn("1 of 2 targets are met", printed)
+        self.assertIn("3 of 5 targets are met", printed)
+        self.assertEqual({row["ratio of times, unless another unit is named"]: row["met"] for row in self.rows(out, "python-table")},
+                         {"A step: Python / snug": "yes", "Another": "no", "No target": "", "Cost": "yes", "Microseconds": "no", "Nothing": "yes"})
+        self.assertEqual([row["bar"] for row in self.rows(out, "python-ratios")], ["A step: Python / snug", "Another"])
 
     def test_refuses_what_it_cannot_do(self):
         out = self.folder / "new"
