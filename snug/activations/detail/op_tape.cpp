@@ -22,11 +22,6 @@ namespace {
 
 const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-// Collectives write to their arguments, though their schemas do not say so.
-bool is_collective(const c10::OperatorHandle& op) {
-  return op.schema().name().starts_with("c10d") || op.schema().name().starts_with("_c10d");
-}
-
 c10::Device device_of(const TapeOperator& record, const Stack& stack, size_t arguments) {
   if (!record.operands.empty()) {
     return record.operands.front().shape.device();
@@ -51,7 +46,12 @@ OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* liste
       store_(schedule_ ? schedule_->store : nullptr),
       listener_(listener),
       deviates_from_(schedule_ ? std::numeric_limits<int>::max() : 0),
-      arrived_(schedule_ ? schedule_->unpackings.size() : 0, false) {}
+      arrived_(schedule_ ? schedule_->unpackings.size() : 0, false) {
+  if (schedule_) {
+    storages_.reserve(schedule_->storages.size());
+    operators_.reserve(schedule_->operators.size());
+  }
+}
 
 void OpTape::call(const OperatorCall& call, Stack& stack) {
   std::unique_lock lock(mutex_);
@@ -118,7 +118,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   TapeOperator record{call.op, call.context()};
   const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
-  record.is_replayable = !is_collective(call.op);
+  record.is_replayable = !traits.is_collective;
   record.arguments.assign(arguments.begin(), arguments.end());
   const std::vector<size_t> written = traits.written_by(arguments);
   const auto is_among = [](const std::vector<size_t>& list, size_t i) {
@@ -152,7 +152,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
     note_generator(record, stack);
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (is_collective(call.op) || (is_among(written, i) && !is_among(traits.statistics, i))) {
+    if (traits.is_collective || (is_among(written, i) && !is_among(traits.statistics, i))) {
       visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { note_write(record, tensor); });
     }
   }

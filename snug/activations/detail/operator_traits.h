@@ -29,8 +29,9 @@ struct OperatorTraits {
   std::vector<size_t>
       statistics;     ///< running statistics, which are written where `training` says so, though the schema does not
   int training = -1;  ///< that argument; -1: always
-  bool is_random = false;  ///< draws from a generator
-  bool is_view = false;    ///< only looks at the memory of an argument in another way
+  bool is_random = false;      ///< draws from a generator
+  bool is_view = false;        ///< only looks at the memory of an argument in another way
+  bool is_collective = false;  ///< writes to its arguments, though its schema does not say so
 
   /// The arguments that this call writes.
   std::vector<size_t> written_by(const Arguments& arguments) const;

@@ -25,8 +25,11 @@ inline at::Tensor on_storage(const at::Tensor& tensor, const c10::Storage& stora
 
 /// The same view of no memory, to be put on a storage later.
 inline at::Tensor without_memory(const at::Tensor& tensor) {
-  return on_storage(tensor,
-                    {c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, tensor.device()), nullptr, false});
+  const auto no_memory = [](c10::Device device) {
+    return c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
+  };
+  static const c10::Storage on_cpu = no_memory(c10::kCPU);  // one for all
+  return on_storage(tensor, tensor.is_cpu() ? on_cpu : no_memory(tensor.device()));
 }
 
 }  // namespace snug::detail

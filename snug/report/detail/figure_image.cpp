@@ -78,7 +78,8 @@ std::string with_name_spaces(std::string html) {
 std::string figure_image(const Exhibit& exhibit) {
   const double width = is_wide(exhibit) ? kWide : kNarrow, height = height_of(exhibit);
   return fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" role=\"img\" aria-label=\"{2}\">\n"
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 {0:.0f} {1:.0f}\" "
+      "role=\"img\" aria-label=\"{2}\">\n"
       "<foreignObject width=\"{0:.0f}\" height=\"{1:.0f}\">\n<body xmlns=\"http://www.w3.org/1999/xhtml\">\n"
       "<style>{3}body {{ background: none; }} .chart {{ box-shadow: none; "
       "}}</style>\n{4}</body>\n</foreignObject>\n</svg>\n",
