@@ -2,6 +2,7 @@
 
 #include <numbers>
 #include <utility>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -92,19 +93,22 @@ Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Prec
 
 int64_t fastest_micro_batch(const TwoTasksData& data, int64_t width, Precision precision) {
   const int64_t points = data.x.size(0);
-  int64_t best = points;
-  double least = 0;
+  std::vector<int64_t> sizes;
+  std::vector<std::function<double()>> programs;
   for (const int64_t parts : {1, 4, 10, 20, 40}) {
-    const int64_t size = (points + parts - 1) / parts;
-    const Way way = stepper_loop("", data, width, precision, size);
-    way.epoch(false);
-    const double seconds = median({way.seconds_of_epochs(1), way.seconds_of_epochs(1), way.seconds_of_epochs(1)});
-    if (parts == 1 || seconds < least) {
-      least = seconds;
-      best = size;
+    sizes.push_back((points + parts - 1) / parts);
+    const Way way = stepper_loop("", data, width, precision, sizes.back());
+    programs.emplace_back([way] { return way.seconds_of_epochs(1); });
+  }
+  constexpr int64_t kRounds = 7;
+  const Turns turns = take_turns(programs, kRounds);
+  size_t best = 0;
+  for (size_t i = 1; i < sizes.size(); ++i) {
+    if (turns.ratio(i).median < turns.ratio(best).median) {
+      best = i;
     }
   }
-  return best;
+  return sizes[best];
 }
 
 }  // namespace snug::cli

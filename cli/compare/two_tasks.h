@@ -55,7 +55,7 @@ Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std
 /// The same mathematics through the Stepper: micro-batches that stay in the caches, and an optimizer that reads each weight once.
 Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Precision precision, int64_t micro_batch);
 
-/// Of a few sizes, the one whose epochs through the Stepper are fastest.
+/// Of a few sizes, the one whose epochs through the Stepper are fastest when all take turns.
 int64_t fastest_micro_batch(const TwoTasksData& data, int64_t width, Precision precision);
 
 /// Adds time of an epoch in FP32 over that in BF16, for ever wider networks.
