@@ -14,6 +14,7 @@
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
 #include "cli/compare/schedule.h"
+#include "snug/activations/offload.h"
 #include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
 #include "snug/optim/adamw.h"
@@ -84,6 +85,23 @@ void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, c
   }
 }
 
+// For the bytes of the way by hand that offloads, a plan that may offload, too. None if it needs more.
+void add_automatic_with_disk(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
+                             const CompareFlags& flags) {
+  const auto by_hand =
+      std::find_if(contenders.begin(), contenders.end(), [](const Contender& c) { return c.family == "offload"; });
+  const Bytes budget(by_hand->activations + bytes_of(model.parameters()));
+  drop_gradients(model.parameters());
+  const StepProfile profile = profile_step(contenders.front().forward, {.link = measure_offload_link()});
+  try {
+    const ActivationPlan plan = plan_within(profile, budget, flags);
+    contenders.push_back(
+        {.family = "automatic", .label = "as offload, with a file", .forward = planned(model, input, plan)});
+  } catch (const BudgetExceeded& error) {
+    fmt::print("{}\n", error.what());
+  }
+}
+
 std::vector<Tensor> gradients_after(const Contender& contender, const std::vector<Tensor>& parameters) {
   drop_gradients(parameters);
   contender.forward().backward();
@@ -114,6 +132,7 @@ std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flag
   };
   std::for_each(contenders.begin(), contenders.end(), measure_activations);
   add_automatic(contenders, model, input, flags);
+  add_automatic_with_disk(contenders, model, input, flags);
   AdamW optimizer(parameters, {.lr = 0});  // so that all contenders have the same weights
   const std::vector<Tensor> expected = gradients_after(contenders.front(), parameters);
   optimizer.step();  // makes its state
