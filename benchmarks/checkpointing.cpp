@@ -9,6 +9,7 @@
 #include <string>
 #include <variant>
 
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include "benchmarks/serve.h"
@@ -101,9 +102,8 @@ auto planned(const std::string& name, const std::function<int64_t(GptStep&)>& bu
     step->model->zero_grad();
     const snug::MemoryMeter meter;
     run();
-    std::fprintf(stderr, "%s: peak %s bytes, predicted %s, allowed %s\n", name.c_str(),
-                 std::to_string(meter.report().peak_bytes).c_str(), std::to_string(plan.predicted_peak_bytes).c_str(),
-                 std::to_string(budget.count()).c_str());
+    fmt::print(stderr, "{}: peak {} bytes, predicted {}, allowed {}\n", name, meter.report().peak_bytes,
+               plan.predicted_peak_bytes, budget.count());
     return run;
   };
 }

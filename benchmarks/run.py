@@ -15,6 +15,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent
 
+
 class AtMost(float):
     """A target that is the most that may be."""
 
