@@ -1,0 +1,46 @@
+#include "snug/memory/detail/held.h"
+
+namespace snug::detail {
+namespace {
+
+// VariableVersion does not say which counter it shares. Naming a private member in an explicit instantiation is legal, and does not compile
+// should it be renamed. Tried on torch 2.13.0.
+template <auto Member>
+struct Open {
+  friend constexpr auto counter_of_version() { return Member; }
+};
+constexpr auto counter_of_version();
+template struct Open<&c10::VariableVersion::version_counter_>;
+
+}  // namespace
+
+WriteCount::WriteCount(const at::Tensor& tensor)
+    : counter_(tensor.is_inference() ? c10::VariableVersion() : tensor.unsafeGetTensorImpl()->version_counter()),
+      known_(now()) {}
+
+const void* WriteCount::counter() const { return (counter_.*counter_of_version()).get(); }
+
+void WriteCount::expect(uint32_t writes) {
+  moved_ = moved();
+  known_ = now();
+  expected_ = writes;
+}
+
+void WriteCount::accept() {
+  moved_ = false;
+  known_ = now();
+  expected_ = 0;
+}
+
+Held::Held(const at::Tensor& tensor, uint64_t writes_seen)
+    : storage_(tensor.storage().getWeakStorageImpl()),
+      writes_(tensor),
+      version_(writes_.now()),
+      writes_seen_(writes_seen) {}
+
+bool Held::is_same(const Held& other) const {
+  return name() == other.name() && writes_.counter() == other.writes_.counter() && version_ == other.version_ &&
+         writes_seen_ == other.writes_seen_;
+}
+
+}  // namespace snug::detail
