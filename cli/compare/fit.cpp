@@ -33,7 +33,7 @@ struct Sizes {
   int64_t limit, layers, context, batch, width_unit;
 };
 
-// Each has what the one before it has, and one thing more.
+// Each has what the one before it has, and one thing more; but the last, whose gradients are gone as soon as they are used, has no micro-batches.
 struct Rung {
   const char* name;
   bool splits = false;  // micro-batches of one sequence
@@ -47,7 +47,7 @@ constexpr std::array kRungs{
     Rung{.name = "+ micro-batches of 1", .splits = true},
     Rung{.name = "+ checkpointed blocks", .splits = true, .checkpoints = true},
     Rung{.name = "+ 8-bit AdamW", .splits = true, .checkpoints = true, .eight_bits = true},
-    Rung{.name = "+ updates in backward", .checkpoints = true, .eight_bits = true, .updates_in_backward = true},
+    Rung{.name = "updates in backward, not micro-batches", .checkpoints = true, .eight_bits = true, .updates_in_backward = true},
 };
 
 class Training {
