@@ -186,7 +186,7 @@ void ladder(Section& section, const Sizes& sizes) {
   section.exhibits.push_back(
       {.file = "fit-parameters",
        .title = "The largest GPT that trains",
-       .caption = fmt::format("within {} of tensors; each line adds a technique", bytes_text(sizes.limit)),
+       .caption = fmt::format("within {} of tensors; each line but the last adds a technique", bytes_text(sizes.limit)),
        .made = made,
        .content = sizes_bars});
   section.exhibits.push_back({.file = "fit-memory",
