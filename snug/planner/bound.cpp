@@ -172,30 +172,82 @@ std::vector<Droppable> droppables(const StepSimulator& simulator) {
   return result;
 }
 
+// What may be absent during one event, as a tree of sums over all droppables in their order: so a change, and the cheapest fractional choice
+// that makes up so many bytes, take as many steps as the tree is deep.
+class CheapestCover {
+ public:
+  explicit CheapestCover(const std::vector<Droppable>& ranked) : ranked_(ranked) {
+    while (leaves_ < ranked.size()) {
+      leaves_ *= 2;
+    }
+    sums_.resize(2 * leaves_);
+  }
+
+  void put_in(size_t i) { set(i, {ranked_[i].bytes, ranked_[i].seconds}); }
+  void take_out(size_t i) { set(i, {}); }
+
+  double seconds_for(int64_t bytes) const {
+    if (bytes <= 0) {
+      return 0;
+    }
+    if (sums_[1].bytes < bytes) {
+      return kInfinity;
+    }
+    double seconds = 0;
+    size_t node = 1;
+    while (node < leaves_) {
+      node *= 2;
+      if (sums_[node].bytes < bytes) {
+        bytes -= sums_[node].bytes;
+        seconds += sums_[node].seconds;
+        ++node;
+      }
+    }
+    return seconds + sums_[node].seconds * static_cast<double>(bytes) / static_cast<double>(sums_[node].bytes);
+  }
+
+ private:
+  struct Sum {
+    int64_t bytes = 0;
+    double seconds = 0;
+  };
+
+  void set(size_t i, Sum sum) {
+    size_t node = leaves_ + i;
+    sums_[node] = sum;
+    for (node /= 2; node > 0; node /= 2) {
+      sums_[node] = {sums_[2 * node].bytes + sums_[2 * node + 1].bytes,
+                     sums_[2 * node].seconds + sums_[2 * node + 1].seconds};
+    }
+  }
+
+  const std::vector<Droppable>& ranked_;
+  size_t leaves_ = 1;
+  std::vector<Sum> sums_;  // the root is number 1, the children of n are 2 n and 2 n + 1
+};
+
 }  // namespace
 
 double lower_bound_seconds(const StepSimulator& simulator, int64_t budget) {
   const Simulation plain = simulator.run(keep_all(simulator.profile()));
-  std::vector<int64_t> missing(plain.high.size());
-  std::vector<double> cost(plain.high.size(), 0);
-  for (size_t e = 0; e < missing.size(); ++e) {
-    missing[e] = plain.high[e] - budget;
-  }
-  for (const Droppable& one : droppables(simulator)) {
-    for (const auto& [first, last] : one.gaps) {
-      for (int e = first; e <= last; ++e) {
-        int64_t& left = missing[static_cast<size_t>(e)];
-        if (left > 0) {
-          const int64_t part = std::min(left, one.bytes);
-          cost[static_cast<size_t>(e)] += one.seconds * static_cast<double>(part) / static_cast<double>(one.bytes);
-          left -= part;
-        }
-      }
+  const std::vector<Droppable> ranked = droppables(simulator);
+  std::vector<std::vector<size_t>> begins(plain.high.size() + 1), ends(plain.high.size() + 1);
+  for (size_t i = 0; i < ranked.size(); ++i) {
+    for (const auto& [first, last] : ranked[i].gaps) {
+      begins[static_cast<size_t>(first)].push_back(i);
+      ends[static_cast<size_t>(last) + 1].push_back(i);
     }
   }
+  CheapestCover absent(ranked);
   double most = 0;
-  for (size_t e = 0; e < missing.size(); ++e) {
-    most = std::max(most, missing[e] > 0 ? kInfinity : cost[e]);
+  for (size_t e = 0; e < plain.high.size(); ++e) {
+    for (const size_t i : ends[e]) {
+      absent.take_out(i);
+    }
+    for (const size_t i : begins[e]) {
+      absent.put_in(i);
+    }
+    most = std::max(most, absent.seconds_for(plain.high[e] - budget));
   }
   return plain.seconds + most;
 }

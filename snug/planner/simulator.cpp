@@ -1,6 +1,7 @@
 #include "snug/planner/simulator.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
@@ -74,10 +75,11 @@ int StepSimulator::last_version(int storage) const {
 
 class StepSimulator::Run {
  public:
-  Run(const StepSimulator& model, const HoldFrom& plan)
+  Run(const StepSimulator& model, const HoldFrom& plan, int64_t most_replayed = std::numeric_limits<int64_t>::max())
       : model_(model),
         profile_(model.profile_),
         plan_(plan),
+        most_replayed_(most_replayed),
         program_(plan.size(), false),
         kept_(plan.size(), false),
         held_(plan.size(), false),
@@ -128,10 +130,11 @@ class StepSimulator::Run {
 
   void touch(int s, int event) { result_.last_use[at(s)] = std::max(result_.last_use[at(s)], event); }
 
-  // First walk.
+  // First walk. False: the plan is impossible, or the simulation is cut short.
   bool schedule() {
     const int events = static_cast<int>(profile_.events.size());
     for (int e = 0; e < events; ++e) {
+      ++result_.steps;
       const ProfileEvent& event = profile_.events[at(e)];
       if (event.kind == EventKind::Forward) {
         for (const ValueId& value : profile_.operators[at(event.index)].writes) {
@@ -165,6 +168,7 @@ class StepSimulator::Run {
     while (!pending_.empty()) {
       const ValueId value = pending_.back();
       pending_.pop_back();
+      ++result_.steps;
       if (available(value)) {
         touch(value.storage, event);
         continue;
@@ -182,6 +186,10 @@ class StepSimulator::Run {
         return false;
       }
       if (marked_[at(op)] != event) {
+        if (++result_.replayed > most_replayed_) {
+          result_.is_cut_short = true;
+          return false;
+        }
         marked_[at(op)] = event;
         replay.operators.push_back(op);
         pending_.insert(pending_.end(), model_.needs(op).begin(), model_.needs(op).end());
@@ -200,6 +208,7 @@ class StepSimulator::Run {
     std::vector<Made>& made = made_.emplace_back();
     for (int k = 0; k < static_cast<int>(replay.operators.size()); ++k) {
       const int op = replay.operators[at(k)];
+      result_.steps += std::ssize(model_.needs(op)) + std::ssize(profile_.operators[at(op)].writes);
       for (const ValueId& value : model_.needs(op)) {
         if (!available(value)) {
           made[at(temporary_[at(value.storage)])].last = k;
@@ -323,17 +332,20 @@ class StepSimulator::Run {
       one.holds = one.holds && result_.last_use[at(one.storage)] > event_;
       one.stays = one.holds || (one.whole && one.storage == target);
     }
+    sort_by_last(made, replay.operators.size());
     in_replay_ = &made;
+    auto begins = made.begin();  // made is in the order of `first`
+    auto ends = by_last_.begin();
     for (int k = 0; k < static_cast<int>(replay.operators.size()); ++k) {
       const ProfiledOperator& op = profile_.operators[at(replay.operators[at(k)])];
       replay_position_ = k;
-      for (const Made& one : made) {
-        level_ += one.first == k ? bytes(one.storage) : 0;
+      for (; begins != made.end() && begins->first == k; ++begins, ++result_.steps) {
+        level_ += bytes(begins->storage);
       }
       note_level(op.workspace);
       seconds += op.seconds;
-      for (const Made& one : made) {
-        level_ -= one.last == k && !one.stays ? bytes(one.storage) : 0;
+      for (; ends != by_last_.end() && made[at(*ends)].last == k; ++ends, ++result_.steps) {
+        level_ -= made[at(*ends)].stays ? 0 : bytes(made[at(*ends)].storage);
       }
     }
     in_replay_ = nullptr;
@@ -344,6 +356,19 @@ class StepSimulator::Run {
       if (one.holds) {
         change(one.storage, [&] { held_[at(one.storage)] = true; });
       }
+    }
+  }
+
+  // Their places in `made`, by counting.
+  void sort_by_last(const std::vector<Made>& made, size_t operators) {
+    ends_before_.assign(operators + 1, 0);
+    for (const Made& one : made) {
+      ++ends_before_[at(one.last) + 1];
+    }
+    std::partial_sum(ends_before_.begin(), ends_before_.end(), ends_before_.begin());
+    by_last_.resize(made.size());
+    for (size_t i = 0; i < made.size(); ++i) {
+      by_last_[at(ends_before_[at(made[i].last)]++)] = static_cast<int>(i);
     }
   }
 
@@ -392,6 +417,7 @@ class StepSimulator::Run {
   const StepSimulator& model_;
   const StepProfile& profile_;
   const HoldFrom& plan_;
+  const int64_t most_replayed_;
   Simulation result_;
   std::vector<bool> program_, kept_, held_;
   std::vector<int> uses_;
@@ -402,6 +428,7 @@ class StepSimulator::Run {
   std::vector<std::vector<Made>> made_;  // per replay
   std::vector<std::vector<int>> endings_;
   const std::vector<Made>* in_replay_ = nullptr;
+  std::vector<int> by_last_, ends_before_;  // of the replay under way
   int replay_position_ = 0;
   size_t next_replay_ = 0;
   int event_ = 0;
@@ -409,7 +436,7 @@ class StepSimulator::Run {
   std::vector<LiveStorage> live_;
 };
 
-Simulation StepSimulator::run(const HoldFrom& hold_from) const {
+Simulation StepSimulator::run(const HoldFrom& hold_from, int64_t most_replayed) const {
   if (hold_from.size() != profile_.storages.size()) {
     throw ConfigError(
         fmt::format("StepSimulator: the plan has {} entries, the profile {} storages; they do not belong together",
@@ -418,7 +445,7 @@ Simulation StepSimulator::run(const HoldFrom& hold_from) const {
   if (!profile_.link.is_open() && std::find(hold_from.begin(), hold_from.end(), kOffload) != hold_from.end()) {
     throw ConfigError("StepSimulator: the plan offloads, and the profile has no link to offload over; give it one");
   }
-  return Run(*this, hold_from).simulate();
+  return Run(*this, hold_from, most_replayed).simulate();
 }
 
 std::vector<LiveStorage> StepSimulator::live_at_peak(const HoldFrom& hold_from) const {

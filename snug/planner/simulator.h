@@ -45,6 +45,9 @@ struct LiveStorage {
 
 struct Simulation {
   int impossible = -1;          ///< a storage that the plan drops and nothing can rebuild; -1: none, and the rest holds
+  bool is_cut_short = false;    ///< more operators would run again than was allowed: only `steps` and `replayed` hold
+  int64_t replayed = 0;         ///< operators that run again
+  int64_t steps = 0;            ///< of the simulation itself: events, values and operators that it looked at
   double seconds = 0;           ///< of all operators, replays and transfers included
   int64_t peak_bytes = 0;       ///< above the level before the step
   int peak_event = 0;           ///< during which it is reached first
@@ -61,8 +64,9 @@ class StepSimulator {
 
   const StepProfile& profile() const { return profile_; }
 
-  /// Throws ConfigError unless there is one entry per storage, and for kOffload where the profile's link is not open.
-  Simulation run(const HoldFrom& hold_from) const;
+  /// Throws ConfigError unless there is one entry per storage, and for kOffload where the profile's link is not open. `most_replayed`: as soon as
+  /// more operators would run again, it is cut short. A chain that keeps nothing replays as many as the square of its length.
+  Simulation run(const HoldFrom& hold_from, int64_t most_replayed = std::numeric_limits<int64_t>::max()) const;
 
   /// What is alive at the peak, in order of storages; the backward pass's own bytes are not among it.
   std::vector<LiveStorage> live_at_peak(const HoldFrom& hold_from) const;

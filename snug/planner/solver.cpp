@@ -25,7 +25,8 @@
 namespace snug {
 namespace {
 
-constexpr double kTiny = 1e-12;  // seconds
+constexpr double kTiny = 1e-12;      // seconds
+constexpr int64_t kPerReplayed = 2;  // of work, for an operator that runs again
 
 size_t at(int index) { return static_cast<size_t>(index); }
 
@@ -36,7 +37,7 @@ struct PlanSolver::Point {
   Simulation run;
   double overflow = 0;  // byte events
 
-  bool possible() const { return run.impossible < 0; }
+  bool possible() const { return run.impossible < 0 && !run.is_cut_short; }
   bool fits() const { return possible() && overflow == 0; }
 };
 
@@ -65,12 +66,10 @@ PlanSolver::PlanSolver(const StepSimulator& simulator, SolverOptions options)
 }
 
 PlanSolver::Point PlanSolver::evaluate(const HoldFrom& plan, int64_t budget) {
-  Point point{plan, simulator_.run(plan)};
+  Point point{plan, simulator_.run(plan, options_.work / kPerReplayed)};
   ++simulations_;
-  work_left_ -= static_cast<int64_t>(simulator_.profile().events.size());
-  for (const Replay& replay : point.run.replays) {
-    work_left_ -= 2 * static_cast<int64_t>(replay.operators.size());
-  }
+  steps_ += point.run.steps;
+  work_left_ -= static_cast<int64_t>(simulator_.profile().events.size()) + kPerReplayed * point.run.replayed;
   if (point.possible()) {
     for (const int64_t high : point.run.high) {
       point.overflow += static_cast<double>(std::max<int64_t>(0, high - budget));
@@ -108,6 +107,7 @@ std::optional<double> PlanSolver::seconds_to_rebuild(int storage, const HoldFrom
                             (plan[at(value.storage)] == kKeep || plan[at(value.storage)] == kOffload);
     if (op >= 0 && !is_at_hand && seen[at(op)] != storage) {
       seen[at(op)] = storage;
+      ++steps_;
       seconds += profile.operators[at(op)].seconds;
       is_possible = is_possible && profile.operators[at(op)].replayable &&
                     profile.storages[at(value.storage)].kind != StorageKind::Pinned;
@@ -225,8 +225,8 @@ PlanSolver::Point PlanSolver::climb(Point from, int64_t budget, int64_t limit) {
       }
     }
     // Swaps only where no single change helps any more.
-    for (size_t i = 0; !improved && i < choices_.size(); ++i) {
-      for (size_t j = 0; !improved && j < choices_.size(); ++j) {
+    for (size_t i = 0; !improved && work_left_ > limit && i < choices_.size(); ++i) {
+      for (size_t j = 0; !improved && work_left_ > limit && j < choices_.size(); ++j) {
         const int s = choices_[i];
         const int other = choices_[j];
         if (s == other) {
@@ -307,7 +307,9 @@ PlanAnswer PlanSolver::solve(int64_t budget) {
       const bool leaves = may_leave(s) && (choice == kOffload || !can_be_rebuilt);
       plan[at(s)] = leaves ? kOffload : !can_be_rebuilt ? kKeep : choice == kOffload ? kNever : choice;
     }
-    starts.push_back(evaluate(plan, budget));
+    if (Point start = evaluate(plan, budget); !start.run.is_cut_short) {
+      starts.push_back(std::move(start));
+    }
   }
   // The best one found so far for this or a smaller budget.
   if (const auto next = found_.upper_bound(budget); next != found_.begin()) {

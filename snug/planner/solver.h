@@ -42,6 +42,8 @@ class PlanSolver {
   RematPlan smallest();
 
   int64_t simulations() const { return simulations_; }
+  /// Of all simulations, and of estimates of what a rebuild takes: see Simulation.
+  int64_t steps() const { return steps_; }
 
  private:
   struct Point;
@@ -71,6 +73,7 @@ class PlanSolver {
   std::map<int64_t, std::pair<double, HoldFrom>> found_;  // by peak; slower ones of a larger peak are left out
   std::optional<std::vector<std::vector<HoldFrom>>> chain_plans_;  // made when first asked for
   int64_t simulations_ = 0;
+  mutable int64_t steps_ = 0;
   int64_t work_left_ = 0;
 };
 

@@ -346,6 +346,35 @@ TEST(StepSimulator, NamesWhatIsAliveAtThePeakToTheByte) {
   EXPECT_LE(sum, peak);
 }
 
+// Operators that each save their input: with nothing kept, every one of them needs all that went before.
+StepProfile chain_that_saves(int length) {
+  ProfileBuilder builder;
+  int x = builder.external(16);
+  for (int i = 0; i < length; ++i) {
+    x = builder.op("op", 1, 16, {x}, {x});
+  }
+  return builder.finish();
+}
+
+TEST(StepSimulator, LooksAtEachOperatorThatRunsAgainOnlyAFewTimes) {
+  for (const int length : {10, 100, 1000}) {
+    const StepSimulator simulator(chain_that_saves(length));
+    const Simulation run = simulator.run(HoldFrom(simulator.profile().storages.size(), kNever));
+    EXPECT_EQ(run.replayed, int64_t{length} * (length - 1) / 2);
+    EXPECT_LT(run.steps, 8 * run.replayed + 8 * std::ssize(simulator.profile().events));
+  }
+}
+
+TEST(StepSimulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
+  const StepSimulator simulator(chain_that_saves(100));
+  const HoldFrom plan(simulator.profile().storages.size(), kNever);
+  const int64_t replayed = simulator.run(plan).replayed;
+  EXPECT_FALSE(simulator.run(plan, replayed).is_cut_short);
+  const Simulation less = simulator.run(plan, 50);
+  EXPECT_TRUE(less.is_cut_short);
+  EXPECT_EQ(less.replayed, 51);
+}
+
 TEST(StepProfile, ReadsBackAsItWasWritten) {
   StepProfile profile = random_profile(3, 12);
   EXPECT_EQ(StepProfile::from_json(profile.to_json()), profile);

@@ -210,16 +210,20 @@ class Cutter {
 
   // Highest level of a forward pass through the block that keeps `kept`; the input is not counted.
   int64_t forward_peak(const CutBlock& block, const std::vector<bool>& kept) const {
+    const size_t count = at(block.last - block.first) + 1;
+    std::vector<int64_t> taken(count, 0), given_back(count, 0);  // by each operator
+    for (const int s : block.made) {
+      taken[at(maker_[at(s)] - block.first)] += bytes(s);
+      if (last_reader_[at(s)] <= block.last && !kept[at(s)]) {
+        given_back[at(last_reader_[at(s)] - block.first)] += bytes(s);
+      }
+    }
     int64_t level = 0;
     int64_t peak = 0;
-    for (int i = block.first; i <= block.last; ++i) {
-      for (const int s : block.made) {
-        level += maker_[at(s)] == i ? bytes(s) : 0;
-      }
-      peak = std::max(peak, level + profile_.operators[at(i)].workspace);
-      for (const int s : block.made) {
-        level -= last_reader_[at(s)] == i && !kept[at(s)] ? bytes(s) : 0;
-      }
+    for (size_t i = 0; i < count; ++i) {
+      level += taken[i];
+      peak = std::max(peak, level + profile_.operators[at(block.first) + i].workspace);
+      level -= given_back[i];
     }
     return peak;
   }
