@@ -30,6 +30,21 @@ constexpr int64_t kPerReplayed = 2;  // of work, for an operator that runs again
 
 size_t at(int index) { return static_cast<size_t>(index); }
 
+// Which plan is the most frugal one does not depend on times; which is found does, and measured ones are others each time.
+StepProfile with_even_times(StepProfile profile) {
+  for (ProfiledOperator& op : profile.operators) {
+    op.seconds = 1;
+  }
+  for (BackwardStep& step : profile.backward) {
+    step.seconds = 1;
+  }
+  if (profile.link.is_open()) {
+    profile.link.out_bytes_per_second = profile.link.back_bytes_per_second = 1;
+    profile.link.seconds = 1;
+  }
+  return profile;
+}
+
 }  // namespace
 
 struct PlanSolver::Point {
@@ -254,13 +269,17 @@ PlanAnswer PlanSolver::answer(int64_t budget) const {
     return Infeasible{found_.empty() ? 0 : found_.begin()->first};
   }
   const auto& [peak, best] = *std::prev(next);
+  return plan_of(best.second, best.first, peak, budget);
+}
+
+RematPlan PlanSolver::plan_of(const HoldFrom& hold_from, double seconds, int64_t peak, int64_t budget) const {
   const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
-  return RematPlan{.hold_from = best.second,
-                   .peak_bytes = peak,
-                   .seconds = best.first,
-                   .plain_peak_bytes = plain.peak_bytes,
-                   .plain_seconds = plain.seconds,
-                   .bound_seconds = std::min(best.first, lower_bound_seconds(simulator_, budget))};
+  return {.hold_from = hold_from,
+          .peak_bytes = peak,
+          .seconds = seconds,
+          .plain_peak_bytes = plain.peak_bytes,
+          .plain_seconds = plain.seconds,
+          .bound_seconds = std::min(seconds, lower_bound_seconds(simulator_, budget))};
 }
 
 // In a list bytes ascend but for what estimates miss: the least of all, the last that fits, and some beside it are remembered.
@@ -338,6 +357,15 @@ std::vector<PlanAnswer> PlanSolver::curve(std::vector<int64_t> budgets) {
 }
 
 RematPlan PlanSolver::smallest() {
+  const StepSimulator even(with_even_times(simulator_.profile()));
+  PlanSolver solver(even, options_);
+  const Point point = evaluate(solver.smallest_of_these_times(), 0);
+  simulations_ += solver.simulations_;
+  steps_ += solver.steps_;
+  return plan_of(point.plan, point.run.seconds, point.run.peak_bytes, point.run.peak_bytes);
+}
+
+HoldFrom PlanSolver::smallest_of_these_times() {
   constexpr int kTries = 4;  // a search under a budget that is just missed ends lower than one under none
   int64_t least = std::numeric_limits<int64_t>::max();
   int64_t budget = 0;
@@ -349,7 +377,7 @@ RematPlan PlanSolver::smallest() {
     least = found_.begin()->first;
     budget = least - least / 16;
   }
-  return std::get<RematPlan>(answer(found_.begin()->first));
+  return found_.begin()->second.second;
 }
 
 }  // namespace snug

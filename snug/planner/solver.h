@@ -38,7 +38,8 @@ class PlanSolver {
   /// One answer per budget: a larger budget never has a slower plan. Any order.
   std::vector<PlanAnswer> curve(std::vector<int64_t> budgets);
 
-  /// The most frugal plan that it can find. A larger budget is feasible, a smaller one is refused.
+  /// The most frugal plan that it can find by bytes alone: another profile of the same step, whose times are a little different, has the
+  /// same one, so its bytes can be told to people. solve() knows of it afterwards, and may find a faster one that takes no more.
   RematPlan smallest();
 
   int64_t simulations() const { return simulations_; }
@@ -53,9 +54,11 @@ class PlanSolver {
     bool can_be_rebuilt;
   };
 
+  HoldFrom smallest_of_these_times();
   Point evaluate(const HoldFrom& plan, int64_t budget);
   void remember(const Point& point);
   PlanAnswer answer(int64_t budget) const;
+  RematPlan plan_of(const HoldFrom& hold_from, double seconds, int64_t peak, int64_t budget) const;
   void try_chain_plans(int64_t budget);
   Point descend(Point from, int64_t budget);
   Point climb(Point from, int64_t budget, int64_t limit);

@@ -70,6 +70,21 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
   const std::vector<Split> all = splits(candidates, options);
   StepSearch result;
   std::vector<PlanSolver> solvers;
+  const auto choose_if_faster = [&](const PlanAnswer& answer, const Split& split, ConsideredStep& considered) {
+    const RematPlan* plan = std::get_if<RematPlan>(&answer);
+    if (plan == nullptr) {
+      return;
+    }
+    const double seconds = split.seconds(plan->seconds, options);
+    considered.verdict = fmt::format("{:.3f} ms in {}", 1e3 * seconds, Bytes(split.before + plan->peak_bytes).str());
+    if (!result.choice || seconds < result.choice->seconds) {
+      result.choice = {.items = std::min(split.candidate.items, options.batch),
+                       .micro_batches = split.micro_batches,
+                       .plan = *plan,
+                       .peak_bytes = std::max(optimizer, split.before + plan->peak_bytes),
+                       .seconds = seconds};
+    }
+  };
   for (const Split& split : all) {
     PlanSolver& solver = solvers.emplace_back(*split.candidate.simulator, options.solver);
     ConsideredStep& considered = result.considered.emplace_back(ConsideredStep{
@@ -83,28 +98,19 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
       considered.verdict = "the optimizer's step does not fit";
       continue;
     }
-    const PlanAnswer answer = solver.solve(options.budget - split.before);
-    const RematPlan* plan = std::get_if<RematPlan>(&answer);
-    if (plan == nullptr) {
-      considered.verdict = "does not fit";
-      continue;
-    }
-    const double seconds = split.seconds(plan->seconds, options);
-    considered.verdict = fmt::format("{:.3f} ms in {}", 1e3 * seconds, Bytes(split.before + plan->peak_bytes).str());
-    if (!result.choice || seconds < result.choice->seconds) {
-      result.choice = {.items = std::min(split.candidate.items, options.batch),
-                       .micro_batches = split.micro_batches,
-                       .plan = *plan,
-                       .peak_bytes = std::max(optimizer, split.before + plan->peak_bytes),
-                       .seconds = seconds};
-    }
+    considered.verdict = "does not fit";
+    choose_if_faster(solver.solve(options.budget - split.before), split, considered);
   }
   if (!result.choice) {
     int64_t least = std::numeric_limits<int64_t>::max();
     for (size_t i = 0; i < all.size(); ++i) {
-      least = std::min(least, all[i].before + solvers[i].smallest().peak_bytes);
+      const int64_t smallest = all[i].before + solvers[i].smallest().peak_bytes;
+      least = std::min(least, smallest);
+      if (std::max(optimizer, smallest) <= options.budget) {  // which the search for a fast one has missed
+        choose_if_faster(solvers[i].solve(options.budget - all[i].before), all[i], result.considered[i]);
+      }
     }
-    result.smallest_feasible_bytes = std::max(optimizer, least);
+    result.smallest_feasible_bytes = result.choice ? 0 : std::max(optimizer, least);
   }
   return result;
 }

@@ -139,6 +139,18 @@ inline StepProfile random_profile(uint32_t seed, int operators) {
   return builder.finish();
 }
 
+// The same step measured again: times are off by up to a fifth.
+inline StepProfile measured_again(StepProfile profile, uint32_t seed) {
+  std::mt19937 random(seed);
+  for (ProfiledOperator& op : profile.operators) {
+    op.seconds *= 0.8 + 0.4 * static_cast<double>(random() % 1000) / 1000;
+  }
+  for (BackwardStep& step : profile.backward) {
+    step.seconds *= 0.8 + 0.4 * static_cast<double>(random() % 1000) / 1000;
+  }
+  return profile;
+}
+
 // Batch 4 x 256 tokens, d = 256, FP32, 8 heads. A unit of time is a matmul of 1024 x 256 x 256; the others as measured on two cores
 // (GELU by erf: by tanh LibTorch takes 1.9).
 inline StepProfile gpt_profile(int blocks) {

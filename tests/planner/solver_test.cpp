@@ -127,6 +127,18 @@ TEST(PlanSolver, KeepsItsWordAndIsNoSlowerWithMoreBytes) {
   }
 }
 
+TEST(PlanSolver, HasTheSameSmallestPlanWhenTheStepIsMeasuredAgain) {
+  constexpr SolverOptions kQuick{.work = 100'000};
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    const StepProfile profile = random_profile(seed, 40);
+    const StepSimulator simulator(profile), another(testing::measured_again(profile, seed));
+    const int64_t smallest = PlanSolver(simulator, kQuick).smallest().peak_bytes;
+    PlanSolver solver(another, kQuick);
+    EXPECT_EQ(solver.smallest().peak_bytes, smallest) << seed;
+    ASSERT_NE(plan_of(solver.solve(smallest)), nullptr) << seed;
+  }
+}
+
 TEST(PlanSolver, SaysHowManyBytesWouldDo) {
   const StepSimulator simulator(gpt_profile(2));
   PlanSolver solver(simulator);

@@ -129,6 +129,16 @@ TEST(SearchStep, SaysWhatWouldDoWhereNothingFitsAndThatDoes) {
   EXPECT_TRUE(search_step(splits.all(), options).choice);
 }
 
+TEST(SearchStep, SaysWhatWouldDoAndThatDoesWhenTheStepIsMeasuredAgain) {
+  for (uint32_t seed = 0; seed < 20; ++seed) {
+    const StepProfile profile = random_profile(seed, 40);
+    const StepSimulator simulator(profile), another(testing::measured_again(profile, seed));
+    StepSearchOptions options{.batch = 8, .budget = 1'000, .fixed_bytes = 500, .solver = {.work = 100'000}};
+    options.budget = search_step({{8, &simulator}}, options).smallest_feasible_bytes;
+    EXPECT_TRUE(search_step({{8, &another}}, options).choice) << seed;
+  }
+}
+
 TEST(StepChoice, IsPlainDataThatIsReadBack) {
   const Splits splits;
   const auto choice = search_step(splits.all(), {.batch = 8, .budget = splits.plain() / 2, .solver = kQuick}).choice;
