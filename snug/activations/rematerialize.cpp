@@ -23,6 +23,17 @@ using detail::OpTape;
 
 constexpr int kVerifications = 5;
 
+// Bytes that nobody knows the time of: so they are there during the whole step. All other events come one later.
+void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
+  profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, bytes});
+  profile.events.push_back({EventKind::Release, 0, bytes});
+  for (int& event : plan.hold_from) {
+    event += event > kHold && event != kNever ? 1 : 0;
+  }
+  plan.peak_bytes += bytes;
+  plan.plain_peak_bytes += bytes;
+}
+
 }  // namespace
 
 // --- plan
@@ -59,16 +70,15 @@ struct ActivationPlan::Content {
     PlanSolver solver(simulator, options);
     PlanAnswer answer = solver.solve(budget.count());
     if (std::holds_alternative<Infeasible>(answer)) {
-      RematPlan smallest = PlanSolver(simulator, options).smallest();  // which the search for a fast one may miss
-      if (smallest.peak_bytes > budget.count()) {
-        const Bytes bytes(smallest.peak_bytes);
+      const Bytes bytes(solver.smallest().peak_bytes);  // which the search for a fast one may miss
+      if (bytes > budget) {
         throw BudgetExceeded(
             fmt::format("plan_activations: no plan was found that runs the step within {}; the smallest that was found "
                         "takes {} ({} bytes)",
                         budget.str(), bytes.str(), bytes.count()),
             bytes);
       }
-      answer = std::move(smallest);
+      answer = solver.solve(budget.count());
     }
     return std::make_shared<const Content>(std::move(simulator), std::get<RematPlan>(std::move(answer)));
   }
@@ -114,14 +124,13 @@ ActivationPlan ActivationPlan::from_json(std::string_view text) {
 const StepProfile& ActivationPlan::profile() const { return content_->simulator.profile(); }
 const RematPlan& ActivationPlan::choice() const { return content_->plan; }
 
-// Those that have other bits when they are rebuilt.
-std::set<int> ActivationPlan::differing_storages(const std::function<at::Tensor()>& forward_and_loss) const {
+ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>& forward_and_loss) const {
   const RngGuard generators;
   detail::TapeRecorder recorder;
   const auto tape = std::make_shared<OpTape>(content_->schedule(), &recorder);
   tape->verify_values();
   detail::record_step(forward_and_loss, tape, recorder);
-  return tape->different();
+  return {tape->different(), recorder.peak_bytes()};
 }
 
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {
@@ -133,16 +142,29 @@ ActivationPlan plan_activations(StepProfile profile, const std::function<at::Ten
                                 Bytes budget) {
   for (int k = 0;; ++k) {
     ActivationPlan plan(profile, budget);
-    const std::set<int> different = plan.differing_storages(forward_and_loss);
-    if (different.empty()) {
+    const ActivationPlan::Trial trial = plan.try_step(forward_and_loss);
+    const int64_t more = trial.peak_bytes - plan.predicted_peak_bytes;
+    if (trial.different.empty() && more <= 0) {
       return plan;
     }
-    if (k == kVerifications) {
-      throw Error(
-          "plan_activations: the model computes other values each time that an operator runs again; it cannot be "
-          "rematerialized");
+    if (trial.different.empty()) {
+      RematPlan choice = plan.choice();
+      add_unexplained(profile, choice, more);
+      if (trial.peak_bytes <= budget.count()) {
+        return ActivationPlan(
+            std::make_shared<const ActivationPlan::Content>(StepSimulator(std::move(profile)), std::move(choice)));
+      }
     }
-    for (const int storage : different) {
+    if (k == kVerifications) {
+      throw Error(trial.different.empty()
+                      ? fmt::format("plan_activations: under plan after plan memory rises higher than predicted, to {} "
+                                    "({} bytes) instead of {} at last; it cannot be planned within {}",
+                                    Bytes(trial.peak_bytes).str(), trial.peak_bytes, plan.predicted_peak_bytes,
+                                    budget.str())
+                      : "plan_activations: the model computes other values each time that an operator runs again; it "
+                        "cannot be rematerialized");
+    }
+    for (const int storage : trial.different) {
       profile.storages[static_cast<size_t>(storage)].kind = StorageKind::Pinned;
     }
   }

@@ -65,7 +65,11 @@ class ActivationPlan {
   friend class Rematerialize;
   friend ActivationPlan plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes);
   struct Content;
-  std::set<int> differing_storages(const std::function<at::Tensor()>& forward_and_loss) const;
+  struct Trial {
+    std::set<int> different;  // storages that had other bits when they were rebuilt
+    int64_t peak_bytes;       // as measured
+  };
+  Trial try_step(const std::function<at::Tensor()>& forward_and_loss) const;
   explicit ActivationPlan(std::shared_ptr<const Content> content);
   std::shared_ptr<const Content> content_;
 };
@@ -91,9 +95,10 @@ struct ProfileOptions {
 StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options = {});
 
 /// The fastest plan found whose peak stays within `budget` bytes above the level of memory at the call, new gradients included. Calls
-/// `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that what is rebuilt has the same bits.
-/// What has not is kept or offloaded from then on. Throws BudgetExceeded, whose smallest_feasible() says what would do. With `link`, which
-/// measure_offload_link gives, what is rebuilt in more time than its way to disk and back goes there.
+/// `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that what is rebuilt has the same bits and
+/// that memory rises no higher than predicted. What has not is kept or offloaded from then on; what rises higher is planned for. Throws
+/// BudgetExceeded, whose smallest_feasible() says what would do, and Error where plan after plan does not come out as predicted. With `link`,
+/// which measure_offload_link gives, what is rebuilt in more time than its way to disk and back goes there.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 OffloadLink link = {});
 /// The same with a profile of it that was taken before.

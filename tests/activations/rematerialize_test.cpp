@@ -310,6 +310,51 @@ TEST(PlanActivations, KeepsWhatHasOtherBitsWhenItIsMadeAgain) {
   EXPECT_TRUE(same_bits(chain.gradients(), plain));
 }
 
+// A step that takes more memory, all the time, than it did while it was profiled, and not by an operator.
+struct GrowingStep {
+  Chain chain;
+  c10::DataPtr more;
+  std::function<size_t(int)> bytes;  // in its first, second, ... call
+  int calls = 0;
+
+  explicit GrowingStep(std::function<size_t(int)> of_call) : bytes(std::move(of_call)) {}
+  Tensor loss() {
+    more = {};
+    more = c10::GetAllocator(c10::kCPU)->allocate(bytes(++calls));
+    return chain.loss(/*extra=*/8);
+  }
+};
+
+TEST(PlanActivations, PlansForMemoryThatRisesHigherThanPredicted) {
+  const OneThread scratch_of_several_threads_overlaps_by_chance;
+  GrowingStep step([](int call) { return call <= 3 ? 0 : 64 << 10; });
+  const StepProfile profile = profile_step([&] { return step.loss(); });
+  const int64_t plain = ActivationPlan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
+  for (const int64_t budget : {(plain + smallest_feasible(profile).count()) / 2, 2 * plain}) {
+    const ActivationPlan plan = plan_activations(profile, [&] { return step.loss(); }, Bytes(budget));
+    step.chain.zero();
+    step.more = {};
+    const MemoryMeter meter;
+    Tensor loss;
+    {
+      const Rematerialize scope(plan);
+      loss = step.loss();
+      EXPECT_EQ(scope.deviation(), "");
+    }
+    loss.backward();
+    EXPECT_LE(meter.report().peak_bytes, budget);
+    EXPECT_LE(meter.report().peak_bytes, plan.predicted_peak_bytes);
+    EXPECT_EQ(ActivationPlan::from_json(plan.to_json()).predicted_peak_bytes, plan.predicted_peak_bytes);
+  }
+}
+
+TEST(PlanActivations, IsAnErrorWherePlanAfterPlanRisesHigherThanPredicted) {
+  GrowingStep step([](int call) { return call <= 3 ? 0 : size_t{1} << (13 + call); });
+  const StepProfile profile = profile_step([&] { return step.loss(); });
+  const Bytes budget(smallest_feasible(profile).count() + (64 << 10));
+  EXPECT_THROW(plan_activations(profile, [&] { return step.loss(); }, budget), Error);
+}
+
 TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
   Chain chain;
   const StepProfile profile = profile_step([&] { return chain.loss(); });

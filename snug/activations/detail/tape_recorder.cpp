@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "snug/activations/detail/storage_views.h"
+#include "snug/activations/detail/tensor_hash.h"
 
 namespace snug::detail {
 namespace {
@@ -135,7 +136,7 @@ void TapeRecorder::before_outside_write(const at::Tensor& tensor) {
   if (!known_outside_.insert(tensor.storage().unsafeGetStorageImpl()).second) {
     return;
   }
-  const Place before = place_.exchange(Place::Replay);  // no part of the step
+  const Place before = place_.exchange(Place::Aside);
   const at::Tensor memory = storage_bytes(tensor);
   outside_.push_back({memory, at::clone(memory)});
   place_ = before;
@@ -155,6 +156,11 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
     return;
   }
   const std::lock_guard lock(mutex_);
+  if (place_ == Place::Aside || hashes_now()) {
+    aside_.insert(data);
+    return;
+  }
+  change_rise(bytes);
   if (place_ == Place::Replay) {
     of_tape_.insert(data);
     return;
@@ -166,9 +172,19 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
 // What was there before the recording began does not lower the level: the prediction is for steps that begin without it.
 void TapeRecorder::on_free(c10::Device, const void* data, int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
-  if (of_tape_.erase(data) == 0 && own_.erase(data) > 0) {
+  if (of_tape_.erase(data) > 0) {
+    change_rise(-bytes);
+  } else if (own_.erase(data) > 0) {
+    change_rise(-bytes);
     change_level(-bytes);
+  } else {
+    aside_.erase(data);
   }
+}
+
+void TapeRecorder::change_rise(int64_t bytes) {
+  rise_ += bytes;
+  peak_ = std::max(peak_, rise_);
 }
 
 void TapeRecorder::change_level(int64_t bytes) {

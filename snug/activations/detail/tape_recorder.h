@@ -29,12 +29,15 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void begin_backward();
   /// The backward pass is over: nothing is recorded any more.
   void stop();
+  /// How far memory rose since the recording began, replays included: as measured, where the profile's simulation predicts. What is on the
+  /// recording's own account is left out.
+  int64_t peak_bytes() const { return peak_; }
   /// What was recorded, after stop().
   StepProfile take() { return std::move(profile_); }
   /// What autograd saved in the forward pass: a storage, and the number of operators before it.
   const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
   /// While `pause`, what is allocated is no part of the step.
-  void pause(bool pause) { place_ = pause ? Place::Replay : Place::Between; }
+  void pause(bool pause) { place_ = pause ? Place::Aside : Place::Between; }
   /// Puts back what the forward pass wrote to memory from outside: running statistics and the like.
   void restore_outside();
 
@@ -43,7 +46,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   struct Outside {
     at::Tensor memory, before;  // as bytes
   };
-  enum class Place { Between, Operator, Replay };
+  enum class Place { Between, Operator, Replay, Aside };
 
   void on_storage(int storage, int64_t bytes, bool is_external) override;
   void before_operator() override;
@@ -65,6 +68,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_saved_for_backward(const void*) noexcept override {}
 
   void add(EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
+  void change_rise(int64_t bytes);
   void change_level(int64_t bytes);
   void end_gap();
   void end_backward_step();
@@ -75,6 +79,8 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   int64_t level_ = 0, high_ = 0;                  // since the last event, or of the operator under way
   std::unordered_map<const void*, int64_t> own_;  // what was allocated since the start and is in no storage of the tape
   std::unordered_set<const void*> of_tape_;       // storages of the tape, and what a replay took
+  std::unordered_set<const void*> aside_;         // what the recording itself took
+  int64_t rise_ = 0, peak_ = 0;                   // of all but that
   std::mutex
       mutex_;  // threads of an operator allocate too; taken after the allocator's, so nothing is allocated under it
   Clock::time_point operator_began_, step_began_;

@@ -36,12 +36,24 @@ uint64_t hash_bytes(const char* bytes, size_t count) {
   return result;
 }
 
+thread_local int hashes = 0;  // under way
+
+struct Hashing {
+  Hashing() { ++hashes; }
+  ~Hashing() { --hashes; }
+  Hashing(const Hashing&) = delete;
+  Hashing& operator=(const Hashing&) = delete;
+};
+
 }  // namespace
+
+bool hashes_now() noexcept { return hashes > 0; }
 
 uint64_t tensor_hash(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.device().is_meta()) {
     return 0;
   }
+  const Hashing hashing;
   const at::Tensor plain = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
   return hash_bytes(static_cast<const char*>(plain.const_data_ptr()), plain.nbytes());
 }
