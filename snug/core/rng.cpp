@@ -1,102 +1,116 @@
 #include "snug/core/rng.h"
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 
+#include "snug/core/detail/generators.h"
 #include "snug/core/error.h"
 
 namespace snug {
 namespace {
 
-at::Tensor get_state(at::Generator generator) {
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
+at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
 
-void set_state(at::Generator generator, const at::Tensor& state) {
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(state);
-}
-
-const at::Generator& cpu_generator() { return at::globalContext().defaultGenerator(c10::Device(c10::DeviceType::CPU)); }
-
-std::vector<c10::Device> cuda_devices_in_use() {
-  std::vector<c10::Device> devices;
-  if (!at::globalContext().hasCUDA()) {
-    return devices;
+// The CPU is the first.
+std::vector<at::Generator> generators_in_use() {
+  std::vector<at::Generator> generators{default_generator(c10::Device(c10::DeviceType::CPU))};
+  const auto accelerator = at::getAccelerator();
+  if (!accelerator) {
+    return generators;
   }
-  const auto& hooks = at::detail::getCUDAHooks();
-  for (c10::DeviceIndex i = 0; i < static_cast<c10::DeviceIndex>(hooks.deviceCount()); ++i) {
+  const auto& hooks = at::globalContext().getAcceleratorHooksInterface(accelerator);
+  for (c10::DeviceIndex i = 0; i < hooks.deviceCount(); ++i) {
     if (hooks.hasPrimaryContext(i)) {
-      devices.emplace_back(c10::DeviceType::CUDA, i);
+      generators.push_back(default_generator(c10::Device(*accelerator, i)));
     }
   }
-  return devices;
+  return generators;
+}
+
+at::Generator copy_of(at::Generator generator) {
+  const std::lock_guard lock(generator.mutex());
+  return generator.clone();
 }
 
 // A state that the generator would refuse is found here, before any generator is changed.
-const at::Tensor& checked(const StateDict& dict, const std::string& name, const at::Generator& generator) {
+at::Generator read(const StateDict& dict, const std::string& name, const at::Generator& generator) {
   const auto& saved = dict.get<at::Tensor>(name);
-  const at::Tensor now = get_state(generator);
-  if (!saved.defined() || !saved.is_cpu() || saved.scalar_type() != now.scalar_type() || saved.sizes() != now.sizes()) {
+  at::Generator copy = copy_of(generator);
+  const int64_t bytes = copy.get_state().numel();
+  try {
+    copy.set_state(saved);  // checks it
+  } catch (const std::exception&) {
     throw CorruptFile(
         fmt::format("RngState.from_state_dict: '{}' is not a state of this generator, which is {} bytes on the CPU; "
                     "was it saved by "
                     "another version of torch?",
-                    name, now.numel()));
+                    name, bytes));
   }
-  return saved;
+  return copy;
 }
 
 }  // namespace
 
+struct RngState::Copies {
+  std::vector<at::Generator> of_device;  // at most one of each; the CPU's is the first
+};
+
 RngState RngState::capture() {
-  RngState state;
-  state.cpu_ = get_state(cpu_generator());
-  for (const c10::Device device : cuda_devices_in_use()) {
-    state.cuda_.emplace_back(device, get_state(at::globalContext().defaultGenerator(device)));
+  auto copies = std::make_shared<Copies>();
+  for (const at::Generator& generator : generators_in_use()) {
+    copies->of_device.push_back(copy_of(generator));
   }
-  return state;
+  return RngState(std::move(copies));
 }
 
 bool RngState::operator==(const RngState& other) const {
-  const auto same = [](const at::Tensor& a, const at::Tensor& b) {
-    return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
-  };
-  return same(cpu_, other.cpu_) &&
-         std::equal(cuda_.begin(), cuda_.end(), other.cuda_.begin(), other.cuda_.end(),
-                    [&](const auto& a, const auto& b) { return a.first == b.first && same(a.second, b.second); });
+  const auto &ours = copies_->of_device, &theirs = other.copies_->of_device;
+  return std::equal(ours.begin(), ours.end(), theirs.begin(), theirs.end(), [](const auto& a, const auto& b) {
+    return a.device() == b.device() && detail::have_same_state(a, b);
+  });
+}
+
+bool RngState::is_current() const {
+  const auto& ours = copies_->of_device;
+  const auto now = generators_in_use();
+  return std::equal(ours.begin(), ours.end(), now.begin(), now.end(), [](const auto& copy, at::Generator generator) {
+    const std::lock_guard lock(generator.mutex());
+    return copy.device() == generator.device() && detail::have_same_state(copy, generator);
+  });
 }
 
 void RngState::restore() const {
-  set_state(cpu_generator(), cpu_);
-  for (const auto& [device, state] : cuda_) {
-    set_state(at::globalContext().defaultGenerator(device), state);
+  for (const at::Generator& copy : copies_->of_device) {
+    at::Generator generator = default_generator(copy.device());
+    const std::lock_guard lock(generator.mutex());
+    detail::copy_state(copy, generator);
   }
 }
 
 StateDict RngState::state_dict() const {
   StateDict result;
-  result.set("cpu", cpu_);
-  for (const auto& [device, state] : cuda_) {
-    result.set(device.str(), state);
+  for (const at::Generator& copy : copies_->of_device) {
+    result.set(copy.device().str(), copy.get_state());
   }
   return result;
 }
 
 RngState RngState::from_state_dict(const StateDict& dict) {
-  RngState state;
-  state.cpu_ = checked(dict, "cpu", cpu_generator());
-  for (const c10::Device device : cuda_devices_in_use()) {
-    if (dict.contains(device.str())) {
-      state.cuda_.emplace_back(device, checked(dict, device.str(), at::globalContext().defaultGenerator(device)));
+  auto copies = std::make_shared<Copies>();
+  for (const at::Generator& generator : generators_in_use()) {
+    const std::string name = generator.device().str();
+    if (generator.device().is_cpu() || dict.contains(name)) {
+      copies->of_device.push_back(read(dict, name, generator));
     }
   }
-  return state;
+  return RngState(std::move(copies));
 }
 
 }  // namespace snug

@@ -1,25 +1,26 @@
 #pragma once
-// RngState: what torch's default generators would give next, captured and put back. Recomputation and exact resume stand on it.
+// RngState: what torch's default generators would give next, captured and put back. Exact resume stands on it.
 //
 //   const auto state = snug::RngState::capture();
 //   auto a = torch::rand(3);
 //   state.restore();
 //   auto b = torch::rand(3);   // equal to a
+//
+// The generators are the process's: what other threads draw between capture() and restore() is given out again.
 
-#include <utility>
-#include <vector>
-
-#include <ATen/core/Tensor.h>
+#include <memory>
 
 #include "snug/core/state.h"
 
 namespace snug {
 
-/// State of the CPU's default generator and of those of every CUDA device in use.
+/// State of the CPU's default generator and of those of every device of the accelerator that is in use.
 class RngState {
  public:
   static RngState capture();
   void restore() const;
+  /// Whether the generators are in this state now. False too where one has come into use since.
+  bool is_current() const;
   /// Whether the generators would give the same. False too where one of them came into use in between.
   bool operator==(const RngState& other) const;
 
@@ -28,8 +29,9 @@ class RngState {
   static RngState from_state_dict(const StateDict&);
 
  private:
-  at::Tensor cpu_;                                        // uint8, as the generator gives it
-  std::vector<std::pair<c10::Device, at::Tensor>> cuda_;  // likewise, on the host
+  struct Copies;  // of the generators
+  explicit RngState(std::shared_ptr<const Copies> copies) : copies_(std::move(copies)) {}
+  std::shared_ptr<const Copies> copies_;
 };
 
 /// Puts the generators back to where they were when the guard was made.
