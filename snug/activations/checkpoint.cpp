@@ -1,18 +1,24 @@
 #include "snug/activations/checkpoint.h"
 
+#include <algorithm>
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 #include "snug/activations/detail/not_adopted.h"
 #include "snug/activations/detail/region_operators.h"
+#include "snug/activations/detail/slice_scope.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
@@ -38,15 +44,20 @@ struct Metadata {
   std::vector<int64_t> sizes;
   c10::ScalarType dtype;
   c10::Device device;
+  Origin origin;
   std::optional<uint64_t> values;  // a hash, for Determinism::Values
 
-  Metadata(const at::Tensor& t, bool with_values)
+  Metadata(const at::Tensor& t, Origin its_origin, bool with_values)
       : sizes(t.is_nested() ? std::vector<int64_t>() : t.sizes().vec()),
         dtype(t.scalar_type()),
         device(t.device()),
+        origin(its_origin),
         values(with_values ? std::optional(tensor_hash(t)) : std::nullopt) {}
   bool is_alike(const Metadata& other) const {
     return sizes == other.sizes && dtype == other.dtype && device == other.device;
+  }
+  bool came_about_like(const Metadata& other) const {
+    return origin == other.origin || origin == 0 || other.origin == 0;
   }
   std::string str() const {
     return fmt::format("{}[{}] on {}", c10::toString(dtype), fmt::join(sizes, ", "), device.str());
@@ -57,6 +68,19 @@ constexpr size_t kSmallRegion = 16384;  // bytes
 
 thread_local bool saving_inputs_of_a_region = false;
 
+// TorchScript runs a function one operator at a time, to profile it, before it makes a graph of it, which saves other tensors in another
+// order. So what is not yet a graph in the forward does not become one in the recomputation, nor there.
+class TorchScriptAsItIs {
+ public:
+  TorchScriptAsItIs() { torch::jit::setGraphExecutorOptimize(false); }
+  ~TorchScriptAsItIs() { torch::jit::setGraphExecutorOptimize(before_); }
+  TorchScriptAsItIs(const TorchScriptAsItIs&) = delete;
+  TorchScriptAsItIs& operator=(const TorchScriptAsItIs&) = delete;
+
+ private:
+  bool before_ = torch::jit::getGraphExecutorOptimize();
+};
+
 struct Frame;
 
 struct Slot {
@@ -66,21 +90,48 @@ struct Slot {
   at::Tensor recomputed = {};
 };
 
-struct Frame : std::enable_shared_from_this<Frame> {
+// What a region is recomputed from may be all that holds the region before it, and so on to the first. So they are let go one after the
+// other, not each inside the next, which would need a stack as deep as the chain is long.
+struct Beginning {
+  std::vector<torch::autograd::SavedVariable> inputs = {};
+  std::function<void(const std::vector<at::Tensor>&)> recompute = {};
+
+  void let_go() {
+    thread_local std::vector<Beginning>* waiting = nullptr;
+    if (waiting != nullptr) {
+      waiting->push_back(std::exchange(*this, {}));
+      return;
+    }
+    std::vector<Beginning> mine;
+    mine.push_back(std::exchange(*this, {}));
+    for (waiting = &mine; !mine.empty();) {
+      const Beginning last = std::move(mine.back());
+      mine.pop_back();
+    }
+    waiting = nullptr;
+  }
+};
+
+struct Frame {
+  ~Frame() { begin.let_go(); }
+
   FrameOptions options;
-  std::vector<torch::autograd::SavedVariable> inputs;
+  Beginning begin;
   bool input_was_written = false;  // then there is nothing to recompute from
   bool forward_is_complete = false;
-  std::function<void(const std::vector<at::Tensor>&)> recompute_fn;
   AutocastState autocast;
+  int64_t slices = SliceScope::current();
   c10::impl::LocalDispatchKeySet dispatch = c10::impl::tls_local_dispatch_key_set();
   RegionOperators operators;
   std::optional<RngState> rng;
   std::vector<std::weak_ptr<Slot>> slots;
   std::vector<Metadata> metadata;
+  const torch::autograd::Node* asking = nullptr;  // a custom function, which may ask for its slots again
+  std::vector<size_t> asked_for;
   std::recursive_mutex mutex;  // one thread recomputes at a time; the callable may go backward through the same Frame
 
   at::Tensor take(Slot& slot);
+  void let_go_unless_asked_by(const torch::autograd::Node* node);
   void recompute(int pass);
   size_t slots_needed() const;
   std::string name() const { return options.label.empty() ? "checkpoint" : "checkpoint '" + options.label + "'"; }
@@ -88,7 +139,8 @@ struct Frame : std::enable_shared_from_this<Frame> {
 
 class ForwardPolicy final : public SavedTensorPolicy {
  public:
-  explicit ForwardPolicy(std::shared_ptr<Frame> frame) : frame_(std::move(frame)) {}
+  ForwardPolicy(std::shared_ptr<Frame> frame, ForwardOperators& operators)
+      : frame_(std::move(frame)), operators_(operators) {}
 
   std::any pack(const at::Tensor& tensor) override {
     auto slot = std::make_shared<Slot>(Slot{.frame = frame_, .index = frame_->slots.size()});
@@ -96,7 +148,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
     const auto& sequence = frame_->operators.sequence;
     const bool with_values = frame_->options.determinism == Determinism::Values &&
                              (sequence.empty() || !is_workspace(sequence.back(), tensor));
-    frame_->metadata.emplace_back(tensor, with_values);
+    frame_->metadata.emplace_back(tensor, operators_.origin_of(tensor), with_values);
     return slot;
   }
   at::Tensor unpack(std::any& packed) override {
@@ -106,6 +158,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
 
  private:
   std::shared_ptr<Frame> frame_;
+  ForwardOperators& operators_;  // packing, for which it is there, ends with the forward
 };
 
 class RecomputePolicy final : public SavedTensorPolicy {
@@ -116,25 +169,44 @@ class RecomputePolicy final : public SavedTensorPolicy {
   std::any pack(const at::Tensor& tensor) override {
     const size_t index = count_++;
     saved_bytes_ += tensor.has_storage() ? tensor.storage().nbytes() : kSmallRegion;
-    at::Tensor kept = tensor.detach();
+    operators_.saved(tensor);
+    const auto kept = std::make_shared<at::Tensor>(tensor.detach());
+    mark_as_saved(*kept);
+    kept_.push_back(kept);
     if (index < frame_.slots.size()) {
       check(index, tensor);
       if (const auto slot = frame_.slots[index].lock()) {
         slot->pass = pass_;
-        slot->recomputed = kept;
-        mark_as_saved(kept);
+        slot->recomputed = *kept;
       }
     }
     const bool may_stop = task_ == torch::autograd::get_current_graph_task_id();
     if (has_enough() && may_stop && !is_cheaper_to_finish(index)) {
       if (saving_inputs_of_a_region) {
-        throw RecomputedEnough{};  // before its callable is called for nothing
+        operators_.stop();  // before its callable is called for nothing
       }
-      operators_.stop_before_next(task_);
+      operators_.stop_before_use(task_);
     }
     return kept;  // for a backward inside the region
   }
-  at::Tensor unpack(std::any& packed) override { return not_adopted(std::any_cast<at::Tensor&>(packed)); }
+  at::Tensor unpack(std::any& packed) override {
+    const auto& kept = *std::any_cast<std::shared_ptr<at::Tensor>&>(packed);
+    if (!kept.defined()) {
+      throw Error(
+          "checkpoint: backward through a result of a recomputation, which is over; a callable that stores results "
+          "stores those of its last run, so go backward through them before the backward pass that recomputes it");
+    }
+    return not_adopted(kept);
+  }
+
+  // The recomputation is over. What it saved was for the Slots, and does not stay with results of it that the callable stored.
+  void close() {
+    for (const auto& one : kept_) {
+      if (const auto kept = one.lock()) {
+        kept->reset();
+      }
+    }
+  }
 
   size_t count() const { return count_; }
   bool has_enough() const { return frame_.options.early_stop && count_ >= needed_; }
@@ -150,12 +222,18 @@ class RecomputePolicy final : public SavedTensorPolicy {
       return;
     }
     const Metadata& then = frame_.metadata[index];
-    const Metadata now(tensor, then.values.has_value());
+    const Metadata now(tensor, operators_.origin_of(tensor), then.values.has_value());
     if (!now.is_alike(then)) {
       throw Error(
           fmt::format("{}: saved tensor {}, {}, was {} in forward and is {} in the recomputation; the callable must do "
                       "the same each time (does it depend on state that changed since?)",
                       frame_.name(), index, operators_.place(), then.str(), now.str()));
+    }
+    if (!now.came_about_like(then)) {
+      throw Error(fmt::format(
+          "{}: saved tensor {}, {}, {}, came about in another way in forward than in the recomputation; the "
+          "callable must do the same each time (does it depend on state that changed since?)",
+          frame_.name(), index, operators_.place(), now.str()));
     }
     // What the region itself writes, autograd saves as it is now: its own check of versions is the judge.
     const bool is_written = frame_.operators.overwritten.contains(memory_of(tensor));
@@ -174,6 +252,15 @@ class RecomputePolicy final : public SavedTensorPolicy {
   size_t needed_;
   size_t count_ = 0;
   size_t saved_bytes_ = 0;
+  std::vector<std::weak_ptr<at::Tensor>> kept_;  // by its graph
+};
+
+struct ClosedAtEnd {
+  explicit ClosedAtEnd(RecomputePolicy& closed) : policy(closed) {}
+  ~ClosedAtEnd() { policy.close(); }
+  ClosedAtEnd(const ClosedAtEnd&) = delete;
+  ClosedAtEnd& operator=(const ClosedAtEnd&) = delete;
+  RecomputePolicy& policy;
 };
 
 class SavingInputs {
@@ -194,9 +281,26 @@ int current_pass() {
   return task >= 0 ? task : next_own_pass--;
 }
 
+// Autograd's own nodes ask once for each tensor. A custom function may ask again, and is done when another node asks.
+const torch::autograd::Node* custom_function_that_asks() {
+  const auto node = torch::autograd::get_current_node();
+  return node == nullptr || node->is_traceable() ? nullptr : node.get();
+}
+
+void Frame::let_go_unless_asked_by(const torch::autograd::Node* node) {
+  if (std::exchange(asking, node) != node) {
+    for (const size_t index : std::exchange(asked_for, {})) {
+      if (const auto slot = slots[index].lock()) {
+        slot->recomputed.reset();
+      }
+    }
+  }
+}
+
 at::Tensor Frame::take(Slot& slot) {
   const int pass = current_pass();
   const std::lock_guard lock(mutex);
+  let_go_unless_asked_by(custom_function_that_asks());
   const auto is_there = [&] { return slot.pass == pass && slot.recomputed.defined(); };
   if (!is_there()) {
     recompute(pass);
@@ -204,7 +308,11 @@ at::Tensor Frame::take(Slot& slot) {
   if (!is_there()) {
     throw Error(fmt::format("{}: the recomputation did not save tensor {} again", name(), slot.index));
   }
-  return std::exchange(slot.recomputed, {});
+  if (asking == nullptr) {
+    return std::exchange(slot.recomputed, {});
+  }
+  asked_for.push_back(slot.index);
+  return slot.recomputed;
 }
 
 size_t Frame::slots_needed() const {
@@ -220,7 +328,7 @@ void Frame::recompute(int pass) {
     throw Error(fmt::format("{}: cannot recompute, since the callable wrote to an argument in place", name()));
   }
   std::vector<at::Tensor> arguments;
-  for (const auto& input : inputs) {
+  for (const auto& input : begin.inputs) {
     arguments.push_back(input.unpack());
   }
   std::optional<RngGuard> rng_guard;
@@ -231,13 +339,19 @@ void Frame::recompute(int pass) {
   const c10::impl::ForceDispatchKeyGuard dispatch_scope(dispatch);
   const AutocastStateScope autocast_scope(autocast);
   const at::AutoGradMode enable_grad(true);
-  RecomputeOperators seen(operators);
+  const SliceScope slice_scope(slices);
+  const TorchScriptAsItIs torch_script;
+  RecomputeOperators seen(operators, arguments, name());
   const OperatorScope operator_scope(seen);
   const auto policy = std::make_shared<RecomputePolicy>(*this, pass, seen);
   const PolicyScope scope(policy);
+  const ClosedAtEnd closed(*policy);
   try {
-    recompute_fn(arguments);
-  } catch (const RecomputedEnough&) {
+    begin.recompute(arguments);
+  } catch (...) {
+    if (!seen.has_stopped()) {
+      throw;
+    }
   }
   if (policy->has_enough()) {
     return;
@@ -263,24 +377,24 @@ class CheckpointForward::Impl {
     {
       const SavingInputs saving;
       for (const at::Tensor& input : inputs) {
-        frame_->inputs.emplace_back(input, /*is_output=*/false);
-        versions_.push_back(input.defined() ? std::optional<Version>(input) : std::nullopt);
+        frame_->begin.inputs.emplace_back(input, /*is_output=*/false);
+        writes_.push_back(input.defined() ? WriteCount(input) : WriteCount());
       }
     }
-    frame_->recompute_fn = std::move(recompute);
+    frame_->begin.recompute = std::move(recompute);
     frame_->autocast = AutocastState::capture();
     if (frame_->options.preserve_rng_state) {
       frame_->rng = RngState::capture();
     }
-    scope_.emplace(std::make_shared<ForwardPolicy>(frame_));
-    operators_.emplace(frame_->operators, frame_->options.policy, frame_->options.preserve_rng_state);
+    operators_.emplace(frame_->operators, inputs, frame_->options.policy, frame_->options.preserve_rng_state);
+    scope_.emplace(std::make_shared<ForwardPolicy>(frame_, *operators_));
     operator_scope_.emplace(*operators_);
   }
 
   // An input that was written in place hangs from a node of the region, whose Slots keep the Frame: with its inputs it would never die.
   ~Impl() {
     if (written_input()) {
-      frame_->inputs.clear();
+      frame_->begin.inputs.clear();
       frame_->input_was_written = true;
     }
   }
@@ -312,27 +426,17 @@ class CheckpointForward::Impl {
   }
 
  private:
-  // The counter is shared with the tensor but does not hold its memory.
-  struct Version {
-    c10::VariableVersion counter;
-    uint32_t at_start;
-    explicit Version(const at::Tensor& t)
-        : counter(torch::autograd::impl::version_counter(t)), at_start(counter.current_version()) {}
-  };
-
   std::optional<size_t> written_input() const {
-    for (size_t i = 0; i < versions_.size(); ++i) {
-      if (versions_[i] && versions_[i]->counter.current_version() != versions_[i]->at_start) {
-        return i;
-      }
-    }
-    return std::nullopt;
+    const auto written =
+        std::find_if(writes_.begin(), writes_.end(), [](const WriteCount& one) { return one.moved(); });
+    return written == writes_.end() ? std::nullopt : std::optional<size_t>(written - writes_.begin());
   }
 
-  std::vector<std::optional<Version>> versions_;  // of the inputs
+  const TorchScriptAsItIs torch_script_;
+  std::vector<WriteCount> writes_;  // to the inputs
   std::shared_ptr<Frame> frame_;
-  std::optional<PolicyScope> scope_;
   std::optional<ForwardOperators> operators_;
+  std::optional<PolicyScope> scope_;
   std::optional<OperatorScope> operator_scope_;
 };
 

@@ -70,10 +70,12 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 /// The recomputation changes no tensor that was there before: what the forward wrote to such memory (BatchNorm's running statistics, a
 /// counter), by LibTorch's operators, is copied before it is written, its storage as a whole, and the recomputation works on those copies.
 /// So many regions that each write a part of one large buffer keep it as many times; give them a buffer each. Other side effects happen
-/// twice.
+/// twice. Memory from outside that it only reads is read again: keep what `fn` captures as it is until backward, as what autograd saves.
+/// TorchScript functions that are not optimised yet run as they are, operator by operator.
 /// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`, or with a gradient to one that it
 /// captured, or to a sparse one from outside. Backward throws snug::Error, naming label, operator and its place in the sequence, if the
-/// recomputation differs from the forward.
+/// recomputation differs from the forward, and c10::Error, as LibTorch does for a saved tensor, if it comes to read memory from outside that
+/// was written since.
 /// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0), with what is said of memory and modes on top.
 template <class F, class... Args>
 auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {

@@ -15,7 +15,7 @@ namespace snug {
 /// How the recomputation is compared with the forward.
 enum class Determinism {
   None,      ///< only the number of saved tensors
-  Metadata,  ///< and shape, dtype and device of each
+  Metadata,  ///< and shape, dtype and device of each, and by which operators of what it was made
   Values,    ///< and the bits of each, by a hash: reads every saved tensor twice, on a GPU over the bus
 };
 

@@ -1,6 +1,7 @@
 // A recomputation changes nothing that was there before, and finds everything as the forward did.
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -259,6 +260,118 @@ TEST(CheckpointEffects, AWriteToASparseTensorFromOutsideIsRefusedAndToOneFromIns
   EXPECT_TRUE(same_bits(gradient([](std::string_view) { return Keep::Save; }), plain));
 }
 
+TEST(CheckpointEffects, AWriteToTheValuesOfASparseTensorFromOutsideIsRefusedToo) {
+  const Tensor x = torch::rand({3}, torch::requires_grad());
+  const Tensor outside = torch::eye(3).to_sparse().coalesce();
+  const auto write = [&](const Tensor& h) {
+    const torch::NoGradGuard no_grad;
+    outside.values().mul_(2.0);
+    return h.sin();
+  };
+  EXPECT_THAT(error_of<ConfigError>([&] { checkpoint({.label = "edges"}, write, x); }),
+              HasSubstr("checkpoint 'edges': the callable wrote to a tensor from outside that cannot be copied"));
+  const auto read = [&](const Tensor& h) { return (outside.values().clone() * h).sin(); };
+  checkpoint(read, x).sum().backward();
+  EXPECT_TRUE(same_bits(x.grad(), (2 * x.detach()).cos() * 2));
+}
+
+// The storage of the tensor that is made for the write gets the address that one of the temporaries had.
+TEST(CheckpointEffects, AWriteToMemoryOfTheProgramHappensOnceWhateverTemporariesWereThere) {
+  std::vector<float> statistics(4, 0.0f);
+  const Tensor x = torch::ones({64, 64}, torch::requires_grad());
+  const auto region = [&](const Tensor& h) {
+    const float mean = (h * 2).mean().item<float>();
+    {
+      const torch::NoGradGuard no_grad;
+      torch::from_blob(statistics.data(), {4}).add_(mean);
+    }
+    return h.exp().sin().mul(3);
+  };
+  checkpoint(region, x).sum().backward();
+  EXPECT_EQ(statistics, std::vector<float>(4, 2.0f));
+}
+
+TEST(CheckpointEffects, ABufferThatGrowsInTheRegionIsFilledAgainOnACopyAsLarge) {
+  const auto gradient = [](bool checkpointed) {
+    torch::manual_seed(1);
+    const Tensor table = torch::randn({1024, 4}, torch::requires_grad());
+    const Tensor positions = torch::empty({0}, torch::kLong), kept = torch::zeros({2});
+    for (const int64_t length : {8, 1000}) {
+      const auto region = [=](const Tensor& h) {
+        Tensor out = positions;
+        out.resize_({h.size(0)});
+        torch::arange_out(out, h.size(0));
+        {
+          const torch::NoGradGuard no_grad;
+          kept.resize_({h.size(0)}).fill_(0.5);
+        }
+        return (h * kept.unsqueeze(1) + torch::embedding(table, out)).tanh();
+      };
+      const Tensor x = torch::randn({length, 4});
+      (checkpointed ? checkpoint(region, x) : region(x)).sum().backward();
+    }
+    return table.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+TEST(CheckpointEffects, ABufferThatHasAnotherShapeByNowIsAnErrorThatNamesBoth) {
+  const Tensor positions = torch::empty({0}, torch::kLong), table = torch::rand({16, 4}, torch::requires_grad());
+  const auto region = [=](const Tensor& h) {
+    Tensor out = positions;
+    out.resize_({h.size(0)});
+    torch::arange_out(out, h.size(0));
+    return (h + torch::embedding(table, out)).tanh();
+  };
+  const Tensor first = checkpoint({.label = "short"}, region, torch::rand({3, 4}));
+  checkpoint({.label = "long"}, region, torch::rand({9, 4}));
+  const auto error = error_of<Error>([&] { first.sum().backward(); });
+  EXPECT_THAT(error, HasSubstr("checkpoint 'short': operator 1 (aten::resize_)"));
+  EXPECT_THAT(error, HasSubstr("[3] in the recomputation, which has become [9]"));
+}
+
+// A queue of negatives, into which the step enqueues before it goes backward.
+TEST(CheckpointReads, OfMemoryThatIsWrittenBeforeBackwardAreAnErrorThatNamesRegionAndOperator) {
+  const Tensor w = torch::rand({4, 4}, torch::requires_grad()), x = torch::rand({2, 4});
+  const Tensor queue = torch::rand({8, 4});
+  const auto logits = [&](const Tensor& h) { return h.mm(w).mm(queue.narrow(0, 0, 4).clone().t()); };
+  const Tensor y = checkpoint({.label = "contrast"}, logits, x);
+  queue.narrow(0, 6, 2).zero_();
+  const auto error = error_of<c10::Error>([&] { y.sum().backward(); });
+  EXPECT_THAT(error, HasSubstr("checkpoint 'contrast': operator"));
+  EXPECT_THAT(error, HasSubstr("(aten::clone) reads a tensor from outside of the region, [4, 4]"));
+  EXPECT_THAT(error, HasSubstr("modified by an inplace operation"));
+  y.sum();
+  checkpoint(logits, x).sum().backward();  // and the queue is written after it
+  queue.zero_();
+  EXPECT_TRUE(w.grad().defined());
+}
+
+TEST(CheckpointReads, OfAParameterThatNothingSavedAreNoticedTooIfItIsWritten) {
+  torch::nn::Linear layer(3, 3);
+  const Tensor x = torch::rand({2, 3}, torch::requires_grad());
+  const Tensor loss = checkpoint([layer](const Tensor& h) mutable { return layer->forward(h).relu(); }, x).sum();
+  {
+    const torch::NoGradGuard no_grad;
+    layer->bias.add_(1.0);
+  }
+  EXPECT_THAT(error_of<c10::Error>([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+}
+
+TEST(CheckpointReads, OfTheShapeAloneAndOfWhatTheRecomputationDoesNotGetToAreFreeToBeWritten) {
+  const Tensor buffer = torch::rand({3}), added_last = torch::rand({3});
+  const auto region = [=](const Tensor& h) {
+    const Tensor like = torch::zeros_like(buffer) + buffer.new_ones({3}) + torch::empty_like(buffer).fill_(2);
+    return (h * like.view({3})).exp() + added_last;
+  };
+  const Tensor x = torch::rand({3}, torch::requires_grad());
+  const Tensor expected = torch::autograd::grad({region(x).sum()}, {x})[0];
+  const Tensor loss = checkpoint(region, x).sum();
+  buffer.add_(1);
+  added_last.add_(1);
+  EXPECT_TRUE(same_bits(torch::autograd::grad({loss}, {x})[0], expected));
+}
+
 // A nested tensor's rows have lengths of their own.
 TEST(CheckpointEffects, OnNestedTensorsAreAsOnOthers) {
   torch::manual_seed(4);
@@ -309,7 +422,7 @@ TEST(CheckpointEffects, ASequentialIsRecomputedInTheModeThatItRanIn) {
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
-TEST(CheckpointDeterminism, ValuesFindsAParameterThatWasWrittenInBetweenThoughNothingSavedIt) {
+TEST(CheckpointDeterminism, ValuesFindsAWriteThatAutogradDoesNotCount) {
   torch::nn::Linear layer(3, 3);
   const auto backward_after_a_write = [&](Determinism determinism) {
     const Tensor x = torch::rand({2, 3}, torch::requires_grad());
@@ -317,10 +430,7 @@ TEST(CheckpointDeterminism, ValuesFindsAParameterThatWasWrittenInBetweenThoughNo
                             {.determinism = determinism, .label = "layer"},
                             [layer](const Tensor& h) mutable { return layer->forward(h).relu(); }, x)
                             .sum();
-    {
-      const torch::NoGradGuard no_grad;
-      layer->bias.add_(1.0);
-    }
+    layer->bias.data().add_(1.0);
     loss.backward();
   };
   EXPECT_NO_THROW(backward_after_a_write(Determinism::Metadata));
@@ -360,6 +470,51 @@ TEST(CheckpointDeterminism, ErrorsNameTheOperatorWhereTheRecomputationTurnsOff) 
   EXPECT_THAT(error, HasSubstr("checkpoint 'turn'"));
   EXPECT_THAT(error,
               HasSubstr("operators differ from number 2 on: aten::tanh in forward, aten::sum in the recomputation"));
+}
+
+TEST(CheckpointDeterminism, EqualShapesInAnotherOrderAreAnError) {
+  const auto error_with = [](const std::function<Tensor(const Tensor&, const Tensor&, bool)>& body) {
+    bool again = false;
+    const Tensor x = torch::rand({3}, torch::requires_grad()), w = torch::rand({3}, torch::requires_grad());
+    const Tensor y =
+        checkpoint({.label = "swap"}, [&](const Tensor& a, const Tensor& b) { return body(a, b, again); }, x, w);
+    again = true;
+    return error_of<Error>([&] { y.sum().backward(); });
+  };
+  const std::string arguments =
+      error_with([](const Tensor& a, const Tensor& b, bool again) { return (again ? b * a : a * b).exp(); });
+  EXPECT_THAT(arguments, HasSubstr("checkpoint 'swap': saved tensor 0"));
+  EXPECT_THAT(arguments, HasSubstr("came about in another way"));
+  const std::string results = error_with([](const Tensor& a, const Tensor& b, bool again) {
+    const Tensor sin = a.detach().sin(), cos = a.detach().cos();
+    return again ? sin * b + cos * a : cos * b + sin * a;
+  });
+  EXPECT_THAT(results, HasSubstr("came about in another way"));
+}
+
+// A table that a module makes in its first call, and then longer ones in its place.
+TEST(CheckpointDeterminism, TablesThatAModuleRemembersMayBeMadeOnceAndBeReplacedByLongerOnes) {
+  struct Rotary {
+    Tensor table;
+    Tensor operator()(const Tensor& h) {
+      if (!table.defined() || table.size(0) < h.size(0)) {
+        table = torch::arange(h.size(0)).unsqueeze(1).to(torch::kFloat).cos().contiguous();
+      }
+      return (h * table.narrow(0, 0, h.size(0))).sin();
+    }
+  };
+  const auto gradients = [](bool checkpointed) {
+    const auto rotary = std::make_shared<Rotary>();
+    const auto region = [rotary](const Tensor& h) { return (*rotary)(h); };
+    std::vector<Tensor> inputs;
+    Tensor loss = torch::zeros({});
+    for (const int64_t length : {4, 4, 9, 6}) {
+      inputs.push_back(torch::linspace(-1, 1, length * 2).view({length, 2}).requires_grad_());
+      loss = loss + (checkpointed ? checkpoint(region, inputs.back()) : region(inputs.back())).sum();
+    }
+    return torch::autograd::grad({loss}, inputs);
+  };
+  EXPECT_TRUE(same_bits(gradients(true), gradients(false)));
 }
 
 TEST(CheckpointThreads, RegionsOnSeveralThreadsDoNotMeet) {

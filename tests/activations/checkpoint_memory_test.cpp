@@ -2,11 +2,14 @@
 #include <stdexcept>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/offload.h"
+#include "snug/core/error.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
@@ -248,6 +251,44 @@ TEST(CheckpointMemory, OfACustomFunctionThatSavesItsOutputIsGivenBack) {
   run();
   EXPECT_TRUE(same_bits(x.grad(), gradient));
   EXPECT_EQ(live_bytes(torch::kCPU).count() - before, static_cast<int64_t>(gradient.nbytes()));
+}
+
+// A module that remembers its attention weights, say, remembers those of the recomputation in the end.
+TEST(CheckpointMemory, AResultThatTheCallableStoresDoesNotHoldWhatItsRecomputationSaved) {
+  constexpr int64_t kBytes = 64 * 64 * 4;
+  const Tensor w = torch::rand({64, 64}).requires_grad_();
+  w.mutable_grad() = torch::zeros_like(w);
+  Tensor last;
+  const auto block = [&](const Tensor& h) {
+    last = h.mm(w).tanh().sigmoid();
+    return last.exp().sin();
+  };
+  const MemoryMeter meter;
+  checkpoint({.preserve_rng_state = false}, block, torch::rand({64, 64})).sum().backward();
+  EXPECT_EQ(meter.report().live_bytes, kBytes) << "the result itself";
+  EXPECT_THAT(testing::error_of<Error>([&] { last.sum().backward(); }),
+              ::testing::HasSubstr("a recomputation, which is over"));
+}
+
+TEST(CheckpointMemory, ALongChainOfRegionsIsDroppedOnASmallStack) {
+  const Tensor v = torch::rand({2, 2}).requires_grad_();
+  const auto cell = [v](const Tensor& h) { return torch::tanh(h.mm(v * v)); };  // v * v keeps its region longest
+  Tensor h = torch::rand({2, 2});
+  for (int step = 0; step < 4000; ++step) {
+    h = checkpoint({.preserve_rng_state = false}, cell, h);
+  }
+  pthread_attr_t small;
+  pthread_attr_init(&small);
+  pthread_attr_setstacksize(&small, size_t{256} * 1024);
+  pthread_t thread;
+  const auto drop = [](void* tensor) -> void* {
+    static_cast<Tensor*>(tensor)->reset();
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &small, drop, &h), 0);
+  pthread_join(thread, nullptr);
+  pthread_attr_destroy(&small);
+  EXPECT_FALSE(h.defined());
 }
 
 }  // namespace

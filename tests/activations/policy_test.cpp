@@ -2,9 +2,11 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
+#include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
@@ -178,6 +181,89 @@ TEST(CheckpointPolicy, ComputesAllResultsOfAnOperatorAgainIfOneWasReadBeforeItWa
   for (const Keep keep : {Keep::Save, Keep::Offload, Keep::Compress}) {
     EXPECT_TRUE(same_bits(gradient(keep), gradient(std::nullopt)));
   }
+}
+
+// As functions written for speed do: the kernel first, then mark_dirty.
+struct HalveInPlace : torch::autograd::Function<HalveInPlace> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& h) {
+    auto* const values = h.data_ptr<float>();
+    for (int64_t i = 0; i < h.numel(); ++i) {
+      values[i] *= 0.5f;
+    }
+    context->mark_dirty({h});
+    return h;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0] * 0.5};
+  }
+};
+
+TEST(CheckpointPolicy, ComputesAResultAgainThatACustomFunctionWroteThroughAPointer) {
+  const Tensor w = torch::rand({4, 4});
+  const auto f = [](const Tensor& h, const Tensor& weight) {
+    return HalveInPlace::apply(h.mm(weight).add_(1.0)).tanh();
+  };
+  const auto gradient = [&](std::optional<Keep> keep) {
+    const Tensor x = torch::linspace(-1, 1, 8).view({2, 4}).clone().requires_grad_();
+    (keep ? checkpoint({.policy = policy_of({{"aten::mm", *keep}})}, f, x, w) : f(x, w)).sum().backward();
+    return x.grad();
+  };
+  for (const Keep keep : {Keep::Save, Keep::Offload, Keep::Compress}) {
+    EXPECT_TRUE(same_bits(gradient(keep), gradient(std::nullopt)));
+  }
+}
+
+// A table that is made in the first call, by operators that the policy keeps too, and found in the recomputation.
+TEST(CheckpointPolicy, FindsKeptResultsWhereTheForwardMadeATableThatTheRecomputationFinds) {
+  const auto run = [](bool checkpointed) {
+    torch::manual_seed(1);
+    const Tensor w = torch::rand({8, 8}, torch::requires_grad()), base = torch::rand({8, 8});
+    const auto table = std::make_shared<Tensor>();
+    const auto f = [=](const Tensor& h) {
+      if (!table->defined()) {
+        const torch::NoGradGuard no_grad;
+        *table = base.mm(base);
+      }
+      return (h.mm(w) * *table).tanh();
+    };
+    const Tensor x = torch::rand({8, 8});
+    const Tensor y = checkpointed ? checkpoint({.policy = save_matmuls}, f, x) : f(x);
+    Count count;
+    {
+      const detail::OperatorScope scope(count);
+      y.sum().backward();
+    }
+    return std::pair(w.grad(), count.calls.at("aten::mm"));
+  };
+  const auto [plain, plain_products] = run(false);
+  const auto [kept, products] = run(true);
+  EXPECT_TRUE(same_bits(kept, plain));
+  EXPECT_EQ(products, plain_products);
+}
+
+// The second region finds casts in autocast's cache, which its recomputation makes.
+TEST(CheckpointPolicy, FindsKeptResultsUnderAutocastWhoseCacheTheRecomputationDoesNotHave) {
+  torch::nn::Linear layer(8, 8);
+  const auto run = [&](bool checkpointed) {
+    layer->zero_grad();
+    auto f = [layer](const Tensor& h) mutable { return layer->forward(h).tanh(); };
+    Tensor h = torch::linspace(-1, 1, 32).view({4, 8});
+    {
+      const Autocast autocast(torch::kCPU, torch::kBFloat16);
+      for (int i = 0; i < 2; ++i) {
+        h = checkpointed ? checkpoint({.policy = save_matmuls}, f, h) : f(h);
+      }
+    }
+    Count count;
+    {
+      const detail::OperatorScope scope(count);
+      h.to(torch::kFloat).sum().backward();
+    }
+    return std::tuple(gradients_of(*layer), count.calls["aten::addmm"] + count.calls["aten::mm"]);
+  };
+  EXPECT_EQ(std::get<1>(run(true)), std::get<1>(run(false)));
+  EXPECT_TRUE(same_bits(std::get<0>(run(true)), std::get<0>(run(false))));
 }
 
 TEST(CheckpointPolicy, SeesThatANumberWasReadBeforeTheWrite) {

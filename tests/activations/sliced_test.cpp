@@ -221,5 +221,23 @@ TEST(Sliced, RefusesWhatCannotBe) {
   }
 }
 
+// As where a program goes backward itself, outside of what a Stepper sets.
+TEST(Sliced, IsCutAsInForwardWhereARegionAroundItIsRecomputed) {
+  const auto body = [](const Tensor& h) {
+    return sliced([](const Tensor& slice) { return slice.exp().sin(); }, h).cos();
+  };
+  const auto gradient = [&](bool checkpointed) {
+    const Tensor x = torch::linspace(-1, 1, 32).view({8, 4}).clone().requires_grad_();
+    Tensor loss;
+    {
+      const detail::SliceScope scope(4);
+      loss = (checkpointed ? checkpoint(body, x) : body(x)).sum();
+    }
+    loss.backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
 }  // namespace
 }  // namespace snug

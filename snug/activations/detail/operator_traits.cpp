@@ -38,7 +38,9 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
                    std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
                      return result.alias_info() != nullptr && !result.alias_info()->isWrite();
                    });
-  traits.is_collective = op.schema().name().starts_with("c10d") || op.schema().name().starts_with("_c10d");
+  const std::string& name = op.schema().name();
+  traits.reads_no_values = traits.written.empty() && (name.ends_with("_like") || name.starts_with("aten::new_"));
+  traits.is_collective = name.starts_with("c10d") || name.starts_with("_c10d");
   traits.is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   return traits;
 }

@@ -29,9 +29,10 @@ struct OperatorTraits {
   std::vector<size_t>
       statistics;     ///< running statistics, which are written where `training` says so, though the schema does not
   int training = -1;  ///< that argument; -1: always
-  bool is_random = false;      ///< draws from a generator
-  bool is_view = false;        ///< only looks at the memory of an argument in another way
-  bool is_collective = false;  ///< writes to its arguments, though its schema does not say so
+  bool is_random = false;        ///< draws from a generator
+  bool is_view = false;          ///< only looks at the memory of an argument in another way
+  bool reads_no_values = false;  ///< looks at the shape and the kind of its arguments only, as zeros_like does
+  bool is_collective = false;    ///< writes to its arguments, though its schema does not say so
 
   /// The arguments that this call writes.
   std::vector<size_t> written_by(const Arguments& arguments) const;

@@ -4,9 +4,10 @@
 #include <utility>
 
 #include <ATen/ops/clone.h>
+#include <ATen/ops/narrow.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
@@ -15,6 +16,8 @@
 
 namespace snug::detail {
 namespace {
+
+using MemoryNames = c10::SmallVector<MemoryName, 8>;
 
 MemoryNames memory_in(const Arguments& arguments) {
   MemoryNames names;
@@ -26,22 +29,6 @@ MemoryNames memory_in(const Arguments& arguments) {
 
 bool is_among(const MemoryNames& names, const at::Tensor& tensor) {
   return std::find(names.begin(), names.end(), memory_of(tensor)) != names.end();
-}
-
-// A result is new if no argument has its memory. Returns whether there is one, and none without a storage.
-bool add_new_results(OwnMemory& own, const MemoryNames& given, const Stack& stack, size_t first_result) {
-  bool found = false;
-  bool all_have_storage = true;
-  for (size_t i = first_result; i < stack.size(); ++i) {
-    visit_tensors_in(stack[i], [&](const at::Tensor& result) {
-      all_have_storage = all_have_storage && result.has_storage();
-      if (!is_among(given, result)) {
-        own.add(result);
-        found = true;
-      }
-    });
-  }
-  return found && all_have_storage;
 }
 
 bool all_are_views(const MemoryNames& given, const Stack& stack, size_t first_result) {
@@ -66,7 +53,7 @@ struct Geometry {
   int64_t offset;
 };
 
-// Casts come and go with autocast's cache, so that their calls cannot be counted.
+// Casts come and go with autocast's cache.
 bool may_be_kept(const c10::OperatorHandle& op) {
   const auto& name = op.schema().name();
   const auto& returns = op.schema().returns();
@@ -75,57 +62,36 @@ bool may_be_kept(const c10::OperatorHandle& op) {
          });
 }
 
-template <class Calls>  // a ByCall, const or not
-auto* find(Calls& calls, const c10::OperatorHandle& op, size_t call) {
-  const auto of_op = calls.find(op);
-  using Found = decltype(&of_op->second.find(call)->second);
-  if (of_op == calls.end()) {
-    return Found(nullptr);
-  }
-  const auto found = of_op->second.find(call);
-  return found == of_op->second.end() ? Found(nullptr) : &found->second;
-}
-
 }  // namespace
 
-bool KeptResult::is_intact() const {
-  return std::all_of(values.begin(), values.end(), [](const Value& value) {
-    return !value.version || value.version->current_version() == value.version_at_end;
-  });
-}
-
-void KeptResult::pack() {
-  for (Value& value : values) {
-    if (value.as_it_is.isTensor() && value.version) {
-      value.packed = packer->pack(value.as_it_is.toTensor());
-      value.as_it_is = {};  // the version stays: what was packed may still be the memory that was to be packed
-    }
-  }
-}
-
-bool KeptResult::is_packed() const {
-  return std::any_of(values.begin(), values.end(), [](const Value& value) { return value.packed.has_value(); });
-}
-
 // --- forward
+
+ForwardOperators::ForwardOperators(RegionOperators& record, const std::vector<at::Tensor>& inputs,
+                                   CheckpointPolicy policy, bool preserve_rng_state)
+    : record_(record), policy_(std::move(policy)), preserve_rng_state_(preserve_rng_state), values_(record.known) {
+  values_.add_inputs(inputs);
+}
 
 void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
   const size_t first_result = stack.size() - arguments.size();
-  const MemoryNames given = memory_in(arguments);
   const std::vector<size_t> written = traits.written_by(arguments);
-  MemoryNames written_storages;
+  const RegionValues::Call entered = values_.enter(call.op, traits, arguments, written);
+  note_reads(traits, arguments, written);
+  WrittenMemory written_memory;
   for (const size_t i : written) {
     visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) {
       keep_what_was_there(tensor);
-      written_storages.push_back(memory_of(tensor));
+      written_memory.push_back({memory_of(tensor), WriteCount(tensor).counter()});
     });
   }
+  const CallKey key = policy_ ? keys_.next(entered.origin, arguments) : 0;
+  const MemoryNames given = policy_ ? memory_in(arguments) : MemoryNames();
   // Of a tensor that is written alone: transposing or resizing in place is not absorbed. Sparse and nested tensors have no strides.
   std::optional<Geometry> before;
   at::Tensor target;
-  if (!kept_storages_.empty() && written.size() == 1 && arguments[written.front()].isTensor()) {
+  if (!kept_memory_.empty() && written.size() == 1 && arguments[written.front()].isTensor()) {
     target = arguments[written.front()].toTensor();
     if (target.has_storage() && !target.is_nested()) {
       before.emplace(target);
@@ -133,58 +99,51 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   }
   call.proceed(stack);
   record_.sequence.push_back(call.op);
-  const bool has_new = add_new_results(own_, given, stack, first_result);
+  const bool has_new = values_.leave(entered, stack, first_result);
   if (!policy_) {
     return;
   }
-  const OperatorPlace place{call.op, calls_[call.op]++};
   const bool is_view = written.empty() && all_are_views(given, stack, first_result);
-  if (to_be_packed_ && !is_view && !writes_to(*to_be_packed_, written_storages)) {
-    result_at(*std::exchange(to_be_packed_, std::nullopt))->pack();
+  if (to_be_packed_ && !is_view && !writes_to(*to_be_packed_, written_memory)) {
+    pack_last();
   }
   for (const MemoryName name : given) {  // a view does not read
-    const auto found = kept_storages_.find(name);
-    const bool is_written = std::find(written_storages.begin(), written_storages.end(), name) != written_storages.end();
-    if (found != kept_storages_.end() && !is_written && !is_view) {
-      result_at(found->second.place)->was_read = true;
+    const auto found = kept_memory_.find(name);
+    const bool is_written = std::any_of(written_memory.begin(), written_memory.end(),
+                                        [&](const Written& one) { return one.memory == name; });
+    if (found != kept_memory_.end() && !is_written && !is_view) {
+      record_.kept.find(found->second)->was_read = true;
     }
   }
   const bool can_be_absorbed = before && *before == Geometry(target) && !traits.is_random &&
                                call.op.schema().returns().size() == 1 && stack[first_result].isTensor();
-  for (const MemoryName name : written_storages) {
-    note_write(name, place, can_be_absorbed ? std::optional(written.front()) : std::nullopt);
+  for (const Written& one : written_memory) {
+    note_write(one, key, can_be_absorbed ? std::optional(written.front()) : std::nullopt);
   }
   if (written.empty() && has_new && may_be_kept(call.op) && !c10::InferenceMode::is_enabled()) {
     if (const Keep keep = policy_(call.op.schema().name()); keep != Keep::Recompute) {
-      keep_result(traits, place, keep, stack, first_result);
+      keep_result(traits, key, keep, stack, first_result);
     }
   }
 }
 
-KeptResult* ForwardOperators::result_at(const OperatorPlace& place) const {
-  return find(record_.kept, place.op, place.call);
-}
+void ForwardOperators::pack_last() { record_.kept.find(*std::exchange(to_be_packed_, std::nullopt))->pack(); }
 
-bool ForwardOperators::writes_to(const OperatorPlace& place, const MemoryNames& storages) const {
-  return std::any_of(storages.begin(), storages.end(), [&](MemoryName name) {
-    const auto found = kept_storages_.find(name);
-    return found != kept_storages_.end() && found->second.place == place;
+bool ForwardOperators::writes_to(CallKey kept, const WrittenMemory& written) const {
+  return std::any_of(written.begin(), written.end(), [&](const Written& one) {
+    const auto found = kept_memory_.find(one.memory);
+    return found != kept_memory_.end() && found->second == kept;
   });
 }
 
+// What is written meanwhile without an operator will be written so again, and cannot be told apart.
 void ForwardOperators::close() {
   if (to_be_packed_) {
-    result_at(*std::exchange(to_be_packed_, std::nullopt))->pack();
+    pack_last();
   }
-  for (auto& [op, calls] : record_.kept) {
-    for (auto& [call, result] : calls) {
-      for (KeptResult::Value& value : result.values) {
-        if (value.version) {
-          value.version_at_end = value.version->current_version();
-        }
-      }
-    }
-  }
+  record_.kept.close();
+  std::erase_if(record_.read, [](const auto& entry) { return entry.second.moved(); });
+  values_.close();
 }
 
 bool ForwardOperators::wrote_to_outside_graph() const {
@@ -194,11 +153,21 @@ bool ForwardOperators::wrote_to_outside_graph() const {
   });
 }
 
+void ForwardOperators::note_reads(const OperatorTraits& traits, const Arguments& arguments,
+                                  const std::vector<size_t>& written) {
+  values_.visit_reads_from_outside(traits, arguments, written, [&](const at::Tensor& tensor) {
+    const WriteCount count(tensor);
+    if (count.counter() != nullptr) {
+      record_.read.try_emplace(count.counter(), count);
+    }
+  });
+}
+
 void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
-  if (own_.contains(tensor)) {
+  if (values_.is_own(tensor)) {
     return;
   }
-  if (!tensor.has_storage()) {
+  if (!tensor.has_storage() || values_.is_part_of_sparse(tensor)) {
     wrote_to_outside_sparse_ = true;
     return;
   }
@@ -212,11 +181,10 @@ void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
                                                                          at::clone(storage_bytes(tensor))});
 }
 
-void ForwardOperators::keep_result(const OperatorTraits& traits, OperatorPlace place, Keep keep, const Stack& stack,
+void ForwardOperators::keep_result(const OperatorTraits& traits, CallKey key, Keep keep, const Stack& stack,
                                    size_t first_result) {
   KeptResult result;
   result.packer = keep == Keep::Offload ? offload_packer() : keep == Keep::Compress ? compress_packer() : nullptr;
-  std::vector<at::Tensor> tensors;
   for (size_t i = first_result; i < stack.size(); ++i) {
     const c10::IValue& value = stack[i];
     if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().has_storage()) {
@@ -225,48 +193,52 @@ void ForwardOperators::keep_result(const OperatorTraits& traits, OperatorPlace p
     }
     const at::Tensor& tensor = value.toTensor();
     const at::Tensor alias = on_storage(tensor, tensor.storage());
-    const auto& version = tensor.unsafeGetTensorImpl()->version_counter();
     mark_as_saved(alias);
-    result.values.push_back({.as_it_is = alias, .version = version, .version_at_end = version.current_version()});
-    tensors.push_back(tensor);
+    result.values.push_back({.as_it_is = alias, .writes = WriteCount(tensor)});
+    kept_memory_.insert_or_assign(memory_of(tensor), key);
   }
   if (traits.is_random && preserve_rng_state_) {
     result.generators_after = RngState::capture();
   }
-  for (const at::Tensor& tensor : tensors) {
-    kept_storages_.insert_or_assign(memory_of(tensor), KeptStorage{tensor.storage().getWeakStorageImpl(), place});
-  }
   if (result.packer) {
-    to_be_packed_ = place;
+    to_be_packed_ = key;
   }
-  record_.kept[place.op].emplace(place.call, std::move(result));
+  record_.kept.results.emplace(key, std::move(result));
 }
 
 // A kept result holds what was written to it last. That serves the recomputation as well, without the writing, unless something needs what
 // it was before.
-void ForwardOperators::note_write(MemoryName memory, OperatorPlace place, std::optional<size_t> argument) {
-  const auto found = kept_storages_.find(memory);
-  if (found == kept_storages_.end()) {
+void ForwardOperators::note_write(const Written& written, CallKey key, std::optional<size_t> argument) {
+  const auto found = kept_memory_.find(written.memory);
+  if (found == kept_memory_.end()) {
     return;
   }
-  const OperatorPlace kept = found->second.place;
-  KeptResult* result = result_at(kept);
+  const CallKey kept = found->second;
+  KeptResult* result = record_.kept.find(kept);
   if (!result->was_read && !result->is_packed() && argument) {
-    record_.absorbed[place.op].emplace(place.call, RegionOperators::Absorbed{result, *argument});
-    result->absorbed.push_back(place);
+    for (KeptResult::Value& value : result->values) {
+      if (value.writes && value.writes->counter() == written.counter) {
+        value.writes->expect();
+      }
+    }
+    record_.kept.absorbed.emplace(key, KeptResults::Absorbed{result, *argument});
+    result->absorbed.push_back(key);
     return;
-  }
-  for (const OperatorPlace& one : result->absorbed) {  // by any of its storages
-    record_.absorbed[one.op].erase(one.call);
   }
   if (to_be_packed_ == kept) {
     to_be_packed_.reset();
   }
-  std::erase_if(kept_storages_, [&](const auto& entry) { return entry.second.place == kept; });
-  record_.kept[kept.op].erase(kept.call);
+  std::erase_if(kept_memory_, [&](const auto& entry) { return entry.second == kept; });
+  record_.kept.drop(kept);
 }
 
 // --- recomputation
+
+RecomputeOperators::RecomputeOperators(const RegionOperators& record, const std::vector<at::Tensor>& inputs,
+                                       std::string region)
+    : record_(record), region_(std::move(region)), values_(record.known) {
+  values_.add_inputs(inputs);
+}
 
 RecomputeOperators::~RecomputeOperators() {
   for (auto entry = versions_.rbegin(); entry != versions_.rend(); ++entry) {
@@ -275,88 +247,156 @@ RecomputeOperators::~RecomputeOperators() {
 }
 
 void RecomputeOperators::call(const OperatorCall& call, Stack& stack) {
-  if (stopped_task_ && *stopped_task_ == torch::autograd::get_current_graph_task_id()) {
-    throw RecomputedEnough{};
-  }
-  sequence_.push_back(call.op);
-  if (!record_.kept.empty() && take_kept(call.op, calls_[call.op]++, stack)) {
-    return;
-  }
+  const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
   const size_t first_result = stack.size() - arguments.size();
-  redirect(arguments, traits_of(call.op).written_by(arguments));
-  const MemoryNames given = memory_in(arguments);
-  call.proceed(stack);
-  add_new_results(own_, given, stack, first_result);
+  const std::vector<size_t> written = traits.written_by(arguments);
+  if (is_end(arguments, written)) {
+    stop();
+  }
+  if (!stopped_task_) {
+    just_saved_.clear();
+  }
+  sequence_.push_back(call.op);
+  const RegionValues::Call entered = values_.enter(call.op, traits, arguments, written);
+  if (record_.kept.results.empty() || !take_kept(call.op, keys_.next(entered.origin, arguments), stack)) {
+    check_reads(call.op, traits, arguments, written);
+    const Redirected redirected = redirect(arguments, written);
+    call.proceed(stack);
+    check_shapes(call.op, redirected);
+  }
+  values_.leave(entered, stack, first_result);
 }
 
-bool RecomputeOperators::take_kept(const c10::OperatorHandle& op, size_t call, Stack& stack) {
+void RecomputeOperators::stop() {
+  has_stopped_ = true;
+  throw RecomputedEnough();
+}
+
+bool RecomputeOperators::is_end(const Arguments& arguments, const std::vector<size_t>& written) const {
+  if (!stopped_task_ || has_stopped_ || *stopped_task_ != torch::autograd::get_current_graph_task_id() ||
+      std::uncaught_exceptions() > exceptions_around_) {
+    return false;
+  }
+  bool takes = false;
+  bool fills = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) {
+      const bool was_saved = std::find(just_saved_.begin(), just_saved_.end(), memory_of(tensor)) != just_saved_.end();
+      takes = takes || was_saved;
+      fills = fills || (was_saved && std::find(written.begin(), written.end(), i) != written.end());
+    });
+  }
+  return takes && !fills;
+}
+
+bool RecomputeOperators::take_kept(const c10::OperatorHandle& op, CallKey key, Stack& stack) {
   const size_t arguments = op.schema().arguments().size();
-  if (const auto* absorbed = find(record_.absorbed, op, call); absorbed != nullptr && absorbed->into->is_intact()) {
-    c10::IValue result = Arguments(op, stack)[absorbed->argument];
+  const auto absorbed = record_.kept.absorbed.find(key);
+  if (absorbed != record_.kept.absorbed.end() && absorbed->second.into->is_intact()) {
+    c10::IValue result = Arguments(op, stack)[absorbed->second.argument];
     torch::jit::drop(stack, arguments);
     stack.push_back(std::move(result));
     return true;
   }
-  const KeptResult* kept = find(record_.kept, op, call);
-  if (kept == nullptr || !kept->is_intact()) {
+  const auto found = record_.kept.results.find(key);
+  if (found == record_.kept.results.end() || !found->second.is_intact()) {
     return false;
   }
+  const KeptResult& kept = found->second;
   torch::jit::drop(stack, arguments);
-  for (const KeptResult::Value& value : kept->values) {
+  for (const KeptResult::Value& value : kept.values) {
     if (value.packed.has_value()) {
       std::any packed = value.packed;
-      const at::Tensor tensor = kept->packer->unpack(packed);
+      const at::Tensor tensor = kept.packer->unpack(packed);
       stack.emplace_back(on_storage(tensor, tensor.storage()));
-    } else if (value.version) {
+    } else if (value.writes) {
       stack.emplace_back(on_storage(value.as_it_is.toTensor(), value.as_it_is.toTensor().storage()));
     } else {
       stack.push_back(value.as_it_is);
     }
-    visit_tensors_in(stack.back(), [&](const at::Tensor& tensor) { own_.add(tensor); });
   }
-  if (kept->generators_after) {
-    kept->generators_after->restore();
+  if (kept.generators_after) {
+    kept.generators_after->restore();
   }
   return true;
 }
 
-// Memory from outside of the region stands for a copy of it if the forward wrote to it or this operator is going to.
-void RecomputeOperators::redirect(const Arguments& arguments, const std::vector<size_t>& written) {
+// As autograd says it of a tensor that was saved.
+void RecomputeOperators::check_reads(const c10::OperatorHandle& op, const OperatorTraits& traits,
+                                     const Arguments& arguments, const std::vector<size_t>& written) const {
+  values_.visit_reads_from_outside(traits, arguments, written, [&](const at::Tensor& tensor) {
+    const auto then = record_.read.find(WriteCount(tensor).counter());
+    TORCH_CHECK(then == record_.read.end() || !then->second.moved() || record_.overwritten.contains(memory_of(tensor)),
+                region_, ": operator ", sequence_.size(), " (", op.schema().name(),
+                ") reads a tensor from outside of the region, [", fmt::format("{}", fmt::join(tensor.sizes(), ", ")),
+                "], that has been modified by an inplace operation since the forward, so that its recomputation would "
+                "find other values. Write to it after backward, or give the region a clone.");
+  });
+}
+
+// Memory from outside of the region stands for a copy of it if the forward wrote to it or this operator is going to. Returns what is
+// written, and what stands for it.
+RecomputeOperators::Redirected RecomputeOperators::redirect(const Arguments& arguments,
+                                                            const std::vector<size_t>& written) {
+  Redirected redirected;
+  const auto on_scratch = [&](const at::Tensor& tensor, bool is_written) {
+    const c10::Storage* const scratch = scratch_of(tensor, is_written);
+    at::Tensor copy = scratch != nullptr ? on_storage(tensor, *scratch) : at::Tensor();
+    if (is_written && scratch != nullptr) {
+      redirected.emplace_back(tensor, copy);
+    }
+    return copy;
+  };
   for (size_t i = 0; i < arguments.size(); ++i) {
     c10::IValue& argument = arguments[i];
     const bool is_written = std::find(written.begin(), written.end(), i) != written.end();
     if (argument.isTensor()) {
-      if (const c10::Storage* scratch = scratch_of(argument.toTensor(), is_written)) {
-        argument = on_storage(argument.toTensor(), *scratch);
+      if (at::Tensor copy = on_scratch(argument.toTensor(), is_written); copy.defined()) {
+        argument = std::move(copy);
       }
     } else if (argument.isList()) {
       c10::List<c10::IValue> list = argument.toList();
       bool is_copied = false;
       for (size_t k = 0; k < list.size(); ++k) {
         const c10::IValue element = list.get(k);
-        const c10::Storage* scratch = element.isTensor() ? scratch_of(element.toTensor(), is_written) : nullptr;
-        if (scratch != nullptr) {
+        at::Tensor copy = element.isTensor() ? on_scratch(element.toTensor(), is_written) : at::Tensor();
+        if (copy.defined()) {
           list = is_copied ? list : list.copy();
           is_copied = true;
-          list.set(k, on_storage(element.toTensor(), *scratch));
+          list.set(k, std::move(copy));
         }
       }
       argument = is_copied ? c10::IValue(list) : argument;
     }
   }
+  return redirected;
+}
+
+// The tensor itself stays as it is, so that it must have by now the shape which the operator gives it.
+void RecomputeOperators::check_shapes(const c10::OperatorHandle& op, const Redirected& redirected) const {
+  for (const auto& [tensor, copy] : redirected) {
+    if (!tensor.is_nested() && Geometry(tensor) != Geometry(copy)) {
+      throw Error(
+          fmt::format("{}: operator {} ({}) makes a tensor from outside of the region [{}] in the recomputation, which "
+                      "has become [{}] since the forward; do not resize or transpose it in place more than once before "
+                      "backward, or make it inside",
+                      region_, sequence_.size(), op.schema().name(), fmt::join(copy.sizes(), ", "),
+                      fmt::join(tensor.sizes(), ", ")));
+    }
+  }
 }
 
 const c10::Storage* RecomputeOperators::scratch_of(const at::Tensor& tensor, bool is_written) {
-  if (!tensor.defined() || own_.contains(tensor)) {
+  if (!tensor.defined() || values_.is_own(tensor)) {
     return nullptr;
   }
   if (!tensor.has_storage()) {
     if (is_written) {
       throw Error(
-          "checkpoint: the recomputation is about to write once more to a tensor from outside of the region that "
-          "cannot be "
-          "copied (a sparse one); write out of place, or outside of the region");
+          fmt::format("{}: the recomputation is about to write once more to a tensor from outside of the region that "
+                      "cannot be copied (a sparse one); write out of place, or outside of the region",
+                      region_));
     }
     return nullptr;
   }
@@ -372,8 +412,15 @@ const c10::Storage* RecomputeOperators::scratch_of(const at::Tensor& tensor, boo
   if (before == record_.overwritten.end() && !is_written) {
     return nullptr;
   }
-  const at::Tensor copy = at::clone(before == record_.overwritten.end() ? storage_bytes(tensor) : before->second.bytes);
-  own_.add(copy);
+  // The storage may have grown since, and the tensor with it.
+  const bool has_before = before != record_.overwritten.end();
+  const int64_t bytes_before = has_before ? before->second.bytes.numel() : 0;
+  const bool has_grown = static_cast<int64_t>(tensor.storage().nbytes()) > bytes_before;
+  const at::Tensor copy = at::clone(has_grown ? storage_bytes(tensor) : before->second.bytes);
+  if (has_before && has_grown) {
+    copy.narrow(0, 0, bytes_before).copy_(before->second.bytes);
+  }
+  values_.use_for(copy, tensor);
   return &scratch_.emplace(name, copy.storage()).first->second;
 }
 

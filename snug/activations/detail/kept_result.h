@@ -1,0 +1,55 @@
+#pragma once
+// What an operator returned in the forward of a checkpointed region, kept by its policy for the recomputation.
+
+#include <any>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/core/rng.h"
+#include "snug/memory/detail/held.h"
+#include "snug/memory/detail/saved_tensor_policy.h"
+
+namespace snug::detail {
+
+/// Names a call, see CallKeys.
+using CallKey = uint64_t;
+
+struct KeptResult {
+  struct Value {
+    c10::IValue as_it_is;  // a tensor of its own on the result's memory, or what is no tensor
+    std::any packed = {};  // or, made by `packer` of a tensor
+    std::optional<WriteCount> writes = {};
+  };
+  std::vector<Value> values;
+  std::shared_ptr<SavedTensorPolicy> packer = nullptr;  // null: kept as it is
+  std::optional<RngState> generators_after = {};        // of an operator that draws random numbers
+  bool was_read = false;                                // in the forward, before anything wrote to it
+  std::vector<CallKey> absorbed = {};                   // calls that wrote to it, by KeptResults::absorbed
+
+  void pack();
+  bool is_packed() const;
+  /// Whether nothing has written to it, in the forward but operators that were seen, and then nothing.
+  bool is_intact() const;
+};
+
+struct KeptResults {
+  /// In-place calls whose effect a kept result has already, as the addition of a bias to a product.
+  struct Absorbed {
+    const KeptResult* into;
+    size_t argument;  // what the call returns
+  };
+  std::unordered_map<CallKey, KeptResult> results;
+  std::unordered_map<CallKey, Absorbed> absorbed;
+
+  KeptResult* find(CallKey key);
+  void drop(CallKey key);
+  /// The forward is over. What a custom function wrote to in it, through a pointer, is of no use: it will write again.
+  void close();
+};
+
+}  // namespace snug::detail
