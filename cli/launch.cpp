@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -58,7 +59,11 @@ std::vector<char*>& program() {
 }
 
 volatile std::sig_atomic_t last_signal = 0;
-void note_signal(int signal) { last_signal = signal; }
+volatile std::sig_atomic_t signals_so_far = 0;
+void note_signal(int signal) {
+  last_signal = signal;
+  signals_so_far = signals_so_far + 1;
+}
 
 // Catches the signals that are for the ranks.
 class [[nodiscard]] SignalScope final {
@@ -66,6 +71,8 @@ class [[nodiscard]] SignalScope final {
   SignalScope() {
     struct sigaction action = {};
     action.sa_handler = note_signal;
+    action.sa_flags = SA_RESTART;  // a write goes on; poll() does not
+    ::sigfillset(&action.sa_mask);
     for (size_t i = 0; i < kSignals.size(); ++i) {
       ::sigaction(kSignals[i], &action, &before_[i]);
     }
@@ -95,27 +102,43 @@ class Stream {
 
   pollfd poll_entry() const { return {.fd = is_open_ ? descriptor_ : -1, .events = POLLIN, .revents = 0}; }
 
-  void copy_what_is_there() {
+  // Once: a rank that writes faster than this is shown must not keep the launcher here. Gives the number of bytes.
+  size_t copy_some() {
     std::array<char, 1 << 16> buffer;
-    ssize_t count = 0;
-    while ((count = ::read(descriptor_, buffer.data(), buffer.size())) > 0) {
-      partial_.append(buffer.data(), static_cast<size_t>(count));
-      show_lines();
+    const ssize_t count = ::read(descriptor_, buffer.data(), buffer.size());
+    is_open_ = is_open_ && count != 0;
+    if (count <= 0) {
+      return 0;
     }
-    is_open_ = is_open_ && count < 0;
+    partial_.append(buffer.data(), static_cast<size_t>(count));
+    show_lines();
+    if (partial_.size() > kLongestLine) {
+      end_line();
+    }
     std::fflush(to_);
+    return static_cast<size_t>(count);
   }
 
+  // What a rank that is gone has left in the pipe. What a process that it has left behind may write on and on is not waited for.
   void finish() {
-    copy_what_is_there();
+    const auto most = static_cast<size_t>(std::max(0, ::fcntl(descriptor_, F_GETPIPE_SZ)));
+    size_t copied = 0;
+    for (size_t count = 0; copied <= most && (count = copy_some()) > 0; copied += count) {
+    }
     if (!partial_.empty()) {
-      partial_ += '\n';
-      show_lines();
+      end_line();
       std::fflush(to_);
     }
   }
 
  private:
+  static constexpr size_t kLongestLine = size_t{1} << 20;  // a longer one is shown in pieces
+
+  void end_line() {
+    partial_ += '\n';
+    show_lines();
+  }
+
   void show_lines() {
     size_t start = 0;
     for (size_t end = 0; (end = partial_.find('\n', start)) != std::string::npos; start = end + 1) {
@@ -162,12 +185,11 @@ Address meeting_place(const Flags& flags) {
     return {.port = flags.port != 0 ? flags.port : find_free_port()};
   }
   const size_t colon = flags.rendezvous.rfind(':');
-  Address address;
-  try {
-    address = {flags.rendezvous.substr(0, colon), std::stoi(flags.rendezvous.substr(colon + 1))};
-  } catch (const std::exception&) {
-  }
-  if (colon == std::string::npos || colon == 0 || address.port < 1 || address.port > 65535) {
+  const size_t digits = colon == std::string::npos ? flags.rendezvous.size() : colon + 1;
+  const char* const end = flags.rendezvous.data() + flags.rendezvous.size();
+  Address address = {.host = flags.rendezvous.substr(0, colon)};
+  const auto read = std::from_chars(flags.rendezvous.data() + digits, end, address.port);
+  if (address.host.empty() || read.ec != std::errc() || read.ptr != end || address.port < 1 || address.port > 65535) {
     throw ConfigError(
         fmt::format("launch: --rendezvous is '{}'; give HOST:PORT, the host of node 0 and a port that is free there",
                     flags.rendezvous));
@@ -259,7 +281,7 @@ void wait_for_output(const std::vector<Rank>& ranks) {
   ::poll(entries.data(), entries.size(), kPollMilliseconds);
   for (const Rank& rank : ranks) {
     for (const auto& stream : rank.streams) {
-      stream->copy_what_is_there();
+      stream->copy_some();
     }
   }
 }
@@ -267,16 +289,19 @@ void wait_for_output(const std::vector<Rank>& ranks) {
 // How the first failed, "rank 2 ..."; empty: all went well, or a signal came.
 std::string run_all(std::vector<Rank>& ranks) {
   std::string failure;
-  int passed_on = 0;
+  int passed_on = 0;  // of the signals that came
   auto deadline = Clock::time_point::max();
   const auto any_alive = [&] {
     return std::any_of(ranks.begin(), ranks.end(), [](const Rank& r) { return r.is_alive; });
   };
   while (any_alive()) {
     wait_for_output(ranks);
-    if (const int signal = last_signal; signal != 0 && signal != passed_on) {
-      passed_on = signal;
-      send_to_all(ranks, signal);
+    if (passed_on < signals_so_far) {
+      ++passed_on;
+      send_to_all(ranks, last_signal);
+      if (passed_on == 2) {  // they are to end at once
+        deadline = Clock::now() + kGrace;
+      }
     }
     for (size_t i = 0; i < ranks.size(); ++i) {
       int status = 0;
@@ -311,6 +336,7 @@ void run_launch(const Flags& flags) {
   check(flags);
   program().push_back(nullptr);
   last_signal = 0;
+  signals_so_far = 0;
   const SignalScope signals;
   for (int attempt = 0;; ++attempt) {
     const Address meeting = meeting_place(flags);

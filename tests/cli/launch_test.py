@@ -124,13 +124,49 @@ class LaunchTest(unittest.TestCase):
             self.assertEqual(sorted(out.splitlines()), [f"[{rank}] got {int(number)}" for rank in range(2)])
             self.assertEqual((launcher.returncode, err), (128 + number, ""))
 
+    def test_passes_the_second_interrupt_on_and_kills_who_does_not_end_by_it(self):
+        program = ("import signal, sys, time\n"
+                   "count = 0\n"
+                   "def end(*_):\n  global count; count += 1; print('got', count, flush=True)\n"
+                   "  if count == 2 and STUBBORN == 0: sys.exit(7)\n"
+                   "signal.signal(signal.SIGINT, end)\n"
+                   "print('ready', flush=True)\n"
+                   "while True: time.sleep(50)\n")
+        for stubborn in (0, 1):
+            with subprocess.Popen([SNUG, "launch", "-n", "1", "--", *PYTHON, program.replace("STUBBORN", str(stubborn))],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment()) as launcher:
+                for line in ("ready", "got 1", "got 2"):
+                    self.assertEqual(launcher.stdout.readline(), f"[0] {line}\n")
+                    if line != "got 2":
+                        launcher.send_signal(signal.SIGINT)
+                _, err = launcher.communicate(timeout=60)
+            self.assertEqual((launcher.returncode, err), (130, ""))
+
+    def test_heeds_a_signal_while_a_rank_writes_without_end(self):
+        with subprocess.Popen([SNUG, "launch", "-n", "1", "--", "yes", ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              env=self.environment()) as launcher:
+            launcher.stdout.read(1 << 20)
+            launcher.send_signal(signal.SIGINT)
+            launcher.communicate(timeout=60)  # as fast as it can, and yet slower than yes
+        self.assertEqual(launcher.returncode, 130)
+
+    def test_shows_a_line_that_never_ends_in_pieces(self):
+        program = "import sys\nfor _ in range(5): sys.stdout.write('a' * (1 << 20))"
+        done = self.launch("-n", "1", "--", *PYTHON, program)
+        lines = done.stdout.splitlines()
+        self.assertGreater(len(lines), 1)
+        self.assertEqual({line[:4] for line in lines}, {"[0] "})
+        self.assertEqual("".join(line[4:] for line in lines), "a" * (5 << 20))
+
     def test_bad_usage_is_refused_in_one_line(self):
         for arguments, word in ((["-n", "2"], "after --"), (["-n", "2", "true"], "true"), (["-n", "0", "--", "true"], "0"),
                                 (["--rank", "2", "--", "true"], "--ranks"), (["--max-restarts", "-1", "--", "true"], "-1"),
                                 (["--nodes", "2", "--", "true"], "--rendezvous"),
                                 (["--node-rank", "1", "--", "true"], "--node-rank is 1 of 1"),
                                 (["--nodes", "2", "--rendezvous", "host", "--", "true"], "HOST:PORT"),
-                                (["--nodes", "2", "--rendezvous", "host:port", "--", "true"], "'host:port'")):
+                                (["--nodes", "2", "--rendezvous", "host:port", "--", "true"], "'host:port'"),
+                                (["--nodes", "2", "--rendezvous", "host:29500abc", "--", "true"], "'host:29500abc'"),
+                                (["--nodes", "2", "--rendezvous", ":29500", "--", "true"], "':29500'")):
             with self.subTest(arguments):
                 done = self.launch(*arguments)
                 self.assertEqual((done.returncode, done.stdout), (2, ""))
