@@ -1,12 +1,14 @@
 #include "snug/train/detail/step_planner.h"
 
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <c10/core/DynamicCast.h>
 #include <fmt/format.h>
 
 #include "snug/activations/detail/slice_scope.h"
@@ -90,6 +92,40 @@ class GradientsHeld {
  private:
   const StepToPlan& step_;
   bool held_;
+};
+
+// Losses of the same forward, run again and again from the same buffers and generators: what makes them differ, planning has moved on.
+class SameLosses {
+ public:
+  explicit SameLosses(std::optional<double>& loss) : loss_(loss) {}
+
+  std::function<at::Tensor()> of(std::function<at::Tensor()> forward) {
+    return [this, forward = std::move(forward)] {
+      at::Tensor loss = forward();
+      if (loss.defined() && loss.numel() == 1 && loss.is_cpu() && loss.layout() == at::kStrided) {
+        // Not by an operator, which would be recorded.
+        note(c10::fetch_and_cast<double>(loss.scalar_type(), loss.const_data_ptr()));
+      }
+      return loss;
+    };
+  }
+
+ private:
+  void note(double loss) {
+    const double first = loss_.value_or(loss);
+    loss_ = first;
+    if (std::bit_cast<uint64_t>(first) != std::bit_cast<uint64_t>(loss)) {
+      throw ConfigError(fmt::format(
+          "Stepper: to plan for a memory_budget forward runs several times, and on the same items it gave the "
+          "losses {} and {}; the model or loss_of keeps something besides parameters, buffers and torch's "
+          "default generators, as a hidden state in a member, a counter or random numbers of its own, and training "
+          "would go on from where planning left it. Keep it in a registered buffer and write that in "
+          "place, give it with the batch, or set plan = false",
+          first, loss));
+    }
+  }
+
+  std::optional<double>& loss_;
 };
 
 }  // namespace
@@ -198,7 +234,9 @@ bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items, i
     const int64_t before = live_cpu_bytes();
     const auto forward = step.forward(items);
     const int64_t loaded = live_cpu_bytes() - before;
-    known.tried.insert_or_assign(items, Tried{profile_step(forward, {.link = link_}), loaded, slices});
+    std::optional<double> loss;
+    StepProfile profile = profile_step(SameLosses(loss).of(forward), {.link = link_});
+    known.tried.insert_or_assign(items, Tried{std::move(profile), loaded, slices, loss});
   } catch (const c10::OutOfMemoryError&) {
     note("does not run within the budget");
   } catch (const ConfigError&) {
@@ -332,7 +370,8 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
   }
 }
 
-// False: what it would compute again has other bits each time, and without that it does not fit. Then it is out of the question.
+// False: what it would compute again has other bits each time, or more memory is taken than predicted, and within that it does not fit. Then it
+// is out of the question.
 bool StepPlanner::make_plan(Known& known, const StepToPlan& step, const StepSearch& found) const {
   StepPlan plan{.budget_bytes = budget_, .choice = *found.choice, .considered = found.explain() + known.untried};
   StepChoice& choice = plan.choice;
@@ -344,11 +383,14 @@ bool StepPlanner::make_plan(Known& known, const StepToPlan& step, const StepSear
   if (choice.plan.seconds > choice.plan.plain_seconds) {
     const int64_t beside = known.bytes_beside(choice.items);
     const GradientsHeld gradients(step, choice.micro_batches > 1);
+    std::optional<double> loss = known.tried.at(choice.items).loss;
     try {
-      plan.activations = plan_activations(known.tried.at(choice.items).profile, step.forward(choice.items),
-                                          Bytes(budget_ - known.left_free - beside));
+      plan.activations =
+          plan_activations(known.tried.at(choice.items).profile, SameLosses(loss).of(step.forward(choice.items)),
+                           Bytes(budget_ - known.left_free - beside));
     } catch (const BudgetExceeded&) {
-      known.untried += fmt::format("{:>12} does not compute the same again\n", choice.items);
+      known.untried +=
+          fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
       known.tried.erase(choice.items);
       return false;
     }
