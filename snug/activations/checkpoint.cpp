@@ -21,7 +21,6 @@
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
-#include "snug/core/rng.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"
 
@@ -33,7 +32,7 @@
 // The inputs are SavedVariables: inside an enclosing region they are saved tensors of that region, and dropped like all others.
 // That makes nesting work to any depth with no further code. A recomputation inside a recomputation starts a Frame of its own.
 //
-// detail/region_operators.h has what happens to memory from outside of the region, and to results that a policy keeps.
+// detail/region_operators.h has what happens to memory from outside of the region, to results that a policy keeps, and to random numbers.
 //
 // Backward passes inside the callable save tensors too, and may ask for Slots before the forward has come to its end.
 
@@ -123,7 +122,6 @@ struct Frame {
   int64_t slices = SliceScope::current();
   c10::impl::LocalDispatchKeySet dispatch = c10::impl::tls_local_dispatch_key_set();
   RegionOperators operators;
-  std::optional<RngState> rng;
   std::vector<std::weak_ptr<Slot>> slots;
   std::vector<Metadata> metadata;
   const torch::autograd::Node* asking = nullptr;  // a custom function, which may ask for its slots again
@@ -331,11 +329,6 @@ void Frame::recompute(int pass) {
   for (const auto& input : begin.inputs) {
     arguments.push_back(input.unpack());
   }
-  std::optional<RngGuard> rng_guard;
-  if (rng) {
-    rng_guard.emplace();
-    rng->restore();
-  }
   const c10::impl::ForceDispatchKeyGuard dispatch_scope(dispatch);
   const AutocastStateScope autocast_scope(autocast);
   const at::AutoGradMode enable_grad(true);
@@ -383,9 +376,6 @@ class CheckpointForward::Impl {
     }
     frame_->begin.recompute = std::move(recompute);
     frame_->autocast = AutocastState::capture();
-    if (frame_->options.preserve_rng_state) {
-      frame_->rng = RngState::capture();
-    }
     operators_.emplace(frame_->operators, inputs, frame_->options.policy, frame_->options.preserve_rng_state);
     scope_.emplace(std::make_shared<ForwardPolicy>(frame_, *operators_));
     operator_scope_.emplace(*operators_);
@@ -419,9 +409,6 @@ class CheckpointForward::Impl {
           frame_->name()));
     }
     operators_->close();
-    if (frame_->rng && *frame_->rng == RngState::capture()) {
-      frame_->rng.reset();  // nothing was drawn, so there is nothing to draw again
-    }
     frame_->forward_is_complete = true;
   }
 

@@ -26,8 +26,8 @@
 namespace snug {
 
 struct CheckpointOptions {
-  /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generators' state (5 KB on the CPU) for each region
-  /// that draws some.
+  /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generator (2.5 KB on the CPU, outside of tensor memory)
+  /// for each random operator.
   bool preserve_rng_state = true;
   /// Stop recomputing as soon as everything backward asked for is there (a region of one small operator is run to its end, which takes less
   /// time than to stop). Off: run every callable to its end, and let surplus saved tensors be an error.
@@ -61,10 +61,13 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 }  // namespace detail
 
 /// Calls `fn(args...)` and returns what it returns. If gradient mode is on, the tensors that autograd would save inside are dropped and
-/// recomputed in backward, under the autocast and dispatch state and (by default) the random numbers of the forward, those of the CPU and
-/// of every CUDA device that was in use when the region began. `args` are tensors, containers of them (vector, array, tuple, pair,
-/// optional, map) or plain values; tensors among them are kept until backward, and given to an enclosing checkpoint to drop if there is
-/// one. Works with retain_graph, nested regions, torch::autograd::grad, create_graph, and modules used several times.
+/// recomputed in backward, under the autocast and dispatch state and (by default) the random numbers of the forward. `args` are tensors,
+/// containers of them (vector, array, tuple, pair, optional, map) or plain values; tensors among them are kept until backward, and given to
+/// an enclosing checkpoint to drop if there is one. Works with retain_graph, nested regions, torch::autograd::grad, create_graph, and modules
+/// used several times.
+/// Each random operator draws again from a copy of the generator, the default one or one of the program's own, that it drew from. So generators
+/// go on as in plain training, whatever other threads draw meanwhile. Numbers that no operator draws, but a kernel of your own, are drawn again
+/// from the default generators, set back meanwhile; they are the same only if no other thread draws then.
 /// `fn` is copied, and called again in backward. If it is the holder of a module, such as a torch::nn::Sequential, this one and its
 /// submodules are in the mode, training or evaluation, that they were in in forward; for other callables name it in CheckpointOptions.
 /// The recomputation changes no tensor that was there before: what the forward wrote to such memory (BatchNorm's running statistics, a

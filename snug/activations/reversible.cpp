@@ -12,10 +12,10 @@
 #include <torch/nn/module.h>
 
 #include "snug/activations/checkpoint.h"
+#include "snug/activations/detail/region_draws.h"
 #include "snug/activations/detail/region_operators.h"
 #include "snug/activations/training_modes.h"
 #include "snug/core/error.h"
-#include "snug/core/rng.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"
 
@@ -39,16 +39,27 @@ struct Half {
   Function function;
   detail::TrainingModes modes;
   detail::AutocastState autocast = detail::AutocastState::capture();
-  std::optional<RngState> rng;
+  std::shared_ptr<detail::RegionDraws> draws;  // null: it draws anew
   bool has_run = false;
 
-  at::Tensor again(const at::Tensor& x) const {
-    std::optional<RngGuard> guard;
-    if (rng) {
-      guard.emplace();
-      rng->restore();
+  at::Tensor first(const at::Tensor& x) const {
+    if (draws == nullptr) {
+      return function(x);
     }
-    const detail::AutocastStateScope scope(autocast);
+    detail::ForwardDraws noted(*draws);
+    const detail::OperatorScope scope(noted);
+    at::Tensor result = function(x);
+    noted.close();
+    return result;
+  }
+
+  at::Tensor again(const at::Tensor& x) const {
+    const detail::AutocastStateScope autocast_scope(autocast);
+    if (draws == nullptr) {
+      return function(x);
+    }
+    detail::RecomputeDraws same(*draws);
+    const detail::OperatorScope scope(same);
     return function(x);
   }
 
@@ -74,7 +85,7 @@ class Chain {
   // What checkpoint() calls: first in forward, then in recomputations.
   at::Tensor run(size_t i, const at::Tensor& x) {
     if (!std::exchange(halves_[i].has_run, true)) {
-      return halves_[i].function(x);
+      return halves_[i].first(x);
     }
     const at::Tensor result = halves_[i].again(x);
     ran_again(i, result);
@@ -178,7 +189,7 @@ Streams run(const std::vector<detail::ReversibleHalf>& halves, Streams streams, 
     } else {
       chain->begin({.function = halves[i].function,
                     .modes = detail::TrainingModes(halves[i].module),
-                    .rng = preserve_rng_state ? std::optional(RngState::capture()) : std::nullopt},
+                    .draws = preserve_rng_state ? std::make_shared<detail::RegionDraws>() : nullptr},
                    streams);
       const detail::PolicyScope scope(std::make_shared<RebuiltInput>(chain, i));
       added = checkpoint(

@@ -34,7 +34,7 @@ struct ReversibleHalf {
 struct ReversibleOptions {
   /// forward(x) halves x along this dimension: -1 for [batch, time, width], 1 for pictures [batch, channels, height, width].
   int64_t dim = -1;
-  /// Recompute with the random numbers of the forward (dropout). Costs two copies of the generators' state for each block.
+  /// Recompute with the random numbers of the forward, as checkpoint() does.
   bool preserve_rng_state = true;
 };
 

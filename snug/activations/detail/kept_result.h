@@ -10,7 +10,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "snug/core/rng.h"
 #include "snug/memory/detail/held.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
@@ -27,7 +26,6 @@ struct KeptResult {
   };
   std::vector<Value> values;
   std::shared_ptr<SavedTensorPolicy> packer = nullptr;  // null: kept as it is
-  std::optional<RngState> generators_after = {};        // of an operator that draws random numbers
   bool was_read = false;                                // in the forward, before anything wrote to it
   std::vector<CallKey> absorbed = {};                   // calls that wrote to it, by KeptResults::absorbed
 

@@ -6,7 +6,6 @@
 #include <limits>
 #include <utility>
 
-#include <ATen/Context.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -21,18 +20,6 @@ namespace snug::detail {
 namespace {
 
 const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
-
-c10::Device device_of(const TapeOperator& record, const Stack& stack, size_t arguments) {
-  if (!record.operands.empty()) {
-    return record.operands.front().shape.device();
-  }
-  for (size_t i = stack.size() - arguments; i < stack.size(); ++i) {
-    if (stack[i].isDevice()) {
-      return stack[i].toDevice();
-    }
-  }
-  return c10::kCPU;
-}
 
 // A shorter last batch may take less than was planned for, not more.
 bool fits(const std::vector<int64_t>& bytes, const std::vector<int64_t>& planned) {
@@ -74,6 +61,10 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
     throw;
   }
   lock.lock();
+  if (call.random.is_noted) {
+    record.drew_from = call.random.before;
+    record.is_replayable = record.is_replayable && record.drew_from.defined() && draws_the_same_again(call.op);
+  }
   const auto made = read_results(record, stack, first_result);
   if (record.results.empty() && record.writes.empty()) {
     if (listener_ != nullptr) {
@@ -148,9 +139,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
       record.arguments[i] = list;
     }
   }
-  if (traits.is_random) {
-    note_generator(record, stack);
-  }
+  call.random.is_noted = call.random.is_noted || traits.draws(arguments);
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (traits.is_collective || (is_among(written, i) && !is_among(traits.statistics, i))) {
       visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { note_write(record, tensor); });
@@ -171,25 +160,6 @@ void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t 
   if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
     record.needs.push_back(value);
   }
-}
-
-// A copy of the generator as it is stands for it when the operator runs again. Operators that cannot be given one are not replayed.
-void OpTape::note_generator(TapeOperator& record, const Stack& stack) {
-  const auto& arguments = record.op.schema().arguments();
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].name() == "generator") {
-      const c10::IValue& given = record.arguments[i];
-      at::Generator generator = given.isNone()
-                                    ? at::globalContext().defaultGenerator(device_of(record, stack, arguments.size()))
-                                    : given.toGenerator();
-      const std::lock_guard lock(generator.mutex());
-      record.generator = generator.clone();
-      record.generator_argument = i;
-      record.arguments[i] = {};
-      return;
-    }
-  }
-  record.is_replayable = false;
 }
 
 void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {

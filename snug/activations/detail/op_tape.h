@@ -142,8 +142,7 @@ struct TapeOperator {
   std::vector<ValueId> needs;   // what it read, and the version before of what it wrote
   std::vector<ValueId> writes;
   bool is_replayable = true;
-  at::Generator generator = {};  // as it was, of an operator that draws from one
-  size_t generator_argument = 0;
+  at::Generator drew_from = {};  // as it was
 };
 
 /// Thread-safe, but for the forward pass, which is on one thread. Memory that is watched may come back from another meanwhile, as from that
@@ -188,7 +187,6 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   int add_storage(const at::Tensor& tensor, bool is_external, int producer);
   TapeOperator read_arguments(const OperatorCall& call, Stack& stack);
   void read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument, std::optional<size_t> element);
-  void note_generator(TapeOperator& record, const Stack& stack);
   void note_write(TapeOperator& record, const at::Tensor& tensor);
   void take_back_writes(const TapeOperator& record);
   std::vector<std::pair<int, const void*>> read_results(TapeOperator& record, const Stack& stack, size_t first_result);

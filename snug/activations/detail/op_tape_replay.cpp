@@ -163,7 +163,7 @@ class OpTape::Replay {
     for (size_t k = 0; k < sequence_.size(); ++k) {
       const TapeOperator& op = tape_.operators_[static_cast<size_t>(sequence_[k])];
       Stack stack = stack_for(op);
-      call_again(op.op, op.context, stack);
+      call_again(op.op, op.context, stack, op.drew_from);
       for (const TapeOperator::Result& result : op.results) {
         const c10::IValue& value = stack[result.result];
         made_.at(result.storage).memory =
@@ -262,9 +262,6 @@ class OpTape::Replay {
 
   Stack stack_for(const TapeOperator& op) const {
     Stack stack(op.arguments.begin(), op.arguments.end());
-    if (op.generator.defined()) {
-      stack[op.generator_argument] = op.generator.clone();
-    }
     std::optional<size_t> copied;
     for (const TapeOperator::Operand& operand : op.operands) {
       at::Tensor tensor = on_storage(operand.shape, memory_of(operand.value));

@@ -41,7 +41,16 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
   const std::string& name = op.schema().name();
   traits.reads_no_values = traits.written.empty() && (name.ends_with("_like") || name.starts_with("aten::new_"));
   traits.is_collective = name.starts_with("c10d") || name.starts_with("_c10d");
+  const bool is_torchs_own = name.starts_with("aten::");
   traits.is_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  for (size_t i = 0; is_torchs_own && traits.is_random && i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i].name();
+    if (argument == "dropout_p" || argument == "dropout") {
+      traits.dropout = static_cast<int>(i);
+    } else if (argument == "train") {
+      traits.train = static_cast<int>(i);
+    }
+  }
   return traits;
 }
 
@@ -53,6 +62,13 @@ std::vector<size_t> OperatorTraits::written_by(const Arguments& arguments) const
     result.insert(result.end(), statistics.begin(), statistics.end());
   }
   return result;
+}
+
+bool OperatorTraits::draws(const Arguments& arguments) const {
+  const auto says = [&](int argument, const c10::IValue& value) {
+    return argument >= 0 && arguments[static_cast<size_t>(argument)] == value;
+  };
+  return is_random && !says(dropout, 0.0) && !says(train, false);
 }
 
 bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor) {

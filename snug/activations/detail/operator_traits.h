@@ -29,13 +29,17 @@ struct OperatorTraits {
   std::vector<size_t>
       statistics;     ///< running statistics, which are written where `training` says so, though the schema does not
   int training = -1;  ///< that argument; -1: always
-  bool is_random = false;        ///< draws from a generator
+  bool is_random = false;        ///< may draw from a generator
+  int dropout = -1;              ///< the argument with the probability, if it then draws nothing for 0
+  int train = -1;                ///< the argument that says whether it draws
   bool is_view = false;          ///< only looks at the memory of an argument in another way
   bool reads_no_values = false;  ///< looks at the shape and the kind of its arguments only, as zeros_like does
   bool is_collective = false;    ///< writes to its arguments, though its schema does not say so
 
   /// The arguments that this call writes.
   std::vector<size_t> written_by(const Arguments& arguments) const;
+  /// Whether this call draws from a generator.
+  bool draws(const Arguments& arguments) const;
 };
 
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);

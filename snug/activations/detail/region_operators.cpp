@@ -68,7 +68,10 @@ bool may_be_kept(const c10::OperatorHandle& op) {
 
 ForwardOperators::ForwardOperators(RegionOperators& record, const std::vector<at::Tensor>& inputs,
                                    CheckpointPolicy policy, bool preserve_rng_state)
-    : record_(record), policy_(std::move(policy)), preserve_rng_state_(preserve_rng_state), values_(record.known) {
+    : record_(record), policy_(std::move(policy)), values_(record.known) {
+  if (preserve_rng_state) {
+    draws_.emplace(record_.draws.emplace());
+  }
   values_.add_inputs(inputs);
 }
 
@@ -97,7 +100,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
       before.emplace(target);
     }
   }
-  call.proceed(stack);
+  draws_ ? draws_->call(call, stack) : call.proceed(stack);
   record_.sequence.push_back(call.op);
   const bool has_new = values_.leave(entered, stack, first_result);
   if (!policy_) {
@@ -122,7 +125,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   }
   if (written.empty() && has_new && may_be_kept(call.op) && !c10::InferenceMode::is_enabled()) {
     if (const Keep keep = policy_(call.op.schema().name()); keep != Keep::Recompute) {
-      keep_result(traits, key, keep, stack, first_result);
+      keep_result(key, keep, stack, first_result);
     }
   }
 }
@@ -138,6 +141,9 @@ bool ForwardOperators::writes_to(CallKey kept, const WrittenMemory& written) con
 
 // What is written meanwhile without an operator will be written so again, and cannot be told apart.
 void ForwardOperators::close() {
+  if (draws_) {
+    draws_->close();
+  }
   if (to_be_packed_) {
     pack_last();
   }
@@ -181,8 +187,7 @@ void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
                                                                          at::clone(storage_bytes(tensor))});
 }
 
-void ForwardOperators::keep_result(const OperatorTraits& traits, CallKey key, Keep keep, const Stack& stack,
-                                   size_t first_result) {
+void ForwardOperators::keep_result(CallKey key, Keep keep, const Stack& stack, size_t first_result) {
   KeptResult result;
   result.packer = keep == Keep::Offload ? offload_packer() : keep == Keep::Compress ? compress_packer() : nullptr;
   for (size_t i = first_result; i < stack.size(); ++i) {
@@ -196,9 +201,6 @@ void ForwardOperators::keep_result(const OperatorTraits& traits, CallKey key, Ke
     mark_as_saved(alias);
     result.values.push_back({.as_it_is = alias, .writes = WriteCount(tensor)});
     kept_memory_.insert_or_assign(memory_of(tensor), key);
-  }
-  if (traits.is_random && preserve_rng_state_) {
-    result.generators_after = RngState::capture();
   }
   if (result.packer) {
     to_be_packed_ = key;
@@ -237,6 +239,9 @@ void ForwardOperators::note_write(const Written& written, CallKey key, std::opti
 RecomputeOperators::RecomputeOperators(const RegionOperators& record, const std::vector<at::Tensor>& inputs,
                                        std::string region)
     : record_(record), region_(std::move(region)), values_(record.known) {
+  if (record_.draws) {
+    draws_.emplace(*record_.draws);
+  }
   values_.add_inputs(inputs);
 }
 
@@ -258,12 +263,15 @@ void RecomputeOperators::call(const OperatorCall& call, Stack& stack) {
     just_saved_.clear();
   }
   sequence_.push_back(call.op);
+  const bool draws = draws_ && !call.random.from.defined() && traits.draws(arguments);
   const RegionValues::Call entered = values_.enter(call.op, traits, arguments, written);
   if (record_.kept.results.empty() || !take_kept(call.op, keys_.next(entered.origin, arguments), stack)) {
     check_reads(call.op, traits, arguments, written);
     const Redirected redirected = redirect(arguments, written);
-    call.proceed(stack);
+    draws ? draws_->call(call, stack) : call.proceed(stack);
     check_shapes(call.op, redirected);
+  } else if (draws) {
+    draws_->pass_over(call.op);
   }
   values_.leave(entered, stack, first_result);
 }
@@ -315,9 +323,6 @@ bool RecomputeOperators::take_kept(const c10::OperatorHandle& op, CallKey key, S
     } else {
       stack.push_back(value.as_it_is);
     }
-  }
-  if (kept.generators_after) {
-    kept.generators_after->restore();
   }
   return true;
 }

@@ -4,6 +4,7 @@
 //   recomputation works on copies of that;
 // - of memory that was there before and that the forward only read, which write to it was the last. A later one is an error;
 // - results that a policy keeps, which the recomputation takes instead of running their operators;
+// - what its random operators drew from;
 // - how each value came about, by which the two runs are compared, and which operators ran, for messages.
 
 #include <cstddef>
@@ -18,6 +19,7 @@
 
 #include "snug/activations/detail/kept_result.h"
 #include "snug/activations/detail/operator_traits.h"
+#include "snug/activations/detail/region_draws.h"
 #include "snug/activations/detail/region_values.h"
 #include "snug/activations/policy.h"
 #include "snug/memory/detail/held.h"
@@ -37,6 +39,7 @@ struct RegionOperators {
   std::unordered_map<MemoryName, Before> overwritten;
   std::unordered_map<const void*, WriteCount> read;  // of memory from outside that it read, by counter
   KeptResults kept;
+  std::optional<RegionDraws> draws;  // none: it draws anew
 };
 
 /// While the forward runs: fills a RegionOperators.
@@ -66,14 +69,14 @@ class ForwardOperators final : public OperatorPolicy {
 
   void note_reads(const OperatorTraits& traits, const Arguments& arguments, const std::vector<size_t>& written);
   void keep_what_was_there(const at::Tensor& tensor);
-  void keep_result(const OperatorTraits& traits, CallKey key, Keep keep, const Stack& stack, size_t first_result);
+  void keep_result(CallKey key, Keep keep, const Stack& stack, size_t first_result);
   void note_write(const Written& written, CallKey key, std::optional<size_t> argument);
   void pack_last();
   bool writes_to(CallKey kept, const WrittenMemory& written) const;
 
   RegionOperators& record_;
   CheckpointPolicy policy_;
-  bool preserve_rng_state_;
+  std::optional<ForwardDraws> draws_;
   std::vector<OutsideTensor> written_outside_;
   bool wrote_to_outside_sparse_ = false;
   RegionValues values_;
@@ -126,6 +129,7 @@ class RecomputeOperators final : public OperatorPolicy {
 
   const RegionOperators& record_;
   std::string region_;  // its name, for messages
+  std::optional<RecomputeDraws> draws_;
   std::optional<int> stopped_task_;
   bool has_stopped_ = false;
   int exceptions_around_ = std::uncaught_exceptions();

@@ -36,14 +36,20 @@ class InnermostIs {
 }  // namespace
 
 struct OperatorDispatch {
-  static void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const OperatorScope* scope, Stack& stack) {
-    if (scope == nullptr) {
-      const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
-      op.redispatchBoxed(keys & kBelow, &stack);
+  static void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const OperatorScope* scope,
+                  RandomDraw& random, Stack& stack) {
+    if (scope != nullptr) {
+      const InnermostIs outside(scope->outside_);
+      scope->policy_.call(OperatorCall(op, keys, scope->outside_, random), stack);
       return;
     }
-    const InnermostIs outside(scope->outside_);
-    scope->policy_.call(OperatorCall(op, keys, scope->outside_), stack);
+    const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
+    const auto kernel = [&](const c10::OperatorHandle& one) { one.redispatchBoxed(keys & kBelow, &stack); };
+    if (random.is_noted || random.from.defined()) {
+      random.run(op, stack, kernel);
+    } else {
+      kernel(op);
+    }
   }
 };
 
@@ -51,7 +57,8 @@ namespace {
 
 // Autograd hands the set of keys on to its own threads, where there are no scopes.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  OperatorDispatch::run(op, keys, innermost, *stack);
+  RandomDraw random;
+  OperatorDispatch::run(op, keys, innermost, random, *stack);
 }
 
 void register_once() {
@@ -71,18 +78,18 @@ void register_once() {
 
 }  // namespace
 
-void OperatorCall::proceed(Stack& stack) const { OperatorDispatch::run(op, keys_, outside_, stack); }
+void OperatorCall::proceed(Stack& stack) const { OperatorDispatch::run(op, keys_, outside_, random, stack); }
 
 CallContext OperatorCall::context() const {
   return {keys_, c10::impl::tls_local_dispatch_key_set(), c10::GradMode::is_enabled()};
 }
 
-void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack& stack) {
+void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack& stack, const at::Generator& from) {
   const UnseenOperators unseen;
   const c10::impl::ForceDispatchKeyGuard local(context.local);
-  const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
   const c10::AutoGradMode grad_mode(context.grad_mode);
-  op.redispatchBoxed(context.keys & kBelow, &stack);
+  RandomDraw random{.from = from};
+  OperatorDispatch::run(op, context.keys, /*scope=*/nullptr, random, stack);
 }
 
 OperatorScope::OperatorScope(OperatorPolicy& policy)

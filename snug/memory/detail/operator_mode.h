@@ -12,6 +12,8 @@
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "snug/memory/detail/random_draw.h"
+
 namespace snug::detail {
 
 using Stack = torch::jit::Stack;
@@ -27,8 +29,9 @@ struct CallContext {
 
 class OperatorCall {
  public:
-  OperatorCall(const c10::OperatorHandle& callee, c10::DispatchKeySet keys, const OperatorScope* outside)
-      : op(callee), keys_(keys), outside_(outside) {}
+  OperatorCall(const c10::OperatorHandle& callee, c10::DispatchKeySet keys, const OperatorScope* outside,
+               RandomDraw& drawn)
+      : op(callee), random(drawn), keys_(keys), outside_(outside) {}
 
   /// Takes the arguments from the end of `stack` and leaves the results: through the policy outside of this one if there is one,
   /// else by the kernel. May be called any number of times, or not at all.
@@ -37,6 +40,7 @@ class OperatorCall {
   CallContext context() const;
 
   const c10::OperatorHandle& op;
+  RandomDraw& random;  ///< all policies share it
 
  private:
   c10::DispatchKeySet keys_;
@@ -73,8 +77,9 @@ class [[nodiscard]] OperatorScope final {
   bool key_was_included_;
 };
 
-/// Calls an operator as a call that was seen was: the same kernel, below autograd and autocast, out of sight of all policies.
-void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack& stack);
+/// Calls an operator as a call that was seen was: the same kernel, below autograd and autocast, out of sight of all policies. `from`: what
+/// it drew from, if it was random.
+void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack& stack, const at::Generator& from);
 
 /// Tells the policies of this thread that values came into a tensor from elsewhere, as from another process.
 void report_unseen_write(const at::Tensor& tensor);

@@ -1,0 +1,299 @@
+// What runs again draws what it drew in the forward: from the default generator, from one of the program's, while other threads draw, and in
+// ways that no operator shows.
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/activations/rematerialize.h"
+#include "snug/activations/reversible.h"
+#include "tests/support/drawing_thread.h"
+#include "tests/support/planned_step.h"
+#include "tests/support/tensors.h"
+
+namespace snug {
+namespace {
+
+using testing::DrawingThread;
+using testing::kSearch;
+using testing::number_of_models;
+using testing::random_model;
+using testing::RandomModel;
+using testing::same_bits;
+using testing::smallest_feasible;
+using torch::Tensor;
+using Function = std::function<Tensor(Tensor)>;
+
+constexpr SolverOptions kQuickSearch{.work = 100'000};
+
+struct Way {
+  std::string name;
+  std::function<Tensor(const Function&, Tensor)> run;
+};
+
+const std::vector<Way>& ways() {
+  static const std::vector<Way> all{
+      {"plain", [](const Function& f, Tensor x) { return f(std::move(x)); }},
+      {"checkpoint", [](const Function& f, Tensor x) { return checkpoint(f, std::move(x)); }},
+      {"to the end",
+       [](const Function& f, Tensor x) {
+         return checkpoint({.early_stop = false, .determinism = Determinism::Values}, f, std::move(x));
+       }},
+      {"nested",
+       [](const Function& f, Tensor x) {
+         return checkpoint([f](Tensor h) { return checkpoint(f, std::move(h)); }, std::move(x));
+       }},
+      {"all kept",
+       [](const Function& f, Tensor x) {
+         return checkpoint({.policy = [](std::string_view) { return Keep::Save; }}, f, std::move(x));
+       }},
+      {"random ones kept",
+       [](const Function& f, Tensor x) {
+         return checkpoint({.policy = policy_of({{"aten::rand", Keep::Save}, {"aten::native_dropout", Keep::Save}})}, f,
+                           std::move(x));
+       }},
+  };
+  return all;
+}
+
+// By operators that take a generator, that have a twin which does, and that have not.
+Tensor times_random_factors(Tensor h) {
+  h = torch::dropout(h * 1, 0.5, true);
+  h = h * torch::rand(h.sizes());
+  h = h * torch::randn_like(h);
+  h = h * torch::randperm(h.numel(), torch::kFloat).view_as(h);
+  h = std::get<0>(torch::native_dropout(h.sin(), 0.3, true));
+  return h * torch::empty_like(h).normal_();
+}
+
+TEST(RandomNumbers, ThatAnotherThreadDrawsDuringARecomputationAreNotGivenOutTwice) {
+  const auto drop = [](Tensor h) { return torch::dropout(torch::dropout(h * 1, 0.5, true), 0.5, true); };
+  torch::manual_seed(3);
+  const Tensor y = checkpoint(drop, torch::ones({256}).requires_grad_());
+  int64_t draws = 0;
+  {
+    const DrawingThread other(DrawingThread::When::Always);
+    y.sum().backward();
+    draws = other.draws();
+  }
+  const RngState found = RngState::capture();
+  EXPECT_EQ(draws, 4) << "before and after each dropout";
+  torch::manual_seed(3);
+  drop(torch::ones({256}));
+  for (int64_t i = 0; i < draws; ++i) {
+    DrawingThread::draw();
+  }
+  EXPECT_TRUE(found.is_current());
+}
+
+struct Outcome {
+  Tensor result, gradient, next_of_default, next_of_own;
+};
+
+// From fixed seeds, with `f` of the input and of a generator of its own.
+Outcome step(const Way& way, const std::function<Tensor(Tensor, at::Generator)>& f) {
+  torch::manual_seed(5);
+  at::Generator own = at::detail::createCPUGenerator(7);
+  const Tensor x = torch::linspace(0.1, 1, 256).requires_grad_();
+  const Tensor y = way.run([f, own](Tensor h) { return f(std::move(h), own); }, x);
+  y.square().sum().backward();
+  return {y.detach(), x.grad(), torch::rand({4}), torch::rand({4}, own, torch::TensorOptions())};
+}
+
+void expect_plain_outcome(const std::function<Tensor(Tensor, at::Generator)>& f) {
+  const Outcome plain = step(ways()[0], f);
+  for (const Way& way : ways()) {
+    SCOPED_TRACE(way.name);
+    const Outcome found = step(way, f);
+    EXPECT_TRUE(same_bits(found.result, plain.result));
+    EXPECT_TRUE(same_bits(found.gradient, plain.gradient));
+    EXPECT_TRUE(same_bits(found.next_of_default, plain.next_of_default));
+    EXPECT_TRUE(same_bits(found.next_of_own, plain.next_of_own));
+  }
+}
+
+TEST(RandomNumbers, OfARegionAreThoseOfTheForwardThoughAnotherThreadDraws) {
+  const auto disturbed = [](const Way& way) {
+    const DrawingThread other(DrawingThread::When::Always);
+    return step(way, [](Tensor h, const at::Generator&) { return times_random_factors(std::move(h)); });
+  };
+  const Outcome plain = disturbed(ways()[0]);
+  EXPECT_GT(plain.gradient.count_nonzero().item<int64_t>(), 0);
+  for (const Way& way : ways()) {
+    SCOPED_TRACE(way.name);
+    const Outcome found = disturbed(way);
+    EXPECT_TRUE(same_bits(found.result, plain.result));
+    EXPECT_TRUE(same_bits(found.gradient, plain.gradient));
+  }
+}
+
+TEST(RandomNumbers, OfEveryKindOfOperatorAreDrawnAgain) {
+  expect_plain_outcome([](Tensor h, const at::Generator&) { return times_random_factors(std::move(h)); });
+}
+
+TEST(RandomNumbers, OfAGeneratorOfTheProgramsOwnAreDrawnAgainAndItGoesOnOnce) {
+  expect_plain_outcome([](Tensor h, at::Generator own) {
+    h = h * torch::bernoulli(torch::full_like(h, 0.5), own);
+    h = torch::dropout(h, 0.5, true) * torch::rand(h.sizes(), own, torch::TensorOptions());
+    return h.square() * torch::empty_like(h).normal_(0, 1, own);
+  });
+}
+
+// As a function written by hand does.
+Tensor drawn_by_no_operator() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return torch::tensor(static_cast<double>(generator.get<at::CPUGeneratorImpl>()->random() % 7 + 1), torch::kFloat);
+}
+
+TEST(RandomNumbers, ThatNoOperatorDrawsAreDrawnAgain) {
+  expect_plain_outcome([](Tensor h, const at::Generator&) {
+    h = (h * drawn_by_no_operator()).exp();
+    h = torch::dropout(h, 0.5, true) * torch::rand(h.sizes()) * drawn_by_no_operator();
+    return h.sin() * drawn_by_no_operator() * drawn_by_no_operator();
+  });
+}
+
+TEST(RandomNumbers, OfARegionThatSetsTheSeedAreThoseOfTheForward) {
+  expect_plain_outcome([](Tensor h, const at::Generator&) {
+    h = torch::dropout(h.exp(), 0.5, true);
+    torch::manual_seed(9);
+    return torch::dropout(h.square(), 0.5, true).exp();
+  });
+}
+
+TEST(RandomNumbers, OfWhatOnlyTheForwardDoesArePassedOver) {
+  const auto gradient = [](bool is_checkpointed) {
+    torch::manual_seed(5);
+    const auto table = std::make_shared<Tensor>();
+    const Function f = [table](const Tensor& h) {
+      if (!table->defined()) {
+        *table = torch::randn({256});
+      }
+      return torch::dropout((h * *table).exp(), 0.5, true);
+    };
+    const Tensor x = torch::linspace(0.1, 1, 256).requires_grad_();
+    (is_checkpointed ? checkpoint({.determinism = Determinism::None}, f, x) : f(x)).sum().backward();
+    return x.grad();
+  };
+  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+}
+
+TEST(RandomNumbers, OfReversibleBlocksAreDrawnAgainThoughAnotherThreadDraws) {
+  at::Generator own = at::detail::createCPUGenerator(7);
+  for (const bool is_disturbed : {false, true}) {
+    std::optional<DrawingThread> other;
+    if (is_disturbed) {
+      other.emplace(DrawingThread::When::Always);
+    }
+    std::vector<Tensor> drawn;
+    const auto half = [&](Tensor h) {
+      drawn.push_back(torch::rand(h.sizes(), own, torch::TensorOptions()) *
+                      torch::dropout(torch::ones({8}), 0.5, true));
+      return h.sin() * drawn.back();
+    };
+    ReversibleSequential blocks;
+    blocks.push_back(half, half).push_back(half, half);
+    const Tensor x = torch::linspace(-1, 1, 16).requires_grad_();
+    const Tensor y = blocks.forward(x);
+    const RngState generators = RngState::capture();
+    const Tensor of_own = own.get_state();
+    y.sum().backward();
+    ASSERT_EQ(drawn.size(), 8u);
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_TRUE(same_bits(drawn[7 - i], drawn[i]));
+    }
+    EXPECT_TRUE(is_disturbed || generators.is_current());
+    EXPECT_TRUE(torch::equal(own.get_state(), of_own));
+  }
+}
+
+// --- plans
+
+ActivationPlan most_frugal(const std::function<Tensor()>& forward) {
+  const StepProfile profile = profile_step(forward);
+  return ActivationPlan(profile, smallest_feasible(profile), kSearch);
+}
+
+TEST(RandomNumbers, OfAPlanAreThoseOfTheForwardThoughAnotherThreadDraws) {
+  const Tensor x = torch::ones({64, 64}).requires_grad_();
+  Tensor y;
+  const auto forward = [&] {
+    y = times_random_factors(times_random_factors(x).sin());
+    return y.sum();
+  };
+  const ActivationPlan plan = most_frugal(forward);
+  const auto gradient = [&](bool planned) {
+    torch::manual_seed(4);
+    const DrawingThread other(DrawingThread::When::Forward);
+    std::optional<Rematerialize> scope;
+    if (planned) {
+      scope.emplace(plan);
+    }
+    const Tensor loss = forward();
+    const auto replayed = planned ? scope->replayed_operators() : nullptr;
+    scope.reset();
+    const auto found = torch::autograd::grad({loss}, {x})[0];
+    EXPECT_TRUE(!planned || *replayed > 0);
+    return std::pair(found, torch::rand({4}));
+  };
+  const auto [plain, next] = gradient(false);
+  const auto [found, next_too] = gradient(true);
+  EXPECT_TRUE(same_bits(found, plain));
+  EXPECT_TRUE(same_bits(next_too, next));
+}
+
+TEST(RandomNumbers, OfAnyRandomModelAreThoseOfPlainTrainingThoughAnotherThreadDraws) {
+  for (uint64_t seed = 0; seed < number_of_models(); ++seed) {
+    const RandomModel model = random_model(seed);
+    SCOPED_TRACE(model.description);
+    testing::Step step(model);
+    const StepSimulator simulator(profile_step(step.forward()));
+    const Bytes smallest(PlanSolver(simulator, kQuickSearch).smallest().peak_bytes);
+    const ActivationPlan plan(simulator.profile(), smallest, kQuickSearch);
+    const auto run = [&](const std::optional<ActivationPlan>& with) {
+      const DrawingThread other(DrawingThread::When::Forward);
+      return step.run(with);
+    };
+    const testing::Outcome plain = run(std::nullopt);
+    expect_same(run(plan), plain);
+    step.reset();
+    const DrawingThread other(DrawingThread::When::Forward);
+    checkpoint(model.loss, model.input).backward();
+    EXPECT_TRUE(same_bits(testing::gradients_of(model.leaves()), plain.gradients));
+    EXPECT_TRUE(plain.generators.is_current());
+  }
+}
+
+bool is_replayable(const StepProfile& profile, const std::string& name) {
+  for (const ProfiledOperator& op : profile.operators) {
+    if (op.name == name) {
+      return op.replayable;
+    }
+  }
+  ADD_FAILURE() << "no " << name;
+  return false;
+}
+
+TEST(RandomNumbers, AreNoReasonToKeepWhatAnOperatorMade) {
+  const Tensor x = torch::rand({1, 2, 32, 16}).requires_grad_();
+  const StepProfile profile = profile_step([&] {
+    const Tensor mixed = torch::scaled_dot_product_attention(x.exp(), x.sin(), x.cos());
+    return (times_random_factors(mixed) * torch::dropout(mixed, 0.5, true)).sum();
+  });
+  for (const char* name : {"aten::_scaled_dot_product_flash_attention_for_cpu", "aten::rand", "aten::randn_like",
+                           "aten::randperm", "aten::native_dropout", "aten::bernoulli_.float", "aten::normal_"}) {
+    EXPECT_TRUE(is_replayable(profile, name)) << name;
+  }
+}
+
+}  // namespace
+}  // namespace snug
