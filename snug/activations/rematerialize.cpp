@@ -13,6 +13,7 @@
 #include "snug/activations/detail/recorded_step.h"
 #include "snug/activations/detail/tape_recorder.h"
 #include "snug/activations/detail/tape_schedule.h"
+#include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
 
@@ -109,7 +110,7 @@ std::string ActivationPlan::to_json() const {
 }
 
 ActivationPlan ActivationPlan::from_json(std::string_view text) {
-  const auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = detail::parse_json<nlohmann::ordered_json>(text, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("plan") || !json.contains("profile")) {
     throw ConfigError("ActivationPlan.from_json: this is no plan with its profile, as to_json writes it");
   }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "snug/core/bytes.h"
+#include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -48,7 +49,7 @@ std::string PlanCurve::to_json() const {
 
 PlanCurve PlanCurve::from_json(std::string_view text) {
   try {
-    const Json json = Json::parse(text);
+    const Json json = detail::parse_json<Json>(text);
     const int version = json.at("snug_plan_curve").get<int>();
     if (version != kFormatVersion) {
       throw ConfigError(

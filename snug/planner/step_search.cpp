@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "snug/core/bytes.h"
+#include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -138,7 +139,7 @@ std::string StepChoice::to_json() const {
 
 StepChoice StepChoice::from_json(std::string_view text) {
   try {
-    const Json json = Json::parse(text);
+    const Json json = detail::parse_json<Json>(text);
     const int version = json.at("snug_step_choice").get<int>();
     if (version != kFormatVersion) {
       throw ConfigError(

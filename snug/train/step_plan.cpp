@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -81,7 +82,7 @@ std::string StepPlan::to_json() const {
 
 StepPlan StepPlan::from_json(std::string_view text) {
   try {
-    const Json json = Json::parse(text);
+    const Json json = detail::parse_json<Json>(text);
     if (const int version = json.at("snug_step_plan").get<int>(); version != kFormatVersion) {
       throw ConfigError(
           fmt::format("StepPlan: format version is {}, this program reads {}; plan again", version, kFormatVersion));

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
@@ -50,7 +51,7 @@ std::string format_manifest(const Manifest& manifest) {
 
 Manifest parse_manifest(const std::string& text) {
   try {
-    return parse(Json::parse(text));
+    return parse(parse_json<Json>(text));
   } catch (const Json::exception& error) {
     throw CorruptFile(fmt::format("its manifest cannot be read ({})", error.what()));
   }

@@ -1,0 +1,30 @@
+#include "snug/core/detail/parse_json.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+
+namespace snug::detail {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string nested(size_t depth) { return std::string(depth, '[') + std::string(depth, ']'); }
+
+TEST(ParseJson, LeavesOutWhatIsNestedTooDeeplyToBeWrittenAgain) {
+  const Json json = parse_json<Json>(R"({"before":1,"deep":)" + nested(1'000'000) + R"(,"after":"text"})");
+  EXPECT_EQ(json.at("before"), 1);
+  EXPECT_EQ(json.at("after"), "text");
+  EXPECT_LT(json.at("deep").dump().size(), 1000u);
+}
+
+TEST(ParseJson, ReadsTheRestAsItIs) {
+  for (const std::string text : {R"({"a":[1,2.5,null,true,{"b":[]}],"c":"text"})", "7", "[[[]]]"}) {
+    EXPECT_EQ(parse_json<Json>(text), Json::parse(text));
+  }
+  EXPECT_THROW(parse_json<Json>("{"), Json::exception);
+  EXPECT_TRUE(parse_json<Json>("{", /*allow_exceptions=*/false).is_discarded());
+}
+
+}  // namespace
+}  // namespace snug::detail
