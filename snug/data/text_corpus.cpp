@@ -35,14 +35,17 @@ int64_t size_of(const fs::path& path) {
   return static_cast<int64_t>(size);
 }
 
-// All regular files below, sorted by path, without the empty ones.
-std::vector<fs::path> files_below(const fs::path& folder) {
+// All regular files below but those in `left_out`, sorted by path, without the empty ones.
+std::vector<fs::path> files_below(const fs::path& folder, const fs::path& left_out) {
   std::vector<fs::path> files;
   std::error_code reason;
   fs::recursive_directory_iterator entry(folder, reason);
   while (!reason && entry != fs::recursive_directory_iterator()) {
     if (entry->is_regular_file(reason) && size_of(entry->path()) > 0) {
       files.push_back(entry->path());
+    }
+    if (!left_out.empty() && entry->is_directory(reason) && fs::equivalent(entry->path(), left_out, reason)) {
+      entry.disable_recursion_pending();
     }
     reason.clear();  // A dangling link is no file, and no reason to stop.
     entry.increment(reason);
@@ -57,7 +60,7 @@ std::vector<fs::path> files_below(const fs::path& folder) {
   return files;
 }
 
-std::vector<fs::path> files_of(const std::vector<fs::path>& paths) {
+std::vector<fs::path> files_of(const std::vector<fs::path>& paths, const fs::path& left_out) {
   std::vector<fs::path> files;
   for (const fs::path& path : paths) {
     std::error_code reason;
@@ -66,7 +69,7 @@ std::vector<fs::path> files_of(const std::vector<fs::path>& paths) {
       fail(path, "does not exist; check the path");
     }
     if (fs::is_directory(status)) {
-      const auto below = files_below(path);
+      const auto below = files_below(path, left_out);
       files.insert(files.end(), below.begin(), below.end());
     } else if (!fs::is_regular_file(status)) {
       fail(path, "is neither a file nor a folder");
@@ -98,7 +101,7 @@ const char* name_of(Split split) { return split == Split::Train ? "training" : "
 TextCorpus::TextCorpus(at::Tensor train, at::Tensor validation, std::string source)
     : train_(std::move(train)), validation_(std::move(validation)), source_(std::move(source)) {}
 
-TextCorpus TextCorpus::load(const std::vector<fs::path>& paths, double validation_fraction) {
+TextCorpus TextCorpus::load(const std::vector<fs::path>& paths, double validation_fraction, const fs::path& left_out) {
   if (paths.empty()) {
     throw ConfigError("TextCorpus.load: no paths are given; give files or folders with text");
   }
@@ -109,7 +112,7 @@ TextCorpus TextCorpus::load(const std::vector<fs::path>& paths, double validatio
   std::vector<Source> sources;
   int64_t train_size = 0;
   int64_t validation_size = 0;
-  for (const fs::path& path : files_of(paths)) {
+  for (const fs::path& path : files_of(paths, left_out)) {
     const int64_t size = size_of(path);
     const auto held_out = static_cast<int64_t>(std::floor(static_cast<double>(size) * validation_fraction));
     sources.push_back({path, size - held_out, held_out});

@@ -28,8 +28,10 @@ class TextCorpus {
   /// Reads the files in the order given; of a folder, all regular files in it and below, sorted by
   /// path, empty ones passed over. Throws ConfigError, naming the path, for one that is missing,
   /// unreadable, an empty file or a folder without text; if validation_fraction is not in [0, 1);
-  /// if all the text is too short to hold anything out.
-  static TextCorpus load(const std::vector<std::filesystem::path>& paths, double validation_fraction = 0.1);
+  /// if all the text is too short to hold anything out. A folder `left_out` below those that are read is
+  /// not looked into: what a program writes there is no text of its own.
+  static TextCorpus load(const std::vector<std::filesystem::path>& paths, double validation_fraction = 0.1,
+                         const std::filesystem::path& left_out = {});
 
   /// In bytes.
   int64_t train_size() const;

@@ -55,6 +55,20 @@ TEST(TextCorpus, HoldsOutTheEndOfEachFile) {
   EXPECT_EQ(corpus.validation_size(), 6);
 }
 
+TEST(TextCorpus, DoesNotLookIntoTheFolderThatIsLeftOut) {
+  TemporaryFolder folder;
+  write(folder / "a/1.txt", "abcdefghij");
+  write(folder / "a/run/log", "this is no text of the corpus");
+  write(folder / "a/run/below/part", "nor is this");
+  write(folder / "a/runs", "ABCDEFGHIJ");
+  fs::create_directory_symlink(folder / "a/run", folder / "link");
+  for (const fs::path& left_out : {folder / "a/run", folder / "a/../a/run/", folder / "link"}) {
+    EXPECT_EQ(text_of(TextCorpus::load({folder / "a"}, 0.1, left_out), Split::Train), "abcdefghiABCDEFGHI") << left_out;
+  }
+  EXPECT_EQ(TextCorpus::load({folder / "a"}, 0, folder / "absent").train_size(), 60);
+  EXPECT_EQ(TextCorpus::load({folder / "a/run/log"}, 0, folder / "a/run").train_size(), 29) << "it was asked for";
+}
+
 TEST(TextCorpus, ReadsFoldersSortedByPathAndPathsInTheOrderGiven) {
   TemporaryFolder folder;
   write(folder / "plays/b.txt", "B");
