@@ -1,5 +1,6 @@
 #include "snug/report/run_log.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -24,6 +25,18 @@ bool is_after(const detail::LogLine& line, int64_t step) {
   return event != nullptr && event->step > step;
 }
 
+// The line of the settings with the values of `changed`: as it is where they are those.
+std::string with_changes(const detail::LogLine& line, const LogValues& changed) {
+  const auto& before = std::get<LogValues>(line.entry);
+  LogValues settings = before;
+  for (auto& [name, value] : settings) {
+    const auto found =
+        std::find_if(changed.begin(), changed.end(), [&, &key = name](const auto& one) { return one.first == key; });
+    value = found == changed.end() ? value : found->second;
+  }
+  return settings == before ? std::string(line.text) : detail::settings_line(settings);
+}
+
 }  // namespace
 
 int64_t MemoryByCategory::total() const {
@@ -44,11 +57,13 @@ RunLog RunLog::create(const path& file, const LogValues& settings, const std::ve
   return RunLog(file);
 }
 
-RunLog RunLog::resume(const path& file, int64_t last_step, FileSystem& files) {
+RunLog RunLog::resume(const path& file, int64_t last_step, FileSystem& files, const LogValues& changed) {
   const std::string content = files.read_file(file);
   std::string kept;
   for (const detail::LogLine& line : detail::parse_run_log(content, file.string())) {
-    if (!is_after(line, last_step)) {
+    if (kept.empty()) {
+      kept = with_changes(line, changed) + '\n';
+    } else if (!is_after(line, last_step)) {
       kept.append(line.text).append(1, '\n');
     }
   }

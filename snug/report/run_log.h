@@ -86,8 +86,9 @@ class RunLog {
   /// Continues a log after a restart from the snapshot of `last_step`: cuts the file back, in one atomic replacement,
   /// to the settings and to the records and events up to that step, then appends. A last line that was torn by a kill
   /// is dropped. Throws CorruptFile for any other broken line, Error if the file cannot be read or written; the file is
-  /// then as it was, or cut back, never in between.
-  static RunLog resume(const std::filesystem::path& path, int64_t last_step, FileSystem& files = FileSystem::real());
+  /// then as it was, or cut back, never in between. The values of `changed` take the place of the settings of their names.
+  static RunLog resume(const std::filesystem::path& path, int64_t last_step, FileSystem& files = FileSystem::real(),
+                       const LogValues& changed = {});
 
   RunLog(RunLog&& other) noexcept;
   RunLog& operator=(RunLog&& other) noexcept;

@@ -224,6 +224,15 @@ TEST(RunLog, CutsBackToTheLastStepAndThenAppends) {
   EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{"log"});
 }
 
+TEST(RunLog, TakesOtherValuesOfSettingsWhenItIsResumed) {
+  TemporaryFolder folder;
+  RunLog::create(folder / "log", {{"memory", "15"}, {"lr", 0.5}}).write(example_record(1));
+  RunLog::resume(folder / "log", 1, FileSystem::real(), {{"memory", "30"}, {"unknown", true}});
+  const RunHistory history = read_run_log(folder / "log");
+  EXPECT_EQ(history.settings, (LogValues{{"memory", "30"}, {"lr", 0.5}}));
+  EXPECT_EQ(history.records.size(), 1u);
+}
+
 TEST(RunLog, DropsEventsAfterTheLastStepAndKeepsOnlySettingsAtStepZero) {
   TemporaryFolder folder;
   write_example(folder / "log");
