@@ -22,7 +22,8 @@
 
 // c10d's Reducer gathers gradients into buckets and calls a hook for each that is full. Here are the rules around it: what a backward pass
 // belongs to. The outputs of forward() carry a hook, which notes the id of the backward pass that it runs in; parameters carry one
-// that compares. Both run before the Reducer's own. Tried on LibTorch 2.11.0 and 2.13.0.
+// that compares. Both run before the Reducer's own. A Reducer is of fixed parameters, so where others are frozen it is made anew. Tried on
+// LibTorch 2.11.0 and 2.13.0.
 
 namespace snug {
 namespace {
@@ -38,10 +39,10 @@ std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& pa
 }
 
 // All that they travel in is allocated before the first is sent: a rank that runs out of memory between two would be missed in the second.
-void send_buffers(ProcessGroup& group, const std::vector<at::Tensor>& buffers) {
+void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers) {
   const at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> alike;  // in type and device
-  for (const at::Tensor& buffer : buffers) {
+  for (const auto& [name, buffer] : buffers) {
     const auto found = std::find_if(alike.begin(), alike.end(), [&](const auto& some) {
       return some[0].scalar_type() == buffer.scalar_type() && some[0].device() == buffer.device();
     });
@@ -132,7 +133,7 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
 
 DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buffers,
                          std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
-    : group_(std::move(group)), options_(std::move(options)) {
+    : group_(std::move(group)), options_(std::move(options)), buffers_(buffers) {
   if (group_ == nullptr) {
     throw ConfigError("DataParallel: the process group is null; give what init_process_group() returned");
   }
@@ -145,8 +146,9 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
                   options_.static_graph, options_.reduction == Reduction::Mean ? "Mean" : "Sum",
                   options_.buffers == BufferSync::Never ? "Never" : "FromRankZero", options_.hook != nullptr),
       parameters, buffers);
-  std::vector<at::Tensor> all;
+  std::vector<at::Tensor> sent;
   std::unordered_set<const c10::TensorImpl*> seen;
+  bool is_any_trained = false;
   for (const auto& [name, tensor] : parameters) {
     if (!group_->impl().connects(tensor.device())) {
       throw ConfigError(fmt::format("DataParallel: parameter '{}' is on {}, which the group does not connect", name,
@@ -155,27 +157,56 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       continue;  // registered under two names
     }
-    all.push_back(tensor);
-    if (tensor.requires_grad()) {
-      names_.push_back(name);
-      parameters_.push_back(tensor);
-    }
+    all_.emplace_back(name, tensor);
+    sent.push_back(tensor);
+    is_any_trained = is_any_trained || tensor.requires_grad();
   }
-  if (parameters_.empty()) {
+  if (!is_any_trained) {
     throw ConfigError("DataParallel: no parameter of the model requires a gradient; there is nothing to do for it");
   }
   if (options_.bucket.count() < 1) {
     throw ConfigError("DataParallel: bucket is 0 bytes; give what several parameters take together, such as 25 MiB");
   }
   for (const auto& [name, tensor] : buffers) {
-    buffers_.push_back(tensor);
+    sent.push_back(tensor);
   }
-  all.insert(all.end(), buffers_.begin(), buffers_.end());
-  group_->broadcast(all);
-  has_gradient_.resize(parameters_.size());
+  group_->broadcast(sent);
 }
 
-void DataParallel::Impl::start() {
+void DataParallel::Impl::check_same_model(const char* where) const {
+  detail::check_same_model(*group_, "the same options", all_, buffers_, where);
+}
+
+bool DataParallel::Impl::take_trained() {
+  std::vector<bool> now;
+  for (const auto& [name, parameter] : all_) {
+    now.push_back(parameter.requires_grad());
+  }
+  if (now == is_trained_ && (reducer_ != nullptr || parameters_.empty())) {
+    return false;
+  }
+  drop_reducer();
+  is_trained_ = std::move(now);
+  names_.clear();
+  parameters_.clear();
+  sent_.clear();
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (is_trained_[i]) {
+      names_.push_back(all_[i].first);
+      parameters_.push_back(all_[i].second);
+      sent_.insert(all_[i].second.unsafeGetTensorImpl());
+    }
+  }
+  has_gradient_.assign(parameters_.size(), uint8_t{0});
+  is_first_static_pass_ = true;
+  if (!parameters_.empty()) {
+    make_hooks();
+    make_reducer();
+  }
+  return true;
+}
+
+void DataParallel::Impl::make_hooks() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i]);
     using torch::autograd::variable_list;
@@ -186,16 +217,19 @@ void DataParallel::Impl::start() {
         }));
     hooks_.emplace_back(key, std::move(accumulator));
   }
-  make_reducer();
 }
 
 // Its destructor takes back its own hooks first.
-DataParallel::Impl::~Impl() {
+void DataParallel::Impl::drop_reducer() {
   reducer_.reset();
+  hook_ = nullptr;
   for (auto& [key, accumulator] : hooks_) {
     accumulator->del_post_hook(key);
   }
+  hooks_.clear();
 }
+
+DataParallel::Impl::~Impl() { drop_reducer(); }
 
 // LibTorch 2.13 knows one argument more, which it gives a default.
 void DataParallel::Impl::make_reducer() {
@@ -215,6 +249,7 @@ void DataParallel::Impl::make_reducer() {
   if (options_.static_graph) {
     reducer_->set_static_graph();
   }
+  has_reduced_ = false;
   let_go_of_views();
 }
 
@@ -235,26 +270,42 @@ void DataParallel::Impl::begin_forward() {
     return;
   }
   if (!is_step_begun_) {
+    check_trained();
     synchronize();
+  }
+}
+
+// Where all ranks do the same at the same time: a rank on which nothing has changed asks only where it knows that all do.
+void DataParallel::Impl::check_trained() {
+  const bool is_due = take_check();
+  if (!take_trained() && !is_due) {
+    return;
+  }
+  try {
+    check_same_model("DataParallel.forward");
+  } catch (const ConfigError&) {
+    start_over();
+    is_check_due_ = true;  // the cure may be some ranks' alone
+    throw;
   }
 }
 
 // Before they are summed. Who does so may come after the constructor.
 void DataParallel::Impl::check_nobody_takes_gradients() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (detail::has_gradient_hook(parameters_[i])) {
+  for (const auto& [name, parameter] : all_) {
+    if (parameter.requires_grad() && detail::has_gradient_hook(parameter)) {
       throw ConfigError(fmt::format(
           "DataParallel.forward: the gradient of parameter '{}' is taken before the ranks' are added up, by a "
           "ShardedOptimizer with sharded gradients (ZeRO-2) or a StepInBackward; leave that out, or for ZeRO-2 the "
           "DataParallel, as it adds them up itself in every backward",
-          names_[i]));
+          name));
     }
   }
 }
 
 void DataParallel::Impl::synchronize() {
   // The Reducer has rank 0 tell the others about them.
-  if (group_->impl().attempt("broadcast", [&] { return reducer_->rebuild_buckets(); })) {
+  if (reducer_ && group_->impl().attempt("broadcast", [&] { return reducer_->rebuild_buckets(); })) {
     let_go_of_views();
   }
   if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
@@ -263,6 +314,9 @@ void DataParallel::Impl::synchronize() {
 }
 
 void DataParallel::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  if (!reducer_) {
+    return;
+  }
   bool has_graph = false;
   const bool is_quiet = quiet_guards > 0;
   for (const at::Tensor& output : outputs) {
@@ -321,6 +375,9 @@ void DataParallel::Impl::end_backward() {
   torch::autograd::Engine::get_default_engine().queue_callback([this] {
     let_go_of_views();
     is_reduced_ = true;
+    if (!std::exchange(has_reduced_, true)) {
+      is_check_due_ = true;
+    }
   });
 }
 
@@ -369,8 +426,10 @@ void DataParallel::Impl::check_all_have_gradients() const {
 
 void DataParallel::Impl::begin_step() {
   is_in_forward_ = is_prepared_ = false;  // of a step that was given up
-  is_reduced_ = false;
-  hook_->reset();
+  is_reduced_ = reducer_ == nullptr;      // there is nothing to be
+  if (hook_ != nullptr) {
+    hook_->reset();
+  }
   synchronize();
   is_step_begun_ = true;
 }
@@ -400,25 +459,18 @@ void DataParallel::Impl::send_zeros() {
 }
 
 void DataParallel::Impl::start_over() {
-  is_in_forward_ = is_prepared_ = is_step_begun_ = is_reduced_ = false;
-  is_first_static_pass_ = true;
+  is_in_forward_ = is_prepared_ = is_step_begun_ = is_reduced_ = is_check_due_ = false;
   pass_ = -1;
-  reducer_.reset();
-  make_reducer();
+  drop_reducer();
+  take_trained();
 }
 
-void DataParallel::Impl::check_replicas() const {
-  NamedTensors tensors;
-  for (size_t i = 0; i < names_.size(); ++i) {
-    tensors.emplace_back(names_[i], parameters_[i]);
-  }
-  detail::check_replicas(*group_, tensors);
-}
+void DataParallel::Impl::check_replicas() const { detail::check_replicas(*group_, all_); }
 
 DataParallel::DataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
                            std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
     : impl_(std::make_shared<Impl>(parameters, buffers, std::move(group), std::move(options))) {
-  impl_->start();
+  impl_->take_trained();  // if it throws, the destructor takes its hooks back
 }
 
 DataParallel::~DataParallel() = default;

@@ -64,7 +64,7 @@ class DataParallel final {
 
   /// Compares parameters and buffers over all ranks, then gives everyone rank 0's values. `model` is a module holder or a pointer to a
   /// module; its parameters stay the same tensors from here on. Gradients are dense. Throws ConfigError, on every rank and with the same
-  /// words, naming the first parameter that differs in name, shape or dtype; and where no parameter has gradients.
+  /// words, naming the first parameter that differs in name, shape or dtype, or is frozen; and where no parameter has gradients.
   template <class M>
   DataParallel(M& model, std::shared_ptr<ProcessGroup> group, DataParallelOptions options = {})
       : DataParallel(named(model->named_parameters()), named(model->named_buffers()), std::move(group),
@@ -76,7 +76,8 @@ class DataParallel final {
   DataParallel& operator=(const DataParallel&) = delete;
 
   /// Calls `fn()` and returns what it returns: a loss, outputs, a Loss, or containers of them. One backward pass that starts there
-  /// sums the gradients; when it has returned, they are the same on all ranks. Throws ConfigError if a ShardedOptimizer with sharded
+  /// sums the gradients; when it has returned, they are the same on all ranks. Parameters may be frozen and unfrozen between a backward pass and
+  /// the next forward(), the same on every rank; where they are not, ranks find it out or wait until the timeout. Throws ConfigError if a ShardedOptimizer with sharded
   /// gradients (ZeRO-2) or a StepInBackward would take them before. Backward throws ConfigError
   ///  - if it did not start at what a forward() returned, or starts there a second time;
   ///  - if forward() ran inside NoSync and backward outside, or the other way round;

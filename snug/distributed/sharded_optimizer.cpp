@@ -127,17 +127,16 @@ void ShardedOptimizer::Impl::cut() {
     const at::Tensor all = parameters[piece.parameter].detach();
     const bool is_whole = piece.begin == 0 && piece.end == all.numel();
     views.push_back(is_whole ? all : detail::memory_of(all, piece.begin, piece.end));
+    if (piece.rank == group->rank()) {
+      kept.push_back({piece.parameter, piece.begin, piece.end, views.back()});
+    }
     if (parameters[piece.parameter].requires_grad()) {
       train.insert(piece.rank);
-      if (piece.rank == group->rank()) {
-        kept.push_back({piece.parameter, piece.begin, piece.end, views.back()});
-      }
     }
   }
   own = make_own(*whole);
   if (options.gradients) {
-    if (std::ssize(train) <
-        group->size()) {  // what asks for gradients would find none there, and leave the others waiting
+    if (std::ssize(train) < group->size()) {
       throw ConfigError(fmt::format("ShardedOptimizer: of {} ranks {} have nothing to train; use fewer ranks",
                                     group->size(), group->size() - std::ssize(train)));
     }

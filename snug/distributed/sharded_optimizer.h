@@ -39,7 +39,8 @@ struct ShardedOptimizerOptions {
   /// Set: ZeRO-2. This optimizer itself adds up the gradients over the ranks, during each backward and without DataParallel, and frees a
   /// parameter's gradient as soon as this rank has its share of it. Every backward() sends, so several micro-batches send each; all ranks go
   /// backward equally often; a parameter that took no part has the gradient 0. param_groups() hold the shares, so clip by
-  /// clip_grad_norm_() below, and have a GradScaler agree_by(agree_over(group)). A DataParallel of the same parameters, NoSync with it, and
+  /// clip_grad_norm_() below, and have a GradScaler agree_by(agree_over(group)). Parameters may be frozen and unfrozen between backward passes,
+  /// the same on every rank. A DataParallel of the same parameters, NoSync with it, and
   /// Stepper throw ConfigError: they leave the sending to the last micro-batch. Empty: ZeRO-1. Gradients are whole and the same on all
   /// ranks, as DataParallel leaves them.
   std::optional<GradientSharding> gradients = {};

@@ -41,6 +41,11 @@ int64_t count_or(const StateDict& state, const char* name, int64_t otherwise) {
   return value;
 }
 
+bool has_gradients_of_its_own(const torch::optim::Optimizer& optimizer) {
+  const auto* aware = dynamic_cast<const GradientScalingAware*>(&optimizer);
+  return aware != nullptr && aware->has_gradients_of_its_own();
+}
+
 std::vector<at::Tensor> tensors_of(const detail::FoundInf& found_inf) {
   std::vector<at::Tensor> tensors;
   for (const auto& [device, tensor] : found_inf) {
@@ -94,7 +99,7 @@ class GradScaler::Impl {
   PerOptimizer& state_of(const torch::optim::Optimizer& optimizer);
   void refuse_fp16(const std::vector<detail::ParameterPlace>& places) const;
   void check_agreement(torch::optim::Optimizer& optimizer) const;
-  void agree(const detail::FoundInf& found_inf) const;
+  void agree(const torch::optim::Optimizer& optimizer, detail::FoundInf& found_inf) const;
   void look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const;
   StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
   at::Tensor found_by_all() const;
@@ -173,15 +178,18 @@ void GradScaler::Impl::refuse_fp16(const std::vector<detail::ParameterPlace>& pl
 }
 
 void GradScaler::Impl::check_agreement(torch::optim::Optimizer& optimizer) const {
-  if (const auto* aware = dynamic_cast<GradientScalingAware*>(&optimizer);
-      aware != nullptr && aware->has_gradients_of_its_own() && !agree_) {
+  if (has_gradients_of_its_own(optimizer) && !agree_) {
     throw ConfigError(
         "GradScaler: each process has other gradients in this optimizer, so they may not all skip the same steps; say "
         "how they agree, by scaler.agree_by(snug::agree_over(group))");
   }
 }
 
-void GradScaler::Impl::agree(const detail::FoundInf& found_inf) const {
+// A process that has no gradients while what is its own is frozen takes part all the same, as the others wait for it.
+void GradScaler::Impl::agree(const torch::optim::Optimizer& optimizer, detail::FoundInf& found_inf) const {
+  if (found_inf.empty() && has_gradients_of_its_own(optimizer)) {
+    found_inf.emplace_back(scale_.scale.device(), at::zeros_like(scale_.scale));
+  }
   for (const auto& [device, tensor] : found_inf) {
     if (agree_) {
       agree_(tensor);
@@ -219,7 +227,7 @@ void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
   next_.reset();
   const at::Tensor inverse = scale_.scale.to(at::kDouble).reciprocal().to(at::kFloat);
   state.found_inf = detail::unscale_and_check(places, inverse);
-  agree(state.found_inf);
+  agree(optimizer, state.found_inf);
   state.stage = Stage::Unscaled;
   look_for_culprit(state, places);
 }
@@ -232,7 +240,7 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
     check_agreement(optimizer);
     const auto places = detail::gradients_of(optimizer);
     state.found_inf = detail::check_finite(places);
-    agree(state.found_inf);
+    agree(optimizer, state.found_inf);
     look_for_culprit(state, places);
     grad_scale = scale_.scale;
   }

@@ -43,7 +43,7 @@ class Stepper::Impl {
         model_(model),
         optimizer_(optimizer),
         parameters_(model, optimizer),
-        ranks_(options.data_parallel, parameters_.all()),
+        ranks_(options.data_parallel, model.parameters()),
         precision_(resolve_together(options.precision)),
         scaler_(detail::scaler_options(options.scaler, precision_)),
         guard_(detail::guard_options(options.precision_guard, options.precision)),
@@ -277,16 +277,21 @@ class Stepper::Impl {
 
   void abandon() {
     window_.abandon();
+    parameters_.drop_gradients();
     scaler_.cancel();
     watch_.reset();
   }
 
+  // Some parameters may have been frozen, unfrozen or added since the last step: whom this one trains is decided here, for all who take part.
   void open_window() {
-    parameters_.refresh();  // some may have been frozen, unfrozen or added
+    if (parameters_.refresh()) {
+      scaler_.name_parameters(parameters_.all());
+    }
+    parameters_.drop_gradients();  // the last step's
+    ranks_.open(parameters_.fingerprint());
     window_ = AccumulationWindow(parameters_.all());
     first_grad_norm_.reset();
     batch_items_ = 0;
-    window_.abandon();  // drops the last step's gradients
     window_.begin();
   }
 
@@ -296,6 +301,7 @@ class Stepper::Impl {
   }
 
   void run_micro_batch(const MicroBatches& source, const MicroBatch& micro) {
+    parameters_.check_unchanged();
     batch_items_ += micro.items;
     const detail::SliceScope slices(budget_.slices());
     const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
@@ -342,6 +348,7 @@ class Stepper::Impl {
   }
 
   AccumulationWindow::Totals close_window() {
+    parameters_.check_unchanged();
     if (ranks_.is_alone()) {
       return window_.close();
     }
@@ -349,7 +356,7 @@ class Stepper::Impl {
       window_.divide_by(ranks_.agree_on_items(0));
     }
     window_.check_parameters();
-    ranks_.send_the_rest(parameters_.all());
+    ranks_.send_the_rest(parameters_.accumulated());
     return window_.close([&](int64_t& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
   }
 

@@ -100,8 +100,8 @@ struct StepperOptions {
   /// On a CPU in 16 bits: softmax, normalisations, losses, sums and the like in FP32, as on other devices. See AutocastOptions.
   bool fp32_reductions = false;
   /// Not owned; of the same model. Each rank gives step() its own share of the batch, of any size, or an empty batch where it has no data
-  /// left; gradients are those of the mean over the items of all ranks, whatever its `reduction` says. Only the last micro-batch's backward
-  /// sends. The Stepper calls forward() and NoSync itself, so loss_of calls the model. All ranks call the same methods equally often and have
+  /// left; gradients are those of the mean over the items of all ranks, whatever its `reduction` says. All freeze and unfreeze the same
+  /// parameters, else ConfigError on all. Only the last micro-batch's backward sends. The Stepper calls forward() and NoSync itself, so loss_of calls the model. All ranks call the same methods equally often and have
   /// the same options. Where one fails in a step, all drop it: the others throw BudgetExceeded if it ran out of memory, else DistributedError.
   DataParallel* data_parallel = nullptr;
   /// With data_parallel: steps between comparisons of the parameters' checksums over all ranks; 0: never. See DataParallel::check_replicas.
@@ -111,7 +111,7 @@ struct StepperOptions {
 class Stepper {
  public:
   /// `model`: a torch module, its holder, or a shared_ptr to one; it and `optimizer` must outlive the Stepper. Parameters may be frozen and
-  /// unfrozen between steps. The optimizer may hold others besides the model's, or only some of them: what it does not hold gets its
+  /// unfrozen between steps: one that is frozen is then neither clipped nor updated, and its optimizer's state stays. The optimizer may hold others besides the model's, or only some of them: what it does not hold gets its
   /// gradient, still multiplied by the loss scale, and is neither clipped nor updated.
   /// Throws ConfigError, naming the value, for options that cannot work, models without parameters, or parameters on several devices.
   template <class M>

@@ -124,6 +124,31 @@ TEST(DataParallelErrors, EveryRankSaysWhatDiffers) {
   });
 }
 
+// Where the others know that they are to look: when all change something, and before buckets are made anew.
+TEST(DataParallelErrors, RanksThatFreezeOtherParameters) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    DataParallel ddp(model, group);
+    const auto expect_error = [&](const char* name) {
+      EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward([&] { return loss_of(model); }); }),
+                  AllOf(HasSubstr("ranks differ"), HasSubstr(name), HasSubstr("frozen")));
+    };
+    expect_a_good_step(ddp, model);
+    model->parameters()[3].set_requires_grad(group->rank() == 0);
+    expect_error("'3.bias'");
+    model->parameters()[3].set_requires_grad(true);
+    expect_a_good_step(ddp, model);
+    expect_a_good_step(ddp, model);
+    model->parameters()[static_cast<size_t>(group->rank())].set_requires_grad(false);
+    expect_error("'0.weight'");
+    model->parameters()[0].set_requires_grad(true);
+    model->parameters()[1].set_requires_grad(true);
+    expect_a_good_step(ddp, model);
+    expect_a_good_step(ddp, model);
+  });
+}
+
 TEST(DataParallelErrors, NoSyncWithAStaticGraph) {
   on_ranks(1, [] {
     auto model = tiny_model();

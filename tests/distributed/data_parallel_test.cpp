@@ -11,6 +11,7 @@
 #include "snug/core/error.h"
 #include "snug/models/gpt.h"
 #include "tests/distributed/ranks.h"
+#include "tests/support/freezing.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
@@ -267,6 +268,68 @@ TEST(DataParallel, LeavesFrozenParametersAlone) {
     ddp.forward([&] { return model->forward(tiny_batch(4)[0], true); }).backward();
     EXPECT_EQ(ddp.bytes_reduced(), bytes_of(model->always->parameters()));
     EXPECT_FALSE(model->sometimes->weight.grad().defined());
+  });
+}
+
+TEST(DataParallel, SendsTheGradientsOfWhatIsNotFrozenInEachPass) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto x = tiny_batch(8)[0];
+    const auto own = x.chunk(2)[static_cast<size_t>(group->rank())];
+    for (const DataParallelOptions& options :
+         {DataParallelOptions{.bucket = Bytes(300)},
+          DataParallelOptions{.bucket = Bytes(300), .find_unused_parameters = true},
+          DataParallelOptions{.bucket = Bytes(300), .static_graph = true},
+          DataParallelOptions{.bucket = Bytes(300), .gradient_as_bucket_view = false}}) {
+      auto whole = tiny_model();
+      auto model = tiny_model();
+      testing::freeze_for(1, *model);  // what is unfrozen later was not known at the start
+      DataParallel ddp(model, group, options);
+      for (int pass = 0; pass < 2 * testing::kFreezingSteps; ++pass) {
+        const int step = pass / 2;
+        testing::freeze_for(step, *whole);
+        testing::freeze_for(step, *model);
+        whole->zero_grad();
+        model->zero_grad();
+        if (!options.static_graph) {  // gradients of quiet passes go along
+          const NoSync quiet(ddp);
+          ddp.forward([&] { return model->forward(own).square().mean(); }).backward();
+          whole->forward(x).square().mean().backward();
+        }
+        ddp.forward([&] { return model->forward(own).square().mean(); }).backward();
+        whole->forward(x).square().mean().backward();
+        for (size_t i = 0; i < model->parameters().size(); ++i) {
+          const auto gradient = model->parameters()[i].grad();
+          ASSERT_EQ(gradient.defined(), model->parameters()[i].requires_grad());
+          if (gradient.defined()) {
+            EXPECT_TRUE(close_in_norm(gradient, whole->parameters()[i].grad(), 1e-6)) << "parameter " << i;
+            const auto of_all = group->all_gather(gradient.contiguous());
+            EXPECT_TRUE(same_bits(of_all[0], of_all[1]));
+          }
+        }
+      }
+    }
+  });
+}
+
+// As a discriminator is while the generator learns.
+TEST(DataParallel, MayBeFrozenAsAWholeForAWhile) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    DataParallel ddp(model, group);
+    for (int pass = 0; pass < 4; ++pass) {
+      const bool is_frozen = pass % 2 == 1;
+      for (const auto& parameter : model->parameters()) {
+        parameter.set_requires_grad(!is_frozen);
+      }
+      model->zero_grad();
+      const auto x = tiny_batch(4, static_cast<uint64_t>(group->rank()))[0].requires_grad_();
+      const int64_t sent = ddp.bytes_reduced();
+      ddp.forward([&] { return model->forward(x).square().mean(); }).backward();
+      EXPECT_TRUE(x.grad().defined());
+      EXPECT_EQ(ddp.bytes_reduced() - sent, is_frozen ? 0 : bytes_of(model->parameters()));
+    }
   });
 }
 

@@ -27,9 +27,7 @@ namespace {
 
 using ::testing::AllOf;
 using testing::bytes_of;
-using testing::close_in_norm;
 using testing::error_of;
-using testing::gradients_of;
 using ::testing::HasSubstr;
 using testing::on_ranks;
 using testing::quick;
@@ -371,127 +369,6 @@ TEST(ShardedOptimizer, SkipsAFirstStepThatOverflowsThoughMastersAreNewToIt) {
     for (const auto& [name, master] : stepper.full_precision_parameters()) {
       EXPECT_TRUE(master.isfinite().all().item<bool>()) << name;
     }
-  });
-}
-
-TEST(ShardedOptimizer, WithShardedGradientsFreesWhatIsNotItsOwn) {
-  on_ranks(2, [] {
-    const auto group = init_process_group(quick());
-    const auto rank = static_cast<size_t>(group->rank());
-    const auto x = tiny_batch(12)[0].chunk(2)[rank];
-    auto whole = tiny_model();
-    auto model = tiny_model();
-    const auto plain = kAdamW({OptimizerParamGroup(whole->parameters())});
-    DataParallel ddp(whole, group);
-    ShardedOptimizer sharded(model->parameters(), group, kAdamW, {.gradients = GradientSharding{.bucket = Bytes(600)}});
-    for (int step = 0; step < 3; ++step) {
-      plain->zero_grad();
-      sharded.zero_grad();
-      ddp.forward([&] { return whole->forward(x).square().mean(); }).backward();
-      model->forward(x).square().mean().backward();
-      int64_t kept = 0;
-      for (const auto& piece : sharded.param_groups()[0].params()) {
-        kept += static_cast<int64_t>(piece.grad().nbytes());
-      }
-      EXPECT_NEAR(static_cast<double>(kept), static_cast<double>(bytes_of(model->parameters())) / 2, 64 * 4);
-      for (const auto& parameter : model->parameters()) {
-        EXPECT_FALSE(parameter.grad().defined());
-      }
-      const auto norm = clip_grad_norm_(whole->parameters(), 0.5);
-      EXPECT_TRUE(close_in_norm(sharded.clip_grad_norm_(0.5), norm, 1e-6));
-      plain->step();
-      sharded.step();
-      for (size_t i = 0; i < model->parameters().size(); ++i) {
-        EXPECT_TRUE(close_in_norm(model->parameters()[i], whole->parameters()[i], 1e-6));
-      }
-    }
-  });
-}
-
-TEST(ShardedOptimizer, WithShardedGradientsAddsUpMicroBatchesAndTakesUnusedParametersForZero) {
-  on_ranks(3, [] {
-    const auto group = init_process_group(quick());
-    const auto parts = tiny_batch(12)[0].chunk(6);
-    auto whole = tiny_model();
-    whole->forward(tiny_batch(12)[0]).square().mean().backward();
-    auto model = tiny_model();
-    auto parameters = model->parameters();
-    parameters.push_back(torch::randn({200}).requires_grad_());  // no rank uses it
-    ShardedOptimizer sharded(parameters, group, kAdamW, {.gradients = GradientSharding{.bucket = Bytes(600)}});
-    for (size_t i = 0; i < 2; ++i) {
-      (model->forward(parts[2 * static_cast<size_t>(group->rank()) + i]).square().mean() / 2).backward();
-    }
-    auto squares = torch::zeros({}, torch::kDouble);
-    for (const auto& piece : sharded.param_groups()[0].params()) {
-      squares += piece.grad().to(torch::kDouble).square().sum();
-    }
-    group->all_reduce(squares);
-    EXPECT_TRUE(close_in_norm(squares.sqrt(), grad_norm(whole->parameters()), 1e-6));
-  });
-}
-
-TEST(ShardedOptimizer, WithShardedGradientsSkipsOnAllRanksWhatOneFindsInfinite) {
-  on_ranks(2, [] {
-    const auto group = init_process_group(quick());
-    for (const bool unscales_first : {false, true}) {
-      auto model = tiny_model();
-      const auto before = testing::clones_of(model->parameters());
-      ShardedOptimizer sharded(model->parameters(), group, kAdamW, {.gradients = GradientSharding{}});
-      GradScaler scaler({.init_scale = 8});
-      scaler.agree_by(agree_over(group));
-      scaler.scale(model->forward(tiny_batch(4)[0]).square().mean()).backward();
-      if (group->rank() == 1) {
-        sharded.param_groups()[0].params()[0].mutable_grad().fill_(INFINITY);
-      }
-      if (unscales_first) {
-        scaler.unscale_(sharded);
-      }
-      EXPECT_FALSE(scaler.step(sharded));
-      scaler.update();
-      EXPECT_EQ(scaler.get_scale(), 4);
-      EXPECT_TRUE(same_bits(model->parameters(), before));
-    }
-  });
-}
-
-TEST(ShardedOptimizer, WithShardedGradientsWantsAScalerToKnowHowRanksAgree) {
-  on_ranks(1, [] {
-    auto model = tiny_model();
-    ShardedOptimizer sharded(model->parameters(), init_process_group(quick()), kAdamW,
-                             {.gradients = GradientSharding{}});
-    GradScaler scaler({.init_scale = 8});
-    scaler.scale(model->forward(tiny_batch(4)[0]).square().mean()).backward();
-    const auto words = HasSubstr("scaler.agree_by(snug::agree_over(group))");
-    EXPECT_THAT(error_of<ConfigError>([&] { scaler.step(sharded); }), words);
-    EXPECT_THAT(error_of<ConfigError>([&] { scaler.unscale_(sharded); }), words);
-    scaler.agree_by([](const torch::Tensor& /*found_inf*/) {});
-    EXPECT_TRUE(scaler.step(sharded));
-  });
-}
-
-// Both send gradients once a step; this sends them in every backward.
-TEST(ShardedOptimizer, WithShardedGradientsIsRefusedByStepperAndDataParallel) {
-  on_ranks(2, [] {
-    const auto group = init_process_group(quick());
-    auto model = tiny_model();
-    DataParallel ddp(model, group);
-    const auto loss = [&] { return model->forward(tiny_batch(4)[0]).square().mean(); };
-    {
-      ShardedOptimizer sharded(model->parameters(), group, kAdamW, {.gradients = GradientSharding{}});
-      EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, sharded); }), HasSubstr("(ZeRO-2)"));
-      EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, sharded, {.data_parallel = &ddp}); }),
-                  HasSubstr("(ZeRO-2)"));
-      EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward(loss); }),
-                  AllOf(HasSubstr("'0.weight'"), HasSubstr("(ZeRO-2)")));
-      const NoSync quiet(ddp);
-      EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward(loss); }), HasSubstr("(ZeRO-2)"));
-      const torch::NoGradGuard no_grad;
-      ddp.forward(loss);  // nothing is to be sent
-    }
-    ddp.forward(loss).backward();
-    auto whole = tiny_model();
-    whole->forward(tiny_batch(4)[0]).square().mean().backward();
-    EXPECT_TRUE(same_bits(gradients_of(*model), gradients_of(*whole)));  // twice the same, halved
   });
 }
 

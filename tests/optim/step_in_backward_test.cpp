@@ -10,6 +10,7 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/sgd.h"
 #include "snug/train/stepper.h"
+#include "tests/support/freezing.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
@@ -42,6 +43,25 @@ TEST(StepInBackward, GivesTheBitsOfBackwardAndStep) {
     for (const auto& parameter : early->parameters()) {
       EXPECT_FALSE(parameter.grad().defined());
     }
+  }
+  EXPECT_TRUE(same_bits(clones_of(early->parameters()), clones_of(plain->parameters())));
+}
+
+TEST(StepInBackward, LeavesWhatIsFrozenAloneAndTrainsWhatIsUnfrozen) {
+  auto plain = tiny_model();
+  auto early = tiny_model();
+  testing::freeze_for(1, *early);
+  AdamW plain_optimizer(plain->parameters(), {.lr = 0.01});
+  AdamW early_optimizer(early->parameters(), {.lr = 0.01});
+  const StepInBackward in_backward(early_optimizer);
+  for (int step = 0; step < testing::kFreezingSteps; ++step) {
+    testing::freeze_for(step, *plain);
+    testing::freeze_for(step, *early);
+    const Batch batch = tiny_batch(8, static_cast<uint64_t>(step));
+    plain_optimizer.zero_grad();
+    loss_of(plain, batch).backward();
+    plain_optimizer.step();
+    loss_of(early, batch).backward();
   }
   EXPECT_TRUE(same_bits(clones_of(early->parameters()), clones_of(plain->parameters())));
 }

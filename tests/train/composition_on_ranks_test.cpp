@@ -1,6 +1,6 @@
-// composition_test.cpp on two ranks: precision x what is kept for backward x split x dropout and BatchNorm. The reference is a loop written by hand
-// that plays both ranks one after the other, with the same parts and seeds; only for BatchNorm over all ranks it is one process with the
-// whole batch.
+// composition_test.cpp on two ranks: precision x what is kept for backward x split x dropout, BatchNorm and freezing. The reference is a loop written
+// by hand that plays both ranks one after the other, with the same parts and seeds; only for BatchNorm over all ranks it is one process with
+// the whole batch. Then all that holds or sends gradients, with freezing.
 
 #include <array>
 #include <functional>
@@ -10,19 +10,25 @@
 #include "snug/accumulation/batch_norm.h"
 #include "snug/activations/rematerialize.h"
 #include "snug/activations/sequential.h"
+#include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
+#include "tests/support/freezing.h"
 #include "tests/train/ranked_training.h"
 
 namespace snug {
 namespace {
 
 enum class Keep { All, Checkpoints, Automatic };
-enum class Kind { Plain, Dropout, BatchNorm, Frozen, Synchronised };
+using testing::freeze_for;
+using testing::kFreezingSteps;
+
+enum class Kind { Plain, Dropout, BatchNorm, Frozen, Synchronised, Freezing };
 constexpr std::array kKeepNames = {"all", "checkpoints", "automatic"};
-constexpr std::array kKindNames = {"plain", "dropout", "batch norm", "frozen", "synchronised"};
+constexpr std::array kKindNames = {"plain", "dropout", "batch norm", "frozen", "synchronised", "freezing"};
 constexpr int kRanks = 2;
-constexpr int kSteps = 3;
 
 struct Cell {
   Precision precision = Precision::Float32;
@@ -37,10 +43,16 @@ struct Cell {
                        items);
   }
   bool is_even() const { return micro_batch == 0 || items % (kRanks * micro_batch) == 0; }
+  int steps() const { return kind == Kind::Freezing ? kFreezingSteps : 3; }
+  void begin(int step, torch::nn::Module& model) const {
+    if (kind == Kind::Freezing) {
+      freeze_for(step, model);
+    }
+  }
 };
 
 torch::nn::Sequential make_model(Kind kind) {
-  if (kind == Kind::Plain || kind == Kind::Dropout) {
+  if (kind == Kind::Plain || kind == Kind::Dropout || kind == Kind::Freezing) {
     return tiny_model(kind == Kind::Dropout ? 0.25 : 0);
   }
   torch::manual_seed(1);
@@ -58,6 +70,15 @@ struct Outcome {
 
 Outcome outcome_of(const torch::nn::Sequential& model) {
   return {clones_of(model->parameters()), clones_of(model->buffers())};
+}
+
+// What other ranks have; a frozen parameter has none.
+void add_gradients(const std::vector<torch::Tensor>& parameters, const std::vector<torch::Tensor>& others) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (others[i].defined()) {
+      parameters[i].mutable_grad().add_(others[i]);
+    }
+  }
 }
 
 Outcome by_hand(const Cell& cell) {
@@ -78,7 +99,8 @@ Outcome by_hand(const Cell& cell) {
     autocast.reset();
     loss.backward();
   };
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < cell.steps(); ++step) {
+    cell.begin(step, *model);
     std::vector<torch::Tensor> sum, buffers;
     for (int rank = 0; rank < ranks; ++rank) {
       optimizer.zero_grad();
@@ -96,8 +118,8 @@ Outcome by_hand(const Cell& cell) {
     for (size_t i = 0; i < model->buffers().size(); ++i) {
       model->buffers()[i].copy_(buffers[i]);
     }
-    for (size_t i = 0; ranks > 1 && i < sum.size(); ++i) {
-      model->parameters()[i].mutable_grad().add_(sum[i]);
+    if (ranks > 1) {
+      add_gradients(model->parameters(), sum);
     }
     optimizer.step();
   }
@@ -140,7 +162,8 @@ Outcome on_this_rank(const Cell& cell, const std::shared_ptr<ProcessGroup>& grou
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
   Stepper stepper(model, optimizer,
                   {.precision = cell.precision, .micro_batch = cell.micro_batch, .data_parallel = &ddp});
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < cell.steps(); ++step) {
+    cell.begin(step, *model);
     seed(step, group->rank());
     std::vector<std::shared_ptr<const std::atomic<int64_t>>> counts;
     stepper.step(own, [&](const Batch& micro) {
@@ -180,7 +203,7 @@ void expect_all_cells(Precision precision) {
   on_ranks(kRanks, [&] {
     const auto group = init_process_group(quick());
     int64_t rebuilt = 0;
-    for (const Kind kind : {Kind::Plain, Kind::Dropout, Kind::BatchNorm, Kind::Frozen}) {
+    for (const Kind kind : {Kind::Plain, Kind::Dropout, Kind::BatchNorm, Kind::Frozen, Kind::Freezing}) {
       // At once, three micro-batches, and tails: on rank 0 of 2 items, on rank 1 of 3.
       for (const auto& [items, micro_batch] : {std::pair<int64_t, int64_t>{12, 0}, {12, 2}, {13, 4}}) {
         for (const Keep keep : {Keep::All, Keep::Checkpoints}) {
@@ -207,6 +230,173 @@ TEST(CompositionOnRanks, EqualsOneProcessWhereBatchNormIsSynchronised) {
     for (const Keep keep : {Keep::All, Keep::Checkpoints}) {
       expect_the_loop_by_hand({.keep = keep, .kind = Kind::Synchronised}, group, rebuilt);
     }
+  });
+}
+
+// --- all that holds or sends gradients, with freezing
+
+enum class Update { Adam, AdamW, Sharded };
+
+struct FreezingCell {
+  Update update = Update::AdamW;
+  bool is_low = false;  // 16-bit weights, with a layer that stays FP32
+  double clip_norm = 0;
+  bool accumulates = false;
+  bool has_budget = false;
+  DataParallelOptions parallel = {};
+  int64_t micro_batch = 2;
+
+  std::string str() const {
+    return fmt::format("optimizer {}, low {}, clip {}, accumulate {}, budget {}, unused {}, static {}, bucket {}",
+                       static_cast<int>(update), is_low, clip_norm, accumulates, has_budget,
+                       parallel.find_unused_parameters, parallel.static_graph, parallel.bucket.count());
+  }
+  StepperOptions options() const {
+    StepperOptions options{.clip_norm = clip_norm};
+    if (is_low) {
+      options.precision = Precision::BFloat16;
+      options.weights = Weights::Low;
+    }
+    (accumulates ? options.accumulate : options.micro_batch) = accumulates ? 3 : micro_batch;
+    if (has_budget) {
+      options.memory_budget = Bytes(1 << 30);
+    }
+    return options;
+  }
+};
+
+constexpr int64_t kItems = 12;
+
+torch::nn::Sequential model_of(const FreezingCell& cell) {
+  auto model = tiny_model();
+  if (cell.is_low) {
+    for (const size_t i : {0, 5}) {
+      model[i]->to(torch::kBFloat16);
+    }
+  }
+  return model;
+}
+
+Loss freezing_loss(const FreezingCell& cell, torch::nn::Sequential& model, const Batch& micro) {
+  torch::Tensor x = micro[0];
+  for (size_t i = 0; i < model->size(); ++i) {
+    if (auto linear = std::dynamic_pointer_cast<torch::nn::LinearImpl>(model->ptr(i))) {
+      x = linear->forward(x.to(linear->weight.scalar_type()));
+    } else {
+      x = i == 2 ? x : x.tanh();
+    }
+  }
+  return squared_error(cell.is_low ? x.to(torch::kFloat) : x, micro[1]);
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(Update update, const std::vector<torch::Tensor>& parameters,
+                                                      const std::shared_ptr<ProcessGroup>& group) {
+  const auto adamw = [](const auto& groups) {
+    return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .weight_decay = 0.1, .master_weights = true});
+  };
+  if (update == Update::Adam) {
+    return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.01).weight_decay(0.1));
+  }
+  if (update == Update::Sharded && group != nullptr) {
+    return std::make_unique<ShardedOptimizer>(parameters, group, adamw);
+  }
+  return adamw(std::vector{torch::optim::OptimizerParamGroup(parameters)});
+}
+
+std::vector<torch::Tensor> freezing_by_hand(const FreezingCell& cell) {
+  auto model = model_of(cell);
+  const auto low = model->parameters();
+  std::vector<torch::Tensor> updated;
+  for (const torch::Tensor& parameter : low) {
+    const bool has_master = parameter.scalar_type() != torch::kFloat;
+    updated.push_back(has_master ? parameter.detach().to(torch::kFloat).requires_grad_() : parameter);
+  }
+  const auto optimizer = optimizer_of(cell.update, updated, nullptr);
+  const Batch batch = tiny_batch(kItems);
+  for (int step = 0; step < kFreezingSteps; ++step) {
+    freeze_for(step, *model);
+    std::vector<torch::Tensor> sum;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      optimizer->zero_grad();
+      for (const Batch& micro : micro_batches(share(batch, rank, kRanks), cell.micro_batch)) {
+        std::optional<Autocast> autocast;
+        if (cell.is_low) {
+          autocast.emplace(torch::kCPU, torch::kBFloat16);
+        }
+        const auto loss = freezing_loss(cell, model, micro).value() / static_cast<double>(batch[1].numel());
+        autocast.reset();
+        loss.backward();
+        for (size_t i = 0; i < low.size(); ++i) {
+          if (!low[i].is_same(updated[i]) && low[i].grad().defined()) {
+            const auto gradient = low[i].grad().to(torch::kFloat);
+            updated[i].mutable_grad() = updated[i].grad().defined() ? updated[i].grad() + gradient : gradient;
+            low[i].mutable_grad().reset();
+          }
+        }
+      }
+      if (rank == 0) {
+        sum = gradients_of(updated);
+      }
+    }
+    const torch::NoGradGuard no_grad;
+    add_gradients(updated, sum);
+    if (cell.clip_norm > 0) {
+      clip_grad_norm_(updated, cell.clip_norm);
+    }
+    optimizer->step();
+    for (size_t i = 0; i < low.size(); ++i) {
+      if (!low[i].is_same(updated[i])) {
+        low[i].copy_(updated[i]);
+      }
+    }
+  }
+  return clones_of(low);
+}
+
+void expect_freezing_by_hand(const FreezingCell& cell, const std::shared_ptr<ProcessGroup>& group) {
+  SCOPED_TRACE(cell.str());
+  auto model = model_of(cell);
+  DataParallel ddp(model, group, cell.parallel);
+  const auto optimizer = optimizer_of(cell.update, model->parameters(), group);
+  StepperOptions options = cell.options();
+  options.data_parallel = &ddp;
+  options.check_replicas_every = 1;
+  Stepper stepper(model, *optimizer, options);
+  const Batch own = share(tiny_batch(kItems), *group);
+  const auto loss_of = [&](const Batch& micro) { return freezing_loss(cell, model, micro); };
+  for (int step = 0; step < kFreezingSteps; ++step) {
+    freeze_for(step, *model);
+    if (cell.accumulates) {
+      for (const Batch& micro : micro_batches(own, cell.micro_batch)) {
+        stepper.accumulate(micro, loss_of);
+      }
+    } else {
+      stepper.step(own, loss_of);
+    }
+  }
+  EXPECT_TRUE(same_bits(clones_of(model->parameters()), freezing_by_hand(cell)));
+}
+
+TEST(CompositionOnRanks, FreezesAsTheLoopWrittenByHandWhateverHoldsOrSendsGradients) {
+  on_ranks(kRanks, [] {
+    const auto group = init_process_group(quick());
+    for (const Update update : {Update::Adam, Update::AdamW, Update::Sharded}) {
+      for (const bool is_low : {false, true}) {
+        for (const bool accumulates : {false, true}) {
+          for (const bool has_budget : {false, true}) {
+            expect_freezing_by_hand(
+                {.update = update, .is_low = is_low, .accumulates = accumulates, .has_budget = has_budget}, group);
+          }
+        }
+        expect_freezing_by_hand({.update = update, .is_low = is_low, .clip_norm = 0.05}, group);
+      }
+    }
+    for (const auto& parallel : {DataParallelOptions{.bucket = Bytes(300)},
+                                 DataParallelOptions{.bucket = Bytes(300), .find_unused_parameters = true},
+                                 DataParallelOptions{.gradient_as_bucket_view = false}}) {
+      expect_freezing_by_hand({.parallel = parallel}, group);
+    }
+    expect_freezing_by_hand({.parallel = {.bucket = Bytes(300), .static_graph = true}, .micro_batch = 6}, group);
   });
 }
 

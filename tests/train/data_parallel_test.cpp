@@ -6,6 +6,7 @@
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/models/gpt.h"
+#include "tests/support/freezing.h"
 #include "tests/train/ranked_training.h"
 
 namespace snug {
@@ -164,6 +165,109 @@ TEST(StepperOnRanks, SumsTheFp32GradientsOfLowWeights) {
       return clones_of(model->parameters());
     };
     EXPECT_TRUE(same_bits(train(false), train(true)));
+  });
+}
+
+// A norm often stays FP32 where weights are 16-bit; its gradient goes the way of the masters'.
+TEST(StepperOnRanks, SumsTheGradientsOfFp32ParametersAmongLowWeights) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch batch = tiny_batch(8);
+    const auto train = [&](bool is_alone) {
+      torch::manual_seed(1);
+      torch::nn::Sequential model(torch::nn::Linear(6, 16), torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})),
+                                  torch::nn::Linear(16, 2));
+      model[0]->to(torch::kBFloat16);
+      model[2]->to(torch::kBFloat16);
+      std::optional<DataParallel> ddp;
+      if (!is_alone) {
+        ddp.emplace(model, group);
+      }
+      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+      Stepper stepper(model, optimizer,
+                      {.precision = Precision::BFloat16,
+                       .weights = Weights::Low,
+                       .micro_batch = 2,
+                       .data_parallel = ddp ? &*ddp : nullptr,
+                       .check_replicas_every = is_alone ? 0 : 1});
+      int64_t bytes = 0;
+      for (const auto& [name, full] : stepper.full_precision_parameters()) {
+        bytes += static_cast<int64_t>(full.nbytes());
+      }
+      for (int i = 0; i < 3; ++i) {
+        const auto result = stepper.step(is_alone ? batch : share(batch, *group), [&](const Batch& micro) {
+          const auto hidden = model[0]->as<torch::nn::Linear>()->forward(micro[0].to(torch::kBFloat16));
+          const auto normal = model[1]->as<torch::nn::LayerNorm>()->forward(hidden.to(torch::kFloat));
+          return squared_error(model[2]->as<torch::nn::Linear>()->forward(normal.to(torch::kBFloat16)), micro[1]);
+        });
+        EXPECT_EQ(result.bytes_sent, is_alone ? 0 : bytes);
+      }
+      return clones_of(model->parameters());
+    };
+    expect_all_close(train(false), train(true));
+  });
+}
+
+// Before buckets are made anew, which the ranks do together, and in any later step.
+TEST(StepperOnRanks, RefuseToFreezeOtherParametersAndGoOnWhenTheyAreTheSameAgain) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    for (const int steps_before : {0, 1, 2}) {
+      for (const bool is_in_model : {true, false}) {
+        auto model = tiny_model();
+        auto temperature = torch::ones({2}, torch::requires_grad());
+        auto parameters = model->parameters();
+        parameters.push_back(temperature);
+        DataParallel ddp(model, group);
+        torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
+        Stepper stepper(model, optimizer, {.data_parallel = &ddp, .check_replicas_every = 1});
+        const auto step = [&] {
+          return stepper.step(share(tiny_batch(8), *group), [&](const Batch& micro) {
+            return squared_error(model->forward(micro[0]) * temperature, micro[1]);
+          });
+        };
+        for (int i = 0; i < steps_before; ++i) {
+          step();
+        }
+        const auto before = clones_of(parameters);
+        const auto& some = is_in_model ? parameters[3] : temperature;
+        some.set_requires_grad(group->rank() == 0);
+        for (int i = 0; i < 2; ++i) {
+          EXPECT_THAT(error_of<ConfigError>(step),
+                      AllOf(HasSubstr("ranks differ"), HasSubstr(is_in_model ? "'3.bias'" : "besides the model's")));
+        }
+        EXPECT_TRUE(same_bits(clones_of(parameters), before));
+        for (const bool is_trained : {false, true}) {
+          some.set_requires_grad(is_trained);
+          for (int i = 0; i < 3; ++i) {
+            EXPECT_TRUE(step().stepped());
+          }
+        }
+      }
+    }
+  });
+}
+
+// A step that fails leaves the buckets to be made anew.
+TEST(StepperOnRanks, MayFreezeParametersBeforeAStepThatFails) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    for (const int fails_at : {1, 2, 3}) {  // micro-batch
+      Training run(group, {.micro_batch = 2, .check_replicas_every = 1});
+      const Batch own = share(tiny_batch(12), *group);
+      for (int step = 0; step < testing::kFreezingSteps; ++step) {
+        testing::freeze_for(step, *run.model);
+        int micro_batches = 0;
+        const auto failing = [&](const Batch& micro) {
+          if (++micro_batches == fails_at && group->rank() == 1) {
+            throw std::runtime_error("a bad picture");
+          }
+          return run.loss_of(micro);
+        };
+        EXPECT_THROW(run.stepper->step(own, failing), std::runtime_error);
+        EXPECT_TRUE(run.step(own).stepped());
+      }
+    }
   });
 }
 

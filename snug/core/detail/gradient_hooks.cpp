@@ -23,7 +23,11 @@ class Call final : public torch::autograd::PostAccumulateGradHook {
 
 }  // namespace
 
-bool has_gradient_hook(const at::Tensor& leaf) { return torch::autograd::impl::post_acc_grad_hooks(leaf) != nullptr; }
+bool has_gradient_hook(const at::Tensor& leaf) {
+  namespace impl = torch::autograd::impl;
+  // What never required a gradient has no such place.
+  return impl::get_autograd_meta(leaf) != nullptr && impl::post_acc_grad_hooks(leaf) != nullptr;
+}
 
 GradientHooks::~GradientHooks() {
   for (const at::Tensor& leaf : leaves_) {

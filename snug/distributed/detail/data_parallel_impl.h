@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -22,17 +23,22 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
        DataParallelOptions options);
   ~Impl();
 
-  void start();  // needs weak_from_this()
   void begin_forward();
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
   void end_forward() { is_in_forward_ = false; }
 
   ProcessGroup& group() const { return *group_; }
   const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
+  /// The model's, each once.
+  const NamedTensors& all() const { return all_; }
+  /// Those that are trained, by the last take_trained().
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  bool sends(const at::Tensor& parameter) const { return sent_.contains(parameter.unsafeGetTensorImpl()); }
   int64_t bytes_reduced() const { return bytes_reduced_; }
   const CommunicationTime& communication() const { return time_; }
   void check_replicas() const;
+  /// Throws ConfigError, on every rank, naming the first parameter that differs; one that is frozen on some of them, too.
+  void check_same_model(const char* where) const;
   int quiet_guards = 0;
 
   /// In between, backward passes belong to no step: their gradients are dropped, and the group sends nothing.
@@ -40,6 +46,12 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void end_rehearsal();
 
   bool has_static_graph() const { return options_.static_graph; }
+
+  /// Looks which parameters are trained now: other ones than before are sent in other buckets. Sends nothing itself. Whether they are others.
+  bool take_trained();
+  /// Whether all ranks now make sure that they train the same parameters: before they make their buckets anew, as they do once, after a first pass,
+  /// and where they did not. Asked once.
+  bool take_check() { return std::exchange(is_check_due_, false); }
 
   // For Stepper. What all ranks do before a pass that sends is done here, so that it does not matter how many quiet passes each has before.
   // Inside a step gradients are summed.
@@ -57,7 +69,10 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   class Hook;
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
+  void make_hooks();
   void make_reducer();
+  void drop_reducer();
+  void check_trained();
   bool divides() const { return options_.reduction == Reduction::Mean && !is_step_begun_; }
   void check_nobody_takes_gradients() const;
   void synchronize();
@@ -69,20 +84,25 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
 
   std::shared_ptr<ProcessGroup> group_;
   DataParallelOptions options_;
-  std::vector<std::string> names_;  // of the parameters that have gradients
+  NamedTensors all_;
+  std::vector<bool> is_trained_;    // of those, by the last look
+  std::vector<std::string> names_;  // of the ones that are
   std::vector<at::Tensor> parameters_;
-  std::vector<at::Tensor> buffers_;
+  std::unordered_set<const c10::TensorImpl*> sent_;  // the same
+  NamedTensors buffers_;
   int64_t bytes_reduced_ = 0;
   CommunicationTime time_;
   std::vector<std::pair<uintptr_t, Accumulator>> hooks_;
-  std::unique_ptr<c10d::Reducer> reducer_;
-  Hook* hook_ = nullptr;  // the Reducer's
+  std::unique_ptr<c10d::Reducer> reducer_;  // null where nothing is trained
+  Hook* hook_ = nullptr;                    // the Reducer's
 
   bool is_in_forward_ = false;
   bool is_prepared_ = false;          // the next backward is to reduce
   bool is_first_static_pass_ = true;  // with static_graph
   bool is_step_begun_ = false;
   bool is_reduced_ = false;
+  bool has_reduced_ = false;  // this Reducer
+  bool is_check_due_ = false;
   std::atomic<int> pass_ = -1;  // the backward pass that started at an output of ours
   std::vector<uint8_t> has_gradient_;
 };

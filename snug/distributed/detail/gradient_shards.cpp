@@ -23,11 +23,7 @@ GradientShards::GradientShards(std::vector<at::Tensor> parameters, std::vector<O
     throw ConfigError(
         "ShardedOptimizer: bucket is 0 bytes; give what several parameters take together, such as 25 MiB");
   }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].requires_grad()) {
-      parameters_[i] = at::Tensor();
-      continue;
-    }
+  for (size_t i = 0; i < parameters_.size(); ++i) {  // the frozen ones too: they may be trained one day
     if (has_gradient_hook(parameters_[i])) {
       throw ConfigError(
           fmt::format("ShardedOptimizer: parameter {} has a hook after its gradient already; is there another "
@@ -36,17 +32,25 @@ GradientShards::GradientShards(std::vector<at::Tensor> parameters, std::vector<O
     }
     hooks_.set(parameters_[i], [this, i](const at::Tensor& /*parameter*/) { take_gradient(i); });
   }
-  make_buckets();
+}
+
+std::vector<bool> GradientShards::trained_now() const {
+  std::vector<bool> now;
+  for (const at::Tensor& parameter : parameters_) {
+    now.push_back(parameter.requires_grad());
+  }
+  return now;
 }
 
 // In the order in which backward is likely to come to them: from the last to the first.
 void GradientShards::make_buckets() {
-  bucket_of_.resize(parameters_.size());
+  buckets_.clear();
+  bucket_of_.assign(parameters_.size(), 0);
   int64_t bytes = 0;
   at::Tensor before;
   for (size_t i = parameters_.size(); i-- > 0;) {
     const at::Tensor& parameter = parameters_[i];
-    if (!parameter.defined()) {
+    if (!is_trained_[i]) {
       continue;
     }
     const auto size = static_cast<int64_t>(parameter.nbytes());
@@ -79,6 +83,10 @@ void GradientShards::begin_pass() {
     finish_one();
   }
   sent_.clear();
+  if (std::vector<bool> now = trained_now(); now != is_trained_) {
+    is_trained_ = std::move(now);
+    make_buckets();
+  }
   next_ = 0;
   for (Bucket& bucket : buckets_) {
     bucket.missing = bucket.parameters.size();

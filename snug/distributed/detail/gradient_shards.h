@@ -39,16 +39,18 @@ class GradientShards final {
   };
 
   void make_buckets();
+  std::vector<bool> trained_now() const;
   void take_gradient(size_t parameter);
   void begin_pass();
   void end_pass();
   void send(const Bucket& bucket);
   void finish_one();
 
-  std::vector<at::Tensor> parameters_;  // those with gradients, and undefined ones in the place of others
+  std::vector<at::Tensor> parameters_;
   std::vector<Own> own_;
   std::shared_ptr<ProcessGroup> group_;
   GradientSharding options_;
+  std::vector<bool> is_trained_;  // in the last pass: of these are the buckets
   std::vector<size_t> bucket_of_;
   std::vector<Bucket> buckets_;
   size_t next_ = 0;             // the next bucket to be sent: in the same order on all ranks

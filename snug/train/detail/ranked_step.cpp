@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -39,16 +40,20 @@ Rehearsal::~Rehearsal() {
   }
 }
 
-RankedStep::RankedStep(DataParallel* parallel, const NamedTensors& trained) : parallel_(parallel) {
+RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model) : parallel_(parallel) {
   if (is_alone()) {
     return;
   }
-  for (const at::Tensor& parameter : parallel_->impl().parameters()) {
-    known_.insert(parameter.unsafeGetTensorImpl());
-    if (std::none_of(trained.begin(), trained.end(), [&](const auto& t) { return t.second.is_same(parameter); })) {
-      throw ConfigError(
-          "Stepper: data_parallel holds parameters that are not the model's; make it of the same model, after what "
-          "freezes or replaces parameters");
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const at::Tensor& parameter : of_model) {
+    known.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& [name, parameter] : parallel_->impl().all()) {
+    if (!known.contains(parameter.unsafeGetTensorImpl())) {
+      throw ConfigError(fmt::format(
+          "Stepper: data_parallel holds parameters that are not the model's, such as '{}'; make it of the same model, "
+          "after what replaces parameters",
+          name));
     }
   }
 }
@@ -121,6 +126,13 @@ std::function<void(const at::Tensor&)> RankedStep::agreement() {
   };
 }
 
+void RankedStep::open(uint32_t trained) {
+  if (!is_alone()) {
+    trained_ = trained;
+    parallel_->impl().take_trained();
+  }
+}
+
 // --- the split
 
 void RankedStep::begin_split() {
@@ -186,6 +198,7 @@ void RankedStep::check_splits(const Splits& all) {
 
 // --- the step
 
+// Buckets are made anew by a broadcast, which ranks that train other parameters would leave out.
 void RankedStep::begin(bool has_masters) {
   if (is_alone()) {
     return;
@@ -194,26 +207,30 @@ void RankedStep::begin(bool has_masters) {
   bytes_before_ = parallel_->bytes_reduced();
   bytes_of_others_ = 0;
   time_before_ = parallel_->communication();
+  is_begun_ = true;
+  if (parallel_->impl().take_check()) {
+    check_trained(exchange({.trained = static_cast<double>(trained_)}));
+  }
   parallel_->impl().begin_step();
   phase_ = Phase::Begun;
-  is_begun_ = true;
 }
 
 RankedStep::Numbers RankedStep::exchange(Numbers own) const {
-  std::array values = {own.items,      own.loss_sum,      own.batch_items, own.passes,      own.passes_squared,
-                       own.takes_less, own.out_of_memory, own.failed,      own.left_behind, own.ranks};
+  std::array values = {own.items,      own.trained,       own.loss_sum, own.batch_items, own.passes, own.passes_squared,
+                       own.takes_less, own.out_of_memory, own.failed,   own.left_behind, own.ranks};
   const at::Tensor tensor = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
   parallel_->group().all_reduce(tensor);
   return {.items = values[0],
-          .loss_sum = values[1],
-          .batch_items = values[2],
-          .passes = values[3],
-          .passes_squared = values[4],
-          .takes_less = values[5],
-          .out_of_memory = values[6],
-          .failed = values[7],
-          .left_behind = values[8],
-          .ranks = values[9]};
+          .trained = values[1],
+          .loss_sum = values[2],
+          .batch_items = values[3],
+          .passes = values[4],
+          .passes_squared = values[5],
+          .takes_less = values[6],
+          .out_of_memory = values[7],
+          .failed = values[8],
+          .left_behind = values[9],
+          .ranks = values[10]};
 }
 
 // Throws on the ranks that have not failed themselves.
@@ -241,6 +258,20 @@ void RankedStep::check(const Numbers& all) {
       fmt::format("Stepper.step: {} failed in this step, so all ranks dropped it; see what it says", who));
 }
 
+// Unless they are equal each differs from their mean, but for one case in 2^32.
+void RankedStep::check_trained(const Numbers& all) {
+  check(all);
+  if (all.trained == static_cast<double>(trained_) * parallel_->group().size()) {
+    return;
+  }
+  phase_ = Phase::Dropped;
+  is_repeated_ = false;
+  parallel_->impl().check_same_model("Stepper.step");
+  throw ConfigError(
+      "Stepper.step: ranks differ in what they train, among the parameters that the optimizer holds besides the "
+      "model's, or that are no part of data_parallel; freeze and unfreeze the same on every rank");
+}
+
 // They are equal where the mean of the squares is the square of the mean: small integers, so doubles are exact.
 void RankedStep::agree_on_passes(int64_t micro_batches) {
   const auto own = static_cast<double>(micro_batches);
@@ -258,21 +289,21 @@ void RankedStep::agree_on_passes(int64_t micro_batches) {
 }
 
 double RankedStep::agree_on_items(double items) {
-  Numbers own{.items = items};
+  Numbers own{.items = items, .trained = static_cast<double>(trained_)};
   if (is_left_behind_) {
     own.left_behind = 1;
     own.ranks = parallel_->group().rank();
   }
   const Numbers all = exchange(own);
   phase_ = Phase::Agreed;
-  check(all);
+  check_trained(all);
   return std::max(1.0, std::round(all.items));
 }
 
 std::vector<at::Tensor> RankedStep::others(const NamedTensors& all) const {
   std::vector<at::Tensor> result;
   for (const auto& [name, parameter] : all) {
-    if (!known_.contains(parameter.unsafeGetTensorImpl())) {
+    if (has_masters_ || !parallel_->impl().sends(parameter)) {
       result.push_back(parameter);
     }
   }
@@ -390,7 +421,7 @@ RankedStep::Numbers RankedStep::tell(Failure failure, Phase phase, const NamedTe
     return exchange_splits({}, failure, smallest).failures;
   }
   auto& impl = parallel_->impl();
-  if (phase == Phase::Outside) {
+  if (phase == Phase::Outside && !impl.take_check()) {
     impl.begin_step();
   }
   if (phase == Phase::Agreed) {

@@ -2,10 +2,10 @@
 // RankedStep: what the ranks of a data-parallel job do together in one step, always in this order, however many micro-batches each of them has:
 //
 //   split     with a memory_budget, in step(): what micro-batch each has planned, until all have the same; or that one of them has failed
-//   begin     buckets and buffers as rank 0 has them
+//   begin     buckets, where they are made anew after the first step, and buffers, as rank 0 has them
 //   passes    where the model sends in each forward pass (SyncBatchNorm), in step(): that all have equally many; or that one has failed
-//   A         a few numbers: how many items they expect, which is the provisional divisor; or that one of them has failed
-//   gradients in the last micro-batch's backward, bucket by bucket; then those of parameters that DataParallel does not know
+//   A         a few numbers: how many items they expect, which is the provisional divisor, and what they train; or that one of them has failed
+//   gradients in the last micro-batch's backward, bucket by bucket; then those that DataParallel does not send
 //   B         a few numbers: items and losses; or that one has failed
 //   C         that nobody has failed so far: with loss scaling just before they agree on skipping the update
 //   D         that nobody has failed so far, so that all write to their parameters. snug's optimizers have all that they need by then
@@ -18,7 +18,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -53,8 +52,8 @@ class RankedStep {
     Group,  ///< the ranks are not in step any more: there is nobody to tell
   };
 
-  /// `parallel`: null alone. Throws ConfigError if it is of another model.
-  RankedStep(DataParallel* parallel, const NamedTensors& trained);
+  /// `parallel`: null alone. Throws ConfigError if it is of another model, which has not these parameters.
+  RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model);
 
   bool is_alone() const { return parallel_ == nullptr; }
   Rehearsal rehearse() const { return Rehearsal(parallel_); }
@@ -68,6 +67,9 @@ class RankedStep {
   /// For GradScaler::agree_by, inside a step: C, then that. Empty alone.
   std::function<void(const at::Tensor&)> agreement();
 
+  /// The opening of a step. `trained`: a number below 2^32 that says what it trains, which is to be the same on all ranks.
+  void open(uint32_t trained);
+
   /// What comes next is a step that all ranks split alike: agree_on_split(), until it is settled.
   void begin_split();
   AgreedSplit agree_on_split(const RankSplit& own);
@@ -77,7 +79,8 @@ class RankedStep {
   bool is_agreed() const { return phase_ != Phase::Begun; }
   /// Passes. Throws ConfigError, on all ranks, unless they have equally many micro-batches.
   void agree_on_passes(int64_t micro_batches);
-  /// A. `items` that this rank expects, 0: it has no data. Those of all ranks, at least 1.
+  /// A. `items` that this rank expects, 0: it has no data. Those of all ranks, at least 1. Throws ConfigError, on all ranks, where they train
+  /// other parameters.
   double agree_on_items(double items);
 
   /// Forward of one micro-batch. Gradients of a `quiet` one stay on this rank; backward too is then to be inside NoSync.
@@ -88,8 +91,7 @@ class RankedStep {
   bool is_quiet(bool is_last) const { return parallel_ != nullptr && (!is_last || has_masters_); }
   DataParallel& parallel() { return *parallel_; }
 
-  /// After the last micro-batch: what was not sent with it, because there was none or because it had no items. `all`: what the step gives
-  /// gradients to.
+  /// After the last micro-batch: what was not sent with it, because there was none or because it had no items. `all`: what holds gradients.
   void send_the_rest(const NamedTensors& all);
   /// B. In place: sums over all ranks.
   void sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items);
@@ -115,7 +117,7 @@ class RankedStep {
  private:
   enum class Phase { Outside, Splitting, Begun, Agreed, Sent, Summed, Writing, Written, Dropped };
   struct Numbers {
-    double items = 0, loss_sum = 0, batch_items = 0;
+    double items = 0, trained = 0, loss_sum = 0, batch_items = 0;
     double passes = 0, passes_squared = 0;
     double takes_less = 0, out_of_memory = 0, failed = 0, left_behind = 0, ranks = 0;  // how many ranks, and their sum
 
@@ -134,12 +136,13 @@ class RankedStep {
   Numbers exchange(Numbers own) const;
   Numbers tell(Failure failure, Phase phase, const NamedTensors& all, Bytes smallest);
   void check(const Numbers& all);
+  void check_trained(const Numbers& all);
   void check_splits(const Splits& all);
   std::vector<at::Tensor> others(const NamedTensors& all) const;
   void send_others(const NamedTensors& all);
 
   DataParallel* parallel_;
-  std::unordered_set<const c10::TensorImpl*> known_;  // to parallel_
+  uint32_t trained_ = 0;
   bool has_masters_ = false;
   bool is_repeated_ = false;  // the step that was dropped
   bool is_begun_ = false;     // it was not dropped before that

@@ -99,7 +99,7 @@ RankedStep::Failure StepWithinBudget::after_memory(Repeats repeats) {
 void StepWithinBudget::give_up(RankedStep::Failure failure, Bytes smallest) {
   is_again_ = false;
   abandon_();
-  is_again_ = ranks_.fail(failure, parameters_.all(), smallest);
+  is_again_ = ranks_.fail(failure, parameters_.accumulated(), smallest);
 }
 
 void StepWithinBudget::begin_try(Repeats repeats) {

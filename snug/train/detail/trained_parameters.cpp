@@ -38,15 +38,37 @@ TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Opt
   throw ConfigError("Stepper: the optimizer holds none of the model's parameters; was it made for another model?");
 }
 
-void TrainedParameters::refresh() {
+bool TrainedParameters::refresh() {
   for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
     masters_->parameters()[i].set_requires_grad(masters_->low()[i].requires_grad());
   }
   // Making names takes longer than the rest of a step's bookkeeping.
-  if (std::vector<Seen> now = look(); now != seen_) {
-    seen_.clear();  // if naming throws, the next refresh is to throw too
-    name_all();
-    seen_ = std::move(now);
+  std::vector<Seen> now = look();
+  if (now == seen_) {
+    return false;
+  }
+  seen_.clear();  // if naming throws, the next refresh is to throw too
+  name_all();
+  seen_ = std::move(now);
+  return true;
+}
+
+void TrainedParameters::drop_gradients() {
+  for (const Seen& seen : seen_) {
+    if (seen.parameter.grad().defined()) {
+      seen.parameter.mutable_grad().reset();
+    }
+  }
+}
+
+void TrainedParameters::check_unchanged() const {
+  for (const Seen& seen : seen_) {
+    if (seen.parameter.requires_grad() != seen.requires_grad) {
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' was {} inside the accumulation window; its gradient would be that of a "
+                      "part of the step. Freeze and unfreeze only between windows",
+                      name_of(seen.parameter), seen.requires_grad ? "frozen" : "unfrozen"));
+    }
   }
 }
 
@@ -71,9 +93,13 @@ std::vector<TrainedParameters::Seen> TrainedParameters::look() const {
 
 void TrainedParameters::name_all() {
   all_.clear();
+  accumulated_.clear();
   std::unordered_set<const void*> seen;
   const auto add = [&](std::string name, const at::Tensor& parameter) {
     if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      if (!masters_ || !is_low(parameter)) {
+        accumulated_.emplace_back(name, parameter);
+      }
       all_.emplace_back(std::move(name), parameter);
     }
   };
@@ -106,7 +132,15 @@ void TrainedParameters::name_all() {
 
 std::string TrainedParameters::name_of(const at::Tensor& parameter) const {
   const auto entry = std::find_if(all_.begin(), all_.end(), [&](const auto& e) { return e.second.is_same(parameter); });
-  return entry == all_.end() ? "a frozen parameter" : entry->first;
+  if (entry != all_.end()) {
+    return entry->first;
+  }
+  for (const auto& frozen : model_.named_parameters()) {
+    if (frozen.value().is_same(parameter)) {
+      return frozen.key();
+    }
+  }
+  return "a frozen parameter of the optimizer";
 }
 
 std::vector<at::Tensor> TrainedParameters::updated() const {
@@ -129,27 +163,16 @@ int64_t TrainedParameters::gradient_bytes() const {
   return bytes;
 }
 
-// What holds gradients between micro-batches: with masters, these do in the place of the 16-bit weights.
-std::vector<at::Tensor> TrainedParameters::accumulated() const {
-  std::vector<at::Tensor> parameters;
-  for (const auto& [name, parameter] : all_) {
-    if (!masters_ || !is_low(parameter)) {
-      parameters.push_back(parameter);
-    }
-  }
-  return parameters;
-}
-
 int64_t TrainedParameters::bytes_of_all_gradients() const {
   int64_t bytes = 0;
-  for (const at::Tensor& parameter : accumulated()) {
+  for (const auto& [name, parameter] : accumulated_) {
     bytes += static_cast<int64_t>(parameter.nbytes());
   }
   return bytes;
 }
 
 void TrainedParameters::hold_zero_gradients(bool held) {
-  for (at::Tensor& parameter : accumulated()) {
+  for (const auto& [name, parameter] : accumulated_) {
     if (!held) {
       parameter.mutable_grad().reset();
     } else if (!parameter.grad().defined()) {

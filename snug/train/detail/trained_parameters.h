@@ -1,6 +1,7 @@
 #pragma once
 // TrainedParameters: what a step may give a gradient to or write: what the model trains, what else the optimizer holds (a learned
-// temperature), and, for a model with 16-bit weights, their FP32 masters.
+// temperature), and, for a model with 16-bit weights, their FP32 masters. Which these are is decided by refresh(), at the opening of a step, for
+// all who take part in it.
 
 #include <cstdint>
 #include <map>
@@ -27,6 +28,8 @@ namespace snug::detail {
 
 class TrainedParameters {
  public:
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
   /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of another model or
   /// shards gradients.
   TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
@@ -37,11 +40,18 @@ class TrainedParameters {
   /// `precision`'s type, or if the optimizer has stepped before.
   void make_masters(Precision precision);
 
-  /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap where none was.
-  void refresh();
+  /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap where none was. True: there are
+  /// others now.
+  bool refresh();
+  /// Of all that model and optimizer hold, frozen ones too: an optimizer updates what has a gradient.
+  void drop_gradients();
+  /// Throws ConfigError, naming it, if a parameter was frozen or unfrozen since refresh().
+  void check_unchanged() const;
 
   /// All of them, with names: each once.
-  const std::vector<std::pair<std::string, at::Tensor>>& all() const { return all_; }
+  const NamedTensors& all() const { return all_; }
+  /// Those that hold gradients between micro-batches: with masters, these do in the place of the 16-bit weights.
+  const NamedTensors& accumulated() const { return accumulated_; }
   /// A hash of the names of all(), the same in each run.
   uint32_t fingerprint() const { return fingerprint_; }
   /// Those that the optimizer holds.
@@ -64,7 +74,6 @@ class TrainedParameters {
   void load_masters(const StateDict& saved);
 
  private:
-  std::vector<at::Tensor> accumulated() const;
   struct Seen {
     at::Tensor parameter;
     bool requires_grad;
@@ -83,7 +92,7 @@ class TrainedParameters {
   torch::optim::Optimizer& optimizer_;
   std::optional<MasterWeights> masters_;
   std::vector<Seen> seen_;  // by the last refresh
-  std::vector<std::pair<std::string, at::Tensor>> all_;
+  NamedTensors all_, accumulated_;
   uint32_t fingerprint_ = 0;
 };
 
