@@ -162,6 +162,10 @@ std::vector<OptimizerParamGroup> ShardedOptimizer::Impl::outer_groups() const {
 std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer& like) const {
   std::vector<OptimizerParamGroup> groups;
   std::vector<std::pair<std::string, at::Tensor>> names;
+  std::vector<uint64_t> first_elements{0}, first_of_mine;  // of each parameter, and of each piece
+  for (const at::Tensor& each : parameters) {
+    first_elements.push_back(first_elements.back() + static_cast<uint64_t>(each.numel()));
+  }
   size_t parameter = 0;
   size_t piece = 0;
   for (const auto& each : like.param_groups()) {
@@ -170,6 +174,7 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer&
     for (; piece < pieces.size() && pieces[piece].parameter < parameter; ++piece) {
       if (pieces[piece].rank == group->rank()) {
         mine.push_back(views[piece]);
+        first_of_mine.push_back(first_elements[pieces[piece].parameter] + static_cast<uint64_t>(pieces[piece].begin));
         names.emplace_back(
             fmt::format("{}, elements {} to {}", pieces[piece].parameter, pieces[piece].begin, pieces[piece].end - 1),
             views[piece]);
@@ -185,6 +190,7 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer&
     result->param_groups()[g].set_options(like.param_groups()[g].options().clone());
   }
   result->name_parameters(names);
+  result->number_elements(first_of_mine);
   return result;
 }
 

@@ -109,7 +109,7 @@ std::function<void()> AdamW::prepare(const Work& work) const {
         .exp_avg_sqs = work.states_named("exp_avg_sq"),
         .masters = master_weights_ ? work.states_named("master") : std::vector<at::Tensor>(),
         .steps = steps.counted,
-        .places = work.places,
+        .first_elements = work.first_elements,
         .grad_scale = work.grad_scale,
         .found_inf = work.found_inf,
     });

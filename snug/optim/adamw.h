@@ -24,8 +24,8 @@ struct AdamWOptions {
   /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, which is what is updated, and rounds it into the parameter.
   bool master_weights = false;
   /// For BF16 parameters without masters: rounds up or down at random, so that steps below BF16's resolution count on average. The
-  /// random numbers follow from the step's number and the parameter's place, so a resumed run has the same; on other devices than the CPU
-  /// they come from the device's generator.
+  /// random numbers follow from the step's number and the element's among those of all parameters, in order: they are the same in a resumed run and
+  /// where parameters are cut, and no generator is used.
   bool stochastic_rounding = false;
 };
 

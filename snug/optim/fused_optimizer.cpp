@@ -110,20 +110,30 @@ std::string FusedOptimizer::describe(const at::Tensor& parameter) const {
   if (const auto known = names_.find(parameter.unsafeGetTensorImpl()); known != names_.end()) {
     return fmt::format("parameter '{}'", known->second);
   }
-  return fmt::format("parameter {}", place_of(parameter));
+  return fmt::format("parameter {}", place_of(parameter).number);
 }
 
-uint64_t FusedOptimizer::place_of(const at::Tensor& parameter) const {
-  uint64_t place = 0;
+FusedOptimizer::Place FusedOptimizer::place_of(const at::Tensor& parameter) const {
+  Place place{0, 0};
   for (const auto& group : param_groups_) {
     for (const at::Tensor& p : group.params()) {
       if (p.is_same(parameter)) {
         return place;
       }
-      ++place;
+      ++place.number;
+      place.first_element += static_cast<uint64_t>(p.numel());
     }
   }
   return place;
+}
+
+void FusedOptimizer::number_elements(const std::vector<uint64_t>& first) {
+  size_t number = 0;
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& parameter : group.params()) {
+      first_elements_[parameter.unsafeGetTensorImpl()] = first.at(number++);
+    }
+  }
 }
 
 // --- checks
@@ -221,10 +231,12 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
   }
   const at::NoGradGuard no_grad;
   Update update;
-  uint64_t place = 0;
+  uint64_t first_element = 0;
   for (const auto& group : param_groups_) {
-    collect(update, group, group.params(), place, grad_scale, found_inf);
-    place += group.params().size();
+    collect(update, group, group.params(), first_element, grad_scale, found_inf);
+    for (const at::Tensor& parameter : group.params()) {
+      first_element += static_cast<uint64_t>(parameter.numel());
+    }
   }
   if (before_writing) {
     before_writing();
@@ -239,7 +251,7 @@ void FusedOptimizer::step_parameter(const at::Tensor& parameter) {
       if (p.is_same(parameter)) {
         const at::NoGradGuard no_grad;
         Update update;
-        collect(update, group, {parameter}, place_of(parameter), {}, {});
+        collect(update, group, {parameter}, place_of(parameter).first_element, {}, {});
         commit(update);
         return;
       }
@@ -274,11 +286,12 @@ int64_t FusedOptimizer::state_bytes_to_come() const {
 }
 
 void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
-                             uint64_t first_place, const at::Tensor& grad_scale, const at::Tensor& found_inf) {
+                             uint64_t first_element, const at::Tensor& grad_scale, const at::Tensor& found_inf) {
   const auto& options = group.options();
   check_options(options);
   std::map<std::pair<std::string, at::ScalarType>, Work> by_kind;
   for (const at::Tensor& parameter : parameters) {
+    const uint64_t first = std::exchange(first_element, first_element + static_cast<uint64_t>(parameter.numel()));
     if (!parameter.grad().defined()) {
       continue;
     }
@@ -296,7 +309,8 @@ void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamG
     work.parameters.push_back(parameter);
     work.gradients.push_back(in_layout_of(parameter, parameter.grad()));
     work.states.push_back(state);
-    work.places.push_back(first_place + static_cast<uint64_t>(&parameter - parameters.data()));
+    const auto elsewhere = first_elements_.find(key);
+    work.first_elements.push_back(elsewhere == first_elements_.end() ? first : elsewhere->second);
   }
   for (auto& [kind, work] : by_kind) {
     const c10::Device device = work.parameters.front().device();

@@ -33,9 +33,13 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) final;
 
-  /// A parameter may be cut at multiples of so many elements and its parts be updated as parameters of their own, with the same bits. 0: it
-  /// must stay whole. Kernels work in vectors and cache lines, so 64 does for those that go element by element.
+  /// A parameter may be cut at multiples of so many elements and its parts be updated as parameters of their own, in its place, with the same
+  /// bits. 0: it must stay whole. Kernels work in vectors and cache lines, so 64 does for those that go element by element.
   virtual int64_t shard_multiple() const { return 64; }
+
+  /// For an optimizer of parts, some of which are elsewhere: the number of each one's first element among those of all. Random numbers follow
+  /// from it.
+  void number_elements(const std::vector<uint64_t>& first);
 
   int64_t state_bytes_to_come() const final;
 
@@ -73,9 +77,9 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> gradients;  // each lies in memory as its parameter does
     std::vector<ParameterState*> states;
-    std::vector<uint64_t> places;  // of each parameter among all of the optimizer's
-    at::Tensor grad_scale;         // gradients are to be divided by it; undefined: by nothing
-    at::Tensor found_inf;          // reads 1: nothing is to be changed; undefined: go on
+    std::vector<uint64_t> first_elements;  // the number of each parameter's first among those of all of the optimizer's
+    at::Tensor grad_scale;                 // gradients are to be divided by it; undefined: by nothing
+    at::Tensor found_inf;                  // reads 1: nothing is to be changed; undefined: go on
 
     std::vector<at::Tensor> states_named(std::string_view name) const;
   };
@@ -112,7 +116,11 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
  private:
   struct Update;
 
-  uint64_t place_of(const at::Tensor& parameter) const;
+  struct Place {
+    uint64_t number;         // among all of the optimizer's
+    uint64_t first_element;  // its number among those of all
+  };
+  Place place_of(const at::Tensor& parameter) const;
 
   void check_parameter(const at::Tensor& parameter) const;
   void check_gradient(const at::Tensor& parameter) const;
@@ -122,13 +130,14 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   std::unique_ptr<ParameterState> copy_of_state(const StateDict& saved, const at::Tensor& parameter,
                                                 const torch::optim::OptimizerOptions& options) const;
   void collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
-               uint64_t first_place, const at::Tensor& grad_scale, const at::Tensor& found_inf);
+               uint64_t first_element, const at::Tensor& grad_scale, const at::Tensor& found_inf);
   void commit(Update& update);
 
   at::Tensor grad_scale_;
   at::Tensor found_inf_;
   std::function<void()> before_writing_;
   std::unordered_map<const void*, std::string> names_;
+  std::unordered_map<const void*, uint64_t> first_elements_;  // by number_elements()
 };
 
 }  // namespace snug

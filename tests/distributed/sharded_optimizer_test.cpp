@@ -372,5 +372,33 @@ TEST(ShardedOptimizer, SkipsAFirstStepThatOverflowsThoughMastersAreNewToIt) {
   });
 }
 
+TEST(ShardedOptimizer, RoundsStochasticallyAsWithoutSharding) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    const auto make = [](const auto& groups) {
+      return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .stochastic_rounding = true});
+    };
+    const auto low = [] {
+      std::vector<torch::Tensor> parameters;
+      for (const auto& parameter : odd_parameters()) {
+        parameters.push_back(parameter.detach().to(torch::kBFloat16).requires_grad_());
+      }
+      return parameters;
+    };
+    const auto a = low();
+    const auto b = low();
+    const auto whole = make(std::vector{OptimizerParamGroup(a)});
+    ShardedOptimizer sharded(b, group, make);
+    testing::train(*whole, a, 1, 3);
+    testing::train(sharded, b, 1, 3);
+    EXPECT_TRUE(same_bits(b, a));
+    ShardedOptimizer resumed(b, group, make);  // makes its pieces anew
+    resumed.load_state_dict(whole->state_dict());
+    testing::train(*whole, a, 4, 5);
+    testing::train(resumed, b, 4, 5);
+    EXPECT_TRUE(same_bits(b, a));
+  });
+}
+
 }  // namespace
 }  // namespace snug

@@ -1,8 +1,11 @@
+#include "snug/optim/detail/low_precision_adamw.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "snug/kernels/master_adamw.h"
 #include "snug/optim/adamw.h"
 #include "snug/precision/grad_scaler.h"
 #include "tests/support/optimizers.h"
@@ -103,6 +106,48 @@ TEST(StochasticRounding, MovesByTheUpdateOnAverage) {
   // Each of 16384 walks of 100 steps has a variance of at most 100 * (2^-8)^2 / 4, so the mean one of 1.5e-4 at most; 5 sigma.
   EXPECT_NEAR(end.mean().item<double>(), 0.9, 8e-4);
   EXPECT_GT(end.std().item<double>(), 1e-3) << "they must not all have been rounded alike";
+}
+
+// A parameter that is cut is updated in parts.
+TEST(StochasticRounding, GivesPartsTheBitsOfTheWhole) {
+  torch::manual_seed(1);
+  const Tensor start = torch::randn({256}).to(torch::kBFloat16), more = torch::randn({10}).to(torch::kBFloat16);
+  const std::vector whole = {start.clone().requires_grad_(), more.clone().requires_grad_()};
+  const Tensor memory = start.clone();
+  const std::vector parts = {memory.slice(0, 0, 128).detach().requires_grad_(),
+                             memory.slice(0, 128, 256).detach().requires_grad_(), more.clone().requires_grad_()};
+  const AdamWOptions options{.lr = 1e-3, .stochastic_rounding = true};
+  AdamW one(whole, options), cut(parts, options), other({parts[1].detach().clone().requires_grad_()}, options);
+  other.number_elements({128});
+  for (uint64_t step = 1; step <= 3; ++step) {
+    set_gradients(whole, step);
+    const auto gradients = whole[0].grad().split(128);
+    const auto of_other = other.param_groups()[0].params()[0];
+    parts[0].mutable_grad() = gradients[0].clone();
+    parts[1].mutable_grad() = gradients[1].clone();
+    parts[2].mutable_grad() = whole[1].grad().clone();
+    of_other.mutable_grad() = gradients[1].clone();
+    one.step();
+    cut.step();
+    other.step();
+    EXPECT_TRUE(same_bits(memory, whole[0].detach()));
+    EXPECT_TRUE(same_bits(parts[2].detach(), whole[1].detach()));
+    EXPECT_TRUE(same_bits(of_other.detach(), parts[1].detach())) << "where the first is elsewhere";
+  }
+}
+
+// What other devices use.
+TEST(StochasticRounding, HasTheSameNoiseInTensorArithmeticAsInTheKernel) {
+  for (const uint64_t first : {uint64_t{0}, uint64_t{12345}, (uint64_t{1} << 32) - 500, (uint64_t{3} << 32) + 7}) {
+    for (const uint64_t step : {1, 77}) {
+      const Tensor noise = detail::rounding_noise(torch::tensor(static_cast<float>(step)), first, 1003);
+      std::vector<int32_t> expected;
+      for (uint64_t i = 0; i < 1003; ++i) {
+        expected.push_back(static_cast<int32_t>(kernels::random_bits({.step = step, .offset = first}, i) >> 16));
+      }
+      EXPECT_TRUE(same_bits(noise, torch::tensor(expected, torch::kInt))) << first;
+    }
+  }
 }
 
 TEST(StochasticRounding, LeavesRepresentableValuesAlone) {

@@ -7,10 +7,15 @@
 
 namespace snug::kernels::detail {
 
+// Of SplitMix64: its multipliers, and the step of its counter.
+constexpr uint64_t kMultiplier64A = 0xBF58476D1CE4E5B9;
+constexpr uint64_t kMultiplier64B = 0x94D049BB133111EB;
+constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
+
 /// Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators": SplitMix64's output function.
 constexpr uint64_t mix64(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
+  x = (x ^ (x >> 30)) * kMultiplier64A;
+  x = (x ^ (x >> 27)) * kMultiplier64B;
   return x ^ (x >> 31);
 }
 
@@ -28,7 +33,6 @@ constexpr uint32_t mix32(uint32_t x) {
 /// What 2^32 consecutive elements share: random(index) = mix32(mix32(index ^ first) + second) of the index's low half.
 struct RandomKeys {
   constexpr RandomKeys(const RandomKey& key, uint64_t index_high) {
-    constexpr uint64_t kGolden = 0x9E3779B97F4A7C15;
     const uint64_t mixed = mix64(mix64(mix64(key.seed + kGolden) + key.step + kGolden) + index_high + kGolden);
     first = static_cast<uint32_t>(mixed);
     second = static_cast<uint32_t>(mixed >> 32);

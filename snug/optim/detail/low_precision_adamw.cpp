@@ -1,11 +1,13 @@
 #include "snug/optim/detail/low_precision_adamw.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
 #include <ATen/ATen.h>
 
 #include "snug/core/detail/parallel.h"
+#include "snug/kernels/detail/random_bits.h"
 #include "snug/kernels/master_adamw.h"
 #include "snug/optim/detail/adam_rules.h"
 
@@ -25,9 +27,8 @@ void update_part(const LowPrecisionUpdate& u, const kernels::AdamWStep& step, si
     kernels::master_adamw_update(step, u.masters[i].mutable_data_ptr<float>() + begin, parameter, gradient, exp_avg,
                                  exp_avg_sq, end - begin);
   } else if constexpr (std::is_same_v<Low, kernels::BFloat16>) {
-    const kernels::RandomKey key{.seed = u.places[i],
-                                 .step = static_cast<uint64_t>(u.steps[i].item<double>()),
-                                 .offset = static_cast<uint64_t>(begin)};
+    const kernels::RandomKey key{.step = static_cast<uint64_t>(u.steps[i].item<double>()),
+                                 .offset = u.first_elements[i] + static_cast<uint64_t>(begin)};
     kernels::stochastic_adamw_update(step, key, parameter, gradient, exp_avg, exp_avg_sq, end - begin);
   }
 }
@@ -70,8 +71,8 @@ void fused_adamw(const LowPrecisionUpdate& u, const std::vector<at::Tensor>& par
 // fraction that is cut off.
 std::function<void()> prepare_rounding_elsewhere(LowPrecisionUpdate update) {
   std::vector<at::Tensor> noise;
-  for (const at::Tensor& parameter : update.parameters) {
-    noise.push_back(at::randint_like(parameter, 1 << 16, parameter.options().dtype(at::kInt)));
+  for (size_t i = 0; i < update.parameters.size(); ++i) {
+    noise.push_back(rounding_noise(update.steps[i], update.first_elements[i], update.parameters[i].numel()));
   }
   auto wide = in_fp32(update.parameters);
   auto gradients = in_fp32(update.gradients);
@@ -79,7 +80,7 @@ std::function<void()> prepare_rounding_elsewhere(LowPrecisionUpdate update) {
       [update = std::move(update), noise = std::move(noise), wide = std::move(wide), gradients = std::move(gradients)] {
         fused_adamw(update, wide, gradients);
         for (size_t i = 0; i < wide.size(); ++i) {
-          at::Tensor bits = noise[i];
+          at::Tensor bits = noise[i].as_strided(wide[i].sizes(), wide[i].strides());
           bits.add_(wide[i].view(at::kInt)).bitwise_and_(-(1 << 16));
           update.parameters[i].copy_(bits.view(at::kFloat));
           update.parameters[i].masked_fill_(wide[i].isnan(),
@@ -88,7 +89,48 @@ std::function<void()> prepare_rounding_elsewhere(LowPrecisionUpdate update) {
       };
 }
 
+// x ^ (x >> shift), of numbers without a sign.
+void xor_shifted(at::Tensor& x, int shift, int bits) {
+  x.bitwise_xor_(x.bitwise_right_shift(shift).bitwise_and_((int64_t{1} << (bits - shift)) - 1));
+}
+
+// kernels::detail::mix64 and mix32 in a tensor's arithmetic, which wraps around.
+void mix64(at::Tensor& x) {
+  xor_shifted(x, 30, 64);
+  x.mul_(static_cast<int64_t>(kernels::detail::kMultiplier64A));
+  xor_shifted(x, 27, 64);
+  x.mul_(static_cast<int64_t>(kernels::detail::kMultiplier64B));
+  xor_shifted(x, 31, 64);
+}
+
+void mix32(at::Tensor& x) {
+  xor_shifted(x, 16, 32);
+  x.mul_(static_cast<int32_t>(kernels::detail::kMultiplier1));
+  xor_shifted(x, 15, 32);
+  x.mul_(static_cast<int32_t>(kernels::detail::kMultiplier2));
+  xor_shifted(x, 16, 32);
+}
+
 }  // namespace
+
+// As RandomKeys and random_bits() do it.
+at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count) {
+  const auto golden = static_cast<int64_t>(kernels::detail::kGolden);
+  at::Tensor noise = at::arange(count, step.options().dtype(at::kInt));
+  for (int64_t begin = 0, end = 0; begin < count; begin = end) {  // elements whose numbers have the same upper half
+    const uint64_t number = first + static_cast<uint64_t>(begin);
+    const uint64_t left = (uint64_t{1} << 32) - (number & 0xFFFFFFFF);
+    end = begin + static_cast<int64_t>(std::min(left, static_cast<uint64_t>(count - begin)));
+    at::Tensor key = step.to(at::kLong) + static_cast<int64_t>(kernels::detail::mix64(kernels::detail::kGolden));
+    mix64(key.add_(golden));
+    mix64(key.add_(static_cast<int64_t>(number >> 32)).add_(golden));
+    at::Tensor some = noise.slice(0, begin, end);
+    some.add_(static_cast<int32_t>(static_cast<uint32_t>(number) - static_cast<uint32_t>(begin)));
+    mix32(some.bitwise_xor_(key.to(at::kInt)));
+    mix32(some.add_(key.bitwise_right_shift(32).to(at::kInt)));
+  }
+  return noise.bitwise_right_shift_(16).bitwise_and_(0xFFFF);
+}
 
 std::function<void()> prepare_low_precision_adamw(LowPrecisionUpdate update) {
   if (update.parameters.front().is_cpu()) {

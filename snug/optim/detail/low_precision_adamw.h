@@ -17,9 +17,13 @@ struct LowPrecisionUpdate {
   std::vector<at::Tensor> exp_avgs, exp_avg_sqs;  // FP32
   std::vector<at::Tensor> masters;                // FP32; empty: stochastic rounding
   std::vector<at::Tensor> steps;                  // FP32 scalars, this step counted
-  std::vector<uint64_t> places;                   // of each parameter among all, for its random numbers
+  std::vector<uint64_t> first_elements;           // the number of each parameter's first among all, for random numbers
   at::Tensor grad_scale, found_inf;               // FP32 scalars, or undefined
 };
+
+/// The upper halves of kernels::random_bits() for `count` elements from number `first` on, as an int tensor on the device of `step`, an FP32
+/// scalar for which nothing waits.
+at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count);
 
 /// Allocates what the update needs. What is returned only writes.
 std::function<void()> prepare_low_precision_adamw(LowPrecisionUpdate update);
