@@ -50,7 +50,9 @@ class ShardedOptimizer::Impl {
        ShardedOptimizerOptions options);
 
   // What the outside sees as param_groups().
-  std::vector<OptimizerParamGroup> outer_groups() const;
+  const std::vector<OptimizerParamGroup>& outer_groups() const {
+    return (options.gradients ? own : whole)->param_groups();
+  }
   // Of this rank's pieces, with the options of an optimizer of all.
   std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
   std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
@@ -153,10 +155,6 @@ std::vector<at::Tensor> ShardedOptimizer::Impl::own_pieces() const {
     }
   }
   return result;
-}
-
-std::vector<OptimizerParamGroup> ShardedOptimizer::Impl::outer_groups() const {
-  return (options.gradients ? own : whole)->param_groups();
 }
 
 std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer& like) const {
@@ -300,17 +298,17 @@ void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor fo
 // Whole gradients are the same on all ranks.
 bool ShardedOptimizer::has_gradients_of_its_own() const { return impl_->options.gradients.has_value(); }
 
-// A Stepper puts FP32 masters in the place of 16-bit parameters, before the first step.
+// A Stepper puts FP32 masters in the place of 16-bit parameters, before the first step; others may add groups till then. Of sharded gradients the
+// outside sees pieces only, of which no others can be made.
 void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerParamGroup>& groups) {
-  if (options.gradients) {
+  const auto are_same = [](const auto& a, const auto& b) {
+    return std::equal(a.params().begin(), a.params().end(), b.params().begin(), b.params().end(),
+                      [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+  };
+  if (std::equal(groups.begin(), groups.end(), outer_groups().begin(), outer_groups().end(), are_same)) {
     return;
   }
-  const std::vector<at::Tensor> now = parameters_of(groups);
-  if (std::equal(now.begin(), now.end(), parameters.begin(), parameters.end(),
-                 [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); })) {
-    return;
-  }
-  if (own && !own->state().empty()) {
+  if (options.gradients || (own && !own->state().empty())) {
     throw ConfigError("ShardedOptimizer: param_groups() hold other parameters than before; make a new optimizer");
   }
   Impl next(groups, group, make, options);
@@ -415,6 +413,7 @@ void ShardedOptimizer::consolidate(int to) {
 }
 
 StateDict ShardedOptimizer::state_dict() const {
+  impl_->take_new_parameters(param_groups_);
   StateDict state;
   if (impl_->consolidated) {
     state.set("state", *impl_->consolidated);

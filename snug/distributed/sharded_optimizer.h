@@ -49,7 +49,8 @@ struct ShardedOptimizerOptions {
 /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 1 and 2. Parameters are cut by bytes, in the middle of a tensor too where the
 /// optimizer works element by element, and the result has the same bits as without sharding. Those that are trained when this is made are divided
 /// evenly among the ranks, and so are the frozen ones: what is unfrozen later may be unevenly so. param_groups() take new learning rates as ever.
-/// All ranks must call the same methods in the same order.
+/// add_param_group() is taken in until the first step, and not with sharded gradients; else the next call throws ConfigError. All ranks must call
+/// the same methods in the same order.
 class ShardedOptimizer final : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
   /// Makes an optimizer of the groups it is given. Called several times, so it must give the same each time.

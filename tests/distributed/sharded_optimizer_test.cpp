@@ -400,5 +400,27 @@ TEST(ShardedOptimizer, RoundsStochasticallyAsWithoutSharding) {
   });
 }
 
+TEST(ShardedOptimizer, TakesAGroupThatIsAddedBeforeTheFirstStepAndRefusesItLater) {
+  const auto a = std::vector{torch::ones({8}).requires_grad_(), torch::ones({80}).requires_grad_()};
+  const auto added = torch::optim::OptimizerParamGroup(std::vector{torch::ones({8}).requires_grad_()});
+  const auto groups_in = [](const ShardedOptimizer& optimizer) {
+    return optimizer.state_dict().get<StateDict>("param_groups").size();
+  };
+  ShardedOptimizer optimizer(a, group_of_one(), kAdamW);
+  optimizer.add_param_group(added);
+  EXPECT_EQ(groups_in(optimizer), 2);
+  testing::train(optimizer, added.params(), 1, 1);
+  EXPECT_FALSE(same_bits(added.params()[0].detach(), torch::ones({8})));
+  optimizer.add_param_group(OptimizerParamGroup(std::vector{torch::ones({4}).requires_grad_()}));
+  EXPECT_THAT(error_of<ConfigError>([&] { groups_in(optimizer); }), HasSubstr("make a new optimizer"));
+  EXPECT_THAT(error_of<ConfigError>([&] { optimizer.step(); }), HasSubstr("make a new optimizer"));
+
+  ShardedOptimizer of_gradients({torch::ones({8}).requires_grad_()}, group_of_one(), kAdamW,
+                                {.gradients = GradientSharding{}});
+  of_gradients.add_param_group(added);
+  EXPECT_THAT(error_of<ConfigError>([&] { groups_in(of_gradients); }), HasSubstr("make a new optimizer"));
+  EXPECT_THAT(error_of<ConfigError>([&] { of_gradients.step(); }), HasSubstr("make a new optimizer"));
+}
+
 }  // namespace
 }  // namespace snug
