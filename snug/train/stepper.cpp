@@ -385,7 +385,12 @@ class Stepper::Impl {
       lost_updates->add_to(result.gradient_statistics);
     }
     parameters_.scatter();
-    scaler_.update();
+    try {
+      scaler_.update();
+    } catch (const NonFinite&) {  // on all ranks, of a step that all have made
+      ranks_.written();
+      throw;
+    }
   }
 
   // Until then a step that failed leaves all as it was, and may be made again.

@@ -208,6 +208,23 @@ TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMadeUntilASna
   });
 }
 
+TEST(StepperOnRanksFails, TogetherWhereTooManyStepsAreSkippedAndNobodyIsBehind) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    testing::Training run(group, {.precision = Precision::Float16, .scaler = {.max_consecutive_skips = 1}});
+    const auto step = [&](double factor) {
+      return run.stepper->step(tiny_batch(4), [&](const Batch& micro) {
+        return Loss::sum(run.model->forward(micro[0]).to(torch::kFloat).sum() * factor, micro.size());
+      });
+    };
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(error_of<NonFinite>([&] { step(INFINITY); }), HasSubstr("skipped"));
+      EXPECT_TRUE(step(1).stepped()) << "all have skipped the last one";
+    }
+    run.ddp->check_replicas();
+  });
+}
+
 TEST(StepperOnRanksFails, TogetherWhereOneCannotReadItsParametersAndNobodyIsBehind) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
