@@ -441,7 +441,9 @@ void DataParallel::Impl::send_zeros() {
     return;
   }
   const auto tell_of_none = [&] {
-    group_->all_reduce(at::zeros({static_cast<int64_t>(parameters_.size())}, at::kInt));
+    const auto device = parameters_.front().device();  // as the Reducer has it: a device may have a backend of its own
+    group_->all_reduce(
+        at::zeros({static_cast<int64_t>(parameters_.size())}, at::TensorOptions(at::kInt).device(device)));
   };
   std::vector<c10d::GradBucket> buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/false);
   const size_t first = hook_->launched();
