@@ -43,9 +43,9 @@ Join::Join(std::shared_ptr<ProcessGroup> group, std::vector<at::Tensor> paramete
 }
 
 int64_t Join::next(int64_t items) {
-  // A count below zero must not vanish in a sum, so it is made to stand out.
-  constexpr int64_t kWrong = int64_t{1} << 62;
-  const at::Tensor total = at::full({}, items < 0 ? -kWrong : items, at::kLong);
+  // A count below zero must not vanish in a sum, so it is made to stand out; on all ranks together it still has room.
+  const int64_t wrong = (int64_t{1} << 62) / group_->size();
+  const at::Tensor total = at::full({}, items < 0 ? -wrong : items, at::kLong);
   group_->all_reduce(total);
   if (total.item<int64_t>() < 0) {
     throw ConfigError("Join.next: a rank gave less than 0 items; give 0 where there are none");

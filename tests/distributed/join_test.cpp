@@ -92,10 +92,11 @@ TEST(Join, AddsNothingWhateverTheParametersAre) {
 }
 
 TEST(Join, RefusesWhatIsNoCount) {
-  on_ranks(2, [] {
+  on_ranks(3, [] {
     const auto group = init_process_group(quick());
     Join join(group, {torch::zeros({1}).requires_grad_()});
-    EXPECT_EQ(join.next(2 + group->rank()), 5);
+    EXPECT_EQ(join.next(2 + group->rank()), 9);
+    EXPECT_THAT(error_of<ConfigError>([&] { join.next(-1); }), HasSubstr("less than 0")) << "on all";
     EXPECT_THAT(error_of<ConfigError>([&] { join.next(group->rank() == 0 ? -1 : 100); }), HasSubstr("less than 0"));
     EXPECT_THAT(error_of<ConfigError>([&] { Join(group, {torch::zeros({1})}); }), HasSubstr("no parameter"));
   });
