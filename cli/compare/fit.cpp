@@ -47,7 +47,10 @@ constexpr std::array kRungs{
     Rung{.name = "+ micro-batches of 1", .splits = true},
     Rung{.name = "+ checkpointed blocks", .splits = true, .checkpoints = true},
     Rung{.name = "+ 8-bit AdamW", .splits = true, .checkpoints = true, .eight_bits = true},
-    Rung{.name = "updates in backward, not micro-batches", .checkpoints = true, .eight_bits = true, .updates_in_backward = true},
+    Rung{.name = "updates in backward, not micro-batches",
+         .checkpoints = true,
+         .eight_bits = true,
+         .updates_in_backward = true},
 };
 
 class Training {
