@@ -9,12 +9,15 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/util/ScopeExit.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
+#include "snug/core/detail/file_memory.h"
 #include "snug/core/error.h"
 #include "snug/distributed/detail/gradient_shards.h"
 #include "snug/distributed/detail/process_group_impl.h"
@@ -391,24 +394,23 @@ at::Tensor ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) 
   return norm;
 }
 
-void ShardedOptimizer::consolidate(int to) {
+void ShardedOptimizer::consolidate(int to, const std::filesystem::path& scratch) {
   const ProcessGroup& here = *impl_->group;
   if (to < 0 || to >= here.size()) {
     throw ConfigError(fmt::format("ShardedOptimizer.consolidate: there is no rank {} of {}", to, here.size()));
   }
-  const at::Tensor mine = detail::to_bytes(impl_->own_state());
-  const at::Tensor sizes = impl_->group->all_gather(at::full({}, mine.numel(), at::kLong));
-  std::vector<StateDict> shares;
-  for (int rank = 0; rank < here.size(); ++rank) {
-    const at::Tensor bytes =
-        rank == here.rank() ? mine : at::empty({sizes[rank].item<int64_t>()}, at::TensorOptions().dtype(at::kByte));
-    impl_->group->broadcast({bytes}, rank);
-    if (here.rank() == to) {
-      shares.push_back(detail::from_bytes(bytes));
+  const auto make = [&](at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
+    if (scratch.empty()) {
+      return at::empty_strided(sizes, strides, at::TensorOptions(at::kCPU).dtype(dtype));
     }
-  }
+    const auto bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
+    return detail::tensor_in(detail::FileMemory::in(scratch, bytes), 0, sizes, strides, dtype);
+  };
+  impl_->consolidated.reset();
+  StateDict whole =
+      detail::gather_shares(*impl_->group, to, impl_->own_state(), impl_->pieces, impl_->parameters, make);
   if (here.rank() == to) {
-    impl_->consolidated = detail::join_shares(shares, impl_->pieces, impl_->parameters);
+    impl_->consolidated = std::move(whole);
   }
 }
 

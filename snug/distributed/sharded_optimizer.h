@@ -11,6 +11,7 @@
 //   optimizer.step();
 //   optimizer.consolidate();                              // before a snapshot, on every rank; rank 0 has the whole state then
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -74,8 +75,9 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   /// snug::clip_grad_norm_ of all gradients, wherever they are: every rank gets the norm of the whole.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
-  /// Gathers the state on rank `to`, share by share. Until the next step, or release(), state_dict() gives it there.
-  void consolidate(int to = 0);
+  /// Gathers the state on rank `to`, piece by piece, in CPU memory, or where `scratch` is a folder, in files there that have no name and are no
+  /// tensor memory. Until the next step, or release(), state_dict() gives it there.
+  void consolidate(int to = 0, const std::filesystem::path& scratch = {});
   /// Frees what consolidate() has gathered.
   void release();
   /// The whole state, as the optimizer without sharding has it. Throws ConfigError on a rank that does not have it: see consolidate(). A

@@ -114,7 +114,7 @@ void verify(const FileSystem& files, const fs::path& folder, int64_t step,
 
 StateDict read_part(const fs::path& path) {
   const detail::SafetensorsReader reader(path);
-  return detail::unflatten(reader.header().metadata.at(kStructure), reader.tensors(), path.string());
+  return detail::unflatten(reader.header().metadata.at(kStructure), reader.tensors_in_place(), path.string());
 }
 
 }  // namespace

@@ -46,8 +46,8 @@ class SnapshotStore {
 
   /// Gives the newest snapshot's state to `parts` and returns its step; nullopt, and nothing is
   /// loaded, if there is none. Parts that the snapshot holds and `parts` does not are left alone.
-  /// All files are verified before the first part is given anything; they are loaded one at a
-  /// time, so that at most one part's tensors are in memory twice.
+  /// All files are verified before the first part is given anything. The tensors that a part is
+  /// given lie in the file, not in tensor memory: clone what is to stay.
   /// Throws CorruptFile, naming the folder and the cure, if the snapshot is damaged; ConfigError
   /// if it lacks one of `parts`; and what the parts throw when their state does not fit.
   std::optional<int64_t> load_latest(const std::map<std::string, Stateful>& parts) const;

@@ -152,6 +152,15 @@ class Sharded(RanksTest):
             self.train_on(ranks, [SNUG, "train", "--resume", "--out", self.folder / "run"])
             self.goes_as("one", "run")
 
+    def test_saves_and_resumes_within_the_limit_in_which_it_trains(self):
+        command = self.train_command("run", "--shard-optimizer", "--batch", "2", "--memory", "19MiB")
+        self.train_on(2, command)
+        for step in (6, 8):
+            shutil.rmtree(self.folder / "run" / "snapshots" / f"step-{step:08}")
+        last = self.steps("run")[-1]
+        self.train_on(2, [SNUG, "train", "--resume", "--out", self.folder / "run"])
+        self.assertEqual(self.steps("run")[-1]["validation_loss"], last["validation_loss"])
+
     def test_alone_is_refused(self):
         self.refuses(2, *self.train_command("run", "--shard-optimizer")[1:], says=["shard_optimizer"])
 

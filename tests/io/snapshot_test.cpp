@@ -13,6 +13,7 @@
 
 #include "snug/core/error.h"
 #include "snug/io/safetensors.h"
+#include "snug/memory/limit.h"
 #include "tests/io/two_parts.h"
 #include "tests/support/temporary_folder.h"
 
@@ -50,6 +51,42 @@ TEST(SnapshotStore, LoadsTheNewestSnapshot) {
   EXPECT_EQ(store.latest(), 120);
   EXPECT_EQ(store.path_of(120), folder / "a/b/step-00000120");
   EXPECT_EQ(load(folder / "a/b"), 120);
+}
+
+TEST(SnapshotStore, LoadsIntoTensorsThatAreThereWithoutTensorMemory) {
+  TemporaryFolder folder;
+  const at::Tensor saved = at::arange(100'000, at::kFloat);
+  const at::Tensor own = at::zeros({100'000}, at::kFloat);
+  StateDict state;
+  state.set("flag", at::ones({3}, at::kBool));
+  state.set("tensor", saved);
+  SnapshotStore store(folder.path());
+  store.save(1, {{"part", holding(state)}});
+  const int64_t before = live_bytes(at::kCPU).count();
+  int64_t most = 0;
+  store.load_latest({{"part",
+                      {[] { return StateDict(); },
+                       [&](const StateDict& loaded) {
+                         most = live_bytes(at::kCPU).count();
+                         own.copy_(loaded.get<at::Tensor>("tensor"));
+                         EXPECT_TRUE(loaded.get<at::Tensor>("flag").all().item<bool>());
+                       }}}});
+  EXPECT_EQ(most, before);
+  EXPECT_TRUE(at::equal(own, saved));
+}
+
+TEST(SnapshotStore, GivesTensorsThatOutliveTheirSnapshot) {
+  TemporaryFolder folder;
+  SnapshotStore store(folder.path());
+  StateDict state;
+  state.set("tensor", at::full({1000}, 7, at::kDouble));
+  store.save(1, {{"part", holding(state)}});
+  store.load_latest({{"part", holding(state)}});
+  fs::remove_all(store.path_of(1));
+  const auto& tensor = state.get<at::Tensor>("tensor");
+  EXPECT_TRUE(at::equal(tensor, at::full({1000}, 7, at::kDouble)));
+  tensor.add_(1);
+  EXPECT_EQ(tensor[999].item<double>(), 8);
 }
 
 TEST(SnapshotStore, LaysItsFilesOutAsDocumented) {

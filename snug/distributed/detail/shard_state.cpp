@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <sstream>
+#include <string>
+#include <utility>
+#include <variant>
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/accumulate.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -19,23 +24,89 @@ bool is_whole(const ShardPiece& piece, const at::Tensor& parameter) {
   return piece.begin == 0 && piece.end == parameter.numel();
 }
 
-at::Tensor in_shape_of(const at::Tensor& parameter, const std::vector<at::Tensor>& parts) {
-  at::Tensor whole = at::empty_strided(parameter.sizes(), parameter.strides(), parts.front().options());
-  memory_of(whole, 0, whole.numel()).copy_(at::cat(parts));
-  return whole;
+at::Tensor to_bytes(const StateDict& state) {
+  torch::serialize::OutputArchive archive;
+  write_state(archive, state);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  const std::string text = stream.str();
+  at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
+  return bytes;
 }
 
-// Of a tensor that was cut, the parts; counts of steps are the same in each.
-StateDict join(const std::vector<const StateDict*>& parts, const at::Tensor& parameter) {
-  StateDict result;
-  for (const StateEntry& entry : parts.front()->entries()) {
-    std::vector<at::Tensor> tensors;
-    for (const StateDict* part : parts) {
-      tensors.push_back(part->get<at::Tensor>(entry.name));
-    }
-    result.set(entry.name, tensors.front().dim() == 0 ? tensors.front() : in_shape_of(parameter, tensors));
+StateDict from_bytes(const at::Tensor& bytes) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()), bytes.nbytes());
+  return read_state(archive);
+}
+
+// A tensor without its bytes, as numbers: dtype, sizes, strides.
+at::Tensor form_of(const at::Tensor& tensor) {
+  std::vector<int64_t> numbers = {static_cast<int64_t>(tensor.scalar_type())};
+  numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
+  numbers.insert(numbers.end(), tensor.strides().begin(), tensor.strides().end());
+  return at::tensor(numbers, at::kLong);
+}
+
+struct Form {
+  at::ScalarType dtype;
+  at::IntArrayRef sizes, strides;  // of the numbers
+  int64_t elements;
+
+  explicit Form(const at::Tensor& numbers) {
+    const at::IntArrayRef all(numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel()));
+    const size_t dims = (all.size() - 1) / 2;
+    dtype = static_cast<at::ScalarType>(all[0]);
+    sizes = all.slice(1, dims);
+    strides = all.slice(1 + dims);
+    elements = c10::multiply_integers(sizes);
   }
-  return result;
+};
+
+StateDict forms_of(const StateDict& share) {
+  StateDict forms;
+  for (const StateEntry& piece : share.entries()) {
+    StateDict of_piece;
+    for (const StateEntry& entry : std::get<StateDict>(piece.value).entries()) {
+      of_piece.set(entry.name, form_of(std::get<at::Tensor>(entry.value)));
+    }
+    forms.set(piece.name, std::move(of_piece));
+  }
+  return forms;
+}
+
+// Of every rank.
+std::vector<StateDict> exchange(ProcessGroup& group, const StateDict& mine) {
+  const at::Tensor here = to_bytes(mine);
+  const at::Tensor sizes = group.all_gather(at::full({}, here.numel(), at::kLong));
+  std::vector<StateDict> all;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const at::Tensor bytes = rank == group.rank() ? here : at::empty({sizes[rank].item<int64_t>()}, at::kByte);
+    group.broadcast({bytes}, rank);
+    all.push_back(from_bytes(bytes));
+  }
+  return all;
+}
+
+at::Tensor bytes_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  return memory_of(tensor, begin, end).view(at::kByte);
+}
+
+// `source` is defined on rank `from`, `target` on rank `to`.
+void send(ProcessGroup& group, int from, int to, const at::Tensor& source, const at::Tensor& target, int64_t bytes) {
+  constexpr int64_t kAtOnce = int64_t{1} << 20;
+  for (int64_t begin = 0; begin < bytes; begin += kAtOnce) {
+    const int64_t size = std::min(kAtOnce, bytes - begin);
+    const at::Tensor slice =
+        source.defined() ? source.narrow(0, begin, size).to(at::kCPU) : at::empty({size}, at::kByte);
+    if (from != to) {
+      group.broadcast({slice}, from);
+    }
+    if (target.defined()) {
+      target.narrow(0, begin, size).copy_(slice);
+    }
+  }
 }
 
 StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor& parameter) {
@@ -71,39 +142,39 @@ at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) 
   return at::empty_strided(parameter.sizes(), parameter.strides(), tensor.options()).copy_(tensor);
 }
 
-at::Tensor to_bytes(const StateDict& state) {
-  torch::serialize::OutputArchive archive;
-  write_state(archive, state);
-  std::ostringstream stream;
-  archive.save_to(stream);
-  const std::string text = stream.str();
-  at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
-  return bytes;
-}
-
-StateDict from_bytes(const at::Tensor& bytes) {
-  torch::serialize::InputArchive archive;
-  archive.load_from(reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()), bytes.nbytes());
-  return read_state(archive);
-}
-
-StateDict join_shares(const std::vector<StateDict>& shares, const std::vector<ShardPiece>& pieces,
-                      const std::vector<at::Tensor>& parameters) {
-  std::vector<size_t> next(shares.size());  // of each rank, the number of its next piece
-  std::vector<std::vector<const StateDict*>> parts(parameters.size());
+StateDict gather_shares(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
+                        const std::vector<at::Tensor>& parameters, const NewTensor& make) {
+  const std::vector<StateDict> forms = exchange(group, forms_of(mine));
+  std::vector<size_t> next(forms.size());  // of each rank, the number of its next piece
+  StateDict whole;
   for (const ShardPiece& piece : pieces) {
     const auto rank = static_cast<size_t>(piece.rank);
-    if (const std::string place = std::to_string(next[rank]++); shares[rank].contains(place)) {
-      parts[piece.parameter].push_back(&shares[rank].get<StateDict>(place));
+    const std::string place = std::to_string(next[rank]++);
+    if (!forms[rank].contains(place)) {
+      continue;
     }
-  }
-  StateDict whole;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    if (parts[i].size() == 1) {
-      whole.set(std::to_string(i), *parts[i].front());
-    } else if (!parts[i].empty()) {
-      whole.set(std::to_string(i), join(parts[i], parameters[i]));
+    const at::Tensor& parameter = parameters[piece.parameter];
+    const std::string number = std::to_string(piece.parameter);
+    StateDict joined = whole.contains(number) ? whole.get<StateDict>(number) : StateDict();
+    for (const StateEntry& entry : forms[rank].get<StateDict>(place).entries()) {
+      const Form form(std::get<at::Tensor>(entry.value));
+      const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);  // counts of steps are the same in each
+      at::Tensor source, target;
+      if (group.rank() == to) {
+        if (!joined.contains(entry.name)) {
+          joined.set(entry.name, is_part ? make(parameter.sizes(), parameter.strides(), form.dtype)
+                                         : make(form.sizes, form.strides, form.dtype));
+        }
+        const auto& tensor = joined.get<at::Tensor>(entry.name);
+        target = is_part ? bytes_of(tensor, piece.begin, piece.end) : bytes_of(tensor, 0, form.elements);
+      }
+      if (group.rank() == piece.rank) {
+        source = bytes_of(mine.get<StateDict>(place).get<at::Tensor>(entry.name), 0, form.elements);
+      }
+      send(group, piece.rank, to, source, target, form.elements * static_cast<int64_t>(c10::elementSize(form.dtype)));
+    }
+    if (group.rank() == to) {
+      whole.set(number, std::move(joined));
     }
   }
   return whole;

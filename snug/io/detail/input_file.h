@@ -19,6 +19,7 @@ class InputFile final {
   /// In bytes, when the file was opened.
   int64_t size() const { return size_; }
   const std::string& name() const { return name_; }
+  int descriptor() const { return descriptor_; }
 
   /// Fills `target` with the bytes from `offset` on. Throws Error if they cannot be read,
   /// CorruptFile if the file ends before.

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <c10/util/strides.h>
 #include <fmt/format.h>
 
+#include "snug/core/detail/file_memory.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
@@ -74,14 +76,15 @@ std::string_view bytes_of(const at::Tensor& tensor) {
 }
 
 // Any other byte than 0 and 1 in a bool is undefined behaviour to all who read it.
-void check_booleans(const at::Tensor& tensor, const std::string& name, const std::string& file) {
-  const std::string_view bytes = bytes_of(tensor);
+at::Tensor checked(at::Tensor tensor, const std::string& name, const std::string& file) {
+  const std::string_view bytes = tensor.scalar_type() == at::kBool ? bytes_of(tensor) : std::string_view();
   if (std::any_of(bytes.begin(), bytes.end(), [](char byte) { return (byte & ~1) != 0; })) {
     throw CorruptFile(
         fmt::format("load_safetensors: {}: the data of tensor '{}' has bytes that are neither 0 nor 1, but its "
                     "dtype is BOOL; is the file damaged?",
                     file, name));
   }
+  return tensor;
 }
 
 std::string read_prefix(const InputFile& file) {
@@ -127,16 +130,30 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(
   header_ = parse_safetensors_header(json, file_.size() - data_begin_, file_.name());
 }
 
+at::Tensor SafetensorsReader::read(const SafetensorsEntry& entry) const {
+  at::Tensor tensor = at::empty(entry.shape, at::TensorOptions(at::kCPU).dtype(scalar_type(entry.dtype)));
+  file_.read_at(data_begin_ + entry.begin, {static_cast<char*>(tensor.mutable_data_ptr()), tensor.nbytes()});
+  return tensor;
+}
+
 std::map<std::string, at::Tensor> SafetensorsReader::tensors() const {
   std::map<std::string, at::Tensor> result;
   for (const SafetensorsEntry& entry : header_.tensors) {
+    result.emplace(entry.name, checked(read(entry), entry.name, file_.name()));
+  }
+  return result;
+}
+
+std::map<std::string, at::Tensor> SafetensorsReader::tensors_in_place() const {
+  const auto memory = FileMemory::of(file_.descriptor(), file_.size(), file_.name());
+  std::map<std::string, at::Tensor> result;
+  for (const SafetensorsEntry& entry : header_.tensors) {
     const at::ScalarType dtype = scalar_type(entry.dtype);
-    at::Tensor tensor = at::empty(entry.shape, at::TensorOptions(at::kCPU).dtype(dtype));
-    file_.read_at(data_begin_ + entry.begin, {static_cast<char*>(tensor.mutable_data_ptr()), tensor.nbytes()});
-    if (dtype == at::kBool) {
-      check_booleans(tensor, entry.name, file_.name());
-    }
-    result.emplace(entry.name, std::move(tensor));
+    const int64_t begin = data_begin_ + entry.begin;
+    const bool is_aligned = begin % static_cast<int64_t>(c10::elementSize(dtype)) == 0;  // as our own writer sees to
+    const at::Tensor tensor =
+        is_aligned ? tensor_in(memory, begin, entry.shape, c10::contiguous_strides(entry.shape), dtype) : read(entry);
+    result.emplace(entry.name, checked(tensor, entry.name, file_.name()));
   }
   return result;
 }

@@ -43,8 +43,12 @@ class SafetensorsReader {
 
   /// All tensors, each in new CPU memory.
   std::map<std::string, at::Tensor> tensors() const;
+  /// All tensors, in the file itself: see FileMemory.
+  std::map<std::string, at::Tensor> tensors_in_place() const;
 
  private:
+  at::Tensor read(const SafetensorsEntry& entry) const;
+
   InputFile file_;
   int64_t data_begin_ = 0;
   SafetensorsHeader header_;

@@ -30,7 +30,8 @@ std::vector<OptimizerParamGroup> parameter_groups(const Gpt& model, const TrainC
 
 }  // namespace
 
-RunOptimizer::RunOptimizer(const Gpt& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group) {
+RunOptimizer::RunOptimizer(const Gpt& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group)
+    : scratch_(config.out) {
   const auto make = [masters = config.weights == Weights::Low](const std::vector<OptimizerParamGroup>& groups) {
     return std::make_unique<AdamW>(groups, AdamWOptions{.master_weights = masters});
   };
@@ -45,11 +46,11 @@ RunOptimizer::RunOptimizer(const Gpt& model, const TrainConfig& config, const st
 void RunOptimizer::while_whole(const std::function<void()>& save) {
   auto* sharded = dynamic_cast<ShardedOptimizer*>(optimizer_.get());
   if (sharded != nullptr) {
-    sharded->consolidate();
+    sharded->consolidate(0, scratch_);
   }
   save();
   if (sharded != nullptr) {
-    sharded->release();  // it would be there at the next step's peak
+    sharded->release();
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // RunOptimizer: the optimizer of a training run: AdamW, on several ranks in shares where the run asks for that.
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 
@@ -20,10 +21,11 @@ class RunOptimizer {
   torch::optim::Optimizer& operator*() const { return *optimizer_; }
   torch::optim::Optimizer* operator->() const { return optimizer_.get(); }
 
-  /// On every rank: calls `save`, while rank 0 has the whole state.
+  /// On every rank: calls `save`, while rank 0 has the whole state: in files of the run folder, lest a limit that steps keep is broken by it.
   void while_whole(const std::function<void()>& save);
 
  private:
+  std::filesystem::path scratch_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
