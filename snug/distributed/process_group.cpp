@@ -1,5 +1,6 @@
 #include "snug/distributed/process_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -205,6 +206,8 @@ std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> 
 }
 
 std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
+  // Clocks count nanoseconds in 64 bits, which are full after 292 years.
+  options.timeout = std::min<std::chrono::milliseconds>(options.timeout, std::chrono::hours(100 * 365 * 24));
   const Environment environment = options.environment ? std::move(*options.environment) : process_environment();
   const detail::Meeting meeting = find_meeting(options, environment);
   const LaunchPlace& place = meeting.place;
@@ -215,11 +218,10 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   auto impl = std::make_unique<ProcessGroup::Impl>();
   impl->local_rank = place.local_rank;
   try {
-    impl->store = detail::open_store(meeting);
+    detail::Attempt attempt(meeting);
+    impl->store = detail::open_store(meeting, attempt);
     detail::call_the_roll(meeting, *impl->store);
-    const bool is_local =
-        place.size == 1 ||
-        (meeting.file.empty() && (place.host == "127.0.0.1" || place.host == "localhost" || place.host == "::1"));
+    const bool is_local = place.size == 1 || (meeting.file.empty() && detail::is_loopback(place.host));
     impl->backend =
         detail::make_gloo_backend(impl->store, place.rank, place.size, options.timeout, options.interface, is_local);
     impl->group = c10::make_intrusive<c10d::ProcessGroup>(impl->store, place.rank, place.size);
@@ -233,6 +235,7 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
       impl->heartbeat =
           std::make_unique<detail::Heartbeat>(impl->store, place.rank, place.size, meeting.serves_store());
     }
+    attempt.succeed();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

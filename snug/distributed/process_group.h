@@ -27,7 +27,7 @@ struct ProcessGroupOptions {
   /// Both together, or neither: what the launcher says.
   std::optional<int> rank = {};
   std::optional<int> size = {};
-  /// How long to wait for the other ranks, at the start and in every operation.
+  /// How long to wait for the other ranks, at the start and in every operation. A century, or more, is for ever.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// The network interface for the ranks' traffic, "eth0". Empty: the variable GLOO_SOCKET_IFNAME; without it loopback where the store's
   /// host is that, else the interface to which this machine's name leads.

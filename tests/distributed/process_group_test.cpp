@@ -1,5 +1,7 @@
 #include "snug/distributed/process_group.h"
 
+#include <sstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -156,6 +158,90 @@ TEST(ProcessGroup, MeetsAgainThoughTheLastAttemptsStoreIsStillThere) {
     group->all_reduce(x);
     EXPECT_EQ(x.item<float>(), 2);
   });
+}
+
+// Rank 0 comes too early, is told so, and comes again; rank 1, which has not failed before, meets it.
+void meet_in_a_second_attempt(const std::string& store) {
+  const std::filesystem::path failed = std::getenv("FAILED");
+  auto options = quick();
+  options.store = store;
+  if (this_rank() == 0) {
+    auto early = options;
+    early.timeout = kSoon;
+    EXPECT_THAT(error_of<DistributedError>([&] { init_process_group(early); }), HasSubstr("1 of 2 ranks did not come"));
+    std::ofstream(failed) << "yes";
+  }
+  while (!std::filesystem::exists(failed)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  std::shared_ptr<ProcessGroup> group;
+  for (int i = 0; i < 2 && !group; ++i) {  // in a store that is there still, the first attempt's fault is too
+    try {
+      group = init_process_group(options);
+    } catch (const DistributedError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("1 of 2 ranks did not come"));
+    }
+  }
+  ASSERT_NE(group, nullptr);
+  const auto x = torch::ones({1});
+  group->all_reduce(x);
+  EXPECT_EQ(x.item<float>(), 2);
+  EXPECT_EQ(init_process_group(options)->size(), 2) << "and the next group is the next for both";
+}
+
+TEST(ProcessGroup, MeetsARankThatHasTriedBefore) {
+  const testing::TemporaryFolder folder;
+  on_ranks(2, std::vector<Environment>(2, {{"FAILED", folder / "failed"}}), is_rank() ? 0 : free_port(),
+           [] { meet_in_a_second_attempt(""); });
+}
+
+TEST(ProcessGroup, MeetsInAFileARankThatHasTriedThereBefore) {
+  const testing::TemporaryFolder folder;
+  on_ranks(2, std::vector<Environment>(2, {{"FAILED", folder / "failed"}, {"STORE", folder / "store"}}), 1,
+           [] { meet_in_a_second_attempt(std::string("file://") + std::getenv("STORE")); });
+}
+
+TEST(ProcessGroup, WaitsForEverWhereTheTimeoutIsLongerThanClocksCount) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick(std::chrono::milliseconds::max()));
+    const auto x = torch::ones({1});
+    group->all_reduce(x);
+    EXPECT_EQ(x.item<float>(), 2);
+  });
+}
+
+// The local addresses at which somebody listens on the port, as the kernel writes them.
+std::vector<std::string> listeners_at(int port) {
+  std::vector<std::string> found;
+  const std::string suffix = fmt::format(":{:04X}", port);
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream lines(table);
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string number, local, remote, state;
+      words >> number >> local >> remote >> state;
+      if (state == "0A" && local.ends_with(suffix)) {
+        found.push_back(local.substr(0, local.size() - suffix.size()));
+      }
+    }
+  }
+  return found;
+}
+
+TEST(ProcessGroup, OfOneMachineCanBeReachedByNoOther) {
+  if (!std::filesystem::exists("/proc/net/tcp")) {
+    GTEST_SKIP() << "needs /proc/net";
+  }
+  for (const char* host : {"127.0.0.1", "localhost"}) {
+    const int port = free_port();
+    const auto make = [&] {
+      return init_process_group({.store = fmt::format("tcp://{}:{}", host, port), .rank = 0, .size = 1});
+    };
+    const auto group = make();
+    EXPECT_THAT(listeners_at(port), ::testing::ElementsAre("0100007F")) << host;
+    const auto another = make();
+    EXPECT_THAT(listeners_at(port), ::testing::ElementsAre("0100007F")) << host;
+  }
 }
 
 TEST(ProcessGroup, NamesTheRanksThatDoNotCome) {

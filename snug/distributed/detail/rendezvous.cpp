@@ -1,19 +1,26 @@
 #include "snug/distributed/detail/rendezvous.h"
 
+#include <functional>
 #include <future>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <numeric>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unistd.h>
 
 #include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
@@ -25,9 +32,33 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::milliseconds(10);
 constexpr auto kGrace = std::chrono::seconds(2);
+constexpr const char* kError = "snug/error";
 
 c10::intrusive_ptr<c10d::Store> prefixed(const std::string& prefix, const c10::intrusive_ptr<c10d::Store>& store) {
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+}
+
+// c10d listens on all interfaces, and whoever reaches the store may write to it. Where only this machine's ranks are to come, it is given a socket
+// that nobody else reaches. None if the port is taken: by a store of this process, which it serves already, or else c10d says so.
+std::optional<int> listen_on_loopback(const LaunchPlace& place) {
+  sockaddr_in6 six = {};
+  six.sin6_family = AF_INET6;
+  six.sin6_port = htons(place.port);
+  six.sin6_addr = in6addr_loopback;
+  sockaddr_in four = {};
+  four.sin_family = AF_INET;
+  four.sin_port = htons(place.port);
+  four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const bool is_six = place.host == "::1";
+  const int socket = ::socket(is_six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int yes = 1;  // ports of connections that were closed a moment ago are free
+  if (socket < 0 || ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
+      ::bind(socket, is_six ? reinterpret_cast<sockaddr*>(&six) : reinterpret_cast<sockaddr*>(&four),
+             is_six ? sizeof(six) : sizeof(four)) != 0) {
+    ::close(socket);
+    return std::nullopt;
+  }
+  return socket;
 }
 
 // A client waits without end for an answer if it is another program that listens there. So it connects in a thread, which is left behind
@@ -59,6 +90,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
   try {
     c10::intrusive_ptr<c10d::Store> store;
     if (options.isServer) {
+      options.masterListenFd = is_loopback(place.host) ? listen_on_loopback(place) : std::nullopt;
       store = c10::make_intrusive<c10d::TCPStore>(place.host, options);
     } else {
       store = connect_in_time(place.host, options);
@@ -112,15 +144,20 @@ std::string wait_for_all(const Meeting& meeting, c10d::Store& store) {
   const auto deadline = Clock::now() + meeting.timeout;
   std::vector<int> missing(static_cast<size_t>(meeting.place.size));
   std::iota(missing.begin(), missing.end(), 0);
+  std::vector<std::string> all;
+  for (const int rank : missing) {
+    all.push_back(rank_key(rank));
+  }
   while (true) {
-    std::erase_if(missing, [&](int rank) { return store.check({rank_key(rank)}); });
-    if (store.check({"snug/error"})) {
-      return store.get_to_str("snug/error");
+    const bool are_there = store.check(all);
+    if (store.check({kError})) {
+      return store.get_to_str(kError);
     }
-    if (missing.empty()) {
+    if (are_there) {
       return {};
     }
     if (Clock::now() > deadline) {
+      std::erase_if(missing, [&](int rank) { return store.check({rank_key(rank)}); });
       return fmt::format(
           "init_process_group: {} of {} ranks did not come to {} within {} s: {}; were they started, and do they live?",
           missing.size(), meeting.place.size, meeting.where(), std::chrono::duration<double>(meeting.timeout).count(),
@@ -143,13 +180,30 @@ c10::intrusive_ptr<c10d::Store> open_this_store(const Meeting& meeting) {
   return store;
 }
 
-// A program may form one group after another in the same store: each is apart from those before. In how many others a rank has been is
-// its own affair.
-std::string next_group(const Meeting& meeting) {
+// Of this process, at one place.
+struct Attempts {
+  int formed = 0;
+  int failed = 0;  // since
+};
+
+// What they were before `change`.
+Attempts with_attempts(const std::string& where, const std::function<void(Attempts&)>& change) {
   static std::mutex mutex;
-  static std::map<std::string, int> groups;
+  static std::map<std::string, Attempts> all;
   const std::lock_guard lock(mutex);
-  return fmt::format("group {}", groups[meeting.where()]++);
+  const Attempts before = all[where];
+  change(all[where]);
+  return before;
+}
+
+// In a store that outlives an attempt, what failed there is left behind. Who comes later is told why, and tries again in the next.
+c10::intrusive_ptr<c10d::Store> of_attempt(const Attempt& attempt, const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto in_try = [&](int number) { return prefixed(fmt::format("group {}/{}", attempt.formed(), number), store); };
+  int number = 0;
+  while (number < attempt.failed() && in_try(number)->check({kError})) {
+    ++number;
+  }
+  return in_try(number);
 }
 
 // A rank that was started again may come to the store in which its predecessor was, as long as rank 0 has not noticed that it lost one. Waits
@@ -183,12 +237,26 @@ std::string Meeting::where() const {
   return place.host.empty() ? "memory" : fmt::format("tcp://{}:{}", place.host, place.port);
 }
 
-c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting) {
-  const std::string group = next_group(meeting);
+bool is_loopback(const std::string& host) { return host == "127.0.0.1" || host == "localhost" || host == "::1"; }
+
+Attempt::Attempt(const Meeting& meeting) : where_(meeting.where()) {
+  const Attempts before = with_attempts(where_, [](Attempts& here) { ++here.formed; });
+  formed_ = before.formed;
+  failed_ = before.failed;
+}
+
+Attempt::~Attempt() {
+  with_attempts(where_, [this](Attempts& here) {
+    here.formed -= is_formed_ ? 0 : 1;
+    here.failed = is_formed_ ? 0 : failed_ + 1;
+  });
+}
+
+c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Attempt& attempt) {
   const auto deadline = Clock::now() + meeting.timeout;
   c10::intrusive_ptr<c10d::Store> store;
   do {
-    store = prefixed(group, open_this_store(meeting));
+    store = of_attempt(attempt, open_this_store(meeting));
   } while (was_left_over(meeting, *store, deadline));
   return store;
 }
@@ -201,7 +269,7 @@ void call_the_roll(const Meeting& meeting, c10d::Store& store) {
       fault = wait_for_all(meeting, store);
     }
     if (!fault.empty()) {
-      store.set("snug/error", fault);
+      store.set(kError, fault);
       part(meeting, store);
     }
   } catch (const std::exception& error) {

@@ -22,8 +22,33 @@ struct Meeting {
   bool serves_store() const;
 };
 
+/// Whether the host is this machine under a name that no other can reach.
+bool is_loopback(const std::string& host);
+
+/// An attempt to form a group. A program may form one after another at the same place, each apart from those before; attempts that came to
+/// nothing are not counted among them, for the others may have made fewer, or more.
+class [[nodiscard]] Attempt final {
+ public:
+  explicit Attempt(const Meeting& meeting);
+  ~Attempt();
+  Attempt(const Attempt&) = delete;
+  Attempt& operator=(const Attempt&) = delete;
+
+  /// Groups that this process has formed there before, and attempts since that have failed.
+  int formed() const { return formed_; }
+  int failed() const { return failed_; }
+  /// The group is formed.
+  void succeed() { is_formed_ = true; }
+
+ private:
+  std::string where_;
+  int formed_ = 0;
+  int failed_ = 0;
+  bool is_formed_ = false;
+};
+
 /// Throws DistributedError.
-c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting);
+c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Attempt& attempt);
 
 /// Returns when all ranks are there. Throws DistributedError, on every rank that is there, if one is twice, if their numbers differ or if
 /// some do not come in time.
