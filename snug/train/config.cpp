@@ -1,9 +1,13 @@
 #include "snug/train/config.h"
 
 #include <algorithm>
+#include <charconv>
 #include <initializer_list>
+#include <string_view>
+#include <system_error>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "snug/core/error.h"
 
@@ -48,13 +52,57 @@ double TrainConfig::peak_lr() const { return scale_learning_rate(lr, batch, kBas
 
 namespace {
 
-// data is one setting, its paths joined by line breaks, which no sane path holds.
+// data is one setting, its paths joined by line breaks, and a log is UTF-8, but a path may be any bytes. One that cannot stand there as it is is
+// written with % and two digits for all but plain ones.
 constexpr char kPathSeparator = '\n';
+constexpr std::string_view kEncoded = "percent-encoded:";
+
+bool is_utf8(const std::string& text) {
+  try {
+    (void)nlohmann::json(text).dump();
+    return true;
+  } catch (const nlohmann::json::exception&) {
+    return false;
+  }
+}
+
+std::string encoded(const std::string& path) {
+  if (is_utf8(path) && path.find(kPathSeparator) == std::string::npos && !path.starts_with(kEncoded)) {
+    return path;
+  }
+  std::string text(kEncoded);
+  for (const char letter : path) {
+    const bool is_plain = letter > ' ' && letter < 127 && letter != '%';
+    text += is_plain ? std::string(1, letter) : fmt::format("%{:02x}", static_cast<unsigned char>(letter));
+  }
+  return text;
+}
+
+std::string decoded(const std::string& text) {
+  if (!text.starts_with(kEncoded)) {
+    return text;
+  }
+  std::string path;
+  for (size_t i = kEncoded.size(); i < text.size(); ++i) {
+    unsigned char byte = static_cast<unsigned char>(text[i]);
+    if (text[i] == '%') {
+      const char* const digits = text.data() + i + 1;
+      const char* const end = text.data() + std::min(i + 3, text.size());
+      if (const auto read = std::from_chars(digits, end, byte, 16); read.ec != std::errc() || read.ptr != digits + 2) {
+        throw CorruptFile(
+            fmt::format("TrainConfig: the setting 'data' in the run log has '{}', which is no path", text));
+      }
+      i += 2;
+    }
+    path += static_cast<char>(byte);
+  }
+  return path;
+}
 
 std::string join(const std::vector<std::filesystem::path>& paths) {
   std::string joined;
   for (const auto& path : paths) {
-    joined += (joined.empty() ? "" : std::string(1, kPathSeparator)) + path.string();
+    joined += (joined.empty() ? "" : std::string(1, kPathSeparator)) + encoded(path.string());
   }
   return joined;
 }
@@ -64,7 +112,7 @@ std::vector<std::filesystem::path> split(const std::string& joined) {
   size_t begin = 0;
   while (begin <= joined.size()) {
     const size_t end = std::min(joined.find(kPathSeparator, begin), joined.size());
-    paths.emplace_back(joined.substr(begin, end - begin));
+    paths.emplace_back(decoded(joined.substr(begin, end - begin)));
     begin = end + 1;
   }
   return paths;
@@ -108,11 +156,6 @@ int64_t TrainConfig::snapshot_interval() const { return snapshot_every.value_or(
 void TrainConfig::check() const {
   if (data.empty()) {
     throw ConfigError("train: no data; give files or folders of text with --data");
-  }
-  for (const auto& path : data) {
-    if (path.string().find(kPathSeparator) != std::string::npos) {
-      throw ConfigError(fmt::format("train: the path '{}' has a line break in it; rename it", path.string()));
-    }
   }
   if (out.empty()) {
     throw ConfigError("train: no run folder; give one with --out");

@@ -70,5 +70,23 @@ TEST(TrainConfig, ComesBackFromItsSettings) {
   EXPECT_EQ(again.snapshot_interval(), 0);
 }
 
+TEST(TrainConfig, KeepsPathsOfAnyBytesInSettingsThatAreText) {
+  TrainConfig config = config_of(200);
+  config.data = {"plain/path with %41 and ü.txt", "r\xe9sum\xe9 %.txt", "two\nlines", "percent-encoded:x", "last"};
+  const LogValues settings = config.to_settings();
+  EXPECT_EQ(std::get<std::string>(settings.front().second),
+            "plain/path with %41 and ü.txt\npercent-encoded:r%e9sum%e9%20%25.txt\npercent-encoded:two%0alines\n"
+            "percent-encoded:percent-encoded:x\nlast");
+  EXPECT_EQ(TrainConfig::from_settings(settings, "run").data, config.data);
+}
+
+TEST(TrainConfig, RefusesSettingsWhosePathsAreNotAsWritten) {
+  LogValues settings = config_of(200).to_settings();
+  for (const char* path : {"percent-encoded:a%", "percent-encoded:a%4", "percent-encoded:%zz", "percent-encoded:%-1"}) {
+    settings.front().second = path;
+    EXPECT_THAT([&] { TrainConfig::from_settings(settings, "run"); }, ThrowsMessage<CorruptFile>(HasSubstr(path)));
+  }
+}
+
 }  // namespace
 }  // namespace snug
