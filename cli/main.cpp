@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <new>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -96,6 +97,8 @@ int main(int argc, char** argv) {
     return fail(snug::cli::kDoesNotFit, error.what_without_backtrace());
   } catch (const c10::Error& error) {
     return fail(snug::cli::kFailed, error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return fail(snug::cli::kDoesNotFit, "this machine has not enough memory");
   } catch (const std::exception& error) {
     return fail(snug::cli::kFailed, error.what());
   }

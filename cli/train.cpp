@@ -1,5 +1,6 @@
 // snug train: trains a GPT on text files.
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
@@ -8,6 +9,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -72,7 +74,7 @@ int64_t parse_micro_batch(const std::string& text) {
 }
 
 int64_t micro_batch_of(int64_t batch, int64_t accumulate, int ranks) {
-  if (accumulate < 1 || batch % (accumulate * ranks) != 0) {
+  if (accumulate < 1 || accumulate > batch / ranks || batch % (accumulate * ranks) != 0) {
     throw ConfigError(fmt::format("train: --accumulate is {}; it must divide the batch of {} sequences on {} rank{}",
                                   accumulate, batch, ranks, ranks == 1 ? "" : "s"));
   }
@@ -87,7 +89,9 @@ std::shared_ptr<ProcessGroup> join_ranks(double timeout) {
   if (read_launch_environment(process_environment()).size == 1) {
     return nullptr;
   }
-  return init_process_group({.timeout = std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout))});
+  constexpr double kForEver = 1e15;
+  return init_process_group(
+      {.timeout = std::chrono::milliseconds(static_cast<int64_t>(std::min(1000 * timeout, kForEver)))});
 }
 
 // A launcher starts the same command again when a rank has failed: then the run goes on.
@@ -177,7 +181,7 @@ std::string str(const LogValue& value) {
   return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
 }
 
-// The run's own settings. What was given on the command line must agree with them.
+// The run's own settings. What was given on the command line must agree with them, but for the memory limit: one that was too small may be raised.
 TrainConfig resumed_config(const CLI::App& command, const Flags& flags) {
   const TrainConfig saved = TrainConfig::from_settings(read_run(flags.out).settings, flags.out);
   TrainConfig asked = saved;
@@ -185,25 +189,67 @@ TrainConfig resumed_config(const CLI::App& command, const Flags& flags) {
   const LogValues was = saved.to_settings();
   const LogValues is = asked.to_settings();
   for (size_t i = 0; i < was.size(); ++i) {
-    if (was[i].second != is[i].second) {
+    if (was[i].second != is[i].second && was[i].first != "memory") {
       throw ConfigError(
           fmt::format("train: the run in '{}' was started with {} = {}, not {}; resume it without that flag, or begin "
                       "a new run",
                       flags.out, was[i].first, str(was[i].second), str(is[i].second)));
     }
   }
-  return saved;
+  return asked;
 }
 
-// A viewer is no reason to end a run: one that cannot be written any more is given up. The log has the same numbers.
-void write_to_board(std::optional<TensorBoardFile>& board, const StepRecord& record, Progress& progress) {
-  try {
-    board->write(record);
-  } catch (const Error& error) {
-    progress.note(fmt::format("step {}: {}; goes on without TensorBoard", record.step, error.what()));
-    board.reset();
+// Of names as one_name gives them. One that is not there yet may end in a slash.
+bool is_below(const std::filesystem::path& path, const std::filesystem::path& folder) {
+  const auto above = folder.has_filename() ? folder : folder.parent_path();
+  return std::mismatch(above.begin(), above.end(), path.begin(), path.end()).first == above.end();
+}
+
+// The run folder itself is left out of the text.
+void check_board(const std::string& board, const TrainConfig& config) {
+  for (const auto& data : config.data) {
+    if (!board.empty() && is_below(one_name(board), data) &&
+        !is_below(one_name(board), one_name(config.out.string()))) {
+      throw ConfigError(
+          fmt::format("train: --tensorboard '{}' lies below --data '{}', so what is written there would be text of the "
+                      "run when it is resumed; give a folder outside, or in --out",
+                      board, data.string()));
+    }
   }
 }
+
+// What is written for TensorBoard. A viewer is no reason to end a run: one that cannot be written any more is given up. The log has the same
+// numbers.
+class Board {
+ public:
+  // In the run folder, which is not there before the first step is made, nothing is made before that either.
+  Board(std::filesystem::path folder, const std::filesystem::path& out) : folder_(std::move(folder)) {
+    if (!folder_.empty() && !is_below(one_name(folder_.string()), one_name(out.string()))) {
+      open();
+    }
+  }
+
+  void write(const StepRecord& record, Progress& progress) {
+    try {
+      if (!folder_.empty()) {
+        open();
+      }
+      if (file_) {
+        file_->write(record);
+      }
+    } catch (const Error& error) {
+      progress.note(fmt::format("step {}: {}; goes on without TensorBoard", record.step, error.what()));
+      folder_.clear();
+      file_.reset();
+    }
+  }
+
+ private:
+  void open() { file_.emplace(std::exchange(folder_, {})); }
+
+  std::filesystem::path folder_;  // empty: it is open, or there is to be none
+  std::optional<TensorBoardFile> file_;
+};
 
 void run_train(const CLI::App& command, const Flags& flags) {
   TrainConfig config;
@@ -214,13 +260,11 @@ void run_train(const CLI::App& command, const Flags& flags) {
     apply(command, flags, config);
     config.out = flags.out;
   }
+  check_board(flags.tensorboard, config);
   const auto group = join_ranks(flags.timeout);
   Trainer trainer(config, resumes ? Start::Resume : Start::Fresh, group);
   const bool is_first = !group || group->rank() == 0;
-  std::optional<TensorBoardFile> board;
-  if (is_first && !flags.tensorboard.empty()) {
-    board.emplace(flags.tensorboard);
-  }
+  Board board(is_first ? flags.tensorboard : "", config.out);
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   Progress progress(config.steps);
@@ -228,9 +272,7 @@ void run_train(const CLI::App& command, const Flags& flags) {
       .on_step =
           [&](const StepRecord& record) {
             progress.step(record);
-            if (board) {
-              write_to_board(board, record, progress);
-            }
+            board.write(record, progress);
           },
       .on_note = [&](const std::string& text) { progress.note(text); },
       .stop_requested = [] { return interrupted_by != 0; },

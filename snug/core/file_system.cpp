@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -23,6 +24,18 @@ using Path = FileSystem::Path;
 
 [[noreturn]] void fail_with_errno(std::string_view operation, const Path& path) {
   fail(operation, path, std::error_code(errno, std::generic_category()));
+}
+
+Path folder_of(const Path& path) { return path.has_parent_path() ? path.parent_path() : "."; }
+
+constexpr const char* kUnfinished = ".tmp";
+
+// Another name each time, in every process: two that replace a file at once do not write into the same.
+Path unfinished_path(const Path& path) {
+  std::random_device random;
+  Path unfinished = path;
+  unfinished += fmt::format("{}-{:08x}{:08x}", kUnfinished, random(), random());
+  return unfinished;
 }
 
 // An open file that is closed at the end of the scope.
@@ -88,7 +101,7 @@ class [[nodiscard]] Descriptor final {
 class RealFileSystem final : public FileSystem {
  public:
   void write_file(const Path& path, std::span<const std::string_view> parts) override {
-    Descriptor file("write_file", path, O_WRONLY | O_CREAT | O_TRUNC);
+    Descriptor file("write_file", path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
     for (const std::string_view part : parts) {
       file.write(part);
     }
@@ -110,9 +123,16 @@ class RealFileSystem final : public FileSystem {
 
   void create_directories(const Path& path) override {
     std::error_code reason;
+    std::vector<Path> made;
+    for (Path each = path; !each.empty() && !std::filesystem::exists(each, reason); each = each.parent_path()) {
+      made.push_back(each);
+    }
     std::filesystem::create_directories(path, reason);
     if (reason) {
       fail("create_directories", path, reason);
+    }
+    for (const Path& each : made) {
+      sync_directory(folder_of(each));
     }
   }
 
@@ -186,17 +206,27 @@ void replace_file(const FileSystem::Path& path, std::span<const std::string_view
     }
     throw;
   }
-  files.sync_directory(path.has_parent_path() ? path.parent_path() : ".");
+  files.sync_directory(folder_of(path));
 }
 
 void replace_file(const FileSystem::Path& path, std::string_view text, FileSystem& files) {
   replace_file(path, std::span(&text, 1), files);
 }
 
-FileSystem::Path unfinished_path(const FileSystem::Path& path) {
-  FileSystem::Path unfinished = path;
-  unfinished += ".tmp";
-  return unfinished;
+bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path) {
+  return file.filename().string().starts_with(path.filename().string() + kUnfinished);
+}
+
+void remove_unfinished(const FileSystem::Path& path, FileSystem& files) {
+  const FileSystem::Path folder = folder_of(path);
+  if (!files.exists(folder)) {
+    return;
+  }
+  for (const std::string& name : files.list(folder)) {
+    if (is_unfinished(name, path)) {
+      files.remove_all(folder / name);
+    }
+  }
 }
 
 }  // namespace snug

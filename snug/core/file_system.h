@@ -23,7 +23,7 @@ class FileSystem {
   virtual ~FileSystem() = default;
 
   /// Creates or truncates the file, writes all parts one after the other, and returns when they are on the disk
-  /// (fsync). If it throws, a part of the content may have been left behind.
+  /// (fsync). If it throws, a part of the content may have been left behind. A link of that name is not followed.
   virtual void write_file(const Path& path, std::span<const std::string_view> parts) = 0;
 
   /// Gives `from` the name `to`, atomically replacing a file of that name.
@@ -32,7 +32,7 @@ class FileSystem {
   /// Makes the names of this directory durable: what was created in it, renamed and removed.
   virtual void sync_directory(const Path& path) = 0;
 
-  /// Creates the directory and its parents; one that exists already is no error.
+  /// Creates the directory and its parents, and makes their names durable; one that exists already is no error.
   virtual void create_directories(const Path& path) = 0;
 
   /// Removes the file, or the directory with all it holds; one that is absent is no error.
@@ -52,12 +52,15 @@ class FileSystem {
 };
 
 /// Writes the parts one after the other to a file that is whole on the disk or not there: an earlier file of that name stays until then. If it
-/// throws, nothing has changed.
+/// throws, nothing has changed. Several may replace the same file at once: the last one's content stays.
 void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts,
                   FileSystem& files = FileSystem::real());
 void replace_file(const FileSystem::Path& path, std::string_view text, FileSystem& files = FileSystem::real());
 
-/// Where replace_file writes what then takes the name of `path`: what a kill in the midst of that may leave.
-FileSystem::Path unfinished_path(const FileSystem::Path& path);
+/// Whether a file is one in which replace_file writes what then takes the name of `path`, and which a kill in the midst of that leaves.
+bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path);
+
+/// Removes those files, if their folder is there. Nobody may be replacing `path` meanwhile.
+void remove_unfinished(const FileSystem::Path& path, FileSystem& files = FileSystem::real());
 
 }  // namespace snug

@@ -31,6 +31,7 @@
 #include "snug/optim/schedule.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/precision_scope.h"
+#include "snug/train/detail/run_folder.h"
 #include "snug/train/detail/run_inputs.h"
 #include "snug/train/detail/run_optimizer.h"
 #include "snug/train/detail/run_ranks.h"
@@ -89,7 +90,7 @@ class Trainer::Impl {
         start_(start_checked(start)),
         device_(detail::parse_device(config_.device, ranks_.local_rank())),
         limit_(make_limit()),
-        corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data); })),
+        corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data, 0.1, config_.out); })),
         text_checksum_(detail::checksum(corpus_)),
         model_(within_limit(config_, "the model", [&] { return build_model(config_, device_); })),
         context_(model_->options.context),
@@ -106,6 +107,7 @@ class Trainer::Impl {
     accumulate_matmuls_in_fp32();
     model_->train();
     check_parameters_fit();
+    detail::check_batch_fits(config_.batch, context_, ranks_.size());
     if (start_ == Start::Resume) {
       step_ = within_limit(config_, "the snapshot", [&] { return snapshots_.load_latest(parts()).value_or(0); });
       ranks_.check_same_step(step_);
@@ -121,14 +123,16 @@ class Trainer::Impl {
     note_precision(note);
     if (start_ == Start::Resume) {
       if (ranks_.is_first()) {
-        log_ = RunLog::resume(log_path(config_.out), step_);
+        log_ = detail::resume_log(config_, step_);
       }
       note(fmt::format("resumed after step {}", step_));
     }
     TrainOutcome outcome{.step = step_, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
     if (step_ >= config_.steps) {  // killed between the last snapshot and the end
       outcome.finished = true;
-      outcome.validation_loss = within_limit(config_, "the held-out loss", [&] { return validation_loss(); });
+      const auto measured = detail::logged_validation_loss(config_.out, step_);
+      outcome.validation_loss =
+          measured ? *measured : within_limit(config_, "the held-out loss", [&] { return validation_loss(); });
     }
     std::optional<SaveOnHost> offload;
     if (config_.offload && !plans()) {
@@ -147,6 +151,7 @@ class Trainer::Impl {
       if (callbacks.on_step && ranks_.is_first()) {
         callbacks.on_step(record);
       }
+      detail::check_finite(record, *model_);
       const bool last = step_ == config_.steps;
       const bool stop = ranks_.any(!last && callbacks.stop_requested && callbacks.stop_requested());
       if (stop || is_due(config_.snapshot_interval())) {
@@ -287,6 +292,7 @@ class Trainer::Impl {
   void write_log(const StepRecord& record, const std::vector<RunEvent>& events) {
     if (!log_) {
       FileSystem::real().create_directories(config_.out);
+      detail::remove_rest_of_a_kill(config_.out);
       log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event()});
     }
     log_->write(record);
@@ -389,8 +395,8 @@ class Trainer::Impl {
     const auto begin = all.begin() + share_begin(count, ranks_.rank(), ranks_.size());
     const auto end = all.begin() + share_begin(count, ranks_.rank() + 1, ranks_.size());
     const auto [input, target] = corpus_.windows({begin, end}, context_, Split::Validation);
-    const int64_t given = config_.micro_batch == 0 ? config_.batch : config_.micro_batch;
-    const int64_t size = planned_ ? planned_->items : given;
+    const int64_t unplanned = plans() ? 1 : config_.batch;
+    const int64_t size = planned_ ? planned_->items : config_.micro_batch == 0 ? unplanned : config_.micro_batch;
     double sum = 0;
     for (const Batch& host : micro_batches(Batch{input, target}, size)) {
       const Batch micro = batch_to(host, device_);

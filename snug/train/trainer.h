@@ -20,7 +20,7 @@ namespace snug {
 
 enum class Start {
   Fresh,   ///< a new run; its folder must not exist, or be empty
-  Resume,  ///< go on from the newest snapshot; the log is cut back to it
+  Resume,  ///< go on from the newest snapshot; the log is cut back to it; the memory limit may be another
 };
 
 struct TrainCallbacks {
@@ -55,7 +55,8 @@ class Trainer {
 
   /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step or a snapshot does not fit into config.memory; if
   /// that is the first step, no run folder is made. Throws NonFinite, naming a parameter, if float16 goes on overflowing at a loss scale of
-  /// 1, for at least 32 skipped steps in a row. Where no limit is set, running out of memory is a c10::OutOfMemoryError.
+  /// 1, for at least 32 skipped steps in a row, and if a parameter is not finite after a step that was not skipped: then no snapshot is made
+  /// of it. Where no limit is set, running out of memory is a c10::OutOfMemoryError.
   TrainOutcome run(const TrainCallbacks& callbacks);
 
   /// Where the log, the snapshots, the trained model and, with Checkpointing::Auto, the plan (see StepPlan) of a run lie.

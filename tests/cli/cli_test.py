@@ -199,6 +199,8 @@ class BadInput(SnugTest):
         self.refuses_to_train(2, *data, "--micro-batch", "auto", "--memory", "1GiB", "--checkpoint", "none", says=["--checkpoint auto"])
         self.refuses_to_train(2, *data, "--micro-batch", "few", says=["few"])
         self.refuses_to_train(2, *data, "--batch", "6", "--accumulate", "4", says=["divide"])
+        for batch in ("1000000000000", "9223372036854775807"):
+            self.refuses_to_train(2, *data, "--batch", batch, says=[f"batch is {batch}", "this machine has"])
         self.refuses_to_train(2, *data, "--checkpoint", "auto", says=["checkpoint auto", "limit"])
         self.refuses_to_train(2, *data, "--checkpoint", "some", says=["some"])
         self.refuses_to_train(2, *data, "--model", "gpt-tinny", says=["gpt-tiny"])

@@ -228,6 +228,13 @@ class Killed(RanksTest):
         self.assertTrue((self.folder / "run" / "snapshots" / f"step-{last:08}").exists())
 
 
+class Waiting(RanksTest):
+    def test_for_ever_is_longer_than_any_timeout(self):
+        for seconds in ("1e10", "inf"):
+            ends = self.ended(self.started(2, self.train_command(f"run{seconds}", "--steps", "1", "--timeout", seconds)))
+            self.assertEqual([status for status, _, _ in ends], [0, 0], ends)
+
+
 class Refused(RanksTest):
     def test_by_all_with_the_reason_on_the_rank_that_has_it(self):
         self.train("run")
@@ -242,6 +249,8 @@ class Refused(RanksTest):
                                   env={**ENVIRONMENT, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **environment}, timeout=60)
             self.assertEqual(done.returncode, 2)
             self.assertIn(word, done.stderr)
+        done = self.launch("-n", "4", "--", *self.train_command("run", "--accumulate", str(1 << 62)))
+        self.assertIn("must divide", done.communicate(timeout=60)[1])
         done = self.launch("-n", "2", "--", *self.train_command("run", "--accumulate", "2"))
         self.assertIn("on 2 ranks", done.communicate(timeout=60)[1])
 

@@ -3,6 +3,8 @@
 usage: resume_test.py PATH-OF-SNUG [unittest arguments]
 """
 
+import json
+import os
 import shlex
 import signal
 import subprocess
@@ -67,7 +69,7 @@ class KillMinus9(ResumeTest):
         self.killed("early", lambda run: True)  # long before the first step
         (self.folder / "empty").mkdir()
         (self.folder / "torn").mkdir()
-        (self.folder / "torn" / "log.jsonl.tmp").write_text('{"snug_r')
+        (self.folder / "torn" / "log.jsonl.tmp-0123456789abcdef").write_text('{"snug_r')
         for out in ("early", "empty", "torn"):
             with self.subTest(out):
                 self.refuses(2, "train", "--resume", "--out", self.folder / out, says=["no run", out])
@@ -85,6 +87,13 @@ class KillMinus9(ResumeTest):
         self.same_but_times("whole", "late")
         self.assertEqual(self.model("whole"), self.model("late"))
         self.assertTrue((self.folder / "late" / "report.html").exists())
+
+
+    def test_after_the_last_snapshot_of_a_planned_run_leaves_what_resuming_finishes(self):
+        printed = self.train("run", "--memory", "30MiB", "--batch", "64", "--steps", "1").splitlines()[-1]
+        (self.folder / "run" / "model.safetensors").unlink()  # as a kill leaves it
+        self.assertEqual(self.resume("run").splitlines()[-1], printed)
+        self.assertTrue((self.folder / "run" / "model.safetensors").exists())
 
 
 class Interrupting(ResumeTest):
@@ -130,12 +139,66 @@ class Resuming(ResumeTest):
         self.text.write_text(TEXT)
         self.resume("run")
 
+    def test_within_the_limit_or_another_one(self):
+        flags = ["--batch", "1", "--steps", "4", "--snapshot-every", "1", "--memory", "15MiB"]
+        self.train("whole", *flags)
+        for limit in ([], ["--memory", "30MiB"]):
+            out = f"stopped{len(limit)}"
+            self.killed(out, log_has(4), *flags)
+            self.resume(out, *limit)
+            self.assertEqual(self.model("whole"), self.model(out))
+        settings = json.loads((self.folder / out / "log.jsonl").read_text().splitlines()[0])["settings"]
+        self.assertEqual(settings["memory"], str(30 << 20))  # so it holds in the next one, too
+        self.resume(out)
+        self.refuses(3, "train", "--resume", "--out", self.folder / out, "--memory", "4MiB", says=["4.00 MiB"])
+
+    def test_on_text_whose_path_is_not_utf8(self):
+        path = os.fsencode(self.folder) + b"/r\xe9sum\xe9 100%\n.txt"
+        os.rename(self.text, path)
+        for arguments in ([b"--data", path, *map(str.encode, SMALL)], [b"--resume"], [b"--resume", b"--data", path]):
+            done = subprocess.run([os.fsencode(SNUG), b"train", b"--out", os.fsencode(self.folder / "run"), *arguments],
+                                  capture_output=True, env=ENVIRONMENT)
+            self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_on_a_folder_that_holds_the_run_itself(self):
+        for arguments in (["--data", ".", "--tensorboard", "run/board", *SMALL], ["--resume"], ["--resume", "--data", "."]):
+            done = subprocess.run([SNUG, "train", "--out", "run", *arguments], capture_output=True, text=True,
+                                  cwd=self.folder, env=ENVIRONMENT)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        self.refuses(2, "train", "--data", self.folder, "--out", self.folder / "new", "--tensorboard", self.folder / "board",
+                     says=["--tensorboard", "outside"])
+        self.assertFalse((self.folder / "board").exists())
+
+    def test_after_a_first_step_that_failed_begins_anew_where_the_board_is_in_the_run_folder(self):
+        flags = ["--tensorboard", self.folder / "run" / "board"]
+        data = ["train", "--data", self.text, "--out", self.folder / "run", *SMALL]
+        self.refuses(3, *data, *flags, "--memory", "13MiB", says=["13.00 MiB"])
+        self.assertFalse((self.folder / "run").exists())
+        self.train("run", *flags)
+        self.assertEqual(len(list((self.folder / "run" / "board").iterdir())), 1)
+
+    def test_what_became_nan_ends_with_a_snapshot_from_before(self):
+        self.refuses(1, "train", "--data", self.text, "--out", self.folder / "run", "--batch", "1", "--steps", "6", "--lr", "1e38",
+                     "--warmup", "6", "--snapshot-every", "1", says=["is not finite", "--lr"])
+        last = self.records("run")[-1]["step"]
+        self.assertEqual(max(p.name for p in (self.folder / "run" / "snapshots").iterdir()), f"step-{last - 1:08}")
+
     def test_an_unreadable_snapshot_is_named(self):
         self.train("run")
         newest = self.folder / "run" / "snapshots" / "step-00000008"
         part = newest / "model.safetensors"
         part.write_bytes(part.read_bytes()[:1000])
         self.refuses(1, "train", "--resume", "--out", self.folder / "run", says=["step-00000008"])
+
+    def test_a_manifest_that_is_nested_without_end_is_named(self):
+        self.train("run")
+        deep = "[" * 1000000 + "]" * 1000000
+        (self.folder / "run" / "snapshots" / "step-00000008" / "manifest.json").write_text(
+            f'{{"format":{deep},"version":1,"step":8,"files":{{}}}}')
+        self.refuses(1, "train", "--resume", "--out", self.folder / "run", says=["step-00000008", "manifest"])
+        (self.folder / "run" / "plan.json").write_text(
+            f'{{"snug_step_plan":1,"budget_bytes":1,"considered":"","choice":{deep}}}')
+        self.refuses(2, "plan", "--run", self.folder / "run", says=["plan again"])
 
 
 if __name__ == "__main__":

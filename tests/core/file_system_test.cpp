@@ -1,7 +1,11 @@
 #include "snug/core/file_system.h"
 
 #include <array>
+#include <atomic>
+#include <filesystem>
+#include <future>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -136,6 +140,54 @@ TEST(FileSystem, TellsAnAbsentNameFromOneThatCannotBeLookedUp) {
   EXPECT_FALSE(FileSystem::real().exists(folder / "absent"));
   const std::string too_long(5000, 'x');
   EXPECT_THROW((void)FileSystem::real().exists(folder / too_long), Error);
+}
+
+TEST(FileSystem, WritesToNoFileThatALinkOfTheNameLeadsTo) {
+  TemporaryFolder folder;
+  FileSystem& files = FileSystem::real();
+  files.write_file(folder / "elsewhere", kParts);
+  std::filesystem::create_symlink(folder / "elsewhere", folder / "link");
+  EXPECT_THROW(files.write_file(folder / "link", {}), Error);
+  EXPECT_EQ(files.read_file(folder / "elsewhere"), "headbody");
+}
+
+TEST(ReplaceFile, LetsSeveralReplaceTheSameFileAtOnce) {
+  TemporaryFolder folder;
+  const auto path = folder / "file";
+  const std::array contents{std::string(1 << 16, 'a'), std::string(1 << 17, 'b')};
+  replace_file(path, contents[0]);
+  std::atomic<int> writing = 2;
+  const auto write = [&](const std::string& content) {
+    std::string error = "no error";
+    for (int i = 0; i < 20; ++i) {
+      error = error == "no error" ? error_of([&] { replace_file(path, content); }) : error;
+    }
+    --writing;
+    return error;
+  };
+  auto first = std::async(std::launch::async, write, contents[0]);
+  auto second = std::async(std::launch::async, write, contents[1]);
+  while (writing > 0) {
+    const std::string found = FileSystem::real().read_file(path);
+    EXPECT_TRUE(found == contents[0] || found == contents[1]);
+  }
+  EXPECT_EQ(first.get(), "no error");
+  EXPECT_EQ(second.get(), "no error");
+  EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{"file"});
+}
+
+TEST(ReplaceFile, LeavesAfterAKillWhatCanBeToldAndRemoved) {
+  TemporaryFolder folder;
+  FailingFileSystem dies({.fail_at = 2, .then_dead = true});
+  EXPECT_THROW(replace_file(folder / "file", "text", dies), Error);
+  FileSystem::real().write_file(folder / "file.txt", {});
+  const auto names = FileSystem::real().list(folder.path());
+  ASSERT_EQ(names.size(), 2u);
+  EXPECT_TRUE(is_unfinished(names[0], folder / "file"));
+  EXPECT_FALSE(is_unfinished(names[1], folder / "file"));
+  remove_unfinished(folder / "file");
+  remove_unfinished(folder / "absent/file");
+  EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{"file.txt"});
 }
 
 TEST(FailingFileSystem, FailsOnlyTheChosenOperationAndWritesHalfTheFile) {

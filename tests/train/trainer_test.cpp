@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <variant>
 #include <vector>
@@ -12,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "snug/core/error.h"
+#include "snug/io/snapshot.h"
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/precision.h"
@@ -54,6 +56,18 @@ void run_out_of_memory(const TrainConfig& config, Start start = Start::Fresh) {
   trainer.run({});
 }
 
+TrainConfig in(TrainConfig config, std::filesystem::path out) {
+  config.out = std::move(out);
+  return config;
+}
+
+void stop_after(int64_t step, const TrainConfig& config) {
+  int64_t done = 0;
+  Trainer(config, Start::Fresh)
+      .run({.on_step = [&](const StepRecord& record) { done = record.step; },
+            .stop_requested = [&] { return done == step; }});
+}
+
 // The first allocation after step 1 fails: that of its snapshot.
 void run_out_of_memory_after_a_step(const TrainConfig& config) {
   Trainer trainer(config, Start::Fresh);
@@ -69,8 +83,10 @@ TEST(Trainer, SaysWhatDoesNotFitIntoTheLimit) {
   EXPECT_THAT([&] { run_out_of_memory(config); }, says("step 1 "));
   EXPECT_FALSE(std::filesystem::exists(config.out));
   EXPECT_THAT([&] { run_out_of_memory_after_a_step(config); }, says("the snapshot of step 1 "));
-  config.out = folder / "finished";
-  Trainer(config, Start::Fresh).run({});
+  config.out = folder / "stopped";
+  config.validate_every = 0;
+  stop_after(1, config);
+  config.steps = 1;  // so that nothing but its held-out loss is left to do
   EXPECT_THAT([&] { run_out_of_memory(config, Start::Resume); }, says("the held-out loss "));
   config.out = folder / "bfloat16";
   config.precision = Precision::BFloat16;
@@ -111,9 +127,9 @@ TEST(Trainer, BeginsInAFolderThatHoldsNothingButTheRestOfALogThatWasNeverThere) 
   TrainConfig config = small_run(folder);
   std::filesystem::create_directories(config.out);
   Trainer(config, Start::Fresh);
-  std::ofstream(config.out / "log.jsonl.tmp") << "{\"snug_r";
+  std::ofstream(config.out / "log.jsonl.tmp-0123456789abcdef") << "{\"snug_r";
   EXPECT_TRUE(Trainer(config, Start::Fresh).run({}).finished);
-  EXPECT_FALSE(std::filesystem::exists(config.out / "log.jsonl.tmp"));
+  EXPECT_FALSE(std::filesystem::exists(config.out / "log.jsonl.tmp-0123456789abcdef"));
   EXPECT_THROW(Trainer(config, Start::Fresh), ConfigError);
   config.out = config.data.front();
   EXPECT_THROW(Trainer(config, Start::Fresh), ConfigError);
@@ -127,6 +143,81 @@ TEST(Trainer, ResumingAFinishedRunGivesItsHeldOutLoss) {
   EXPECT_TRUE(again.finished);
   EXPECT_EQ(again.step, 2);
   EXPECT_EQ(again.validation_loss, finished.validation_loss);
+}
+
+TEST(Trainer, ResumesAFinishedRunWithoutMemoryForWhatItsLogHas) {
+  TemporaryFolder folder;
+  const TrainConfig config = limited(small_run(folder), "1GiB");
+  const TrainOutcome finished = Trainer(config, Start::Fresh).run({});
+  std::filesystem::remove(Trainer::model_path(config.out));  // as a kill leaves it
+  Trainer again(config, Start::Resume);
+  const NextAllocationFails fails;
+  EXPECT_EQ(again.run({}).validation_loss, finished.validation_loss);
+  EXPECT_TRUE(std::filesystem::exists(Trainer::model_path(config.out)));
+}
+
+TEST(Trainer, MeasuresTheHeldOutLossOfAnUnplannedRunOneByOne) {
+  TemporaryFolder folder;
+  TrainConfig config = limited(small_run(folder), "30MiB");
+  config.batch = 64;
+  config.validate_every = 0;
+  stop_after(1, config);
+  config.steps = 1;
+  const TrainOutcome outcome = Trainer(config, Start::Resume).run({});
+  EXPECT_TRUE(outcome.finished);
+  EXPECT_GT(outcome.validation_loss, 0);
+}
+
+// A step needs the parameters four times, and its activations. Loading needs them three times.
+TEST(Trainer, ResumesWithinTheLimitInWhichItTrains) {
+  TemporaryFolder folder;
+  const auto run = [&](const std::filesystem::path& out, const char* memory) {
+    TrainConfig config = limited(in(small_run(folder), out), memory);
+    config.batch = 1;
+    return config;
+  };
+  const TrainConfig whole = run(folder / "whole", "15MiB");
+  const TrainConfig stopped = run(folder / "stopped", "15MiB");
+  const TrainOutcome expected = Trainer(whole, Start::Fresh).run({});
+  stop_after(1, stopped);
+  EXPECT_EQ(Trainer(stopped, Start::Resume).run({}).validation_loss, expected.validation_loss);
+  std::filesystem::remove_all(Trainer::snapshots_path(stopped.out) / "step-00000002");
+  const TrainConfig larger = run(stopped.out, "30MiB");
+  EXPECT_EQ(Trainer(larger, Start::Resume).run({}).validation_loss, expected.validation_loss);
+  const RunHistory history = read_run_log(Trainer::log_path(stopped.out));
+  EXPECT_EQ(TrainConfig::from_settings(history.settings, stopped.out).memory, Bytes::parse("30MiB"));
+}
+
+TEST(Trainer, EndsWhenAParameterIsNotFiniteAndKeepsTheSnapshotsFromBefore) {
+  TemporaryFolder folder;
+  TrainConfig config = small_run(folder);
+  config.steps = config.warmup_steps.emplace(8);
+  config.lr = 1e38;
+  EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); },
+              ThrowsMessage<NonFinite>(AllOf(HasSubstr("parameter '"), HasSubstr("--lr"))));
+  const int64_t last = read_run_log(Trainer::log_path(config.out)).records.back().step;
+  ASSERT_GT(last, 1);
+  EXPECT_LT(last, 8);
+  SnapshotStore store(Trainer::snapshots_path(config.out));
+  EXPECT_EQ(store.latest(), last - 1);
+}
+
+TEST(Trainer, RefusesABatchThatThisMachineCannotHold) {
+  TemporaryFolder folder;
+  TrainConfig config = small_run(folder);
+  for (const int64_t batch : {int64_t{1'000'000'000'000}, std::numeric_limits<int64_t>::max()}) {
+    config.batch = batch;
+    EXPECT_THAT([&] { Trainer(config, Start::Fresh); },
+                ThrowsMessage<ConfigError>(HasSubstr(fmt::format("batch is {}", batch))));
+  }
+}
+
+TEST(Trainer, LeavesItsOwnFilesOutOfTheText) {
+  TemporaryFolder folder;
+  TrainConfig config = small_run(folder);
+  config.data = {folder.path()};
+  stop_after(1, config);
+  EXPECT_TRUE(Trainer(config, Start::Resume).run({}).finished);
 }
 
 TEST(Trainer, RefusesToResumeOnOtherText) {

@@ -8,12 +8,10 @@
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <torch/cuda.h>
+#include <unistd.h>
 
 #include "snug/core/error.h"
-#include "snug/core/file_system.h"
 #include "snug/io/detail/checksum.h"
-#include "snug/report/run_log.h"
-#include "snug/train/trainer.h"
 
 namespace snug::detail {
 
@@ -47,14 +45,15 @@ int64_t checksum(const TextCorpus& corpus) {
   return checksum_of(std::array{text(Split::Train), text(Split::Validation)}).crc32;
 }
 
-bool holds_something(const std::filesystem::path& out) {
-  const FileSystem& files = FileSystem::real();
-  if (!files.exists(out) || !std::filesystem::is_directory(out)) {
-    return files.exists(out);
+void check_batch_fits(int64_t batch, int64_t context, int ranks) {
+  const double bytes = 2.0 * sizeof(int64_t) * static_cast<double>(context) * static_cast<double>(batch) / ranks;
+  const double there = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  if (bytes > there) {
+    throw ConfigError(
+        fmt::format("train: batch is {}: the bytes of so many sequences and of what follows each take {:.3g} GiB, and "
+                    "this machine has {:.3g} GiB; give a smaller batch",
+                    batch, bytes / (1 << 30), there / (1 << 30)));
   }
-  const std::string rest = unfinished_path(Trainer::log_path(out)).filename().string();
-  const auto names = files.list(out);
-  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return name != rest; });
 }
 
 }  // namespace snug::detail

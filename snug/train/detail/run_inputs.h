@@ -2,7 +2,6 @@
 // What a run is given, looked at before it starts.
 
 #include <cstdint>
-#include <filesystem>
 #include <string>
 
 #include <c10/core/Device.h>
@@ -17,7 +16,7 @@ c10::Device parse_device(const std::string& name, int local_rank);
 /// Of the text itself: the same windows of another text are another run.
 int64_t checksum(const TextCorpus& corpus);
 
-/// Whether a run may not begin in `out`. A folder in which one was killed before its log was there is as good as none.
-bool holds_something(const std::filesystem::path& out);
+/// Throws ConfigError if a rank's share of a batch, as tensors, is larger than the memory of the machine.
+void check_batch_fits(int64_t batch, int64_t context, int ranks);
 
 }  // namespace snug::detail

@@ -1,8 +1,14 @@
 #include "snug/train/detail/run_records.h"
 
+#include <cmath>
+#include <limits>
 #include <string>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <fmt/ranges.h>
+
+#include "snug/core/error.h"
 
 namespace snug::detail {
 
@@ -65,6 +71,23 @@ std::vector<RunEvent> events_of(int64_t step, const StepResult& result) {
     }
   }
   return events;
+}
+
+void check_finite(const StepRecord& record, const torch::nn::Module& model) {
+  if (!record.stepped || std::isfinite(record.grad_norm)) {
+    return;
+  }
+  constexpr double kLargest = std::numeric_limits<double>::infinity();
+  const at::NoGradGuard no_grad;
+  for (const auto& item : model.named_parameters()) {
+    if (!std::isfinite(at::linalg_vector_norm(item.value(), kLargest).item<double>())) {
+      throw NonFinite(fmt::format(
+          "train: after step {} parameter '{}' is not finite: its gradients had a norm of {} at the learning "
+          "rate {:.3g}, and the loss was {}. Snapshots are from before; begin a new run with a lower --lr, "
+          "or a longer --warmup",
+          record.step, item.key(), record.grad_norm, record.learning_rate, record.loss));
+    }
+  }
 }
 
 }  // namespace snug::detail
