@@ -78,11 +78,11 @@ def main():
         ratios = []
         for i in range(pairs):
             seconds = {}
-            for side in (plain, step) if i % 2 == 0 else (step, plain):
+            for side in (0, 1) if i % 2 == 0 else (1, 0):
                 start = time.perf_counter()
-                side()
+                (plain, step)[side]()
                 seconds[side] = time.perf_counter() - start
-            ratios.append(seconds[step] / seconds[plain] if step is not plain else 1.0)
+            ratios.append(seconds[1] / seconds[0])
         ratios.sort()
         print(f"{name},Python,{method},{setting},{peak},{ratios[len(ratios) // 2]:.4f},{ratios[0]:.4f},{ratios[-1]:.4f}", flush=True)
 
