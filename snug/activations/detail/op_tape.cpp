@@ -1,12 +1,9 @@
 #include "snug/activations/detail/op_tape.h"
 
 #include <algorithm>
-#include <cstring>
-#include <functional>
 #include <limits>
 #include <utility>
 
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/operator_traits.h"
@@ -14,16 +11,18 @@
 #include "snug/activations/detail/tape_slot.h"
 #include "snug/activations/detail/tensor_hash.h"
 
-// Recording. What is rebuilt, and when, is in op_tape_replay.cpp.
+// Recording. Whose memory it is, and when it comes back, is in op_tape_memory.cpp; what a schedule says, and what becomes of it where operators are
+// others, in op_tape_schedule.cpp; what is rebuilt, and when, in op_tape_replay.cpp.
 
 namespace snug::detail {
 namespace {
 
 const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-// A shorter last batch may take less than was planned for, not more.
-bool fits(const std::vector<int64_t>& bytes, const std::vector<int64_t>& planned) {
-  return std::equal(bytes.begin(), bytes.end(), planned.begin(), planned.end(), std::less_equal<>());
+// None of the tape's operators, whatever it takes to read the values.
+uint64_t hash_of(const at::Tensor& tensor) {
+  const UnseenOperators unseen;
+  return tensor_hash(tensor);
 }
 
 }  // namespace
@@ -41,6 +40,7 @@ OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* liste
 }
 
 void OpTape::call(const OperatorCall& call, Stack& stack) {
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> operands;  // till the operator has been told of
   std::unique_lock lock(mutex_);
   if (is_closed_ || traits_of(call.op).is_view) {
     lock.unlock();
@@ -49,6 +49,11 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   }
   const size_t first_result = stack.size() - call.op.schema().arguments().size();
   TapeOperator record = read_arguments(call, stack);
+  for (const TapeOperator::Operand& operand : record.operands) {
+    if (at(operand.value.storage).is_watched) {
+      operands.push_back(at(operand.value.storage).where->lock());
+    }
+  }
   if (listener_ != nullptr) {
     listener_->before_operator();
   }
@@ -72,12 +77,17 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
     }
     return;
   }
-  judge(record);
   follow_schedule(record);
+  judge(record);
+  hash_what_was_filled();
   if (listener_ != nullptr) {
     tell(record, made);
   }
   operators_.push_back(std::move(record));
+}
+
+bool TapeStorage::was_written_unseen() const {
+  return std::any_of(counts.begin(), counts.end(), [](const WriteCount& count) { return count.moved(); });
 }
 
 int OpTape::number_of(const at::Tensor& tensor) {
@@ -92,12 +102,12 @@ int OpTape::add_storage(const at::Tensor& tensor, bool is_external, int producer
   storage.producers.push_back(producer);
   storage.bytes = static_cast<int64_t>(tensor.storage().nbytes());
   storage.where.emplace(tensor.storage().getWeakStorageImpl());  // its address is not given to another
-  if (is_external) {
+  storage.is_counted = is_from_allocator(tensor.storage().data_ptr());
+  storage.is_lent = is_external && is_lent(tensor);
+  if (is_external && !storage.is_lent) {
     storage.held = tensor.storage();
   }
-  if (!tensor.is_inference()) {
-    storage.counter = tensor.unsafeGetTensorImpl()->version_counter();
-  }
+  storage.counts.emplace_back(tensor);
   numbers_.emplace(name_of(tensor), number);
   if (listener_ != nullptr) {
     listener_->on_storage(number, storage.bytes, is_external);
@@ -111,15 +121,24 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   const Arguments arguments(call.op, stack);
   record.is_replayable = !traits.is_collective;
   record.arguments.assign(arguments.begin(), arguments.end());
-  const std::vector<size_t> written = traits.written_by(arguments);
+  const std::vector<size_t> written_arguments = traits.written_by(arguments);
+  std::vector<at::Tensor> statistics, written;
   const auto is_among = [](const std::vector<size_t>& list, size_t i) {
     return std::find(list.begin(), list.end(), i) != list.end();
   };
+  for (const c10::IValue& argument : arguments) {  // all, before one is read: some may share a storage
+    visit_tensors_in(argument, [&](const at::Tensor& tensor) {
+      if (const auto known = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
+          known != numbers_.end()) {
+        note_write_through_pointer(known->second, tensor);
+      }
+    });
+  }
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (is_among(traits.statistics, i) && is_among(written, i)) {
+    if (is_among(traits.statistics, i) && is_among(written_arguments, i)) {
       // What batch normalisation returns does not depend on the statistics that it moves.
       record.arguments[i] = {};
-      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { unseen_write(tensor); });
+      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { statistics.push_back(tensor); });
     } else if (arguments[i].isTensor()) {
       record.arguments[i] = {};
       if (arguments[i].toTensor().defined()) {
@@ -137,14 +156,25 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
         }
       }
       record.arguments[i] = list;
+    } else if (arguments[i].isStorage()) {  // as set_() takes; the tape does not know what holds it
+      record.arguments[i] = {};
+      record.is_replayable = false;
     }
   }
   call.random.is_noted = call.random.is_noted || traits.draws(arguments);
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (traits.is_collective || (is_among(written, i) && !is_among(traits.statistics, i))) {
-      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { note_write(record, tensor); });
+    if (traits.is_collective || (is_among(written_arguments, i) && !is_among(traits.statistics, i))) {
+      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { written.push_back(tensor); });
     }
   }
+  save_from_write(record, written, statistics);
+  for (const at::Tensor& tensor : statistics) {
+    unseen_write(tensor);
+  }
+  for (const at::Tensor& tensor : written) {
+    note_write(record, tensor);
+  }
+  expect_writes(written);
   return record;
 }
 
@@ -155,6 +185,7 @@ void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t 
     return;
   }
   const int number = number_of(tensor);
+  record.is_replayable = record.is_replayable && !at(number).is_lent;
   const ValueId value{number, at(number).last_version()};
   record.operands.push_back({argument, element, value, without_memory(tensor)});
   if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
@@ -182,6 +213,39 @@ void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
   record.writes.push_back({number, storage.last_version()});
 }
 
+// The count of a tensor's writes. On memory that operators made, a counter that was not seen before has counted nothing.
+WriteCount& OpTape::count_of(int storage, const at::Tensor& tensor) {
+  auto& counts = at(storage).counts;
+  const auto found =
+      std::find_if(counts.begin(), counts.end(),
+                   [counter = WriteCount::counter_of(tensor)](const WriteCount& c) { return c.counter() == counter; });
+  if (found != counts.end()) {
+    return *found;
+  }
+  return at(storage).is_external ? counts.emplace_back(tensor) : counts.emplace_back(tensor, 0);
+}
+
+// Autograd counts each of the arguments, or none of them, when the operator is over.
+void OpTape::expect_writes(const std::vector<at::Tensor>& written) {
+  std::vector<const void*> counters;
+  for (const at::Tensor& tensor : written) {
+    if (tensor.has_storage() && !tensor.is_inference()) {
+      counters.push_back(WriteCount::counter_of(tensor));
+      const auto writes = std::count(counters.begin(), counters.end(), counters.back());
+      count_of(number_of(tensor), tensor).expect(static_cast<uint32_t>(writes));
+    }
+  }
+}
+
+// What was written to it since it was seen last, though by none of the operators, is not made again.
+void OpTape::note_write_through_pointer(int storage, const at::Tensor& tensor) {
+  WriteCount& count = count_of(storage, tensor);
+  if (count.moved()) {
+    count.accept();
+    note_unseen_write(storage);
+  }
+}
+
 // An operator that threw has written nothing.
 void OpTape::take_back_writes(const TapeOperator& record) {
   for (const ValueId& value : record.writes) {
@@ -198,24 +262,46 @@ void OpTape::unseen_write(const at::Tensor& tensor) {
     return;
   }
   const int number = number_of(tensor);
-  TapeStorage& storage = at(number);
-  storage.producers.push_back(-1);
-  storage.is_rebuildable = storage.is_external;
+  if (listener_ != nullptr && at(number).is_external) {
+    listener_->before_outside_write(tensor);
+  }
+  count_of(number, tensor).expect();
+  note_unseen_write(number);
+}
+
+void OpTape::note_unseen_write(int storage) {
+  TapeStorage& s = at(storage);
+  s.producers.push_back(-1);
+  s.is_rebuildable = s.is_external;
   if (listener_ != nullptr) {
-    if (storage.is_external) {
-      listener_->before_outside_write(tensor);
-    }
     listener_->before_operator();
     listener_->after_operator(
-        {.name = std::string(kOtherWrite), .writes = {{number, storage.last_version()}}, .replayable = false}, {});
+        {.name = std::string(kOtherWrite), .writes = {{storage, s.last_version()}}, .replayable = false}, {});
+  }
+}
+
+// A result on memory that is known. It may have come to lie there only now, as by set_(), and bring its own count along.
+void OpTape::note_alias(int storage, const at::Tensor& tensor, bool was_written) {
+  auto& counts = at(storage).counts;
+  const bool is_new = std::none_of(counts.begin(), counts.end(), [&](const WriteCount& count) {
+    return count.counter() == WriteCount::counter_of(tensor);
+  });
+  if (is_new) {
+    counts.emplace_back(tensor).expect(was_written ? 1 : 0);
   }
 }
 
 std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& record, const Stack& stack,
                                                               size_t first_result) {
   std::vector<std::pair<int, const void*>> made;
+  const bool has_written = !record.writes.empty();
   const auto read = [&](const at::Tensor& tensor, size_t result, std::optional<size_t> element) {
-    if (!tensor.defined() || (tensor.has_storage() && numbers_.count(name_of(tensor)) > 0)) {
+    if (!tensor.defined()) {
+      return;
+    }
+    if (const auto known = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
+        known != numbers_.end()) {
+      note_alias(known->second, tensor, /*was_written=*/has_written);
       return;
     }
     if (!tensor.has_storage() || tensor.is_inference()) {
@@ -244,61 +330,14 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
   return made;
 }
 
-// Whether what it wrote can be made again, from what the schedule keeps and what can itself be made again.
-void OpTape::judge(const TapeOperator& record) {
-  const bool can_be =
-      record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](ValueId value) {
-        const TapeStorage& storage = at(value.storage);
-        return storage.is_external || storage.is_rebuildable || storage.claimed || goes_away(value.storage);
-      });
-  for (const ValueId& value : record.writes) {
-    TapeStorage& storage = at(value.storage);
-    const auto impl = value.version > 0 && !storage.is_external ? storage.where->lock() : nullptr;
-    const bool was_resized = impl && static_cast<int64_t>(impl->nbytes()) != storage.bytes;
-    const bool was_pinned = value.storage < deviates_from_ && schedule_ != nullptr &&
-                            static_cast<size_t>(value.storage) < schedule_->storages.size() &&
-                            schedule_->storages[static_cast<size_t>(value.storage)].is_pinned;
-    storage.is_pinned = storage.is_pinned || was_resized || was_pinned;
-    storage.is_rebuildable = can_be && !storage.is_pinned;
-    if (was_resized) {
-      storage.bytes = static_cast<int64_t>(impl->nbytes());
-      if (listener_ != nullptr || goes_away(value.storage)) {
-        watch(value.storage, *impl);
-      }
-      if (listener_ != nullptr) {
-        listener_->on_resized(value.storage);
+void OpTape::hash_what_was_filled() {
+  for (const auto& packed : std::exchange(packed_, {})) {
+    const auto slot = packed.lock();
+    if (slot && slot->version != at(slot->storage).last_version()) {
+      if (const c10::Storage memory = find(slot->storage)) {
+        slot->values = hash_of(on_storage(slot->shape, memory));
       }
     }
-    if (drops_everything_ && !storage.is_rebuildable && store_ == nullptr) {
-      storage.claimed = true;  // so that what is made of it can be rebuilt
-      settle(value.storage);
-    }
-  }
-}
-
-void OpTape::follow_schedule(const TapeOperator& record) {
-  if (!schedule_ || !deviation_.empty()) {
-    return;
-  }
-  const size_t k = operators_.size();
-  const TapeSchedule::Made* due = k < schedule_->operators.size() ? &schedule_->operators[k] : nullptr;
-  const int first = record.results.empty() ? -1 : record.results.front().storage;
-  std::vector<int64_t> bytes;
-  for (const auto& result : record.results) {
-    bytes.push_back(at(result.storage).bytes);
-  }
-  const bool is_due = due != nullptr && due->op == record.op.operator_name() && fits(bytes, due->bytes);
-  if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
-    deviates_from_ = first >= 0 ? first : static_cast<int>(storages_.size());
-    deviation_ = fmt::format(
-        "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
-        due == nullptr ? "none" : fmt::format("{} ({} bytes)", c10::toString(due->op), fmt::join(due->bytes, " + ")));
-    deviation_ += is_due ? ", on other operands" : "";
-    return;
-  }
-  for (const auto& result : record.results) {
-    at(result.storage).claimed = schedule_->storages[static_cast<size_t>(result.storage)].keep_from_start;
-    settle(result.storage);
   }
 }
 
@@ -315,51 +354,6 @@ void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, c
   listener_->after_operator(std::move(op), made);
 }
 
-// The memory of a storage that is watched goes back to the tape when the last tensor on it is gone.
-struct OpTape::Watch {
-  std::weak_ptr<OpTape> tape;
-  int storage;
-  c10::DataPtr data;
-
-  static void release(void* context) {
-    const std::unique_ptr<Watch> watch(static_cast<Watch*>(context));
-    if (const auto tape = watch->tape.lock()) {
-      tape->dropped(watch->storage, std::move(watch->data));
-    }
-  }
-};
-
-void OpTape::watch(int storage, c10::StorageImpl& impl) {
-  c10::DataPtr data = impl.set_data_ptr(c10::DataPtr());
-  void* const address = data.get();
-  const c10::Device device = data.device();
-  auto watch = std::make_unique<Watch>(weak_from_this(), storage, std::move(data));
-  impl.set_data_ptr_noswap({address, watch.release(), &Watch::release, device});
-  at(storage).is_watched = true;
-}
-
-void OpTape::dropped(int storage, c10::DataPtr data) {
-  const std::lock_guard lock(mutex_);
-  at(storage).is_watched = false;
-  if (at(storage).where && at(storage).where->lock()) {
-    return;  // it goes on with other memory
-  }
-  if (listener_ != nullptr) {
-    if (std::exchange(at(storage).was_dropped, true)) {
-      listener_->on_unused(storage);  // a backward pass inside the forward pass had it again
-    } else {
-      listener_->on_drop(storage);
-    }
-  }
-  if (should_hold(storage) || goes_away(storage)) {
-    at(storage).parked = std::move(data);
-    settle(storage);
-  } else if (verifies_ && data.device().is_cpu() && data.get() != nullptr) {
-    std::memset(data.get(), 0xFF,
-                static_cast<size_t>(at(storage).bytes));  // so that nobody finds the old values by luck
-  }
-}
-
 std::any OpTape::pack(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   if (is_closed_ && torch::autograd::get_current_graph_task_id() < 0 && deviation_.empty()) {
@@ -370,8 +364,10 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   }
   const auto found = numbers_.find(name_of(tensor));
   if (found == numbers_.end() || at(found->second).is_external) {
+    trust(tensor);
     return tensor.detach();
   }
+  note_write_through_pointer(found->second, tensor);
   auto slot = std::make_shared<Slot>(shared_from_this(), found->second, without_memory(tensor));
   ++at(slot->storage).slots;
   if (listener_ != nullptr) {
@@ -382,7 +378,9 @@ std::any OpTape::pack(const at::Tensor& tensor) {
     mark_as_saved(tensor);
   }
   if (verifies_ && !is_workspace_of(slot->storage, tensor)) {
-    slot->values = tensor_hash(tensor);
+    slot->values = hash_of(tensor);
+    slot->version = at(slot->storage).last_version();
+    packed_.push_back(slot);
   }
   return slot;
 }
@@ -400,7 +398,12 @@ void OpTape::close() {
   numbers_.clear();
   for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
     TapeStorage& storage = at(s);
-    storage.version_at_end = storage.counter ? storage.counter->current_version() : 0;
+    if (storage.was_written_unseen() && !storage.was_dropped && storage.where->lock()) {
+      note_unseen_write(s);
+    }
+    for (WriteCount& count : storage.counts) {
+      count.accept();
+    }
     const bool is_scheduled = s < deviates_from_;
     storage.claimed = storage.claimed && is_scheduled && schedule_->storages[static_cast<size_t>(s)].needed_until >= 0;
     settle(s);

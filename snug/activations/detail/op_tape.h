@@ -10,8 +10,13 @@
 // A backward pass inside the forward pass (forces from an energy, a penalty on gradients) is part of the latter. What it asks for is kept till
 // autograd lets go of it, since nobody knows how long such a pass needs it; what it computes and saves itself is treated like the rest.
 //
+// A write that no operator explains, as custom functions make through a pointer before they say mark_dirty, moves a tensor's count; what it
+// wrote is not rebuilt. Nor is what operators read from memory that the program lends, as a batch from a loader's buffer (from_blob): its owner
+// may fill it anew, or take it back.
+//
 // Without a schedule the tape keeps everything that autograd saves, or nothing (drop_everything). With one, it stays right where the operators
-// turn out to be others than those that were scheduled: from the first that differs on, it keeps everything.
+// turn out to be others than those that were scheduled: from the first that differs on, it keeps everything. Before one of them writes to
+// what dropped results were made of, those are rebuilt and kept.
 
 #include <any>
 #include <atomic>
@@ -26,10 +31,12 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/flat_hash_map.h>
 
 #include "snug/activations/detail/offload_store.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/held.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/planner/profile.h"
@@ -101,6 +108,8 @@ class TapeListener {
 
 struct TapeStorage {
   bool is_external = true;
+  bool is_lent = false;         // from outside, by an owner who may fill it anew or take it back
+  bool is_counted = true;       // its memory is the allocator's
   bool is_pinned = false;       // is not rebuilt, whatever the operators say
   bool is_rebuildable = true;   // at its last version, by operators that are on the tape
   bool claimed = false;         // the schedule wants it to stay
@@ -113,12 +122,13 @@ struct TapeStorage {
   int64_t bytes = 0;
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> where = {};  // its last version, if anybody holds it
   c10::Storage held = {};                                               // by the tape
-  c10::DataPtr parked = {};                          // likewise, after the program has dropped it, if it was watched
-  std::unique_ptr<StoredAway> away = {};             // what it held when the program dropped it
-  std::optional<c10::VariableVersion> counter = {};  // of the tensor it was first seen in
-  uint32_t version_at_end = 0;
+  c10::DataPtr parked = {};                     // likewise, after the program has dropped it, if it was watched
+  std::unique_ptr<StoredAway> away = {};        // what it held when the program dropped it
+  c10::SmallVector<WriteCount, 1> counts = {};  // of the tensors it was seen in, one for each counter
 
   int last_version() const { return static_cast<int>(producers.size()) - 1; }
+  bool was_written_unseen() const;
+  int64_t counted_bytes() const { return is_counted ? bytes : 0; }
 };
 
 struct TapeOperator {
@@ -188,10 +198,24 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   TapeOperator read_arguments(const OperatorCall& call, Stack& stack);
   void read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument, std::optional<size_t> element);
   void note_write(TapeOperator& record, const at::Tensor& tensor);
+  void expect_writes(const std::vector<at::Tensor>& written);
+  WriteCount& count_of(int storage, const at::Tensor& tensor);
+  void note_write_through_pointer(int storage, const at::Tensor& tensor);
+  void note_unseen_write(int storage);
+  void note_alias(int storage, const at::Tensor& tensor, bool was_written);
+  static bool is_from_allocator(const c10::DataPtr& memory);
+  static bool is_lent(const at::Tensor& tensor);
+  void trust(const at::Tensor& tensor);
   void take_back_writes(const TapeOperator& record);
   std::vector<std::pair<int, const void*>> read_results(TapeOperator& record, const Stack& stack, size_t first_result);
   void follow_schedule(const TapeOperator& record);
+  const TapeSchedule::Made* due_operator() const;
+  bool is_scheduled(int storage) const;
+  void save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
+                       const std::vector<at::Tensor>& statistics);
+  void keep_what_depends_on(const std::set<int>& lost);
   void judge(const TapeOperator& record);
+  void hash_what_was_filled();
   void tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made);
   void watch(int storage, c10::StorageImpl& impl);
   void dropped(int storage, c10::DataPtr data);
@@ -207,6 +231,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   c10::Storage bring(int storage);
   c10::Storage bring(ValueId value);
   c10::Storage load(int storage);
+  c10::Storage rebuild(int storage);
   void note_place(int storage, const c10::Storage& memory);
   bool note_early_ask(int storage);
   at::Tensor values_of(const Slot& slot);
@@ -235,6 +260,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   bool is_as_scheduled_ = true;  // the order of unpacking, so far
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   bool verifies_ = false;
+  std::vector<std::weak_ptr<Slot>> packed_;  // since the last operator, to verify
   std::set<int> different_;
   mutable std::recursive_mutex mutex_;  // not held while an operator of the program runs
 };

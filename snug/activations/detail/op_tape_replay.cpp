@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <unordered_map>
 #include <utility>
@@ -16,13 +15,26 @@
 // Holding and rebuilding: the rules at the top of planner/simulator.cpp.
 
 namespace snug::detail {
+namespace {
+
+// The last unpacking that asks for it, itself or for a replay; -1: none.
+int last_need(const TapeSchedule::ForStorage& storage) {
+  return std::max(storage.needed_until, storage.unpacked_at.empty() ? -1 : storage.unpacked_at.back());
+}
+
+}  // namespace
 
 // --- what the tape holds
 
+// A pass that keeps its graph lets go of what it needs no more, too, if that can come again.
 bool OpTape::is_kept(int storage) const {
   const auto s = static_cast<size_t>(storage);
+  const auto is_over = [&] {
+    const int last = last_need(schedule_->storages[s]);
+    return keeps_graph_ && last >= 0 && last <= let_go_;
+  };
   const bool is_dropped = storage < deviates_from_
-                              ? !schedule_->storages[s].keep_if_saved
+                              ? !schedule_->storages[s].keep_if_saved || is_over()
                               : drops_everything_ && schedule_ == nullptr && !storages_[s].is_asked_early;
   return !is_dropped || (!storages_[s].is_rebuildable && !goes_away(storage));
 }
@@ -39,7 +51,7 @@ bool OpTape::goes_away(int storage) const {
 
 bool OpTape::should_hold(int storage) {
   const TapeStorage& s = at(storage);
-  return s.is_external || s.claimed || s.uses > 0 || (s.slots > 0 && is_kept(storage));
+  return (s.is_external && !s.is_lent) || s.claimed || s.uses > 0 || (s.slots > 0 && is_kept(storage));
 }
 
 void OpTape::settle(int storage) {
@@ -56,38 +68,11 @@ void OpTape::settle(int storage) {
   }
 }
 
-// Called where nothing may be thrown. If there is no room, it stays here: that costs memory, never the result.
-void OpTape::put_away(int storage) {
-  TapeStorage& s = at(storage);
-  c10::Storage memory =
-      s.held ? std::exchange(s.held, {})
-             : c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(s.bytes), std::move(s.parked));
-  s.parked.clear();  // which is not empty because it was moved from
-  const bool is_written_since = is_closed_ && s.counter && s.counter->current_version() != s.version_at_end;
-  if (s.away || is_written_since) {
-    return;
-  }
-  try {
-    const UnseenOperators unseen;
-    s.away = store_->store(memory);
-    if (s.away && !s.away->finish()) {
-      s.away = nullptr;
-    }
-  } catch (const std::exception& error) {
-    s.away = nullptr;
-    store_->count_failure(s.bytes, error.what());
-  }
-  if (!s.away) {
-    s.held = std::move(memory);
-    s.claimed = true;
-  }
-}
-
 // --- what is there
 
 c10::Storage OpTape::find(int storage) {
   TapeStorage& s = at(storage);
-  if (is_closed_ && s.counter && s.counter->current_version() != s.version_at_end) {
+  if (is_closed_ && s.was_written_unseen()) {
     return {};
   }
   if (s.held) {
@@ -143,7 +128,7 @@ c10::Storage OpTape::load(int storage) {
   const UnseenOperators unseen;
   c10::Storage memory = at(storage).away->load();
   note_place(storage, memory);
-  at(storage).counter.reset();  // this memory is the tape's own
+  at(storage).counts.clear();  // this memory is the tape's own
   if (listener_ != nullptr) {
     listener_->after_replay();
   }
@@ -182,6 +167,33 @@ class OpTape::Replay {
       }
     }
     *tape_.replayed_ += static_cast<int64_t>(sequence_.size());
+  }
+
+  /// Operators were judged when they ran. Since then the program may have written to what they read.
+  static void judge_all_again(OpTape& tape) {
+    const auto is_there = [&](ValueId value) {
+      const TapeStorage& s = tape.at(value.storage);
+      return s.is_external ? value.version == s.last_version() && !s.was_written_unseen()
+                           : s.is_rebuildable || s.claimed || s.away || s.slots > 0;
+    };
+    for (const TapeOperator& op : tape.operators_) {
+      const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), is_there);
+      for (const ValueId& value : op.writes) {
+        tape.at(value.storage).is_rebuildable = tape.at(value.storage).is_rebuildable && can_run;
+      }
+    }
+  }
+
+  /// What the schedule keeps, and an earlier pass that kept its graph has let go.
+  static void bring_back_what_is_kept(OpTape& tape) {
+    for (int s = 0; s < std::ssize(tape.storages_) && tape.is_scheduled(s); ++s) {
+      const TapeSchedule::ForStorage& scheduled = tape.schedule_->storages[static_cast<size_t>(s)];
+      TapeStorage& storage = tape.at(s);
+      storage.claimed = storage.claimed || (scheduled.keep_from_start && scheduled.needed_until >= 0);
+      if (scheduled.keep_from_start && storage.is_rebuildable && tape.should_hold(s) && !tape.find(s)) {
+        tape.rebuild(s);
+      }
+    }
   }
 
  private:
@@ -252,7 +264,7 @@ class OpTape::Replay {
     }
     for (auto& [storage, one] : made_) {
       one.stays = one.whole && !there_.contains(storage) && !tape_.find(storage) &&
-                  (storage == target_ || tape_.stays_after_replay(storage));
+                  (storage == target_ || tape_.stays_after_replay(storage) || tape_.should_hold(storage));
     }
   }
 
@@ -282,10 +294,10 @@ class OpTape::Replay {
     TapeStorage& s = tape_.at(storage);
     tape_.note_place(storage, memory);
     s.held = {};
-    s.counter.reset();  // this memory is the tape's own
+    s.counts.clear();  // this memory is the tape's own
     s.is_watched = false;
     s.claimed = s.claimed || tape_.stays_after_replay(storage);
-    if (s.claimed) {
+    if (tape_.should_hold(storage)) {
       s.held = memory;
     }
     if (storage == target_) {
@@ -316,10 +328,17 @@ bool OpTape::stays_after_replay(int storage) const {
 
 void OpTape::begin_unpacking(Slot& slot) {
   const int pass = torch::autograd::get_current_graph_task_id();
-  keeps_graph_ = pass < 0 || torch::autograd::get_current_graph_task_keep_graph();
+  const bool kept_graph = std::exchange(keeps_graph_, pass < 0 || torch::autograd::get_current_graph_task_keep_graph());
   if (pass != std::exchange(pass_, pass) && !(schedule_ && schedule_->is_guess)) {
     arrived_.assign(arrived_.size(), false);
-    reached_ = let_go_ = -1;
+    reached_ = let_go_ = place_ = -1;
+    is_as_scheduled_ = deviation_.empty();
+    if (keeps_graph_) {
+      Replay::judge_all_again(*this);
+    }
+    if (kept_graph && schedule_) {
+      Replay::bring_back_what_is_kept(*this);
+    }
   }
   slot.pass = pass;
   arrive_at(slot.storage);
@@ -348,16 +367,20 @@ void OpTape::arrive_at(int storage) {
   }
 }
 
-// What nobody needs from here on.
+// What nobody needs from here on in this pass. If the graph is kept, another one may come, which rebuilds what the first has let go.
 void OpTape::let_go() {
-  if (keeps_graph_ || !schedule_ || !is_as_scheduled_) {
+  if (!schedule_ || !is_as_scheduled_) {
     return;
   }
   while (let_go_ < reached_) {
-    for (const int s : schedule_->unpackings[static_cast<size_t>(++let_go_)].last_for) {
-      const bool is_needed_if_wrong = schedule_->is_guess && !at(s).is_rebuildable && !at(s).away;
-      at(s).claimed = at(s).claimed && is_needed_if_wrong;
+    const TapeSchedule::Unpacking& unpacking = schedule_->unpackings[static_cast<size_t>(++let_go_)];
+    for (const int s : unpacking.last_for) {
+      const bool cannot_come_again = !at(s).is_rebuildable && !at(s).away;
+      at(s).claimed = at(s).claimed && cannot_come_again && (keeps_graph_ || schedule_->is_guess);
       settle(s);
+    }
+    if (keeps_graph_) {
+      settle(unpacking.storage);
     }
   }
 }
@@ -373,22 +396,29 @@ bool OpTape::note_early_ask(int storage) {
   return storages_[s].is_asked_early;
 }
 
+c10::Storage OpTape::rebuild(int storage) {
+  Replay replay(*this, storage);
+  if (listener_ != nullptr) {
+    listener_->before_replay();
+  }
+  replay.run();
+  if (listener_ != nullptr) {
+    listener_->after_replay();
+  }
+  return replay.result_;
+}
+
 at::Tensor OpTape::values_of(const Slot& slot) {
   c10::Storage memory = bring(slot.storage);
   if (!memory) {
-    Replay replay(*this, slot.storage);
-    if (listener_ != nullptr) {
-      listener_->before_replay();
-    }
-    replay.run();
-    memory = replay.result_;
-    if (listener_ != nullptr) {
-      listener_->after_replay();
-    }
+    memory = rebuild(slot.storage);
   }
   at::Tensor result = on_storage(slot.shape, memory);
-  if (slot.values && *slot.values != tensor_hash(result)) {
-    different_.insert(slot.storage);
+  if (slot.values) {
+    const UnseenOperators unseen;
+    if (*slot.values != tensor_hash(result)) {
+      different_.insert(slot.storage);
+    }
   }
   return result;
 }

@@ -7,14 +7,17 @@
 
 namespace snug::detail {
 
-/// All of a tensor's storage, as bytes; shares its memory, not its version.
-inline at::Tensor storage_bytes(const at::Tensor& tensor) {
-  const auto key = c10::computeDispatchKey(c10::kByte, c10::kStrided, tensor.device());  // not that of a nested tensor
-  auto bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), c10::DispatchKeySet(key),
+/// All of a storage, as bytes; shares its memory.
+inline at::Tensor storage_bytes(const c10::Storage& storage) {
+  const auto key = c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device());
+  auto bytes = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key),
                                                         caffe2::TypeMeta::Make<uint8_t>());
-  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(tensor.storage().nbytes())});
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(storage.nbytes())});
   return bytes;
 }
+
+/// That of a tensor; not its version.
+inline at::Tensor storage_bytes(const at::Tensor& tensor) { return storage_bytes(tensor.storage()); }
 
 /// A tensor of its own with the same view of another storage, or of the same.
 inline at::Tensor on_storage(const at::Tensor& tensor, const c10::Storage& storage) {

@@ -137,15 +137,16 @@ void TapeRecorder::before_outside_write(const at::Tensor& tensor) {
     return;
   }
   const Place before = place_.exchange(Place::Aside);
-  const at::Tensor memory = storage_bytes(tensor);
-  outside_.push_back({memory, at::clone(memory)});
+  outside_.push_back({tensor.storage().getWeakStorageImpl(), at::clone(storage_bytes(tensor))});
   place_ = before;
 }
 
 void TapeRecorder::restore_outside() {
   const c10::NoGradGuard no_grad;
   for (const Outside& one : outside_) {
-    one.memory.copy_(one.before);
+    if (auto memory = one.memory.lock()) {
+      storage_bytes(c10::Storage(std::move(memory))).copy_(one.before);
+    }
   }
 }
 

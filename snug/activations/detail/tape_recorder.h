@@ -44,7 +44,8 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
  private:
   using Clock = std::chrono::steady_clock;
   struct Outside {
-    at::Tensor memory, before;  // as bytes
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // which may be gone with the tensor that was written
+    at::Tensor before;                                 // as bytes
   };
   enum class Place { Between, Operator, Replay, Aside };
 

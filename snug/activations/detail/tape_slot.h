@@ -26,6 +26,7 @@ struct OpTape::Slot {
   int pass = -1;                        // the last one that asked for it
   bool is_used = false;                 // backward has it, and will release it
   std::optional<uint64_t> values = {};  // a hash, to compare with what is rebuilt
+  int version = 0;                      // of which
 };
 
 }  // namespace snug::detail

@@ -20,6 +20,10 @@ WriteCount::WriteCount(const at::Tensor& tensor)
 
 const void* WriteCount::counter() const { return (counter_.*counter_of_version()).get(); }
 
+const void* WriteCount::counter_of(const at::Tensor& tensor) {
+  return (tensor.unsafeGetTensorImpl()->version_counter().*counter_of_version()).get();
+}
+
 void WriteCount::expect(uint32_t writes) {
   moved_ = moved();
   known_ = now();

@@ -26,9 +26,12 @@ class WriteCount final {
   /// Of nothing, and of inference tensors, whose writes nobody counts: it never moves.
   WriteCount() = default;
   explicit WriteCount(const at::Tensor& tensor);
+  /// Of a tensor that has been seen to count `known` writes, not more.
+  WriteCount(const at::Tensor& tensor, uint32_t known) : WriteCount(tensor) { known_ = known; }
 
   /// Which counter it is; nullptr if there is none. Tensors that share it count each other's writes.
   const void* counter() const;
+  static const void* counter_of(const at::Tensor& tensor);
   uint32_t now() const { return counter_.enabled() ? counter_.current_version() : 0; }
 
   /// An operator that is seen is about to write, or has just written and autograd has not counted it yet: through `writes` arguments with this
