@@ -134,10 +134,10 @@ class OneThread {
   int threads_ = torch::get_num_threads();
 };
 
-// With SNUG_RANDOM_MODELS=300 of that many.
+// One for each kind of block; with SNUG_RANDOM_MODELS=300 that many.
 inline uint64_t number_of_models() {
   const char* number = std::getenv("SNUG_RANDOM_MODELS");
-  return number == nullptr ? 30 : std::stoull(number);
+  return number == nullptr ? random_model_kinds().size() : std::stoull(number);
 }
 
 }  // namespace snug::testing

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "tests/support/random_blocks.h"
+#include "tests/support/random_unseen_blocks.h"
 
 namespace snug::testing {
 namespace {
@@ -50,6 +51,12 @@ constexpr Kind kKinds[] = {
     {"convolution_autocast", true, convolution_autocast},
     {"channel_dropout", true, channel_dropout},
     {"picture_attention", true, picture_attention},
+    {"pointer_writes", false, pointer_writes},
+    {"lent_tables", false, lent_tables},
+    {"conjugates", false, conjugates},
+    {"exchanged_storage", false, exchanged_storage},
+    {"unrolled_loop", false, unrolled_loop},
+    {"instance_norm", true, instance_norm},
 };
 
 // Token numbers in, and out over the same embedding.

@@ -27,7 +27,7 @@ struct RandomModel {
   std::vector<torch::Tensor> leaves() const;
 };
 
-/// Equal to the bit for equal seeds. Sets torch's generators. Seeds 0 to 29 together have every kind of block.
+/// Equal to the bit for equal seeds. Sets torch's generators. As many seeds as there are kinds of blocks have every kind.
 RandomModel random_model(uint64_t seed);
 
 /// All kinds of blocks there are.
