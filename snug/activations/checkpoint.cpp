@@ -16,11 +16,11 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
-#include "snug/activations/detail/not_adopted.h"
 #include "snug/activations/detail/region_operators.h"
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/not_adopted.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"
 

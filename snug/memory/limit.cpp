@@ -7,6 +7,7 @@
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/detail/cuda_memory.h"
 #include "snug/memory/detail/device.h"
+#include "snug/memory/detail/saved_tensor_policy.h"
 
 namespace snug {
 
@@ -24,6 +25,7 @@ MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), byt
   if (bytes.is_unlimited()) {
     return;
   }
+  detail::install_engine();  // a backward pass that runs out of memory is to leave none behind
   device_ = detail::ready(device);
   const Bytes live = live_bytes(device_);
   if (live > bytes) {
@@ -32,8 +34,11 @@ MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), byt
   }
   if (device_.is_cpu()) {
     detail::add_cpu_limit(bytes_);
-  } else {
+  } else if (device_.is_cuda()) {
     previous_fraction_ = detail::set_cuda_limit(device_, bytes_);
+  } else {
+    throw ConfigError(fmt::format(
+        "MemoryLimit: cannot cap {}: only the CPU and CUDA devices have a limit; use one of them", device_.str()));
   }
 }
 

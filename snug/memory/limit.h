@@ -16,6 +16,8 @@ namespace snug {
 /// Caps all live tensor memory on `device`, what was alive before included. On CPU the count is exact to the byte and the
 /// smallest of several limits holds; on CUDA it is the caching allocator's memory fraction, so cached blocks count too,
 /// and of limits that lie inside each other the smallest holds.
+/// A backward pass that fails, for want of memory or otherwise, leaves nothing alive once there was a limit; LibTorch by itself keeps
+/// gradients that were on their way until the thread's next pass.
 /// Memory that is not tensors' (code, libraries, the program's own) is outside, and so is pinned host memory, which the device's runtime
 /// gives.
 class [[nodiscard]] MemoryLimit final {

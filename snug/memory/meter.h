@@ -40,10 +40,11 @@ struct MemoryReport {
 /// Counts from its construction on. Not copyable; several may live at once. On a device other than the CPU, make and destroy it on the
 /// thread that trains: there it takes the place of torch's own profiler of memory (c10::DebugInfoKind::PROFILER_STATE) while it lives, and
 /// a device without an index is the one that is current then. Pinned host memory is not counted. A tensor is named by what it is when
-/// report() is called, so call that before gradients are dropped.
+/// report() is called, so call that before gradients are dropped. A custom Function that asks for what it saved gets copies of tensors that something
+/// else holds, too, so that it may return them as gradients.
 class MemoryMeter {
  public:
-  /// Throws ConfigError where saved tensors cannot be seen (see SavedTensorHooks) or live bytes cannot be counted (see live_bytes).
+  /// Throws ConfigError where live bytes cannot be counted (see live_bytes).
   MemoryMeter();
   explicit MemoryMeter(c10::Device device);
   ~MemoryMeter();

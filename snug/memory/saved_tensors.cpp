@@ -1,22 +1,25 @@
 #include "snug/memory/saved_tensors.h"
 
-#include <typeinfo>
+#include <algorithm>
+#include <atomic>
+#include <mutex>
 #include <utility>
 #include <vector>
 
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/engine.h>
+#include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "snug/core/error.h"
 #include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/forwarding_engine.h"
+#include "snug/memory/detail/not_adopted.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 // autograd::SavedVariable asks its engine for default hooks each time a tensor is saved. The method that answers is
-// virtual; Python's engine overrides it to consult Python's stack of hooks, this one consults the stack of policies below.
-// Where hooks exist autograd leaves out its check that a saved tensor was not written since, so it is made here: the version
+// virtual; Python's engine overrides it to consult Python's stack of hooks, this one consults the stack of policies below, and then the
+// engine that it found. Where hooks exist autograd leaves out its check that a saved tensor was not written since, so it is made here: the version
 // counter is shared with the tensor but does not hold its memory. Tried on torch 2.11.0 and 2.13.0.
 
 namespace snug {
@@ -26,7 +29,11 @@ namespace {
 using torch::autograd::Engine;
 using torch::autograd::SavedVariableHooks;
 
-thread_local std::vector<std::shared_ptr<SavedTensorPolicy>> policies;
+struct InnermostPolicy {
+  std::shared_ptr<SavedTensorPolicy> policy;
+  size_t python_hooks;  // how many of Python's were there before it: later ones are the inner ones
+};
+thread_local std::vector<InnermostPolicy> policies;
 
 class PolicyHooks final : public SavedVariableHooks {
  public:
@@ -62,29 +69,38 @@ class PolicyHooks final : public SavedVariableHooks {
 class Keep final : public SavedTensorPolicy {
  public:
   std::any pack(const at::Tensor& tensor) override { return tensor.detach(); }
-  at::Tensor unpack(std::any& packed) override { return std::any_cast<at::Tensor&>(packed); }
+  at::Tensor unpack(std::any& packed) override { return not_adopted(std::any_cast<at::Tensor&>(packed)); }
 };
 
-class SnugEngine final : public Engine {
+// The innermost policy of this thread, or nullptr: where there is none, where hooks of Python's lie inside it, and where Python allows no hooks.
+std::shared_ptr<SavedTensorPolicy> policy_in_charge() {
+  if (policies.empty()) {
+    return nullptr;
+  }
+  const auto& python = at::SavedTensorDefaultHooks::get_tls_state();
+  const bool is_innermost = python.stack.size() <= policies.back().python_hooks;
+  return is_innermost && !python.is_tracing && !python.disabled_error_message ? policies.back().policy : nullptr;
+}
+
+class SnugEngine final : public ForwardingEngine {
  public:
-  ~SnugEngine() override { stop(); }
+  using ForwardingEngine::ForwardingEngine;
 
   std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (!policies.empty() && policies.back() != nullptr) {
-      return std::make_unique<PolicyHooks>(policies.back());
+    if (auto policy = policy_in_charge()) {
+      return std::make_unique<PolicyHooks>(std::move(policy));
     }
-    if (saved_tensors_are_observed()) {
+    auto hooks = ForwardingEngine::get_default_saved_variable_hooks();
+    if (hooks == nullptr && saved_tensors_are_observed()) {
       static const auto keep = std::make_shared<Keep>();
-      return std::make_unique<PolicyHooks>(keep);
+      hooks = std::make_unique<PolicyHooks>(keep);
     }
-    return nullptr;
+    return hooks;
   }
 };
 
-Engine& snug_engine() {
-  static SnugEngine engine;
-  return engine;
-}
+std::atomic<Engine*> in_front = nullptr;  // the one that was made last
+Engine& engine_in_front() { return *in_front; }
 
 class FunctionPolicy final : public SavedTensorPolicy {
  public:
@@ -107,27 +123,38 @@ void mark_as_saved(const at::Tensor& tensor) {
 }
 
 void install_engine() {
-  static const bool installed = [] {
-    if (typeid(Engine::get_default_engine()) != typeid(Engine)) {
-      throw ConfigError(
-          "SavedTensorHooks: another library has installed its own autograd engine (Python's torch does); saved "
-          "tensors "
-          "can only be handled in a process without it");
-    }
-    torch::autograd::set_default_engine_stub(&snug_engine);
-    return true;
-  }();
-  (void)installed;
+  if (&Engine::get_default_engine() == in_front) {
+    return;
+  }
+  static std::mutex mutex;
+  static auto& made = *new std::vector<SnugEngine*>;  // and never destroyed: one for each engine that was found
+  const std::lock_guard lock(mutex);
+  Engine& found = Engine::get_default_engine();
+  if (&found == in_front) {
+    return;
+  }
+  auto mine = std::find_if(made.begin(), made.end(), [&](const SnugEngine* one) { return &one->inner() == &found; });
+  if (mine == made.end()) {
+    mine = made.insert(made.end(), new SnugEngine(found));
+  }
+  in_front = *mine;
+  torch::autograd::set_default_engine_stub(&engine_in_front);
+}
+
+void go_backward(const at::Tensor& loss) {
+  install_engine();
+  const BackwardOnThisThread here;
+  loss.backward();
 }
 
 PolicyScope::PolicyScope(std::shared_ptr<SavedTensorPolicy> policy) {
   install_engine();
-  policies.push_back(std::move(policy));
+  policies.push_back({std::move(policy), at::SavedTensorDefaultHooks::get_tls_state().stack.size()});
 }
 
 PolicyScope::~PolicyScope() { policies.pop_back(); }
 
-std::shared_ptr<SavedTensorPolicy> current_policy() { return policies.empty() ? nullptr : policies.back(); }
+std::shared_ptr<SavedTensorPolicy> current_policy() { return policies.empty() ? nullptr : policies.back().policy; }
 
 }  // namespace detail
 
@@ -136,10 +163,10 @@ SavedTensorHooks::SavedTensorHooks(std::function<std::any(const at::Tensor&)> pa
   if (!pack || !unpack) {
     throw ConfigError("SavedTensorHooks: pack and unpack must both be callable; one of them is empty");
   }
-  detail::install_engine();
-  detail::policies.push_back(std::make_shared<detail::FunctionPolicy>(std::move(pack), std::move(unpack)));
+  scope_ = std::make_unique<detail::PolicyScope>(
+      std::make_shared<detail::FunctionPolicy>(std::move(pack), std::move(unpack)));
 }
 
-SavedTensorHooks::~SavedTensorHooks() { detail::policies.pop_back(); }
+SavedTensorHooks::~SavedTensorHooks() = default;
 
 }  // namespace snug

@@ -15,23 +15,31 @@
 
 #include <any>
 #include <functional>
+#include <memory>
 
 #include <ATen/core/Tensor.h>
 
 namespace snug {
+namespace detail {
+class PolicyScope;
+}
 
 /// While it lives, every tensor that autograd saves on this thread is handed to `pack`, and what that returns is kept instead;
 /// `unpack` gives the tensor back (same sizes, dtype and device) each time backward needs it. The innermost hooks
 /// alone are asked. Parameters, views and outputs arrive too. `pack` runs without gradient mode and must not write to its argument; keep
 /// `t.detach()`, never `t` itself, which may be the output of the node that saves it. As without hooks, a tensor that was
-/// written in place after it was saved is an error in backward.
-/// Throws ConfigError if another library (such as Python's torch) has installed its own autograd engine.
+/// written in place after it was saved is an error in backward. Backward passes that begin while it lives stay on this thread, on a GPU, too.
+/// Where another library, such as Python's torch, has installed its own autograd engine, that one goes on working; hooks of Python's are the inner
+/// ones where they began later. An engine that is installed while hooks live hides them until the next ones begin.
 class [[nodiscard]] SavedTensorHooks final {
  public:
   SavedTensorHooks(std::function<std::any(const at::Tensor&)> pack, std::function<at::Tensor(std::any&)> unpack);
   ~SavedTensorHooks();
   SavedTensorHooks(const SavedTensorHooks&) = delete;
   SavedTensorHooks& operator=(const SavedTensorHooks&) = delete;
+
+ private:
+  std::unique_ptr<detail::PolicyScope> scope_;
 };
 
 }  // namespace snug

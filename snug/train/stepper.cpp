@@ -19,6 +19,7 @@
 #include "snug/core/stateful_optimizer.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
+#include "snug/memory/detail/backward_pass.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
@@ -311,7 +312,7 @@ class Stepper::Impl {
     }
     const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
     if (weighted.defined()) {
-      scaler_.scale(weighted).backward();
+      detail::go_backward(scaler_.scale(weighted));
       parameters_.gather_gradients();
       if (options_.gradient_noise && micro.is_split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
         first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();

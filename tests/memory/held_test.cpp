@@ -33,7 +33,7 @@ TEST(Held, AsksForTheOperatorsThatWroteWhereSomebodyCountsThem) {
 TEST(Held, KeepsTheAddressNotTheMemory) {
   auto x = torch::ones({4});
   const Held held(x);
-  x = {};
+  x = torch::Tensor();
   EXPECT_FALSE(held.storage());
 }
 

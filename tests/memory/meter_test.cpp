@@ -45,6 +45,29 @@ TEST(MemoryMeter, AnExpressionWithOneTemporaryTakesOneTensorOfWorkspace) {
   EXPECT_EQ(report.parameters + report.gradients + report.optimizer_state, 0);
 }
 
+// Autograd takes a gradient that nobody else holds for its own, and adds to it.
+struct Dot : torch::autograd::Function<Dot> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& a, const Tensor& b) {
+    context->save_for_backward({a, b});
+    return (a * b).sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list&) {
+    const auto saved = context->get_saved_variables();
+    return {saved[1], saved[0]};
+  }
+};
+
+TEST(MemoryMeter, DoesNotMakeAParameterTheGradientOfAnother) {
+  const Tensor a = torch::full({100}, 2.0f).requires_grad_(), b = torch::full({100}, 3.0f).requires_grad_();
+  const MemoryMeter meter;
+  for (int pass = 1; pass <= 2; ++pass) {
+    Dot::apply(a, b).backward();
+    EXPECT_TRUE(torch::equal(a.grad(), torch::full({100}, 3.0f * static_cast<float>(pass))));
+    EXPECT_TRUE(torch::equal(b.detach(), torch::full({100}, 3.0f)));
+  }
+}
+
 TEST(MemoryMeter, WithGradientsOnTheSameExpressionKeepsTheOperandsAndTheQuotientIsStillWorkspace) {
   const auto with_gradient = torch::requires_grad();
   const Tensor a = torch::rand({1000}, with_gradient);

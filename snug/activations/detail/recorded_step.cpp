@@ -16,6 +16,7 @@
 
 #include "snug/core/detail/gradient_hooks.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/backward_pass.h"
 #include "snug/memory/limit.h"
 
 namespace snug::detail {
@@ -148,7 +149,7 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
   recorder.pause(false);
   limit.emplace(c10::kCPU, above(Bytes(level.count() + copies), options.memory));
   recorder.begin_backward();
-  loss.backward();
+  go_backward(loss);
   recorder.stop();
 }
 

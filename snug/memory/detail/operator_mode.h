@@ -12,6 +12,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "snug/memory/detail/backward_pass.h"
 #include "snug/memory/detail/random_draw.h"
 
 namespace snug::detail {
@@ -59,8 +60,8 @@ class OperatorPolicy {
 };
 
 /// Asks `policy`, which must outlive it, first, while it lives, on this thread. Costs about a microsecond an operator, and nothing when
-/// there is no scope. Scopes end in the reverse of the order in which they began. For operators of a backward pass on another thread,
-/// make a scope there (in a hook, or where a saved tensor is unpacked).
+/// there is no scope. Scopes end in the reverse of the order in which they began. Backward passes that begin while it lives are seen: they stay on
+/// this thread. For operators of others, make a scope there (in a hook, or where a saved tensor is unpacked).
 /// Throws ConfigError if another library has registered itself for DispatchKey::Fake, which this uses.
 class [[nodiscard]] OperatorScope final {
  public:
@@ -75,6 +76,7 @@ class [[nodiscard]] OperatorScope final {
   OperatorPolicy& policy_;
   const OperatorScope* outside_;
   bool key_was_included_;
+  BackwardOnThisThread backward_;
 };
 
 /// Calls an operator as a call that was seen was: the same kernel, below autograd and autocast, out of sight of all policies. `from`: what

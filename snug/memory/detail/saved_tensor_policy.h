@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "snug/memory/detail/backward_pass.h"
+
 namespace snug::detail {
 
 /// What happens to a tensor that autograd saves. Kept alive by every tensor it packed. Methods may be called from any of
@@ -25,6 +27,9 @@ class [[nodiscard]] PolicyScope final {
   ~PolicyScope();
   PolicyScope(const PolicyScope&) = delete;
   PolicyScope& operator=(const PolicyScope&) = delete;
+
+ private:
+  BackwardOnThisThread backward_;
 };
 
 /// The policy that is asked on this thread now; nullptr if it is autograd's own way.
@@ -34,7 +39,7 @@ std::shared_ptr<SavedTensorPolicy> current_policy();
 /// a policy that holds some elsewhere marks those.
 void mark_as_saved(const at::Tensor& tensor);
 
-/// Puts snug's engine in place; called by PolicyScope and by the memory meter. Throws ConfigError, see SavedTensorHooks.
+/// Puts snug's engine in front of the one that is there, if it is not in front already.
 void install_engine();
 
 }  // namespace snug::detail
