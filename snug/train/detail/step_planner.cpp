@@ -94,11 +94,9 @@ class GradientsHeld {
   bool held_;
 };
 
-// Losses of the same forward, run again and again from the same buffers and generators: what makes them differ, planning has moved on.
+// Losses of the same forward, run again and again from the same parameters, buffers and generators: what makes them differ, planning has moved on.
 class SameLosses {
  public:
-  explicit SameLosses(std::optional<double>& loss) : loss_(loss) {}
-
   std::function<at::Tensor()> of(std::function<at::Tensor()> forward) {
     return [this, forward = std::move(forward)] {
       at::Tensor loss = forward();
@@ -112,8 +110,8 @@ class SameLosses {
 
  private:
   void note(double loss) {
-    const double first = loss_.value_or(loss);
-    loss_ = first;
+    const double first = first_.value_or(loss);
+    first_ = first;
     if (std::bit_cast<uint64_t>(first) != std::bit_cast<uint64_t>(loss)) {
       throw ConfigError(fmt::format(
           "Stepper: to plan for a memory_budget forward runs several times, and on the same items it gave the "
@@ -125,7 +123,7 @@ class SameLosses {
     }
   }
 
-  std::optional<double>& loss_;
+  std::optional<double> first_;
 };
 
 }  // namespace
@@ -234,9 +232,8 @@ bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items, i
     const int64_t before = live_cpu_bytes();
     const auto forward = step.forward(items);
     const int64_t loaded = live_cpu_bytes() - before;
-    std::optional<double> loss;
-    StepProfile profile = profile_step(SameLosses(loss).of(forward), {.link = link_});
-    known.tried.insert_or_assign(items, Tried{std::move(profile), loaded, slices, loss});
+    SameLosses losses;
+    known.tried.insert_or_assign(items, Tried{profile_step(losses.of(forward), {.link = link_}), loaded, slices});
   } catch (const c10::OutOfMemoryError&) {
     note("does not run within the budget");
   } catch (const ConfigError&) {
@@ -383,11 +380,9 @@ bool StepPlanner::make_plan(Known& known, const StepToPlan& step, const StepSear
   if (choice.plan.seconds > choice.plan.plain_seconds) {
     const int64_t beside = known.bytes_beside(choice.items);
     const GradientsHeld gradients(step, choice.micro_batches > 1);
-    std::optional<double> loss = known.tried.at(choice.items).loss;
     try {
-      plan.activations =
-          plan_activations(known.tried.at(choice.items).profile, SameLosses(loss).of(step.forward(choice.items)),
-                           Bytes(budget_ - known.left_free - beside));
+      plan.activations = plan_activations(known.tried.at(choice.items).profile, step.forward(choice.items),
+                                          Bytes(budget_ - known.left_free - beside));
     } catch (const BudgetExceeded&) {
       known.untried +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);

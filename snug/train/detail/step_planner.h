@@ -102,9 +102,8 @@ class StepPlanner {
   // One micro-batch that was tried.
   struct Tried {
     StepProfile profile;
-    int64_t loaded_bytes;        // of its items, where loading copies them
-    int64_t slices;              // that snug::sliced cut them into
-    std::optional<double> loss;  // of each run
+    int64_t loaded_bytes;  // of its items, where loading copies them
+    int64_t slices;        // that snug::sliced cut them into
   };
   // What a step that runs out of memory changes.
   struct BeforeStepDown {
