@@ -73,7 +73,8 @@ struct StepperOptions {
   /// activations. It is kept by choosing the micro-batch, and by dropping activations that backward then computes again; gradients stay
   /// those of plain training with that micro-batch, to the bit; where not even one item fits, a model that leaves its snug::sliced to the plan
   /// is cut into slices, and gradients differ by rounding. What cannot be kept is BudgetExceeded. The choice is made in the first step
-  /// for a shape of batch, which calls loss_of some more times while no other thread should allocate tensors, and is plan(). Several ranks take
+  /// for a shape of batch, which calls loss_of some more times while no other thread should allocate tensors, and is plan(). What the model or loss_of keeps besides
+  /// parameters, buffers and torch's default generators these calls would move on: if their losses tell of it, it is a ConfigError. Several ranks take
   /// the smallest budget of all, and the smallest micro-batch that one of them has to cut its share into; where one runs out of memory, all
   /// make the step again. They need not try the same, so while one tries, what loss_of sends over the group of data_parallel (SyncBatchNorm, an
   /// all_reduce of a metric) is not sent, and its own values stand for those of all; over another group it must not send: else plan = false.
