@@ -239,34 +239,6 @@ TEST(ShardedOptimizer, SavesAStateThatLoadsAtAnotherWorldSize) {
   });
 }
 
-TEST(ShardedOptimizer, GathersItsStateInAFolderWithoutTensorMemory) {
-  const testing::TemporaryFolder folder;
-  on_ranks(3, std::vector<Environment>(3, {{"FOLDER", folder.path()}}), testing::is_rank() ? 0 : testing::free_port(),
-           [] {
-             constexpr int64_t kLarge = 3 << 20;  // 12 MiB, and 24 of state
-             const auto make = [] { return std::vector{torch::ones({kLarge}), torch::ones({7, 3}), torch::ones({})}; };
-             const auto a = make();
-             const auto b = make();
-             const auto whole = kAdamW({OptimizerParamGroup(a)});
-             const auto group = init_process_group(quick());
-             ShardedOptimizer sharded(b, group, kAdamW);
-             for (const auto& [optimizer, parameters] :
-                  {std::pair<torch::optim::Optimizer*, std::vector<torch::Tensor>>(whole.get(), a), {&sharded, b}}) {
-               set_gradients(parameters, 1);
-               optimizer->step();
-               optimizer->zero_grad();
-             }
-             {
-               const MemoryLimit limit(torch::kCPU, Bytes(live_bytes(torch::kCPU).count() + (6 << 20)));
-               sharded.consolidate(2, std::getenv("FOLDER"));
-             }
-             if (group->rank() == 2) {
-               EXPECT_TRUE(same_bits(tensors_in(sharded.state_dict()), tensors_in(whole->state_dict())));
-             }
-             EXPECT_TRUE(std::filesystem::is_empty(std::getenv("FOLDER")));
-           });
-}
-
 TEST(ShardedOptimizer, LeavesAllAsItWasWhenAStateDoesNotFit) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
