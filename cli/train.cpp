@@ -208,7 +208,8 @@ bool is_below(const std::filesystem::path& path, const std::filesystem::path& fo
 // The run folder itself is left out of the text.
 void check_board(const std::string& board, const TrainConfig& config) {
   for (const auto& data : config.data) {
-    if (!board.empty() && is_below(one_name(board), data) &&
+    std::error_code unreadable;  // loading the text says more about it
+    if (!board.empty() && std::filesystem::is_directory(data, unreadable) && is_below(one_name(board), data) &&
         !is_below(one_name(board), one_name(config.out.string()))) {
       throw ConfigError(
           fmt::format("train: --tensorboard '{}' lies below --data '{}', so what is written there would be text of the "
