@@ -1,5 +1,6 @@
 #include "snug/accumulation/loss.h"
 
+#include <cmath>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -31,6 +32,18 @@ Loss Loss::mean(at::Tensor mean, int64_t count) { return {Kind::Mean, std::move(
 Loss Loss::mean(at::Tensor mean, at::Tensor count) { return {Kind::Mean, std::move(mean), 0, std::move(count)}; }
 Loss Loss::whole(at::Tensor loss) { return {Kind::Whole, std::move(loss), 1, {}}; }
 
-int64_t Loss::count() const { return count_tensor_.defined() ? count_tensor_.item<int64_t>() : count_; }
+int64_t Loss::count() const {
+  return count_tensor_.defined() ? detail::whole_count(count_tensor_.item<double>()) : count_;
+}
+
+int64_t detail::whole_count(double count) {
+  if (!(count >= 0) || count != std::floor(count) || std::isinf(count)) {
+    throw ConfigError(
+        fmt::format("Loss: count is {}; it is a number of items, so a whole one, >= 0. For items with weights that add "
+                    "up to something else give Loss::whole(sum / weights.sum()), with a batch that is not split",
+                    count));
+  }
+  return static_cast<int64_t>(count);
+}
 
 }  // namespace snug

@@ -17,12 +17,12 @@ class Loss {
 
   /// `sum`: scalar, added over the items of this micro-batch; `count`: how many items that is (tokens, pixels, samples).
   static Loss sum(at::Tensor sum, int64_t count);
-  /// The count as an integer scalar tensor, such as the number of tokens that are not ignored. It is read once, when the
-  /// step's backward passes are all queued.
+  /// The count as a scalar tensor, such as the number of tokens that are not ignored. It is read once, when the step's backward passes are
+  /// all queued; ConfigError then unless all counts of the step add up to a whole number.
   static Loss sum(at::Tensor sum, at::Tensor count);
   /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
   static Loss mean(at::Tensor mean, int64_t count);
-  /// The count is read at once, which waits for its device: a mean over nothing must not go backward.
+  /// The count is read at once, which waits for its device: a mean over nothing must not go backward. ConfigError then unless it is whole.
   static Loss mean(at::Tensor mean, at::Tensor count);
   /// A loss that is no sum over items (contrastive losses, for example): its batch must not be split.
   static Loss whole(at::Tensor loss);
@@ -42,4 +42,10 @@ class Loss {
   at::Tensor count_tensor_;  // undefined: count_ holds it
 };
 
+namespace detail {
+
+/// A count of items that was read from a tensor. Throws ConfigError unless it is whole and >= 0.
+int64_t whole_count(double count);
+
+}  // namespace detail
 }  // namespace snug

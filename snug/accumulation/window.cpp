@@ -122,7 +122,7 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
   totals.items = items_;
   double provisional = provisional_;
   if (items_on_device_.defined()) {
-    totals.items += items_on_device_.item<int64_t>();
+    totals.items += detail::whole_count(items_on_device_.item<double>());
     if (provisional == 0) {
       provisional = provisional_on_device_.item<double>();
     }

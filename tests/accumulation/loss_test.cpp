@@ -1,5 +1,8 @@
 #include "snug/accumulation/loss.h"
 
+#include <cmath>
+#include <limits>
+
 #include <gtest/gtest.h>
 
 #include "snug/core/error.h"
@@ -21,6 +24,15 @@ TEST(Loss, RefusesWhatIsNoScalarOrNoCount) {
   EXPECT_THROW((void)Loss::sum(torch::Tensor(), 2), ConfigError);
   EXPECT_THROW((void)Loss::sum(torch::ones({}), -1), ConfigError);
   EXPECT_THROW((void)Loss::sum(torch::ones({}), torch::ones({2}, torch::kLong)), ConfigError);
+}
+
+// Cut to a whole number it would give gradients of another scale.
+TEST(Loss, RefusesACountThatIsNoNumberOfItemsWhenItIsRead) {
+  for (const double count : {2.5, 0.4, -1.0, std::numeric_limits<double>::quiet_NaN(), HUGE_VAL}) {
+    EXPECT_THROW((void)Loss::sum(torch::ones({}), torch::tensor(count)).count(), ConfigError) << count;
+  }
+  EXPECT_EQ(Loss::mean(torch::ones({}), torch::tensor(3.0f)).count(), 3);
+  EXPECT_EQ(Loss::mean(torch::ones({}), torch::tensor(true)).count(), 1);
 }
 
 }  // namespace

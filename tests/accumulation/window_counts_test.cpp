@@ -3,10 +3,12 @@
 #include <random>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "snug/accumulation/window.h"
+#include "snug/core/error.h"
 #include "tests/support/tensors.h"
 
 // Where the counts of a window's losses come from, and what becomes of the gradient's value and range.
@@ -68,6 +70,18 @@ TEST(WindowCounts, AMeanOverNothingIsLeftOutWhereverItsCountLies) {
     EXPECT_DOUBLE_EQ(totals.mean_loss.item<double>(), 5.5);
     EXPECT_FLOAT_EQ(t.gradient(), 5.5f);
   }
+}
+
+TEST(WindowCounts, ThatDoNotAddUpToAWholeNumberAreRefused) {
+  Weight t;
+  t.add(Loss::sum(t.losses(0, 3).sum(), torch::tensor(1.25)));
+  t.add(Loss::sum(t.losses(0, 3).sum(), torch::tensor(1.25)));
+  EXPECT_THAT(testing::error_of<ConfigError>([&] { t.window.close(); }), ::testing::HasSubstr("count is 2.5"));
+  t.window.abandon();
+  t.add(Loss::sum(t.losses(0, 3).sum(), torch::tensor(1.25)));
+  t.add(Loss::sum(t.losses(3, 4).sum(), torch::tensor(2.75)));
+  EXPECT_EQ(t.window.close().items, 4);
+  EXPECT_FLOAT_EQ(t.gradient(), 1.5f);
 }
 
 // The first micro-batch with items sets the divisor: one without must not, or FP16 gradients would not be divided at all.
