@@ -15,9 +15,9 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
-#include "snug/memory/detail/not_adopted.h"
 #include "snug/activations/detail/offload_store.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/not_adopted.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 namespace snug {
