@@ -97,7 +97,7 @@ inline int64_t plain_bytes(const Batch& batch, StepperOptions options, const std
 inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make) {
   const int64_t before = live();
   Training tight({}, make());
-  options.memory_budget = Bytes(live() + (64 << 10));
+  options.memory_budget = Bytes(live() + (32 << 10));
   Stepper stepper(tight.model, tight.optimizer, options);
   try {
     stepper.step(batch, [&](const Batch& micro) { return tight.loss_of(micro); });
