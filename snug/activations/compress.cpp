@@ -1,9 +1,7 @@
 #include "snug/activations/compress.h"
 
-#include <map>
 #include <mutex>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -13,7 +11,9 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/block_codes.h"
+#include "snug/activations/detail/late_copies.h"
 #include "snug/activations/detail/packed_mask.h"
+#include "snug/memory/detail/not_adopted.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 // What is compressed is a run of memory: the whole storage where the tensor has a quarter of it, so that the slices that a model cuts from
@@ -31,62 +31,6 @@ struct Mask {
   at::Tensor bits;
 };
 using Packed = std::variant<Narrow, Mask, detail::TwoValued, detail::BlockCodes>;
-
-/// A run of memory in its packed form, shared by the tensors saved from it.
-class Run {
- public:
-  Run(Packed packed, int64_t count, at::TensorOptions options)
-      : packed_(std::move(packed)), count_(count), options_(options) {
-    std::visit([](const auto& kept) { mark(kept); }, packed_);
-  }
-
-  /// Tensors that one backward pass needs at the same time share what was unpacked. Another pass gets memory of its own: autograd may have
-  /// made a gradient of the first, to which it adds.
-  at::Tensor unpack() {
-    const std::lock_guard lock(mutex_);
-    const int pass = torch::autograd::get_current_graph_task_id();
-    const bool is_same_pass = std::exchange(pass_, pass) == pass && pass >= 0;
-    if (const auto alive = is_same_pass ? unpacked_.lock() : c10::intrusive_ptr<c10::StorageImpl>()) {
-      return at::empty({0}, options_).set_(c10::Storage(alive), 0, {count_}, {1});
-    }
-    at::Tensor run = std::visit([this](const auto& packed) { return unpacked(packed); }, packed_);
-    unpacked_ = run.storage().getWeakStorageImpl();
-    return run;
-  }
-
- private:
-  static void mark(const Narrow& kept) { detail::mark_as_saved(kept.values); }
-  static void mark(const Mask& kept) { detail::mark_as_saved(kept.bits); }
-  static void mark(const detail::TwoValued& kept) { detail::mark_as_saved(kept.bits); }
-  static void mark(const detail::BlockCodes& kept) {
-    detail::mark_as_saved(kept.codes);
-    detail::mark_as_saved(kept.ranges);
-  }
-
-  c10::ScalarType dtype() const { return options_.dtype().toScalarType(); }
-  at::Tensor unpacked(const Narrow& packed) const { return packed.values.to(dtype()); }
-  at::Tensor unpacked(const Mask& packed) const { return detail::unpack_mask(packed.bits, count_); }
-  at::Tensor unpacked(const detail::TwoValued& packed) const {
-    return detail::unpack_two_valued(packed, count_, dtype());
-  }
-  at::Tensor unpacked(const detail::BlockCodes& packed) const {
-    return detail::dequantize_blocks(packed, count_, dtype());
-  }
-
-  Packed packed_;
-  int64_t count_;
-  at::TensorOptions options_;  // of the run
-  std::mutex mutex_;
-  int pass_ = -1;
-  c10::weak_intrusive_ptr<c10::StorageImpl> unpacked_{c10::intrusive_ptr<c10::StorageImpl>()};
-};
-
-struct View {
-  std::shared_ptr<Run> run;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
-  int64_t offset;
-};
 
 // Autocast's copy of a parameter: a cast of a leaf that will get a gradient.
 bool is_cast_of_leaf(const at::Tensor& tensor) {
@@ -169,87 +113,154 @@ std::optional<Packed> with_loss(const at::Tensor& memory, Compression compressio
   return packed ? std::optional<Packed>(std::move(*packed)) : std::nullopt;
 }
 
+/// A run of memory in its packed form, shared by the tensors saved from it.
+class Run final : public detail::LateCopy {
+ public:
+  Run(detail::LateCopies& copies, const at::Tensor& tensor, const detail::StoragePart& part, Origin origin,
+      Compression compression, uint64_t seed)
+      : LateCopy(copies, tensor, part),
+        options_(tensor.options()),
+        origin_(origin),
+        compression_(compression),
+        seed_(seed) {}
+
+  /// Tensors that one backward pass needs at the same time share what was unpacked. Another pass gets memory of its own: autograd may have
+  /// made a gradient of the first, to which it adds.
+  at::Tensor unpack() {
+    const std::lock_guard lock(mutex);
+    if (memory()) {
+      return on(memory());
+    }
+    const int pass = torch::autograd::get_current_graph_task_id();
+    const bool is_same_pass = std::exchange(pass_, pass) == pass && pass >= 0;
+    if (const auto alive = is_same_pass ? unpacked_.lock() : c10::intrusive_ptr<c10::StorageImpl>()) {
+      return at::empty({0}, options_).set_(c10::Storage(alive), 0, {part().count}, {1});
+    }
+    at::Tensor run = std::visit([this](const auto& packed) { return unpacked(packed); }, *packed_);
+    unpacked_ = run.storage().getWeakStorageImpl();
+    return run;
+  }
+
+ private:
+  static void mark(const Narrow& kept) { detail::mark_as_saved(kept.values); }
+  static void mark(const Mask& kept) { detail::mark_as_saved(kept.bits); }
+  static void mark(const detail::TwoValued& kept) { detail::mark_as_saved(kept.bits); }
+  static void mark(const detail::BlockCodes& kept) {
+    detail::mark_as_saved(kept.codes);
+    detail::mark_as_saved(kept.ranges);
+  }
+
+  at::Tensor on(const c10::Storage& memory) const {
+    return at::empty({0}, options_).set_(memory, part().begin, {part().count}, {1});
+  }
+
+  bool copy(const c10::Storage& memory) override {
+    const at::Tensor run = on(memory);
+    const bool is_exact = part().dtype == at::kBool || origin_ == Origin::Leaf;
+    packed_ = is_exact ? exactly(run) : with_loss(run, compression_, seed_);
+    if (packed_) {
+      std::visit([](const auto& kept) { mark(kept); }, *packed_);
+    } else {
+      detail::mark_as_saved(run);
+    }
+    return packed_.has_value();
+  }
+  void forget() override {
+    packed_.reset();
+    unpacked_.reset();
+  }
+
+  at::Tensor unpacked(const Narrow& packed) const { return packed.values.to(part().dtype); }
+  at::Tensor unpacked(const Mask& packed) const { return detail::unpack_mask(packed.bits, part().count); }
+  at::Tensor unpacked(const detail::TwoValued& packed) const {
+    return detail::unpack_two_valued(packed, part().count, part().dtype);
+  }
+  at::Tensor unpacked(const detail::BlockCodes& packed) const {
+    return detail::dequantize_blocks(packed, part().count, part().dtype);
+  }
+
+  const at::TensorOptions options_;  // of the run
+  const Origin origin_;
+  const Compression compression_;
+  const uint64_t seed_;
+  std::optional<Packed> packed_;
+  int pass_ = -1;
+  c10::weak_intrusive_ptr<c10::StorageImpl> unpacked_{c10::intrusive_ptr<c10::StorageImpl>()};
+};
+
+struct View {
+  std::shared_ptr<Run> run;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  int64_t offset;
+};
+
 class CompressPolicy final : public detail::SavedTensorPolicy {
  public:
   CompressPolicy(Compression compression, const CompressOptions& options)
       : compression_(compression), options_(options) {}
 
+  /// To be shown the operators of this thread.
+  detail::LateCopies& copies() { return copies_; }
+
   std::any pack(const at::Tensor& tensor) override {
     const auto span = is_plain_memory(tensor) ? span_of(tensor) : std::nullopt;
-    if (!span || span->count * tensor.element_size() < options_.min_bytes.count()) {
+    if (!span || span->count * tensor.element_size() < options_.min_bytes.count() || !can_be_packed(tensor)) {
       return tensor.detach();
     }
-    auto run = run_of(tensor, *span);
-    if (run == nullptr) {
-      return tensor.detach();
-    }
-    return View{std::move(run), tensor.sizes().vec(), tensor.strides().vec(), tensor.storage_offset() - span->begin};
+    return View{run_of(tensor, {tensor.scalar_type(), span->begin, span->count}), tensor.sizes().vec(),
+                tensor.strides().vec(), tensor.storage_offset() - span->begin};
   }
 
   at::Tensor unpack(std::any& packed) override {
     if (const auto* kept = std::any_cast<at::Tensor>(&packed)) {
-      return *kept;
+      return detail::not_adopted(*kept);
     }
     const View& view = std::any_cast<View&>(packed);
-    return view.run->unpack().as_strided(view.sizes, view.strides, view.offset);
+    view.run->make();
+    at::Tensor tensor = view.run->unpack();
+    tensor = tensor.as_strided(view.sizes, view.strides, view.offset);
+    return detail::not_adopted(std::move(tensor));
   }
 
  private:
-  // A storage that died is told from a later one at its address by the weak pointer, and writes in place by the version.
-  using Key = std::tuple<c10::StorageImpl*, int64_t, int64_t, c10::ScalarType, int64_t>;
-  struct Entry {
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    std::weak_ptr<Run> run;
-  };
+  static bool can_be_packed(const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kBool ||
+           (at::isFloatingType(tensor.scalar_type()) && origin_of(tensor) != Origin::Parameter);
+  }
 
-  /// The run that was made of this memory before, or a new one; nullptr where the tensor is kept as it is.
-  std::shared_ptr<Run> run_of(const at::Tensor& tensor, const Span& span) {
-    const std::lock_guard lock(mutex_);
-    const Key key{tensor.storage().unsafeGetStorageImpl(), span.begin, span.count, tensor.scalar_type(),
-                  static_cast<int64_t>(tensor._version())};
-    if (const auto found = runs_.find(key); found != runs_.end() && !found->second.storage.expired()) {
-      if (auto run = found->second.run.lock()) {
-        return run;
-      }
+  std::shared_ptr<Run> run_of(const at::Tensor& tensor, const detail::StoragePart& part) {
+    if (auto found = copies_.find(tensor, part)) {
+      return std::static_pointer_cast<Run>(std::move(found));
     }
-    const at::Tensor memory = tensor.detach().as_strided({span.count}, {1}, span.begin);
-    auto packed = compressed(memory, origin_of(tensor));
-    if (!packed) {
-      return nullptr;
-    }
-    auto run = std::make_shared<Run>(std::move(*packed), span.count, memory.options());
-    forget_the_dead();
-    runs_.insert_or_assign(key, Entry{tensor.storage().getWeakStorageImpl(), run});
+    auto run = std::make_shared<Run>(copies_, tensor, part, origin_of(tensor), compression_, options_.seed);
+    copies_.add(run);
     return run;
   }
 
-  std::optional<Packed> compressed(const at::Tensor& memory, Origin origin) const {
-    const bool is_mask = memory.scalar_type() == at::kBool;
-    if (!is_mask && (!at::isFloatingType(memory.scalar_type()) || origin == Origin::Parameter)) {
-      return std::nullopt;
-    }
-    return is_mask || origin == Origin::Leaf ? exactly(memory) : with_loss(memory, compression_, options_.seed);
-  }
-
-  /// Now and then, so that it costs little.
-  void forget_the_dead() {
-    if (runs_.size() >= next_look_) {
-      std::erase_if(runs_, [](const auto& entry) { return entry.second.run.expired(); });
-      next_look_ = 2 * runs_.size() + 64;
-    }
-  }
-
-  Compression compression_;
-  CompressOptions options_;
-  std::mutex mutex_;
-  std::map<Key, Entry> runs_;
-  size_t next_look_ = 64;
+  const Compression compression_;
+  const CompressOptions options_;
+  detail::LateCopies copies_;
 };
 
 }  // namespace
 
+class SaveCompressed::Impl {
+ public:
+  Impl(Compression compression, const CompressOptions& options)
+      : policy_(std::make_shared<CompressPolicy>(compression, options)),
+        operators_(policy_->copies()),
+        saved_(policy_) {}
+  ~Impl() { policy_->copies().make_all(); }
+
+ private:
+  std::shared_ptr<CompressPolicy> policy_;
+  detail::OperatorScope operators_;
+  detail::PolicyScope saved_;
+};
+
 SaveCompressed::SaveCompressed(Compression compression, CompressOptions options)
-    : scope_(std::make_unique<detail::PolicyScope>(std::make_shared<CompressPolicy>(compression, options))) {}
+    : impl_(std::make_unique<Impl>(compression, options)) {}
 
 SaveCompressed::~SaveCompressed() = default;
 

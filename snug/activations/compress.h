@@ -15,9 +15,6 @@
 #include "snug/core/bytes.h"
 
 namespace snug {
-namespace detail {
-class PolicyScope;
-}
 
 /// How floating tensors are kept, and by how much an element of FP32 may be off when backward gets it back:
 enum class Compression {
@@ -38,6 +35,9 @@ struct CompressOptions {
 /// Compresses what autograd saves on this thread while it lives, and restores it, with the same sizes, strides, dtype and device, each time
 /// backward asks. Tensors that share a storage are compressed once. The forward is not touched.
 ///
+/// What is compressed is what autograd by itself would have in backward: a tensor waits until the next operator that does not write to it, and is
+/// compressed again where operators on this thread write to it later in ways that autograd does not count, such as through data().
+///
 /// Kept as they are: leaves and their views, so parameters and input data, and autocast's copies of parameters; integers; what Float16
 /// (beyond 65504) or blocks (infinite, NaN) cannot hold; what would not become smaller; small parts of large storages.
 /// Always packed exactly, one bit an element: bool, and leaves of zeros and one other value, as the factors of LibTorch's dropout on CPU.
@@ -50,14 +50,15 @@ struct CompressOptions {
 /// Inside a checkpoint its own rules hold; a checkpoint inside keeps its inputs compressed. The innermost scope alone is asked.
 class [[nodiscard]] SaveCompressed final {
  public:
-  /// Throws ConfigError as SavedTensorHooks does.
+  /// Throws ConfigError if another library sees operators in the way that this does (DispatchKey::Fake).
   explicit SaveCompressed(Compression compression, CompressOptions options = {});
   ~SaveCompressed();
   SaveCompressed(const SaveCompressed&) = delete;
   SaveCompressed& operator=(const SaveCompressed&) = delete;
 
  private:
-  std::unique_ptr<detail::PolicyScope> scope_;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace snug

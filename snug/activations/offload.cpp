@@ -15,6 +15,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
+#include "snug/activations/detail/late_copies.h"
 #include "snug/activations/detail/offload_store.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/not_adopted.h"
@@ -42,13 +43,9 @@ int current_pass() { return torch::autograd::get_current_graph_task_id(); }
 
 class OffloadPolicy;
 
-// One storage as it was when it was saved, shared by all tensors on it that were saved then.
-struct SavedStorage : std::enable_shared_from_this<SavedStorage> {
-  OffloadPolicy& policy;  // outlives it: the hooks hold both
-  c10::weak_intrusive_ptr<c10::StorageImpl> original;
-  uint32_t version;
-  std::unique_ptr<StoredAway> away;
-  uint64_t turn = 0;  // when it was last saved; backward asks for the latest first
+// One storage, shared by all tensors on it that were saved.
+class SavedStorage final : public detail::LateCopy, public std::enable_shared_from_this<SavedStorage> {
+ public:
   // What was given out in a backward pass is given out again in that pass, for several views of it. Not later: autograd may have made a
   // gradient of it, to which it adds.
   struct Here {
@@ -57,13 +54,37 @@ struct SavedStorage : std::enable_shared_from_this<SavedStorage> {
     int pass;
     bool is_good() const { return pass >= 0 && pass == current_pass() && version.current_version() == 0; }
   };
+
+  SavedStorage(OffloadPolicy& policy, detail::LateCopies& copies, const at::Tensor& tensor)
+      : LateCopy(copies, tensor, whole(tensor)), policy_(policy) {}
+  ~SavedStorage() override;
+
+  static detail::StoragePart whole(const at::Tensor& tensor) {
+    return {.count = static_cast<int64_t>(tensor.storage().nbytes())};
+  }
+
+  // The memory itself where it did not leave, or nothing.
+  c10::Storage still_in_memory() const {
+    const std::lock_guard lock(mutex);
+    return memory();
+  }
+  // nullptr where it did not leave.
+  std::shared_ptr<StoredAway> away() const {
+    const std::lock_guard lock(mutex);
+    return away_;
+  }
+
+  // For the policy, under its own mutex:
+  uint64_t turn = 0;  // when it was last saved; backward asks for the latest first
   std::optional<Here> here = {};
   int last_pass = -1;  // that asked for it
 
-  SavedStorage(OffloadPolicy& owner, const c10::Storage& storage, uint32_t saved_version,
-               std::unique_ptr<StoredAway> stored)
-      : policy(owner), original(storage.getWeakStorageImpl()), version(saved_version), away(std::move(stored)) {}
-  ~SavedStorage();
+ private:
+  bool copy(const c10::Storage& memory) override;
+  void forget() override;
+
+  OffloadPolicy& policy_;  // outlives it: the hooks hold both
+  std::shared_ptr<StoredAway> away_;
 };
 
 // The storages for which something was done last, so that it is undone for older ones.
@@ -106,10 +127,10 @@ struct SavedView {
         offset(t.storage_offset()) {}
 
   // Without the dispatcher: no mode that watches operators is to see it.
-  at::Tensor on(const SavedStorage::Here& memory) const {
-    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(memory.storage), keys, dtype);
+  at::Tensor on(c10::Storage memory, const c10::VariableVersion& version) const {
+    at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(memory), keys, dtype);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
-    torch::autograd::impl::set_version_counter(tensor, memory.version);
+    torch::autograd::impl::set_version_counter(tensor, version);
     return tensor;
   }
 };
@@ -125,14 +146,20 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
     store_ = detail::make_offload_store(options_);
   }
 
+  // With the operators of this thread shown to `copies`, tensors leave late.
+  detail::LateCopies& show_operators() {
+    sees_operators_ = true;
+    return copies_;
+  }
+
   std::any pack(const at::Tensor& tensor) override {
-    if (is_plain(tensor) && !is_held_anyway(tensor)) {
-      if (auto storage = storage_of(tensor)) {
-        detail::mark_as_saved(tensor);
-        return SavedView(std::move(storage), tensor);
-      }
+    const bool is_large = tensor.has_storage() && static_cast<int64_t>(tensor.storage().nbytes()) >=
+                                                      std::max<int64_t>(1, options_.min_bytes.count());
+    if (!is_large || !is_plain(tensor) || is_held_anyway(tensor)) {
+      return tensor.detach();
     }
-    return tensor.detach();
+    detail::mark_as_saved(tensor);
+    return SavedView(storage_of(tensor), tensor);
   }
 
   at::Tensor unpack(std::any& packed) override {
@@ -140,57 +167,46 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
       return detail::not_adopted(*kept);
     }
     const auto& view = std::any_cast<SavedView&>(packed);
-    at::Tensor tensor = view.on(bring_back(view.storage));
+    view.storage->make();
+    if (const c10::Storage memory = view.storage->still_in_memory()) {
+      return detail::not_adopted(view.on(memory, c10::VariableVersion(0)));
+    }
+    const SavedStorage::Here here = bring_back(view.storage);
+    at::Tensor tensor = view.on(here.storage, here.version);
     detail::mark_as_saved(tensor);
     return tensor;
+  }
+
+  std::shared_ptr<StoredAway> store(const c10::Storage& memory) { return store_->store(memory); }
+
+  void forget_here(SavedStorage& saved) {
+    std::optional<SavedStorage::Here> here;  // let go of without the lock
+    const std::lock_guard lock(mutex_);
+    here = std::exchange(saved.here, {});
   }
 
   void forget(const SavedStorage& saved) {
     const std::lock_guard lock(mutex_);
     turns_.erase(saved.turn);
-    const auto found = known_.find(saved.original._unsafe_get_target());
-    if (found != known_.end() && found->second == &saved) {
-      known_.erase(found);
-    }
   }
 
   OffloadReport report() const { return store_->report(); }
 
  private:
-  // nullptr: it stays where it is.
   std::shared_ptr<SavedStorage> storage_of(const at::Tensor& tensor) {
-    const c10::Storage& storage = tensor.storage();
-    const auto bytes = static_cast<int64_t>(storage.nbytes());
-    if (bytes < std::max<int64_t>(1, options_.min_bytes.count())) {
-      return nullptr;
+    auto saved = std::static_pointer_cast<SavedStorage>(
+        sees_operators_ ? copies_.find(tensor, SavedStorage::whole(tensor)) : nullptr);
+    if (saved == nullptr) {
+      saved = std::make_shared<SavedStorage>(*this, copies_, tensor);
+      if (sees_operators_) {
+        copies_.add(saved);
+      } else {
+        saved->make();
+      }
     }
-    const auto version = static_cast<uint32_t>(tensor._version());
-    if (auto saved = known(storage, version)) {
-      return saved;
-    }
-    auto away = store_->store(storage);
-    if (!away) {
-      return nullptr;
-    }
-    auto saved = std::make_shared<SavedStorage>(*this, storage, version, std::move(away));
     const std::lock_guard lock(mutex_);
-    known_[storage.unsafeGetStorageImpl()] = saved.get();
+    turns_.erase(saved->turn);
     is_last_now(*saved);
-    return saved;
-  }
-
-  // The address is a storage's name: it is not given to another one while there is a weak pointer to it.
-  std::shared_ptr<SavedStorage> known(const c10::Storage& storage, uint32_t version) {
-    const std::lock_guard lock(mutex_);
-    const auto found = known_.find(storage.unsafeGetStorageImpl());
-    if (found == known_.end() || found->second->version != version) {
-      return nullptr;
-    }
-    auto saved = found->second->weak_from_this().lock();
-    if (saved) {
-      turns_.erase(saved->turn);
-      is_last_now(*saved);
-    }
     return saved;
   }
 
@@ -202,7 +218,10 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
   SavedStorage::Here bring_back(const std::shared_ptr<SavedStorage>& saved) {
     std::optional<SavedStorage::Here> here = still_here(*saved);
     if (!here) {
-      here = {.storage = saved->away->load(), .version = c10::VariableVersion(0), .pass = current_pass()};
+      const auto away = saved->away();
+      here = {.storage = away ? away->load() : saved->still_in_memory(),
+              .version = c10::VariableVersion(0),
+              .pass = current_pass()};
     }
     std::shared_ptr<SavedStorage> next, too_old, too_far_ahead;  // let go of without the lock
     std::optional<SavedStorage::Here> not_needed;
@@ -219,11 +238,11 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
         too_far_ahead = ahead_.add(next);
       }
     }
-    if (too_far_ahead) {
-      too_far_ahead->away->drop_prefetch();
+    if (const auto away = too_far_ahead ? too_far_ahead->away() : nullptr) {
+      away->drop_prefetch();
     }
-    if (next) {
-      next->away->prefetch();
+    if (const auto away = next ? next->away() : nullptr) {
+      away->prefetch();
     }
     return *here;
   }
@@ -248,15 +267,26 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
 
   const OffloadOptions options_;
   std::unique_ptr<OffloadStore> store_;
-  mutable std::mutex mutex_;                                // guards what follows
-  std::map<const c10::StorageImpl*, SavedStorage*> known_;  // each takes itself out when it dies, of both
-  std::map<uint64_t, SavedStorage*> turns_;
+  detail::LateCopies copies_;
+  bool sees_operators_ = false;
+  mutable std::mutex mutex_;                 // guards what follows
+  std::map<uint64_t, SavedStorage*> turns_;  // each takes itself out when it dies
   uint64_t next_turn_ = 1;
   LastFew here_{2};   // an operation may ask for a storage, another one, and the first again
   LastFew ahead_{2};  // or in another order than that of saving
 };
 
-SavedStorage::~SavedStorage() { policy.forget(*this); }
+SavedStorage::~SavedStorage() { policy_.forget(*this); }
+
+bool SavedStorage::copy(const c10::Storage& memory) {
+  away_ = policy_.store(memory);
+  return away_ != nullptr;
+}
+
+void SavedStorage::forget() {
+  policy_.forget_here(*this);
+  away_.reset();
+}
 
 }  // namespace
 
@@ -277,13 +307,19 @@ std::string OffloadReport::str() const {
 class SaveOnHost::Impl {
  public:
   explicit Impl(OffloadOptions options)
-      : policy_(std::make_shared<OffloadPolicy>(std::move(options))), scope_(policy_) {}
+      : policy_(std::make_shared<OffloadPolicy>(std::move(options))),
+        copies_(policy_->show_operators()),
+        operators_(copies_),
+        saved_(policy_) {}
+  ~Impl() { copies_.make_all(); }
 
   OffloadReport report() const { return policy_->report(); }
 
  private:
   std::shared_ptr<OffloadPolicy> policy_;
-  detail::PolicyScope scope_;
+  detail::LateCopies& copies_;
+  detail::OperatorScope operators_;
+  detail::PolicyScope saved_;
 };
 
 SaveOnHost::SaveOnHost(OffloadOptions options) : impl_(std::make_unique<Impl>(std::move(options))) {}

@@ -52,12 +52,15 @@ OffloadLink measure_offload_link(const std::filesystem::path& directory = {});
 /// use. A storage goes once, however many tensors on it are saved, and is given back whole. Parameters (leaves that require a gradient) stay,
 /// and so do views of leaves, such as slices of a batch. Everything else may go; a tensor that something else holds until backward, such as
 /// the caller's input, costs its transfer and frees nothing, which cannot be known when it is saved.
+/// What goes is what autograd by itself would have in backward: a tensor waits until the next operator that does not write to it, and goes again where
+/// operators on this thread write to it later in ways that autograd does not count, such as through data().
 /// A tensor's memory is free when its transfer is complete. At most two are under way: a slow disk makes forward wait, never
 /// memory grow. If a write fails, the tensor stays in memory, and report() tells. A tensor that cannot be read back makes backward throw
 /// snug::Error with the path and the reason. retain_graph works; a graph that is dropped gives its room back.
 /// Of hooks and checkpointed regions inside each other the innermost alone is asked. On devices other than CPU and CUDA nothing leaves.
-/// Throws ConfigError for a cap that is smaller than min_bytes, and where saved tensors cannot be seen (see SavedTensorHooks); Error if
-/// the file cannot be made, at once if `directory` is given, else with the first CPU tensor.
+/// A child made by fork() gets a file of its own; a graph that was made before belongs to the parent.
+/// Throws ConfigError for a cap that is smaller than min_bytes, and if another library sees operators in the way that this does (DispatchKey::Fake);
+/// Error if the file cannot be made, at once if `directory` is given, else with the first CPU tensor.
 class [[nodiscard]] SaveOnHost final {
  public:
   explicit SaveOnHost(OffloadOptions options = {});

@@ -5,21 +5,26 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include "snug/activations/checkpoint.h"
+#include "snug/activations/policy.h"
 #include "snug/core/error.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
 #include "snug/train/stepper.h"
+#include "tests/support/late_writes.h"
+#include "tests/support/random_model.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tensors.h"
@@ -141,6 +146,85 @@ TEST(SaveOnHost, GradientsAreEqualToTheBitAlsoOfARetainedGraph) {
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(6, 5).num_layers(2).dropout(0.2));
   const Tensor sequence = torch::rand({9, 3, 6});
   expect_same_gradients(lstm->parameters(), [&] { return std::get<0>(lstm->forward(sequence)).sum(); });
+}
+
+TEST(SaveOnHost, HasWhatOperatorsWriteAfterTheSaveAsAutogradHasIt) {
+  for (const auto& model : testing::late_writes()) {
+    const auto gradients = [&](bool offload, bool backward_inside) {
+      torch::manual_seed(5);
+      std::optional<SaveOnHost> guard;
+      if (offload) {
+        guard.emplace(OffloadOptions{.min_bytes = Bytes(1)});
+      }
+      const Tensor loss = model.loss();
+      if (!backward_inside) {
+        guard.reset();
+      }
+      return torch::autograd::grad({loss}, model.leaves);
+    };
+    const auto plain = gradients(false, true);
+    EXPECT_TRUE(same_bits(gradients(true, true), plain)) << model.name;
+    EXPECT_TRUE(same_bits(gradients(true, false), plain)) << model.name << ", after the guard";
+  }
+}
+
+TEST(SaveOnHost, GivesRandomModelsTheSameLossesAndGradients) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    const auto train = [&](bool offload) {
+      const testing::RandomModel model = testing::random_model(seed);
+      std::vector<Tensor> found;
+      for (int step = 0; step < 2; ++step) {
+        std::optional<SaveOnHost> guard;
+        if (offload) {
+          guard.emplace(OffloadOptions{.min_bytes = Bytes(1)});
+        }
+        const Tensor loss = model.loss(model.input);
+        if (step == 0) {
+          guard.reset();
+        }
+        loss.backward();
+        found.push_back(loss.detach());
+      }
+      const auto gradients = gradients_of(model.leaves());
+      found.insert(found.end(), gradients.begin(), gradients.end());
+      return found;
+    };
+    EXPECT_TRUE(same_bits(train(true), train(false))) << testing::random_model(seed).description;
+  }
+}
+
+TEST(SaveOnHost, AForkedChildHasAFileOfItsOwn) {
+  const int threads = torch::get_num_threads();
+  torch::set_num_threads(1);  // OpenMP's other threads are not in a child
+  const Tensor w = torch::rand({64, 64}, torch::requires_grad());
+  const auto with_policy = [&] {
+    const auto offload = policy_of({{"aten::mm", Keep::Offload}});
+    Tensor h = torch::ones({64, 64});
+    for (int i = 0; i < 6; ++i) {
+      h = checkpoint({.policy = offload}, [w](const Tensor& in) { return (in.mm(w) / 64).tanh(); }, h);
+    }
+    return torch::autograd::grad({h.sum()}, {w});
+  };
+  const SaveOnHost guard({.min_bytes = Bytes(1)});
+  const auto with_guard = [&] {
+    Tensor h = torch::ones({64, 64});
+    for (int i = 0; i < 6; ++i) {
+      h = (h.mm(w) / 64).tanh();
+    }
+    return torch::autograd::grad({h.sum()}, {w});
+  };
+  const auto by_policy = with_policy(), by_guard = with_guard();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);  // should it wait for a thread that is not there
+    ::_exit(same_bits(with_policy(), by_policy) && same_bits(with_guard(), by_guard) ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_TRUE(same_bits(with_policy(), by_policy));
+  EXPECT_TRUE(same_bits(with_guard(), by_guard));
+  torch::set_num_threads(threads);
 }
 
 TEST(SaveOnHost, StridesOffsetsAndTypesComeBack) {

@@ -3,6 +3,8 @@
 #include <mutex>
 #include <utility>
 
+#include <unistd.h>
+
 namespace snug::detail {
 namespace {
 
@@ -14,6 +16,7 @@ void add(OffloadReport& sum, const OffloadReport& one) {
   sum.failure = one.failure.empty() ? sum.failure : one.failure;
 }
 
+// The file's thread is not there after fork(), and the file is the parent's, too: a child has one of its own.
 class ByDevice final : public OffloadStore {
  public:
   explicit ByDevice(OffloadOptions options) : options_(std::move(options)) {
@@ -21,6 +24,8 @@ class ByDevice final : public OffloadStore {
       on_cpu_ = make_spill_store(options_);
     }
   }
+
+  ~ByDevice() override { leave_to_parent(); }
 
   std::unique_ptr<StoredAway> store(const c10::Storage& storage) override {
     OffloadStore* const of_device = of(storage.device());
@@ -42,6 +47,7 @@ class ByDevice final : public OffloadStore {
   OffloadStore* of(c10::Device device) {
     const std::lock_guard lock(mutex_);
     if (device.is_cpu()) {
+      leave_to_parent();
       return (on_cpu_ ? on_cpu_ : on_cpu_ = make_spill_store(options_)).get();
     }
     if (device.is_cuda()) {
@@ -50,8 +56,17 @@ class ByDevice final : public OffloadStore {
     return nullptr;
   }
 
+  // Never destroyed in a child, where graphs that the parent made may need it, and where it would wait for its thread.
+  void leave_to_parent() {
+    const pid_t now = ::getpid();
+    if (std::exchange(process_, now) != now) {
+      (void)on_cpu_.release();
+    }
+  }
+
   const OffloadOptions options_;
   mutable std::mutex mutex_;  // guards what follows
+  pid_t process_ = ::getpid();
   std::unique_ptr<OffloadStore> on_cpu_;
   std::unique_ptr<OffloadStore> on_cuda_;
 };
