@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
@@ -29,13 +30,22 @@ void check(int error) {
   }
 }
 
+// Whether the device is one of those that the kernels are compiled for (snug/CMakeLists.txt) or a newer one.
+bool is_recent(c10::Device device) {
+  constexpr int kFirstCompiledFor = 8;
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index()) == cudaSuccess &&
+         major >= kFirstCompiledFor;
+}
+
 at::Tensor gapless(const at::Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; }
 
 }  // namespace
 
 bool has_bias_gelu_kernel(const at::Tensor& x) {
   return x.is_cuda() && x.layout() == at::kStrided &&
-         (x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat);
+         (x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16 || x.scalar_type() == at::kFloat) &&
+         is_recent(x.device());
 }
 
 at::Tensor device_bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
