@@ -1,4 +1,4 @@
-// Every technique for activations alone and with every other, on an MLP, a GPT and a ResNet with dropout and BatchNorm, in FP32 and under
+// Every technique for activations alone and with every other, on an MLP, a GPT, a recurrent net and a ResNet with dropout and BatchNorm, in FP32 and under
 // BF16 autocast: losses, gradients, buffers and the generator afterwards equal plain training to the bit (or keep a bound where the technique
 // is lossy), each block runs as often as it should, and fewer bytes are held for backward.
 
@@ -145,6 +145,28 @@ Net resnet() {
           model->blocks.size()};
 }
 
+Net recurrent() {
+  struct Blocks : torch::nn::Module {
+    std::vector<torch::nn::GRU> parts;
+    torch::nn::LSTMCell last{24, 24};
+  };
+  auto model = std::make_shared<Blocks>();
+  for (int i = 0; i < 3; ++i) {
+    model->parts.push_back(model->register_module(std::to_string(i), torch::nn::GRU(24, 24)));
+  }
+  model->register_module("last", model->last);
+  const Tensor x = torch::randn({5, 16, 24});
+  return {model->parameters(), model->buffers(),
+          [model, x](const BlockRunner& run) {
+            Tensor h = x;
+            for (auto part : model->parts) {
+              h = run([part](Tensor t) mutable { return std::get<0>(part->forward(t)) + t; }, h);
+            }
+            return std::get<0>(model->last->forward(h[4])).square().mean();
+          },
+          3};
+}
+
 Tensor in_a_row(const std::vector<Tensor>& tensors) {
   std::vector<Tensor> flat;
   for (const Tensor& tensor : tensors) {
@@ -230,6 +252,7 @@ class ActivationComposition : public ::testing::TestWithParam<Cell> {
 TEST_P(ActivationComposition, KeepsTheResultsOfAnMlpWithBatchNormAndDropout) { compare(mlp); }
 TEST_P(ActivationComposition, KeepsTheResultsOfAGptWithDropout) { compare(gpt); }
 TEST_P(ActivationComposition, KeepsTheResultsOfAResNet) { compare(resnet); }
+TEST_P(ActivationComposition, KeepsTheResultsOfARecurrentNet) { compare(recurrent); }
 
 std::string name_of(const ::testing::TestParamInfo<Cell>& info) {
   const auto& [how, keeping, bf16] = info.param;
