@@ -11,7 +11,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/accumulate.h>

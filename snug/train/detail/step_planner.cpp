@@ -1,20 +1,19 @@
 #include "snug/train/detail/step_planner.h"
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <c10/core/DynamicCast.h>
 #include <fmt/format.h>
 
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/cpu_allocator.h"
+#include "snug/train/detail/same_losses.h"
 
 namespace snug::detail {
 namespace {
@@ -92,38 +91,6 @@ class GradientsHeld {
  private:
   const StepToPlan& step_;
   bool held_;
-};
-
-// Losses of the same forward, run again and again from the same parameters, buffers and generators: what makes them differ, planning has moved on.
-class SameLosses {
- public:
-  std::function<at::Tensor()> of(std::function<at::Tensor()> forward) {
-    return [this, forward = std::move(forward)] {
-      at::Tensor loss = forward();
-      if (loss.defined() && loss.numel() == 1 && loss.is_cpu() && loss.layout() == at::kStrided) {
-        // Not by an operator, which would be recorded.
-        note(c10::fetch_and_cast<double>(loss.scalar_type(), loss.const_data_ptr()));
-      }
-      return loss;
-    };
-  }
-
- private:
-  void note(double loss) {
-    const double first = first_.value_or(loss);
-    first_ = first;
-    if (std::bit_cast<uint64_t>(first) != std::bit_cast<uint64_t>(loss)) {
-      throw ConfigError(fmt::format(
-          "Stepper: to plan for a memory_budget forward runs several times, and on the same items it gave the "
-          "losses {} and {}; the model or loss_of keeps something besides parameters, buffers and torch's "
-          "default generators, as a hidden state in a member, a counter or random numbers of its own, and training "
-          "would go on from where planning left it. Keep it in a registered buffer and write that in "
-          "place, give it with the batch, or set plan = false",
-          first, loss));
-    }
-  }
-
-  std::optional<double> first_;
 };
 
 }  // namespace

@@ -1,0 +1,51 @@
+#pragma once
+// Finds models that keep state which planning cannot put back.
+
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DynamicCast.h>
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
+
+namespace snug::detail {
+
+/// Losses of the same forward, run again and again from the same parameters, buffers and generators: what makes
+/// them differ, planning has moved on. ConfigError then.
+class SameLosses {
+ public:
+  std::function<at::Tensor()> of(std::function<at::Tensor()> forward) {
+    return [this, forward = std::move(forward)] {
+      at::Tensor loss = forward();
+      if (loss.defined() && loss.numel() == 1 && loss.is_cpu() && loss.layout() == at::kStrided) {
+        // Not by an operator, which would be recorded.
+        note(c10::fetch_and_cast<double>(loss.scalar_type(), loss.const_data_ptr()));
+      }
+      return loss;
+    };
+  }
+
+ private:
+  void note(double loss) {
+    const double first = first_.value_or(loss);
+    first_ = first;
+    if (std::bit_cast<uint64_t>(first) != std::bit_cast<uint64_t>(loss)) {
+      throw ConfigError(fmt::format(
+          "Stepper: to plan for a memory_budget forward runs several times, and on the same items it gave the "
+          "losses {} and {}; the model or loss_of keeps something besides parameters, buffers and torch's "
+          "default generators, as a hidden state in a member, a counter or random numbers of its own, and training "
+          "would go on from where planning left it. Keep it in a registered buffer and write that in "
+          "place, give it with the batch, or set plan = false",
+          first, loss));
+    }
+  }
+
+  std::optional<double> first_;
+};
+
+}  // namespace snug::detail

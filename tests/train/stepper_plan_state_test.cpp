@@ -1,0 +1,97 @@
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/memory/limit.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/adamw8bit.h"
+#include "snug/optim/sgd.h"
+#include "snug/train/detail/optimizer_bytes.h"
+#include "snug/train/stepper.h"
+#include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/tensors.h"
+#include "tests/support/times_mask.h"
+#include "tests/train/planned_training.h"
+
+// A Stepper with a memory_budget and a model with state of its own, which planning runs several times.
+
+namespace snug {
+namespace {
+
+using testing::clones_of;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using torch::Tensor;
+using namespace testing::planned;
+
+// Goes on, in each forward pass, from where the last one ended.
+struct CarryImpl : torch::nn::Module {
+  explicit CarryImpl(bool by_buffer) : is_in_buffer(by_buffer) {
+    cell = register_module("cell", torch::nn::Linear(kWidth, kWidth));
+    hidden = torch::zeros({64, kWidth});
+    if (is_in_buffer) {
+      register_buffer("hidden", hidden);
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = hidden.clone();
+    for (int i = 0; i < 6; ++i) {
+      h = torch::sigmoid(cell(h) + x);
+    }
+    const torch::NoGradGuard no_grad;
+    if (is_in_buffer) {
+      hidden.copy_(h);
+    } else {
+      hidden = h.detach();
+    }
+    return h;
+  }
+  bool is_in_buffer;
+  torch::nn::Linear cell{nullptr};
+  Tensor hidden;
+};
+TORCH_MODULE(Carry);
+
+std::vector<double> losses_of_carry(bool is_in_buffer, Bytes budget) {
+  torch::manual_seed(1);
+  Carry model(is_in_buffer);
+  SGD optimizer(model->parameters(), {.lr = 0.1});
+  const std::vector<Tensor> before = clones_of(model->parameters());
+  Stepper stepper(model, optimizer, {.micro_batch = 64, .memory_budget = budget});
+  std::vector<double> losses;
+  for (uint64_t i = 0; i < 3; ++i) {
+    try {
+      const StepResult result = stepper.step(make_batch(64, i), [&](const Batch& micro) {
+        return Loss::sum((model->forward(micro[0]) - micro[1]).square().sum(), micro[1].numel());
+      });
+      losses.push_back(result.loss());
+    } catch (const ConfigError&) {
+      EXPECT_TRUE(losses.empty() && same_bits(model->parameters(), before)) << "before anything is trained";
+      throw;
+    }
+  }
+  return losses;
+}
+
+TEST(StepperPlan, RefusesAModelWhoseOwnStatePlanningMovesOn) {
+  EXPECT_THAT(error_of<ConfigError>([] { losses_of_carry(/*is_in_buffer=*/false, Bytes(live() + (1 << 20))); }),
+              HasSubstr("hidden state in a member"));
+}
+
+TEST(StepperPlan, LeavesStateInABufferAsItWas) {
+  EXPECT_EQ(losses_of_carry(/*is_in_buffer=*/true, Bytes(live() + (1 << 20))),
+            losses_of_carry(/*is_in_buffer=*/true, Bytes::unlimited()));
+}
+
+}  // namespace
+}  // namespace snug
