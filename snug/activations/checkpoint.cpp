@@ -118,6 +118,8 @@ struct Frame {
   Beginning begin;
   bool input_was_written = false;  // then there is nothing to recompute from
   bool forward_is_complete = false;
+  // A backward pass inside the forward recomputed what the recomputation will have at hand, so that what follows comes about in another way.
+  bool was_recomputed_in_forward = false;
   AutocastState autocast;
   int64_t slices = SliceScope::current();
   c10::impl::LocalDispatchKeySet dispatch = c10::impl::tls_local_dispatch_key_set();
@@ -227,7 +229,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
                       "the same each time (does it depend on state that changed since?)",
                       frame_.name(), index, operators_.place(), then.str(), now.str()));
     }
-    if (!now.came_about_like(then)) {
+    if (!frame_.was_recomputed_in_forward && !now.came_about_like(then)) {
       throw Error(fmt::format(
           "{}: saved tensor {}, {}, {}, came about in another way in forward than in the recomputation; the "
           "callable must do the same each time (does it depend on state that changed since?)",
@@ -325,6 +327,7 @@ void Frame::recompute(int pass) {
   if (input_was_written) {
     throw Error(fmt::format("{}: cannot recompute, since the callable wrote to an argument in place", name()));
   }
+  was_recomputed_in_forward = was_recomputed_in_forward || !forward_is_complete;
   std::vector<at::Tensor> arguments;
   for (const auto& input : begin.inputs) {
     arguments.push_back(input.unpack());
