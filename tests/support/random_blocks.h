@@ -7,6 +7,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -171,6 +172,51 @@ inline Layer lstm(Build& b) {
 inline Layer gru(Build& b) {
   const auto cell = b.add(nn::GRU(nn::GRUOptions(b.width, b.width).batch_first(true)));
   return [=](const Tensor& x) { return x + std::get<0>(cell->forward(x)); };
+}
+
+// Step by step: the cells of LibTorch, which write their gates in place in parts of one tensor, each with a count of writes of its own.
+inline Layer recurrent_cells(Build& b) {
+  const bool is_lstm = b.maybe();
+  const auto gru = is_lstm ? nullptr : b.add(nn::GRUCell(b.width, b.width));
+  const auto lstm = is_lstm ? b.add(nn::LSTMCell(b.width, b.width)) : nullptr;
+  return [=](const Tensor& x) {
+    Tensor hidden = torch::zeros({x.size(0), x.size(2)}), cell = hidden;
+    std::vector<Tensor> steps;
+    for (const Tensor& step : x.narrow(1, 0, 4).unbind(1)) {
+      if (is_lstm) {
+        std::tie(hidden, cell) = lstm->forward(step, std::tuple(hidden, cell));
+      } else {
+        hidden = gru->forward(step, hidden);
+      }
+      steps.push_back(hidden);
+    }
+    return torch::cat({torch::stack(steps, 1), x.narrow(1, 4, x.size(1) - 4)}, 1);
+  };
+}
+
+// Its noise is saved before it is filled.
+inline Layer random_leak(Build& b) {
+  const auto linear = b.linear(b.width, b.width);
+  const bool in_place = b.maybe();
+  return [=](const Tensor& x) {
+    Tensor h = linear->forward(x);
+    return in_place ? torch::rrelu_(h, 0.1, 0.4, /*training=*/true) : torch::rrelu(h, 0.1, 0.4, /*training=*/true);
+  };
+}
+
+// Reads a table and a queue that it does not write, whole and in part, and a table that it made in its first call.
+inline Layer reads_buffers(Build& b) {
+  const auto linear = b.linear(b.width, b.width);
+  const Tensor table = b.buffer(torch::randn({64, b.width})), queue = b.buffer(torch::randn({b.width, 8}));
+  const auto made = std::make_shared<Tensor>();
+  return [=](const Tensor& x) {
+    if (!made->defined()) {
+      const torch::NoGradGuard no_grad;
+      *made = torch::tanh(table.mm(queue)).mm(queue.t());
+    }
+    const Tensor h = linear->forward(x) + table.narrow(0, 0, x.size(1)) * made->narrow(0, 0, x.size(1));
+    return h + torch::softmax(h.matmul(queue.clone().detach()), -1).matmul(queue.t()) + torch::zeros_like(table[0]);
+  };
 }
 
 inline Layer dense_concatenation(Build& b) {
