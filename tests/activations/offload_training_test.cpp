@@ -42,7 +42,7 @@ using testing::TemporaryFolder;
 using torch::Tensor;
 
 TEST(SaveOnHost, GivesRandomModelsTheSameLossesAndGradients) {
-  for (uint64_t seed = 0; seed < 30; ++seed) {
+  for (uint64_t seed = 0; seed < testing::random_model_kinds().size(); ++seed) {
     const auto train = [&](bool offload) {
       const testing::RandomModel model = testing::random_model(seed);
       std::vector<Tensor> found;
