@@ -25,6 +25,8 @@ using testing::make_mlp;
 using testing::same_bits;
 using torch::Tensor;
 
+using Forward = std::function<Tensor(Tensor)>;
+
 TEST(Checkpoint, StopsEarlyUnlessToldNotTo) {
   for (const bool early_stop : {true, false}) {
     int begun = 0;

@@ -20,6 +20,7 @@
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "snug/memory/saved_tensors.h"
+#include "tests/support/hooked_model.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
@@ -28,7 +29,10 @@ namespace {
 using testing::clones_of;
 using testing::error_of;
 using testing::gradients_of;
+using testing::gradients_with;
 using ::testing::HasSubstr;
+using testing::make_model;
+using testing::plain_gradients;
 using testing::same_bits;
 using torch::Tensor;
 

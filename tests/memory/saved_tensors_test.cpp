@@ -19,6 +19,7 @@
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
+#include "tests/support/hooked_model.h"
 #include "tests/support/tensors.h"
 
 namespace snug {
@@ -27,37 +28,15 @@ namespace {
 using testing::clones_of;
 using testing::error_of;
 using testing::gradients_of;
+using testing::gradients_with;
 using ::testing::HasSubstr;
+using testing::make_model;
+using testing::plain_gradients;
 using testing::same_bits;
 using torch::Tensor;
 
 std::any keep(const Tensor& t) { return t.detach(); }
 Tensor give(std::any& kept) { return std::any_cast<Tensor&>(kept); }
-
-torch::nn::Sequential make_model() {
-  torch::manual_seed(1);
-  return torch::nn::Sequential(torch::nn::Linear(6, 8), torch::nn::Tanh(),
-                               torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::GELU(),
-                               torch::nn::Linear(8, 5), torch::nn::Softmax(-1), torch::nn::Linear(5, 1));
-}
-
-std::vector<Tensor> plain_gradients() {
-  auto model = make_model();
-  model->forward(torch::ones({4, 6})).sum().backward();
-  return gradients_of(*model);
-}
-
-template <class Pack, class Unpack>
-std::vector<Tensor> gradients_with(Pack pack, Unpack unpack) {
-  auto model = make_model();
-  Tensor loss;
-  {
-    const SavedTensorHooks hooks(pack, unpack);
-    loss = model->forward(torch::ones({4, 6})).sum();
-  }
-  loss.backward();
-  return gradients_of(*model);
-}
 
 TEST(SavedTensorHooks, ThatKeepTheTensorGiveGradientsEqualToTheBit) {
   EXPECT_TRUE(same_bits(gradients_with(&keep, &give), plain_gradients()));
