@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "snug/core/detail/computed_gradients.h"
 #include "snug/core/error.h"
 
 // at::cross_entropy_loss is log_softmax, then the sum of chosen elements. Rows are independent, so both run here for some rows at a time,
@@ -125,7 +126,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = context->get_saved_variables();
+    const auto saved = detail::saved_for_computing(context);
     const at::Tensor& logits = saved[0];
     const CrossEntropyOptions options{
         .reduction = context->saved_data["mean"].toBool() ? Reduction::Mean : Reduction::Sum,

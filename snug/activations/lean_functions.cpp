@@ -6,6 +6,7 @@
 
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/detail/packed_mask.h"
+#include "snug/core/detail/computed_gradients.h"
 #include "snug/precision/detail/fp32_reductions.h"
 
 namespace snug {
@@ -27,7 +28,7 @@ void save_mask(AutogradContext* context, const at::Tensor& mask) {
 
 at::Tensor saved_mask(AutogradContext* context) {
   const auto sizes = context->saved_data["sizes"].toIntVector();
-  return detail::unpack_mask(context->get_saved_variables().front(), c10::multiply_integers(sizes))
+  return detail::unpack_mask(detail::saved_for_computing(context).front(), c10::multiply_integers(sizes))
       .as_strided(sizes, context->saved_data["strides"].toIntVector());
 }
 

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "snug/core/detail/computed_gradients.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -25,7 +26,7 @@ struct Nothing : torch::autograd::Function<Nothing> {
   }
   static variable_list backward(AutogradContext* context, const variable_list& /*gradients*/) {
     variable_list zeros;
-    for (const at::Tensor& parameter : context->get_saved_variables()) {
+    for (const at::Tensor& parameter : detail::saved_for_computing(context)) {
       zeros.push_back(at::zeros_like(parameter));
     }
     return zeros;

@@ -18,6 +18,7 @@
 #include <torch/custom_class.h>
 
 #include "snug/accumulation/detail/replace_batch_norm.h"
+#include "snug/core/detail/computed_gradients.h"
 #include "snug/core/error.h"
 
 // Forward is torch's kernel for evaluation mode, given the mean and variance of all ranks; so is the part of backward that treats
@@ -88,7 +89,7 @@ struct Normalize : torch::autograd::Function<Normalize> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
-    const auto saved = context->get_saved_variables();
+    const auto saved = detail::saved_for_computing(context);
     const Tensor &input = saved[0], &weight = saved[1], &mean = saved[2], &variance = saved[3];
     const double count = context->saved_data["count"].toDouble();
     const double eps = context->saved_data["eps"].toDouble();

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "snug/core/detail/computed_gradients.h"
 #include "snug/core/error.h"
 #include "snug/kernels/detail/device_bias_gelu.h"
 
@@ -72,7 +73,7 @@ struct BiasGelu : torch::autograd::Function<BiasGelu> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& grads) {
-    const auto saved = context->get_saved_variables();
+    const auto saved = detail::saved_for_computing(context);
     const at::Tensor& x = saved[0];
     const at::Tensor& bias = saved[1];
     const at::Tensor grad_x = backward_of(grads[0], x, bias);

@@ -6,7 +6,33 @@ namespace snug::detail {
 
 bool KeptResult::is_intact() const {
   return std::none_of(values.begin(), values.end(),
-                      [](const Value& value) { return value.writes && value.writes->moved(); });
+                      [](const Value& value) { return value.writes && value.writes->moved(); }) &&
+         std::none_of(aliases.begin(), aliases.end(), [](const WriteCount& one) { return one.moved(); });
+}
+
+void KeptResult::note_alias(const at::Tensor& tensor) {
+  const void* counter = WriteCount::counter_of(tensor);
+  const bool is_known =
+      counter == nullptr ||
+      std::any_of(values.begin(), values.end(),
+                  [&](const Value& value) { return value.writes && value.writes->counter() == counter; }) ||
+      std::any_of(aliases.begin(), aliases.end(), [&](const WriteCount& one) { return one.counter() == counter; });
+  if (!is_known) {
+    aliases.emplace_back(tensor);
+  }
+}
+
+void KeptResult::expect_write(const void* counter) {
+  for (Value& value : values) {
+    if (value.writes && value.writes->counter() == counter) {
+      value.writes->expect();
+    }
+  }
+  for (WriteCount& one : aliases) {
+    if (one.counter() == counter) {
+      one.expect();
+    }
+  }
 }
 
 void KeptResult::pack() {
@@ -46,6 +72,9 @@ void KeptResults::close() {
       if (value.writes) {
         value.writes->accept();
       }
+    }
+    for (WriteCount& one : result.aliases) {
+      one.accept();
     }
   }
   for (const CallKey key : written) {

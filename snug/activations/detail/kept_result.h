@@ -24,11 +24,17 @@ struct KeptResult {
     std::any packed = {};  // or, made by `packer` of a tensor
     std::optional<WriteCount> writes = {};
   };
+  std::shared_ptr<SavedTensorPolicy> packer = nullptr;  // null: kept as it is; outlives what it packed
   std::vector<Value> values;
-  std::shared_ptr<SavedTensorPolicy> packer = nullptr;  // null: kept as it is
-  bool was_read = false;                                // in the forward, before anything wrote to it
-  std::vector<CallKey> absorbed = {};                   // calls that wrote to it, by KeptResults::absorbed
+  std::vector<WriteCount> aliases =
+      {};                 // of other tensors on its memory that have a count of their own, as _unsafe_view makes them
+  bool was_read = false;  // in the forward, before anything wrote to it
+  std::vector<CallKey> absorbed = {};  // calls that wrote to it, by KeptResults::absorbed
 
+  /// `tensor` is on its memory: writes to that are writes to this.
+  void note_alias(const at::Tensor& tensor);
+  /// An operator writes to it through a tensor with this counter.
+  void expect_write(const void* counter);
   void pack();
   bool is_packed() const;
   /// Whether nothing has written to it, in the forward but operators that were seen, and then nothing.

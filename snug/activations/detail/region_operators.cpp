@@ -86,7 +86,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   for (const size_t i : written) {
     visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) {
       keep_what_was_there(tensor);
-      written_memory.push_back({memory_of(tensor), WriteCount(tensor).counter()});
+      written_memory.push_back({memory_of(tensor), WriteCount::counter_of(tensor)});
     });
   }
   const CallKey key = policy_ ? keys_.next(entered.origin, arguments) : 0;
@@ -100,12 +100,14 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
       before.emplace(target);
     }
   }
+  note_aliases(stack, first_result);
   draws_ ? draws_->call(call, stack) : call.proceed(stack);
   record_.sequence.push_back(call.op);
   const bool has_new = values_.leave(entered, stack, first_result);
   if (!policy_) {
     return;
   }
+  note_aliases(stack, first_result);
   const bool is_view = written.empty() && all_are_views(given, stack, first_result);
   if (to_be_packed_ && !is_view && !writes_to(*to_be_packed_, written_memory)) {
     pack_last();
@@ -127,6 +129,18 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
     if (const Keep keep = policy_(call.op.schema().name()); keep != Keep::Recompute) {
       keep_result(key, keep, stack, first_result);
     }
+  }
+}
+
+// What is on a kept result's memory, among an operator's arguments or its results.
+void ForwardOperators::note_aliases(const Stack& stack, size_t first) {
+  for (size_t i = first; !kept_memory_.empty() && i < stack.size(); ++i) {
+    visit_tensors_in(stack[i], [&](const at::Tensor& tensor) {
+      const auto found = kept_memory_.find(memory_of(tensor));
+      if (found != kept_memory_.end()) {
+        record_.kept.find(found->second)->note_alias(tensor);
+      }
+    });
   }
 }
 
@@ -218,11 +232,7 @@ void ForwardOperators::note_write(const Written& written, CallKey key, std::opti
   const CallKey kept = found->second;
   KeptResult* result = record_.kept.find(kept);
   if (!result->was_read && !result->is_packed() && argument) {
-    for (KeptResult::Value& value : result->values) {
-      if (value.writes && value.writes->counter() == written.counter) {
-        value.writes->expect();
-      }
-    }
+    result->expect_write(written.counter);
     record_.kept.absorbed.emplace(key, KeptResults::Absorbed{result, *argument});
     result->absorbed.push_back(key);
     return;
@@ -331,7 +341,7 @@ bool RecomputeOperators::take_kept(const c10::OperatorHandle& op, CallKey key, S
 void RecomputeOperators::check_reads(const c10::OperatorHandle& op, const OperatorTraits& traits,
                                      const Arguments& arguments, const std::vector<size_t>& written) const {
   values_.visit_reads_from_outside(traits, arguments, written, [&](const at::Tensor& tensor) {
-    const auto then = record_.read.find(WriteCount(tensor).counter());
+    const auto then = record_.read.find(WriteCount::counter_of(tensor));
     TORCH_CHECK(then == record_.read.end() || !then->second.moved() || record_.overwritten.contains(memory_of(tensor)),
                 region_, ": operator ", sequence_.size(), " (", op.schema().name(),
                 ") reads a tensor from outside of the region, [", fmt::format("{}", fmt::join(tensor.sizes(), ", ")),

@@ -71,6 +71,7 @@ class ForwardOperators final : public OperatorPolicy {
   void keep_what_was_there(const at::Tensor& tensor);
   void keep_result(CallKey key, Keep keep, const Stack& stack, size_t first_result);
   void note_write(const Written& written, CallKey key, std::optional<size_t> argument);
+  void note_aliases(const Stack& stack, size_t first);
   void pack_last();
   bool writes_to(CallKey kept, const WrittenMemory& written) const;
 

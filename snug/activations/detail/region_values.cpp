@@ -17,14 +17,31 @@ uint64_t mix(uint64_t hash, uint64_t more) {
   return hash == 0 ? 1 : hash;
 }
 
+constexpr Origin kFromOutside = 1;
+
+Origin with_bit(uint64_t hash, Origin bit) {
+  return (hash & ~kFromOutside) == 0 ? 2 | bit : (hash & ~kFromOutside) | bit;
+}
+
+bool is_of_numbers_alone(Origin origin) { return origin != 0 && (origin & kFromOutside) == 0; }
+
+// The same, with a number more. It begins with what it began with.
+Origin derived(Origin origin, uint64_t more) {
+  return origin == 0 ? 0 : with_bit(mix(origin, more), origin & kFromOutside);
+}
+
 // Where one of the two cannot be told, nor can what is made of it.
-Origin made_of(Origin origin, Origin more) { return origin == 0 || more == 0 ? 0 : mix(origin, more); }
+Origin made_of(Origin origin, Origin more) {
+  return origin == 0 || more == 0 ? 0 : with_bit(mix(origin, more), (origin | more) & kFromOutside);
+}
 
-constexpr Origin kInput = 1, kOutside = 2, kResult = 3, kWritten = 4;
+constexpr uint64_t kInput = 1, kOutside = 2, kResult = 3, kWritten = 4;
 
-Origin of_operator(const c10::OperatorHandle& op) { return mix(0, std::hash<c10::OperatorHandle>()(op)); }
+Origin from_outside(uint64_t kind, uint64_t number) { return with_bit(mix(kind, number), kFromOutside); }
 
-Origin of_result(Origin call, size_t index) { return call == 0 ? 0 : mix(mix(call, kResult), index); }
+Origin of_operator(const c10::OperatorHandle& op) { return with_bit(mix(0, std::hash<c10::OperatorHandle>()(op)), 0); }
+
+Origin of_result(Origin call, size_t index) { return derived(derived(call, kResult), index); }
 
 int64_t offset_of(const at::Tensor& tensor) {
   return tensor.has_storage() && !tensor.is_nested() ? tensor.storage_offset() : 0;
@@ -85,7 +102,7 @@ void RegionValues::add_inputs(const std::vector<at::Tensor>& inputs) {
     const bool is_known = names_.count(memory_of(input)) > 0;
     if (learnt_ != nullptr) {
       if (!is_known) {
-        add(input, /*is_own=*/false, mix(kInput, i), offset_of(input));
+        add(input, /*is_own=*/false, from_outside(kInput, i), offset_of(input));
       }
       const Place& place = places_[place_of(input)];
       learnt_->memory.try_emplace(memory_of(input), KnownMemory::Memory{place.address, place.origin, place.first});
@@ -141,7 +158,7 @@ uint32_t RegionValues::meet(const at::Tensor& tensor) {
     return add(tensor, /*is_own=*/false, of_result(made_of(of_cast(), operand(parameter, /*is_written=*/false)), 0));
   }
   if (learnt_ != nullptr) {
-    const Origin origin = mix(kOutside, known_.memory.size());
+    const Origin origin = from_outside(kOutside, known_.memory.size());
     learnt_->memory.try_emplace(memory_of(tensor), KnownMemory::Memory{MemoryAddress(tensor), origin, 0});
     return add(tensor, /*is_own=*/false, origin);
   }
@@ -151,7 +168,7 @@ uint32_t RegionValues::meet(const at::Tensor& tensor) {
 }
 
 Origin RegionValues::shown(const Place& place, const at::Tensor& tensor) const {
-  return place.origin == 0 ? 0 : mix(place.origin, static_cast<uint64_t>(offset_of(tensor) - place.first));
+  return derived(place.origin, static_cast<uint64_t>(offset_of(tensor) - place.first));
 }
 
 // The sizes of what is written say nothing: in the forward it may have been resized, and then it has its new sizes in the recomputation.
@@ -160,10 +177,10 @@ Origin RegionValues::operand(const at::Tensor& tensor, bool is_written) {
   if (origin == 0 || is_written) {
     return origin;
   }
-  origin = mix(origin, static_cast<uint64_t>(tensor.scalar_type()));
+  origin = derived(origin, static_cast<uint64_t>(tensor.scalar_type()));
   if (!tensor.is_nested()) {
     for (const int64_t size : tensor.sizes()) {
-      origin = mix(origin, static_cast<uint64_t>(size));
+      origin = derived(origin, static_cast<uint64_t>(size));
     }
   }
   return origin;
@@ -188,6 +205,14 @@ RegionValues::Call RegionValues::enter(const c10::OperatorHandle& op, const Oper
       call.shows_sparse = call.shows_sparse || (traits.is_view && !tensor.has_storage() && !is_own(tensor));
     });
   }
+  if (is_of_numbers_alone(call.origin)) {
+    // A table that the forward found, and the recomputation makes, has no origin to compare.
+    if (learnt_ != nullptr) {
+      learnt_->of_numbers_alone.insert(call.origin);
+    } else if (!known_.of_numbers_alone.contains(call.origin)) {
+      call.origin = 0;
+    }
+  }
   return call;
 }
 
@@ -207,7 +232,7 @@ bool RegionValues::leave(const Call& call, const Stack& stack, size_t first_resu
   }
   for (size_t i = 0; i < call.written.size(); ++i) {
     Place& place = places_[call.written[i]];
-    place.origin = made_of(place.origin, call.origin == 0 ? 0 : mix(mix(call.origin, kWritten), i));
+    place.origin = made_of(place.origin, derived(derived(call.origin, kWritten), i));
   }
   return has_new && all_have_storage;
 }

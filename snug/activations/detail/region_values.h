@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -37,7 +38,8 @@ class MemoryAddress {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;  // of one without a storage
 };
 
-/// How what is in some memory came about: a hash of operators, and of what from outside they began with. 0: it cannot be told.
+/// How what is in some memory came about: a hash of operators, and of what from outside they began with. 0: it cannot be told. The lowest bit says
+/// whether it began with anything from outside, or with numbers alone, as a table of positions does.
 using Origin = uint64_t;
 
 /// What a recomputation knows from the forward.
@@ -54,6 +56,7 @@ struct KnownMemory {
   };
   std::unordered_map<MemoryName, Memory> memory;  // from outside, as it was met; and the region's own that outlived it
   std::vector<Input> inputs;
+  std::unordered_set<Origin> of_numbers_alone;  // of the calls in the forward
 };
 
 /// The memory that a region comes across in one run, which of it came into being there, and the origins of what it holds.

@@ -9,6 +9,7 @@
 #include <ATen/ops/clone.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "snug/core/detail/computed_gradients.h"
 #include "snug/memory/detail/operator_mode.h"
 
 namespace snug::detail {
@@ -21,7 +22,8 @@ inline at::Tensor not_adopted(at::Tensor kept) {
   }
   const auto node = torch::autograd::get_current_node();
   // That of a write to a view copies what the function below it returns.
-  if (node == nullptr || node->is_traceable() || node->name() == "torch::autograd::CopySlices") {
+  if (node == nullptr || node->is_traceable() || node.get() == computes_its_gradients ||
+      node->name() == "torch::autograd::CopySlices") {
     return kept;
   }
   const UnseenOperators unseen;
