@@ -387,7 +387,7 @@ at::Tensor ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) 
   }
   const at::NoGradGuard no_grad;
   const auto pieces = impl_->own_pieces();
-  const at::Tensor here = grad_norm(pieces, norm_type).to(at::kDouble);
+  const at::Tensor here = grad_norm(pieces, norm_type).to(impl_->parameters.front().device(), at::kDouble);
   const at::Tensor norm = at::linalg_vector_norm(impl_->group->all_gather(here), norm_type);
   clip_grads_with_norm_(pieces, max_norm, norm);
   return norm;

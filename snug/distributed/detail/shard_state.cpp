@@ -1,6 +1,7 @@
 #include "snug/distributed/detail/shard_state.h"
 
 #include <algorithm>
+#include <exception>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/accumulate.h>
@@ -93,19 +95,39 @@ at::Tensor bytes_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return memory_of(tensor, begin, end).view(at::kByte);
 }
 
-// `source` is defined on rank `from`, `target` on rank `to`.
-void send(ProcessGroup& group, int from, int to, const at::Tensor& source, const at::Tensor& target, int64_t bytes) {
+// Bytes from one rank to another; `source` is defined on the first, `target` on the second.
+struct Transfer {
+  int from;
+  at::Tensor source, target;
+  int64_t bytes;
+};
+
+void send(ProcessGroup& group, int to, const Transfer& transfer) {
   constexpr int64_t kAtOnce = int64_t{1} << 20;
-  for (int64_t begin = 0; begin < bytes; begin += kAtOnce) {
-    const int64_t size = std::min(kAtOnce, bytes - begin);
+  const at::Tensor& source = transfer.source;
+  for (int64_t begin = 0; begin < transfer.bytes; begin += kAtOnce) {
+    const int64_t size = std::min(kAtOnce, transfer.bytes - begin);
     const at::Tensor slice =
         source.defined() ? source.narrow(0, begin, size).to(at::kCPU) : at::empty({size}, at::kByte);
-    if (from != to) {
-      group.broadcast({slice}, from);
+    if (transfer.from != to) {
+      group.broadcast({slice}, transfer.from);
     }
-    if (target.defined()) {
-      target.narrow(0, begin, size).copy_(slice);
+    if (transfer.target.defined()) {
+      transfer.target.narrow(0, begin, size).copy_(slice);
     }
+  }
+}
+
+// A rank that had no room must not leave the others waiting in an exchange.
+void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
+  int failed = error ? 1 : 0;
+  group.all_reduce(at::from_blob(&failed, {1}, at::kInt), ReduceOp::Max);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  if (failed != 0) {
+    throw Error(
+        fmt::format("ShardedOptimizer.consolidate: rank {} has no room for the state of all; see what it says", to));
   }
 }
 
@@ -129,6 +151,46 @@ StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor&
   return result;
 }
 
+// What is to be sent, alike on all ranks, after on rank `to` room for all of it has been made in `whole`.
+std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, const std::vector<StateDict>& forms,
+                              const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters,
+                              const NewTensor& make, StateDict& whole) {
+  std::vector<size_t> next(forms.size());  // of each rank, the number of its next piece
+  std::vector<Transfer> transfers;
+  for (const ShardPiece& piece : pieces) {
+    const auto rank = static_cast<size_t>(piece.rank);
+    const std::string place = std::to_string(next[rank]++);
+    if (!forms[rank].contains(place)) {
+      continue;
+    }
+    const at::Tensor& parameter = parameters[piece.parameter];
+    const std::string number = std::to_string(piece.parameter);
+    StateDict joined = whole.contains(number) ? whole.get<StateDict>(number) : StateDict();
+    for (const StateEntry& entry : forms[rank].get<StateDict>(place).entries()) {
+      const Form form(std::get<at::Tensor>(entry.value));
+      const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);  // counts of steps are the same in each
+      at::Tensor source, target;
+      if (rank_here == to) {
+        if (!joined.contains(entry.name)) {
+          joined.set(entry.name, is_part ? make(parameter.sizes(), parameter.strides(), form.dtype)
+                                         : make(form.sizes, form.strides, form.dtype));
+        }
+        const auto& tensor = joined.get<at::Tensor>(entry.name);
+        target = is_part ? bytes_of(tensor, piece.begin, piece.end) : bytes_of(tensor, 0, form.elements);
+      }
+      if (rank_here == piece.rank) {
+        source = bytes_of(mine.get<StateDict>(place).get<at::Tensor>(entry.name), 0, form.elements);
+      }
+      transfers.push_back(
+          {piece.rank, source, target, form.elements * static_cast<int64_t>(c10::elementSize(form.dtype))});
+    }
+    if (rank_here == to) {
+      whole.set(number, std::move(joined));
+    }
+  }
+  return transfers;
+}
+
 }  // namespace
 
 at::Tensor memory_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
@@ -145,37 +207,17 @@ at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) 
 StateDict gather_shares(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
                         const std::vector<at::Tensor>& parameters, const NewTensor& make) {
   const std::vector<StateDict> forms = exchange(group, forms_of(mine));
-  std::vector<size_t> next(forms.size());  // of each rank, the number of its next piece
   StateDict whole;
-  for (const ShardPiece& piece : pieces) {
-    const auto rank = static_cast<size_t>(piece.rank);
-    const std::string place = std::to_string(next[rank]++);
-    if (!forms[rank].contains(place)) {
-      continue;
-    }
-    const at::Tensor& parameter = parameters[piece.parameter];
-    const std::string number = std::to_string(piece.parameter);
-    StateDict joined = whole.contains(number) ? whole.get<StateDict>(number) : StateDict();
-    for (const StateEntry& entry : forms[rank].get<StateDict>(place).entries()) {
-      const Form form(std::get<at::Tensor>(entry.value));
-      const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);  // counts of steps are the same in each
-      at::Tensor source, target;
-      if (group.rank() == to) {
-        if (!joined.contains(entry.name)) {
-          joined.set(entry.name, is_part ? make(parameter.sizes(), parameter.strides(), form.dtype)
-                                         : make(form.sizes, form.strides, form.dtype));
-        }
-        const auto& tensor = joined.get<at::Tensor>(entry.name);
-        target = is_part ? bytes_of(tensor, piece.begin, piece.end) : bytes_of(tensor, 0, form.elements);
-      }
-      if (group.rank() == piece.rank) {
-        source = bytes_of(mine.get<StateDict>(place).get<at::Tensor>(entry.name), 0, form.elements);
-      }
-      send(group, piece.rank, to, source, target, form.elements * static_cast<int64_t>(c10::elementSize(form.dtype)));
-    }
-    if (group.rank() == to) {
-      whole.set(number, std::move(joined));
-    }
+  std::vector<Transfer> transfers;
+  std::exception_ptr error;
+  try {
+    transfers = lay_out(group.rank(), to, mine, forms, pieces, parameters, make, whole);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  check_room(group, to, error);
+  for (const Transfer& transfer : transfers) {
+    send(group, to, transfer);
   }
   return whole;
 }
