@@ -289,14 +289,17 @@ void wait_for_output(const std::vector<Rank>& ranks) {
 // How the first failed, "rank 2 ..."; empty: all went well, or a signal came.
 std::string run_all(std::vector<Rank>& ranks) {
   std::string failure;
-  int passed_on = 0;  // of the signals that came
+  int seen = 0;       // of the signals that came
+  int passed_on = 0;  // at as many times
   auto deadline = Clock::time_point::max();
   const auto any_alive = [&] {
     return std::any_of(ranks.begin(), ranks.end(), [](const Rank& r) { return r.is_alive; });
   };
   while (any_alive()) {
     wait_for_output(ranks);
-    if (passed_on < signals_so_far) {
+    if (const int now = signals_so_far;
+        seen < now) {  // those that come together are one, as `timeout` sends to a program and then its group
+      seen = now;
       ++passed_on;
       send_to_all(ranks, last_signal);
       if (passed_on == 2) {  // they are to end at once

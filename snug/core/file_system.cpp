@@ -132,7 +132,10 @@ class RealFileSystem final : public FileSystem {
       fail("create_directories", path, reason);
     }
     for (const Path& each : made) {
-      sync_directory(folder_of(each));
+      if (::access(folder_of(each).c_str(), R_OK) ==
+          0) {  // to be synced it is opened, which takes more than to make a folder in it
+        sync_directory(folder_of(each));
+      }
     }
   }
 
@@ -214,7 +217,14 @@ void replace_file(const FileSystem::Path& path, std::string_view text, FileSyste
 }
 
 bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path) {
-  return file.filename().string().starts_with(path.filename().string() + kUnfinished);
+  const std::string name = file.filename().string(), start = path.filename().string() + kUnfinished;
+  if (!name.starts_with(start)) {
+    return false;
+  }
+  const std::string_view rest = std::string_view(name).substr(start.size());
+  const auto is_digit = [](char c) { return std::string_view("0123456789abcdef").find(c) != std::string_view::npos; };
+  return rest.empty() ||  // of versions before 0.1
+         (rest.size() == 17 && rest[0] == '-' && std::all_of(rest.begin() + 1, rest.end(), is_digit));
 }
 
 void remove_unfinished(const FileSystem::Path& path, FileSystem& files) {

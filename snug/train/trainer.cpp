@@ -131,8 +131,9 @@ class Trainer::Impl {
     if (step_ >= config_.steps) {  // killed between the last snapshot and the end
       outcome.finished = true;
       const auto measured = detail::logged_validation_loss(config_.out, step_);
+      const bool is_missing = ranks_.any(!measured);  // a rank may see another log
       outcome.validation_loss =
-          measured ? *measured : within_limit(config_, "the held-out loss", [&] { return validation_loss(); });
+          is_missing ? within_limit(config_, "the held-out loss", [&] { return validation_loss(); }) : *measured;
     }
     std::optional<SaveOnHost> offload;
     if (config_.offload && !plans()) {

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/core/rng.h"
 
 namespace snug::detail {
 
@@ -31,21 +32,25 @@ class SameLosses {
   }
 
  private:
+  // Where the generators end otherwise, another thread has drawn from them meanwhile, and the losses tell nothing.
   void note(double loss) {
-    const double first = first_.value_or(loss);
-    first_ = first;
-    if (std::bit_cast<uint64_t>(first) != std::bit_cast<uint64_t>(loss)) {
+    const RngState generators = RngState::capture();
+    if (!first_) {
+      first_.emplace(loss, generators);
+      return;
+    }
+    if (std::bit_cast<uint64_t>(first_->first) != std::bit_cast<uint64_t>(loss) && first_->second == generators) {
       throw ConfigError(fmt::format(
           "Stepper: to plan for a memory_budget forward runs several times, and on the same items it gave the "
           "losses {} and {}; the model or loss_of keeps something besides parameters, buffers and torch's "
           "default generators, as a hidden state in a member, a counter or random numbers of its own, and training "
-          "would go on from where planning left it. Keep it in a registered buffer and write that in "
-          "place, give it with the batch, or set plan = false",
-          first, loss));
+          "would go on from where planning left it; or it does not compute the same each time. Keep state in a "
+          "registered buffer and write that in place, give it with the batch, or set plan = false",
+          first_->first, loss));
     }
   }
 
-  std::optional<double> first_;
+  std::optional<std::pair<double, RngState>> first_;  // and the generators after it
 };
 
 }  // namespace snug::detail

@@ -66,7 +66,7 @@ void TrainedParameters::check_unchanged() const {
     if (seen.parameter.requires_grad() != seen.requires_grad) {
       throw ConfigError(
           fmt::format("Stepper: parameter '{}' was {} inside the accumulation window; its gradient would be that of a "
-                      "part of the step. Freeze and unfreeze only between windows",
+                      "part of the step. Freeze and unfreeze only between windows, not in loss_of",
                       name_of(seen.parameter), seen.requires_grad ? "frozen" : "unfrozen"));
     }
   }
