@@ -36,15 +36,4 @@ void WriteCount::accept() {
   expected_ = 0;
 }
 
-Held::Held(const at::Tensor& tensor, uint64_t writes_seen)
-    : storage_(tensor.storage().getWeakStorageImpl()),
-      writes_(tensor),
-      version_(writes_.now()),
-      writes_seen_(writes_seen) {}
-
-bool Held::is_same(const Held& other) const {
-  return name() == other.name() && writes_.counter() == other.writes_.counter() && version_ == other.version_ &&
-         writes_seen_ == other.writes_seen_;
-}
-
 }  // namespace snug::detail

@@ -49,25 +49,4 @@ class WriteCount final {
   bool moved_ = false;
 };
 
-/// What the tensor's storage held when this was made. Does not hold the storage, but its address, which is given to no other one meanwhile.
-class Held final {
- public:
-  /// `tensor` has a storage. `writes_seen`: the operators seen so far that wrote to this storage, if somebody counts them.
-  explicit Held(const at::Tensor& tensor, uint64_t writes_seen = 0);
-
-  const c10::StorageImpl* name() const { return storage_._unsafe_get_target(); }
-  /// nullptr if nobody holds it any more.
-  c10::intrusive_ptr<c10::StorageImpl> storage() const { return storage_.lock(); }
-  /// Whether both are of the same storage with nothing written to it in between, as far as either tells.
-  bool is_same(const Held& other) const;
-  WriteCount& writes() { return writes_; }
-  const WriteCount& writes() const { return writes_; }
-
- private:
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
-  WriteCount writes_;
-  uint32_t version_;
-  uint64_t writes_seen_;
-};
-
 }  // namespace snug::detail
