@@ -39,7 +39,7 @@ constexpr auto kUntilOthersNotice = std::chrono::seconds(3);
 constexpr int kPollMilliseconds = 50;
 constexpr int kNotFound = 127;  // as shells say it
 
-struct Flags {
+struct LaunchFlags {
   int ranks = 1;  // on this machine
   int nodes = 1;
   int node_rank = 0;
@@ -180,7 +180,7 @@ int find_free_port() {
   return ntohs(address.sin_port);
 }
 
-Address meeting_place(const Flags& flags) {
+Address meeting_place(const LaunchFlags& flags) {
   if (flags.rendezvous.empty()) {
     return {.port = flags.port != 0 ? flags.port : find_free_port()};
   }
@@ -197,7 +197,7 @@ Address meeting_place(const Flags& flags) {
   return address;
 }
 
-void check(const Flags& flags) {
+void check(const LaunchFlags& flags) {
   if (flags.node_rank >= flags.nodes) {
     throw ConfigError(
         fmt::format("launch: --node-rank is {} of {} nodes; nodes are counted from 0", flags.node_rank, flags.nodes));
@@ -211,7 +211,7 @@ void check(const Flags& flags) {
   }
 }
 
-void set_variables(const Flags& flags, int rank, const Address& meeting, int attempt) {
+void set_variables(const LaunchFlags& flags, int rank, const Address& meeting, int attempt) {
   const auto set = [](const char* name, int value) { ::setenv(name, std::to_string(value).c_str(), 1); };
   set("RANK", rank);
   set("LOCAL_RANK", rank - flags.node_rank * flags.ranks);
@@ -225,7 +225,7 @@ void set_variables(const Flags& flags, int rank, const Address& meeting, int att
   ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / flags.ranks)).c_str(), /*overwrite=*/0);
 }
 
-Rank start(const Flags& flags, int rank, const Address& meeting, int attempt) {
+Rank start(const LaunchFlags& flags, int rank, const Address& meeting, int attempt) {
   std::array<int, 2> out = {};
   std::array<int, 2> err = {};
   if (::pipe2(out.data(), O_CLOEXEC) != 0 || ::pipe2(err.data(), O_CLOEXEC) != 0) {
@@ -332,7 +332,7 @@ std::string run_all(std::vector<Rank>& ranks) {
   return failure;
 }
 
-void run_launch(const Flags& flags) {
+void run_launch(const LaunchFlags& flags) {
   if (program().empty()) {
     throw ConfigError("launch: no program; give it after --, as in snug launch -n 2 -- snug train --data corpus");
   }
@@ -380,7 +380,7 @@ int keep_program(int argc, char** argv) {
 
 void add_launch(CLI::App& app) {
   CLI::App* command = app.add_subcommand("launch", "Start a program on several ranks");
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<LaunchFlags>();
   command->add_option("-n,--ranks", flags->ranks, "How many processes on this machine (default 1)")
       ->type_name("N")
       ->check(CLI::Range(1, 4096).description(""));

@@ -25,14 +25,14 @@
 namespace snug::cli {
 namespace {
 
-struct Flags {
+struct PlanFlags {
   std::string model = "gpt-tiny", memory, run, offload;
   int64_t batch = 64;
   bool explain = false;
 };
 
 // Of random text: neither bytes nor time depend on the words.
-StepProfile profile_of(Gpt& model, const GptOptions& options, const Flags& flags) {
+StepProfile profile_of(Gpt& model, const GptOptions& options, const PlanFlags& flags) {
   const at::Tensor tokens = at::randint(options.vocab, {flags.batch, options.context}, at::kLong);
   const auto step = [&] {
     const at::Tensor logits = model->forward(tokens);
@@ -60,7 +60,7 @@ std::string verdict(int64_t of_model, int64_t in_all) {
 }
 
 // `parameters`: bytes.
-void print_curve(const StepProfile& profile, const Flags& flags, int64_t parameters) {
+void print_curve(const StepProfile& profile, const PlanFlags& flags, int64_t parameters) {
   const int64_t fixed = 3 * parameters;  // weights and AdamW's two moments
   const PlanCurve curve = plan_curve(StepSimulator(profile));
   fmt::print(
@@ -79,7 +79,7 @@ void print_curve(const StepProfile& profile, const Flags& flags, int64_t paramet
 }
 
 // As snug train would. What is less than the model and the optimizer alone is not tried.
-void print_choice(Gpt& model, const GptOptions& options, const Flags& flags, int64_t parameters) {
+void print_choice(Gpt& model, const GptOptions& options, const PlanFlags& flags, int64_t parameters) {
   const Bytes budget = Bytes::parse(flags.memory);
   AdamW optimizer(model->parameters());
   std::optional<std::filesystem::path> offload;
@@ -122,7 +122,7 @@ void print_plan_of_run(const std::filesystem::path& out) {
   fmt::print("{}", StepPlan::from_json(FileSystem::real().read_file(path)).explain());
 }
 
-void check(const CLI::App& command, const Flags& flags) {
+void check(const CLI::App& command, const PlanFlags& flags) {
   for (const char* const option : {"--model", "--batch", "--memory", "--offload"}) {
     if (command.count("--run") > 0 && command.count(option) > 0) {
       throw ConfigError(fmt::format(
@@ -134,7 +134,7 @@ void check(const CLI::App& command, const Flags& flags) {
   }
 }
 
-void run_plan(const Flags& flags) {
+void run_plan(const PlanFlags& flags) {
   if (!flags.run.empty()) {
     print_plan_of_run(flags.run);
     return;
@@ -156,7 +156,7 @@ void run_plan(const Flags& flags) {
 
 void add_plan(CLI::App& app) {
   CLI::App* command = app.add_subcommand("plan", "Show what a training step takes under every budget");
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<PlanFlags>();
   command->add_option("--model", flags->model, "As for snug train")->type_name("NAME")->capture_default_str();
   command->add_option("--batch", flags->batch, "Sequences in a step")->type_name("N")->capture_default_str();
   command->add_option("--memory", flags->memory, "A budget, such as 300MiB: the fastest step that fits")

@@ -17,7 +17,7 @@
 namespace snug::cli {
 namespace {
 
-struct Flags {
+struct ReportFlags {
   std::string run = "run";
   std::string against;
 };
@@ -51,7 +51,7 @@ double relative_difference(double a, double b) {
 
 std::string change(double from, double to) { return from > 0 ? fmt::format("{:+.1f} %", 100 * (to / from - 1)) : ""; }
 
-void print_comparison(const Flags& flags) {
+void print_comparison(const ReportFlags& flags) {
   const RunHistory a = read_run(flags.run);
   const RunHistory b = read_run(flags.against);
   const size_t steps = std::min(a.records.size(), b.records.size());
@@ -82,7 +82,7 @@ void print_comparison(const Flags& flags) {
   fmt::print("largest relative difference of a step's loss: {:.2g}\n", difference);
 }
 
-void run_report(const Flags& flags) {
+void run_report(const ReportFlags& flags) {
   if (!flags.against.empty()) {
     print_comparison(flags);
     return;
@@ -95,7 +95,7 @@ void run_report(const Flags& flags) {
 
 void add_report(CLI::App& app) {
   CLI::App* command = app.add_subcommand("report", "Write the report page of a run, or compare two runs");
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<ReportFlags>();
   command->add_option("--run", flags->run, "Run folder of snug train (default run)")->type_name("DIR");
   command->add_option("--against", flags->against, "Another run: print a table of both instead")->type_name("DIR");
   command->callback([flags] { run_report(*flags); });

@@ -14,7 +14,7 @@
 namespace snug::cli {
 namespace {
 
-struct Flags {
+struct SampleFlags {
   std::string run = "run";
   std::string prompt = "\n";
   int64_t count = 500;
@@ -23,7 +23,7 @@ struct Flags {
   int64_t seed = 1;
 };
 
-void run_sample(const Flags& flags) {
+void run_sample(const SampleFlags& flags) {
   const Gpt model = load_model(flags.run);
   const std::string text = flags.prompt + sample_text(model, flags.prompt,
                                                       {.count = flags.count,
@@ -38,7 +38,7 @@ void run_sample(const Flags& flags) {
 
 void add_sample(CLI::App& app) {
   CLI::App* command = app.add_subcommand("sample", "Let a trained model write text");
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<SampleFlags>();
   command->add_option("--run", flags->run, "Run folder of snug train (default run)")->type_name("DIR");
   command->add_option("--prompt", flags->prompt, "Text to go on from (default: a line break)")->type_name("TEXT");
   command->add_option("--count", flags->count, "Bytes to write (default 500)")

@@ -26,7 +26,7 @@ namespace snug::cli {
 namespace {
 
 // What was given on the command line. A resumed run takes the rest from its log.
-struct Flags {
+struct TrainFlags {
   std::vector<std::string> data;
   std::string out, model, memory, precision, weights, checkpoint, lr_scaling, micro_batch, device, tensorboard;
   int64_t batch = 0, accumulate = 0, steps = 0, seed = 0, warmup = 0, validate_every = 0, snapshot_every = 0;
@@ -102,7 +102,7 @@ bool is_restarted() {
 }
 
 // Applies what was given to `config`.
-void apply(const CLI::App& command, const Flags& flags, TrainConfig& config) {
+void apply(const CLI::App& command, const TrainFlags& flags, TrainConfig& config) {
   const int ranks = read_launch_environment(process_environment()).size;
   const auto given = [&](const char* name) { return command.count(name) > 0; };
   if (given("--data")) {
@@ -182,7 +182,7 @@ std::string str(const LogValue& value) {
 }
 
 // The run's own settings. What was given on the command line must agree with them, but for the memory limit: one that was too small may be raised.
-TrainConfig resumed_config(const CLI::App& command, const Flags& flags) {
+TrainConfig resumed_config(const CLI::App& command, const TrainFlags& flags) {
   const TrainConfig saved = TrainConfig::from_settings(read_run(flags.out).settings, flags.out);
   TrainConfig asked = saved;
   apply(command, flags, asked);
@@ -252,7 +252,7 @@ class Board {
   std::optional<TensorBoardFile> file_;
 };
 
-void run_train(const CLI::App& command, const Flags& flags) {
+void run_train(const CLI::App& command, const TrainFlags& flags) {
   TrainConfig config;
   const bool resumes = flags.resume || (is_restarted() && std::filesystem::exists(Trainer::log_path(flags.out)));
   if (resumes) {
@@ -299,7 +299,7 @@ void run_train(const CLI::App& command, const Flags& flags) {
 
 void add_train(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "Train a GPT on text files");
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<TrainFlags>();
   command->add_option("--data", flags->data, "Files or folders of text; a tenth of each file is held out")
       ->type_name("PATH...")
       ->take_all();

@@ -5,4 +5,6 @@ target_compile_options(
                           # Aggregates of options are filled by designated initialisers, the rest keeps its default.
                           -Wno-missing-field-initializers
                           # GCC 12 sees overlaps in std::string's own code where there are none (GCC bug 105651).
-                          $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict> $<$<BOOL:${SNUG_WERROR}>:-Werror>)
+                          $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+                          # It takes the sources of a unity build for headers.
+                          $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage> $<$<BOOL:${SNUG_WERROR}>:-Werror>)

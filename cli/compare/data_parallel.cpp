@@ -27,7 +27,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr std::array<int, 4> kMicroBatches{1, 2, 4, 8};
+constexpr std::array<int, 4> kSplits{1, 2, 4, 8};
 constexpr std::string_view kRow = "data-parallel-row";
 
 // What is measured of one way to do a step; travels from the ranks as a line of text.
@@ -106,7 +106,7 @@ class Work {
 
 std::vector<Row> rows_of(int ranks, const CompareFlags& flags) {
   std::vector<Row> rows;
-  for (const std::string& line : lines_of_ranks("data-parallel", ranks, flags, kRow, 2 * kMicroBatches.size())) {
+  for (const std::string& line : lines_of_ranks("data-parallel", ranks, flags, kRow, 2 * kSplits.size())) {
     Row& row = rows.emplace_back();
     if (std::sscanf(line.c_str(), "%d %d %d %ld %lf %lf", &row.ranks, &row.micro_batches, &row.communicates_each,
                     &row.bytes, &row.seconds, &row.hidden) != 6) {
@@ -156,7 +156,7 @@ void add_figures(Section& section, const std::vector<Row>& rows, const std::stri
 void measure_data_parallel_rank(const CompareFlags& flags) {
   const auto group = init_process_group();
   Work work(group, flags.quick);
-  for (const int k : kMicroBatches) {
+  for (const int k : kSplits) {
     for (const Row& row : work.measure(k, flags.turns(7))) {
       if (group->rank() == 0) {
         fmt::print("{} {} {} {} {} {} {}\n", kRow, row.ranks, row.micro_batches, row.communicates_each, row.bytes,

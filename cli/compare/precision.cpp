@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kWidth = 600;
+constexpr int64_t kNetworkWidth = 600;
 constexpr size_t kShownBatch = 3;  // of those that are measured: the one in figures of a single batch
 
 struct Recipe {
@@ -42,7 +42,7 @@ struct Run {
   std::unique_ptr<torch::optim::AdamW> adam;
   std::unique_ptr<Stepper> stepper;
 
-  explicit Run(const Recipe& recipe) : model(kWidth) {
+  explicit Run(const Recipe& recipe) : model(kNetworkWidth) {
     if (recipe.weights == Weights::Low) {
       model->to(torch::kBFloat16);
     }
@@ -118,7 +118,7 @@ Exhibit dynamic_figure(const std::vector<Measured>& all, const std::vector<int64
   return {.file = "precision-dynamic",
           .title = "Dynamic bytes over batch",
           .caption = "rise of memory in forward and backward, less the gradients",
-          .made = fmt::format("The network of sin-cos, {} wide; counted by the allocator.", kWidth),
+          .made = fmt::format("The network of sin-cos, {} wide; counted by the allocator.", kNetworkWidth),
           .content = plot};
 }
 
@@ -137,7 +137,7 @@ Exhibit bytes_figure(const std::vector<Measured>& all, const std::vector<int64_t
   return {.file = "precision-bytes",
           .title = "Static and dynamic bytes",
           .caption = fmt::format("batch {}", batches[which]),
-          .made = fmt::format("The network of sin-cos, {} wide, AdamW.", kWidth),
+          .made = fmt::format("The network of sin-cos, {} wide, AdamW.", kNetworkWidth),
           .content = bars};
 }
 
@@ -158,7 +158,7 @@ Exhibit table_of(const std::vector<Measured>& all, const std::vector<int64_t>& b
   }
   return {.file = "precision-table",
           .title = "Static and dynamic bytes, by batch",
-          .made = fmt::format("The network of sin-cos, {} wide, AdamW; counted by the allocator.", kWidth),
+          .made = fmt::format("The network of sin-cos, {} wide, AdamW; counted by the allocator.", kNetworkWidth),
           .content = table};
 }
 

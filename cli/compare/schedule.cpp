@@ -23,7 +23,7 @@ namespace {
 using at::Tensor;
 using What = BlockRun::What;
 
-constexpr int64_t kBlocks = 12, kItems = 256, kWidth = 64;
+constexpr int64_t kBlocks = 12, kItems = 256, kBlockWidth = 64;
 
 class Recorder;
 Recorder* recorder = nullptr;  // one at a time, whichever thread backward runs on
@@ -118,11 +118,11 @@ DeepModel chain() {
   const auto module = std::make_shared<torch::nn::Module>();
   DeepModel model{.name = "blocks", .what = "a chain of equal blocks", .module = module, .layers = {}, .batch = kItems};
   for (int64_t block = 1; block <= kBlocks; ++block) {
-    const Tensor weight = module->register_parameter(fmt::format("weight{}", block),
-                                                     torch::randn({kWidth, kWidth}) * std::sqrt(2.0 / kWidth));
+    const Tensor weight = module->register_parameter(
+        fmt::format("weight{}", block), torch::randn({kBlockWidth, kBlockWidth}) * std::sqrt(2.0 / kBlockWidth));
     model.layers.emplace_back([weight, block](const Tensor& x) { return Product::apply(x, weight, block).relu_(); });
   }
-  model.input = [](int64_t items) { return torch::randn({items, kWidth}); };
+  model.input = [](int64_t items) { return torch::randn({items, kBlockWidth}); };
   model.loss = [](const Tensor& x, const Layer& run) { return run(x).square().mean(); };
   return model;
 }
@@ -188,7 +188,7 @@ Exhibit schedule_exhibit(Schedule schedule) {
       .caption = "a chain of equal blocks, forward and backward",
       .made = fmt::format("{} blocks of a matrix product and ReLU, which wrote down when they ran and how long their "
                           "results were in memory; {} x {} numbers each.",
-                          schedule.blocks, kItems, kWidth),
+                          schedule.blocks, kItems, kBlockWidth),
       .content = std::move(schedule)};
 }
 

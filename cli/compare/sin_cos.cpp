@@ -20,13 +20,13 @@ namespace snug::cli {
 
 namespace {
 
-struct Training {
+struct SinCosTraining {
   Curve losses;
   at::Tensor fit;  // [M, 2] at the places where the fit is drawn
 };
 
-Training train(const Way& way, int64_t epochs, const at::Tensor& places) {
-  Training training{.losses = {.name = way.name, .x = {}, .y = {}}, .fit = {}};
+SinCosTraining train(const Way& way, int64_t epochs, const at::Tensor& places) {
+  SinCosTraining training{.losses = {.name = way.name, .x = {}, .y = {}}, .fit = {}};
   for (int64_t epoch = 1; epoch <= epochs; ++epoch) {
     const double loss = way.epoch(true);
     training.losses.x.push_back(static_cast<double>(epoch));
@@ -49,7 +49,7 @@ enum class Shown { Values, Errors };
 
 // A task as it was learned, over the truth; or what is left of both when the truth is taken away: there the noise can be seen, too.
 Exhibit fit_figure(int64_t column, Shown what, const TwoTasksData& data, const at::Tensor& places,
-                   const std::vector<Training>& trainings) {
+                   const std::vector<SinCosTraining>& trainings) {
   const bool is_sine = column == 0, errors = what == Shown::Errors;
   const auto truth = [&](const at::Tensor& x) { return is_sine ? x.sin() : x.cos(); };
   const auto drawn = [&](const at::Tensor& x, const at::Tensor& y) {
@@ -66,7 +66,7 @@ Exhibit fit_figure(int64_t column, Shown what, const TwoTasksData& data, const a
   if (!errors) {
     plot.curves.push_back({.name = "truth", .x = values_of(places), .y = values_of(truth(places))});
   }
-  for (const Training& training : trainings) {
+  for (const SinCosTraining& training : trainings) {
     plot.curves.push_back(
         {.name = training.losses.name, .x = values_of(places), .y = drawn(places, training.fit.select(1, column))});
   }
@@ -78,7 +78,7 @@ Exhibit fit_figure(int64_t column, Shown what, const TwoTasksData& data, const a
 }
 
 // The largest difference from the truth.
-double error_of(const Training& training, const at::Tensor& places) {
+double error_of(const SinCosTraining& training, const at::Tensor& places) {
   return (training.fit - torch::cat({places.sin(), places.cos()}, 1)).abs().max().item<double>();
 }
 
@@ -178,12 +178,12 @@ Section compare_sin_cos(const CompareFlags& flags) {
           "31.6 % less."};
   const TwoTasksData data = two_tasks_data(points);
   const at::Tensor places = torch::linspace(-2 * std::numbers::pi, 2 * std::numbers::pi, 300).unsqueeze(1);
-  std::vector<Training> trainings;
+  std::vector<SinCosTraining> trainings;
   trainings.push_back(train(articles_loop("FP32", data, kTwoTasksWidth, std::nullopt), epochs, places));
   trainings.push_back(train(articles_loop("BF16 autocast", data, kTwoTasksWidth, torch::kBFloat16), epochs, places));
   const Timed timed = time_ways(flags, data, {torch::kBFloat16});
   tell_five_lines(section, timed, epochs, points);
-  for (const Training& training : trainings) {
+  for (const SinCosTraining& training : trainings) {
     section.findings.push_back(
         fmt::format("{}: loss {:.2g} after {} epochs, and nowhere further than {:.2g} from the truth.",
                     training.losses.name, training.losses.y.back(), epochs, error_of(training, places)));

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/planner/detail/at.h"
 #include "snug/planner/solver.h"
 
 // The bound is a relaxation of a covering problem. Plain training exceeds the budget by d(t) during event t. Whatever a
@@ -18,6 +19,7 @@
 namespace snug {
 namespace {
 
+using detail::at;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Droppable {
@@ -84,8 +86,6 @@ class Feeders {
  private:
   static constexpr int kNobody = -1;
   static constexpr int kMany = -2;
-
-  static size_t at(int index) { return static_cast<size_t>(index); }
 
   double inputs_of(int op, int64_t bytes, int gone) const {
     double seconds = 0;

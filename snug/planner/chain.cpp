@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/planner/detail/at.h"
 
 // Rotor's recurrence (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous chains",
 // RR-9302), with several options a block as in Rockmate (Zhao et al., ICML 2023). V(s, t) is the least time for forward and
@@ -26,7 +27,7 @@
 namespace snug {
 namespace {
 
-size_t at(int index) { return static_cast<size_t>(index); }
+using detail::at;
 
 }  // namespace
 

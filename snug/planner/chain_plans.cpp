@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "snug/planner/chain.h"
+#include "snug/planner/detail/at.h"
 #include "snug/planner/detail/chain_blocks.h"
 
 // Blocks first..last of a Cut run once without saving, and again when the backward pass comes to `last`: so what they save
@@ -15,7 +16,7 @@ namespace {
 
 constexpr size_t kMostPlans = 512;
 
-size_t at(int index) { return static_cast<size_t>(index); }
+using detail::at;
 
 // `from`: the event in which these blocks run, kKeep for the forward pass itself.
 void write(const detail::CutChain& chain, const std::vector<ChainAction>& actions, size_t& next, int from,

@@ -4,18 +4,18 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "snug/core/bytes.h"
-#include "snug/core/detail/parse_json.h"
+#include "snug/core/detail/versioned_json.h"
 #include "snug/core/error.h"
 
 namespace snug {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = detail::OrderedJson;
 
-constexpr int kFormatVersion = 1;
+constexpr detail::JsonKind kCurveJson{
+    .key = "snug_plan_curve", .type = "PlanCurve", .noun = "curve", .cure = "plan again"};
 
 }  // namespace
 
@@ -44,17 +44,11 @@ std::string PlanCurve::to_json() const {
   for (const RematPlan& point : points) {
     plans.push_back(Json::parse(point.to_json()));
   }
-  return Json{{"snug_plan_curve", kFormatVersion}, {"points", std::move(plans)}}.dump();
+  return detail::versioned_json(kCurveJson, {{"points", std::move(plans)}}).dump();
 }
 
 PlanCurve PlanCurve::from_json(std::string_view text) {
-  try {
-    const Json json = detail::parse_json<Json>(text);
-    const int version = json.at("snug_plan_curve").get<int>();
-    if (version != kFormatVersion) {
-      throw ConfigError(
-          fmt::format("PlanCurve: format version is {}, this program reads {}; plan again", version, kFormatVersion));
-    }
+  return detail::read_versioned_json(kCurveJson, text, [](const Json& json) {
     PlanCurve curve;
     for (const Json& point : json.at("points")) {
       curve.points.push_back(RematPlan::from_json(point.dump()));
@@ -63,9 +57,7 @@ PlanCurve PlanCurve::from_json(std::string_view text) {
       throw ConfigError("PlanCurve: it has 0 points; plan again");
     }
     return curve;
-  } catch (const Json::exception& error) {
-    throw ConfigError(fmt::format("PlanCurve: not a curve in JSON: {}; plan again", error.what()));
-  }
+  });
 }
 
 PlanCurve plan_curve(const StepSimulator& simulator, CurveOptions options) {

@@ -6,17 +6,18 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "snug/core/bytes.h"
+#include "snug/core/detail/versioned_json.h"
 #include "snug/core/error.h"
 
 namespace snug {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = detail::OrderedJson;
 
-constexpr int kFormatVersion = 1;
+constexpr detail::JsonKind kPlanJson{
+    .key = "snug_remat_plan", .type = "RematPlan", .noun = "plan", .cure = "plan again"};
 
 struct Share {
   int count = 0;
@@ -72,33 +73,24 @@ std::map<std::string, Share> transfers(const StepSimulator& simulator, const Sim
 }  // namespace
 
 std::string RematPlan::to_json() const {
-  return Json{{"snug_remat_plan", kFormatVersion},
-              {"hold_from", hold_from},
-              {"peak_bytes", peak_bytes},
-              {"seconds", seconds},
-              {"plain_peak_bytes", plain_peak_bytes},
-              {"plain_seconds", plain_seconds},
-              {"bound_seconds", bound_seconds}}
+  return detail::versioned_json(kPlanJson, {{"hold_from", hold_from},
+                                            {"peak_bytes", peak_bytes},
+                                            {"seconds", seconds},
+                                            {"plain_peak_bytes", plain_peak_bytes},
+                                            {"plain_seconds", plain_seconds},
+                                            {"bound_seconds", bound_seconds}})
       .dump();
 }
 
 RematPlan RematPlan::from_json(std::string_view text) {
-  try {
-    const Json json = Json::parse(text);
-    const int version = json.at("snug_remat_plan").get<int>();
-    if (version != kFormatVersion) {
-      throw ConfigError(
-          fmt::format("RematPlan: format version is {}, this program reads {}; plan again", version, kFormatVersion));
-    }
-    return {.hold_from = json.at("hold_from").get<HoldFrom>(),
-            .peak_bytes = json.at("peak_bytes").get<int64_t>(),
-            .seconds = json.at("seconds").get<double>(),
-            .plain_peak_bytes = json.at("plain_peak_bytes").get<int64_t>(),
-            .plain_seconds = json.at("plain_seconds").get<double>(),
-            .bound_seconds = json.at("bound_seconds").get<double>()};
-  } catch (const Json::exception& error) {
-    throw ConfigError(fmt::format("RematPlan: not a plan in JSON: {}; plan again", error.what()));
-  }
+  return detail::read_versioned_json(kPlanJson, text, [](const Json& json) {
+    return RematPlan{.hold_from = json.at("hold_from").get<HoldFrom>(),
+                     .peak_bytes = json.at("peak_bytes").get<int64_t>(),
+                     .seconds = json.at("seconds").get<double>(),
+                     .plain_peak_bytes = json.at("plain_peak_bytes").get<int64_t>(),
+                     .plain_seconds = json.at("plain_seconds").get<double>(),
+                     .bound_seconds = json.at("bound_seconds").get<double>()};
+  });
 }
 
 std::string explain(const StepSimulator& simulator, const RematPlan& plan, int rows) {

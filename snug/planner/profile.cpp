@@ -5,16 +5,17 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
+#include "snug/core/detail/versioned_json.h"
 #include "snug/core/error.h"
 
 namespace snug {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = detail::OrderedJson;
 
-constexpr int kFormatVersion = 1;
+constexpr detail::JsonKind kProfileJson{
+    .key = "snug_step_profile", .type = "StepProfile", .noun = "profile", .cure = "take the profile again"};
 constexpr std::array<const char*, 3> kKindNames = {"external", "activation", "pinned"};
 constexpr std::array<const char*, 7> kEventNames = {"forward",  "drop",    "unpack",  "done",
                                                     "allocate", "release", "backward"};
@@ -193,11 +194,10 @@ double StepProfile::plain_seconds() const {
 }
 
 std::string StepProfile::to_json() const {
-  Json json{{"snug_step_profile", kFormatVersion},
-            {"storages", Json::array()},
-            {"operators", Json::array()},
-            {"backward", Json::array()},
-            {"events", Json::array()}};
+  Json json = detail::versioned_json(kProfileJson, {{"storages", Json::array()},
+                                                    {"operators", Json::array()},
+                                                    {"backward", Json::array()},
+                                                    {"events", Json::array()}});
   for (const StorageInfo& s : storages) {
     json["storages"].push_back(
         {{"name", s.name}, {"bytes", s.bytes}, {"kind", kKindNames[static_cast<size_t>(s.kind)]}});
@@ -226,14 +226,8 @@ std::string StepProfile::to_json() const {
 }
 
 StepProfile StepProfile::from_json(std::string_view text) {
-  StepProfile profile;
-  try {
-    const Json json = Json::parse(text);
-    const int version = json.at("snug_step_profile").get<int>();
-    if (version != kFormatVersion) {
-      throw ConfigError(fmt::format("StepProfile: format version is {}, this program reads {}; take the profile again",
-                                    version, kFormatVersion));
-    }
+  StepProfile read = detail::read_versioned_json(kProfileJson, text, [](const Json& json) {
+    StepProfile profile;
     for (const Json& s : json.at("storages")) {
       profile.storages.push_back({s.at("name").get<std::string>(), s.at("bytes").get<int64_t>(),
                                   read_enum<StorageKind>(kKindNames, s.at("kind"))});
@@ -257,11 +251,10 @@ StepProfile StepProfile::from_json(std::string_view text) {
                       .back_bytes_per_second = link.at("back_bytes_per_second").get<double>(),
                       .seconds = link.at("seconds").get<double>()};
     }
-  } catch (const Json::exception& error) {
-    throw ConfigError(fmt::format("StepProfile: not a profile in JSON: {}; take the profile again", error.what()));
-  }
-  profile.check();
-  return profile;
+    return profile;
+  });
+  read.check();
+  return read;
 }
 
 }  // namespace snug

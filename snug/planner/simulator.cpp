@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/planner/detail/at.h"
 
 // The rules of the executor
 //
@@ -35,6 +36,8 @@
 // second counts bytes.
 
 namespace snug {
+
+using detail::at;
 
 HoldFrom keep_all(const StepProfile& profile) {
   HoldFrom plan(profile.storages.size(), kNever);
@@ -119,7 +122,6 @@ class StepSimulator::Run {
     bool stays;  // and something comes that needs it, or it is what was asked for
   };
 
-  static size_t at(int index) { return static_cast<size_t>(index); }
   bool external(int s) const { return profile_.storages[at(s)].kind == StorageKind::External; }
   int64_t bytes(int s) const { return profile_.storages[at(s)].bytes; }
   bool there(int s) const { return program_[at(s)] || kept_[at(s)] || held_[at(s)] || uses_[at(s)] > 0; }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "snug/planner/chain_plans.h"
+#include "snug/planner/detail/at.h"
 
 // Choosing what to rebuild is NP-hard already on chains (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal
 // checkpointing for heterogeneous chains", RR-9302), so this is search, with the simulator as the only judge:
@@ -28,7 +29,7 @@ namespace {
 constexpr double kTiny = 1e-12;      // seconds
 constexpr int64_t kPerReplayed = 2;  // of work, for an operator that runs again
 
-size_t at(int index) { return static_cast<size_t>(index); }
+using detail::at;
 
 // Which plan is the most frugal one does not depend on times; which is found does, and measured ones are others each time.
 StepProfile with_even_times(StepProfile profile) {

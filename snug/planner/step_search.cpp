@@ -6,18 +6,18 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "snug/core/bytes.h"
-#include "snug/core/detail/parse_json.h"
+#include "snug/core/detail/versioned_json.h"
 #include "snug/core/error.h"
 
 namespace snug {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = detail::OrderedJson;
 
-constexpr int kFormatVersion = 1;
+constexpr detail::JsonKind kChoiceJson{
+    .key = "snug_step_choice", .type = "StepChoice", .noun = "choice", .cure = "plan again"};
 
 void check(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
   if (candidates.empty() || options.batch < 1) {
@@ -132,27 +132,22 @@ std::string StepSearch::explain() const {
 }
 
 std::string StepChoice::to_json() const {
-  return Json{{"snug_step_choice", kFormatVersion}, {"items", items},     {"micro_batches", micro_batches},
-              {"peak_bytes", peak_bytes},           {"seconds", seconds}, {"plan", Json::parse(plan.to_json())}}
+  return detail::versioned_json(kChoiceJson, {{"items", items},
+                                              {"micro_batches", micro_batches},
+                                              {"peak_bytes", peak_bytes},
+                                              {"seconds", seconds},
+                                              {"plan", Json::parse(plan.to_json())}})
       .dump();
 }
 
 StepChoice StepChoice::from_json(std::string_view text) {
-  try {
-    const Json json = detail::parse_json<Json>(text);
-    const int version = json.at("snug_step_choice").get<int>();
-    if (version != kFormatVersion) {
-      throw ConfigError(
-          fmt::format("StepChoice: format version is {}, this program reads {}; plan again", version, kFormatVersion));
-    }
-    return {.items = json.at("items").get<int64_t>(),
-            .micro_batches = json.at("micro_batches").get<int64_t>(),
-            .plan = RematPlan::from_json(json.at("plan").dump()),
-            .peak_bytes = json.at("peak_bytes").get<int64_t>(),
-            .seconds = json.at("seconds").get<double>()};
-  } catch (const Json::exception& error) {
-    throw ConfigError(fmt::format("StepChoice: not a choice in JSON: {}; plan again", error.what()));
-  }
+  return detail::read_versioned_json(kChoiceJson, text, [](const Json& json) {
+    return StepChoice{.items = json.at("items").get<int64_t>(),
+                      .micro_batches = json.at("micro_batches").get<int64_t>(),
+                      .plan = RematPlan::from_json(json.at("plan").dump()),
+                      .peak_bytes = json.at("peak_bytes").get<int64_t>(),
+                      .seconds = json.at("seconds").get<double>()};
+  });
 }
 
 }  // namespace snug

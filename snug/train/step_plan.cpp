@@ -4,17 +4,17 @@
 #include <cctype>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
-#include "snug/core/detail/parse_json.h"
+#include "snug/core/detail/versioned_json.h"
 #include "snug/core/error.h"
 
 namespace snug {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = detail::OrderedJson;
 
-constexpr int kFormatVersion = 1;
+constexpr detail::JsonKind kStepPlanJson{
+    .key = "snug_step_plan", .type = "StepPlan", .noun = "plan", .cure = "plan again"};
 
 // In one word, or three.
 std::string way_of(const ActivationPlan& plan) {
@@ -69,11 +69,10 @@ std::string StepPlan::verdict() const {
 }
 
 std::string StepPlan::to_json() const {
-  Json json{{"snug_step_plan", kFormatVersion},
-            {"budget_bytes", budget_bytes},
-            {"choice", Json::parse(choice.to_json())},
-            {"slices", slices},
-            {"considered", considered}};
+  Json json = detail::versioned_json(kStepPlanJson, {{"budget_bytes", budget_bytes},
+                                                     {"choice", Json::parse(choice.to_json())},
+                                                     {"slices", slices},
+                                                     {"considered", considered}});
   if (activations) {
     json["activations"] = Json::parse(activations->to_json());
   }
@@ -81,12 +80,7 @@ std::string StepPlan::to_json() const {
 }
 
 StepPlan StepPlan::from_json(std::string_view text) {
-  try {
-    const Json json = detail::parse_json<Json>(text);
-    if (const int version = json.at("snug_step_plan").get<int>(); version != kFormatVersion) {
-      throw ConfigError(
-          fmt::format("StepPlan: format version is {}, this program reads {}; plan again", version, kFormatVersion));
-    }
+  return detail::read_versioned_json(kStepPlanJson, text, [](const Json& json) {
     StepPlan plan{.budget_bytes = json.at("budget_bytes").get<int64_t>(),
                   .choice = StepChoice::from_json(json.at("choice").dump()),
                   .slices = json.value("slices", int64_t{1}),
@@ -95,9 +89,7 @@ StepPlan StepPlan::from_json(std::string_view text) {
       plan.activations = ActivationPlan::from_json(json.at("activations").dump());
     }
     return plan;
-  } catch (const Json::exception& error) {
-    throw ConfigError(fmt::format("StepPlan: not a plan in JSON: {}; plan again", error.what()));
-  }
+  });
 }
 
 }  // namespace snug

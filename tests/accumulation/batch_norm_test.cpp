@@ -12,7 +12,7 @@
 #include "snug/core/error.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::batch_norm_test {
 namespace {
 
 using testing::error_of;
@@ -268,4 +268,4 @@ TEST(PreciseBatchNorm, NamesALayerThatSawNothing) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::batch_norm_test

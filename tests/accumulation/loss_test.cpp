@@ -7,7 +7,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::loss_test {
 namespace {
 
 TEST(Loss, KeepsValueKindAndCount) {
@@ -36,4 +36,4 @@ TEST(Loss, RefusesACountThatIsNoNumberOfItemsWhenItIsRead) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::loss_test

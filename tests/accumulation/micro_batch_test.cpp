@@ -4,7 +4,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::micro_batch_test {
 namespace {
 
 TEST(MicroBatches, AreViewsOfAllItemsWithASmallerLastOne) {
@@ -32,4 +32,4 @@ TEST(BatchTest, OnItsOwnDeviceIsNotCopied) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::micro_batch_test

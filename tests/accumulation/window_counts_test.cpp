@@ -13,7 +13,7 @@
 
 // Where the counts of a window's losses come from, and what becomes of the gradient's value and range.
 
-namespace snug {
+namespace snug::window_counts_test {
 namespace {
 
 using torch::Tensor;
@@ -183,4 +183,4 @@ TEST(WindowCounts, AWindowMayBeUsedAgainAndRemembersNothing) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::window_counts_test

@@ -6,11 +6,11 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::window_test {
 namespace {
 
 // One weight w; item i has loss w * i, so the gradient of the mean over items is the mean of the items.
-class Window : public testing::Test {
+class Window : public ::testing::Test {
  protected:
   Loss sum_over(double begin, double end) {
     const auto items = torch::arange(begin, end, torch::kFloat);
@@ -105,4 +105,4 @@ TEST_F(Window, DropsGradientsWhenAbandoned) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::window_test

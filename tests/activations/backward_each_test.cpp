@@ -14,7 +14,7 @@
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::backward_each_test {
 namespace {
 
 using namespace testing;
@@ -192,4 +192,4 @@ TEST(BackwardEach, SaysWhichHeadGaveNoLoss) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::backward_each_test

@@ -19,7 +19,7 @@
 
 // What checkpoint() takes and gives: containers of tensors, plain values, any callable.
 
-namespace snug {
+namespace snug::checkpoint_arguments_test {
 namespace {
 
 using testing::same_bits;
@@ -128,4 +128,4 @@ TEST(Checkpoint, OutlivesEverythingThatWasMovedIntoIt) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_arguments_test

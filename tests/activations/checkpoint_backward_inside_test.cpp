@@ -8,7 +8,7 @@
 
 // Regions whose callable goes backward itself, as a gradient penalty does.
 
-namespace snug {
+namespace snug::checkpoint_backward_inside_test {
 namespace {
 
 using testing::same_bits;
@@ -73,4 +73,4 @@ TEST(CheckpointBackwardInside, ARecomputationMayGoBackwardThroughTheGraphThatItI
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_backward_inside_test

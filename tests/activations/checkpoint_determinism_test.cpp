@@ -19,7 +19,7 @@
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::checkpoint_determinism_test {
 namespace {
 
 using testing::clones_of;
@@ -170,4 +170,4 @@ TEST(CheckpointDeterminism, TablesThatAModuleRemembersMayBeMadeOnceAndBeReplaced
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_determinism_test

@@ -17,7 +17,7 @@
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::checkpoint_early_stop_test {
 namespace {
 
 using testing::gradients_of;
@@ -166,4 +166,4 @@ TEST(Checkpoint, OfFunctionsThatAskSeveralTimesRunsAgainOnce) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_early_stop_test

@@ -19,7 +19,7 @@
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::checkpoint_effects_test {
 namespace {
 
 using testing::clones_of;
@@ -434,4 +434,4 @@ TEST(CheckpointHigherOrder, SecondAndThirdDerivativesAreEqualToTheBit) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_effects_test

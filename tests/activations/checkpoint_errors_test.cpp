@@ -16,7 +16,7 @@
 // What goes wrong inside or between the two calls of a region must be an error that names the region, never a wrong gradient, and must
 // leave the thread as it was.
 
-namespace snug {
+namespace snug::checkpoint_errors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -283,4 +283,4 @@ TEST(CheckpointErrors, ACallableMaySwallowAllExceptionsAndStillBeRecomputed) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_errors_test

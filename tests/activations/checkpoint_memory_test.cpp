@@ -14,7 +14,7 @@
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::checkpoint_memory_test {
 namespace {
 
 using testing::same_bits;
@@ -291,4 +291,4 @@ TEST(CheckpointMemory, ALongChainOfRegionsIsDroppedOnASmallStack) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_memory_test

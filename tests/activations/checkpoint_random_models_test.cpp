@@ -14,7 +14,7 @@
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::checkpoint_random_models_test {
 namespace {
 
 using testing::clones_of;
@@ -75,4 +75,4 @@ TEST(CheckpointOfRandomModels, GivesLossesGradientsBuffersAndTheGeneratorEqualTo
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_random_models_test

@@ -16,7 +16,7 @@
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::checkpoint_test {
 namespace {
 
 using testing::gradients_of;
@@ -411,4 +411,4 @@ TEST(Checkpoint, WorksOnSeveralThreadsAtOnce) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::checkpoint_test

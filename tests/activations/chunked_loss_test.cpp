@@ -14,7 +14,7 @@
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::chunked_loss_test {
 namespace {
 
 using ::testing::AllOf;
@@ -285,4 +285,4 @@ TEST(ChunkedCrossEntropy, RefusesShapesThatDoNotFitAndNamesThem) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::chunked_loss_test

@@ -23,7 +23,7 @@
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::composition_test {
 namespace {
 
 using testing::clones_of;
@@ -265,4 +265,4 @@ INSTANTIATE_TEST_SUITE_P(, ActivationComposition,
                          name_of);
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::composition_test

@@ -20,7 +20,7 @@
 #include "tests/support/late_writes.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::compress_test {
 namespace {
 
 using testing::gradients_of;
@@ -467,4 +467,4 @@ TEST(BlockCodes, OfOperatorsObeyTheBoundsOfTheKernel) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::compress_test

@@ -4,7 +4,7 @@
 
 #include "tests/support/depth_techniques.h"
 
-namespace snug::testing {
+namespace snug::testing::depth_test {
 namespace {
 
 constexpr int64_t kDepth = 24;
@@ -74,4 +74,4 @@ TEST_F(Depth, CostsFileSpaceInsteadOfMemoryWhenActivationsAreOffloaded) {
 }
 
 }  // namespace
-}  // namespace snug::testing
+}  // namespace snug::testing::depth_test

@@ -22,7 +22,7 @@
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::lean_functions_test {
 namespace {
 
 using ::testing::AllOf;
@@ -434,4 +434,4 @@ TEST(LeanCrossEntropy, RefusesShapesThatDoNotFitAndNamesThem) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::lean_functions_test

@@ -29,7 +29,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::offload_test {
 namespace {
 
 using ::testing::AllOf;
@@ -458,4 +458,4 @@ TEST(SaveOnHost, FromAGpuTensorsGoToPinnedMemory) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::offload_test

@@ -30,7 +30,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::offload_training_test {
 namespace {
 
 using ::testing::AllOf;
@@ -154,4 +154,4 @@ TEST(SaveOnHost, AStepWithMixedPrecisionMicroBatchesAndDropoutIsTheSame) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::offload_training_test

@@ -21,7 +21,7 @@
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::policy_test {
 namespace {
 
 using testing::close_in_norm;
@@ -375,4 +375,4 @@ TEST(CheckpointPolicy, OfAnOperatorThatDoesNotExistIsRefused) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::policy_test

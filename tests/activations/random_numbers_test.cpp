@@ -19,7 +19,7 @@
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::random_numbers_test {
 namespace {
 
 using testing::DrawingThread;
@@ -296,4 +296,4 @@ TEST(RandomNumbers, AreNoReasonToKeepWhatAnOperatorMade) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::random_numbers_test

@@ -14,7 +14,7 @@
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::rematerialize_graphs_test {
 namespace {
 
 using testing::gradients;
@@ -257,4 +257,4 @@ TEST(PlanActivations, TrainsUnderALimitThatPlainTrainingExceedsFourTimes) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::rematerialize_graphs_test

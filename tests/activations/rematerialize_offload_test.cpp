@@ -26,7 +26,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/times_mask.h"
 
-namespace snug {
+namespace snug::rematerialize_offload_test {
 namespace {
 
 using testing::error_of;
@@ -396,4 +396,4 @@ TEST(MeasureOffloadLink, FindsSpeedsWithoutTakingTensorMemory) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::rematerialize_offload_test

@@ -21,7 +21,7 @@
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::rematerialize_test {
 namespace {
 
 using ::testing::AllOf;
@@ -376,4 +376,4 @@ TEST(PlanActivations, SaysWhatWouldDoAndRefusesWhatHasNoLoss) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::rematerialize_test

@@ -20,7 +20,7 @@
 #include "tests/support/random_unseen_blocks.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::rematerialize_unseen_test {
 namespace {
 
 using testing::kSearch;
@@ -421,4 +421,4 @@ TEST(Rematerialize, StaysWithinThePlanWhereAPassInsideHoldsWhatCannotBeMadeAgain
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::rematerialize_unseen_test

@@ -15,7 +15,7 @@
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::reversible_test {
 namespace {
 
 using namespace testing;
@@ -348,4 +348,4 @@ TEST(ReversibleSequential, RefusesWhatCannotBeReversed) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::reversible_test

@@ -15,7 +15,7 @@
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::sequential_test {
 namespace {
 
 using ::testing::AllOf;
@@ -254,4 +254,4 @@ TEST(CheckpointSequential, RefusesSegmentsThatCannotBe) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sequential_test

@@ -16,7 +16,7 @@
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::sliced_test {
 namespace {
 
 using testing::close_in_norm;
@@ -240,4 +240,4 @@ TEST(Sliced, IsCutAsInForwardWhereARegionAroundItIsRecomputed) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sliced_test

@@ -22,7 +22,7 @@
 
 // No torch here, so that the sanitizers can say something of the threads.
 
-namespace snug::detail {
+namespace snug::detail::spill_file_test {
 namespace {
 
 using snug::testing::TemporaryFolder;
@@ -469,4 +469,4 @@ TEST_F(SpillFileTest, ManyThreadsReadReadAheadAndDropAtOnce) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::spill_file_test

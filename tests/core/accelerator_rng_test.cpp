@@ -9,7 +9,7 @@
 
 #include "snug/core/rng.h"
 
-namespace snug {
+namespace snug::accelerator_rng_test {
 namespace {
 
 c10::Device device(int index) { return {c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(index)}; }
@@ -77,4 +77,4 @@ TEST(RngStateOfAnAccelerator, GoesThroughAStateDict) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::accelerator_rng_test

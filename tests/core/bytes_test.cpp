@@ -7,7 +7,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::bytes_test {
 namespace {
 
 constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
@@ -112,4 +112,4 @@ TEST(Bytes, OrdersUnlimitedAboveEverythingElse) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::bytes_test

@@ -15,7 +15,7 @@
 #include "snug/memory/limit.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug::detail {
+namespace snug::detail::file_memory_test {
 namespace {
 
 using ::testing::AllOf;
@@ -63,4 +63,4 @@ TEST(FileMemory, SaysWhereThereIsNoRoom) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::file_memory_test

@@ -13,7 +13,7 @@
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::file_system_test {
 namespace {
 
 using testing::FailingFileSystem;
@@ -224,4 +224,4 @@ TEST(FailingFileSystem, OnlyCountsWhenNothingIsToFail) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::file_system_test

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace snug {
+namespace snug::nearest_name_test {
 namespace {
 
 TEST(NearestName, FindsAMistypedNameAmongKnownOnes) {
@@ -19,4 +19,4 @@ TEST(NearestName, PrefersTheFirstOfSeveralAndCopesWithNone) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::nearest_name_test

@@ -9,10 +9,10 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
-namespace snug::detail {
+namespace snug::detail::parallel_test {
 namespace {
 
-class ParallelFor : public testing::Test {
+class ParallelFor : public ::testing::Test {
  protected:
   ParallelFor() { at::set_num_threads(2); }
   ~ParallelFor() override { at::set_num_threads(before_); }
@@ -46,4 +46,4 @@ TEST_F(ParallelFor, DoesNothingForNothing) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::parallel_test

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace snug::detail {
+namespace snug::detail::parse_json_test {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -27,4 +27,4 @@ TEST(ParseJson, ReadsTheRestAsItIs) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::parse_json_test

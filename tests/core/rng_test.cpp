@@ -7,7 +7,7 @@
 #include "snug/core/error.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::rng_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -116,4 +116,4 @@ TEST(RngGuard, PutsTheGeneratorBackWhereItWas) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::rng_test

@@ -6,7 +6,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::state_test {
 namespace {
 
 using ::testing::AllOf;
@@ -78,4 +78,4 @@ TEST(StateDict, NamesTheEntryOfAnotherType) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::state_test

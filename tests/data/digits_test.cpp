@@ -13,7 +13,7 @@
 #include "snug/core/error.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::digits_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -88,4 +88,4 @@ TEST(LoadDigits, ReadsTheDigitsThatSetUpFetches) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::digits_test

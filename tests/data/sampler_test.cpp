@@ -10,7 +10,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::sampler_test {
 namespace {
 
 using Indices = std::vector<int64_t>;
@@ -182,4 +182,4 @@ TEST(Sampler, RejectsEmptyDataNegativeCountsAndPositionsOutside) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sampler_test

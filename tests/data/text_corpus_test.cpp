@@ -15,7 +15,7 @@
 #include "snug/core/error.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::text_corpus_test {
 namespace {
 
 using ::testing::AllOf;
@@ -181,4 +181,4 @@ TEST(TextCorpus, RefusesWindowsThatItDoesNotHave) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::text_corpus_test

@@ -15,7 +15,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::comm_hook_test {
 namespace {
 
 using testing::bytes_of;
@@ -274,4 +274,4 @@ TEST(PowerSgd, RefusesOptionsThatCannotWork) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::comm_hook_test

@@ -10,7 +10,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::data_parallel_errors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -202,4 +202,4 @@ TEST(DataParallelErrors, ARankThatDies) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::data_parallel_errors_test

@@ -15,7 +15,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::data_parallel_test {
 namespace {
 
 using ::testing::AllOf;
@@ -396,4 +396,4 @@ TEST(DataParallel, HasThePlainGradientsOnAGpu) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::data_parallel_test

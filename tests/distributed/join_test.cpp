@@ -13,7 +13,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::join_test {
 namespace {
 
 using testing::close_in_norm;
@@ -103,4 +103,4 @@ TEST(Join, RefusesWhatIsNoCount) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::join_test

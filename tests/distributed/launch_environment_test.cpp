@@ -5,7 +5,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::launch_environment_test {
 namespace {
 
 using ::testing::AllOf;
@@ -154,4 +154,4 @@ TEST(LaunchEnvironment, NamesTheVariableThatIsWrong) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::launch_environment_test

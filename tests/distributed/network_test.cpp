@@ -20,7 +20,7 @@
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::network_test {
 namespace {
 
 using testing::bytes_of;
@@ -164,4 +164,4 @@ TEST(SlowNetwork, IsAnErrorWithinTheTimeoutWhenTheLinkIsCut) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::network_test

@@ -10,7 +10,7 @@
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::process_group_test {
 namespace {
 
 using ::testing::AllOf;
@@ -306,4 +306,4 @@ TEST(ProcessGroup, RefusesOptionsThatCannotWork) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::process_group_test

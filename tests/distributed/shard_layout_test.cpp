@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-namespace snug::detail {
+namespace snug::detail::shard_layout_test {
 namespace {
 
 using Pieces = std::vector<ShardPiece>;
@@ -60,4 +60,4 @@ TEST(ShardLayout, LeavesRanksEmptyWhereThereIsTooLittle) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::shard_layout_test

@@ -16,7 +16,7 @@
 
 // ZeRO-2: gradients too are each rank's share.
 
-namespace snug {
+namespace snug::sharded_gradients_test {
 namespace {
 
 using ::testing::AllOf;
@@ -216,4 +216,4 @@ TEST(ShardedOptimizer, WithShardedGradientsIsRefusedByStepperAndDataParallel) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sharded_gradients_test

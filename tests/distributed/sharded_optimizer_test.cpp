@@ -22,7 +22,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::sharded_optimizer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -423,4 +423,4 @@ TEST(ShardedOptimizer, TakesAGroupThatIsAddedBeforeTheFirstStepAndRefusesItLater
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sharded_optimizer_test

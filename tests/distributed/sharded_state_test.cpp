@@ -14,7 +14,7 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::sharded_state_test {
 namespace {
 
 using testing::on_ranks;
@@ -57,4 +57,4 @@ TEST(ShardedOptimizer, GathersItsStateInAFolderWithoutTensorMemory) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sharded_state_test

@@ -16,7 +16,7 @@
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::sync_batch_norm_test {
 namespace {
 
 using ::testing::AllOf;
@@ -266,4 +266,4 @@ TEST(SyncBatchNorm, TrainsACheckpointedResNetOnFourRanksAsOneProcess) { expect_r
 TEST(FrozenBatchNorm, TrainsAResNetOnTwoRanksAsOneProcess) { expect_resnet_as_one_process(2, false, true); }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sync_batch_norm_test

@@ -16,7 +16,7 @@
 
 // What articles often get wrong, a test each. docs/wrong.md shows these functions.
 
-namespace snug {
+namespace snug::articles_test {
 namespace {
 
 using testing::close_in_norm;
@@ -195,4 +195,4 @@ TEST(Fit, ABlockOfAGptKeeps16NumbersForEachTokenAndUnitOfItsWidth) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::articles_test

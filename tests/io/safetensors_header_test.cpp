@@ -8,7 +8,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug::detail {
+namespace snug::detail::safetensors_header_test {
 namespace {
 
 using ::testing::AllOf;
@@ -171,4 +171,4 @@ TEST(SafetensorsHeader, RefusesToWriteTextThatIsNotUtf8) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::safetensors_header_test

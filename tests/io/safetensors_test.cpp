@@ -16,7 +16,7 @@
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::safetensors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -248,4 +248,4 @@ TEST(Safetensors, LeavesTheOldFileOrTheNewOneWhateverFails) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::safetensors_test

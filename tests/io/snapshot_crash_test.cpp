@@ -11,7 +11,7 @@
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::snapshot_crash_test {
 namespace {
 
 using ::testing::AllOf;
@@ -152,4 +152,4 @@ TEST(SnapshotCrash, LeavesNoRubbishIfTheProcessLives) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::snapshot_crash_test

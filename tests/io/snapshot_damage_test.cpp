@@ -9,7 +9,7 @@
 #include "tests/io/two_parts.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::snapshot_damage_test {
 namespace {
 
 using ::testing::AllOf;
@@ -120,4 +120,4 @@ TEST_F(DamagedSnapshot, IsOfNoInterestInPartsThatAreNotAskedFor) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::snapshot_damage_test

@@ -17,7 +17,7 @@
 #include "tests/io/two_parts.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::snapshot_test {
 namespace {
 
 using ::testing::AllOf;
@@ -255,4 +255,4 @@ TEST(SnapshotStore, RefusesStateThatItCouldNotGiveBack) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::snapshot_test

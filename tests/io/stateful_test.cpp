@@ -14,7 +14,7 @@
 #include "snug/io/snapshot.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::stateful_test {
 namespace {
 
 using ::testing::AllOf;
@@ -282,4 +282,4 @@ TEST(StatefulObject, IsAnythingWithAStateDict) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stateful_test

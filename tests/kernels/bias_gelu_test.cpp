@@ -16,7 +16,7 @@
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::bias_gelu_test {
 namespace {
 
 using ::testing::AllOf;
@@ -229,4 +229,4 @@ TEST_P(BiasGeluOnCuda, TakesUnalignedPointersAndGaps) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::bias_gelu_test

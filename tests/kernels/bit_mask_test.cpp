@@ -5,7 +5,7 @@
 
 #include <gmock/gmock.h>
 
-namespace snug::kernels {
+namespace snug::kernels::bit_mask_test {
 namespace {
 
 std::vector<uint8_t> random_mask(size_t count) {
@@ -39,7 +39,7 @@ TEST(BitMask, ComesBackExactlyForAnyCount) {
 }
 
 template <class Word>
-class TwoValued : public testing::Test {};
+class TwoValued : public ::testing::Test {};
 using Words = testing::Types<uint16_t, uint32_t, uint64_t>;
 TYPED_TEST_SUITE(TwoValued, Words);
 
@@ -70,4 +70,4 @@ TYPED_TEST(TwoValued, AreRefusedWhereAThirdValueIsAmongThem) {
 }
 
 }  // namespace
-}  // namespace snug::kernels
+}  // namespace snug::kernels::bit_mask_test

@@ -11,7 +11,7 @@
 
 #include "snug/kernels/detail/simd_targets.h"
 
-namespace snug::kernels {
+namespace snug::kernels::block_quantization_test {
 namespace {
 
 struct Quantized {
@@ -53,14 +53,14 @@ float step_of(int bits, const std::vector<float>& values, size_t i) {
 }
 
 /// Each test runs with every instruction set that this processor has, in 8 and in 4 bits.
-class BlockQuantization : public testing::TestWithParam<std::tuple<std::string, int>> {
+class BlockQuantization : public ::testing::TestWithParam<std::tuple<std::string, int>> {
  protected:
   void SetUp() override { detail::use_simd_target(std::get<0>(GetParam())); }
   void TearDown() override { detail::use_simd_target(""); }
   const int bits = std::get<1>(GetParam());
 };
 INSTANTIATE_TEST_SUITE_P(, BlockQuantization,
-                         testing::Combine(testing::ValuesIn(detail::simd_targets()), testing::Values(8, 4)),
+                         ::testing::Combine(::testing::ValuesIn(detail::simd_targets()), ::testing::Values(8, 4)),
                          [](const auto& at) {
                            return std::get<0>(at.param) + "_" + std::to_string(std::get<1>(at.param));
                          });
@@ -202,4 +202,4 @@ TEST(BlockQuantizationTargets, GiveTheSameCodes) {
 }
 
 }  // namespace
-}  // namespace snug::kernels
+}  // namespace snug::kernels::block_quantization_test

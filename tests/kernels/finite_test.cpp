@@ -8,16 +8,16 @@
 
 #include "snug/kernels/detail/simd_targets.h"
 
-namespace snug::kernels {
+namespace snug::kernels::finite_test {
 namespace {
 
 /// Each test runs with every instruction set that this processor has.
-class Finite : public testing::TestWithParam<std::string> {
+class Finite : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { detail::use_simd_target(GetParam()); }
   void TearDown() override { detail::use_simd_target(""); }
 };
-INSTANTIATE_TEST_SUITE_P(, Finite, testing::ValuesIn(detail::simd_targets()),
+INSTANTIATE_TEST_SUITE_P(, Finite, ::testing::ValuesIn(detail::simd_targets()),
                          [](const auto& target) { return target.param; });
 
 TEST_P(Finite, TakesWhateverFp32Holds) {
@@ -50,4 +50,4 @@ TEST_P(Finite, FindsOneBadValueWhereverItIsAndNoneBeyondTheEnd) {
 }
 
 }  // namespace
-}  // namespace snug::kernels
+}  // namespace snug::kernels::finite_test

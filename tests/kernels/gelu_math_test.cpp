@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-namespace snug::kernels::detail {
+namespace snug::kernels::detail::gelu_math_test {
 namespace {
 
 constexpr double kSmallestNormal = 0x1p-14;
@@ -210,4 +210,4 @@ TEST(GeluMath, KeepsZerosAndInfinitiesAsTorchDoes) {
 }
 
 }  // namespace
-}  // namespace snug::kernels::detail
+}  // namespace snug::kernels::detail::gelu_math_test

@@ -12,16 +12,16 @@
 
 #include "snug/kernels/detail/simd_targets.h"
 
-namespace snug::kernels {
+namespace snug::kernels::master_adamw_test {
 namespace {
 
 /// Each test runs with every instruction set that this processor has.
-class MasterAdamW : public testing::TestWithParam<std::string> {
+class MasterAdamW : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { detail::use_simd_target(GetParam()); }
   void TearDown() override { detail::use_simd_target(""); }
 };
-INSTANTIATE_TEST_SUITE_P(, MasterAdamW, testing::ValuesIn(detail::simd_targets()),
+INSTANTIATE_TEST_SUITE_P(, MasterAdamW, ::testing::ValuesIn(detail::simd_targets()),
                          [](const auto& target) { return target.param; });
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -198,4 +198,4 @@ TEST_P(MasterAdamW, PartsGiveTheSameBitsAsTheWhole) {
 }
 
 }  // namespace
-}  // namespace snug::kernels
+}  // namespace snug::kernels::master_adamw_test

@@ -11,16 +11,16 @@
 
 #include "snug/kernels/detail/simd_targets.h"
 
-namespace snug::kernels {
+namespace snug::kernels::quantized_adamw_test {
 namespace {
 
 /// Each test runs with every instruction set that this processor has.
-class QuantizedAdamW : public testing::TestWithParam<std::string> {
+class QuantizedAdamW : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { detail::use_simd_target(GetParam()); }
   void TearDown() override { detail::use_simd_target(""); }
 };
-INSTANTIATE_TEST_SUITE_P(, QuantizedAdamW, testing::ValuesIn(detail::simd_targets()),
+INSTANTIATE_TEST_SUITE_P(, QuantizedAdamW, ::testing::ValuesIn(detail::simd_targets()),
                          [](const auto& target) { return target.param; });
 
 /// The definition: for each decade the means of neighbouring boundaries, evenly spaced from a tenth of its end to its end.
@@ -352,4 +352,4 @@ TEST_P(QuantizedAdamW, AGradientThatIsSmallInItsBlockDoesNotLeapWhenItEnds) {
 }
 
 }  // namespace
-}  // namespace snug::kernels
+}  // namespace snug::kernels::quantized_adamw_test

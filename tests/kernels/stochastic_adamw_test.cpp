@@ -12,16 +12,16 @@
 #include "snug/kernels/detail/simd_targets.h"
 #include "snug/kernels/master_adamw.h"
 
-namespace snug::kernels {
+namespace snug::kernels::stochastic_adamw_test {
 namespace {
 
 /// Each test runs with every instruction set that this processor has.
-class StochasticAdamW : public testing::TestWithParam<std::string> {
+class StochasticAdamW : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override { detail::use_simd_target(GetParam()); }
   void TearDown() override { detail::use_simd_target(""); }
 };
-INSTANTIATE_TEST_SUITE_P(, StochasticAdamW, testing::ValuesIn(detail::simd_targets()),
+INSTANTIATE_TEST_SUITE_P(, StochasticAdamW, ::testing::ValuesIn(detail::simd_targets()),
                          [](const auto& target) { return target.param; });
 
 /// One random number for each of the 65536 upper halves.
@@ -202,4 +202,4 @@ TEST_P(StochasticAdamW, StepsTooSmallForBFloat16CountOnAverage) {
 }
 
 }  // namespace
-}  // namespace snug::kernels
+}  // namespace snug::kernels::stochastic_adamw_test

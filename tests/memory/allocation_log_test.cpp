@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-namespace snug::detail {
+namespace snug::detail::allocation_log_test {
 namespace {
 
 const void* address(uintptr_t n) { return reinterpret_cast<const void*>(n * 64); }
@@ -177,4 +177,4 @@ TEST(AllocationLog, LivesForMillionsOfEvents) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::allocation_log_test

@@ -23,7 +23,7 @@
 #include "tests/support/hooked_model.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::autograd_engine_test {
 namespace {
 
 using testing::clones_of;
@@ -220,4 +220,4 @@ TEST(BackwardOnThisThread, HoldsWhileHooksOrOperatorScopesDo) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::autograd_engine_test

@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace snug::detail {
+namespace snug::detail::block_cache_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -64,4 +64,4 @@ TEST_F(BlockCacheTest, FindsABlockAfterOthersOfItsSizeHaveGone) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::block_cache_test

@@ -13,7 +13,7 @@
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::cpu_allocator_test {
 namespace {
 
 using testing::error_of;
@@ -84,4 +84,4 @@ TEST(CpuAllocator, SaysThatMemoryIsOutWhereTheSystemGivesNone) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::cpu_allocator_test

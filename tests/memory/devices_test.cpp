@@ -14,7 +14,7 @@
 
 // What holds on every kind of device. Where there is no GPU, its half is skipped.
 
-namespace snug {
+namespace snug::devices_test {
 namespace {
 
 using testing::error_of;
@@ -107,4 +107,4 @@ TEST(Devices, ThatAreNotThereAreAnErrorThatNamesThem) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::devices_test

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
-namespace snug::detail {
+namespace snug::detail::held_test {
 namespace {
 
 TEST(WriteCount, IsSharedByViewsAndAliasesAndNotByPartsOfAnUnsafeChunk) {
@@ -54,4 +54,4 @@ TEST(WriteCount, NeverMovesWhereNobodyCounts) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::held_test

@@ -12,7 +12,7 @@
 #include "snug/memory/detail/peak_watch.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::limit_test {
 namespace {
 
 using testing::error_of;
@@ -209,4 +209,4 @@ TEST(PeakWatch, SeesTheMostThatWasAliveAtOnceWithWhatWasThereBefore) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::limit_test

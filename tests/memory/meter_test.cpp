@@ -14,7 +14,7 @@
 #include "snug/optim/adamw.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::meter_test {
 namespace {
 
 using testing::bytes_of;
@@ -348,4 +348,4 @@ TEST(MemoryMeter, ReportsTheSameTwiceAndItsOwnReportIsNotCounted) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::meter_test

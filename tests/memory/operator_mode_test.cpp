@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-namespace snug::detail {
+namespace snug::detail::operator_mode_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -101,4 +101,4 @@ TEST(OperatorMode, EndsWithItsScopeWhenAnOperatorThrows) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::operator_mode_test

@@ -22,7 +22,7 @@
 #include "tests/support/hooked_model.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::saved_tensors_test {
 namespace {
 
 using testing::clones_of;
@@ -326,4 +326,4 @@ TEST(SavedTensorHooks, ReleaseWhatTheyKeptWithTheGraph) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::saved_tensors_test

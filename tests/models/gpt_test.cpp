@@ -12,7 +12,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::gpt_test {
 namespace {
 
 using ::testing::AllOf;
@@ -252,4 +252,4 @@ TEST(GptConfiguration, NamesTheNearestForAnUnknownName) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::gpt_test

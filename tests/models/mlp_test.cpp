@@ -9,7 +9,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::mlp_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -58,4 +58,4 @@ TEST(Mlp, RefusesSizesThatCannotWork) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::mlp_test

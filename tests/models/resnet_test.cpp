@@ -13,7 +13,7 @@
 #include "snug/data/digits.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::resnet_test {
 namespace {
 
 using namespace testing;
@@ -127,4 +127,4 @@ TEST(ResNet, RefusesOptionsAndPicturesThatCannotWork) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::resnet_test

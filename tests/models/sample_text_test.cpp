@@ -10,7 +10,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::sample_text_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -127,4 +127,4 @@ TEST(SampleText, RefusesWhatCannotWork) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sample_text_test

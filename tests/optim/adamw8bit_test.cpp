@@ -14,7 +14,7 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::adamw8bit_test {
 namespace {
 
 using testing::clones_of;
@@ -136,4 +136,4 @@ TEST(AdamW8bit, RefusesWhatItCannotUpdate) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::adamw8bit_test

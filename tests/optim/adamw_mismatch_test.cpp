@@ -15,7 +15,7 @@
 
 // AdamW given tensors that do not belong together. Its kernel walks raw memory, so each of these must be an error, and change nothing.
 
-namespace snug {
+namespace snug::adamw_mismatch_test {
 namespace {
 
 using ::testing::AllOf;
@@ -273,4 +273,4 @@ TEST(AdamW, AGroupThatOnlyTurnsDecayOffTakesTheOtherOptionsFromTheOptimizer) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::adamw_mismatch_test

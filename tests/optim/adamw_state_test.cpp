@@ -12,7 +12,7 @@
 
 // AdamW saved and loaded, as a StateDict and as torch's archive.
 
-namespace snug {
+namespace snug::adamw_state_test {
 namespace {
 
 using ::testing::AllOf;
@@ -130,4 +130,4 @@ TEST(AdamWState, GoesThroughTorchsArchiveToTheBit) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::adamw_state_test

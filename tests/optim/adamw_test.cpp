@@ -15,7 +15,7 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::adamw_test {
 namespace {
 
 using ::testing::AllOf;
@@ -400,4 +400,4 @@ TEST(AdamW, WhicheverAllocationFailsAllIsOldAndTheStepCanBeMadeAgain) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::adamw_test

@@ -18,7 +18,7 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::bad_input_test {
 namespace {
 
 using ::testing::AnyOf;
@@ -193,4 +193,4 @@ TEST(BadInput, OfOneOptimizersStateIsRefusedByTheOther) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::bad_input_test

@@ -11,7 +11,7 @@
 #include "snug/core/error.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::clip_test {
 namespace {
 
 using testing::error_of;
@@ -275,4 +275,4 @@ TEST(ClipGradNorm, OfFp64GradientsIsFp64AlsoNextToOthers) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::clip_test

@@ -19,7 +19,7 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::ema_test {
 namespace {
 
 using testing::clones_of;
@@ -325,4 +325,4 @@ TEST(Ema, IsNoPartOfAutograd) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::ema_test

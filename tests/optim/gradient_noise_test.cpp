@@ -10,7 +10,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::gradient_noise_test {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
@@ -151,4 +151,4 @@ TEST(GradientNoise, RefusesSizesNormsAndDecaysThatAreNone) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::gradient_noise_test

@@ -13,7 +13,7 @@
 
 // AdamW for 16-bit parameters: with masters it is the FP32 AdamW, rounded; with stochastic rounding it is so on average.
 
-namespace snug {
+namespace snug::low_precision_adamw_test {
 namespace {
 
 using testing::clones_of;
@@ -170,4 +170,4 @@ TEST(LowPrecision, IsRefusedWithoutMastersOrRounding) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::low_precision_adamw_test

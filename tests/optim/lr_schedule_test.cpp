@@ -15,7 +15,7 @@
 #include "snug/optim/schedule.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::lr_schedule_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -222,4 +222,4 @@ TEST(ReduceOnPlateau, RejectsOptionsOutOfRangeAndNamesThem) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::lr_schedule_test

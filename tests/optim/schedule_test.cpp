@@ -8,7 +8,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::schedule_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -216,4 +216,4 @@ TEST(ScaleLearningRate, RejectsWhatIsNoBatchOrNoRate) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::schedule_test

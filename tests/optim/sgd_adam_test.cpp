@@ -12,7 +12,7 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::sgd_adam_test {
 namespace {
 
 using testing::clones_of;
@@ -241,4 +241,4 @@ TEST(GradScaler, FindsWhatIsNotFiniteAndUnscalesOnAnyNumberOfThreads) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::sgd_adam_test

@@ -14,7 +14,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::step_in_backward_test {
 namespace {
 
 using testing::clones_of;
@@ -148,4 +148,4 @@ TEST(StepInBackward, TakesAnOptimizerWhoseFirstGroupIsEmpty) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::step_in_backward_test

@@ -10,7 +10,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::chain_test {
 namespace {
 
 size_t at(int index) { return static_cast<size_t>(index); }
@@ -182,4 +182,4 @@ TEST(ChainSolver, RefusesABlockThatCannotRun) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::chain_test

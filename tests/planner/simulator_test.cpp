@@ -14,7 +14,7 @@
 #include "snug/planner/plan.h"
 #include "tests/planner/sample_profiles.h"
 
-namespace snug {
+namespace snug::simulator_test {
 namespace {
 
 using testing::gpt_profile;
@@ -405,4 +405,4 @@ TEST(StepProfile, RefusesEventsThatCannotHaveHappened) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::simulator_test

@@ -12,7 +12,7 @@
 #include "snug/planner/chain_plans.h"
 #include "tests/planner/sample_profiles.h"
 
-namespace snug {
+namespace snug::solver_test {
 namespace {
 
 using testing::gpt_gradient_bytes;
@@ -269,4 +269,4 @@ TEST(SolveExactly, RefusesWhatIsTooLarge) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::solver_test

@@ -9,7 +9,7 @@
 #include "snug/planner/curve.h"
 #include "tests/planner/sample_profiles.h"
 
-namespace snug {
+namespace snug::step_search_test {
 namespace {
 
 using testing::gpt_profile;
@@ -148,4 +148,4 @@ TEST(StepChoice, IsPlainDataThatIsReadBack) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::step_search_test

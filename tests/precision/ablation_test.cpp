@@ -9,7 +9,7 @@
 
 // Why mixed precision is made of several things: without them training in 16 bits fails in known ways.
 
-namespace snug {
+namespace snug::ablation_test {
 namespace {
 
 using testing::AblationRun;
@@ -120,4 +120,4 @@ TEST(PrecisionAblation, ScalingTheLossScalesEveryLayersGradientByExactlyThat) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::ablation_test

@@ -12,7 +12,7 @@
 #include "snug/precision/precision.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::accumulation_test {
 namespace {
 
 using testing::close_in_norm;
@@ -155,4 +155,4 @@ TEST(AccumulationWithoutFp32Reductions, IsOffByTheRoundingOf16Bits) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::accumulation_test

@@ -15,7 +15,7 @@
 #include "snug/precision/detail/autocast_state.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::autocast_test {
 namespace {
 
 using testing::error_of;
@@ -355,4 +355,4 @@ TEST(AutocastStateScope, LeavesNoCastBehind) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::autocast_test

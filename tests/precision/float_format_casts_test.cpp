@@ -9,7 +9,7 @@
 
 #include "snug/precision/float_format.h"
 
-namespace snug {
+namespace snug::float_format_casts_test {
 namespace {
 
 using torch::Tensor;
@@ -130,4 +130,4 @@ TEST(TorchCast, TheWellKnownExampleIsWhatHalfMakesOfIt) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::float_format_casts_test

@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-namespace snug {
+namespace snug::float_format_test {
 
 void PrintTo(const FloatFormat& format, std::ostream* out) { *out << format.name; }
 
@@ -184,4 +184,4 @@ TEST(RoundTo, RoundsOnceWhereACastThroughFloatRoundsTwice) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::float_format_test

@@ -15,7 +15,7 @@
 #include "snug/precision/detail/autocast_state.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::fp32_reductions_test {
 namespace {
 
 using testing::same_bits;
@@ -203,4 +203,4 @@ TEST(AutocastStateScope, SetsAndRestoresFp32Reductions) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::fp32_reductions_test

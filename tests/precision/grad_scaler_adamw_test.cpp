@@ -15,7 +15,7 @@
 
 // GradScaler with an optimizer that unscales and skips in its own pass over the parameters.
 
-namespace snug {
+namespace snug::grad_scaler_adamw_test {
 namespace {
 
 using testing::clones_of;
@@ -207,4 +207,4 @@ TEST(GradScalerWithAdamW, WhicheverAllocationOfAStepFailsAllIsOldAndTheStepCanBe
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::grad_scaler_adamw_test

@@ -21,7 +21,7 @@
 #include "snug/precision/grad_scaler.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::grad_scaler_limits_test {
 namespace {
 
 using ::testing::AllOf;
@@ -438,4 +438,4 @@ TEST(GradScalerUpdate, SeesWhatWasUnscaledAfterTheLastStep) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::grad_scaler_limits_test

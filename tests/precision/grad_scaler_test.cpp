@@ -17,7 +17,7 @@
 #include "snug/optim/adamw.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::grad_scaler_test {
 namespace {
 
 using ::testing::AllOf;
@@ -495,4 +495,4 @@ TEST(GradScaler, LoadsTheSmallestScaleThereIs) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::grad_scaler_test

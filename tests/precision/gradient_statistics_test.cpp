@@ -7,7 +7,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::gradient_statistics_test {
 namespace {
 
 using torch::Tensor;
@@ -110,4 +110,4 @@ TEST(GradientStatistics, TakeLowPrecisionAndStridedGradients) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::gradient_statistics_test

@@ -7,7 +7,7 @@
 #include "snug/core/error.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::master_weights_test {
 namespace {
 
 using testing::error_of;
@@ -108,4 +108,4 @@ TEST(MasterWeights, GatherSparseGradientsInFp32AlsoNextToDenseOnes) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::master_weights_test

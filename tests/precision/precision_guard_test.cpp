@@ -5,7 +5,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::precision_guard_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -92,4 +92,4 @@ TEST(PrecisionGuard, RefusesOptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::precision_guard_test

@@ -19,7 +19,7 @@
 #include "snug/precision/detail/matmul_speed.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::precision_test {
 namespace {
 
 using ::testing::AllOf;
@@ -206,4 +206,4 @@ TEST(AccumulateMatmulsInFp32, ForbidsLowPrecisionSumsAndTf32) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::precision_test

@@ -12,7 +12,7 @@
 #include "snug/report/detail/line_chart.h"
 #include "snug/report/detail/thinning.h"
 
-namespace snug::detail {
+namespace snug::detail::chart_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -228,4 +228,4 @@ TEST(AreaChart, FillsThePlotForASingleStepAndCountsNonsenseAsZero) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::chart_test

@@ -11,7 +11,7 @@
 #include "snug/report/comparison_page.h"
 #include "snug/report/detail/exhibit_figures.h"
 
-namespace snug {
+namespace snug::exhibit_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -202,4 +202,4 @@ TEST(ComparisonPage, AsMarkdownHoldsFindingsAndTables) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::exhibit_test

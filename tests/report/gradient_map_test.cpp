@@ -5,7 +5,7 @@
 
 #include "snug/report/html_report.h"
 
-namespace snug::detail {
+namespace snug::detail::gradient_map_test {
 namespace {
 
 using ::testing::AllOf;
@@ -58,4 +58,4 @@ TEST(GradientMap, IsInTheReportAndItsEventsAreNotListed) {
 }
 
 }  // namespace
-}  // namespace snug::detail
+}  // namespace snug::detail::gradient_map_test

@@ -13,7 +13,7 @@
 #include "snug/report/detail/report_charts.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::html_report_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -345,4 +345,4 @@ TEST(HtmlReport, SaysWhatWasSentIfAnythingWas) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::html_report_test

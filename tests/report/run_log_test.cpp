@@ -13,7 +13,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/support/unsynced_file_system.h"
 
-namespace snug {
+namespace snug::run_log_test {
 namespace {
 
 using std::filesystem::path;
@@ -425,4 +425,4 @@ TEST(ReadRunLog, InsistsOnASettingsLineItUnderstands) {
 TEST(MemoryByCategory, AddsUpAllCategories) { EXPECT_EQ(example_record(1).memory.total(), 21); }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::run_log_test

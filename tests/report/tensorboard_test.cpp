@@ -16,7 +16,7 @@
 #include "tests/support/null_file_system.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::tensorboard_test {
 namespace {
 
 using testing::FileSizeLimit;
@@ -169,4 +169,4 @@ TEST(TensorBoardFile, ThatCannotBeMadeIsAnErrorWithItsPath) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::tensorboard_test

@@ -10,7 +10,7 @@
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
 
-namespace snug {
+namespace snug::random_model_test {
 namespace {
 
 using testing::clones_of;
@@ -87,4 +87,4 @@ TEST(RandomModel, NeedsBetweenATenthAndFiveMegabytes) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::random_model_test

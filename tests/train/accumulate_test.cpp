@@ -9,7 +9,7 @@
 
 // Stepper::accumulate() over two epochs of seven micro-batches, three to a step, against loops written by hand.
 
-namespace snug {
+namespace snug::accumulate_test {
 namespace {
 
 using testing::clones_of;
@@ -147,4 +147,4 @@ TEST(Accumulate, DividingATailByTheFullNumberWouldBeFarOff) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::accumulate_test

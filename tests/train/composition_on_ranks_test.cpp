@@ -18,7 +18,7 @@
 #include "tests/support/freezing.h"
 #include "tests/train/ranked_training.h"
 
-namespace snug {
+namespace snug::composition_on_ranks_test {
 namespace {
 
 enum class Keep { All, Checkpoints, Automatic };
@@ -401,4 +401,4 @@ TEST(CompositionOnRanks, FreezesAsTheLoopWrittenByHandWhateverHoldsOrSendsGradie
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::composition_on_ranks_test

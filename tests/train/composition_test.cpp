@@ -20,7 +20,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::composition_test {
 namespace {
 
 using testing::freeze_for;
@@ -246,4 +246,4 @@ INSTANTIATE_TEST_SUITE_P(Low, Freezing,
                          name_of_freezing);
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::composition_test

@@ -15,7 +15,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::composition_with_plan_test {
 namespace {
 
 enum class Keep { All, Checkpoints, Automatic };
@@ -177,4 +177,4 @@ INSTANTIATE_TEST_SUITE_P(WithBatchNorm, CompositionWithPlan,
                          name_of);
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::composition_with_plan_test

@@ -5,7 +5,7 @@
 
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::config_test {
 namespace {
 
 using ::testing::AllOf;
@@ -89,4 +89,4 @@ TEST(TrainConfig, RefusesSettingsWhosePathsAreNotAsWritten) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::config_test

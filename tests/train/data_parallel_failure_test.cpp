@@ -4,7 +4,7 @@
 #include "snug/memory/limit.h"
 #include "tests/train/ranked_training.h"
 
-namespace snug {
+namespace snug::data_parallel_failure_test {
 namespace {
 
 constexpr int64_t kLarge = 1 << 24;
@@ -306,4 +306,4 @@ TEST(StepperOnRanksFails, AndNamesARankThatHangs) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::data_parallel_failure_test

@@ -9,7 +9,7 @@
 #include "tests/support/freezing.h"
 #include "tests/train/ranked_training.h"
 
-namespace snug {
+namespace snug::data_parallel_test {
 namespace {
 
 void expect_all_close(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
@@ -442,4 +442,4 @@ TEST(StepperOnRanks, RefusesWhatCannotWork) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::data_parallel_test

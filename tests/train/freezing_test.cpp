@@ -3,7 +3,7 @@
 
 // Parameters that are frozen and unfrozen between steps; all compositions of that are in composition_test.cpp and composition_on_ranks_test.cpp.
 
-namespace snug {
+namespace snug::freezing_test {
 namespace {
 
 using torch::Tensor;
@@ -44,4 +44,4 @@ TEST(StepperFreezing, RefusesFreezingAndUnfreezingInsideAWindow) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::freezing_test

@@ -10,7 +10,7 @@
 
 // Weights::Low, the classic flow of mixed precision: 16-bit weights, forward and backward; FP32 gradients, masters and update.
 
-namespace snug {
+namespace snug::low_weights_test {
 namespace {
 
 using testing::error_of;
@@ -203,4 +203,4 @@ TEST_P(LowWeights, OfASparseEmbeddingAreTrained) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::low_weights_test

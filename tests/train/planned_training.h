@@ -58,13 +58,13 @@ inline Batch two_large_items() {
   return {torch::randn({2, 8192, kWidth}), torch::randn({2, 8192, kWidth})};
 }
 
-struct Training {
+struct PlannedTraining {
   nn::Sequential model;
   AdamW optimizer{model->parameters(), {.lr = 0.01, .master_weights = true}};
   Stepper stepper;
   int calls = 0;
 
-  explicit Training(StepperOptions options = {}, nn::Sequential of = deep())
+  explicit PlannedTraining(StepperOptions options = {}, nn::Sequential of = deep())
       : model(std::move(of)), stepper(model, optimizer, options) {}
 
   Loss loss_of(const Batch& micro) {
@@ -85,18 +85,18 @@ struct Training {
   }
 };
 
-// What a step of plain training takes in all, once the optimizer has its state, above what is alive without the Training.
+// What a step of plain training takes in all, once the optimizer has its state, above what is alive without the PlannedTraining.
 inline int64_t plain_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make) {
   const int64_t before = live();
-  Training plain(options, make());
+  PlannedTraining plain(options, make());
   plain.step(batch);
   return plain.step(batch).peak_bytes - before;
 }
 
-// The smallest budget for a step of the batch, in micro-batches of any size, above what is alive without the Training.
+// The smallest budget for a step of the batch, in micro-batches of any size, above what is alive without the PlannedTraining.
 inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make) {
   const int64_t before = live();
-  Training tight({}, make());
+  PlannedTraining tight({}, make());
   options.memory_budget = Bytes(live() + (32 << 10));
   Stepper stepper(tight.model, tight.optimizer, options);
   try {

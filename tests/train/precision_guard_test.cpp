@@ -21,7 +21,7 @@
 
 // Precision in a step. Dynamic: a region whose values do not fit into FP16 ends up in FP32, and only it.
 
-namespace snug {
+namespace snug::precision_guard_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -276,4 +276,4 @@ TEST(StepperPrecision, AutoIsMeasuredOnceForADevice) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::precision_guard_test

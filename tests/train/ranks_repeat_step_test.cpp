@@ -6,7 +6,7 @@
 #include "snug/memory/detail/cpu_allocator.h"
 #include "tests/train/ranked_run.h"
 
-namespace snug {
+namespace snug::ranks_repeat_step_test {
 namespace {
 
 using testing::is_same_on_all;
@@ -177,4 +177,4 @@ TEST(RanksRepeatAStep, OrGiveUpTogetherWhereOneRunsOutOfMemoryAgainAndAgain) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::ranks_repeat_step_test

@@ -10,7 +10,7 @@
 #include "tests/support/temporary_folder.h"
 #include "tests/train/ranked_run.h"
 
-namespace snug {
+namespace snug::ranks_within_budget_test {
 namespace {
 
 using detail::AgreedSplit;
@@ -348,4 +348,4 @@ TEST(RanksWithinABudget, CountWhatAShardedOptimizerGathersIn) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::ranks_within_budget_test

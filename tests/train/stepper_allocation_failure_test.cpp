@@ -22,7 +22,7 @@
 
 // What a step that runs out of memory leaves alive: nothing.
 
-namespace snug {
+namespace snug::stepper_allocation_failure_test {
 namespace {
 
 using torch::Tensor;
@@ -80,4 +80,4 @@ TEST(StepperFailure, WhicheverAllocationOfAModelWithTwoHeadsFailsNoMemoryOfTheSt
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stepper_allocation_failure_test

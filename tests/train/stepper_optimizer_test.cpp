@@ -13,7 +13,7 @@
 
 // The optimizer need not hold what the model trains: it may hold more, less, or come to hold other things.
 
-namespace snug {
+namespace snug::stepper_optimizer_test {
 namespace {
 
 using testing::error_of;
@@ -233,4 +233,4 @@ TEST(StepResultTest, FirstGradNormIsThatOfTheFirstMicroBatchAlone) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stepper_optimizer_test

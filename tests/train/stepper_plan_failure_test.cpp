@@ -16,7 +16,7 @@
 
 // Planning under a memory_budget together with failures, and with the Stepper's other options.
 
-namespace snug {
+namespace snug::stepper_plan_failure_test {
 namespace {
 
 using testing::make_mlp;
@@ -35,7 +35,7 @@ struct FailingCase {
 };
 
 // And of its scaler.
-std::vector<Tensor> state_of(const Training& run) {
+std::vector<Tensor> state_of(const PlannedTraining& run) {
   std::vector<Tensor> state = run.state();
   const StateDict scaler = run.stepper.scaler().state_dict();
   if (scaler.contains("scale")) {
@@ -58,7 +58,7 @@ TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocati
   options.scaler = {.init_scale = 1024, .growth_interval = 1};  // another in every step
   const int64_t plain = plain_bytes(batch, options, make);
   const auto seed_of = [](int step) { torch::manual_seed(static_cast<uint64_t>(100 + step)); };
-  Training reference(options, make());
+  PlannedTraining reference(options, make());
   std::vector<std::vector<Tensor>> after;
   for (int i = 0; i < 2; ++i) {
     seed_of(i);
@@ -71,7 +71,7 @@ TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocati
   for (int64_t k = 1;; ++k) {
     ASSERT_LT(k, 3000);
     options.memory_budget = Bytes(live() + plain * GetParam().percent / 100);
-    Training run(options, make());
+    PlannedTraining run(options, make());
     seed_of(0);
     run.step(batch);
     seed_of(1);
@@ -166,7 +166,7 @@ TEST(StepPlanner, GoesOnToLessThanOtherRanksTakeWhereThatCannotBeComputedAgain) 
 
 TEST(StepperPlan, ForgetsTheStepsMadeAgainWithAWindowThatIsDropped) {
   const Batch batch = make_batch(128);
-  Training run({.accumulate = 2, .tail = Tail::Drop, .memory_budget = Bytes(live() + (1 << 26))});
+  PlannedTraining run({.accumulate = 2, .tail = Tail::Drop, .memory_budget = Bytes(live() + (1 << 26))});
   const auto accumulate = [&] {
     return run.stepper.accumulate(batch, [&](const Batch& micro) { return run.loss_of(micro); });
   };
@@ -205,7 +205,7 @@ TEST(StepperPlan, GoesWithOtherOptionsToTheSameBits) {
       }
       return model;
     };
-    const auto train = [&](Training& run) {
+    const auto train = [&](PlannedTraining& run) {
       std::vector<double> seen;
       for (int i = 0; i < 2; ++i) {
         run.stepper.sample_gradients();
@@ -224,7 +224,7 @@ TEST(StepperPlan, GoesWithOtherOptionsToTheSameBits) {
     std::vector<double> expected;
     std::vector<Tensor> expected_state;
     {
-      Training plain(options, make());
+      PlannedTraining plain(options, make());
       expected = train(plain);
       peak = plain.stepper
                  .step(batch,
@@ -238,7 +238,7 @@ TEST(StepperPlan, GoesWithOtherOptionsToTheSameBits) {
              before;
     }
     options.memory_budget = Bytes(live() + peak * 8 / 10);
-    Training run(options, make());
+    PlannedTraining run(options, make());
     EXPECT_EQ(train(run), expected) << name;
     ASSERT_TRUE(run.stepper.plan()) << name;
     EXPECT_TRUE(run.stepper.plan()->activations) << name;
@@ -259,7 +259,7 @@ TEST(StepperPlan, CountsTheCopiesThatMicroBatchesAre) {
   const Copied copied{batch[0], batch[1]};
   const int64_t plain = plain_bytes(batch, {.micro_batch = 128}, [] { return deep(); });
   const Bytes budget(live() + plain * 9 / 10);
-  Training run({.micro_batch = 128, .memory_budget = budget});
+  PlannedTraining run({.micro_batch = 128, .memory_budget = budget});
   const auto loss_of = [&](const Copied& micro) {
     return Loss::sum((run.model->forward(micro.x) - micro.y).pow(2).sum(), micro.y.numel());
   };
@@ -268,11 +268,11 @@ TEST(StepperPlan, CountsTheCopiesThatMicroBatchesAre) {
     EXPECT_LE(result.peak_bytes, run.stepper.plan()->choice.peak_bytes);
     EXPECT_EQ(result.step_downs, 0);
   }
-  Training reference({.micro_batch = 128});
+  PlannedTraining reference({.micro_batch = 128});
   reference.step(batch);
   reference.step(batch);
   EXPECT_TRUE(same_bits(run.state(), reference.state()));
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stepper_plan_failure_test

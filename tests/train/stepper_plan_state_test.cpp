@@ -24,7 +24,7 @@
 
 // A Stepper with a memory_budget and a model with state of its own, which planning runs several times.
 
-namespace snug {
+namespace snug::stepper_plan_state_test {
 namespace {
 
 using testing::clones_of;
@@ -94,4 +94,4 @@ TEST(StepperPlan, LeavesStateInABufferAsItWas) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stepper_plan_state_test

@@ -24,7 +24,7 @@
 
 // A Stepper with a memory_budget: it keeps it, and the steps are those of plain training to the bit.
 
-namespace snug {
+namespace snug::stepper_plan_test {
 namespace {
 
 using testing::clones_of;
@@ -42,7 +42,7 @@ TEST(StepperPlan, KeepsTheBudgetAndTheBitsOfPlainTraining) {
     const auto make = [&] { return deep(dropout); };
     const int64_t plain = plain_bytes(batch, {}, make);
     for (const double share : {0.9, 0.6, 0.5}) {
-      Training reference({}, make());
+      PlannedTraining reference({}, make());
       torch::manual_seed(11);
       for (int i = 0; i < 3; ++i) {
         reference.step(batch);
@@ -50,7 +50,7 @@ TEST(StepperPlan, KeepsTheBudgetAndTheBitsOfPlainTraining) {
       const auto expected = reference.state();
       const auto next = torch::rand({3});
       const int64_t budget = live() + static_cast<int64_t>(share * static_cast<double>(plain));
-      Training run({.micro_batch = 512, .memory_budget = Bytes(budget)}, make());
+      PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)}, make());
       torch::manual_seed(11);
       for (int i = 0; i < 3; ++i) {
         const StepResult result = run.step(batch);
@@ -71,12 +71,12 @@ TEST(StepperPlan, KeepsTheBudgetAndTheBitsOfPlainTraining) {
 
 TEST(StepperPlan, TrainsOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
   const Batch batch = two_large_items();
-  Training reference({.micro_batch = 1}, very_deep());
+  PlannedTraining reference({.micro_batch = 1}, very_deep());
   reference.step(batch);
   const int64_t plain = reference.step(batch).activation_peak_bytes;
   const auto expected = reference.state();
   const int64_t budget = live() + plain / 4;
-  Training run({.memory_budget = Bytes(budget)}, very_deep());
+  PlannedTraining run({.memory_budget = Bytes(budget)}, very_deep());
   for (int i = 0; i < 2; ++i) {
     const StepResult result = run.step(batch);
     EXPECT_EQ(result.micro_batches, 2);
@@ -88,11 +88,11 @@ TEST(StepperPlan, TrainsOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
 
 TEST(StepperPlan, ThatNeedsNothingLeavesTheStepPlain) {
   const Batch batch = make_batch(64);
-  Training run({.micro_batch = 64, .memory_budget = Bytes::parse("1GiB")});
+  PlannedTraining run({.micro_batch = 64, .memory_budget = Bytes::parse("1GiB")});
   const StepResult result = run.step(batch);
   ASSERT_TRUE(run.stepper.plan());
   EXPECT_FALSE(run.stepper.plan()->activations);
-  Training reference;
+  PlannedTraining reference;
   EXPECT_EQ(reference.step(batch).loss(), result.loss());
   EXPECT_TRUE(same_bits(run.state(), reference.state()));
   EXPECT_FALSE(reference.stepper.plan()) << "without a budget there is no plan";
@@ -101,13 +101,13 @@ TEST(StepperPlan, ThatNeedsNothingLeavesTheStepPlain) {
 TEST(StepperPlan, ChoosesAMicroBatchAndMakesTheStepsOfThatMicroBatch) {
   const Batch batch = make_batch(512);
   const int64_t smallest = smallest_bytes(batch, {}, [] { return deep(); });
-  Training run({.memory_budget = Bytes(live() + smallest + smallest / 4)});
+  PlannedTraining run({.memory_budget = Bytes(live() + smallest + smallest / 4)});
   StepResult result = run.step(batch);
   const int64_t items = run.stepper.plan()->choice.items;
   EXPECT_LT(items, 512);
   EXPECT_EQ(result.micro_batches, (512 + items - 1) / items);
   result = run.step(batch);
-  Training reference({.micro_batch = items});
+  PlannedTraining reference({.micro_batch = items});
   reference.step(batch);
   EXPECT_EQ(reference.step(batch).loss(), result.loss());
   EXPECT_TRUE(same_bits(run.state(), reference.state()));
@@ -117,7 +117,7 @@ TEST(StepperPlan, ChoosesAMicroBatchAndMakesTheStepsOfThatMicroBatch) {
 TEST(StepperPlan, ThatCannotBeNamesABudgetThatWouldDo) {
   const Batch batch = make_batch(512);
   const auto with_budget = [&](int64_t budget) {
-    Training run({.micro_batch = 512, .memory_budget = Bytes(budget)});
+    PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)});
     const auto before = run.state();
     std::optional<Bytes> smallest;
     try {
@@ -158,25 +158,25 @@ TEST(StepperPlan, MayOffloadWhereThatIsAllowedAndHasTheBitsOfPlainTraining) {
   const testing::TemporaryFolder folder;
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, with_masks);
-  Training reference({}, with_masks());
+  PlannedTraining reference({}, with_masks());
   reference.step(batch);
   reference.step(batch);
   const int64_t budget = live() + plain * 6 / 10;
-  Training run({.micro_batch = 512, .memory_budget = Bytes(budget), .offload = folder.path()}, with_masks());
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget), .offload = folder.path()}, with_masks());
   EXPECT_LE(run.step(batch).peak_bytes, budget);
   EXPECT_LE(run.step(batch).peak_bytes, budget);
   EXPECT_TRUE(same_bits(run.state(), reference.state()));
   ASSERT_TRUE(run.stepper.plan() && run.stepper.plan()->activations);
   EXPECT_GT(run.stepper.plan()->activations->offloaded().bytes_back, 0);
-  Training not_allowed({.micro_batch = 512, .memory_budget = Bytes(budget)}, with_masks());
+  PlannedTraining not_allowed({.micro_batch = 512, .memory_budget = Bytes(budget)}, with_masks());
   EXPECT_THROW(not_allowed.step(batch), BudgetExceeded);
-  EXPECT_THAT(error_of<ConfigError>([&] { Training({.offload = folder.path()}); }), HasSubstr("memory_budget"));
+  EXPECT_THAT(error_of<ConfigError>([&] { PlannedTraining({.offload = folder.path()}); }), HasSubstr("memory_budget"));
 }
 
 TEST(StepperPlan, TurnedOffLeavesALimit) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  Training run({.memory_budget = Bytes(live() + plain * 6 / 10), .plan = false});
+  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10), .plan = false});
   EXPECT_THROW(run.step(batch), BudgetExceeded);
   EXPECT_EQ(run.calls, 1);
 }
@@ -186,11 +186,11 @@ TEST(StepperPlan, TurnedOffLeavesALimit) {
 TEST(StepperPlan, DoesNotCutABatchThatIsNormalisedByItsStatisticsUnlessAllowed) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, with_batch_norm);
-  Training reference({}, with_batch_norm());
+  PlannedTraining reference({}, with_batch_norm());
   reference.step(batch);
   reference.step(batch);
   const auto expected = reference.state();
-  Training run({.memory_budget = Bytes(live() + plain * 6 / 10)}, with_batch_norm());
+  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10)}, with_batch_norm());
   run.step(batch);
   run.step(batch);
   EXPECT_EQ(run.stepper.plan()->choice.items, 512);
@@ -200,11 +200,11 @@ TEST(StepperPlan, DoesNotCutABatchThatIsNormalisedByItsStatisticsUnlessAllowed) 
   const int64_t smallest = smallest_bytes(batch, {.split_batch_norm = true}, with_batch_norm);
   const int64_t little = smallest + smallest / 4;
   EXPECT_GT(smallest_bytes(batch, {}, with_batch_norm), little);
-  Training cut({.memory_budget = Bytes(live() + little), .split_batch_norm = true}, with_batch_norm());
+  PlannedTraining cut({.memory_budget = Bytes(live() + little), .split_batch_norm = true}, with_batch_norm());
   cut.step(batch);
   EXPECT_LT(cut.stepper.plan()->choice.items, 512);
 
-  Training frozen({.memory_budget = Bytes(live() + little)}, with_batch_norm());
+  PlannedTraining frozen({.memory_budget = Bytes(live() + little)}, with_batch_norm());
   frozen.model->eval();
   frozen.step(batch);
   EXPECT_LT(frozen.stepper.plan()->choice.items, 512) << "by fixed statistics";
@@ -213,7 +213,7 @@ TEST(StepperPlan, DoesNotCutABatchThatIsNormalisedByItsStatisticsUnlessAllowed) 
 TEST(StepperPlan, DoesNotCutALossOfTheWholeBatch) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  Training run({.memory_budget = Bytes(live() + plain * 6 / 10)});
+  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10)});
   const auto whole = [&](const Batch& micro) {
     return Loss::whole((run.model->forward(micro[0]) - micro[1]).pow(2).mean());
   };
@@ -274,12 +274,12 @@ TEST(StepperPlan, IsMadeForFewOfManyLengthsAndGoodForAll) {
 TEST(StepperPlan, CoversASmallerLastBatch) {
   const std::vector<Batch> batches = {make_batch(512), make_batch(512, 8), make_batch(200, 9)};
   const int64_t plain = plain_bytes(batches[0], {}, [] { return deep(); });
-  Training reference;
+  PlannedTraining reference;
   for (const Batch& batch : batches) {
     reference.step(batch);
   }
   const auto expected = reference.state();
-  Training run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 6 / 10)});
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 6 / 10)});
   for (const Batch& batch : batches) {
     const int calls = run.calls;
     const StepResult result = run.step(batch);
@@ -293,19 +293,19 @@ TEST(StepperPlan, NoticesOtherOperatorsAndPlansAnew) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
   bool with_tanh = false;
-  const auto train = [&](Training& run, int i) {
+  const auto train = [&](PlannedTraining& run, int i) {
     with_tanh = i >= 2;
     return run.stepper.step(batch, [&](const Batch& micro) {
       Tensor y = run.model->forward(with_tanh ? micro[0].tanh() : micro[0]);
       return Loss::sum((y - micro[1]).pow(2).sum(), micro[1].numel());
     });
   };
-  Training reference;
+  PlannedTraining reference;
   for (int i = 0; i < 4; ++i) {
     train(reference, i);
   }
   const auto expected = reference.state();
-  Training run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 9 / 10)});
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 9 / 10)});
   std::vector<std::string> deviations;
   int64_t step_downs = 0;
   for (int i = 0; i < 4; ++i) {
@@ -323,13 +323,13 @@ TEST(StepperPlan, NoticesOtherOperatorsAndPlansAnew) {
 TEST(StepperPlan, IsMadeAnewForOtherFrozenParameters) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  const auto freeze = [](Training& run, int i) {
+  const auto freeze = [](PlannedTraining& run, int i) {
     const auto parameters = run.model->parameters();
     for (size_t p = 0; p + 2 < parameters.size(); ++p) {
       parameters[p].set_requires_grad(i == 2);
     }
   };
-  Training reference;  // without its Stepper
+  PlannedTraining reference;  // without its Stepper
   for (int i = 0; i < 4; ++i) {
     freeze(reference, i);
     reference.optimizer.zero_grad();
@@ -339,7 +339,7 @@ TEST(StepperPlan, IsMadeAnewForOtherFrozenParameters) {
   reference.optimizer.zero_grad();
   const auto expected = reference.state();
   const int64_t budget = live() + plain * 6 / 10;
-  Training run({.micro_batch = 512, .memory_budget = Bytes(budget)});
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)});
   std::vector<int> calls;
   for (int i = 0; i < 4; ++i) {
     freeze(run, i);
@@ -357,7 +357,7 @@ TEST(StepperPlan, HoldsForAccumulatedMicroBatches) {
   const auto parts = micro_batches(make_batch(512), 256);
   const auto plain = [&] {
     const int64_t before = live();
-    Training run({.accumulate = 2});
+    PlannedTraining run({.accumulate = 2});
     int64_t peak = 0;
     for (int i = 0; i < 4; ++i) {
       const auto result =
@@ -366,7 +366,7 @@ TEST(StepperPlan, HoldsForAccumulatedMicroBatches) {
     }
     return std::pair(peak - before, run.state());
   }();
-  Training run({.accumulate = 2, .memory_budget = Bytes(live() + plain.first * 7 / 10)});
+  PlannedTraining run({.accumulate = 2, .memory_budget = Bytes(live() + plain.first * 7 / 10)});
   for (int i = 0; i < 4; ++i) {
     run.stepper.accumulate(parts[static_cast<size_t>(i % 2)], [&](const Batch& m) { return run.loss_of(m); });
   }
@@ -394,11 +394,11 @@ TEST(StepperPlan, HoldsForAccumulatedMicroBatches) {
 TEST(StepperPlan, ChoosesTheSameMicroBatchAgainAfterARestart) {
   const Batch batch = make_batch(512);
   const int64_t smallest = smallest_bytes(batch, {}, [] { return deep(); });
-  Training run({.memory_budget = Bytes(live() + smallest + smallest / 4)});
+  PlannedTraining run({.memory_budget = Bytes(live() + smallest + smallest / 4)});
   run.step(batch);
   const StateDict saved = run.stepper.state_dict();
   const int64_t items = run.stepper.plan()->choice.items;
-  Training resumed({.memory_budget = Bytes(live() + 100 * smallest)});  // where it would choose otherwise
+  PlannedTraining resumed({.memory_budget = Bytes(live() + 100 * smallest)});  // where it would choose otherwise
   resumed.stepper.load_state_dict(saved);
   resumed.step(batch);
   EXPECT_EQ(resumed.stepper.plan()->choice.items, items);
@@ -419,7 +419,7 @@ TEST(StepperPlan, ChoosesTheSameMicroBatchAgainAfterARestart) {
 TEST(StepperPlan, IsPlainDataThatIsReadBack) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  Training run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 6 / 10)});
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 6 / 10)});
   run.step(batch);
   const StepPlan plan = *run.stepper.plan();
   const StepPlan read = StepPlan::from_json(plan.to_json());
@@ -459,4 +459,4 @@ TEST(StepperPlan, KnowsWhatStateAnOptimizerWillAllocate) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stepper_plan_test

@@ -22,7 +22,7 @@
 
 // What a step leaves behind when it fails, and what it must not touch when it does not.
 
-namespace snug {
+namespace snug::stepper_safety_test {
 namespace {
 
 using ::testing::AllOf;
@@ -469,4 +469,4 @@ TEST(Stepper, TakesBatchTypesOfOnesOwn) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stepper_safety_test

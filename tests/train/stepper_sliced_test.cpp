@@ -20,7 +20,7 @@
 
 // A single sample whose first layer does not fit even alone: the Stepper's plan cuts it into slices.
 
-namespace snug {
+namespace snug::stepper_sliced_test {
 namespace {
 
 using testing::clones_of;
@@ -181,4 +181,4 @@ TEST(StepperSliced, ThatDoesNotHelpIsRefused) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stepper_sliced_test

@@ -10,7 +10,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
-namespace snug {
+namespace snug::stepper_test {
 namespace {
 
 using testing::clones_of;
@@ -338,4 +338,4 @@ TEST(Stepper, GoesOnWithTheScaleThatWasSaved) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::stepper_test

@@ -19,7 +19,7 @@
 #include "snug/precision/precision.h"
 #include "tests/support/temporary_folder.h"
 
-namespace snug {
+namespace snug::trainer_test {
 namespace {
 
 using ::testing::AllOf;
@@ -314,4 +314,4 @@ TEST(Trainer, SaysInTheRunLogThatMatrixProductsSumInFp32AndWithoutTf32) {
 }
 
 }  // namespace
-}  // namespace snug
+}  // namespace snug::trainer_test

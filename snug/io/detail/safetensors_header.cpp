@@ -17,8 +17,6 @@
 namespace snug::detail {
 namespace {
 
-using Json = nlohmann::json;
-
 constexpr const char* kMetadata = "__metadata__";
 
 [[noreturn]] void fail(const std::string& file, const std::string& what) {
@@ -28,32 +26,33 @@ constexpr const char* kMetadata = "__metadata__";
 
 // nlohmann keeps one of two equal keys without a word, which the format forbids, and takes a zero
 // byte for the end. Nothing in a header is nested deeper than a shape.
-Json parse_strictly(std::string_view text, const std::string& file) {
+nlohmann::json parse_strictly(std::string_view text, const std::string& file) {
   if (text.find('\0') != std::string_view::npos) {
     fail(file, "the header is not JSON (it has a zero byte)");
   }
   std::vector<std::set<std::string>> keys;
-  const auto check = [&](int depth, Json::parse_event_t event, Json& value) {
+  const auto check = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
     if (depth > 3) {
       fail(file, "the header is nested deeper than the format allows");
     }
-    if (event == Json::parse_event_t::object_start) {
+    if (event == nlohmann::json::parse_event_t::object_start) {
       keys.emplace_back();
-    } else if (event == Json::parse_event_t::object_end) {
+    } else if (event == nlohmann::json::parse_event_t::object_end) {
       keys.pop_back();
-    } else if (event == Json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+    } else if (event == nlohmann::json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
       fail(file, fmt::format("the key '{}' is in the header twice", value.get<std::string>()));
     }
     return true;
   };
   try {
-    return Json::parse(text, check);
-  } catch (const Json::exception& error) {
+    return nlohmann::json::parse(text, check);
+  } catch (const nlohmann::json::exception& error) {
     fail(file, fmt::format("the header is not JSON ({})", error.what()));
   }
 }
 
-const Json& field(const Json& entry, const char* name, const std::string& tensor, const std::string& file) {
+const nlohmann::json& field(const nlohmann::json& entry, const char* name, const std::string& tensor,
+                            const std::string& file) {
   const auto found = entry.find(name);
   if (found == entry.end()) {
     fail(file, fmt::format("tensor '{}' has no {}", tensor, name));
@@ -61,18 +60,18 @@ const Json& field(const Json& entry, const char* name, const std::string& tensor
   return *found;
 }
 
-std::vector<int64_t> whole_numbers(const Json& list, const char* name, const std::string& tensor,
+std::vector<int64_t> whole_numbers(const nlohmann::json& list, const char* name, const std::string& tensor,
                                    const std::string& file) {
   std::vector<int64_t> numbers;
   bool good = list.is_array();
-  for (const Json& item : good ? list : Json::array()) {
+  for (const nlohmann::json& item : good ? list : nlohmann::json::array()) {
     good = good && item.is_number_unsigned() &&
            item.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
     numbers.push_back(good ? item.get<int64_t>() : 0);
   }
   if (!good) {
     fail(file, fmt::format("{} of tensor '{}' is {}, not a list of whole numbers >= 0", name, tensor,
-                           list.dump(-1, ' ', true, Json::error_handler_t::replace)));
+                           list.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
   }
   return numbers;
 }
@@ -92,14 +91,14 @@ int64_t byte_size(const SafetensorsEntry& entry, const std::string& file) {
   return empty ? 0 : size;
 }
 
-SafetensorsEntry parse_entry(const std::string& name, const Json& value, const std::string& file) {
+SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& value, const std::string& file) {
   if (!value.is_object()) {
     fail(file, fmt::format("the entry of tensor '{}' is not an object", name));
   }
-  const Json& dtype = field(value, "dtype", name, file);
+  const nlohmann::json& dtype = field(value, "dtype", name, file);
   if (!dtype.is_string() || safetensors_element_size(dtype.get<std::string>()) == 0) {
     fail(file, fmt::format("dtype of tensor '{}' is {}, which is not known here", name,
-                           dtype.dump(-1, ' ', true, Json::error_handler_t::replace)));
+                           dtype.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
   }
   SafetensorsEntry entry;
   entry.name = name;
@@ -119,7 +118,7 @@ SafetensorsEntry parse_entry(const std::string& name, const Json& value, const s
   return entry;
 }
 
-std::map<std::string, std::string> parse_metadata(const Json& value, const std::string& file) {
+std::map<std::string, std::string> parse_metadata(const nlohmann::json& value, const std::string& file) {
   if (!value.is_object()) {
     fail(file, "__metadata__ is not an object");
   }
@@ -195,7 +194,7 @@ int64_t parse_safetensors_length(std::string_view prefix, int64_t file_size, con
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_size, const std::string& file) {
-  const Json parsed = parse_strictly(json, file);
+  const nlohmann::json parsed = parse_strictly(json, file);
   if (!parsed.is_object()) {
     fail(file, "the header is not a JSON object");
   }

@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "snug/planner/detail/at.h"
+
 // A block ends where only one storage made so far is still read by later operators, or at most a few: there a forward pass can be taken
 // up again with nothing but those. Few blocks have better estimates, many can do with fewer bytes. Blocks of the same operators and bytes
 // get the same (mean) times, so that the dynamic program sees that they are equal although they were measured. An option of a block
@@ -18,8 +20,6 @@ namespace {
 constexpr int kMostBlocks = 100;
 constexpr int kMostUnequalBlocks = 40;  // the dynamic program is cubic in these
 constexpr int kMostOptions = 7;
-
-size_t at(int index) { return static_cast<size_t>(index); }
 
 class Cutter {
  public:

@@ -17,21 +17,21 @@ std::string part_look(const std::vector<std::string>& parts, size_t index) {
   if (parts.size() == 1) {
     return "series-2";  // not the ink of the first series: there is nothing to tell it from
   }
-  constexpr std::array kCategories{"parameters", "gradients", "optimizer state", "activations", "workspace", "other"};
+  constexpr std::array kOwnColours{"parameters", "gradients", "optimizer state", "activations", "workspace", "other"};
   std::string look = parts[index] == "masters" ? "other" : parts[index];
-  if (std::find(kCategories.begin(), kCategories.end(), look) == kCategories.end()) {
+  if (std::find(kOwnColours.begin(), kOwnColours.end(), look) == kOwnColours.end()) {
     return fmt::format("series-{}", index);
   }
   std::replace(look.begin(), look.end(), ' ', '-');
   return look;
 }
 
-double drawn(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
+double shown(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
 
 double sum_of(const Bar& bar) {
   double sum = 0;
   for (const double value : bar.values) {
-    sum += drawn(value);
+    sum += shown(value);
   }
   return sum;
 }
@@ -41,10 +41,10 @@ std::string bar_row(const Bars& bars, const Bar& bar, double largest) {
   std::string told;
   double left = 0;
   for (size_t i = 0; i < bar.values.size(); ++i) {
-    const double width = drawn(bar.values[i]) / largest * kPlotSide;
+    const double width = shown(bar.values[i]) / largest * kPlotSide;
     rects += fmt::format("<rect class=\"area {}\" x=\"{:.2f}\" width=\"{:.2f}\" height=\"10\"/>",
                          part_look(bars.parts, i), left, width);
-    told += fmt::format("{}{} {}", i == 0 ? "" : ", ", bars.parts[i], value_text(drawn(bar.values[i]), bars.quantity));
+    told += fmt::format("{}{} {}", i == 0 ? "" : ", ", bars.parts[i], value_text(shown(bar.values[i]), bars.quantity));
     left += width;
   }
   return fmt::format(

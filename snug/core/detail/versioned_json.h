@@ -1,0 +1,48 @@
+#pragma once
+// Plans and profiles as JSON: one object whose first key names the kind and has the version of the format as its value.
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "snug/core/detail/parse_json.h"
+#include "snug/core/error.h"
+
+namespace snug::detail {
+
+using OrderedJson = nlohmann::ordered_json;
+
+struct JsonKind {
+  const char* key;   ///< such as "snug_step_plan"
+  const char* type;  ///< the C++ type, for messages
+  const char* noun;  ///< "plan"
+  const char* cure;  ///< "plan again"
+  int version = 1;
+};
+
+/// An object of this kind, to which fields may be added.
+inline OrderedJson versioned_json(const JsonKind& kind, OrderedJson fields) {
+  OrderedJson json{{kind.key, kind.version}};
+  json.update(fields);
+  return json;
+}
+
+/// read(json), after the version was checked. Throws ConfigError if `text` is no JSON, of another kind or version, or lacks what `read` asks for.
+template <class Read>
+auto read_versioned_json(const JsonKind& kind, std::string_view text, Read&& read) {
+  try {
+    const auto json = parse_json<OrderedJson>(text);
+    if (const int version = json.at(kind.key).template get<int>(); version != kind.version) {
+      throw ConfigError(fmt::format("{}: format version is {}, this program reads {}; {}", kind.type, version,
+                                    kind.version, kind.cure));
+    }
+    return std::forward<Read>(read)(json);
+  } catch (const OrderedJson::exception& error) {
+    throw ConfigError(fmt::format("{}: not a {} in JSON: {}; {}", kind.type, kind.noun, error.what(), kind.cure));
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,10 @@
+#pragma once
+// Storages, operators and events are numbered by int; containers are indexed by size_t.
+
+#include <cstddef>
+
+namespace snug::detail {
+
+inline size_t at(int index) { return static_cast<size_t>(index); }
+
+}  // namespace snug::detail
