@@ -22,21 +22,21 @@
 #include "snug/memory/detail/backward_pass.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
-#include "snug/precision/autocast.h"
 #include "snug/precision/detail/precision_regions.h"
-#include "snug/precision/precision_scope.h"
-#include "snug/train/detail/guard_evidence.h"
 #include "snug/train/detail/optimizer_bytes.h"
 #include "snug/train/detail/ranked_step.h"
+#include "snug/train/detail/step_attempt.h"
+#include "snug/train/detail/step_budget.h"
+#include "snug/train/detail/step_precision.h"
 #include "snug/train/detail/step_watch.h"
-#include "snug/train/detail/step_within_budget.h"
 #include "snug/train/detail/stepper_options.h"
 #include "snug/train/detail/trained_parameters.h"
 
 namespace snug {
 
 class Stepper::Impl {
-  using Repeats = detail::StepWithinBudget::Repeats;
+  using Attempt = detail::StepAttempt;
+  using Repeats = detail::StepBudget::Repeats;
 
  public:
   Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
@@ -45,73 +45,32 @@ class Stepper::Impl {
         optimizer_(optimizer),
         parameters_(model, optimizer),
         ranks_(options.data_parallel, model.parameters()),
-        precision_(resolve_together(options.precision)),
-        scaler_(detail::scaler_options(options.scaler, precision_)),
-        guard_(detail::guard_options(options.precision_guard, options.precision)),
+        precision_(options, resolve_together(options.precision), device(), ranks_.agreement(), parameters_.all()),
         window_(parameters_.all()),
-        budget_(model, options, ranks_, parameters_, [this] { abandon(); }) {
+        budget_(model, options, ranks_, parameters_) {
     if (options_.weights == Weights::Low) {
-      parameters_.make_masters(precision_);
+      parameters_.make_masters(precision_.precision());
+      scaler().name_parameters(parameters_.all());
     } else {
-      parameters_.check_full_weights(scaler_.is_enabled());
+      parameters_.check_full_weights(scaler().is_enabled());
     }
     budget_.check();
     detail::check_planning(model, options, budget_.plans());
-    prepare(scaler_);
-    regions_.device = device().type();
   }
 
   c10::Device device() const { return parameters_.device(); }
 
-  // The step, from top to bottom.
   StepResult step_over(const MicroBatches& source) {
     require_closed_window();
     if (source.items < 1 && ranks_.is_alone()) {
       throw ConfigError("Stepper.step: the batch is empty");
     }
-    return budget_.run(Repeats::OnAllRanks, [&] {
-      open_window();
-      const int64_t size = micro_batch_of(source);
-      start_measuring();
-      if (!ranks_.is_alone() && sends_in_forward()) {
-        ranks_.agree_on_passes(source.items == 0 ? 0 : (source.items + size - 1) / size);
-      }
-      for (int64_t begin = 0; begin < source.items; begin += size) {
-        const Range now{begin, std::min(begin + size, source.items)};
-        std::optional<Range> ahead;
-        if (now.end < source.items) {
-          ahead = Range{now.end, std::min(now.end + size, source.items)};
-        }
-        source.load(now, ahead);
-        const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
-        run_micro_batch(source, {.items = now.end - now.begin,
-                                 .parts = parts,
-                                 .is_split = options_.micro_batch > 0 || size < source.items,
-                                 .is_last = now.end == source.items});
-      }
-      return end_window();
-    });
+    return *make(Repeats::OnAllRanks, [&]() -> std::optional<StepResult> { return make_step(source); });
   }
 
   std::optional<StepResult> accumulate_one(const MicroBatches& source) {
-    const bool is_first = window_.size() == 0;
-    return budget_.run(is_first ? Repeats::Alone : Repeats::Never, [&]() -> std::optional<StepResult> {
-      if (is_first) {
-        open_window();
-      }
-      if (budget_.plans()) {
-        budget_.plan_here(step_to_plan(source, source.items * options_.accumulate, source.items));
-      }
-      if (is_first) {
-        start_measuring();
-      }
-      source.load({0, source.items}, std::nullopt);
-      run_micro_batch(source, {.items = source.items,
-                               .parts = static_cast<double>(options_.accumulate),
-                               .is_split = options_.accumulate > 1,
-                               .is_last = window_.size() + 1 == options_.accumulate});
-      return window_.size() < options_.accumulate ? std::nullopt : std::optional(end_window());
-    });
+    const auto repeats = window_.size() == 0 ? Repeats::Alone : Repeats::Never;
+    return make(repeats, [&] { return add_micro_batch(source); });
   }
 
   std::optional<StepResult> flush() {
@@ -122,19 +81,15 @@ class Stepper::Impl {
       abandon();
       return std::nullopt;
     }
-    return budget_.guarded([&] { return end_window(); });
+    return make(Repeats::Never, [&]() -> std::optional<StepResult> { return close_and_write(); });
   }
 
   StateDict state_dict() const {
     require_closed_window();  // its gradients are no part of the state
     StateDict state;
-    state.set("precision", std::string(to_string(precision_)));
-    state.set("scaler", scaler_.state_dict());
+    precision_.add_to(state);
     if (budget_.plans()) {
       state.set("micro_batches", budget_.planner().choices());
-    }
-    if (guard_.is_on()) {
-      state.set("precision_guard", detail::state_of(guard_));
     }
     if (options_.weights == Weights::Low) {
       state.set("masters", parameters_.masters_state());
@@ -145,16 +100,9 @@ class Stepper::Impl {
   std::map<std::string, at::Tensor> full_precision_parameters() const { return parameters_.full_precision(); }
 
   void load_state_dict(const StateDict& state) {
-    const Precision saved = detail::check_state(state, options_, precision_);
+    const Precision saved = detail::check_state(state, options_, precision());
     // All that may throw comes before the first write.
-    GradScaler scaler(detail::scaler_options(options_.scaler, saved));
-    scaler.load_state_dict(state.get<StateDict>("scaler"));
-    prepare(scaler);
-    PrecisionGuard guard = guard_;
-    if (guard.is_on() && state.contains("precision_guard")) {
-      guard.restore(detail::regions_from(state.get<StateDict>("precision_guard")));
-    }
-    auto in_full = guard.full_regions();
+    detail::StepPrecision restored = precision_.restored(state, saved, parameters_.all());
     const bool has_choices = budget_.plans() && state.contains("micro_batches");
     auto choices = has_choices ? detail::StepPlanner::parse_choices(state.get<std::string>("micro_batches"))
                                : std::vector<detail::StepPlanner::Choice>();
@@ -164,10 +112,7 @@ class Stepper::Impl {
     if (has_choices) {
       budget_.planner().set_choices(std::move(choices));
     }
-    precision_ = saved;
-    scaler_ = std::move(scaler);
-    guard_ = std::move(guard);
-    regions_.in_full = std::move(in_full);
+    precision_ = std::move(restored);
     ranks_.catch_up();
     steps_ = 0;
   }
@@ -179,11 +124,11 @@ class Stepper::Impl {
           "Stepper.plan: several ranks plan in step() only, where they wait for each other; nor is there a plan for an "
           "empty batch");
     }
-    budget_.run(Repeats::Alone, [&] {
+    make(Repeats::Alone, [&]() -> std::optional<StepResult> {
       open_window();
       micro_batch_of(source);
       abandon();
-      return 0;
+      return std::nullopt;
     });
     return plan();
   }
@@ -193,10 +138,128 @@ class Stepper::Impl {
     return plan != nullptr ? std::optional(*plan) : std::nullopt;
   }
   void sample_gradients() { sample_gradients_ = true; }
-  Precision precision() const { return precision_; }
-  const GradScaler& scaler() const { return scaler_; }
+  Precision precision() const { return precision_.precision(); }
+  GradScaler& scaler() { return precision_.scaler(); }
 
  private:
+  struct MicroBatch {
+    int64_t items;
+    double parts;  // how many of its size the window is expected to have
+    bool is_split;
+    bool is_last;
+  };
+
+  // --- the step, from top to bottom
+
+  StepResult make_step(const MicroBatches& source) {
+    open_window();
+    const int64_t size = micro_batch_of(source);
+    start_measuring();
+    agree_on_passes(source.items, size);
+    for (int64_t begin = 0; begin < source.items; begin += size) {
+      const Range now{begin, std::min(begin + size, source.items)};
+      std::optional<Range> ahead;
+      if (now.end < source.items) {
+        ahead = Range{now.end, std::min(now.end + size, source.items)};
+      }
+      source.load(now, ahead);
+      const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
+      run_micro_batch(source, {.items = now.end - now.begin,
+                               .parts = parts,
+                               .is_split = options_.micro_batch > 0 || size < source.items,
+                               .is_last = now.end == source.items});
+    }
+    return close_and_write();
+  }
+
+  StepResult close_and_write() {
+    StepResult result = close_window();  // on ranks: gradients, items and losses are now those of all
+    if (result.items > 0) {
+      unscale_and_look(result);
+      clip(result);
+      write_parameters(result);  // just before, ranks agree that none has failed
+      precision_.move_regions(result);
+      update_scale();
+    } else {
+      ranks_.confirm_writing();
+    }
+    finish(result);
+    return result;
+  }
+
+  // The same in parts, for loaders that yield micro-batches.
+  std::optional<StepResult> add_micro_batch(const MicroBatches& source) {
+    const bool is_first = window_.size() == 0;
+    if (is_first) {
+      open_window();
+    }
+    if (budget_.plans()) {
+      budget_.plan_here(step_to_plan(source, source.items * options_.accumulate, source.items));
+    }
+    if (is_first) {
+      start_measuring();
+    }
+    source.load({0, source.items}, std::nullopt);
+    run_micro_batch(source, {.items = source.items,
+                             .parts = static_cast<double>(options_.accumulate),
+                             .is_split = options_.accumulate > 1,
+                             .is_last = window_.size() + 1 == options_.accumulate});
+    return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
+  }
+
+  // Where `part` runs out of memory it is made again, from where it began, under a plan that takes less. Whatever happens, a part that was not made
+  // leaves no gradients, and the other ranks hear of it.
+  std::optional<StepResult> make(Repeats repeats, const std::function<std::optional<StepResult>()>& part) {
+    if (repeats != Repeats::Never) {
+      budget_.forget_tries();
+    }
+    begin_try(repeats);
+    if (const Attempt backup = try_once([&] { budget_.take_backup(); }); !backup.is_made()) {
+      abandon();
+      tell(backup, /*takes_less=*/false);
+      std::rethrow_exception(backup.error);
+    }
+    for (;; begin_try(repeats)) {
+      std::optional<StepResult> result;
+      const Attempt attempt = try_once([&] { result = part(); });
+      if (attempt.is_made()) {
+        return result;
+      }
+      auto give_up = c10::make_scope_exit([&] { budget_.give_up(); });
+      const bool takes_less = attempt.outcome == Attempt::Outcome::OutOfMemory && budget_.take_less(repeats);
+      abandon();
+      budget_.go_back();
+      if (!tell(attempt, takes_less)) {
+        std::rethrow_exception(attempt.error);
+      }
+      budget_.step_down();
+      give_up.release();
+    }
+  }
+
+  void begin_try(Repeats repeats) {
+    if (repeats == Repeats::OnAllRanks && budget_.plans()) {
+      ranks_.begin_split();
+    }
+  }
+
+  Attempt try_once(const std::function<void()>& part) { return detail::attempt_step(device(), budget_.limit(), part); }
+
+  // Tells the other ranks. True: all make it again.
+  bool tell(const Attempt& attempt, bool takes_less) {
+    if (attempt.outcome == Attempt::Outcome::GroupLost && !ranks_.is_dropped()) {
+      ranks_.lose_group();
+      return false;
+    }
+    const bool is_memory = attempt.outcome == Attempt::Outcome::OutOfMemory;
+    const auto failure = takes_less  ? detail::RankFailure::TakesLess
+                         : is_memory ? detail::RankFailure::OutOfMemory
+                                     : detail::RankFailure::Other;
+    return ranks_.fail(failure, parameters_.accumulated(), attempt.smallest);
+  }
+
+  // --- its parts
+
   void require_closed_window() const {
     if (window_.size() > 0) {
       throw ConfigError(fmt::format(
@@ -206,34 +269,22 @@ class Stepper::Impl {
     }
   }
 
-  using Evidence = decltype(detail::gradient_evidence({}, {}));
-  struct MicroBatch {
-    int64_t items;
-    double parts;  // how many of its size the window is expected to have
-    bool is_split;
-    bool is_last;
-  };
-
   Precision resolve_together(Precision asked) const {
     return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(detail::resolve(asked, device()))));
   }
 
-  void prepare(GradScaler& scaler) {
-    scaler.name_parameters(parameters_.all());
-    scaler.agree_by(ranks_.agreement());
-    make_scale(scaler);
-  }
-
-  // The scaler makes its tensors when it first scales; a step that is measured must not pay for them.
-  at::Tensor make_scale(GradScaler& scaler) const {
-    return scaler.scale(at::ones({}, at::TensorOptions().device(device())));
-  }
-
-  bool sends_in_forward() {
+  // Ranks that send in each forward pass wait for each other there.
+  void agree_on_passes(int64_t items, int64_t size) {
+    if (ranks_.is_alone()) {
+      return;
+    }
     const auto norms = detail::sync_batch_norms(model_);
-    return std::any_of(norms.begin(), norms.end(), [this](const SyncBatchNormImpl* norm) {
+    const bool sends_in_forward = std::any_of(norms.begin(), norms.end(), [this](const SyncBatchNormImpl* norm) {
       return norm->is_training() && &norm->group() == &ranks_.parallel().group();
     });
+    if (sends_in_forward) {
+      ranks_.agree_on_passes(items == 0 ? 0 : (items + size - 1) / size);
+    }
   }
 
   // Items in each micro-batch. With a budget this is where plans are made: gradients are those of the whole batch for any split.
@@ -262,8 +313,8 @@ class Stepper::Impl {
                 [this, &source, is_whole, batch](int64_t items) {
                   source.load({0, items}, std::nullopt);
                   return [this, &source, is_whole, is_part = items < batch] {
-                    const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
-                    const Loss loss = forward([&] { return source.loss_of(/*is_last_time=*/false); });
+                    const detail::PrecisionRegionsScope regions(precision_.regions());
+                    const Loss loss = precision_.forward([&] { return source.loss_of(/*is_last_time=*/false); });
                     *is_whole = loss.kind() == Loss::Kind::Whole;
                     if (*is_whole && is_part) {
                       throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
@@ -279,14 +330,15 @@ class Stepper::Impl {
   void abandon() {
     window_.abandon();
     parameters_.drop_gradients();
-    scaler_.cancel();
+    scaler().cancel();
+    lost_updates_.reset();
     watch_.reset();
   }
 
   // Some parameters may have been frozen, unfrozen or added since the last step: whom this one trains is decided here, for all who take part.
   void open_window() {
     if (parameters_.refresh()) {
-      scaler_.name_parameters(parameters_.all());
+      scaler().name_parameters(parameters_.all());
     }
     parameters_.drop_gradients();  // the last step's
     ranks_.open(parameters_.fingerprint());
@@ -305,14 +357,14 @@ class Stepper::Impl {
     parameters_.check_unchanged();
     batch_items_ += micro.items;
     const detail::SliceScope slices(budget_.slices());
-    const detail::PrecisionRegionsScope regions(guard_.is_on() ? &regions_ : nullptr);
+    const detail::PrecisionRegionsScope regions(precision_.regions());
     std::optional<NoSync> quiet;
     if (ranks_.is_quiet(micro.is_last)) {
       quiet.emplace(ranks_.parallel());
     }
     const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
     if (weighted.defined()) {
-      detail::go_backward(scaler_.scale(weighted));
+      detail::go_backward(scaler().scale(weighted));
       parameters_.gather_gradients();
       if (options_.gradient_noise && micro.is_split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
         first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
@@ -321,22 +373,9 @@ class Stepper::Impl {
     }
   }
 
-  template <class F>
-  Loss forward(F&& loss_of) {
-    std::optional<Autocast> autocast;
-    std::optional<PrecisionScope> whole_step_in_fp32;
-    if (precision_ != Precision::Float32) {
-      autocast.emplace(device().type(), compute_dtype(precision_),
-                       AutocastOptions{.fp32_reductions = options_.fp32_reductions});
-    }
-    if (guard_.is_full("")) {
-      whole_step_in_fp32.emplace("");
-    }
-    return loss_of();
-  }
-
   at::Tensor weighted_loss(const MicroBatches& source, const MicroBatch& micro) {
-    const Loss loss = budget_.forward([&] { return forward([&] { return source.loss_of(/*is_last_time=*/true); }); });
+    const Loss loss =
+        budget_.forward([&] { return precision_.forward([&] { return source.loss_of(/*is_last_time=*/true); }); });
     if (micro.is_split && loss.kind() == Loss::Kind::Whole) {
       throw ConfigError(
           "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
@@ -348,7 +387,7 @@ class Stepper::Impl {
     return window_.weigh(loss, micro.parts);
   }
 
-  AccumulationWindow::Totals close_window() {
+  AccumulationWindow::Totals sum_over_ranks() {
     parameters_.check_unchanged();
     if (ranks_.is_alone()) {
       return window_.close();
@@ -361,63 +400,13 @@ class Stepper::Impl {
     return window_.close([&](int64_t& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
   }
 
-  void update(StepResult& result) {
-    std::optional<LostUpdates> lost_updates;
-    std::optional<Evidence> evidence;
-    scaler_.unscale_(optimizer_);  // confirms, where the ranks agree on it
-    if (sample_gradients_) {
-      result.gradient_statistics = gradient_statistics(parameters_.all());
-      if (precision_ != Precision::Float32) {
-        lost_updates.emplace(parameters_.all(), compute_dtype(precision_));
-      }
-    }
-    if (guard_.is_on() && precision_ != Precision::Float32) {
-      evidence = detail::gradient_evidence(parameters_.all(), regions_.entered);
-    }
-    const auto updated = parameters_.updated();
-    result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
-    result.outcome_ = write_parameters();
-    if (evidence) {
-      result.precision_changes = guard_.observe(*evidence);
-      regions_.in_full = guard_.full_regions();
-    }
-    sample_gradients_ = false;
-    if (lost_updates && result.stepped()) {
-      lost_updates->add_to(result.gradient_statistics);
-    }
-    parameters_.scatter();
-    try {
-      scaler_.update();
-    } catch (const NonFinite&) {  // on all ranks, of a step that all have made
-      ranks_.written();
-      throw;
-    }
-  }
-
-  // Until then a step that failed leaves all as it was, and may be made again.
-  StepOutcome write_parameters() {
-    const auto begin = [this] {
-      ranks_.confirm_writing();
-      budget_.begin_writing();
-    };
-    auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
-    // Without data_parallel it is for a ShardedOptimizer to speak with the others.
-    const bool agrees_itself = ranks_.is_alone() && dynamic_cast<ShardedOptimizer*>(&optimizer_) != nullptr;
-    if (stateful == nullptr || agrees_itself || !stateful->before_writing(begin)) {
-      begin();
-      return scaler_.step(optimizer_);
-    }
-    const auto take_back = c10::make_scope_exit([&] { stateful->before_writing({}); });
-    return scaler_.step(optimizer_);
-  }
-
-  StepResult end_window() {
+  StepResult close_window() {
     StepResult result;
-    const auto totals = close_window();
+    const auto totals = sum_over_ranks();
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;
     result.loss_ = totals.mean_loss;
-    result.scale_ = make_scale(scaler_);
+    result.scale_ = precision_.scale();
     result.batch_items = std::exchange(batch_items_, 0);
     if (result.micro_batches > 1 && first_grad_norm_.defined()) {
       result.first_grad_norm_ = first_grad_norm_ / result.scale_.to(at::kFloat);
@@ -425,11 +414,61 @@ class Stepper::Impl {
     }
     first_grad_norm_.reset();
     result.activation_peak_bytes = watch_->rise() - parameters_.gradient_bytes();
-    if (totals.items > 0) {
-      update(result);
-    } else {
-      ranks_.confirm_writing();
+    return result;
+  }
+
+  void unscale_and_look(StepResult& result) {
+    scaler().unscale_(optimizer_);  // ranks agree on skipping the update
+    if (sample_gradients_) {
+      result.gradient_statistics = gradient_statistics(parameters_.all());
+      if (precision_.is_low()) {
+        lost_updates_.emplace(parameters_.all(), compute_dtype(precision()));
+      }
     }
+    precision_.look_at_gradients(parameters_.all());
+  }
+
+  void clip(StepResult& result) {
+    const auto updated = parameters_.updated();
+    result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
+  }
+
+  // Until the first write a step that failed leaves all as it was, and may be made again.
+  void write_parameters(StepResult& result) {
+    const auto begin = [this] {
+      ranks_.confirm_writing();
+      budget_.begin_writing();
+    };
+    auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
+    // Without data_parallel it is for a ShardedOptimizer to speak with the others.
+    const bool agrees_itself = ranks_.is_alone() && dynamic_cast<ShardedOptimizer*>(&optimizer_) != nullptr;
+    const bool begins_late = stateful != nullptr && !agrees_itself && stateful->before_writing(begin);
+    const auto take_back = c10::make_scope_exit([&] {
+      if (begins_late) {
+        stateful->before_writing({});
+      }
+    });
+    if (!begins_late) {
+      begin();
+    }
+    result.outcome_ = scaler().step(optimizer_);
+    const auto lost_updates = std::exchange(lost_updates_, std::nullopt);
+    if (std::exchange(sample_gradients_, false) && lost_updates && result.stepped()) {
+      lost_updates->add_to(result.gradient_statistics);
+    }
+    parameters_.scatter();
+  }
+
+  void update_scale() {
+    try {
+      scaler().update();
+    } catch (const NonFinite&) {  // on all ranks, of a step that all have made
+      ranks_.written();
+      throw;
+    }
+  }
+
+  void finish(StepResult& result) {
     ranks_.written();
     if (options_.check_replicas_every > 0 && ++steps_ % options_.check_replicas_every == 0) {
       options_.data_parallel->check_replicas();
@@ -441,7 +480,6 @@ class Stepper::Impl {
     watch_->finish(result);
     watch_.reset();
     budget_.finish(result);
-    return result;
   }
 
   StepperOptions options_;
@@ -449,14 +487,12 @@ class Stepper::Impl {
   torch::optim::Optimizer& optimizer_;
   detail::TrainedParameters parameters_;
   detail::RankedStep ranks_;
-  Precision precision_;
-  GradScaler scaler_;
-  PrecisionGuard guard_;
-  detail::PrecisionRegions regions_;
+  detail::StepPrecision precision_;
   AccumulationWindow window_;
-  detail::StepWithinBudget budget_;
+  detail::StepBudget budget_;
   at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
   bool sample_gradients_ = false;
+  std::optional<LostUpdates> lost_updates_;  // where they are sampled: from unscaling to the update
   int64_t first_batch_items_ = 0;
   int64_t batch_items_ = 0;
   int64_t steps_ = 0;

@@ -2,26 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <unordered_set>
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "snug/core/error.h"
 #include "snug/distributed/detail/data_parallel_impl.h"
 #include "snug/distributed/join.h"
 
 namespace snug::detail {
-namespace {
-
-std::string name_of(double ranks, double sum_of_them) {
-  return ranks == 1 ? fmt::format("rank {:.0f}", sum_of_them) : fmt::format("{:.0f} other ranks", ranks);
-}
-
-}  // namespace
-
 Rehearsal::Rehearsal(DataParallel* parallel) : parallel_(parallel) {
   if (parallel_ == nullptr) {
     return;
@@ -115,13 +107,13 @@ void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_
   }
 }
 
-// What unscaling allocates comes before C, so a rank that has no room for it is not missed when they agree.
+// A rank that has no room for the memory that unscaling takes is heard here, before the others wait for it.
 std::function<void(const at::Tensor&)> RankedStep::agreement() {
   if (is_alone()) {
     return nullptr;
   }
   return [this, agree = agree_over(parallel_->impl().shared_group())](const at::Tensor& found_inf) {
-    check(exchange({}));
+    talk(Talk::Skip, {});
     agree(found_inf);
   };
 }
@@ -133,70 +125,56 @@ void RankedStep::open(uint32_t trained) {
   }
 }
 
-// --- the split
+// --- talks
+
+RankedStep::Words RankedStep::exchange(const RankWord& own) const {
+  using Row = std::array<int64_t, sizeof(RankWord) / sizeof(int64_t)>;
+  const auto row = std::bit_cast<Row>(own);
+  const std::vector<int64_t> all = gather({row.begin(), row.end()});
+  Words words;
+  for (auto begin = all.begin(); begin != all.end(); begin += row.size()) {
+    Row of_rank;
+    std::copy_n(begin, row.size(), of_rank.begin());
+    words.push_back(std::bit_cast<RankWord>(of_rank));
+  }
+  return words;
+}
+
+// Throws on the ranks that have not failed themselves.
+RankedStep::Words RankedStep::talk(Talk about, const RankWord& own) {
+  Words words = exchange(own);
+  if (Verdict verdict = judge(words); verdict.cause != RankFailure::None) {
+    heard_ = verdict;
+    raise(verdict, about);
+  }
+  return words;
+}
+
+// All ranks see the same words, so all come to this.
+void RankedStep::drop(const std::string& why) {
+  heard_ = Verdict{.cause = RankFailure::Other};
+  throw ConfigError(why);
+}
 
 void RankedStep::begin_split() {
   if (!is_alone()) {
-    phase_ = Phase::Splitting;
-    is_begun_ = false;
+    stage_ = Stage::Splitting;
   }
-}
-
-RankedStep::Splits RankedStep::exchange_splits(const RankSplit& own, std::optional<Failure> failure,
-                                               Bytes smallest) const {
-  constexpr int64_t kNone = -1;
-  const int64_t what = failure ? static_cast<int64_t>(*failure) : kNone;
-  const std::vector<int64_t> all = gather({own.at_most, own.batch, own.is_planned ? 1 : 0, what, smallest.count()});
-  Splits result;
-  bool is_known = true;
-  for (size_t i = 0; i < all.size(); i += 5) {
-    result.ranks.push_back({.at_most = all[i], .batch = all[i + 1], .is_planned = all[i + 2] != 0});
-    if (all[i + 3] == kNone) {
-      continue;
-    }
-    const auto why = static_cast<Failure>(all[i + 3]);
-    ++(why == Failure::TakesLess ? result.failures.takes_less
-       : why == Failure::Memory  ? result.failures.out_of_memory
-                                 : result.failures.failed);
-    result.failures.ranks += static_cast<double>(i / 5);
-    result.failed.push_back(i / 5);
-    result.smallest = std::max(result.smallest, all[i + 4]);
-    is_known = is_known && all[i + 4] > 0;
-  }
-  result.smallest = is_known ? result.smallest : 0;
-  return result;
 }
 
 AgreedSplit RankedStep::agree_on_split(const RankSplit& own) {
-  const Splits all = exchange_splits(own, std::nullopt, Bytes(0));
-  check_splits(all);
-  const AgreedSplit agreed = agree(all.ranks);
+  std::vector<RankSplit> splits;
+  for (const RankWord& word : talk(
+           Talk::Split, {.split_at_most = own.at_most, .split_batch = own.batch, .split_is_planned = own.is_planned})) {
+    splits.push_back(
+        {.at_most = word.split_at_most, .batch = word.split_batch, .is_planned = word.split_is_planned != 0});
+  }
+  const AgreedSplit agreed = agree(splits);
   if (agreed.is_settled) {
-    phase_ = Phase::Outside;
+    stage_ = Stage::Outside;
   }
   return agreed;
 }
-
-// That a rank has no plan is another thing than that a step ran out of memory.
-void RankedStep::check_splits(const Splits& all) {
-  if (all.failures.out_of_memory > 0 && all.failures.out_of_memory == all.failures.failures()) {
-    phase_ = Phase::Dropped;
-    is_repeated_ = false;
-    const bool is_one = all.failed.size() == 1;
-    throw BudgetExceeded(
-        fmt::format("Stepper.step: rank{} {} found no way to make the step within memory_budget, so all ranks dropped "
-                    "it; {}",
-                    is_one ? "" : "s", fmt::join(all.failed, ", "),
-                    all.smallest > 0
-                        ? fmt::format("{} ({} bytes) would do there", Bytes(all.smallest).str(), all.smallest)
-                    : is_one ? "see what it says"
-                             : "see what each of them says"),
-        Bytes(all.smallest));
-  }
-  check(all.failures);
-}
-
-// --- the step
 
 // Buckets are made anew by a broadcast, which ranks that train other parameters would leave out.
 void RankedStep::begin(bool has_masters) {
@@ -207,98 +185,89 @@ void RankedStep::begin(bool has_masters) {
   bytes_before_ = parallel_->bytes_reduced();
   bytes_of_others_ = 0;
   time_before_ = parallel_->communication();
-  is_begun_ = true;
   if (parallel_->impl().take_check()) {
-    check_trained(exchange({.trained = static_cast<double>(trained_)}));
+    check_trained(talk(Talk::Items, {.trained = trained_}));
   }
   parallel_->impl().begin_step();
-  phase_ = Phase::Begun;
+  stage_ = Stage::Begun;
 }
 
-RankedStep::Numbers RankedStep::exchange(Numbers own) const {
-  std::array values = {own.items,      own.trained,       own.loss_sum, own.batch_items, own.passes, own.passes_squared,
-                       own.takes_less, own.out_of_memory, own.failed,   own.left_behind, own.ranks};
-  const at::Tensor tensor = at::from_blob(values.data(), {static_cast<int64_t>(values.size())}, at::kDouble);
-  parallel_->group().all_reduce(tensor);
-  return {.items = values[0],
-          .trained = values[1],
-          .loss_sum = values[2],
-          .batch_items = values[3],
-          .passes = values[4],
-          .passes_squared = values[5],
-          .takes_less = values[6],
-          .out_of_memory = values[7],
-          .failed = values[8],
-          .left_behind = values[9],
-          .ranks = values[10]};
-}
-
-// Throws on the ranks that have not failed themselves.
-void RankedStep::check(const Numbers& all) {
-  const double failures = all.failures();
-  if (failures == 0) {
+void RankedStep::check_trained(const Words& words) {
+  const auto is_same = [&](const RankWord& word) { return word.trained == trained_; };
+  if (std::all_of(words.begin(), words.end(), is_same)) {
     return;
   }
-  phase_ = Phase::Dropped;
-  is_repeated_ = all.is_repeated();
-  const std::string who = name_of(failures, all.ranks);
-  if (all.left_behind > 0) {
-    throw DistributedError(
-        fmt::format("Stepper.step: {} failed while it made the last step, which the others made: their parameters "
-                    "differ now; go on from a snapshot",
-                    who));
-  }
-  if (all.out_of_memory + all.takes_less > 0) {
-    throw BudgetExceeded(
-        fmt::format("Stepper.step: {} ran out of memory, so all ranks dropped this step; smaller micro-batches "
-                    "on all of them, or a larger memory_budget, may do",
-                    who));
-  }
-  throw DistributedError(
-      fmt::format("Stepper.step: {} failed in this step, so all ranks dropped it; see what it says", who));
-}
-
-// Unless they are equal each differs from their mean, but for one case in 2^32.
-void RankedStep::check_trained(const Numbers& all) {
-  check(all);
-  if (all.trained == static_cast<double>(trained_) * parallel_->group().size()) {
-    return;
-  }
-  phase_ = Phase::Dropped;
-  is_repeated_ = false;
+  heard_ = Verdict{.cause = RankFailure::Other};
   parallel_->impl().check_same_model("Stepper.step");
-  throw ConfigError(
+  drop(
       "Stepper.step: ranks differ in what they train, among the parameters that the optimizer holds besides the "
       "model's, or that are no part of data_parallel; freeze and unfreeze the same on every rank");
 }
 
-// They are equal where the mean of the squares is the square of the mean: small integers, so doubles are exact.
 void RankedStep::agree_on_passes(int64_t micro_batches) {
-  const auto own = static_cast<double>(micro_batches);
-  const Numbers all = exchange({.passes = own, .passes_squared = own * own});
-  check(all);
-  if (all.passes_squared * parallel_->group().size() != all.passes * all.passes) {
-    phase_ = Phase::Dropped;
-    is_repeated_ = false;
-    throw ConfigError(
+  const Words words = talk(Talk::Passes, {.passes = micro_batches});
+  int64_t sum = 0;
+  for (const RankWord& word : words) {
+    sum += word.passes;
+  }
+  const auto is_same = [&](const RankWord& word) { return word.passes == micro_batches; };
+  if (!std::all_of(words.begin(), words.end(), is_same)) {
+    drop(
         fmt::format("Stepper.step: the model has a SyncBatchNorm, in which the ranks wait for each other in every "
-                    "forward pass, and they have other numbers of micro-batches: rank {} has {}, {:.0f} in all; give "
+                    "forward pass, and they have other numbers of micro-batches: rank {} has {}, {} in all; give "
                     "all ranks batches of the same size, or put the layer into evaluation mode",
-                    parallel_->group().rank(), micro_batches, all.passes));
+                    parallel_->group().rank(), micro_batches, sum));
   }
 }
 
 double RankedStep::agree_on_items(double items) {
-  Numbers own{.items = items, .trained = static_cast<double>(trained_)};
-  if (is_left_behind_) {
-    own.left_behind = 1;
-    own.ranks = parallel_->group().rank();
+  const auto failure = is_left_behind_ ? RankFailure::LeftBehind : RankFailure::None;
+  const Words words =
+      talk(Talk::Items, {.failure = static_cast<int64_t>(failure), .trained = trained_, .items = items});
+  stage_ = Stage::Agreed;
+  check_trained(words);
+  double sum = 0;
+  for (const RankWord& word : words) {
+    sum += word.items;
   }
-  const Numbers all = exchange(own);
-  phase_ = Phase::Agreed;
-  check_trained(all);
-  return std::max(1.0, std::round(all.items));
+  return std::max(1.0, std::round(sum));
 }
+
+void RankedStep::sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items) {
+  const Words words = talk(Talk::Sums, {.items = static_cast<double>(items),
+                                        .loss_sum = loss_sum.defined() ? loss_sum.item<double>() : 0.0,
+                                        .batch_items = batch_items});
+  double of_losses = 0;
+  items = batch_items = 0;
+  for (const RankWord& word : words) {
+    items += static_cast<int64_t>(word.items);
+    of_losses += word.loss_sum;
+    batch_items += word.batch_items;
+  }
+  loss_sum = at::scalar_tensor(of_losses, at::kDouble);
+}
+
+void RankedStep::confirm_writing() {
+  if (!is_alone()) {
+    talk(Talk::Write, {});
+    stage_ = Stage::Writing;
+  }
+}
+
+void RankedStep::written() {
+  if (!is_alone()) {
+    stage_ = Stage::Written;
+  }
+}
+
+void RankedStep::end() {
+  if (!is_alone()) {
+    parallel_->impl().end_step();
+    stage_ = Stage::Outside;
+  }
+}
+
+// --- gradients
 
 std::vector<at::Tensor> RankedStep::others(const NamedTensors& all) const {
   std::vector<at::Tensor> result;
@@ -356,75 +325,48 @@ void RankedStep::send_the_rest(const NamedTensors& all) {
   }
   const at::NoGradGuard no_grad;
   send_others(all);
-  phase_ = Phase::Sent;
+  stage_ = Stage::Sent;
 }
 
-void RankedStep::sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items) {
-  const double own = loss_sum.defined() ? loss_sum.item<double>() : 0.0;
-  const Numbers all =
-      exchange({.items = static_cast<double>(items), .loss_sum = own, .batch_items = static_cast<double>(batch_items)});
-  phase_ = Phase::Summed;
-  check(all);
-  items = static_cast<int64_t>(all.items);
-  loss_sum = at::scalar_tensor(all.loss_sum, at::kDouble);
-  batch_items = static_cast<int64_t>(all.batch_items);
-}
+// --- failing
 
-void RankedStep::confirm_writing() {
-  if (!is_alone()) {
-    const Numbers all = exchange({});
-    phase_ = Phase::Writing;
-    check(all);
-  }
-}
-
-void RankedStep::written() {
-  if (!is_alone()) {
-    phase_ = Phase::Written;
-  }
-}
-
-void RankedStep::end() {
-  if (!is_alone()) {
-    parallel_->impl().end_step();
-    phase_ = Phase::Outside;
-  }
-}
-
-bool RankedStep::fail(Failure failure, const NamedTensors& all, Bytes smallest) {
+bool RankedStep::fail(RankFailure failure, const NamedTensors& all, Bytes smallest) {
   if (is_alone()) {
-    return failure == Failure::TakesLess;
+    return failure == RankFailure::TakesLess;
   }
-  const Phase phase = std::exchange(phase_, Phase::Outside);
+  const Stage stage = stage_;
   auto& impl = parallel_->impl();
-  if (phase == Phase::Dropped) {
-    if (is_begun_) {
-      impl.start_over();
-    }
-    return is_repeated_;
-  }
-  if (failure == Failure::Group || phase == Phase::Writing || phase == Phase::Written) {
-    is_left_behind_ = is_left_behind_ || (failure != Failure::Group && phase == Phase::Writing);
-    impl.end_step();
+  if (!heard_ && (stage == Stage::Writing || stage == Stage::Written)) {
+    is_left_behind_ = is_left_behind_ || stage == Stage::Writing;
+    lose_group();
     return false;
   }
-  const bool is_repeated = tell(failure, phase, all, smallest).is_repeated();
-  if (phase != Phase::Splitting) {  // till then nothing was sent, and the others leave their buckets as they are
+  if (!heard_) {
+    go_along(all);
+    heard_ = judge(exchange({.failure = static_cast<int64_t>(failure), .smallest = smallest.count()}));
+  }
+  stage_ = Stage::Outside;
+  if (stage != Stage::Splitting) {  // till then nothing was sent, and the others leave their buckets as they are
     impl.start_over();
   }
-  return is_repeated;
+  return std::exchange(heard_, std::nullopt)->is_repeated();
 }
 
-// Goes through what the others still do before they hear of it.
-RankedStep::Numbers RankedStep::tell(Failure failure, Phase phase, const NamedTensors& all, Bytes smallest) {
-  if (phase == Phase::Splitting) {
-    return exchange_splits({}, failure, smallest).failures;
+void RankedStep::lose_group() {
+  if (!is_alone()) {
+    parallel_->impl().end_step();
+    stage_ = Stage::Outside;
+    heard_.reset();
   }
+}
+
+// What the others still do before they hear of it.
+void RankedStep::go_along(const NamedTensors& all) {
   auto& impl = parallel_->impl();
-  if (phase == Phase::Outside && !impl.take_check()) {
+  if (stage_ == Stage::Outside && !impl.take_check()) {
     impl.begin_step();
   }
-  if (phase == Phase::Agreed) {
+  if (stage_ == Stage::Agreed) {
     if (!has_masters_) {
       impl.send_zeros();
     }
@@ -433,10 +375,6 @@ RankedStep::Numbers RankedStep::tell(Failure failure, Phase phase, const NamedTe
       parameter.mutable_grad().reset();
     }
   }
-  return exchange({.takes_less = failure == Failure::TakesLess ? 1.0 : 0.0,
-                   .out_of_memory = failure == Failure::Memory ? 1.0 : 0.0,
-                   .failed = failure == Failure::Other ? 1.0 : 0.0,
-                   .ranks = static_cast<double>(parallel_->group().rank())});
 }
 
 int64_t RankedStep::bytes_sent() const {

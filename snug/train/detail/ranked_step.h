@@ -1,17 +1,18 @@
 #pragma once
-// RankedStep: what the ranks of a data-parallel job do together in one step, always in this order, however many micro-batches each of them has:
+// RankedStep: the part that the ranks of a data-parallel job do together in one step, in this order, however many micro-batches each of them has.
 //
-//   split     with a memory_budget, in step(): what micro-batch each has planned, until all have the same; or that one of them has failed
-//   begin     buckets, where they are made anew after the first step, and buffers, as rank 0 has them
-//   passes    where the model sends in each forward pass (SyncBatchNorm), in step(): that all have equally many; or that one has failed
-//   A         a few numbers: how many items they expect, which is the provisional divisor, and what they train; or that one of them has failed
-//   gradients in the last micro-batch's backward, bucket by bucket; then those that DataParallel does not send
-//   B         a few numbers: items and losses; or that one has failed
-//   C         that nobody has failed so far: with loss scaling just before they agree on skipping the update
-//   D         that nobody has failed so far, so that all write to their parameters. snug's optimizers have all that they need by then
+//   Split      with a memory_budget, in step()
+//   begin      buckets, where they are made anew after the first step, and buffers, as rank 0 has them
+//   Passes     where the model sends in each forward pass (SyncBatchNorm), in step()
+//   Items      before the first backward
+//   gradients  in the last micro-batch's backward, bucket by bucket; then those that DataParallel does not send
+//   Sums       after the last backward
+//   Skip       with loss scaling
+//   Write      before the first parameter is written; snug's optimizers have all that they need by then
 //
-// A rank that fails goes through what is left of that with zeros and says so where they speak next. So nobody waits for it, and all drop the
-// step; or make it again, if all that has failed is that ranks ran out of memory which can do with less. Alone, all of this does nothing.
+// Names with a capital are talks (rank_verdict.h). A rank that fails sends zeros where the others wait for its gradients, and says so in their next
+// talk. So nobody waits for it, and all drop the step; or make it again, if all that has failed is that ranks ran out of memory which can do with
+// less. Alone, all of this does nothing.
 
 #include <cstdint>
 #include <exception>
@@ -26,6 +27,7 @@
 #include "snug/core/bytes.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/train/detail/rank_split.h"
+#include "snug/train/detail/rank_verdict.h"
 
 namespace snug::detail {
 
@@ -45,13 +47,6 @@ class [[nodiscard]] Rehearsal final {
 class RankedStep {
  public:
   using NamedTensors = DataParallel::NamedTensors;
-  enum class Failure {
-    Memory,     ///< this rank ran out of it
-    TakesLess,  ///< the same, but it can make the step again with less
-    Other,
-    Group,  ///< the ranks are not in step any more: there is nobody to tell
-  };
-
   /// `parallel`: null alone. Throws ConfigError if it is of another model, which has not these parameters.
   RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model);
 
@@ -64,22 +59,23 @@ class RankedStep {
   /// `live`: bytes on this rank. Throws BudgetExceeded, on all ranks, naming one on which they are more than that. `failure`: why this rank cannot
   /// go on, or null; it is thrown here, and an Error on the others.
   void check_all_fit(Bytes budget, int64_t live, const std::exception_ptr& failure) const;
-  /// For GradScaler::agree_by, inside a step: C, then that. Empty alone.
+  /// For GradScaler::agree_by, inside a step: Talk::Skip, then that. Empty alone.
   std::function<void(const at::Tensor&)> agreement();
 
   /// The opening of a step. `trained`: a number below 2^32 that says what it trains, which is to be the same on all ranks.
   void open(uint32_t trained);
 
-  /// What comes next is a step that all ranks split alike: agree_on_split(), until it is settled.
+  /// A step begins that all ranks split alike: agree_on_split(), until it is settled.
   void begin_split();
+  /// Talk::Split.
   AgreedSplit agree_on_split(const RankSplit& own);
 
   /// `has_masters`: gradients are gathered elsewhere after each micro-batch.
   void begin(bool has_masters);
-  bool is_agreed() const { return phase_ != Phase::Begun; }
-  /// Passes. Throws ConfigError, on all ranks, unless they have equally many micro-batches.
+  bool is_agreed() const { return stage_ != Stage::Begun; }
+  /// Talk::Passes. Throws ConfigError, on all ranks, unless they have equally many micro-batches.
   void agree_on_passes(int64_t micro_batches);
-  /// A. `items` that this rank expects, 0: it has no data. Those of all ranks, at least 1. Throws ConfigError, on all ranks, where they train
+  /// Talk::Items. `items` that this rank expects, 0: it has no data. Those of all ranks, at least 1. Throws ConfigError, on all ranks, where they train
   /// other parameters.
   double agree_on_items(double items);
 
@@ -93,9 +89,9 @@ class RankedStep {
 
   /// After the last micro-batch: what was not sent with it, because there was none or because it had no items. `all`: what holds gradients.
   void send_the_rest(const NamedTensors& all);
-  /// B. In place: sums over all ranks.
+  /// Talk::Sums. In place: sums over all ranks.
   void sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items);
-  /// D. From here on a rank that fails stays behind.
+  /// Talk::Write. From here on a rank that fails stays behind.
   void confirm_writing();
   /// From here on it does not: all have written.
   void written();
@@ -103,51 +99,38 @@ class RankedStep {
   void end();
 
   /// Other ranks have said why the step is given up.
-  bool is_dropped() const { return phase_ == Phase::Dropped; }
+  bool is_dropped() const { return heard_.has_value(); }
   /// A snapshot is loaded, on all ranks: a step that this one did not make is no matter any more.
   void catch_up() { is_left_behind_ = false; }
-  /// The step is given up, by an exception that was caught. Gradients must be dropped before. True: all make it again, from the split on.
+  /// The step is given up. Gradients must be dropped before. True: all make it again, from the split on.
   /// `smallest`: bytes that would do, where that is known.
-  bool fail(Failure failure, const NamedTensors& all, Bytes smallest = Bytes(0));
+  bool fail(RankFailure failure, const NamedTensors& all, Bytes smallest = Bytes(0));
+  /// The ranks are not in step any more: there is nobody to tell.
+  void lose_group();
 
   /// Of gradients, by this rank, since begin().
   int64_t bytes_sent() const;
   CommunicationTime communication() const;
 
  private:
-  enum class Phase { Outside, Splitting, Begun, Agreed, Sent, Summed, Writing, Written, Dropped };
-  struct Numbers {
-    double items = 0, trained = 0, loss_sum = 0, batch_items = 0;
-    double passes = 0, passes_squared = 0;
-    double takes_less = 0, out_of_memory = 0, failed = 0, left_behind = 0, ranks = 0;  // how many ranks, and their sum
-
-    double failures() const { return takes_less + out_of_memory + failed + left_behind; }
-    bool is_repeated() const { return takes_less > 0 && takes_less == failures(); }
-  };
-  struct Splits {
-    std::vector<RankSplit> ranks;
-    Numbers failures;
-    std::vector<size_t> failed;  // which ranks
-    int64_t smallest = 0;        // bytes that would do on each of them; 0: one of them does not know
-  };
+  enum class Stage { Outside, Splitting, Begun, Agreed, Sent, Writing, Written };
+  using Words = std::vector<RankWord>;
 
   std::vector<int64_t> gather(const std::vector<int64_t>& own) const;
-  Splits exchange_splits(const RankSplit& own, std::optional<Failure> failure, Bytes smallest) const;
-  Numbers exchange(Numbers own) const;
-  Numbers tell(Failure failure, Phase phase, const NamedTensors& all, Bytes smallest);
-  void check(const Numbers& all);
-  void check_trained(const Numbers& all);
-  void check_splits(const Splits& all);
+  Words exchange(const RankWord& own) const;
+  Words talk(Talk about, const RankWord& own);
+  [[noreturn]] void drop(const std::string& why);
+  void check_trained(const Words& words);
+  void go_along(const NamedTensors& all);
   std::vector<at::Tensor> others(const NamedTensors& all) const;
   void send_others(const NamedTensors& all);
 
   DataParallel* parallel_;
   uint32_t trained_ = 0;
   bool has_masters_ = false;
-  bool is_repeated_ = false;  // the step that was dropped
-  bool is_begun_ = false;     // it was not dropped before that
-  Phase phase_ = Phase::Outside;
-  bool is_left_behind_ = false;  // the others made a step that this one did not
+  Stage stage_ = Stage::Outside;
+  std::optional<Verdict> heard_;  // why the others have given up this step
+  bool is_left_behind_ = false;   // the others made a step that this one did not
   int64_t bytes_of_others_ = 0;
   int64_t bytes_before_ = 0;
   CommunicationTime time_before_;

@@ -1,6 +1,12 @@
-#include "snug/train/detail/step_within_budget.h"
+#include "snug/train/detail/step_budget.h"
+
+#include <utility>
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+
+#include "snug/activations/rematerialize.h"
+#include "snug/memory/limit.h"
 
 namespace snug::detail {
 
@@ -34,13 +40,9 @@ int64_t StepBackup::bytes() const {
   return bytes;
 }
 
-StepWithinBudget::StepWithinBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
-                                   TrainedParameters& parameters, std::function<void()> abandon)
-    : ranks_(ranks),
-      parameters_(parameters),
-      abandon_(std::move(abandon)),
-      budget_(options.memory_budget),
-      backup_(model) {
+StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
+                       TrainedParameters& parameters)
+    : ranks_(ranks), parameters_(parameters), budget_(options.memory_budget), backup_(model) {
   const bool plans = options.plan && parameters.device().is_cpu();
   budget_ = ranks.smallest_budget(options.memory_budget, plans);
   if (!plans || budget_.is_unlimited()) {
@@ -55,13 +57,13 @@ StepWithinBudget::StepWithinBudget(torch::nn::Module& model, const StepperOption
   planner_.emplace(budget_, options.split_batch_norm, std::move(link));
 }
 
-void StepWithinBudget::check() const {
+void StepBudget::check() const {
   ranks_.check_all_fit(budget_, live_bytes(parameters_.device()).count(), no_link_);
   check_budget(budget_, parameters_.device());
 }
 
 // Ranks that have planned for such a step before need not try anything, so where all have they go on at once.
-const StepPlan* StepWithinBudget::plan(StepToPlan step) {
+const StepPlan* StepBudget::plan(StepToPlan step) {
   if (ranks_.is_alone()) {
     return step.batch > 0 ? plan_here(step) : nullptr;
   }
@@ -79,39 +81,71 @@ const StepPlan* StepWithinBudget::plan(StepToPlan step) {
   return step.batch > 0 ? planner_->last() : nullptr;
 }
 
-const StepPlan* StepWithinBudget::plan_here(const StepToPlan& step) {
+const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
   const Rehearsal rehearsal = ranks_.rehearse();
   return planner_->plan(step);
 }
 
-// What to take less of is a rank's own: where another one ran out of memory, there is nothing to be done here.
-RankedStep::Failure StepWithinBudget::after_memory(Repeats repeats) {
-  const bool can_take_less =
-      planner_ && !ranks_.is_dropped() && !is_writing_ && planner_->step_down(!deviation_.empty());
+void StepBudget::forget_tries() {
+  step_downs_ = 0;
+  deviation_.clear();
+}
+
+void StepBudget::take_backup() {
+  is_writing_ = false;
+  if (planner_) {
+    backup_.take();
+  }
+}
+
+// Each rank takes less of its own: where another one ran out of memory, there is nothing to be done here.
+bool StepBudget::take_less(Repeats repeats) {
+  constexpr int64_t kMostStepDowns = 4;
+  if (!planner_ || ranks_.is_dropped() || is_writing_ || !planner_->step_down(!deviation_.empty())) {
+    return false;
+  }
   const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
-  if (can_take_less && !can_repeat) {
+  if (!can_repeat) {
     planner_->settle();  // for the next one
   }
-  return can_take_less && can_repeat && step_downs_ < kMostStepDowns ? RankedStep::Failure::TakesLess
-                                                                     : RankedStep::Failure::Memory;
+  return can_repeat && step_downs_ < kMostStepDowns;
 }
 
-void StepWithinBudget::give_up(RankedStep::Failure failure, Bytes smallest) {
-  is_again_ = false;
-  abandon_();
-  is_again_ = ranks_.fail(failure, parameters_.accumulated(), smallest);
-}
-
-void StepWithinBudget::begin_try(Repeats repeats) {
-  if (repeats == Repeats::OnAllRanks) {
-    ranks_.begin_split();
+void StepBudget::go_back() {
+  deviation_.clear();
+  if (planner_ && !is_writing_) {
+    backup_.restore();
   }
 }
 
-void StepWithinBudget::restore() {
-  deviation_.clear();
-  if (!is_writing_) {
-    backup_.restore();
+void StepBudget::give_up() {
+  if (planner_) {
+    planner_->give_up();
+  }
+}
+
+Loss StepBudget::forward(const std::function<Loss()>& forward) {
+  const StepPlan* plan = last_plan();
+  if (plan == nullptr || !plan->activations) {
+    return forward();
+  }
+  const Rematerialize scope(*plan->activations);
+  const auto note_deviation = c10::make_scope_exit([&] {
+    if (deviation_.empty()) {
+      deviation_ = scope.deviation();
+    }
+  });
+  return forward();
+}
+
+void StepBudget::finish(StepResult& result) {
+  result.step_downs = std::exchange(step_downs_, 0);
+  result.plan_deviation = std::exchange(deviation_, {});
+  if (planner_) {
+    planner_->settle();
+  }
+  if (!result.plan_deviation.empty()) {
+    planner_->forget();
   }
 }
 
