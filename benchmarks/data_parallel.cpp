@@ -3,7 +3,7 @@
 //
 //   data_parallel           takes turns with benchmarks/peers/data_parallel.py: see script/bench
 //   data_parallel bytes     how many bytes each choice sends
-//   data_parallel measure   times of steps, as JSON, for scripts/scaling_model.py; options: WIDTH LAYERS BUCKET_BYTES K...
+//   data_parallel measure   times of steps, as JSON, for tools/scaling_model.py; options: WIDTH LAYERS BUCKET_BYTES K...
 
 #include "snug/distributed/data_parallel.h"
 

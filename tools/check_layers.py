@@ -14,7 +14,7 @@ Rules:
   6. CUDA sources (.cu, .cuh) include nothing of torch, so that nvcc compiles them alone.
   7. Every module of snug/ has a line in the ```layers block.
   8. Our own files are included by their path from the root, or rules 1 to 6 would not see where they lie.
-  9. No C++ or CUDA file is longer than 500 lines.
+  9. Nine of ten C++ and CUDA files of snug/ have at most 250 lines: a file may be long where its thought is.
 """
 
 import pathlib
@@ -29,7 +29,7 @@ PUBLIC = re.compile(r"^(ATen/core/Tensor\.h|c10/core/\w+\.h)$")
 BUILT_ON = re.compile(r"^torch/(nn|optim)/.+\.h$")
 MAY_BUILD_ON_TORCH = ("models", "optim", "distributed", "train")
 SUFFIXES = ("*.h", "*.cpp", "*.cu", "*.cuh")
-MAX_LINES = 500
+MAX_LINES = 250
 
 
 def block(text, name):
@@ -87,14 +87,14 @@ class Tree:
         return None
 
     def breaches(self):
+        lengths = sorted(p.read_text().count("\n") for p in self.files if self.name(p).startswith("snug/"))
+        if lengths and lengths[len(lengths) * 9 // 10] > MAX_LINES:
+            yield f"snug/: one of ten files has {lengths[len(lengths) * 9 // 10]} lines or more; at most {MAX_LINES}"
         for path in self.files:
             name = self.name(path)
             text = path.read_text()
             for include in RELATIVE.findall(text):
                 yield f"{name}: includes {include}; write its path from the root"
-            lines = text.count("\n")
-            if lines > MAX_LINES:
-                yield f"{name}: {lines} lines, more than {MAX_LINES}"
             kind = "torch-free" if self.is_torch_free(name) else "CUDA" if path.suffix in (".cu", ".cuh") else None
             chain = self.reaches_torch(name, set()) if kind else None
             if chain:
@@ -142,7 +142,7 @@ def self_test():
         ("internal to the library", {"benchmarks/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
         ("which is above it", {"snug/core/a.cpp": '#include "cli/a.h"\n'}),
         ("which is above it", {"snug/core/a.cpp": '#include "snug/snug.h"\n'}),
-        ("lines, more than", {"snug/core/a.cpp": "\n" * (MAX_LINES + 1)}),
+        ("one of ten files", {"snug/core/a.cpp": "\n" * (MAX_LINES + 1)}),
         ("write its path from the root", {"snug/core/a.cpp": '#include "../memory/a.h"\n'}),
         ("write its path from the root", {"snug/core/a.h": '#include "detail/a.h"\n'}),
         ("not in the layers", {"snug/new/a.h": "#include <vector>\n"}),
