@@ -7,9 +7,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <fmt/format.h>
@@ -20,6 +22,7 @@
 #include "snug/core/error.h"
 #include "snug/distributed/process_group.h"
 #include "snug/report/tensorboard.h"
+#include "snug/train/settings.h"
 #include "snug/train/trainer.h"
 
 namespace snug::cli {
@@ -27,13 +30,15 @@ namespace {
 
 // What was given on the command line. A resumed run takes the rest from its log.
 struct TrainFlags {
+  std::vector<std::pair<const Setting*, LogValue>> settings;
   std::vector<std::string> data;
-  std::string out, model, memory, precision, weights, checkpoint, lr_scaling, micro_batch, device, tensorboard;
-  int64_t batch = 0, accumulate = 0, steps = 0, seed = 0, warmup = 0, validate_every = 0, snapshot_every = 0;
-  int64_t precision_guard = 0, gradient_statistics = 0;
-  double lr = 0, timeout = 1800;
-  bool resume = false, offload = false, shard_optimizer = false;
+  std::optional<int64_t> accumulate;
+  std::string out = "run", tensorboard;
+  double timeout = 1800;
+  bool resume = false;
 };
+
+constexpr std::string_view kMicroBatch = "micro_batch";
 
 // The rank whose fault it is ends first, so that a launcher names that one.
 constexpr auto kAfterYou = std::chrono::milliseconds(500);
@@ -101,77 +106,23 @@ bool is_restarted() {
   return count != variables.end() && count->second != "0";
 }
 
-// Applies what was given to `config`.
-void apply(const CLI::App& command, const TrainFlags& flags, TrainConfig& config) {
-  const int ranks = read_launch_environment(process_environment()).size;
-  const auto given = [&](const char* name) { return command.count(name) > 0; };
-  if (given("--data")) {
+void apply(const TrainFlags& flags, TrainConfig& config) {
+  bool is_automatic = false;
+  for (const auto& [setting, value] : flags.settings) {
+    setting->set(config, value);
+    is_automatic = is_automatic || (setting->name == kMicroBatch && config.micro_batch == 0);
+  }
+  if (!flags.data.empty()) {
     config.data.clear();
     for (const std::string& path : flags.data) {
       config.data.push_back(one_name(path));
     }
   }
-  if (given("--model")) {
-    config.model = flags.model;
+  if (flags.accumulate) {
+    const int ranks = read_launch_environment(process_environment()).size;
+    config.micro_batch = micro_batch_of(config.batch, *flags.accumulate, ranks);
   }
-  if (given("--batch")) {
-    config.batch = flags.batch;
-  }
-  if (given("--micro-batch")) {
-    config.micro_batch = parse_micro_batch(flags.micro_batch);
-  }
-  if (given("--accumulate")) {
-    config.micro_batch = micro_batch_of(config.batch, flags.accumulate, ranks);
-  }
-  if (given("--memory")) {
-    config.memory = Bytes::parse(flags.memory);
-  }
-  if (given("--precision")) {
-    config.precision = precision_from_string(flags.precision);
-  }
-  if (given("--weights")) {
-    config.weights = weights_from_string(flags.weights);
-  }
-  if (given("--precision-guard")) {
-    config.precision_guard = flags.precision_guard;
-  }
-  if (given("--checkpoint")) {
-    config.checkpointing = checkpointing_from_string(flags.checkpoint);
-  }
-  if (given("--offload")) {
-    config.offload = flags.offload;
-  }
-  if (given("--shard-optimizer")) {
-    config.shard_optimizer = flags.shard_optimizer;
-  }
-  if (given("--lr")) {
-    config.lr = flags.lr;
-  }
-  if (given("--lr-scaling")) {
-    config.lr_scaling = lr_scaling_from_string(flags.lr_scaling);
-  }
-  if (given("--gradient-statistics")) {
-    config.gradient_statistics_every = flags.gradient_statistics;
-  }
-  if (given("--steps")) {
-    config.steps = flags.steps;
-  }
-  if (given("--warmup")) {
-    config.warmup_steps = flags.warmup;
-  }
-  if (given("--validate-every")) {
-    config.validate_every = flags.validate_every;
-  }
-  if (given("--snapshot-every")) {
-    config.snapshot_every = flags.snapshot_every;
-  }
-  if (given("--seed")) {
-    config.seed = flags.seed;
-  }
-  if (given("--device")) {
-    config.device = flags.device;
-  }
-  if (given("--micro-batch") && config.micro_batch == 0 && config.checkpoint() != Checkpointing::Auto) {
+  if (is_automatic && config.checkpoint() != Checkpointing::Auto) {
     throw ConfigError(
         "train: --micro-batch auto chooses what is fastest within a budget; give --memory, and --checkpoint auto");
   }
@@ -182,10 +133,10 @@ std::string str(const LogValue& value) {
 }
 
 // The run's own settings. What was given on the command line must agree with them, but for the memory limit: one that was too small may be raised.
-TrainConfig resumed_config(const CLI::App& command, const TrainFlags& flags) {
+TrainConfig resumed_config(const TrainFlags& flags) {
   const TrainConfig saved = TrainConfig::from_settings(read_run(flags.out).settings, flags.out);
   TrainConfig asked = saved;
-  apply(command, flags, asked);
+  apply(flags, asked);
   const LogValues was = saved.to_settings();
   const LogValues is = asked.to_settings();
   for (size_t i = 0; i < was.size(); ++i) {
@@ -252,13 +203,13 @@ class Board {
   std::optional<TensorBoardFile> file_;
 };
 
-void run_train(const CLI::App& command, const TrainFlags& flags) {
+void run_train(const TrainFlags& flags) {
   TrainConfig config;
   const bool resumes = flags.resume || (is_restarted() && std::filesystem::exists(Trainer::log_path(flags.out)));
   if (resumes) {
-    config = resumed_config(command, flags);
+    config = resumed_config(flags);
   } else {
-    apply(command, flags, config);
+    apply(flags, config);
     config.out = flags.out;
   }
   check_board(flags.tensorboard, config);
@@ -295,75 +246,50 @@ void run_train(const CLI::App& command, const TrainFlags& flags) {
                             Trainer::model_path(config.out).string(), report_path(config.out).string()));
 }
 
+// Its value has the type that the setting has, but for those that are named otherwise on the command line.
+void add_setting(CLI::App& command, const Setting& setting, const std::shared_ptr<TrainFlags>& flags) {
+  const auto give = [flags, &setting](const auto& value) { flags->settings.emplace_back(&setting, value); };
+  const std::string_view name = setting.name;
+  if (name == "data") {
+    command.add_option(setting.flag, flags->data, setting.help)->type_name(setting.value)->take_all();
+  } else if (name == kMicroBatch) {
+    const auto parse = [give](const std::string& text) { give(parse_micro_batch(text)); };
+    command.add_option_function<std::string>(setting.flag, parse, setting.help)->type_name(setting.value);
+  } else if (setting.value[0] == '\0') {
+    command.add_flag_callback(setting.flag, [give] { give(true); }, setting.help);
+  } else if (setting.flag[0] != '\0') {
+    const auto add = [&](auto of_type) {
+      using T = decltype(of_type);
+      command.add_option_function<T>(setting.flag, give, setting.help)->type_name(setting.value);
+    };
+    std::visit(add, setting.get({}));
+  }
+}
+
 }  // namespace
 
 void add_train(CLI::App& app) {
   CLI::App* command = app.add_subcommand("train", "Train a GPT on text files");
   const auto flags = std::make_shared<TrainFlags>();
-  command->add_option("--data", flags->data, "Files or folders of text; a tenth of each file is held out")
-      ->type_name("PATH...")
-      ->take_all();
   command->add_option("--out", flags->out, "Run folder: log, snapshots, model, report")
       ->type_name("DIR")
       ->default_str("run");
-  flags->out = "run";
+  command->add_flag("--resume", flags->resume, "Go on from the newest snapshot in --out");
+  for (const Setting& setting : settings()) {
+    add_setting(*command, setting, flags);
+  }
+  command->add_option("--accumulate", flags->accumulate, "In the place of --micro-batch: micro-batches per step")
+      ->type_name("K")
+      ->excludes("--micro-batch");
   command
       ->add_option("--tensorboard", flags->tensorboard,
                    "Also write the steps' numbers for TensorBoard there; with --resume, give it again")
       ->type_name("DIR");
-  command->add_flag("--resume", flags->resume, "Go on from the newest snapshot in --out");
-  command->add_option("--model", flags->model, "gpt-tiny (default), gpt-small or gpt-base")->type_name("NAME");
-  command->add_option("--batch", flags->batch, "Sequences per optimizer step (default 64)")->type_name("N");
-  auto* micro =
-      command->add_option("--micro-batch", flags->micro_batch, "Sequences at a time; same gradients, less memory")
-          ->type_name("N|auto");
-  command->add_option("--accumulate", flags->accumulate, "Or: micro-batches per step")->type_name("K")->excludes(micro);
-  command
-      ->add_option("--checkpoint", flags->checkpoint,
-                   "What backward computes again: none, blocks, or auto (default with --memory: what is needed)")
-      ->type_name("WHAT");
-  command->add_flag(
-      "--offload", flags->offload,
-      "Keep what backward needs in host memory, or with a CPU in a file in --out; with --memory: if planned");
-  command->add_flag("--shard-optimizer", flags->shard_optimizer,
-                    "Each of several ranks keeps its share of the optimizer's state");
-  command->add_option("--memory", flags->memory, "Most tensor memory, such as 300MiB: plans steps that stay below it")
-      ->type_name("SIZE");
-  command->add_option("--precision", flags->precision, "float32 (default), bfloat16, float16 or auto (measured)")
-      ->type_name("NAME");
-  command->add_option("--weights", flags->weights, "full: FP32 (default); low: 16-bit weights with FP32 masters")
-      ->type_name("WHAT");
-  command
-      ->add_option("--precision-guard", flags->precision_guard,
-                   "Compute the blocks in float32 after N steps of overflow or underflow (default: 20 with auto)")
-      ->type_name("N");
-  command->add_option("--lr", flags->lr, "Highest learning rate (default 0.001)")->type_name("X");
-  command
-      ->add_option("--lr-scaling", flags->lr_scaling,
-                   "How --lr, meant for a batch of 64, follows --batch: none (default), linear or sqrt")
-      ->type_name("RULE");
-  command->add_option("--steps", flags->steps, "Optimizer steps (default 1000)")->type_name("N");
-  command->add_option("--warmup", flags->warmup, "Steps of rising learning rate, 0: none (default: a twentieth)")
-      ->type_name("N");
-  command
-      ->add_option("--validate-every", flags->validate_every,
-                   "Steps between held-out losses, 0: at the end only (default: a twentieth)")
-      ->type_name("N");
-  command
-      ->add_option("--snapshot-every", flags->snapshot_every,
-                   "Steps between snapshots, 0: at the end only (default: a tenth)")
-      ->type_name("N");
-  command
-      ->add_option("--gradient-statistics", flags->gradient_statistics,
-                   "Steps between samples of the gradients' sizes, for the report")
-      ->type_name("N");
-  command->add_option("--seed", flags->seed, "Of weights and data order (default 1)")->type_name("N");
-  command->add_option("--device", flags->device, "cpu (default) or cuda")->type_name("D");
   command->add_option("--timeout", flags->timeout, "Seconds for which ranks wait for each other (default 1800)")
       ->type_name("S");
-  command->callback([command, flags] {
+  command->callback([flags] {
     try {
-      run_train(*command, *flags);
+      run_train(*flags);
     } catch (const DistributedError&) {
       std::this_thread::sleep_for(kAfterYou);
       throw;

@@ -83,7 +83,7 @@ struct TrainConfig {
   /// As kept in the run log: everything but `out`, in the order above, and numbers in the place of what was not given.
   LogValues to_settings() const;
   /// Throws CorruptFile if a setting is missing or of another type.
-  static TrainConfig from_settings(const LogValues& settings, std::filesystem::path out);
+  static TrainConfig from_settings(const LogValues& saved, std::filesystem::path out);
 };
 
 }  // namespace snug
