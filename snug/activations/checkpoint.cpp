@@ -45,6 +45,7 @@ struct Metadata {
   c10::Device device;
   Origin origin;
   std::optional<uint64_t> values;  // a hash, for Determinism::Values
+  bool is_filled_later = false;    // by the operator before which it is saved
 
   Metadata(const at::Tensor& t, Origin its_origin, bool with_values)
       : sizes(t.is_nested() ? std::vector<int64_t>() : t.sizes().vec()),
@@ -149,6 +150,12 @@ class ForwardPolicy final : public SavedTensorPolicy {
     const bool with_values = frame_->options.determinism == Determinism::Values &&
                              (sequence.empty() || !is_workspace(sequence.back(), tensor));
     frame_->metadata.emplace_back(tensor, operators_.origin_of(tensor), with_values);
+    if (with_values) {
+      operators_.saved(tensor, [this, index = slot->index](const at::Tensor& filled) {
+        frame_->metadata[index].values = tensor_hash(filled);
+        frame_->metadata[index].is_filled_later = true;
+      });
+    }
     return slot;
   }
   at::Tensor unpack(std::any& packed) override {
@@ -217,12 +224,12 @@ class RecomputePolicy final : public SavedTensorPolicy {
     return frame_.operators.sequence.size() == 1 && index < frame_.slots.size() && saved_bytes_ < kSmallRegion &&
            !saving_inputs_of_a_region;
   }
-  void check(size_t index, const at::Tensor& tensor) const {
+  void check(size_t index, const at::Tensor& tensor) {
     if (frame_.options.determinism == Determinism::None) {
       return;
     }
     const Metadata& then = frame_.metadata[index];
-    const Metadata now(tensor, operators_.origin_of(tensor), then.values.has_value());
+    const Metadata now(tensor, operators_.origin_of(tensor), /*with_values=*/false);
     if (!now.is_alike(then)) {
       throw Error(
           fmt::format("{}: saved tensor {}, {}, was {} in forward and is {} in the recomputation; the callable must do "
@@ -235,13 +242,20 @@ class RecomputePolicy final : public SavedTensorPolicy {
           "callable must do the same each time (does it depend on state that changed since?)",
           frame_.name(), index, operators_.place(), now.str()));
     }
+    if (then.is_filled_later) {
+      operators_.saved_unfilled(tensor, [this, index](const at::Tensor& filled) { check_values(index, filled); });
+    } else if (then.values) {
+      check_values(index, tensor);
+    }
+  }
+  void check_values(size_t index, const at::Tensor& tensor) const {
     // What the region itself writes, autograd saves as it is now: its own check of versions is the judge.
     const bool is_written = frame_.operators.overwritten.contains(memory_of(tensor));
-    if (now.values != then.values && !is_written) {
+    if (!is_written && tensor_hash(tensor) != frame_.metadata[index].values) {
       throw Error(
-          fmt::format("{}: saved tensor {}, {}, has other values in the recomputation than in forward ({}); was a "
+          fmt::format("{}: saved tensor {}, {}, has other values in the recomputation than in forward; was a "
                       "parameter or a captured tensor written in between, or does an operator differ from run to run?",
-                      frame_.name(), index, operators_.place(), now.str()));
+                      frame_.name(), index, operators_.place()));
     }
   }
 

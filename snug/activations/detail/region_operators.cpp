@@ -89,6 +89,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
       written_memory.push_back({memory_of(tensor), WriteCount::counter_of(tensor)});
     });
   }
+  const FilledSaves filled = just_saved_.take(arguments, written);
   const CallKey key = policy_ ? keys_.next(entered.origin, arguments) : 0;
   const MemoryNames given = policy_ ? memory_in(arguments) : MemoryNames();
   // Of a tensor that is written alone: transposing or resizing in place is not absorbed. Sparse and nested tensors have no strides.
@@ -102,6 +103,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   }
   note_aliases(stack, first_result);
   draws_ ? draws_->call(call, stack) : call.proceed(stack);
+  filled.tell();
   record_.sequence.push_back(call.op);
   const bool has_new = values_.leave(entered, stack, first_result);
   if (!policy_) {
@@ -158,6 +160,7 @@ void ForwardOperators::close() {
   if (draws_) {
     draws_->close();
   }
+  just_saved_ = {};
   if (to_be_packed_) {
     pack_last();
   }
@@ -273,6 +276,7 @@ void RecomputeOperators::call(const OperatorCall& call, Stack& stack) {
     just_saved_.clear();
   }
   sequence_.push_back(call.op);
+  const FilledSaves filled = unfilled_.take(arguments, written);
   const bool draws = draws_ && !call.random.from.defined() && traits.draws(arguments);
   const RegionValues::Call entered = values_.enter(call.op, traits, arguments, written);
   if (record_.kept.results.empty() || !take_kept(call.op, keys_.next(entered.origin, arguments), stack)) {
@@ -283,6 +287,7 @@ void RecomputeOperators::call(const OperatorCall& call, Stack& stack) {
   } else if (draws) {
     draws_->pass_over(call.op);
   }
+  filled.tell();
   values_.leave(entered, stack, first_result);
 }
 

@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include "snug/activations/detail/filled_saves.h"
 #include "snug/activations/detail/kept_result.h"
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/detail/region_draws.h"
@@ -49,6 +50,8 @@ class ForwardOperators final : public OperatorPolicy {
                    bool preserve_rng_state);
   void call(const OperatorCall& call, Stack& stack) override;
   Origin origin_of(const at::Tensor& tensor) { return values_.origin_of(tensor); }
+  /// Autograd saves the tensor; `filled` is called if the next operator fills it.
+  void saved(const at::Tensor& tensor, FilledSaves::Filled filled) { just_saved_.add(tensor, std::move(filled)); }
   /// The forward is over: from now on nothing may write to what is kept.
   void close();
   /// Whether autograd followed a write to a tensor from outside of the region. The recomputation could not help making it again.
@@ -83,6 +86,7 @@ class ForwardOperators final : public OperatorPolicy {
   RegionValues values_;
   CallKeys keys_;
   std::unordered_map<MemoryName, CallKey> kept_memory_;
+  FilledSaves just_saved_;
   std::optional<CallKey> to_be_packed_;  // the last one kept; the next operator may still write it, as a bias is added
 };
 
@@ -106,6 +110,10 @@ class RecomputeOperators final : public OperatorPolicy {
 
   /// Autograd saves the tensor.
   void saved(const at::Tensor& tensor) { just_saved_.push_back(memory_of(tensor)); }
+  /// The next operator fills it.
+  void saved_unfilled(const at::Tensor& tensor, FilledSaves::Filled filled) {
+    unfilled_.add(tensor, std::move(filled));
+  }
   /// There is enough. The next operator that takes what was just saved throws RecomputedEnough instead, if the backward pass `task` runs it.
   /// Not at once: a custom function that is about to save its own output would be left holding it, in a cycle. Not the one that fills what was
   /// saved, as RReLU does with its noise. And no other one: it may be called by a destructor.
@@ -135,6 +143,7 @@ class RecomputeOperators final : public OperatorPolicy {
   bool has_stopped_ = false;
   int exceptions_around_ = std::uncaught_exceptions();
   c10::SmallVector<MemoryName, 8> just_saved_;  // since the last operator, or since there was enough
+  FilledSaves unfilled_;
   RegionValues values_;
   CallKeys keys_;
   std::vector<c10::OperatorHandle> sequence_;

@@ -1,0 +1,55 @@
+#pragma once
+// Tensors that autograd saves before their values are there: RReLU saves its noise and then calls the operator that fills it.
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/activations/detail/operator_traits.h"
+#include "snug/activations/detail/region_values.h"
+#include "snug/memory/detail/operator_mode.h"
+
+namespace snug::detail {
+
+class FilledSaves {
+ public:
+  using Filled = std::function<void(const at::Tensor&)>;
+
+  /// Autograd saves the tensor. Held until the next operator begins.
+  void add(const at::Tensor& tensor, Filled filled) { saves_.push_back({tensor, std::move(filled)}); }
+
+  /// The next operator begins. Returns those that it writes, and forgets the others.
+  FilledSaves take(const Arguments& arguments, const std::vector<size_t>& written) {
+    FilledSaves taken = std::exchange(*this, {});
+    std::erase_if(taken.saves_, [&](const Save& save) {
+      bool is_written = false;
+      for (const size_t i : written) {
+        visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) {
+          is_written = is_written || memory_of(tensor) == memory_of(save.tensor);
+        });
+      }
+      return !is_written;
+    });
+    return taken;
+  }
+
+  /// It is over: calls the `filled` of each.
+  void tell() const {
+    const UnseenOperators unseen;
+    for (const Save& save : saves_) {
+      save.filled(save.tensor);
+    }
+  }
+
+ private:
+  struct Save {
+    at::Tensor tensor;
+    Filled filled;
+  };
+  std::vector<Save> saves_;
+};
+
+}  // namespace snug::detail
