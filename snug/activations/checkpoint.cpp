@@ -20,6 +20,7 @@
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
+#include "snug/core/rng.h"
 #include "snug/memory/detail/not_adopted.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"
@@ -44,7 +45,7 @@ struct Metadata {
   c10::ScalarType dtype;
   c10::Device device;
   Origin origin;
-  std::optional<uint64_t> values;  // a hash, for Determinism::Values
+  std::optional<uint64_t> values;  // a hash, where they are compared
   bool is_filled_later = false;    // by the operator before which it is saved
 
   Metadata(const at::Tensor& t, Origin its_origin, bool with_values)
@@ -146,9 +147,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
   std::any pack(const at::Tensor& tensor) override {
     auto slot = std::make_shared<Slot>(Slot{.frame = frame_, .index = frame_->slots.size()});
     frame_->slots.emplace_back(slot);
-    const auto& sequence = frame_->operators.sequence;
-    const bool with_values = frame_->options.determinism == Determinism::Values &&
-                             (sequence.empty() || !is_workspace(sequence.back(), tensor));
+    const bool with_values = compares_values_of(tensor);
     frame_->metadata.emplace_back(tensor, operators_.origin_of(tensor), with_values);
     if (with_values) {
       operators_.saved(tensor, [this, index = slot->index](const at::Tensor& filled) {
@@ -164,6 +163,16 @@ class ForwardPolicy final : public SavedTensorPolicy {
   }
 
  private:
+  bool compares_values_of(const at::Tensor& tensor) {
+    const auto& sequence = frame_->operators.sequence;
+    if (!sequence.empty() && is_workspace(sequence.back(), tensor)) {
+      return false;
+    }
+    const Determinism asked = frame_->options.determinism;
+    return asked == Determinism::Values ||
+           (asked == Determinism::Metadata && tensor.device().is_cpu() && operators_.must_compare_values());
+  }
+
   std::shared_ptr<Frame> frame_;
   ForwardOperators& operators_;  // packing, for which it is there, ends with the forward
 };
@@ -171,7 +180,11 @@ class ForwardPolicy final : public SavedTensorPolicy {
 class RecomputePolicy final : public SavedTensorPolicy {
  public:
   RecomputePolicy(Frame& frame, int pass, RecomputeOperators& operators)
-      : frame_(frame), pass_(pass), operators_(operators), needed_(frame.slots_needed()) {}
+      : frame_(frame), pass_(pass), operators_(operators), needed_(frame.slots_needed()) {
+    if (frame.operators.draws && frame.operators.draws->has_moved) {
+      generators_ = RngState::capture();
+    }
+  }
 
   std::any pack(const at::Tensor& tensor) override {
     const size_t index = count_++;
@@ -251,17 +264,29 @@ class RecomputePolicy final : public SavedTensorPolicy {
   void check_values(size_t index, const at::Tensor& tensor) const {
     // What the region itself writes, autograd saves as it is now: its own check of versions is the judge.
     const bool is_written = frame_.operators.overwritten.contains(memory_of(tensor));
-    if (!is_written && tensor_hash(tensor) != frame_.metadata[index].values) {
-      throw Error(
-          fmt::format("{}: saved tensor {}, {}, has other values in the recomputation than in forward; was a "
-                      "parameter or a captured tensor written in between, or does an operator differ from run to run?",
-                      frame_.name(), index, operators_.place()));
+    if (is_written || tensor_hash(tensor) == frame_.metadata[index].values) {
+      return;
+    }
+    const std::string what =
+        fmt::format("{}: saved tensor {}, {}, has other values in the recomputation than in forward", frame_.name(),
+                    index, operators_.place());
+    if (frame_.options.determinism == Determinism::Values) {
+      throw Error(what +
+                  "; was a parameter or a captured tensor written in between, or does an operator differ from run to "
+                  "run?");
+    }
+    if (generators_ && !generators_->is_current()) {
+      throw Error(what +
+                  ", and the default random generators have moved in both without an operator of the region; if a "
+                  "function of yours draws from them, set CheckpointOptions::draws_unseen, or draw by operators");
     }
   }
 
   Frame& frame_;
   int pass_;
   RecomputeOperators& operators_;  // packing, for which it is there, ends with the recomputation
+  // What they were at the beginning, if other draws than operators' are looked for. Operators do not move them here.
+  std::optional<RngState> generators_;
   int task_ = torch::autograd::get_current_graph_task_id();  // the backward pass around the callable
   size_t needed_;
   size_t count_ = 0;
@@ -383,6 +408,9 @@ class CheckpointForward::Impl {
        std::function<void(const std::vector<at::Tensor>&)> recompute)
       : frame_(std::make_shared<Frame>()) {
     install_engine();
+    if (options.draws_unseen && !options.preserve_rng_state) {
+      throw ConfigError("checkpoint: draws_unseen repeats random numbers, which preserve_rng_state = false forbids");
+    }
     frame_->options = std::move(options);
     {
       const SavingInputs saving;
@@ -393,7 +421,8 @@ class CheckpointForward::Impl {
     }
     frame_->begin.recompute = std::move(recompute);
     frame_->autocast = AutocastState::capture();
-    operators_.emplace(frame_->operators, inputs, frame_->options.policy, frame_->options.preserve_rng_state);
+    operators_.emplace(frame_->operators, inputs, frame_->options.policy, frame_->options.preserve_rng_state,
+                       frame_->options.draws_unseen);
     scope_.emplace(std::make_shared<ForwardPolicy>(frame_, *operators_));
     operator_scope_.emplace(*operators_);
   }

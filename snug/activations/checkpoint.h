@@ -29,6 +29,10 @@ struct CheckpointOptions {
   /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generator (2.5 KB on the CPU, outside of tensor memory)
   /// for each random operator.
   bool preserve_rng_state = true;
+  /// The callable draws from the default generators where no operator does: in a function of your own, or by a seed that it sets. The recomputation
+  /// then sets the generators back, for as long as such draws may come, and afterwards to where they were; so it is for programs of which no other
+  /// thread draws from them during backward. Regions around such a one need it too. Off: the generators are left alone, see checkpoint().
+  bool draws_unseen = false;
   /// Stop recomputing as soon as everything backward asked for is there (a region of one small operator is run to its end, which takes less
   /// time than to stop). Off: run every callable to its end, and let surplus saved tensors be an error.
   bool early_stop = true;
@@ -66,8 +70,13 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 /// an enclosing checkpoint to drop if there is one. Works with retain_graph, nested regions, torch::autograd::grad, create_graph, and modules
 /// used several times.
 /// Each random operator draws again from a copy of the generator, the default one or one of the program's own, that it drew from. So generators
-/// go on as in plain training, whatever other threads draw meanwhile. Numbers that no operator draws, but a kernel of your own, are drawn again
-/// from the default generators, set back meanwhile; they are the same only if no other thread draws then.
+/// go on as in plain training, and other threads may draw at any time: each number is given out once. Excepted are operators that take no
+/// generator (native_dropout, fused attention with dropout on a GPU, other libraries'): while one of these runs again, the default generator is set
+/// back, so that another thread's draw just then repeats numbers. Two draws by one operator with operands of one size are told apart by their order.
+/// Numbers that a function of your own draws from a default generator, with no operator, are drawn anew in the recomputation, and a seed that `fn`
+/// sets is set again, unless draws_unseen is set. New numbers are an error: where a default generator moved during the forward without an operator,
+/// the values that are saved on the CPU from there on are compared, as with Determinism::Values. Neither is what lies on a GPU compared so, nor
+/// anything with Determinism::None.
 /// `fn` is copied, and called again in backward. If it is the holder of a module, such as a torch::nn::Sequential, this one and its
 /// submodules are in the mode, training or evaluation, that they were in in forward; for other callables name it in CheckpointOptions.
 /// The recomputation changes no tensor that was there before: what the forward wrote to such memory (BatchNorm's running statistics, a
@@ -92,8 +101,8 @@ auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   std::vector<at::Tensor> inputs;
   detail::visit_tensors(without_tensors, [&](at::Tensor& tensor) { inputs.push_back(std::exchange(tensor, {})); });
   detail::CheckpointForward forward(
-      {options.preserve_rng_state, options.early_stop, options.determinism, std::move(options.label),
-       std::move(options.policy)},
+      {options.preserve_rng_state, options.draws_unseen, options.early_stop, options.determinism,
+       std::move(options.label), std::move(options.policy)},
       std::move(inputs),
       [shared_fn, without_tensors,
        modes = detail::TrainingModes(options.module ? options.module : detail::module_of(*shared_fn))](

@@ -25,6 +25,7 @@ namespace snug::detail {
 
 struct FrameOptions {
   bool preserve_rng_state;
+  bool draws_unseen;
   bool early_stop;
   Determinism determinism;
   std::string label;

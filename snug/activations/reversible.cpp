@@ -49,7 +49,7 @@ struct Half {
     detail::ForwardDraws noted(*draws);
     const detail::OperatorScope scope(noted);
     at::Tensor result = function(x);
-    noted.close();
+    noted.note_if_moved();
     return result;
   }
 
@@ -179,7 +179,7 @@ class RebuiltInput final : public detail::SavedTensorPolicy {
 
 // `chain`: null where there will be no backward.
 Streams run(const std::vector<detail::ReversibleHalf>& halves, Streams streams, const std::shared_ptr<Chain>& chain,
-            bool preserve_rng_state) {
+            const ReversibleOptions& options) {
   for (size_t i = 0; i < halves.size(); ++i) {
     const at::Tensor& x = streams[read_by(i)];
     at::Tensor& stream = streams[written_by(i)];
@@ -187,10 +187,11 @@ Streams run(const std::vector<detail::ReversibleHalf>& halves, Streams streams, 
     if (chain == nullptr) {
       added = halves[i].function(x);
     } else {
-      chain->begin({.function = halves[i].function,
-                    .modes = detail::TrainingModes(halves[i].module),
-                    .draws = preserve_rng_state ? std::make_shared<detail::RegionDraws>() : nullptr},
-                   streams);
+      chain->begin(
+          {.function = halves[i].function,
+           .modes = detail::TrainingModes(halves[i].module),
+           .draws = options.preserve_rng_state ? std::make_shared<detail::RegionDraws>(options.draws_unseen) : nullptr},
+          streams);
       const detail::PolicyScope scope(std::make_shared<RebuiltInput>(chain, i));
       added = checkpoint(
           {.preserve_rng_state = false,
@@ -220,7 +221,12 @@ void check(const std::vector<detail::ReversibleHalf>& halves) {
 }  // namespace
 
 ReversibleSequential::ReversibleSequential(ReversibleOptions options)
-    : options_(options), module_(std::make_shared<torch::nn::Module>("ReversibleSequential")) {}
+    : options_(options), module_(std::make_shared<torch::nn::Module>("ReversibleSequential")) {
+  if (options_.draws_unseen && !options_.preserve_rng_state) {
+    throw ConfigError(
+        "ReversibleSequential: draws_unseen repeats random numbers, which preserve_rng_state = false forbids");
+  }
+}
 
 void ReversibleSequential::add(detail::ReversibleHalf f, detail::ReversibleHalf g) {
   const std::string index = std::to_string(halves_.size() / 2);
@@ -256,7 +262,7 @@ at::Tensor ReversibleSequential::forward(const at::Tensor& x) const {
     return Streams{parts.at(0), parts.at(1)};
   };
   const auto chain = new_chain();
-  const at::Tensor y = at::cat(run(halves_, halve(x), chain, options_.preserve_rng_state), options_.dim);
+  const at::Tensor y = at::cat(run(halves_, halve(x), chain, options_), options_.dim);
   if (chain != nullptr) {
     chain->finish(halve(y.detach()));  // views of what the caller has anyway
   }
@@ -270,7 +276,7 @@ std::pair<at::Tensor, at::Tensor> ReversibleSequential::forward(at::Tensor a, at
                                   fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", ")));
   }
   const auto chain = new_chain();
-  const Streams streams = run(halves_, {std::move(a), std::move(b)}, chain, options_.preserve_rng_state);
+  const Streams streams = run(halves_, {std::move(a), std::move(b)}, chain, options_);
   if (chain != nullptr) {
     chain->finish(streams);
   }

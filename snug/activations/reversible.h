@@ -36,6 +36,8 @@ struct ReversibleOptions {
   int64_t dim = -1;
   /// Recompute with the random numbers of the forward, as checkpoint() does.
   bool preserve_rng_state = true;
+  /// As CheckpointOptions::draws_unseen. Off: numbers that no operator draws are drawn anew, and no error.
+  bool draws_unseen = false;
 };
 
 /// Backward rebuilds what a half-block saw, runs it again as checkpoint() does (same autocast state, same random numbers by default) and

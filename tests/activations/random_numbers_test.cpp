@@ -1,20 +1,24 @@
 // What runs again draws what it drew in the forward: from the default generator, from one of the program's, while other threads draw, and in
 // ways that no operator shows.
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/rematerialize.h"
 #include "snug/activations/reversible.h"
+#include "snug/core/error.h"
 #include "tests/support/drawing_thread.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
@@ -39,29 +43,25 @@ struct Way {
   std::function<Tensor(const Function&, Tensor)> run;
 };
 
-const std::vector<Way>& ways() {
-  static const std::vector<Way> all{
-      {"plain", [](const Function& f, Tensor x) { return f(std::move(x)); }},
-      {"checkpoint", [](const Function& f, Tensor x) { return checkpoint(f, std::move(x)); }},
-      {"to the end",
-       [](const Function& f, Tensor x) {
-         return checkpoint({.early_stop = false, .determinism = Determinism::Values}, f, std::move(x));
-       }},
-      {"nested",
-       [](const Function& f, Tensor x) {
-         return checkpoint([f](Tensor h) { return checkpoint(f, std::move(h)); }, std::move(x));
-       }},
-      {"all kept",
-       [](const Function& f, Tensor x) {
-         return checkpoint({.policy = [](std::string_view) { return Keep::Save; }}, f, std::move(x));
-       }},
-      {"random ones kept",
-       [](const Function& f, Tensor x) {
-         return checkpoint({.policy = policy_of({{"aten::rand", Keep::Save}, {"aten::native_dropout", Keep::Save}})}, f,
-                           std::move(x));
-       }},
+std::vector<Way> ways(bool draws_unseen = false) {
+  const auto with = [draws_unseen](std::string name, CheckpointOptions options) {
+    options.draws_unseen = draws_unseen;
+    return Way{std::move(name),
+               [options](const Function& f, Tensor x) { return checkpoint(options, f, std::move(x)); }};
   };
-  return all;
+  const Way region = with("checkpoint", {});
+  return {
+      {"plain", [](const Function& f, Tensor x) { return f(std::move(x)); }},
+      region,
+      with("to the end", {.early_stop = false, .determinism = Determinism::Values}),
+      {"nested",
+       [region](const Function& f, Tensor x) {
+         return region.run([region, f](Tensor h) { return region.run(f, std::move(h)); }, std::move(x));
+       }},
+      with("all kept", {.policy = [](std::string_view) { return Keep::Save; }}),
+      with("random ones kept",
+           {.policy = policy_of({{"aten::rand", Keep::Save}, {"aten::native_dropout", Keep::Save}})}),
+  };
 }
 
 // By operators that take a generator, that have a twin which does, and that have not.
@@ -74,24 +74,79 @@ Tensor times_random_factors(Tensor h) {
   return h * torch::empty_like(h).normal_();
 }
 
-TEST(RandomNumbers, ThatAnotherThreadDrawsDuringARecomputationAreNotGivenOutTwice) {
-  const auto drop = [](Tensor h) { return torch::dropout(torch::dropout(h * 1, 0.5, true), 0.5, true); };
-  torch::manual_seed(3);
-  const Tensor y = checkpoint(drop, torch::ones({256}).requires_grad_());
-  int64_t draws = 0;
-  {
-    const DrawingThread other(DrawingThread::When::Always);
-    y.sum().backward();
-    draws = other.draws();
-  }
+// Each number of the default generator since `before` is among these, in this order.
+void expect_all_numbers_since(const RngState& before, const std::vector<Tensor>& numbers) {
   const RngState found = RngState::capture();
-  EXPECT_EQ(draws, 4) << "before and after each dropout";
-  torch::manual_seed(3);
-  drop(torch::ones({256}));
-  for (int64_t i = 0; i < draws; ++i) {
-    DrawingThread::draw();
+  before.restore();
+  for (const Tensor& number : numbers) {
+    EXPECT_TRUE(same_bits(number, DrawingThread::draw()));
   }
   EXPECT_TRUE(found.is_current());
+}
+
+void expect_alike(const std::vector<Tensor>& runs) {
+  ASSERT_GT(runs.size(), 1u);
+  for (const Tensor& run : runs) {
+    EXPECT_TRUE(same_bits(run, runs[0]));
+  }
+}
+
+TEST(RandomNumbers, AreGivenOutOnceToAThreadThatDrawsAtEveryOperatorOfARecomputation) {
+  for (const Way& way : ways()) {
+    SCOPED_TRACE(way.name);
+    torch::manual_seed(6);
+    std::vector<Tensor> runs, numbers;
+    const auto f = [&runs](Tensor h) {
+      h = times_random_factors(times_random_factors(std::move(h)).exp());
+      runs.push_back(h.detach());
+      return h.sin();
+    };
+    std::optional<DrawingThread> other(DrawingThread::When::AtEveryOperator);
+    const Tensor y = way.run(f, torch::linspace(0.1, 1, 64).requires_grad_()).sum();
+    const RngState before = RngState::capture();
+    other->take_numbers();
+    y.backward();
+    numbers = other->take_numbers();
+    other.reset();
+    if (way.name != "plain") {
+      expect_alike(runs);
+    }
+    EXPECT_GT(numbers.size(), 0u);
+    expect_all_numbers_since(before, numbers);
+  }
+}
+
+TEST(RandomNumbers, AreGivenOutOnceToAThreadThatDrawsAllTheTimeDuringARecomputation) {
+  torch::manual_seed(6);
+  std::vector<Tensor> runs, numbers;
+  const auto f = [&runs](Tensor h) {
+    for (int i = 0; i < 200; ++i) {
+      h = torch::dropout(h, 0.1, true).sin() + torch::rand(h.sizes()) * torch::randn_like(h);
+    }
+    runs.push_back(h.detach());
+    return h.sin();
+  };
+  Tensor y;
+  {
+    const DrawingThread other(DrawingThread::When::AtEveryOperator);
+    y = checkpoint(f, torch::ones({64}).requires_grad_());
+  }
+  const RngState before = RngState::capture();
+  std::atomic<bool> has_begun = false, is_over = false;
+  std::thread other([&] {
+    while (!is_over) {
+      numbers.push_back(DrawingThread::draw());
+      has_begun = true;
+    }
+  });
+  while (!has_begun) {
+    std::this_thread::yield();
+  }
+  y.sum().backward();
+  is_over = true;
+  other.join();
+  expect_alike(runs);
+  expect_all_numbers_since(before, numbers);
 }
 
 struct Outcome {
@@ -108,9 +163,9 @@ Outcome step(const Way& way, const std::function<Tensor(Tensor, at::Generator)>&
   return {y.detach(), x.grad(), torch::rand({4}), torch::rand({4}, own, torch::TensorOptions())};
 }
 
-void expect_plain_outcome(const std::function<Tensor(Tensor, at::Generator)>& f) {
-  const Outcome plain = step(ways()[0], f);
-  for (const Way& way : ways()) {
+void expect_plain_outcome(const std::function<Tensor(Tensor, at::Generator)>& f, bool draws_unseen = false) {
+  const Outcome plain = step(ways().front(), f);
+  for (const Way& way : ways(draws_unseen)) {
     SCOPED_TRACE(way.name);
     const Outcome found = step(way, f);
     EXPECT_TRUE(same_bits(found.result, plain.result));
@@ -154,20 +209,57 @@ Tensor drawn_by_no_operator() {
   return torch::tensor(static_cast<double>(generator.get<at::CPUGeneratorImpl>()->random() % 7 + 1), torch::kFloat);
 }
 
-TEST(RandomNumbers, ThatNoOperatorDrawsAreDrawnAgain) {
-  expect_plain_outcome([](Tensor h, const at::Generator&) {
-    h = (h * drawn_by_no_operator()).exp();
-    h = torch::dropout(h, 0.5, true) * torch::rand(h.sizes()) * drawn_by_no_operator();
-    return h.sin() * drawn_by_no_operator() * drawn_by_no_operator();
-  });
+TEST(RandomNumbers, ThatNoOperatorDrawsAreDrawnAgainIfTheProgramSaysSo) {
+  expect_plain_outcome(
+      [](Tensor h, const at::Generator&) {
+        h = (h * drawn_by_no_operator()).exp();
+        h = torch::dropout(h, 0.5, true) * torch::rand(h.sizes()) * drawn_by_no_operator();
+        return h.sin() * drawn_by_no_operator() * drawn_by_no_operator();
+      },
+      /*draws_unseen=*/true);
+}
+
+Tensor some_drawn_by_no_operator() {
+  Tensor some = torch::ones({64});
+  for (int i = 0; i < 64; ++i) {
+    some.data_ptr<float>()[i] = drawn_by_no_operator().item<float>();
+  }
+  return some;
+}
+
+TEST(RandomNumbers, ThatNoOperatorDrawsAreAnErrorIfTheProgramDoesNotSaySo) {
+  const std::vector<Function> regions{
+      [](const Tensor& h) { return (h * some_drawn_by_no_operator()).exp(); },
+      [](const Tensor& h) { return torch::dropout(h.exp(), 0.5, true) * some_drawn_by_no_operator(); },
+      [](const Tensor& h) { return torch::rand({64}) * h * some_drawn_by_no_operator() * torch::rand({64}); },
+  };
+  const std::vector<Way> all = ways();
+  for (const Function& region : regions) {
+    for (size_t way = 1; way < 4; ++way) {  // with "to the end", which compares values anyway
+      SCOPED_TRACE(all[way].name);
+      const Tensor y = all[way].run(region, torch::ones({64}).requires_grad_());
+      const auto error = testing::error_of<Error>([&] { y.sum().backward(); });
+      EXPECT_THAT(error, ::testing::HasSubstr(way == 2 ? "other values" : "draws_unseen"));
+    }
+  }
+}
+
+TEST(RandomNumbers, ThatNoOperatorDrawsCannotBeDrawnAgainWhereNoneAre) {
+  EXPECT_THROW(checkpoint(
+                   {.preserve_rng_state = false, .draws_unseen = true}, [](Tensor h) { return h.exp(); },
+                   torch::ones({2}).requires_grad_()),
+               ConfigError);
+  EXPECT_THROW(ReversibleSequential({.preserve_rng_state = false, .draws_unseen = true}), ConfigError);
 }
 
 TEST(RandomNumbers, OfARegionThatSetsTheSeedAreThoseOfTheForward) {
-  expect_plain_outcome([](Tensor h, const at::Generator&) {
-    h = torch::dropout(h.exp(), 0.5, true);
-    torch::manual_seed(9);
-    return torch::dropout(h.square(), 0.5, true).exp();
-  });
+  expect_plain_outcome(
+      [](Tensor h, const at::Generator&) {
+        h = torch::dropout(h.exp(), 0.5, true);
+        torch::manual_seed(9);
+        return torch::dropout(h.square(), 0.5, true).exp();
+      },
+      /*draws_unseen=*/true);
 }
 
 TEST(RandomNumbers, OfWhatOnlyTheForwardDoesArePassedOver) {
@@ -176,9 +268,9 @@ TEST(RandomNumbers, OfWhatOnlyTheForwardDoesArePassedOver) {
     const auto table = std::make_shared<Tensor>();
     const Function f = [table](const Tensor& h) {
       if (!table->defined()) {
-        *table = torch::randn({256});
+        *table = torch::rand({64}).repeat(4) * torch::randn({256});
       }
-      return torch::dropout((h * *table).exp(), 0.5, true);
+      return torch::dropout((h * *table * torch::rand({256})).exp(), 0.5, true);
     };
     const Tensor x = torch::linspace(0.1, 1, 256).requires_grad_();
     (is_checkpointed ? checkpoint({.determinism = Determinism::None}, f, x) : f(x)).sum().backward();
@@ -270,6 +362,8 @@ TEST(RandomNumbers, OfAnyRandomModelAreThoseOfPlainTrainingThoughAnotherThreadDr
     checkpoint(model.loss, model.input).backward();
     EXPECT_TRUE(same_bits(testing::gradients_of(model.leaves()), plain.gradients));
     EXPECT_TRUE(plain.generators.is_current());
+    const DrawingThread more(DrawingThread::When::AtEveryOperator);
+    EXPECT_NO_THROW(checkpoint(model.loss, model.input).backward());
   }
 }
 

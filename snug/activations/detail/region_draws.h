@@ -1,16 +1,19 @@
 #pragma once
 // The random numbers of a part of the forward, such as a checkpointed region, for running it again with the same. What each operator drew from
 // is noted, so that the process's generators are not touched when it runs again, and other threads may draw from them at any time. What else moves the
-// default generators (a kernel that is no operator, manual_seed) cannot be told from other threads. So where they moved between two draws, they are
-// put where they were then until the second draw comes.
+// default generators (a kernel that is no operator, manual_seed) cannot be told from other threads. So only where the program says that such
+// draws are the part's own, the generators are put where they were then, until the next operator draws.
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
-#include <vector>
+#include <unordered_map>
 
 #include <ATen/core/Generator.h>
 
+#include "snug/activations/detail/operator_traits.h"
+#include "snug/activations/detail/region_values.h"
 #include "snug/core/rng.h"
 #include "snug/memory/detail/operator_mode.h"
 
@@ -18,11 +21,16 @@ namespace snug::detail {
 
 struct RegionDraws {
   struct Draw {
-    c10::OperatorHandle op;
     at::Generator from;
+    size_t number;  // in order
   };
-  std::vector<Draw> draws;           // in order
-  std::map<size_t, RngState> moved;  // the default generators after so many draws, where they then moved without one
+  explicit RegionDraws(bool with_unseen) : repeats_unseen(with_unseen) {}
+
+  bool repeats_unseen;  // the draws that no operator shows
+  std::unordered_map<uint64_t, Draw>
+      draws;                         // by operator, sizes of its operands, and which one it is of those that are alike
+  bool has_moved = false;            // the default generators, without a draw of an operator
+  std::map<size_t, RngState> moved;  // if unseen draws are repeated: where they were then, after so many draws
 };
 
 /// While the part runs for the first time: fills a RegionDraws.
@@ -30,29 +38,33 @@ class ForwardDraws final : public OperatorPolicy {
  public:
   explicit ForwardDraws(RegionDraws& record) : record_(record), after_last_(RngState::capture()) {}
   void call(const OperatorCall& call, Stack& stack) override;
-  /// It is over.
-  void close() { note_if_moved(); }
-
- private:
+  /// Looks whether the default generators have moved since the last draw.
   void note_if_moved();
 
+ private:
   RegionDraws& record_;
+  CallKeys keys_;
   RngState after_last_;
 };
 
 /// While it runs again.
 class RecomputeDraws final : public OperatorPolicy {
  public:
+  using Draw = RegionDraws::Draw;
+
   explicit RecomputeDraws(const RegionDraws& record);
   void call(const OperatorCall& call, Stack& stack) override;
-  /// An operator that would draw does not run, since its result is there.
-  void pass_over(const c10::OperatorHandle& op);
+  /// Of the next call, which draws: what it drew in the forward. Null: it drew nothing there.
+  const Draw* next(const c10::OperatorHandle& op, const Arguments& arguments);
+  void run(const OperatorCall& call, Stack& stack, const Draw* draw);
+  /// It does not run, since its result is there.
+  void pass_over(const Draw* draw);
 
  private:
-  const RegionDraws::Draw* find_next(const c10::OperatorHandle& op);
-  void set_back_if_moved();
+  void set_back_if_moved(const Draw* after);
 
   const RegionDraws& record_;
+  CallKeys keys_;
   size_t place_ = 0;               // draws so far
   std::optional<RngGuard> guard_;  // where the default generators are drawn from
 };

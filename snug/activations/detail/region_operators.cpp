@@ -67,10 +67,10 @@ bool may_be_kept(const c10::OperatorHandle& op) {
 // --- forward
 
 ForwardOperators::ForwardOperators(RegionOperators& record, const std::vector<at::Tensor>& inputs,
-                                   CheckpointPolicy policy, bool preserve_rng_state)
+                                   CheckpointPolicy policy, bool preserve_rng_state, bool draws_unseen)
     : record_(record), policy_(std::move(policy)), values_(record.known) {
   if (preserve_rng_state) {
-    draws_.emplace(record_.draws.emplace());
+    draws_.emplace(record_.draws.emplace(draws_unseen));
   }
   values_.add_inputs(inputs);
 }
@@ -134,6 +134,16 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   }
 }
 
+bool ForwardOperators::must_compare_values() {
+  if (!draws_ || record_.draws->repeats_unseen || rounds_) {
+    return false;
+  }
+  if (!record_.draws->has_moved) {
+    draws_->note_if_moved();
+  }
+  return record_.draws->has_moved;
+}
+
 // What is on a kept result's memory, among an operator's arguments or its results.
 void ForwardOperators::note_aliases(const Stack& stack, size_t first) {
   for (size_t i = first; !kept_memory_.empty() && i < stack.size(); ++i) {
@@ -158,7 +168,7 @@ bool ForwardOperators::writes_to(CallKey kept, const WrittenMemory& written) con
 // What is written meanwhile without an operator will be written so again, and cannot be told apart.
 void ForwardOperators::close() {
   if (draws_) {
-    draws_->close();
+    draws_->note_if_moved();
   }
   just_saved_ = {};
   if (to_be_packed_) {
@@ -206,6 +216,7 @@ void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
 
 void ForwardOperators::keep_result(CallKey key, Keep keep, const Stack& stack, size_t first_result) {
   KeptResult result;
+  rounds_ = rounds_ || keep == Keep::Compress;
   result.packer = keep == Keep::Offload ? offload_packer() : keep == Keep::Compress ? compress_packer() : nullptr;
   for (size_t i = first_result; i < stack.size(); ++i) {
     const c10::IValue& value = stack[i];
@@ -278,14 +289,15 @@ void RecomputeOperators::call(const OperatorCall& call, Stack& stack) {
   sequence_.push_back(call.op);
   const FilledSaves filled = unfilled_.take(arguments, written);
   const bool draws = draws_ && !call.random.from.defined() && traits.draws(arguments);
+  const RegionDraws::Draw* const draw = draws ? draws_->next(call.op, arguments) : nullptr;
   const RegionValues::Call entered = values_.enter(call.op, traits, arguments, written);
   if (record_.kept.results.empty() || !take_kept(call.op, keys_.next(entered.origin, arguments), stack)) {
     check_reads(call.op, traits, arguments, written);
     const Redirected redirected = redirect(arguments, written);
-    draws ? draws_->call(call, stack) : call.proceed(stack);
+    draws ? draws_->run(call, stack, draw) : call.proceed(stack);
     check_shapes(call.op, redirected);
   } else if (draws) {
-    draws_->pass_over(call.op);
+    draws_->pass_over(draw);
   }
   filled.tell();
   values_.leave(entered, stack, first_result);

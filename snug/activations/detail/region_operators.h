@@ -47,11 +47,14 @@ struct RegionOperators {
 class ForwardOperators final : public OperatorPolicy {
  public:
   ForwardOperators(RegionOperators& record, const std::vector<at::Tensor>& inputs, CheckpointPolicy policy,
-                   bool preserve_rng_state);
+                   bool preserve_rng_state, bool draws_unseen);
   void call(const OperatorCall& call, Stack& stack) override;
   Origin origin_of(const at::Tensor& tensor) { return values_.origin_of(tensor); }
   /// Autograd saves the tensor; `filled` is called if the next operator fills it.
   void saved(const at::Tensor& tensor, FilledSaves::Filled filled) { just_saved_.add(tensor, std::move(filled)); }
+  /// Whether only values can tell that the region draws what no operator shows: the default generators have moved without one, by the region or by
+  /// another thread, and such draws are not repeated. Values tell nothing where a kept result was rounded.
+  bool must_compare_values();
   /// The forward is over: from now on nothing may write to what is kept.
   void close();
   /// Whether autograd followed a write to a tensor from outside of the region. The recomputation could not help making it again.
@@ -87,6 +90,7 @@ class ForwardOperators final : public OperatorPolicy {
   CallKeys keys_;
   std::unordered_map<MemoryName, CallKey> kept_memory_;
   FilledSaves just_saved_;
+  bool rounds_ = false;                  // a kept result
   std::optional<CallKey> to_be_packed_;  // the last one kept; the next operator may still write it, as a bias is added
 };
 

@@ -43,6 +43,16 @@ Origin of_operator(const c10::OperatorHandle& op) { return with_bit(mix(0, std::
 
 Origin of_result(Origin call, size_t index) { return derived(derived(call, kResult), index); }
 
+Origin of_kind_and_sizes(Origin origin, const at::Tensor& tensor) {
+  origin = derived(origin, static_cast<uint64_t>(tensor.scalar_type()));
+  if (!tensor.is_nested()) {
+    for (const int64_t size : tensor.sizes()) {
+      origin = derived(origin, static_cast<uint64_t>(size));
+    }
+  }
+  return origin;
+}
+
 int64_t offset_of(const at::Tensor& tensor) {
   return tensor.has_storage() && !tensor.is_nested() ? tensor.storage_offset() : 0;
 }
@@ -177,13 +187,7 @@ Origin RegionValues::operand(const at::Tensor& tensor, bool is_written) {
   if (origin == 0 || is_written) {
     return origin;
   }
-  origin = derived(origin, static_cast<uint64_t>(tensor.scalar_type()));
-  if (!tensor.is_nested()) {
-    for (const int64_t size : tensor.sizes()) {
-      origin = derived(origin, static_cast<uint64_t>(size));
-    }
-  }
-  return origin;
+  return of_kind_and_sizes(origin, tensor);
 }
 
 RegionValues::Call RegionValues::enter(const c10::OperatorHandle& op, const OperatorTraits& traits,
@@ -235,6 +239,18 @@ bool RegionValues::leave(const Call& call, const Stack& stack, size_t first_resu
     place.origin = made_of(place.origin, derived(derived(call.origin, kWritten), i));
   }
   return has_new && all_have_storage;
+}
+
+Origin origin_by_sizes(const c10::OperatorHandle& op, const Arguments& arguments) {
+  Origin origin = of_operator(op);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) {
+      if (!op.schema().arguments()[i].is_out()) {
+        origin = of_kind_and_sizes(origin, tensor);
+      }
+    });
+  }
+  return origin;
 }
 
 uint64_t CallKeys::next(Origin origin, const Arguments& arguments) {

@@ -136,6 +136,9 @@ void RegionValues::visit_reads_from_outside(const OperatorTraits& traits, const 
   }
 }
 
+/// Stands for a call by its operator and by the kinds and sizes of its operands alone. Not those of results that it is given, which it may resize.
+Origin origin_by_sizes(const c10::OperatorHandle& op, const Arguments& arguments);
+
 /// Names the calls of one run: by their origins, by the numbers among their arguments, and which one it is of those that are alike.
 class CallKeys {
  public:

@@ -25,6 +25,9 @@ struct RandomDraw {
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack, Kernel kernel);
 };
 
+/// A copy of what it would draw from by itself. Undefined where there is no generator.
+at::Generator copy_of_programs_generator(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+
 /// Whether an operator with the same operands and RandomDraw::from does the same: one of LibTorch's, or one that takes a generator. Others
 /// may draw from elsewhere.
 bool draws_the_same_again(const c10::OperatorHandle& op);
