@@ -21,7 +21,6 @@
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
-#include "snug/memory/detail/not_adopted.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"
 
@@ -159,7 +158,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
   }
   at::Tensor unpack(std::any& packed) override {
     auto& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
-    return not_adopted(slot.frame->take(slot));
+    return slot.frame->take(slot);
   }
 
  private:
@@ -216,7 +215,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
           "checkpoint: backward through a result of a recomputation, which is over; a callable that stores results "
           "stores those of its last run, so go backward through them before the backward pass that recomputes it");
     }
-    return not_adopted(kept);
+    return kept;
   }
 
   // The recomputation is over. What it saved was for the Slots, and does not stay with results of it that the callable stored.

@@ -13,7 +13,6 @@
 #include "snug/activations/detail/block_codes.h"
 #include "snug/activations/detail/late_copies.h"
 #include "snug/activations/detail/packed_mask.h"
-#include "snug/memory/detail/not_adopted.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 // What is compressed is a run of memory: the whole storage where the tensor has a quarter of it, so that the slices that a model cuts from
@@ -214,13 +213,11 @@ class CompressPolicy final : public detail::SavedTensorPolicy {
 
   at::Tensor unpack(std::any& packed) override {
     if (const auto* kept = std::any_cast<at::Tensor>(&packed)) {
-      return detail::not_adopted(*kept);
+      return *kept;
     }
     const View& view = std::any_cast<View&>(packed);
     view.run->make();
-    at::Tensor tensor = view.run->unpack();
-    tensor = tensor.as_strided(view.sizes, view.strides, view.offset);
-    return detail::not_adopted(std::move(tensor));
+    return view.run->unpack().as_strided(view.sizes, view.strides, view.offset);
   }
 
  private:

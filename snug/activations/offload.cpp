@@ -18,7 +18,6 @@
 #include "snug/activations/detail/late_copies.h"
 #include "snug/activations/detail/offload_store.h"
 #include "snug/core/error.h"
-#include "snug/memory/detail/not_adopted.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 namespace snug {
@@ -164,12 +163,12 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
 
   at::Tensor unpack(std::any& packed) override {
     if (const auto* kept = std::any_cast<at::Tensor>(&packed)) {
-      return detail::not_adopted(*kept);
+      return *kept;
     }
     const auto& view = std::any_cast<SavedView&>(packed);
     view.storage->make();
     if (const c10::Storage memory = view.storage->still_in_memory()) {
-      return detail::not_adopted(view.on(memory, c10::VariableVersion(0)));
+      return view.on(memory, c10::VariableVersion(0));
     }
     const SavedStorage::Here here = bring_back(view.storage);
     at::Tensor tensor = view.on(here.storage, here.version);

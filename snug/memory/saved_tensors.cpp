@@ -55,7 +55,7 @@ class PolicyHooks final : public SavedVariableHooks {
                 "at version ",
                 version_counter_.current_version(), "; expected version ", saved_version_,
                 " instead. Clone it before the write, or write out of place.");
-    return policy_->unpack(packed_);
+    return not_adopted(policy_->unpack(packed_));
   }
 
  private:
@@ -69,7 +69,7 @@ class PolicyHooks final : public SavedVariableHooks {
 class Keep final : public SavedTensorPolicy {
  public:
   std::any pack(const at::Tensor& tensor) override { return tensor.detach(); }
-  at::Tensor unpack(std::any& packed) override { return not_adopted(std::any_cast<at::Tensor&>(packed)); }
+  at::Tensor unpack(std::any& packed) override { return std::any_cast<at::Tensor&>(packed); }
 };
 
 // The innermost policy of this thread, or nullptr: where there is none, where hooks of Python's lie inside it, and where Python allows no hooks.
