@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdio>
 #include <random>
 #include <system_error>
@@ -11,6 +12,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "snug/core/detail/fnv1a.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -29,13 +31,28 @@ using Path = FileSystem::Path;
 Path folder_of(const Path& path) { return path.has_parent_path() ? path.parent_path() : "."; }
 
 constexpr const char* kUnfinished = ".tmp";
+constexpr size_t kRandomSize = 17;  // of a hyphen and digits
+
+// How the names of unfinished files of `path` begin: with its own name, or with the start of it and a hash of all of it where no room is left.
+std::string unfinished_start(const Path& path) {
+  std::string name = path.filename().string();
+  const size_t room = NAME_MAX - std::string_view(kUnfinished).size() - kRandomSize;
+  if (name.size() > room && name.size() <= NAME_MAX) {  // a longer one is no name at all
+    const std::string hash = fmt::format("-{:08x}", detail::fnv1a(name));
+    size_t kept = room - hash.size();
+    while (kept > 0 &&
+           (static_cast<unsigned char>(name[kept]) & 0xC0U) == 0x80U) {  // in the midst of a UTF-8 character
+      --kept;
+    }
+    name = name.substr(0, kept) + hash;
+  }
+  return name + kUnfinished;
+}
 
 // Another name each time, in every process: two that replace a file at once do not write into the same.
 Path unfinished_path(const Path& path) {
   std::random_device random;
-  Path unfinished = path;
-  unfinished += fmt::format("{}-{:08x}{:08x}", kUnfinished, random(), random());
-  return unfinished;
+  return path.parent_path() / fmt::format("{}-{:08x}{:08x}", unfinished_start(path), random(), random());
 }
 
 // An open file that is closed at the end of the scope.
@@ -217,14 +234,14 @@ void replace_file(const FileSystem::Path& path, std::string_view text, FileSyste
 }
 
 bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path) {
-  const std::string name = file.filename().string(), start = path.filename().string() + kUnfinished;
+  const std::string name = file.filename().string(), start = unfinished_start(path);
   if (!name.starts_with(start)) {
     return false;
   }
   const std::string_view rest = std::string_view(name).substr(start.size());
   const auto is_digit = [](char c) { return std::string_view("0123456789abcdef").find(c) != std::string_view::npos; };
   return rest.empty() ||  // of versions before 0.1
-         (rest.size() == 17 && rest[0] == '-' && std::all_of(rest.begin() + 1, rest.end(), is_digit));
+         (rest.size() == kRandomSize && rest[0] == '-' && std::all_of(rest.begin() + 1, rest.end(), is_digit));
 }
 
 void remove_unfinished(const FileSystem::Path& path, FileSystem& files) {

@@ -190,6 +190,41 @@ TEST(ReplaceFile, LeavesAfterAKillWhatCanBeToldAndRemoved) {
   EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{"file.txt"});
 }
 
+TEST(ReplaceFile, TakesAnyNameThatAFileMayHave) {
+  const TemporaryFolder folder;
+  for (const size_t size : {234, 235, 254, 255}) {
+    SCOPED_TRACE(size);
+    const std::string name(size, 'n');
+    replace_file(folder / name, "text");
+    EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector{name});
+    EXPECT_EQ(FileSystem::real().read_file(folder / name), "text");
+    FileSystem::real().remove_all(folder / name);
+  }
+  EXPECT_THROW(replace_file(folder / std::string(256, 'n'), "text"), Error);
+  EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{});
+}
+
+TEST(ReplaceFile, ShortensALongNameBetweenCharactersAndTellsItsUnfinishedFilesFromThoseOfAnother) {
+  const TemporaryFolder folder;
+  for (size_t ascii = 0; ascii < 3; ++ascii) {  // so that the cut would come at each byte of a character
+    std::string name(ascii, 'n');
+    while (name.size() <= 250) {
+      name += "\u20ac";
+    }
+    FailingFileSystem dies({.fail_at = 2, .then_dead = true});
+    EXPECT_THROW(replace_file(folder / name, "text", dies), Error);
+    const auto names = FileSystem::real().list(folder.path());
+    ASSERT_EQ(names.size(), 1u);
+    EXPECT_EQ((names[0].find('-') - ascii) % 3, 0u) << names[0];
+    EXPECT_TRUE(is_unfinished(names[0], folder / name));
+    std::string other = name;
+    other.back() = '\xad';
+    EXPECT_FALSE(is_unfinished(names[0], folder / other));
+    remove_unfinished(folder / name);
+    EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{});
+  }
+}
+
 TEST(FailingFileSystem, FailsOnlyTheChosenOperationAndWritesHalfTheFile) {
   TemporaryFolder folder;
   FailingFileSystem files({.fail_at = 2});
