@@ -17,8 +17,9 @@ namespace snug {
 
 /// Writes all tensors and `metadata` in the safetensors format; the same content gives the same
 /// bytes. All or nothing: the content goes to a file beside `path` and gets its name when it is on
-/// the disk; several may save under one name at once, and the last one's stays. Dense tensors that
-/// are contiguous on the CPU are written from where they are; the others are copied there first,
+/// the disk; several may save under one name at once, and the last one's stays. A kill meanwhile
+/// leaves the file beside it, of up to full size: remove_unfinished(path) (core/file_system.h)
+/// removes such files. Dense tensors that are contiguous on the CPU are written from where they are; the others are copied there first,
 /// and the copies live until the file is written.
 /// Throws ConfigError, naming the tensor, for one that is undefined or not dense or of a dtype
 /// that the format lacks (quantized, complex but complex64), for the reserved name "__metadata__"
