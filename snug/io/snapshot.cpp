@@ -162,10 +162,7 @@ void SnapshotStore::save(int64_t step, const std::map<std::string, Stateful>& pa
                                   step, step < 0 ? "negative" : fmt::format("before the newest snapshot, {},", *newest),
                                   directory_.string()));
   }
-  if (!files_->exists(directory_)) {
-    files_->create_directories(directory_);
-    files_->sync_directory(directory_.has_parent_path() ? directory_.parent_path() : ".");
-  }
+  files_->create_directories(directory_);
   clean_up();
   const fs::path folder = directory_ / (folder_name(step) + kUnfinished);
   try {
