@@ -11,7 +11,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
@@ -199,7 +198,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
         slot->recomputed = *kept;
       }
     }
-    const bool may_stop = task_ == torch::autograd::get_current_graph_task_id();
+    const bool may_stop = task_ == current_pass();
     if (has_enough() && may_stop && !is_cheaper_to_finish(index)) {
       if (saving_inputs_of_a_region) {
         operators_.stop();  // before its callable is called for nothing
@@ -286,7 +285,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
   RecomputeOperators& operators_;  // packing, for which it is there, ends with the recomputation
   // What they were at the beginning, if other draws than operators' are looked for. Operators do not move them here.
   std::optional<RngState> generators_;
-  int task_ = torch::autograd::get_current_graph_task_id();  // the backward pass around the callable
+  int task_ = current_pass();      // the backward pass around the callable
   size_t needed_;
   size_t count_ = 0;
   size_t saved_bytes_ = 0;
@@ -313,10 +312,10 @@ class SavingInputs {
 };
 
 // Outside a backward pass each request is a pass of its own.
-int current_pass() {
+int pass_of_request() {
   static std::atomic<int> next_own_pass{-2};
-  const int task = torch::autograd::get_current_graph_task_id();
-  return task >= 0 ? task : next_own_pass--;
+  const int pass = current_pass();
+  return pass >= 0 ? pass : next_own_pass--;
 }
 
 // Autograd's own nodes ask once for each tensor. A custom function may ask again, and is done when another node asks.
@@ -336,7 +335,7 @@ void Frame::let_go_unless_asked_by(const torch::autograd::Node* node) {
 }
 
 at::Tensor Frame::take(Slot& slot) {
-  const int pass = current_pass();
+  const int pass = pass_of_request();
   const std::lock_guard lock(mutex);
   let_go_unless_asked_by(custom_function_that_asks());
   const auto is_there = [&] { return slot.pass == pass && slot.recomputed.defined(); };

@@ -8,7 +8,6 @@
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/block_codes.h"
 #include "snug/activations/detail/late_copies.h"
@@ -130,7 +129,7 @@ class Run final : public detail::LateCopy {
     if (memory()) {
       return on(memory());
     }
-    const int pass = torch::autograd::get_current_graph_task_id();
+    const int pass = detail::current_pass();
     const bool is_same_pass = std::exchange(pass_, pass) == pass && pass >= 0;
     if (const auto alive = is_same_pass ? unpacked_.lock() : c10::intrusive_ptr<c10::StorageImpl>()) {
       return at::empty({0}, options_).set_(c10::Storage(alive), 0, {part().count}, {1});

@@ -11,7 +11,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 #include <fmt/format.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
@@ -37,9 +36,6 @@ bool is_plain(const at::Tensor& tensor) {
   return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage() && tensor.dim() > 0;
 }
 
-// -1: outside of a backward pass.
-int current_pass() { return torch::autograd::get_current_graph_task_id(); }
-
 class OffloadPolicy;
 
 // One storage, shared by all tensors on it that were saved.
@@ -51,7 +47,7 @@ class SavedStorage final : public detail::LateCopy, public std::enable_shared_fr
     c10::Storage storage;
     c10::VariableVersion version;  // of all tensors on it
     int pass;
-    bool is_good() const { return pass >= 0 && pass == current_pass() && version.current_version() == 0; }
+    bool is_good() const { return pass >= 0 && pass == detail::current_pass() && version.current_version() == 0; }
   };
 
   SavedStorage(OffloadPolicy& policy, detail::LateCopies& copies, const at::Tensor& tensor)
@@ -220,7 +216,7 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
       const auto away = saved->away();
       here = {.storage = away ? away->load() : saved->still_in_memory(),
               .version = c10::VariableVersion(0),
-              .pass = current_pass()};
+              .pass = detail::current_pass()};
     }
     std::shared_ptr<SavedStorage> next, too_old, too_far_ahead;  // let go of without the lock
     std::optional<SavedStorage::Here> not_needed;

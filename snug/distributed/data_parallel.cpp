@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/utils/tensor_flatten.h>
 
@@ -19,6 +18,7 @@
 #include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/detail/replicas.h"
 #include "snug/distributed/detail/same_model.h"
+#include "snug/memory/detail/backward_pass.h"
 
 // c10d's Reducer gathers gradients into buckets and calls a hook for each that is full. Here are the rules around it: what a backward pass
 // belongs to. The outputs of forward() carry a hook, which notes the id of the backward pass that it runs in; parameters carry one
@@ -340,7 +340,7 @@ void DataParallel::Impl::prepare_for_backward(const std::vector<at::Tensor>& out
 }
 
 void DataParallel::Impl::enter_backward(bool forward_was_quiet) {
-  const int pass = torch::autograd::get_current_graph_task_id();
+  const int pass = detail::current_pass();
   if (forward_was_quiet != (quiet_guards > 0)) {
     throw ConfigError(
         fmt::format("DataParallel: forward() was called {} NoSync and backward() {}; put both inside, or both outside",
@@ -400,7 +400,7 @@ void DataParallel::Impl::take_gradient(size_t index) {
   if (group_->impl().rehearsals > 0) {
     return;
   }
-  if (torch::autograd::get_current_graph_task_id() != pass_) {
+  if (detail::current_pass() != pass_) {
     throw ConfigError(fmt::format(
         "DataParallel: a backward pass came to parameter '{}' that did not start at what forward() returned, so "
         "its gradients would differ between ranks; compute the loss inside forward()",

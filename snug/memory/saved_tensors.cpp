@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -140,6 +141,8 @@ void install_engine() {
   in_front = *mine;
   torch::autograd::set_default_engine_stub(&engine_in_front);
 }
+
+int current_pass() { return torch::autograd::get_current_graph_task_id(); }
 
 void go_backward(const at::Tensor& loss) {
   install_engine();

@@ -4,8 +4,6 @@
 #include <limits>
 #include <utility>
 
-#include <torch/csrc/autograd/graph_task.h>
-
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/detail/storage_views.h"
 #include "snug/activations/detail/tape_slot.h"
@@ -313,7 +311,7 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     record.writes.push_back({number, 0});
     made.emplace_back(number, tensor.storage().data());
     // In a backward pass autograd writes gradients in place if nobody else holds them, and so must not find them held.
-    if (listener_ != nullptr || goes_away(number) || torch::autograd::get_current_graph_task_id() >= 0) {
+    if (listener_ != nullptr || goes_away(number) || current_pass() >= 0) {
       watch(number, *tensor.storage().unsafeGetStorageImpl());
     }
   };
@@ -356,7 +354,7 @@ void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, c
 
 std::any OpTape::pack(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  if (is_closed_ && torch::autograd::get_current_graph_task_id() < 0 && deviation_.empty()) {
+  if (is_closed_ && current_pass() < 0 && deviation_.empty()) {
     deviation_ = "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass";
   }
   if (is_closed_ || !tensor.has_storage()) {

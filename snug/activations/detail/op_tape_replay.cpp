@@ -327,7 +327,7 @@ bool OpTape::stays_after_replay(int storage) const {
 // --- unpacking
 
 void OpTape::begin_unpacking(Slot& slot) {
-  const int pass = torch::autograd::get_current_graph_task_id();
+  const int pass = current_pass();
   const bool kept_graph = std::exchange(keeps_graph_, pass < 0 || torch::autograd::get_current_graph_task_keep_graph());
   if (pass != std::exchange(pass_, pass) && !(schedule_ && schedule_->is_guess)) {
     arrived_.assign(arrived_.size(), false);
@@ -433,7 +433,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
     return values_of(slot);
   }
   close();
-  if (slot.pass >= 0 && slot.pass == torch::autograd::get_current_graph_task_id()) {
+  if (slot.pass >= 0 && slot.pass == current_pass()) {
     return values_of(slot);
   }
   begin_unpacking(slot);

@@ -8,11 +8,11 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <fmt/ranges.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
 #include "snug/activations/detail/storage_views.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/backward_pass.h"
 
 namespace snug::detail {
 namespace {
@@ -309,7 +309,7 @@ void RecomputeOperators::stop() {
 }
 
 bool RecomputeOperators::is_end(const Arguments& arguments, const std::vector<size_t>& written) const {
-  if (!stopped_task_ || has_stopped_ || *stopped_task_ != torch::autograd::get_current_graph_task_id() ||
+  if (!stopped_task_ || has_stopped_ || *stopped_task_ != current_pass() ||
       std::uncaught_exceptions() > exceptions_around_) {
     return false;
   }

@@ -3,10 +3,10 @@
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/core/error.h"
 #include "snug/distributed/detail/shard_state.h"
+#include "snug/memory/detail/backward_pass.h"
 
 namespace snug::detail {
 namespace {
@@ -67,7 +67,7 @@ void GradientShards::make_buckets() {
 }
 
 void GradientShards::take_gradient(size_t parameter) {
-  if (const int pass = torch::autograd::get_current_graph_task_id(); pass != pass_) {
+  if (const int pass = current_pass(); pass != pass_) {
     begin_pass();
     pass_ = pass;
   }

@@ -21,6 +21,9 @@ class [[nodiscard]] BackwardOnThisThread final {
   bool before_;
 };
 
+/// A number of its own for the backward pass that runs on this thread, the innermost one; -1 if none does.
+int current_pass();
+
 /// loss.backward(), on this thread. If it throws, nothing of it stays alive (see ForwardingEngine).
 void go_backward(const at::Tensor& loss);
 

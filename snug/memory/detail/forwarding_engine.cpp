@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/input_buffer.h>
 
+#include "snug/memory/detail/backward_pass.h"
+
 namespace snug::detail {
 
 using torch::autograd::GraphTask;
@@ -14,7 +16,7 @@ using torch::autograd::variable_list;
 variable_list ForwardingEngine::execute(const torch::autograd::edge_list& roots, const variable_list& inputs,
                                         bool keep_graph, bool create_graph, bool accumulate_grad,
                                         const torch::autograd::edge_list& outputs) {
-  const bool is_outermost = torch::autograd::get_current_graph_task_id() < 0;
+  const bool is_outermost = current_pass() < 0;
   try {
     return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   } catch (...) {
