@@ -89,20 +89,11 @@ void LateCopies::call(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
   std::vector<c10::Storage> written;
-  const auto note = [&](const at::Tensor& tensor) {
+  visit_written(traits, Arguments(call.op, stack), [&](const at::Tensor& tensor, size_t) {
     if (tensor.has_storage()) {
       written.push_back(tensor.storage());
     }
-  };
-  if (traits.is_collective) {
-    for (const c10::IValue& argument : arguments) {
-      visit_tensors_in(argument, note);
-    }
-  } else {
-    for (const size_t i : traits.written_by(arguments)) {
-      visit_tensors_in(arguments[i], note);
-    }
-  }
+  });
   if (!traits.is_view && !held_.empty()) {
     make_but(written);
   }

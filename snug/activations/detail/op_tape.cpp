@@ -119,11 +119,13 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   const Arguments arguments(call.op, stack);
   record.is_replayable = !traits.is_collective;
   record.arguments.assign(arguments.begin(), arguments.end());
-  const std::vector<size_t> written_arguments = traits.written_by(arguments);
-  std::vector<at::Tensor> statistics, written;
-  const auto is_among = [](const std::vector<size_t>& list, size_t i) {
-    return std::find(list.begin(), list.end(), i) != list.end();
+  const auto is_statistic = [&](size_t i) {
+    return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
   };
+  std::vector<at::Tensor> statistics, written;
+  visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t i) {
+    (is_statistic(i) ? statistics : written).push_back(tensor);
+  });
   for (const c10::IValue& argument : arguments) {  // all, before one is read: some may share a storage
     visit_tensors_in(argument, [&](const at::Tensor& tensor) {
       if (const auto known = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
@@ -133,10 +135,9 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
     });
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (is_among(traits.statistics, i) && is_among(written_arguments, i)) {
+    if (is_statistic(i) && !statistics.empty()) {
       // What batch normalisation returns does not depend on the statistics that it moves.
       record.arguments[i] = {};
-      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { statistics.push_back(tensor); });
     } else if (arguments[i].isTensor()) {
       record.arguments[i] = {};
       if (arguments[i].toTensor().defined()) {
@@ -160,11 +161,6 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
     }
   }
   call.random.is_noted = call.random.is_noted || traits.draws(arguments);
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (traits.is_collective || (is_among(written_arguments, i) && !is_among(traits.statistics, i))) {
-      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { written.push_back(tensor); });
-    }
-  }
   save_from_write(record, written, statistics);
   for (const at::Tensor& tensor : statistics) {
     unseen_write(tensor);

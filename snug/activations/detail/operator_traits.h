@@ -1,6 +1,7 @@
 #pragma once
 // What an operator does to its operands, from its schema, and from what schemas do not say.
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -63,6 +64,17 @@ void visit_tensors_in(const c10::IValue& value, F&& f) {
       if (element.isTensor() && element.toTensor().defined()) {
         f(element.toTensor());
       }
+    }
+  }
+}
+
+/// Calls f(Tensor&, argument) for each tensor that this call writes; of a collective, for all that it may write.
+template <class F>
+void visit_written(const OperatorTraits& traits, const Arguments& arguments, F&& f) {
+  const std::vector<size_t> written = traits.written_by(arguments);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (traits.is_collective || std::find(written.begin(), written.end(), i) != written.end()) {
+      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { f(tensor, i); });
     }
   }
 }
