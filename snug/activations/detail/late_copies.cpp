@@ -17,7 +17,7 @@ LateCopy::LateCopy(LateCopies& copies, const at::Tensor& tensor, const StoragePa
   hold(tensor.storage());
 }
 
-LateCopy::~LateCopy() { copies_.forget_the_dead(name()); }
+LateCopy::~LateCopy() { copies_.forget(*this); }
 
 void LateCopy::hold(const c10::Storage& memory) {
   memory_ = memory;
@@ -87,7 +87,6 @@ bool LateCopy::add(const at::Tensor& tensor) {
 
 void LateCopies::call(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
-  const Arguments arguments(call.op, stack);
   std::vector<c10::Storage> written;
   visit_written(traits, Arguments(call.op, stack), [&](const at::Tensor& tensor, size_t) {
     if (tensor.has_storage()) {
@@ -132,7 +131,7 @@ std::vector<std::shared_ptr<LateCopy>> LateCopies::copies_of(const c10::StorageI
   const std::lock_guard lock(mutex_);
   const auto found = of_storage_.find(name);
   if (found != of_storage_.end()) {
-    for (const auto& one : found->second) {
+    for (const auto& [part, one] : found->second) {
       if (auto copy = one.lock()) {
         alive.push_back(std::move(copy));
       }
@@ -142,31 +141,38 @@ std::vector<std::shared_ptr<LateCopy>> LateCopies::copies_of(const c10::StorageI
 }
 
 std::shared_ptr<LateCopy> LateCopies::find(const at::Tensor& tensor, const StoragePart& part) {
-  for (auto& copy : copies_of(tensor.storage().unsafeGetStorageImpl())) {
-    if (copy->part() == part) {
-      if (copy->add(tensor)) {
-        held_.push_back(copy);
-      }
-      return copy;
+  std::shared_ptr<LateCopy> copy;
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto parts = of_storage_.find(tensor.storage().unsafeGetStorageImpl()); parts != of_storage_.end()) {
+      const auto found = parts->second.find(part);
+      copy = found == parts->second.end() ? nullptr : found->second.lock();
     }
   }
-  return nullptr;
+  if (copy != nullptr && copy->add(tensor)) {
+    held_.push_back(copy);
+  }
+  return copy;
 }
 
 void LateCopies::add(const std::shared_ptr<LateCopy>& copy) {
   held_.push_back(copy);
   const std::lock_guard lock(mutex_);
-  of_storage_[copy->name()].push_back(copy);
+  of_storage_[copy->name()][copy->part()] = copy;
 }
 
-void LateCopies::forget_the_dead(const c10::StorageImpl* name) {
+// Another one may stand for the part by now.
+void LateCopies::forget(const LateCopy& dead) {
   const std::lock_guard lock(mutex_);
-  const auto found = of_storage_.find(name);
-  if (found != of_storage_.end()) {
-    std::erase_if(found->second, [](const auto& copy) { return copy.expired(); });
-    if (found->second.empty()) {
-      of_storage_.erase(found);
-    }
+  const auto parts = of_storage_.find(dead.name());
+  if (parts == of_storage_.end()) {
+    return;
+  }
+  if (const auto found = parts->second.find(dead.part()); found != parts->second.end() && found->second.expired()) {
+    parts->second.erase(found);
+  }
+  if (parts->second.empty()) {
+    of_storage_.erase(parts);
   }
 }
 

@@ -7,6 +7,8 @@
 // just before that one runs: no sooner is there need of other memory. When an operator writes to memory that was copied and is still in use, it is
 // held and copied once more. Operators of other threads, and those after the scope, are not seen.
 
+#include <compare>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -29,7 +31,7 @@ struct StoragePart {
   c10::ScalarType dtype = c10::ScalarType::Byte;
   int64_t begin = 0;
   int64_t count = 0;
-  bool operator==(const StoragePart&) const = default;
+  auto operator<=>(const StoragePart&) const = default;
 };
 
 /// Stands for a part of a storage that was saved, for all tensors that were saved from it. Holds the memory or has a copy. Any thread may use it.
@@ -103,10 +105,11 @@ class LateCopies final : public OperatorPolicy {
   void make_but(const std::vector<c10::Storage>& written);
   void hold_again(const c10::Storage& memory);
   std::vector<std::shared_ptr<LateCopy>> copies_of(const c10::StorageImpl* name) const;
-  void forget_the_dead(const c10::StorageImpl* name);
+  void forget(const LateCopy& dead);
 
   mutable std::mutex mutex_;  // guards of_storage_
-  std::unordered_map<const c10::StorageImpl*, std::vector<std::weak_ptr<LateCopy>>> of_storage_;
+  // By part: a loop over the steps of a sequence may save thousands of one storage, and a save must not walk them all.
+  std::unordered_map<const c10::StorageImpl*, std::map<StoragePart, std::weak_ptr<LateCopy>>> of_storage_;
   std::vector<std::weak_ptr<LateCopy>> held_;  // for the thread whose operators are seen
 };
 
