@@ -122,8 +122,8 @@ class Run final : public detail::LateCopy {
         compression_(compression),
         seed_(seed) {}
 
-  /// Tensors that one backward pass needs at the same time share what was unpacked. Another pass gets memory of its own: autograd may have
-  /// made a gradient of the first, to which it adds.
+  /// Tensors that one backward pass needs at the same time share what was unpacked. Another pass gets memory of its own: somebody may have
+  /// written to the first.
   at::Tensor unpack() {
     const std::lock_guard lock(mutex);
     if (memory()) {

@@ -41,8 +41,8 @@ class OffloadPolicy;
 // One storage, shared by all tensors on it that were saved.
 class SavedStorage final : public detail::LateCopy, public std::enable_shared_from_this<SavedStorage> {
  public:
-  // What was given out in a backward pass is given out again in that pass, for several views of it. Not later: autograd may have made a
-  // gradient of it, to which it adds.
+  // What was given out in a backward pass is given out again in that pass, for several views of it. Not later: somebody may have written to
+  // it.
   struct Here {
     c10::Storage storage;
     c10::VariableVersion version;  // of all tensors on it

@@ -1,7 +1,7 @@
 #pragma once
 // What a policy gives back for backward may be returned as a gradient by a custom Function, and if nothing else holds the tensor, autograd takes
-// it for .grad() as it is and later adds to it: to the model's own memory, if it is a saved tensor that was kept where it is. Autograd's own nodes
-// compute what they return. Without hooks the saved tensor is held by its owner, so that autograd makes a copy.
+// it for .grad() as it is and later adds to it: to the model's own memory, if it is a saved tensor that was kept where it is, or to what the policy
+// gives out again. Autograd's own nodes compute what they return. Without hooks the saved tensor is held by its owner, so that autograd makes a copy.
 
 #include <utility>
 
@@ -14,9 +14,16 @@
 
 namespace snug::detail {
 
-/// `kept`, or a copy of it where a custom Function asks and something else uses its memory too.
+/// Whether something else uses the tensor's memory, or has a weak pointer through which it may later.
+inline bool is_shared(const at::Tensor& tensor) {
+  constexpr uint32_t kOfThisOneAndOfTheStrong = 2;
+  return tensor.storage().use_count() > 1 ||
+         tensor.storage().getWeakStorageImpl().weak_use_count() > kOfThisOneAndOfTheStrong;
+}
+
+/// `kept`, or a copy of it where a custom Function asks and its memory is shared.
 inline at::Tensor not_adopted(at::Tensor kept) {
-  if (!kept.defined() || !kept.has_storage() || kept.is_nested() || kept.storage().use_count() == 1 ||
+  if (!kept.defined() || !kept.has_storage() || kept.is_nested() || !is_shared(kept) ||
       !kept.is_non_overlapping_and_dense()) {  // which autograd never takes as it is
     return kept;
   }
