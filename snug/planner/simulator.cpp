@@ -1,13 +1,13 @@
 #include "snug/planner/simulator.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
 #include "snug/planner/detail/at.h"
+#include "snug/planner/detail/replay.h"
 
 // The rules of the executor
 //
@@ -38,6 +38,7 @@
 namespace snug {
 
 using detail::at;
+using detail::MadeAgain;
 
 HoldFrom keep_all(const StepProfile& profile) {
   HoldFrom plan(profile.storages.size(), kNever);
@@ -87,9 +88,7 @@ class StepSimulator::Run {
         kept_(plan.size(), false),
         held_(plan.size(), false),
         uses_(plan.size(), 0),
-        asked_before_drop_(plan.size(), false),
-        marked_(profile_.operators.size(), -1),
-        temporary_(plan.size(), -1) {
+        asked_before_drop_(plan.size(), false) {
     result_.last_use.assign(plan.size(), -1);
     made_.reserve(64);
   }
@@ -111,32 +110,40 @@ class StepSimulator::Run {
     return std::move(live_);
   }
 
- private:
-  // A storage that a replay makes: allocated, and last needed, while the replay's operators of these numbers run.
-  struct Made {
-    int storage;
-    int first;
-    int last;
-    bool whole;  // at its last version in the end
-    bool holds;  // the plan wants it to stay
-    bool stays;  // and something comes that needs it, or it is what was asked for
-  };
+  // As a ReplaySource, in the first walk.
+  int last_version(int s) const { return model_.last_version(s); }
+  bool is_there(int s) const { return external(s) || there(s); }
+  bool bring(int s) {
+    if (!is_there(s)) {
+      if (plan_[at(s)] != kOffload) {
+        return false;
+      }
+      loads_.push_back(s);
+      held_[at(s)] = true;
+    }
+    touch(s);
+    return true;
+  }
+  int maker(ValueId value) const {
+    const int op = model_.producer(value);
+    return op >= 0 && profile_.operators[at(op)].replayable && may_be_rebuilt(value.storage) ? op : -1;
+  }
+  const std::vector<ValueId>& needs(int op) const { return model_.needs(op); }
+  const std::vector<ValueId>& writes(int op) const { return profile_.operators[at(op)].writes; }
 
+ private:
   bool external(int s) const { return profile_.storages[at(s)].kind == StorageKind::External; }
+  bool may_be_rebuilt(int s) const { return profile_.storages[at(s)].kind == StorageKind::Activation; }
   int64_t bytes(int s) const { return profile_.storages[at(s)].bytes; }
   bool there(int s) const { return program_[at(s)] || kept_[at(s)] || held_[at(s)] || uses_[at(s)] > 0; }
-
-  bool available(ValueId value) const {
-    return value.version == model_.last_version(value.storage) && (external(value.storage) || there(value.storage));
-  }
-
-  void touch(int s, int event) { result_.last_use[at(s)] = std::max(result_.last_use[at(s)], event); }
+  void touch(int s) { result_.last_use[at(s)] = std::max(result_.last_use[at(s)], event_); }
 
   // First walk. False: the plan is impossible, or the simulation is cut short.
   bool schedule() {
     const int events = static_cast<int>(profile_.events.size());
     for (int e = 0; e < events; ++e) {
       ++result_.steps;
+      event_ = e;
       const ProfileEvent& event = profile_.events[at(e)];
       if (event.kind == EventKind::Forward) {
         for (const ValueId& value : profile_.operators[at(event.index)].writes) {
@@ -149,91 +156,43 @@ class StepSimulator::Run {
           held_[at(event.index)] = asked_before_drop_[at(event.index)] = true;
         }
       } else if (event.kind == EventKind::Unpack && !external(event.index)) {
-        if (!schedule_replay(e, event.index)) {
+        if (!schedule_replay(event.index)) {
           return false;
         }
-        touch(event.index, e);
+        touch(event.index);
         ++uses_[at(event.index)];
       } else if (event.kind == EventKind::Done && !external(event.index)) {
         --uses_[at(event.index)];
         if (plan_[at(event.index)] == kKeep) {
-          touch(event.index, e);
+          touch(event.index);
         }
       }
     }
     return true;
   }
 
-  bool schedule_replay(int event, int target) {
-    Replay replay{event};
-    pending_.assign(1, {target, model_.last_version(target)});
-    while (!pending_.empty()) {
-      const ValueId value = pending_.back();
-      pending_.pop_back();
-      ++result_.steps;
-      if (available(value)) {
-        touch(value.storage, event);
-        continue;
-      }
-      if (plan_[at(value.storage)] == kOffload && value.version == model_.last_version(value.storage)) {
-        replay.loads.push_back(value.storage);
-        held_[at(value.storage)] = true;
-        touch(value.storage, event);
-        continue;
-      }
-      const int op = model_.producer(value);
-      if (op < 0 || !profile_.operators[at(op)].replayable ||
-          profile_.storages[at(value.storage)].kind != StorageKind::Activation) {
-        result_.impossible = value.storage;
-        return false;
-      }
-      if (marked_[at(op)] != event) {
-        if (++result_.replayed > most_replayed_) {
-          result_.is_cut_short = true;
-          return false;
-        }
-        marked_[at(op)] = event;
-        replay.operators.push_back(op);
-        pending_.insert(pending_.end(), model_.needs(op).begin(), model_.needs(op).end());
-      }
+  bool schedule_replay(int target) {
+    const detail::FoundReplay& found = finder_.find(*this, target, most_replayed_ - result_.replayed);
+    result_.steps += found.looked_at;
+    result_.replayed += std::ssize(found.operators);
+    result_.impossible = found.missing ? found.missing->storage : -1;
+    result_.is_cut_short = found.is_cut_short;
+    if (found.missing || found.is_cut_short) {
+      return false;
     }
-    if (!replay.operators.empty() || !replay.loads.empty()) {
-      std::sort(replay.operators.begin(), replay.operators.end());
-      note_made(replay, event);
-      result_.replays.push_back(std::move(replay));
+    if (!found.operators.empty() || !loads_.empty()) {
+      for (const MadeAgain& one : found.made) {
+        held_[at(one.storage)] = held_[at(one.storage)] || is_to_stay(one);
+      }
+      made_.push_back(found.made);
+      result_.replays.push_back({event_, std::exchange(loads_, {}), found.operators});
     }
     return true;
   }
 
-  // Which storages the replay makes, and until when it needs them.
-  void note_made(const Replay& replay, int event) {
-    std::vector<Made>& made = made_.emplace_back();
-    for (int k = 0; k < static_cast<int>(replay.operators.size()); ++k) {
-      const int op = replay.operators[at(k)];
-      result_.steps += std::ssize(model_.needs(op)) + std::ssize(profile_.operators[at(op)].writes);
-      for (const ValueId& value : model_.needs(op)) {
-        if (!available(value)) {
-          made[at(temporary_[at(value.storage)])].last = k;
-        }
-      }
-      for (const ValueId& value : profile_.operators[at(op)].writes) {
-        if (value.version == 0) {
-          temporary_[at(value.storage)] = static_cast<int>(made.size());
-          made.push_back({value.storage, k, k, false, false, false});
-        }
-        made[at(temporary_[at(value.storage)])].whole = value.version == model_.last_version(value.storage);
-      }
-    }
-    for (Made& one : made) {
-      const bool was_there = there(one.storage);
-      one.whole = one.whole && !was_there;
-      const bool may_be_rebuilt = profile_.storages[at(one.storage)].kind == StorageKind::Activation;
-      one.holds = one.whole && may_be_rebuilt && plan_[at(one.storage)] <= event;
-    }
-    for (const Made& one : made) {
-      held_[at(one.storage)] = held_[at(one.storage)] || one.holds;
-      temporary_[at(one.storage)] = -1;
-    }
+  // By the plan. Whether anything needs it later is known after the first walk.
+  bool is_to_stay(const MadeAgain& one) const {
+    return one.may_stay && may_be_rebuilt(one.storage) && plan_[at(one.storage)] <= event_;
   }
 
   // Second walk.
@@ -329,48 +288,37 @@ class StepSimulator::Run {
       seconds += profile_.link.back_seconds(bytes(s));
       change(s, [&] { held_[at(s)] = true; });
     }
-    std::vector<Made>& made = made_[next_replay_++];
-    for (Made& one : made) {
-      one.holds = one.holds && result_.last_use[at(one.storage)] > event_;
-      one.stays = one.holds || (one.whole && one.storage == target);
+    std::vector<MadeAgain>& made = made_[next_replay_++];
+    const auto holds = [&](const MadeAgain& one) {
+      return is_to_stay(one) && result_.last_use[at(one.storage)] > event_;
+    };
+    for (MadeAgain& one : made) {
+      one.stays = holds(one) || (one.may_stay && one.storage == target);
     }
-    sort_by_last(made, replay.operators.size());
+    releases_.sort(made, replay.operators.size());
     in_replay_ = &made;
-    auto begins = made.begin();  // made is in the order of `first`
-    auto ends = by_last_.begin();
+    auto begins = made.begin();
     for (int k = 0; k < static_cast<int>(replay.operators.size()); ++k) {
       const ProfiledOperator& op = profile_.operators[at(replay.operators[at(k)])];
       replay_position_ = k;
-      for (; begins != made.end() && begins->first == k; ++begins, ++result_.steps) {
+      for (; begins != made.end() && begins->first == k; ++begins) {
         level_ += bytes(begins->storage);
       }
       note_level(op.workspace);
       seconds += op.seconds;
-      for (; ends != by_last_.end() && made[at(*ends)].last == k; ++ends, ++result_.steps) {
-        level_ -= made[at(*ends)].stays ? 0 : bytes(made[at(*ends)].storage);
+      for (const int i : releases_.after(k)) {
+        level_ -= bytes(made[at(i)].storage);
       }
     }
     in_replay_ = nullptr;
-    for (const Made& one : made) {
+    result_.steps += 2 * std::ssize(made);
+    for (const MadeAgain& one : made) {
       if (one.stays) {
         level_ -= bytes(one.storage);  // counted anew here, or as a use by step()
       }
-      if (one.holds) {
+      if (holds(one)) {
         change(one.storage, [&] { held_[at(one.storage)] = true; });
       }
-    }
-  }
-
-  // Their places in `made`, by counting.
-  void sort_by_last(const std::vector<Made>& made, size_t operators) {
-    ends_before_.assign(operators + 1, 0);
-    for (const Made& one : made) {
-      ++ends_before_[at(one.last) + 1];
-    }
-    std::partial_sum(ends_before_.begin(), ends_before_.end(), ends_before_.begin());
-    by_last_.resize(made.size());
-    for (size_t i = 0; i < made.size(); ++i) {
-      by_last_[at(ends_before_[at(made[i].last)]++)] = static_cast<int>(i);
     }
   }
 
@@ -408,7 +356,7 @@ class StepSimulator::Run {
       }
     }
     if (in_replay_ != nullptr) {
-      for (const Made& one : *in_replay_) {
+      for (const MadeAgain& one : *in_replay_) {
         if (one.first <= replay_position_ && (one.last >= replay_position_ || one.stays)) {
           live_.push_back({one.storage, bytes(one.storage), true});
         }
@@ -424,13 +372,12 @@ class StepSimulator::Run {
   std::vector<bool> program_, kept_, held_;
   std::vector<int> uses_;
   std::vector<bool> asked_before_drop_;  // of those to offload
-  std::vector<int> marked_;              // per operator: the event of the replay it was last put into
-  std::vector<int> temporary_;           // per storage: its place in the replay's list
-  std::vector<ValueId> pending_;
-  std::vector<std::vector<Made>> made_;  // per replay
+  detail::ReplayFinder finder_;
+  std::vector<int> loads_;                    // of the replay under way
+  std::vector<std::vector<MadeAgain>> made_;  // per replay
   std::vector<std::vector<int>> endings_;
-  const std::vector<Made>* in_replay_ = nullptr;
-  std::vector<int> by_last_, ends_before_;  // of the replay under way
+  const std::vector<MadeAgain>* in_replay_ = nullptr;
+  detail::ReleaseOrder releases_;  // likewise
   int replay_position_ = 0;
   size_t next_replay_ = 0;
   int event_ = 0;
