@@ -39,6 +39,7 @@
 #include "snug/memory/detail/held.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
+#include "snug/planner/detail/replay.h"
 #include "snug/planner/profile.h"
 
 namespace snug::detail {
@@ -229,7 +230,6 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void settle(int storage);
   c10::Storage find(int storage);
   c10::Storage bring(int storage);
-  c10::Storage bring(ValueId value);
   c10::Storage load(int storage);
   c10::Storage rebuild(int storage);
   void note_place(int storage, const c10::Storage& memory);
@@ -258,6 +258,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   bool keeps_graph_ = false;
   bool drops_everything_ = false;
   bool is_as_scheduled_ = true;  // the order of unpacking, so far
+  ReplayFinder replay_finder_;
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   bool verifies_ = false;
   std::vector<std::weak_ptr<Slot>> packed_;  // since the last operator, to verify

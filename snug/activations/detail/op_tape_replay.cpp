@@ -1,5 +1,5 @@
 #include <algorithm>
-#include <map>
+#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -117,10 +117,6 @@ c10::Storage OpTape::bring(int storage) {
   return memory;
 }
 
-c10::Storage OpTape::bring(ValueId value) {
-  return value.version == at(value.storage).last_version() ? bring(value.storage) : c10::Storage();
-}
-
 c10::Storage OpTape::load(int storage) {
   if (listener_ != nullptr) {
     listener_->before_replay();
@@ -139,35 +135,60 @@ c10::Storage OpTape::load(int storage) {
 
 class OpTape::Replay {
  public:
-  Replay(OpTape& tape, int target) : tape_(tape), target_(target) {
-    find_operators();
-    find_lifetimes();
+  Replay(OpTape& tape, int target) : tape_(tape), found_(tape.replay_finder_.find(*this, target)) {
+    if (found_.missing) {
+      throw_missing(*found_.missing);
+    }
+    for (MadeAgain& one : found_.made) {
+      one.stays = one.may_stay &&
+                  (one.storage == target || tape_.stays_after_replay(one.storage) || tape_.should_hold(one.storage));
+    }
+    releases_.sort(found_.made, found_.operators.size());
   }
 
   void run() {
-    for (size_t k = 0; k < sequence_.size(); ++k) {
-      const TapeOperator& op = tape_.operators_[static_cast<size_t>(sequence_[k])];
+    for (int k = 0; k < std::ssize(found_.operators); ++k) {
+      const TapeOperator& op = tape_.operators_[static_cast<size_t>(found_.operators[static_cast<size_t>(k)])];
       Stack stack = stack_for(op);
       call_again(op.op, op.context, stack, op.drew_from);
       for (const TapeOperator::Result& result : op.results) {
         const c10::IValue& value = stack[result.result];
-        made_.at(result.storage).memory =
-            (result.element ? value.toTensorVector()[*result.element] : value.toTensor()).storage();
+        made_[result.storage] = (result.element ? value.toTensorVector()[*result.element] : value.toTensor()).storage();
       }
       stack.clear();
-      for (auto& [storage, one] : made_) {
-        if (one.last == k && !one.stays) {
-          one.memory = {};
-        }
+      for (const int i : releases_.after(k)) {
+        made_.erase(found_.made[static_cast<size_t>(i)].storage);
       }
     }
-    for (auto& [storage, one] : made_) {
-      if (one.stays) {
-        adopt(storage, one.memory);
-      }
+    for (const auto& [storage, memory] : made_) {
+      adopt(storage, memory);
     }
-    *tape_.replayed_ += static_cast<int64_t>(sequence_.size());
+    *tape_.replayed_ += std::ssize(found_.operators);
   }
+
+  const c10::Storage& memory_of(ValueId value) const {
+    const auto found = value.version == last_version(value.storage) ? there_.find(value.storage) : there_.end();
+    return found != there_.end() ? found->second : made_.at(value.storage);
+  }
+
+  // As a ReplaySource.
+  int last_version(int storage) const { return tape_.at(storage).last_version(); }
+  bool is_there(int storage) const { return there_.contains(storage) || tape_.find(storage); }
+  bool bring(int storage) {
+    if (there_.contains(storage)) {
+      return true;
+    }
+    c10::Storage memory = tape_.bring(storage);
+    return memory && there_.emplace(storage, std::move(memory)).second;
+  }
+  int maker(ValueId value) const {
+    const TapeStorage& storage = tape_.at(value.storage);
+    const int op = storage.producers[static_cast<size_t>(value.version)];
+    const bool can_be = op >= 0 && !storage.is_pinned && tape_.operators_[static_cast<size_t>(op)].is_replayable;
+    return can_be ? op : -1;
+  }
+  const std::vector<ValueId>& needs(int op) const { return tape_.operators_[static_cast<size_t>(op)].needs; }
+  const std::vector<ValueId>& writes(int op) const { return tape_.operators_[static_cast<size_t>(op)].writes; }
 
   /// Operators were judged when they ran. Since then the program may have written to what they read.
   static void judge_all_again(OpTape& tape) {
@@ -197,42 +218,8 @@ class OpTape::Replay {
   }
 
  private:
-  struct Made {
-    size_t last;  // place of the operator that needs it last
-    bool whole;   // at its last version in the end
-    bool stays;
-    c10::Storage memory;
-  };
-
-  // The producers of all that is missing, in program order.
-  void find_operators() {
-    std::vector<ValueId> pending{{target_, tape_.at(target_).last_version()}};
-    std::set<int> operators;
-    while (!pending.empty()) {
-      const ValueId value = pending.back();
-      pending.pop_back();
-      if (there_.contains(value.storage) && value.version == tape_.at(value.storage).last_version()) {
-        continue;
-      }
-      if (c10::Storage storage = tape_.bring(value)) {
-        there_.emplace(value.storage, std::move(storage));
-        continue;
-      }
-      const TapeStorage& storage = tape_.at(value.storage);
-      const int op = storage.producers[static_cast<size_t>(value.version)];
-      const bool can_be = op >= 0 && !storage.is_pinned && tape_.operators_[static_cast<size_t>(op)].is_replayable;
-      if (!can_be) {
-        throw_missing(storage, op);
-      }
-      if (operators.insert(op).second) {
-        const auto& needs = tape_.operators_[static_cast<size_t>(op)].needs;
-        pending.insert(pending.end(), needs.begin(), needs.end());
-      }
-    }
-    sequence_.assign(operators.begin(), operators.end());
-  }
-
-  [[noreturn]] static void throw_missing(const TapeStorage& storage, int op) {
+  [[noreturn]] void throw_missing(ValueId value) const {
+    const TapeStorage& storage = tape_.at(value.storage);
     if (storage.is_external) {
       throw CannotRebuild(
           "Rematerialize: a parameter, buffer or input was written in place after the forward pass read it, and is "
@@ -241,35 +228,7 @@ class OpTape::Replay {
     throw CannotRebuild(
         fmt::format("Rematerialize: the result of operator {}, which is needed to rebuild what backward asks for, is "
                     "gone and cannot be made again; was it written in place after the forward pass?",
-                    op));
-  }
-
-  bool is_there(ValueId value) const {
-    return there_.contains(value.storage) && value.version == tape_.at(value.storage).last_version();
-  }
-
-  void find_lifetimes() {
-    for (size_t k = 0; k < sequence_.size(); ++k) {
-      const TapeOperator& op = tape_.operators_[static_cast<size_t>(sequence_[k])];
-      for (const ValueId& value : op.needs) {
-        if (!is_there(value)) {
-          made_.at(value.storage).last = k;
-        }
-      }
-      for (const ValueId& value : op.writes) {
-        Made& one = made_[value.storage];
-        one.last = std::max(one.last, k);
-        one.whole = value.version == tape_.at(value.storage).last_version();
-      }
-    }
-    for (auto& [storage, one] : made_) {
-      one.stays = one.whole && !there_.contains(storage) && !tape_.find(storage) &&
-                  (storage == target_ || tape_.stays_after_replay(storage) || tape_.should_hold(storage));
-    }
-  }
-
-  c10::Storage memory_of(ValueId value) const {
-    return is_there(value) ? there_.at(value.storage) : made_.at(value.storage).memory;
+                    storage.producers[static_cast<size_t>(value.version)]));
   }
 
   Stack stack_for(const TapeOperator& op) const {
@@ -300,19 +259,13 @@ class OpTape::Replay {
     if (tape_.should_hold(storage)) {
       s.held = memory;
     }
-    if (storage == target_) {
-      result_ = memory;
-    }
   }
 
   OpTape& tape_;
-  int target_;
-  std::vector<int> sequence_;
   std::unordered_map<int, c10::Storage> there_;  // what it reads, held until it is over
-  std::map<int, Made> made_;
-
- public:
-  c10::Storage result_;
+  std::unordered_map<int, c10::Storage> made_;   // what it has made and not released
+  FoundReplay found_;
+  ReleaseOrder releases_;
 };
 
 bool OpTape::stays_after_replay(int storage) const {
@@ -405,7 +358,7 @@ c10::Storage OpTape::rebuild(int storage) {
   if (listener_ != nullptr) {
     listener_->after_replay();
   }
-  return replay.result_;
+  return replay.memory_of({storage, at(storage).last_version()});
 }
 
 at::Tensor OpTape::values_of(const Slot& slot) {
