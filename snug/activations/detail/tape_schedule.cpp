@@ -5,8 +5,6 @@
 
 #include <c10/util/hash.h>
 
-#include "snug/activations/detail/tape_slot.h"
-
 namespace snug::detail {
 namespace {
 

@@ -4,14 +4,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string_view>
 
 #include "snug/activations/detail/op_tape.h"
 
 namespace snug::detail {
-
-/// Stands in a profile for writes that are no operator of the tape: those of batch normalisation to its running statistics, and unseen ones.
-inline constexpr std::string_view kOtherWrite = "snug::other_write";
 
 struct OpTape::Slot {
   Slot(std::shared_ptr<OpTape> on, int of, at::Tensor tensor)
