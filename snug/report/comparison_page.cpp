@@ -2,29 +2,29 @@
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/chart_figure.h"
+#include "snug/chart/figure.h"
+#include "snug/chart/page.h"
+#include "snug/chart/text.h"
 #include "snug/report/detail/exhibit_figures.h"
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/page_parts.h"
 
 namespace snug {
 namespace {
 
 std::string section_html(const Section& section) {
   std::string html =
-      fmt::format("<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"idea\">{}</p>\n", detail::escape_html(section.name),
-                  detail::escape_html(section.title), detail::escape_html(section.idea));
+      fmt::format("<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"idea\">{}</p>\n", chart::escape_html(section.name),
+                  chart::escape_html(section.title), chart::escape_html(section.idea));
   if (!section.numbers.empty()) {
     html += "<div class=\"cards\">\n";
     for (const KeyNumber& number : section.numbers) {
-      html += detail::card(number.label, number.value, number.note);
+      html += chart::card(number.label, number.value, number.note);
     }
     html += "</div>\n";
   }
   if (!section.findings.empty()) {
     html += "<ul class=\"findings\">\n";
     for (const std::string& finding : section.findings) {
-      html += "<li>" + detail::escape_html(finding) + "</li>\n";
+      html += "<li>" + chart::escape_html(finding) + "</li>\n";
     }
     html += "</ul>\n";
   }
@@ -62,7 +62,7 @@ Table as_table(const Bars& bars) {
   for (const Bar& bar : bars.bars) {
     std::vector<std::string> row{bar.name};
     for (const double value : bar.values) {
-      row.push_back(detail::value_text(value, bars.quantity));
+      row.push_back(chart::value_text(value, bars.quantity));
     }
     row.push_back(bar.note);
     table.rows.push_back(row);
@@ -90,15 +90,15 @@ std::string comparison_page(const ComparisonPage& page) {
   if (page.sections.size() > 1) {
     main += "<nav>\n";
     for (const Section& section : page.sections) {
-      main += fmt::format("<a href=\"#{}\">{}</a>\n", detail::escape_html(section.name),
-                          detail::escape_html(section.title));
+      main +=
+          fmt::format("<a href=\"#{}\">{}</a>\n", chart::escape_html(section.name), chart::escape_html(section.title));
     }
     main += "</nav>\n";
   }
   for (const Section& section : page.sections) {
     main += section_html(section);
   }
-  return detail::document(
+  return chart::document(
       page.title, page.subtitle, main,
       "Written by snug compare. Bytes are counted by the allocator, in powers of 1024. Times depend on the machine and "
       "on what else runs on it; ratios are of runs that took turns.");

@@ -14,9 +14,11 @@
 #include <variant>
 #include <vector>
 
-#include "snug/report/quantity.h"
+#include "snug/chart/quantity.h"
 
 namespace snug {
+
+using chart::Quantity;
 
 struct PlotAxis {
   std::string title;

@@ -6,18 +6,18 @@
 
 #include <fmt/format.h>
 
+#include "snug/chart/page.h"
+#include "snug/chart/text.h"
 #include "snug/report/detail/gradient_map.h"
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/page_parts.h"
 #include "snug/report/detail/report_charts.h"
 
 namespace snug {
 namespace {
 
-using detail::byte_text;
-using detail::card;
-using detail::escape_html;
-using detail::grouped;
+using chart::byte_text;
+using chart::card;
+using chart::escape_html;
+using chart::grouped;
 using detail::Records;
 
 constexpr const char* kPlanEvent = "plan";
@@ -34,7 +34,7 @@ std::string at_step(const StepRecord& record) { return "at step " + grouped(reco
 std::string final_loss_card(const Records& records) {
   const std::string label = "Final training loss";
   return records.empty() ? card(label, "–", "no steps yet")
-                         : card(label, detail::rounded(records.back().loss), at_step(records.back()));
+                         : card(label, chart::rounded(records.back().loss), at_step(records.back()));
 }
 
 std::string validation_card(const Records& records) {
@@ -47,7 +47,7 @@ std::string validation_card(const Records& records) {
   }
   const std::string label = "Best validation loss";
   return best == nullptr ? card(label, "–", "not measured")
-                         : card(label, detail::rounded(*best->validation_loss), at_step(*best));
+                         : card(label, chart::rounded(*best->validation_loss), at_step(*best));
 }
 
 std::string throughput_card(const Records& records, const std::string& item) {
@@ -58,9 +58,9 @@ std::string throughput_card(const Records& records, const std::string& item) {
   const std::string label = capitalized(item) + " per second";
   const double middle = detail::median(rates);
   const bool readable = middle >= 1000 && middle < 1e6;
-  return records.empty() ? card(label, "–", "no steps yet")
-                         : card(label, readable ? grouped(std::llround(middle)) : detail::prefixed(middle),
-                                "median over all steps");
+  return records.empty()
+             ? card(label, "–", "no steps yet")
+             : card(label, readable ? grouped(std::llround(middle)) : chart::prefixed(middle), "median over all steps");
 }
 
 std::string memory_card(const Records& records) {
@@ -105,7 +105,7 @@ std::string summary(const Records& records, const std::string& item) {
     seconds += std::isfinite(record.seconds) ? record.seconds : 0;
   }
   return fmt::format("{} {} · {} {} · {}", grouped(static_cast<int64_t>(records.size())),
-                     records.size() == 1 ? "step" : "steps", detail::prefixed(items), item, detail::duration(seconds));
+                     records.size() == 1 ? "step" : "steps", chart::prefixed(items), item, chart::duration(seconds));
 }
 
 std::string value_text(const LogValue& value) {
@@ -218,8 +218,8 @@ std::string html_report(const RunHistory& history, const ReportExtras& extras) {
   main += "<div class=\"charts\">\n" + charts(records, extras.item) + "</div>\n";
   main += plan_section(history) + gradients_section(history) + sample_section(extras.sample) +
           settings_section(history.settings) + events_section(history.events);
-  return detail::document(extras.title, summary(records, extras.item), main,
-                          "Written by snug. Bytes are measured, in powers of 1024.");
+  return chart::document(extras.title, summary(records, extras.item), main,
+                         "Written by snug. Bytes are measured, in powers of 1024.");
 }
 
 }  // namespace snug

@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/chart_figure.h"
-#include "snug/report/detail/html_text.h"
+#include "snug/chart/figure.h"
+#include "snug/chart/text.h"
 
 namespace snug::detail {
 namespace {
@@ -41,24 +41,25 @@ std::string bar_row(const Bars& bars, const Bar& bar, double largest) {
   std::string told;
   double left = 0;
   for (size_t i = 0; i < bar.values.size(); ++i) {
-    const double width = shown(bar.values[i]) / largest * kPlotSide;
+    const double width = shown(bar.values[i]) / largest * chart::kPlotSide;
     rects += fmt::format("<rect class=\"area {}\" x=\"{:.2f}\" width=\"{:.2f}\" height=\"10\"/>",
                          part_look(bars.parts, i), left, width);
-    told += fmt::format("{}{} {}", i == 0 ? "" : ", ", bars.parts[i], value_text(shown(bar.values[i]), bars.quantity));
+    told += fmt::format("{}{} {}", i == 0 ? "" : ", ", bars.parts[i],
+                        chart::value_text(shown(bar.values[i]), bars.quantity));
     left += width;
   }
   return fmt::format(
       "<tr title=\"{0}: {1}\"><th scope=\"row\">{0}</th><td class=\"cells\"><svg viewBox=\"0 0 {2} 10\" "
       "preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{1}\">{3}</svg></td><td>{4}</td><td "
       "class=\"note\">{5}</td></tr>\n",
-      escape_html(bar.name), escape_html(told), kPlotSide, rects, value_text(sum_of(bar), bars.quantity),
-      escape_html(bar.note));
+      chart::escape_html(bar.name), chart::escape_html(told), chart::kPlotSide, rects,
+      chart::value_text(sum_of(bar), bars.quantity), chart::escape_html(bar.note));
 }
 
 std::string open_figure(const Exhibit& exhibit, const std::string& legend) {
   return fmt::format(
       "<figure class=\"chart wide\">\n<figcaption><h3>{}</h3><span class=\"caption\">{}</span>{}</figcaption>\n",
-      escape_html(exhibit.title), escape_html(exhibit.caption),
+      chart::escape_html(exhibit.title), chart::escape_html(exhibit.caption),
       legend.empty() ? "" : "<span class=\"legend\">" + legend + "</span>");
 }
 
@@ -69,7 +70,7 @@ std::string bars_figure(const Exhibit& exhibit, const Bars& bars, Medium medium)
   }
   std::string legend;
   for (size_t i = 0; bars.parts.size() > 1 && i < bars.parts.size(); ++i) {
-    legend += legend_key(bars.parts[i], part_look(bars.parts, i), Shape::Area);
+    legend += chart::legend_key(bars.parts[i], part_look(bars.parts, i), chart::Shape::Area);
   }
   std::string rows;
   for (const Bar& bar : bars.bars) {
@@ -82,12 +83,12 @@ std::string bars_figure(const Exhibit& exhibit, const Bars& bars, Medium medium)
 std::string table_figure(const Exhibit& exhibit, const Table& table, Medium medium) {
   std::string head, rows;
   for (const std::string& cell : table.header) {
-    head += fmt::format("<th scope=\"col\">{}</th>", escape_html(cell));
+    head += fmt::format("<th scope=\"col\">{}</th>", chart::escape_html(cell));
   }
   for (const auto& row : table.rows) {
     rows += "<tr>";
     for (size_t i = 0; i < row.size(); ++i) {
-      rows += (i == 0 ? "<th scope=\"row\">" : "<td>") + escape_html(row[i]) + (i == 0 ? "</th>" : "</td>");
+      rows += (i == 0 ? "<th scope=\"row\">" : "<td>") + chart::escape_html(row[i]) + (i == 0 ? "</th>" : "</td>");
     }
     rows += "</tr>\n";
   }
@@ -109,8 +110,8 @@ std::string schedule_figure(const Exhibit& exhibit, const Schedule& schedule, Me
 
 std::string figure_foot(const Exhibit& exhibit, Medium medium) {
   const std::string link =
-      medium == Medium::Page ? fmt::format(" <a href=\"{}.csv\">Numbers</a>", escape_html(exhibit.file)) : "";
-  return fmt::format("<p class=\"made\">{}{}</p>\n", escape_html(exhibit.made), link);
+      medium == Medium::Page ? fmt::format(" <a href=\"{}.csv\">Numbers</a>", chart::escape_html(exhibit.file)) : "";
+  return fmt::format("<p class=\"made\">{}{}</p>\n", chart::escape_html(exhibit.made), link);
 }
 
 std::string exhibit_figure(const Exhibit& exhibit, Medium medium) {

@@ -9,9 +9,9 @@
 
 #include <fmt/format.h>
 
+#include "snug/chart/style.h"
+#include "snug/chart/text.h"
 #include "snug/report/detail/exhibit_figures.h"
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/page_style.h"
 
 namespace snug::detail {
 namespace {
@@ -83,7 +83,8 @@ std::string figure_image(const Exhibit& exhibit) {
       "<foreignObject width=\"{0:.0f}\" height=\"{1:.0f}\">\n<body xmlns=\"http://www.w3.org/1999/xhtml\">\n"
       "<style>{3}body {{ background: none; }} .chart {{ box-shadow: none; "
       "}}</style>\n{4}</body>\n</foreignObject>\n</svg>\n",
-      width, height, escape_html(exhibit.title), kPageStyle, with_name_spaces(exhibit_figure(exhibit, Medium::Image)));
+      width, height, chart::escape_html(exhibit.title), chart::kPageStyle,
+      with_name_spaces(exhibit_figure(exhibit, Medium::Image)));
 }
 
 }  // namespace snug::detail

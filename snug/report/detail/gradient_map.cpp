@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/html_text.h"
+#include "snug/chart/text.h"
 
 namespace snug::detail {
 namespace {
@@ -109,8 +109,8 @@ std::string gradient_map(const std::vector<RunEvent>& events, double loss_scale)
     rows += fmt::format(
         "<tr><th>{}</th><td class=\"cells\"><svg viewBox=\"0 0 {} 1\" preserveAspectRatio=\"none\" "
         "aria-hidden=\"true\">{}{}</svg></td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-        escape_html(row->parameter), columns, cells(*row), marks, percent(row->zeros, row->elements),
-        row->non_finite == 0 ? "–" : grouped(row->non_finite),
+        chart::escape_html(row->parameter), columns, cells(*row), marks, percent(row->zeros, row->elements),
+        row->non_finite == 0 ? "–" : chart::grouped(row->non_finite),
         row->lost_updates ? fmt::format("{:.3g} %", 100 * *row->lost_updates) : "–");
     has_updates = has_updates || row->lost_updates.has_value();
   }
@@ -125,9 +125,10 @@ std::string gradient_map(const std::vector<RunEvent>& events, double loss_scale)
       "ends, at "
       "2{}: gradients to its left would become zero{}.{}</p>\n<table class=\"gradients-map\">\n"
       "<tr><th></th><td></td><td>zero</td><td>not finite</td><td>lost</td></tr>\n{}</table></div>\n",
-      grouped(last), superscript(static_cast<int>(lowest)), superscript(static_cast<int>(highest)),
-      superscript(kFp16Smallest),
-      loss_scale > 1 ? fmt::format(". With the loss scaled by {}, it is the dashed one", rounded(loss_scale)) : "",
+      chart::grouped(last), chart::superscript(static_cast<int>(lowest)), chart::superscript(static_cast<int>(highest)),
+      chart::superscript(kFp16Smallest),
+      loss_scale > 1 ? fmt::format(". With the loss scaled by {}, it is the dashed one", chart::rounded(loss_scale))
+                     : "",
       has_updates ? " Lost are the updates that were too small to move a 16-bit weight." : "", rows);
 }
 

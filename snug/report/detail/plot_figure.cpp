@@ -8,10 +8,10 @@
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/chart_figure.h"
+#include "snug/chart/figure.h"
+#include "snug/chart/line.h"
+#include "snug/chart/text.h"
 #include "snug/report/detail/exhibit_figures.h"
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/line_chart.h"
 
 namespace snug::detail {
 namespace {
@@ -21,8 +21,8 @@ constexpr size_t kMostLineDots = 40;  // of a line with points
 
 std::string look_of(size_t curve) { return fmt::format("series-{}", curve % kLooks); }
 
-std::vector<Point> points_of(const Curve& curve) {
-  std::vector<Point> points;
+std::vector<chart::Point> points_of(const Curve& curve) {
+  std::vector<chart::Point> points;
   for (size_t i = 0; i < curve.x.size(); ++i) {
     points.push_back({curve.x[i], curve.y[i]});
   }
@@ -42,14 +42,15 @@ struct Box {
 // out: the pointer still shows it.
 class Labels {
  public:
-  Labels(const Frame& frame, bool is_wide) : frame_(frame), width_(is_wide ? 990 : 430), height_(is_wide ? 300 : 190) {}
+  Labels(const chart::Frame& frame, bool is_wide)
+      : frame_(frame), width_(is_wide ? 990 : 430), height_(is_wide ? 300 : 190) {}
 
-  void keep_free(const Point& point) {
+  void keep_free(const chart::Point& point) {
     const auto [x, y] = pixels(point);
     taken_.push_back({x - 5, y - 5, x + 5, y + 5});
   }
 
-  std::string add(const Point& point, const std::string& text, const std::string& look) {
+  std::string add(const chart::Point& point, const std::string& text, const std::string& look) {
     const auto [x, y] = pixels(point);
     const double length = 6.4 * static_cast<double>(text.size());
     struct Place {
@@ -67,27 +68,27 @@ class Labels {
             "<span class=\"tag {}\" style=\"left:{:.2f}%;bottom:{:.2f}%;transform:translate({:.0f}%,50%) "
             "translate({:.0f}px,{:.0f}px)\" aria-hidden=\"true\">{}</span>",
             look, frame_.x.place(point.x) * 100, frame_.y.place(point.y) * 100, 100 * (0 - from), dx, 0 - dy,
-            escape_html(text));
+            chart::escape_html(text));
       }
     }
     return "";
   }
 
  private:
-  Point pixels(const Point& point) const {
+  chart::Point pixels(const chart::Point& point) const {
     return {frame_.x.place(point.x) * width_, frame_.y.place(point.y) * height_};
   }
 
-  const Frame& frame_;
+  const chart::Frame& frame_;
   double width_, height_;
   std::vector<Box> taken_;
 };
 
-std::string labels_of(const Plot& plot, const Frame& frame) {
+std::string labels_of(const Plot& plot, const chart::Frame& frame) {
   Labels labels(frame, plot.wide);
   for (const Curve& curve : plot.curves) {
     if (curve.drawn != Drawn::Line || curve.x.size() < kMostLineDots) {
-      for (const Point& point : points_of(curve)) {
+      for (const chart::Point& point : points_of(curve)) {
         labels.keep_free(point);
       }
     }
@@ -104,7 +105,7 @@ std::string labels_of(const Plot& plot, const Frame& frame) {
   return html;
 }
 
-AxisOptions options_of(const PlotAxis& axis, bool is_x) {
+chart::AxisOptions options_of(const PlotAxis& axis, bool is_x) {
   return {.quantity = axis.quantity,
           .from_zero = axis.from_zero,
           .tight = is_x && axis.log_base == 0 && !axis.from_zero,
@@ -113,56 +114,58 @@ AxisOptions options_of(const PlotAxis& axis, bool is_x) {
 }
 
 // A row for each x that some curve has a point at; those nearer than one can point share a row.
-std::vector<Hover> hover_of(const Plot& plot, const Axis& x_axis) {
+std::vector<chart::Hover> hover_of(const Plot& plot, const chart::Axis& x_axis) {
   constexpr double kRows = 150;
-  std::map<int64_t, Hover> rows;
+  std::map<int64_t, chart::Hover> rows;
   for (const Curve& curve : plot.curves) {
     for (size_t i = 0; i < curve.x.size(); ++i) {
-      Hover& row = rows[std::llround(x_axis.place(curve.x[i]) * kRows)];
+      chart::Hover& row = rows[std::llround(x_axis.place(curve.x[i]) * kRows)];
       if (row.lines.empty()) {
         row.step = curve.x[i];
-        row.lines = fmt::format("{} {}", plot.x.title, value_text(curve.x[i], plot.x.quantity));
+        row.lines = fmt::format("{} {}", plot.x.title, chart::value_text(curve.x[i], plot.x.quantity));
       }
       if (std::count(row.lines.begin(), row.lines.end(), '\n') < 12) {
         const std::string label = curve.labels.empty() || curve.labels[i].empty() ? "" : ", " + curve.labels[i];
-        row.lines += fmt::format("\n{}{}  {}", curve.name, label, value_text(curve.y[i], plot.y.quantity));
+        row.lines += fmt::format("\n{}{}  {}", curve.name, label, chart::value_text(curve.y[i], plot.y.quantity));
       }
     }
   }
-  std::vector<Hover> result;
+  std::vector<chart::Hover> result;
   for (auto& [column, row] : rows) {
     result.push_back(std::move(row));
   }
   return result;
 }
 
-void add_curve(Figure& figure, const Curve& curve, const std::string& look, const Frame& frame) {
-  const std::vector<Point> points = points_of(curve);
+void add_curve(chart::Figure& figure, const Curve& curve, const std::string& look, const chart::Frame& frame) {
+  const std::vector<chart::Point> points = points_of(curve);
   const bool has_line = curve.drawn != Drawn::Points;
   if (has_line) {
-    figure.curves += fmt::format("<path class=\"line {}\" d=\"{}\"/>", look, line_path(points, /*steps=*/false, frame));
+    figure.curves +=
+        fmt::format("<path class=\"line {}\" d=\"{}\"/>", look, chart::line_path(points, /*steps=*/false, frame));
   }
   if (!has_line || (curve.drawn == Drawn::LineAndPoints && points.size() <= kMostLineDots)) {
-    const std::string dots = dots_path(points, frame);
+    const std::string dots = chart::dots_path(points, frame);
     const char* size = points.size() > kMostLineDots ? " small" : "";
     figure.curves += fmt::format("<path class=\"dots {0}{1}\" d=\"{2}\"/><path class=\"holes {0}{1}\" d=\"{2}\"/>",
                                  look, size, dots);
   }
-  figure.legend += legend_key(curve.name, look, has_line ? Shape::Line : Shape::Dot);
+  figure.legend += chart::legend_key(curve.name, look, has_line ? chart::Shape::Line : chart::Shape::Dot);
 }
 
 }  // namespace
 
 std::string plot_figure(const Exhibit& exhibit, const Plot& plot, Medium medium) {
-  Extent xs, ys;
+  chart::Extent xs, ys;
   for (const Curve& curve : plot.curves) {
     for (size_t i = 0; i < curve.x.size(); ++i) {
       xs.add(curve.x[i]);
       ys.add(curve.y[i]);
     }
   }
-  const Frame frame{.x = make_axis(xs, options_of(plot.x, true)), .y = make_axis(ys, options_of(plot.y, false))};
-  Figure figure{.title = exhibit.title, .caption = exhibit.caption, .wide = plot.wide};
+  const chart::Frame frame{.x = chart::make_axis(xs, options_of(plot.x, true)),
+                           .y = chart::make_axis(ys, options_of(plot.y, false))};
+  chart::Figure figure{.title = exhibit.title, .caption = exhibit.caption, .wide = plot.wide};
   figure.description = fmt::format("{}: {} over {}", exhibit.title, plot.y.title, plot.x.title);
   figure.x_title = frame.x.unit.empty() ? plot.x.title : fmt::format("{} ({})", plot.x.title, frame.x.unit);
   figure.y_title = plot.y.title;
@@ -174,7 +177,7 @@ std::string plot_figure(const Exhibit& exhibit, const Plot& plot, Medium medium)
     figure.hover = hover_of(plot, frame.x);
   }
   figure.foot = figure_foot(exhibit, medium);
-  return figure_html(figure, frame);
+  return chart::figure_html(figure, frame);
 }
 
 }  // namespace snug::detail

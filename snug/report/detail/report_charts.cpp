@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/area_chart.h"
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/line_chart.h"
+#include "snug/chart/area.h"
+#include "snug/chart/line.h"
+#include "snug/chart/text.h"
 
 namespace snug::detail {
 namespace {
@@ -36,8 +36,8 @@ constexpr std::array<Category, 6> kCategories{{
 }};
 
 template <class ValueOf>
-std::vector<Point> points_of(const Records& records, ValueOf value_of) {
-  std::vector<Point> points;
+std::vector<chart::Point> points_of(const Records& records, ValueOf value_of) {
+  std::vector<chart::Point> points;
   points.reserve(records.size());
   for (const StepRecord& record : records) {
     points.push_back({static_cast<double>(record.step), value_of(record)});
@@ -47,8 +47,8 @@ std::vector<Point> points_of(const Records& records, ValueOf value_of) {
 
 // Means of the finite values among `window` neighbours, half of them on either side, at about `places` of the points;
 // a gap where most of the neighbours are not finite.
-std::vector<Point> smoothed(const std::vector<Point>& points, size_t window, size_t places) {
-  std::vector<Point> means;
+std::vector<chart::Point> smoothed(const std::vector<chart::Point>& points, size_t window, size_t places) {
+  std::vector<chart::Point> means;
   const size_t stride = std::max<size_t>(1, points.size() / places);
   for (size_t i = 0; i < points.size(); i += stride) {
     const size_t half = std::min({window / 2, i, points.size() - 1 - i});
@@ -67,7 +67,8 @@ std::vector<Point> smoothed(const std::vector<Point>& points, size_t window, siz
 
 // Single steps, and where they are many their running mean in front of them. `name` is needed where a chart has
 // others.
-std::vector<Series> noisy_series(const std::string& name, const std::string& look, const std::vector<Point>& points) {
+std::vector<chart::Series> noisy_series(const std::string& name, const std::string& look,
+                                        const std::vector<chart::Point>& points) {
   if (points.size() < kRecordsToSmooth) {
     return {{.name = name.empty() ? "each step" : name, .look = look, .points = points}};
   }
@@ -81,10 +82,10 @@ std::vector<Series> noisy_series(const std::string& name, const std::string& loo
 }
 
 // A logarithmic axis where a few values would press all others flat.
-double log_base_for(const std::vector<Point>& points) {
+double log_base_for(const std::vector<chart::Point>& points) {
   std::vector<double> values;
   double highest = 0;
-  for (const Point& point : points) {
+  for (const chart::Point& point : points) {
     if (std::isfinite(point.y)) {
       values.push_back(point.y);
       highest = std::max(highest, point.y);
@@ -107,76 +108,76 @@ double median(std::vector<double> values) {
 
 std::string loss_chart(const Records& records) {
   const auto training = points_of(records, [](const StepRecord& r) { return r.loss; });
-  std::vector<Point> validation;
+  std::vector<chart::Point> validation;
   for (const StepRecord& record : records) {
     if (record.validation_loss) {
       validation.push_back({static_cast<double>(record.step), *record.validation_loss});
     }
   }
-  LineChart chart{.title = "Loss", .caption = "mean per item", .wide = true};
+  chart::LineChart chart{.title = "Loss", .caption = "mean per item", .wide = true};
   chart.series = noisy_series("training", "training", training);
   chart.series.push_back({.name = "validation", .look = "validation", .points = validation, .dots = true});
   chart.y.log_base = log_base_for(training);
-  return line_chart(chart);
+  return chart::line_chart(chart);
 }
 
 std::string learning_rate_chart(const Records& records) {
   const auto points = points_of(records, [](const StepRecord& r) { return r.learning_rate; });
-  return line_chart({.title = "Learning rate",
-                     .series = {{.name = "learning rate", .look = "learning-rate", .points = points}},
-                     .y = {.from_zero = true}});
+  return chart::line_chart({.title = "Learning rate",
+                            .series = {{.name = "learning rate", .look = "learning-rate", .points = points}},
+                            .y = {.from_zero = true}});
 }
 
 std::string gradient_norm_chart(const Records& records) {
   const auto points = points_of(records, [](const StepRecord& r) { return r.grad_norm; });
   const double log_base = log_base_for(points);
-  return line_chart({.title = "Gradient norm",
-                     .caption = "before clipping",
-                     .series = noisy_series("", "gradient-norm", points),
-                     .y = {.from_zero = true, .log_base = log_base}});
+  return chart::line_chart({.title = "Gradient norm",
+                            .caption = "before clipping",
+                            .series = noisy_series("", "gradient-norm", points),
+                            .y = {.from_zero = true, .log_base = log_base}});
 }
 
 std::string gradient_noise_chart(const Records& records) {
   const auto points = points_of(records, [](const StepRecord& r) { return r.gradient_noise_scale.value_or(kNan); });
-  if (std::none_of(points.begin(), points.end(), [](const Point& p) { return std::isfinite(p.y); })) {
+  if (std::none_of(points.begin(), points.end(), [](const chart::Point& p) { return std::isfinite(p.y); })) {
     return "";
   }
-  return line_chart({.title = "Gradient noise scale",
-                     .caption = "sequences a batch up to which a larger one pays",
-                     .series = {{.name = "", .look = "gradient-norm", .points = points, .marks_gaps = false}},
-                     .y = {.log_base = log_base_for(points)}});
+  return chart::line_chart({.title = "Gradient noise scale",
+                            .caption = "sequences a batch up to which a larger one pays",
+                            .series = {{.name = "", .look = "gradient-norm", .points = points, .marks_gaps = false}},
+                            .y = {.log_base = log_base_for(points)}});
 }
 
 std::string loss_scale_chart(const Records& records) {
   const auto points = points_of(records, [](const StepRecord& r) { return r.loss_scale; });
-  Marks skipped{.name = "skipped step", .look = "skipped"};
+  chart::Marks skipped{.name = "skipped step", .look = "skipped"};
   for (const StepRecord& record : records) {
     if (!record.stepped) {
       skipped.x.push_back(static_cast<double>(record.step));
     }
   }
-  return line_chart({.title = "Loss scale",
-                     .series = {{.name = "scale", .look = "loss-scale", .points = points, .steps = true}},
-                     .y = {.log_base = 2},
-                     .marks = skipped});
+  return chart::line_chart({.title = "Loss scale",
+                            .series = {{.name = "scale", .look = "loss-scale", .points = points, .steps = true}},
+                            .y = {.log_base = 2},
+                            .marks = skipped});
 }
 
 std::string throughput_chart(const Records& records, const std::string& item) {
   const auto points = points_of(records, [](const StepRecord& r) { return r.items_per_second; });
-  return line_chart({.title = "Throughput",
-                     .caption = item + " per second",
-                     .series = noisy_series("", "throughput", points),
-                     .y = {.quantity = Quantity::Count, .from_zero = true}});
+  return chart::line_chart({.title = "Throughput",
+                            .caption = item + " per second",
+                            .series = noisy_series("", "throughput", points),
+                            .y = {.quantity = chart::Quantity::Count, .from_zero = true}});
 }
 
 std::string memory_chart(const Records& records) {
-  AreaChart chart{.title = "Memory by category", .caption = "held at the peak of each step"};
-  chart.y.quantity = Quantity::Bytes;
+  chart::AreaChart chart{.title = "Memory by category", .caption = "held at the peak of each step"};
+  chart.y.quantity = chart::Quantity::Bytes;
   for (const StepRecord& record : records) {
     chart.x.push_back(static_cast<double>(record.step));
   }
   for (const Category& category : kCategories) {
-    Layer layer{.name = category.name, .look = category.look, .values = {}};
+    chart::Layer layer{.name = category.name, .look = category.look, .values = {}};
     for (const StepRecord& record : records) {
       layer.values.push_back(static_cast<double>(record.memory.*category.bytes));
     }
@@ -184,7 +185,7 @@ std::string memory_chart(const Records& records) {
       chart.layers.push_back(layer);
     }
   }
-  return area_chart(chart);
+  return chart::area_chart(chart);
 }
 
 std::string memory_peak(const Records& records) {
@@ -211,7 +212,7 @@ std::string memory_peak(const Records& records) {
         "<tr><th scope=\"row\"><svg class=\"{}\" viewBox=\"0 0 12 12\" width=\"12\" height=\"12\" "
         "aria-hidden=\"true\"><path class=\"area\" d=\"M0 0h12v12h-12z\"/></svg>{}</th><td>{}</td>"
         "<td class=\"share\">{:.1f} %</td></tr>\n",
-        category.look, category.name, byte_text(bytes), share * 100);
+        category.look, category.name, chart::byte_text(bytes), share * 100);
     if (share > 0.09) {
       labels +=
           fmt::format("<span class=\"inside {}\" style=\"left:{:.2f}%;width:{:.2f}%\" aria-hidden=\"true\">{}</span>",
@@ -224,7 +225,7 @@ std::string memory_peak(const Records& records) {
       "{} at step {}</span></figcaption>\n<div class=\"bar\"><svg viewBox=\"0 0 1000 10\" "
       "preserveAspectRatio=\"none\" role=\"img\" aria-label=\"Shares of the memory at the peak; the "
       "figures follow\">{}</svg>{}</div>\n<table class=\"shares\"><tbody>\n{}</tbody></table>\n</figure>\n",
-      byte_text(peak->peak_bytes), grouped(peak->step), bars, labels, rows);
+      chart::byte_text(peak->peak_bytes), chart::grouped(peak->step), bars, labels, rows);
 }
 
 }  // namespace snug::detail

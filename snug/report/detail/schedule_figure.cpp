@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "snug/chart/text.h"
 #include "snug/report/detail/exhibit_figures.h"
-#include "snug/report/detail/html_text.h"
 
 namespace snug::detail {
 namespace {
@@ -45,7 +45,7 @@ constexpr double kTimeline = 104, kTimelineHeight = 132;
 constexpr double kLegendHeight = 30;
 
 std::string text(double x, double y, std::string_view look, std::string_view words) {
-  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"{}\">{}</text>\n", x, y, look, escape_html(words));
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"{}\">{}</text>\n", x, y, look, chart::escape_html(words));
 }
 
 std::string box(double x, double y, double width, double height, std::string_view look) {
@@ -149,7 +149,7 @@ std::string schedule_svg(const Schedule& schedule, std::string_view title, std::
       "<svg {} class=\"schedule\" viewBox=\"-8 -4 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n<style>{}</style>\n"
       "<rect x=\"-8\" y=\"-4\" width=\"100%\" height=\"100%\" class=\"ground\"/>\n{}"
       "<g transform=\"translate({:.0f} {:.0f})\">\n{}</g>\n</svg>\n",
-      attribute, kWidth + 16, height + kLegendHeight + 8, escape_html(title), kStyle, panels, kLeft, height + 6,
+      attribute, kWidth + 16, height + kLegendHeight + 8, chart::escape_html(title), kStyle, panels, kLeft, height + 6,
       legend());
 }
 

@@ -1,4 +1,4 @@
-#include "snug/report/detail/line_chart.h"
+#include "snug/chart/line.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,10 +7,10 @@
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/chart_figure.h"
-#include "snug/report/detail/html_text.h"
+#include "snug/chart/figure.h"
+#include "snug/chart/text.h"
 
-namespace snug::detail {
+namespace snug::chart {
 namespace {
 
 constexpr size_t kMostDots = 60;
@@ -143,4 +143,4 @@ std::string line_chart(const LineChart& chart) {
   return figure_html(figure, frame);
 }
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -1,10 +1,10 @@
 #pragma once
-// Thinning: of a curve with more points than the screen has pixels, those that can be seen. Internal to report.
+// Thinning: of a curve with more points than the screen has pixels, those that can be seen.
 
 #include <cstddef>
 #include <vector>
 
-namespace snug::detail {
+namespace snug::chart {
 
 struct Point {
   double x = 0;
@@ -33,4 +33,4 @@ std::vector<size_t> thinned(const std::vector<Point>& points, size_t columns);
 /// Of each column the index of the highest point, and the first and last of all. x must ascend, y be finite.
 std::vector<size_t> thinned_to_highest(const std::vector<Point>& points, size_t columns);
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -1,7 +1,7 @@
 #pragma once
 // What the numbers of a chart are, and so how they are written.
 
-namespace snug {
+namespace snug::chart {
 
 enum class Quantity {
   Number,  ///< very small or large ones get a common power of ten
@@ -9,4 +9,4 @@ enum class Quantity {
   Bytes,   ///< KiB, MiB, GiB
 };
 
-}  // namespace snug
+}  // namespace snug::chart

@@ -6,13 +6,13 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/report/detail/area_chart.h"
-#include "snug/report/detail/axis.h"
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/line_chart.h"
-#include "snug/report/detail/thinning.h"
+#include "snug/chart/area.h"
+#include "snug/chart/axis.h"
+#include "snug/chart/line.h"
+#include "snug/chart/text.h"
+#include "snug/chart/thinning.h"
 
-namespace snug::detail::chart_test {
+namespace snug::chart::chart_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -228,4 +228,4 @@ TEST(AreaChart, FillsThePlotForASingleStepAndCountsNonsenseAsZero) {
 }
 
 }  // namespace
-}  // namespace snug::detail::chart_test
+}  // namespace snug::chart::chart_test

@@ -1,11 +1,11 @@
-#include "snug/report/detail/page_parts.h"
+#include "snug/chart/page.h"
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/page_style.h"
+#include "snug/chart/style.h"
+#include "snug/chart/text.h"
 
-namespace snug::detail {
+namespace snug::chart {
 namespace {
 
 // The browser itself is told to load nothing.
@@ -38,4 +38,4 @@ std::string card(std::string_view label, const std::string& value, std::string_v
       escape_html(label), escape_html(value.substr(0, space)), unit, escape_html(note));
 }
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -1,12 +1,11 @@
 #pragma once
-// Text for the report page: everything that comes from outside is escaped here, and numbers become what people read.
-// Internal to report.
+// Text for pages: everything that comes from outside is escaped here, and numbers become what people read.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
 
-namespace snug::detail {
+namespace snug::chart {
 
 /// The text, safe as the content of an element and between double quotes. Bytes that are not UTF-8, and control
 /// characters other than tab and line feed, become U+FFFD.
@@ -30,4 +29,4 @@ std::string duration(double seconds);
 /// Raised digits, for powers: superscript(-4) is "⁻⁴".
 std::string superscript(int number);
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -2,7 +2,7 @@
 // for bytes, times a power of 1024. Values are clamped to what can be computed with in doubles, so that a log with
 // 1e308 in it still gives a chart.
 
-#include "snug/report/detail/axis.h"
+#include "snug/chart/axis.h"
 
 #include <algorithm>
 #include <array>
@@ -10,9 +10,9 @@
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/html_text.h"
+#include "snug/chart/text.h"
 
-namespace snug::detail {
+namespace snug::chart {
 namespace {
 
 constexpr double kLargest = 1e300;
@@ -186,4 +186,4 @@ Axis make_axis(Extent extent, const AxisOptions& options) {
   return options.log_base > 0 && extent.low > kSmallest ? log_axis(extent, options) : linear_axis(extent, options);
 }
 
-}  // namespace snug::detail
+}  // namespace snug::chart

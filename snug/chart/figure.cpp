@@ -1,14 +1,14 @@
-#include "snug/report/detail/chart_figure.h"
+#include "snug/chart/figure.h"
 
 #include <cmath>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/thinning.h"
+#include "snug/chart/text.h"
+#include "snug/chart/thinning.h"
 
-namespace snug::detail {
+namespace snug::chart {
 namespace {
 
 constexpr size_t kHoverColumns = 150;  // as exact as one can point
@@ -132,4 +132,4 @@ std::string value_text(double value, Quantity quantity) {
   return rounded(value);
 }
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -1,14 +1,14 @@
 #pragma once
-// How the report page looks: its style sheet, the few lines of script that show values under the pointer, and its
-// mark. Internal to report.
+// The look of pages: its style sheet, the few lines of script that show values under the pointer, and its
+// mark.
 
 #include <string_view>
 
-namespace snug::detail {
+namespace snug::chart {
 
 extern const std::string_view kPageStyle;
 extern const std::string_view kSmallScreenStyle;
 extern const std::string_view kPageScript;
 extern const std::string_view kPageMark;
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -1,15 +1,15 @@
-#include "snug/report/detail/area_chart.h"
+#include "snug/chart/area.h"
 
 #include <cmath>
 #include <limits>
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/chart_figure.h"
-#include "snug/report/detail/html_text.h"
-#include "snug/report/detail/thinning.h"
+#include "snug/chart/figure.h"
+#include "snug/chart/text.h"
+#include "snug/chart/thinning.h"
 
-namespace snug::detail {
+namespace snug::chart {
 namespace {
 
 constexpr double kRoomForLabel = 0.065;  // of the height of the plot
@@ -81,4 +81,4 @@ std::string area_chart(const AreaChart& chart) {
   return figure_html(figure, frame);
 }
 
-}  // namespace snug::detail
+}  // namespace snug::chart

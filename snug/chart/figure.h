@@ -1,16 +1,16 @@
 #pragma once
 // What all charts share: the frame with its axes, ticks, grid and legend, and the texts that the pointer brings up.
-// Internal to report; line_chart and area_chart draw the curves.
+// line_chart and area_chart draw the curves.
 
 #include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "snug/report/detail/axis.h"
-#include "snug/report/detail/thinning.h"
+#include "snug/chart/axis.h"
+#include "snug/chart/thinning.h"
 
-namespace snug::detail {
+namespace snug::chart {
 
 /// Curves are drawn in a square of this side, with y downwards, which the page stretches over the plot.
 inline constexpr double kPlotSide = 1000;
@@ -66,4 +66,4 @@ std::string figure_html(const Figure& figure, const Frame& frame);
 /// A number as the pointer shows it: "1.50 GiB", "12.3 k", "0.01234".
 std::string value_text(double value, Quantity quantity);
 
-}  // namespace snug::detail
+}  // namespace snug::chart

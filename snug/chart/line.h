@@ -1,20 +1,20 @@
 #pragma once
 // line_chart: lines over the optimizer step, as an HTML figure around an inline SVG. The SVG holds only the curves
 // and stretches with the page; ticks and legends are HTML beside it, so that text keeps its size on a phone and on a
-// wide screen. Internal to report.
+// wide screen.
 //
 //   page += line_chart({.title = "Loss", .series = {{.name = "training", .look = "training", .points = points}}});
 //
-// `look` names colour and dashes in report/detail/page_style.cpp. All other text is escaped here.
+// `look` names colour and dashes in snug/chart/style.cpp. All other text is escaped here.
 
 #include <string>
 #include <vector>
 
-#include "snug/report/detail/axis.h"
-#include "snug/report/detail/chart_figure.h"
-#include "snug/report/detail/thinning.h"
+#include "snug/chart/axis.h"
+#include "snug/chart/figure.h"
+#include "snug/chart/thinning.h"
 
-namespace snug::detail {
+namespace snug::chart {
 
 struct Series {
   std::string name;  ///< in the legend and under the pointer; empty: in neither
@@ -48,4 +48,4 @@ std::string line_path(const std::vector<Point>& points, bool steps, const Frame&
 /// A chart of lines over the optimizer step, thinned to what can be seen. Without points it says that there are none.
 std::string line_chart(const LineChart& chart);
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -2,9 +2,9 @@
 // apart with every kind of colour vision; lines differ in their dashes as well. On dark ground the lines take the
 // palette's lighter colours.
 
-#include "snug/report/detail/page_style.h"
+#include "snug/chart/style.h"
 
-namespace snug::detail {
+namespace snug::chart {
 
 const std::string_view kPageMark = R"(<svg class="mark" viewBox="0 0 32 32" width="32" height="32" aria-hidden="true">
 <rect x="1.5" y="1.5" width="29" height="29" rx="8" fill="none" stroke="currentColor" stroke-width="3"/>
@@ -209,4 +209,4 @@ for (const plot of document.querySelectorAll('.plot[data-hover]')) {
 }
 )js";
 
-}  // namespace snug::detail
+}  // namespace snug::chart

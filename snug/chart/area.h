@@ -1,14 +1,14 @@
 #pragma once
-// area_chart: amounts that add up to a total, stacked upon each other over the optimizer step. Internal to report.
+// area_chart: amounts that add up to a total, stacked upon each other over the optimizer step.
 //
 //   page += area_chart({.title = "Memory", .x = steps, .layers = {{"parameters", "parameters", values}}});
 
 #include <string>
 #include <vector>
 
-#include "snug/report/detail/axis.h"
+#include "snug/chart/axis.h"
 
-namespace snug::detail {
+namespace snug::chart {
 
 struct Layer {
   std::string name;
@@ -28,4 +28,4 @@ struct AreaChart {
 /// drawn: that with the highest stack.
 std::string area_chart(const AreaChart& chart);
 
-}  // namespace snug::detail
+}  // namespace snug::chart

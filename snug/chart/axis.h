@@ -1,5 +1,5 @@
 #pragma once
-// Axis: from values to places on a chart, with ticks at round numbers. Internal to report.
+// Axis: from values to places on a chart, with ticks at round numbers.
 //
 //   const Axis y = make_axis({.low = 1.38, .high = 5.61}, {.about_ticks = 5});     // ticks 1, 2, 3, 4, 5, 6
 //   y.place(2.5);                                                                 // 0.3 of the way up
@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "snug/report/quantity.h"
+#include "snug/chart/quantity.h"
 
-namespace snug::detail {
+namespace snug::chart {
 
 struct Tick {
   double place;       ///< in [0, 1], as Axis::place gives it
@@ -47,4 +47,4 @@ struct AxisOptions {
 
 Axis make_axis(Extent extent, const AxisOptions& options);
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -1,4 +1,4 @@
-#include "snug/report/detail/html_text.h"
+#include "snug/chart/text.h"
 
 #include <algorithm>
 #include <array>
@@ -8,7 +8,7 @@
 
 #include "snug/core/bytes.h"
 
-namespace snug::detail {
+namespace snug::chart {
 namespace {
 
 constexpr std::string_view kReplacement = "\uFFFD";
@@ -146,4 +146,4 @@ std::string superscript(int number) {
   return raised;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::chart

@@ -1,9 +1,9 @@
-#include "snug/report/detail/thinning.h"
+#include "snug/chart/thinning.h"
 
 #include <algorithm>
 #include <cmath>
 
-namespace snug::detail {
+namespace snug::chart {
 namespace {
 
 // Calls take(begin, end) for each run of points that share a column.
@@ -77,4 +77,4 @@ std::vector<size_t> thinned_to_highest(const std::vector<Point>& points, size_t 
   return kept;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::chart
