@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/compare/comparison_page.h"
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
 #include "snug/core/error.h"
@@ -19,7 +20,6 @@
 #include "snug/core/nearest_name.h"
 #include "snug/data/digits.h"
 #include "snug/distributed/launch_environment.h"
-#include "snug/report/comparison_page.h"
 
 namespace snug::cli {
 namespace {

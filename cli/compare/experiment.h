@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "snug/report/comparison_page.h"
+#include "cli/compare/comparison_page.h"
 
 namespace snug::cli {
 

@@ -9,8 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "cli/compare/exhibit.h"
 #include "snug/memory/meter.h"
-#include "snug/report/exhibit.h"
 
 namespace snug::cli {
 

@@ -2,7 +2,7 @@
 // The schedule of forward and backward, recorded while a chain of equal blocks is trained in four ways: plain, in segments, nested, and by an
 // automatic plan.
 
-#include "snug/report/exhibit.h"
+#include "cli/compare/exhibit.h"
 
 namespace snug::cli {
 

@@ -6,10 +6,10 @@
 
 #include <fmt/format.h>
 
+#include "cli/compare/exhibit_figures.h"
 #include "snug/chart/text.h"
-#include "snug/report/detail/exhibit_figures.h"
 
-namespace snug::detail {
+namespace snug::cli {
 namespace {
 
 constexpr std::string_view kStyle = R"css(
@@ -153,4 +153,4 @@ std::string schedule_svg(const Schedule& schedule, std::string_view title, std::
       legend());
 }
 
-}  // namespace snug::detail
+}  // namespace snug::cli

@@ -9,11 +9,11 @@
 
 #include <fmt/format.h>
 
+#include "cli/compare/exhibit_figures.h"
 #include "snug/chart/style.h"
 #include "snug/chart/text.h"
-#include "snug/report/detail/exhibit_figures.h"
 
-namespace snug::detail {
+namespace snug::cli {
 namespace {
 
 constexpr double kWide = 1060, kNarrow = 540;
@@ -87,4 +87,4 @@ std::string figure_image(const Exhibit& exhibit) {
       with_name_spaces(exhibit_figure(exhibit, Medium::Image)));
 }
 
-}  // namespace snug::detail
+}  // namespace snug::cli

@@ -2,14 +2,14 @@
 // comparison_page: several experiments as one page that loads nothing, light and dark, legible without colour vision: of each the idea, the
 // numbers that matter, what was found, and the figures with their data beside them.
 //
-//   std::string page = snug::comparison_page({.title = "Side by side", .sections = {sin_cos, checkpointing}});
+//   std::string page = snug::cli::comparison_page({.title = "Side by side", .sections = {sin_cos, checkpointing}});
 
 #include <string>
 #include <vector>
 
-#include "snug/report/exhibit.h"
+#include "cli/compare/exhibit.h"
 
-namespace snug {
+namespace snug::cli {
 
 /// A number in large print.
 struct KeyNumber {
@@ -39,4 +39,4 @@ std::string comparison_page(const ComparisonPage& page);
 /// The same without curves, for a repository: numbers, findings, bars and tables as Markdown.
 std::string comparison_markdown(const ComparisonPage& page);
 
-}  // namespace snug
+}  // namespace snug::cli

@@ -2,12 +2,12 @@
 // Exhibit: a result that people look at, as numbers: curves or points over an axis, stacked bars, a table, or the schedule of forward and
 // backward. Each becomes a figure of a page (comparison_page.h) and a file of CSV that holds just what is drawn.
 //
-//   const snug::Exhibit exhibit{
+//   const snug::cli::Exhibit exhibit{
 //       .file = "losses",
 //       .title = "Loss",
 //       .made = "1,000 epochs, seed 1",
-//       .content = snug::Plot{.x = {.title = "epoch"}, .curves = {{.name = "FP32", .x = epochs, .y = losses}}}};
-//   std::string data = snug::exhibit_csv(exhibit);
+//       .content = snug::cli::Plot{.x = {.title = "epoch"}, .curves = {{.name = "FP32", .x = epochs, .y = losses}}}};
+//   std::string data = snug::cli::exhibit_csv(exhibit);
 
 #include <cstdint>
 #include <string>
@@ -16,7 +16,7 @@
 
 #include "snug/chart/quantity.h"
 
-namespace snug {
+namespace snug::cli {
 
 using chart::Quantity;
 
@@ -108,4 +108,4 @@ std::string exhibit_csv(const Exhibit& exhibit);
 /// repositories; other programs may not. Empty for a Table, of which comparison_markdown has the text.
 std::string exhibit_svg(const Exhibit& exhibit);
 
-}  // namespace snug
+}  // namespace snug::cli

@@ -1,12 +1,12 @@
-#include "snug/report/exhibit.h"
+#include "cli/compare/exhibit.h"
 
 #include <algorithm>
 
 #include <fmt/format.h>
 
-#include "snug/report/detail/exhibit_figures.h"
+#include "cli/compare/exhibit_figures.h"
 
-namespace snug {
+namespace snug::cli {
 namespace {
 
 std::string quoted(const std::string& text) {
@@ -111,8 +111,8 @@ std::string exhibit_svg(const Exhibit& exhibit) {
     return "";
   }
   const auto* schedule = std::get_if<Schedule>(&exhibit.content);
-  return schedule == nullptr ? detail::figure_image(exhibit)
-                             : detail::schedule_svg(*schedule, exhibit.title, "xmlns=\"http://www.w3.org/2000/svg\"");
+  return schedule == nullptr ? figure_image(exhibit)
+                             : schedule_svg(*schedule, exhibit.title, "xmlns=\"http://www.w3.org/2000/svg\"");
 }
 
-}  // namespace snug
+}  // namespace snug::cli

@@ -8,12 +8,12 @@
 
 #include <fmt/format.h>
 
+#include "cli/compare/exhibit_figures.h"
 #include "snug/chart/figure.h"
 #include "snug/chart/line.h"
 #include "snug/chart/text.h"
-#include "snug/report/detail/exhibit_figures.h"
 
-namespace snug::detail {
+namespace snug::cli {
 namespace {
 
 constexpr size_t kLooks = 8;          // in page_style.cpp
@@ -180,4 +180,4 @@ std::string plot_figure(const Exhibit& exhibit, const Plot& plot, Medium medium)
   return chart::figure_html(figure, frame);
 }
 
-}  // namespace snug::detail
+}  // namespace snug::cli

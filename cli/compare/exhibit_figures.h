@@ -1,12 +1,12 @@
 #pragma once
-// An exhibit as an HTML figure, with a line below it on how it was made and where its numbers are. Internal to report.
+// An exhibit as an HTML figure, with a line below it on how it was made and where its numbers are.
 
 #include <string>
 #include <string_view>
 
-#include "snug/report/exhibit.h"
+#include "cli/compare/exhibit.h"
 
-namespace snug::detail {
+namespace snug::cli {
 
 /// Where a figure is shown: in a page, where the pointer brings up numbers and a link leads to them, or in an image.
 enum class Medium { Page, Image };
@@ -25,4 +25,4 @@ std::string figure_image(const Exhibit& exhibit);
 /// a file of its own needs the name space there, a page does not.
 std::string schedule_svg(const Schedule& schedule, std::string_view title, std::string_view attribute);
 
-}  // namespace snug::detail
+}  // namespace snug::cli

@@ -1,13 +1,13 @@
-#include "snug/report/comparison_page.h"
+#include "cli/compare/comparison_page.h"
 
 #include <fmt/format.h>
 
+#include "cli/compare/exhibit_figures.h"
 #include "snug/chart/figure.h"
 #include "snug/chart/page.h"
 #include "snug/chart/text.h"
-#include "snug/report/detail/exhibit_figures.h"
 
-namespace snug {
+namespace snug::cli {
 namespace {
 
 std::string section_html(const Section& section) {
@@ -30,7 +30,7 @@ std::string section_html(const Section& section) {
   }
   html += "<div class=\"charts\">\n";
   for (const Exhibit& exhibit : section.exhibits) {
-    html += detail::exhibit_figure(exhibit);
+    html += exhibit_figure(exhibit);
   }
   return html + "</div>\n</section>\n";
 }
@@ -121,4 +121,4 @@ std::string comparison_markdown(const ComparisonPage& page) {
   return text;
 }
 
-}  // namespace snug
+}  // namespace snug::cli

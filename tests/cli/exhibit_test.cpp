@@ -1,6 +1,6 @@
 // Exhibits: what is drawn is what the CSV says, and the page loads nothing.
 
-#include "snug/report/exhibit.h"
+#include "cli/compare/exhibit.h"
 
 #include <cmath>
 #include <limits>
@@ -8,10 +8,10 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/report/comparison_page.h"
-#include "snug/report/detail/exhibit_figures.h"
+#include "cli/compare/comparison_page.h"
+#include "cli/compare/exhibit_figures.h"
 
-namespace snug::exhibit_test {
+namespace snug::cli::exhibit_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -50,17 +50,16 @@ TEST(Exhibit, WritesBarsAndTablesAsCsv) {
 
 TEST(Exhibit, DrawsPointsWhereTheyLieOnItsAxes) {
   const std::string html =
-      detail::exhibit_figure(plot_of({{.name = "a", .x = {0, 5, 10}, .y = {0, 10, 5}, .drawn = Drawn::Points}}));
+      exhibit_figure(plot_of({{.name = "a", .x = {0, 5, 10}, .y = {0, 10, 5}, .drawn = Drawn::Points}}));
   EXPECT_NE(html.find("M0.0 1000.0h0M500.0 0.0h0M1000.0 500.0h0"), std::string::npos) << html;
   const std::string log =
-      detail::exhibit_figure(plot_of({{.name = "a", .x = {16, 64, 256}, .y = {1, 100, 10}, .drawn = Drawn::Points}},
-                                     {.log_base = 2}, {.log_base = 10}));
+      exhibit_figure(plot_of({{.name = "a", .x = {16, 64, 256}, .y = {1, 100, 10}, .drawn = Drawn::Points}},
+                             {.log_base = 2}, {.log_base = 10}));
   EXPECT_NE(log.find("M0.0 1000.0h0M500.0 0.0h0M1000.0 500.0h0"), std::string::npos) << log;
 }
 
 TEST(Exhibit, BreaksLinesWhereAValueIsNotFinite) {
-  const std::string html =
-      detail::exhibit_figure(plot_of({{.name = "a", .x = {0, 1, 2, 3, 4}, .y = {0, 1, kNan, 1, 0}}}));
+  const std::string html = exhibit_figure(plot_of({{.name = "a", .x = {0, 1, 2, 3, 4}, .y = {0, 1, kNan, 1, 0}}}));
   const size_t begin = html.find("class=\"line series-0\" d=\"");
   ASSERT_NE(begin, std::string::npos);
   const std::string path = html.substr(begin, html.find('>', begin) - begin);
@@ -70,7 +69,7 @@ TEST(Exhibit, BreaksLinesWhereAValueIsNotFinite) {
 TEST(Exhibit, PutsNoLabelOverAnother) {
   const auto labels = [](std::vector<double> x, std::vector<std::string> texts) {
     const std::vector<double> y(x.size(), 5);
-    return detail::exhibit_figure(
+    return exhibit_figure(
         plot_of({{.name = "a", .x = std::move(x), .y = y, .drawn = Drawn::Points, .labels = std::move(texts)}}));
   };
   const std::string apart = labels({1, 9}, {"left", "right"});
@@ -84,11 +83,11 @@ TEST(Exhibit, PutsNoLabelOverAnother) {
 }
 
 TEST(Exhibit, DrawsBarsInProportion) {
-  const std::string html = detail::exhibit_figure({.file = "b",
-                                                   .title = "",
-                                                   .content = Bars{.quantity = Quantity::Bytes,
-                                                                   .parts = {"activations", "other part"},
-                                                                   .bars = {{"one", {30, 70}}, {"two", {-5, 25}}}}});
+  const std::string html = exhibit_figure({.file = "b",
+                                           .title = "",
+                                           .content = Bars{.quantity = Quantity::Bytes,
+                                                           .parts = {"activations", "other part"},
+                                                           .bars = {{"one", {30, 70}}, {"two", {-5, 25}}}}});
   EXPECT_NE(html.find("class=\"area activations\" x=\"0.00\" width=\"300.00\""), std::string::npos) << html;
   EXPECT_NE(html.find("class=\"area series-1\" x=\"300.00\" width=\"700.00\""), std::string::npos);
   EXPECT_NE(html.find("class=\"area series-1\" x=\"0.00\" width=\"250.00\""), std::string::npos);
@@ -160,14 +159,14 @@ TEST(Exhibit, DrawsAScheduleThatStandsByItselfAndLoadsNothing) {
     EXPECT_EQ(svg.find(outside), std::string::npos) << outside;
   }
   EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
-  EXPECT_EQ(detail::exhibit_figure(small_schedule()).find("http:"), std::string::npos);
+  EXPECT_EQ(exhibit_figure(small_schedule()).find("http:"), std::string::npos);
 }
 
 TEST(Exhibit, HasAFigureForNoData) {
   for (const auto& exhibit : {plot_of({}), Exhibit{.file = "b", .title = "", .content = Bars{}},
                               Exhibit{.file = "t", .title = "", .content = Table{}},
                               Exhibit{.file = "s", .title = "", .content = Schedule{}}}) {
-    EXPECT_NE(detail::exhibit_figure(exhibit).find("</figure>"), std::string::npos);
+    EXPECT_NE(exhibit_figure(exhibit).find("</figure>"), std::string::npos);
   }
 }
 
@@ -202,4 +201,4 @@ TEST(ComparisonPage, AsMarkdownHoldsFindingsAndTables) {
 }
 
 }  // namespace
-}  // namespace snug::exhibit_test
+}  // namespace snug::cli::exhibit_test

@@ -1,4 +1,4 @@
-#include "snug/report/detail/exhibit_figures.h"
+#include "cli/compare/exhibit_figures.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include "snug/chart/figure.h"
 #include "snug/chart/text.h"
 
-namespace snug::detail {
+namespace snug::cli {
 namespace {
 
 // The report's own categories keep their colours.
@@ -127,4 +127,4 @@ std::string exhibit_figure(const Exhibit& exhibit, Medium medium) {
   return table_figure(exhibit, std::get<Table>(exhibit.content), medium);
 }
 
-}  // namespace snug::detail
+}  // namespace snug::cli
