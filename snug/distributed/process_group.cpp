@@ -95,6 +95,24 @@ detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environme
   return meeting;
 }
 
+// Who is there, by all backends.
+void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const ProcessGroupOptions& options) {
+  const LaunchPlace& place = meeting.place;
+  const bool is_local = place.size == 1 || (meeting.file.empty() && detail::is_loopback(place.host));
+  impl.backend =
+      detail::make_gloo_backend(impl.store, place.rank, place.size, options.timeout, options.interface, is_local);
+  impl.group = c10::make_intrusive<c10d::ProcessGroup>(impl.store, place.rank, place.size);
+  impl.group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl.backend);
+  impl.group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+  impl.cuda_backend = detail::make_nccl_backend(impl.store, place.rank, place.size, options.timeout);
+  if (impl.cuda_backend) {
+    impl.group->setBackend(c10::kCUDA, c10d::ProcessGroup::NCCL, impl.cuda_backend);
+  }
+  if (place.size > 1) {
+    impl.heartbeat = std::make_unique<detail::Heartbeat>(impl.store, place.rank, place.size, meeting.serves_store());
+  }
+}
+
 }  // namespace
 
 void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& error) const {
@@ -221,28 +239,19 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
     detail::Attempt attempt(meeting);
     impl->store = detail::open_store(meeting, attempt);
     detail::call_the_roll(meeting, *impl->store);
-    const bool is_local = place.size == 1 || (meeting.file.empty() && detail::is_loopback(place.host));
-    impl->backend =
-        detail::make_gloo_backend(impl->store, place.rank, place.size, options.timeout, options.interface, is_local);
-    impl->group = c10::make_intrusive<c10d::ProcessGroup>(impl->store, place.rank, place.size);
-    impl->group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl->backend);
-    impl->group->setDefaultBackend(c10d::ProcessGroup::GLOO);
-    impl->cuda_backend = detail::make_nccl_backend(impl->store, place.rank, place.size, options.timeout);
-    if (impl->cuda_backend) {
-      impl->group->setBackend(c10::kCUDA, c10d::ProcessGroup::NCCL, impl->cuda_backend);
-    }
-    if (place.size > 1) {
-      impl->heartbeat =
-          std::make_unique<detail::Heartbeat>(impl->store, place.rank, place.size, meeting.serves_store());
-    }
+    connect(*impl, meeting, options);
     attempt.succeed();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw DistributedError(
-        fmt::format("init_process_group: rank {} of {} cannot be connected by Gloo after {}: {}; does the interface "
-                    "'{}' reach the other ranks?",
-                    place.rank, place.size, meeting.where(), detail::first_line(error), options.interface));
+    const auto fault = fmt::format(
+        "init_process_group: rank {} of {} cannot be connected by Gloo after {}: {}; does the interface "
+        "'{}' reach the other ranks?",
+        place.rank, place.size, meeting.where(), detail::first_line(error), options.interface);
+    if (impl->store) {
+      detail::leave_word(fault, *impl->store);
+    }
+    throw DistributedError(fault);
   }
   return std::make_shared<ProcessGroup>(std::move(impl));
 }

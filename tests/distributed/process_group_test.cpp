@@ -201,6 +201,25 @@ TEST(ProcessGroup, MeetsInAFileARankThatHasTriedThereBefore) {
            [] { meet_in_a_second_attempt(std::string("file://") + std::getenv("STORE")); });
 }
 
+// Rank 1 sees that all are there, and then has no interface. Both learn of it and come again.
+TEST(ProcessGroup, MeetsAgainInAFileWhereARankWasThereButNotConnected) {
+  const testing::TemporaryFolder folder;
+  on_ranks(2, std::vector<Environment>(2, {{"STORE", folder / "store"}}), 1, [] {
+    auto options = quick();
+    options.store = std::string("file://") + std::getenv("STORE");
+    auto first = options;
+    first.timeout = kSoon;
+    if (this_rank() == 1) {
+      first.interface = "nonsense7";
+    }
+    EXPECT_THAT(error_of<DistributedError>([&] { init_process_group(first); }), HasSubstr("cannot be connected"));
+    const auto group = init_process_group(options);
+    const auto x = torch::ones({1});
+    group->all_reduce(x);
+    EXPECT_EQ(x.item<float>(), 2);
+  });
+}
+
 TEST(ProcessGroup, WaitsForEverWhereTheTimeoutIsLongerThanClocksCount) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick(std::chrono::milliseconds::max()));

@@ -54,4 +54,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Attempt
 /// some do not come in time.
 void call_the_roll(const Meeting& meeting, c10d::Store& store);
 
+/// Says in the store that the attempt came to nothing, and why, so that who tries again there does so apart from it. Throws
+/// nothing: the store may be gone.
+void leave_word(const std::string& fault, c10d::Store& store) noexcept;
+
 }  // namespace snug::detail
