@@ -265,14 +265,11 @@ void DataParallel::Impl::begin_forward() {
   if (c10::GradMode::is_enabled()) {
     check_nobody_takes_gradients();
   }
-  is_in_forward_ = true;
-  if (!c10::GradMode::is_enabled() || quiet_guards > 0) {
-    return;
-  }
-  if (!is_step_begun_) {
+  if (c10::GradMode::is_enabled() && quiet_guards == 0 && !is_step_begun_) {
     check_trained();
     synchronize();
   }
+  is_in_forward_ = true;  // last: the ranks may not have found together
 }
 
 // Where all ranks do the same at the same time: a rank on which nothing has changed asks only where it knows that all do.

@@ -201,5 +201,20 @@ TEST(DataParallelErrors, ARankThatDies) {
   });
 }
 
+TEST(DataParallelErrors, ARankThatDiesBeforeForwardIsNamedInEachForward) {
+  on_ranks(2, [] {
+    torch::nn::Sequential model(torch::nn::Linear(16, 8), torch::nn::BatchNorm1d(8));
+    const auto group = init_process_group(quick());
+    DataParallel ddp(model, group);
+    if (group->rank() == 1) {
+      ::_exit(0);
+    }
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(error_of<DistributedError>([&] { ddp.forward([] { return torch::ones({}); }); }),
+                  HasSubstr("broadcast: failed on rank 0 of 2"));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace snug::data_parallel_errors_test
