@@ -133,6 +133,7 @@ class PinnedStore::Pinned final : public StoredAway {
   ~Pinned() override {
     drop_prefetch();
     const std::lock_guard lock(store_.mutex_);
+    store_.retire(0);  // the memory that was copied is needed no longer
     store_.slabs_.give_back(place_);
   }
 
