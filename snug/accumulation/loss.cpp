@@ -36,6 +36,10 @@ int64_t Loss::count() const {
   return count_tensor_.defined() ? detail::whole_count(count_tensor_.item<double>()) : count_;
 }
 
+double detail::count_of(const Loss& loss) {
+  return loss.count_tensor().defined() ? loss.count_tensor().item<double>() : static_cast<double>(loss.count());
+}
+
 int64_t detail::whole_count(double count) {
   if (!(count >= 0) || count != std::floor(count) || std::isinf(count)) {
     throw ConfigError(

@@ -18,7 +18,7 @@ class Loss {
   /// `sum`: scalar, added over the items of this micro-batch; `count`: how many items that is (tokens, pixels, samples).
   static Loss sum(at::Tensor sum, int64_t count);
   /// The count as a scalar tensor, such as the number of tokens that are not ignored. It is read once, when the step's backward passes are
-  /// all queued; ConfigError then unless all counts of the step add up to a whole number.
+  /// all queued; ConfigError then unless all counts of the step, on all ranks, add up to a whole number.
   static Loss sum(at::Tensor sum, at::Tensor count);
   /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
   static Loss mean(at::Tensor mean, int64_t count);
@@ -46,6 +46,9 @@ namespace detail {
 
 /// A count of items that was read from a tensor. Throws ConfigError unless it is whole and >= 0.
 int64_t whole_count(double count);
+
+/// The count of a loss, read from the device if it is there. It need not be whole: only all counts of a step together are.
+double count_of(const Loss& loss);
 
 }  // namespace detail
 }  // namespace snug

@@ -119,10 +119,10 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
   check_parameters();
   Totals totals;
   totals.micro_batches = size_;
-  totals.items = items_;
+  auto items = static_cast<double>(items_);
   double provisional = provisional_;
   if (items_on_device_.defined()) {
-    totals.items += detail::whole_count(items_on_device_.item<double>());
+    items += items_on_device_.item<double>();
     if (provisional == 0) {
       provisional = provisional_on_device_.item<double>();
     }
@@ -130,8 +130,9 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
   at::Tensor loss_sum = loss_sum_;
   reset();
   if (sum_over_ranks) {
-    sum_over_ranks(totals.items, loss_sum);
+    sum_over_ranks(items, loss_sum);
   }
+  totals.items = detail::whole_count(items);
   if (totals.items == 0) {
     return totals;
   }

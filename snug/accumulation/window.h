@@ -30,9 +30,9 @@ class AccumulationWindow {
     double correction = 1.0;  ///< what the gradients were multiplied with: provisional over real number of items
   };
 
-  /// For several processes with a share of the batch each: turns this one's number of items and sum of losses (undefined: it had none) into
-  /// those of all.
-  using SumOverRanks = std::function<void(int64_t& items, at::Tensor& loss_sum)>;
+  /// For several processes with a share of the batch each: turns the number of items of this one, which need not be whole,
+  /// and its sum of losses (undefined: it had none) into those of all.
+  using SumOverRanks = std::function<void(double& items, at::Tensor& loss_sum)>;
 
   explicit AccumulationWindow(std::vector<std::pair<std::string, at::Tensor>> parameters);
 
@@ -51,7 +51,8 @@ class AccumulationWindow {
   /// Throws ConfigError, naming the parameter, if one was written since the window was opened.
   void check_parameters() const;
 
-  /// Ends the window: multiplies the gradients so that they are those of the mean over all items.
+  /// Ends the window: multiplies the gradients so that they are those of the mean over all items. Throws ConfigError if these
+  /// are not a whole number.
   Totals close(const SumOverRanks& sum_over_ranks = {});
   /// Ends the window and drops its gradients.
   void abandon();

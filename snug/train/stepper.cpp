@@ -382,7 +382,7 @@ class Stepper::Impl {
           "batch at once");
     }
     if (!ranks_.is_alone() && !ranks_.is_agreed()) {
-      window_.divide_by(ranks_.agree_on_items(static_cast<double>(loss.count()) * micro.parts));
+      window_.divide_by(ranks_.agree_on_items(detail::count_of(loss) * micro.parts));
     }
     return window_.weigh(loss, micro.parts);
   }
@@ -397,7 +397,7 @@ class Stepper::Impl {
     }
     window_.check_parameters();
     ranks_.send_the_rest(parameters_.accumulated());
-    return window_.close([&](int64_t& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
+    return window_.close([&](double& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
   }
 
   StepResult close_window() {

@@ -101,6 +101,27 @@ TEST(StepperOnRanks, TakesUnequalSharesAndNone) {
   });
 }
 
+TEST(StepperOnRanks, TakesCountsThatAreWholeTogether) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch batch = tiny_batch(4);
+    const auto weights = torch::tensor({0.25, 1.25, 0.5, 1.0});  // 1.5 on each rank
+    const auto step = [&](Training& run, const Batch& items, const torch::Tensor& of_items) {
+      return run.stepper->step({items[0], items[1], of_items}, [&](const Batch& micro) {
+        const auto errors = (run.model->forward(micro[0]) - micro[1]).square().sum(-1);
+        return Loss::sum((errors * micro[2]).sum(), micro[2].sum());
+      });
+    };
+    Training alone;
+    Training run(group, {.micro_batch = 1});
+    EXPECT_EQ(step(alone, batch, weights).items, 3);
+    EXPECT_EQ(step(run, share(batch, *group), share({weights}, *group)[0]).items, 3);
+    expect_all_close(gradients_of(*run.model), gradients_of(*alone.model));
+    EXPECT_THAT(error_of<ConfigError>([&] { step(run, share(batch, *group), torch::full({2}, 0.6)); }),
+                HasSubstr("count is 2.4"));
+  });
+}
+
 TEST(StepperOnRanks, SendsOnceAStep) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());

@@ -233,14 +233,15 @@ double RankedStep::agree_on_items(double items) {
   return std::max(1.0, std::round(sum));
 }
 
-void RankedStep::sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items) {
-  const Words words = talk(Talk::Sums, {.items = static_cast<double>(items),
+void RankedStep::sum(double& items, at::Tensor& loss_sum, int64_t& batch_items) {
+  const Words words = talk(Talk::Sums, {.items = items,
                                         .loss_sum = loss_sum.defined() ? loss_sum.item<double>() : 0.0,
                                         .batch_items = batch_items});
   double of_losses = 0;
-  items = batch_items = 0;
+  items = 0;
+  batch_items = 0;
   for (const RankWord& word : words) {
-    items += static_cast<int64_t>(word.items);
+    items += word.items;
     of_losses += word.loss_sum;
     batch_items += word.batch_items;
   }

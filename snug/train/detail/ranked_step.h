@@ -90,7 +90,7 @@ class RankedStep {
   /// After the last micro-batch: what was not sent with it, because there was none or because it had no items. `all`: what holds gradients.
   void send_the_rest(const NamedTensors& all);
   /// Talk::Sums. In place: sums over all ranks.
-  void sum(int64_t& items, at::Tensor& loss_sum, int64_t& batch_items);
+  void sum(double& items, at::Tensor& loss_sum, int64_t& batch_items);
   /// Talk::Write. From here on a rank that fails stays behind.
   void confirm_writing();
   /// From here on it does not: all have written.
