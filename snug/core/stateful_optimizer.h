@@ -20,8 +20,14 @@ class StatefulOptimizer {
   /// What of that this process holds, in the very tensors: for who counts bytes.
   virtual StateDict state_here() const { return state_dict(); }
 
-  /// Bytes that the first update will allocate here for the state of parameters that have none yet. 0 where that is not known.
-  virtual int64_t state_bytes_to_come() const { return 0; }
+  /// Bytes that the first update will allocate here for the state of parameters that have none yet, if the trained ones get gradients.
+  int64_t state_bytes_to_come() const {
+    return state_bytes_to_come_of([](const at::Tensor& parameter) { return parameter.requires_grad(); });
+  }
+  /// The same, if those get gradients for which `gets_gradient` is true. 0 where that is not known.
+  virtual int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& /*gets_gradient*/) const {
+    return 0;
+  }
 
   /// Bytes that an update allocates here, beside that state, and gives back.
   virtual int64_t workspace_bytes() const { return 0; }

@@ -464,10 +464,10 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
   impl_->consolidated.reset();
 }
 
-int64_t ShardedOptimizer::state_bytes_to_come() const {
+int64_t ShardedOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
   impl_->take_new_parameters(param_groups_);
-  for (size_t i = 0; i < impl_->pieces.size(); ++i) {  // a frozen one has none to come
-    impl_->views[i].set_requires_grad(impl_->parameters[impl_->pieces[i].parameter].requires_grad());
+  for (size_t i = 0; i < impl_->pieces.size(); ++i) {  // only for this count
+    impl_->views[i].set_requires_grad(gets_gradient(impl_->parameters[impl_->pieces[i].parameter]));
   }
   return impl_->has_own() ? impl_->own->state_bytes_to_come() : 0;
 }

@@ -88,7 +88,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   /// FusedOptimizer does; then nothing has changed.
   void load_state_dict(const StateDict& state) override;
   /// Of this rank's share. Like step(), this takes the parameters that a Stepper has put in the place of others.
-  int64_t state_bytes_to_come() const override;
+  int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;
   /// What gathers the parameters: the shares of up to three ranks once more.
   int64_t workspace_bytes() const override;
   bool before_writing(std::function<void()> hook) override;

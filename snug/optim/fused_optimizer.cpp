@@ -269,11 +269,11 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::first_state(
   return state;
 }
 
-int64_t FusedOptimizer::state_bytes_to_come() const {
+int64_t FusedOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
   int64_t bytes = 0;
   for (const auto& group : param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.requires_grad() && state_.count(parameter.unsafeGetTensorImpl()) == 0) {
+      if (state_.count(parameter.unsafeGetTensorImpl()) == 0 && gets_gradient(parameter)) {
         ParameterState state;
         make_state(state, at::empty_like(parameter, parameter.options().device(at::kMeta)), group.options());
         for (const auto& [tensor_name, tensor] : state.tensors) {

@@ -41,7 +41,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// from it.
   void number_elements(const std::vector<uint64_t>& first);
 
-  int64_t state_bytes_to_come() const final;
+  int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const final;
 
   bool before_writing(std::function<void()> hook) final;
 

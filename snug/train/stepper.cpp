@@ -302,28 +302,32 @@ class Stepper::Impl {
     const auto unload = [&source] { source.load({0, 0}, std::nullopt); };
     unload();  // what a failed try has left
     const int64_t live = live_bytes(device()).count() - (window_.size() > 0 ? parameters_.gradient_bytes() : 0);
+    const auto state = std::make_shared<detail::StateToCome>(optimizer_, parameters_);
     return {.kind = {.shape = source.shape, .is_training = model_.is_training(), .trained = parameters_.fingerprint()},
             .batch = batch,
             .micro_batch = micro_batch,
-            .fixed_bytes = live + detail::state_bytes_to_come(optimizer_) + budget_.own_bytes(),
+            .fixed_bytes = live + state->bytes() + budget_.own_bytes(),
+            .state_bytes = state->bytes(),
             .gradient_bytes = parameters_.bytes_of_all_gradients(),
             .optimizer_bytes = detail::workspace_bytes(optimizer_),
             .is_within_window = window_.size() > 0,
             .forward =
-                [this, &source, is_whole, batch](int64_t items) {
+                [this, &source, is_whole, state, batch](int64_t items) {
                   source.load({0, items}, std::nullopt);
-                  return [this, &source, is_whole, is_part = items < batch] {
+                  return [this, &source, is_whole, state, is_part = items < batch] {
                     const detail::PrecisionRegionsScope regions(precision_.regions());
                     const Loss loss = precision_.forward([&] { return source.loss_of(/*is_last_time=*/false); });
                     *is_whole = loss.kind() == Loss::Kind::Whole;
                     if (*is_whole && is_part) {
                       throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
                     }
+                    state->note(loss.value());
                     return loss.value();
                   };
                 },
             .unload = unload,
             .hold_gradients = [this](bool held) { parameters_.hold_zero_gradients(held); },
+            .idle_state_bytes = [this, state] { return ranks_.is_alone() ? state->idle_bytes() : 0; },
             .pinned_by = [is_whole] { return std::string(*is_whole ? "a Loss::whole" : ""); }};
   }
 

@@ -93,5 +93,52 @@ TEST(StepperPlan, LeavesStateInABufferAsItWas) {
             losses_of_carry(/*is_in_buffer=*/true, Bytes::unlimited()));
 }
 
+// Two networks with one optimizer, of which each step trains the one. What is saved takes most of the memory.
+struct PairImpl : torch::nn::Module {
+  explicit PairImpl(bool has_other) : trained(very_deep()) {
+    register_module("trained", trained);
+    if (has_other) {
+      other = register_module("other", torch::nn::Linear(kWidth, 512));
+    }
+  }
+  torch::nn::Sequential trained;
+  torch::nn::Linear other{nullptr};
+};
+TORCH_MODULE(Pair);
+
+template <class Optimizer, class Options>
+void expect_that_state_of_the_other_is_not_counted(Options of_optimizer) {
+  const Batch batch = make_batch(4096);
+  const auto peak_bytes = [&](bool has_other, Bytes budget) {
+    const int64_t before = live();
+    Pair model(has_other);
+    Optimizer optimizer(model->parameters(), of_optimizer);
+    const int64_t other = live() - before;
+    Stepper stepper(model, optimizer, {.micro_batch = 4096, .memory_budget = budget});
+    int calls = 0;
+    const auto step = [&] {
+      stepper.step(batch, [&](const Batch& micro) {
+        ++calls;
+        return Loss::sum((model->trained->forward(micro[0]) - micro[1]).square().sum(), micro[1].numel());
+      });
+    };
+    step();
+    const int64_t peak = stepper.plan()->choice.peak_bytes - other;
+    calls = 0;
+    step();
+    EXPECT_EQ(calls, 1) << "the plan stays";
+    return peak;
+  };
+  const int64_t alone = peak_bytes(false, Bytes(live() + (64 << 20)));
+  EXPECT_EQ(peak_bytes(true, Bytes(live() + (64 << 20))), alone);
+}
+
+TEST(StepperPlan, DoesNotCountStateOfParametersThatGetNoGradient) {
+  expect_that_state_of_the_other_is_not_counted<AdamW>(AdamWOptions{.lr = 0.01});
+  expect_that_state_of_the_other_is_not_counted<AdamW8bit>(AdamW8bitOptions{.lr = 0.01});
+  expect_that_state_of_the_other_is_not_counted<SGD>(SGDOptions{.lr = 0.01, .momentum = 0.9});
+  expect_that_state_of_the_other_is_not_counted<torch::optim::Adam>(torch::optim::AdamOptions(0.01));
+}
+
 }  // namespace
 }  // namespace snug::stepper_plan_state_test

@@ -20,9 +20,7 @@
 #include "snug/memory/limit.h"
 
 namespace snug::detail {
-namespace {
 
-// The leaves into which backward accumulates.
 std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
   std::vector<at::Tensor> leaves;
   std::unordered_set<torch::autograd::Node*> seen;
@@ -45,6 +43,8 @@ std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
   }
   return leaves;
 }
+
+namespace {
 
 bool is_all_zero(const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || !tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -10,6 +11,9 @@
 #include "snug/core/bytes.h"
 
 namespace snug::detail {
+
+/// The leaves into which a backward pass from `loss` accumulates.
+std::vector<at::Tensor> leaves_of(const at::Tensor& loss);
 
 struct RecordedStep {
   bool goes_backward = true;

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 
-#include <ATen/core/Tensor.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "snug/activations/detail/recorded_step.h"
 #include "snug/core/stateful_optimizer.h"
 
 namespace snug::detail {
@@ -45,19 +45,39 @@ int64_t workspace_bytes(const torch::optim::Optimizer& optimizer) {
   return 3 * largest;
 }
 
-int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer) {
+int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer,
+                            const std::function<bool(const at::Tensor&)>& gets_gradient) {
   if (const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer)) {
-    return stateful->state_bytes_to_come();
+    return stateful->state_bytes_to_come_of(gets_gradient);
   }
   int64_t bytes = 0;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      if (parameter.requires_grad() && optimizer.state().count(parameter.unsafeGetTensorImpl()) == 0) {
+      if (optimizer.state().count(parameter.unsafeGetTensorImpl()) == 0 && gets_gradient(parameter)) {
         bytes += numbers_kept(group.options()) * static_cast<int64_t>(parameter.nbytes());
       }
     }
   }
   return bytes;
+}
+
+int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer) {
+  return state_bytes_to_come(optimizer, [](const at::Tensor& parameter) { return parameter.requires_grad(); });
+}
+
+StateToCome::StateToCome(const torch::optim::Optimizer& optimizer, const TrainedParameters& parameters)
+    : optimizer_(optimizer), parameters_(parameters), bytes_(state_bytes_to_come(optimizer)) {}
+
+void StateToCome::note(const at::Tensor& loss) {
+  for (const at::Tensor& leaf : leaves_of(loss)) {
+    reached_.insert(parameters_.accumulated_for(leaf).unsafeGetTensorImpl());
+  }
+}
+
+int64_t StateToCome::idle_bytes() const {
+  return bytes_ - state_bytes_to_come(optimizer_, [this](const at::Tensor& parameter) {
+           return parameter.requires_grad() && reached_.contains(parameter.unsafeGetTensorImpl());
+         });
 }
 
 }  // namespace snug::detail

@@ -129,7 +129,8 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     return &last_->plan;
   }
   if (Known& known = *last_; is_outdated(known, step)) {
-    known.fixed_bytes = std::max(known.fixed_bytes, step.fixed_bytes);
+    known.fixed_bytes = std::max(known.fixed_bytes, known.fixed_bytes_of(step));
+    known.idle_state_bytes = std::min(known.idle_state_bytes, step.state_bytes);
     known.at_most = step.at_most;
     const int64_t items =
         known.at_most != RankSplit::kWhole ? try_at_most(known, step, known.most_items()) : known.plan.choice.items;
@@ -141,7 +142,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
 
 bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const {
   const StepChoice& choice = known.plan.choice;
-  const int64_t more = std::max<int64_t>(0, step.fixed_bytes - known.fixed_bytes);
+  const int64_t more = std::max<int64_t>(0, known.fixed_bytes_of(step) - known.fixed_bytes);
   return known.is_stale || choice.peak_bytes + more > budget_ - known.left_free ||
          std::min(choice.items, step.batch) > step.at_most;
 }
@@ -201,6 +202,9 @@ bool StepPlanner::try_one(Known& known, const StepToPlan& step, int64_t items, i
     const int64_t loaded = live_cpu_bytes() - before;
     SameLosses losses;
     known.tried.insert_or_assign(items, Tried{profile_step(losses.of(forward), {.link = link_}), loaded, slices});
+    known.fixed_bytes += known.idle_state_bytes;
+    known.idle_state_bytes = step.idle_state_bytes();
+    known.fixed_bytes -= known.idle_state_bytes;
   } catch (const c10::OutOfMemoryError&) {
     note("does not run within the budget");
   } catch (const ConfigError&) {

@@ -41,6 +41,7 @@ struct StepToPlan {
   int64_t micro_batch = 0;              // items in each; 0: to be chosen
   int64_t at_most = RankSplit::kWhole;  // items in each: what all ranks have agreed on
   int64_t fixed_bytes = 0;              // alive all the time: everything but gradients and activations
+  int64_t state_bytes = 0;              // of those: state that the optimizer may have yet to allocate
   int64_t gradient_bytes = 0;           // of all
   int64_t optimizer_bytes = 0;          // workspace of the optimizer's part
   bool is_within_window = false;        // there are gradients of earlier micro-batches, so nothing can be tried
@@ -49,6 +50,8 @@ struct StepToPlan {
   std::function<void()> unload = {};
   /// Makes gradients, of zeros, as they are from the second micro-batch on; or drops them.
   std::function<void(bool)> hold_gradients = {};
+  /// After a forward: how much of that state is of parameters that it gives no gradient to, so that it will not come.
+  std::function<int64_t()> idle_state_bytes = {};
   /// After the forward: why the batch must not be cut; empty: it may.
   std::function<std::string()> pinned_by = {};
 };
@@ -118,6 +121,7 @@ class StepPlanner {
     int64_t fixed_bytes;
     int64_t gradient_bytes;
     int64_t optimizer_bytes;
+    int64_t idle_state_bytes = 0;         // that fixed_bytes is without
     std::map<int64_t, Tried> tried = {};  // by items
     std::string pinned_by = {};
     std::string untried = {};  // those that did not run, for people
@@ -129,6 +133,10 @@ class StepPlanner {
     StepPlan plan = {};
     std::optional<BeforeStepDown> before = {};  // while the step is made again
 
+    // Idle state that has come since, as another step gave it a gradient, is alive now.
+    int64_t fixed_bytes_of(const StepToPlan& step) const {
+      return step.fixed_bytes - std::min(idle_state_bytes, step.state_bytes);
+    }
     int64_t most_items() const { return std::min(at_most, batch); }
     int64_t micro_batches(int64_t items) const { return (batch + items - 1) / items; }
     // Two at once, where there is a next one.

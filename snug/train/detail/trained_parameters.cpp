@@ -151,6 +151,15 @@ std::vector<at::Tensor> TrainedParameters::updated() const {
   return parameters;
 }
 
+const at::Tensor& TrainedParameters::accumulated_for(const at::Tensor& parameter) const {
+  for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
+    if (masters_->low()[i].is_same(parameter)) {
+      return masters_->parameters()[i];
+    }
+  }
+  return parameter;
+}
+
 int64_t TrainedParameters::gradient_bytes() const {
   int64_t bytes = 0;
   std::unordered_set<const void*> seen;

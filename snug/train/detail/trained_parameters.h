@@ -52,6 +52,8 @@ class TrainedParameters {
   const NamedTensors& all() const { return all_; }
   /// Those that hold gradients between micro-batches: with masters, these do in the place of the 16-bit weights.
   const NamedTensors& accumulated() const { return accumulated_; }
+  /// The one of those that gets the gradient of `parameter`: its master, where it has one.
+  const at::Tensor& accumulated_for(const at::Tensor& parameter) const;
   /// A hash of the names of all(), the same in each run.
   uint32_t fingerprint() const { return fingerprint_; }
   /// Those that the optimizer holds.
