@@ -48,11 +48,11 @@ void AccumulationWindow::check_parameters() const {
   for (size_t i = 0; i < versions_.size(); ++i) {
     const auto& [name, parameter] = parameters_[i];
     if (parameter._version() != versions_[i]) {
-      throw ConfigError(
-          fmt::format("Stepper: parameter '{}' was written inside the accumulation window; its gradient would mix two "
-                      "models. Step or write "
-                      "only between windows",
-                      name));
+      throw ConfigError(fmt::format(
+          "Stepper: parameter '{}' was written inside the accumulation window, by loss_of or between "
+          "micro-batches; its gradient would mix two models. Write only between windows; a layer that masks "
+          "its own weight in forward is to compute with weight * mask instead, and leave the weight alone",
+          name));
     }
   }
 }

@@ -125,7 +125,8 @@ class Stepper {
   /// is. `loss_of(const Batch&)` returns a Loss. On an exception from it, or when memory runs out, the gradients are dropped and
   /// parameters, optimizer and scaler are as before the step (not so where an optimizer of torch's own, which allocates as it writes, runs out
   /// of memory in its own step; nor, but where a memory_budget is planned for, buffers and random generators, which the forward has used). Throws
-  /// BudgetExceeded past memory_budget, and DistributedError if a rank is lost.
+  /// BudgetExceeded past memory_budget, DistributedError if a rank is lost, and ConfigError, naming the parameter, if loss_of
+  /// writes one: a layer that masks its own weight in each forward computes with weight * mask instead.
   template <class F>
   StepResult step(const Batch& batch, F&& loss_of) {
     return step<Batch>(batch, std::forward<F>(loss_of));
