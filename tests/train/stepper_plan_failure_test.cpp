@@ -122,6 +122,7 @@ detail::StepToPlan step_of(const Tensor& weight, const std::function<Tensor(cons
               },
           .unload = [] {},
           .hold_gradients = [](bool) {},
+          .idle_state_bytes = [] { return int64_t{0}; },
           .pinned_by = [] { return std::string(); }};
 }
 
