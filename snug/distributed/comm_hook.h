@@ -22,10 +22,11 @@ struct GradientBucket {
   std::vector<at::Tensor> parameters = {};  ///< in the same order
 };
 
-/// Called when backward has completed a bucket: starts the communication, and returns a function which ends it and leaves in
-/// `bucket.gradients` the sum over all ranks. Those functions are called in order of the buckets, after the last bucket was started: what
-/// travels meanwhile is hidden behind backward. DataParallel divides for the mean, before it calls the hook.
-/// A hook that throws must have sent nothing. Where a Stepper then drops the step, it is called for the same bucket once more, with zeros.
+/// Called when backward has completed a bucket: starts the communication, and returns a function which ends it and
+/// leaves in `bucket.gradients` the sum over all ranks. Those functions are called in order of the buckets, after the
+/// last bucket was started: what travels meanwhile is hidden behind backward. DataParallel divides for the mean, before
+/// it calls the hook. A hook that throws must have sent nothing. Where a Stepper then drops the step, it is called for
+/// the same bucket once more, with zeros.
 using CommHook = std::function<std::function<void()>(GradientBucket bucket, ProcessGroup& group)>;
 
 /// Half the bytes: gradients travel, and are added, as FP16. What exceeds 65504, the sum included, becomes infinite.

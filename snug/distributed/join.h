@@ -1,5 +1,6 @@
 #pragma once
-// Join: ranks that run out of data before the others. They go on with what all ranks must do together, and add nothing to it.
+// Join: ranks that run out of data before the others. They go on with what all ranks must do together, and add nothing
+// to it.
 //
 //   snug::Join join(group, model->parameters());
 //   snug::DataParallel ddp(model, group, {.reduction = snug::Reduction::Sum});
@@ -28,8 +29,9 @@ class Join final {
   /// `parameters`: of the model; those without gradients are passed over.
   Join(std::shared_ptr<ProcessGroup> group, std::vector<at::Tensor> parameters);
 
-  /// To be called by every rank before each step: how many items all ranks have together for it. `items` of this rank, 0: it has run out, or has
-  /// none this time. Sends 8 bytes. Throws ConfigError, on every rank, if one says less than 0.
+  /// To be called by every rank before each step: how many items all ranks have together for it. `items` of this rank,
+  /// 0: it has run out, or has none this time. Sends 8 bytes. Throws ConfigError, on every rank, if one says less than
+  /// 0.
   int64_t next(int64_t items);
 
   /// A loss (scalar, 0) on which all parameters have the gradient 0, whatever their values are.

@@ -11,8 +11,8 @@
 
 namespace snug::detail {
 
-/// Appends the tensors in `value`: a tensor, something with a value() (std::optional, Loss), or ranges and tuples of such. The rest is
-/// passed over.
+/// Appends the tensors in `value`: a tensor, something with a value() (std::optional, Loss), or ranges and tuples of
+/// such. The rest is passed over.
 template <class T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& tensors) {
   if constexpr (std::is_same_v<T, at::Tensor>) {

@@ -1,10 +1,11 @@
 #pragma once
 // PowerSGD: gradients of matrices travel as products of two thin ones. What is lost goes into the next step's gradient.
 //
-// A step that is dropped, or skipped for its scale, leaves what it lost to the next one as any step does; a way back would take one more
-// copy of the gradients. Where that is not finite it is forgotten, and so is what was to be made up for until then.
+// A step that is dropped, or skipped for its scale, leaves what it lost to the next one as any step does; a way back
+// would take one more copy of the gradients. Where that is not finite it is forgotten, and so is what was to be made up
+// for until then.
 //
-//   snug::DataParallel ddp(model, group, {.hook = snug::power_sgd_hook({.rank = 2})});   // one hook for one DataParallel
+//   snug::DataParallel ddp(model, group, {.hook = snug::power_sgd_hook({.rank = 2})});  // a hook for one DataParallel
 
 #include <cstdint>
 

@@ -1,8 +1,9 @@
 #pragma once
-// ProcessGroup: the ranks of a job, and what they do together. Started by torchrun, mpirun, srun or `snug launch`, a program needs only
+// ProcessGroup: the ranks of a job, and what they do together. Started by torchrun, mpirun, srun or `snug launch`, a
+// program needs only
 //
-//   auto group = snug::init_process_group();        // started alone: a group of one, with which everything works as well
-//   group->all_reduce(loss);                        // every rank has the sum now
+//   auto group = snug::init_process_group();  // started alone: a group of one, with which everything works as well
+//   group->all_reduce(loss);                   // every rank has the sum now
 //
 // Every rank must call the same operations in the same order.
 
@@ -21,16 +22,16 @@
 namespace snug {
 
 struct ProcessGroupOptions {
-  /// Where the ranks meet: "tcp://HOST:PORT", at which rank 0 listens, or "file:///PATH" on a file system that all ranks see. Empty: what
-  /// the launcher says.
+  /// Where the ranks meet: "tcp://HOST:PORT", at which rank 0 listens, or "file:///PATH" on a file system that all
+  /// ranks see. Empty: what the launcher says.
   std::string store = {};
   /// Both together, or neither: what the launcher says.
   std::optional<int> rank = {};
   std::optional<int> size = {};
   /// How long to wait for the other ranks, at the start and in every operation. A century, or more, is for ever.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// The network interface for the ranks' traffic, "eth0". Empty: the variable GLOO_SOCKET_IFNAME; without it loopback where the store's
-  /// host is that, else the interface to which this machine's name leads.
+  /// The network interface for the ranks' traffic, "eth0". Empty: the variable GLOO_SOCKET_IFNAME; without it loopback
+  /// where the store's host is that, else the interface to which this machine's name leads.
   std::string interface = {};
   /// Instead of this process's variables.
   std::optional<Environment> environment = {};
@@ -38,7 +39,8 @@ struct ProcessGroupOptions {
 
 enum class ReduceOp { Sum, Max, Min };
 
-/// Bytes of the tensors that this rank handed to each kind of operation. What travels on the wire depends on the algorithm.
+/// Bytes of the tensors that this rank handed to each kind of operation. What travels on the wire depends on the
+/// algorithm.
 struct Traffic {
   int64_t all_reduce = 0;
   int64_t broadcast = 0;
@@ -46,9 +48,9 @@ struct Traffic {
   int64_t reduce_scatter = 0;
 };
 
-/// All operations throw DistributedError if a rank is lost or does not come within the timeout; the group is of no use then. Tensors are
-/// contiguous, have the same shape and dtype on all ranks, and are on the CPU (Gloo) or, where snug is built against a LibTorch with NCCL, on
-/// this rank's CUDA device.
+/// All operations throw DistributedError if a rank is lost or does not come within the timeout; the group is of no use
+/// then. Tensors are contiguous, have the same shape and dtype on all ranks, and are on the CPU (Gloo) or, where snug
+/// is built against a LibTorch with NCCL, on this rank's CUDA device.
 class ProcessGroup final {
  public:
   class Impl;
@@ -86,9 +88,10 @@ class ProcessGroup final {
 /// For GradScaler::agree_by: the largest of all ranks, in place, of a tensor on any device.
 std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> group);
 
-/// Waits for all ranks and connects them, by Gloo, and by NCCL where that is built in and there are CUDA devices. Throws ConfigError for options or variables that cannot work, and
-/// DistributedError, naming who is missing or where, if the ranks do not find together in time: a port in use, a rank that is there
-/// twice, ranks that disagree on their number.
+/// Waits for all ranks and connects them, by Gloo, and by NCCL where that is built in and there are CUDA devices.
+/// Throws ConfigError for options or variables that cannot work, and DistributedError, naming who is missing or where,
+/// if the ranks do not find together in time: a port in use, a rank that is there twice, ranks that disagree on their
+/// number.
 std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options = {});
 
 }  // namespace snug

@@ -1,6 +1,6 @@
 #pragma once
-// ShardedOptimizer: every rank keeps the optimizer's state for its share of the parameters only, updates that share, and gets the rest from
-// the others. With N ranks the state takes 1/N of the memory, and the update 1/N of the time.
+// ShardedOptimizer: every rank keeps the optimizer's state for its share of the parameters only, updates that share,
+// and gets the rest from the others. With N ranks the state takes 1/N of the memory, and the update 1/N of the time.
 //
 //   snug::ShardedOptimizer optimizer(model->parameters(), group, [](const auto& groups) {
 //     return std::make_unique<snug::AdamW>(groups, snug::AdamWOptions{.lr = 3e-4});
@@ -9,7 +9,7 @@
 //   ...
 //   ddp.forward([&] { return loss_of(model, batch); }).backward();
 //   optimizer.step();
-//   optimizer.consolidate();                              // before a snapshot, on every rank; rank 0 has the whole state then
+//   optimizer.consolidate();  // before a snapshot, on every rank; rank 0 has the whole state then
 
 #include <filesystem>
 #include <functional>
@@ -37,21 +37,23 @@ struct GradientSharding {
 };
 
 struct ShardedOptimizerOptions {
-  /// Set: ZeRO-2. This optimizer itself adds up the gradients over the ranks, during each backward and without DataParallel, and frees a
-  /// parameter's gradient as soon as this rank has its share of it. Every backward() sends, so several micro-batches send each; all ranks go
-  /// backward equally often; a parameter that took no part has the gradient 0. param_groups() hold the shares, so clip by
-  /// clip_grad_norm_() below, and have a GradScaler agree_by(agree_over(group)). Parameters may be frozen and unfrozen between backward passes,
-  /// the same on every rank. A DataParallel of the same parameters, NoSync with it, and
-  /// Stepper throw ConfigError: they leave the sending to the last micro-batch. Empty: ZeRO-1. Gradients are whole and the same on all
-  /// ranks, as DataParallel leaves them.
+  /// Set: ZeRO-2. This optimizer itself adds up the gradients over the ranks, during each backward and without
+  /// DataParallel, and frees a parameter's gradient as soon as this rank has its share of it. Every backward() sends,
+  /// so several micro-batches send each; all ranks go backward equally often; a parameter that took no part has the
+  /// gradient 0. param_groups() hold the shares, so clip by clip_grad_norm_() below, and have a GradScaler
+  /// agree_by(agree_over(group)). Parameters may be frozen and unfrozen between backward passes, the same on every
+  /// rank. A DataParallel of the same parameters, NoSync with it, and Stepper throw ConfigError: they leave the sending
+  /// to the last micro-batch. Empty: ZeRO-1. Gradients are whole and the same on all ranks, as DataParallel leaves
+  /// them.
   std::optional<GradientSharding> gradients = {};
 };
 
-/// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 1 and 2. Parameters are cut by bytes, in the middle of a tensor too where the
-/// optimizer works element by element, and the result has the same bits as without sharding. Those that are trained when this is made are divided
-/// evenly among the ranks, and so are the frozen ones: what is unfrozen later may be unevenly so. param_groups() take new learning rates as ever.
-/// add_param_group() is taken in until the first step, and not with sharded gradients; else the next call throws ConfigError. All ranks must call
-/// the same methods in the same order.
+/// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 1 and 2. Parameters are cut by bytes, in the middle of a
+/// tensor too where the optimizer works element by element, and the result has the same bits as without sharding. Those
+/// that are trained when this is made are divided evenly among the ranks, and so are the frozen ones: what is unfrozen
+/// later may be unevenly so. param_groups() take new learning rates as ever. add_param_group() is taken in until the
+/// first step, and not with sharded gradients; else the next call throws ConfigError. All ranks must call the same
+/// methods in the same order.
 class ShardedOptimizer final : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
   /// Makes an optimizer of the groups it is given. Called several times, so it must give the same each time.
@@ -64,8 +66,8 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
                    Factory make, ShardedOptimizerOptions options = {});
   ~ShardedOptimizer() override;
 
-  /// Updates this rank's share and gathers the others'. Throws as FusedOptimizer::step does, and Error on the other ranks; then none of
-  /// them has changed anything. DistributedError if a rank is lost.
+  /// Updates this rank's share and gathers the others'. Throws as FusedOptimizer::step does, and Error on the other
+  /// ranks; then none of them has changed anything. DistributedError if a rank is lost.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
@@ -75,17 +77,17 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   /// snug::clip_grad_norm_ of all gradients, wherever they are: every rank gets the norm of the whole.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
-  /// Gathers the state on rank `to`, piece by piece, in CPU memory, or where `scratch` is a folder, in files there that have no name and are no
-  /// tensor memory. Until the next step, or release(), state_dict() gives it there.
+  /// Gathers the state on rank `to`, piece by piece, in CPU memory, or where `scratch` is a folder, in files there that
+  /// have no name and are no tensor memory. Until the next step, or release(), state_dict() gives it there.
   void consolidate(int to = 0, const std::filesystem::path& scratch = {});
   /// Frees what consolidate() has gathered.
   void release();
-  /// The whole state, as the optimizer without sharding has it. Throws ConfigError on a rank that does not have it: see consolidate(). A
-  /// group of one has it always.
+  /// The whole state, as the optimizer without sharding has it. Throws ConfigError on a rank that does not have it: see
+  /// consolidate(). A group of one has it always.
   StateDict state_dict() const override;
   StateDict state_here() const override;
-  /// Takes a whole state, of any number of ranks or of the optimizer without sharding, on every rank; keeps this rank's share. Throws as
-  /// FusedOptimizer does; then nothing has changed.
+  /// Takes a whole state, of any number of ranks or of the optimizer without sharding, on every rank; keeps this rank's
+  /// share. Throws as FusedOptimizer does; then nothing has changed.
   void load_state_dict(const StateDict& state) override;
   /// Of this rank's share. Like step(), this takes the parameters that a Stepper has put in the place of others.
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;

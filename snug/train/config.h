@@ -1,6 +1,6 @@
 #pragma once
-// TrainConfig: everything that decides what a training run computes. `snug train` fills it from flags; a run folder keeps it in the first
-// line of its log, so that a run is resumed with the settings it began with.
+// TrainConfig: everything that decides what a training run computes. `snug train` fills it from flags; a run folder
+// keeps it in the first line of its log, so that a run is resumed with the settings it began with.
 //
 //   snug::TrainConfig config{.data = {"plays/"}, .out = "run", .steps = 500};
 //   config.check();
@@ -46,11 +46,12 @@ struct TrainConfig {
   Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
   Weights weights = Weights::Full;  ///< Low: 16-bit weights of `precision`'s type, with FP32 masters
-  /// Steps of trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never. See PrecisionGuard.
+  /// Steps of trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never. See
+  /// PrecisionGuard.
   std::optional<int64_t> precision_guard = {};
   std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit on the CPU, else None
-  /// What is saved for backward goes to the host, or on a CPU to a file in `out`. See SaveOnHost. With Checkpointing::Auto, what a plan
-  /// chooses: see StepperOptions::offload.
+  /// What is saved for backward goes to the host, or on a CPU to a file in `out`. See SaveOnHost. With
+  /// Checkpointing::Auto, what a plan chooses: see StepperOptions::offload.
   bool offload = false;
   bool shard_optimizer = false;  ///< on several ranks, each keeps its share of AdamW's state: see ShardedOptimizer
   double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it

@@ -1,6 +1,6 @@
 #pragma once
-// StepPlan: what a Stepper made of its memory_budget: into how many micro-batches it cuts a batch, and what of each it keeps and what it
-// computes again. Plain data: look at it, save it beside the run, read it back.
+// StepPlan: what a Stepper made of its memory_budget: into how many micro-batches it cuts a batch, and what of each it
+// keeps and what it computes again. Plain data: look at it, save it beside the run, read it back.
 //
 //   if (const auto plan = stepper.plan()) std::cout << plan->explain();
 
@@ -16,14 +16,15 @@ namespace snug {
 
 struct StepPlan {
   int64_t budget_bytes = 0;  ///< memory_budget
-  /// The micro-batch, and what the step takes in seconds and bytes. Bytes are of everything: model, optimizer, batch, gradients,
-  /// activations.
+  /// The micro-batch, and what the step takes in seconds and bytes. Bytes are of everything: model, optimizer, batch,
+  /// gradients, activations.
   StepChoice choice = {};
   int64_t slices = 1;           ///< into which snug::sliced cuts, where the model leaves it to the plan
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept, but in slices, as in plain training
 
-  /// For people: the choice, what else was considered, what is alive at the peak, what is computed again and what that costs.
+  /// For people: the choice, what else was considered, what is alive at the peak, what is computed again and what that
+  /// costs.
   std::string explain() const;
 
   /// What to do, in a sentence: see docs/which.md.

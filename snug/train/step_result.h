@@ -17,13 +17,15 @@ class StepResult {
  public:
   /// Mean over all items of the batch, of all ranks. NaN if there were none.
   double loss() const;
-  /// Whether parameters were updated: not so if a gradient was not finite under loss scaling, or if there were no items.
+  /// Whether parameters were updated: not so if a gradient was not finite under loss scaling, or if there were no
+  /// items.
   bool stepped() const;
   /// 2-norm of the gradients of the optimizer's parameters, unscaled, before clipping.
   double grad_norm() const;
   /// The loss scale that this step used; 1 without scaling.
   double scale() const;
-  /// With gradient_noise: 2-norm of the mean gradient of the first micro-batch alone, as grad_norm() is of all. NaN if it was not measured.
+  /// With gradient_noise: 2-norm of the mean gradient of the first micro-batch alone, as grad_norm() is of all. NaN if
+  /// it was not measured.
   double first_grad_norm() const;
 
   int64_t micro_batches = 0;  ///< of this rank
@@ -33,11 +35,11 @@ class StepResult {
   /// While gradients were on their way, and what of that was not hidden behind backward. See CommunicationTime.
   double communication_seconds = 0, communication_waited = 0;
   double seconds = 0;  ///< until everything was queued; on a CPU, until it was done
-  /// How far memory rose in forward and backward above its level before the step, less the bytes of all gradients: what activations and
-  /// workspace cost at their peak. The optimizer's part of the step is not in it.
+  /// How far memory rose in forward and backward above its level before the step, less the bytes of all gradients: what
+  /// activations and workspace cost at their peak. The optimizer's part of the step is not in it.
   int64_t activation_peak_bytes = 0;
-  /// The first operator that was another than planned for, in words; empty: none. From there on everything was kept, and the next step
-  /// is planned anew.
+  /// The first operator that was another than planned for, in words; empty: none. From there on everything was kept,
+  /// and the next step is planned anew.
   std::string plan_deviation;
   /// How often the step ran out of memory, on any rank, and was made again under a plan that takes less.
   int64_t step_downs = 0;

@@ -1,11 +1,12 @@
 #pragma once
-// Trainer: trains a Gpt on text files, with a run log, validation and snapshots, and resumes exactly. What `snug train` runs; a program with a
-// model of its own uses Stepper instead.
+// Trainer: trains a Gpt on text files, with a run log, validation and snapshots, and resumes exactly. What `snug train`
+// runs; a program with a model of its own uses Stepper instead.
 //
 //   snug::Trainer trainer({.data = {"plays/"}, .out = "run", .steps = 500}, snug::Start::Fresh);
 //   auto outcome = trainer.run({.on_step = [](const snug::StepRecord& r) { std::cout << r.loss << "\n"; }});
 //
-// The run folder: log.jsonl (see RunLog), snapshots/ (see SnapshotStore), model.safetensors (FP32, plain parameter names).
+// The run folder: log.jsonl (see RunLog), snapshots/ (see SnapshotStore), model.safetensors (FP32, plain parameter
+// names).
 
 #include <cstdint>
 #include <filesystem>
@@ -43,23 +44,25 @@ class ProcessGroup;
 class Trainer {
  public:
   /// Reads the data, builds model and optimizer, and loads the snapshot for Resume. Writes nothing.
-  /// Throws ConfigError for settings or data that cannot work or a run folder that exists (Fresh) or does not (Resume), or if the text
-  /// is not that of the run (Resume); CorruptFile for a damaged run folder; BudgetExceeded if the limit is too small for the model, its
-  /// gradients and the optimizer's state.
+  /// Throws ConfigError for settings or data that cannot work or a run folder that exists (Fresh) or does not (Resume),
+  /// or if the text is not that of the run (Resume); CorruptFile for a damaged run folder; BudgetExceeded if the limit
+  /// is too small for the model, its gradients and the optimizer's state.
   ///
-  /// With a `group`, each of its ranks trains on its share of every batch, and the run is that of one rank but for rounding. Rank 0 alone
-  /// writes the run folder and calls on_step and on_note; to resume, on the same number of ranks or another, all must see it. An error on
-  /// one rank ends as an error on all: elsewhere as DistributedError.
+  /// With a `group`, each of its ranks trains on its share of every batch, and the run is that of one rank but for
+  /// rounding. Rank 0 alone writes the run folder and calls on_step and on_note; to resume, on the same number of ranks
+  /// or another, all must see it. An error on one rank ends as an error on all: elsewhere as DistributedError.
   Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group = nullptr);
   ~Trainer();
 
-  /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step or a snapshot does not fit into config.memory; if
-  /// that is the first step, no run folder is made. Throws NonFinite, naming a parameter, if float16 goes on overflowing at a loss scale of
-  /// 1, for at least 32 skipped steps in a row, and if a parameter is not finite after a step that was not skipped: then no snapshot is made
-  /// of it. Where no limit is set, running out of memory is a c10::OutOfMemoryError.
+  /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step or a snapshot does not fit into
+  /// config.memory; if that is the first step, no run folder is made. Throws NonFinite, naming a parameter, if float16
+  /// goes on overflowing at a loss scale of 1, for at least 32 skipped steps in a row, and if a parameter is not finite
+  /// after a step that was not skipped: then no snapshot is made of it. Where no limit is set, running out of memory is
+  /// a c10::OutOfMemoryError.
   TrainOutcome run(const TrainCallbacks& callbacks);
 
-  /// Where the log, the snapshots, the trained model and, with Checkpointing::Auto, the plan (see StepPlan) of a run lie.
+  /// Where the log, the snapshots, the trained model and, with Checkpointing::Auto, the plan (see StepPlan) of a run
+  /// lie.
   static std::filesystem::path log_path(const std::filesystem::path& out) { return out / "log.jsonl"; }
   static std::filesystem::path snapshots_path(const std::filesystem::path& out) { return out / "snapshots"; }
   static std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
