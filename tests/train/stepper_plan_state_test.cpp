@@ -1,8 +1,3 @@
-#include <list>
-#include <memory>
-#include <optional>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,16 +5,11 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/memory/limit.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/sgd.h"
-#include "snug/train/detail/optimizer_bytes.h"
 #include "snug/train/stepper.h"
-#include "tests/support/small_models.h"
-#include "tests/support/temporary_folder.h"
 #include "tests/support/tensors.h"
-#include "tests/support/times_mask.h"
 #include "tests/train/planned_training.h"
 
 // A Stepper with a memory_budget and a model with state of its own, which planning runs several times.
