@@ -20,7 +20,8 @@ class StatefulOptimizer {
   /// What of that this process holds, in the very tensors: for who counts bytes.
   virtual StateDict state_here() const { return state_dict(); }
 
-  /// Bytes that the first update will allocate here for the state of parameters that have none yet, if the trained ones get gradients.
+  /// Bytes that the first update will allocate here for the state of parameters that have none yet, if the trained ones
+  /// get gradients.
   int64_t state_bytes_to_come() const {
     return state_bytes_to_come_of([](const at::Tensor& parameter) { return parameter.requires_grad(); });
   }
@@ -32,10 +33,10 @@ class StatefulOptimizer {
   /// Bytes that an update allocates here, beside that state, and gives back.
   virtual int64_t workspace_bytes() const { return 0; }
 
-  /// Whether step() changes nothing until it has all that it needs, and is called where a gradient scaler skips as well (see
-  /// GradientScalingAware). Then the next step(), and only that, calls `hook` at that moment; where it throws, the step is not made. An optimizer
-  /// over several ranks says nothing to the others about that step: where one of them fails, `hook` throws on the others. An empty `hook`
-  /// takes it back.
+  /// Whether step() changes nothing until it has all that it needs, and is called where a gradient scaler skips as well
+  /// (see GradientScalingAware). Then the next step(), and only that, calls `hook` at that moment; where it throws, the
+  /// step is not made. An optimizer over several ranks says nothing to the others about that step: where one of them
+  /// fails, `hook` throws on the others. An empty `hook` takes it back.
   virtual bool before_writing(std::function<void()> /*hook*/) { return false; }
 
   /// Takes back what state_dict() gave. Throws CorruptFile where it does not fit; then nothing has

@@ -15,19 +15,20 @@ class Optimizer;
 
 namespace snug::detail {
 
-/// Bytes that an optimizer allocates and gives back in a step. snug's say so themselves; of torch's, which go parameter by parameter, about three
-/// times the largest.
+/// Bytes that an optimizer allocates and gives back in a step. snug's say so themselves; of torch's, which go parameter
+/// by parameter, about three times the largest.
 int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
 
-/// Bytes of state that an optimizer will allocate in its first step, for the parameters that it has none for and that get a gradient. Right
-/// for snug's, and for torch's Adam, AdamW, RMSprop and SGD; 0 for others: then the second step plans again.
+/// Bytes of state that an optimizer will allocate in its first step, for the parameters that it has none for and that
+/// get a gradient. Right for snug's, and for torch's Adam, AdamW, RMSprop and SGD; 0 for others: then the second step
+/// plans again.
 int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer,
                             const std::function<bool(const at::Tensor&)>& gets_gradient);
 /// The same, of all that are trained.
 int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer);
 
-/// The state that an optimizer has yet to allocate, of all that is trained or of those that a loss gives no gradient to: a generator's,
-/// while its discriminator trains.
+/// The state that an optimizer has yet to allocate, of all that is trained or of those that a loss gives no gradient
+/// to: a generator's, while its discriminator trains.
 class StateToCome {
  public:
   /// Both must outlive it.
