@@ -21,7 +21,7 @@ namespace snug {
 namespace {
 
 using Layer = std::function<at::Tensor(at::Tensor)>;
-using Module = std::shared_ptr<torch::nn::Module>;
+using ModulePointer = std::shared_ptr<torch::nn::Module>;
 using Ends = std::vector<size_t>;  // of the segments, each one past its last layer
 
 // --- measured segments
@@ -87,7 +87,7 @@ struct Measurement {
 
 // Every layer in a region of its own.
 at::Tensor run_and_measure(const std::vector<Layer>& layers, at::Tensor input, Measurement& measurement,
-                           const Module& module) {
+                           const ModulePointer& module) {
   for (size_t i = 0; i < layers.size(); ++i) {
     measurement.inputs.emplace_back().add(input);
     const auto saved = std::make_shared<Saved>();
@@ -144,7 +144,7 @@ Ends equal_segments(size_t layers, size_t segments) {
 size_t about_root(size_t n) { return static_cast<size_t>(std::lround(std::sqrt(static_cast<double>(n)))); }
 
 at::Tensor run_segments(const std::vector<Layer>& layers, const Ends& ends, at::Tensor input, LastSegment last,
-                        const Module& module) {
+                        const ModulePointer& module) {
   size_t begin = 0;
   for (size_t i = 0; i < ends.size(); ++i) {
     const auto at = [&](size_t layer) { return layers.begin() + static_cast<std::ptrdiff_t>(layer); };
@@ -166,7 +166,7 @@ at::Tensor run_segments(const std::vector<Layer>& layers, const Ends& ends, at::
 }
 
 at::Tensor run_chain(const void* identity, const std::vector<Layer>& layers, int64_t segments, at::Tensor input,
-                     LastSegment last, const Module& module) {
+                     LastSegment last, const ModulePointer& module) {
   const size_t n = layers.size();
   if (n == 0 || segments < 0 || segments > static_cast<int64_t>(n)) {
     throw ConfigError(
