@@ -1,7 +1,6 @@
 #include "snug/activations/detail/op_tape.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "snug/activations/detail/operator_traits.h"
@@ -26,14 +25,11 @@ uint64_t hash_of(const at::Tensor& tensor) {
 }  // namespace
 
 OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener)
-    : schedule_(std::move(schedule)),
-      store_(schedule_ ? schedule_->store : nullptr),
-      listener_(listener),
-      deviates_from_(schedule_ ? std::numeric_limits<int>::max() : 0),
-      arrived_(schedule_ ? schedule_->unpackings.size() : 0, false) {
-  if (schedule_) {
-    storages_.reserve(schedule_->storages.size());
-    operators_.reserve(schedule_->operators.size());
+    : cursor_(std::move(schedule)), listener_(listener) {
+  if (cursor_.schedule() != nullptr) {
+    store_ = cursor_.schedule()->store;
+    storages_.reserve(cursor_.schedule()->storages.size());
+    operators_.reserve(cursor_.schedule()->operators.size());
   }
 }
 
@@ -350,8 +346,9 @@ void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, c
 
 std::any OpTape::pack(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  if (is_closed_ && current_pass() < 0 && deviation_.empty()) {
-    deviation_ = "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass";
+  if (is_closed_ && current_pass() < 0 && deviation().empty()) {
+    cursor_.deviate(
+        "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
   }
   if (is_closed_ || !tensor.has_storage()) {
     return tensor.detach();
@@ -398,8 +395,8 @@ void OpTape::close() {
     for (WriteCount& count : storage.counts) {
       count.accept();
     }
-    const bool is_scheduled = s < deviates_from_;
-    storage.claimed = storage.claimed && is_scheduled && schedule_->storages[static_cast<size_t>(s)].needed_until >= 0;
+    const TapeSchedule::ForStorage* scheduled = cursor_.of(s);
+    storage.claimed = storage.claimed && scheduled != nullptr && scheduled->needed_until >= 0;
     settle(s);
   }
 }

@@ -35,6 +35,7 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "snug/activations/detail/offload_store.h"
+#include "snug/activations/detail/schedule_cursor.h"
 #include "snug/activations/detail/tape_schedule.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/held.h"
@@ -151,7 +152,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   /// Whether a backward pass inside the forward pass has asked for it.
   bool is_asked_early(int storage) const { return storages_[static_cast<size_t>(storage)].is_asked_early; }
   /// The first operator that was another than the schedule's, in words; empty if there was none.
-  const std::string& deviation() const { return deviation_; }
+  const std::string& deviation() const { return cursor_.deviation(); }
   /// Operators that ran again.
   std::shared_ptr<const std::atomic<int64_t>> replayed() const { return replayed_; }
   /// From now on compares what is rebuilt with what was saved, bit for bit, and remembers storages that differ.
@@ -181,8 +182,6 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void take_back_writes(const TapeOperator& record);
   std::vector<std::pair<int, const void*>> read_results(TapeOperator& record, const Stack& stack, size_t first_result);
   void follow_schedule(const TapeOperator& record);
-  const TapeSchedule::Made* due_operator() const;
-  bool is_scheduled(int storage) const;
   void save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
                        const std::vector<at::Tensor>& statistics);
   void keep_what_depends_on(const std::set<int>& lost);
@@ -207,28 +206,19 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   bool note_early_ask(int storage);
   at::Tensor values_of(const Slot& slot);
   void begin_unpacking(Slot& slot);
-  void arrive_at(int storage);
   void let_go();
   bool stays_after_replay(int storage) const;
   void slot_is_gone(Slot& slot);
 
-  std::shared_ptr<const TapeSchedule> schedule_;
+  ScheduleCursor cursor_;
   std::shared_ptr<OffloadStore> store_;  // outlives what it has stored
   TapeListener* listener_;
   std::vector<TapeStorage> storages_;
   std::vector<TapeOperator> operators_;
   ska::flat_hash_map<const c10::StorageImpl*, int> numbers_;
   bool is_closed_ = false;
-  std::string deviation_;
-  int deviates_from_;          // storages from this one on are kept
-  int pass_ = -1;              // the backward pass under way
-  std::vector<bool> arrived_;  // of the schedule's unpackings, those that have come in it
-  int reached_ = -1;           // all up to this one have
-  int let_go_ = -1;            // what nobody needs after this one has been let go
-  int place_ = -1;             // of the unpacking under way in the schedule; -1: it is not there
   bool keeps_graph_ = false;
   bool drops_everything_ = false;
-  bool is_as_scheduled_ = true;  // the order of unpacking, so far
   ReplayFinder replay_finder_;
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   bool verifies_ = false;

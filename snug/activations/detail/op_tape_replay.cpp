@@ -15,38 +15,26 @@
 // Holding and rebuilding: the rules at the top of planner/simulator.cpp.
 
 namespace snug::detail {
-namespace {
-
-// The last unpacking that asks for it, itself or for a replay; -1: none.
-int last_need(const TapeSchedule::ForStorage& storage) {
-  return std::max(storage.needed_until, storage.unpacked_at.empty() ? -1 : storage.unpacked_at.back());
-}
-
-}  // namespace
-
 // --- what the tape holds
 
 // A pass that keeps its graph lets go of what it needs no more, too, if that can come again.
 bool OpTape::is_kept(int storage) const {
-  const auto s = static_cast<size_t>(storage);
-  const auto is_over = [&] {
-    const int last = last_need(schedule_->storages[s]);
-    return keeps_graph_ && last >= 0 && last <= let_go_;
-  };
-  const bool is_dropped = storage < deviates_from_
-                              ? !schedule_->storages[s].keep_if_saved || is_over()
-                              : drops_everything_ && schedule_ == nullptr && !storages_[s].is_asked_early;
-  return !is_dropped || (!storages_[s].is_rebuildable && !goes_away(storage));
+  const TapeStorage& s = storages_[static_cast<size_t>(storage)];
+  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+  const bool is_dropped = scheduled != nullptr
+                              ? !scheduled->keep_if_saved || (keeps_graph_ && cursor_.is_let_go(*scheduled))
+                              : drops_everything_ && !s.is_asked_early;
+  return !is_dropped || (!s.is_rebuildable && !goes_away(storage));
 }
 
 // Whether it is put away when nobody holds it, because it is needed later.
 bool OpTape::goes_away(int storage) const {
-  const auto s = static_cast<size_t>(storage);
-  if (store_ == nullptr || storage >= deviates_from_) {
-    return drops_everything_ && store_ != nullptr && !storages_[s].is_external && !storages_[s].is_rebuildable;
+  const TapeStorage& s = storages_[static_cast<size_t>(storage)];
+  const TapeSchedule::ForStorage* scheduled = store_ ? cursor_.of(storage) : nullptr;
+  if (scheduled == nullptr) {
+    return drops_everything_ && store_ != nullptr && !s.is_external && !s.is_rebuildable;
   }
-  return s < schedule_->storages.size() && schedule_->storages[s].is_offloaded &&
-         (schedule_->storages[s].needed_until > reached_ || keeps_graph_);
+  return scheduled->is_offloaded && (cursor_.is_needed_later(*scheduled) || keeps_graph_);
 }
 
 bool OpTape::should_hold(int storage) {
@@ -207,8 +195,8 @@ class OpTape::Replay {
 
   /// What the schedule keeps, and an earlier pass that kept its graph has let go.
   static void bring_back_what_is_kept(OpTape& tape) {
-    for (int s = 0; s < std::ssize(tape.storages_) && tape.is_scheduled(s); ++s) {
-      const TapeSchedule::ForStorage& scheduled = tape.schedule_->storages[static_cast<size_t>(s)];
+    for (int s = 0; s < std::ssize(tape.storages_) && tape.cursor_.of(s) != nullptr; ++s) {
+      const TapeSchedule::ForStorage& scheduled = *tape.cursor_.of(s);
       TapeStorage& storage = tape.at(s);
       storage.claimed = storage.claimed || (scheduled.keep_from_start && scheduled.needed_until >= 0);
       if (scheduled.keep_from_start && storage.is_rebuildable && tape.should_hold(s) && !tape.find(s)) {
@@ -269,12 +257,11 @@ class OpTape::Replay {
 };
 
 bool OpTape::stays_after_replay(int storage) const {
-  const auto s = static_cast<size_t>(storage);
   if (!is_closed_) {  // a backward pass inside the forward pass asks for one layer after the other
-    return storages_[s].slots > 0;
+    return storages_[static_cast<size_t>(storage)].slots > 0;
   }
-  return is_as_scheduled_ && place_ >= 0 && storage < deviates_from_ && schedule_->storages[s].hold_from <= place_ &&
-         schedule_->storages[s].needed_until > reached_;
+  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+  return scheduled != nullptr && cursor_.stays_after_replay(*scheduled);
 }
 
 // --- unpacking
@@ -282,71 +269,42 @@ bool OpTape::stays_after_replay(int storage) const {
 void OpTape::begin_unpacking(Slot& slot) {
   const int pass = current_pass();
   const bool kept_graph = std::exchange(keeps_graph_, pass < 0 || torch::autograd::get_current_graph_task_keep_graph());
-  if (pass != std::exchange(pass_, pass) && !(schedule_ && schedule_->is_guess)) {
-    arrived_.assign(arrived_.size(), false);
-    reached_ = let_go_ = place_ = -1;
-    is_as_scheduled_ = deviation_.empty();
+  if (cursor_.begin(pass)) {
     if (keeps_graph_) {
       Replay::judge_all_again(*this);
     }
-    if (kept_graph && schedule_) {
+    if (kept_graph) {
       Replay::bring_back_what_is_kept(*this);
     }
   }
   slot.pass = pass;
-  arrive_at(slot.storage);
-}
-
-// Finds the unpacking in the schedule. If backward asks in another order, nobody knows what is needed, unless the order was a guess.
-void OpTape::arrive_at(int storage) {
-  if (!schedule_ || !is_as_scheduled_) {
-    return;
-  }
-  const auto due = static_cast<size_t>(reached_ + 1);
-  place_ = -1;
-  if (schedule_->is_guess && storage < deviates_from_) {
-    for (const int place : schedule_->storages[static_cast<size_t>(storage)].unpacked_at) {
-      place_ = place_ < 0 && !arrived_[static_cast<size_t>(place)] ? place : place_;
-    }
-  } else if (due < schedule_->unpackings.size() && schedule_->unpackings[due].storage == storage) {
-    place_ = reached_ + 1;
-  }
-  is_as_scheduled_ = deviation_.empty() && (place_ >= 0 || schedule_->is_guess);
-  if (place_ >= 0) {
-    arrived_[static_cast<size_t>(place_)] = true;
-  }
-  for (size_t next = due; next < arrived_.size() && arrived_[next]; ++next) {
-    reached_ = static_cast<int>(next);
-  }
+  cursor_.arrive(slot.storage);
 }
 
 // What nobody needs from here on in this pass. If the graph is kept, another one may come, which rebuilds what the first has let go.
 void OpTape::let_go() {
-  if (!schedule_ || !is_as_scheduled_) {
-    return;
-  }
-  while (let_go_ < reached_) {
-    const TapeSchedule::Unpacking& unpacking = schedule_->unpackings[static_cast<size_t>(++let_go_)];
-    for (const int s : unpacking.last_for) {
+  while (const TapeSchedule::Unpacking* over = cursor_.next_to_let_go()) {
+    for (const int s : over->last_for) {
       const bool cannot_come_again = !at(s).is_rebuildable && !at(s).away;
-      at(s).claimed = at(s).claimed && cannot_come_again && (keeps_graph_ || schedule_->is_guess);
+      at(s).claimed = at(s).claimed && cannot_come_again && (keeps_graph_ || cursor_.is_guess());
       settle(s);
     }
     if (keeps_graph_) {
-      settle(unpacking.storage);
+      settle(over->storage);
     }
   }
 }
 
 // A schedule knows what nothing asks for but a backward pass inside the forward pass: it has no unpacking of it.
 bool OpTape::note_early_ask(int storage) {
-  const auto s = static_cast<size_t>(storage);
-  if (!is_closed_ && !storages_[s].is_asked_early) {
-    const bool is_expected = schedule_ && storage < deviates_from_ && schedule_->storages[s].unpacked_at.empty() &&
-                             operators_.size() < schedule_->operators.size();
-    storages_[s].is_asked_early = listener_ != nullptr || is_expected;
+  TapeStorage& s = at(storage);
+  if (!is_closed_ && !s.is_asked_early) {
+    const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+    const bool is_expected =
+        scheduled != nullptr && scheduled->unpacked_at.empty() && cursor_.due(operators_.size()) != nullptr;
+    s.is_asked_early = listener_ != nullptr || is_expected;
   }
-  return storages_[s].is_asked_early;
+  return s.is_asked_early;
 }
 
 c10::Storage OpTape::rebuild(int storage) {
@@ -418,8 +376,8 @@ void OpTape::slot_is_gone(Slot& slot) {
     listener_->on_unused(slot.storage);
   }
   settle(slot.storage);
-  if (!slot.is_used && schedule_ && schedule_->is_guess) {
-    arrive_at(slot.storage);  // the guess was that somebody would ask for it
+  if (!slot.is_used && cursor_.is_guess()) {
+    cursor_.arrive(slot.storage);  // the guess was that somebody would ask for it
     let_go();
   }
 }

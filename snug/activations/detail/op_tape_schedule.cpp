@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -20,20 +22,12 @@ bool fits(const std::vector<int64_t>& bytes, const std::vector<int64_t>& planned
 
 }  // namespace
 
-bool OpTape::is_scheduled(int storage) const {
-  return schedule_ != nullptr && storage < deviates_from_ && static_cast<size_t>(storage) < schedule_->storages.size();
-}
-
-const TapeSchedule::Made* OpTape::due_operator() const {
-  return operators_.size() < schedule_->operators.size() ? &schedule_->operators[operators_.size()] : nullptr;
-}
-
 void OpTape::follow_schedule(const TapeOperator& record) {
-  if (!schedule_ || !deviation_.empty()) {
+  if (cursor_.schedule() == nullptr || !deviation().empty()) {
     return;
   }
   const size_t k = operators_.size();
-  const TapeSchedule::Made* due = due_operator();
+  const TapeSchedule::Made* due = cursor_.due(k);
   const int first = record.results.empty() ? -1 : record.results.front().storage;
   std::vector<int64_t> bytes;
   for (const auto& result : record.results) {
@@ -41,15 +35,16 @@ void OpTape::follow_schedule(const TapeOperator& record) {
   }
   const bool is_due = due != nullptr && due->op == record.op.operator_name() && fits(bytes, due->bytes);
   if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
-    deviates_from_ = first >= 0 ? first : static_cast<int>(storages_.size());
-    deviation_ = fmt::format(
+    std::string deviation = fmt::format(
         "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
         due == nullptr ? "none" : fmt::format("{} ({} bytes)", c10::toString(due->op), fmt::join(due->bytes, " + ")));
-    deviation_ += is_due ? ", on other operands" : "";
+    deviation += is_due ? ", on other operands" : "";
+    cursor_.deviate(std::move(deviation), first >= 0 ? first : static_cast<int>(storages_.size()));
     return;
   }
   for (const auto& result : record.results) {
-    at(result.storage).claimed = schedule_->storages[static_cast<size_t>(result.storage)].keep_from_start;
+    const TapeSchedule::ForStorage* scheduled = cursor_.of(result.storage);
+    at(result.storage).claimed = scheduled != nullptr && scheduled->keep_from_start;
     settle(result.storage);
   }
 }
@@ -65,8 +60,7 @@ void OpTape::judge(const TapeOperator& record) {
     TapeStorage& storage = at(value.storage);
     const auto impl = value.version > 0 && !storage.is_external ? storage.where->lock() : nullptr;
     const bool was_resized = impl && static_cast<int64_t>(impl->nbytes()) != storage.bytes;
-    const auto* scheduled =
-        is_scheduled(value.storage) ? &schedule_->storages[static_cast<size_t>(value.storage)] : nullptr;
+    const TapeSchedule::ForStorage* scheduled = cursor_.of(value.storage);
     const bool was_pinned = scheduled != nullptr && scheduled->is_pinned;
     storage.is_pinned = storage.is_pinned || was_resized || was_pinned;
     storage.is_rebuildable = can_be && !storage.is_pinned;
@@ -96,7 +90,7 @@ void OpTape::judge(const TapeOperator& record) {
 // whatever the schedule has dropped and would rebuild from them.
 void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
                              const std::vector<at::Tensor>& statistics) {
-  if (!schedule_ || (written.empty() && statistics.empty())) {
+  if (cursor_.schedule() == nullptr || (written.empty() && statistics.empty())) {
     return;
   }
   std::set<int> lost;
@@ -124,7 +118,7 @@ void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::T
   if (lost.empty()) {
     return;
   }
-  const TapeSchedule::Made* due = deviation_.empty() ? due_operator() : nullptr;
+  const TapeSchedule::Made* due = deviation().empty() ? cursor_.due(operators_.size()) : nullptr;
   for (size_t i = 0; due != nullptr && i < due->bytes.size(); ++i) {
     writes.push_back({static_cast<int>(storages_.size() + i), 0});
   }
