@@ -4,7 +4,7 @@
 //   snug::StepSimulator simulator(profile);
 //   snug::Simulation result = simulator.run(snug::keep_all(profile));     // result.peak_bytes, result.seconds
 //
-// The rules of the executor are written at the top of simulator.cpp. Both find replays with planner/detail/replay.h.
+// The executor of a plan follows the rules at the top of simulator.cpp. Both find replays with planner/detail/replay.h.
 
 #include <cstdint>
 #include <limits>
