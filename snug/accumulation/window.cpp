@@ -50,8 +50,8 @@ void AccumulationWindow::check_parameters() const {
     if (parameter._version() != versions_[i]) {
       throw ConfigError(fmt::format(
           "Stepper: parameter '{}' was written inside the accumulation window, by loss_of or between "
-          "micro-batches; its gradient would mix two models. Write only between windows; a layer that masks "
-          "its own weight in forward is to compute with weight * mask instead, and leave the weight alone",
+          "micro-batches; its gradient would mix two models. Write only between windows. For a layer that masks its "
+          "own weight in forward: compute with weight * mask, or take the batch at once, without a planned budget",
           name));
     }
   }

@@ -104,8 +104,8 @@ class Stepper::Impl {
     // All that may throw comes before the first write.
     detail::StepPrecision restored = precision_.restored(state, saved, parameters_.all());
     const bool has_choices = budget_.plans() && state.contains("micro_batches");
-    auto choices = has_choices ? detail::StepPlanner::parse_choices(state.get<std::string>("micro_batches"))
-                               : std::vector<detail::StepPlanner::Choice>();
+    auto choices =
+        has_choices ? detail::StepChoices::parse(state.get<std::string>("micro_batches")) : detail::StepChoices();
     if (options_.weights == Weights::Low) {
       parameters_.load_masters(state.get<StateDict>("masters"));
     }
@@ -146,6 +146,7 @@ class Stepper::Impl {
     int64_t items;
     double parts;  // how many of its size the window is expected to have
     bool is_split;
+    bool is_first;
     bool is_last;
   };
 
@@ -167,6 +168,7 @@ class Stepper::Impl {
       run_micro_batch(source, {.items = now.end - now.begin,
                                .parts = parts,
                                .is_split = options_.micro_batch > 0 || size < source.items,
+                               .is_first = begin == 0,
                                .is_last = now.end == source.items});
     }
     return close_and_write();
@@ -203,6 +205,7 @@ class Stepper::Impl {
     run_micro_batch(source, {.items = source.items,
                              .parts = static_cast<double>(options_.accumulate),
                              .is_split = options_.accumulate > 1,
+                             .is_first = is_first,
                              .is_last = window_.size() + 1 == options_.accumulate});
     return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
   }
@@ -384,6 +387,10 @@ class Stepper::Impl {
       throw ConfigError(
           "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
           "batch at once");
+    }
+    if (micro.is_first && micro.is_last && !budget_.plans()) {
+      window_
+          .begin();  // forward runs once, as in plain training, so it may write parameters: a mask of its own, or a norm
     }
     if (!ranks_.is_alone() && !ranks_.is_agreed()) {
       window_.divide_by(ranks_.agree_on_items(detail::count_of(loss) * micro.parts));

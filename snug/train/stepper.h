@@ -133,12 +133,25 @@ class Stepper {
   Stepper(Stepper&&) noexcept;
 
   /// One optimizer step over `batch`. Micro-batches are moved to the model's device, one ahead of the one in use; the
-  /// rest stays where it is. `loss_of(const Batch&)` returns a Loss. On an exception from it, or when memory runs out,
-  /// the gradients are dropped and parameters, optimizer and scaler are as before the step (not so where an optimizer
-  /// of torch's own, which allocates as it writes, runs out of memory in its own step; nor, but where a memory_budget
-  /// is planned for, buffers and random generators, which the forward has used). Throws BudgetExceeded past
-  /// memory_budget, DistributedError if a rank is lost, and ConfigError, naming the parameter, if loss_of writes one: a
-  /// layer that masks its own weight in each forward computes with weight * mask instead.
+  /// rest stays where it is. `loss_of(const Batch&)` returns a Loss. With a memory_budget the first step for a shape of
+  /// batch calls it some more times, to plan.
+  ///
+  /// A step that throws drops the gradients. What else is as before it:
+  ///
+  ///   thrown                      by                             parameters, optimizer, scaler   buffers, generators
+  ///   any exception               loss_of, forward, backward     yes                             planned: yes; else no
+  ///   BudgetExceeded or           forward, backward              yes                             planned: yes; else no
+  ///   c10::OutOfMemoryError       one of snug's optimizers       yes                             planned: yes; else no
+  ///                               one of torch's optimizers      no: it allocates as it writes   no
+  ///   BudgetExceeded              another rank, out of memory    yes                             planned: yes; else no
+  ///   DistributedError            another rank, for any reason   yes                             planned: yes; else no
+  ///   DistributedError            a rank is lost in the update   no: go on from a snapshot       no
+  ///   NonFinite                   too many skipped steps         yes, but for the scaler         no
+  ///
+  /// "planned": under a memory_budget that is planned for. loss_of may write parameters, as a layer does that masks its
+  /// own weight, if it runs once: in one micro-batch and without a planned budget. Else such a write is a ConfigError
+  /// that names the parameter, since the gradient would be of several models; such a layer computes with weight * mask
+  /// there.
   template <class F>
   StepResult step(const Batch& batch, F&& loss_of) {
     return step<Batch>(batch, std::forward<F>(loss_of));

@@ -1,4 +1,4 @@
-// What a StepPlanner chose, as the text that is saved with a Stepper's state.
+#include "snug/train/detail/step_choices.h"
 
 #include <string>
 #include <utility>
@@ -8,16 +8,31 @@
 #include <nlohmann/json.hpp>
 
 #include "snug/core/error.h"
-#include "snug/train/detail/step_planner.h"
 
 namespace snug::detail {
 
-using Json = nlohmann::json;
-
-std::string StepPlanner::choices() const {
-  Json all = Json::array();
+const StepChoices::Choice* StepChoices::find(const StepToPlan& step) const {
+  const Choice* found = nullptr;
   for (const Choice& choice : choices_) {
-    Json tensors = Json::array();
+    // What was not cut says nothing of larger batches.
+    const bool large_enough = step.batch <= choice.batch || choice.items < choice.batch;
+    if (large_enough && covers(choice.kind, step.kind) && (found == nullptr || choice.kind == step.kind)) {
+      found = &choice;
+    }
+  }
+  return found;
+}
+
+void StepChoices::remember(Choice choice) {
+  std::erase_if(choices_,
+                [&](const Choice& old) { return old.batch <= choice.batch && covers(choice.kind, old.kind); });
+  choices_.push_back(std::move(choice));
+}
+
+std::string StepChoices::to_text() const {
+  nlohmann::json all = nlohmann::json::array();
+  for (const Choice& choice : choices_) {
+    nlohmann::json tensors = nlohmann::json::array();
     for (const auto& [type, sizes] : choice.kind.shape.tensors) {
       tensors.push_back({static_cast<int>(type), sizes});
     }
@@ -31,16 +46,16 @@ std::string StepPlanner::choices() const {
   return all.dump();
 }
 
-std::vector<StepPlanner::Choice> StepPlanner::parse_choices(const std::string& text) {
-  std::vector<Choice> choices;
+StepChoices StepChoices::parse(const std::string& text) {
+  StepChoices result;
   try {
-    for (const Json& one : Json::parse(text)) {
+    for (const nlohmann::json& one : nlohmann::json::parse(text)) {
       Choice choice{
           .kind = {.is_training = one.at("training").get<bool>(), .trained = one.at("trained").get<uint32_t>()},
           .batch = one.at("batch").get<int64_t>(),
           .items = one.at("items").get<int64_t>(),
           .slices = one.value("slices", int64_t{1})};
-      for (const Json& tensor : one.at("tensors")) {
+      for (const nlohmann::json& tensor : one.at("tensors")) {
         choice.kind.shape.tensors.emplace_back(static_cast<at::ScalarType>(tensor.at(0).get<int>()),
                                                tensor.at(1).get<std::vector<int64_t>>());
       }
@@ -48,12 +63,12 @@ std::vector<StepPlanner::Choice> StepPlanner::parse_choices(const std::string& t
         throw CorruptFile(fmt::format("Stepper.load_state_dict: a micro-batch of {} items of {} in {} slices cannot be",
                                       choice.items, choice.batch, choice.slices));
       }
-      choices.push_back(std::move(choice));
+      result.choices_.push_back(std::move(choice));
     }
-  } catch (const Json::exception& error) {
+  } catch (const nlohmann::json::exception& error) {
     throw CorruptFile(fmt::format("Stepper.load_state_dict: micro_batches is not as saved: {}", error.what()));
   }
-  return choices;
+  return result;
 }
 
 }  // namespace snug::detail
