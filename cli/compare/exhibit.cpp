@@ -106,13 +106,6 @@ std::string exhibit_csv(const Exhibit& exhibit) {
   return std::visit([](const auto& content) { return csv(content); }, exhibit.content);
 }
 
-std::string exhibit_svg(const Exhibit& exhibit) {
-  if (std::holds_alternative<Table>(exhibit.content)) {
-    return "";
-  }
-  const auto* schedule = std::get_if<Schedule>(&exhibit.content);
-  return schedule == nullptr ? figure_image(exhibit)
-                             : schedule_svg(*schedule, exhibit.title, "xmlns=\"http://www.w3.org/2000/svg\"");
-}
+std::string exhibit_svg(const Exhibit& exhibit) { return exhibit_figure(exhibit, chart::Medium::Image); }
 
 }  // namespace snug::cli

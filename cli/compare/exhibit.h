@@ -14,10 +14,13 @@
 #include <variant>
 #include <vector>
 
-#include "snug/chart/quantity.h"
+#include "snug/chart/bars.h"
+#include "snug/chart/line.h"
 
 namespace snug::cli {
 
+using chart::Bar;
+using chart::Drawn;
 using chart::Quantity;
 
 struct PlotAxis {
@@ -26,8 +29,6 @@ struct PlotAxis {
   bool from_zero = false;  ///< show zero, too
   double log_base = 0;     ///< 2 or 10: logarithmic, if all values are positive
 };
-
-enum class Drawn { Line, Points, LineAndPoints };
 
 struct Curve {
   std::string name;
@@ -42,12 +43,6 @@ struct Plot {
   PlotAxis y = {};
   std::vector<Curve> curves = {};
   bool wide = true;  ///< over the full width of the page
-};
-
-struct Bar {
-  std::string name;
-  std::vector<double> values;  ///< one for each part; negative and not finite ones count as 0
-  std::string note = {};       ///< behind the sum
 };
 
 /// Amounts that add up, one bar each, all from the same zero.
@@ -104,8 +99,7 @@ struct Exhibit {
 /// Curves: curve, x, y, label. Bars: a column for each part. Schedule: way, time, run, block, kept until, kept by forward (1 or 0); time is the place among the runs.
 std::string exhibit_csv(const Exhibit& exhibit);
 
-/// The figure as an SVG that stands by itself, for light and dark. Plots and bars hold HTML (foreignObject), so browsers draw them, and the pages of
-/// repositories; other programs may not. Empty for a Table, of which comparison_markdown has the text.
+/// The figure as an SVG that stands by itself, for light and dark. Empty for a Table, of which comparison_markdown has the text.
 std::string exhibit_svg(const Exhibit& exhibit);
 
 }  // namespace snug::cli

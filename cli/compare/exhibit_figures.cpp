@@ -2,15 +2,52 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include <fmt/format.h>
 
-#include "snug/chart/figure.h"
+#include "snug/chart/bars.h"
+#include "snug/chart/line.h"
+#include "snug/chart/tag.h"
 #include "snug/chart/text.h"
 
 namespace snug::cli {
 namespace {
+
+constexpr size_t kLooks = 8;  // of series, in figure.css
+
+std::string numbers_of(const Exhibit& exhibit) { return exhibit.file + ".csv"; }
+
+chart::AxisOptions options_of(const PlotAxis& axis, bool is_x) {
+  return {.quantity = axis.quantity,
+          .from_zero = axis.from_zero,
+          .tight = is_x && axis.log_base == 0 && !axis.from_zero,
+          .log_base = axis.log_base,
+          .about_ticks = is_x ? 8 : 5};
+}
+
+std::string plot_figure(const Exhibit& exhibit, const Plot& plot, chart::Medium medium) {
+  chart::LineChart lines{.title = exhibit.title,
+                         .caption = exhibit.caption,
+                         .x_title = plot.x.title,
+                         .x = options_of(plot.x, true),
+                         .y_title = plot.y.title,
+                         .y = options_of(plot.y, false),
+                         .wide = plot.wide,
+                         .made = exhibit.made,
+                         .numbers = numbers_of(exhibit)};
+  for (const Curve& curve : plot.curves) {
+    chart::Series series{.name = curve.name,
+                         .look = fmt::format("series-{}", lines.series.size() % kLooks),
+                         .points = {},
+                         .drawn = curve.drawn,
+                         .labels = curve.labels};
+    for (size_t i = 0; i < curve.x.size(); ++i) {
+      series.points.push_back({curve.x[i], curve.y[i]});
+    }
+    lines.series.push_back(std::move(series));
+  }
+  return chart::line_chart(lines, medium);
+}
 
 // The report's own categories keep their colours.
 std::string part_look(const std::vector<std::string>& parts, size_t index) {
@@ -26,95 +63,45 @@ std::string part_look(const std::vector<std::string>& parts, size_t index) {
   return look;
 }
 
-double shown(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
-
-double sum_of(const Bar& bar) {
-  double sum = 0;
-  for (const double value : bar.values) {
-    sum += shown(value);
+std::string bars_figure(const Exhibit& exhibit, const Bars& bars, chart::Medium medium) {
+  chart::BarChart chart{.title = exhibit.title,
+                        .caption = exhibit.caption,
+                        .quantity = bars.quantity,
+                        .bars = bars.bars,
+                        .made = exhibit.made,
+                        .numbers = numbers_of(exhibit)};
+  for (size_t i = 0; i < bars.parts.size(); ++i) {
+    chart.parts.push_back({bars.parts[i], part_look(bars.parts, i)});
   }
-  return sum;
+  return chart::bar_chart(chart, medium);
 }
 
-std::string bar_row(const Bars& bars, const Bar& bar, double largest) {
-  std::string rects;
-  std::string told;
-  double left = 0;
-  for (size_t i = 0; i < bar.values.size(); ++i) {
-    const double width = shown(bar.values[i]) / largest * chart::kPlotSide;
-    rects += fmt::format("<rect class=\"area {}\" x=\"{:.2f}\" width=\"{:.2f}\" height=\"10\"/>",
-                         part_look(bars.parts, i), left, width);
-    told += fmt::format("{}{} {}", i == 0 ? "" : ", ", bars.parts[i],
-                        chart::value_text(shown(bar.values[i]), bars.quantity));
-    left += width;
-  }
-  return fmt::format(
-      "<tr title=\"{0}: {1}\"><th scope=\"row\">{0}</th><td class=\"cells\"><svg viewBox=\"0 0 {2} 10\" "
-      "preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{1}\">{3}</svg></td><td>{4}</td><td "
-      "class=\"note\">{5}</td></tr>\n",
-      chart::escape_html(bar.name), chart::escape_html(told), chart::kPlotSide, rects,
-      chart::value_text(sum_of(bar), bars.quantity), chart::escape_html(bar.note));
-}
-
-std::string open_figure(const Exhibit& exhibit, const std::string& legend) {
-  return fmt::format(
-      "<figure class=\"chart wide\">\n<figcaption><h3>{}</h3><span class=\"caption\">{}</span>{}</figcaption>\n",
-      chart::escape_html(exhibit.title), chart::escape_html(exhibit.caption),
-      legend.empty() ? "" : "<span class=\"legend\">" + legend + "</span>");
-}
-
-std::string bars_figure(const Exhibit& exhibit, const Bars& bars, Medium medium) {
-  double largest = 0;
-  for (const Bar& bar : bars.bars) {
-    largest = std::max(largest, sum_of(bar));
-  }
-  std::string legend;
-  for (size_t i = 0; bars.parts.size() > 1 && i < bars.parts.size(); ++i) {
-    legend += chart::legend_key(bars.parts[i], part_look(bars.parts, i), chart::Shape::Area);
-  }
-  std::string rows;
-  for (const Bar& bar : bars.bars) {
-    rows += bar_row(bars, bar, largest > 0 ? largest : 1);
-  }
-  return open_figure(exhibit, legend) + fmt::format("<table class=\"bars\">{}</table>\n", rows) +
-         figure_foot(exhibit, medium) + "</figure>\n";
-}
-
-std::string table_figure(const Exhibit& exhibit, const Table& table, Medium medium) {
+std::string table_figure(const Exhibit& exhibit, const Table& table) {
+  using chart::escape_html;
+  using chart::tag;
   std::string head, rows;
   for (const std::string& cell : table.header) {
-    head += fmt::format("<th scope=\"col\">{}</th>", chart::escape_html(cell));
+    head += tag("th", {{"scope", "col"}}, escape_html(cell));
   }
   for (const auto& row : table.rows) {
-    rows += "<tr>";
+    std::string cells;
     for (size_t i = 0; i < row.size(); ++i) {
-      rows += (i == 0 ? "<th scope=\"row\">" : "<td>") + chart::escape_html(row[i]) + (i == 0 ? "</th>" : "</td>");
+      cells += i == 0 ? tag("th", {{"scope", "row"}}, escape_html(row[i])) : tag("td", {}, escape_html(row[i]));
     }
-    rows += "</tr>\n";
+    rows += tag("tr", {}, cells) + "\n";
   }
-  return open_figure(exhibit, "") +
-         fmt::format(
-             "<div class=\"scroll\"><table "
-             "class=\"numbers\"><thead><tr>{}</tr></thead><tbody>\n{}</tbody></table></div>\n",
-             head, rows) +
-         figure_foot(exhibit, medium) + "</figure>\n";
-}
-
-std::string schedule_figure(const Exhibit& exhibit, const Schedule& schedule, Medium medium) {
-  return open_figure(exhibit, "") + "<div class=\"scroll\">" +
-         schedule_svg(schedule, exhibit.title, "style=\"min-width: 760px\"") + "</div>\n" +
-         figure_foot(exhibit, medium) + "</figure>\n";
+  const std::string body = tag("thead", {}, tag("tr", {}, head)) + tag("tbody", {}, "\n" + rows);
+  return chart::page_figure({.title = exhibit.title,
+                             .caption = exhibit.caption,
+                             .made = exhibit.made,
+                             .numbers = numbers_of(exhibit),
+                             .wide = true},
+                            tag("div", {{"class", "scroll"}}, tag("table", {{"class", "numbers"}}, body)) + "\n");
 }
 
 }  // namespace
 
-std::string figure_foot(const Exhibit& exhibit, Medium medium) {
-  const std::string link =
-      medium == Medium::Page ? fmt::format(" <a href=\"{}.csv\">Numbers</a>", chart::escape_html(exhibit.file)) : "";
-  return fmt::format("<p class=\"made\">{}{}</p>\n", chart::escape_html(exhibit.made), link);
-}
-
-std::string exhibit_figure(const Exhibit& exhibit, Medium medium) {
+std::string exhibit_figure(const Exhibit& exhibit, chart::Medium medium) {
   if (const auto* plot = std::get_if<Plot>(&exhibit.content)) {
     return plot_figure(exhibit, *plot, medium);
   }
@@ -124,7 +111,7 @@ std::string exhibit_figure(const Exhibit& exhibit, Medium medium) {
   if (const auto* schedule = std::get_if<Schedule>(&exhibit.content)) {
     return schedule_figure(exhibit, *schedule, medium);
   }
-  return table_figure(exhibit, std::get<Table>(exhibit.content), medium);
+  return medium == chart::Medium::Image ? "" : table_figure(exhibit, std::get<Table>(exhibit.content));
 }
 
 }  // namespace snug::cli

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "snug/chart/figure.h"
+#include "snug/chart/tag.h"
 #include "snug/chart/text.h"
 #include "snug/chart/thinning.h"
 
@@ -28,57 +29,84 @@ std::string area_path(const std::vector<double>& x, const std::vector<double>& t
 
 double drawn(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
 
-// The layer's name in the layer, at its right end, if there is room: nobody needs to compare colours then.
-std::string inside_label(const Layer& layer, double bottom, double top) {
-  if (top - bottom < kRoomForLabel) {
-    return "";
+// The total at each x, and of each layer its upper edge there.
+struct Stack {
+  explicit Stack(const AreaChart& chart) : tops(chart.layers.size()) {
+    for (size_t i = 0; i < chart.x.size(); ++i) {
+      double top = 0;
+      for (size_t layer = 0; layer < chart.layers.size(); ++layer) {
+        top += drawn(chart.layers[layer].values[i]);
+        tops[layer].push_back(top);
+      }
+      totals.push_back({chart.x[i], top});
+    }
   }
-  return fmt::format("<span class=\"inside {}\" style=\"bottom:{:.2f}%\" aria-hidden=\"true\">{}</span>", layer.look,
-                     (bottom + top) * 50, escape_html(layer.name));
+
+  std::vector<Point> totals = {};
+  std::vector<std::vector<double>> tops;
+};
+
+// The layers' names in the layers, at their right ends, where there is room: nobody needs to compare colours then.
+std::vector<Label> labels_in(const AreaChart& chart, const Stack& stack, const Axis& y) {
+  std::vector<Label> labels;
+  for (size_t layer = 0; layer < chart.layers.size() && !chart.x.empty(); ++layer) {
+    const double bottom = y.place(layer == 0 ? 0 : stack.tops[layer - 1].back());
+    const double top = y.place(stack.tops[layer].back());
+    if (top - bottom >= kRoomForLabel) {
+      labels.push_back({.x = 1,
+                        .y = (bottom + top) / 2,
+                        .right = -10,
+                        .before = 1,
+                        .look = "inside " + chart.layers[layer].look,
+                        .text = chart.layers[layer].name});
+    }
+  }
+  return labels;
 }
 
-}  // namespace
-
-std::string area_chart(const AreaChart& chart) {
-  Extent steps;
-  Extent values{.low = 0, .high = 0};  // areas that did not stand on zero would lie
-  std::vector<Point> totals;
-  std::vector<std::vector<double>> tops(chart.layers.size());  // per layer, its upper edge
+// A row for each column of pixels, for the last of the steps in it.
+std::vector<Hover> hover_of(const AreaChart& chart, const Stack& stack, const Axis& x) {
+  std::vector<Hover> rows;
   for (size_t i = 0; i < chart.x.size(); ++i) {
-    double top = 0;
-    for (size_t layer = 0; layer < chart.layers.size(); ++layer) {
-      top += drawn(chart.layers[layer].values[i]);
-      tops[layer].push_back(top);
+    if (i + 1 < chart.x.size() && hover_column(x, chart.x[i]) == hover_column(x, chart.x[i + 1])) {
+      continue;
     }
-    totals.push_back({chart.x[i], top});
-    steps.add(chart.x[i]);
-    values.add(top);
-  }
-  const Frame frame{.x = step_axis(steps), .y = make_axis(values, chart.y)};
-  const std::vector<size_t> shown = thinned_to_highest(totals, kPlotColumns);
-  Figure figure{.title = chart.title,
-                .caption = chart.caption,
-                .description = chart.title + " over the optimizer step",
-                .wide = true};
-  for (size_t layer = chart.layers.size(); layer-- > 0;) {  // the highest first, the lower ones over it
-    const auto& [name, look, amounts] = chart.layers[layer];
-    figure.legend += legend_key(name, look, Shape::Area);
-    if (!shown.empty()) {
-      figure.curves +=
-          fmt::format("<path class=\"area {}\" d=\"{}\"/>", look, area_path(chart.x, tops[layer], shown, frame));
-      const double bottom = layer == 0 ? 0 : tops[layer - 1].back();
-      figure.labels += inside_label(chart.layers[layer], frame.y.place(bottom), frame.y.place(tops[layer].back()));
-    }
-  }
-  figure.hover = hover_rows(chart.x, [&](size_t i) {
-    std::string lines = fmt::format("\ntotal  {}", value_text(totals[i].y, chart.y.quantity));
+    std::string lines = fmt::format("optimizer step {}\ntotal  {}", rounded(chart.x[i]),
+                                    value_text(stack.totals[i].y, chart.y.quantity));
     for (size_t layer = chart.layers.size(); layer-- > 0;) {
       const Layer& one = chart.layers[layer];
       lines += fmt::format("\n{}  {}", one.name, value_text(drawn(one.values[i]), chart.y.quantity));
     }
-    return lines;
-  });
-  return figure_html(figure, frame);
+    rows.push_back({.place = x.place(chart.x[i]), .lines = lines});
+  }
+  return rows;
+}
+
+}  // namespace
+
+std::string area_chart(const AreaChart& chart, Medium medium) {
+  const Stack stack(chart);
+  Extent steps;
+  Extent values{.low = 0, .high = 0};  // areas that did not stand on zero would lie
+  for (const Point& total : stack.totals) {
+    steps.add(total.x);
+    values.add(total.y);
+  }
+  const Frame frame = make_frame(step_axis(steps), make_axis(values, chart.y), /*wide=*/true, medium);
+  const std::vector<size_t> shown = thinned_to_highest(stack.totals, kPlotColumns);
+  Heading heading{.title = chart.title, .caption = chart.caption, .wide = true};
+  heading.description = chart.title + " over the optimizer step";
+  Drawing drawing{.labels = labels_in(chart, stack, frame.y), .x_title = "optimizer step"};
+  drawing.hover = hover_of(chart, stack, frame.x);
+  for (size_t layer = chart.layers.size(); layer-- > 0;) {  // the highest first, the lower ones over it
+    const Layer& one = chart.layers[layer];
+    heading.keys.push_back({one.name, one.look, Shape::Area});
+    if (!shown.empty()) {
+      drawing.curves +=
+          tag("path", {{"class", "area " + one.look}, {"d", area_path(chart.x, stack.tops[layer], shown, frame)}});
+    }
+  }
+  return plot_figure(heading, drawing, frame, medium);
 }
 
 }  // namespace snug::chart

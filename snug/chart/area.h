@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "snug/chart/axis.h"
+#include "snug/chart/figure.h"
 
 namespace snug::chart {
 
@@ -26,6 +27,6 @@ struct AreaChart {
 
 /// Layers stacked upon each other over the step, over the full width of the page. Of many x, one per pixel column is
 /// drawn: that with the highest stack.
-std::string area_chart(const AreaChart& chart);
+std::string area_chart(const AreaChart& chart, Medium medium = Medium::Page);
 
 }  // namespace snug::chart

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
+#include <map>
 #include <numeric>
 
 #include <fmt/format.h>
 
-#include "snug/chart/figure.h"
+#include "snug/chart/labels.h"
+#include "snug/chart/tag.h"
 #include "snug/chart/text.h"
 
 namespace snug::chart {
@@ -15,17 +16,24 @@ namespace {
 
 constexpr size_t kMostDots = 60;
 constexpr size_t kFewPoints = 12;  // so few get dots in any case
+constexpr int kHoverLines = 12;
+
+bool has_line(const Series& series) { return series.drawn != Drawn::Points; }
+
+bool has_dots(const Series& series) {
+  return !has_line(series) || series.points.size() <= (series.drawn == Drawn::Line ? kFewPoints : kMostDots);
+}
 
 // Short strokes at the lower edge; one per column, however many marks fall into it.
-std::string marks_path(const std::vector<double>& marks, const Axis& x) {
+std::string marks_path(const std::vector<double>& marks, const Frame& frame) {
   std::vector<bool> taken(kPlotColumns, false);
   std::string path;
   for (const double mark : marks) {
-    const double place = x.place(mark);
+    const double place = frame.x.place(mark);
     const auto column = static_cast<size_t>(place * (kPlotColumns - 1));
     if (!taken[column]) {
       taken[column] = true;
-      path += fmt::format("M{:.1f} {}v-60", place * kPlotSide, kPlotSide);
+      path += fmt::format("M{:.1f} {:.0f}v-{:.0f}", place * frame.width, frame.height, 0.06 * frame.height);
     }
   }
   return path;
@@ -45,74 +53,23 @@ std::vector<double> not_finite(const std::vector<Series>& series) {
   return places;
 }
 
-// The last point at or before x; nullptr if the series begins later.
-const Point* latest(const std::vector<Point>& points, double x) {
-  const auto after =
-      std::upper_bound(points.begin(), points.end(), x, [](double value, const Point& p) { return value < p.x; });
-  return after == points.begin() ? nullptr : &*(after - 1);
-}
-
-std::vector<Hover> hover_of(const LineChart& chart) {
-  std::vector<double> steps;
-  for (const Series& series : chart.series) {
-    if (series.points.size() > steps.size()) {
-      steps.clear();
-      std::transform(series.points.begin(), series.points.end(), std::back_inserter(steps),
-                     [](const Point& point) { return point.x; });
-    }
+// One "M" per unbroken stretch of finite values. A stretch of one point is a line of length zero, which its round ends show as a dot.
+std::string line_path(const Series& series, const Frame& frame) {
+  std::vector<size_t> shown(series.points.size());
+  std::iota(shown.begin(), shown.end(), size_t{0});
+  if (shown.size() > kPlotColumns) {
+    shown = thinned(series.points, kPlotColumns);
   }
-  return hover_rows(steps, [&](size_t i) {
-    std::string lines;
-    for (const Series& series : chart.series) {
-      const Point* point = latest(series.points, steps[i]);
-      if (point != nullptr && !series.name.empty()) {
-        lines += fmt::format("\n{}  {}", series.name, value_text(point->y, chart.y.quantity));
-      }
-    }
-    return lines;
-  });
-}
-
-// Draws the marks and their key; returns what is to be said of them.
-std::string add_marks(Figure& figure, const Marks& marks, const Axis& x) {
-  if (marks.x.empty()) {
-    return "";
-  }
-  const std::string text = fmt::format("{} ({})", marks.name, grouped(static_cast<int64_t>(marks.x.size())));
-  figure.legend += legend_key(text, marks.look, Shape::Mark);
-  figure.curves += fmt::format("<path class=\"marks {}\" d=\"{}\"/>", marks.look, marks_path(marks.x, x));
-  return "; " + text;
-}
-
-void add_line(Figure& figure, const Series& series, const Frame& frame, Quantity quantity) {
-  figure.curves +=
-      fmt::format("<path class=\"line {}\" d=\"{}\"/>", series.look, line_path(series.points, series.steps, frame));
-  if (series.points.size() <= (series.dots ? kMostDots : kFewPoints)) {
-    figure.curves += fmt::format("<path class=\"dots {}\" d=\"{}\"/>", series.look, dots_path(series.points, frame));
-  }
-  if (series.name.empty() || series.points.empty()) {
-    return;
-  }
-  figure.legend += legend_key(series.name, series.look, Shape::Line);
-  figure.description += fmt::format("; {} from {} to {}", series.name, value_text(series.points.front().y, quantity),
-                                    value_text(series.points.back().y, quantity));
-}
-
-}  // namespace
-
-std::string line_path(const std::vector<Point>& points, bool steps, const Frame& frame) {
   std::string path;
   bool drawing = false;
   double last_y = 0;
-  std::vector<size_t> drawn(points.size());
-  std::iota(drawn.begin(), drawn.end(), size_t{0});
-  for (const size_t i : points.size() > kPlotColumns ? thinned(points, kPlotColumns) : drawn) {
-    const auto [x, y] = points[i];
+  for (const size_t i : shown) {
+    const auto [x, y] = series.points[i];
     if (!std::isfinite(y)) {
       drawing = false;
       continue;
     }
-    if (drawing && steps) {
+    if (drawing && series.steps) {
       path += "L" + frame.at(x, last_y);
     }
     path += drawing ? "L" + frame.at(x, y) : "M" + frame.at(x, y) + "h0";
@@ -122,25 +79,128 @@ std::string line_path(const std::vector<Point>& points, bool steps, const Frame&
   return path;
 }
 
-std::string line_chart(const LineChart& chart) {
-  Extent steps;
-  Extent values;
-  for (const Series& series : chart.series) {
-    for (const Point& point : series.points) {
-      steps.add(point.x);
-      values.add(point.y);
+// Lines of length zero, whose ends are dots.
+std::string dots_path(const std::vector<Point>& points, const Frame& frame) {
+  std::string path;
+  for (const Point& point : points) {
+    if (std::isfinite(point.y)) {
+      path += "M" + frame.at(point.x, point.y) + "h0";
     }
   }
-  const Frame frame{.x = step_axis(steps), .y = make_axis(values, chart.y)};
-  Figure figure{.title = chart.title, .caption = chart.caption, .hover = hover_of(chart), .wide = chart.wide};
-  figure.description = chart.title + " over the optimizer step";
+  return path;
+}
+
+// A row for each column of pixels with points: of a line the last of them, of single points all.
+std::vector<Hover> hover_of(const LineChart& chart, const Axis& x_axis, Quantity x_quantity) {
+  std::map<int64_t, Hover> rows;
   for (const Series& series : chart.series) {
-    add_line(figure, series, frame, chart.y.quantity);
+    const size_t count = series.name.empty() ? 0 : series.points.size();
+    for (size_t i = 0; i < count; ++i) {
+      const Point& point = series.points[i];
+      if (has_line(series) && i + 1 < count &&
+          hover_column(x_axis, series.points[i + 1].x) == hover_column(x_axis, point.x)) {
+        continue;
+      }
+      Hover& row = rows[hover_column(x_axis, point.x)];
+      if (row.lines.empty()) {
+        const std::string x = x_quantity == Quantity::Count ? rounded(point.x) : value_text(point.x, x_quantity);
+        row = {.place = x_axis.place(point.x), .lines = chart.x_title + " " + x};
+      }
+      if (std::count(row.lines.begin(), row.lines.end(), '\n') < kHoverLines) {
+        const std::string label = series.labels.empty() || series.labels[i].empty() ? "" : ", " + series.labels[i];
+        row.lines += fmt::format("\n{}{}  {}", series.name, label, value_text(point.y, chart.y.quantity));
+      }
+    }
+  }
+  std::vector<Hover> result;
+  for (auto& [column, row] : rows) {
+    result.push_back(std::move(row));
+  }
+  return result;
+}
+
+std::vector<Label> labels_of(const LineChart& chart, const Frame& frame) {
+  LabelPlacer placer(plot_size(chart.wide));
+  for (const Series& series : chart.series) {
+    for (const Point& point : has_dots(series) ? series.points : std::vector<Point>()) {
+      placer.keep_free(frame.x.place(point.x), frame.y.place(point.y));
+    }
+  }
+  std::vector<Label> labels;
+  for (const Series& series : chart.series) {
+    for (size_t i = 0; i < series.labels.size(); ++i) {
+      const auto [x, y] = series.points[i];
+      if (series.labels[i].empty() || !std::isfinite(y)) {
+        continue;
+      }
+      if (auto label = placer.place(frame.x.place(x), frame.y.place(y), series.labels[i], series.look)) {
+        labels.push_back(std::move(*label));
+      }
+    }
+  }
+  return labels;
+}
+
+// Draws the marks and their key; returns what is to be said of them.
+std::string add_marks(Heading& heading, Drawing& drawing, const Marks& marks, const Frame& frame) {
+  if (marks.x.empty()) {
+    return "";
+  }
+  const std::string text = fmt::format("{} ({})", marks.name, grouped(static_cast<int64_t>(marks.x.size())));
+  heading.keys.push_back({.text = text, .look = marks.look, .shape = Shape::Mark});
+  drawing.curves += tag("path", {{"class", "marks " + marks.look}, {"d", marks_path(marks.x, frame)}});
+  return "; " + text;
+}
+
+std::string curve_of(const Series& series, const Frame& frame) {
+  std::string svg;
+  if (has_line(series)) {
+    svg += tag("path", {{"class", "line " + series.look}, {"d", line_path(series, frame)}});
+  }
+  if (has_dots(series)) {
+    const std::string look = series.look + (series.points.size() > kMostDots ? " small" : "");
+    const std::string dots = dots_path(series.points, frame);
+    svg +=
+        tag("path", {{"class", "dots " + look}, {"d", dots}}) + tag("path", {{"class", "holes " + look}, {"d", dots}});
+  }
+  return svg;
+}
+
+Frame frame_of(const LineChart& chart, Medium medium) {
+  Extent xs;
+  Extent ys;
+  for (const Series& series : chart.series) {
+    for (const Point& point : series.points) {
+      xs.add(point.x);
+      ys.add(point.y);
+    }
+  }
+  return make_frame(chart.x ? make_axis(xs, *chart.x) : step_axis(xs), make_axis(ys, chart.y), chart.wide, medium);
+}
+
+}  // namespace
+
+std::string line_chart(const LineChart& chart, Medium medium) {
+  const Frame frame = frame_of(chart, medium);
+  Heading heading{.title = chart.title, .caption = chart.caption, .made = chart.made, .numbers = chart.numbers};
+  heading.wide = chart.wide;
+  heading.description =
+      fmt::format("{}{}{} over the {}", chart.title, chart.y_title.empty() ? "" : ": ", chart.y_title, chart.x_title);
+  Drawing drawing{.labels = labels_of(chart, frame), .x_title = chart.x_title, .y_title = chart.y_title};
+  drawing.hover = hover_of(chart, frame.x, chart.x ? chart.x->quantity : Quantity::Count);
+  for (const Series& series : chart.series) {
+    drawing.curves += curve_of(series, frame);
+    if (!series.name.empty() && !series.points.empty()) {
+      heading.keys.push_back({series.name, series.look, has_line(series) ? Shape::Line : Shape::Dot});
+      heading.description +=
+          fmt::format("; {} from {} to {}", series.name, value_text(series.points.front().y, chart.y.quantity),
+                      value_text(series.points.back().y, chart.y.quantity));
+    }
   }
   const Marks broken{.name = "NaN or infinite", .look = "broken", .x = not_finite(chart.series)};
-  figure.description += add_marks(figure, chart.marks, frame.x);
-  figure.description += add_marks(figure, broken, frame.x);
-  return figure_html(figure, frame);
+  heading.description += add_marks(heading, drawing, chart.marks, frame);
+  heading.description += add_marks(heading, drawing, broken, frame);
+  return plot_figure(heading, drawing, frame, medium);
 }
 
 }  // namespace snug::chart

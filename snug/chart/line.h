@@ -1,12 +1,9 @@
 #pragma once
-// line_chart: lines over the optimizer step, as an HTML figure around an inline SVG. The SVG holds only the curves
-// and stretches with the page; ticks and legends are HTML beside it, so that text keeps its size on a phone and on a
-// wide screen.
+// line_chart: lines and points over the optimizer step, or over any axis.
 //
 //   page += line_chart({.title = "Loss", .series = {{.name = "training", .look = "training", .points = points}}});
-//
-// `look` names colour and dashes in snug/chart/style.cpp. All other text is escaped here.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,13 +13,17 @@
 
 namespace snug::chart {
 
+/// A line of few points has dots in any case, and one of many has none.
+enum class Drawn { Line, Points, LineAndPoints };
+
 struct Series {
   std::string name;  ///< in the legend and under the pointer; empty: in neither
   std::string look;
-  std::vector<Point> points;  ///< x ascending; where y is not finite the line has a gap
-  bool steps = false;         ///< the value holds until the next point, instead of a straight line to it
-  bool dots = false;          ///< each point gets a dot, if they are few enough to be told apart
-  bool marks_gaps = true;     ///< what is not finite gets a mark at the lower edge
+  std::vector<Point> points;  ///< x ascending for lines, which have a gap where y is not finite
+  Drawn drawn = Drawn::Line;
+  bool steps = false;                    ///< the value holds until the next point, instead of a straight line to it
+  bool marks_gaps = true;                ///< what is not finite gets a mark at the lower edge
+  std::vector<std::string> labels = {};  ///< of the points, as many as there are; or none
 };
 
 /// Steps to point out, at the lower edge.
@@ -36,16 +37,17 @@ struct LineChart {
   std::string title;
   std::string caption = {};  ///< behind the title: what is drawn, in which unit
   std::vector<Series> series = {};
+  std::string x_title = "optimizer step";
+  std::optional<AxisOptions> x = {};  ///< unset: that of optimizer steps
+  std::string y_title = {};
   AxisOptions y = {};
   Marks marks = {};
-  bool wide = false;  ///< over the full width of the page
+  bool wide = false;         ///< over the full width of the page
+  std::string made = {};     ///< below: how the numbers came about
+  std::string numbers = {};  ///< the file that holds them, to which a page has a link
 };
 
-/// One "M" per unbroken stretch of finite values, thinned if there are many. A stretch of one point is a line of length zero, which its round ends show as a
-/// dot. `steps`: the value holds until the next point.
-std::string line_path(const std::vector<Point>& points, bool steps, const Frame& frame);
-
-/// A chart of lines over the optimizer step, thinned to what can be seen. Without points it says that there are none.
-std::string line_chart(const LineChart& chart);
+/// Lines are thinned to what can be seen. A label that would cover points or another label is left out: the pointer still shows it.
+std::string line_chart(const LineChart& chart, Medium medium = Medium::Page);
 
 }  // namespace snug::chart

@@ -6,10 +6,10 @@
 
 namespace snug::chart {
 
-/// A whole document that loads nothing. `title` and `subtitle` are escaped here; `main` is HTML.
+/// A whole document that loads nothing. `title`, `subtitle` and `footer` are escaped here; `main` is HTML.
 std::string document(std::string_view title, std::string_view subtitle, std::string_view main, std::string_view footer);
 
-/// A value with its unit, if there is one, in smaller letters.
+/// A value with its unit, if there is one, in smaller letters. All text is escaped here.
 std::string card(std::string_view label, const std::string& value, std::string_view note);
 
 }  // namespace snug::chart

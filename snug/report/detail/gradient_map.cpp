@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "snug/chart/tag.h"
 #include "snug/chart/text.h"
 
 namespace snug::detail {
@@ -63,7 +64,7 @@ std::string cells(const Row& row) {
     const double share = static_cast<double>(row.counts[i]) / static_cast<double>(row.elements);
     const double strength = share > 0 ? std::clamp(1 + std::log10(share) / 4, 0.06, 1.0) : 0;
     if (strength > 0) {
-      svg += fmt::format("<rect x=\"{}\" width=\"1.02\" height=\"1\" opacity=\"{:.2f}\"/>", i, strength);
+      svg += chart::tag("rect", {{"x", i}, {"width", 1.02}, {"height", 1}, {"opacity", strength}});
     }
   }
   return svg;
@@ -74,7 +75,7 @@ std::string mark(double exponent, const Row& row, std::string_view look) {
   if (x <= 0 || x >= static_cast<double>(row.counts.size())) {
     return "";
   }
-  return fmt::format("<path class=\"{}\" d=\"M{:.2f} 0V1\"/>", look, x);
+  return chart::tag("path", {{"class", look}, {"d", fmt::format("M{:.2f} 0V1", x)}});
 }
 
 }  // namespace

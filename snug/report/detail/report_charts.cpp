@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "snug/chart/area.h"
+#include "snug/chart/bars.h"
 #include "snug/chart/line.h"
 #include "snug/chart/text.h"
 
@@ -116,7 +117,8 @@ std::string loss_chart(const Records& records) {
   }
   chart::LineChart chart{.title = "Loss", .caption = "mean per item", .wide = true};
   chart.series = noisy_series("training", "training", training);
-  chart.series.push_back({.name = "validation", .look = "validation", .points = validation, .dots = true});
+  chart.series.push_back(
+      {.name = "validation", .look = "validation", .points = validation, .drawn = chart::Drawn::LineAndPoints});
   chart.y.log_base = log_base_for(training);
   return chart::line_chart(chart);
 }
@@ -199,33 +201,20 @@ std::string memory_peak(const Records& records) {
   for (const Category& category : kCategories) {
     total += std::max(0.0, static_cast<double>(peak->memory.*category.bytes));
   }
-  std::string bars;
-  std::string labels;
-  std::string rows;
-  double left = 0;
+  chart::BarChart chart{
+      .title = "Memory at the peak",
+      .caption = fmt::format("{} at step {}", chart::byte_text(peak->peak_bytes), chart::grouped(peak->step)),
+      .quantity = chart::Quantity::Bytes};
   for (const Category& category : kCategories) {
-    const int64_t bytes = std::max<int64_t>(0, peak->memory.*category.bytes);
-    const double share = total > 0 ? static_cast<double>(bytes) / total : 0;
-    bars += fmt::format("<rect class=\"area {}\" x=\"{:.2f}\" width=\"{:.2f}\" height=\"10\"/>", category.look,
-                        left * 1000, share * 1000);
-    rows += fmt::format(
-        "<tr><th scope=\"row\"><svg class=\"{}\" viewBox=\"0 0 12 12\" width=\"12\" height=\"12\" "
-        "aria-hidden=\"true\"><path class=\"area\" d=\"M0 0h12v12h-12z\"/></svg>{}</th><td>{}</td>"
-        "<td class=\"share\">{:.1f} %</td></tr>\n",
-        category.look, category.name, chart::byte_text(bytes), share * 100);
-    if (share > 0.09) {
-      labels +=
-          fmt::format("<span class=\"inside {}\" style=\"left:{:.2f}%;width:{:.2f}%\" aria-hidden=\"true\">{}</span>",
-                      category.look, left * 100, share * 100, category.name);
-    }
-    left += share;
+    const double bytes = std::max(0.0, static_cast<double>(peak->memory.*category.bytes));
+    chart::Bar bar{.name = category.name,
+                   .values = std::vector<double>(kCategories.size()),
+                   .note = fmt::format("{:.1f} %", total > 0 ? 100 * bytes / total : 0)};
+    bar.values[chart.parts.size()] = bytes;
+    chart.parts.push_back({.name = "", .look = category.look});  // the bars themselves have names
+    chart.bars.push_back(std::move(bar));
   }
-  return fmt::format(
-      "<figure class=\"chart wide\">\n<figcaption><h3>Memory at the peak</h3><span class=\"caption\">"
-      "{} at step {}</span></figcaption>\n<div class=\"bar\"><svg viewBox=\"0 0 1000 10\" "
-      "preserveAspectRatio=\"none\" role=\"img\" aria-label=\"Shares of the memory at the peak; the "
-      "figures follow\">{}</svg>{}</div>\n<table class=\"shares\"><tbody>\n{}</tbody></table>\n</figure>\n",
-      chart::byte_text(peak->peak_bytes), chart::grouped(peak->step), bars, labels, rows);
+  return chart::bar_chart(chart);
 }
 
 }  // namespace snug::detail

@@ -24,7 +24,7 @@ std::string throughput_chart(const Records& records, const std::string& item);
 /// What holds memory at the peak of each step, over the step.
 std::string memory_chart(const Records& records);
 
-/// What holds memory at the highest peak of the run: a bar, with the bytes of each category.
+/// What holds memory at the highest peak of the run: a bar for each category.
 std::string memory_peak(const Records& records);
 
 /// The middle of the finite values; NaN if there are none.
