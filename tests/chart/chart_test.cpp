@@ -8,7 +8,9 @@
 
 #include "snug/chart/area.h"
 #include "snug/chart/axis.h"
+#include "snug/chart/bars.h"
 #include "snug/chart/line.h"
+#include "snug/chart/tag.h"
 #include "snug/chart/text.h"
 #include "snug/chart/thinning.h"
 
@@ -225,6 +227,56 @@ TEST(AreaChart, FillsThePlotForASingleStepAndCountsNonsenseAsZero) {
   EXPECT_NE(html.find("d=\"M0.0 1000.0L0.0 0.0L500.0 0.0L1000.0 0.0L1000.0 1000.0Z\""), std::string::npos) << html;
   EXPECT_EQ(area_chart({.title = "m", .x = {1, 2}, .layers = {{"a", "other", {kNan, kInf}}}}).find("nan"),
             std::string::npos);
+}
+
+TEST(Tag, EscapesValuesLeavesOutEmptyOnesAndShortensNumbers) {
+  EXPECT_EQ(tag("rect", {{"class", "a \"b\""}, {"d", ""}, {"x", 12.5}, {"y", 3}, {"z", -0.001}}),
+            "<rect class=\"a &quot;b&quot;\" x=\"12.5\" y=\"3\" z=\"0\"/>");
+  EXPECT_EQ(tag("td", {}, ""), "<td></td>");
+  EXPECT_EQ(tag("p", {{"class", "c"}}, "<b>1</b>"), "<p class=\"c\"><b>1</b></p>");
+  EXPECT_EQ(short_number(1000), "1000");
+  EXPECT_EQ(short_number(0.456), "0.46");
+}
+
+TEST(LineChart, IsTheSameCurveInAnImageOfFixedSizeWithTextInIt) {
+  const LineChart chart{.title = "Loss <1>",
+                        .series = {{.name = "training", .look = "training", .points = {{0, 0}, {1, 2}, {2, 1}}}},
+                        .made = "By hand, in words that take more than one line of an image that is so narrow."};
+  const std::string image = line_chart(chart, Medium::Image);
+  EXPECT_NE(image.find("<path class=\"line training\" d=\"M0.0 190.0h0L223.0 0.0L446.0 95.0\"/>"), std::string::npos)
+      << image;
+  for (const char* part : {"<title>Loss &lt;1&gt;</title>", ">training</text>", ">optimizer step</text>",
+                           ">By hand, in words", "narrow.</text>", "viewBox=\"0 0 540 "}) {
+    EXPECT_NE(image.find(part), std::string::npos) << part << "\n" << image;
+  }
+}
+
+TEST(LineChart, HasARowUnderThePointerForEachPlaceWithPoints) {
+  const Series line{.name = "a", .look = "series-0", .points = {{1, 5}, {1.001, 6}, {100, 7}}};
+  const Series points{
+      .name = "b", .look = "series-1", .points = {{1, 8}, {1, 9}}, .drawn = Drawn::Points, .labels = {"one", ""}};
+  const std::string html = line_chart({.title = "t", .series = {line, points}, .x_title = "width", .x = AxisOptions()});
+  EXPECT_NE(html.find("width 1.001\\na  6\\nb, one  8\\nb  9"), std::string::npos) << html;
+  EXPECT_NE(html.find("width 100\\na  7&quot;]"), std::string::npos) << html;
+}
+
+TEST(BarChart, DrawsPartsInProportionOnAPageAndInAnImage) {
+  const BarChart chart{.title = "Bytes",
+                       .parts = {{"p", "series-1"}, {"q", "series-2"}},
+                       .bars = {{"one", {30, 70}}, {"two", {kNan, 25}}}};
+  for (const Medium medium : {Medium::Page, Medium::Image}) {
+    std::string drawn = bar_chart(chart, medium);
+    std::vector<double> widths;
+    for (size_t at = drawn.find("<rect class=\"area"); at != std::string::npos;
+         at = drawn.find("<rect class=\"area", at + 1)) {
+      widths.push_back(std::stod(drawn.substr(drawn.find("width=\"", at) + 7)));
+    }
+    ASSERT_EQ(widths.size(), 4u) << drawn;
+    const double whole = widths[0] + widths[1];
+    EXPECT_NEAR(widths[0] / whole, 0.3, 1e-4);
+    EXPECT_EQ(widths[2], 0);
+    EXPECT_NEAR(widths[3] / whole, 0.25, 1e-4);
+  }
 }
 
 }  // namespace

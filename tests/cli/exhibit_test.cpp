@@ -88,9 +88,9 @@ TEST(Exhibit, DrawsBarsInProportion) {
                                            .content = Bars{.quantity = Quantity::Bytes,
                                                            .parts = {"activations", "other part"},
                                                            .bars = {{"one", {30, 70}}, {"two", {-5, 25}}}}});
-  EXPECT_NE(html.find("class=\"area activations\" x=\"0.00\" width=\"300.00\""), std::string::npos) << html;
-  EXPECT_NE(html.find("class=\"area series-1\" x=\"300.00\" width=\"700.00\""), std::string::npos);
-  EXPECT_NE(html.find("class=\"area series-1\" x=\"0.00\" width=\"250.00\""), std::string::npos);
+  EXPECT_NE(html.find("class=\"area activations\" x=\"0\" width=\"300\""), std::string::npos) << html;
+  EXPECT_NE(html.find("class=\"area series-1\" x=\"300\" width=\"700\""), std::string::npos);
+  EXPECT_NE(html.find("class=\"area series-1\" x=\"0\" width=\"250\""), std::string::npos);
   EXPECT_NE(html.find("<td>100"), std::string::npos);
 }
 
@@ -138,15 +138,19 @@ TEST(Exhibit, DrawsTheRunsOfASchedule) {
 TEST(Exhibit, DrawsPlotsAndBarsAsImagesToo) {
   const Exhibit plot = plot_of({{.name = "<a>", .x = {0, 5, 10}, .y = {0, 10, 5}, .drawn = Drawn::Points}});
   const std::string image = exhibit_svg(plot);
-  EXPECT_NE(image.find("M0.0 1000.0h0M500.0 0.0h0M1000.0 500.0h0"), std::string::npos) << image;
-  EXPECT_NE(image.find("By hand."), std::string::npos);
-  EXPECT_EQ(count_of(image, "<svg "), count_of(image, "<svg xmlns="));
-  for (const char* of_pages : {"href", "data-hover", "max-width: 760px", "https:", "@import", "url(", "<a>"}) {
+  EXPECT_NE(image.find("M0.0 300.0h0M483.0 0.0h0M966.0 150.0h0"), std::string::npos) << image;
+  for (const char* part : {"<title>Title</title>", ">By hand.</text>", ">&lt;a&gt;</text>", ">10</text>"}) {
+    EXPECT_NE(image.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(count_of(image, "<svg "), 1u);
+  for (const char* of_pages : {"href", "data-hover", "max-width: 760px", "https:", "@import", "url(", "<a>",
+                               "foreignObject", "<span", "<div", "var("}) {
     EXPECT_EQ(image.find(of_pages), std::string::npos) << of_pages;
   }
-  EXPECT_NE(
-      exhibit_svg({.file = "b", .title = "", .content = Bars{.parts = {"p"}, .bars = {{"one", {1}}}}}).find("<rect"),
-      std::string::npos);
+  const std::string bars = exhibit_svg(
+      {.file = "b", .title = "", .content = Bars{.parts = {"p"}, .bars = {{"one", {2}, "note"}, {"two", {1}}}}});
+  EXPECT_NE(bars.find("<rect class=\"area series-2\" x=\"0\""), std::string::npos) << bars;
+  EXPECT_NE(bars.find(">note</text>"), std::string::npos);
   EXPECT_EQ(exhibit_svg({.file = "t", .title = "", .content = Table{.header = {"a"}, .rows = {{"1"}}}}), "");
 }
 

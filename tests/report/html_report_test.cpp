@@ -304,7 +304,7 @@ TEST(HtmlReport, DoesNotDependOnTheOrderOfTheRecords) {
 TEST(HtmlReport, UsesTheColourBlindPaletteInLightAndDark) {
   const std::string page = html_report(example_history(3));
   for (const char* part : {"#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "prefers-color-scheme: dark",
-                           "--dash: 7 5", "class=\"line validation\""}) {
+                           "stroke-dasharray: 7 5", "class=\"line validation\""}) {
     expect_contains(page, part);
   }
 }
