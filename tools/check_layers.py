@@ -9,7 +9,8 @@ Rules:
   2. Sources named torch-free in the ```torch-free block include nothing of torch, not even through snug's own headers.
   3. Public headers, those of snug/ outside detail/, include of torch at most ATen/core/Tensor.h and the small headers of c10/core;
      in models, optim, distributed and train also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
-  4. detail/ headers are included by the library and its tests only, and not by public headers, with which they are not installed.
+  4. detail/ headers are included by the library and its tests only. Public headers include neither them nor those of chart, which are not
+     installed with them.
   5. The library includes nothing of the program, the tests or the like, and not the umbrella snug.h.
   6. CUDA sources (.cu, .cuh) include nothing of torch, so that nvcc compiles them alone.
   7. Every module of snug/ has a line in the ```layers block.
@@ -27,6 +28,7 @@ RELATIVE = re.compile(r'^\s*#\s*include\s+"(\.[^"]*|detail/[^"]*|[^/"]+)"', re.M
 TORCH = re.compile(r"^(ATen|torch|c10|caffe2)/")
 PUBLIC = re.compile(r"^(ATen/core/Tensor\.h|c10/core/\w+\.h)$")
 BUILT_ON = re.compile(r"^torch/(nn|optim)/.+\.h$")
+NOT_INSTALLED = ("chart",)
 MAY_BUILD_ON_TORCH = ("models", "optim", "distributed", "train")
 SUFFIXES = ("*.h", "*.cpp", "*.cu", "*.cuh")
 MAX_LINES = 250
@@ -116,17 +118,17 @@ class Tree:
     def breaches_of_the_library(self, name, module, include):
         if include.split("/")[0] in ("cli", "tests", "examples", "benchmarks") or include == "snug/snug.h":
             yield f"{name}: the library includes {include}, which is above it"
-        if not name.endswith((".h", ".cuh")) or "/detail/" in name:
+        if not name.endswith((".h", ".cuh")) or "/detail/" in name or module in NOT_INSTALLED:
             return
         built_on = module in MAY_BUILD_ON_TORCH and BUILT_ON.match(include)
         if TORCH.match(include) and not PUBLIC.match(include) and not built_on:
             yield f"{name}: a public header includes {include}"
-        if "/detail/" in include:
+        if "/detail/" in include or include.startswith(tuple(f"snug/{module}/" for module in NOT_INSTALLED)):
             yield f"{name}: a public header includes {include}, which is not installed"
 
 
 def self_test():
-    layers = "```layers\ncore:\nmemory: core\noptim: core\ncli: memory\n```\n```torch-free\ncore/plain\n```\n"
+    layers = "```layers\nchart:\ncore:\nmemory: chart, core\noptim: core\ncli: memory\n```\n```torch-free\ncore/plain\n```\n"
     tensor = "#include <ATen/core/Tensor.h>\n"
     cases = [
         ("must not include", {"snug/core/a.h": '#include "snug/memory/b.h"\n'}),
@@ -138,6 +140,7 @@ def self_test():
         ("a public header includes", {"snug/memory/a.h": "#include <torch/nn/pimpl.h>\n"}),
         ("a public header includes", {"snug/memory/a.h": "#include <ATen/ops/add.h>\n"}),
         ("which is not installed", {"snug/memory/a.h": '#include "snug/memory/detail/a.h"\n'}),
+        ("which is not installed", {"snug/memory/a.h": '#include "snug/chart/a.h"\n'}),
         ("internal to the library", {"cli/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
         ("internal to the library", {"benchmarks/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
         ("which is above it", {"snug/core/a.cpp": '#include "cli/a.h"\n'}),
@@ -148,6 +151,7 @@ def self_test():
         ("not in the layers", {"snug/new/a.h": "#include <vector>\n"}),
         (None, {"snug/optim/a.h": "#include <torch/optim/adam.h>\n" + tensor, "snug/core/a.h": "#include <c10/core/Device.h>\n",
                 "snug/snug.h": "#include <torch/torch.h>\n", "snug/core/detail/a.h": "#include <torch/torch.h>\n",
+                "snug/chart/a.h": '#include "snug/chart/b.h"\n', "snug/memory/a.cpp": '#include "snug/chart/a.h"\n',
                 "tests/a.cpp": '#include "snug/memory/detail/a.h"\n#include "snug/snug.h"\n'}),
     ]
     for expected, files in cases:
