@@ -11,28 +11,15 @@
 
 #include <fmt/format.h>
 
-#include "benchmarks/log_chart.h"
+#include "snug/chart/line.h"
 #include "tests/support/depth_techniques.h"
 
 namespace {
 
-using snug::benchmarks::Curve;
-using snug::benchmarks::LogChart;
+namespace chart = snug::chart;
 using snug::testing::DepthShape;
 
 constexpr std::array<int64_t, 6> kDepths{3, 6, 12, 24, 48, 96};
-
-std::string drawing(const std::vector<Curve>& curves) {
-  LogChart chart{.x = {}, .x_ticks = {}, .y_ticks = {}, .x_title = "GPT blocks (both axes logarithmic)", .log_x = true};
-  for (const int64_t depth : kDepths) {
-    chart.x.push_back(static_cast<double>(depth));
-    chart.x_ticks.push_back({static_cast<double>(depth), fmt::format("{}", depth)});
-  }
-  for (int64_t tick = int64_t{1} << 10; tick <= int64_t{1} << 50; tick *= 4) {
-    chart.y_ticks.push_back({static_cast<double>(tick), snug::Bytes(tick).str()});
-  }
-  return log_chart(chart, curves);
-}
 
 }  // namespace
 
@@ -42,22 +29,28 @@ int main(int argc, char** argv) {
       "{} x {} tokens, d = {}, FP32: peak of forward and backward above the level with all gradients\n\n", shape.batch,
       shape.time, shape.width);
   std::cout << "| GPT blocks: 24 | peak | of plain | blocks run |\n|---|---|---|---|\n";
-  std::vector<Curve> curves;
+  chart::LineChart peaks{.title = "Peak of forward and backward over the depth",
+                         .caption = "both axes logarithmic",
+                         .x_title = "GPT blocks",
+                         .x = chart::AxisOptions{.log_base = 2},
+                         .y_title = "peak",
+                         .y = {.quantity = chart::Quantity::Bytes, .log_base = 2},
+                         .wide = true};
   double plain = 0;
   for (const auto& technique : snug::testing::techniques()) {
-    Curve curve{technique.name, {}};
+    chart::Series curve{.name = technique.name, .look = fmt::format("series-{}", peaks.series.size()), .points = {}};
     for (const int64_t depth : kDepths) {
       const auto cost = snug::testing::measure(technique, depth, shape);
-      curve.values.push_back(static_cast<double>(cost.peak_bytes));
+      curve.points.push_back({static_cast<double>(depth), static_cast<double>(cost.peak_bytes)});
       if (depth == 24) {
         plain = plain == 0 ? static_cast<double>(cost.peak_bytes) : plain;
         std::cout << fmt::format("| {} | {} | {:.1f} % | {} |\n", technique.name, snug::Bytes(cost.peak_bytes).str(),
                                  100 * static_cast<double>(cost.peak_bytes) / plain, cost.calls);
       }
     }
-    curves.push_back(std::move(curve));
+    peaks.series.push_back(std::move(curve));
   }
   if (argc > 1) {
-    std::ofstream(argv[1]) << drawing(curves);
+    std::ofstream(argv[1]) << chart::line_chart(peaks, chart::Medium::Image);
   }
 }

@@ -5,39 +5,26 @@
 
 #include "tests/support/precision_ablation.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
-#include <string>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include "benchmarks/log_chart.h"
+#include "snug/chart/line.h"
 
 namespace {
 
-using snug::benchmarks::Curve;
-using snug::benchmarks::LogChart;
+namespace chart = snug::chart;
 
-std::string drawing(const std::vector<Curve>& curves) {
-  const size_t steps = curves.front().values.size();
-  LogChart chart{.x = {}, .x_ticks = {}, .y_ticks = {}, .x_title = "optimizer steps"};
-  for (size_t step = 0; step < steps; ++step) {
-    chart.x.push_back(static_cast<double>(step));
-    if (step % std::max<size_t>(1, steps / 3) == 0) {
-      chart.x_ticks.push_back({static_cast<double>(step), fmt::format("{}", step)});
-    }
+// The loss over the steps, on a logarithmic axis.
+chart::Series series_of(const char* name, const std::vector<double>& losses, size_t index) {
+  chart::Series series{.name = name, .look = fmt::format("series-{}", index), .points = {}};
+  for (size_t step = 0; step < losses.size(); ++step) {
+    series.points.push_back({static_cast<double>(step), losses[step]});
   }
-  for (int decade = -9; decade < 9; ++decade) {
-    for (const int digit : {1, 2, 5}) {
-      const double value = digit * std::pow(10, decade);
-      chart.y_ticks.push_back({value, fmt::format("{:g}", value)});
-    }
-  }
-  return log_chart(chart, curves);
+  return series;
 }
 
 }  // namespace
@@ -49,7 +36,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   constexpr size_t kDrawn = 5;
-  std::vector<Curve> curves;
+  chart::LineChart losses{.title = "Loss by recipe", .y_title = "loss", .y = {.log_base = 10}, .wide = true};
   std::cout << "| recipe | loss after " << steps
             << " steps | error of the first gradients | zero gradients | weights that did not move |\n"
             << "|---|---|---|---|---|\n";
@@ -57,11 +44,11 @@ int main(int argc, char** argv) {
     const auto run = snug::testing::train_ablation(recipe, steps);
     std::cout << fmt::format("| {} | {:.4g} | {:.2g} | {:.1f} % | {:.1f} % |\n", recipe.name, run.losses.back(),
                              run.gradient_error, 100 * run.zero_gradients, 100 * run.unchanged_weights);
-    if (curves.size() < kDrawn) {
-      curves.push_back({recipe.name, run.losses});
+    if (losses.series.size() < kDrawn) {
+      losses.series.push_back(series_of(recipe.name, run.losses, losses.series.size()));
     }
   }
   if (argc > 2) {
-    std::ofstream(argv[2]) << drawing(curves);
+    std::ofstream(argv[2]) << chart::line_chart(losses, chart::Medium::Image);
   }
 }
