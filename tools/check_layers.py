@@ -9,8 +9,8 @@ Rules:
   2. Sources named torch-free in the ```torch-free block include nothing of torch, not even through snug's own headers.
   3. Public headers, those of snug/ outside detail/, include of torch at most ATen/core/Tensor.h and the small headers of c10/core;
      in models, optim, distributed and train also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
-  4. detail/ headers are included by the library and its tests only. Public headers include neither them nor those of chart, which are not
-     installed with them.
+  4. detail/ headers are included by the library and its tests only. Public headers include neither these nor chart's:
+     they are not installed.
   5. The library includes nothing of the program, the tests or the like, and not the umbrella snug.h.
   6. CUDA sources (.cu, .cuh) include nothing of torch, so that nvcc compiles them alone.
   7. Every module of snug/ has a line in the ```layers block.

@@ -5,34 +5,32 @@
 #include "cli/compare/exhibit_figures.h"
 #include "snug/chart/figure.h"
 #include "snug/chart/page.h"
+#include "snug/chart/tag.h"
 #include "snug/chart/text.h"
 
 namespace snug::cli {
 namespace {
 
+using chart::escape_html;
+using chart::tag;
+
 std::string section_html(const Section& section) {
-  std::string html =
-      fmt::format("<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"idea\">{}</p>\n", chart::escape_html(section.name),
-                  chart::escape_html(section.title), chart::escape_html(section.idea));
-  if (!section.numbers.empty()) {
-    html += "<div class=\"cards\">\n";
-    for (const KeyNumber& number : section.numbers) {
-      html += chart::card(number.label, number.value, number.note);
-    }
-    html += "</div>\n";
+  std::string html = "\n" + tag("h2", {}, escape_html(section.title)) + "\n" +
+                     tag("p", {{"class", "idea"}}, escape_html(section.idea)) + "\n";
+  std::string cards, findings, figures;
+  for (const KeyNumber& number : section.numbers) {
+    cards += chart::card(number.label, number.value, number.note);
   }
-  if (!section.findings.empty()) {
-    html += "<ul class=\"findings\">\n";
-    for (const std::string& finding : section.findings) {
-      html += "<li>" + chart::escape_html(finding) + "</li>\n";
-    }
-    html += "</ul>\n";
+  for (const std::string& finding : section.findings) {
+    findings += tag("li", {}, escape_html(finding)) + "\n";
   }
-  html += "<div class=\"charts\">\n";
   for (const Exhibit& exhibit : section.exhibits) {
-    html += exhibit_figure(exhibit);
+    figures += exhibit_figure(exhibit);
   }
-  return html + "</div>\n</section>\n";
+  html += cards.empty() ? "" : tag("div", {{"class", "cards"}}, "\n" + cards) + "\n";
+  html += findings.empty() ? "" : tag("ul", {{"class", "findings"}}, "\n" + findings) + "\n";
+  html += tag("div", {{"class", "charts"}}, "\n" + figures) + "\n";
+  return tag("section", {{"id", section.name}}, html) + "\n";
 }
 
 std::string markdown_row(const std::vector<std::string>& cells) {
@@ -88,12 +86,11 @@ std::string markdown_of(const Exhibit& exhibit) {
 std::string comparison_page(const ComparisonPage& page) {
   std::string main;
   if (page.sections.size() > 1) {
-    main += "<nav>\n";
+    std::string links;
     for (const Section& section : page.sections) {
-      main +=
-          fmt::format("<a href=\"#{}\">{}</a>\n", chart::escape_html(section.name), chart::escape_html(section.title));
+      links += tag("a", {{"href", "#" + section.name}}, escape_html(section.title)) + "\n";
     }
-    main += "</nav>\n";
+    main += tag("nav", {}, "\n" + links) + "\n";
   }
   for (const Section& section : page.sections) {
     main += section_html(section);

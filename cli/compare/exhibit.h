@@ -1,6 +1,7 @@
 #pragma once
-// Exhibit: a result that people look at, as numbers: curves or points over an axis, stacked bars, a table, or the schedule of forward and
-// backward. Each becomes a figure of a page (comparison_page.h) and a file of CSV that holds just what is drawn.
+// Exhibit: a result that people look at, as numbers: curves or points over an axis, stacked bars, a table, or the
+// schedule of forward and backward. Each becomes a figure of a page (comparison_page.h), an image, and a file of CSV
+// that holds the numbers that are drawn.
 //
 //   const snug::cli::Exhibit exhibit{
 //       .file = "losses",
@@ -95,11 +96,12 @@ struct Exhibit {
   std::variant<Plot, Bars, Table, Schedule> content;
 };
 
-/// The numbers that are drawn, with a header line; doubles read back bit for bit. RFC 4180, but for line feeds as line ends.
-/// Curves: curve, x, y, label. Bars: a column for each part. Schedule: way, time, run, block, kept until, kept by forward (1 or 0); time is the place among the runs.
+/// The numbers that are drawn, with a header line; doubles read back bit for bit. RFC 4180, but for line feeds as line
+/// ends. Columns of curves: curve, x, y, label. Of bars: one for each part. Of a schedule: way, time (the place among the
+/// runs), run, block, kept until, kept by forward (1 or 0).
 std::string exhibit_csv(const Exhibit& exhibit);
 
-/// The figure as an SVG that stands by itself, for light and dark. Empty for a Table, of which comparison_markdown has the text.
+/// The figure as an SVG that stands by itself, for light and dark. Empty for a Table: comparison_markdown has its text.
 std::string exhibit_svg(const Exhibit& exhibit);
 
 }  // namespace snug::cli

@@ -1,4 +1,4 @@
-// The schedule of forward and backward as a picture. What differs in colour differs in shape, too: full squares run forward, squares with a
+// The schedule of forward and backward as a picture. Colours go with shapes: full squares run forward, squares with a
 // hole run again, discs go backward. figure.css has the looks.
 
 #include <algorithm>

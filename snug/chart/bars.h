@@ -1,7 +1,9 @@
 #pragma once
 // bar_chart: amounts that add up, one bar each, all from the same zero.
 //
-//   page += bar_chart({.title = "Time", .parts = {{"seconds", "series-2"}}, .bars = {{"FP32", {3.1}}, {"BF16", {1.9}}}});
+//   page += bar_chart({.title = "Time",
+//                      .parts = {{"seconds", "series-2"}},
+//                      .bars = {{"FP32", {3.1}}, {"BF16", {1.9}}}});
 
 #include <string>
 #include <vector>

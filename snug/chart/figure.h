@@ -1,9 +1,11 @@
 #pragma once
-// What all figures share: title and legend, the frame with its axes, labels, and the texts that the pointer brings up. Each figure is drawn for
-// one of two media. On a page an SVG holds only the curves and stretches with the page; ticks, labels and legend are HTML beside it, so that
-// text keeps its size on a phone and on a wide screen. An image is an SVG that stands by itself, of fixed size, with text in it.
+// Figures: title and legend, a frame with axes, labels, and texts that the pointer brings up. line_chart, area_chart and
+// bar_chart draw what is in them. There are two media:
+//   - A page. An SVG holds only the curves and stretches with the page. Ticks, labels and legend are HTML beside it, so
+//     text keeps its size on a phone and on a wide screen.
+//   - An image: an SVG that stands by itself, of fixed size, with text in it.
 //
-// A look is the name of a class in figure.css, which gives colour, dashes and the shape of points. All texts are escaped here.
+// A look is the name of a class in figure.css: colour, dashes and the shape of points. All texts are escaped here.
 
 #include <cstdint>
 #include <string>
@@ -27,7 +29,7 @@ struct Key {
   Shape shape = Shape::Line;
 };
 
-/// What stands around a figure.
+/// The texts around a figure.
 struct Heading {
   std::string title;
   std::string caption = {};      ///< behind the title: what is drawn, in which unit
@@ -81,7 +83,7 @@ struct Hover {
 /// The columns of a plot are as narrow as one can point.
 int64_t hover_column(const Axis& x, double value);
 
-/// What is drawn over two axes.
+/// The contents of a plot.
 struct Drawing {
   std::string curves = {};  ///< SVG
   std::vector<Label> labels = {};

@@ -53,7 +53,8 @@ std::vector<double> not_finite(const std::vector<Series>& series) {
   return places;
 }
 
-// One "M" per unbroken stretch of finite values. A stretch of one point is a line of length zero, which its round ends show as a dot.
+// One "M" per unbroken stretch of finite values. A stretch of one point is a line of length zero, which its round ends
+// show as a dot.
 std::string line_path(const Series& series, const Frame& frame) {
   std::vector<size_t> shown(series.points.size());
   std::iota(shown.begin(), shown.end(), size_t{0});

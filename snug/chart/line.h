@@ -47,7 +47,8 @@ struct LineChart {
   std::string numbers = {};  ///< the file that holds them, to which a page has a link
 };
 
-/// Lines are thinned to what can be seen. A label that would cover points or another label is left out: the pointer still shows it.
+/// A line is thinned to the points that can be seen. A label that would cover points or another label is left out; the
+/// pointer still shows it.
 std::string line_chart(const LineChart& chart, Medium medium = Medium::Page);
 
 }  // namespace snug::chart

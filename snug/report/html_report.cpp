@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "snug/chart/page.h"
+#include "snug/chart/tag.h"
 #include "snug/chart/text.h"
 #include "snug/report/detail/gradient_map.h"
 #include "snug/report/detail/report_charts.h"
@@ -18,6 +19,7 @@ using chart::byte_text;
 using chart::card;
 using chart::escape_html;
 using chart::grouped;
+using chart::tag;
 using detail::Records;
 
 constexpr const char* kPlanEvent = "plan";
@@ -127,18 +129,21 @@ std::string settings_section(const LogValues& settings) {
   }
   std::string rows;
   for (const auto& [name, value] : settings) {
-    rows += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape_html(name), escape_html(value_text(value)));
+    rows += tag("div", {}, tag("dt", {}, escape_html(name)) + tag("dd", {}, escape_html(value_text(value)))) + "\n";
   }
-  return fmt::format("<h2>Settings</h2>\n<div class=\"box\"><dl>\n{}</dl></div>\n", rows);
+  return tag("h2", {}, "Settings") + "\n" + tag("div", {{"class", "box"}}, tag("dl", {}, "\n" + rows)) + "\n";
+}
+
+// The parser drops a line feed right after <pre>, so one of ours stands there.
+std::string text_box(const std::string& text) {
+  return tag("pre", {{"class", "box"}, {"tabindex", "0"}}, "\n" + escape_html(text)) + "\n";
 }
 
 std::string sample_section(const std::string& sample) {
   if (sample.empty()) {
     return "";
   }
-  // The parser drops a line feed right after <pre>, so one of ours stands there.
-  return fmt::format("<h2>A sample of what it writes</h2>\n<pre class=\"box\" tabindex=\"0\">\n{}</pre>\n",
-                     escape_html(sample));
+  return tag("h2", {}, "A sample of what it writes") + "\n" + text_box(sample);
 }
 
 std::string gradients_section(const RunHistory& history) {
@@ -169,10 +174,9 @@ std::string plan_section(const RunHistory& history) {
   for (const StepRecord& record : history.records) {
     peak = record.step >= planned_at ? std::max(peak, record.peak_bytes) : peak;
   }
-  return fmt::format(
-      "<h2>The plan</h2>\n<p>Made in step {}; the most that was alive since then: {}.</p>\n<pre class=\"box\" "
-      "tabindex=\"0\">\n{}</pre>\n",
-      grouped(planned_at), byte_text(peak), escape_html(explanation));
+  const std::string made =
+      fmt::format("Made in step {}; the most that was alive since then: {}.", grouped(planned_at), byte_text(peak));
+  return tag("h2", {}, "The plan") + "\n" + tag("p", {}, made) + "\n" + text_box(explanation);
 }
 
 std::string events_section(std::vector<RunEvent> events) {
@@ -188,13 +192,16 @@ std::string events_section(std::vector<RunEvent> events) {
     for (const auto& [name, value] : event.details) {
       details += fmt::format("{}{}: {}", details.empty() ? "" : ", ", name, value_text(value));
     }
-    rows += fmt::format("<tr><td>step {}</td><td>{}</td><td>{}</td></tr>\n", grouped(event.step),
-                        escape_html(event.name), escape_html(details));
+    rows += tag("tr", {},
+                tag("td", {}, "step " + grouped(event.step)) + tag("td", {}, escape_html(event.name)) +
+                    tag("td", {}, escape_html(details))) +
+            "\n";
   }
-  return fmt::format(
-      "<details><summary>Events ({})</summary>\n<div class=\"box\"><table "
-      "class=\"events\">\n{}</table></div></details>\n",
-      events.size(), rows);
+  const std::string table = tag("table", {{"class", "events"}}, "\n" + rows);
+  return tag("details", {},
+             tag("summary", {}, fmt::format("Events ({})", events.size())) + "\n" +
+                 tag("div", {{"class", "box"}}, table)) +
+         "\n";
 }
 
 std::string charts(const Records& records, const std::string& item) {
@@ -212,10 +219,10 @@ std::string html_report(const RunHistory& history, const ReportExtras& extras) {
   Records records = history.records;
   std::stable_sort(records.begin(), records.end(),
                    [](const StepRecord& a, const StepRecord& b) { return a.step < b.step; });
-  std::string main = "<div class=\"cards\">\n" + final_loss_card(records) + validation_card(records) +
-                     throughput_card(records, extras.item) + memory_card(records) + communication_card(records) +
-                     "</div>\n";
-  main += "<div class=\"charts\">\n" + charts(records, extras.item) + "</div>\n";
+  const std::string cards = final_loss_card(records) + validation_card(records) +
+                            throughput_card(records, extras.item) + memory_card(records) + communication_card(records);
+  std::string main = tag("div", {{"class", "cards"}}, "\n" + cards) + "\n";
+  main += tag("div", {{"class", "charts"}}, "\n" + charts(records, extras.item)) + "\n";
   main += plan_section(history) + gradients_section(history) + sample_section(extras.sample) +
           settings_section(history.settings) + events_section(history.events);
   return chart::document(extras.title, summary(records, extras.item), main,

@@ -13,6 +13,8 @@
 namespace snug::detail {
 namespace {
 
+using chart::tag;
+
 constexpr int kFp16Smallest = -24;  // the exponent of FP16's smallest subnormal number
 
 struct Row {
@@ -64,7 +66,7 @@ std::string cells(const Row& row) {
     const double share = static_cast<double>(row.counts[i]) / static_cast<double>(row.elements);
     const double strength = share > 0 ? std::clamp(1 + std::log10(share) / 4, 0.06, 1.0) : 0;
     if (strength > 0) {
-      svg += chart::tag("rect", {{"x", i}, {"width", 1.02}, {"height", 1}, {"opacity", strength}});
+      svg += tag("rect", {{"x", i}, {"width", 1.02}, {"height", 1}, {"opacity", strength}});
     }
   }
   return svg;
@@ -75,7 +77,36 @@ std::string mark(double exponent, const Row& row, std::string_view look) {
   if (x <= 0 || x >= static_cast<double>(row.counts.size())) {
     return "";
   }
-  return chart::tag("path", {{"class", look}, {"d", fmt::format("M{:.2f} 0V1", x)}});
+  return tag("path", {{"class", look}, {"d", fmt::format("M{:.2f} 0V1", x)}});
+}
+
+// `scaled`: the exponent where FP16 ends once the loss is scaled, if it is.
+std::string table_row(const Row& row, std::optional<double> scaled) {
+  const std::string marks = mark(kFp16Smallest, row, "fp16") + (scaled ? mark(*scaled, row, "fp16 scaled") : "");
+  const std::string drawn = tag("svg",
+                                {{"viewBox", fmt::format("0 0 {} 1", row.counts.size())},
+                                 {"preserveAspectRatio", "none"},
+                                 {"aria-hidden", "true"}},
+                                cells(row) + marks);
+  return tag("tr", {},
+             tag("th", {}, chart::escape_html(row.parameter)) + tag("td", {{"class", "cells"}}, drawn) +
+                 tag("td", {}, percent(row.zeros, row.elements)) +
+                 tag("td", {}, row.non_finite == 0 ? "–" : chart::grouped(row.non_finite)) +
+                 tag("td", {}, row.lost_updates ? fmt::format("{:.3g} %", 100 * *row.lost_updates) : "–")) +
+         "\n";
+}
+
+std::string power_of_two(int64_t exponent) { return "2" + chart::superscript(static_cast<int>(exponent)); }
+
+std::string caption_of(const Row& row, double loss_scale, bool has_updates) {
+  const int64_t highest = row.lowest + static_cast<int64_t>(row.counts.size()) - 1;
+  return fmt::format(
+      "Each row is a parameter, from {} on the left to {} on the right; the darker, the more of its gradients are of "
+      "that size. The line is where FP16 ends, at {}: gradients to its left would become zero{}.{}",
+      power_of_two(row.lowest), power_of_two(highest), power_of_two(kFp16Smallest),
+      loss_scale > 1 ? fmt::format(". With the loss scaled by {}, it is the dashed one", chart::rounded(loss_scale))
+                     : "",
+      has_updates ? " Lost are the updates that were too small to move a 16-bit weight." : "");
 }
 
 }  // namespace
@@ -90,47 +121,29 @@ int64_t last_gradient_sample(const std::vector<RunEvent>& events) {
 
 std::string gradient_map(const std::vector<RunEvent>& events, double loss_scale) {
   const int64_t last = last_gradient_sample(events);
-  std::string rows;
-  size_t columns = 0;
-  int64_t lowest = 0;
-  bool has_updates = false;
+  std::vector<Row> rows;
   for (const RunEvent& event : events) {
-    if (event.name != kGradientsEvent || event.step != last) {
-      continue;
+    const auto row = event.name == kGradientsEvent && event.step == last ? row_of(event) : std::nullopt;
+    if (row) {
+      rows.push_back(*row);
     }
-    const auto row = row_of(event);
-    if (!row) {
-      continue;
-    }
-    columns = row->counts.size();
-    lowest = row->lowest;
-    const double with_scale = kFp16Smallest - std::log2(std::isfinite(loss_scale) && loss_scale > 0 ? loss_scale : 1);
-    const std::string marks =
-        mark(kFp16Smallest, *row, "fp16") + (loss_scale > 1 ? mark(with_scale, *row, "fp16 scaled") : "");
-    rows += fmt::format(
-        "<tr><th>{}</th><td class=\"cells\"><svg viewBox=\"0 0 {} 1\" preserveAspectRatio=\"none\" "
-        "aria-hidden=\"true\">{}{}</svg></td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
-        chart::escape_html(row->parameter), columns, cells(*row), marks, percent(row->zeros, row->elements),
-        row->non_finite == 0 ? "–" : chart::grouped(row->non_finite),
-        row->lost_updates ? fmt::format("{:.3g} %", 100 * *row->lost_updates) : "–");
-    has_updates = has_updates || row->lost_updates.has_value();
   }
   if (rows.empty()) {
     return "";
   }
-  const int64_t highest = lowest + static_cast<int64_t>(columns) - 1;
-  return fmt::format(
-      "<h2>Sizes of gradients at step {}</h2>\n<div class=\"box\"><p class=\"caption\">Each row is a parameter, from "
-      "2{} on "
-      "the left to 2{} on the right; the darker, the more of its gradients are of that size. The line is where FP16 "
-      "ends, at "
-      "2{}: gradients to its left would become zero{}.{}</p>\n<table class=\"gradients-map\">\n"
-      "<tr><th></th><td></td><td>zero</td><td>not finite</td><td>lost</td></tr>\n{}</table></div>\n",
-      chart::grouped(last), chart::superscript(static_cast<int>(lowest)), chart::superscript(static_cast<int>(highest)),
-      chart::superscript(kFp16Smallest),
-      loss_scale > 1 ? fmt::format(". With the loss scaled by {}, it is the dashed one", chart::rounded(loss_scale))
-                     : "",
-      has_updates ? " Lost are the updates that were too small to move a 16-bit weight." : "", rows);
+  std::optional<double> scaled;
+  if (std::isfinite(loss_scale) && loss_scale > 1) {
+    scaled = kFp16Smallest - std::log2(loss_scale);
+  }
+  std::string body = tag("tr", {}, "<th></th><td></td><td>zero</td><td>not finite</td><td>lost</td>") + "\n";
+  for (const Row& row : rows) {
+    body += table_row(row, scaled);
+  }
+  const bool has_updates = std::any_of(rows.begin(), rows.end(), [](const Row& row) { return row.lost_updates; });
+  const std::string caption = tag("p", {{"class", "caption"}}, caption_of(rows.back(), loss_scale, has_updates));
+  return tag("h2", {}, "Sizes of gradients at step " + chart::grouped(last)) + "\n" +
+         tag("div", {{"class", "box"}}, caption + "\n" + tag("table", {{"class", "gradients-map"}}, "\n" + body)) +
+         "\n";
 }
 
 }  // namespace snug::detail
