@@ -17,7 +17,7 @@
 #include "snug/models/gpt.h"
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/schedule.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 
 namespace {
 

@@ -18,13 +18,13 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/rematerialize.h"
 #include "snug/activations/sequential.h"
 #include "snug/core/error.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
 #include "snug/models/resnet.h"
 #include "snug/planner/curve.h"
+#include "snug/remat/rematerialize.h"
 
 namespace {
 

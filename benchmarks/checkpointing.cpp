@@ -14,11 +14,11 @@
 
 #include "benchmarks/serve.h"
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/rematerialize.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
 #include "snug/planner/curve.h"
 #include "snug/planner/solver.h"
+#include "snug/remat/rematerialize.h"
 
 namespace {
 

@@ -12,15 +12,15 @@
 
 #include "cli/command.h"
 #include "cli/compare/measure.h"
-#include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
 #include "snug/memory/limit.h"
 #include "snug/models/gpt.h"
 #include "snug/optim/adamw.h"
 #include "snug/planner/curve.h"
-#include "snug/train/stepper.h"
-#include "snug/train/trainer.h"
+#include "snug/remat/rematerialize.h"
+#include "snug/run/trainer.h"
+#include "snug/step/stepper.h"
 
 namespace snug::cli {
 namespace {

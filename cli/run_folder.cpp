@@ -9,8 +9,8 @@
 #include "snug/io/safetensors.h"
 #include "snug/io/stateful.h"
 #include "snug/report/html_report.h"
-#include "snug/train/config.h"
-#include "snug/train/trainer.h"
+#include "snug/run/config.h"
+#include "snug/run/trainer.h"
 
 namespace snug::cli {
 namespace {

@@ -22,8 +22,8 @@
 #include "snug/core/error.h"
 #include "snug/distributed/process_group.h"
 #include "snug/report/tensorboard.h"
-#include "snug/train/settings.h"
-#include "snug/train/trainer.h"
+#include "snug/run/settings.h"
+#include "snug/run/trainer.h"
 
 namespace snug::cli {
 namespace {

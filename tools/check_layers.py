@@ -8,7 +8,7 @@ Rules:
   1. An #include goes from a module to one that the ```layers block of ARCHITECTURE.md allows, directly or through others.
   2. Sources named torch-free in the ```torch-free block include nothing of torch, not even through snug's own headers.
   3. Public headers, those of snug/ outside detail/, include of torch at most ATen/core/Tensor.h and the small headers of c10/core;
-     in models, optim, distributed and train also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
+     in models, optim, distributed, step and run also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
   4. detail/ headers are included by the library and its tests only. Public headers include neither these nor chart's:
      they are not installed.
   5. The library includes nothing of the program, the tests or the like, and not the umbrella snug.h.
@@ -16,6 +16,7 @@ Rules:
   7. Every module of snug/ has a line in the ```layers block.
   8. Our own files are included by their path from the root, or rules 1 to 6 would not see where they lie.
   9. Nine of ten C++ and CUDA files of snug/ have at most 250 lines: a file may be long where its thought is.
+  10. Each file that ARCHITECTURE.md names by a path of snug/ is there.
 """
 
 import pathlib
@@ -29,7 +30,8 @@ TORCH = re.compile(r"^(ATen|torch|c10|caffe2)/")
 PUBLIC = re.compile(r"^(ATen/core/Tensor\.h|c10/core/\w+\.h)$")
 BUILT_ON = re.compile(r"^torch/(nn|optim)/.+\.h$")
 NOT_INSTALLED = ("chart",)
-MAY_BUILD_ON_TORCH = ("models", "optim", "distributed", "train")
+MAY_BUILD_ON_TORCH = ("models", "optim", "distributed", "step", "run")
+NAMED = re.compile(r"`([a-z]+/[\w/]+\.(?:cpp|h))`")
 SUFFIXES = ("*.h", "*.cpp", "*.cu", "*.cuh")
 MAX_LINES = 250
 
@@ -65,6 +67,7 @@ class Tree:
     def __init__(self, root):
         self.root = root
         text = (root / "ARCHITECTURE.md").read_text()
+        self.named = NAMED.findall(text)
         self.allowed = allowed_modules(block(text, "layers"))
         self.torch_free = block(text, "torch-free")
         self.files = sorted(p for folder in ("snug", "cli", "tests", "examples", "benchmarks")
@@ -89,6 +92,9 @@ class Tree:
         return None
 
     def breaches(self):
+        for path in self.named:
+            if not (self.root / "snug" / path).is_file():
+                yield f"ARCHITECTURE.md: names {path}, which is not in snug/"
         lengths = sorted(p.read_text().count("\n") for p in self.files if self.name(p).startswith("snug/"))
         if lengths and lengths[len(lengths) * 9 // 10] > MAX_LINES:
             yield f"snug/: one of ten files has {lengths[len(lengths) * 9 // 10]} lines or more; at most {MAX_LINES}"
@@ -149,6 +155,7 @@ def self_test():
         ("write its path from the root", {"snug/core/a.cpp": '#include "../memory/a.h"\n'}),
         ("write its path from the root", {"snug/core/a.h": '#include "detail/a.h"\n'}),
         ("not in the layers", {"snug/new/a.h": "#include <vector>\n"}),
+        ("which is not in snug/", {"ARCHITECTURE.md": layers + "See `core/gone.cpp`.\n"}),
         (None, {"snug/optim/a.h": "#include <torch/optim/adam.h>\n" + tensor, "snug/core/a.h": "#include <c10/core/Device.h>\n",
                 "snug/snug.h": "#include <torch/torch.h>\n", "snug/core/detail/a.h": "#include <torch/torch.h>\n",
                 "snug/chart/a.h": '#include "snug/chart/b.h"\n', "snug/memory/a.cpp": '#include "snug/chart/a.h"\n',

@@ -25,7 +25,7 @@
 #include "snug/models/mlp.h"
 #include "snug/optim/schedule.h"
 #include "snug/optim/sgd.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 
 namespace snug::cli {
 namespace {

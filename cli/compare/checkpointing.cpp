@@ -15,10 +15,10 @@
 #include "cli/compare/measure.h"
 #include "cli/compare/schedule.h"
 #include "snug/activations/offload.h"
-#include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
 #include "snug/optim/adamw.h"
 #include "snug/planner/curve.h"
+#include "snug/remat/rematerialize.h"
 
 namespace snug::cli {
 namespace {

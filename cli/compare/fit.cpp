@@ -14,7 +14,6 @@
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
 #include "snug/memory/limit.h"
 #include "snug/models/gpt.h"
@@ -22,7 +21,8 @@
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/step_in_backward.h"
 #include "snug/planner/curve.h"
-#include "snug/train/stepper.h"
+#include "snug/remat/rematerialize.h"
+#include "snug/step/stepper.h"
 
 namespace snug::cli {
 namespace {

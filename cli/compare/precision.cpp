@@ -13,7 +13,7 @@
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
 #include "cli/compare/two_tasks.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 
 namespace snug::cli {
 namespace {

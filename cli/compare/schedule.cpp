@@ -13,9 +13,9 @@
 
 #include "cli/compare/deep_models.h"
 #include "cli/compare/measure.h"
-#include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
 #include "snug/planner/curve.h"
+#include "snug/remat/rematerialize.h"
 
 namespace snug::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include "cli/compare/measure.h"
 #include "snug/optim/adamw.h"
 #include "snug/precision/autocast.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 
 namespace snug::cli {
 

@@ -285,7 +285,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
   RecomputeOperators& operators_;  // packing, for which it is there, ends with the recomputation
   // What they were at the beginning, if other draws than operators' are looked for. Operators do not move them here.
   std::optional<RngState> generators_;
-  int task_ = current_pass();      // the backward pass around the callable
+  int task_ = current_pass();  // the backward pass around the callable
   size_t needed_;
   size_t count_ = 0;
   size_t saved_bytes_ = 0;

@@ -22,7 +22,7 @@
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 #include "tests/support/late_writes.h"
 #include "tests/support/random_model.h"
 #include "tests/support/small_models.h"

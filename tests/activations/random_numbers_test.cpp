@@ -16,9 +16,9 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/rematerialize.h"
 #include "snug/activations/reversible.h"
 #include "snug/core/error.h"
+#include "snug/remat/rematerialize.h"
 #include "tests/support/drawing_thread.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"

@@ -12,9 +12,9 @@
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/compress.h"
 #include "snug/activations/offload.h"
-#include "snug/activations/rematerialize.h"
 #include "snug/memory/meter.h"
 #include "snug/memory/saved_tensors.h"
+#include "snug/remat/rematerialize.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 

@@ -8,7 +8,7 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/grad_scaler.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/freezing.h"
 #include "tests/support/tensors.h"

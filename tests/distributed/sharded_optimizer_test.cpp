@@ -16,7 +16,7 @@
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/clip.h"
 #include "snug/optim/sgd.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"

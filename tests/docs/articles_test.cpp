@@ -10,7 +10,7 @@
 #include "snug/models/gpt.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/grad_scaler.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

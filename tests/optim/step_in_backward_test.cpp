@@ -9,7 +9,7 @@
 #include "snug/memory/limit.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/sgd.h"
-#include "snug/train/stepper.h"
+#include "snug/step/stepper.h"
 #include "tests/support/freezing.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"

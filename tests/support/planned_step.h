@@ -10,10 +10,10 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/activations/rematerialize.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
 #include "snug/memory/meter.h"
+#include "snug/remat/rematerialize.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
 

@@ -1,0 +1,409 @@
+#include "snug/remat/detail/op_tape.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "snug/activations/detail/operator_traits.h"
+#include "snug/activations/detail/storage_views.h"
+#include "snug/activations/detail/tensor_hash.h"
+#include "snug/remat/detail/tape_slot.h"
+
+// Recording. Whose memory it is, and when it comes back, is in op_tape_memory.cpp; what a schedule says, and what becomes of it where operators are
+// others, in op_tape_schedule.cpp; what is rebuilt, and when, in op_tape_replay.cpp.
+
+namespace snug::detail {
+namespace {
+
+const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+
+// None of the tape's operators, whatever it takes to read the values.
+uint64_t hash_of(const at::Tensor& tensor) {
+  const UnseenOperators unseen;
+  return tensor_hash(tensor);
+}
+
+}  // namespace
+
+OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener)
+    : cursor_(std::move(schedule)), listener_(listener) {
+  if (cursor_.schedule() != nullptr) {
+    store_ = cursor_.schedule()->store;
+    storages_.reserve(cursor_.schedule()->storages.size());
+    operators_.reserve(cursor_.schedule()->operators.size());
+  }
+}
+
+void OpTape::call(const OperatorCall& call, Stack& stack) {
+  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> operands;  // till the operator has been told of
+  std::unique_lock lock(mutex_);
+  if (is_closed_ || traits_of(call.op).is_view) {
+    lock.unlock();
+    call.proceed(stack);
+    return;
+  }
+  const size_t first_result = stack.size() - call.op.schema().arguments().size();
+  TapeOperator record = read_arguments(call, stack);
+  for (const TapeOperator::Operand& operand : record.operands) {
+    if (at(operand.value.storage).is_watched) {
+      operands.push_back(at(operand.value.storage).where->lock());
+    }
+  }
+  if (listener_ != nullptr) {
+    listener_->before_operator();
+  }
+  lock.unlock();
+  try {
+    call.proceed(stack);
+  } catch (...) {
+    lock.lock();
+    take_back_writes(record);
+    throw;
+  }
+  lock.lock();
+  if (call.random.is_noted) {
+    record.drew_from = call.random.before;
+    record.is_replayable = record.is_replayable && record.drew_from.defined() && draws_the_same_again(call.op);
+  }
+  const auto made = read_results(record, stack, first_result);
+  if (record.results.empty() && record.writes.empty()) {
+    if (listener_ != nullptr) {
+      listener_->after_view();
+    }
+    return;
+  }
+  follow_schedule(record);
+  judge(record);
+  hash_what_was_filled();
+  if (listener_ != nullptr) {
+    tell(record, made);
+  }
+  operators_.push_back(std::move(record));
+}
+
+bool TapeStorage::was_written_unseen() const {
+  return std::any_of(counts.begin(), counts.end(), [](const WriteCount& count) { return count.moved(); });
+}
+
+int OpTape::number_of(const at::Tensor& tensor) {
+  const auto found = numbers_.find(name_of(tensor));
+  return found != numbers_.end() ? found->second : add_storage(tensor, /*is_external=*/true, -1);
+}
+
+int OpTape::add_storage(const at::Tensor& tensor, bool is_external, int producer) {
+  const int number = static_cast<int>(storages_.size());
+  TapeStorage& storage = storages_.emplace_back();
+  storage.is_external = is_external;
+  storage.producers.push_back(producer);
+  storage.bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  storage.where.emplace(tensor.storage().getWeakStorageImpl());  // its address is not given to another
+  storage.is_counted = is_from_allocator(tensor.storage().data_ptr());
+  storage.is_lent = is_external && is_lent(tensor);
+  if (is_external && !storage.is_lent) {
+    storage.held = tensor.storage();
+  }
+  storage.counts.emplace_back(tensor);
+  numbers_.emplace(name_of(tensor), number);
+  if (listener_ != nullptr) {
+    listener_->on_storage(number, storage.bytes, is_external);
+  }
+  return number;
+}
+
+TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
+  TapeOperator record{call.op, call.context()};
+  const OperatorTraits& traits = traits_of(call.op);
+  const Arguments arguments(call.op, stack);
+  record.is_replayable = !traits.is_collective;
+  record.arguments.assign(arguments.begin(), arguments.end());
+  const auto is_statistic = [&](size_t i) {
+    return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
+  };
+  std::vector<at::Tensor> statistics, written;
+  visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t i) {
+    (is_statistic(i) ? statistics : written).push_back(tensor);
+  });
+  for (const c10::IValue& argument : arguments) {  // all, before one is read: some may share a storage
+    visit_tensors_in(argument, [&](const at::Tensor& tensor) {
+      if (const auto known = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
+          known != numbers_.end()) {
+        note_write_through_pointer(known->second, tensor);
+      }
+    });
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (is_statistic(i) && !statistics.empty()) {
+      // What batch normalisation returns does not depend on the statistics that it moves.
+      record.arguments[i] = {};
+    } else if (arguments[i].isTensor()) {
+      record.arguments[i] = {};
+      if (arguments[i].toTensor().defined()) {
+        read_tensor(record, arguments[i].toTensor(), i, std::nullopt);
+      } else {
+        record.arguments[i] = at::Tensor();
+      }
+    } else if (arguments[i].isTensorList() || arguments[i].isOptionalTensorList()) {
+      c10::List<c10::IValue> list = arguments[i].toList().copy();
+      for (size_t k = 0; k < list.size(); ++k) {
+        const c10::IValue element = list.get(k);
+        if (element.isTensor() && element.toTensor().defined()) {
+          read_tensor(record, element.toTensor(), i, k);
+          list.set(k, at::Tensor());
+        }
+      }
+      record.arguments[i] = list;
+    } else if (arguments[i].isStorage()) {  // as set_() takes; the tape does not know what holds it
+      record.arguments[i] = {};
+      record.is_replayable = false;
+    }
+  }
+  call.random.is_noted = call.random.is_noted || traits.draws(arguments);
+  save_from_write(record, written, statistics);
+  for (const at::Tensor& tensor : statistics) {
+    unseen_write(tensor);
+  }
+  for (const at::Tensor& tensor : written) {
+    note_write(record, tensor);
+  }
+  expect_writes(written);
+  return record;
+}
+
+void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument,
+                         std::optional<size_t> element) {
+  if (!tensor.has_storage() || tensor.is_inference()) {
+    record.is_replayable = false;
+    return;
+  }
+  const int number = number_of(tensor);
+  record.is_replayable = record.is_replayable && !at(number).is_lent;
+  const ValueId value{number, at(number).last_version()};
+  record.operands.push_back({argument, element, value, without_memory(tensor)});
+  if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
+    record.needs.push_back(value);
+  }
+}
+
+void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
+  if (!tensor.has_storage()) {
+    record.is_replayable = false;
+    return;
+  }
+  const int number = number_of(tensor);
+  TapeStorage& storage = at(number);
+  if (std::any_of(record.writes.begin(), record.writes.end(), [&](ValueId v) { return v.storage == number; })) {
+    return;
+  }
+  if (storage.is_external) {
+    record.is_replayable = false;
+    if (listener_ != nullptr) {
+      listener_->before_outside_write(tensor);
+    }
+  }
+  storage.producers.push_back(static_cast<int>(operators_.size()));
+  record.writes.push_back({number, storage.last_version()});
+}
+
+// The count of a tensor's writes. On memory that operators made, a counter that was not seen before has counted nothing.
+WriteCount& OpTape::count_of(int storage, const at::Tensor& tensor) {
+  auto& counts = at(storage).counts;
+  const auto found =
+      std::find_if(counts.begin(), counts.end(),
+                   [counter = WriteCount::counter_of(tensor)](const WriteCount& c) { return c.counter() == counter; });
+  if (found != counts.end()) {
+    return *found;
+  }
+  return at(storage).is_external ? counts.emplace_back(tensor) : counts.emplace_back(tensor, 0);
+}
+
+// Autograd counts each of the arguments, or none of them, when the operator is over.
+void OpTape::expect_writes(const std::vector<at::Tensor>& written) {
+  std::vector<const void*> counters;
+  for (const at::Tensor& tensor : written) {
+    if (tensor.has_storage() && !tensor.is_inference()) {
+      counters.push_back(WriteCount::counter_of(tensor));
+      const auto writes = std::count(counters.begin(), counters.end(), counters.back());
+      count_of(number_of(tensor), tensor).expect(static_cast<uint32_t>(writes));
+    }
+  }
+}
+
+// What was written to it since it was seen last, though by none of the operators, is not made again.
+void OpTape::note_write_through_pointer(int storage, const at::Tensor& tensor) {
+  WriteCount& count = count_of(storage, tensor);
+  if (count.moved()) {
+    count.accept();
+    note_unseen_write(storage);
+  }
+}
+
+// An operator that threw has written nothing.
+void OpTape::take_back_writes(const TapeOperator& record) {
+  for (const ValueId& value : record.writes) {
+    at(value.storage).producers.pop_back();
+  }
+  if (listener_ != nullptr) {
+    listener_->after_view();
+  }
+}
+
+void OpTape::unseen_write(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ || !tensor.defined() || !tensor.has_storage()) {
+    return;
+  }
+  const int number = number_of(tensor);
+  if (listener_ != nullptr && at(number).is_external) {
+    listener_->before_outside_write(tensor);
+  }
+  count_of(number, tensor).expect();
+  note_unseen_write(number);
+}
+
+void OpTape::note_unseen_write(int storage) {
+  TapeStorage& s = at(storage);
+  s.producers.push_back(-1);
+  s.is_rebuildable = s.is_external;
+  if (listener_ != nullptr) {
+    listener_->before_operator();
+    listener_->after_operator(
+        {.name = std::string(kOtherWrite), .writes = {{storage, s.last_version()}}, .replayable = false}, {});
+  }
+}
+
+// A result on memory that is known. It may have come to lie there only now, as by set_(), and bring its own count along.
+void OpTape::note_alias(int storage, const at::Tensor& tensor, bool was_written) {
+  auto& counts = at(storage).counts;
+  const bool is_new = std::none_of(counts.begin(), counts.end(), [&](const WriteCount& count) {
+    return count.counter() == WriteCount::counter_of(tensor);
+  });
+  if (is_new) {
+    counts.emplace_back(tensor).expect(was_written ? 1 : 0);
+  }
+}
+
+std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& record, const Stack& stack,
+                                                              size_t first_result) {
+  std::vector<std::pair<int, const void*>> made;
+  const bool has_written = !record.writes.empty();
+  const auto read = [&](const at::Tensor& tensor, size_t result, std::optional<size_t> element) {
+    if (!tensor.defined()) {
+      return;
+    }
+    if (const auto known = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
+        known != numbers_.end()) {
+      note_alias(known->second, tensor, /*was_written=*/has_written);
+      return;
+    }
+    if (!tensor.has_storage() || tensor.is_inference()) {
+      record.is_replayable = false;
+      return;
+    }
+    const int number = add_storage(tensor, /*is_external=*/false, static_cast<int>(operators_.size()));
+    record.results.push_back({result, element, number});
+    record.writes.push_back({number, 0});
+    made.emplace_back(number, tensor.storage().data());
+    // In a backward pass autograd writes gradients in place if nobody else holds them, and so must not find them held.
+    if (listener_ != nullptr || goes_away(number) || current_pass() >= 0) {
+      watch(number, *tensor.storage().unsafeGetStorageImpl());
+    }
+  };
+  for (size_t i = first_result; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) {
+      read(stack[i].toTensor(), i - first_result, std::nullopt);
+    } else if (stack[i].isTensorList()) {
+      const auto list = stack[i].toTensorVector();
+      for (size_t k = 0; k < list.size(); ++k) {
+        read(list[k], i - first_result, k);
+      }
+    }
+  }
+  return made;
+}
+
+void OpTape::hash_what_was_filled() {
+  for (const auto& packed : std::exchange(packed_, {})) {
+    const auto slot = packed.lock();
+    if (slot && slot->version != at(slot->storage).last_version()) {
+      if (const c10::Storage memory = find(slot->storage)) {
+        slot->values = hash_of(on_storage(slot->shape, memory));
+      }
+    }
+  }
+}
+
+void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made) {
+  ProfiledOperator op{
+      .name = c10::toString(record.op.operator_name()), .writes = record.writes, .replayable = record.is_replayable};
+  for (const ValueId& value : record.needs) {
+    const bool is_written = std::any_of(record.writes.begin(), record.writes.end(),
+                                        [&](ValueId write) { return write.storage == value.storage; });
+    if (!is_written) {
+      op.reads.push_back(value);
+    }
+  }
+  listener_->after_operator(std::move(op), made);
+}
+
+std::any OpTape::pack(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ && current_pass() < 0 && deviation().empty()) {
+    cursor_.deviate(
+        "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
+  }
+  if (is_closed_ || !tensor.has_storage()) {
+    return tensor.detach();
+  }
+  const auto found = numbers_.find(name_of(tensor));
+  if (found == numbers_.end() || at(found->second).is_external) {
+    trust(tensor);
+    return tensor.detach();
+  }
+  note_write_through_pointer(found->second, tensor);
+  auto slot = std::make_shared<Slot>(shared_from_this(), found->second, without_memory(tensor));
+  ++at(slot->storage).slots;
+  if (listener_ != nullptr) {
+    listener_->on_pack(slot->storage);
+  }
+  settle(slot->storage);
+  if (should_hold(slot->storage)) {
+    mark_as_saved(tensor);
+  }
+  if (verifies_ && !is_workspace_of(slot->storage, tensor)) {
+    slot->values = hash_of(tensor);
+    slot->version = at(slot->storage).last_version();
+    packed_.push_back(slot);
+  }
+  return slot;
+}
+
+bool OpTape::is_workspace_of(int storage, const at::Tensor& tensor) const {
+  const int producer = storages_[static_cast<size_t>(storage)].producers.front();
+  return producer >= 0 && is_workspace(operators_[static_cast<size_t>(producer)].op, tensor);
+}
+
+void OpTape::close() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(is_closed_, true)) {
+    return;
+  }
+  numbers_.clear();
+  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
+    TapeStorage& storage = at(s);
+    if (storage.was_written_unseen() && !storage.was_dropped && storage.where->lock()) {
+      note_unseen_write(s);
+    }
+    for (WriteCount& count : storage.counts) {
+      count.accept();
+    }
+    const TapeSchedule::ForStorage* scheduled = cursor_.of(s);
+    storage.claimed = storage.claimed && scheduled != nullptr && scheduled->needed_until >= 0;
+    settle(s);
+  }
+}
+
+void OpTape::forget_listener() {
+  const std::lock_guard lock(mutex_);
+  listener_ = nullptr;
+}
+
+}  // namespace snug::detail

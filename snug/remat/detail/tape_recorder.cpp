@@ -1,0 +1,232 @@
+#include "snug/remat/detail/tape_recorder.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "snug/activations/detail/storage_views.h"
+#include "snug/activations/detail/tensor_hash.h"
+
+namespace snug::detail {
+namespace {
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+TapeRecorder::TapeRecorder() { add_observer(*this, SavedTensors::Ignore); }
+
+TapeRecorder::~TapeRecorder() { remove_observer(*this); }
+
+// --- events of the tape
+
+void TapeRecorder::on_storage(int, int64_t bytes, bool is_external) {
+  const std::lock_guard lock(mutex_);
+  profile_.storages.push_back({.bytes = bytes, .kind = is_external ? StorageKind::External : StorageKind::Activation});
+}
+
+void TapeRecorder::before_operator() {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  place_ = Place::Operator;
+  operator_began_ = Clock::now();
+}
+
+void TapeRecorder::after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) {
+  const std::lock_guard lock(mutex_);
+  op.seconds = op.name.starts_with("snug::") ? 0 : seconds_since(operator_began_);
+  int64_t outputs = 0;
+  for (const auto& [storage, data] : made) {
+    const auto taken = own_.find(data);
+    const int64_t bytes = taken == own_.end() ? 0 : taken->second;
+    StorageInfo& info = profile_.storages[static_cast<size_t>(storage)];
+    info.bytes = bytes;
+    info.name = op.name;
+    outputs += bytes;
+    if (taken != own_.end()) {
+      own_.erase(taken);
+      of_tape_.insert(data);
+    }
+  }
+  // What stays beside the outputs is an event of its own.
+  const int64_t left = level_ - outputs;
+  op.workspace = std::max<int64_t>(0, high_ - outputs);
+  profile_.operators.push_back(std::move(op));
+  add(EventKind::Forward, static_cast<int>(profile_.operators.size()) - 1);
+  level_ = left;
+  high_ = std::max<int64_t>(0, left);
+  end_gap();
+  place_ = Place::Between;
+}
+
+void TapeRecorder::after_view() {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  place_ = Place::Between;
+}
+
+void TapeRecorder::on_drop(int storage) {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  add(EventKind::Drop, storage);
+}
+
+void TapeRecorder::on_unpack(int storage) {
+  const std::lock_guard lock(mutex_);
+  end_backward_step();
+  end_gap();
+  add(EventKind::Unpack, storage);
+  const auto node = torch::autograd::get_current_node();
+  step_name_ = node ? node->name() : "backward";
+}
+
+void TapeRecorder::after_unpack() { step_began_ = Clock::now(); }
+
+void TapeRecorder::on_done(int storage) {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  add(EventKind::Done, storage);
+}
+
+void TapeRecorder::on_unused(int storage) {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  unused_since_[storage] = profile_.events.size();
+}
+
+// What autograd saves and backward never asks for is kept as in plain training: until autograd releases it.
+void TapeRecorder::move_drops_of_unused() {
+  const std::vector<bool> asked_for = profile_.saved_storages();
+  std::vector<ProfileEvent> events;
+  std::unordered_map<size_t, std::vector<int>> moved;
+  for (const auto& [storage, event] : unused_since_) {
+    if (!asked_for[static_cast<size_t>(storage)]) {
+      moved[event].push_back(storage);
+    }
+  }
+  const auto is_moved = [&](size_t e) {
+    const ProfileEvent& event = profile_.events[e];
+    const auto found = event.kind == EventKind::Drop ? unused_since_.find(event.index) : unused_since_.end();
+    return found != unused_since_.end() && found->second > e && !asked_for[static_cast<size_t>(event.index)];
+  };
+  std::unordered_set<int> dropped_before;
+  for (size_t e = 0; e <= profile_.events.size(); ++e) {
+    for (const int storage : moved[e]) {
+      if (dropped_before.contains(storage)) {
+        events.push_back({EventKind::Drop, storage, 0});
+      }
+    }
+    if (e == profile_.events.size()) {
+      break;
+    }
+    if (is_moved(e)) {
+      dropped_before.insert(profile_.events[e].index);
+    } else {
+      events.push_back(profile_.events[e]);
+    }
+  }
+  profile_.events = std::move(events);
+}
+
+void TapeRecorder::before_outside_write(const at::Tensor& tensor) {
+  if (!known_outside_.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+    return;
+  }
+  const Place before = place_.exchange(Place::Aside);
+  outside_.push_back({tensor.storage().getWeakStorageImpl(), at::clone(storage_bytes(tensor))});
+  place_ = before;
+}
+
+void TapeRecorder::restore_outside() {
+  const c10::NoGradGuard no_grad;
+  for (const Outside& one : outside_) {
+    if (auto memory = one.memory.lock()) {
+      storage_bytes(c10::Storage(std::move(memory))).copy_(one.before);
+    }
+  }
+}
+
+// --- memory
+
+void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept {
+  if (!device.is_cpu()) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (place_ == Place::Aside || hashes_now()) {
+    aside_.insert(data);
+    return;
+  }
+  change_rise(bytes);
+  if (place_ == Place::Replay) {
+    of_tape_.insert(data);
+    return;
+  }
+  own_.emplace(data, bytes);
+  change_level(bytes);
+}
+
+// What was there before the recording began does not lower the level: the prediction is for steps that begin without it.
+void TapeRecorder::on_free(c10::Device, const void* data, int64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (of_tape_.erase(data) > 0) {
+    change_rise(-bytes);
+  } else if (own_.erase(data) > 0) {
+    change_rise(-bytes);
+    change_level(-bytes);
+  } else {
+    aside_.erase(data);
+  }
+}
+
+void TapeRecorder::change_rise(int64_t bytes) {
+  rise_ += bytes;
+  peak_ = std::max(peak_, rise_);
+}
+
+void TapeRecorder::change_level(int64_t bytes) {
+  level_ += bytes;
+  high_ = std::max(high_, level_);
+}
+
+// Between two events only the highest level and the last one matter.
+void TapeRecorder::end_gap() {
+  if (high_ > 0) {
+    add(EventKind::Allocate, 0, high_);
+  }
+  if (high_ > level_) {
+    add(EventKind::Release, 0, high_ - level_);
+  }
+  level_ = high_ = 0;
+}
+
+// --- backward
+
+void TapeRecorder::begin_backward() {
+  const std::lock_guard lock(mutex_);
+  is_backward_ = true;
+  step_name_ = "backward";
+  step_began_ = Clock::now();
+}
+
+void TapeRecorder::end_backward_step() {
+  if (!is_backward_) {
+    return;
+  }
+  end_gap();
+  profile_.backward.push_back({step_name_, seconds_since(step_began_)});
+  add(EventKind::Backward, static_cast<int>(profile_.backward.size()) - 1);
+}
+
+void TapeRecorder::stop() {
+  remove_observer(*this);
+  end_backward_step();
+  end_gap();
+  move_drops_of_unused();
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,96 @@
+#pragma once
+// TapeRecorder: makes a StepProfile of one forward and backward pass whose operators an OpTape sees: times, and every byte that is taken
+// and given back, each in its place among the events.
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/remat/detail/op_tape.h"
+
+namespace snug::detail {
+
+/// On a CPU, with everything on one thread. Listens from its construction on.
+class TapeRecorder final : public TapeListener, private MemoryObserver {
+ public:
+  TapeRecorder();
+  ~TapeRecorder() override;
+  TapeRecorder(const TapeRecorder&) = delete;
+  TapeRecorder& operator=(const TapeRecorder&) = delete;
+
+  /// The forward pass is over.
+  void begin_backward();
+  /// The backward pass is over: nothing is recorded any more.
+  void stop();
+  /// How far memory rose since the recording began, replays included: as measured, where the profile's simulation predicts. What is on the
+  /// recording's own account is left out.
+  int64_t peak_bytes() const { return peak_; }
+  /// What was recorded, after stop().
+  StepProfile take() { return std::move(profile_); }
+  /// What autograd saved in the forward pass: a storage, and the number of operators before it.
+  const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
+  /// While `pause`, what is allocated is no part of the step.
+  void pause(bool pause) { place_ = pause ? Place::Aside : Place::Between; }
+  /// Puts back what the forward pass wrote to memory from outside: running statistics and the like.
+  void restore_outside();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Outside {
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // which may be gone with the tensor that was written
+    at::Tensor before;                                 // as bytes
+  };
+  enum class Place { Between, Operator, Replay, Aside };
+
+  void on_storage(int storage, int64_t bytes, bool is_external) override;
+  void before_operator() override;
+  void after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) override;
+  void after_view() override;
+  void on_drop(int storage) override;
+  void on_resized(int storage) override { profile_.storages[static_cast<size_t>(storage)].kind = StorageKind::Pinned; }
+  void on_unpack(int storage) override;
+  void after_unpack() override;
+  void on_done(int storage) override;
+  void on_pack(int storage) override { packed_.push_back({storage, profile_.operators.size()}); }
+  void on_unused(int storage) override;
+  void before_replay() override { place_ = Place::Replay; }
+  void after_replay() override { place_ = Place::Between; }
+  void before_outside_write(const at::Tensor& tensor) override;
+
+  void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
+  void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override;
+  void on_saved_for_backward(const void*) noexcept override {}
+
+  void add(EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
+  void change_rise(int64_t bytes);
+  void change_level(int64_t bytes);
+  void end_gap();
+  void end_backward_step();
+  void move_drops_of_unused();
+
+  StepProfile profile_;
+  std::atomic<Place> place_{Place::Between};
+  int64_t level_ = 0, high_ = 0;                  // since the last event, or of the operator under way
+  std::unordered_map<const void*, int64_t> own_;  // what was allocated since the start and is in no storage of the tape
+  std::unordered_set<const void*> of_tape_;       // storages of the tape, and what a replay took
+  std::unordered_set<const void*> aside_;         // what the recording itself took
+  int64_t rise_ = 0, peak_ = 0;                   // of all but that
+  std::mutex
+      mutex_;  // threads of an operator allocate too; taken after the allocator's, so nothing is allocated under it
+  Clock::time_point operator_began_, step_began_;
+  std::string step_name_;
+  bool is_backward_ = false;
+  std::unordered_map<int, size_t> unused_since_;  // the event before which the last unused tensor was released
+  std::vector<std::pair<int, size_t>> packed_;
+  std::vector<Outside> outside_;
+  std::unordered_set<const void*> known_outside_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,88 @@
+#include "snug/remat/detail/tape_schedule.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <c10/util/hash.h>
+
+namespace snug::detail {
+namespace {
+
+TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profile) {
+  const size_t dot = op.name.find('.');
+  TapeSchedule::Made made{.op = {op.name.substr(0, dot), dot == std::string::npos ? "" : op.name.substr(dot + 1)},
+                          .wiring = wiring_of(op.reads, op.writes)};
+  for (const ValueId& value : op.writes) {
+    const StorageInfo& storage = profile.storages[static_cast<size_t>(value.storage)];
+    if (value.version == 0 && storage.kind != StorageKind::External) {
+      made.bytes.push_back(storage.bytes);
+    }
+  }
+  return made;
+}
+
+}  // namespace
+
+size_t wiring_of(const std::vector<ValueId>& reads, const std::vector<ValueId>& writes) {
+  size_t hash = 0;
+  const auto add = [&](ValueId value) {
+    hash = c10::hash_combine(c10::hash_combine(hash, static_cast<size_t>(value.storage)),
+                             static_cast<size_t>(value.version));
+  };
+  for (const ValueId& value : reads) {
+    if (std::none_of(writes.begin(), writes.end(), [&](ValueId w) { return w.storage == value.storage; })) {
+      add(value);
+    }
+  }
+  std::for_each(writes.begin(), writes.end(), add);
+  return hash;
+}
+
+TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, const Simulation& simulation,
+                           const std::shared_ptr<OffloadStore>& store) {
+  TapeSchedule schedule;
+  for (const ProfiledOperator& op : profile.operators) {
+    if (op.name != kOtherWrite) {
+      schedule.operators.push_back(made_by(op, profile));
+    }
+  }
+  std::vector<int> event_of;  // per unpacking
+  std::vector<int> unpacking_at(profile.events.size(), -1);
+  for (size_t e = 0; e < profile.events.size(); ++e) {
+    if (profile.events[e].kind == EventKind::Unpack) {
+      unpacking_at[e] = static_cast<int>(event_of.size());
+      event_of.push_back(static_cast<int>(e));
+      schedule.unpackings.push_back({.storage = profile.events[e].index});
+    }
+  }
+  const std::vector<bool> asked_for = profile.saved_storages();
+  for (size_t s = 0; s < profile.storages.size(); ++s) {
+    const int last_use = simulation.last_use[s];
+    const bool is_kept = plan[s] == kKeep && last_use >= 0;
+    const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
+    const bool is_offloaded = plan[s] == kOffload && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
+    if (is_offloaded && schedule.store == nullptr) {
+      schedule.store = store ? store : make_offload_store(profile.link);
+    }
+    const int needed_until = last_use < 0 ? -1 : unpacking_at[static_cast<size_t>(last_use)];
+    if (needed_until >= 0) {
+      schedule.unpackings[static_cast<size_t>(needed_until)].last_for.push_back(static_cast<int>(s));
+    }
+    const auto hold_from =
+        may_be_rebuilt ? std::lower_bound(event_of.begin(), event_of.end(), plan[s]) : event_of.end();
+    schedule.storages.push_back({.keep_from_start = is_kept,
+                                 .keep_if_saved = is_kept || !asked_for[s],
+                                 .hold_from = hold_from == event_of.end()
+                                                  ? std::numeric_limits<int>::max()
+                                                  : static_cast<int>(hold_from - event_of.begin()),
+                                 .is_pinned = profile.storages[s].kind == StorageKind::Pinned,
+                                 .is_offloaded = is_offloaded,
+                                 .needed_until = needed_until});
+  }
+  for (size_t n = 0; n < schedule.unpackings.size(); ++n) {
+    schedule.storages[static_cast<size_t>(schedule.unpackings[n].storage)].unpacked_at.push_back(static_cast<int>(n));
+  }
+  return schedule;
+}
+
+}  // namespace snug::detail

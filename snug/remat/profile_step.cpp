@@ -1,0 +1,192 @@
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "snug/core/rng.h"
+#include "snug/planner/simulator.h"
+#include "snug/planner/solver.h"
+#include "snug/remat/detail/op_tape.h"
+#include "snug/remat/detail/recorded_step.h"
+#include "snug/remat/detail/tape_recorder.h"
+#include "snug/remat/detail/tape_schedule.h"
+#include "snug/remat/rematerialize.h"
+
+// A profile says when each storage dies if nothing saved holds it, so it can be taken under any plan: what a plan keeps and rebuilds is
+// left out. Plainly is fastest. Where plain training does not fit, a plan is needed before there is a profile. So a forward pass alone, which
+// keeps next to nothing, tells the operators and what autograd saves; backward asks for that in about the reverse order, node by node.
+
+namespace snug {
+namespace {
+
+using detail::OpTape;
+using Schedule = std::shared_ptr<const detail::TapeSchedule>;
+
+constexpr int kProfilingRuns = 3;
+
+StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, const Schedule& schedule, Bytes memory) {
+  const RngGuard generators;
+  detail::TapeRecorder recorder;
+  detail::record_step(forward_and_loss, std::make_shared<OpTape>(schedule, &recorder), recorder, {.memory = memory});
+  return recorder.take();
+}
+
+// The least of each operator's times over a few runs of the same step.
+void take_least_times(StepProfile& profile, const StepProfile& other) {
+  if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
+    return;
+  }
+  const auto take = [](auto& ones, const auto& others) {
+    for (size_t i = 0; i < ones.size(); ++i) {
+      ones[i].seconds = std::min(ones[i].seconds, others[i].seconds);
+    }
+  };
+  take(profile.operators, other.operators);
+  take(profile.backward, other.backward);
+}
+
+// Operators of one name on operands of the same sizes take the same time, so that what else the machine did at one of them does not make it
+// look dear: all get the median.
+void level_times(StepProfile& profile) {
+  std::map<std::pair<std::string, std::vector<int64_t>>, std::vector<ProfiledOperator*>> alike;
+  for (ProfiledOperator& op : profile.operators) {
+    std::vector<int64_t> sizes = {std::ssize(op.reads)};
+    for (const auto* values : {&op.reads, &op.writes}) {
+      for (const ValueId& value : *values) {
+        sizes.push_back(profile.storages[static_cast<size_t>(value.storage)].bytes);
+      }
+    }
+    alike[{op.name, std::move(sizes)}].push_back(&op);
+  }
+  for (auto& [signature, operators] : alike) {
+    const auto middle = operators.begin() + std::ssize(operators) / 2;
+    std::nth_element(operators.begin(), middle, operators.end(),
+                     [](const auto* a, const auto* b) { return a->seconds < b->seconds; });
+    const double median = (*middle)->seconds;
+    for (ProfiledOperator* op : operators) {
+      op->seconds = median;
+    }
+  }
+}
+
+// --- what does not fit plainly
+
+// What was packed between the same two operators is asked for together, by one node, with a gradient that comes in and one that goes out.
+void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int, size_t>>& packed) {
+  for (auto last = packed.rbegin(); last != packed.rend();) {
+    const auto first = std::find_if(last, packed.rend(), [&](const auto& one) { return one.second != last->second; });
+    int64_t largest = 0;
+    for (auto one = last; one != first; ++one) {
+      profile.events.push_back({EventKind::Unpack, one->first});
+      largest = std::max(largest, profile.storages[static_cast<size_t>(one->first)].bytes);
+    }
+    profile.events.push_back({EventKind::Allocate, 0, 2 * largest});
+    profile.events.push_back({EventKind::Release, 0, 2 * largest});
+    for (auto one = last; one != first; ++one) {
+      profile.events.push_back({EventKind::Done, one->first});
+    }
+    last = first;
+  }
+}
+
+// Schedules to profile under, each more frugal than the one before: what the backward pass itself takes is not known yet.
+class FrugalSchedules {
+ public:
+  FrugalSchedules(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link)
+      : store_(link.is_open() ? detail::make_offload_store(link) : nullptr),
+        simulator_(guess(forward_and_loss, link, store_)),
+        solver_(simulator_, kSearch),
+        smallest_(solver_.smallest().peak_bytes) {}
+
+  /// nullptr: there is no other.
+  Schedule next() {
+    constexpr std::array<int64_t, 3> kQuarters = {8, 5, 4};  // of the smallest peak; what takes more runs faster
+    if (tried_ == kQuarters.size()) {
+      return nullptr;
+    }
+    const int64_t budget = smallest_ / 4 * kQuarters[tried_++] + smallest_ % 4;
+    const RematPlan plan = std::get<RematPlan>(solver_.solve(budget));
+    auto schedule = detail::make_schedule(simulator_.profile(), plan.hold_from, simulator_.run(plan.hold_from), store_);
+    schedule.is_guess = true;
+    return std::make_shared<const detail::TapeSchedule>(std::move(schedule));
+  }
+
+ private:
+  static constexpr SolverOptions kSearch{.work = 2'000'000};
+
+  static StepProfile guess(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link,
+                           const std::shared_ptr<detail::OffloadStore>& store) {
+    const RngGuard generators;
+    detail::TapeRecorder recorder;
+    const auto tape = std::make_shared<OpTape>(nullptr, &recorder);
+    tape->drop_everything(store);
+    detail::record_step(forward_and_loss, tape, recorder, {.goes_backward = false});
+    auto packed = recorder.packed();
+    std::erase_if(packed, [&](const auto& one) { return tape->is_asked_early(one.first); });
+    StepProfile profile = recorder.take();
+    std::erase_if(profile.events, [&](const ProfileEvent& event) {
+      return event.kind == EventKind::Drop && tape->is_asked_early(event.index);  // it stays
+    });
+    add_guessed_backward(profile, packed);
+    profile.link = link;
+    return profile;
+  }
+
+  std::shared_ptr<detail::OffloadStore> store_;  // null: nothing may be offloaded
+  StepSimulator simulator_;
+  PlanSolver solver_;
+  int64_t smallest_;
+  size_t tried_ = 0;
+};
+
+// In a handler. What a backward pass inside the forward pass asks for cannot always be made again there: a parameter or buffer may have been
+// written meanwhile. Then there is no other way than the one that did not fit.
+void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, const std::function<at::Tensor()>& forward_and_loss,
+                        const OffloadLink& link) {
+  const std::exception_ptr what_happened = std::current_exception();
+  try {
+    frugal.emplace(forward_and_loss, link);
+  } catch (const detail::CannotRebuild&) {
+    std::rethrow_exception(what_happened);
+  }
+}
+
+}  // namespace
+
+StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options) {
+  std::optional<StepProfile> profile;
+  std::optional<FrugalSchedules> frugal;
+  Schedule schedule;  // none: plainly
+  for (int run = 0; run < kProfilingRuns;) {
+    try {
+      StepProfile one = profile_once(forward_and_loss, schedule, schedule ? Bytes::unlimited() : options.memory);
+      if (profile) {
+        take_least_times(one, *profile);
+      }
+      profile = std::move(one);
+      ++run;
+    } catch (const c10::OutOfMemoryError&) {
+      if (!frugal) {
+        emplace_or_rethrow(frugal, forward_and_loss, options.link);
+      }
+      schedule = frugal->next();
+      if (schedule == nullptr) {
+        throw;
+      }
+    }
+  }
+  level_times(*profile);
+  profile->link = std::move(options.link);
+  profile->check();
+  return std::move(*profile);
+}
+
+}  // namespace snug

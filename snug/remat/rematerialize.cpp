@@ -1,0 +1,202 @@
+#include "snug/remat/rematerialize.h"
+
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "snug/core/detail/parse_json.h"
+#include "snug/core/error.h"
+#include "snug/core/rng.h"
+#include "snug/remat/detail/op_tape.h"
+#include "snug/remat/detail/recorded_step.h"
+#include "snug/remat/detail/tape_recorder.h"
+#include "snug/remat/detail/tape_schedule.h"
+
+namespace snug {
+namespace {
+
+using detail::OpTape;
+
+constexpr int kVerifications = 5;
+
+// Bytes that nobody knows the time of: so they are there during the whole step. All other events come one later.
+void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
+  profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, bytes});
+  profile.events.push_back({EventKind::Release, 0, bytes});
+  for (int& event : plan.hold_from) {
+    event += event > kHold && event != kNever ? 1 : 0;
+  }
+  plan.peak_bytes += bytes;
+  plan.plain_peak_bytes += bytes;
+}
+
+}  // namespace
+
+// --- plan
+
+struct ActivationPlan::Content {
+  const StepSimulator simulator;
+  const RematPlan plan;
+
+  Content(StepSimulator of, RematPlan chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
+    const int impossible = simulator.run(plan.hold_from).impossible;
+    if (impossible >= 0) {
+      throw ConfigError(
+          fmt::format("ActivationPlan: the plan drops storage {}, which cannot be rebuilt; plan again", impossible));
+    }
+  }
+
+  // Made when it is needed: a plan can be explained where it cannot run, because there is no such directory to offload to.
+  std::shared_ptr<const detail::TapeSchedule> schedule() const {
+    const std::lock_guard lock(mutex_);
+    if (!schedule_) {
+      schedule_ = std::make_shared<const detail::TapeSchedule>(
+          detail::make_schedule(simulator.profile(), plan.hold_from, simulator.run(plan.hold_from)));
+    }
+    return schedule_;
+  }
+
+  OffloadReport offloaded() const {
+    const std::lock_guard lock(mutex_);
+    return schedule_ && schedule_->store ? schedule_->store->report() : OffloadReport{};
+  }
+
+  static std::shared_ptr<const Content> solve(const StepProfile& profile, Bytes budget, SolverOptions options) {
+    StepSimulator simulator(profile);
+    PlanSolver solver(simulator, options);
+    PlanAnswer answer = solver.solve(budget.count());
+    if (std::holds_alternative<Infeasible>(answer)) {
+      const Bytes bytes(solver.smallest().peak_bytes);  // which the search for a fast one may miss
+      if (bytes > budget) {
+        throw BudgetExceeded(
+            fmt::format("plan_activations: no plan was found that runs the step within {}; the smallest that was found "
+                        "takes {} ({} bytes)",
+                        budget.str(), bytes.str(), bytes.count()),
+            bytes);
+      }
+      answer = solver.solve(budget.count());
+    }
+    return std::make_shared<const Content>(std::move(simulator), std::get<RematPlan>(std::move(answer)));
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const detail::TapeSchedule> schedule_;
+};
+
+ActivationPlan::ActivationPlan(std::shared_ptr<const Content> content)
+    : predicted_peak_bytes(content->plan.peak_bytes),
+      predicted_seconds(content->plan.seconds),
+      plain_peak_bytes(content->plan.plain_peak_bytes),
+      plain_seconds(content->plan.plain_seconds),
+      content_(std::move(content)) {}
+
+ActivationPlan::ActivationPlan(const StepProfile& profile, Bytes budget, SolverOptions options)
+    : ActivationPlan(Content::solve(profile, budget, options)) {}
+
+std::string ActivationPlan::explain() const { return snug::explain(content_->simulator, content_->plan); }
+
+OffloadReport ActivationPlan::offloaded() const { return content_->offloaded(); }
+
+std::string ActivationPlan::to_json() const {
+  return nlohmann::ordered_json{{"plan", nlohmann::ordered_json::parse(content_->plan.to_json())},
+                                {"profile", nlohmann::ordered_json::parse(content_->simulator.profile().to_json())}}
+      .dump();
+}
+
+ActivationPlan ActivationPlan::from_json(std::string_view text) {
+  const auto json = detail::parse_json<nlohmann::ordered_json>(text, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("plan") || !json.contains("profile")) {
+    throw ConfigError("ActivationPlan.from_json: this is no plan with its profile, as to_json writes it");
+  }
+  RematPlan plan = RematPlan::from_json(json["plan"].dump());
+  StepSimulator simulator(StepProfile::from_json(json["profile"].dump()));
+  if (plan.hold_from.size() != simulator.profile().storages.size()) {
+    throw ConfigError("ActivationPlan.from_json: the plan and the profile do not belong together");
+  }
+  return ActivationPlan(std::make_shared<const Content>(std::move(simulator), std::move(plan)));
+}
+
+const StepProfile& ActivationPlan::profile() const { return content_->simulator.profile(); }
+const RematPlan& ActivationPlan::choice() const { return content_->plan; }
+
+ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>& forward_and_loss) const {
+  const RngGuard generators;
+  detail::TapeRecorder recorder;
+  const auto tape = std::make_shared<OpTape>(content_->schedule(), &recorder);
+  tape->verify_values();
+  detail::record_step(forward_and_loss, tape, recorder);
+  return {tape->different(), recorder.peak_bytes()};
+}
+
+ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {
+  return plan_activations(profile_step(forward_and_loss, {.memory = budget, .link = std::move(link)}), forward_and_loss,
+                          budget);
+}
+
+ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                Bytes budget) {
+  for (int k = 0;; ++k) {
+    ActivationPlan plan(profile, budget);
+    const ActivationPlan::Trial trial = plan.try_step(forward_and_loss);
+    const int64_t more = trial.peak_bytes - plan.predicted_peak_bytes;
+    if (trial.different.empty() && more <= 0) {
+      return plan;
+    }
+    if (trial.different.empty()) {
+      RematPlan choice = plan.choice();
+      add_unexplained(profile, choice, more);
+      if (trial.peak_bytes <= budget.count()) {
+        return ActivationPlan(
+            std::make_shared<const ActivationPlan::Content>(StepSimulator(std::move(profile)), std::move(choice)));
+      }
+    }
+    if (k == kVerifications) {
+      throw Error(trial.different.empty()
+                      ? fmt::format("plan_activations: under plan after plan memory rises higher than predicted, to {} "
+                                    "({} bytes) instead of {} at last; it cannot be planned within {}",
+                                    Bytes(trial.peak_bytes).str(), trial.peak_bytes, plan.predicted_peak_bytes,
+                                    budget.str())
+                      : "plan_activations: the model computes other values each time that an operator runs again; it "
+                        "cannot be rematerialized");
+    }
+    for (const int storage : trial.different) {
+      profile.storages[static_cast<size_t>(storage)].kind = StorageKind::Pinned;
+    }
+  }
+}
+
+// --- scope
+
+class Rematerialize::Impl {
+ public:
+  explicit Impl(std::shared_ptr<const detail::TapeSchedule> schedule)
+      : tape(std::make_shared<OpTape>(std::move(schedule))) {
+    saved.emplace(std::make_shared<detail::TapePolicy>(tape));
+    operators.emplace(*tape);
+  }
+
+  std::shared_ptr<OpTape> tape;
+  std::optional<detail::PolicyScope> saved;
+  std::optional<detail::OperatorScope> operators;
+};
+
+Rematerialize::Rematerialize(ActivationPlan plan) : impl_(std::make_unique<Impl>(plan.content_->schedule())) {}
+
+Rematerialize::~Rematerialize() {
+  impl_->operators.reset();
+  impl_->saved.reset();
+  impl_->tape->close();
+}
+
+std::string Rematerialize::deviation() const { return impl_->tape->deviation(); }
+std::shared_ptr<const std::atomic<int64_t>> Rematerialize::replayed_operators() const {
+  return impl_->tape->replayed();
+}
+
+}  // namespace snug

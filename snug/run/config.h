@@ -1,0 +1,90 @@
+#pragma once
+// TrainConfig: everything that decides what a training run computes. `snug train` fills it from flags; a run folder
+// keeps it in the first line of its log, so that a run is resumed with the settings it began with.
+//
+//   snug::TrainConfig config{.data = {"plays/"}, .out = "run", .steps = 500};
+//   config.check();
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snug/core/bytes.h"
+#include "snug/optim/schedule.h"
+#include "snug/precision/precision.h"
+#include "snug/report/run_log.h"
+#include "snug/step/stepper.h"
+
+namespace snug {
+
+/// Which activations are recomputed in backward.
+enum class Checkpointing {
+  None,    ///< keep them all
+  Blocks,  ///< keep the input of every block
+  Auto,    ///< what is fastest within the memory limit, operator by operator: see StepperOptions::memory_budget
+};
+std::string_view to_string(Checkpointing);
+/// Throws ConfigError and lists the names.
+Checkpointing checkpointing_from_string(std::string_view name);
+
+/// "full", "low"; and back, or ConfigError with the names.
+std::string_view to_string(Weights);
+Weights weights_from_string(std::string_view name);
+/// "none", "linear", "sqrt"; and back, or ConfigError with the names.
+std::string_view to_string(LrScaling);
+LrScaling lr_scaling_from_string(std::string_view name);
+
+struct TrainConfig {
+  std::vector<std::filesystem::path> data;  ///< files and folders of text
+  std::filesystem::path out;                ///< the run folder
+  std::string model = "gpt-tiny";           ///< see gpt_configuration
+  int64_t batch = 64;                       ///< sequences per optimizer step
+  int64_t micro_batch =
+      0;  ///< sequences at a time; 0: the whole batch, or with Checkpointing::Auto what is fastest within the limit
+  Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
+  Precision precision = Precision::Float32;
+  Weights weights = Weights::Full;  ///< Low: 16-bit weights of `precision`'s type, with FP32 masters
+  /// Steps of trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never. See
+  /// PrecisionGuard.
+  std::optional<int64_t> precision_guard = {};
+  std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit on the CPU, else None
+  /// What is saved for backward goes to the host, or on a CPU to a file in `out`. See SaveOnHost. With
+  /// Checkpointing::Auto, what a plan chooses: see StepperOptions::offload.
+  bool offload = false;
+  bool shard_optimizer = false;  ///< on several ranks, each keeps its share of AdamW's state: see ShardedOptimizer
+  double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it
+  LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch sequences, follows `batch`
+  double weight_decay = 0.1;
+  double clip_norm = 1.0;
+  int64_t steps = 1000;
+  std::optional<int64_t> warmup_steps = {};  ///< at most `steps`, 0: none; not given: a twentieth of the steps
+  std::optional<int64_t> validate_every =
+      {};  ///< steps; 0: after the last step only; not given: twenty times in the run
+  std::optional<int64_t> snapshot_every = {};  ///< steps; 0: after the last step only; not given: ten times in the run
+  int64_t gradient_statistics_every = 0;       ///< steps between samples of the gradients' exponents; 0: none
+  int64_t seed = 1;
+  std::string device = "cpu";
+
+  static constexpr int64_t kBaseBatch = 64;
+
+  /// Throws ConfigError, naming the field and its value, for settings that cannot work together.
+  void check() const;
+
+  /// What was given, or what stands for it.
+  Checkpointing checkpoint() const;
+  int64_t warmup() const;
+  int64_t guard_patience() const;
+  int64_t validation_interval() const;
+  int64_t snapshot_interval() const;
+  /// `lr` for `batch` sequences.
+  double peak_lr() const;
+
+  /// As kept in the run log: everything but `out`, in the order above, and numbers in the place of what was not given.
+  LogValues to_settings() const;
+  /// Throws CorruptFile if a setting is missing or of another type.
+  static TrainConfig from_settings(const LogValues& saved, std::filesystem::path out);
+};
+
+}  // namespace snug

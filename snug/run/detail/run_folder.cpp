@@ -1,0 +1,41 @@
+#include "snug/run/detail/run_folder.h"
+
+#include <algorithm>
+#include <string>
+
+#include "snug/core/file_system.h"
+#include "snug/run/trainer.h"
+
+namespace snug::detail {
+
+bool holds_something(const std::filesystem::path& out) {
+  const FileSystem& files = FileSystem::real();
+  if (!files.exists(out) || !std::filesystem::is_directory(out)) {
+    return files.exists(out);
+  }
+  const auto names = files.list(out);
+  return !std::all_of(names.begin(), names.end(),
+                      [&](const std::string& name) { return is_unfinished(name, Trainer::log_path(out)); });
+}
+
+void remove_rest_of_a_kill(const std::filesystem::path& out) {
+  for (const auto& file : {Trainer::log_path(out), Trainer::plan_path(out), Trainer::model_path(out)}) {
+    remove_unfinished(file);
+  }
+}
+
+RunLog resume_log(const TrainConfig& config, int64_t step) {
+  remove_rest_of_a_kill(config.out);
+  LogValues settings = config.to_settings();
+  std::erase_if(settings, [](const auto& setting) { return setting.first != "memory"; });
+  return RunLog::resume(Trainer::log_path(config.out), step, FileSystem::real(), settings);
+}
+
+std::optional<double> logged_validation_loss(const std::filesystem::path& out, int64_t step) {
+  const RunHistory history = read_run_log(Trainer::log_path(out));
+  const auto record = std::find_if(history.records.begin(), history.records.end(),
+                                   [&](const StepRecord& one) { return one.step == step; });
+  return record == history.records.end() ? std::nullopt : record->validation_loss;
+}
+
+}  // namespace snug::detail

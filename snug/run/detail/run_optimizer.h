@@ -1,0 +1,32 @@
+#pragma once
+// RunOptimizer: the optimizer of a training run: AdamW, on several ranks in shares where the run asks for that.
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include <torch/optim/optimizer.h>
+
+#include "snug/distributed/process_group.h"
+#include "snug/models/gpt.h"
+#include "snug/run/config.h"
+
+namespace snug::detail {
+
+class RunOptimizer {
+ public:
+  /// `group`: null alone.
+  RunOptimizer(const Gpt& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group);
+
+  torch::optim::Optimizer& operator*() const { return *optimizer_; }
+  torch::optim::Optimizer* operator->() const { return optimizer_.get(); }
+
+  /// On every rank: calls `save`, while rank 0 has the whole state: in files of the run folder, lest a limit that steps keep is broken by it.
+  void while_whole(const std::function<void()>& save);
+
+ private:
+  std::filesystem::path scratch_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+}  // namespace snug::detail

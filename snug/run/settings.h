@@ -1,0 +1,28 @@
+#pragma once
+// The settings of a run in one table: what the first line of its log has, and what the command line of `snug train` takes.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "snug/report/run_log.h"
+#include "snug/run/config.h"
+
+namespace snug {
+
+struct Setting {
+  const char* name;   ///< in the log, such as "micro_batch"
+  const char* flag;   ///< such as "--micro-batch"
+  const char* value;  ///< how `--help` names its value; empty: a switch
+  const char* help;
+  /// What was given, or what stands for it.
+  LogValue (*get)(const TrainConfig& config);
+  /// `value`: of the type that get() has. Throws ConfigError, or Error for a name or number of bytes, if it cannot be.
+  void (*set)(TrainConfig& config, const LogValue& value);
+  std::optional<int64_t> least = {};  ///< of a whole number
+};
+
+/// All of them but `out`, in the order of the log.
+std::span<const Setting> settings();
+
+}  // namespace snug

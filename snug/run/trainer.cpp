@@ -1,0 +1,499 @@
+#include "snug/run/trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/utils.h>
+
+#include "snug/activations/checkpoint.h"
+#include "snug/activations/offload.h"
+#include "snug/core/error.h"
+#include "snug/core/file_system.h"
+#include "snug/core/rng.h"
+#include "snug/data/sampler.h"
+#include "snug/data/text_corpus.h"
+#include "snug/distributed/data_parallel.h"
+#include "snug/io/safetensors.h"
+#include "snug/io/snapshot.h"
+#include "snug/io/stateful.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/meter.h"
+#include "snug/models/gpt.h"
+#include "snug/optim/gradient_noise.h"
+#include "snug/optim/schedule.h"
+#include "snug/precision/autocast.h"
+#include "snug/precision/precision_scope.h"
+#include "snug/run/detail/run_folder.h"
+#include "snug/run/detail/run_inputs.h"
+#include "snug/run/detail/run_optimizer.h"
+#include "snug/run/detail/run_ranks.h"
+#include "snug/run/detail/run_records.h"
+#include "snug/step/stepper.h"
+
+namespace snug {
+namespace {
+
+constexpr int64_t kValidationWindows = 64;
+constexpr int64_t kScaleSearch = 16;  // steps from the scaler's first scale, 2^16, to 1
+
+// BudgetExceeded for whatever allocation fails in `part` because of the limit. Without one it is the machine that is too small.
+template <class F>
+auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
+  try {
+    return part();
+  } catch (const c10::OutOfMemoryError& error) {
+    if (config.memory.is_unlimited()) {
+      throw;
+    }
+    throw BudgetExceeded(
+        fmt::format("train: {} does not fit into {}: {}", what, config.memory.str(), error.what_without_backtrace()));
+  }
+}
+
+Gpt build_model(const TrainConfig& config, c10::Device device) {
+  torch::manual_seed(static_cast<uint64_t>(config.seed));
+  Gpt model(gpt_configuration(config.model));
+  model->to(device);
+  if (config.weights == Weights::Low) {
+    model->to(compute_dtype(config.precision));
+  }
+  const bool recompute = config.checkpoint() == Checkpointing::Blocks;
+  model->set_block_runner([recompute](const auto& block, at::Tensor x) {
+    const PrecisionScope scope("blocks");
+    return recompute ? checkpoint({.label = "block"}, block, std::move(x)) : block(std::move(x));
+  });
+  return model;
+}
+
+Loss next_byte_loss(Gpt& model, const at::Tensor& input, const at::Tensor& target) {
+  const at::Tensor logits = model->forward(input).to(at::kFloat);
+  const at::Tensor sum =
+      at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), target.reshape({-1}), {}, at::Reduction::Sum);
+  return Loss::sum(sum, target.numel());
+}
+
+}  // namespace
+
+class Trainer::Impl {
+ public:
+  Impl(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group)
+      : config_(checked(std::move(config))),
+        ranks_(std::move(group)),
+        start_(start_checked(start)),
+        device_(detail::parse_device(config_.device, ranks_.local_rank())),
+        limit_(make_limit()),
+        corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data, 0.1, config_.out); })),
+        text_checksum_(detail::checksum(corpus_)),
+        model_(within_limit(config_, "the model", [&] { return build_model(config_, device_); })),
+        context_(model_->options.context),
+        sampler_(corpus_.number_of_windows(context_, Split::Train), static_cast<uint64_t>(config_.seed)),
+        data_parallel_(within_limit(config_, "the buckets of gradients", [&] { return ranks_.data_parallel(model_); })),
+        optimizer_(model_, config_, ranks_.group()),
+        stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
+        snapshots_(snapshots_path(config_.out)) {
+    schedule_ = {.peak = config_.peak_lr(),
+                 .warmup_steps = config_.warmup(),
+                 .total_steps = config_.steps,
+                 .floor = config_.peak_lr() / 10};
+    schedule_.check();
+    accumulate_matmuls_in_fp32();
+    model_->train();
+    check_parameters_fit();
+    detail::check_batch_fits(config_.batch, context_, ranks_.size());
+    if (start_ == Start::Resume) {
+      step_ = within_limit(config_, "the snapshot", [&] { return snapshots_.load_latest(parts()).value_or(0); });
+      ranks_.check_same_step(step_);
+    }
+  }
+
+  TrainOutcome run(const TrainCallbacks& callbacks) {
+    const auto note = [&](const std::string& text) {
+      if (callbacks.on_note && ranks_.is_first()) {
+        callbacks.on_note(text);
+      }
+    };
+    note_precision(note);
+    if (start_ == Start::Resume) {
+      if (ranks_.is_first()) {
+        log_ = detail::resume_log(config_, step_);
+      }
+      note(fmt::format("resumed after step {}", step_));
+    }
+    TrainOutcome outcome{.step = step_, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
+    if (step_ >= config_.steps) {  // killed between the last snapshot and the end
+      outcome.finished = true;
+      const auto measured = detail::logged_validation_loss(config_.out, step_);
+      const bool is_missing = ranks_.any(!measured);  // a rank may see another log
+      outcome.validation_loss =
+          is_missing ? within_limit(config_, "the held-out loss", [&] { return validation_loss(); }) : *measured;
+    }
+    std::optional<SaveOnHost> offload;
+    if (config_.offload && !plans()) {
+      FileSystem::real().create_directories(config_.out);
+      offload.emplace(OffloadOptions{.directory = config_.out});  // on a disk, as the temporary directory may not be
+    }
+    while (step_ < config_.steps) {
+      StepNotes notes;
+      const StepRecord record = one_step(notes);
+      if (ranks_.is_first()) {
+        write_log(record, notes.events);
+      }
+      for (const std::string& change : notes.changes) {
+        note(fmt::format("step {}: {}", step_, change));
+      }
+      if (callbacks.on_step && ranks_.is_first()) {
+        callbacks.on_step(record);
+      }
+      detail::check_finite(record, *model_);
+      const bool last = step_ == config_.steps;
+      const bool stop = ranks_.any(!last && callbacks.stop_requested && callbacks.stop_requested());
+      if (stop || is_due(config_.snapshot_interval())) {
+        save_snapshot();
+      }
+      outcome = {
+          .step = step_, .finished = last, .validation_loss = record.validation_loss.value_or(outcome.validation_loss)};
+      if (stop) {
+        break;
+      }
+    }
+    if (offload) {
+      note("offload: " + offload->report().str());
+    } else if (const auto plan = config_.offload ? stepper_.plan() : std::nullopt; plan && plan->activations) {
+      const OffloadReport report = plan->activations->offloaded();
+      if (report.bytes_out + report.failed_writes > 0) {
+        note("offload: " + report.str());
+      }
+    }
+    if (outcome.finished && ranks_.is_first()) {
+      save_model();
+    }
+    return outcome;
+  }
+
+ private:
+  static TrainConfig checked(TrainConfig config) {
+    config.check();
+    return config;
+  }
+
+  std::unique_ptr<MemoryLimit> make_limit() const {
+    if (live_bytes(device_) > config_.memory) {
+      throw BudgetExceeded(fmt::format("train: {} of tensors are alive already, more than the limit of {}",
+                                       live_bytes(device_).str(), config_.memory.str()));
+    }
+    return std::make_unique<MemoryLimit>(device_, config_.memory);
+  }
+
+  Start start_checked(Start start) const {
+    if (start == Start::Fresh && ranks_.is_first() && detail::holds_something(config_.out)) {
+      throw ConfigError(fmt::format(
+          "train: the run folder '{}' is there already and not empty; go on with it by --resume, or give another --out",
+          config_.out.string()));
+    }
+    if (start == Start::Fresh && config_.shard_optimizer && ranks_.size() == 1) {
+      throw ConfigError(
+          "train: shard_optimizer shares the state out to ranks, and there is one; leave it out, or start several");
+    }
+    if (start == Start::Resume && !std::filesystem::exists(log_path(config_.out))) {
+      throw ConfigError(fmt::format("train: there is no run in '{}' to resume; leave --resume out to begin one",
+                                    config_.out.string()));
+    }
+    return start;
+  }
+
+  // Else it would show in the first step, or, where the text is long, much later.
+  void check_parameters_fit() const {
+    int64_t bytes = 0;
+    for (const at::Tensor& parameter : model_->parameters()) {
+      bytes += parameter.numel() * static_cast<int64_t>(sizeof(float));  // whatever type the weights have
+    }
+    const int64_t moments = 2 * bytes / (config_.shard_optimizer ? ranks_.size() : 1);
+    const Bytes least(live_bytes(device_).count() + bytes + moments);
+    if (least > config_.memory) {
+      throw BudgetExceeded(
+          fmt::format("train: {} needs at least {} on {} for the parameters, their gradients and AdamW's two moments, "
+                      "more than the limit of {}; raise it, or train a smaller model",
+                      config_.model, least.str(), device_.str(), config_.memory.str()));
+    }
+  }
+
+  // On a GPU it makes a difference how matrix products are summed, and it is not LibTorch's default.
+  static RunEvent matmul_accumulation_event() {
+    const MatmulAccumulation how = matmul_accumulation();
+    return {.name = "matrix products",
+            .step = 0,
+            .details = {{"fp16_reduction", how.fp16_reduction},
+                        {"bf16_reduction", how.bf16_reduction},
+                        {"fp16_accumulation", how.fp16_accumulation},
+                        {"tf32", how.tf32}}};
+  }
+
+  // A run that overflows for ever ends in an error. Before that the scale may be searched for, and then the guard may lose patience with
+  // the blocks and after them with the whole step.
+  int64_t most_skips() const { return 2 * (kScaleSearch + config_.guard_patience()); }
+
+  bool plans() const { return config_.checkpoint() == Checkpointing::Auto; }
+
+  Stepper make_stepper() {
+    std::optional<std::filesystem::path> planned_offload;
+    if (config_.offload && plans()) {
+      FileSystem::real().create_directories(config_.out);
+      planned_offload = config_.out;
+    }
+    return {model_,
+            *optimizer_,
+            {.precision = config_.precision,
+             .weights = config_.weights,
+             .micro_batch = config_.micro_batch,
+             .memory_budget = plans() ? config_.memory : Bytes::unlimited(),
+             .offload = planned_offload,
+             .clip_norm = config_.clip_norm,
+             .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
+             .precision_guard = {.patience = config_.guard_patience()},
+             .gradient_noise = config_.micro_batch > 0,
+             .data_parallel = data_parallel_.get()}};
+  }
+
+  // Whether something that is done every so many steps, and after the last one, is done after this one.
+  bool is_due(int64_t interval) const { return step_ == config_.steps || (interval > 0 && step_ % interval == 0); }
+
+  void note_precision(const std::function<void(const std::string&)>& note) {
+    if (config_.precision == Precision::Auto) {
+      note(fmt::format("precision auto: {} on {}, by measurement", to_string(stepper_.precision()), device_.str()));
+    }
+    if (config_.precision == Precision::Float16 || config_.precision == Precision::BFloat16) {
+      const auto speed =
+          within_limit(config_, "measuring the speed of 16 bits", [&] { return measure_matmul_speed(device_); });
+      const double ratio = config_.precision == Precision::Float16 ? speed.float16 / speed.float32_small
+                                                                   : speed.bfloat16 / speed.float32;
+      if (ratio < 1) {
+        note(
+            fmt::format("warning: {} matrix products run at {:.3g} times the speed of float32 on {}; training goes on, "
+                        "but float32 or "
+                        "auto would be faster",
+                        to_string(config_.precision), ratio, device_.str()));
+      }
+    }
+  }
+
+  Batch next_batch() {
+    const auto starts = sampler_.next(config_.batch, ranks_.rank(), ranks_.size());
+    auto [input, target] = corpus_.windows(starts, context_, Split::Train);
+    return Batch{input, target};
+  }
+
+  void write_log(const StepRecord& record, const std::vector<RunEvent>& events) {
+    if (!log_) {
+      FileSystem::real().create_directories(config_.out);
+      detail::remove_rest_of_a_kill(config_.out);
+      log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event()});
+    }
+    log_->write(record);
+    for (const RunEvent& event : events) {
+      log_->event(event);
+    }
+    if (const std::string plan = std::exchange(plan_to_save_, {}); !plan.empty()) {
+      replace_file(plan_path(config_.out), plan);
+    }
+  }
+
+  // Not of ranks that have grown apart, which would be lost in it.
+  void save_snapshot() {
+    if (data_parallel_) {
+      data_parallel_->check_replicas();
+    }
+    within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] {
+      optimizer_.while_whole([&] {
+        if (ranks_.is_first()) {
+          log_->sync();
+          snapshots_.save(step_, parts());
+        }
+      });
+    });
+  }
+
+  // What a step has to say besides its record.
+  struct StepNotes {
+    std::vector<RunEvent> events;
+    std::vector<std::string> changes;
+  };
+
+  // Of the plan, if this step had another than the one before.
+  void note_plan(StepNotes& notes) {
+    const auto plan = stepper_.plan();
+    if (!plan || plan->choice == planned_) {
+      return;
+    }
+    planned_ = plan->choice;
+    const char* const less = config_.offload ? "some of each computed again or on disk" : "some of each computed again";
+    plan_to_save_ = plan->to_json();
+    notes.events.push_back(detail::event_of(step_, *plan));
+    notes.changes.push_back(fmt::format(
+        "planned for {}: {} micro-batches of {}, {}; {} at the peak", config_.memory.str(), planned_->micro_batches,
+        planned_->items, plan->activations ? less : "all of each kept", Bytes(planned_->peak_bytes).str()));
+  }
+
+  StepRecord one_step(StepNotes& notes) {
+    return within_limit(config_, fmt::format("step {}", step_ + 1), [&] {
+      const double lr = schedule_.at(updates_);  // a skipped step is none to the schedule
+      for (auto& group : optimizer_->param_groups()) {
+        group.options().set_lr(lr);
+      }
+      const Batch batch = next_batch();
+      if (config_.gradient_statistics_every > 0 && (step_ + 1) % config_.gradient_statistics_every == 0) {
+        stepper_.sample_gradients();
+      }
+      optimizer_->zero_grad();  // so that the meter begins without gradients
+      const auto loss_of = [&](const Batch& micro) { return next_byte_loss(model_, micro[0], micro[1]); };
+      if (config_.checkpoint() == Checkpointing::Auto && !planned_ && ranks_.size() == 1) {
+        stepper_.plan(batch, loss_of);  // before the meter looks
+      }
+      MemoryMeter meter(device_);
+      meter.attach(*model_);
+      meter.attach(*optimizer_);
+      const auto begin = std::chrono::steady_clock::now();
+      const StepResult result = stepper_.step(batch, loss_of);
+      const double loss = result.loss();  // waits for the device
+      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      ++step_;
+      updates_ += result.stepped() ? 1 : 0;
+      StepRecord record = detail::record_of(step_, result, meter.report());
+      notes = {.events = detail::events_of(step_, result), .changes = result.precision_changes};
+      note_plan(notes);
+      if (result.stepped() && std::isfinite(result.first_grad_norm())) {
+        noise_.add(std::pow(result.first_grad_norm(), 2), result.first_batch_items, std::pow(result.grad_norm(), 2),
+                   result.batch_items);
+        record.gradient_noise_scale = noise_.scale();
+      }
+      record.loss = loss;
+      record.learning_rate = lr;
+      record.seconds = seconds;
+      record.items_per_second = static_cast<double>(result.items) / seconds;
+      if (is_due(config_.validation_interval())) {
+        record.validation_loss = validation_loss();
+      }
+      return record;
+    });
+  }
+
+  double validation_loss() {
+    const at::NoGradGuard no_grad;
+    std::optional<Autocast> autocast;
+    if (config_.weights == Weights::Low) {  // as in training: what is measured is the 16-bit model
+      autocast.emplace(device_.type(), compute_dtype(config_.precision));
+    }
+    model_->eval();
+    const auto all = corpus_.evenly_spread(kValidationWindows, context_, Split::Validation);
+    const auto count = static_cast<int64_t>(all.size());
+    const auto begin = all.begin() + share_begin(count, ranks_.rank(), ranks_.size());
+    const auto end = all.begin() + share_begin(count, ranks_.rank() + 1, ranks_.size());
+    const auto [input, target] = corpus_.windows({begin, end}, context_, Split::Validation);
+    const int64_t unplanned = plans() ? 1 : config_.batch;
+    const int64_t size = planned_ ? planned_->items : config_.micro_batch == 0 ? unplanned : config_.micro_batch;
+    double sum = 0;
+    for (const Batch& host : micro_batches(Batch{input, target}, size)) {
+      const Batch micro = batch_to(host, device_);
+      sum += next_byte_loss(model_, micro[0], micro[1]).value().item<double>();
+    }
+    model_->train();
+    return ranks_.sum(sum) / static_cast<double>(count * context_);
+  }
+
+  std::map<std::string, Stateful> parts() {
+    return {
+        {"model", stateful(model_)},
+        {"optimizer", stateful(*optimizer_)},
+        {"stepper", stateful(stepper_)},
+        {"rng",
+         {[] { return RngState::capture().state_dict(); },
+          [](const StateDict& s) { RngState::from_state_dict(s).restore(); }}},
+        {"schedule",
+         {[this] {
+            StateDict state;
+            state.set("updates", updates_);
+            return state;
+          },
+          [this](const StateDict& state) { updates_ = state.get<int64_t>("updates"); }}},
+        {"gradient_noise",
+         {[this] {
+            StateDict state;
+            state.set("squared_gradient", noise_.sums().squared_gradient);
+            state.set("trace", noise_.sums().trace);
+            state.set("weight", noise_.sums().weight);
+            return state;
+          },
+          [this](const StateDict& state) {
+            noise_.load({.squared_gradient = state.get<double>("squared_gradient"),
+                         .trace = state.get<double>("trace"),
+                         .weight = state.get<double>("weight")});
+          }}},
+        {"sampler",
+         {[this] {
+            StateDict state;
+            state.set("epoch", sampler_.epoch());
+            state.set("position", sampler_.position());
+            state.set("size", sampler_.size());
+            state.set("text_crc32", text_checksum_);
+            return state;
+          },
+          [this](const StateDict& state) {
+            if (state.get<int64_t>("size") != sampler_.size()) {
+              throw ConfigError(fmt::format(
+                  "train: the run was started on text with {} windows, now there are {}; give the same --data",
+                  state.get<int64_t>("size"), sampler_.size()));
+            }
+            if (state.get<int64_t>("text_crc32") != text_checksum_) {
+              throw ConfigError(
+                  "train: the text has changed since the run was started; give it back its bytes, or begin a new run");
+            }
+            sampler_.seek(state.get<int64_t>("epoch"), state.get<int64_t>("position"));
+          }}},
+    };
+  }
+
+  void save_model() {
+    std::map<std::string, at::Tensor> tensors;
+    for (const auto& [name, parameter] : stepper_.full_precision_parameters()) {
+      tensors.emplace(name, parameter.detach().to(at::kCPU, at::kFloat));
+    }
+    save_safetensors(model_path(config_.out), tensors, {{"format", "pt"}, {"snug.model", config_.model}});
+  }
+
+  TrainConfig config_;
+  detail::RunRanks ranks_;
+  Start start_;
+  c10::Device device_;
+  std::unique_ptr<MemoryLimit> limit_;  // first, so that all that follows is under it
+  TextCorpus corpus_;
+  int64_t text_checksum_;
+  Gpt model_;
+  int64_t context_;
+  Sampler sampler_;
+  std::unique_ptr<DataParallel> data_parallel_;  // null on one rank
+  detail::RunOptimizer optimizer_;
+  Stepper stepper_;
+  SnapshotStore snapshots_;
+  WarmupCosine schedule_;
+  GradientNoise noise_;
+  std::optional<RunLog> log_;
+  int64_t step_ = 0;
+  std::optional<StepChoice> planned_;
+  std::string plan_to_save_;
+  int64_t updates_ = 0;  // steps that were not skipped
+};
+
+Trainer::Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group)
+    : impl_(std::make_unique<Impl>(std::move(config), start, std::move(group))) {}
+Trainer::~Trainer() = default;
+
+TrainOutcome Trainer::run(const TrainCallbacks& callbacks) { return impl_->run(callbacks); }
+
+}  // namespace snug

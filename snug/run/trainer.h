@@ -1,0 +1,76 @@
+#pragma once
+// Trainer: trains a Gpt on text files, with a run log, validation and snapshots, and resumes exactly. What `snug train`
+// runs; a program with a model of its own uses Stepper instead.
+//
+//   snug::Trainer trainer({.data = {"plays/"}, .out = "run", .steps = 500}, snug::Start::Fresh);
+//   auto outcome = trainer.run({.on_step = [](const snug::StepRecord& r) { std::cout << r.loss << "\n"; }});
+//
+// The run folder: log.jsonl (see RunLog), snapshots/ (see SnapshotStore), model.safetensors (FP32, plain parameter
+// names).
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "snug/report/run_log.h"
+#include "snug/run/config.h"
+
+namespace snug {
+
+enum class Start {
+  Fresh,   ///< a new run; its folder must not exist, or be empty
+  Resume,  ///< go on from the newest snapshot; the log is cut back to it; the memory limit may be another
+};
+
+struct TrainCallbacks {
+  /// After every step, when its record is in the log.
+  std::function<void(const StepRecord&)> on_step = {};
+  /// Things a person should know: a slow precision, the step a run is resumed from.
+  std::function<void(const std::string&)> on_note = {};
+  /// Asked after every step; true, on any rank, ends the run with a snapshot.
+  std::function<bool()> stop_requested = {};
+};
+
+struct TrainOutcome {
+  int64_t step = 0;            ///< steps done, those before a resume included
+  bool finished = false;       ///< false: stop_requested
+  double validation_loss = 0;  ///< nats per byte on held-out text, after the last step; NaN if not finished
+};
+
+class ProcessGroup;
+
+class Trainer {
+ public:
+  /// Reads the data, builds model and optimizer, and loads the snapshot for Resume. Writes nothing.
+  /// Throws ConfigError for settings or data that cannot work or a run folder that exists (Fresh) or does not (Resume),
+  /// or if the text is not that of the run (Resume); CorruptFile for a damaged run folder; BudgetExceeded if the limit
+  /// is too small for the model, its gradients and the optimizer's state.
+  ///
+  /// With a `group`, each of its ranks trains on its share of every batch, and the run is that of one rank but for
+  /// rounding. Rank 0 alone writes the run folder and calls on_step and on_note; to resume, on the same number of ranks
+  /// or another, all must see it. An error on one rank ends as an error on all: elsewhere as DistributedError.
+  Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group = nullptr);
+  ~Trainer();
+
+  /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step or a snapshot does not fit into
+  /// config.memory; if that is the first step, no run folder is made. Throws NonFinite, naming a parameter, if float16
+  /// goes on overflowing at a loss scale of 1, for at least 32 skipped steps in a row, and if a parameter is not finite
+  /// after a step that was not skipped: then no snapshot is made of it. Where no limit is set, running out of memory is
+  /// a c10::OutOfMemoryError.
+  TrainOutcome run(const TrainCallbacks& callbacks);
+
+  /// Where the log, the snapshots, the trained model and, with Checkpointing::Auto, the plan (see StepPlan) of a run
+  /// lie.
+  static std::filesystem::path log_path(const std::filesystem::path& out) { return out / "log.jsonl"; }
+  static std::filesystem::path snapshots_path(const std::filesystem::path& out) { return out / "snapshots"; }
+  static std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
+  static std::filesystem::path model_path(const std::filesystem::path& out) { return out / "model.safetensors"; }
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace snug

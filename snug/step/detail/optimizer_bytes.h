@@ -1,0 +1,50 @@
+#pragma once
+// What an optimizer will allocate, as far as that can be told before it steps.
+
+#include <cstdint>
+#include <functional>
+#include <unordered_set>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/step/detail/trained_parameters.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace snug::detail {
+
+/// Bytes that an optimizer allocates and gives back in a step. snug's say so themselves; of torch's, which go parameter
+/// by parameter, about three times the largest.
+int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
+
+/// Bytes of state that an optimizer will allocate in its first step, for the parameters that it has none for and that
+/// get a gradient. Right for snug's, and for torch's Adam, AdamW, RMSprop and SGD; 0 for others: then the second step
+/// plans again.
+int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer,
+                            const std::function<bool(const at::Tensor&)>& gets_gradient);
+/// The same, of all that are trained.
+int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer);
+
+/// The state that an optimizer has yet to allocate, of all that is trained or of those that a loss gives no gradient
+/// to: a generator's, while its discriminator trains.
+class StateToCome {
+ public:
+  /// Both must outlive it.
+  StateToCome(const torch::optim::Optimizer& optimizer, const TrainedParameters& parameters);
+
+  /// A backward pass from here will be made.
+  void note(const at::Tensor& loss);
+  int64_t bytes() const { return bytes_; }
+  /// Of that, for parameters that none of the losses so far gives a gradient to.
+  int64_t idle_bytes() const;
+
+ private:
+  const torch::optim::Optimizer& optimizer_;
+  const TrainedParameters& parameters_;
+  int64_t bytes_;
+  std::unordered_set<const void*> reached_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,61 @@
+#pragma once
+// What ranks say to each other in a step, and what follows if one of them has failed.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "snug/core/bytes.h"
+#include "snug/step/detail/rank_split.h"
+
+namespace snug::detail {
+
+/// Why a rank gives up a step. The graver, the larger.
+enum class RankFailure : int64_t {
+  None,
+  Other,        ///< any exception but the following
+  TakesLess,    ///< it ran out of memory, but can make the step again with less
+  OutOfMemory,  ///< it ran out of memory, and nothing is left to do about it
+  LeftBehind,   ///< it failed while it wrote the last step, which the others made
+};
+
+/// The occasions on which ranks talk, in the order of a step.
+enum class Talk {
+  Split,   ///< with a memory_budget: the micro-batch that each has planned; again and again until all have the same
+  Passes,  ///< where the model sends in forward: how many micro-batches each has
+  Items,   ///< before the first backward: how many items each expects, and which parameters it trains
+  Sums,    ///< after the last backward: items and losses
+  Skip,    ///< with loss scaling: nothing, before the ranks agree on skipping the update
+  Write,   ///< nothing, before the first parameter is written
+};
+
+/// What one rank says. Every talk carries all of it, so a rank that fails is heard in the next talk, whichever it is.
+struct RankWord {
+  int64_t failure = 0;   // RankFailure
+  int64_t smallest = 0;  // bytes that a failed rank needs; 0: it does not know
+  int64_t trained = 0;   // a hash of what it trains
+  int64_t passes = 0;    // micro-batches
+  double items = 0;      // in Items, expected; in Sums, counted
+  double loss_sum = 0;   //
+  int64_t batch_items = 0;
+  int64_t split_at_most = 0, split_batch = 0, split_is_planned = 0;  // RankSplit
+};
+
+/// What the words of all ranks say of how the step goes.
+struct Verdict {
+  RankFailure cause = RankFailure::None;  ///< the gravest
+  bool is_unanimous = true;               ///< all that have failed name this cause
+  std::vector<int64_t> ranks = {};        ///< that have failed
+  Bytes smallest = Bytes(0);              ///< that would do on each of them; 0: one of them does not know
+  /// All of them take less: every rank makes the step again.
+  bool is_repeated() const { return cause == RankFailure::TakesLess && is_unanimous; }
+};
+
+/// `words`: of all ranks, in their order.
+Verdict judge(const std::vector<RankWord>& words);
+
+/// Throws what a rank that has not failed itself throws for a step that others have given up: BudgetExceeded if they ran out of memory, else
+/// DistributedError. No effect if nobody has failed.
+void raise(const Verdict& verdict, Talk talk);
+
+}  // namespace snug::detail

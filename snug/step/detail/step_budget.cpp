@@ -1,0 +1,152 @@
+#include "snug/step/detail/step_budget.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+
+#include "snug/memory/limit.h"
+#include "snug/remat/rematerialize.h"
+
+namespace snug::detail {
+
+void StepBackup::take() {
+  const at::NoGradGuard no_grad;
+  generators_ = RngState::capture();
+  buffers_ = model_.buffers();
+  copies_.resize(buffers_.size());
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (!copies_[i].defined() || !copies_[i].sizes().equals(buffers_[i].sizes()) ||
+        copies_[i].dtype() != buffers_[i].dtype()) {
+      copies_[i] = at::empty_like(buffers_[i]);
+    }
+    copies_[i].copy_(buffers_[i]);
+  }
+}
+
+void StepBackup::restore() const {
+  const at::NoGradGuard no_grad;
+  generators_->restore();
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    at::Tensor(buffers_[i]).copy_(copies_[i]);
+  }
+}
+
+int64_t StepBackup::bytes() const {
+  int64_t bytes = 0;
+  for (const at::Tensor& copy : copies_) {
+    bytes += static_cast<int64_t>(copy.nbytes());
+  }
+  return bytes;
+}
+
+StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
+                       TrainedParameters& parameters)
+    : ranks_(ranks), parameters_(parameters), budget_(options.memory_budget), backup_(model) {
+  const bool plans = options.plan && parameters.device().is_cpu();
+  budget_ = ranks.smallest_budget(options.memory_budget, plans);
+  if (!plans || budget_.is_unlimited()) {
+    return;
+  }
+  OffloadLink link;
+  try {
+    link = options.offload ? measure_offload_link(*options.offload) : OffloadLink{};
+  } catch (...) {  // the other ranks wait for this one in check()
+    no_link_ = std::current_exception();
+  }
+  planner_.emplace(budget_, options.split_batch_norm, std::move(link));
+}
+
+void StepBudget::check() const {
+  ranks_.check_all_fit(budget_, live_bytes(parameters_.device()).count(), no_link_);
+  check_budget(budget_, parameters_.device());
+}
+
+// Ranks that have planned for such a step before need not try anything, so where all have they go on at once.
+const StepPlan* StepBudget::plan(StepToPlan step) {
+  if (ranks_.is_alone()) {
+    return step.batch > 0 ? plan_here(step) : nullptr;
+  }
+  RankSplit own = planner_->look(step);
+  AgreedSplit all = ranks_.agree_on_split(own);
+  while (!all.is_settled) {
+    step.at_most = all.at_most;
+    if (step.batch > 0) {
+      plan_here(step);
+      own = planner_->planned(step);
+    }
+    all = ranks_.agree_on_split(own);
+  }
+  planner_->keep(step, all);
+  return step.batch > 0 ? planner_->last() : nullptr;
+}
+
+const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
+  const Rehearsal rehearsal = ranks_.rehearse();
+  return planner_->plan(step);
+}
+
+void StepBudget::forget_tries() {
+  step_downs_ = 0;
+  deviation_.clear();
+}
+
+void StepBudget::take_backup() {
+  is_writing_ = false;
+  if (planner_) {
+    backup_.take();
+  }
+}
+
+// Each rank takes less of its own: where another one ran out of memory, there is nothing to be done here.
+bool StepBudget::take_less(Repeats repeats) {
+  constexpr int64_t kMostStepDowns = 4;
+  if (!planner_ || ranks_.is_dropped() || is_writing_ || !planner_->step_down(!deviation_.empty())) {
+    return false;
+  }
+  const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
+  if (!can_repeat) {
+    planner_->settle();  // for the next one
+  }
+  return can_repeat && step_downs_ < kMostStepDowns;
+}
+
+void StepBudget::go_back() {
+  deviation_.clear();
+  if (planner_ && !is_writing_) {
+    backup_.restore();
+  }
+}
+
+void StepBudget::give_up() {
+  if (planner_) {
+    planner_->give_up();
+  }
+}
+
+Loss StepBudget::forward(const std::function<Loss()>& forward) {
+  const StepPlan* plan = last_plan();
+  if (plan == nullptr || !plan->activations) {
+    return forward();
+  }
+  const Rematerialize scope(*plan->activations);
+  const auto note_deviation = c10::make_scope_exit([&] {
+    if (deviation_.empty()) {
+      deviation_ = scope.deviation();
+    }
+  });
+  return forward();
+}
+
+void StepBudget::finish(StepResult& result) {
+  result.step_downs = std::exchange(step_downs_, 0);
+  result.plan_deviation = std::exchange(deviation_, {});
+  if (planner_) {
+    planner_->settle();
+  }
+  if (!result.plan_deviation.empty()) {
+    planner_->forget();
+  }
+}
+
+}  // namespace snug::detail

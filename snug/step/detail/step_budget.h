@@ -1,0 +1,100 @@
+#pragma once
+// StepBudget: what a Stepper needs to keep memory_budget: the plan, forward under the plan, and the way back to the beginning of a step that ran
+// out of memory. Where plans() is false, the budget is a limit.
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "snug/accumulation/loss.h"
+#include "snug/core/rng.h"
+#include "snug/step/detail/ranked_step.h"
+#include "snug/step/detail/step_planner.h"
+#include "snug/step/detail/stepper_options.h"
+#include "snug/step/detail/trained_parameters.h"
+#include "snug/step/step_result.h"
+
+namespace snug::detail {
+
+/// What a forward pass changes besides gradients: buffers and the default generators.
+class StepBackup {
+ public:
+  explicit StepBackup(torch::nn::Module& model) : model_(model) {}
+  void take();
+  void restore() const;
+  int64_t bytes() const;
+
+ private:
+  torch::nn::Module& model_;
+  std::optional<RngState> generators_;
+  std::vector<at::Tensor> buffers_, copies_;
+};
+
+class StepBudget {
+ public:
+  /// Who can make again a call that ran out of memory. Several ranks only if the call is a whole step, as else some would hear of it in a
+  /// later one; nobody where earlier micro-batches went before, which cannot be had again.
+  enum class Repeats { Never, Alone, OnAllRanks };
+
+  StepBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks, TrainedParameters& parameters);
+
+  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on one; Error if one cannot use its directory for offload.
+  void check() const;
+
+  /// The smallest of all ranks.
+  Bytes limit() const { return budget_; }
+  bool plans() const { return planner_.has_value(); }
+  const StepPlan* last_plan() const { return planner_ ? planner_->last() : nullptr; }
+  int64_t slices() const { return last_plan() == nullptr ? 1 : last_plan()->slices; }
+  StepPlanner& planner() { return *planner_; }
+  const StepPlanner& planner() const { return *planner_; }
+
+  /// Room for what a step needs beside its tensors: loss sums, scales, states of generators; and, while it is planned, more copies of buffers.
+  int64_t own_bytes() const { return backup_.bytes() + (16 << 10); }
+
+  /// The plan for a step, the same micro-batch on all ranks. Null where it has no items.
+  const StepPlan* plan(StepToPlan step);
+  /// The plan of this rank alone.
+  const StepPlan* plan_here(const StepToPlan& step);
+
+  /// Forgets how the last window went.
+  void forget_tries();
+  /// Notes where a step begins.
+  void take_backup();
+  /// Parameters are written from here on: nothing is put back in this step any more, nor is it repeated.
+  void begin_writing() { is_writing_ = true; }
+  bool is_writing() const { return is_writing_; }
+  /// Out of memory: the plan is to take less. True: the step can be made again with it, if `repeats` allows.
+  bool take_less(Repeats repeats);
+  /// Puts buffers and generators back to where the step began, unless parameters were written.
+  void go_back();
+  /// The step will be made again.
+  void step_down() { ++step_downs_; }
+  /// It will not: plans are as before it.
+  void give_up();
+
+  /// Runs `forward` under the last plan.
+  Loss forward(const std::function<Loss()>& forward);
+
+  /// At the end of a step: says what was not as planned. Then that is forgotten, with the plan.
+  void finish(StepResult& result);
+
+ private:
+  RankedStep& ranks_;
+  TrainedParameters& parameters_;
+  Bytes budget_;  // the smallest of all ranks
+  std::optional<StepPlanner> planner_;
+  std::exception_ptr no_link_;  // why it cannot be used for offload
+  StepBackup backup_;
+  bool is_writing_ = false;
+  int64_t step_downs_ = 0;
+  std::string deviation_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,158 @@
+#include "snug/step/detail/step_planner.h"
+
+#include <algorithm>
+
+#include "snug/core/error.h"
+
+namespace snug::detail {
+
+StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
+  Known* found = nullptr;
+  for (Known& known : known_) {
+    const StepChoice& choice = known.plan.choice;
+    // What was planned as one micro-batch has no room for the gradients that several keep.
+    const bool large_enough = step.batch <= known.trials.batch() || choice.micro_batches > 1;
+    const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.batch) <= choice.items;
+    const StepKind& kind = known.trials.kind();
+    if (large_enough && same_cut && covers(kind, step.kind) && (found == nullptr || kind == step.kind)) {
+      found = &known;
+    }
+  }
+  return found;
+}
+
+const StepPlan* StepPlanner::plan(const StepToPlan& step) {
+  last_ = find(step);
+  is_refused_ = false;
+  if (step.is_within_window) {
+    return last_ == nullptr ? nullptr : &last_->plan;
+  }
+  if (last_ == nullptr) {
+    Known known{.trials = StepTrials(step, limits_)};
+    known.trials.run(step, choices_.find(step));
+    choose(known, step);
+    known_.remove_if(
+        [&](const Known& old) { return old.trials.batch() <= step.batch && covers(step.kind, old.trials.kind()); });
+    last_ = &known_.emplace_back(std::move(known));
+    return &last_->plan;
+  }
+  if (is_outdated(*last_, step)) {
+    last_->trials.run_again(step, choices_.find(step), last_->plan.choice.items);
+    choose(*last_, step);
+  }
+  return &last_->plan;
+}
+
+void StepPlanner::choose(Known& known, const StepToPlan& step) {
+  const int64_t same = known.trials.left_free() > 0 ? known.plan.choice.items : 0;
+  try {
+    known.plan = known.trials.choose(step, choices_.find(step), same);
+  } catch (const BudgetExceeded&) {
+    is_refused_ = true;
+    throw;
+  }
+  known.is_stale = false;
+  choices_.remember({known.trials.kind(), known.trials.batch(), known.plan.choice.items, known.plan.slices});
+}
+
+bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const {
+  const StepChoice& choice = known.plan.choice;
+  const StepTrials& trials = known.trials;
+  return known.is_stale || choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.left_free() ||
+         std::min(choice.items, step.batch) > step.at_most;
+}
+
+// --- with other ranks
+
+RankSplit StepPlanner::look(const StepToPlan& step) {
+  last_ = step.batch > 0 ? find(step) : nullptr;
+  is_refused_ = false;
+  if (last_ != nullptr) {
+    RankSplit own = planned(step);
+    own.is_planned = !is_outdated(*last_, step);
+    return own;
+  }
+  const auto* const before = step.batch > 0 && step.micro_batch == 0 ? choices_.find(step) : nullptr;
+  const bool was_cut = before != nullptr && before->items < before->batch;
+  return {.at_most = was_cut ? before->items : RankSplit::kWhole, .batch = step.batch, .is_planned = step.batch == 0};
+}
+
+RankSplit StepPlanner::planned(const StepToPlan& step) const {
+  const StepChoice& choice = last_->plan.choice;
+  const int64_t chosen = choice.micro_batches > 1 ? choice.items : last_->trials.at_most();
+  return {.at_most = step.micro_batch > 0 ? RankSplit::kWhole : chosen, .batch = step.batch, .is_planned = true};
+}
+
+// It is remembered for the largest share of all, as any rank may be the one that saves it.
+void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
+  if (last_ == nullptr || step.micro_batch > 0) {
+    return;
+  }
+  Known& known = *last_;
+  const int64_t batch = std::max(known.trials.batch(), agreed.largest_batch);
+  if (known.trials.at_most() == agreed.at_most && known.shared_batch >= batch) {
+    return;
+  }
+  known.trials.set_at_most(agreed.at_most);
+  known.shared_batch = batch;
+  if (const bool is_whole = agreed.at_most == RankSplit::kWhole; is_whole || agreed.at_most < batch) {
+    choices_.remember({known.trials.kind(), batch, is_whole ? batch : agreed.at_most, known.plan.slices});
+  }
+}
+
+void StepPlanner::set_choices(StepChoices choices) {
+  choices_ = std::move(choices);
+  known_.clear();
+  last_ = nullptr;
+}
+
+// --- when it was not as planned
+
+bool StepPlanner::step_down(bool had_other_operators) {
+  if (last_ == nullptr || is_refused_) {
+    return false;
+  }
+  if (had_other_operators) {
+    forget();
+    return true;
+  }
+  StepTrials& trials = last_->trials;
+  const int64_t for_activations = trials.bytes_for_activations();
+  const int64_t left_free = trials.left_free() + std::max<int64_t>({4096, trials.left_free(), for_activations / 32});
+  if (left_free > for_activations / 2) {
+    return false;
+  }
+  if (!last_->before) {
+    last_->before = {trials.left_free(), trials.at_most(), last_->plan, choices_};
+  }
+  trials.set_left_free(left_free);
+  last_->is_stale = true;
+  return true;
+}
+
+void StepPlanner::settle() {
+  if (last_ != nullptr) {
+    last_->before.reset();
+  }
+}
+
+void StepPlanner::give_up() {
+  if (last_ == nullptr || !last_->before) {
+    return;
+  }
+  BeforeStepDown before = *std::exchange(last_->before, std::nullopt);
+  last_->trials.set_left_free(before.left_free);
+  last_->trials.set_at_most(before.at_most);
+  last_->plan = std::move(before.plan);
+  last_->is_stale = false;
+  choices_ = std::move(before.choices);
+}
+
+void StepPlanner::forget() {
+  if (last_ != nullptr) {
+    known_.remove_if([&](const Known& known) { return &known == last_; });
+    last_ = nullptr;
+  }
+}
+
+}  // namespace snug::detail

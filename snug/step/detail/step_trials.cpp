@@ -1,0 +1,286 @@
+#include "snug/step/detail/step_trials.h"
+
+#include <list>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include "snug/activations/detail/slice_scope.h"
+#include "snug/core/detail/first_line.h"
+#include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/step/detail/same_losses.h"
+
+namespace snug::detail {
+namespace {
+
+// Slices are tried coarsely: each try is a step that may run out of memory, and more of them than needed cost little.
+constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
+constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller ones only if none of these fits
+
+// Statistics of the batch are not those of its parts. Operators that write to what was there before keep running ones.
+std::string normalises_by_batch(const StepProfile& profile) {
+  for (const ProfiledOperator& op : profile.operators) {
+    if (op.name.find("batch_norm") != std::string::npos) {
+      return op.name;
+    }
+    for (const ValueId& value : op.writes) {
+      if (profile.storages[static_cast<size_t>(value.storage)].kind == StorageKind::External) {
+        return op.name + ", which writes a buffer";
+      }
+    }
+  }
+  return {};
+}
+
+// Gradients as the step will have them, while it is tried.
+class GradientsHeld {
+ public:
+  GradientsHeld(const StepToPlan& step, bool held) : step_(step), held_(held) {
+    if (held_) {
+      step_.hold_gradients(true);
+    }
+  }
+  ~GradientsHeld() {
+    if (held_) {
+      step_.hold_gradients(false);
+    }
+  }
+  GradientsHeld(const GradientsHeld&) = delete;
+  GradientsHeld& operator=(const GradientsHeld&) = delete;
+
+ private:
+  const StepToPlan& step_;
+  bool held_;
+};
+
+}  // namespace
+
+StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits)
+    : limits_(&limits),
+      kind_(step.kind),
+      batch_(step.batch),
+      fixed_bytes_(step.fixed_bytes),
+      gradient_bytes_(step.gradient_bytes),
+      optimizer_bytes_(step.optimizer_bytes),
+      at_most_(step.at_most) {}
+
+void StepTrials::run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
+
+void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t items) {
+  fixed_bytes_ = std::max(fixed_bytes_, fixed_bytes_of(step));
+  idle_state_bytes_ = std::min(idle_state_bytes_, step.state_bytes);
+  at_most_ = step.at_most;
+  try_slices(step, at_most_ != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
+}
+
+// --- trying
+
+// False: it does not run within the budget.
+bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) {
+  const auto note = [&](std::string_view what) {
+    untried_ += fmt::format("{:>12} {}{}\n", items, slices > 1 ? fmt::format("in {} slices ", slices) : "", what);
+  };
+  const SliceScope scope(slices);
+  tried_.erase(items);
+  try {
+    const GradientsHeld gradients(step, micro_batches(items) > 1);
+    step.unload();
+    const int64_t before = live_cpu_bytes();
+    const auto forward = step.forward(items);
+    const int64_t loaded = live_cpu_bytes() - before;
+    SameLosses losses;
+    tried_.insert_or_assign(items, Tried{profile_step(losses.of(forward), {.link = limits_->link}), loaded, slices});
+    fixed_bytes_ += idle_state_bytes_;
+    idle_state_bytes_ = step.idle_state_bytes();
+    fixed_bytes_ -= idle_state_bytes_;
+  } catch (const c10::OutOfMemoryError&) {
+    note("does not run within the budget");
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const DistributedError&) {
+    throw;
+  } catch (const std::exception& error) {
+    if (items == step.batch || step.micro_batch > 0) {
+      throw;
+    }
+    note(fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+  }
+  can_slice_ = can_slice_ || scope.was_asked();
+  if (pinned_by_.empty()) {
+    pinned_by_ = step.pinned_by();
+  }
+  const bool has_run = tried_.contains(items);
+  if (has_run && pinned_by_.empty() && step.kind.is_training && !limits_->splits_batch_norm) {
+    pinned_by_ = normalises_by_batch(tried_.at(items).profile);
+  }
+  return has_run;
+}
+
+// Returns the smallest that may be tried.
+int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
+  if (step.micro_batch > 0) {
+    const int64_t items = std::min(step.micro_batch, step.batch);
+    try_one(step, items, before != nullptr && before->items == items ? before->slices : 1);
+    pinned_by_.clear();  // the user has decided
+    return items;
+  }
+  if (at_most_ != RankSplit::kWhole) {
+    return try_at_most(step, before, most_items());
+  }
+  if (before != nullptr) {
+    const int64_t items = std::min(before->items, step.batch);
+    if (try_one(step, items, before->slices) && search(items).choice) {
+      return items;
+    }
+  }
+  int64_t tries = 0;
+  bool is_feasible = false;
+  for (int64_t items = step.batch; items >= 1; items /= 2) {
+    const bool has_run = tried_.contains(items) || try_one(step, items);
+    if (!pinned_by_.empty()) {
+      std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.batch; });
+      return step.batch;
+    }
+    is_feasible = is_feasible || (has_run && search(items).choice);
+    if (++tries >= kCandidates && is_feasible) {
+      return items;
+    }
+  }
+  return 1;
+}
+
+// So many, or the half, or its half and so on. Returns the smallest that may be tried.
+int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, int64_t items) {
+  for (;; items /= 2) {
+    if (!tried_.contains(items) && items <= step.batch) {
+      try_one(step, items, before != nullptr ? before->slices : 1);
+    }
+    if (!pinned_by_.empty()) {
+      std::erase_if(tried_, [&](const auto& entry) { return entry.first < batch_; });
+      return batch_;
+    }
+    if (items == 1 || search(items).choice) {
+      return items;
+    }
+  }
+}
+
+// Where nothing fits: more and more of them.
+void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
+  const auto tried = tried_.find(items);
+  int64_t slices = tried != tried_.end() ? tried->second.slices : 1;
+  while (slices < kMostSlices && can_slice_ && !search(0).choice) {
+    slices *= kMoreSlices;
+    try_one(step, items, slices);
+  }
+}
+
+// --- choosing
+
+// Over all micro-batches that were tried and are not too large for other ranks, or those of `only` items.
+StepSearch StepTrials::search(int64_t only) const {
+  std::list<StepSimulator> simulators;
+  std::vector<MicroBatchCandidate> candidates;
+  for (const auto& [items, tried] : tried_) {
+    if (only == 0 ? items <= at_most_ : items == only) {
+      candidates.push_back(
+          {.items = items, .simulator = &simulators.emplace_back(tried.profile), .own_bytes = loaded_bytes(items)});
+    }
+  }
+  if (candidates.empty()) {
+    return {};
+  }
+  return search_step(candidates, {.batch = batch_,
+                                  .budget = limits_->budget - left_free_,
+                                  .fixed_bytes = fixed_bytes_,
+                                  .gradient_bytes = gradient_bytes_,
+                                  .optimizer_bytes = optimizer_bytes_});
+}
+
+StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
+  const int64_t first = at_most_ != RankSplit::kWhole ? most_items() : same;
+  for (;;) {
+    StepSearch found = search(first);
+    if (!found.choice && first > 0) {
+      found = search(0);
+    }
+    if (!found.choice) {
+      const int64_t left_free = std::exchange(left_free_, 0);
+      refuse(tried_.empty() ? smallest_budget(step) : found.smallest_feasible_bytes + left_free);
+    }
+    if (std::optional<StepPlan> plan = make_plan(step, found)) {
+      return *std::move(plan);
+    }
+    if (const int64_t less = found.choice->items / 2;
+        at_most_ != RankSplit::kWhole && less >= 1 && pinned_by_.empty()) {
+      try_at_most(step, before, less);  // nothing below was tried
+    }
+  }
+}
+
+// None: the recomputation has other bits each time, or takes more memory than predicted, and within that it does not fit. Then the micro-batch
+// is out of the question.
+std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const StepSearch& found) {
+  StepPlan plan{.budget_bytes = limits_->budget, .choice = *found.choice, .considered = found.explain() + untried_};
+  StepChoice& choice = plan.choice;
+  plan.slices = tried_.at(choice.items).slices;
+  const SliceScope slices(plan.slices);
+  if (!pinned_by_.empty()) {
+    plan.considered += fmt::format("The batch is not split because of {}.\n", pinned_by_);
+  }
+  if (choice.plan.seconds > choice.plan.plain_seconds) {
+    const int64_t beside = bytes_beside(choice.items);
+    const GradientsHeld gradients(step, choice.micro_batches > 1);
+    try {
+      plan.activations = plan_activations(tried_.at(choice.items).profile, step.forward(choice.items),
+                                          Bytes(limits_->budget - left_free_ - beside));
+    } catch (const BudgetExceeded&) {
+      untried_ +=
+          fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
+      tried_.erase(choice.items);
+      return std::nullopt;
+    }
+    choice.plan = plan.activations->choice();
+    choice.peak_bytes = std::max(bytes_of_update(), beside + choice.plan.peak_bytes);
+  }
+  return plan;
+}
+
+// Where nothing ran within the budget: by a run without it, as frugal as can be, of the least that can be run at once.
+int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
+  StepTrials trials = *this;
+  const CpuLimitPaused no_limit(limits_->budget);
+  const bool is_free = step.micro_batch == 0 && pinned_by_.empty();
+  for (int64_t items = is_free                ? 1
+                       : step.micro_batch > 0 ? std::min(step.micro_batch, step.batch)
+                                              : step.batch;
+       ; items = std::min(2 * items, step.batch)) {
+    if (trials.try_one(step, items, can_slice_ ? kMostSlices : 1)) {
+      return std::max(trials.bytes_of_update(),
+                      trials.bytes_beside(items) +
+                          PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest().peak_bytes);
+    }
+    if (!is_free || items == step.batch) {
+      return 0;
+    }
+  }
+}
+
+void StepTrials::refuse(int64_t smallest) const {
+  std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",
+                                 batch_, Bytes(limits_->budget).str());
+  if (!pinned_by_.empty()) {
+    text += fmt::format("; the batch is not split because of {}", pinned_by_);
+  }
+  if (smallest > 0) {
+    text += fmt::format("; {} ({} bytes) would do", Bytes(smallest).str(), smallest);
+  }
+  throw BudgetExceeded(text, Bytes(smallest));
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,102 @@
+#pragma once
+// StepTrials: what was learned of a step by trying it, and the plan that follows. Micro-batches of the batch, its half, its quarter and so on are
+// profiled, and search_step takes the best. Where not even the smallest fits, and the model has a snug::sliced, its number of slices is raised.
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "snug/planner/step_search.h"
+#include "snug/step/detail/rank_split.h"
+#include "snug/step/detail/step_choices.h"
+#include "snug/step/detail/step_to_plan.h"
+#include "snug/step/step_plan.h"
+
+namespace snug::detail {
+
+/// What every plan of a Stepper has to keep to.
+struct PlanLimits {
+  int64_t budget = 0;              ///< bytes
+  bool splits_batch_norm = false;  ///< whether a batch may be cut though the model normalises by its statistics
+  OffloadLink link = {};           ///< over which plans may offload
+};
+
+class StepTrials {
+ public:
+  using Choice = StepChoices::Choice;
+
+  /// Nothing is tried yet. `limits` must outlive it.
+  StepTrials(const StepToPlan& step, const PlanLimits& limits);
+
+  const StepKind& kind() const { return kind_; }
+  int64_t batch() const { return batch_; }  ///< items
+  int64_t at_most() const { return at_most_; }
+  void set_at_most(int64_t items) { at_most_ = items; }
+  /// Bytes of the budget that plans leave free, since a step ran out of memory.
+  int64_t left_free() const { return left_free_; }
+  void set_left_free(int64_t bytes) { left_free_ = bytes; }
+  int64_t bytes_for_activations() const { return limits_->budget - fixed_bytes_; }
+
+  /// Bytes that such a step takes beside what plans so far have counted on.
+  int64_t more_than_before(const StepToPlan& step) const {
+    return std::max<int64_t>(0, fixed_bytes_of(step) - fixed_bytes_);
+  }
+  /// Tries until something fits, if anything does. `before`: the choice of an earlier run, tried first, or null.
+  void run(const StepToPlan& step, const Choice* before);
+  /// The same for a step that has outgrown a plan of micro-batches of `items`.
+  void run_again(const StepToPlan& step, const Choice* before, int64_t items);
+  /// The fastest plan that fits; micro-batches of `same` items come first after a step ran out of memory, because then the bits are the same.
+  /// Throws BudgetExceeded, with the smallest budget that would do, if none fits.
+  StepPlan choose(const StepToPlan& step, const Choice* before, int64_t same);
+
+ private:
+  // One micro-batch that was tried.
+  struct Tried {
+    StepProfile profile;
+    int64_t loaded_bytes;  // of its items, where loading copies them
+    int64_t slices;        // that snug::sliced cut them into
+  };
+
+  bool try_one(const StepToPlan& step, int64_t items, int64_t slices = 1);
+  int64_t try_all(const StepToPlan& step, const Choice* before);
+  int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
+  void try_slices(const StepToPlan& step, int64_t items);
+  StepSearch search(int64_t only) const;
+  std::optional<StepPlan> make_plan(const StepToPlan& step, const StepSearch& found);
+  int64_t smallest_budget(const StepToPlan& step) const;
+  [[noreturn]] void refuse(int64_t smallest) const;
+
+  // Idle state that has come since, as another step gave it a gradient, is alive now.
+  int64_t fixed_bytes_of(const StepToPlan& step) const {
+    return step.fixed_bytes - std::min(idle_state_bytes_, step.state_bytes);
+  }
+  int64_t most_items() const { return std::min(at_most_, batch_); }
+  int64_t micro_batches(int64_t items) const { return (batch_ + items - 1) / items; }
+  // Two at once, where there is a next one.
+  int64_t loaded_bytes(int64_t items) const {
+    return tried_.at(items).loaded_bytes * (micro_batches(items) > 1 ? 2 : 1);
+  }
+  // Alive beside the activations of one micro-batch.
+  int64_t bytes_beside(int64_t items) const {
+    return fixed_bytes_ + loaded_bytes(items) + (micro_batches(items) > 1 ? gradient_bytes_ : 0);
+  }
+  int64_t bytes_of_update() const { return fixed_bytes_ + gradient_bytes_ + optimizer_bytes_; }
+
+  const PlanLimits* limits_;
+  StepKind kind_;
+  int64_t batch_;
+  int64_t fixed_bytes_;
+  int64_t gradient_bytes_;
+  int64_t optimizer_bytes_;
+  int64_t idle_state_bytes_ = 0;  // that fixed_bytes_ is without
+  int64_t at_most_;               // items of a micro-batch, for other ranks' sake
+  int64_t left_free_ = 0;
+  std::map<int64_t, Tried> tried_;  // by items
+  std::string pinned_by_;           // why the batch is not cut
+  std::string untried_;             // those that did not run, for people
+  bool can_slice_ = false;          // the model asked how many
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,101 @@
+#include "snug/step/detail/stepper_options.h"
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include "snug/core/error.h"
+#include "snug/distributed/data_parallel.h"
+#include "snug/distributed/sync_batch_norm.h"
+#include "snug/memory/limit.h"
+
+namespace snug::detail {
+
+Precision resolve(Precision precision, c10::Device device) {
+  return precision == Precision::Auto ? measured_precision(device) : precision;
+}
+
+GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
+  options.enabled = options.enabled && precision == Precision::Float16;
+  return options;
+}
+
+// Auto is a choice that nobody has tried on the model, so it comes with a guard.
+PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked) {
+  if (asked == Precision::Auto && !options.patience) {
+    options.patience = PrecisionGuardOptions::kPatienceOfAuto;
+  }
+  return options;
+}
+
+void check(const StepperOptions& options) {
+  if (options.micro_batch < 0) {
+    throw ConfigError(fmt::format("Stepper: micro_batch is {}; give a number of items, or 0 for the whole batch",
+                                  options.micro_batch));
+  }
+  if (options.accumulate < 1) {
+    throw ConfigError(fmt::format("Stepper: accumulate is {}; it must be >= 1", options.accumulate));
+  }
+  if (options.precision_guard.patience.value_or(0) > 0 && options.precision == Precision::Float32) {
+    throw ConfigError(
+        "Stepper: precision_guard has nothing to guard in Float32; give another precision, or leave it out");
+  }
+  if (options.fp32_reductions && options.precision == Precision::Float32) {
+    throw ConfigError(
+        "Stepper: fp32_reductions changes nothing in Float32, where all is FP32; give another precision, or leave it "
+        "out");
+  }
+  if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1) {
+    throw ConfigError("Stepper: gradient_noise compares a micro-batch with the batch; give micro_batch or accumulate");
+  }
+  if (options.check_replicas_every < 0 || (options.check_replicas_every > 0 && options.data_parallel == nullptr)) {
+    throw ConfigError(
+        fmt::format("Stepper: check_replicas_every is {}; give a number of steps, together with data_parallel",
+                    options.check_replicas_every));
+  }
+  if (!(options.clip_norm >= 0)) {
+    throw ConfigError(
+        fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
+  }
+}
+
+Precision check_state(const StateDict& state, const StepperOptions& options, Precision precision) {
+  const Precision saved = precision_from_string(state.get<std::string>("precision"));
+  if (options.precision != Precision::Auto && saved != precision) {
+    throw ConfigError(
+        fmt::format("Stepper.load_state_dict: the state is of a {} run, this one is {}; give the same precision",
+                    to_string(saved), to_string(precision)));
+  }
+  if (const bool had_masters = state.contains("masters"); had_masters != (options.weights == Weights::Low)) {
+    throw ConfigError(fmt::format(
+        "Stepper.load_state_dict: the state is of a run with weights {}, this one has {}; give the same weights",
+        had_masters ? "low" : "full", had_masters ? "full" : "low"));
+  }
+  return saved;
+}
+
+void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans) {
+  if (options.offload && !plans) {
+    throw ConfigError(
+        "Stepper: offload is for plans to keep a memory_budget on the CPU, and there are none; give a memory_budget, "
+        "or a "
+        "SaveOnHost around the steps instead");
+  }
+  for (const SyncBatchNormImpl* norm : sync_batch_norms(model)) {
+    if (plans && (options.data_parallel == nullptr || &options.data_parallel->group() != &norm->group())) {
+      throw ConfigError(
+          "Stepper: memory_budget is planned for by passes of each rank alone, but a SyncBatchNorm speaks with others "
+          "in "
+          "forward; give data_parallel, made with the same group, or plan = false, which leaves the limit");
+    }
+  }
+}
+
+void check_budget(Bytes budget, c10::Device device) {
+  if (const Bytes live = live_bytes(device); live > budget) {
+    throw BudgetExceeded(fmt::format("Stepper: {} of tensors are alive outside of the step, more than memory_budget {}",
+                                     live.str(), budget.str()));
+  }
+  const MemoryLimit can_be_set(device, budget);
+}
+
+}  // namespace snug::detail

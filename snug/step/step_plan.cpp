@@ -1,0 +1,95 @@
+#include "snug/step/step_plan.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include <fmt/format.h>
+
+#include "snug/core/detail/versioned_json.h"
+#include "snug/core/error.h"
+
+namespace snug {
+namespace {
+
+using Json = detail::OrderedJson;
+
+constexpr detail::JsonKind kStepPlanJson{
+    .key = "snug_step_plan", .type = "StepPlan", .noun = "plan", .cure = "plan again"};
+
+// In one word, or three.
+std::string way_of(const ActivationPlan& plan) {
+  const Simulation run = StepSimulator(plan.profile()).run(plan.choice().hold_from);
+  const bool rebuilds =
+      std::any_of(run.replays.begin(), run.replays.end(), [](const Replay& one) { return !one.operators.empty(); });
+  return run.offloaded.empty() ? "recompute" : rebuilds ? "recompute and offload" : "offload";
+}
+
+std::string cut_of(const StepChoice& choice) {
+  return fmt::format("{} micro-batch{} of {}", choice.micro_batches, choice.micro_batches == 1 ? "" : "es",
+                     choice.items);
+}
+
+}  // namespace
+
+std::string StepPlan::explain() const {
+  std::string text =
+      fmt::format("{}, {:.3f} ms a step and {} at its peak predicted, of {} allowed\n\n{}", cut_of(choice),
+                  1e3 * choice.seconds, Bytes(choice.peak_bytes).str(), Bytes(budget_bytes).str(), considered);
+  if (slices > 1) {
+    text += fmt::format("\nWhat the model runs by snug::sliced runs in {} slices, each computed again in backward.\n",
+                        slices);
+  }
+  if (activations) {
+    text += fmt::format("\nWithin a micro-batch:\n{}", activations->explain());
+  } else if (slices == 1) {
+    text += "\nEverything is kept.\n";
+  }
+  return text;
+}
+
+std::string StepPlan::verdict() const {
+  const std::string cut = cut_of(choice);
+  const double more = 100 * (choice.plan.seconds / choice.plan.plain_seconds - 1);
+  if (slices > 1) {
+    return fmt::format("Slices: {}, its large layers in {} slices{}.", cut, slices,
+                       activations ? ", and " + way_of(*activations) + " of the rest" : "");
+  }
+  if (choice.micro_batches == 1 && !activations) {
+    return "It fits as it is: keep everything, and take the batch at once.";
+  }
+  if (!activations) {
+    return fmt::format("Accumulate: {}, with everything kept.", cut);
+  }
+  std::string how = way_of(*activations);
+  if (choice.micro_batches == 1) {
+    how.front() = static_cast<char>(std::toupper(how.front()));
+    return fmt::format("{}: the batch at once, in {:.1f} % more time than if everything could be kept.", how, more);
+  }
+  return fmt::format("Accumulate and {}: {}, in {:.1f} % more time than if everything could be kept.", how, cut, more);
+}
+
+std::string StepPlan::to_json() const {
+  Json json = detail::versioned_json(kStepPlanJson, {{"budget_bytes", budget_bytes},
+                                                     {"choice", Json::parse(choice.to_json())},
+                                                     {"slices", slices},
+                                                     {"considered", considered}});
+  if (activations) {
+    json["activations"] = Json::parse(activations->to_json());
+  }
+  return json.dump();
+}
+
+StepPlan StepPlan::from_json(std::string_view text) {
+  return detail::read_versioned_json(kStepPlanJson, text, [](const Json& json) {
+    StepPlan plan{.budget_bytes = json.at("budget_bytes").get<int64_t>(),
+                  .choice = StepChoice::from_json(json.at("choice").dump()),
+                  .slices = json.value("slices", int64_t{1}),
+                  .considered = json.at("considered").get<std::string>()};
+    if (json.contains("activations")) {
+      plan.activations = ActivationPlan::from_json(json.at("activations").dump());
+    }
+    return plan;
+  });
+}
+
+}  // namespace snug

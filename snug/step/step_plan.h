@@ -1,0 +1,38 @@
+#pragma once
+// StepPlan: what a Stepper made of its memory_budget: into how many micro-batches it cuts a batch, and what of each it
+// keeps and what it computes again. Plain data: look at it, save it beside the run, read it back.
+//
+//   if (const auto plan = stepper.plan()) std::cout << plan->explain();
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "snug/planner/step_search.h"
+#include "snug/remat/rematerialize.h"
+
+namespace snug {
+
+struct StepPlan {
+  int64_t budget_bytes = 0;  ///< memory_budget
+  /// The micro-batch, and what the step takes in seconds and bytes. Bytes are of everything: model, optimizer, batch,
+  /// gradients, activations.
+  StepChoice choice = {};
+  int64_t slices = 1;           ///< into which snug::sliced cuts, where the model leaves it to the plan
+  std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not
+  std::optional<ActivationPlan> activations = {};  ///< none: all is kept, but in slices, as in plain training
+
+  /// For people: the choice, what else was considered, what is alive at the peak, what is computed again and what that
+  /// costs.
+  std::string explain() const;
+
+  /// What to do, in a sentence: see docs/which.md.
+  std::string verdict() const;
+
+  std::string to_json() const;
+  /// Throws ConfigError for what is not a plan, or is one of another format version.
+  static StepPlan from_json(std::string_view text);
+};
+
+}  // namespace snug

@@ -1,0 +1,542 @@
+#include "snug/step/stepper.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "snug/accumulation/window.h"
+#include "snug/activations/detail/slice_scope.h"
+#include "snug/core/error.h"
+#include "snug/core/stateful_optimizer.h"
+#include "snug/distributed/sharded_optimizer.h"
+#include "snug/distributed/sync_batch_norm.h"
+#include "snug/memory/detail/backward_pass.h"
+#include "snug/memory/limit.h"
+#include "snug/optim/clip.h"
+#include "snug/precision/detail/precision_regions.h"
+#include "snug/step/detail/optimizer_bytes.h"
+#include "snug/step/detail/ranked_step.h"
+#include "snug/step/detail/step_attempt.h"
+#include "snug/step/detail/step_budget.h"
+#include "snug/step/detail/step_precision.h"
+#include "snug/step/detail/step_watch.h"
+#include "snug/step/detail/stepper_options.h"
+#include "snug/step/detail/trained_parameters.h"
+
+namespace snug {
+
+class Stepper::Impl {
+  using Attempt = detail::StepAttempt;
+  using Repeats = detail::StepBudget::Repeats;
+
+ public:
+  Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
+      : options_(options),
+        model_(model),
+        optimizer_(optimizer),
+        parameters_(model, optimizer),
+        ranks_(options.data_parallel, model.parameters()),
+        precision_(options, resolve_together(options.precision), device(), ranks_.agreement(), parameters_.all()),
+        window_(parameters_.all()),
+        budget_(model, options, ranks_, parameters_) {
+    if (options_.weights == Weights::Low) {
+      parameters_.make_masters(precision_.precision());
+      scaler().name_parameters(parameters_.all());
+    } else {
+      parameters_.check_full_weights(scaler().is_enabled());
+    }
+    budget_.check();
+    detail::check_planning(model, options, budget_.plans());
+  }
+
+  c10::Device device() const { return parameters_.device(); }
+
+  StepResult step_over(const MicroBatches& source) {
+    require_closed_window();
+    if (source.items < 1 && ranks_.is_alone()) {
+      throw ConfigError("Stepper.step: the batch is empty");
+    }
+    return *make(Repeats::OnAllRanks, [&]() -> std::optional<StepResult> { return make_step(source); });
+  }
+
+  std::optional<StepResult> accumulate_one(const MicroBatches& source) {
+    const auto repeats = window_.size() == 0 ? Repeats::Alone : Repeats::Never;
+    return make(repeats, [&] { return add_micro_batch(source); });
+  }
+
+  std::optional<StepResult> flush() {
+    if (window_.size() == 0 || options_.tail == Tail::Carry) {
+      return std::nullopt;
+    }
+    if (options_.tail == Tail::Drop) {
+      abandon();
+      return std::nullopt;
+    }
+    return make(Repeats::Never, [&]() -> std::optional<StepResult> { return close_and_write(); });
+  }
+
+  StateDict state_dict() const {
+    require_closed_window();  // its gradients are no part of the state
+    StateDict state;
+    precision_.add_to(state);
+    if (budget_.plans()) {
+      state.set("micro_batches", budget_.planner().choices());
+    }
+    if (options_.weights == Weights::Low) {
+      state.set("masters", parameters_.masters_state());
+    }
+    return state;
+  }
+
+  std::map<std::string, at::Tensor> full_precision_parameters() const { return parameters_.full_precision(); }
+
+  void load_state_dict(const StateDict& state) {
+    const Precision saved = detail::check_state(state, options_, precision());
+    // All that may throw comes before the first write.
+    detail::StepPrecision restored = precision_.restored(state, saved, parameters_.all());
+    const bool has_choices = budget_.plans() && state.contains("micro_batches");
+    auto choices =
+        has_choices ? detail::StepChoices::parse(state.get<std::string>("micro_batches")) : detail::StepChoices();
+    if (options_.weights == Weights::Low) {
+      parameters_.load_masters(state.get<StateDict>("masters"));
+    }
+    if (has_choices) {
+      budget_.planner().set_choices(std::move(choices));
+    }
+    precision_ = std::move(restored);
+    ranks_.catch_up();
+    steps_ = 0;
+  }
+
+  std::optional<StepPlan> plan_for(const MicroBatches& source) {
+    require_closed_window();
+    if (!ranks_.is_alone() || source.items < 1) {
+      throw ConfigError(
+          "Stepper.plan: several ranks plan in step() only, where they wait for each other; nor is there a plan for an "
+          "empty batch");
+    }
+    make(Repeats::Alone, [&]() -> std::optional<StepResult> {
+      open_window();
+      micro_batch_of(source);
+      abandon();
+      return std::nullopt;
+    });
+    return plan();
+  }
+
+  std::optional<StepPlan> plan() const {
+    const StepPlan* plan = budget_.last_plan();
+    return plan != nullptr ? std::optional(*plan) : std::nullopt;
+  }
+  void sample_gradients() { sample_gradients_ = true; }
+  Precision precision() const { return precision_.precision(); }
+  GradScaler& scaler() { return precision_.scaler(); }
+
+ private:
+  struct MicroBatch {
+    int64_t items;
+    double parts;  // how many of its size the window is expected to have
+    bool is_split;
+    bool is_first;
+    bool is_last;
+  };
+
+  // --- the step, from top to bottom
+
+  StepResult make_step(const MicroBatches& source) {
+    open_window();
+    const int64_t size = micro_batch_of(source);
+    start_measuring();
+    agree_on_passes(source.items, size);
+    for (int64_t begin = 0; begin < source.items; begin += size) {
+      const Range now{begin, std::min(begin + size, source.items)};
+      std::optional<Range> ahead;
+      if (now.end < source.items) {
+        ahead = Range{now.end, std::min(now.end + size, source.items)};
+      }
+      source.load(now, ahead);
+      const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
+      run_micro_batch(source, {.items = now.end - now.begin,
+                               .parts = parts,
+                               .is_split = options_.micro_batch > 0 || size < source.items,
+                               .is_first = begin == 0,
+                               .is_last = now.end == source.items});
+    }
+    return close_and_write();
+  }
+
+  StepResult close_and_write() {
+    StepResult result = close_window();  // on ranks: gradients, items and losses are now those of all
+    if (result.items > 0) {
+      unscale_and_look(result);
+      clip(result);
+      write_parameters(result);  // just before, ranks agree that none has failed
+      precision_.move_regions(result);
+      update_scale();
+    } else {
+      ranks_.confirm_writing();
+    }
+    finish(result);
+    return result;
+  }
+
+  // The same in parts, for loaders that yield micro-batches.
+  std::optional<StepResult> add_micro_batch(const MicroBatches& source) {
+    const bool is_first = window_.size() == 0;
+    if (is_first) {
+      open_window();
+    }
+    if (budget_.plans()) {
+      budget_.plan_here(step_to_plan(source, source.items * options_.accumulate, source.items));
+    }
+    if (is_first) {
+      start_measuring();
+    }
+    source.load({0, source.items}, std::nullopt);
+    run_micro_batch(source, {.items = source.items,
+                             .parts = static_cast<double>(options_.accumulate),
+                             .is_split = options_.accumulate > 1,
+                             .is_first = is_first,
+                             .is_last = window_.size() + 1 == options_.accumulate});
+    return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
+  }
+
+  // Where `part` runs out of memory it is made again, from where it began, under a plan that takes less. Whatever happens, a part that was not made
+  // leaves no gradients, and the other ranks hear of it.
+  std::optional<StepResult> make(Repeats repeats, const std::function<std::optional<StepResult>()>& part) {
+    if (repeats != Repeats::Never) {
+      budget_.forget_tries();
+    }
+    begin_try(repeats);
+    if (const Attempt backup = try_once([&] { budget_.take_backup(); }); !backup.is_made()) {
+      abandon();
+      tell(backup, /*takes_less=*/false);
+      std::rethrow_exception(backup.error);
+    }
+    for (;; begin_try(repeats)) {
+      std::optional<StepResult> result;
+      const Attempt attempt = try_once([&] { result = part(); });
+      if (attempt.is_made()) {
+        return result;
+      }
+      auto give_up = c10::make_scope_exit([&] { budget_.give_up(); });
+      const bool takes_less = attempt.outcome == Attempt::Outcome::OutOfMemory && budget_.take_less(repeats);
+      abandon();
+      budget_.go_back();
+      if (!tell(attempt, takes_less)) {
+        std::rethrow_exception(attempt.error);
+      }
+      budget_.step_down();
+      give_up.release();
+    }
+  }
+
+  void begin_try(Repeats repeats) {
+    if (repeats == Repeats::OnAllRanks && budget_.plans()) {
+      ranks_.begin_split();
+    }
+  }
+
+  Attempt try_once(const std::function<void()>& part) { return detail::attempt_step(device(), budget_.limit(), part); }
+
+  // Tells the other ranks. True: all make it again.
+  bool tell(const Attempt& attempt, bool takes_less) {
+    if (attempt.outcome == Attempt::Outcome::GroupLost && !ranks_.is_dropped()) {
+      ranks_.lose_group();
+      return false;
+    }
+    const bool is_memory = attempt.outcome == Attempt::Outcome::OutOfMemory;
+    const auto failure = takes_less  ? detail::RankFailure::TakesLess
+                         : is_memory ? detail::RankFailure::OutOfMemory
+                                     : detail::RankFailure::Other;
+    return ranks_.fail(failure, parameters_.accumulated(), attempt.smallest);
+  }
+
+  // --- its parts
+
+  void require_closed_window() const {
+    if (window_.size() > 0) {
+      throw ConfigError(fmt::format(
+          "Stepper: an accumulation window is open, with {} of {} micro-batches; fill it by accumulate(), or end it by "
+          "flush() with tail Exact or Drop",
+          window_.size(), options_.accumulate));
+    }
+  }
+
+  Precision resolve_together(Precision asked) const {
+    return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(detail::resolve(asked, device()))));
+  }
+
+  // Ranks that send in each forward pass wait for each other there.
+  void agree_on_passes(int64_t items, int64_t size) {
+    if (ranks_.is_alone()) {
+      return;
+    }
+    const auto norms = detail::sync_batch_norms(model_);
+    const bool sends_in_forward = std::any_of(norms.begin(), norms.end(), [this](const SyncBatchNormImpl* norm) {
+      return norm->is_training() && &norm->group() == &ranks_.parallel().group();
+    });
+    if (sends_in_forward) {
+      ranks_.agree_on_passes(items == 0 ? 0 : (items + size - 1) / size);
+    }
+  }
+
+  // Items in each micro-batch. With a budget this is where plans are made: gradients are those of the whole batch for any split.
+  int64_t micro_batch_of(const MicroBatches& source) {
+    const int64_t given = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
+    if (!budget_.plans()) {
+      return given;
+    }
+    const StepPlan* plan = budget_.plan(step_to_plan(source, source.items, options_.micro_batch));
+    return plan == nullptr || options_.micro_batch > 0 ? given : plan->choice.items;
+  }
+
+  detail::StepToPlan step_to_plan(const MicroBatches& source, int64_t batch, int64_t micro_batch) {
+    const auto is_whole = std::make_shared<bool>(false);
+    const auto unload = [&source] { source.load({0, 0}, std::nullopt); };
+    unload();  // what a failed try has left
+    const int64_t live = live_bytes(device()).count() - (window_.size() > 0 ? parameters_.gradient_bytes() : 0);
+    const auto state = std::make_shared<detail::StateToCome>(optimizer_, parameters_);
+    return {.kind = {.shape = source.shape, .is_training = model_.is_training(), .trained = parameters_.fingerprint()},
+            .batch = batch,
+            .micro_batch = micro_batch,
+            .fixed_bytes = live + state->bytes() + budget_.own_bytes(),
+            .state_bytes = state->bytes(),
+            .gradient_bytes = parameters_.bytes_of_all_gradients(),
+            .optimizer_bytes = detail::workspace_bytes(optimizer_),
+            .is_within_window = window_.size() > 0,
+            .forward =
+                [this, &source, is_whole, state, batch](int64_t items) {
+                  source.load({0, items}, std::nullopt);
+                  return [this, &source, is_whole, state, is_part = items < batch] {
+                    const detail::PrecisionRegionsScope regions(precision_.regions());
+                    const Loss loss = precision_.forward([&] { return source.loss_of(/*is_last_time=*/false); });
+                    *is_whole = loss.kind() == Loss::Kind::Whole;
+                    if (*is_whole && is_part) {
+                      throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
+                    }
+                    state->note(loss.value());
+                    return loss.value();
+                  };
+                },
+            .unload = unload,
+            .hold_gradients = [this](bool held) { parameters_.hold_zero_gradients(held); },
+            .idle_state_bytes = [this, state] { return ranks_.is_alone() ? state->idle_bytes() : 0; },
+            .pinned_by = [is_whole] { return std::string(*is_whole ? "a Loss::whole" : ""); }};
+  }
+
+  void abandon() {
+    window_.abandon();
+    parameters_.drop_gradients();
+    scaler().cancel();
+    lost_updates_.reset();
+    watch_.reset();
+  }
+
+  // Some parameters may have been frozen, unfrozen or added since the last step: whom this one trains is decided here, for all who take part.
+  void open_window() {
+    if (parameters_.refresh()) {
+      scaler().name_parameters(parameters_.all());
+    }
+    parameters_.drop_gradients();  // the last step's
+    ranks_.open(parameters_.fingerprint());
+    window_ = AccumulationWindow(parameters_.all());
+    first_grad_norm_.reset();
+    batch_items_ = 0;
+    window_.begin();
+  }
+
+  void start_measuring() {
+    watch_.emplace(device());
+    ranks_.begin(options_.weights == Weights::Low);
+  }
+
+  void run_micro_batch(const MicroBatches& source, const MicroBatch& micro) {
+    parameters_.check_unchanged();
+    batch_items_ += micro.items;
+    const detail::SliceScope slices(budget_.slices());
+    const detail::PrecisionRegionsScope regions(precision_.regions());
+    std::optional<NoSync> quiet;
+    if (ranks_.is_quiet(micro.is_last)) {
+      quiet.emplace(ranks_.parallel());
+    }
+    const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
+    if (weighted.defined()) {
+      detail::go_backward(scaler().scale(weighted));
+      parameters_.gather_gradients();
+      if (options_.gradient_noise && micro.is_split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
+        first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
+        first_batch_items_ = micro.items;
+      }
+    }
+  }
+
+  at::Tensor weighted_loss(const MicroBatches& source, const MicroBatch& micro) {
+    const Loss loss =
+        budget_.forward([&] { return precision_.forward([&] { return source.loss_of(/*is_last_time=*/true); }); });
+    if (micro.is_split && loss.kind() == Loss::Kind::Whole) {
+      throw ConfigError(
+          "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
+          "batch at once");
+    }
+    if (micro.is_first && micro.is_last && !budget_.plans()) {
+      window_
+          .begin();  // forward runs once, as in plain training, so it may write parameters: a mask of its own, or a norm
+    }
+    if (!ranks_.is_alone() && !ranks_.is_agreed()) {
+      window_.divide_by(ranks_.agree_on_items(detail::count_of(loss) * micro.parts));
+    }
+    return window_.weigh(loss, micro.parts);
+  }
+
+  AccumulationWindow::Totals sum_over_ranks() {
+    parameters_.check_unchanged();
+    if (ranks_.is_alone()) {
+      return window_.close();
+    }
+    if (!ranks_.is_agreed()) {  // no data here
+      window_.divide_by(ranks_.agree_on_items(0));
+    }
+    window_.check_parameters();
+    ranks_.send_the_rest(parameters_.accumulated());
+    return window_.close([&](double& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
+  }
+
+  StepResult close_window() {
+    StepResult result;
+    const auto totals = sum_over_ranks();
+    result.micro_batches = totals.micro_batches;
+    result.items = totals.items;
+    result.loss_ = totals.mean_loss;
+    result.scale_ = precision_.scale();
+    result.batch_items = std::exchange(batch_items_, 0);
+    if (result.micro_batches > 1 && first_grad_norm_.defined()) {
+      result.first_grad_norm_ = first_grad_norm_ / result.scale_.to(at::kFloat);
+      result.first_batch_items = first_batch_items_;
+    }
+    first_grad_norm_.reset();
+    result.activation_peak_bytes = watch_->rise() - parameters_.gradient_bytes();
+    return result;
+  }
+
+  void unscale_and_look(StepResult& result) {
+    scaler().unscale_(optimizer_);  // ranks agree on skipping the update
+    if (sample_gradients_) {
+      result.gradient_statistics = gradient_statistics(parameters_.all());
+      if (precision_.is_low()) {
+        lost_updates_.emplace(parameters_.all(), compute_dtype(precision()));
+      }
+    }
+    precision_.look_at_gradients(parameters_.all());
+  }
+
+  void clip(StepResult& result) {
+    const auto updated = parameters_.updated();
+    result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
+  }
+
+  // Until the first write a step that failed leaves all as it was, and may be made again.
+  void write_parameters(StepResult& result) {
+    const auto begin = [this] {
+      ranks_.confirm_writing();
+      budget_.begin_writing();
+    };
+    auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
+    // Without data_parallel it is for a ShardedOptimizer to speak with the others.
+    const bool agrees_itself = ranks_.is_alone() && dynamic_cast<ShardedOptimizer*>(&optimizer_) != nullptr;
+    const bool begins_late = stateful != nullptr && !agrees_itself && stateful->before_writing(begin);
+    const auto take_back = c10::make_scope_exit([&] {
+      if (begins_late) {
+        stateful->before_writing({});
+      }
+    });
+    if (!begins_late) {
+      begin();
+    }
+    result.outcome_ = scaler().step(optimizer_);
+    const auto lost_updates = std::exchange(lost_updates_, std::nullopt);
+    if (std::exchange(sample_gradients_, false) && lost_updates && result.stepped()) {
+      lost_updates->add_to(result.gradient_statistics);
+    }
+    parameters_.scatter();
+  }
+
+  void update_scale() {
+    try {
+      scaler().update();
+    } catch (const NonFinite&) {  // on all ranks, of a step that all have made
+      ranks_.written();
+      throw;
+    }
+  }
+
+  void finish(StepResult& result) {
+    ranks_.written();
+    if (options_.check_replicas_every > 0 && ++steps_ % options_.check_replicas_every == 0) {
+      options_.data_parallel->check_replicas();
+    }
+    result.bytes_sent = ranks_.bytes_sent();
+    result.communication_seconds = ranks_.communication().total;
+    result.communication_waited = ranks_.communication().waited;
+    ranks_.end();
+    watch_->finish(result);
+    watch_.reset();
+    budget_.finish(result);
+  }
+
+  StepperOptions options_;
+  torch::nn::Module& model_;
+  torch::optim::Optimizer& optimizer_;
+  detail::TrainedParameters parameters_;
+  detail::RankedStep ranks_;
+  detail::StepPrecision precision_;
+  AccumulationWindow window_;
+  detail::StepBudget budget_;
+  at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
+  bool sample_gradients_ = false;
+  std::optional<LostUpdates> lost_updates_;  // where they are sampled: from unscaling to the update
+  int64_t first_batch_items_ = 0;
+  int64_t batch_items_ = 0;
+  int64_t steps_ = 0;
+  std::optional<detail::StepWatch> watch_;
+};
+
+Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {
+  detail::check(options);
+  impl_ = std::make_unique<Impl>(model, optimizer, options);
+}
+
+Stepper::~Stepper() = default;
+Stepper::Stepper(Stepper&&) noexcept = default;
+
+StepResult Stepper::step_over(const MicroBatches& source) { return impl_->step_over(source); }
+std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) {
+  if (source.items < 1) {
+    throw ConfigError("Stepper.accumulate: the micro-batch is empty");
+  }
+  return impl_->accumulate_one(source);
+}
+
+std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
+c10::Device Stepper::device() const { return impl_->device(); }
+std::optional<StepPlan> Stepper::plan_for(const MicroBatches& source) { return impl_->plan_for(source); }
+std::optional<StepPlan> Stepper::plan() const { return impl_->plan(); }
+Precision Stepper::precision() const { return impl_->precision(); }
+void Stepper::sample_gradients() { impl_->sample_gradients(); }
+std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
+  return impl_->full_precision_parameters();
+}
+const GradScaler& Stepper::scaler() const { return impl_->scaler(); }
+StateDict Stepper::state_dict() const { return impl_->state_dict(); }
+void Stepper::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }
+
+}  // namespace snug

@@ -1,0 +1,317 @@
+#pragma once
+// Stepper: one training step, in the one order that is right: zero gradients, micro-batches (autocast, forward, weight,
+// scale, backward), unscale, check, clip, step, update. Give it a model, an optimizer and a loss function; it splits
+// the batch.
+//
+//   snug::Stepper stepper(model, optimizer, {.micro_batch = 8, .clip_norm = 1.0});
+//   auto result = stepper.step({x, y}, [&](const snug::Batch& micro) {
+//     return snug::Loss::sum(cross_entropy_sum(model->forward(micro[0]), micro[1]), micro[1].numel());
+//   });
+//   if (result.stepped()) std::cout << result.loss() << "\n";
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/accumulation/loss.h"
+#include "snug/accumulation/micro_batch.h"
+#include "snug/core/bytes.h"
+#include "snug/core/state.h"
+#include "snug/precision/grad_scaler.h"
+#include "snug/precision/precision.h"
+#include "snug/precision/precision_guard.h"
+#include "snug/step/step_plan.h"
+#include "snug/step/step_result.h"
+
+namespace torch::nn {
+class Module;
+}
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace snug {
+
+class DataParallel;
+
+/// What becomes of an unfinished accumulation window at flush().
+enum class Tail {
+  Exact,  ///< step, weighted by the items it really has
+  Drop,   ///< forget its gradients
+  Carry,  ///< leave it open for the next epoch
+};
+
+/// What type the model's own weights have.
+enum class Weights {
+  Full,  ///< FP32; a 16-bit precision casts them for forward (autocast)
+  Low,   ///< FP16 or BF16, after model->to(dtype); the Stepper makes FP32 masters for the optimizer to update
+};
+
+struct StepperOptions {
+  /// What forward computes in; Auto is measured when the first Stepper for a device is made, and kept in its state.
+  Precision precision = Precision::Float32;
+  /// Low: gradients are gathered to FP32 after each micro-batch, then unscaled, clipped and stepped on masters, which
+  /// are rounded into the model. The Stepper puts the masters into the optimizer in the model's place, so the optimizer
+  /// must not have stepped before. Every step writes the masters to the model, one that skips its update too: change
+  /// masters, not the model's weights.
+  Weights weights = Weights::Full;
+  /// Items per micro-batch in step(); 0: the whole batch at once, or, with a memory_budget, as many as is fastest
+  /// within it. Smaller: less activation memory, same gradients.
+  int64_t micro_batch = 0;
+  /// accumulate(): micro-batches per optimizer step.
+  int64_t accumulate = 1;
+  /// flush(): see Tail.
+  Tail tail = Tail::Exact;
+  /// Most tensor memory on the model's device that may be alive during a step, of whatever kind: model, optimizer,
+  /// batch, gradients, activations. It is kept by choosing the micro-batch, and by dropping activations that backward
+  /// then computes again; gradients stay those of plain training with that micro-batch, to the bit; where not even one
+  /// item fits, a model that leaves its snug::sliced to the plan is cut into slices, and gradients differ by rounding.
+  /// What cannot be kept is BudgetExceeded. The choice is made in the first step for a shape of batch, which calls
+  /// loss_of some more times while no other thread should allocate tensors, and is plan(). What the model or loss_of
+  /// keeps besides parameters, buffers and torch's default generators these calls would move on: if their losses tell
+  /// of it, it is a ConfigError. Several ranks take the smallest budget of all, and the smallest micro-batch that one
+  /// of them has to cut its share into; where one runs out of memory, all make the step again. They need not try the
+  /// same, so while one tries, what loss_of sends over the group of data_parallel (SyncBatchNorm, an all_reduce of a
+  /// metric) is not sent, and its own values stand for those of all; over another group it must not send: else plan =
+  /// false. On other devices than the CPU it is a limit only.
+  Bytes memory_budget = Bytes::unlimited();
+  /// false: memory_budget is a limit only, and everything is as the other options have it.
+  bool plan = true;
+  /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to
+  /// compute them again, or where they cannot be. How fast the disk is is measured once. See measure_offload_link.
+  std::optional<std::filesystem::path> offload = {};
+  /// Whether `plan` may cut a batch although the model normalises by its statistics, which are then those of the
+  /// micro-batch.
+  bool split_batch_norm = false;
+  /// Largest norm of the gradients of all the optimizer's parameters together; 0: no clipping.
+  double clip_norm = 0;
+  /// Loss scaling, used with Precision::Float16 only.
+  GradScalerOptions scaler = {};
+  /// Moves regions named by PrecisionScope, or the whole step, to FP32 while 16 bits do not do. On with
+  /// Precision::Auto, unless that chooses Float32; with other precisions only if patience is given. patience = 0: off.
+  /// Costs a pass over the gradients and a wait for the device each step.
+  PrecisionGuardOptions precision_guard = {};
+  /// Measures what GradientNoise needs: one more norm a step, that of the first micro-batch (GradientNoise::add says
+  /// why of that one alone), where the batch is split and the losses' counts are on the host.
+  bool gradient_noise = false;
+  /// On a CPU in 16 bits: softmax, normalisations, losses, sums and the like in FP32, as on other devices. See
+  /// AutocastOptions.
+  bool fp32_reductions = false;
+  /// Not owned; of the same model. Each rank gives step() its own share of the batch, of any size, or an empty batch
+  /// where it has no data left; gradients are those of the mean over the items of all ranks, whatever its `reduction`
+  /// says. All freeze and unfreeze the same parameters, else ConfigError on all. Only the last micro-batch's backward
+  /// sends. The Stepper calls forward() and NoSync itself, so loss_of calls the model. All ranks call the same methods
+  /// equally often and have the same options. Where one fails in a step, all drop it: the others throw BudgetExceeded
+  /// if it ran out of memory, else DistributedError.
+  DataParallel* data_parallel = nullptr;
+  /// With data_parallel: steps between comparisons of the parameters' checksums over all ranks; 0: never. See
+  /// DataParallel::check_replicas.
+  int64_t check_replicas_every = 0;
+};
+
+class Stepper {
+ public:
+  /// `model`: a torch module, its holder, or a shared_ptr to one; it and `optimizer` must outlive the Stepper.
+  /// Parameters may be frozen and unfrozen between steps: one that is frozen is then neither clipped nor updated, and
+  /// its optimizer's state stays. The optimizer may hold others besides the model's, or only some of them: what it does
+  /// not hold gets its gradient, still multiplied by the loss scale, and is neither clipped nor updated.
+  /// Throws ConfigError, naming the value, for options that cannot work, models without parameters, or parameters on
+  /// several devices.
+  template <class M>
+  Stepper(M& model, torch::optim::Optimizer& optimizer, StepperOptions options = {})
+      : Stepper(as_module(model), optimizer, options, 0) {}
+  ~Stepper();
+  Stepper(Stepper&&) noexcept;
+
+  /// One optimizer step over `batch`. Micro-batches are moved to the model's device, one ahead of the one in use; the
+  /// rest stays where it is. `loss_of(const Batch&)` returns a Loss. With a memory_budget the first step for a shape of
+  /// batch calls it some more times, to plan.
+  ///
+  /// A step that throws drops the gradients. What else is as before it:
+  ///
+  ///   thrown                      by                             parameters, optimizer, scaler   buffers, generators
+  ///   any exception               loss_of, forward, backward     yes                             planned: yes; else no
+  ///   BudgetExceeded or           forward, backward              yes                             planned: yes; else no
+  ///   c10::OutOfMemoryError       one of snug's optimizers       yes                             planned: yes; else no
+  ///                               one of torch's optimizers      no: it allocates as it writes   no
+  ///   BudgetExceeded              another rank, out of memory    yes                             planned: yes; else no
+  ///   DistributedError            another rank, for any reason   yes                             planned: yes; else no
+  ///   DistributedError            a rank is lost in the update   no: go on from a snapshot       no
+  ///   NonFinite                   too many skipped steps         yes, but for the scaler         no
+  ///
+  /// "planned": under a memory_budget that is planned for. loss_of may write parameters, as a layer does that masks its
+  /// own weight, if it runs once: in one micro-batch and without a planned budget. Else such a write is a ConfigError
+  /// that names the parameter, since the gradient would be of several models; such a layer computes with weight * mask
+  /// there.
+  template <class F>
+  StepResult step(const Batch& batch, F&& loss_of) {
+    return step<Batch>(batch, std::forward<F>(loss_of));
+  }
+  /// The same for a batch type of one's own, see micro_batch.h.
+  template <class B, class F>
+  StepResult step(const B& batch, F&& loss_of);
+
+  /// For loaders that yield micro-batches: adds one, and steps after every `accumulate` of them.
+  template <class F>
+  std::optional<StepResult> accumulate(const Batch& micro, F&& loss_of) {
+    return accumulate<Batch>(micro, std::forward<F>(loss_of));
+  }
+  template <class B, class F>
+  std::optional<StepResult> accumulate(const B& micro, F&& loss_of);
+
+  /// End of an epoch: deals with a window that has fewer than `accumulate` micro-batches as `tail` says. A result if
+  /// that made a step.
+  std::optional<StepResult> flush();
+
+  /// How memory_budget was met in the last step; none without a budget, before the first step, and after one that was
+  /// not as planned.
+  std::optional<StepPlan> plan() const;
+  /// Plans for such a batch now, as step() would in its first step. Throws as step() does, and ConfigError on several
+  /// ranks, which plan together in step() only.
+  template <class B, class F>
+  std::optional<StepPlan> plan(const B& batch, F&& loss_of);
+
+  /// The precision that Auto became, or the one that was asked for.
+  Precision precision() const;
+  const GradScaler& scaler() const;
+
+  /// Asks the next step for statistics of its gradients, unscaled and before clipping: one pass over them. See
+  /// GradientStatistics.
+  void sample_gradients();
+
+  /// With Weights::Low: the FP32 masters under their parameters' names, for saving the model. Otherwise the parameters
+  /// themselves.
+  std::map<std::string, at::Tensor> full_precision_parameters() const;
+
+  /// Precision, scaler, the micro-batches that were chosen, and masters where there are any. Throws ConfigError inside
+  /// an open accumulation window, whose gradients it does not hold.
+  StateDict state_dict() const;
+  /// Throws ConfigError for a state of another precision (unless this is Auto) or other weights, CorruptFile for what
+  /// no Stepper saved; then nothing has changed.
+  void load_state_dict(const StateDict& state);
+
+ private:
+  struct Range {
+    int64_t begin, end;
+    bool operator==(const Range&) const = default;
+  };
+  struct MicroBatches {
+    int64_t items;  // in the batch
+    BatchShape shape;
+    // Makes items `now` the current ones, and starts to move items `ahead` to the device. None: only lets go of what is
+    // there.
+    std::function<void(Range now, std::optional<Range> ahead)> load;
+    // Forward on the current ones; the last time it lets go of them.
+    std::function<Loss(bool is_last_time)> loss_of;
+  };
+
+  Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int);
+
+  template <class M>
+  static torch::nn::Module& as_module(M& model) {
+    if constexpr (std::is_convertible_v<M&, torch::nn::Module&>) {
+      return model;
+    } else {
+      return *model;
+    }
+  }
+
+  template <class B, class F>
+  MicroBatches source_of(const B& batch, F& loss_of);
+  StepResult step_over(const MicroBatches& source);
+  std::optional<StepPlan> plan_for(const MicroBatches& source);
+  std::optional<StepResult> accumulate_one(const MicroBatches& source);
+  c10::Device device() const;
+
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+namespace detail {
+
+template <class B>
+B to_device(const B& batch, c10::Device device) {
+  if constexpr (requires { batch_to(batch, device); }) {
+    return batch_to(batch, device);
+  } else {
+    return batch;
+  }
+}
+
+template <class B>
+BatchShape shape_of(const B& batch) {
+  if constexpr (requires { batch_shape(batch); }) {
+    return batch_shape(batch);
+  } else {
+    return {};
+  }
+}
+
+}  // namespace detail
+
+template <class B, class F>
+Stepper::MicroBatches Stepper::source_of(const B& batch, F& loss_of) {
+  struct Loaded {
+    std::optional<B> current, ahead;
+    Range range_ahead = {0, 0};
+  };
+  const auto loaded = std::make_shared<Loaded>();
+  const auto fetch = [this, &batch](Range range) {
+    const bool is_whole = range.begin == 0 && range.end == batch_size(batch);
+    return is_whole ? detail::to_device(batch, device())
+                    : detail::to_device(batch_slice(batch, range.begin, range.end), device());
+  };
+  return {
+      .items = batch_size(batch),
+      .shape = detail::shape_of(batch),
+      .load =
+          [loaded, fetch](Range now, std::optional<Range> ahead) {
+            loaded->current.reset();
+            if (now.begin == now.end) {
+              loaded->ahead.reset();
+              return;
+            }
+            const bool is_there = loaded->ahead && loaded->range_ahead == now;  // not where a step is made again
+            loaded->current = is_there ? std::move(loaded->ahead) : fetch(now);
+            loaded->ahead.reset();
+            if (ahead) {
+              loaded->ahead = fetch(*ahead);
+              loaded->range_ahead = *ahead;
+            }
+          },
+      .loss_of =
+          [loaded, &loss_of](bool is_last_time) {
+            if (!is_last_time) {
+              return loss_of(static_cast<const B&>(*loaded->current));
+            }
+            const B current = *std::exchange(loaded->current, std::nullopt);
+            return loss_of(current);
+          },
+  };
+}
+
+template <class B, class F>
+StepResult Stepper::step(const B& batch, F&& loss_of) {
+  return step_over(source_of(batch, loss_of));
+}
+
+template <class B, class F>
+std::optional<StepPlan> Stepper::plan(const B& batch, F&& loss_of) {
+  return plan_for(source_of(batch, loss_of));
+}
+
+template <class B, class F>
+std::optional<StepResult> Stepper::accumulate(const B& micro, F&& loss_of) {
+  return accumulate_one(source_of(micro, loss_of));
+}
+
+}  // namespace snug

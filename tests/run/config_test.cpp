@@ -1,0 +1,92 @@
+#include "snug/run/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "snug/core/error.h"
+
+namespace snug::config_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TrainConfig config_of(int64_t steps) { return {.data = {"text.txt"}, .out = "run", .steps = steps}; }
+
+TEST(TrainConfig, PutsPartsOfTheRunWhereNoStepsAreGiven) {
+  const TrainConfig config = config_of(200);
+  EXPECT_EQ(config.warmup(), 10);
+  EXPECT_EQ(config.validation_interval(), 10);
+  EXPECT_EQ(config.snapshot_interval(), 20);
+  const TrainConfig shortest = config_of(1);
+  shortest.check();
+  EXPECT_EQ(shortest.warmup(), 1);
+}
+
+TEST(TrainConfig, TakesZeroAsGiven) {
+  TrainConfig config = config_of(200);
+  config.warmup_steps = config.validate_every = config.snapshot_every = 0;
+  config.check();
+  EXPECT_EQ(config.warmup(), 0);
+  EXPECT_EQ(config.validation_interval(), 0);
+  EXPECT_EQ(config.snapshot_interval(), 0);
+}
+
+TEST(TrainConfig, RefusesNumbersOfStepsThatCannotBe) {
+  const auto check = [](std::optional<int64_t> TrainConfig::* field, int64_t value) {
+    TrainConfig config = config_of(200);
+    config.*field = value;
+    config.check();
+  };
+  check(&TrainConfig::warmup_steps, 200);
+  EXPECT_THAT([&] { check(&TrainConfig::warmup_steps, 201); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("warmup_steps 201"), HasSubstr("200 steps"))));
+  EXPECT_THAT([&] { check(&TrainConfig::warmup_steps, -1); },
+              ThrowsMessage<ConfigError>(HasSubstr("warmup_steps is -1")));
+  EXPECT_THAT([&] { check(&TrainConfig::validate_every, -1); },
+              ThrowsMessage<ConfigError>(HasSubstr("validate_every is -1")));
+  EXPECT_THAT([&] { check(&TrainConfig::snapshot_every, -1); },
+              ThrowsMessage<ConfigError>(HasSubstr("snapshot_every is -1")));
+}
+
+TEST(TrainConfig, GuardsThePrecisionThatAutoChoosesUnlessToldNotTo) {
+  TrainConfig config = config_of(200);
+  EXPECT_EQ(config.guard_patience(), 0);
+  config.precision = Precision::Auto;
+  EXPECT_EQ(config.guard_patience(), PrecisionGuardOptions::kPatienceOfAuto);
+  EXPECT_EQ(TrainConfig::from_settings(config.to_settings(), "run").guard_patience(), config.guard_patience());
+  config.precision_guard = 0;
+  EXPECT_EQ(TrainConfig::from_settings(config.to_settings(), "run").guard_patience(), 0);
+}
+
+TEST(TrainConfig, ComesBackFromItsSettings) {
+  TrainConfig config = config_of(200);
+  config.snapshot_every = 0;
+  const LogValues settings = config.to_settings();
+  const TrainConfig again = TrainConfig::from_settings(settings, "run");
+  EXPECT_EQ(again.to_settings(), settings);
+  EXPECT_EQ(again.warmup(), 10);
+  EXPECT_EQ(again.snapshot_interval(), 0);
+}
+
+TEST(TrainConfig, KeepsPathsOfAnyBytesInSettingsThatAreText) {
+  TrainConfig config = config_of(200);
+  config.data = {"plain/path with %41 and ü.txt", "r\xe9sum\xe9 %.txt", "two\nlines", "percent-encoded:x", "last"};
+  const LogValues settings = config.to_settings();
+  EXPECT_EQ(std::get<std::string>(settings.front().second),
+            "plain/path with %41 and ü.txt\npercent-encoded:r%e9sum%e9%20%25.txt\npercent-encoded:two%0alines\n"
+            "percent-encoded:percent-encoded:x\nlast");
+  EXPECT_EQ(TrainConfig::from_settings(settings, "run").data, config.data);
+}
+
+TEST(TrainConfig, RefusesSettingsWhosePathsAreNotAsWritten) {
+  LogValues settings = config_of(200).to_settings();
+  for (const char* path : {"percent-encoded:a%", "percent-encoded:a%4", "percent-encoded:%zz", "percent-encoded:%-1"}) {
+    settings.front().second = path;
+    EXPECT_THAT([&] { TrainConfig::from_settings(settings, "run"); }, ThrowsMessage<CorruptFile>(HasSubstr(path)));
+  }
+}
+
+}  // namespace
+}  // namespace snug::config_test

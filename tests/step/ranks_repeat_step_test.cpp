@@ -1,0 +1,180 @@
+// Where one of several ranks runs out of memory in a step, all make it again, or none has made it.
+
+#include <functional>
+
+#include "snug/distributed/sharded_optimizer.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "tests/step/ranked_run.h"
+
+namespace snug::ranks_repeat_step_test {
+namespace {
+
+using testing::is_same_on_all;
+using testing::kPlenty;
+using testing::MakeOptimizer;
+using testing::of_all_ranks;
+using testing::RankedRun;
+using testing::planned::make_batch;
+using torch::Tensor;
+
+enum class Fails { Anywhere, WithoutData, AfterForward };  // every one of those, but only some of all
+
+int64_t left_to_fail = 0;  // when an optimizer began to write
+
+// No allocation fails from where it writes: a rank that fails while parameters are gathered is lost.
+class FailsBeforeItWrites : public AdamW {
+ public:
+  using AdamW::AdamW;
+
+ protected:
+  std::function<void()> prepare(const Work& work) const override {
+    return [write = AdamW::prepare(work)] {
+      left_to_fail = detail::fail_allocation_after(0);
+      write();
+    };
+  }
+};
+
+std::unique_ptr<torch::optim::Optimizer> sharded(const std::vector<Tensor>& parameters,
+                                                 const std::shared_ptr<ProcessGroup>& group) {
+  return std::make_unique<ShardedOptimizer>(parameters, group, [](const auto& groups) {
+    return std::make_unique<FailsBeforeItWrites>(groups, AdamWOptions{.lr = 0.01});
+  });
+}
+
+void expect_the_same_step_whichever_allocation_fails(Fails where, const StepperOptions& options,
+                                                     const std::function<torch::nn::Sequential()>& make,
+                                                     const MakeOptimizer& make_optimizer = testing::adamw) {
+  on_ranks(2, [&] {
+    const auto group = init_process_group(quick());
+    const Batch all = make_batch(128);
+    const Batch own =
+        where == Fails::WithoutData ? batch_slice(all, 0, group->rank() == 0 ? all.size() : 0) : share(all, *group);
+    const auto seed_of = [&](int step) { torch::manual_seed(static_cast<uint64_t>(100 + 10 * step + group->rank())); };
+    RankedRun reference(group, options, make(), make_optimizer);
+    std::vector<std::vector<Tensor>> after;
+    for (int i = 0; i < 4; ++i) {
+      seed_of(i);
+      reference.step(own);
+      after.push_back(reference.state());
+    }
+    const StepperOptions within_budget = RankedRun::with_room(kPlenty, options);
+    int64_t again = 0, dropped = 0;
+    for (int64_t k = 1;; k += where == Fails::Anywhere ? 1 + k / 16 : 1) {
+      ASSERT_LT(k, 3000);
+      RankedRun run(group, within_budget, make(), make_optimizer);
+      for (int i = 0; i < 2; ++i) {  // in the second one the buckets change
+        seed_of(i);
+        run.step(own);
+      }
+      seed_of(2);
+      const auto arm = [&] { detail::fail_allocation_after(group->rank() == 1 ? k : 0); };
+      if (where != Fails::AfterForward) {
+        arm();
+      } else {
+        run.at_backward = arm;
+      }
+      int64_t made = 1;
+      try {
+        again += run.step(own).step_downs;
+      } catch (const BudgetExceeded&) {
+        made = 0;
+      }
+      const bool never_failed = detail::fail_allocation_after(0) + std::exchange(left_to_fail, 0) > 0;
+      ASSERT_TRUE(is_same_on_all(*group, made)) << "allocation " << k;
+      if (made == 0) {
+        ++dropped;
+        ASSERT_TRUE(same_bits(run.state(), after[1])) << "allocation " << k;
+        seed_of(2);
+        run.step(own);
+      }
+      ASSERT_TRUE(same_bits(run.state(), after[2])) << "allocation " << k;
+      seed_of(3);
+      run.step(own);
+      ASSERT_TRUE(same_bits(run.state(), after[3])) << "the one after that, allocation " << k;
+      if (of_all_ranks(*group, never_failed ? 1 : 0)[1] == 1) {
+        break;
+      }
+    }
+    EXPECT_TRUE(is_same_on_all(*group, again));
+    if (where == Fails::WithoutData) {
+      EXPECT_GT(dropped, 5) << "there is nothing to take less of";
+    } else {
+      EXPECT_GT(again, 5);
+    }
+    if (where == Fails::Anywhere) {
+      EXPECT_EQ(dropped, 0) << "nothing is allocated outside of what is made again";
+    }
+  });
+}
+
+torch::nn::Sequential with_dropout() { return testing::make_mlp({32, 64, 64, 32}, 0.1); }
+
+TEST(RanksRepeatAStep, TogetherWhicheverAllocationFailsOnOne) {
+  expect_the_same_step_whichever_allocation_fails(Fails::Anywhere, {.micro_batch = 32}, with_dropout);
+}
+
+TEST(RanksRepeatAStep, TogetherWithBuffersToPutBack) {
+  expect_the_same_step_whichever_allocation_fails(Fails::Anywhere, {.micro_batch = 64},
+                                                  testing::planned::with_batch_norm);
+}
+
+TEST(RanksRepeatAStep, TogetherBeforeTheyAgreeOnItsScale) {
+  expect_the_same_step_whichever_allocation_fails(Fails::AfterForward,
+                                                  {.precision = Precision::Float16, .micro_batch = 64}, with_dropout);
+}
+
+const StepperOptions kMasters = {.precision = Precision::BFloat16, .weights = Weights::Low, .micro_batch = 64};
+
+torch::nn::Sequential in_bfloat16() {
+  auto model = with_dropout();
+  model->to(torch::kBFloat16);
+  return model;
+}
+
+TEST(RanksRepeatAStep, TogetherWithMasters) {
+  expect_the_same_step_whichever_allocation_fails(Fails::Anywhere, kMasters, in_bfloat16);
+}
+
+TEST(RanksRepeatAStep, TogetherWithMastersOnARankWithoutData) {
+  expect_the_same_step_whichever_allocation_fails(Fails::WithoutData, kMasters, in_bfloat16);
+}
+
+TEST(RanksRepeatAStep, TogetherWithAShardedOptimizer) {
+  expect_the_same_step_whichever_allocation_fails(Fails::Anywhere, {.micro_batch = 64, .clip_norm = 0.1}, with_dropout,
+                                                  sharded);
+}
+
+TEST(RanksRepeatAStep, TogetherWithAShardedOptimizerAndAScale) {
+  expect_the_same_step_whichever_allocation_fails(
+      Fails::AfterForward, {.precision = Precision::Float16, .micro_batch = 64, .clip_norm = 0.1}, with_dropout,
+      sharded);
+}
+
+TEST(RanksRepeatAStep, OrGiveUpTogetherWhereOneRunsOutOfMemoryAgainAndAgain) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const Batch own = share(make_batch(64), *group);
+    RankedRun run(group, RankedRun::with_room(kPlenty, {.micro_batch = 16}));
+    run.step(own);
+    const auto before = run.parameters();
+    int calls = 0;
+    const auto step = [&] {
+      run.stepper->step(own, [&](const Batch& micro) {
+        ++calls;
+        if (group->rank() == 1) {
+          torch::empty({2 * kPlenty}, torch::kByte);
+        }
+        return Loss::sum((run.model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+      });
+    };
+    EXPECT_THAT(error_of<BudgetExceeded>(step),
+                HasSubstr(group->rank() == 1 ? "does not fit into memory_budget" : "rank 1 ran out of memory"));
+    EXPECT_EQ(calls, 5) << "once, and four times again";
+    EXPECT_TRUE(same_bits(run.parameters(), before));
+    EXPECT_TRUE(run.step(own).stepped());
+  });
+}
+
+}  // namespace
+}  // namespace snug::ranks_repeat_step_test

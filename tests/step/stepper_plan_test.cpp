@@ -1,0 +1,462 @@
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/memory/limit.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/adamw8bit.h"
+#include "snug/optim/sgd.h"
+#include "snug/step/detail/optimizer_bytes.h"
+#include "snug/step/stepper.h"
+#include "tests/step/planned_training.h"
+#include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/tensors.h"
+#include "tests/support/times_mask.h"
+
+// A Stepper with a memory_budget: it keeps it, and the steps are those of plain training to the bit.
+
+namespace snug::stepper_plan_test {
+namespace {
+
+using testing::clones_of;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using torch::Tensor;
+using namespace testing::planned;
+
+// --- the promise
+
+TEST(StepperPlan, KeepsTheBudgetAndTheBitsOfPlainTraining) {
+  const Batch batch = make_batch(512);
+  for (const double dropout : {0.0, 0.2}) {
+    const auto make = [&] { return deep(dropout); };
+    const int64_t plain = plain_bytes(batch, {}, make);
+    for (const double share : {0.9, 0.6, 0.5}) {
+      PlannedTraining reference({}, make());
+      torch::manual_seed(11);
+      for (int i = 0; i < 3; ++i) {
+        reference.step(batch);
+      }
+      const auto expected = reference.state();
+      const auto next = torch::rand({3});
+      const int64_t budget = live() + static_cast<int64_t>(share * static_cast<double>(plain));
+      PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)}, make());
+      torch::manual_seed(11);
+      for (int i = 0; i < 3; ++i) {
+        const StepResult result = run.step(batch);
+        EXPECT_LE(result.peak_bytes, budget) << share;
+        EXPECT_EQ(result.step_downs, 0);
+        EXPECT_EQ(result.plan_deviation, "");
+        const auto plan = run.stepper.plan();
+        ASSERT_TRUE(plan);
+        EXPECT_LE(plan->choice.peak_bytes, budget);
+        EXPECT_LE(result.peak_bytes, plan->choice.peak_bytes) << share << " in step " << i;
+        EXPECT_TRUE(plan->activations) << "less than plain training takes";
+      }
+      EXPECT_TRUE(same_bits(torch::rand({3}), next));
+      EXPECT_TRUE(same_bits(run.state(), expected)) << share << " dropout " << dropout;
+    }
+  }
+}
+
+TEST(StepperPlan, TrainsOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
+  const Batch batch = two_large_items();
+  PlannedTraining reference({.micro_batch = 1}, very_deep());
+  reference.step(batch);
+  const int64_t plain = reference.step(batch).activation_peak_bytes;
+  const auto expected = reference.state();
+  const int64_t budget = live() + plain / 4;
+  PlannedTraining run({.memory_budget = Bytes(budget)}, very_deep());
+  for (int i = 0; i < 2; ++i) {
+    const StepResult result = run.step(batch);
+    EXPECT_EQ(result.micro_batches, 2);
+    EXPECT_EQ(result.step_downs, 0);
+    EXPECT_LE(result.peak_bytes, budget);
+  }
+  EXPECT_TRUE(same_bits(run.state(), expected));
+}
+
+TEST(StepperPlan, ThatNeedsNothingLeavesTheStepPlain) {
+  const Batch batch = make_batch(64);
+  PlannedTraining run({.micro_batch = 64, .memory_budget = Bytes::parse("1GiB")});
+  const StepResult result = run.step(batch);
+  ASSERT_TRUE(run.stepper.plan());
+  EXPECT_FALSE(run.stepper.plan()->activations);
+  PlannedTraining reference;
+  EXPECT_EQ(reference.step(batch).loss(), result.loss());
+  EXPECT_TRUE(same_bits(run.state(), reference.state()));
+  EXPECT_FALSE(reference.stepper.plan()) << "without a budget there is no plan";
+}
+
+TEST(StepperPlan, ChoosesAMicroBatchAndMakesTheStepsOfThatMicroBatch) {
+  const Batch batch = make_batch(512);
+  const int64_t smallest = smallest_bytes(batch, {}, [] { return deep(); });
+  PlannedTraining run({.memory_budget = Bytes(live() + smallest + smallest / 4)});
+  StepResult result = run.step(batch);
+  const int64_t items = run.stepper.plan()->choice.items;
+  EXPECT_LT(items, 512);
+  EXPECT_EQ(result.micro_batches, (512 + items - 1) / items);
+  result = run.step(batch);
+  PlannedTraining reference({.micro_batch = items});
+  reference.step(batch);
+  EXPECT_EQ(reference.step(batch).loss(), result.loss());
+  EXPECT_TRUE(same_bits(run.state(), reference.state()));
+  EXPECT_THAT(run.stepper.plan()->explain(), HasSubstr("<- chosen"));
+}
+
+TEST(StepperPlan, ThatCannotBeNamesABudgetThatWouldDo) {
+  const Batch batch = make_batch(512);
+  const auto with_budget = [&](int64_t budget) {
+    PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)});
+    const auto before = run.state();
+    std::optional<Bytes> smallest;
+    try {
+      EXPECT_LE(run.step(batch).peak_bytes, budget);
+      EXPECT_LE(run.step(batch).peak_bytes, budget);
+    } catch (const BudgetExceeded& error) {
+      EXPECT_TRUE(same_bits(run.state(), before));
+      EXPECT_THAT(error.what(), HasSubstr(Bytes(budget).str()));
+      smallest = error.smallest_feasible();
+    }
+    return smallest;
+  };
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  std::optional<Bytes> smallest;
+  for (int64_t share = 90; share > 0; share -= 5) {
+    smallest = with_budget(live() + plain * share / 100);
+    if (smallest) {
+      break;
+    }
+  }
+  ASSERT_TRUE(smallest) << "half of nothing should not do";
+  EXPECT_GT(smallest->count(), live());
+  EXPECT_FALSE(with_budget(smallest->count())) << "it said so itself";
+}
+
+// Most of what backward needs cannot be computed again.
+nn::Sequential with_masks() {
+  torch::manual_seed(3);
+  nn::Sequential model(nn::Linear(kWidth, kWidth));
+  for (int i = 0; i < 10; ++i) {
+    model->push_back(nn::Functional([](const Tensor& x) { return testing::TimesMask::apply(x); }));
+  }
+  model->push_back(nn::Linear(kWidth, kWidth));
+  return model;
+}
+
+TEST(StepperPlan, MayOffloadWhereThatIsAllowedAndHasTheBitsOfPlainTraining) {
+  const testing::TemporaryFolder folder;
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, with_masks);
+  PlannedTraining reference({}, with_masks());
+  reference.step(batch);
+  reference.step(batch);
+  const int64_t budget = live() + plain * 6 / 10;
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget), .offload = folder.path()}, with_masks());
+  EXPECT_LE(run.step(batch).peak_bytes, budget);
+  EXPECT_LE(run.step(batch).peak_bytes, budget);
+  EXPECT_TRUE(same_bits(run.state(), reference.state()));
+  ASSERT_TRUE(run.stepper.plan() && run.stepper.plan()->activations);
+  EXPECT_GT(run.stepper.plan()->activations->offloaded().bytes_back, 0);
+  PlannedTraining not_allowed({.micro_batch = 512, .memory_budget = Bytes(budget)}, with_masks());
+  EXPECT_THROW(not_allowed.step(batch), BudgetExceeded);
+  EXPECT_THAT(error_of<ConfigError>([&] { PlannedTraining({.offload = folder.path()}); }), HasSubstr("memory_budget"));
+}
+
+TEST(StepperPlan, TurnedOffLeavesALimit) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10), .plan = false});
+  EXPECT_THROW(run.step(batch), BudgetExceeded);
+  EXPECT_EQ(run.calls, 1);
+}
+
+// --- what must not be cut
+
+TEST(StepperPlan, DoesNotCutABatchThatIsNormalisedByItsStatisticsUnlessAllowed) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, with_batch_norm);
+  PlannedTraining reference({}, with_batch_norm());
+  reference.step(batch);
+  reference.step(batch);
+  const auto expected = reference.state();
+  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10)}, with_batch_norm());
+  run.step(batch);
+  run.step(batch);
+  EXPECT_EQ(run.stepper.plan()->choice.items, 512);
+  EXPECT_THAT(run.stepper.plan()->explain(), HasSubstr("batch_norm"));
+  EXPECT_TRUE(same_bits(run.state(), expected)) << "running statistics included";
+
+  const int64_t smallest = smallest_bytes(batch, {.split_batch_norm = true}, with_batch_norm);
+  const int64_t little = smallest + smallest / 4;
+  EXPECT_GT(smallest_bytes(batch, {}, with_batch_norm), little);
+  PlannedTraining cut({.memory_budget = Bytes(live() + little), .split_batch_norm = true}, with_batch_norm());
+  cut.step(batch);
+  EXPECT_LT(cut.stepper.plan()->choice.items, 512);
+
+  PlannedTraining frozen({.memory_budget = Bytes(live() + little)}, with_batch_norm());
+  frozen.model->eval();
+  frozen.step(batch);
+  EXPECT_LT(frozen.stepper.plan()->choice.items, 512) << "by fixed statistics";
+}
+
+TEST(StepperPlan, DoesNotCutALossOfTheWholeBatch) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10)});
+  const auto whole = [&](const Batch& micro) {
+    return Loss::whole((run.model->forward(micro[0]) - micro[1]).pow(2).mean());
+  };
+  EXPECT_TRUE(run.stepper.step(batch, whole).stepped());
+  EXPECT_EQ(run.stepper.plan()->choice.items, 512);
+}
+
+// --- other batches
+
+// Sums over a sequence, so that every length is another shape.
+struct OfSequences : nn::Module {
+  OfSequences() : mlp(register_module("mlp", deep())) {}
+  Tensor forward(const Tensor& x) { return mlp->forward(x).sum(1); }
+  nn::Sequential mlp;
+};
+
+TEST(StepperPlan, IsMadeForFewOfManyLengthsAndGoodForAll) {
+  struct Sequences {
+    std::shared_ptr<OfSequences> model = [] {
+      torch::manual_seed(5);
+      return std::make_shared<OfSequences>();
+    }();
+    AdamW optimizer{model->parameters(), {.lr = 0.01}};
+    int calls = 0;
+    StepResult step(Stepper& stepper, int64_t length) {
+      torch::manual_seed(static_cast<uint64_t>(length));
+      return stepper.step({torch::randn({16, length, kWidth}), torch::randn({16, kWidth})}, [&](const Batch& micro) {
+        ++calls;
+        return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+      });
+    }
+  };
+  const std::vector<int64_t> lengths = {40, 38, 36, 40, 35, 20, 19, 18, 39, 17, 37};
+  Sequences plain;
+  Stepper without(plain.model, plain.optimizer, {});
+  int64_t most = 0;
+  const int64_t before = live();
+  for (const int64_t length : lengths) {
+    most = std::max(most, plain.step(without, length).peak_bytes);
+  }
+  const auto expected = clones_of(plain.model->parameters());
+  Sequences run;
+  const Bytes budget(live() + (most - before) * 7 / 10);
+  Stepper stepper(run.model, run.optimizer, {.micro_batch = 16, .memory_budget = budget});
+  int plans = 0;
+  for (const int64_t length : lengths) {
+    const int calls = run.calls;
+    const StepResult result = run.step(stepper, length);
+    EXPECT_EQ(result.plan_deviation, "");
+    EXPECT_LE(result.peak_bytes, budget.count());
+    plans += run.calls > calls + 1 ? 1 : 0;
+  }
+  EXPECT_LE(plans, 3) << "40, 20 and perhaps one between";
+  EXPECT_GE(plans, 2);
+  EXPECT_TRUE(same_bits(clones_of(run.model->parameters()), expected));
+}
+
+TEST(StepperPlan, CoversASmallerLastBatch) {
+  const std::vector<Batch> batches = {make_batch(512), make_batch(512, 8), make_batch(200, 9)};
+  const int64_t plain = plain_bytes(batches[0], {}, [] { return deep(); });
+  PlannedTraining reference;
+  for (const Batch& batch : batches) {
+    reference.step(batch);
+  }
+  const auto expected = reference.state();
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 6 / 10)});
+  for (const Batch& batch : batches) {
+    const int calls = run.calls;
+    const StepResult result = run.step(batch);
+    EXPECT_EQ(result.plan_deviation, "");
+    EXPECT_TRUE(calls == 0 || run.calls == calls + 1) << "one plan for all";
+  }
+  EXPECT_TRUE(same_bits(run.state(), expected));
+}
+
+TEST(StepperPlan, NoticesOtherOperatorsAndPlansAnew) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  bool with_tanh = false;
+  const auto train = [&](PlannedTraining& run, int i) {
+    with_tanh = i >= 2;
+    return run.stepper.step(batch, [&](const Batch& micro) {
+      Tensor y = run.model->forward(with_tanh ? micro[0].tanh() : micro[0]);
+      return Loss::sum((y - micro[1]).pow(2).sum(), micro[1].numel());
+    });
+  };
+  PlannedTraining reference;
+  for (int i = 0; i < 4; ++i) {
+    train(reference, i);
+  }
+  const auto expected = reference.state();
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 9 / 10)});
+  std::vector<std::string> deviations;
+  int64_t step_downs = 0;
+  for (int i = 0; i < 4; ++i) {
+    const StepResult result = train(run, i);
+    deviations.push_back(result.plan_deviation);
+    step_downs += result.step_downs;
+  }
+  EXPECT_EQ(deviations[0], "");
+  EXPECT_EQ(deviations[1], "");
+  EXPECT_TRUE(!deviations[2].empty() || step_downs > 0) << "either it fits, or it is made again under a new plan";
+  EXPECT_EQ(deviations[3], "");
+  EXPECT_TRUE(same_bits(run.state(), expected));
+}
+
+TEST(StepperPlan, IsMadeAnewForOtherFrozenParameters) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  const auto freeze = [](PlannedTraining& run, int i) {
+    const auto parameters = run.model->parameters();
+    for (size_t p = 0; p + 2 < parameters.size(); ++p) {
+      parameters[p].set_requires_grad(i == 2);
+    }
+  };
+  PlannedTraining reference;  // without its Stepper
+  for (int i = 0; i < 4; ++i) {
+    freeze(reference, i);
+    reference.optimizer.zero_grad();
+    (reference.loss_of(batch).value() / static_cast<double>(batch[1].numel())).backward();
+    reference.optimizer.step();
+  }
+  reference.optimizer.zero_grad();
+  const auto expected = reference.state();
+  const int64_t budget = live() + plain * 6 / 10;
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)});
+  std::vector<int> calls;
+  for (int i = 0; i < 4; ++i) {
+    freeze(run, i);
+    const StepResult result = run.step(batch);
+    EXPECT_EQ(result.step_downs, 0) << "step " << i;
+    EXPECT_LE(result.peak_bytes, budget) << "step " << i;
+    calls.push_back(run.calls);
+  }
+  EXPECT_GT(calls[2], calls[1] + 1) << "planned anew";
+  EXPECT_EQ(calls[3], calls[2] + 1) << "the first plan again";
+  EXPECT_TRUE(same_bits(run.state(), expected));
+}
+
+TEST(StepperPlan, HoldsForAccumulatedMicroBatches) {
+  const auto parts = micro_batches(make_batch(512), 256);
+  const auto plain = [&] {
+    const int64_t before = live();
+    PlannedTraining run({.accumulate = 2});
+    int64_t peak = 0;
+    for (int i = 0; i < 4; ++i) {
+      const auto result =
+          run.stepper.accumulate(parts[static_cast<size_t>(i % 2)], [&](const Batch& m) { return run.loss_of(m); });
+      peak = result ? result->peak_bytes : peak;
+    }
+    return std::pair(peak - before, run.state());
+  }();
+  PlannedTraining run({.accumulate = 2, .memory_budget = Bytes(live() + plain.first * 7 / 10)});
+  for (int i = 0; i < 4; ++i) {
+    run.stepper.accumulate(parts[static_cast<size_t>(i % 2)], [&](const Batch& m) { return run.loss_of(m); });
+  }
+  ASSERT_TRUE(run.stepper.plan());
+  EXPECT_TRUE(run.stepper.plan()->activations);
+  EXPECT_TRUE(same_bits(run.state(), plain.second));
+
+  const int calls = run.calls;
+  const auto add = [&](const Batch& micro, bool with_tanh) {
+    return run.stepper.accumulate(micro, [&](const Batch& m) {
+      ++run.calls;
+      const Tensor y = run.model->forward(with_tanh ? m[0].tanh() : m[0]);
+      return Loss::sum((y - m[1]).pow(2).sum(), m[1].numel());
+    });
+  };
+  add(parts[0], false);
+  EXPECT_EQ(add(batch_slice(parts[1], 0, 100), false)->plan_deviation, "") << "a smaller one is covered";
+  EXPECT_EQ(run.calls, calls + 2);
+  add(batch_slice(parts[0], 0, 10), true);
+  EXPECT_NE(add(parts[1], false)->plan_deviation, "") << "noticed in the first of two";
+}
+
+// --- state
+
+TEST(StepperPlan, ChoosesTheSameMicroBatchAgainAfterARestart) {
+  const Batch batch = make_batch(512);
+  const int64_t smallest = smallest_bytes(batch, {}, [] { return deep(); });
+  PlannedTraining run({.memory_budget = Bytes(live() + smallest + smallest / 4)});
+  run.step(batch);
+  const StateDict saved = run.stepper.state_dict();
+  const int64_t items = run.stepper.plan()->choice.items;
+  PlannedTraining resumed({.memory_budget = Bytes(live() + 100 * smallest)});  // where it would choose otherwise
+  resumed.stepper.load_state_dict(saved);
+  resumed.step(batch);
+  EXPECT_EQ(resumed.stepper.plan()->choice.items, items);
+  const auto freeze = [&](bool frozen) {
+    for (size_t p = 0; p < 4; ++p) {
+      resumed.model->parameters()[p].set_requires_grad(!frozen);
+    }
+  };
+  freeze(true);  // another step, for which nothing was chosen
+  resumed.step(batch);
+  EXPECT_GT(resumed.stepper.plan()->choice.items, items);
+  freeze(false);
+  resumed.stepper.load_state_dict(resumed.stepper.state_dict());
+  resumed.step(batch);
+  EXPECT_EQ(resumed.stepper.plan()->choice.items, items);
+}
+
+TEST(StepperPlan, IsPlainDataThatIsReadBack) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 6 / 10)});
+  run.step(batch);
+  const StepPlan plan = *run.stepper.plan();
+  const StepPlan read = StepPlan::from_json(plan.to_json());
+  EXPECT_EQ(read.choice, plan.choice);
+  EXPECT_EQ(read.budget_bytes, plan.budget_bytes);
+  EXPECT_EQ(read.explain(), plan.explain());
+  EXPECT_THAT(error_of<ConfigError>([] { StepPlan::from_json("{}"); }), HasSubstr("plan again"));
+  EXPECT_THAT(error_of<ConfigError>([] { StepPlan::from_json(R"({"snug_step_plan": 99})"); }),
+              HasSubstr("version is 99"));
+}
+
+TEST(StepperPlan, KnowsWhatStateAnOptimizerWillAllocate) {
+  namespace optim = torch::optim;
+  const auto check = [](const char* name, auto make) {
+    auto model = deep();
+    const std::unique_ptr<optim::Optimizer> optimizer = make(model->parameters());
+    const int64_t expected = detail::state_bytes_to_come(*optimizer);
+    for (Tensor& parameter : model->parameters()) {
+      parameter.mutable_grad() = torch::ones_like(parameter);
+    }
+    const int64_t before = live();
+    optimizer->step();
+    EXPECT_EQ(live() - before, expected) << name;
+    EXPECT_EQ(detail::state_bytes_to_come(*optimizer), 0) << name;
+  };
+  using Parameters = std::vector<Tensor>;
+  check("snug AdamW", [](Parameters p) { return std::make_unique<AdamW>(p); });
+  check("snug AdamW8bit", [](Parameters p) { return std::make_unique<AdamW8bit>(p); });
+  check("snug SGD", [](Parameters p) { return std::make_unique<SGD>(p, SGDOptions{.lr = 0.1, .momentum = 0.9}); });
+  check("Adam", [](Parameters p) { return std::make_unique<optim::Adam>(p, optim::AdamOptions(0.1)); });
+  check("AdamW",
+        [](Parameters p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions(0.1).amsgrad(true)); });
+  check("RMSprop",
+        [](Parameters p) { return std::make_unique<optim::RMSprop>(p, optim::RMSpropOptions(0.1).momentum(0.5)); });
+  check("SGD", [](Parameters p) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(0.1).momentum(0.9)); });
+  check("plain SGD", [](Parameters p) { return std::make_unique<optim::SGD>(p, optim::SGDOptions(0.1)); });
+}
+
+}  // namespace
+}  // namespace snug::stepper_plan_test
