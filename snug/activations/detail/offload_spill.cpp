@@ -10,7 +10,7 @@ namespace snug::detail {
 namespace {
 
 // A storage as the file knows it, and back.
-SpillMemory memory_of(c10::Storage storage) {
+SpillMemory spill_memory_of(c10::Storage storage) {
   auto owner = std::make_shared<c10::Storage>(std::move(storage));
   // The file only reads what it is given.
   return {owner, const_cast<void*>(owner->data()), static_cast<int64_t>(owner->nbytes())};
@@ -20,7 +20,7 @@ c10::Storage storage_of(const SpillMemory& memory) { return *std::static_pointer
 
 // Without the dispatcher: no mode that watches operators is to see it.
 SpillMemory allocate(int64_t bytes) {
-  return memory_of(c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(bytes), c10::GetCPUAllocator(),
+  return spill_memory_of(c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(bytes), c10::GetCPUAllocator(),
                                 /*resizable=*/true));
 }
 
@@ -42,7 +42,7 @@ class SpillStore final : public OffloadStore {
       : file_(options.directory, options.cap.count(), &allocate, calls) {}
 
   std::unique_ptr<StoredAway> store(const c10::Storage& storage) override {
-    auto piece = file_.store(memory_of(storage));
+    auto piece = file_.store(spill_memory_of(storage));
     return piece ? std::make_unique<Spilled>(std::move(piece)) : nullptr;
   }
 

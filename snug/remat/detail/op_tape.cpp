@@ -3,24 +3,20 @@
 #include <algorithm>
 #include <utility>
 
+#include <c10/util/SmallVector.h>
+
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/detail/storage_views.h"
-#include "snug/activations/detail/tensor_hash.h"
-#include "snug/remat/detail/tape_slot.h"
+#include "snug/memory/detail/backward_pass.h"
 
-// Recording. Whose memory it is, and when it comes back, is in op_tape_memory.cpp; what a schedule says, and what becomes of it where operators are
-// others, in op_tape_schedule.cpp; what is rebuilt, and when, in op_tape_replay.cpp.
+// Recording. Whether the operators are those scheduled is in op_tape_schedule.cpp; in whose hands a storage is, in
+// op_tape_holding.cpp; the tensors that autograd saves, in op_tape_saved.cpp; operators that run again, in
+// op_tape_replay.cpp.
 
 namespace snug::detail {
 namespace {
 
 const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
-
-// None of the tape's operators, whatever it takes to read the values.
-uint64_t hash_of(const at::Tensor& tensor) {
-  const UnseenOperators unseen;
-  return tensor_hash(tensor);
-}
 
 }  // namespace
 
@@ -34,7 +30,7 @@ OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* liste
 }
 
 void OpTape::call(const OperatorCall& call, Stack& stack) {
-  c10::SmallVector<c10::intrusive_ptr<c10::StorageImpl>, 4> operands;  // till the operator has been told of
+  c10::SmallVector<c10::Storage, 4> operands;  // till the operator has been told of
   std::unique_lock lock(mutex_);
   if (is_closed_ || traits_of(call.op).is_view) {
     lock.unlock();
@@ -45,7 +41,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   TapeOperator record = read_arguments(call, stack);
   for (const TapeOperator::Operand& operand : record.operands) {
     if (at(operand.value.storage).is_watched) {
-      operands.push_back(at(operand.value.storage).where->lock());
+      operands.push_back(at(operand.value.storage).holding.find());
     }
   }
   if (listener_ != nullptr) {
@@ -80,26 +76,29 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   operators_.push_back(std::move(record));
 }
 
-bool TapeStorage::was_written_unseen() const {
-  return std::any_of(counts.begin(), counts.end(), [](const WriteCount& count) { return count.moved(); });
+// Null: none of the operators has seen it.
+std::optional<int> OpTape::known_number_of(const at::Tensor& tensor) const {
+  const auto found = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
+  return found != numbers_.end() ? std::optional(found->second) : std::nullopt;
 }
 
 int OpTape::number_of(const at::Tensor& tensor) {
-  const auto found = numbers_.find(name_of(tensor));
-  return found != numbers_.end() ? found->second : add_storage(tensor, /*is_external=*/true, -1);
+  const std::optional<int> known = known_number_of(tensor);
+  return known ? *known : add_storage(tensor, /*is_external=*/true, -1);
 }
 
 int OpTape::add_storage(const at::Tensor& tensor, bool is_external, int producer) {
   const int number = static_cast<int>(storages_.size());
-  TapeStorage& storage = storages_.emplace_back();
-  storage.is_external = is_external;
-  storage.producers.push_back(producer);
-  storage.bytes = static_cast<int64_t>(tensor.storage().nbytes());
-  storage.where.emplace(tensor.storage().getWeakStorageImpl());  // its address is not given to another
-  storage.is_counted = is_from_allocator(tensor.storage().data_ptr());
-  storage.is_lent = is_external && is_lent(tensor);
+  TapeStorage& storage = storages_.emplace_back(TapeStorage{
+      .is_external = is_external,
+      .is_lent = is_external && is_lent(tensor),
+      .is_counted = is_from_allocator(tensor.storage().data_ptr()),
+      .producers = {producer},
+      .bytes = static_cast<int64_t>(tensor.storage().nbytes()),
+      .holding = Holding(tensor.storage()),
+  });
   if (is_external && !storage.is_lent) {
-    storage.held = tensor.storage();
+    storage.holding.hold(tensor.storage());
   }
   storage.counts.emplace_back(tensor);
   numbers_.emplace(name_of(tensor), number);
@@ -124,9 +123,8 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   });
   for (const c10::IValue& argument : arguments) {  // all, before one is read: some may share a storage
     visit_tensors_in(argument, [&](const at::Tensor& tensor) {
-      if (const auto known = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
-          known != numbers_.end()) {
-        note_write_through_pointer(known->second, tensor);
+      if (const std::optional<int> known = known_number_of(tensor)) {
+        note_write_through_pointer(*known, tensor);
       }
     });
   }
@@ -289,9 +287,8 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     if (!tensor.defined()) {
       return;
     }
-    if (const auto known = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
-        known != numbers_.end()) {
-      note_alias(known->second, tensor, /*was_written=*/has_written);
+    if (const std::optional<int> known = known_number_of(tensor)) {
+      note_alias(*known, tensor, /*was_written=*/has_written);
       return;
     }
     if (!tensor.has_storage() || tensor.is_inference()) {
@@ -320,17 +317,6 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
   return made;
 }
 
-void OpTape::hash_what_was_filled() {
-  for (const auto& packed : std::exchange(packed_, {})) {
-    const auto slot = packed.lock();
-    if (slot && slot->version != at(slot->storage).last_version()) {
-      if (const c10::Storage memory = find(slot->storage)) {
-        slot->values = hash_of(on_storage(slot->shape, memory));
-      }
-    }
-  }
-}
-
 void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made) {
   ProfiledOperator op{
       .name = c10::toString(record.op.operator_name()), .writes = record.writes, .replayable = record.is_replayable};
@@ -342,63 +328,6 @@ void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, c
     }
   }
   listener_->after_operator(std::move(op), made);
-}
-
-std::any OpTape::pack(const at::Tensor& tensor) {
-  const std::lock_guard lock(mutex_);
-  if (is_closed_ && current_pass() < 0 && deviation().empty()) {
-    cursor_.deviate(
-        "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
-  }
-  if (is_closed_ || !tensor.has_storage()) {
-    return tensor.detach();
-  }
-  const auto found = numbers_.find(name_of(tensor));
-  if (found == numbers_.end() || at(found->second).is_external) {
-    trust(tensor);
-    return tensor.detach();
-  }
-  note_write_through_pointer(found->second, tensor);
-  auto slot = std::make_shared<Slot>(shared_from_this(), found->second, without_memory(tensor));
-  ++at(slot->storage).slots;
-  if (listener_ != nullptr) {
-    listener_->on_pack(slot->storage);
-  }
-  settle(slot->storage);
-  if (should_hold(slot->storage)) {
-    mark_as_saved(tensor);
-  }
-  if (verifies_ && !is_workspace_of(slot->storage, tensor)) {
-    slot->values = hash_of(tensor);
-    slot->version = at(slot->storage).last_version();
-    packed_.push_back(slot);
-  }
-  return slot;
-}
-
-bool OpTape::is_workspace_of(int storage, const at::Tensor& tensor) const {
-  const int producer = storages_[static_cast<size_t>(storage)].producers.front();
-  return producer >= 0 && is_workspace(operators_[static_cast<size_t>(producer)].op, tensor);
-}
-
-void OpTape::close() {
-  const std::lock_guard lock(mutex_);
-  if (std::exchange(is_closed_, true)) {
-    return;
-  }
-  numbers_.clear();
-  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
-    TapeStorage& storage = at(s);
-    if (storage.was_written_unseen() && !storage.was_dropped && storage.where->lock()) {
-      note_unseen_write(s);
-    }
-    for (WriteCount& count : storage.counts) {
-      count.accept();
-    }
-    const TapeSchedule::ForStorage* scheduled = cursor_.of(s);
-    storage.claimed = storage.claimed && scheduled != nullptr && scheduled->needed_until >= 0;
-    settle(s);
-  }
 }
 
 void OpTape::forget_listener() {

@@ -14,6 +14,9 @@
 // wrote is not rebuilt. Nor is what operators read from memory that the program lends, as a batch from a loader's buffer (from_blob): its owner
 // may fill it anew, or take it back.
 //
+// Its parts: TapeOperator and TapeStorage are what it has recorded, Holding says where the bytes of a storage are, and
+// ScheduleCursor how far the step has followed its schedule.
+//
 // Without a schedule the tape keeps everything that autograd saves, or nothing (drop_everything). With one, it stays right where the operators
 // turn out to be others than those that were scheduled: from the first that differs on, it keeps everything. Before one of them writes to
 // what dropped results were made of, those are rebuilt and kept.
@@ -29,20 +32,21 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
-#include <c10/util/SmallVector.h>
+#include <c10/core/Storage.h>
 #include <c10/util/flat_hash_map.h>
 
 #include "snug/activations/detail/offload_store.h"
 #include "snug/core/error.h"
-#include "snug/memory/detail/held.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/planner/detail/replay.h"
 #include "snug/planner/profile.h"
 #include "snug/remat/detail/schedule_cursor.h"
+#include "snug/remat/detail/tape_listener.h"
+#include "snug/remat/detail/tape_operator.h"
 #include "snug/remat/detail/tape_schedule.h"
+#include "snug/remat/detail/tape_storage.h"
 
 namespace snug::detail {
 
@@ -50,82 +54,6 @@ namespace snug::detail {
 class CannotRebuild : public Error {
  public:
   using Error::Error;
-};
-
-/// Told of what happens on a tape; see TapeRecorder.
-class TapeListener {
- public:
-  virtual ~TapeListener() = default;
-  virtual void on_storage(int storage, int64_t bytes, bool is_external) = 0;
-  virtual void before_operator() = 0;
-  /// `made`: storages whose version 0 is among the writes.
-  virtual void after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) = 0;
-  /// It made and wrote nothing.
-  virtual void after_view() = 0;
-  virtual void on_drop(int storage) = 0;
-  /// An operator gave it other memory, which is not among what was `made`. It will never be rebuilt.
-  virtual void on_resized(int storage) = 0;
-  virtual void on_unpack(int storage) = 0;
-  virtual void after_unpack() = 0;
-  virtual void on_done(int storage) = 0;
-  /// Autograd saves a tensor on it.
-  virtual void on_pack(int storage) = 0;
-  /// A saved tensor on it was released and not asked for by the backward pass; or the program has let go of what a backward pass inside the forward
-  /// pass had from there.
-  virtual void on_unused(int storage) = 0;
-  virtual void before_replay() = 0;
-  virtual void after_replay() = 0;
-  /// Something outside of the tape was written, or is about to be, for the first time.
-  virtual void before_outside_write(const at::Tensor& tensor) = 0;
-};
-
-struct TapeStorage {
-  bool is_external = true;
-  bool is_lent = false;         // from outside, by an owner who may fill it anew or take it back
-  bool is_counted = true;       // its memory is the allocator's
-  bool is_pinned = false;       // is not rebuilt, whatever the operators say
-  bool is_rebuildable = true;   // at its last version, by operators that are on the tape
-  bool claimed = false;         // the schedule wants it to stay
-  bool is_watched = false;      // its memory comes back to the tape by itself; with a listener, or to be put away
-  bool is_asked_early = false;  // by a backward pass inside the forward pass
-  bool was_dropped = false;     // by the program, if it is watched
-  int slots = 0;                // tensors on it that autograd has saved and not released
-  int uses = 0;                 // of those, how many backward has asked for
-  std::vector<int> producers;   // per version: the operator; -1: not on the tape
-  int64_t bytes = 0;
-  std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> where = {};  // its last version, if anybody holds it
-  c10::Storage held = {};                                               // by the tape
-  c10::DataPtr parked = {};                     // likewise, after the program has dropped it, if it was watched
-  std::unique_ptr<StoredAway> away = {};        // what it held when the program dropped it
-  c10::SmallVector<WriteCount, 1> counts = {};  // of the tensors it was seen in, one for each counter
-
-  int last_version() const { return static_cast<int>(producers.size()) - 1; }
-  bool was_written_unseen() const;
-  int64_t counted_bytes() const { return is_counted ? bytes : 0; }
-};
-
-struct TapeOperator {
-  struct Operand {
-    size_t argument;
-    std::optional<size_t> element;  // of a list
-    ValueId value;
-    at::Tensor shape;  // without memory
-  };
-  struct Result {
-    size_t result;
-    std::optional<size_t> element;
-    int storage;
-  };
-
-  c10::OperatorHandle op;
-  CallContext context;
-  std::vector<c10::IValue> arguments;  // without their tensors
-  std::vector<Operand> operands;
-  std::vector<Result> results;  // those that are new storages
-  std::vector<ValueId> needs;   // what it read, and the version before of what it wrote
-  std::vector<ValueId> writes;
-  bool is_replayable = true;
-  at::Generator drew_from = {};  // as it was
 };
 
 /// Thread-safe, but for the forward pass, which is on one thread. Memory that is watched may come back from another meanwhile, as from that
@@ -166,6 +94,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
 
   // Recording.
   TapeStorage& at(int storage) { return storages_[static_cast<size_t>(storage)]; }
+  std::optional<int> known_number_of(const at::Tensor& tensor) const;
   int number_of(const at::Tensor& tensor);
   int add_storage(const at::Tensor& tensor, bool is_external, int producer);
   TapeOperator read_arguments(const OperatorCall& call, Stack& stack);
@@ -202,6 +131,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   c10::Storage bring(int storage);
   c10::Storage load(int storage);
   c10::Storage rebuild(int storage);
+  void judge_all_again();
+  void bring_back_what_is_kept();
   void note_place(int storage, const c10::Storage& memory);
   bool note_early_ask(int storage);
   at::Tensor values_of(const Slot& slot);

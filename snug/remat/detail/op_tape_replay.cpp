@@ -4,123 +4,14 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/activations/detail/storage_views.h"
-#include "snug/activations/detail/tensor_hash.h"
 #include "snug/core/error.h"
 #include "snug/remat/detail/op_tape.h"
-#include "snug/remat/detail/tape_slot.h"
 
-// Holding and rebuilding: the rules at the top of planner/simulator.cpp.
+// Operators that run again. Which, and how long what they make is needed: planner/detail/replay.h.
 
 namespace snug::detail {
-// --- what the tape holds
-
-// A pass that keeps its graph lets go of what it needs no more, too, if that can come again.
-bool OpTape::is_kept(int storage) const {
-  const TapeStorage& s = storages_[static_cast<size_t>(storage)];
-  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
-  const bool is_dropped = scheduled != nullptr
-                              ? !scheduled->keep_if_saved || (keeps_graph_ && cursor_.is_let_go(*scheduled))
-                              : drops_everything_ && !s.is_asked_early;
-  return !is_dropped || (!s.is_rebuildable && !goes_away(storage));
-}
-
-// Whether it is put away when nobody holds it, because it is needed later.
-bool OpTape::goes_away(int storage) const {
-  const TapeStorage& s = storages_[static_cast<size_t>(storage)];
-  const TapeSchedule::ForStorage* scheduled = store_ ? cursor_.of(storage) : nullptr;
-  if (scheduled == nullptr) {
-    return drops_everything_ && store_ != nullptr && !s.is_external && !s.is_rebuildable;
-  }
-  return scheduled->is_offloaded && (cursor_.is_needed_later(*scheduled) || keeps_graph_);
-}
-
-bool OpTape::should_hold(int storage) {
-  const TapeStorage& s = at(storage);
-  return (s.is_external && !s.is_lent) || s.claimed || s.uses > 0 || (s.slots > 0 && is_kept(storage));
-}
-
-void OpTape::settle(int storage) {
-  TapeStorage& s = at(storage);
-  if (!should_hold(storage)) {
-    if ((s.held || s.parked) && goes_away(storage)) {
-      put_away(storage);
-      return;
-    }
-    s.held = {};
-    s.parked.clear();
-  } else if (!s.is_watched && !s.held && !s.parked) {
-    s.held = find(storage);
-  }
-}
-
-// --- what is there
-
-c10::Storage OpTape::find(int storage) {
-  TapeStorage& s = at(storage);
-  if (is_closed_ && s.was_written_unseen()) {
-    return {};
-  }
-  if (s.held) {
-    return s.held;
-  }
-  if (s.where) {
-    if (auto impl = s.where->lock()) {
-      return c10::Storage(std::move(impl));
-    }
-  }
-  if (s.parked) {
-    s.held = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(s.bytes), std::move(s.parked));
-    note_place(storage, s.held);
-    if (!is_closed_ && (listener_ != nullptr || goes_away(storage))) {
-      watch(storage, *s.held.unsafeGetStorageImpl());
-    }
-  }
-  return s.held;
-}
-
-// Its memory is in other hands than before. In the forward pass the program may go on with it.
-void OpTape::note_place(int storage, const c10::Storage& memory) {
-  TapeStorage& s = at(storage);
-  if (!is_closed_) {
-    numbers_.erase(s.where->_unsafe_get_target());
-    numbers_.emplace(memory.unsafeGetStorageImpl(), storage);
-  }
-  s.where.emplace(memory.getWeakStorageImpl());
-}
-
-// Likewise, or from where it was put away. What was to be is held from backward's first use until its last.
-c10::Storage OpTape::bring(int storage) {
-  TapeStorage& s = at(storage);
-  c10::Storage memory = find(storage);
-  if (!memory && s.away) {
-    memory = load(storage);
-  }
-  if (memory && is_closed_ && goes_away(storage)) {
-    s.claimed = true;
-    settle(storage);
-  }
-  return memory;
-}
-
-c10::Storage OpTape::load(int storage) {
-  if (listener_ != nullptr) {
-    listener_->before_replay();
-  }
-  const UnseenOperators unseen;
-  c10::Storage memory = at(storage).away->load();
-  note_place(storage, memory);
-  at(storage).counts.clear();  // this memory is the tape's own
-  if (listener_ != nullptr) {
-    listener_->after_replay();
-  }
-  return memory;
-}
-
-// --- rebuilding one storage
-
 class OpTape::Replay {
  public:
   Replay(OpTape& tape, int target) : tape_(tape), found_(tape.replay_finder_.find(*this, target)) {
@@ -178,33 +69,6 @@ class OpTape::Replay {
   const std::vector<ValueId>& needs(int op) const { return tape_.operators_[static_cast<size_t>(op)].needs; }
   const std::vector<ValueId>& writes(int op) const { return tape_.operators_[static_cast<size_t>(op)].writes; }
 
-  /// Operators were judged when they ran. Since then the program may have written to what they read.
-  static void judge_all_again(OpTape& tape) {
-    const auto is_there = [&](ValueId value) {
-      const TapeStorage& s = tape.at(value.storage);
-      return s.is_external ? value.version == s.last_version() && !s.was_written_unseen()
-                           : s.is_rebuildable || s.claimed || s.away || s.slots > 0;
-    };
-    for (const TapeOperator& op : tape.operators_) {
-      const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), is_there);
-      for (const ValueId& value : op.writes) {
-        tape.at(value.storage).is_rebuildable = tape.at(value.storage).is_rebuildable && can_run;
-      }
-    }
-  }
-
-  /// What the schedule keeps, and an earlier pass that kept its graph has let go.
-  static void bring_back_what_is_kept(OpTape& tape) {
-    for (int s = 0; s < std::ssize(tape.storages_) && tape.cursor_.of(s) != nullptr; ++s) {
-      const TapeSchedule::ForStorage& scheduled = *tape.cursor_.of(s);
-      TapeStorage& storage = tape.at(s);
-      storage.claimed = storage.claimed || (scheduled.keep_from_start && scheduled.needed_until >= 0);
-      if (scheduled.keep_from_start && storage.is_rebuildable && tape.should_hold(s) && !tape.find(s)) {
-        tape.rebuild(s);
-      }
-    }
-  }
-
  private:
   [[noreturn]] void throw_missing(ValueId value) const {
     const TapeStorage& storage = tape_.at(value.storage);
@@ -240,13 +104,10 @@ class OpTape::Replay {
   void adopt(int storage, const c10::Storage& memory) {
     TapeStorage& s = tape_.at(storage);
     tape_.note_place(storage, memory);
-    s.held = {};
     s.counts.clear();  // this memory is the tape's own
     s.is_watched = false;
     s.claimed = s.claimed || tape_.stays_after_replay(storage);
-    if (tape_.should_hold(storage)) {
-      s.held = memory;
-    }
+    s.holding.hold(tape_.should_hold(storage) ? memory : c10::Storage());
   }
 
   OpTape& tape_;
@@ -264,49 +125,6 @@ bool OpTape::stays_after_replay(int storage) const {
   return scheduled != nullptr && cursor_.stays_after_replay(*scheduled);
 }
 
-// --- unpacking
-
-void OpTape::begin_unpacking(Slot& slot) {
-  const int pass = current_pass();
-  const bool kept_graph = std::exchange(keeps_graph_, pass < 0 || torch::autograd::get_current_graph_task_keep_graph());
-  if (cursor_.begin(pass)) {
-    if (keeps_graph_) {
-      Replay::judge_all_again(*this);
-    }
-    if (kept_graph) {
-      Replay::bring_back_what_is_kept(*this);
-    }
-  }
-  slot.pass = pass;
-  cursor_.arrive(slot.storage);
-}
-
-// What nobody needs from here on in this pass. If the graph is kept, another one may come, which rebuilds what the first has let go.
-void OpTape::let_go() {
-  while (const TapeSchedule::Unpacking* over = cursor_.next_to_let_go()) {
-    for (const int s : over->last_for) {
-      const bool cannot_come_again = !at(s).is_rebuildable && !at(s).away;
-      at(s).claimed = at(s).claimed && cannot_come_again && (keeps_graph_ || cursor_.is_guess());
-      settle(s);
-    }
-    if (keeps_graph_) {
-      settle(over->storage);
-    }
-  }
-}
-
-// A schedule knows what nothing asks for but a backward pass inside the forward pass: it has no unpacking of it.
-bool OpTape::note_early_ask(int storage) {
-  TapeStorage& s = at(storage);
-  if (!is_closed_ && !s.is_asked_early) {
-    const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
-    const bool is_expected =
-        scheduled != nullptr && scheduled->unpacked_at.empty() && cursor_.due(operators_.size()) != nullptr;
-    s.is_asked_early = listener_ != nullptr || is_expected;
-  }
-  return s.is_asked_early;
-}
-
 c10::Storage OpTape::rebuild(int storage) {
   Replay replay(*this, storage);
   if (listener_ != nullptr) {
@@ -319,66 +137,30 @@ c10::Storage OpTape::rebuild(int storage) {
   return replay.memory_of({storage, at(storage).last_version()});
 }
 
-at::Tensor OpTape::values_of(const Slot& slot) {
-  c10::Storage memory = bring(slot.storage);
-  if (!memory) {
-    memory = rebuild(slot.storage);
-  }
-  at::Tensor result = on_storage(slot.shape, memory);
-  if (slot.values) {
-    const UnseenOperators unseen;
-    if (*slot.values != tensor_hash(result)) {
-      different_.insert(slot.storage);
+// Operators were judged when they ran. Since then the program may have written to what they read.
+void OpTape::judge_all_again() {
+  const auto is_there = [&](ValueId value) {
+    const TapeStorage& s = at(value.storage);
+    return s.is_external ? value.version == s.last_version() && !s.was_written_unseen()
+                         : s.is_rebuildable || s.claimed || s.holding.is_away() || s.slots > 0;
+  };
+  for (const TapeOperator& op : operators_) {
+    const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), is_there);
+    for (const ValueId& value : op.writes) {
+      at(value.storage).is_rebuildable = at(value.storage).is_rebuildable && can_run;
     }
   }
-  return result;
 }
 
-at::Tensor OpTape::unpack(std::any& packed) {
-  if (const auto* tensor = std::any_cast<at::Tensor>(&packed)) {
-    return *tensor;
-  }
-  Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
-  const std::lock_guard lock(mutex_);
-  if (note_early_ask(slot.storage)) {
-    return values_of(slot);
-  }
-  close();
-  if (slot.pass >= 0 && slot.pass == current_pass()) {
-    return values_of(slot);
-  }
-  begin_unpacking(slot);
-  if (listener_ != nullptr) {
-    listener_->on_unpack(slot.storage);
-  }
-  at::Tensor result = values_of(slot);
-  if (!keeps_graph_ && !std::exchange(slot.is_used, true)) {
-    ++at(slot.storage).uses;
-    settle(slot.storage);
-  }
-  let_go();
-  if (listener_ != nullptr) {
-    listener_->after_unpack();
-  }
-  return result;
-}
-
-void OpTape::slot_is_gone(Slot& slot) {
-  const std::lock_guard lock(mutex_);
-  TapeStorage& storage = at(slot.storage);
-  --storage.slots;
-  if (slot.is_used) {
-    --storage.uses;
-    if (listener_ != nullptr) {
-      listener_->on_done(slot.storage);
+// What the schedule keeps, and an earlier pass that kept its graph has let go.
+void OpTape::bring_back_what_is_kept() {
+  for (int s = 0; s < std::ssize(storages_) && cursor_.of(s) != nullptr; ++s) {
+    const TapeSchedule::ForStorage& scheduled = *cursor_.of(s);
+    TapeStorage& storage = at(s);
+    storage.claimed = storage.claimed || (scheduled.keep_from_start && scheduled.needed_until >= 0);
+    if (scheduled.keep_from_start && storage.is_rebuildable && should_hold(s) && !find(s)) {
+      rebuild(s);
     }
-  } else if (listener_ != nullptr) {
-    listener_->on_unused(slot.storage);
-  }
-  settle(slot.storage);
-  if (!slot.is_used && cursor_.is_guess()) {
-    cursor_.arrive(slot.storage);  // the guess was that somebody would ask for it
-    let_go();
   }
 }
 

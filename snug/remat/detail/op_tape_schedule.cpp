@@ -58,8 +58,8 @@ void OpTape::judge(const TapeOperator& record) {
       });
   for (const ValueId& value : record.writes) {
     TapeStorage& storage = at(value.storage);
-    const auto impl = value.version > 0 && !storage.is_external ? storage.where->lock() : nullptr;
-    const bool was_resized = impl && static_cast<int64_t>(impl->nbytes()) != storage.bytes;
+    const c10::Storage memory = value.version > 0 && !storage.is_external ? storage.holding.find() : c10::Storage();
+    const bool was_resized = memory && static_cast<int64_t>(memory.nbytes()) != storage.bytes;
     const TapeSchedule::ForStorage* scheduled = cursor_.of(value.storage);
     const bool was_pinned = scheduled != nullptr && scheduled->is_pinned;
     storage.is_pinned = storage.is_pinned || was_resized || was_pinned;
@@ -71,9 +71,9 @@ void OpTape::judge(const TapeOperator& record) {
       settle(value.storage);
     }
     if (was_resized) {
-      storage.bytes = static_cast<int64_t>(impl->nbytes());
+      storage.bytes = static_cast<int64_t>(memory.nbytes());
       if (listener_ != nullptr || goes_away(value.storage)) {
-        watch(value.storage, *impl);
+        watch(value.storage, *memory.unsafeGetStorageImpl());
       }
       if (listener_ != nullptr) {
         listener_->on_resized(value.storage);

@@ -28,8 +28,8 @@ class ScheduleCursor {
   /// In words; empty: there was none.
   const std::string& deviation() const { return deviation_; }
 
-  /// A backward pass of this number asks. True: it is another than before, and begins at the first unpacking. A guess is
-  /// of one pass, whatever its numbers.
+  /// A backward pass of this number asks. True: it is another than before, and begins at the first unpacking. A guess
+  /// is of one pass, whatever its numbers.
   bool begin(int pass);
   /// Backward asks for a storage, or never will. In an order that is not scheduled nobody knows which storages are
   /// needed, unless the order was a guess.

@@ -13,8 +13,8 @@
 
 namespace snug::detail {
 
-/// Stands in a profile for writes that are no operator of the tape: those of batch normalisation to its running statistics,
-/// and unseen ones.
+/// Stands in a profile for writes that are no operator of the tape: those of batch normalisation to its running
+/// statistics, and unseen ones.
 inline constexpr std::string_view kOtherWrite = "snug::other_write";
 
 /// How a tape treats a sequence of operators that is known. Storages have the numbers of a StepProfile.
@@ -47,8 +47,8 @@ struct TapeSchedule {
 /// A hash of what an operator reads and writes. What is written counts once.
 size_t wiring_of(const std::vector<ValueId>& reads, const std::vector<ValueId>& writes);
 
-/// How a tape follows a plan. `simulation` is that of the plan. Offloaded storages go to `store`; without one, to a store of
-/// the profile's link: throws Error if there can be none.
+/// How a tape follows a plan. `simulation` is that of the plan. Offloaded storages go to `store`; without one, to a
+/// store of the profile's link: throws Error if there can be none.
 TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, const Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store = nullptr);
 

@@ -1,0 +1,212 @@
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <utility>
+
+#include <ATen/MapAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+
+#include "snug/remat/detail/op_tape.h"
+
+// In whose hands a storage is: the rules at the top of planner/simulator.cpp.
+
+namespace snug::detail {
+
+// The memory of a storage that is watched goes back to the tape when the last tensor on it is gone.
+struct OpTape::Watch {
+  std::weak_ptr<OpTape> tape;
+  int storage;
+  c10::DataPtr data;
+
+  static void release(void* context) {
+    const std::unique_ptr<Watch> watch(static_cast<Watch*>(context));
+    if (const auto tape = watch->tape.lock()) {
+      tape->dropped(watch->storage, std::move(watch->data));
+    }
+  }
+  /// What was there before any tape watched it.
+  static const c10::DataPtr& watched(const c10::DataPtr& data) {
+    return data.get_deleter() == &release ? watched(static_cast<const Watch*>(data.get_context())->data) : data;
+  }
+};
+
+// Whether its device's allocator gave it, as far as that can be told.
+bool OpTape::is_from_allocator(const c10::DataPtr& memory) {
+  const c10::DataPtr& data = Watch::watched(memory);
+  if (data.device().is_meta()) {
+    return false;
+  }
+  const c10::DeleterFnPtr deleter = c10::GetAllocator(data.device().type())->raw_deleter();
+  return data.get() == nullptr || deleter == nullptr || data.get_deleter() == deleter;
+}
+
+// Whether its owner may fill it anew, or take it back, without a word: from_blob, a host's pinned memory. Memory from
+// before snug was loaded, and mapped files, live as long as their storage; a parameter, as long as its model.
+bool OpTape::is_lent(const at::Tensor& tensor) {
+  const c10::DataPtr& data = Watch::watched(tensor.storage().data_ptr());
+  return !is_from_allocator(data) && !data.device().is_meta() && !tensor.requires_grad() &&
+         data.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter() &&
+         at::MapAllocator::fromDataPtr(data) == nullptr && at::RefcountedMapAllocator::fromDataPtr(data) == nullptr;
+}
+
+// Autograd keeps it as it is. What plain training reads in backward from memory that is lent, a replay may read, too.
+void OpTape::trust(const at::Tensor& tensor) {
+  if (is_lent(tensor)) {
+    TapeStorage& storage = at(number_of(tensor));
+    storage.is_lent = false;
+    storage.holding.hold(tensor.storage());
+  }
+}
+
+void OpTape::watch(int storage, c10::StorageImpl& impl) {
+  c10::DataPtr data = impl.set_data_ptr(c10::DataPtr());
+  void* const address = data.get();
+  const c10::Device device = data.device();
+  auto watch = std::make_unique<Watch>(weak_from_this(), storage, std::move(data));
+  impl.set_data_ptr_noswap({address, watch.release(), &Watch::release, device});
+  at(storage).is_watched = true;
+}
+
+void OpTape::dropped(int storage, c10::DataPtr data) {
+  const std::lock_guard lock(mutex_);
+  at(storage).is_watched = false;
+  if (at(storage).holding.is_in_use()) {
+    return;  // it goes on with other memory
+  }
+  if (listener_ != nullptr) {
+    if (std::exchange(at(storage).was_dropped, true)) {
+      listener_->on_unused(storage);  // a backward pass inside the forward pass had it again
+    } else {
+      listener_->on_drop(storage);
+    }
+  }
+  if (should_hold(storage) || goes_away(storage)) {
+    at(storage).holding.park(std::move(data));
+    settle(storage);
+  } else if (verifies_ && at(storage).is_counted && data.device().is_cpu() && data.get() != nullptr) {
+    std::memset(data.get(), 0xFF,
+                static_cast<size_t>(at(storage).bytes));  // so that nobody finds the old values by luck
+  }
+}
+
+// A pass that keeps its graph lets go of what it needs no more, too, if that can come again.
+bool OpTape::is_kept(int storage) const {
+  const TapeStorage& s = storages_[static_cast<size_t>(storage)];
+  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+  const bool is_dropped = scheduled != nullptr
+                              ? !scheduled->keep_if_saved || (keeps_graph_ && cursor_.is_let_go(*scheduled))
+                              : drops_everything_ && !s.is_asked_early;
+  return !is_dropped || (!s.is_rebuildable && !goes_away(storage));
+}
+
+// Whether it is put away when nobody holds it, because it is needed later.
+bool OpTape::goes_away(int storage) const {
+  const TapeStorage& s = storages_[static_cast<size_t>(storage)];
+  const TapeSchedule::ForStorage* scheduled = store_ ? cursor_.of(storage) : nullptr;
+  if (scheduled == nullptr) {
+    return drops_everything_ && store_ != nullptr && !s.is_external && !s.is_rebuildable;
+  }
+  return scheduled->is_offloaded && (cursor_.is_needed_later(*scheduled) || keeps_graph_);
+}
+
+bool OpTape::should_hold(int storage) {
+  const TapeStorage& s = at(storage);
+  return (s.is_external && !s.is_lent) || s.claimed || s.uses > 0 || (s.slots > 0 && is_kept(storage));
+}
+
+// Brings a storage from wherever it is into the tape's hands, or out of them, as should_hold() says now.
+void OpTape::settle(int storage) {
+  TapeStorage& s = at(storage);
+  if (should_hold(storage)) {
+    if (!s.is_watched && !s.holding.is_own()) {
+      s.holding.hold(find(storage));
+    }
+  } else if (s.holding.is_own() && goes_away(storage)) {
+    put_away(storage);
+  } else {
+    s.holding.release(s.bytes);
+  }
+}
+
+c10::Storage OpTape::find(int storage) {
+  TapeStorage& s = at(storage);
+  if (is_closed_ && s.was_written_unseen()) {
+    return {};
+  }
+  if (s.holding.is_parked()) {
+    const c10::Storage memory = s.holding.release(s.bytes);
+    note_place(storage, memory);
+    if (!is_closed_ && (listener_ != nullptr || goes_away(storage))) {
+      watch(storage, *memory.unsafeGetStorageImpl());
+    }
+    s.holding.hold(memory);
+  }
+  return s.holding.find();
+}
+
+// Its memory is in other hands than before. In the forward pass the program may go on with it.
+void OpTape::note_place(int storage, const c10::Storage& memory) {
+  TapeStorage& s = at(storage);
+  if (!is_closed_) {
+    numbers_.erase(s.holding.address());
+    numbers_.emplace(memory.unsafeGetStorageImpl(), storage);
+  }
+  s.holding.see(memory);
+}
+
+// Likewise, or from where it was put away. What was to be is held from backward's first use until its last.
+c10::Storage OpTape::bring(int storage) {
+  TapeStorage& s = at(storage);
+  c10::Storage memory = find(storage);
+  if (!memory && s.holding.is_away()) {
+    memory = load(storage);
+  }
+  if (memory && is_closed_ && goes_away(storage)) {
+    s.claimed = true;
+    settle(storage);
+  }
+  return memory;
+}
+
+c10::Storage OpTape::load(int storage) {
+  if (listener_ != nullptr) {
+    listener_->before_replay();
+  }
+  const UnseenOperators unseen;
+  c10::Storage memory = at(storage).holding.load();
+  note_place(storage, memory);
+  at(storage).counts.clear();  // this memory is the tape's own
+  if (listener_ != nullptr) {
+    listener_->after_replay();
+  }
+  return memory;
+}
+
+// Nothing may be thrown here. If there is no room, it stays: that costs memory, never the result.
+void OpTape::put_away(int storage) {
+  TapeStorage& s = at(storage);
+  c10::Storage memory = s.holding.release(s.bytes);
+  if (s.holding.is_away() || (is_closed_ && s.was_written_unseen())) {
+    return;
+  }
+  std::unique_ptr<StoredAway> copy;
+  try {
+    const UnseenOperators unseen;
+    copy = store_->store(memory);
+    if (copy && !copy->finish()) {
+      copy = nullptr;
+    }
+  } catch (const std::exception& error) {
+    copy = nullptr;
+    store_->count_failure(s.bytes, error.what());
+  }
+  if (copy) {
+    s.holding.put_away(std::move(copy));
+  } else {
+    s.holding.hold(std::move(memory));
+    s.claimed = true;
+  }
+}
+
+}  // namespace snug::detail

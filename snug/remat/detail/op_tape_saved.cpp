@@ -1,0 +1,200 @@
+#include <algorithm>
+#include <any>
+#include <optional>
+#include <utility>
+
+#include "snug/activations/detail/operator_traits.h"
+#include "snug/activations/detail/storage_views.h"
+#include "snug/memory/detail/backward_pass.h"
+#include "snug/activations/detail/tensor_hash.h"
+#include "snug/memory/detail/backward_pass.h"
+#include "snug/remat/detail/op_tape.h"
+#include "snug/remat/detail/tape_slot.h"
+
+// The tensors that autograd saves, from where it saves them until it releases them.
+
+namespace snug::detail {
+namespace {
+
+// None of the tape's operators, whatever it takes to read the values.
+uint64_t hash_of(const at::Tensor& tensor) {
+  const UnseenOperators unseen;
+  return tensor_hash(tensor);
+}
+
+}  // namespace
+
+std::any OpTape::pack(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ && current_pass() < 0 && deviation().empty()) {
+    cursor_.deviate(
+        "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
+  }
+  if (is_closed_ || !tensor.has_storage()) {
+    return tensor.detach();
+  }
+  const std::optional<int> known = known_number_of(tensor);
+  if (!known || at(*known).is_external) {
+    trust(tensor);
+    return tensor.detach();
+  }
+  note_write_through_pointer(*known, tensor);
+  auto slot = std::make_shared<Slot>(shared_from_this(), *known, without_memory(tensor));
+  ++at(slot->storage).slots;
+  if (listener_ != nullptr) {
+    listener_->on_pack(slot->storage);
+  }
+  settle(slot->storage);
+  if (should_hold(slot->storage)) {
+    mark_as_saved(tensor);
+  }
+  if (verifies_ && !is_workspace_of(slot->storage, tensor)) {
+    slot->values = hash_of(tensor);
+    slot->version = at(slot->storage).last_version();
+    packed_.push_back(slot);
+  }
+  return slot;
+}
+
+bool OpTape::is_workspace_of(int storage, const at::Tensor& tensor) const {
+  const int producer = storages_[static_cast<size_t>(storage)].producers.front();
+  return producer >= 0 && is_workspace(operators_[static_cast<size_t>(producer)].op, tensor);
+}
+
+void OpTape::hash_what_was_filled() {
+  for (const auto& packed : std::exchange(packed_, {})) {
+    const auto slot = packed.lock();
+    if (slot && slot->version != at(slot->storage).last_version()) {
+      if (const c10::Storage memory = find(slot->storage)) {
+        slot->values = hash_of(on_storage(slot->shape, memory));
+      }
+    }
+  }
+}
+
+void OpTape::close() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(is_closed_, true)) {
+    return;
+  }
+  numbers_.clear();
+  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
+    TapeStorage& storage = at(s);
+    if (storage.was_written_unseen() && !storage.was_dropped && storage.holding.is_in_use()) {
+      note_unseen_write(s);
+    }
+    for (WriteCount& count : storage.counts) {
+      count.accept();
+    }
+    const TapeSchedule::ForStorage* scheduled = cursor_.of(s);
+    storage.claimed = storage.claimed && scheduled != nullptr && scheduled->needed_until >= 0;
+    settle(s);
+  }
+}
+
+void OpTape::begin_unpacking(Slot& slot) {
+  const int pass = current_pass();
+  const bool kept_graph = std::exchange(keeps_graph_, pass < 0 || torch::autograd::get_current_graph_task_keep_graph());
+  if (cursor_.begin(pass)) {
+    if (keeps_graph_) {
+      judge_all_again();
+    }
+    if (kept_graph) {
+      bring_back_what_is_kept();
+    }
+  }
+  slot.pass = pass;
+  cursor_.arrive(slot.storage);
+}
+
+// Storages that nobody needs from here on in this pass. If the graph is kept, another one may come, which rebuilds what
+// the first has let go.
+void OpTape::let_go() {
+  while (const TapeSchedule::Unpacking* over = cursor_.next_to_let_go()) {
+    for (const int s : over->last_for) {
+      const bool cannot_come_again = !at(s).is_rebuildable && !at(s).holding.is_away();
+      at(s).claimed = at(s).claimed && cannot_come_again && (keeps_graph_ || cursor_.is_guess());
+      settle(s);
+    }
+    if (keeps_graph_) {
+      settle(over->storage);
+    }
+  }
+}
+
+// A schedule knows what nothing asks for but a backward pass inside the forward pass: it has no unpacking of it.
+bool OpTape::note_early_ask(int storage) {
+  TapeStorage& s = at(storage);
+  if (!is_closed_ && !s.is_asked_early) {
+    const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+    const bool is_expected =
+        scheduled != nullptr && scheduled->unpacked_at.empty() && cursor_.due(operators_.size()) != nullptr;
+    s.is_asked_early = listener_ != nullptr || is_expected;
+  }
+  return s.is_asked_early;
+}
+
+at::Tensor OpTape::values_of(const Slot& slot) {
+  c10::Storage memory = bring(slot.storage);
+  if (!memory) {
+    memory = rebuild(slot.storage);
+  }
+  at::Tensor result = on_storage(slot.shape, memory);
+  if (slot.values) {
+    const UnseenOperators unseen;
+    if (*slot.values != tensor_hash(result)) {
+      different_.insert(slot.storage);
+    }
+  }
+  return result;
+}
+
+at::Tensor OpTape::unpack(std::any& packed) {
+  if (const auto* tensor = std::any_cast<at::Tensor>(&packed)) {
+    return *tensor;
+  }
+  Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
+  const std::lock_guard lock(mutex_);
+  if (note_early_ask(slot.storage)) {
+    return values_of(slot);
+  }
+  close();
+  if (slot.pass >= 0 && slot.pass == current_pass()) {
+    return values_of(slot);
+  }
+  begin_unpacking(slot);
+  if (listener_ != nullptr) {
+    listener_->on_unpack(slot.storage);
+  }
+  at::Tensor result = values_of(slot);
+  if (!keeps_graph_ && !std::exchange(slot.is_used, true)) {
+    ++at(slot.storage).uses;
+    settle(slot.storage);
+  }
+  let_go();
+  if (listener_ != nullptr) {
+    listener_->after_unpack();
+  }
+  return result;
+}
+
+void OpTape::slot_is_gone(Slot& slot) {
+  const std::lock_guard lock(mutex_);
+  TapeStorage& storage = at(slot.storage);
+  --storage.slots;
+  if (slot.is_used) {
+    --storage.uses;
+    if (listener_ != nullptr) {
+      listener_->on_done(slot.storage);
+    }
+  } else if (listener_ != nullptr) {
+    listener_->on_unused(slot.storage);
+  }
+  settle(slot.storage);
+  if (!slot.is_used && cursor_.is_guess()) {
+    cursor_.arrive(slot.storage);  // the guess was that somebody would ask for it
+    let_go();
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,46 @@
+#pragma once
+// TapeStorage: one storage that the operators of an OpTape have seen.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include <c10/util/SmallVector.h>
+
+#include "snug/memory/detail/held.h"
+#include "snug/remat/detail/holding.h"
+
+namespace snug::detail {
+
+struct TapeStorage {
+  // As recorded.
+  bool is_external = true;     // no operator of the tape made it
+  bool is_lent = false;        // likewise; its owner may fill it anew or take it back
+  bool is_counted = true;      // its memory is the allocator's
+  std::vector<int> producers;  // per version: the operator; -1: not on the tape
+  int64_t bytes = 0;
+  c10::SmallVector<WriteCount, 1> counts = {};  // of the tensors it was seen in, one for each counter
+
+  // Whether its last version can be made again.
+  bool is_pinned = false;      // never, whatever the operators say
+  bool is_rebuildable = true;  // by operators that are on the tape
+
+  // Who needs it.
+  int slots = 0;                // tensors on it that autograd has saved and not released
+  int uses = 0;                 // of those, how many backward has asked for
+  bool claimed = false;         // the schedule wants it to stay
+  bool is_asked_early = false;  // by a backward pass inside the forward pass
+
+  // In whose hands it is.
+  Holding holding;
+  bool is_watched = false;   // its memory comes back to the tape by itself; with a listener, or to be put away
+  bool was_dropped = false;  // by the program, if it is watched
+
+  int last_version() const { return static_cast<int>(producers.size()) - 1; }
+  bool was_written_unseen() const {
+    return std::any_of(counts.begin(), counts.end(), [](const WriteCount& count) { return count.moved(); });
+  }
+  int64_t counted_bytes() const { return is_counted ? bytes : 0; }
+};
+
+}  // namespace snug::detail
