@@ -32,13 +32,12 @@ namespace {
 struct TrainFlags {
   std::vector<std::pair<const Setting*, LogValue>> settings;
   std::vector<std::string> data;
+  std::optional<std::string> micro_batch;
   std::optional<int64_t> accumulate;
   std::string out = "run", tensorboard;
   double timeout = 1800;
   bool resume = false;
 };
-
-constexpr std::string_view kMicroBatch = "micro_batch";
 
 // The rank whose fault it is ends first, so that a launcher names that one.
 constexpr auto kAfterYou = std::chrono::milliseconds(500);
@@ -107,10 +106,11 @@ bool is_restarted() {
 }
 
 void apply(const TrainFlags& flags, TrainConfig& config) {
-  bool is_automatic = false;
   for (const auto& [setting, value] : flags.settings) {
     setting->set(config, value);
-    is_automatic = is_automatic || (setting->name == kMicroBatch && config.micro_batch == 0);
+  }
+  if (flags.micro_batch) {
+    config.micro_batch = parse_micro_batch(*flags.micro_batch);
   }
   if (!flags.data.empty()) {
     config.data.clear();
@@ -122,7 +122,7 @@ void apply(const TrainFlags& flags, TrainConfig& config) {
     const int ranks = read_launch_environment(process_environment()).size;
     config.micro_batch = micro_batch_of(config.batch, *flags.accumulate, ranks);
   }
-  if (is_automatic && config.checkpoint() != Checkpointing::Auto) {
+  if (flags.micro_batch && config.micro_batch == 0 && config.checkpoint() != Checkpointing::Auto) {
     throw ConfigError(
         "train: --micro-batch auto chooses what is fastest within a budget; give --memory, and --checkpoint auto");
   }
@@ -252,11 +252,10 @@ void add_setting(CLI::App& command, const Setting& setting, const std::shared_pt
   const std::string_view name = setting.name;
   if (name == "data") {
     command.add_option(setting.flag, flags->data, setting.help)->type_name(setting.value)->take_all();
-  } else if (name == kMicroBatch) {
-    const auto parse = [give](const std::string& text) { give(parse_micro_batch(text)); };
-    command.add_option_function<std::string>(setting.flag, parse, setting.help)->type_name(setting.value);
+  } else if (name == "micro_batch") {
+    command.add_option(setting.flag, flags->micro_batch, setting.help)->type_name(setting.value);
   } else if (setting.value[0] == '\0') {
-    command.add_flag_callback(setting.flag, [give] { give(true); }, setting.help);
+    command.add_flag_function(setting.flag, [give](int64_t count) { give(count > 0); }, setting.help);
   } else if (setting.flag[0] != '\0') {
     const auto add = [&](auto of_type) {
       using T = decltype(of_type);

@@ -127,6 +127,9 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
       provisional = provisional_on_device_.item<double>();
     }
   }
+  if (!sum_over_ranks) {
+    detail::whole_count(items);  // while the window is still open
+  }
   at::Tensor loss_sum = loss_sum_;
   reset();
   if (sum_over_ranks) {

@@ -74,9 +74,9 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 /// generator (native_dropout, fused attention with dropout on a GPU, other libraries'): while one of these runs again, the default generator is set
 /// back, so that another thread's draw just then repeats numbers. Two draws by one operator with operands of one size are told apart by their order.
 /// Numbers that a function of your own draws from a default generator, with no operator, are drawn anew in the recomputation, and a seed that `fn`
-/// sets is set again, unless draws_unseen is set. New numbers are an error: where a default generator moved during the forward without an operator,
-/// the values that are saved on the CPU from there on are compared, as with Determinism::Values. Neither is what lies on a GPU compared so, nor
-/// anything with Determinism::None.
+/// sets is set again, unless draws_unseen is set. Such new numbers are an error for tensors that are saved on the CPU: where a default generator
+/// moved during the forward without an operator, their values are compared from there on, as with Determinism::Values. They are no error on a GPU,
+/// nor with Determinism::None.
 /// `fn` is copied, and called again in backward. If it is the holder of a module, such as a torch::nn::Sequential, this one and its
 /// submodules are in the mode, training or evaluation, that they were in in forward; for other callables name it in CheckpointOptions.
 /// The recomputation changes no tensor that was there before: what the forward wrote to such memory (BatchNorm's running statistics, a

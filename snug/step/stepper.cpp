@@ -65,12 +65,12 @@ class Stepper::Impl {
     if (source.items < 1 && ranks_.is_alone()) {
       throw ConfigError("Stepper.step: the batch is empty");
     }
-    return *make(Repeats::OnAllRanks, [&]() -> std::optional<StepResult> { return make_step(source); });
+    return *make_or_repeat(Repeats::OnAllRanks, [&]() -> std::optional<StepResult> { return make_step(source); });
   }
 
   std::optional<StepResult> accumulate_one(const MicroBatches& source) {
     const auto repeats = window_.size() == 0 ? Repeats::Alone : Repeats::Never;
-    return make(repeats, [&] { return add_micro_batch(source); });
+    return make_or_repeat(repeats, [&] { return add_micro_batch(source); });
   }
 
   std::optional<StepResult> flush() {
@@ -81,7 +81,7 @@ class Stepper::Impl {
       abandon();
       return std::nullopt;
     }
-    return make(Repeats::Never, [&]() -> std::optional<StepResult> { return close_and_write(); });
+    return make_or_repeat(Repeats::Never, [&]() -> std::optional<StepResult> { return close_and_write(); });
   }
 
   StateDict state_dict() const {
@@ -124,7 +124,7 @@ class Stepper::Impl {
           "Stepper.plan: several ranks plan in step() only, where they wait for each other; nor is there a plan for an "
           "empty batch");
     }
-    make(Repeats::Alone, [&]() -> std::optional<StepResult> {
+    make_or_repeat(Repeats::Alone, [&]() -> std::optional<StepResult> {
       open_window();
       micro_batch_of(source);
       abandon();
@@ -212,14 +212,14 @@ class Stepper::Impl {
 
   // Where `part` runs out of memory it is made again, from where it began, under a plan that takes less. Whatever happens, a part that was not made
   // leaves no gradients, and the other ranks hear of it.
-  std::optional<StepResult> make(Repeats repeats, const std::function<std::optional<StepResult>()>& part) {
+  std::optional<StepResult> make_or_repeat(Repeats repeats, const std::function<std::optional<StepResult>()>& part) {
     if (repeats != Repeats::Never) {
       budget_.forget_tries();
     }
     begin_try(repeats);
     if (const Attempt backup = try_once([&] { budget_.take_backup(); }); !backup.is_made()) {
       abandon();
-      tell(backup, /*takes_less=*/false);
+      tell_ranks(backup, /*takes_less=*/false);
       std::rethrow_exception(backup.error);
     }
     for (;; begin_try(repeats)) {
@@ -231,11 +231,18 @@ class Stepper::Impl {
       auto give_up = c10::make_scope_exit([&] { budget_.give_up(); });
       const bool takes_less = attempt.outcome == Attempt::Outcome::OutOfMemory && budget_.take_less(repeats);
       abandon();
-      budget_.go_back();
-      if (!tell(attempt, takes_less)) {
-        std::rethrow_exception(attempt.error);
+      bool is_repeated = false;
+      std::exception_ptr error = attempt.error;
+      try {
+        is_repeated = tell_ranks(attempt, takes_less);
+      } catch (...) {
+        error = std::current_exception();
       }
-      budget_.step_down();
+      budget_.go_back();  // last: while the others hear of it, they may send buffers
+      if (!is_repeated) {
+        std::rethrow_exception(error);
+      }
+      budget_.count_step_down();
       give_up.release();
     }
   }
@@ -248,8 +255,8 @@ class Stepper::Impl {
 
   Attempt try_once(const std::function<void()>& part) { return detail::attempt_step(device(), budget_.limit(), part); }
 
-  // Tells the other ranks. True: all make it again.
-  bool tell(const Attempt& attempt, bool takes_less) {
+  // True: all make it again.
+  bool tell_ranks(const Attempt& attempt, bool takes_less) {
     if (attempt.outcome == Attempt::Outcome::GroupLost && !ranks_.is_dropped()) {
       ranks_.lose_group();
       return false;
@@ -338,6 +345,7 @@ class Stepper::Impl {
     window_.abandon();
     parameters_.drop_gradients();
     scaler().cancel();
+    precision_.forget_gradients();
     lost_updates_.reset();
     watch_.reset();
   }
@@ -380,6 +388,13 @@ class Stepper::Impl {
     }
   }
 
+  // Where forward runs once, as in plain training, it may write parameters, as a layer does that masks its own weight. Not so on ranks, of which
+  // one may have no data to run it on, nor where the optimizer's masters overwrite the model.
+  bool may_write_parameters(const MicroBatch& micro) const {
+    return micro.is_first && micro.is_last && !budget_.plans() && ranks_.is_alone() &&
+           options_.weights == Weights::Full;
+  }
+
   at::Tensor weighted_loss(const MicroBatches& source, const MicroBatch& micro) {
     const Loss loss =
         budget_.forward([&] { return precision_.forward([&] { return source.loss_of(/*is_last_time=*/true); }); });
@@ -388,9 +403,8 @@ class Stepper::Impl {
           "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
           "batch at once");
     }
-    if (micro.is_first && micro.is_last && !budget_.plans()) {
-      window_
-          .begin();  // forward runs once, as in plain training, so it may write parameters: a mask of its own, or a norm
+    if (may_write_parameters(micro)) {
+      window_.begin();
     }
     if (!ranks_.is_alone() && !ranks_.is_agreed()) {
       window_.divide_by(ranks_.agree_on_items(detail::count_of(loss) * micro.parts));

@@ -139,7 +139,7 @@ class Stepper {
   /// A step that throws drops the gradients. What else is as before it:
   ///
   ///   thrown                      by                             parameters, optimizer, scaler   buffers, generators
-  ///   any exception               loss_of, forward, backward     yes                             planned: yes; else no
+  ///   any exception               loss_of, forward, backward     yes, but for writes of loss_of  planned: yes; else no
   ///   BudgetExceeded or           forward, backward              yes                             planned: yes; else no
   ///   c10::OutOfMemoryError       one of snug's optimizers       yes                             planned: yes; else no
   ///                               one of torch's optimizers      no: it allocates as it writes   no
@@ -149,9 +149,9 @@ class Stepper {
   ///   NonFinite                   too many skipped steps         yes, but for the scaler         no
   ///
   /// "planned": under a memory_budget that is planned for. loss_of may write parameters, as a layer does that masks its
-  /// own weight, if it runs once: in one micro-batch and without a planned budget. Else such a write is a ConfigError
-  /// that names the parameter, since the gradient would be of several models; such a layer computes with weight * mask
-  /// there.
+  /// own weight, if it runs once and alone: in one micro-batch, without a planned budget, data_parallel and Weights::Low.
+  /// Else such a write is a ConfigError that names the parameter, since the gradient would be of several models; such a
+  /// layer computes with weight * mask there.
   template <class F>
   StepResult step(const Batch& batch, F&& loss_of) {
     return step<Batch>(batch, std::forward<F>(loss_of));

@@ -1,9 +1,14 @@
 #include "snug/run/config.h"
 
+#include <set>
+#include <string>
+#include <variant>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "snug/core/error.h"
+#include "snug/run/settings.h"
 
 namespace snug::config_test {
 namespace {
@@ -85,6 +90,40 @@ TEST(TrainConfig, RefusesSettingsWhosePathsAreNotAsWritten) {
   for (const char* path : {"percent-encoded:a%", "percent-encoded:a%4", "percent-encoded:%zz", "percent-encoded:%-1"}) {
     settings.front().second = path;
     EXPECT_THAT([&] { TrainConfig::from_settings(settings, "run"); }, ThrowsMessage<CorruptFile>(HasSubstr(path)));
+  }
+}
+
+TEST(Settings, AreAllInTheLogOnceAndComeBackFromIt) {
+  TrainConfig config = config_of(200);
+  config.data = {"one", "two words", std::string("line\nbreak")};
+  config.precision = Precision::BFloat16;
+  config.weights = Weights::Low;
+  config.memory = Bytes(123456789);
+  config.offload = config.shard_optimizer = true;
+  config.lr = 0.1 + 0.2;
+  config.seed = 7;
+  const LogValues saved = config.to_settings();
+  const TrainConfig loaded = TrainConfig::from_settings(saved, config.out);
+  EXPECT_EQ(loaded.to_settings(), saved);
+  EXPECT_EQ(loaded.data, config.data);
+  EXPECT_EQ(loaded.lr, config.lr);
+  std::set<std::string> names, flags;
+  for (const Setting& setting : settings()) {
+    EXPECT_TRUE(names.insert(setting.name).second) << setting.name;
+    EXPECT_TRUE(*setting.flag == '\0' || flags.insert(setting.flag).second) << setting.flag;
+    EXPECT_EQ(*setting.flag == '\0', *setting.help == '\0') << setting.name;
+  }
+  EXPECT_EQ(names.size(), saved.size());
+}
+
+TEST(Settings, RefuseALogThatLacksOneOrHasOneOfAnotherType) {
+  for (size_t i = 0; i < settings().size(); ++i) {
+    LogValues lacking = config_of(200).to_settings(), wrong = lacking;
+    const std::string name = lacking[i].first;
+    lacking.erase(lacking.begin() + static_cast<std::ptrdiff_t>(i));
+    EXPECT_THAT([&] { TrainConfig::from_settings(lacking, "run"); }, ThrowsMessage<CorruptFile>(HasSubstr(name)));
+    wrong[i].second = std::holds_alternative<bool>(wrong[i].second) ? LogValue(1.5) : LogValue(true);
+    EXPECT_THAT([&] { TrainConfig::from_settings(wrong, "run"); }, ThrowsMessage<CorruptFile>(HasSubstr(name)));
   }
 }
 

@@ -53,7 +53,7 @@ void RecomputeDraws::call(const OperatorCall& call, Stack& stack) {
   run(call, stack, next(call.op, Arguments(call.op, stack)));
 }
 
-// What the forward drew for something that is there by now, such as a table that is filled once, is passed over.
+// A draw of the forward for something that is there by now, such as a table that is filled once, is passed over.
 const RegionDraws::Draw* RecomputeDraws::next(const c10::OperatorHandle& op, const Arguments& arguments) {
   const auto found = record_.draws.find(next_key(keys_, op, arguments));
   return found == record_.draws.end() ? nullptr : &found->second;

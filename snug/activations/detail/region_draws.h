@@ -1,7 +1,7 @@
 #pragma once
 // The random numbers of a part of the forward, such as a checkpointed region, for running it again with the same. What each operator drew from
-// is noted, so that the process's generators are not touched when it runs again, and other threads may draw from them at any time. What else moves the
-// default generators (a kernel that is no operator, manual_seed) cannot be told from other threads. So only where the program says that such
+// is noted, so that the process's generators are not touched when it runs again, and other threads may draw from them at any time. Other moves of the
+// default generators (by a kernel that is no operator, by manual_seed) look like those of other threads. So only where the program says that such
 // draws are the part's own, the generators are put where they were then, until the next operator draws.
 
 #include <cstddef>

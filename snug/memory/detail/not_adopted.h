@@ -1,7 +1,6 @@
 #pragma once
-// What a policy gives back for backward may be returned as a gradient by a custom Function, and if nothing else holds the tensor, autograd takes
-// it for .grad() as it is and later adds to it: to the model's own memory, if it is a saved tensor that was kept where it is, or to what the policy
-// gives out again. Autograd's own nodes compute what they return. Without hooks the saved tensor is held by its owner, so that autograd makes a copy.
+// A custom Function may return a saved tensor as a gradient. If nothing else holds the tensor, autograd takes it for .grad() as it is, and later adds
+// to it: to the model's own memory, if the policy kept it where it was, or to memory that the policy gives out again. Autograd's own nodes compute what they return. Without hooks the saved tensor is held by its owner, so that autograd makes a copy.
 
 #include <utility>
 
@@ -16,9 +15,8 @@ namespace snug::detail {
 
 /// Whether something else uses the tensor's memory, or has a weak pointer through which it may later.
 inline bool is_shared(const at::Tensor& tensor) {
-  constexpr uint32_t kOfThisOneAndOfTheStrong = 2;
-  return tensor.storage().use_count() > 1 ||
-         tensor.storage().getWeakStorageImpl().weak_use_count() > kOfThisOneAndOfTheStrong;
+  constexpr uint32_t kOwnAndStrong = 2;
+  return tensor.storage().use_count() > 1 || tensor.storage().getWeakStorageImpl().weak_use_count() > kOwnAndStrong;
 }
 
 /// `kept`, or a copy of it where a custom Function asks and its memory is shared.

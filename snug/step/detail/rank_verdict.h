@@ -1,5 +1,5 @@
 #pragma once
-// What ranks say to each other in a step, and what follows if one of them has failed.
+// The words of ranks in a step, and their verdict if one of them has failed.
 
 #include <cstdint>
 #include <string>
@@ -21,27 +21,28 @@ enum class RankFailure : int64_t {
 
 /// The occasions on which ranks talk, in the order of a step.
 enum class Talk {
-  Split,   ///< with a memory_budget: the micro-batch that each has planned; again and again until all have the same
-  Passes,  ///< where the model sends in forward: how many micro-batches each has
-  Items,   ///< before the first backward: how many items each expects, and which parameters it trains
-  Sums,    ///< after the last backward: items and losses
-  Skip,    ///< with loss scaling: nothing, before the ranks agree on skipping the update
-  Write,   ///< nothing, before the first parameter is written
+  Split,    ///< with a memory_budget: the micro-batch that each has planned; again and again until all have the same
+  Passes,   ///< where the model sends in forward: how many micro-batches each has
+  Trained,  ///< where buckets are made anew: which parameters each trains
+  Items,    ///< before the first backward: how many items each expects, and which parameters it trains
+  Sums,     ///< after the last backward: items and losses
+  Skip,     ///< with loss scaling: nothing, before the ranks agree on skipping the update
+  Write,    ///< nothing, before the first parameter is written
 };
 
-/// What one rank says. Every talk carries all of it, so a rank that fails is heard in the next talk, whichever it is.
+/// The word of one rank. Every talk carries all of it, so a rank that fails is heard in the next talk, whichever it is.
 struct RankWord {
   int64_t failure = 0;   // RankFailure
   int64_t smallest = 0;  // bytes that a failed rank needs; 0: it does not know
   int64_t trained = 0;   // a hash of what it trains
   int64_t passes = 0;    // micro-batches
   double items = 0;      // in Items, expected; in Sums, counted
-  double loss_sum = 0;   //
+  double loss_sum = 0;
   int64_t batch_items = 0;
   int64_t split_at_most = 0, split_batch = 0, split_is_planned = 0;  // RankSplit
 };
 
-/// What the words of all ranks say of how the step goes.
+/// How the step goes, by the words of all ranks.
 struct Verdict {
   RankFailure cause = RankFailure::None;  ///< the gravest
   bool is_unanimous = true;               ///< all that have failed name this cause
@@ -54,8 +55,8 @@ struct Verdict {
 /// `words`: of all ranks, in their order.
 Verdict judge(const std::vector<RankWord>& words);
 
-/// Throws what a rank that has not failed itself throws for a step that others have given up: BudgetExceeded if they ran out of memory, else
-/// DistributedError. No effect if nobody has failed.
+/// For a rank that has not failed itself. Throws BudgetExceeded if others ran out of memory, DistributedError if they failed otherwise. No effect if
+/// nobody has failed.
 void raise(const Verdict& verdict, Talk talk);
 
 }  // namespace snug::detail

@@ -120,6 +120,7 @@ std::function<void(const at::Tensor&)> RankedStep::agreement() {
 
 void RankedStep::open(uint32_t trained) {
   if (!is_alone()) {
+    heard_.reset();
     trained_ = trained;
     parallel_->impl().take_trained();
   }
@@ -186,7 +187,7 @@ void RankedStep::begin(bool has_masters) {
   bytes_of_others_ = 0;
   time_before_ = parallel_->communication();
   if (parallel_->impl().take_check()) {
-    check_trained(talk(Talk::Items, {.trained = trained_}));
+    check_trained(talk(Talk::Trained, {.trained = trained_}));
   }
   parallel_->impl().begin_step();
   stage_ = Stage::Begun;
@@ -197,7 +198,7 @@ void RankedStep::check_trained(const Words& words) {
   if (std::all_of(words.begin(), words.end(), is_same)) {
     return;
   }
-  heard_ = Verdict{.cause = RankFailure::Other};
+  heard_ = Verdict{.cause = RankFailure::Other};  // of all, before one of them throws
   parallel_->impl().check_same_model("Stepper.step");
   drop(
       "Stepper.step: ranks differ in what they train, among the parameters that the optimizer holds besides the "
@@ -335,7 +336,7 @@ bool RankedStep::fail(RankFailure failure, const NamedTensors& all, Bytes smalle
   if (is_alone()) {
     return failure == RankFailure::TakesLess;
   }
-  const Stage stage = stage_;
+  const Stage stage = std::exchange(stage_, Stage::Outside);
   auto& impl = parallel_->impl();
   if (!heard_ && (stage == Stage::Writing || stage == Stage::Written)) {
     is_left_behind_ = is_left_behind_ || stage == Stage::Writing;
@@ -343,10 +344,9 @@ bool RankedStep::fail(RankFailure failure, const NamedTensors& all, Bytes smalle
     return false;
   }
   if (!heard_) {
-    go_along(all);
+    go_along(stage, all);
     heard_ = judge(exchange({.failure = static_cast<int64_t>(failure), .smallest = smallest.count()}));
   }
-  stage_ = Stage::Outside;
   if (stage != Stage::Splitting) {  // till then nothing was sent, and the others leave their buckets as they are
     impl.start_over();
   }
@@ -362,12 +362,12 @@ void RankedStep::lose_group() {
 }
 
 // What the others still do before they hear of it.
-void RankedStep::go_along(const NamedTensors& all) {
+void RankedStep::go_along(Stage stage, const NamedTensors& all) {
   auto& impl = parallel_->impl();
-  if (stage_ == Stage::Outside && !impl.take_check()) {
+  if (stage == Stage::Outside && !impl.take_check()) {
     impl.begin_step();
   }
-  if (stage_ == Stage::Agreed) {
+  if (stage == Stage::Agreed) {
     if (!has_masters_) {
       impl.send_zeros();
     }

@@ -2,7 +2,8 @@
 // RankedStep: the part that the ranks of a data-parallel job do together in one step, in this order, however many micro-batches each of them has.
 //
 //   Split      with a memory_budget, in step()
-//   begin      buckets, where they are made anew after the first step, and buffers, as rank 0 has them
+//   Trained    where buckets are made anew after the first step
+//   begin      those buckets, and buffers, as rank 0 has them
 //   Passes     where the model sends in each forward pass (SyncBatchNorm), in step()
 //   Items      before the first backward
 //   gradients  in the last micro-batch's backward, bucket by bucket; then those that DataParallel does not send
@@ -121,7 +122,7 @@ class RankedStep {
   Words talk(Talk about, const RankWord& own);
   [[noreturn]] void drop(const std::string& why);
   void check_trained(const Words& words);
-  void go_along(const NamedTensors& all);
+  void go_along(Stage stage, const NamedTensors& all);
   std::vector<at::Tensor> others(const NamedTensors& all) const;
   void send_others(const NamedTensors& all);
 

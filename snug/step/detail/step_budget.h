@@ -1,6 +1,5 @@
 #pragma once
-// StepBudget: what a Stepper needs to keep memory_budget: the plan, forward under the plan, and the way back to the beginning of a step that ran
-// out of memory. Where plans() is false, the budget is a limit.
+// StepBudget: keeps memory_budget: the plan, forward under the plan, and the way back to the beginning of a step that ran out of memory. Where plans() is false, the budget is a limit.
 
 #include <cstdint>
 #include <exception>
@@ -75,7 +74,7 @@ class StepBudget {
   /// Puts buffers and generators back to where the step began, unless parameters were written.
   void go_back();
   /// The step will be made again.
-  void step_down() { ++step_downs_; }
+  void count_step_down() { ++step_downs_; }
   /// It will not: plans are as before it.
   void give_up();
 

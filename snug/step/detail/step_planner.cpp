@@ -117,6 +117,10 @@ bool StepPlanner::step_down(bool had_other_operators) {
     return true;
   }
   StepTrials& trials = last_->trials;
+  if (trials.count_idle_state()) {
+    last_->is_stale = true;
+    return true;
+  }
   const int64_t for_activations = trials.bytes_for_activations();
   const int64_t left_free = trials.left_free() + std::max<int64_t>({4096, trials.left_free(), for_activations / 32});
   if (left_free > for_activations / 2) {

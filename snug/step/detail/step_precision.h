@@ -42,7 +42,9 @@ class StepPrecision {
   Loss forward(const std::function<Loss()>& loss_of) const;
   /// Shows unscaled gradients to the guard. Waits for the device, if there is a guard.
   void look_at_gradients(const NamedTensors& parameters);
-  /// After the update: what the guard makes of them.
+  /// The step is given up.
+  void forget_gradients() { evidence_.reset(); }
+  /// After the update: the guard may move regions, by the gradients that it was shown.
   void move_regions(StepResult& result);
 
   void add_to(StateDict& state) const;

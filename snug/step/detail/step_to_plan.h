@@ -1,5 +1,5 @@
 #pragma once
-// StepToPlan: what a step is, before it is planned, and how it can be tried.
+// StepToPlan: a step before it is planned, and how it can be tried.
 
 #include <cstdint>
 #include <functional>

@@ -78,6 +78,12 @@ void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t
   try_slices(step, at_most_ != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
 }
 
+bool StepTrials::count_idle_state() {
+  trusts_idle_state_ = false;
+  fixed_bytes_ += idle_state_bytes_;
+  return std::exchange(idle_state_bytes_, 0) > 0;
+}
+
 // --- trying
 
 // False: it does not run within the budget.
@@ -96,7 +102,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
     SameLosses losses;
     tried_.insert_or_assign(items, Tried{profile_step(losses.of(forward), {.link = limits_->link}), loaded, slices});
     fixed_bytes_ += idle_state_bytes_;
-    idle_state_bytes_ = step.idle_state_bytes();
+    idle_state_bytes_ = trusts_idle_state_ ? step.idle_state_bytes() : 0;
     fixed_bytes_ -= idle_state_bytes_;
   } catch (const c10::OutOfMemoryError&) {
     note("does not run within the budget");
@@ -260,7 +266,7 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
                        : step.micro_batch > 0 ? std::min(step.micro_batch, step.batch)
                                               : step.batch;
        ; items = std::min(2 * items, step.batch)) {
-    if (trials.try_one(step, items, can_slice_ ? kMostSlices : 1)) {
+    if (trials.try_one(step, items, trials.can_slice_ ? kMostSlices : 1)) {
       return std::max(trials.bytes_of_update(),
                       trials.bytes_beside(items) +
                           PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest().peak_bytes);

@@ -1,5 +1,5 @@
 #pragma once
-// StepTrials: what was learned of a step by trying it, and the plan that follows. Micro-batches of the batch, its half, its quarter and so on are
+// StepTrials: the trials of a step, and the plan that follows. Micro-batches of the batch, its half, its quarter and so on are
 // profiled, and search_step takes the best. Where not even the smallest fits, and the model has a snug::sliced, its number of slices is raised.
 
 #include <algorithm>
@@ -43,6 +43,9 @@ class StepTrials {
   int64_t more_than_before(const StepToPlan& step) const {
     return std::max<int64_t>(0, fixed_bytes_of(step) - fixed_bytes_);
   }
+  /// A step ran out of memory: state that no trial gave a gradient may have come after all, for branches that other items reach. It is counted
+  /// from here on. False: there was none.
+  bool count_idle_state();
   /// Tries until something fits, if anything does. `before`: the choice of an earlier run, tried first, or null.
   void run(const StepToPlan& step, const Choice* before);
   /// The same for a step that has outgrown a plan of micro-batches of `items`.
@@ -91,7 +94,8 @@ class StepTrials {
   int64_t gradient_bytes_;
   int64_t optimizer_bytes_;
   int64_t idle_state_bytes_ = 0;  // that fixed_bytes_ is without
-  int64_t at_most_;               // items of a micro-batch, for other ranks' sake
+  bool trusts_idle_state_ = true;
+  int64_t at_most_;  // items of a micro-batch, for other ranks' sake
   int64_t left_free_ = 0;
   std::map<int64_t, Tried> tried_;  // by items
   std::string pinned_by_;           // why the batch is not cut
