@@ -91,7 +91,7 @@ void print_choice(Gpt& model, const GptOptions& options, const PlanFlags& flags,
   const at::Tensor tokens = at::randint(options.vocab, {flags.batch, options.context}, at::kLong);
   Bytes takes = Bytes::unlimited();
   try {
-    const auto plan = stepper.plan(Batch{tokens}, [&](const Batch& micro) {
+    const auto plan = stepper.plan_for(Batch{tokens}, [&](const Batch& micro) {
       const at::Tensor logits = model->forward(micro[0]);
       const at::Tensor sum =
           at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), micro[0].reshape({-1}), {}, at::Reduction::Sum);

@@ -16,7 +16,7 @@
 // this one alone, of no fewer bytes: to hold such a value through t instead would give back nothing. The rebuild's own memory is ignored.
 // Where a storage may be offloaded, its way out and back counts if that is shorter: to offload one of those values instead takes no less.
 
-namespace snug {
+namespace snug::plan {
 namespace {
 
 using detail::at;
@@ -341,4 +341,4 @@ PlanAnswer solve_exactly(const StepSimulator& simulator, int64_t budget) {
   return BranchAndBound(simulator, budget).answer();
 }
 
-}  // namespace snug
+}  // namespace snug::plan

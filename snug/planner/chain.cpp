@@ -24,7 +24,7 @@
 // slots of memory and round each size up to one; here V is kept as the step function that it is, so bytes are exact and one
 // solution answers all budgets. Equal sub-chains share their function: a model of N equal layers has O(N) of them, not O(N^2).
 
-namespace snug {
+namespace snug::plan {
 namespace {
 
 using detail::at;
@@ -169,4 +169,4 @@ void ChainSolver::expand(int first, int last, int64_t budget, std::vector<ChainA
 
 int64_t ChainSolver::intervals() const { return static_cast<int64_t>(tables_.size()); }
 
-}  // namespace snug
+}  // namespace snug::plan

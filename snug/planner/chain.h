@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace snug {
+namespace snug::plan {
 
 /// One way to run a block's forward and backward pass.
 struct ChainOption {
@@ -77,5 +77,15 @@ class ChainSolver {
   std::vector<int> table_of_;  // [first * blocks + last]
   std::vector<Steps> tables_;
 };
+
+}  // namespace snug::plan
+
+namespace snug {  // their names of before, for one release
+
+using plan::ChainAction;
+using plan::ChainBlock;
+using plan::ChainOption;
+using plan::ChainPoint;
+using plan::ChainSolver;
 
 }  // namespace snug

@@ -11,7 +11,7 @@
 // is held from the first Unpack of that block's backward pass on, and what a block itself rebuilds, from that of its own. What random
 // operators made stays in every plan.
 
-namespace snug {
+namespace snug::plan {
 namespace {
 
 constexpr size_t kMostPlans = 512;
@@ -83,4 +83,4 @@ std::vector<std::vector<HoldFrom>> chain_plans(const StepSimulator& simulator) {
   return result;
 }
 
-}  // namespace snug
+}  // namespace snug::plan

@@ -9,7 +9,7 @@
 #include "snug/core/detail/versioned_json.h"
 #include "snug/core/error.h"
 
-namespace snug {
+namespace snug::plan {
 namespace {
 
 using Json = detail::OrderedJson;
@@ -81,4 +81,4 @@ PlanCurve plan_curve(const StepSimulator& simulator, CurveOptions options) {
   return curve;
 }
 
-}  // namespace snug
+}  // namespace snug::plan

@@ -10,7 +10,7 @@
 
 #include "snug/planner/solver.h"
 
-namespace snug {
+namespace snug::plan {
 
 struct PlanCurve {
   /// Plain training first; then ever fewer bytes and never fewer seconds.
@@ -40,5 +40,13 @@ struct CurveOptions {
 
 /// Throws ConfigError for fewer than 2 points.
 PlanCurve plan_curve(const StepSimulator& simulator, CurveOptions options = {});
+
+}  // namespace snug::plan
+
+namespace snug {  // their names of before, for one release
+
+using plan::CurveOptions;
+using plan::plan_curve;
+using plan::PlanCurve;
 
 }  // namespace snug

@@ -35,7 +35,7 @@
 // Two walks: the first finds replays and last uses (a storage that is held stays, which only adds what is never read), the
 // second counts bytes.
 
-namespace snug {
+namespace snug::plan {
 
 using detail::at;
 using detail::MadeAgain;
@@ -401,4 +401,4 @@ std::vector<LiveStorage> StepSimulator::live_at_peak(const HoldFrom& hold_from) 
   return Run(*this, hold_from).live();
 }
 
-}  // namespace snug
+}  // namespace snug::plan

@@ -12,7 +12,7 @@
 
 #include "snug/planner/profile.h"
 
-namespace snug {
+namespace snug::plan {
 
 /// What happens to a storage, as the event from which on it stays: kept from the start; never; or rebuilt when it is
 /// needed, and from the first rebuild at or after that event held until its last use; or offloaded: its bytes leave when the program lets
@@ -85,5 +85,20 @@ class StepSimulator {
   std::vector<std::vector<int>> producers_;  // [storage][version]
   std::vector<std::vector<ValueId>> needs_;  // [operator]
 };
+
+}  // namespace snug::plan
+
+namespace snug {  // their names of before, for one release
+
+using plan::HoldFrom;
+using plan::keep_all;
+using plan::kHold;
+using plan::kKeep;
+using plan::kNever;
+using plan::kOffload;
+using plan::LiveStorage;
+using plan::Replay;
+using plan::Simulation;
+using plan::StepSimulator;
 
 }  // namespace snug

@@ -23,7 +23,7 @@
 //
 // Every plan ever simulated whose point (peak, seconds) no other beats is remembered, so answers only get better.
 
-namespace snug {
+namespace snug::plan {
 namespace {
 
 constexpr double kTiny = 1e-12;      // seconds
@@ -381,4 +381,4 @@ HoldFrom PlanSolver::smallest_of_these_times() {
   return found_.begin()->second.second;
 }
 
-}  // namespace snug
+}  // namespace snug::plan

@@ -15,7 +15,7 @@
 
 #include "snug/planner/plan.h"
 
-namespace snug {
+namespace snug::plan {
 
 struct Infeasible {
   int64_t smallest_feasible_bytes = 0;  ///< the smallest peak of any plan that was found
@@ -86,5 +86,16 @@ double lower_bound_seconds(const StepSimulator& simulator, int64_t budget);
 /// The fastest of all plans of kKeep, kHold, kNever and, with a link, kOffload, by branch and bound: for tests. Throws ConfigError for more than 16
 /// storages that could be kept.
 PlanAnswer solve_exactly(const StepSimulator& simulator, int64_t budget);
+
+}  // namespace snug::plan
+
+namespace snug {  // their names of before, for one release
+
+using plan::Infeasible;
+using plan::lower_bound_seconds;
+using plan::PlanAnswer;
+using plan::PlanSolver;
+using plan::solve_exactly;
+using plan::SolverOptions;
 
 }  // namespace snug

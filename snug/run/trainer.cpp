@@ -354,7 +354,7 @@ class Trainer::Impl {
       optimizer_->zero_grad();  // so that the meter begins without gradients
       const auto loss_of = [&](const Batch& micro) { return next_byte_loss(model_, micro[0], micro[1]); };
       if (config_.checkpoint() == Checkpointing::Auto && !planned_ && ranks_.size() == 1) {
-        stepper_.plan(batch, loss_of);  // before the meter looks
+        stepper_.plan_for(batch, loss_of);  // before the meter looks
       }
       MemoryMeter meter(device_);
       meter.attach(*model_);

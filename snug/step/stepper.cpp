@@ -117,11 +117,12 @@ class Stepper::Impl {
     steps_ = 0;
   }
 
-  std::optional<StepPlan> plan_for(const MicroBatches& source) {
+  std::optional<StepPlan> plan_over(const MicroBatches& source) {
     require_closed_window();
     if (!ranks_.is_alone() || source.items < 1) {
       throw ConfigError(
-          "Stepper.plan: several ranks plan in step() only, where they wait for each other; nor is there a plan for an "
+          "Stepper.plan_for: several ranks plan in step() only, where they wait for each other; nor is there a plan "
+          "for an "
           "empty batch");
     }
     make_or_repeat(Repeats::Alone, [&]() -> std::optional<StepResult> {
@@ -542,7 +543,7 @@ std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) {
 
 std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
 c10::Device Stepper::device() const { return impl_->device(); }
-std::optional<StepPlan> Stepper::plan_for(const MicroBatches& source) { return impl_->plan_for(source); }
+std::optional<StepPlan> Stepper::plan_over(const MicroBatches& source) { return impl_->plan_over(source); }
 std::optional<StepPlan> Stepper::plan() const { return impl_->plan(); }
 Precision Stepper::precision() const { return impl_->precision(); }
 void Stepper::sample_gradients() { impl_->sample_gradients(); }

@@ -178,7 +178,12 @@ class Stepper {
   /// Plans for such a batch now, as step() would in its first step. Throws as step() does, and ConfigError on several
   /// ranks, which plan together in step() only.
   template <class B, class F>
-  std::optional<StepPlan> plan(const B& batch, F&& loss_of);
+  std::optional<StepPlan> plan_for(const B& batch, F&& loss_of);
+  /// plan_for's name of before, for one release.
+  template <class B, class F>
+  std::optional<StepPlan> plan(const B& batch, F&& loss_of) {
+    return plan_for(batch, std::forward<F>(loss_of));
+  }
 
   /// The precision that Auto became, or the one that was asked for.
   Precision precision() const;
@@ -228,7 +233,7 @@ class Stepper {
   template <class B, class F>
   MicroBatches source_of(const B& batch, F& loss_of);
   StepResult step_over(const MicroBatches& source);
-  std::optional<StepPlan> plan_for(const MicroBatches& source);
+  std::optional<StepPlan> plan_over(const MicroBatches& source);
   std::optional<StepResult> accumulate_one(const MicroBatches& source);
   c10::Device device() const;
 
@@ -305,8 +310,8 @@ StepResult Stepper::step(const B& batch, F&& loss_of) {
 }
 
 template <class B, class F>
-std::optional<StepPlan> Stepper::plan(const B& batch, F&& loss_of) {
-  return plan_for(source_of(batch, loss_of));
+std::optional<StepPlan> Stepper::plan_for(const B& batch, F&& loss_of) {
+  return plan_over(source_of(batch, loss_of));
 }
 
 template <class B, class F>

@@ -21,7 +21,7 @@ c10::Storage storage_of(const SpillMemory& memory) { return *std::static_pointer
 // Without the dispatcher: no mode that watches operators is to see it.
 SpillMemory allocate(int64_t bytes) {
   return spill_memory_of(c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(bytes), c10::GetCPUAllocator(),
-                                /*resizable=*/true));
+                                      /*resizable=*/true));
 }
 
 class Spilled final : public StoredAway {

@@ -50,7 +50,9 @@ void check_replicas(ProcessGroup& group, const DataParallel::NamedTensors& tenso
     std::rethrow_exception(failure);
   }
   if (most.back() != 0) {
-    throw DistributedError("DataParallel.check_replicas: another rank could not read its parameters; see what it says");
+    throw DistributedError(
+        "DataParallel.check_replicas: another rank could not read its parameters; its own message is on its standard "
+        "error");
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (least[i] == most[i]) {

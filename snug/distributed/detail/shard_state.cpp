@@ -127,7 +127,9 @@ void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
   }
   if (failed != 0) {
     throw Error(
-        fmt::format("ShardedOptimizer.consolidate: rank {} has no room for the state of all; see what it says", to));
+        fmt::format("ShardedOptimizer.consolidate: rank {} has no room for the state of all; its own message is on its "
+                    "standard error",
+                    to));
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/detail/storage_views.h"
-#include "snug/memory/detail/backward_pass.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/memory/detail/backward_pass.h"
 #include "snug/remat/detail/op_tape.h"

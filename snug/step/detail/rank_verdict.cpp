@@ -42,13 +42,15 @@ void raise(const Verdict& verdict, Talk talk) {
                       "differ now; go on from a snapshot",
                       who));
     case RankFailure::Other:
-      throw DistributedError(
-          fmt::format("Stepper.step: {} failed in this step, so all ranks dropped it; see what it says", who));
+      throw DistributedError(fmt::format(
+          "Stepper.step: {} failed in this step, so all ranks dropped it; its own message is on its standard error",
+          who));
     case RankFailure::TakesLess:
     case RankFailure::OutOfMemory:
       break;
   }
-  const char* const see = verdict.ranks.size() == 1 ? "see what it says" : "see what each of them says";
+  const char* const see = verdict.ranks.size() == 1 ? "its own message is on its standard error"
+                                                    : "their own messages are on their standard error";
   if (talk == Talk::Split && verdict.cause == RankFailure::OutOfMemory && verdict.is_unanimous) {
     const std::string cure =
         verdict.smallest.count() > 0

@@ -96,7 +96,8 @@ void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_
   }
   for (size_t i = 0; i < all.size(); i += 2) {
     if (all[i + 1] != 0) {
-      throw Error(fmt::format("Stepper: rank {} cannot use its directory for offload; see what it says", i / 2));
+      throw Error(fmt::format(
+          "Stepper: rank {} cannot use its directory for offload; its own message is on its standard error", i / 2));
     }
     if (all[i] > budget.count()) {
       throw BudgetExceeded(fmt::format(
