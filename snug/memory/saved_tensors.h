@@ -24,12 +24,14 @@ namespace detail {
 class PolicyScope;
 }
 
-/// While it lives, every tensor that autograd saves on this thread is handed to `pack`, and what that returns is kept instead;
-/// `unpack` gives the tensor back (same sizes, dtype and device) each time backward needs it. It may give the same one to several: a custom
-/// Function gets a copy where something else uses its memory, so that it may return it as a gradient. The innermost hooks alone are asked. Parameters, views and outputs arrive too. `pack` runs without gradient mode and must not write to its argument; keep
-/// `t.detach()`, never `t` itself, which may be the output of the node that saves it. As without hooks, a tensor that was
-/// written in place after it was saved is an error in backward. Backward passes that begin while it lives stay on this thread, on a GPU, too.
-/// Where another library, such as Python's torch, has installed its own autograd engine, that one goes on working; hooks of Python's are the inner
+/// While it lives, every tensor that autograd saves on this thread is handed to `pack`, and what that returns is kept
+/// instead; `unpack` gives the tensor back (same sizes, dtype and device) each time backward needs it. It may give the
+/// same one to several: a custom Function gets a copy where something else uses its memory, so that it may return it as
+/// a gradient. The innermost hooks alone are asked. Parameters, views and outputs arrive too. `pack` runs without
+/// gradient mode and must not write to its argument; keep `t.detach()`, never `t` itself, which may be the output of
+/// the node that saves it. As without hooks, a tensor that was written in place after it was saved is an error in
+/// backward. Backward passes that begin while it lives stay on this thread, on a GPU, too. Where another library, such
+/// as Python's torch, has installed its own autograd engine, that one goes on working; hooks of Python's are the inner
 /// ones where they began later. An engine that is installed while hooks live hides them until the next ones begin.
 class [[nodiscard]] SavedTensorHooks final {
  public:

@@ -24,13 +24,13 @@ double nearest_even(double x) {
 }
 
 double nearest(const FloatFormat& format, double x) {
-  constexpr double kBeyondAll = std::numeric_limits<double>::infinity();
-  const double beyond = format.has_infinity ? kBeyondAll : format.max();
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  const double beyond = format.has_infinity ? infinite : format.max();
   if (std::isnan(x)) {
     return x;
   }
   double magnitude = std::abs(x);
-  if (magnitude < kBeyondAll) {
+  if (magnitude < infinite) {
     // Scaling by a power of two is exact here, so that x is rounded only once.
     const int step = step_exponent(format, magnitude);
     magnitude = std::ldexp(nearest_even(std::ldexp(magnitude, -step)), step);

@@ -218,10 +218,8 @@ class Stepper::Impl {
       budget_.forget_tries();
     }
     begin_try(repeats);
-    if (const Attempt backup = try_once([&] { budget_.take_backup(); }); !backup.is_made()) {
-      abandon();
-      tell_ranks(backup, /*takes_less=*/false);
-      std::rethrow_exception(backup.error);
+    if (budget_.plans()) {
+      take_backup();
     }
     for (;; begin_try(repeats)) {
       std::optional<StepResult> result;
@@ -245,6 +243,14 @@ class Stepper::Impl {
       }
       budget_.count_step_down();
       give_up.release();
+    }
+  }
+
+  void take_backup() {
+    if (const Attempt backup = try_once([&] { budget_.take_backup(); }); !backup.is_made()) {
+      abandon();
+      tell_ranks(backup, /*takes_less=*/false);
+      std::rethrow_exception(backup.error);
     }
   }
 

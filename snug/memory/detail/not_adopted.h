@@ -1,6 +1,8 @@
 #pragma once
-// A custom Function may return a saved tensor as a gradient. If nothing else holds the tensor, autograd takes it for .grad() as it is, and later adds
-// to it: to the model's own memory, if the policy kept it where it was, or to memory that the policy gives out again. Autograd's own nodes compute what they return. Without hooks the saved tensor is held by its owner, so that autograd makes a copy.
+// A custom Function may return a saved tensor as a gradient. If nothing else holds the tensor, autograd takes it for
+// .grad() as it is, and later adds to it: to the model's own memory, if the policy kept it where it was, or to memory
+// that the policy gives out again. Autograd's own nodes compute what they return. Without hooks the saved tensor is
+// held by its owner, so that autograd makes a copy.
 
 #include <utility>
 

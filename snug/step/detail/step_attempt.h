@@ -18,8 +18,8 @@ struct StepAttempt {
     Failed,     ///< any other exception
   };
   Outcome outcome = Outcome::Made;
-  std::exception_ptr error =
-      {};  ///< as the caller of the Stepper is to see it: BudgetExceeded where a budget was the limit
+  /// As the caller of the Stepper is to see it: BudgetExceeded where a budget was the limit.
+  std::exception_ptr error = {};
   Bytes smallest = Bytes(0);  ///< where out of memory: a budget that would do; 0: not known
 
   bool is_made() const { return outcome == Outcome::Made; }

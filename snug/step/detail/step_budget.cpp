@@ -93,9 +93,7 @@ void StepBudget::forget_tries() {
 
 void StepBudget::take_backup() {
   is_writing_ = false;
-  if (planner_) {
-    backup_.take();
-  }
+  backup_.take();
 }
 
 // Each rank takes less of its own: where another one ran out of memory, there is nothing to be done here.

@@ -1,5 +1,6 @@
 #pragma once
-// StepBudget: keeps memory_budget: the plan, forward under the plan, and the way back to the beginning of a step that ran out of memory. Where plans() is false, the budget is a limit.
+// StepBudget: keeps memory_budget: the plan, forward under the plan, and the way back to the beginning of a step that
+// ran out of memory. Where plans() is false, the budget is a limit.
 
 #include <cstdint>
 #include <exception>
@@ -64,11 +65,10 @@ class StepBudget {
 
   /// Forgets how the last window went.
   void forget_tries();
-  /// Notes where a step begins.
+  /// Notes where a planned step begins.
   void take_backup();
   /// Parameters are written from here on: nothing is put back in this step any more, nor is it repeated.
   void begin_writing() { is_writing_ = true; }
-  bool is_writing() const { return is_writing_; }
   /// Out of memory: the plan is to take less. True: the step can be made again with it, if `repeats` allows.
   bool take_less(Repeats repeats);
   /// Puts buffers and generators back to where the step began, unless parameters were written.
