@@ -140,7 +140,6 @@ class Contest {
 
   int64_t number_of_parts() const {
     int64_t parts = 0;
-    const torch::NoGradGuard no_grad;
     entry_.loss_of(entry_.batch, [&](const Parts& all, State state) {
       parts += std::ssize(all);
       return run_plainly(all, std::move(state));
