@@ -1,12 +1,14 @@
-// Plans for any graph: the models of benchmarks/zoo, each under ever fewer bytes, beside what can be done by hand. One thread.
+// Plans for any graph: the models of benchmarks/zoo, each under ever fewer bytes, beside what can be done by hand. On
+// one thread.
 //
 // usage: any_graph [--models A,B] [--budgets 100,35,floor] [--turns N] [--json FILE]
-//        any_graph [--models A,B] --profile-to FOLDER     writes the profiles of their steps, as FOLDER/NAME.json, and nothing else
+//        any_graph [--models A,B] --profile-to FOLDER     only writes the profiles of their steps, as FOLDER/NAME.json
 //
-// budgets: per cents of the plain step's peak, gradients included, or the fewest bytes for which a plan is found. peak: how far memory rises above
-// its level before the step. time: over that of a plain step, as the median of N ratios, with the lowest and highest; the two take turns.
-// models: all of them, or those that are named; tiny_gpt2, for tests, only where it is named.
-// Exit status 1 if a way has other bits than the plain step, or a plan takes more bytes than predicted.
+// models: all of them, or those that are named; tiny_gpt2, for tests, only where it is named. budgets: per cents of the
+// plain step's peak, or the fewest bytes for which a plan is found; those below these are passed over. MiB: how far
+// memory rises above its level before the step, gradients included. time: over that of a plain step, as the median of N
+// ratios, with the lowest and highest; the two take turns. Exit status 1 if a way has other bits than the plain step,
+// or a plan takes more bytes than predicted.
 
 #include <fstream>
 #include <iostream>

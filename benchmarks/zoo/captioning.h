@@ -1,6 +1,6 @@
 #pragma once
-// Captions for images, as in "Show, Attend and Tell" (Xu et al. 2015): a convolutional encoder, then an LSTM cell over the words with
-// attention over the encoder's places.
+// Captions for images, as in "Show, Attend and Tell" (Xu et al. 2015): a convolutional encoder, then an LSTM cell over
+// the words, with attention over the encoder's places.
 
 #include "benchmarks/zoo/entry.h"
 

@@ -1,10 +1,10 @@
 #pragma once
-// Contest: one model's step in many ways, plainly, under plans, and within fewer bytes by hand. Each way's bits and bytes are compared with those
-// of the plain step, and its time with a plain step beside it.
+// Contest: one model's step in many ways, plainly, under plans, and within fewer bytes by hand. Each way's bits are
+// compared with those of a plain step, and its time with that of a plain step beside it.
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -48,9 +48,9 @@ class Contest {
  public:
   explicit Contest(Entry entry) : entry_(std::move(entry)), leaves_(entry_.module->parameters()) {
     step(ways[0]);  // what is made once
-    inspect(ways[0]);
-    ways.push_back({.name = "plain again"});
-    inspect(ways[1]);
+    for (int twice = 0; twice < 2; ++twice) {
+      inspect(ways[0]);
+    }
     drop_gradients();
     profile_seconds = seconds_of([&] { profile = profile_step(forward()); });
   }
@@ -96,7 +96,7 @@ class Contest {
     ways.push_back(std::move(way));
   }
 
-  /// Each way takes turns with plain steps.
+  /// Each way takes turns with plain steps; a plain step itself does so too, which tells how far ratios can be trusted.
   void race(int turns) {
     for (int turn = 0; turn < turns; ++turn) {
       for (Way& way : ways) {
@@ -104,7 +104,7 @@ class Contest {
         const double before = seconds_of([&] { step(plain_first ? ways[0] : way); });
         const double after = seconds_of([&] { step(plain_first ? way : ways[0]); });
         way.ratios.push_back(plain_first ? after / before : before / after);
-        plain_seconds = std::min({plain_seconds, plain_first ? before : after});
+        plain_seconds = std::min(plain_seconds, plain_first ? before : after);
       }
     }
     for (Way& way : ways) {
@@ -158,42 +158,43 @@ class Contest {
     }
   }
 
-  Tensor step(const Way& way, int64_t* replayed = nullptr) {
+  Tensor step(Way& way) {
     drop_gradients();
     torch::manual_seed(2);
-    Tensor sum;
+    if (way.micro_batches == 1) {
+      return pass(way, entry_.batch);
+    }
     for (int64_t i = 0; i < way.micro_batches; ++i) {
       Batch micro;
       for (const Tensor& tensor : entry_.batch) {
-        micro.push_back(way.micro_batches == 1 ? tensor : tensor.chunk(way.micro_batches)[static_cast<size_t>(i)]);
+        micro.push_back(tensor.chunk(way.micro_batches)[static_cast<size_t>(i)]);
       }
-      std::optional<Rematerialize> scope;
-      if (way.plan) {
-        scope.emplace(*way.plan);
-      }
-      Tensor loss = entry_.loss_of(micro, way.run);
-      if (way.micro_batches > 1) {
-        loss = loss / way.micro_batches;
-      }
-      const auto count = scope ? scope->replayed_operators() : nullptr;
-      scope.reset();
-      loss.backward();
-      sum = sum.defined() ? sum + loss.detach() : loss.detach();
-      if (replayed && count) {
-        *replayed = *count;
-      }
+      pass(way, micro);
     }
-    return sum;
+    return {};
+  }
+
+  // Forward and backward. Returns the loss.
+  Tensor pass(Way& way, const Batch& batch) {
+    std::optional<Rematerialize> scope;
+    if (way.plan) {
+      scope.emplace(*way.plan);
+    }
+    const Tensor loss = entry_.loss_of(batch, way.run);
+    const auto replayed = scope ? scope->replayed_operators() : nullptr;
+    scope.reset();
+    loss.backward(way.micro_batches == 1 ? Tensor() : torch::full({}, 1.0 / static_cast<double>(way.micro_batches)));
+    way.replayed = replayed ? replayed->load() : 0;
+    return loss.detach();
   }
 
   void inspect(Way& way) {
     drop_gradients();
     const MemoryMeter meter;
-    Tensor loss = step(way, &way.replayed);
+    std::vector<Tensor> bits{step(way)};
     way.peak_bytes = meter.report().peak_bytes;
-    std::vector<Tensor> bits{loss.clone()};
     for (const Tensor& leaf : leaves_) {
-      bits.push_back(leaf.grad().defined() ? leaf.grad().clone() : Tensor());
+      bits.push_back(leaf.grad());
     }
     if (plain_bits_.empty()) {
       plain_bits_ = std::move(bits);
@@ -206,7 +207,7 @@ class Contest {
 
   Entry entry_;
   std::vector<Tensor> leaves_;
-  std::vector<Tensor> plain_bits_;
+  std::vector<Tensor> plain_bits_;  // loss, then gradients
 };
 
 }  // namespace snug::zoo

@@ -1,5 +1,6 @@
 #pragma once
-// An entry of the zoo: a model as its user would write it, a batch, and a loss. Seeds are fixed, so each make gives the same bits.
+// An entry of the zoo: a model as its user would write it, a batch, and a loss. Seeds are fixed, so each one that is
+// made has the same bits.
 
 #include <functional>
 #include <memory>

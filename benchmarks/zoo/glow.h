@@ -1,6 +1,6 @@
 #pragma once
-// Glow (Kingma and Dhariwal 2018): actnorm, invertible 1x1 convolution and affine coupling, in levels; the loss is a negative
-// log-likelihood with the flows' log-determinants.
+// Glow (Kingma and Dhariwal 2018): actnorm, invertible 1x1 convolution and affine coupling, in levels. The loss is a
+// negative log-likelihood with the flows' log-determinants.
 
 #include <cmath>
 #include <numbers>

@@ -1,5 +1,5 @@
 #pragma once
-// GPT-2 of single operators: layer norms, causal softmax and tanh-GELU are written out, as in a first version of a model.
+// GPT-2 (Radford et al. 2019) of single operators: layer norms, attention and tanh-GELU are written out.
 
 #include <cmath>
 #include <numbers>

@@ -1,6 +1,6 @@
 #pragma once
-// A graph network in the manner of "Learning to Simulate Complex Physics with Graph Networks" (Sanchez-Gonzalez et al. 2020): messages
-// along edges, added up at nodes, several times over.
+// A graph network as in "Learning to Simulate Complex Physics with Graph Networks" (Sanchez-Gonzalez et al. 2020):
+// messages along edges, added up at nodes, several times over.
 
 #include "benchmarks/zoo/entry.h"
 

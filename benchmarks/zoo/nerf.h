@@ -1,5 +1,6 @@
 #pragma once
-// NeRF (Mildenhall et al. 2020): two fields, volume rendering along rays, and the fine field's places drawn where the coarse one sees something.
+// NeRF (Mildenhall et al. 2020): two fields and volume rendering along rays; the fine field's places are drawn where
+// the coarse one sees something.
 
 #include <cmath>
 #include <numbers>

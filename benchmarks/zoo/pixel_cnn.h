@@ -1,5 +1,6 @@
 #pragma once
-// PixelCNN (van den Oord et al. 2016) with gated residual blocks: convolutions whose weights are masked in each forward pass.
+// PixelCNN (van den Oord et al. 2016) with gated residual blocks: the convolutions' weights are masked in each forward
+// pass.
 
 #include "benchmarks/zoo/entry.h"
 

@@ -1,5 +1,6 @@
 #pragma once
-// Policy gradient (REINFORCE with an entropy bonus, Williams 1992) through a rollout in an environment of tensor operators.
+// Policy gradient (REINFORCE, Williams 1992, with an entropy bonus) over a rollout in an environment of tensor
+// operators.
 
 #include "benchmarks/zoo/entry.h"
 
@@ -33,7 +34,8 @@ class PuckPolicyImpl : public torch::nn::Module {
   }
 
  private:
-  // The state is place, speed, and of each step so far the log-probability of what was done, the policy's entropy, and the reward.
+  // The state is place and speed, and of each step so far the log-probability of the push, the policy's entropy and the
+  // reward.
   State step(State state, const Tensor& winds) {
     const Tensor log_policy = torch::log_softmax(layers_->forward(torch::cat({state[0], state[1]}, 1)), 1);
     const Tensor policy = log_policy.exp();

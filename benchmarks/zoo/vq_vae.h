@@ -1,5 +1,6 @@
 #pragma once
-// VQ-VAE (van den Oord et al. 2017): between encoder and decoder each place becomes the nearest code; gradients go straight through.
+// VQ-VAE (van den Oord et al. 2017): between encoder and decoder each place becomes the nearest code, through which
+// gradients go straight.
 
 #include "benchmarks/zoo/entry.h"
 
