@@ -10,7 +10,7 @@
 // ratios, with the lowest and highest; the two take turns. Exit status 1 if a way has other bits than the plain step,
 // or a plan takes more bytes than predicted.
 
-#include <fstream>
+#include <charconv>
 #include <iostream>
 #include <sstream>
 
@@ -18,6 +18,7 @@
 
 #include "benchmarks/zoo/contest.h"
 #include "benchmarks/zoo/zoo.h"
+#include "snug/core/file_system.h"
 
 namespace snug::any_graph {
 namespace {
@@ -42,6 +43,15 @@ std::vector<std::string> split(const std::string& text) {
   return words;
 }
 
+int positive_number(const std::string& flag, const std::string& text) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size() || number < 1) {
+    throw ConfigError("any_graph: " + flag + " takes whole numbers from 1 on, and not " + text);
+  }
+  return number;
+}
+
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
   for (int i = 1; i < argc; i += 2) {
@@ -53,7 +63,7 @@ Arguments parse(int argc, char** argv) {
     } else if (flag == "--budgets") {
       arguments.budgets = split(value);
     } else if (flag == "--turns") {
-      arguments.turns = std::stoi(value);
+      arguments.turns = positive_number(flag, value);
     } else if (flag == "--json") {
       arguments.json = value;
     } else if (flag == "--profile-to") {
@@ -162,7 +172,7 @@ void add_plans(Contest& contest, const std::vector<std::string>& budgets) {
       contest.add_plan("plan at the floor", 0);
       continue;
     }
-    const int64_t bytes = contest.ways[0].peak_bytes * std::stoi(budget) / 100;
+    const int64_t bytes = contest.ways[0].peak_bytes * positive_number("--budgets", budget) / 100;
     if (bytes >= contest.floor_bytes) {
       contest.add_plan(fmt::format("plan in {} %", budget), bytes);
     }
@@ -175,7 +185,7 @@ bool run(const Arguments& arguments) {
   for (const zoo::Species& species : chosen(arguments.models)) {
     Contest contest(species.make());
     if (!arguments.profile_to.empty()) {
-      std::ofstream(arguments.profile_to + "/" + species.name + ".json") << contest.profile.to_json();
+      replace_file(arguments.profile_to + "/" + species.name + ".json", contest.profile.to_json());
       continue;
     }
     contest.find_floor();
@@ -187,7 +197,7 @@ bool run(const Arguments& arguments) {
     all_well = all_well && came_out_as_predicted(contest);
   }
   if (!arguments.json.empty()) {
-    std::ofstream(arguments.json) << results.dump(1) << "\n";
+    replace_file(arguments.json, results.dump(1) + "\n");
   }
   if (arguments.profile_to.empty()) {
     std::cout << (all_well ? "all bits equal, bytes as predicted\n"
@@ -204,7 +214,7 @@ int main(int argc, char** argv) {
     torch::set_num_threads(1);
     return snug::any_graph::run(snug::any_graph::parse(argc, argv)) ? 0 : 1;
   } catch (const std::exception& error) {
-    std::cerr << "any_graph: " << error.what() << "\n";
+    std::cerr << error.what() << "\n";
     return 2;
   }
 }
