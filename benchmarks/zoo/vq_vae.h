@@ -30,10 +30,8 @@ class VqVaeImpl : public torch::nn::Module {
 
   Tensor loss(const Tensor& images) {
     const Tensor encoded = encoder_->forward(images).permute({0, 2, 3, 1}).contiguous();  // codes last
-    const Tensor places = encoded.flatten(0, 2);
-    const Tensor distances = places.square().sum(1, /*keepdim=*/true) - 2 * torch::matmul(places, codes_->weight.t()) +
-                             codes_->weight.square().sum(1);
-    const Tensor quantized = codes_->forward(distances.argmin(1)).view_as(encoded);
+    const Tensor nearest = torch::cdist(encoded.flatten(0, 2), codes_->weight).argmin(1);
+    const Tensor quantized = codes_->forward(nearest).view_as(encoded);
     const Tensor code_loss = torch::mse_loss(quantized, encoded.detach());
     const Tensor commitment = torch::mse_loss(encoded, quantized.detach());
     const Tensor straight_through = encoded + (quantized - encoded).detach();
