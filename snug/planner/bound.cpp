@@ -262,7 +262,7 @@ class BranchAndBound {
     const std::vector<bool> saved = profile.saved_storages();
     own_ = own_seconds(simulator, saved);
     if (profile.link.is_open()) {
-      ways_.push_back(kOffload);
+      ways_.push_back(Stay::offloaded());
     }
     for (size_t s = 0; s < saved.size(); ++s) {
       if (profile.storages[s].kind != StorageKind::External) {
@@ -304,12 +304,14 @@ class BranchAndBound {
       return;
     }
     const size_t s = static_cast<size_t>(order_[depth]);
-    const int before = plan_[s];
+    const Stay before = plan_[s];
     const double away = std::min(own_[s], transfer_seconds(simulator_.profile(), s));  // it may be rebuilt with another
-    for (const int choice : ways_) {
+    for (const Stay choice : ways_) {
       plan_[s] = choice;
       // A saved storage may stay in the program's hands until the backward pass: then it costs nothing to drop it.
-      branch(depth + 1, bound + (choice == kKeep || !gone(s) ? 0 : choice == kOffload ? away : own_[s]));
+      branch(depth + 1, bound + (choice == Stay::kept() || !gone(s) ? 0
+                                 : choice == Stay::offloaded()      ? away
+                                                                    : own_[s]));
     }
     plan_[s] = before;
   }
@@ -326,9 +328,9 @@ class BranchAndBound {
 
   const StepSimulator& simulator_;
   int64_t budget_;
-  HoldFrom plan_, best_;
+  Stays plan_, best_;
   std::vector<int> order_;
-  std::vector<int> ways_ = {kKeep, kHold, kNever};
+  std::vector<Stay> ways_ = {Stay::kept(), Stay::once_rebuilt(), Stay::never()};
   std::vector<double> own_;
   std::vector<bool> gone_;
   double best_seconds_ = 0;

@@ -18,18 +18,18 @@ constexpr size_t kMostPlans = 512;
 
 using detail::at;
 
-// `from`: the event in which these blocks run, kKeep for the forward pass itself.
-void write(const detail::CutChain& chain, const std::vector<ChainAction>& actions, size_t& next, int from,
-           HoldFrom& plan) {
+// `from`: Stay::from the event in which these blocks run, Stay::kept() for the forward pass itself.
+void write(const detail::CutChain& chain, const std::vector<ChainAction>& actions, size_t& next, Stay from,
+           Stays& plan) {
   const ChainAction action = actions[next++];
-  const auto hold = [&](int s, int event) { plan[at(s)] = std::min(plan[at(s)], event); };
+  const auto hold = [&](int s, Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };
   if (!action.save) {
     const detail::CutBlock& before = chain.blocks[at(action.at - 1)];
     for (const int s : before.outputs) {
       hold(s, from);
     }
     write(chain, actions, next, from, plan);
-    write(chain, actions, next, before.begin, plan);
+    write(chain, actions, next, Stay::from(before.begin), plan);
     return;
   }
   const detail::CutBlock& block = chain.blocks[at(action.first)];
@@ -39,7 +39,7 @@ void write(const detail::CutChain& chain, const std::vector<ChainAction>& action
   };
   for (const int s : block.made) {
     if (chain.saved[at(s)] || (is_among(block.outputs, s) && action.first < action.last)) {
-      hold(s, is_among(dropped, s) ? std::max(from, block.begin) : from);
+      hold(s, is_among(dropped, s) ? std::max(from, Stay::from(block.begin)) : from);
     }
   }
   if (action.first < action.last) {
@@ -47,7 +47,7 @@ void write(const detail::CutChain& chain, const std::vector<ChainAction>& action
   }
 }
 
-std::vector<HoldFrom> plans_of(const detail::CutChain& chain) {
+std::vector<Stays> plans_of(const detail::CutChain& chain) {
   std::vector<ChainBlock> costs;
   for (const detail::CutBlock& block : chain.blocks) {
     costs.push_back(block.costs);
@@ -55,14 +55,14 @@ std::vector<HoldFrom> plans_of(const detail::CutChain& chain) {
   const ChainSolver solver(std::move(costs));
   const std::vector<ChainPoint> curve = solver.curve();
   const size_t count = std::min(kMostPlans, curve.size());
-  std::vector<HoldFrom> plans;
+  std::vector<Stays> plans;
   for (size_t i = 0; i < count; ++i) {
-    HoldFrom plan(chain.saved.size(), kNever);
+    Stays plan(chain.saved.size(), Stay::never());
     for (size_t s = 0; s < plan.size(); ++s) {
-      plan[s] = chain.pinned[s] ? kKeep : kNever;
+      plan[s] = chain.pinned[s] ? Stay::kept() : Stay::never();
     }
     size_t next = 0;
-    write(chain, solver.schedule(curve[i * curve.size() / count].bytes), next, kKeep, plan);
+    write(chain, solver.schedule(curve[i * curve.size() / count].bytes), next, Stay::kept(), plan);
     plans.push_back(std::move(plan));
   }
   return plans;
@@ -70,8 +70,8 @@ std::vector<HoldFrom> plans_of(const detail::CutChain& chain) {
 
 }  // namespace
 
-std::vector<std::vector<HoldFrom>> chain_plans(const StepSimulator& simulator) {
-  std::vector<std::vector<HoldFrom>> result;
+std::vector<std::vector<Stays>> chain_plans(const StepSimulator& simulator) {
+  std::vector<std::vector<Stays>> result;
   size_t before = 2;
   for (const size_t crossing : {1, 2, 4, 8}) {
     const detail::CutChain chain = detail::cut_into_blocks(simulator, crossing);

@@ -10,7 +10,7 @@ namespace snug::plan {
 /// One list for each way to cut the chain. In a list at most 512 plans from the most frugal to plain training, rebuilt over several levels
 /// where the chain is deep. They are made from estimates of what blocks need, so the one to take is to be found with the simulator. Empty
 /// where forward is no chain of at least 3 blocks.
-std::vector<std::vector<HoldFrom>> chain_plans(const StepSimulator& simulator);
+std::vector<std::vector<Stays>> chain_plans(const StepSimulator& simulator);
 
 }  // namespace snug::plan
 

@@ -1,6 +1,7 @@
 #include "snug/planner/plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 #include <vector>
@@ -18,6 +19,47 @@ using Json = detail::OrderedJson;
 
 constexpr detail::JsonKind kPlanJson{
     .key = "snug_remat_plan", .type = "RematPlan", .noun = "plan", .cure = "plan again"};
+
+// A Stay as one number: the event from which on it stays, or one of these.
+constexpr int kOffloaded = -2;
+constexpr int kKept = -1;
+constexpr int kNever = std::numeric_limits<int>::max();
+
+int number_of(Stay stay) {
+  switch (stay.kind) {
+    case Stay::Kind::Offloaded:
+      return kOffloaded;
+    case Stay::Kind::Kept:
+      return kKept;
+    case Stay::Kind::From:
+      return stay.event;
+    case Stay::Kind::Never:
+      return kNever;
+  }
+  throw Error("RematPlan: a storage of an unknown kind of stay");
+}
+
+Stay stay_of(int number) {
+  if (number < kOffloaded) {
+    throw ConfigError(fmt::format("RematPlan: a storage stays from event {}, which is none; plan again", number));
+  }
+  return number == kOffloaded ? Stay::offloaded()
+         : number == kKept    ? Stay::kept()
+         : number == kNever   ? Stay::never()
+                              : Stay::from(number);
+}
+
+std::vector<int> numbers_of(const Stays& stays) {
+  std::vector<int> numbers(stays.size());
+  std::ranges::transform(stays, numbers.begin(), number_of);
+  return numbers;
+}
+
+Stays stays_of(const std::vector<int>& numbers) {
+  Stays stays(numbers.size());
+  std::ranges::transform(numbers, stays.begin(), stay_of);
+  return stays;
+}
 
 struct Share {
   int count = 0;
@@ -73,7 +115,7 @@ std::map<std::string, Share> transfers(const StepSimulator& simulator, const Sim
 }  // namespace
 
 std::string RematPlan::to_json() const {
-  return detail::versioned_json(kPlanJson, {{"hold_from", hold_from},
+  return detail::versioned_json(kPlanJson, {{"hold_from", numbers_of(stays)},
                                             {"peak_bytes", peak_bytes},
                                             {"seconds", seconds},
                                             {"plain_peak_bytes", plain_peak_bytes},
@@ -84,7 +126,7 @@ std::string RematPlan::to_json() const {
 
 RematPlan RematPlan::from_json(std::string_view text) {
   return detail::read_versioned_json(kPlanJson, text, [](const Json& json) {
-    return RematPlan{.hold_from = json.at("hold_from").get<HoldFrom>(),
+    return RematPlan{.stays = stays_of(json.at("hold_from").get<std::vector<int>>()),
                      .peak_bytes = json.at("peak_bytes").get<int64_t>(),
                      .seconds = json.at("seconds").get<double>(),
                      .plain_peak_bytes = json.at("plain_peak_bytes").get<int64_t>(),
@@ -95,7 +137,7 @@ RematPlan RematPlan::from_json(std::string_view text) {
 
 std::string explain(const StepSimulator& simulator, const RematPlan& plan, int rows) {
   const StepProfile& profile = simulator.profile();
-  const Simulation run = simulator.run(plan.hold_from);
+  const Simulation run = simulator.run(plan.stays);
   if (run.impossible >= 0) {
     throw ConfigError(
         fmt::format("explain: the plan drops storage {}, which nothing can rebuild; it belongs to another profile",
@@ -115,7 +157,7 @@ std::string explain(const StepSimulator& simulator, const RematPlan& plan, int r
     }
   }
   int64_t named = 0;
-  for (const LiveStorage& live : simulator.live_at_peak(plan.hold_from)) {
+  for (const LiveStorage& live : simulator.live_at_peak(plan.stays)) {
     const int op = simulator.producer({live.storage, 0});
     const std::string maker = op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name;
     Share& share = alive[live.rebuilt ? maker + " (rebuilt)" : maker];

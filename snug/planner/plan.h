@@ -10,7 +10,7 @@
 namespace snug {
 
 struct RematPlan {
-  HoldFrom hold_from = {};
+  Stays stays = {};
   int64_t peak_bytes = 0;  ///< predicted, above the level before the step
   double seconds = 0;      ///< predicted: plain_seconds, all replays and transfers
   int64_t plain_peak_bytes = 0;

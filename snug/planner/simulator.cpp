@@ -40,11 +40,11 @@ namespace snug::plan {
 using detail::at;
 using detail::MadeAgain;
 
-HoldFrom keep_all(const StepProfile& profile) {
-  HoldFrom plan(profile.storages.size(), kNever);
+Stays keep_all(const StepProfile& profile) {
+  Stays plan(profile.storages.size(), Stay::never());
   const std::vector<bool> saved = profile.saved_storages();
   for (size_t s = 0; s < plan.size(); ++s) {
-    plan[s] = saved[s] ? kKeep : kNever;
+    plan[s] = saved[s] ? Stay::kept() : Stay::never();
   }
   return plan;
 }
@@ -79,7 +79,7 @@ int StepSimulator::last_version(int storage) const {
 
 class StepSimulator::Run {
  public:
-  Run(const StepSimulator& model, const HoldFrom& plan, int64_t most_replayed = std::numeric_limits<int64_t>::max())
+  Run(const StepSimulator& model, const Stays& plan, int64_t most_replayed = std::numeric_limits<int64_t>::max())
       : model_(model),
         profile_(model.profile_),
         plan_(plan),
@@ -115,7 +115,7 @@ class StepSimulator::Run {
   bool is_there(int s) const { return external(s) || there(s); }
   bool bring(int s) {
     if (!is_there(s)) {
-      if (plan_[at(s)] != kOffload) {
+      if (plan_[at(s)] != Stay::offloaded()) {
         return false;
       }
       loads_.push_back(s);
@@ -148,11 +148,11 @@ class StepSimulator::Run {
       if (event.kind == EventKind::Forward) {
         for (const ValueId& value : profile_.operators[at(event.index)].writes) {
           program_[at(value.storage)] = true;
-          kept_[at(value.storage)] = plan_[at(value.storage)] == kKeep;
+          kept_[at(value.storage)] = plan_[at(value.storage)] == Stay::kept();
         }
       } else if (event.kind == EventKind::Drop) {
         program_[at(event.index)] = false;
-        if (plan_[at(event.index)] == kOffload && result_.last_use[at(event.index)] >= 0) {
+        if (plan_[at(event.index)] == Stay::offloaded() && result_.last_use[at(event.index)] >= 0) {
           held_[at(event.index)] = asked_before_drop_[at(event.index)] = true;
         }
       } else if (event.kind == EventKind::Unpack && !external(event.index)) {
@@ -163,7 +163,7 @@ class StepSimulator::Run {
         ++uses_[at(event.index)];
       } else if (event.kind == EventKind::Done && !external(event.index)) {
         --uses_[at(event.index)];
-        if (plan_[at(event.index)] == kKeep) {
+        if (plan_[at(event.index)] == Stay::kept()) {
           touch(event.index);
         }
       }
@@ -192,7 +192,7 @@ class StepSimulator::Run {
 
   // By the plan. Whether anything needs it later is known after the first walk.
   bool is_to_stay(const MadeAgain& one) const {
-    return one.may_stay && may_be_rebuilt(one.storage) && plan_[at(one.storage)] <= event_;
+    return one.may_stay && may_be_rebuilt(one.storage) && plan_[at(one.storage)].holds_rebuilt_at(event_);
   }
 
   // Second walk.
@@ -232,7 +232,8 @@ class StepSimulator::Run {
           if (!external(value.storage)) {
             change(value.storage, [&] {
               program_[at(value.storage)] = true;
-              kept_[at(value.storage)] = plan_[at(value.storage)] == kKeep && result_.last_use[at(value.storage)] >= 0;
+              kept_[at(value.storage)] =
+                  plan_[at(value.storage)] == Stay::kept() && result_.last_use[at(value.storage)] >= 0;
             });
           }
         }
@@ -271,7 +272,7 @@ class StepSimulator::Run {
   }
 
   void drop(int s, double& seconds) {
-    const bool is_needed = plan_[at(s)] == kOffload && result_.last_use[at(s)] > event_;
+    const bool is_needed = plan_[at(s)] == Stay::offloaded() && result_.last_use[at(s)] > event_;
     if (is_needed && !asked_before_drop_[at(s)]) {
       seconds += profile_.link.out_seconds(bytes(s));
       result_.offloaded.push_back(s);
@@ -366,7 +367,7 @@ class StepSimulator::Run {
 
   const StepSimulator& model_;
   const StepProfile& profile_;
-  const HoldFrom& plan_;
+  const Stays& plan_;
   const int64_t most_replayed_;
   Simulation result_;
   std::vector<bool> program_, kept_, held_;
@@ -385,20 +386,18 @@ class StepSimulator::Run {
   std::vector<LiveStorage> live_;
 };
 
-Simulation StepSimulator::run(const HoldFrom& hold_from, int64_t most_replayed) const {
-  if (hold_from.size() != profile_.storages.size()) {
+Simulation StepSimulator::run(const Stays& stays, int64_t most_replayed) const {
+  if (stays.size() != profile_.storages.size()) {
     throw ConfigError(
         fmt::format("StepSimulator: the plan has {} entries, the profile {} storages; they do not belong together",
-                    hold_from.size(), profile_.storages.size()));
+                    stays.size(), profile_.storages.size()));
   }
-  if (!profile_.link.is_open() && std::find(hold_from.begin(), hold_from.end(), kOffload) != hold_from.end()) {
+  if (!profile_.link.is_open() && std::find(stays.begin(), stays.end(), Stay::offloaded()) != stays.end()) {
     throw ConfigError("StepSimulator: the plan offloads, and the profile has no link to offload over; give it one");
   }
-  return Run(*this, hold_from, most_replayed).simulate();
+  return Run(*this, stays, most_replayed).simulate();
 }
 
-std::vector<LiveStorage> StepSimulator::live_at_peak(const HoldFrom& hold_from) const {
-  return Run(*this, hold_from).live();
-}
+std::vector<LiveStorage> StepSimulator::live_at_peak(const Stays& stays) const { return Run(*this, stays).live(); }
 
 }  // namespace snug::plan

@@ -11,22 +11,12 @@
 #include <vector>
 
 #include "snug/planner/profile.h"
+#include "snug/planner/stay.h"
 
 namespace snug::plan {
 
-/// What happens to a storage, as the event from which on it stays: kept from the start; never; or rebuilt when it is
-/// needed, and from the first rebuild at or after that event held until its last use; or offloaded: its bytes leave when the program lets
-/// go of it, come back when backward first needs them, and are held until the last use.
-inline constexpr int kOffload = -2;
-inline constexpr int kKeep = -1;
-inline constexpr int kHold = 0;
-inline constexpr int kNever = std::numeric_limits<int>::max();
-
-/// One entry per storage of the profile: kKeep, an event, kNever or kOffload. Entries of external storages mean nothing.
-using HoldFrom = std::vector<int>;
-
 /// Plain training: what the backward pass asks for is kept, all else is not.
-HoldFrom keep_all(const StepProfile& profile);
+Stays keep_all(const StepProfile& profile);
 
 /// Before the Unpack at `event` can be answered, offloaded storages that come back, and then operators that run again, in this order.
 struct Replay {
@@ -64,12 +54,13 @@ class StepSimulator {
 
   const StepProfile& profile() const { return profile_; }
 
-  /// Throws ConfigError unless there is one entry per storage, and for kOffload where the profile's link is not open. `most_replayed`: as soon as
-  /// more operators would run again, it is cut short. A chain that keeps nothing replays as many as the square of its length.
-  Simulation run(const HoldFrom& hold_from, int64_t most_replayed = std::numeric_limits<int64_t>::max()) const;
+  /// Throws ConfigError unless there is one entry per storage, and for Stay::offloaded() where the profile's link is not
+  /// open. `most_replayed`: as soon as more operators would run again, it is cut short. A chain that keeps nothing
+  /// replays as many as the square of its length.
+  Simulation run(const Stays& stays, int64_t most_replayed = std::numeric_limits<int64_t>::max()) const;
 
   /// What is alive at the peak, in order of storages; the backward pass's own bytes are not among it.
-  std::vector<LiveStorage> live_at_peak(const HoldFrom& hold_from) const;
+  std::vector<LiveStorage> live_at_peak(const Stays& stays) const;
 
   /// The operator that makes a value; -1 for what was there before.
   int producer(ValueId value) const;
@@ -90,12 +81,7 @@ class StepSimulator {
 
 namespace snug {  // their names of before, for one release
 
-using plan::HoldFrom;
 using plan::keep_all;
-using plan::kHold;
-using plan::kKeep;
-using plan::kNever;
-using plan::kOffload;
 using plan::LiveStorage;
 using plan::Replay;
 using plan::Simulation;

@@ -49,7 +49,7 @@ StepProfile with_even_times(StepProfile profile) {
 }  // namespace
 
 struct PlanSolver::Point {
-  HoldFrom plan;
+  Stays plan;
   Simulation run;
   double overflow = 0;  // byte events
 
@@ -58,7 +58,9 @@ struct PlanSolver::Point {
 };
 
 PlanSolver::PlanSolver(const StepSimulator& simulator, SolverOptions options)
-    : simulator_(simulator), options_(options), ways_(simulator.profile().storages.size(), {kKeep, kHold, kNever}) {
+    : simulator_(simulator),
+      options_(options),
+      ways_(simulator.profile().storages.size(), {Stay::kept(), Stay::once_rebuilt(), Stay::never()}) {
   const StepProfile& profile = simulator.profile();
   const int events = static_cast<int>(profile.events.size());
   dropped_at_.assign(profile.storages.size(), events);
@@ -75,13 +77,13 @@ PlanSolver::PlanSolver(const StepSimulator& simulator, SolverOptions options)
     if (profile.storages[at(s)].kind != StorageKind::External) {
       choices_.push_back(s);
       if (profile.link.is_open() && profile.storages[at(s)].bytes > 0) {
-        ways_[at(s)].push_back(kOffload);
+        ways_[at(s)].push_back(Stay::offloaded());
       }
     }
   }
 }
 
-PlanSolver::Point PlanSolver::evaluate(const HoldFrom& plan, int64_t budget) {
+PlanSolver::Point PlanSolver::evaluate(const Stays& plan, int64_t budget) {
   Point point{plan, simulator_.run(plan, options_.work / kPerReplayed)};
   ++simulations_;
   steps_ += point.run.steps;
@@ -110,7 +112,7 @@ void PlanSolver::remember(const Point& point) {
 // Of its operator and of the producers of all that that needs and the plan neither keeps nor offloads. `seen`: per operator, the storage that
 // it was last counted for. None: by this estimate it cannot be rebuilt, and may be offloaded instead. Without a link there is always a
 // number, and the simulation tells: here it is not known what the program or an earlier unpacking still holds.
-std::optional<double> PlanSolver::seconds_to_rebuild(int storage, const HoldFrom& plan, std::vector<int>& seen) const {
+std::optional<double> PlanSolver::seconds_to_rebuild(int storage, const Stays& plan, std::vector<int>& seen) const {
   const StepProfile& profile = simulator_.profile();
   double seconds = kTiny;
   bool is_possible = true;
@@ -120,7 +122,7 @@ std::optional<double> PlanSolver::seconds_to_rebuild(int storage, const HoldFrom
     pending.pop_back();
     const int op = simulator_.producer(value);
     const bool is_at_hand = value.storage != storage && value.version == simulator_.last_version(value.storage) &&
-                            (plan[at(value.storage)] == kKeep || plan[at(value.storage)] == kOffload);
+                            (plan[at(value.storage)] == Stay::kept() || plan[at(value.storage)] == Stay::offloaded());
     if (op >= 0 && !is_at_hand && seen[at(op)] != storage) {
       seen[at(op)] = storage;
       ++steps_;
@@ -143,13 +145,14 @@ std::vector<PlanSolver::Candidate> PlanSolver::candidates(const Point& point, in
   std::vector<std::pair<double, Candidate>> ranked;
   std::vector<int> seen(profile.operators.size(), -1);
   for (const int s : choices_) {
-    const int last = point.plan[at(s)] == kKeep ? std::min(unpacked_at_[at(s)], std::max(0, point.run.last_use[at(s)]))
-                                                : point.run.last_use[at(s)];
+    const int last = point.plan[at(s)] == Stay::kept()
+                         ? std::min(unpacked_at_[at(s)], std::max(0, point.run.last_use[at(s)]))
+                         : point.run.last_use[at(s)];
     // What is rebuilt and held was gone until the backward pass first asked for it.
     const int first =
-        point.plan[at(s)] == kKeep ? dropped_at_[at(s)] : std::max(dropped_at_[at(s)], unpacked_at_[at(s)]);
+        point.plan[at(s)] == Stay::kept() ? dropped_at_[at(s)] : std::max(dropped_at_[at(s)], unpacked_at_[at(s)]);
     const bool is_pinned = profile.storages[at(s)].kind == StorageKind::Pinned;
-    if (point.plan[at(s)] == kNever || (is_pinned && !may_leave(s)) || first >= last ||
+    if (point.plan[at(s)] == Stay::never() || (is_pinned && !may_leave(s)) || first >= last ||
         over[at(last)] == over[at(first)]) {
       continue;
     }
@@ -162,7 +165,8 @@ std::vector<PlanSolver::Candidate> PlanSolver::candidates(const Point& point, in
                                          : std::numeric_limits<double>::infinity();
     const double seconds = std::min(rebuild.value_or(transfer), transfer);
     const double relief = static_cast<double>(bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
-    ranked.push_back({relief / seconds, {s, seconds == transfer ? kOffload : kHold, rebuild.has_value()}});
+    ranked.push_back(
+        {relief / seconds, {s, seconds == transfer ? Stay::offloaded() : Stay::once_rebuilt(), rebuild.has_value()}});
   }
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<Candidate> result;
@@ -178,7 +182,7 @@ PlanSolver::Point PlanSolver::descend(Point from, int64_t budget) {
     const std::vector<Candidate> ranked = candidates(from, budget);
     std::optional<Point> best;
     double best_ratio = 0;
-    const auto consider = [&](const HoldFrom& plan, double weight) {
+    const auto consider = [&](const Stays& plan, double weight) {
       Point point = evaluate(plan, budget);
       if (point.possible() && point.overflow < from.overflow) {
         const double ratio =
@@ -190,7 +194,7 @@ PlanSolver::Point PlanSolver::descend(Point from, int64_t budget) {
       }
     };
     for (size_t many = ranked.size() / 4; many > 1; many /= 4) {
-      HoldFrom plan = from.plan;
+      Stays plan = from.plan;
       for (size_t i = 0; i < many; ++i) {
         plan[at(ranked[i].storage)] = ranked[i].choice;
       }
@@ -198,11 +202,12 @@ PlanSolver::Point PlanSolver::descend(Point from, int64_t budget) {
     }
     for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && work_left_ > 0; ++first) {
       const auto& [s, cheaper, can_be_rebuilt] = ranked[first];
-      for (const int choice : ways_[at(s)]) {
-        const bool is_less = choice == kOffload ? from.plan[at(s)] != kOffload
-                                                : can_be_rebuilt && choice != kKeep && from.plan[at(s)] < choice;
+      for (const Stay choice : ways_[at(s)]) {
+        const bool is_less = choice == Stay::offloaded()
+                                 ? from.plan[at(s)] != Stay::offloaded()
+                                 : can_be_rebuilt && choice != Stay::kept() && from.plan[at(s)] < choice;
         if (is_less) {
-          HoldFrom plan = from.plan;
+          Stays plan = from.plan;
           plan[at(s)] = choice;
           consider(plan, 1);
         }
@@ -217,7 +222,7 @@ PlanSolver::Point PlanSolver::descend(Point from, int64_t budget) {
 }
 
 // One change, taken if it overflows less, or fits and is faster, or is as fast with a lower peak.
-bool PlanSolver::try_change(Point& best, const HoldFrom& plan, int64_t budget) {
+bool PlanSolver::try_change(Point& best, const Stays& plan, int64_t budget) {
   Point point = evaluate(plan, budget);
   const auto order = [](const Point& p) { return std::tuple(p.overflow, p.run.seconds, p.run.peak_bytes); };
   const bool better = point.possible() && (!best.possible() || order(point) < order(best));
@@ -232,9 +237,9 @@ PlanSolver::Point PlanSolver::climb(Point from, int64_t budget, int64_t limit) {
   while (improved && work_left_ > limit) {
     improved = false;
     for (const int s : choices_) {
-      for (const int choice : ways_[at(s)]) {
+      for (const Stay choice : ways_[at(s)]) {
         if (choice != from.plan[at(s)] && work_left_ > limit) {
-          HoldFrom plan = from.plan;
+          Stays plan = from.plan;
           plan[at(s)] = choice;
           improved = try_change(from, plan, budget) || improved;
         }
@@ -248,10 +253,10 @@ PlanSolver::Point PlanSolver::climb(Point from, int64_t budget, int64_t limit) {
         if (s == other) {
           continue;
         }
-        for (const int first : ways_[at(s)]) {
-          for (const int second : ways_[at(other)]) {
+        for (const Stay first : ways_[at(s)]) {
+          for (const Stay second : ways_[at(other)]) {
             if (!improved && work_left_ > limit && first != from.plan[at(s)] && second != from.plan[at(other)]) {
-              HoldFrom plan = from.plan;
+              Stays plan = from.plan;
               plan[at(s)] = first;
               plan[at(other)] = second;
               improved = try_change(from, plan, budget);
@@ -273,9 +278,9 @@ PlanAnswer PlanSolver::answer(int64_t budget) const {
   return plan_of(best.second, best.first, peak, budget);
 }
 
-RematPlan PlanSolver::plan_of(const HoldFrom& hold_from, double seconds, int64_t peak, int64_t budget) const {
+RematPlan PlanSolver::plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) const {
   const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
-  return {.hold_from = hold_from,
+  return {.stays = stays,
           .peak_bytes = peak,
           .seconds = seconds,
           .plain_peak_bytes = plain.peak_bytes,
@@ -289,7 +294,7 @@ void PlanSolver::try_chain_plans(int64_t budget) {
   if (!chain_plans_) {
     chain_plans_ = chain_plans(simulator_);
   }
-  for (const std::vector<HoldFrom>& plans : *chain_plans_) {
+  for (const std::vector<Stays>& plans : *chain_plans_) {
     const int count = static_cast<int>(plans.size());
     const auto fits = [&](int i) { return evaluate(plans[at(i)], budget).fits(); };
     int first = 0;
@@ -310,22 +315,25 @@ void PlanSolver::try_chain_plans(int64_t budget) {
 
 PlanAnswer PlanSolver::solve(int64_t budget) {
   work_left_ = options_.work;
-  const HoldFrom plain = keep_all(simulator_.profile());
+  const Stays plain = keep_all(simulator_.profile());
   try_chain_plans(budget);
   std::vector<Point> starts;
   starts.push_back(descend(evaluate(plain, budget), budget));
   // From the frugal side: all that can be rebuilt is dropped, and held or not once it is there again, or leaves; what cannot leaves if it may.
-  for (const int choice : {kHold, kNever, kOffload}) {
-    if (choice == kOffload && !simulator_.profile().link.is_open()) {
+  for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded()}) {
+    if (choice == Stay::offloaded() && !simulator_.profile().link.is_open()) {
       continue;
     }
-    HoldFrom plan = plain;
+    Stays plan = plain;
     for (const int s : choices_) {
       const int op = simulator_.producer({s, simulator_.last_version(s)});
       const bool can_be_rebuilt = simulator_.profile().storages[at(s)].kind == StorageKind::Activation && op >= 0 &&
                                   simulator_.profile().operators[at(op)].replayable;
-      const bool leaves = may_leave(s) && (choice == kOffload || !can_be_rebuilt);
-      plan[at(s)] = leaves ? kOffload : !can_be_rebuilt ? kKeep : choice == kOffload ? kNever : choice;
+      const bool leaves = may_leave(s) && (choice == Stay::offloaded() || !can_be_rebuilt);
+      plan[at(s)] = leaves                        ? Stay::offloaded()
+                    : !can_be_rebuilt             ? Stay::kept()
+                    : choice == Stay::offloaded() ? Stay::never()
+                                                  : choice;
     }
     if (Point start = evaluate(plan, budget); !start.run.is_cut_short) {
       starts.push_back(std::move(start));
@@ -335,7 +343,7 @@ PlanAnswer PlanSolver::solve(int64_t budget) {
   if (const auto next = found_.upper_bound(budget); next != found_.begin()) {
     starts.push_back(evaluate(std::prev(next)->second.second, budget));
   } else if (!found_.empty()) {
-    starts.push_back(descend(evaluate(HoldFrom(found_.begin()->second.second), budget), budget));
+    starts.push_back(descend(evaluate(Stays(found_.begin()->second.second), budget), budget));
   }
   const int64_t share = std::max<int64_t>(0, work_left_) / static_cast<int64_t>(starts.size());
   for (size_t i = starts.size(); i-- > 0;) {
@@ -366,7 +374,7 @@ RematPlan PlanSolver::smallest() {
   return plan_of(point.plan, point.run.seconds, point.run.peak_bytes, point.run.peak_bytes);
 }
 
-HoldFrom PlanSolver::smallest_of_these_times() {
+Stays PlanSolver::smallest_of_these_times() {
   constexpr int kTries = 4;  // a search under a budget that is just missed ends lower than one under none
   int64_t least = std::numeric_limits<int64_t>::max();
   int64_t budget = 0;

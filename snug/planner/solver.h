@@ -50,31 +50,31 @@ class PlanSolver {
   struct Point;
   struct Candidate {
     int storage;
-    int choice;  // the cheaper one: kHold or kOffload
+    Stay choice;  // the cheaper one: Stay::once_rebuilt() or Stay::offloaded()
     bool can_be_rebuilt;
   };
 
-  HoldFrom smallest_of_these_times();
-  Point evaluate(const HoldFrom& plan, int64_t budget);
+  Stays smallest_of_these_times();
+  Point evaluate(const Stays& plan, int64_t budget);
   void remember(const Point& point);
   PlanAnswer answer(int64_t budget) const;
-  RematPlan plan_of(const HoldFrom& hold_from, double seconds, int64_t peak, int64_t budget) const;
+  RematPlan plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) const;
   void try_chain_plans(int64_t budget);
   Point descend(Point from, int64_t budget);
   Point climb(Point from, int64_t budget, int64_t limit);
-  bool try_change(Point& best, const HoldFrom& plan, int64_t budget);
+  bool try_change(Point& best, const Stays& plan, int64_t budget);
   std::vector<Candidate> candidates(const Point& point, int64_t budget) const;
-  std::optional<double> seconds_to_rebuild(int storage, const HoldFrom& plan, std::vector<int>& seen) const;
-  bool may_leave(int storage) const { return ways_[static_cast<size_t>(storage)].back() == kOffload; }
+  std::optional<double> seconds_to_rebuild(int storage, const Stays& plan, std::vector<int>& seen) const;
+  bool may_leave(int storage) const { return ways_[static_cast<size_t>(storage)].back() == Stay::offloaded(); }
 
   const StepSimulator& simulator_;
   SolverOptions options_;
   std::vector<int> dropped_at_;  // per storage: the event where the program lets go of it
   std::vector<int> unpacked_at_;
-  std::vector<std::vector<int>> ways_;                    // per storage: to treat it
-  std::vector<int> choices_;                              // storages that a plan can treat in more than one way
-  std::map<int64_t, std::pair<double, HoldFrom>> found_;  // by peak; slower ones of a larger peak are left out
-  std::optional<std::vector<std::vector<HoldFrom>>> chain_plans_;  // made when first asked for
+  std::vector<std::vector<Stay>> ways_;                         // per storage: to treat it
+  std::vector<int> choices_;                                    // storages that a plan can treat in more than one way
+  std::map<int64_t, std::pair<double, Stays>> found_;           // by peak; slower ones of a larger peak are left out
+  std::optional<std::vector<std::vector<Stays>>> chain_plans_;  // made when first asked for
   int64_t simulations_ = 0;
   mutable int64_t steps_ = 0;
   int64_t work_left_ = 0;
@@ -83,8 +83,8 @@ class PlanSolver {
 /// Seconds that no plan within `budget` bytes undercuts; infinity if it can be seen that none fits.
 double lower_bound_seconds(const StepSimulator& simulator, int64_t budget);
 
-/// The fastest of all plans of kKeep, kHold, kNever and, with a link, kOffload, by branch and bound: for tests. Throws ConfigError for more than 16
-/// storages that could be kept.
+/// The fastest of all plans that keep each storage, hold it once it is rebuilt, never hold it or, with a link, offload
+/// it, by branch and bound: for tests. Throws ConfigError for more than 16 storages that could be kept.
 PlanAnswer solve_exactly(const StepSimulator& simulator, int64_t budget);
 
 }  // namespace snug::plan

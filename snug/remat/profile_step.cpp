@@ -114,7 +114,7 @@ class FrugalSchedules {
     }
     const int64_t budget = smallest_ / 4 * kQuarters[tried_++] + smallest_ % 4;
     const RematPlan plan = std::get<RematPlan>(solver_.solve(budget));
-    auto schedule = detail::make_schedule(simulator_.profile(), plan.hold_from, simulator_.run(plan.hold_from), store_);
+    auto schedule = detail::make_schedule(simulator_.profile(), plan.stays, simulator_.run(plan.stays), store_);
     schedule.is_guess = true;
     return std::make_shared<const detail::TapeSchedule>(std::move(schedule));
   }

@@ -28,8 +28,8 @@ constexpr int kVerifications = 5;
 void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
   profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, bytes});
   profile.events.push_back({EventKind::Release, 0, bytes});
-  for (int& event : plan.hold_from) {
-    event += event > kHold && event != kNever ? 1 : 0;
+  for (Stay& stay : plan.stays) {
+    stay.event += stay.event > 0 ? 1 : 0;
   }
   plan.peak_bytes += bytes;
   plan.plain_peak_bytes += bytes;
@@ -44,7 +44,7 @@ struct ActivationPlan::Content {
   const RematPlan plan;
 
   Content(StepSimulator of, RematPlan chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
-    const int impossible = simulator.run(plan.hold_from).impossible;
+    const int impossible = simulator.run(plan.stays).impossible;
     if (impossible >= 0) {
       throw ConfigError(
           fmt::format("ActivationPlan: the plan drops storage {}, which cannot be rebuilt; plan again", impossible));
@@ -56,7 +56,7 @@ struct ActivationPlan::Content {
     const std::lock_guard lock(mutex_);
     if (!schedule_) {
       schedule_ = std::make_shared<const detail::TapeSchedule>(
-          detail::make_schedule(simulator.profile(), plan.hold_from, simulator.run(plan.hold_from)));
+          detail::make_schedule(simulator.profile(), plan.stays, simulator.run(plan.stays)));
     }
     return schedule_;
   }
@@ -116,7 +116,7 @@ ActivationPlan ActivationPlan::from_json(std::string_view text) {
   }
   RematPlan plan = RematPlan::from_json(json["plan"].dump());
   StepSimulator simulator(StepProfile::from_json(json["profile"].dump()));
-  if (plan.hold_from.size() != simulator.profile().storages.size()) {
+  if (plan.stays.size() != simulator.profile().storages.size()) {
     throw ConfigError("ActivationPlan.from_json: the plan and the profile do not belong together");
   }
   return ActivationPlan(std::make_shared<const Content>(std::move(simulator), std::move(plan)));

@@ -28,7 +28,7 @@ size_t at(int index) { return static_cast<size_t>(index); }
 // come, afresh each time.
 class Executor {
  public:
-  Executor(const StepProfile& profile, const HoldFrom& plan, const std::vector<Replay>& replays)
+  Executor(const StepProfile& profile, const Stays& plan, const std::vector<Replay>& replays)
       : profile_(profile), plan_(plan) {
     for (const Replay& replay : replays) {
       replays_[replay.event] = replay.operators;
@@ -112,7 +112,7 @@ class Executor {
 
   // What backward has not asked for yet goes, if somebody will.
   void offload(int e, int s) {
-    if (plan_[at(s)] != kOffload || !needed_after(s, e)) {
+    if (plan_[at(s)] != Stay::offloaded() || !needed_after(s, e)) {
       return;
     }
     held_[s] = asked_[s];
@@ -166,13 +166,13 @@ class Executor {
           finished = finished && !writes;
         }
         const bool original = buffers_.contains(s) || !complete(s, ops);
-        const bool wanted = s == target || (plan_[at(s)] <= e && needed_after(s, e));
+        const bool wanted = s == target || (plan_[at(s)].holds_rebuilt_at(e) && needed_after(s, e));
         return !needed && !(finished && !original && wanted);
       });
     }
     for (const auto& [s, content] : scratch_) {
       buffers_[s] = content;
-      held_[s] = plan_[at(s)] <= e;
+      held_[s] = plan_[at(s)].holds_rebuilt_at(e);
     }
     scratch_.clear();
   }
@@ -211,7 +211,7 @@ class Executor {
       if (reads && !complete(s, ops)) {
         return true;
       }
-      if (event.kind == EventKind::Done && event.index == s && plan_[at(s)] == kKeep) {
+      if (event.kind == EventKind::Done && event.index == s && plan_[at(s)] == Stay::kept()) {
         return true;
       }
     }
@@ -221,7 +221,8 @@ class Executor {
   void collect(int e) {
     std::erase_if(buffers_, [&](const auto& entry) {
       const int s = entry.first;
-      const bool stays = program_[s] || uses_[s] > 0 || ((plan_[at(s)] == kKeep || held_[s]) && needed_after(s, e));
+      const bool stays =
+          program_[s] || uses_[s] > 0 || ((plan_[at(s)] == Stay::kept() || held_[s]) && needed_after(s, e));
       held_[s] = held_[s] && stays;
       return !stays;
     });
@@ -238,7 +239,7 @@ class Executor {
   }
 
   const StepProfile& profile_;
-  const HoldFrom& plan_;
+  const Stays& plan_;
   std::map<int, std::vector<int>> replays_, loads_;
   std::vector<uint64_t> originals_;
   Buffers buffers_, scratch_, away_;
@@ -257,16 +258,16 @@ TEST(StepSimulator, GivesTheBytesAndSecondsOfAnExecutorThatReallyComputes) {
     const StepSimulator simulator(std::move(profile));
     std::mt19937 random(seed);
     for (int trial = 0; trial < 5; ++trial) {
-      HoldFrom plan = keep_all(simulator.profile());
-      for (int& hold : plan) {
+      Stays plan = keep_all(simulator.profile());
+      for (Stay& stay : plan) {
         const uint32_t choice = static_cast<uint32_t>(random()) % 8;
         const int somewhere = static_cast<int>(random() % simulator.profile().events.size());
-        hold = choice < 2    ? kKeep
-               : choice == 2 ? kHold
-               : choice == 3 ? kNever
-               : choice == 4 ? somewhere
-               : choice < 7  ? kOffload
-                             : hold;
+        stay = choice < 2    ? Stay::kept()
+               : choice == 2 ? Stay::once_rebuilt()
+               : choice == 3 ? Stay::never()
+               : choice == 4 ? Stay::from(somewhere)
+               : choice < 7  ? Stay::offloaded()
+                             : stay;
       }
       const Simulation simulated = simulator.run(plan);
       if (simulated.impossible >= 0) {
@@ -293,9 +294,9 @@ TEST(StepSimulator, CallsAPlanImpossibleThatDropsARandomResult) {
   const int x = builder.external(8);
   const int mask = builder.op("bernoulli", 1, 8, {x}, {}, true, 0, false);
   const StepSimulator simulator(builder.finish());
-  HoldFrom plan = keep_all(simulator.profile());
+  Stays plan = keep_all(simulator.profile());
   EXPECT_EQ(simulator.run(plan).impossible, -1);
-  plan[at(mask)] = kNever;
+  plan[at(mask)] = Stay::never();
   EXPECT_EQ(simulator.run(plan).impossible, mask);
 }
 
@@ -305,8 +306,8 @@ TEST(StepSimulator, OffloadsARandomResultWhereThereIsALinkAndOnlyThere) {
   const int mask = builder.op("bernoulli", 1, 8, {x}, {}, true, 0, false);
   builder.op("use", 1, 100, {mask});
   StepProfile profile = builder.finish();
-  HoldFrom plan = keep_all(profile);
-  plan[at(mask)] = kOffload;
+  Stays plan = keep_all(profile);
+  plan[at(mask)] = Stay::offloaded();
   EXPECT_THROW(StepSimulator(profile).run(plan), ConfigError);
   profile.link = {.out_bytes_per_second = 4, .back_bytes_per_second = 2, .seconds = 0.5};
   const Simulation run = StepSimulator(profile).run(plan);
@@ -326,9 +327,9 @@ TEST(StepSimulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHad
   ASSERT_LT(drop, first_done);
   std::rotate(drop, drop + 1, first_done);  // the program lets go of it between two uses by backward
   profile.link = {.out_bytes_per_second = 1, .back_bytes_per_second = 1};
-  HoldFrom plan = keep_all(profile);
+  Stays plan = keep_all(profile);
   const Simulation kept = StepSimulator(profile).run(plan);
-  plan[at(held)] = kOffload;
+  plan[at(held)] = Stay::offloaded();
   const Simulation run = StepSimulator(profile).run(plan);
   EXPECT_EQ(run.seconds, kept.seconds);
   EXPECT_TRUE(run.offloaded.empty() && run.replays.empty());
@@ -336,7 +337,7 @@ TEST(StepSimulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHad
 
 TEST(StepSimulator, NamesWhatIsAliveAtThePeakToTheByte) {
   const StepSimulator simulator(gpt_profile(2));
-  const HoldFrom plan = keep_all(simulator.profile());
+  const Stays plan = keep_all(simulator.profile());
   int64_t sum = 0;
   for (const LiveStorage& live : simulator.live_at_peak(plan)) {
     sum += live.bytes;
@@ -359,7 +360,7 @@ StepProfile chain_that_saves(int length) {
 TEST(StepSimulator, LooksAtEachOperatorThatRunsAgainOnlyAFewTimes) {
   for (const int length : {10, 100, 1000}) {
     const StepSimulator simulator(chain_that_saves(length));
-    const Simulation run = simulator.run(HoldFrom(simulator.profile().storages.size(), kNever));
+    const Simulation run = simulator.run(Stays(simulator.profile().storages.size(), Stay::never()));
     EXPECT_EQ(run.replayed, int64_t{length} * (length - 1) / 2);
     EXPECT_LT(run.steps, 8 * run.replayed + 8 * std::ssize(simulator.profile().events));
   }
@@ -367,7 +368,7 @@ TEST(StepSimulator, LooksAtEachOperatorThatRunsAgainOnlyAFewTimes) {
 
 TEST(StepSimulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
   const StepSimulator simulator(chain_that_saves(100));
-  const HoldFrom plan(simulator.profile().storages.size(), kNever);
+  const Stays plan(simulator.profile().storages.size(), Stay::never());
   const int64_t replayed = simulator.run(plan).replayed;
   EXPECT_FALSE(simulator.run(plan, replayed).is_cut_short);
   const Simulation less = simulator.run(plan, 50);

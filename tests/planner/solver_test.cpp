@@ -70,7 +70,7 @@ TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanWhereStoragesMayBeOffloaded) {
     const StepSimulator simulator(std::move(profile));
     compare_with_best(simulator, seed, [&](const RematPlan& best, const RematPlan&, int64_t budget) {
       ASSERT_LE(lower_bound_seconds(simulator, budget), best.seconds + 1e-12);
-      offloaded += simulator.run(best.hold_from).offloaded.empty() ? 0 : 1;
+      offloaded += simulator.run(best.stays).offloaded.empty() ? 0 : 1;
     });
   }
   EXPECT_GT(offloaded, 20);
@@ -85,7 +85,7 @@ TEST(PlanSolver, OffloadsOverAFastLinkAndRebuildsBesideASlowOne) {
     const PlanAnswer answer = PlanSolver(simulator, {.work = 1'000'000}).solve(budget);
     const RematPlan* plan = plan_of(answer);
     EXPECT_NE(plan, nullptr);
-    return plan == nullptr ? Simulation{} : simulator.run(plan->hold_from);
+    return plan == nullptr ? Simulation{} : simulator.run(plan->stays);
   };
   const auto rebuilds = [](const Simulation& run) {
     return std::any_of(run.replays.begin(), run.replays.end(), [](const Replay& r) { return !r.operators.empty(); });
@@ -110,7 +110,7 @@ TEST(PlanSolver, KeepsItsWordAndIsNoSlowerWithMoreBytes) {
     const std::vector<PlanAnswer> answers = solver.curve(budgets);
     for (size_t i = 0; i < budgets.size(); ++i) {
       if (const RematPlan* plan = plan_of(answers[i])) {
-        const Simulation run = simulator.run(plan->hold_from);
+        const Simulation run = simulator.run(plan->stays);
         ASSERT_EQ(run.impossible, -1);
         ASSERT_EQ(run.peak_bytes, plan->peak_bytes);
         ASSERT_EQ(run.seconds, plan->seconds);
@@ -226,10 +226,10 @@ TEST(PlanSolver, TakesAsManyStepsForALongChainAsItsWorkAllows) {
 TEST(ChainPlans, AreAllPossibleAndOneOfThemIsFrugal) {
   for (const int random_every : {0, 10}) {
     const StepSimulator simulator(deep_chain(150, random_every));
-    const std::vector<HoldFrom> plans = chain_plans(simulator).at(0);
+    const std::vector<Stays> plans = chain_plans(simulator).at(0);
     ASSERT_GT(plans.size(), 20U);
     int64_t least = plain_peak(simulator);
-    for (const HoldFrom& plan : plans) {
+    for (const Stays& plan : plans) {
       const Simulation run = simulator.run(plan);
       ASSERT_EQ(run.impossible, -1);
       least = std::min(least, run.peak_bytes);
@@ -251,6 +251,14 @@ TEST(RematPlan, ReadsBackAsItWasWrittenAndExplainsItself) {
   EXPECT_THROW(RematPlan::from_json("[]"), ConfigError);
   EXPECT_THAT(explain(simulator, plan),
               ::testing::AllOf(HasSubstr("gelu"), HasSubstr("alive at the peak"), ::testing::Not(HasSubstr("disk"))));
+}
+
+TEST(RematPlan, IsWrittenAsOneNumberForEachStorage) {
+  const RematPlan plan{.stays = {Stay::offloaded(), Stay::kept(), Stay::once_rebuilt(), Stay::from(7), Stay::never()}};
+  const std::string text = plan.to_json();
+  EXPECT_THAT(text, HasSubstr(R"("hold_from":[-2,-1,0,7,2147483647])"));
+  EXPECT_EQ(RematPlan::from_json(text), plan);
+  EXPECT_THROW(RematPlan::from_json(std::string(text).replace(text.find("-2"), 2, "-3")), ConfigError);
 }
 
 TEST(RematPlan, SaysWhatGoesToDisk) {

@@ -52,7 +52,7 @@ TEST(PlanCurve, GoesFromPlainTrainingToTheSmallestThatIsFeasibleAndNeverGetsFast
     ASSERT_LE(curve.points.front().peak_bytes, plain.peak_bytes);
     ASSERT_EQ(curve.points.front().seconds, plain.seconds);
     for (size_t i = 0; i < curve.points.size(); ++i) {
-      const Simulation run = simulator.run(curve.points[i].hold_from);
+      const Simulation run = simulator.run(curve.points[i].stays);
       ASSERT_EQ(run.peak_bytes, curve.points[i].peak_bytes);
       if (i > 0) {
         ASSERT_LT(curve.points[i].peak_bytes, curve.points[i - 1].peak_bytes);

@@ -142,10 +142,10 @@ TEST(Rematerialize, MayKeepWhatABackwardPassInsideAddsUp) {
     return torch::matmul(force, weight).tanh().sigmoid().square().sum();
   };
   const StepSimulator simulator(profile_step(forward));
-  HoldFrom choices = keep_all(simulator.profile());
+  Stays choices = keep_all(simulator.profile());
   for (size_t s = 0; s < choices.size(); ++s) {
     if (simulator.profile().storages[s].name == "aten::tanh") {
-      choices[s] = kHold;
+      choices[s] = Stay::once_rebuilt();
     }
   }
   ASSERT_EQ(simulator.run(choices).replays.size(), 1U);

@@ -47,10 +47,10 @@ OffloadLink link_to(const std::filesystem::path& directory) {
   return {.directory = directory.string(), .out_bytes_per_second = 1e9, .back_bytes_per_second = 2e9, .seconds = 1e-5};
 }
 
-HoldFrom all_offloaded(const StepProfile& profile) {
-  HoldFrom plan(profile.storages.size(), kOffload);
+Stays all_offloaded(const StepProfile& profile) {
+  Stays plan(profile.storages.size(), Stay::offloaded());
   for (size_t s = 0; s < plan.size(); ++s) {
-    plan[s] = profile.storages[s].bytes > 0 ? kOffload : kKeep;
+    plan[s] = profile.storages[s].bytes > 0 ? Stay::offloaded() : Stay::kept();
   }
   return plan;
 }
@@ -67,7 +67,7 @@ TEST(Rematerialize, OffloadsAnyStorageOfRandomModelsToTheBitAndPredictsThePeakTo
     step.reset();
     const StepSimulator simulator(profile_step(step.forward(), {.link = link_to(folder.path())}));
     std::mt19937 random(static_cast<uint32_t>(seed));
-    HoldFrom choices = all_offloaded(simulator.profile());
+    Stays choices = all_offloaded(simulator.profile());
     for (int trial = 0; trial < 3; ++trial) {
       const auto plan = plan_of(simulator, choices);
       ASSERT_TRUE(plan || trial > 0) << "everything may go";
@@ -81,7 +81,10 @@ TEST(Rematerialize, OffloadsAnyStorageOfRandomModelsToTheBitAndPredictsThePeakTo
       for (size_t s = 0; s < choices.size(); ++s) {
         const bool may_leave = simulator.profile().storages[s].bytes > 0;
         const uint32_t choice = static_cast<uint32_t>(random()) % 8;
-        choices[s] = choice < 5 && may_leave ? kOffload : choice == 6 ? kHold : choice == 7 ? kNever : kKeep;
+        choices[s] = choice < 5 && may_leave ? Stay::offloaded()
+                     : choice == 6           ? Stay::once_rebuilt()
+                     : choice == 7           ? Stay::never()
+                                             : Stay::kept();
       }
     }
   }
@@ -129,10 +132,10 @@ TEST(Rematerialize, StillHasWhatItOffloadsAndTheProgramDropsBetweenTwoBackwardPa
     return weight.grad().clone();
   };
   const StepSimulator simulator(profile_step(step, {.link = link_to(folder.path())}));
-  HoldFrom choices = keep_all(simulator.profile());
+  Stays choices = keep_all(simulator.profile());
   for (size_t s = 0; s < choices.size(); ++s) {
     const std::string& name = simulator.profile().storages[s].name;
-    choices[s] = name.starts_with("aten::empty") ? kOffload : name == "aten::exp" ? kNever : choices[s];
+    choices[s] = name.starts_with("aten::empty") ? Stay::offloaded() : name == "aten::exp" ? Stay::never() : choices[s];
   }
   const auto plan = plan_of(simulator, choices);
   ASSERT_TRUE(plan.has_value());
@@ -257,7 +260,7 @@ class OffloadedStep {
   }
 
   Tensor forward_to(const std::shared_ptr<detail::OffloadStore>& store) const {
-    const HoldFrom choices = all_offloaded(simulator_.profile());
+    const Stays choices = all_offloaded(simulator_.profile());
     const auto tape = std::make_shared<detail::OpTape>(std::make_shared<const detail::TapeSchedule>(
         detail::make_schedule(simulator_.profile(), choices, simulator_.run(choices), store)));
     Tensor loss;

@@ -20,12 +20,12 @@
 namespace snug::testing {
 
 /// Any plan, as it would be read from a file; none if it cannot be executed.
-inline std::optional<ActivationPlan> plan_of(const StepSimulator& simulator, const HoldFrom& hold_from) {
-  const Simulation run = simulator.run(hold_from);
+inline std::optional<ActivationPlan> plan_of(const StepSimulator& simulator, const Stays& stays) {
+  const Simulation run = simulator.run(stays);
   if (run.impossible >= 0) {
     return std::nullopt;
   }
-  const RematPlan plan{.hold_from = hold_from, .peak_bytes = run.peak_bytes, .seconds = run.seconds};
+  const RematPlan plan{.stays = stays, .peak_bytes = run.peak_bytes, .seconds = run.seconds};
   return ActivationPlan::from_json(R"({"plan":)" + plan.to_json() + R"(,"profile":)" + simulator.profile().to_json() +
                                    "}");
 }

@@ -38,7 +38,7 @@ size_t wiring_of(const std::vector<ValueId>& reads, const std::vector<ValueId>& 
   return hash;
 }
 
-TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, const Simulation& simulation,
+TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store) {
   TapeSchedule schedule;
   for (const ProfiledOperator& op : profile.operators) {
@@ -58,9 +58,10 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
   const std::vector<bool> asked_for = profile.saved_storages();
   for (size_t s = 0; s < profile.storages.size(); ++s) {
     const int last_use = simulation.last_use[s];
-    const bool is_kept = plan[s] == kKeep && last_use >= 0;
+    const bool is_kept = plan[s] == Stay::kept() && last_use >= 0;
     const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
-    const bool is_offloaded = plan[s] == kOffload && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
+    const bool is_offloaded =
+        plan[s] == Stay::offloaded() && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
     if (is_offloaded && schedule.store == nullptr) {
       schedule.store = store ? store : make_offload_store(profile.link);
     }
@@ -68,8 +69,9 @@ TapeSchedule make_schedule(const StepProfile& profile, const HoldFrom& plan, con
     if (needed_until >= 0) {
       schedule.unpackings[static_cast<size_t>(needed_until)].last_for.push_back(static_cast<int>(s));
     }
-    const auto hold_from =
-        may_be_rebuilt ? std::lower_bound(event_of.begin(), event_of.end(), plan[s]) : event_of.end();
+    const auto hold_from = std::partition_point(event_of.begin(), event_of.end(), [&](int event) {
+      return !may_be_rebuilt || !plan[s].holds_rebuilt_at(event);
+    });
     schedule.storages.push_back({.keep_from_start = is_kept,
                                  .keep_if_saved = is_kept || !asked_for[s],
                                  .hold_from = hold_from == event_of.end()
