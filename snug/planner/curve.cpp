@@ -6,18 +6,9 @@
 #include <fmt/format.h>
 
 #include "snug/core/bytes.h"
-#include "snug/core/detail/versioned_json.h"
 #include "snug/core/error.h"
 
 namespace snug::plan {
-namespace {
-
-using Json = detail::OrderedJson;
-
-constexpr detail::JsonKind kCurveJson{
-    .key = "snug_plan_curve", .type = "PlanCurve", .noun = "curve", .cure = "plan again"};
-
-}  // namespace
 
 const RematPlan* PlanCurve::within(int64_t budget) const {
   const auto first =
@@ -37,27 +28,6 @@ std::string PlanCurve::table() const {
                     point.plain_seconds > 0 ? 100 * (point.seconds / point.plain_seconds - 1) : 0.0, 100 * point.gap());
   }
   return text;
-}
-
-std::string PlanCurve::to_json() const {
-  Json plans = Json::array();
-  for (const RematPlan& point : points) {
-    plans.push_back(Json::parse(point.to_json()));
-  }
-  return detail::versioned_json(kCurveJson, {{"points", std::move(plans)}}).dump();
-}
-
-PlanCurve PlanCurve::from_json(std::string_view text) {
-  return detail::read_versioned_json(kCurveJson, text, [](const Json& json) {
-    PlanCurve curve;
-    for (const Json& point : json.at("points")) {
-      curve.points.push_back(RematPlan::from_json(point.dump()));
-    }
-    if (curve.points.empty()) {
-      throw ConfigError("PlanCurve: it has 0 points; plan again");
-    }
-    return curve;
-  });
 }
 
 PlanCurve plan_curve(const StepSimulator& simulator, CurveOptions options) {

@@ -25,11 +25,6 @@ struct PlanCurve {
   /// For people: a line for each point with its bytes, its time, and how far it can be from the best.
   std::string table() const;
 
-  std::string to_json() const;
-
-  /// Throws ConfigError for what is not a curve, or is one of another format version.
-  static PlanCurve from_json(std::string_view text);
-
   friend bool operator==(const PlanCurve&, const PlanCurve&) = default;
 };
 

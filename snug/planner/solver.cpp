@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "snug/planner/bound.h"
 #include "snug/planner/chain_plans.h"
 #include "snug/planner/detail/at.h"
 

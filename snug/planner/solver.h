@@ -80,22 +80,13 @@ class PlanSolver {
   int64_t work_left_ = 0;
 };
 
-/// Seconds that no plan within `budget` bytes undercuts; infinity if it can be seen that none fits.
-double lower_bound_seconds(const StepSimulator& simulator, int64_t budget);
-
-/// The fastest of all plans that keep each storage, hold it once it is rebuilt, never hold it or, with a link, offload
-/// it, by branch and bound: for tests. Throws ConfigError for more than 16 storages that could be kept.
-PlanAnswer solve_exactly(const StepSimulator& simulator, int64_t budget);
-
 }  // namespace snug::plan
 
 namespace snug {  // their names of before, for one release
 
 using plan::Infeasible;
-using plan::lower_bound_seconds;
 using plan::PlanAnswer;
 using plan::PlanSolver;
-using plan::solve_exactly;
 using plan::SolverOptions;
 
 }  // namespace snug

@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "snug/core/error.h"
+#include "snug/planner/bound.h"
 #include "snug/planner/chain.h"
 #include "snug/planner/chain_plans.h"
+#include "tests/planner/exact_solver.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace snug::solver_test {
@@ -20,6 +22,7 @@ using testing::gpt_profile;
 using ::testing::HasSubstr;
 using testing::ProfileBuilder;
 using testing::random_profile;
+using testing::solve_exactly;
 
 int64_t plain_peak(const StepSimulator& simulator) { return simulator.run(keep_all(simulator.profile())).peak_bytes; }
 
@@ -269,11 +272,6 @@ TEST(RematPlan, SaysWhatGoesToDisk) {
   const RematPlan plan = std::get<RematPlan>(solver.solve(percent(plain_peak(simulator), 60)));
   EXPECT_EQ(RematPlan::from_json(plan.to_json()), plan);
   EXPECT_THAT(explain(simulator, plan), HasSubstr("goes to disk:"));
-}
-
-TEST(SolveExactly, RefusesWhatIsTooLarge) {
-  const StepSimulator simulator(gpt_profile(2));
-  EXPECT_THROW(solve_exactly(simulator, 1), ConfigError);
 }
 
 }  // namespace
