@@ -197,7 +197,8 @@ class Stepper::Impl {
       open_window();
     }
     if (budget_.plans()) {
-      budget_.plan_here(step_to_plan(source, source.items * options_.accumulate, source.items));
+      Trial trial(*this, source, source.items * options_.accumulate);
+      budget_.plan_here(trial.step(source.items));
     }
     if (is_first) {
       start_measuring();
@@ -310,43 +311,62 @@ class Stepper::Impl {
     if (!budget_.plans()) {
       return given;
     }
-    const StepPlan* plan = budget_.plan(step_to_plan(source, source.items, options_.micro_batch));
+    Trial trial(*this, source, source.items);
+    const StepPlan* plan = budget_.plan(trial.step(options_.micro_batch));
     return plan == nullptr || options_.micro_batch > 0 ? given : plan->choice.items;
   }
 
-  detail::StepToPlan step_to_plan(const MicroBatches& source, int64_t batch, int64_t micro_batch) {
-    const auto is_whole = std::make_shared<bool>(false);
-    const auto unload = [&source] { source.load({0, 0}, std::nullopt); };
-    unload();  // what a failed try has left
-    const int64_t live = live_bytes(device()).count() - (window_.size() > 0 ? parameters_.gradient_bytes() : 0);
-    const auto state = std::make_shared<detail::StateToCome>(optimizer_, parameters_);
-    return {.kind = {.shape = source.shape, .is_training = model_.is_training(), .trained = parameters_.fingerprint()},
-            .batch = batch,
-            .micro_batch = micro_batch,
-            .fixed_bytes = live + state->bytes() + budget_.own_bytes(),
-            .state_bytes = state->bytes(),
-            .gradient_bytes = parameters_.bytes_of_all_gradients(),
-            .optimizer_bytes = detail::workspace_bytes(optimizer_),
-            .is_within_window = window_.size() > 0,
-            .forward =
-                [this, &source, is_whole, state, batch](int64_t items) {
-                  source.load({0, items}, std::nullopt);
-                  return [this, &source, is_whole, state, is_part = items < batch] {
-                    const detail::PrecisionRegionsScope regions(precision_.regions());
-                    const Loss loss = precision_.forward([&] { return source.loss_of(/*is_last_time=*/false); });
-                    *is_whole = loss.kind() == Loss::Kind::Whole;
-                    if (*is_whole && is_part) {
-                      throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
-                    }
-                    state->note(loss.value());
-                    return loss.value();
-                  };
-                },
-            .unload = unload,
-            .hold_gradients = [this](bool held) { parameters_.hold_zero_gradients(held); },
-            .idle_state_bytes = [this, state] { return ranks_.is_alone() ? state->idle_bytes() : 0; },
-            .pinned_by = [is_whole] { return std::string(*is_whole ? "a Loss::whole" : ""); }};
-  }
+  // The micro-batches of a step of `batch` items, as planning runs them.
+  class Trial final : public detail::StepTrial {
+   public:
+    Trial(Impl& stepper, const MicroBatches& source, int64_t batch)
+        : stepper_(stepper), source_(source), batch_(batch), state_(stepper.optimizer_, stepper.parameters_) {}
+
+    /// `micro_batch`: items in each; 0: to be chosen.
+    detail::StepToPlan step(int64_t micro_batch) {
+      unload();  // what a failed try has left
+      const detail::TrainedParameters& parameters = stepper_.parameters_;
+      const bool is_within_window = stepper_.window_.size() > 0;
+      const int64_t live = live_bytes(stepper_.device()).count() - (is_within_window ? parameters.gradient_bytes() : 0);
+      return {.trial = *this,
+              .kind = {.shape = source_.shape,
+                       .is_training = stepper_.model_.is_training(),
+                       .trained = parameters.fingerprint()},
+              .batch = batch_,
+              .micro_batch = micro_batch,
+              .fixed_bytes = live + state_.bytes() + stepper_.budget_.own_bytes(),
+              .state_bytes = state_.bytes(),
+              .gradient_bytes = parameters.bytes_of_all_gradients(),
+              .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
+              .is_within_window = is_within_window};
+    }
+    void load(int64_t items) override {
+      source_.load({0, items}, std::nullopt);
+      is_part_ = items < batch_;
+    }
+    void unload() override { source_.load({0, 0}, std::nullopt); }
+    at::Tensor loss() override {
+      const detail::PrecisionRegionsScope regions(stepper_.precision_.regions());
+      const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
+      is_whole_ = loss.kind() == Loss::Kind::Whole;
+      if (is_whole_ && is_part_) {
+        throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
+      }
+      state_.note(loss.value());
+      return loss.value();
+    }
+    void hold_gradients(bool held) override { stepper_.parameters_.hold_zero_gradients(held); }
+    int64_t idle_state_bytes() const override { return stepper_.ranks_.is_alone() ? state_.idle_bytes() : 0; }
+    std::string pinned_by() const override { return is_whole_ ? "a Loss::whole" : ""; }
+
+   private:
+    Impl& stepper_;
+    const MicroBatches& source_;
+    int64_t batch_;
+    detail::StateToCome state_;
+    bool is_part_ = false;   // the items that are loaded
+    bool is_whole_ = false;  // the last loss
+  };
 
   void abandon() {
     window_.abandon();

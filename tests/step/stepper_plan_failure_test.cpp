@@ -107,30 +107,39 @@ INSTANTIATE_TEST_SUITE_P(WholeOrInPartsPlannedOrPlain, StepperPlanFails,
 // --- what a planner remembers of it
 
 // A step of 64 items, each of which multiplies what `layer` makes of it.
-detail::StepToPlan step_of(const Tensor& weight, const std::function<Tensor(const Tensor&)>& layer) {
-  return {.batch = 64,
-          .gradient_bytes = static_cast<int64_t>(weight.nbytes()),
-          .forward =
-              [=](int64_t items) {
-                return [=] {
-                  Tensor hidden = torch::ones({items, 1}) * weight;
-                  for (int i = 0; i < 10; ++i) {
-                    hidden = layer(hidden);
-                  }
-                  return hidden.sum();
-                };
-              },
-          .unload = [] {},
-          .hold_gradients = [](bool) {},
-          .idle_state_bytes = [] { return int64_t{0}; },
-          .pinned_by = [] { return std::string(); }};
-}
+class LayersToPlan final : public detail::StepTrial {
+ public:
+  LayersToPlan(Tensor weight, std::function<Tensor(const Tensor&)> layer)
+      : weight_(std::move(weight)), layer_(std::move(layer)) {}
+
+  detail::StepToPlan step() {
+    return {.trial = *this, .batch = 64, .gradient_bytes = static_cast<int64_t>(weight_.nbytes())};
+  }
+  void load(int64_t items) override { items_ = items; }
+  void unload() override {}
+  Tensor loss() override {
+    Tensor hidden = torch::ones({items_, 1}) * weight_;
+    for (int i = 0; i < 10; ++i) {
+      hidden = layer_(hidden);
+    }
+    return hidden.sum();
+  }
+  void hold_gradients(bool) override {}
+  int64_t idle_state_bytes() const override { return 0; }
+  std::string pinned_by() const override { return ""; }
+
+ private:
+  Tensor weight_;
+  std::function<Tensor(const Tensor&)> layer_;
+  int64_t items_ = 0;
+};
 
 TEST(StepPlanner, HasTheFirstPlanAgainAfterAStepWasGivenUp) {
   const Tensor weight = torch::full({256}, 0.5, torch::requires_grad());
-  const detail::StepToPlan step = step_of(weight, [](const Tensor& x) {
+  LayersToPlan layers(weight, [](const Tensor& x) {
     return x.mm(torch::full({256, 256}, 0.01)).sigmoid();  // takes time, so no more of it is made again than must be
   });
+  const detail::StepToPlan step = layers.step();
   const int64_t plain = detail::StepPlanner(Bytes(1 << 30), false).plan(step)->choice.peak_bytes;
   detail::StepPlanner planner(Bytes(plain * 9 / 10), false);
   const StepChoice first = planner.plan(step)->choice;
@@ -154,11 +163,12 @@ TEST(StepPlanner, HasTheFirstPlanAgainAfterAStepWasGivenUp) {
 TEST(StepPlanner, GoesOnToLessThanOtherRanksTakeWhereThatCannotBeComputedAgain) {
   const Tensor weight = torch::full({256}, 0.5, torch::requires_grad());
   int masks = 0;
-  detail::StepToPlan step = step_of(weight, [&masks](const Tensor& x) {
+  LayersToPlan layers(weight, [&masks](const Tensor& x) {
     const Tensor mask = torch::empty(x.sizes());
     std::fill_n(mask.data_ptr<float>(), mask.numel(), static_cast<float>(1 + masks++ % 10));  // which no operator sees
     return x * mask;
   });
+  detail::StepToPlan step = layers.step();
   step.at_most = 64;
   const int64_t plain = detail::StepPlanner(Bytes(1 << 30), false).plan(step)->choice.peak_bytes;
   detail::StepPlanner planner(Bytes(plain * 3 / 4), false);

@@ -1,8 +1,7 @@
 #pragma once
-// StepToPlan: a step before it is planned, and how it can be tried.
+// StepToPlan: a step before it is planned. StepTrial: how it can be tried.
 
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -21,8 +20,30 @@ struct StepKind {
   friend bool operator==(const StepKind&, const StepKind&) = default;
 };
 
+/// The micro-batches of a step, to run before the step itself does.
+class StepTrial {
+ public:
+  StepTrial() = default;
+  StepTrial(const StepTrial&) = delete;
+  StepTrial& operator=(const StepTrial&) = delete;
+  virtual ~StepTrial() = default;
+
+  /// The first `items` items, until unload().
+  virtual void load(int64_t items) = 0;
+  virtual void unload() = 0;
+  /// Forward and loss of the items that are loaded, as the step will run them.
+  virtual at::Tensor loss() = 0;
+  /// Makes gradients, of zeros, as they are from the second micro-batch on; or drops them.
+  virtual void hold_gradients(bool held) = 0;
+  /// After a loss: how much of the step's state_bytes is of parameters that no loss gives a gradient to. It will not come.
+  virtual int64_t idle_state_bytes() const = 0;
+  /// After a loss: why the batch must not be cut; empty: it may.
+  virtual std::string pinned_by() const = 0;
+};
+
 /// What a step is, before it is planned.
 struct StepToPlan {
+  StepTrial& trial;
   StepKind kind = {};
   int64_t batch = 0;                    // items
   int64_t micro_batch = 0;              // items in each; 0: to be chosen
@@ -32,15 +53,6 @@ struct StepToPlan {
   int64_t gradient_bytes = 0;           // of all
   int64_t optimizer_bytes = 0;          // workspace of the optimizer's part
   bool is_within_window = false;        // there are gradients of earlier micro-batches, so nothing can be tried
-  /// Forward and loss of the first `items` items, as the step will run them. They are loaded by the first call, until unload().
-  std::function<std::function<at::Tensor()>(int64_t items)> forward = {};
-  std::function<void()> unload = {};
-  /// Makes gradients, of zeros, as they are from the second micro-batch on; or drops them.
-  std::function<void(bool)> hold_gradients = {};
-  /// After a forward: how much of that state is of parameters that it gives no gradient to, so that it will not come.
-  std::function<int64_t()> idle_state_bytes = {};
-  /// After the forward: why the batch must not be cut; empty: it may.
-  std::function<std::string()> pinned_by = {};
 };
 
 /// Whether a plan for steps of kind `large` serves those of kind `small`: no side of a tensor is longer, and at most a fifth is wasted.

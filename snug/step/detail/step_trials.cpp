@@ -40,21 +40,21 @@ std::string normalises_by_batch(const StepProfile& profile) {
 // Gradients as the step will have them, while it is tried.
 class GradientsHeld {
  public:
-  GradientsHeld(const StepToPlan& step, bool held) : step_(step), held_(held) {
+  GradientsHeld(StepTrial& trial, bool held) : trial_(trial), held_(held) {
     if (held_) {
-      step_.hold_gradients(true);
+      trial_.hold_gradients(true);
     }
   }
   ~GradientsHeld() {
     if (held_) {
-      step_.hold_gradients(false);
+      trial_.hold_gradients(false);
     }
   }
   GradientsHeld(const GradientsHeld&) = delete;
   GradientsHeld& operator=(const GradientsHeld&) = delete;
 
  private:
-  const StepToPlan& step_;
+  StepTrial& trial_;
   bool held_;
 };
 
@@ -94,15 +94,16 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   const SliceScope scope(slices);
   tried_.erase(items);
   try {
-    const GradientsHeld gradients(step, micro_batches(items) > 1);
-    step.unload();
+    const GradientsHeld gradients(step.trial, micro_batches(items) > 1);
+    step.trial.unload();
     const int64_t before = live_cpu_bytes();
-    const auto forward = step.forward(items);
+    step.trial.load(items);
     const int64_t loaded = live_cpu_bytes() - before;
     SameLosses losses;
-    tried_.insert_or_assign(items, Tried{profile_step(losses.of(forward), {.link = limits_->link}), loaded, slices});
+    const auto forward = losses.of([&] { return step.trial.loss(); });
+    tried_.insert_or_assign(items, Tried{profile_step(forward, {.link = limits_->link}), loaded, slices});
     fixed_bytes_ += idle_state_bytes_;
-    idle_state_bytes_ = trusts_idle_state_ ? step.idle_state_bytes() : 0;
+    idle_state_bytes_ = trusts_idle_state_ ? step.trial.idle_state_bytes() : 0;
     fixed_bytes_ -= idle_state_bytes_;
   } catch (const c10::OutOfMemoryError&) {
     note("does not run within the budget");
@@ -118,7 +119,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   }
   can_slice_ = can_slice_ || scope.was_asked();
   if (pinned_by_.empty()) {
-    pinned_by_ = step.pinned_by();
+    pinned_by_ = step.trial.pinned_by();
   }
   const bool has_run = tried_.contains(items);
   if (has_run && pinned_by_.empty() && step.kind.is_training && !limits_->splits_batch_norm) {
@@ -241,10 +242,12 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Step
   }
   if (choice.plan.seconds > choice.plan.plain_seconds) {
     const int64_t beside = bytes_beside(choice.items);
-    const GradientsHeld gradients(step, choice.micro_batches > 1);
+    const GradientsHeld gradients(step.trial, choice.micro_batches > 1);
     try {
-      plan.activations = plan_activations(tried_.at(choice.items).profile, step.forward(choice.items),
-                                          Bytes(limits_->budget - left_free_ - beside));
+      step.trial.load(choice.items);
+      plan.activations = plan_activations(
+          tried_.at(choice.items).profile, [&] { return step.trial.loss(); },
+          Bytes(limits_->budget - left_free_ - beside));
     } catch (const BudgetExceeded&) {
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
