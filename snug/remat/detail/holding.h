@@ -1,14 +1,17 @@
 #pragma once
 // Holding: where the bytes of a storage of an OpTape are, at its last version.
 //
-//   seen     the program or somebody else may hold the storage; it is found as long as anybody does
+//   gone     nobody has them
+//   seen     the program or somebody else holds the storage; it is found as long as anybody does
 //   held     the tape holds the storage, too
 //   parked   the tape has the memory, in no storage: the last tensor on it is gone, and it came back
-//   away     a copy is in a store, whatever else is true
+//
+// Besides, a copy may be away, in a store.
 
 #include <cstdint>
 #include <memory>
 #include <utility>
+#include <variant>
 
 #include <c10/core/Storage.h>
 
@@ -20,10 +23,10 @@ class Holding {
  public:
   explicit Holding(const c10::Storage& memory) : seen_(memory.getWeakStorageImpl()) {}
 
-  /// Null: nobody holds it, or it is parked.
+  /// Null: it is gone or parked.
   c10::Storage find() const {
-    if (held_) {
-      return held_;
+    if (const auto* held = std::get_if<c10::Storage>(&own_)) {
+      return *held;
     }
     auto impl = seen_.lock();
     return impl ? c10::Storage(std::move(impl)) : c10::Storage();
@@ -33,19 +36,20 @@ class Holding {
   const c10::StorageImpl* address() const { return seen_._unsafe_get_target(); }
   void see(const c10::Storage& memory) { seen_ = memory.getWeakStorageImpl(); }
 
-  /// Held or parked; never both.
-  bool is_own() const { return held_ || parked_; }
-  bool is_parked() const { return static_cast<bool>(parked_); }
-  void hold(c10::Storage memory) { held_ = std::move(memory); }
-  void park(c10::DataPtr memory) { parked_ = std::move(memory); }
-  /// It is neither any more. Returns what was held, or a storage of `bytes` of what was parked; null: it was neither.
+  /// Held or parked.
+  bool is_own() const { return !std::holds_alternative<std::monostate>(own_); }
+  bool is_parked() const { return std::holds_alternative<c10::DataPtr>(own_); }
+  /// Null: the tape has it no longer.
+  void hold(c10::Storage memory) { own(memory ? Own(std::move(memory)) : Own()); }
+  void park(c10::DataPtr memory) { own(std::move(memory)); }
+  /// The tape has it no longer. Returns what was held, or a storage of `bytes` of what was parked; null: it was neither.
   c10::Storage release(int64_t bytes) {
-    if (!parked_) {
-      return std::exchange(held_, {});
+    Own before = std::exchange(own_, {});
+    if (auto* parked = std::get_if<c10::DataPtr>(&before)) {
+      return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(*parked));
     }
-    c10::DataPtr memory = std::move(parked_);
-    parked_.clear();  // a DataPtr that was moved from keeps its address
-    return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), std::move(memory));
+    auto* held = std::get_if<c10::Storage>(&before);
+    return held != nullptr ? std::move(*held) : c10::Storage();
   }
 
   bool is_away() const { return away_ != nullptr; }
@@ -54,9 +58,13 @@ class Holding {
   c10::Storage load() { return away_->load(); }
 
  private:
+  using Own = std::variant<std::monostate, c10::Storage, c10::DataPtr>;
+
+  // What was there before goes last: its memory may come back to the tape, and be parked here.
+  void own(Own memory) { const Own before = std::exchange(own_, std::move(memory)); }
+
   c10::weak_intrusive_ptr<c10::StorageImpl> seen_;
-  c10::Storage held_;
-  c10::DataPtr parked_;
+  Own own_;
   std::unique_ptr<StoredAway> away_;
 };
 

@@ -84,26 +84,27 @@ std::optional<int> OpTape::known_number_of(const at::Tensor& tensor) const {
 
 int OpTape::number_of(const at::Tensor& tensor) {
   const std::optional<int> known = known_number_of(tensor);
-  return known ? *known : add_storage(tensor, /*is_external=*/true, -1);
+  return known ? *known : add_storage(tensor, -1);
 }
 
-int OpTape::add_storage(const at::Tensor& tensor, bool is_external, int producer) {
+int OpTape::add_storage(const at::Tensor& tensor, int producer) {
   const int number = static_cast<int>(storages_.size());
   TapeStorage& storage = storages_.emplace_back(TapeStorage{
-      .is_external = is_external,
-      .is_lent = is_external && is_lent(tensor),
+      .origin = producer >= 0     ? TapeStorage::Origin::Operator
+                : is_lent(tensor) ? TapeStorage::Origin::Lent
+                                  : TapeStorage::Origin::Program,
       .is_counted = is_from_allocator(tensor.storage().data_ptr()),
       .producers = {producer},
       .bytes = static_cast<int64_t>(tensor.storage().nbytes()),
       .holding = Holding(tensor.storage()),
   });
-  if (is_external && !storage.is_lent) {
+  if (storage.origin == TapeStorage::Origin::Program) {
     storage.holding.hold(tensor.storage());
   }
   storage.counts.emplace_back(tensor);
   numbers_.emplace(name_of(tensor), number);
   if (listener_ != nullptr) {
-    listener_->on_storage(number, storage.bytes, is_external);
+    listener_->on_storage(number, storage.bytes, storage.is_external());
   }
   return number;
 }
@@ -173,7 +174,7 @@ void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t 
     return;
   }
   const int number = number_of(tensor);
-  record.is_replayable = record.is_replayable && !at(number).is_lent;
+  record.is_replayable = record.is_replayable && !at(number).is_lent();
   const ValueId value{number, at(number).last_version()};
   record.operands.push_back({argument, element, value, without_memory(tensor)});
   if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
@@ -191,7 +192,7 @@ void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
   if (std::any_of(record.writes.begin(), record.writes.end(), [&](ValueId v) { return v.storage == number; })) {
     return;
   }
-  if (storage.is_external) {
+  if (storage.is_external()) {
     record.is_replayable = false;
     if (listener_ != nullptr) {
       listener_->before_outside_write(tensor);
@@ -210,7 +211,7 @@ WriteCount& OpTape::count_of(int storage, const at::Tensor& tensor) {
   if (found != counts.end()) {
     return *found;
   }
-  return at(storage).is_external ? counts.emplace_back(tensor) : counts.emplace_back(tensor, 0);
+  return at(storage).is_external() ? counts.emplace_back(tensor) : counts.emplace_back(tensor, 0);
 }
 
 // Autograd counts each of the arguments, or none of them, when the operator is over.
@@ -250,7 +251,7 @@ void OpTape::unseen_write(const at::Tensor& tensor) {
     return;
   }
   const int number = number_of(tensor);
-  if (listener_ != nullptr && at(number).is_external) {
+  if (listener_ != nullptr && at(number).is_external()) {
     listener_->before_outside_write(tensor);
   }
   count_of(number, tensor).expect();
@@ -260,7 +261,7 @@ void OpTape::unseen_write(const at::Tensor& tensor) {
 void OpTape::note_unseen_write(int storage) {
   TapeStorage& s = at(storage);
   s.producers.push_back(-1);
-  s.is_rebuildable = s.is_external;
+  s.is_rebuildable = s.is_external();
   if (listener_ != nullptr) {
     listener_->before_operator();
     listener_->after_operator(
@@ -295,7 +296,7 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
       record.is_replayable = false;
       return;
     }
-    const int number = add_storage(tensor, /*is_external=*/false, static_cast<int>(operators_.size()));
+    const int number = add_storage(tensor, static_cast<int>(operators_.size()));
     record.results.push_back({result, element, number});
     record.writes.push_back({number, 0});
     made.emplace_back(number, tensor.storage().data());

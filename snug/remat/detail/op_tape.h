@@ -96,7 +96,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   TapeStorage& at(int storage) { return storages_[static_cast<size_t>(storage)]; }
   std::optional<int> known_number_of(const at::Tensor& tensor) const;
   int number_of(const at::Tensor& tensor);
-  int add_storage(const at::Tensor& tensor, bool is_external, int producer);
+  int add_storage(const at::Tensor& tensor, int producer);  // -1: none of the operators
   TapeOperator read_arguments(const OperatorCall& call, Stack& stack);
   void read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument, std::optional<size_t> element);
   void note_write(TapeOperator& record, const at::Tensor& tensor);

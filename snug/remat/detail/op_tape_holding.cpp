@@ -54,7 +54,7 @@ bool OpTape::is_lent(const at::Tensor& tensor) {
 void OpTape::trust(const at::Tensor& tensor) {
   if (is_lent(tensor)) {
     TapeStorage& storage = at(number_of(tensor));
-    storage.is_lent = false;
+    storage.origin = TapeStorage::Origin::Program;
     storage.holding.hold(tensor.storage());
   }
 }
@@ -105,14 +105,14 @@ bool OpTape::goes_away(int storage) const {
   const TapeStorage& s = storages_[static_cast<size_t>(storage)];
   const TapeSchedule::ForStorage* scheduled = store_ ? cursor_.of(storage) : nullptr;
   if (scheduled == nullptr) {
-    return drops_everything_ && store_ != nullptr && !s.is_external && !s.is_rebuildable;
+    return drops_everything_ && store_ != nullptr && !s.is_external() && !s.is_rebuildable;
   }
   return scheduled->is_offloaded && (cursor_.is_needed_later(*scheduled) || keeps_graph_);
 }
 
 bool OpTape::should_hold(int storage) {
   const TapeStorage& s = at(storage);
-  return (s.is_external && !s.is_lent) || s.claimed || s.uses > 0 || (s.slots > 0 && is_kept(storage));
+  return (s.is_external() && !s.is_lent()) || s.claimed || s.uses > 0 || (s.slots > 0 && is_kept(storage));
 }
 
 // Brings a storage from wherever it is into the tape's hands, or out of them, as should_hold() says now.

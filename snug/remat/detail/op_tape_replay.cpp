@@ -72,7 +72,7 @@ class OpTape::Replay {
  private:
   [[noreturn]] void throw_missing(ValueId value) const {
     const TapeStorage& storage = tape_.at(value.storage);
-    if (storage.is_external) {
+    if (storage.is_external()) {
       throw CannotRebuild(
           "Rematerialize: a parameter, buffer or input was written in place after the forward pass read it, and is "
           "needed to rebuild what backward asks for; go backward before you write to it");
@@ -141,8 +141,8 @@ c10::Storage OpTape::rebuild(int storage) {
 void OpTape::judge_all_again() {
   const auto is_there = [&](ValueId value) {
     const TapeStorage& s = at(value.storage);
-    return s.is_external ? value.version == s.last_version() && !s.was_written_unseen()
-                         : s.is_rebuildable || s.claimed || s.holding.is_away() || s.slots > 0;
+    return s.is_external() ? value.version == s.last_version() && !s.was_written_unseen()
+                           : s.is_rebuildable || s.claimed || s.holding.is_away() || s.slots > 0;
   };
   for (const TapeOperator& op : operators_) {
     const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), is_there);

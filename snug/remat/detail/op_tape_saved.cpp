@@ -33,7 +33,7 @@ std::any OpTape::pack(const at::Tensor& tensor) {
     return tensor.detach();
   }
   const std::optional<int> known = known_number_of(tensor);
-  if (!known || at(*known).is_external) {
+  if (!known || at(*known).is_external()) {
     trust(tensor);
     return tensor.detach();
   }

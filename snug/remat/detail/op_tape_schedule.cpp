@@ -54,18 +54,18 @@ void OpTape::judge(const TapeOperator& record) {
   const bool can_be =
       record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](ValueId value) {
         const TapeStorage& storage = at(value.storage);
-        return storage.is_external || storage.is_rebuildable || storage.claimed || goes_away(value.storage);
+        return storage.is_external() || storage.is_rebuildable || storage.claimed || goes_away(value.storage);
       });
   for (const ValueId& value : record.writes) {
     TapeStorage& storage = at(value.storage);
-    const c10::Storage memory = value.version > 0 && !storage.is_external ? storage.holding.find() : c10::Storage();
+    const c10::Storage memory = value.version > 0 && !storage.is_external() ? storage.holding.find() : c10::Storage();
     const bool was_resized = memory && static_cast<int64_t>(memory.nbytes()) != storage.bytes;
     const TapeSchedule::ForStorage* scheduled = cursor_.of(value.storage);
     const bool was_pinned = scheduled != nullptr && scheduled->is_pinned;
     storage.is_pinned = storage.is_pinned || was_resized || was_pinned;
     storage.is_rebuildable = can_be && !storage.is_pinned;
     // That it is there when backward needs it is the schedule's word, whoever held it when the profile was taken.
-    if (scheduled != nullptr && !storage.is_external && !storage.is_rebuildable && !scheduled->is_offloaded &&
+    if (scheduled != nullptr && !storage.is_external() && !storage.is_rebuildable && !scheduled->is_offloaded &&
         scheduled->needed_until >= 0) {
       storage.claimed = true;
       settle(value.storage);
@@ -95,7 +95,7 @@ void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::T
   }
   std::set<int> lost;
   const auto note = [&](int storage) {
-    if (at(storage).is_external || !at(storage).is_rebuildable) {
+    if (at(storage).is_external() || !at(storage).is_rebuildable) {
       lost.insert(storage);
     }
   };
@@ -133,7 +133,7 @@ void OpTape::keep_what_depends_on(const std::set<int>& lost) {
   std::vector<bool> can_come(storages_.size(), false);  // again
   const auto will_be_there = [&](ValueId value) {
     const TapeStorage& s = at(value.storage);
-    if (s.is_external || lost.contains(value.storage)) {
+    if (s.is_external() || lost.contains(value.storage)) {
       return !lost.contains(value.storage) && value.version == s.last_version();
     }
     return can_come[static_cast<size_t>(value.storage)] || s.claimed || goes_away(value.storage);
@@ -146,7 +146,7 @@ void OpTape::keep_what_depends_on(const std::set<int>& lost) {
   }
   std::vector<int> last_chance;
   for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
-    if (!at(s).is_external && at(s).is_rebuildable && !can_come[static_cast<size_t>(s)]) {
+    if (!at(s).is_external() && at(s).is_rebuildable && !can_come[static_cast<size_t>(s)]) {
       last_chance.push_back(s);
     }
   }

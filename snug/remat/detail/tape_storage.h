@@ -14,8 +14,12 @@ namespace snug::detail {
 
 struct TapeStorage {
   // As recorded.
-  bool is_external = true;     // no operator of the tape made it
-  bool is_lent = false;        // likewise; its owner may fill it anew or take it back
+  enum class Origin : uint8_t {
+    Operator,  // one of the tape's made it
+    Program,   // none did
+    Lent,      // likewise, and its owner may fill it anew or take it back
+  };
+  Origin origin = Origin::Program;
   bool is_counted = true;      // its memory is the allocator's
   std::vector<int> producers;  // per version: the operator; -1: not on the tape
   int64_t bytes = 0;
@@ -36,6 +40,8 @@ struct TapeStorage {
   bool is_watched = false;   // its memory comes back to the tape by itself; with a listener, or to be put away
   bool was_dropped = false;  // by the program, if it is watched
 
+  bool is_external() const { return origin != Origin::Operator; }
+  bool is_lent() const { return origin == Origin::Lent; }
   int last_version() const { return static_cast<int>(producers.size()) - 1; }
   bool was_written_unseen() const {
     return std::any_of(counts.begin(), counts.end(), [](const WriteCount& count) { return count.moved(); });
