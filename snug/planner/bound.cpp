@@ -7,12 +7,13 @@
 #include "snug/planner/detail/droppables.h"
 
 // The bound is a relaxation of a covering problem. Plain training exceeds the budget by d(t) during event t. Whatever a
-// plan does, what it must do without during t has to make up d(t), and a saved storage that is not there must be rebuilt
-// later: at least the operators that wrote it run once more (an operator that wrote several saved storages is shared out among
-// them). So time rises at least by the cheapest fractional choice that covers d(t) (the fractional knapsack of Dantzig, 1957),
-// for every t; the largest of these is the bound. Of the other operators that a rebuild needs, those count that make values for
-// this one alone, of no fewer bytes: to hold such a value through t instead would give back nothing. The rebuild's own memory is ignored.
-// Where a storage may be offloaded, its way out and back counts if that is shorter: to offload one of those values instead takes no less.
+// plan does, what it must do without during t has to make up d(t), and a saved storage that is not there must be
+// rebuilt later: at least the operators that wrote it run once more (an operator that wrote several saved storages is
+// shared out among them). So time rises at least by the cheapest fractional choice that covers d(t) (the fractional
+// knapsack of Dantzig, 1957), for every t; the largest of these is the bound. Of the other operators that a rebuild
+// needs, those count that make values for this one alone, of no fewer bytes: to hold such a value through t instead
+// would give back nothing. The rebuild's own memory is ignored. Where a storage may be offloaded, its way out and back
+// counts if that is shorter: to offload one of those values instead takes no less.
 
 namespace snug::plan {
 namespace {
@@ -21,8 +22,8 @@ using detail::Droppable;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What may be absent during one event, as a tree of sums over all droppables in their order: so a change, and the cheapest fractional choice
-// that makes up so many bytes, take as many steps as the tree is deep.
+// What may be absent during one event, as a tree of sums over all droppables in their order: so a change, and the
+// cheapest fractional choice that makes up so many bytes, take as many steps as the tree is deep.
 class CheapestCover {
  public:
   explicit CheapestCover(const std::vector<Droppable>& ranked) : ranked_(ranked) {
