@@ -96,6 +96,17 @@ class ProfileBuilder {
   std::vector<int64_t> parameters_;
 };
 
+// A chain of equal operators that save their inputs: with a tenth of the bytes its parts have to be rebuilt over several levels.
+inline StepProfile deep_chain(int length, int random_every = 0) {
+  ProfileBuilder builder;
+  int x = builder.external(16);
+  for (int i = 0; i < length; ++i) {
+    const bool is_random = random_every > 0 && i % random_every == 0;
+    x = builder.op(is_random ? "bernoulli" : "op", 1, 16, {x}, {x}, false, 0, !is_random);
+  }
+  return builder.finish();
+}
+
 // Chains, skips, dense blocks, shared inputs, writes in place, random operators.
 inline StepProfile random_profile(uint32_t seed, int operators) {
   std::mt19937 random(seed);

@@ -9,18 +9,16 @@
 
 #include "snug/core/error.h"
 #include "snug/planner/bound.h"
-#include "snug/planner/chain.h"
-#include "snug/planner/chain_plans.h"
 #include "tests/planner/exact_solver.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace snug::solver_test {
 namespace {
 
+using testing::deep_chain;
 using testing::gpt_gradient_bytes;
 using testing::gpt_profile;
 using ::testing::HasSubstr;
-using testing::ProfileBuilder;
 using testing::random_profile;
 using testing::solve_exactly;
 
@@ -184,66 +182,16 @@ TEST(PlanSolver, PlansFortyEightBlocksWithinItsWork) {
   EXPECT_LT(plan_of(answer)->gap(), 0.02);
 }
 
-// A chain of equal operators that save their inputs: with a tenth of the bytes its parts have to be rebuilt over several levels.
-StepProfile deep_chain(int length, int random_every = 0) {
-  ProfileBuilder builder;
-  int x = builder.external(16);
-  for (int i = 0; i < length; ++i) {
-    const bool is_random = random_every > 0 && i % random_every == 0;
-    x = builder.op(is_random ? "bernoulli" : "op", 1, 16, {x}, {x}, false, 0, !is_random);
-  }
-  return builder.finish();
-}
-
-TEST(PlanSolver, IsNoSlowerThanDynamicProgrammingOnADeepChain) {
-  constexpr int kLength = 64;
-  const StepSimulator simulator(deep_chain(kLength));
-  // A block's input and two gradients are there while it runs backward.
-  const ChainBlock block{1, 16, 16, 0, {{.seconds = 3, .saved = 16, .forward_peak = 16, .backward_peak = 48}}};
-  const std::vector<ChainPoint> exact = ChainSolver(std::vector<ChainBlock>(kLength, block)).curve();
-  PlanSolver solver(simulator, {.work = 1'000'000});
-  for (const int share : {50, 20, 15, 10}) {
-    const int64_t budget = percent(plain_peak(simulator), share);
-    double best = 0;
-    for (const ChainPoint& point : exact) {
-      best = point.bytes <= budget ? point.seconds : best;
-    }
-    const PlanAnswer answer = solver.solve(budget);
-    ASSERT_NE(plan_of(answer), nullptr) << share << " %";
-    EXPECT_LE(plan_of(answer)->seconds, best) << share << " %";
-  }
-}
-
 TEST(PlanSolver, TakesAsManyStepsForALongChainAsItsWorkAllows) {
   for (const int length : {250, 1500}) {
     const StepSimulator simulator(deep_chain(length));
     const SolverOptions options{.work = 200'000};
     PlanSolver solver(simulator, options);
     ASSERT_NE(plan_of(solver.solve(percent(plain_peak(simulator), 33))), nullptr);
-    constexpr int64_t kAtOnce = 50;  // simulations that are made in any case: chain plans, and the frugal ends
+    constexpr int64_t kAtOnce = 50;  // simulations that are made in any case: segments' plans, and the frugal ends
     const int64_t events = std::ssize(simulator.profile().events);
     EXPECT_LT(solver.steps(), 8 * (options.work + kAtOnce * events)) << length;
   }
-}
-
-TEST(ChainPlans, AreAllPossibleAndOneOfThemIsFrugal) {
-  for (const int random_every : {0, 10}) {
-    const StepSimulator simulator(deep_chain(150, random_every));
-    const std::vector<Stays> plans = chain_plans(simulator).at(0);
-    ASSERT_GT(plans.size(), 20U);
-    int64_t least = plain_peak(simulator);
-    for (const Stays& plan : plans) {
-      const Simulation run = simulator.run(plan);
-      ASSERT_EQ(run.impossible, -1);
-      least = std::min(least, run.peak_bytes);
-    }
-    EXPECT_LT(least, plain_peak(simulator) / 4);
-  }
-}
-
-TEST(ChainPlans, AreNoneForTwoBlocks) {
-  EXPECT_FALSE(chain_plans(StepSimulator(deep_chain(3))).empty());
-  EXPECT_TRUE(chain_plans(StepSimulator(deep_chain(2))).empty());
 }
 
 TEST(RematPlan, ReadsBackAsItWasWrittenAndExplainsItself) {

@@ -1,0 +1,155 @@
+#include "snug/planner/detail/descent.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "snug/planner/detail/at.h"
+
+// Step by step the change is taken that removes most overflow for each second that it adds. As in DTR (Kirisame et al., 2021) a storage
+// costs what its whole chain of dropped producers costs; unlike a knapsack over saved bytes, a change whose replay overflows elsewhere is seen
+// and counted against it. Candidates are ranked by an estimate, and the best few are simulated, also many at once.
+
+namespace snug::detail {
+namespace {
+
+using plan::Stay;
+using plan::Stays;
+
+constexpr double kTiny = 1e-12;  // seconds
+
+}  // namespace
+
+Descent::Descent(const plan::StepSimulator& simulator, PlanPool& pool)
+    : simulator_(simulator), profile_(simulator.profile()), pool_(pool) {
+  const int events = static_cast<int>(profile_.events.size());
+  dropped_at_.assign(profile_.storages.size(), events);
+  unpacked_at_.assign(profile_.storages.size(), events);
+  for (int e = 0; e < events; ++e) {
+    const ProfileEvent& event = profile_.events[at(e)];
+    if (event.kind == EventKind::Drop) {
+      dropped_at_[at(event.index)] = e;
+    } else if (event.kind == EventKind::Unpack) {
+      unpacked_at_[at(event.index)] = std::min(unpacked_at_[at(event.index)], e);
+    }
+  }
+}
+
+bool Descent::may_leave(int storage) const {
+  return profile_.link.is_open() && profile_.storages[at(storage)].bytes > 0;
+}
+
+// Of its operator and of the producers of all that that needs and the plan neither keeps nor offloads. `seen`: per operator, the storage that
+// it was last counted for. None: by this estimate it cannot be rebuilt, and may be offloaded instead. Without a link there is always a
+// number, and the simulation tells: here it is not known what the program or an earlier unpacking still holds.
+std::optional<double> Descent::seconds_to_rebuild(int storage, const Stays& plan, std::vector<int>& seen) {
+  double seconds = kTiny;
+  bool is_possible = true;
+  std::vector<ValueId> pending = {{storage, simulator_.last_version(storage)}};
+  while (!pending.empty()) {
+    const ValueId value = pending.back();
+    pending.pop_back();
+    const int op = simulator_.producer(value);
+    const bool is_at_hand = value.storage != storage && value.version == simulator_.last_version(value.storage) &&
+                            (plan[at(value.storage)] == Stay::kept() || plan[at(value.storage)] == Stay::offloaded());
+    if (op >= 0 && !is_at_hand && seen[at(op)] != storage) {
+      seen[at(op)] = storage;
+      pool_.add_steps(1);
+      seconds += profile_.operators[at(op)].seconds;
+      is_possible = is_possible && profile_.operators[at(op)].replayable &&
+                    profile_.storages[at(value.storage)].kind != StorageKind::Pinned;
+      pending.insert(pending.end(), simulator_.needs(op).begin(), simulator_.needs(op).end());
+    }
+  }
+  return is_possible || !profile_.link.is_open() ? std::optional(seconds) : std::nullopt;
+}
+
+// Storages that overflow in the time between forward and backward, best ratio of estimated relief and cost first.
+std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int64_t budget) {
+  std::vector<int> over(point.run.high.size() + 1, 0);
+  for (size_t e = 0; e < point.run.high.size(); ++e) {
+    over[e + 1] = over[e] + (point.run.high[e] > budget ? 1 : 0);
+  }
+  std::vector<std::pair<double, Candidate>> ranked;
+  std::vector<int> seen(profile_.operators.size(), -1);
+  for (int s = 0; s < static_cast<int>(profile_.storages.size()); ++s) {
+    const Stay stay = point.plan[at(s)];
+    const int last_use = point.run.last_use[at(s)];
+    const int last = stay == Stay::kept() ? std::min(unpacked_at_[at(s)], std::max(0, last_use)) : last_use;
+    // What is rebuilt and held was gone until the backward pass first asked for it.
+    const int first = stay == Stay::kept() ? dropped_at_[at(s)] : std::max(dropped_at_[at(s)], unpacked_at_[at(s)]);
+    const StorageKind kind = profile_.storages[at(s)].kind;
+    const bool is_fixed = kind == StorageKind::External || (kind == StorageKind::Pinned && !may_leave(s));
+    if (stay == Stay::never() || is_fixed || first >= last || over[at(last)] == over[at(first)]) {
+      continue;
+    }
+    const int64_t bytes = profile_.storages[at(s)].bytes;
+    const std::optional<double> rebuild = seconds_to_rebuild(s, point.plan, seen);
+    if (!rebuild && !may_leave(s)) {
+      continue;
+    }
+    const double transfer = may_leave(s) ? kTiny + profile_.link.out_seconds(bytes) + profile_.link.back_seconds(bytes)
+                                         : std::numeric_limits<double>::infinity();
+    const double seconds = std::min(rebuild.value_or(transfer), transfer);
+    const double relief = static_cast<double>(bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
+    const Stay choice = seconds == transfer ? Stay::offloaded() : Stay::once_rebuilt();
+    ranked.push_back({relief / seconds, {s, choice, rebuild.has_value()}});
+  }
+  std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::vector<Candidate> result;
+  for (const auto& [ratio, candidate] : ranked) {
+    result.push_back(candidate);
+  }
+  return result;
+}
+
+std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t budget) {
+  constexpr size_t kTried = 4;  // candidates simulated at a time
+  const std::vector<Candidate> ranked = candidates(from, budget);
+  std::optional<PlanPoint> best;
+  double best_ratio = 0;
+  const auto consider = [&](const Stays& plan, double weight) {
+    PlanPoint point = pool_.evaluate(plan, budget);
+    if (point.possible() && point.overflow < from.overflow) {
+      const double ratio =
+          weight * (from.overflow - point.overflow) / std::max(kTiny, point.run.seconds - from.run.seconds);
+      if (!best || ratio > best_ratio) {
+        best_ratio = ratio;
+        best = std::move(point);
+      }
+    }
+  };
+  for (size_t many = ranked.size() / 4; many > 1; many /= 4) {
+    Stays plan = from.plan;
+    for (size_t i = 0; i < many; ++i) {
+      plan[at(ranked[i].storage)] = ranked[i].choice;
+    }
+    consider(plan, 1.2);  // a little worse is as good, for the time it saves
+  }
+  for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && pool_.work_left() > 0; ++first) {
+    const auto& [s, cheaper, can_be_rebuilt] = ranked[first];
+    for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded()}) {
+      const bool is_less = choice == Stay::offloaded() ? may_leave(s) && from.plan[at(s)] != Stay::offloaded()
+                                                       : can_be_rebuilt && from.plan[at(s)] < choice;
+      if (is_less) {
+        Stays plan = from.plan;
+        plan[at(s)] = choice;
+        consider(plan, 1);
+      }
+    }
+  }
+  return best;
+}
+
+PlanPoint Descent::run(PlanPoint from, int64_t budget) {
+  while (from.possible() && !from.fits() && pool_.work_left() > 0) {
+    std::optional<PlanPoint> best = best_change(from, budget);
+    if (!best) {
+      return from;
+    }
+    from = std::move(*best);
+  }
+  return from;
+}
+
+}  // namespace snug::detail

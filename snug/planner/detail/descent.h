@@ -1,0 +1,39 @@
+#pragma once
+// Descent: from a plan that overflows to one that fits, change by change. Internal to planner.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "snug/planner/detail/plan_pool.h"
+
+namespace snug::detail {
+
+class Descent {
+ public:
+  /// Keeps references.
+  Descent(const plan::StepSimulator& simulator, PlanPool& pool);
+
+  /// Ends where the plan fits, or no change helps.
+  PlanPoint run(PlanPoint from, int64_t budget);
+
+ private:
+  struct Candidate {
+    int storage;
+    plan::Stay choice;  // the cheaper one: Stay::once_rebuilt() or Stay::offloaded()
+    bool can_be_rebuilt;
+  };
+
+  std::vector<Candidate> candidates(const PlanPoint& point, int64_t budget);
+  std::optional<double> seconds_to_rebuild(int storage, const plan::Stays& plan, std::vector<int>& seen);
+  std::optional<PlanPoint> best_change(const PlanPoint& from, int64_t budget);
+  bool may_leave(int storage) const;
+
+  const plan::StepSimulator& simulator_;
+  const StepProfile& profile_;
+  PlanPool& pool_;
+  std::vector<int> dropped_at_;  // per storage: the event where the program lets go of it
+  std::vector<int> unpacked_at_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,27 @@
+#pragma once
+// Room: the bytes that are free during each event of a step. Internal to planner.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace snug::detail {
+
+/// A tree of least values, with sums that hold for all below a node.
+class Room {
+ public:
+  Room(const std::vector<int64_t>& levels, int64_t budget);
+
+  /// Takes `bytes` during the events first..last, if they are free in all of them. first <= last.
+  bool take(int first, int last, int64_t bytes);
+
+ private:
+  int64_t least(size_t node, size_t begin, size_t end, size_t first, size_t last) const;
+  void subtract(size_t node, size_t begin, size_t end, size_t first, size_t last, int64_t bytes);
+
+  size_t leaves_ = 1;
+  std::vector<int64_t> least_;  // below each node; the root is number 1, the children of n are 2 n and 2 n + 1
+  std::vector<int64_t> taken_;  // from all below each node, not in their own values
+};
+
+}  // namespace snug::detail

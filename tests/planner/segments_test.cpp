@@ -1,0 +1,198 @@
+// Plans that cut a step into segments, against the recurrence for a chain, and on graphs that no chain describes.
+
+#include "snug/planner/detail/segments.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <variant>
+
+#include <gtest/gtest.h>
+
+#include "snug/planner/detail/room.h"
+#include "snug/planner/detail/segment_table.h"
+#include "snug/planner/solver.h"
+#include "tests/planner/sample_profiles.h"
+
+namespace snug::segments_test {
+namespace {
+
+using detail::cut_into_segments;
+using detail::Room;
+using detail::Segments;
+using detail::SegmentTable;
+using plan::PlanSolver;
+using plan::Simulation;
+using plan::StepSimulator;
+using testing::deep_chain;
+using testing::ProfileBuilder;
+using testing::random_profile;
+
+constexpr double kNever = 1e9;
+
+// The least seconds of a deep_chain beyond a plain step, by Rotor's recurrence for equal blocks, written down once more: `length` operators whose
+// input is there, within so many storages; the last one of the step is loss and has no gradient of its own.
+class Recurrence {
+ public:
+  double seconds(int length, int storages, bool is_end) {
+    const auto [found, is_new] = known_.try_emplace({length, storages, is_end}, kNever);
+    if (!is_new) {
+      return found->second;
+    }
+    const int gradient = is_end ? 0 : 1;
+    double best = kNever;
+    if (storages >= std::max(gradient + 1, 3)) {
+      best = length == 1 ? 0 : seconds(length - 1, storages - 1, is_end);
+    }
+    for (int before = 1; before < length; ++before) {
+      if (storages >= gradient + (before > 1 ? 2 : 1)) {
+        best = std::min(best, before + seconds(length - before, storages - 1, is_end) +
+                                  seconds(before, storages, /*is_end=*/false));
+      }
+    }
+    return known_[{length, storages, is_end}] = best;
+  }
+
+ private:
+  std::map<std::tuple<int, int, bool>, double> known_;
+};
+
+TEST(SegmentTable, IsAsFastAsTheRecurrenceForADeepChain) {
+  constexpr int kLength = 40;
+  const StepSimulator simulator(deep_chain(kLength));
+  const double plain = simulator.profile().plain_seconds();
+  const Segments segments = cut_into_segments(simulator, kLength);
+  ASSERT_EQ(segments.count(), kLength);
+  const SegmentTable table(segments);
+  Recurrence recurrence;
+  constexpr int kMost =
+      35;  // of about 40: where there is room for nearly all, a descent from plain training is as fast
+  for (int storages = 6; storages <= kMost; ++storages) {
+    const auto plan = table.within(16 * storages);
+    ASSERT_TRUE(plan.has_value()) << storages;
+    const Simulation run = simulator.run(*plan);
+    ASSERT_EQ(run.impossible, -1);
+    // The recurrence counts no input of the first operator: it is external here, too. Slots round by less than one storage.
+    EXPECT_LE(run.peak_bytes, 16 * (storages + 1)) << storages;
+    EXPECT_LE(run.seconds - plain, recurrence.seconds(kLength, storages - 1, true) + 1e-9) << storages;
+  }
+}
+
+TEST(PlanSolver, IsNoSlowerThanTheRecurrenceForADeepChain) {
+  constexpr int kLength = 64;
+  const StepSimulator simulator(deep_chain(kLength));
+  const Simulation plain = simulator.run(keep_all(simulator.profile()));
+  Recurrence recurrence;
+  for (const int share : {95, 80, 50, 20, 15, 10}) {
+    const int64_t budget = plain.peak_bytes * share / 100;
+    const plan::PlanAnswer answer = PlanSolver(simulator).solve(budget);
+    const auto* plan = std::get_if<RematPlan>(&answer);
+    ASSERT_NE(plan, nullptr) << share << " %";
+    EXPECT_LE(plan->seconds - plain.seconds, recurrence.seconds(kLength, static_cast<int>(budget / 16), true) + 1e-9)
+        << share << " %";
+  }
+}
+
+TEST(SegmentTable, HasPossiblePlansOnlyWhateverIsRandomOrPinned) {
+  for (uint32_t seed = 0; seed < 100; ++seed) {
+    const StepSimulator simulator(random_profile(seed, 20));
+    const Segments segments = cut_into_segments(simulator, 12);
+    for (const plan::Stays& plan : SegmentTable(segments).plans()) {
+      ASSERT_EQ(simulator.run(plan).impossible, -1) << seed;
+    }
+  }
+}
+
+TEST(SegmentTable, GivesFrugalPlansForALongChain) {
+  for (const int random_every : {0, 10}) {
+    const StepSimulator simulator(deep_chain(150, random_every));
+    const Simulation plain = simulator.run(keep_all(simulator.profile()));
+    const auto plans = SegmentTable(cut_into_segments(simulator, 80)).plans();
+    ASSERT_GT(plans.size(), 20U);
+    int64_t least = plain.peak_bytes;
+    for (const plan::Stays& plan : plans) {
+      least = std::min(least, simulator.run(plan).peak_bytes);
+    }
+    EXPECT_LT(least, plain.peak_bytes / 4);
+  }
+}
+
+TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {
+  for (uint32_t seed = 0; seed < 50; ++seed) {
+    const StepSimulator simulator(random_profile(seed, 40));
+    const Segments segments = cut_into_segments(simulator, 10);
+    ASSERT_LE(segments.count(), 11);
+    int next = 0;
+    for (int k = 0; k < segments.count(); ++k) {
+      const detail::Segment& one = segments.list[static_cast<size_t>(k)];
+      ASSERT_EQ(one.first, next);
+      ASSERT_LE(one.first, one.last);
+      next = one.last + 1;
+      if (k > 0) {
+        ASSERT_LE(one.begin, segments.list[static_cast<size_t>(k - 1)].begin);
+      }
+    }
+    ASSERT_EQ(next, static_cast<int>(simulator.profile().operators.size()));
+  }
+}
+
+TEST(Segments, AreNoneOfAProfileWithoutOperators) {
+  EXPECT_EQ(cut_into_segments(StepSimulator(StepProfile{}), 10).count(), 0);
+}
+
+// A loop: each round reads the features, its state, and leaves an output that only the end of the step reads. So each cut is crossed by the
+// features and by as many outputs as there were rounds.
+StepProfile loop(int rounds) {
+  ProfileBuilder builder;
+  const int input = builder.external(400);
+  const int features = builder.op("encode", 5, 400, {input}, {input});
+  int state = builder.op("begin", 1, 100, {features}, {features});
+  std::vector<int> outputs;
+  for (int i = 0; i < rounds; ++i) {
+    const int attention = builder.op("attend", 4, 400, {features, state}, {features, state}, true);
+    const int gates = builder.op("gates", 2, 400, {attention, state}, {attention, state});
+    const int active = builder.op("sigmoid", 1, 400, {gates}, {}, true);
+    state = builder.op("state", 1, 100, {active, state}, {active, state});
+    outputs.push_back(builder.op("out", 1, 10, {state}, {state}));
+  }
+  builder.op("stack", 1, 10, outputs, outputs);
+  return builder.finish();
+}
+
+TEST(PlanSolver, CutsALoopWhoseOutputsAllCrossEachCut) {
+  const StepSimulator simulator(loop(60));
+  const Simulation plain = simulator.run(keep_all(simulator.profile()));
+  PlanSolver solver(simulator);
+  for (const int share : {50, 35, 25, 15}) {
+    const plan::PlanAnswer answer = solver.solve(plain.peak_bytes * share / 100);
+    const auto* plan = std::get_if<RematPlan>(&answer);
+    ASSERT_NE(plan, nullptr) << share << " %";
+    EXPECT_LT(plan->seconds, 1.4 * plan->plain_seconds) << share << " %";
+  }
+}
+
+TEST(PlanSolver, RunsNoOperatorAgainManyTimesNearTheLeastMemory) {
+  for (const StepProfile& profile : {loop(60), deep_chain(150), testing::gpt_profile(12)}) {
+    const StepSimulator simulator(profile);
+    const RematPlan least = PlanSolver(simulator, {.work = 1'000'000}).smallest();
+    const Simulation run = simulator.run(least.stays);
+    EXPECT_LE(run.replayed, std::max<int64_t>(1000, 16 * std::ssize(profile.operators)));
+    EXPECT_LT(run.seconds, 4 * least.plain_seconds);
+  }
+}
+
+TEST(Room, GivesWhatIsFreeInAllOfTheEvents) {
+  Room room({3, 5, 1, 9, 2}, 10);
+  EXPECT_FALSE(room.take(0, 4, 2));
+  EXPECT_TRUE(room.take(0, 4, 1));
+  EXPECT_FALSE(room.take(3, 3, 1));
+  EXPECT_TRUE(room.take(0, 2, 4));
+  EXPECT_FALSE(room.take(1, 1, 1));
+  EXPECT_TRUE(room.take(0, 0, 2));
+  EXPECT_TRUE(room.take(2, 2, 4));
+  EXPECT_FALSE(room.take(2, 2, 1));
+  EXPECT_TRUE(room.take(4, 4, 7));
+}
+
+}  // namespace
+}  // namespace snug::segments_test
