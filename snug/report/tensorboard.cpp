@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "snug/report/detail/appending.h"
+#include "snug/report/detail/record_fields.h"
 
 namespace snug {
 namespace {
@@ -107,37 +109,35 @@ std::string summary_of(const Scalars& scalars) {
   return summary;
 }
 
-// TensorBoard groups by what stands before the slash.
+// Collects a record's numbers: those of every record, and those that only some have.
+struct FieldScalars {
+  Scalars& always;
+  Scalars& sometimes;
+
+  void operator()(detail::RecordField field, double value) const {
+    if (field.tag != nullptr) {
+      always.emplace_back(field.tag, value);
+    }
+  }
+  void operator()(detail::RecordField field, int64_t value) const { (*this)(field, static_cast<double>(value)); }
+  void operator()(detail::RecordField field, bool is_stepped) const { (*this)(field, is_stepped ? 0.0 : 1.0); }
+  template <detail::FieldGroup Group>
+  void operator()(detail::RecordField /*field*/, const Group& group) const {
+    detail::visit_fields(group, *this);
+  }
+  template <class T>
+  void operator()(detail::RecordField field, const std::optional<T>& value) const {
+    if (value) {
+      FieldScalars{sometimes, sometimes}(field, *value);
+    }
+  }
+};
+
 Scalars scalars_of(const StepRecord& record) {
-  const auto number = [](int64_t count) { return static_cast<double>(count); };
-  Scalars scalars{{"loss/training", record.loss},
-                  {"training/learning_rate", record.learning_rate},
-                  {"training/gradient_norm", record.grad_norm},
-                  {"training/loss_scale", record.loss_scale},
-                  {"training/skipped", record.stepped ? 0.0 : 1.0},
-                  {"training/items", number(record.items)},
-                  {"training/micro_batches", number(record.micro_batches)},
-                  {"bytes/peak", number(record.peak_bytes)},
-                  {"bytes/activation_peak", number(record.activation_peak_bytes)},
-                  {"bytes/parameters", number(record.memory.parameters)},
-                  {"bytes/gradients", number(record.memory.gradients)},
-                  {"bytes/optimizer_state", number(record.memory.optimizer_state)},
-                  {"bytes/activations", number(record.memory.activations)},
-                  {"bytes/workspace", number(record.memory.workspace)},
-                  {"bytes/other", number(record.memory.other)},
-                  {"speed/seconds", record.seconds},
-                  {"speed/items_per_second", record.items_per_second}};
-  if (record.validation_loss) {
-    scalars.emplace_back("loss/held_out", *record.validation_loss);
-  }
-  if (record.gradient_noise_scale) {
-    scalars.emplace_back("training/gradient_noise_scale", *record.gradient_noise_scale);
-  }
-  if (record.communication) {
-    scalars.emplace_back("communication/bytes_sent", number(record.communication->bytes_sent));
-    scalars.emplace_back("communication/seconds", record.communication->seconds);
-    scalars.emplace_back("communication/waited", record.communication->waited);
-  }
+  Scalars scalars;
+  Scalars sometimes;
+  detail::visit_fields(record, FieldScalars{scalars, sometimes});
+  scalars.insert(scalars.end(), sometimes.begin(), sometimes.end());
   return scalars;
 }
 

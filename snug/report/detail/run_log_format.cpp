@@ -1,11 +1,13 @@
 #include "snug/report/detail/run_log_format.h"
 
 #include <cmath>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "snug/core/error.h"
+#include "snug/report/detail/record_fields.h"
 
 namespace snug::detail {
 namespace {
@@ -31,6 +33,25 @@ Json to_json(const LogValue& value) {
   return std::visit([](const auto& plain) { return Json(plain); }, value);
 }
 
+// Adds a group's fields to an object, without those that it does not have.
+struct FieldWriter {
+  Json& object;
+
+  void operator()(RecordField field, double value) const { object[field.name] = number(value); }
+  void operator()(RecordField field, int64_t value) const { object[field.name] = value; }
+  void operator()(RecordField field, bool value) const { object[field.name] = value; }
+  template <FieldGroup Group>
+  void operator()(RecordField field, const Group& group) const {
+    visit_fields(group, FieldWriter{object[field.name]});
+  }
+  template <class T>
+  void operator()(RecordField field, const std::optional<T>& value) const {
+    if (value) {
+      (*this)(field, *value);
+    }
+  }
+};
+
 void add_values(Json& object, const LogValues& values, std::string_view what) {
   for (const auto& [name, value] : values) {
     if (object.contains(name)) {
@@ -52,34 +73,8 @@ std::string settings_line(const LogValues& settings) {
 }
 
 std::string record_line(const StepRecord& record) {
-  Json object{{"step", record.step}, {"loss", number(record.loss)}};
-  if (record.validation_loss) {
-    object["validation_loss"] = number(*record.validation_loss);
-  }
-  object["learning_rate"] = number(record.learning_rate);
-  object["grad_norm"] = number(record.grad_norm);
-  if (record.gradient_noise_scale) {
-    object["gradient_noise_scale"] = number(*record.gradient_noise_scale);
-  }
-  object["loss_scale"] = number(record.loss_scale);
-  object["stepped"] = record.stepped;
-  object["items"] = record.items;
-  object["micro_batches"] = record.micro_batches;
-  object["peak_bytes"] = record.peak_bytes;
-  object["activation_peak_bytes"] = record.activation_peak_bytes;
-  object["memory"] = {{"parameters", record.memory.parameters},
-                      {"gradients", record.memory.gradients},
-                      {"optimizer_state", record.memory.optimizer_state},
-                      {"activations", record.memory.activations},
-                      {"workspace", record.memory.workspace},
-                      {"other", record.memory.other}};
-  if (record.communication) {
-    object["communication"] = {{"bytes_sent", record.communication->bytes_sent},
-                               {"seconds", number(record.communication->seconds)},
-                               {"waited", number(record.communication->waited)}};
-  }
-  object["seconds"] = number(record.seconds);
-  object["items_per_second"] = number(record.items_per_second);
+  Json object;
+  visit_fields(record, FieldWriter{object});
   return line(object);
 }
 

@@ -1,10 +1,12 @@
 #include <limits>
+#include <optional>
 #include <stdexcept>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "snug/core/error.h"
+#include "snug/report/detail/record_fields.h"
 #include "snug/report/detail/run_log_format.h"
 
 namespace snug::detail {
@@ -119,39 +121,28 @@ RunEvent read_event(const Json& object) {
   return event;
 }
 
+// Reads the fields of a group; one of its optional fields may be missing.
+struct FieldReader {
+  const Json& object;
+
+  void operator()(RecordField field, double& value) const { value = read_double(object, field.name); }
+  void operator()(RecordField field, int64_t& value) const { value = read_integer(object, field.name); }
+  void operator()(RecordField field, bool& value) const { value = read_bool(object, field.name); }
+  template <FieldGroup Group>
+  void operator()(RecordField field, Group& group) const {
+    visit_fields(group, FieldReader{read_object(object, field.name)});
+  }
+  template <class T>
+  void operator()(RecordField field, std::optional<T>& value) const {
+    if (object.contains(field.name)) {
+      (*this)(field, value.emplace());
+    }
+  }
+};
+
 StepRecord read_record(const Json& object) {
-  const Json& memory = read_object(object, "memory");
   StepRecord record;
-  record.step = read_integer(object, "step");
-  record.loss = read_double(object, "loss");
-  if (object.contains("validation_loss")) {
-    record.validation_loss = read_double(object, "validation_loss");
-  }
-  record.learning_rate = read_double(object, "learning_rate");
-  record.grad_norm = read_double(object, "grad_norm");
-  if (object.contains("gradient_noise_scale")) {
-    record.gradient_noise_scale = read_double(object, "gradient_noise_scale");
-  }
-  record.loss_scale = read_double(object, "loss_scale");
-  record.stepped = read_bool(object, "stepped");
-  record.items = read_integer(object, "items");
-  record.micro_batches = read_integer(object, "micro_batches");
-  record.peak_bytes = read_integer(object, "peak_bytes");
-  record.activation_peak_bytes = read_integer(object, "activation_peak_bytes");
-  record.memory = {.parameters = read_integer(memory, "parameters"),
-                   .gradients = read_integer(memory, "gradients"),
-                   .optimizer_state = read_integer(memory, "optimizer_state"),
-                   .activations = read_integer(memory, "activations"),
-                   .workspace = read_integer(memory, "workspace"),
-                   .other = read_integer(memory, "other")};
-  if (object.contains("communication")) {
-    const Json& sent = read_object(object, "communication");
-    record.communication = {.bytes_sent = read_integer(sent, "bytes_sent"),
-                            .seconds = read_double(sent, "seconds"),
-                            .waited = read_double(sent, "waited")};
-  }
-  record.seconds = read_double(object, "seconds");
-  record.items_per_second = read_double(object, "items_per_second");
+  visit_fields(record, FieldReader{object});
   return record;
 }
 
