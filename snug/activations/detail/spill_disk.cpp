@@ -1,16 +1,15 @@
 #include "snug/activations/detail/spill_disk.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <system_error>
 
 #include <fcntl.h>
 #include <fmt/format.h>
 
 #include "snug/core/bytes.h"
+#include "snug/core/detail/bytes_hash.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
@@ -30,23 +29,6 @@ std::string reason_of(int error) {
     default:
       return fmt::format("{} (errno {})", std::generic_category().message(error), error);
   }
-}
-
-// A disk may fail after it has accepted the bytes. Then a read gives others, and this tells. Four lanes, so that it is as fast as memory.
-uint64_t checksum(const void* data, int64_t bytes) {
-  constexpr uint64_t kOdd = 0x9E3779B97F4A7C15ull;
-  std::array<uint64_t, 4> lanes{1, 2, 3, 4};
-  const auto* next = static_cast<const char*>(data);
-  auto left = static_cast<size_t>(bytes);
-  for (; left > 0; left -= std::min(left, sizeof(lanes)), next += sizeof(lanes)) {
-    std::array<uint64_t, 4> words{};
-    std::memcpy(words.data(), next, std::min(left, sizeof(words)));
-    for (size_t i = 0; i < lanes.size(); ++i) {
-      lanes[i] = (lanes[i] ^ words[i]) * kOdd;
-      lanes[i] ^= lanes[i] >> 32;
-    }
-  }
-  return lanes[0] ^ (lanes[1] << 1) ^ (lanes[2] << 2) ^ (lanes[3] << 3);
 }
 
 // Moves all of `size` bytes, which one call need not do. 0, or what went wrong.
@@ -96,7 +78,7 @@ SpillDisk::SpillDisk(const std::filesystem::path& directory, SpillCalls& calls) 
 SpillDisk::~SpillDisk() { ::close(descriptor_); }
 
 std::string SpillDisk::write(const void* data, int64_t bytes, int64_t offset, uint64_t& sum) {
-  sum = checksum(data, bytes);
+  sum = bytes_hash(data, static_cast<size_t>(bytes));
   const int error = repeat(static_cast<size_t>(bytes), ENOSPC, [&](size_t from, size_t size) {
     return calls_.pwrite(descriptor_, static_cast<const char*>(data) + from, size,
                          static_cast<off_t>(offset) + static_cast<off_t>(from));
@@ -109,7 +91,8 @@ std::string SpillDisk::read(void* data, int64_t bytes, int64_t offset, uint64_t 
     return calls_.pread(descriptor_, static_cast<char*>(data) + from, size,
                         static_cast<off_t>(offset) + static_cast<off_t>(from));
   });
-  if (error == 0 && checksum(data, bytes) != sum) {
+  // A disk may fail after it has accepted the bytes; then it gives others back.
+  if (error == 0 && bytes_hash(data, static_cast<size_t>(bytes)) != sum) {
     error = kOtherBytes;
   }
   return failure("read {} back from", bytes, error);

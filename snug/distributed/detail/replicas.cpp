@@ -1,31 +1,21 @@
 #include "snug/distributed/detail/replicas.h"
 
 #include <cstdint>
-#include <cstring>
 #include <exception>
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
 
+#include "snug/core/detail/bytes_hash.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
 namespace {
 
-// Any changed bit gives another checksum for certain, as every round is a bijection of the state; several do but for one case in 2^64. The
-// mixing is splitmix64's (see data/sampler.cpp).
 int64_t checksum(const at::Tensor& tensor) {
-  const at::Tensor bytes = tensor.detach().cpu().contiguous();
-  const auto* data = static_cast<const unsigned char*>(bytes.const_data_ptr());
-  uint64_t sum = bytes.nbytes();
-  for (size_t i = 0; i < bytes.nbytes(); i += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, data + i, std::min(sizeof(word), bytes.nbytes() - i));
-    sum = (sum ^ word) * 0xbf58476d1ce4e5b9;
-    sum ^= sum >> 29;
-  }
-  return static_cast<int64_t>(sum);
+  const at::Tensor plain = tensor.detach().cpu().contiguous();
+  return static_cast<int64_t>(bytes_hash(plain.const_data_ptr(), plain.nbytes()));
 }
 
 }  // namespace
