@@ -1,9 +1,8 @@
 #include "cli/run_folder.h"
 
-#include <string_view>
-
 #include <fmt/format.h>
 
+#include "cli/shell.h"
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
 #include "snug/io/safetensors.h"
@@ -14,18 +13,6 @@
 
 namespace snug::cli {
 namespace {
-
-std::string shell_quoted(const std::string& word) {
-  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./-+,:@%=";
-  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
-    return word;
-  }
-  std::string quoted = "'";
-  for (const char letter : word) {
-    quoted += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-  }
-  return quoted + "'";
-}
 
 // The last folder's name, also of "runs/a/" and of ".".
 std::string name_of(const std::filesystem::path& out) {

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <sys/wait.h>
 
+#include "cli/shell.h"
 #include "snug/core/error.h"
 
 namespace snug::cli {
@@ -17,23 +18,15 @@ struct Close {
   void operator()(std::FILE* pipe) const { ::pclose(pipe); }
 };
 
-std::string quoted(const std::string& word) {
-  std::string result = "'";
-  for (const char letter : word) {
-    result += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-  }
-  return result + "'";
-}
-
 }  // namespace
 
 std::vector<std::string> lines_of_ranks(std::string_view experiment, int ranks, const CompareFlags& flags,
                                         std::string_view begin, size_t count) {
-  const std::string self = quoted(std::filesystem::read_symlink("/proc/self/exe").string());
+  const std::string self = shell_quoted(std::filesystem::read_symlink("/proc/self/exe").string());
   // Ranks that share cores must not spin while they wait.
   const std::string command =
       fmt::format("OMP_WAIT_POLICY=passive {0} launch -n {1} -- {0} compare {2} --digits {3} --pairs {4}{5}", self,
-                  ranks, experiment, quoted(flags.digits), flags.turns(7), flags.quick ? " --quick" : "");
+                  ranks, experiment, shell_quoted(flags.digits), flags.turns(7), flags.quick ? " --quick" : "");
   std::unique_ptr<std::FILE, Close> output(::popen(command.c_str(), "r"));
   if (!output) {
     throw Error("compare: cannot start the ranks");
