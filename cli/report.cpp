@@ -5,12 +5,14 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "cli/command.h"
 #include "cli/run_folder.h"
+#include "snug/chart/median.h"
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
 
@@ -36,8 +38,7 @@ double median_speed(const RunHistory& run) {
   for (const StepRecord& record : run.records) {
     speeds.push_back(record.items_per_second);
   }
-  std::nth_element(speeds.begin(), speeds.begin() + static_cast<std::ptrdiff_t>(speeds.size() / 2), speeds.end());
-  return speeds[speeds.size() / 2];
+  return chart::median(std::move(speeds));
 }
 
 // Of b from a. What has no ratio (NaN in one of them, something against nothing) differs without bound, not by 0.

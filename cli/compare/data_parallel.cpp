@@ -18,6 +18,7 @@
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
 #include "cli/compare/ranks.h"
+#include "snug/chart/median.h"
 #include "snug/core/error.h"
 #include "snug/distributed/process_group.h"
 #include "snug/models/gpt.h"
@@ -75,7 +76,7 @@ class Work {
       }
     }
     for (size_t way = 0; way < 2; ++way) {
-      rows[way].seconds = median(seconds[way]);
+      rows[way].seconds = chart::median(seconds[way]);
       rows[way].hidden = under_way[way].total > 0 ? 1 - under_way[way].waited / under_way[way].total : 0;
     }
     return rows;

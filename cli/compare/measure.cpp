@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include "snug/chart/median.h"
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
 #include "snug/memory/limit.h"
@@ -25,15 +26,9 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
 Spread spread_of(const std::vector<double>& values) {
   const auto [low, high] = std::minmax_element(values.begin(), values.end());
-  return {median(values), *low, *high};
+  return {chart::median(values), *low, *high};
 }
 
 Turns take_turns(const std::vector<std::function<double()>>& programs, int64_t rounds) {

@@ -16,9 +16,6 @@ namespace snug::cli {
 
 double seconds_of(const std::function<void()>& work);
 
-/// The middle one, or the mean of the two in the middle.
-double median(std::vector<double> values);
-
 /// Of several runs.
 struct Spread {
   double median = 0, low = 0, high = 0;

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "snug/chart/median.h"
 #include "snug/chart/page.h"
 #include "snug/chart/tag.h"
 #include "snug/chart/text.h"
@@ -58,7 +59,7 @@ std::string throughput_card(const Records& records, const std::string& item) {
     rates.push_back(record.items_per_second);
   }
   const std::string label = capitalized(item) + " per second";
-  const double middle = detail::median(rates);
+  const double middle = chart::median(rates);
   const bool readable = middle >= 1000 && middle < 1e6;
   return records.empty()
              ? card(label, "–", "no steps yet")

@@ -10,6 +10,7 @@
 #include "snug/chart/axis.h"
 #include "snug/chart/bars.h"
 #include "snug/chart/line.h"
+#include "snug/chart/median.h"
 #include "snug/chart/tag.h"
 #include "snug/chart/text.h"
 #include "snug/chart/thinning.h"
@@ -277,6 +278,14 @@ TEST(BarChart, DrawsPartsInProportionOnAPageAndInAnImage) {
     EXPECT_EQ(widths[2], 0);
     EXPECT_NEAR(widths[3] / whole, 0.25, 1e-4);
   }
+}
+
+TEST(Median, TakesTheMiddleOfTheFiniteValues) {
+  EXPECT_EQ(median({5, 1, 3}), 3);
+  EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
+  EXPECT_EQ(median({kNan, 7, kInf}), 7);
+  EXPECT_EQ(median({kMax, kMax}), kMax);
+  EXPECT_TRUE(std::isnan(median({})));
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "snug/report/detail/report_charts.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::html_report_test {
@@ -325,14 +324,6 @@ TEST(HtmlReport, MakesAPageFromALogOnTheDisk) {
   std::string page = snug::html_report(history, {.title = "GPT on Shakespeare", .sample = text});
   snug::FileSystem::real().write_file(folder / "report.html", std::array<std::string_view, 1>{page});
   expect_contains(FileSystem::real().read_file(folder / "report.html"), ">4.2<");
-}
-
-TEST(Median, TakesTheMiddleOfTheFiniteValues) {
-  EXPECT_EQ(detail::median({5, 1, 3}), 3);
-  EXPECT_EQ(detail::median({4, 1, 3, 2}), 2.5);
-  EXPECT_EQ(detail::median({kNan, 7, kInf}), 7);
-  EXPECT_EQ(detail::median({kMax, kMax}), kMax);
-  EXPECT_TRUE(std::isnan(detail::median({})));
 }
 
 TEST(HtmlReport, SaysWhatWasSentIfAnythingWas) {

@@ -10,6 +10,7 @@
 #include "snug/chart/area.h"
 #include "snug/chart/bars.h"
 #include "snug/chart/line.h"
+#include "snug/chart/median.h"
 #include "snug/chart/text.h"
 
 namespace snug::detail {
@@ -92,20 +93,10 @@ double log_base_for(const std::vector<chart::Point>& points) {
       highest = std::max(highest, point.y);
     }
   }
-  return highest > 30 * median(values) ? 10 : 0;
+  return highest > 30 * chart::median(values) ? 10 : 0;
 }
 
 }  // namespace
-
-double median(std::vector<double> values) {
-  std::erase_if(values, [](double value) { return !std::isfinite(value); });
-  if (values.empty()) {
-    return kNan;
-  }
-  std::sort(values.begin(), values.end());
-  const size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : values[half - 1] / 2 + values[half] / 2;
-}
 
 std::string loss_chart(const Records& records) {
   const auto training = points_of(records, [](const StepRecord& r) { return r.loss; });

@@ -27,7 +27,4 @@ std::string memory_chart(const Records& records);
 /// What holds memory at the highest peak of the run: a bar for each category.
 std::string memory_peak(const Records& records);
 
-/// The middle of the finite values; NaN if there are none.
-double median(std::vector<double> values);
-
 }  // namespace snug::detail

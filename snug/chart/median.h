@@ -1,0 +1,11 @@
+#pragma once
+// The median of measured values.
+
+#include <vector>
+
+namespace snug::chart {
+
+/// The middle of the finite values, or the mean of the two in the middle; NaN if there are none.
+double median(std::vector<double> values);
+
+}  // namespace snug::chart
