@@ -56,7 +56,7 @@ std::string verdict(int64_t of_model, int64_t in_all) {
   return share < 0.5 ? fmt::format("{:.0f} % of it are activations. {}", 100 * (1 - share),
                                    advice("a plan (--memory), smaller micro-batches", "smaller shares of the batch"))
                      : fmt::format("{:.0f} % of it are weights, gradients and optimizer state. {}", 100 * share,
-                                   advice("AdamW8bit, updates in backward", "ShardedOptimizer, GradientSharding"));
+                                   advice("AdamW8bit, updates in backward", "ShardedOptimizer"));
 }
 
 // `parameters`: bytes.

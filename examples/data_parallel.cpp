@@ -1,4 +1,4 @@
-// Training on several ranks: by a loop of one's own, by a Stepper, and with gradients in shards. Started alone it is a group of one; on two
+// Training on several ranks: by a loop of one's own, and by a Stepper. Started alone it is a group of one; on two
 // ranks by `snug launch -n 2 -- data_parallel`. docs/data-parallel.md shows these functions.
 
 #include <iostream>
@@ -51,16 +51,6 @@ void by_stepper(const Group& group, torch::nn::Sequential& model, const std::vec
   }
 }
 
-void in_shards(const Group& group, torch::nn::Sequential& model, const std::vector<snug::Batch>& batches) {
-  snug::ShardedOptimizer optimizer(model->parameters(), group, adamw, {.gradients = snug::GradientSharding{}});
-  for (const snug::Batch& batch : batches) {
-    optimizer.zero_grad();
-    (sum_loss(model, batch) / batch[1].numel()).backward();  // sends, and frees what is another rank's
-    optimizer.clip_grad_norm_(1.0);
-    optimizer.step();
-  }
-}
-
 torch::nn::Sequential make_model(bool has_batch_norm) {
   torch::manual_seed(1);
   torch::nn::Sequential model(torch::nn::Linear(6, 64));
@@ -93,20 +83,17 @@ int main() {
     own.push_back(snug::batch_slice(whole.back(), group->rank() * share, (group->rank() + 1) * share));
   }
 
-  torch::nn::Sequential one = make_model(false), many = make_model(false), sharded = make_model(false);
+  torch::nn::Sequential one = make_model(false), many = make_model(false);
   by_stepper(alone, one, whole);
   by_stepper(group, many, own);
-  in_shards(group, sharded, own);
   torch::nn::Sequential normalised = make_model(true);
   by_hand(group, normalised, own);
 
-  const double of_stepper = difference(many, one);
-  const double of_shards = difference(sharded, one);
+  const double apart = difference(many, one);
   if (group->rank() == 0) {
-    std::cout << group->size() << " ranks: parameters differ from one process's by " << of_stepper << ", in shards by "
-              << of_shards << "\n";
+    std::cout << group->size() << " ranks: parameters differ from one process's by " << apart << "\n";
   }
-  if (!(of_stepper < 1e-5) || !(of_shards < 1e-5)) {
+  if (!(apart < 1e-5)) {
     return 1;
   }
   std::cout << "data_parallel: done\n";

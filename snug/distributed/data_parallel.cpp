@@ -293,8 +293,7 @@ void DataParallel::Impl::check_nobody_takes_gradients() const {
     if (parameter.requires_grad() && detail::has_gradient_hook(parameter)) {
       throw ConfigError(fmt::format(
           "DataParallel.forward: the gradient of parameter '{}' is taken before the ranks' are added up, by a "
-          "ShardedOptimizer with sharded gradients (ZeRO-2) or a StepInBackward; leave that out, or for ZeRO-2 the "
-          "DataParallel, as it adds them up itself in every backward",
+          "StepInBackward; leave that out",
           name));
     }
   }

@@ -82,8 +82,8 @@ class DataParallel final {
   /// Calls `fn()` and returns what it returns: a loss, outputs, a Loss, or containers of them. One backward pass that
   /// starts there sums the gradients; when it has returned, they are the same on all ranks. Parameters may be frozen
   /// and unfrozen between a backward pass and the next forward(), the same on every rank; where they are not, ranks
-  /// find it out or wait until the timeout. Throws ConfigError if a ShardedOptimizer with sharded gradients (ZeRO-2) or
-  /// a StepInBackward would take them before. Backward throws ConfigError
+  /// find it out or wait until the timeout. Throws ConfigError if a StepInBackward would take them
+  /// before. Backward throws ConfigError
   ///  - if it did not start at what a forward() returned, or starts there a second time;
   ///  - if forward() ran inside NoSync and backward outside, or the other way round;
   ///  - naming them, if parameters got no gradient (but see find_unused_parameters);

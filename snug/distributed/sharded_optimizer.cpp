@@ -4,26 +4,23 @@
 #include <exception>
 #include <functional>
 #include <numeric>
-#include <set>
+#include <optional>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
 
 #include "snug/core/detail/file_memory.h"
 #include "snug/core/error.h"
-#include "snug/distributed/detail/gradient_shards.h"
 #include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/detail/same_model.h"
 #include "snug/distributed/detail/shard_layout.h"
 #include "snug/distributed/detail/shard_state.h"
-#include "snug/optim/clip.h"
 #include "snug/optim/detail/state_archive.h"
 #include "snug/precision/autocast.h"
 
@@ -48,13 +45,8 @@ std::vector<at::Tensor> parameters_of(const std::vector<OptimizerParamGroup>& gr
 
 class ShardedOptimizer::Impl {
  public:
-  Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group, Factory make,
-       ShardedOptimizerOptions options);
+  Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group, Factory make);
 
-  // What the outside sees as param_groups().
-  const std::vector<OptimizerParamGroup>& outer_groups() const {
-    return (options.gradients ? own : whole)->param_groups();
-  }
   // Of this rank's pieces, with the options of an optimizer of all.
   std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
   std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
@@ -72,13 +64,11 @@ class ShardedOptimizer::Impl {
 
   std::shared_ptr<ProcessGroup> group;
   Factory make;
-  ShardedOptimizerOptions options;
   std::unique_ptr<FusedOptimizer> whole;
   std::unique_ptr<FusedOptimizer> own;  // null if nothing is this rank's
   std::vector<at::Tensor> parameters;   // of all groups, in order
   std::vector<detail::ShardPiece> pieces;
   std::vector<at::Tensor> views;  // of each piece
-  std::unique_ptr<detail::GradientShards> gradients;
   std::optional<StateDict> consolidated;
   // Of the next step.
   std::function<void()> before_writing;
@@ -86,8 +76,8 @@ class ShardedOptimizer::Impl {
 };
 
 ShardedOptimizer::Impl::Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> with,
-                             Factory factory, ShardedOptimizerOptions given)
-    : group(std::move(with)), make(std::move(factory)), options(given) {
+                             Factory factory)
+    : group(std::move(with)), make(std::move(factory)) {
   if (group == nullptr || make == nullptr) {
     throw ConfigError("ShardedOptimizer: the process group or the factory is null; give both");
   }
@@ -100,8 +90,7 @@ void ShardedOptimizer::Impl::check_same_on_all_ranks() const {
   for (size_t i = 0; i < parameters.size(); ++i) {
     named.emplace_back(std::to_string(i), parameters[i]);
   }
-  detail::check_same_model(*group, fmt::format("sharded gradients = {}", options.gradients.has_value()), named, {},
-                           "ShardedOptimizer");
+  detail::check_same_model(*group, "the same options", named, {}, "ShardedOptimizer");
 }
 
 // Frozen parameters have no state, so they are divided by themselves: in equal parts too, as they may be trained one day.
@@ -125,28 +114,12 @@ std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
 void ShardedOptimizer::Impl::cut() {
   pieces = layout();
   views.clear();
-  std::vector<detail::GradientShards::Own> kept;
-  std::set<int> train;  // ranks that have something to
   for (const auto& piece : pieces) {
     const at::Tensor all = parameters[piece.parameter].detach();
     const bool is_whole = piece.begin == 0 && piece.end == all.numel();
     views.push_back(is_whole ? all : detail::memory_of(all, piece.begin, piece.end));
-    if (piece.rank == group->rank()) {
-      kept.push_back({piece.parameter, piece.begin, piece.end, views.back()});
-    }
-    if (parameters[piece.parameter].requires_grad()) {
-      train.insert(piece.rank);
-    }
   }
   own = make_own(*whole);
-  if (options.gradients) {
-    if (std::ssize(train) < group->size()) {
-      throw ConfigError(fmt::format("ShardedOptimizer: of {} ranks {} have nothing to train; use fewer ranks",
-                                    group->size(), group->size() - std::ssize(train)));
-    }
-    gradients.reset();
-    gradients = std::make_unique<detail::GradientShards>(parameters, std::move(kept), group, *options.gradients);
-  }
 }
 
 std::vector<at::Tensor> ShardedOptimizer::Impl::own_pieces() const {
@@ -270,25 +243,24 @@ void ShardedOptimizer::Impl::gather() const {
 }
 
 ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
-    : torch::optim::Optimizer(impl->outer_groups(), impl->whole->defaults().clone()), impl_(std::move(impl)) {
+    : torch::optim::Optimizer(impl->whole->param_groups(), impl->whole->defaults().clone()), impl_(std::move(impl)) {
   for (size_t g = 0; g < param_groups_.size(); ++g) {  // as they are: torch's constructor merges them with defaults
     param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
   }
 }
 
 ShardedOptimizer::ShardedOptimizer(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
-                                   Factory make, ShardedOptimizerOptions options)
+                                   Factory make)
     : ShardedOptimizer([&] {
-        auto impl = std::make_unique<Impl>(groups, std::move(group), std::move(make), options);
+        auto impl = std::make_unique<Impl>(groups, std::move(group), std::move(make));
         impl->check_same_on_all_ranks();
         impl->cut();
         return impl;
       }()) {}
 
 ShardedOptimizer::ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
-                                   Factory make, ShardedOptimizerOptions options)
-    : ShardedOptimizer(std::vector{OptimizerParamGroup(std::move(parameters))}, std::move(group), std::move(make),
-                       options) {}
+                                   Factory make)
+    : ShardedOptimizer(std::vector{OptimizerParamGroup(std::move(parameters))}, std::move(group), std::move(make)) {}
 
 ShardedOptimizer::~ShardedOptimizer() = default;
 
@@ -297,23 +269,19 @@ void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor fo
   impl_->found_inf = std::move(found_inf);
 }
 
-// Whole gradients are the same on all ranks.
-bool ShardedOptimizer::has_gradients_of_its_own() const { return impl_->options.gradients.has_value(); }
-
-// A Stepper puts FP32 masters in the place of 16-bit parameters, before the first step; others may add groups till then. Of sharded gradients the
-// outside sees pieces only, of which no others can be made.
+// A Stepper puts FP32 masters in the place of 16-bit parameters, before the first step; others may add groups till then.
 void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerParamGroup>& groups) {
   const auto are_same = [](const auto& a, const auto& b) {
     return std::equal(a.params().begin(), a.params().end(), b.params().begin(), b.params().end(),
                       [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
   };
-  if (std::equal(groups.begin(), groups.end(), outer_groups().begin(), outer_groups().end(), are_same)) {
+  if (std::equal(groups.begin(), groups.end(), whole->param_groups().begin(), whole->param_groups().end(), are_same)) {
     return;
   }
-  if (options.gradients || (own && !own->state().empty())) {
+  if (own && !own->state().empty()) {
     throw ConfigError("ShardedOptimizer: param_groups() hold other parameters than before; make a new optimizer");
   }
-  Impl next(groups, group, make, options);
+  Impl next(groups, group, make);
   next.cut();
   *this = std::move(next);
 }
@@ -367,30 +335,14 @@ void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor
   }
   // Gradients are to be free when their parameters let go of them.
   const auto give_back = c10::make_scope_exit([this] {
-    if (!impl_->options.gradients) {
-      for (const at::Tensor& piece : impl_->own_pieces()) {
-        piece.mutable_grad().reset();
-      }
+    for (const at::Tensor& piece : impl_->own_pieces()) {
+      piece.mutable_grad().reset();
     }
   });
-  if (!impl_->options.gradients) {
-    impl_->lend_gradients();
-  }
+  impl_->lend_gradients();
   impl_->own->set_gradient_scaling(grad_scale, found_inf);
   impl_->own->before_writing(before_writing);
   impl_->own->step();
-}
-
-at::Tensor ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
-  if (!impl_->options.gradients) {
-    return snug::clip_grad_norm_(impl_->parameters, max_norm, norm_type);
-  }
-  const at::NoGradGuard no_grad;
-  const auto pieces = impl_->own_pieces();
-  const at::Tensor here = grad_norm(pieces, norm_type).to(impl_->parameters.front().device(), at::kDouble);
-  const at::Tensor norm = at::linalg_vector_norm(impl_->group->all_gather(here), norm_type);
-  clip_grads_with_norm_(pieces, max_norm, norm);
-  return norm;
 }
 
 void ShardedOptimizer::consolidate(int to, const std::filesystem::path& scratch) {

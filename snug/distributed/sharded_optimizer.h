@@ -14,56 +14,32 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
 
-#include "snug/core/bytes.h"
 #include "snug/core/gradient_scaling.h"
-#include "snug/core/reduction.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/distributed/process_group.h"
 #include "snug/optim/fused_optimizer.h"
 
 namespace snug {
 
-/// Gradients too are each rank's share only.
-struct GradientSharding {
-  /// Gradients are sent together until they have so many bytes.
-  Bytes bucket = Bytes(25 << 20);
-  /// Of the ranks' gradients; see DataParallelOptions.
-  Reduction reduction = Reduction::Mean;
-};
-
-struct ShardedOptimizerOptions {
-  /// Set: ZeRO-2. This optimizer itself adds up the gradients over the ranks, during each backward and without
-  /// DataParallel, and frees a parameter's gradient as soon as this rank has its share of it. Every backward() sends,
-  /// so several micro-batches send each; all ranks go backward equally often; a parameter that took no part has the
-  /// gradient 0. param_groups() hold the shares, so clip by clip_grad_norm_() below, and have a GradScaler
-  /// agree_by(agree_over(group)). Parameters may be frozen and unfrozen between backward passes, the same on every
-  /// rank. A DataParallel of the same parameters, NoSync with it, and Stepper throw ConfigError: they leave the sending
-  /// to the last micro-batch. Empty: ZeRO-1. Gradients are whole and the same on all ranks, as DataParallel leaves
-  /// them.
-  std::optional<GradientSharding> gradients = {};
-};
-
-/// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stages 1 and 2. Parameters are cut by bytes, in the middle of a
-/// tensor too where the optimizer works element by element, and the result has the same bits as without sharding. Those
-/// that are trained when this is made are divided evenly among the ranks, and so are the frozen ones: what is unfrozen
-/// later may be unevenly so. param_groups() take new learning rates as ever. add_param_group() is taken in until the
-/// first step, and not with sharded gradients; else the next call throws ConfigError. All ranks must call the same
-/// methods in the same order.
+/// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stage 1. Gradients are whole and the same on all ranks, as
+/// DataParallel leaves them. Parameters are cut by bytes, in the middle of a tensor too where the optimizer works
+/// element by element, and the result has the same bits as without sharding. Those that are trained when this is made
+/// are divided evenly among the ranks, and so are the frozen ones: what is unfrozen later may be unevenly so.
+/// param_groups() take new learning rates as ever. add_param_group() is taken in until the first step; else the next
+/// call throws ConfigError. All ranks must call the same methods in the same order.
 class ShardedOptimizer final : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
   /// Makes an optimizer of the groups it is given. Called several times, so it must give the same each time.
   using Factory = std::function<std::unique_ptr<FusedOptimizer>(const std::vector<torch::optim::OptimizerParamGroup>&)>;
 
   /// Throws ConfigError where the factory does, and, on all ranks, where their parameters differ.
-  ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group, Factory make,
-                   ShardedOptimizerOptions options = {});
+  ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group, Factory make);
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
-                   Factory make, ShardedOptimizerOptions options = {});
+                   Factory make);
   ~ShardedOptimizer() override;
 
   /// Updates this rank's share and gathers the others'. Throws as FusedOptimizer::step does, and Error on the other
@@ -71,11 +47,6 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
-  /// With sharded gradients.
-  bool has_gradients_of_its_own() const override;
-
-  /// snug::clip_grad_norm_ of all gradients, wherever they are: every rank gets the norm of the whole.
-  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2.0);
 
   /// Gathers the state on rank `to`, piece by piece, in CPU memory, or where `scratch` is a folder, in files there that
   /// have no name and are no tensor memory. Until the next step, or release(), state_dict() gives it there.

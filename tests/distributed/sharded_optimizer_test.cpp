@@ -86,8 +86,6 @@ TEST(ShardedOptimizer, DividesTheStateEvenlyWhateverIsFrozenAndForetellsIt) {
   on_ranks(4, [] {
     const std::vector p = {torch::randn({300, 100}), torch::randn({50, 40}).requires_grad_(), torch::randn({1200})};
     const auto group = init_process_group(quick());
-    const auto zero2 = [&] { ShardedOptimizer({p[0]}, group, kAdamW, {.gradients = GradientSharding{}}); };
-    EXPECT_THAT(error_of<ConfigError>(zero2), HasSubstr("nothing to train")) << "of gradients";
     ShardedOptimizer sharded(p, group, kAdamW);
     int64_t before = 0;
     for (const int64_t elements : {2000, 31200}) {  // that have no state yet
@@ -129,8 +127,8 @@ void expect_the_bits_of_the_whole(int ranks, const ShardedOptimizer::Factory& ma
         whole->param_groups()[1].options().set_lr(0.05);
         sharded.param_groups()[1].options().set_lr(0.05);
       }
-      const auto norm = clip_grad_norm_(a, 1.0);
-      EXPECT_TRUE(same_bits(sharded.clip_grad_norm_(1.0), norm));
+      clip_grad_norm_(a, 1.0);
+      clip_grad_norm_(b, 1.0);
       whole->step();
       sharded.step();
       EXPECT_TRUE(same_bits(b, a)) << "step " << step;
@@ -414,12 +412,6 @@ TEST(ShardedOptimizer, TakesAGroupThatIsAddedBeforeTheFirstStepAndRefusesItLater
   optimizer.add_param_group(OptimizerParamGroup(std::vector{torch::ones({4}).requires_grad_()}));
   EXPECT_THAT(error_of<ConfigError>([&] { groups_in(optimizer); }), HasSubstr("make a new optimizer"));
   EXPECT_THAT(error_of<ConfigError>([&] { optimizer.step(); }), HasSubstr("make a new optimizer"));
-
-  ShardedOptimizer of_gradients({torch::ones({8}).requires_grad_()}, group_of_one(), kAdamW,
-                                {.gradients = GradientSharding{}});
-  of_gradients.add_param_group(added);
-  EXPECT_THAT(error_of<ConfigError>([&] { groups_in(of_gradients); }), HasSubstr("make a new optimizer"));
-  EXPECT_THAT(error_of<ConfigError>([&] { of_gradients.step(); }), HasSubstr("make a new optimizer"));
 }
 
 }  // namespace

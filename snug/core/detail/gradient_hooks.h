@@ -9,8 +9,8 @@
 
 namespace snug::detail {
 
-/// Whether something is called when backward has completed the gradient of `leaf`: StepInBackward, or a ShardedOptimizer with sharded
-/// gradients. It may use the gradient up.
+/// Whether something, such as StepInBackward, is called when backward has completed the gradient of `leaf`. It may use
+/// the gradient up.
 bool has_gradient_hook(const at::Tensor& leaf);
 
 class GradientHooks final {

@@ -11,20 +11,12 @@
 
 #include "snug/core/detail/fnv1a.h"
 #include "snug/core/error.h"
-#include "snug/core/gradient_scaling.h"
 #include "snug/optim/fused_optimizer.h"
 #include "snug/precision/detail/low_precision.h"
 
 namespace snug::detail {
 TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer)
     : model_(model), optimizer_(optimizer) {
-  if (const auto* aware = dynamic_cast<GradientScalingAware*>(&optimizer);
-      aware != nullptr && aware->has_gradients_of_its_own()) {
-    throw ConfigError(
-        "Stepper: the optimizer shards gradients (ZeRO-2), so it sends them in every backward and keeps a share, where "
-        "a Stepper sends once a step and clips them whole; make the ShardedOptimizer without `gradients` (ZeRO-1), or "
-        "write the loop out");
-  }
   refresh();
   std::unordered_set<const void*> own;
   for (const at::Tensor& parameter : model.parameters()) {
