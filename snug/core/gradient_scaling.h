@@ -14,10 +14,6 @@ class GradientScalingAware {
   /// if they are unscaled already. `found_inf`: FP32 scalar tensor; where it reads 1, the step changes neither
   /// parameters nor state.
   virtual void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) = 0;
-
-  /// Whether each process has gradients of its own, so that one may find an infinite one where the others do not: then a scaler must be
-  /// told how they agree.
-  virtual bool has_gradients_of_its_own() const { return false; }
 };
 
 }  // namespace snug

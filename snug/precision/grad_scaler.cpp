@@ -41,11 +41,6 @@ int64_t count_or(const StateDict& state, const char* name, int64_t otherwise) {
   return value;
 }
 
-bool has_gradients_of_its_own(const torch::optim::Optimizer& optimizer) {
-  const auto* aware = dynamic_cast<const GradientScalingAware*>(&optimizer);
-  return aware != nullptr && aware->has_gradients_of_its_own();
-}
-
 std::vector<at::Tensor> tensors_of(const detail::FoundInf& found_inf) {
   std::vector<at::Tensor> tensors;
   for (const auto& [device, tensor] : found_inf) {
@@ -98,8 +93,7 @@ class GradScaler::Impl {
 
   PerOptimizer& state_of(const torch::optim::Optimizer& optimizer);
   void refuse_fp16(const std::vector<detail::ParameterPlace>& places) const;
-  void check_agreement(torch::optim::Optimizer& optimizer) const;
-  void agree(const torch::optim::Optimizer& optimizer, detail::FoundInf& found_inf) const;
+  void agree(const detail::FoundInf& found_inf) const;
   void look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const;
   StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
   at::Tensor found_by_all() const;
@@ -177,19 +171,7 @@ void GradScaler::Impl::refuse_fp16(const std::vector<detail::ParameterPlace>& pl
   }
 }
 
-void GradScaler::Impl::check_agreement(torch::optim::Optimizer& optimizer) const {
-  if (has_gradients_of_its_own(optimizer) && !agree_) {
-    throw ConfigError(
-        "GradScaler: each process has other gradients in this optimizer, so they may not all skip the same steps; say "
-        "how they agree, by scaler.agree_by(snug::agree_over(group))");
-  }
-}
-
-// A process that has no gradients while what is its own is frozen takes part all the same, as the others wait for it.
-void GradScaler::Impl::agree(const torch::optim::Optimizer& optimizer, detail::FoundInf& found_inf) const {
-  if (found_inf.empty() && has_gradients_of_its_own(optimizer)) {
-    found_inf.emplace_back(scale_.scale.device(), at::zeros_like(scale_.scale));
-  }
+void GradScaler::Impl::agree(const detail::FoundInf& found_inf) const {
   for (const auto& [device, tensor] : found_inf) {
     if (agree_) {
       agree_(tensor);
@@ -221,13 +203,12 @@ void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
     throw ConfigError("GradScaler.unscale_: called after step(); unscale, then step, then update()");
   }
   const at::NoGradGuard no_grad;
-  check_agreement(optimizer);
   const auto places = detail::gradients_of(optimizer);
   refuse_fp16(places);
   next_.reset();
   const at::Tensor inverse = scale_.scale.to(at::kDouble).reciprocal().to(at::kFloat);
   state.found_inf = detail::unscale_and_check(places, inverse);
-  agree(optimizer, state.found_inf);
+  agree(state.found_inf);
   state.stage = Stage::Unscaled;
   look_for_culprit(state, places);
 }
@@ -237,10 +218,9 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
   at::Tensor grad_scale;
   if (state.stage == Stage::Ready) {
     // Checked but not divided: the optimizer divides in its own pass.
-    check_agreement(optimizer);
     const auto places = detail::gradients_of(optimizer);
     state.found_inf = detail::check_finite(places);
-    agree(optimizer, state.found_inf);
+    agree(state.found_inf);
     look_for_culprit(state, places);
     grad_scale = scale_.scale;
   }

@@ -105,8 +105,7 @@ class GradScaler {
   void name_parameters(std::vector<std::pair<std::string, at::Tensor>> names);
 
   /// For several processes that step together: `agree` is called with an FP32 scalar, 1 where a gradient is not finite, else 0, and makes it 1
-  /// where any process has a 1: see agree_over(). A Stepper with data_parallel does this itself. Without it unscale_ and step throw
-  /// ConfigError for an optimizer whose gradients are each process's own.
+  /// where any process has a 1: see agree_over(). A Stepper with data_parallel does this itself.
   void agree_by(std::function<void(const at::Tensor& found_inf)> agree);
 
   /// The scale; 1 if disabled. Waits for the device.
