@@ -12,8 +12,8 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/float_format.h"
 #include "snug/core/error.h"
-#include "snug/precision/float_format.h"
 
 namespace snug::cli {
 namespace {

@@ -57,7 +57,6 @@
 #include "snug/optim/sgd.h"
 #include "snug/optim/step_in_backward.h"
 #include "snug/precision/autocast.h"
-#include "snug/precision/float_format.h"
 #include "snug/precision/grad_scaler.h"
 #include "snug/precision/gradient_statistics.h"
 #include "snug/precision/master_weights.h"

@@ -1,7 +1,7 @@
 #pragma once
 // The float formats that training uses, and what a number becomes in each: computed from the formats' definitions, without torch.
 //
-//   const auto rounded = snug::round_to(snug::kFp16, 0.00006666666);
+//   const auto rounded = round_to(kFp16, 0.00006666666);
 //   rounded.value;    // 6.6638e-05
 //   rounded.verdict;  // FloatVerdict::Rounding
 
@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace snug {
+namespace snug::cli {
 
 /// A binary format of one sign bit, exponent bits and fraction bits, laid out as IEEE 754 does. All values below are exact.
 struct FloatFormat {
@@ -73,4 +73,4 @@ struct RoundedFloat {
 /// A cast of torch from double to a 16- or 8-bit type rounds twice, first to float, and may differ in the last bit.
 RoundedFloat round_to(const FloatFormat& format, double x);
 
-}  // namespace snug
+}  // namespace snug::cli

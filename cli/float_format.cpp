@@ -1,10 +1,10 @@
-#include "snug/precision/float_format.h"
+#include "cli/float_format.h"
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-namespace snug {
+namespace snug::cli {
 namespace {
 
 const double kDigitsPerBit = std::log10(2.0);
@@ -103,4 +103,4 @@ RoundedFloat round_to(const FloatFormat& format, double x) {
   return rounded;
 }
 
-}  // namespace snug
+}  // namespace snug::cli

@@ -1,6 +1,6 @@
 // Rounding against tables of all numbers of a format, made from its bit patterns by the definition in IEEE 754, and against the compiler.
 
-#include "snug/precision/float_format.h"
+#include "cli/float_format.h"
 
 #include <bit>
 #include <cmath>
@@ -12,7 +12,7 @@
 
 #include <gtest/gtest.h>
 
-namespace snug::float_format_test {
+namespace snug::cli::float_format_test {
 
 void PrintTo(const FloatFormat& format, std::ostream* out) { *out << format.name; }
 
@@ -184,4 +184,4 @@ TEST(RoundTo, RoundsOnceWhereACastThroughFloatRoundsTwice) {
 }
 
 }  // namespace
-}  // namespace snug::float_format_test
+}  // namespace snug::cli::float_format_test

@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/precision/float_format.h"
+#include "cli/float_format.h"
 
-namespace snug::float_format_casts_test {
+namespace snug::cli::float_format_casts_test {
 namespace {
 
 using torch::Tensor;
@@ -130,4 +130,4 @@ TEST(TorchCast, TheWellKnownExampleIsWhatHalfMakesOfIt) {
 }
 
 }  // namespace
-}  // namespace snug::float_format_casts_test
+}  // namespace snug::cli::float_format_casts_test
