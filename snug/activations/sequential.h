@@ -2,7 +2,7 @@
 // checkpoint_sequential: a chain of layers in segments, each of which keeps only its input.
 //
 //   Tensor y = snug::checkpoint_sequential(model, 4, x);   // 4 segments; the last runs plain, as in Python
-//   Tensor z = snug::checkpoint_sequential(model, 0, x);   // as many as make the peak least
+//   Tensor z = snug::checkpoint_sequential(model, 0, x);   // about sqrt(n) of n layers
 
 #include <cstdint>
 #include <functional>
@@ -25,10 +25,8 @@ enum class LastSegment {
 /// Runs `layers` one after the other on `input`. With n layers, each of the first `segments` - 1 segments has n / segments
 /// layers (rounded down) and is checkpointed; the last has the rest. As in torch/utils/checkpoint.py.
 ///
-/// With `segments` = 0 the number of segments and the cuts are those whose peak is least by the bytes that each layer saves: the inputs of the
-/// segments so far, and all that one segment saves. They are measured in the first run with an input of this shape and dtype, in which every
-/// layer is a segment of its own, and remembered for this vector (its address and length), of which a few hundred are. Inside of another
-/// checkpointed region, or of hooks, nothing is measured: about sqrt(n) segments of equal length.
+/// With `segments` = 0 there are about sqrt(n) segments, near the least peak of layers that save alike. Where layers differ,
+/// or a number of bytes is to be kept, plan_activations() chooses better (snug/remat/rematerialize.h).
 /// Throws ConfigError unless 0 <= segments <= n and n > 0.
 at::Tensor checkpoint_sequential(const std::vector<std::function<at::Tensor(at::Tensor)>>& layers, int64_t segments,
                                  at::Tensor input, LastSegment last = LastSegment::Plain);
