@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <random>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -10,9 +9,7 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/detail/segments.h"
 #include "snug/core/error.h"
-#include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
 
 namespace snug::sequential_test {
@@ -137,110 +134,22 @@ TEST(CheckpointSequential, WorksOnDropoutWithTheMaskOfTheForward) {
   EXPECT_TRUE(same_bits(gradients(4), gradients(0)));
 }
 
-// --- balanced by measured bytes
-
-// The peak of one way to cut, by the definition of it.
-int64_t peak_of(const detail::ChainBytes& bytes, const std::vector<size_t>& ends) {
-  int64_t peak = 0;
-  int64_t held = 0;
-  size_t first = 0;
-  for (const size_t end : ends) {
-    held += bytes.inputs[first];
-    peak = std::max(peak, held + bytes.inside[first][end - 1]);
-    first = end;
-  }
-  return peak;
-}
-
-TEST(CheckpointSequential, BalancedSegmentsHaveTheLeastPeakOfAllWaysToCut) {
-  std::mt19937 random(3);
-  for (int round = 0; round < 200; ++round) {
-    const size_t n = 1 + random() % 8;
-    detail::ChainBytes bytes{std::vector<int64_t>(n), std::vector(n, std::vector<int64_t>(n))};
-    for (size_t first = 0; first < n; ++first) {
-      bytes.inputs[first] = static_cast<int64_t>(random() % 20);
-      for (size_t end = first; end < n; ++end) {
-        bytes.inside[first][end] =
-            (end > first ? bytes.inside[first][end - 1] : 0) + static_cast<int64_t>(random() % 50);
-      }
-    }
-    const auto chosen = detail::least_peak_segments(bytes);
-    ASSERT_EQ(chosen.back(), n);
-    size_t longest_last = 0;
-    for (unsigned cut = 0; cut < 1U << (n - 1); ++cut) {
-      std::vector<size_t> ends;
-      for (size_t i = 1; i < n; ++i) {
-        if ((cut >> (i - 1) & 1U) != 0) {
-          ends.push_back(i);
-        }
-      }
-      ends.push_back(n);
-      ASSERT_LE(peak_of(bytes, chosen), peak_of(bytes, ends));
-      if (peak_of(bytes, ends) == peak_of(bytes, chosen)) {
-        longest_last = std::max(longest_last, n - (ends.size() > 1 ? ends[ends.size() - 2] : 0));
-      }
-    }
-    ASSERT_EQ(n - (chosen.size() > 1 ? chosen[chosen.size() - 2] : 0), longest_last);
+TEST(CheckpointSequential, MakesAboutTheRootOfTheirNumberWhereNoneIsGivenInEveryCall) {
+  for (int call = 0; call < 2; ++call) {
+    EXPECT_EQ(calls_of(9, 0), (std::vector{2, 2, 2, 2, 2, 2, 1, 1, 1}));
+    EXPECT_EQ(calls_of(5, 0), (std::vector{2, 2, 1, 1, 1}));
+    EXPECT_EQ(calls_of(1, 0), std::vector{1});
+    EXPECT_EQ(calls_of(3, 0, LastSegment::Recompute), (std::vector{2, 2, 2}));
   }
 }
 
-TEST(CheckpointSequential, BalancedGivesGradientsEqualToTheBitInTheMeasuredRunAndLater) {
-  for (const LastSegment last : {LastSegment::Plain, LastSegment::Recompute}) {
-    Layers layers;
-    const auto balanced = [&](const Tensor& x) { return checkpoint_sequential(layers.model, 0, x, last); };
-    const auto expected = layers.gradients([&](const Tensor& x) { return layers.model->forward(x); });
-    EXPECT_TRUE(same_bits(layers.gradients(balanced), expected));
-    EXPECT_EQ(layers.calls, std::vector(6, 2)) << "each layer a segment of its own, to be measured";
-    for (int run = 0; run < 2; ++run) {
-      EXPECT_TRUE(same_bits(layers.gradients(balanced), expected));
-      EXPECT_EQ(layers.calls.front(), 2);
-      EXPECT_EQ(layers.calls.back(), last == LastSegment::Plain ? 1 : 2);
-    }
-  }
-}
-
-// Four layers that save eight tensors each, then eight that save one: segments of equal length are far from equal.
-std::vector<std::function<Tensor(Tensor)>> uneven_chain() {
-  std::vector<std::function<Tensor(Tensor)>> layers;
-  for (int i = 0; i < 12; ++i) {
-    layers.emplace_back([depth = i < 4 ? 8 : 1](Tensor x) {
-      for (int k = 0; k < depth; ++k) {
-        x = x.sin();
-      }
-      return x;
-    });
-  }
-  return layers;
-}
-
-TEST(CheckpointSequential, BalancedPeaksNoHigherThanAnyNumberOfEqualSegments) {
-  const auto layers = uneven_chain();
-  const Tensor x = torch::linspace(0, 1, 1 << 14).requires_grad_();
-  const auto peak = [&](int64_t segments) {
-    x.mutable_grad().reset();
-    const MemoryMeter meter;
-    checkpoint_sequential(layers, segments, x, LastSegment::Recompute).sum().backward();
-    return meter.report().activations;
+TEST(CheckpointSequential, InsideOfAnotherRegionGivesGradientsEqualToTheBit) {
+  Layers layers;
+  const auto expected = layers.gradients([&](const Tensor& x) { return layers.model->forward(x); });
+  const auto inside = [&](const Tensor& x) {
+    return checkpoint([&](const Tensor& t) { return checkpoint_sequential(layers.model, 0, t); }, x);
   };
-  peak(0);  // measures
-  const int64_t balanced = peak(0);
-  for (int64_t segments = 1; segments <= 12; ++segments) {
-    EXPECT_LE(balanced, peak(segments)) << segments;
-  }
-  EXPECT_LT(balanced, peak(4)) << "about the root";
-}
-
-TEST(CheckpointSequential, BalancedInsideOfAnotherRegionIsCutAlikeWhenItIsRecomputed) {
-  const auto layers = uneven_chain();
-  const auto gradient = [&](bool checkpointed) {
-    const Tensor x = torch::linspace(0, 1, 50).requires_grad_();
-    const auto body = [&](const Tensor& t) {
-      return checkpointed ? checkpoint_sequential(layers, 0, t) : checkpoint_sequential(layers, 1, t);
-    };
-    (checkpointed ? checkpoint(body, x) : body(x)).sum().backward();
-    return x.grad();
-  };
-  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
+  EXPECT_TRUE(same_bits(layers.gradients(inside), expected));
 }
 
 TEST(CheckpointSequential, RefusesSegmentsThatCannotBe) {
