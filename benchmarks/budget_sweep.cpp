@@ -1,5 +1,5 @@
 // Step time over the bytes that a step takes, for each way to take fewer: as lines of CSV. benchmarks/budget_sweep.py runs it together with
-// its Python peer and draws the figure.
+// its Python peer, and budget_sweep_figure draws it.
 //
 // usage: budget_sweep gpt|resnet PAIRS
 //
