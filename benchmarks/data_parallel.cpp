@@ -1,8 +1,7 @@
-// Data parallelism: steps of K micro-batches that communicate once or K times. It starts its own ranks, two of one thread each; with a
+// Data parallelism: steps of K micro-batches. It starts its own ranks, two of one thread each; with a
 // launcher's variables set (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) it is one rank of those.
 //
 //   data_parallel           takes turns with benchmarks/peers/data_parallel.py: see script/bench
-//   data_parallel bytes     how many bytes each choice sends
 //   data_parallel measure   times of steps, as JSON, for tools/scaling_model.py; options: WIDTH LAYERS BUCKET_BYTES K...
 
 #include "snug/distributed/data_parallel.h"
@@ -78,7 +77,6 @@ class Work {
     }
   }
 
-  int64_t bytes() const { return ddp_->bytes_reduced(); }
   int64_t parameter_bytes() const {
     int64_t bytes = 0;
     for (const Tensor& parameter : model_->parameters()) {
@@ -97,12 +95,11 @@ class Work {
 constexpr int64_t kWidth = 256;
 constexpr int64_t kLayers = 6;
 
-// "k4_once": 4 micro-batches, the last communicates; "k4_each": all do.
+// "k4_once": 4 micro-batches, of which the last communicates.
 std::vector<std::pair<std::string, std::function<void(Work&)>>> cases() {
   std::vector<std::pair<std::string, std::function<void(Work&)>>> result;
   for (const int k : {1, 2, 4, 8}) {
     result.emplace_back(fmt::format("k{}_once", k), [k](Work& work) { work.step(k, 1); });
-    result.emplace_back(fmt::format("k{}_each", k), [k](Work& work) { work.step(k, k); });
   }
   return result;
 }
@@ -135,28 +132,6 @@ int serve(const std::shared_ptr<ProcessGroup>& group) {
   order.fill_(-1);
   group->broadcast({order});
   return status;
-}
-
-void print_bytes(const std::shared_ptr<ProcessGroup>& group) {
-  const auto sent = [&](snug::DataParallelOptions options, int micro_batches, int loud) {
-    Work work(group, kWidth, kLayers, std::move(options));
-    work.step(micro_batches, loud);
-    const int64_t before = work.bytes();  // buckets change after the first step
-    work.step(micro_batches, loud);
-    return work.bytes() - before;
-  };
-  const auto row = [&](const std::string& name, int64_t bytes) {
-    if (group->rank() == 0) {
-      fmt::print("| {} | {} |\n", name, bytes);
-    }
-  };
-  row("GPT, gradients", Work(group, kWidth, kLayers).parameter_bytes());
-  for (const int k : {1, 2, 4, 8}) {
-    row(fmt::format("K = {}, each communicates", k), sent({}, k, k));
-    row(fmt::format("K = {}, the last communicates", k), sent({}, k, 1));
-  }
-  row("K = 1, float16_hook", sent({.hook = snug::float16_hook()}, 1, 1));
-  row("K = 1, bfloat16_hook", sent({.hook = snug::bfloat16_hook()}, 1, 1));
 }
 
 // The median over several steps, of the slowest rank.
@@ -203,14 +178,11 @@ int main(int argc, char** argv) {
   if (arguments.empty()) {
     return serve(group);
   }
-  if (arguments[0] == "bytes") {
-    print_bytes(group);
-  } else if (arguments[0] == "measure" && arguments.size() > 4) {
-    measure(group, {arguments.begin() + 1, arguments.end()});
-  } else {
-    std::cerr << "usage: data_parallel [bytes | measure WIDTH LAYERS BUCKET_BYTES K...]\n";
+  if (arguments[0] != "measure" || arguments.size() < 5) {
+    std::cerr << "usage: data_parallel [measure WIDTH LAYERS BUCKET_BYTES K...]\n";
     return 2;
   }
+  measure(group, {arguments.begin() + 1, arguments.end()});
   group->barrier();
   return 0;
 }

@@ -74,10 +74,6 @@ CLAIMS = [
      ("python:data_parallel", f"k{k}_once"), ("data_parallel", f"k{k}_once"), 8 // k, 1.0)
     for k in (1, 2, 4, 8)
 ] + [
-    (f"data parallel, 2 ranks, K = {k}: all micro-batches communicate / the last does, snug",
-     ("data_parallel", f"k{k}_each"), ("data_parallel", f"k{k}_once"), 8 // k, 1.0)
-    for k in (2, 4, 8)
-] + [
     # On a GPU the one kernel reads and writes once what the two operators read and write twice, and 16 bits are half of FP32. On a CPU
     # there is no kernel: the ratios tell what the operator costs besides.
     ("bias and GELU in 16 bits: add, then at::gelu / snug", ("bias_gelu", "unfused"), ("bias_gelu", "snug"), 10, None),
