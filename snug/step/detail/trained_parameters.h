@@ -30,8 +30,8 @@ class TrainedParameters {
  public:
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-  /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of another model or
-  /// shards gradients.
+  /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of
+  /// another model.
   TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
 
   /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated, or FP16 gradients unscaled, in 16 bits.
