@@ -272,8 +272,7 @@ Exhibit peak_over_batch(Section& section, const DeepModel& model) {
   });
   section.findings.push_back(
       fmt::format("{}: an item takes {} plain and {} with every layer checkpointed; in the {} that plain training "
-                  "needs for a batch "
-                  "of {}, a batch of {} fits then.",
+                  "needs for a batch of {}, a batch of {} fits then.",
                   model.what, bytes_text(std::llround(lines[0].slope)), bytes_text(std::llround(lines[1].slope)),
                   bytes_text(budget), model.batch, larger));
   std::string made = "Measured; least squares:";
@@ -338,8 +337,7 @@ Section compare_checkpointing(const CompareFlags& flags) {
     const std::vector<Contender> contenders = measured(model, flags);
     const std::string made = fmt::format(
         "Batch {}, FP32, forward and backward; all ways in {} turns, medians. Activation peak: rise above the level "
-        "before "
-        "the step, less the gradients.",
+        "before the step, less the gradients.",
         model.batch, flags.turns(7));
     section.findings.push_back(verdict(model, contenders));
     section.exhibits.push_back(time_over_memory(model, contenders, made));

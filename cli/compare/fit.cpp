@@ -289,8 +289,7 @@ Section compare_fit(const CompareFlags& flags) {
                   .title = "All together: what fits",
                   .idea =
                       "A number of bytes, and the largest model that trains within it, as one technique after the "
-                      "other is added; and what no "
-                      "micro-batch can help: one sample that does not fit."};
+                      "other is added; and what no micro-batch can help: one sample that does not fit."};
   const Sizes sizes =
       flags.quick ? Sizes{.limit = int64_t{200} << 20, .layers = 6, .context = 128, .batch = 8, .width_unit = 32}
                   : Sizes{.limit = int64_t{1} << 30, .layers = 12, .context = 256, .batch = 8, .width_unit = 32};

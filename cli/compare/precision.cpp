@@ -180,8 +180,7 @@ Exhibit largest_batches(Section& section, const CompareFlags& flags) {
   }
   section.findings.push_back(
       fmt::format("Under one limit of {}, FP32 trains with a batch of {:.0f}, autocast with {:.0f}, 16-bit weights "
-                  "with {:.0f}, and micro-batches "
-                  "with {:.0f} and more, in FP32 and with the same gradients.",
+                  "with {:.0f}, and micro-batches with {:.0f} and more, in FP32 and with the same gradients.",
                   bytes_text(limit), bars.bars[0].values[0], bars.bars[1].values[0], bars.bars[2].values[0],
                   bars.bars[3].values[0]));
   return {.file = "precision-largest-batch",
@@ -199,8 +198,8 @@ Section compare_precision(const CompareFlags& flags) {
       .title = "Precision: what the bytes are for",
       .idea =
           "Weights, gradients and optimizer state are there whatever the batch; activations grow with it. Autocast "
-          "halves what "
-          "grows and leaves the rest; 16-bit weights with FP32 masters do not make the rest smaller either."};
+          "halves what grows and leaves the rest; 16-bit weights with FP32 masters do not make the rest smaller "
+          "either."};
   std::vector<int64_t> batches{64, 256, 1024, 4096};
   if (!flags.quick) {
     batches.push_back(16384);

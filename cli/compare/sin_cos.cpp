@@ -171,11 +171,9 @@ Section compare_sin_cos(const CompareFlags& flags) {
       .title = "Sine and cosine: one network, two precisions",
       .idea =
           "A trunk of three layers and two heads learns sin x and cos x from noisy points, the whole data set as one "
-          "batch. "
-          "Initial weights, loss function and optimizer are the same; only the type that matrix products compute in "
-          "differs. The article whose five lines these are reports 3.11 s in FP32 and 2.13 s in mixed precision on a "
-          "GPU, "
-          "31.6 % less."};
+          "batch. Initial weights, loss function and optimizer are the same; only the type that matrix products "
+          "compute in differs. The article whose five lines these are reports 3.11 s in FP32 and 2.13 s in mixed "
+          "precision on a GPU, 31.6 % less."};
   const TwoTasksData data = two_tasks_data(points);
   const at::Tensor places = torch::linspace(-2 * std::numbers::pi, 2 * std::numbers::pi, 300).unsqueeze(1);
   std::vector<SinCosTraining> trainings;

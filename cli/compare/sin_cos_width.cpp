@@ -46,8 +46,7 @@ void sweep_two_tasks_width(Section& section, const CompareFlags& flags, int64_t 
                           widths.back()));
   const std::string made = fmt::format(
       "{} points, the articles' loop in FP32 and with autocast in turns, an epoch or three at a time; longer runs were "
-      "not "
-      "measured.",
+      "not measured.",
       data.x.size(0));
   section.exhibits.push_back(
       {.file = "sin-cos-width",

@@ -28,10 +28,9 @@ void check_reached(const std::vector<BatchNormPlace>& places, int64_t groups) {
   if (const BatchNormPlace* place = detail::first_held_elsewhere(places)) {
     const int64_t channels = place->layer.options->num_features();
     throw ConfigError(fmt::format(
-        "batch_norm_to_group_norm: '{0}' is held by a member or variable besides its module's list of children, "
-        "which would go on using it; let go of the variable, or write in its module "
-        "`torch::nn::GroupNorm {1}{{nullptr}};` and "
-        "`{1} = register_module(\"{1}\", torch::nn::GroupNorm(torch::nn::GroupNormOptions({2}, {3})));`",
+        "batch_norm_to_group_norm: '{0}' is held by a member or variable besides its module's list of children, which "
+        "would go on using it; let go of the variable, or write in its module `torch::nn::GroupNorm {1}{{nullptr}};` "
+        "and `{1} = register_module(\"{1}\", torch::nn::GroupNorm(torch::nn::GroupNormOptions({2}, {3})));`",
         place->path, place->name, groups_of(channels, groups), channels));
   }
 }

@@ -82,10 +82,8 @@ int64_t times(std::string_view whole, std::string_view fraction, int64_t unit) {
 
 Bytes::Bytes(int64_t count) : count_(count) {
   if (count < 0) {
-    throw ConfigError(
-        fmt::format("Bytes: the amount is {} bytes; give 0 or more (was a difference taken the "
-                    "wrong way round?)",
-                    count));
+    throw ConfigError(fmt::format(
+        "Bytes: the amount is {} bytes; give 0 or more (was a difference taken the wrong way round?)", count));
   }
 }
 
@@ -93,10 +91,8 @@ Bytes Bytes::unlimited() { return Bytes(kUnlimited); }
 
 Bytes Bytes::parse(std::string_view text) {
   const auto fail = [&](std::string_view what) {
-    return ConfigError(
-        fmt::format("Bytes.parse: \"{}\" {}; write a number and a unit, such as 1.5GiB, 300MB, "
-                    "2048 or unlimited",
-                    text, what));
+    return ConfigError(fmt::format(
+        "Bytes.parse: \"{}\" {}; write a number and a unit, such as 1.5GiB, 300MB, 2048 or unlimited", text, what));
   };
   const std::string lowered = normalized(text);
   if (lowered == "unlimited") {

@@ -49,8 +49,7 @@ at::Generator read(const StateDict& dict, const std::string& name, const at::Gen
   } catch (const std::exception&) {
     throw CorruptFile(
         fmt::format("RngState.from_state_dict: '{}' is not a state of this generator, which is {} bytes on the CPU; "
-                    "was it saved by "
-                    "another version of torch?",
+                    "was it saved by another version of torch?",
                     name, bytes));
   }
   return copy;

@@ -47,8 +47,7 @@ at::Tensor read_idx(const fs::path& path, uint32_t dimensions) {
   std::ifstream file(path, std::ios::binary);
   if (reason || !file) {
     throw ConfigError(
-        fmt::format("load_digits: {} cannot be read{}; script/setup fetches the digits into "
-                    "build/data/digits",
+        fmt::format("load_digits: {} cannot be read{}; script/setup fetches the digits into build/data/digits",
                     path.string(), reason ? ": " + reason.message() : ""));
   }
   if (const uint32_t magic = read_number(file, path); magic != kIdxOfBytes + dimensions) {

@@ -98,9 +98,8 @@ std::vector<int64_t> Sampler::next(int64_t count, int64_t rank, int64_t ranks) {
 void Sampler::seek(int64_t epoch, int64_t position) {
   if (epoch < 0 || position < 0 || position >= size_) {
     throw ConfigError(
-        fmt::format("Sampler.seek: epoch {}, position {} is not within a data set of {} items; was "
-                    "the snapshot "
-                    "made with other data?",
+        fmt::format("Sampler.seek: epoch {}, position {} is not within a data set of {} items; was the snapshot made "
+                    "with other data?",
                     epoch, position, size_));
   }
   start_epoch(epoch);

@@ -140,8 +140,7 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
   detail::check_same_model(
       *group_,
       fmt::format("options bucket = {}, gradient_as_bucket_view = {}, find_unused_parameters = {}, static_graph = {}, "
-                  "reduction = {}, "
-                  "buffers = {}, a hook = {}",
+                  "reduction = {}, buffers = {}, a hook = {}",
                   options_.bucket.count(), options_.gradient_as_bucket_view, options_.find_unused_parameters,
                   options_.static_graph, options_.reduction == Reduction::Mean ? "Mean" : "Sum",
                   options_.buffers == BufferSync::Never ? "Never" : "FromRankZero", options_.hook != nullptr),

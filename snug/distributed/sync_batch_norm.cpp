@@ -184,8 +184,7 @@ std::vector<std::string> convert_sync_batch_norm(torch::nn::Module& module,
     throw ConfigError(fmt::format(
         "convert_sync_batch_norm: '{0}' is held by a member or variable besides its module's list of children, which "
         "would go on using it; let go of the variable, or write in its module `snug::SyncBatchNorm {1}{{nullptr}};` "
-        "and "
-        "`{1} = register_module(\"{1}\", snug::SyncBatchNorm(torch::nn::BatchNormOptions({2}), group));`",
+        "and `{1} = register_module(\"{1}\", snug::SyncBatchNorm(torch::nn::BatchNormOptions({2}), group));`",
         place->path, place->name, place->layer.options->num_features()));
   }
   std::unordered_map<const torch::nn::Module*, SyncBatchNorm> made;  // a layer in two places stays one

@@ -36,8 +36,7 @@ MlpImpl::MlpImpl(MlpOptions with) : options(std::move(with)) {
   const auto& sizes = options.sizes;
   if (sizes.size() < 2 || std::any_of(sizes.begin(), sizes.end(), [](auto n) { return n < 1; })) {
     throw ConfigError(
-        fmt::format("Mlp: sizes are [{}]; give the widths of input, hidden layers and output, "
-                    "each at least 1",
+        fmt::format("Mlp: sizes are [{}]; give the widths of input, hidden layers and output, each at least 1",
                     fmt::join(sizes, ", ")));
   }
   layers = register_module("layers", torch::nn::ModuleList());

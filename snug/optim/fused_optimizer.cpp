@@ -90,8 +90,7 @@ bool FusedOptimizer::takes(at::ScalarType dtype) const { return dtype == at::kFl
 
 std::string_view FusedOptimizer::why_not() const {
   return "only FP32 and FP64 can be updated without losing small steps to rounding. Keep the model in FP32 and compute "
-         "in 16 bits "
-         "under Autocast, or use MasterWeights";
+         "in 16 bits under Autocast, or use MasterWeights";
 }
 
 std::vector<at::Tensor> FusedOptimizer::without_repeats(std::vector<at::Tensor> parameters) {
@@ -183,8 +182,7 @@ void FusedOptimizer::check_gradient(const at::Tensor& parameter) const {
   if (gradient.sizes() != parameter.sizes() || gradient.scalar_type() != parameter.scalar_type() ||
       gradient.device() != parameter.device()) {
     throw ConfigError(fmt::format(
-        "{}.step: the gradient of {} is {}, the parameter {}; convert or move a model before its optimizer "
-        "is made",
+        "{}.step: the gradient of {} is {}, the parameter {}; convert or move a model before its optimizer is made",
         name(), describe(parameter), kind_of(gradient, gradient.device()), kind_of(parameter, parameter.device())));
   }
 }
@@ -193,8 +191,7 @@ void FusedOptimizer::check_state(const ParameterState& state, const at::Tensor& 
   if (state.made_for.sizes() != parameter.sizes() || state.made_for.scalar_type() != parameter.scalar_type() ||
       state.device != parameter.device()) {
     throw ConfigError(fmt::format(
-        "{}.step: the state of {} is for {}, the parameter is {}; convert or move a model before its "
-        "optimizer is made",
+        "{}.step: the state of {} is for {}, the parameter is {}; convert or move a model before its optimizer is made",
         name(), describe(parameter), kind_of(state.made_for, state.device), kind_of(parameter, parameter.device())));
   }
   if (!same_layout(state.made_for, parameter)) {

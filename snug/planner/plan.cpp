@@ -167,8 +167,7 @@ std::string explain(const StepSimulator& simulator, const RematPlan& plan, int r
   }
   std::string text = fmt::format(
       "peak {} instead of {} ({:.1f} %), {:.3f} ms instead of {:.3f} ms ({:+.1f} %); at most {:.1f} % slower than the "
-      "best "
-      "possible plan\n",
+      "best possible plan\n",
       Bytes(run.peak_bytes).str(), Bytes(plan.plain_peak_bytes).str(),
       100.0 * static_cast<double>(run.peak_bytes) / static_cast<double>(std::max<int64_t>(1, plan.plain_peak_bytes)),
       run.seconds * 1e3, plan.plain_seconds * 1e3,

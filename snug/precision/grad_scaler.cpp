@@ -163,9 +163,8 @@ void GradScaler::Impl::refuse_fp16(const std::vector<detail::ParameterPlace>& pl
   for (const detail::ParameterPlace& place : places) {
     if (place.parameter.grad().scalar_type() == at::kHalf) {
       throw ConfigError(fmt::format(
-          "GradScaler.unscale_: the gradient of {} is FP16, so unscaling would bring back the underflow that "
-          "scaling avoids; keep the parameters in FP32 and use Autocast, or give the optimizer FP32 "
-          "master weights",
+          "GradScaler.unscale_: the gradient of {} is FP16, so unscaling would bring back the underflow that scaling "
+          "avoids; keep the parameters in FP32 and use Autocast, or give the optimizer FP32 master weights",
           names_.describe(place)));
     }
   }
@@ -299,9 +298,8 @@ std::string GradScaler::Impl::too_many_skips() const {
   }
   return fmt::format(
       "GradScaler.update: {} steps in a row were skipped, the last at scale {}, and max_consecutive_skips is {}; the "
-      "first to "
-      "blame is {}; lower the learning rate, clip gradients, look at that layer, or use bfloat16, which needs no "
-      "scaling",
+      "first to blame is {}; lower the learning rate, clip gradients, look at that layer, or use bfloat16, which needs "
+      "no scaling",
       skips_ + 1, get_scale(), options_.max_consecutive_skips, culprit);
 }
 
@@ -395,8 +393,7 @@ void GradScaler::Impl::load_state_dict(const StateDict& state) {
   if (saved_scale == 0 && scale == 0) {
     throw ConfigError(
         "GradScaler.load_state_dict: the scale is 0, so in the run that saved it every gradient had stopped being "
-        "finite; "
-        "load an earlier snapshot, or set min_scale");
+        "finite; load an earlier snapshot, or set min_scale");
   }
   if (!detail::is_a_scale(scale) || !(saved_scale >= 0)) {
     throw ConfigError(

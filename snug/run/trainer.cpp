@@ -277,8 +277,7 @@ class Trainer::Impl {
       if (ratio < 1) {
         note(
             fmt::format("warning: {} matrix products run at {:.3g} times the speed of float32 on {}; training goes on, "
-                        "but float32 or "
-                        "auto would be faster",
+                        "but float32 or auto would be faster",
                         to_string(config_.precision), ratio, device_.str()));
       }
     }

@@ -122,8 +122,7 @@ class Stepper::Impl {
     if (!ranks_.is_alone() || source.items < 1) {
       throw ConfigError(
           "Stepper.plan_for: several ranks plan in step() only, where they wait for each other; nor is there a plan "
-          "for an "
-          "empty batch");
+          "for an empty batch");
     }
     make_or_repeat(Repeats::Alone, [&]() -> std::optional<StepResult> {
       open_window();

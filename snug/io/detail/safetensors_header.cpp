@@ -139,9 +139,8 @@ void order_and_check_coverage(std::vector<SafetensorsEntry>& tensors, int64_t da
   int64_t covered = 0;
   for (const SafetensorsEntry& entry : tensors) {
     if (entry.begin != covered) {
-      fail(file, fmt::format("data_offsets of tensor '{}' begin at {}, but the tensor before it "
-                             "ends at {}",
-                             entry.name, entry.begin, covered));
+      fail(file, fmt::format("data_offsets of tensor '{}' begin at {}, but the tensor before it ends at {}", entry.name,
+                             entry.begin, covered));
     }
     covered = entry.end;
   }

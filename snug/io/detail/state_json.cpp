@@ -84,9 +84,7 @@ class Flattener {
 
 [[noreturn]] void fail(const std::string& where, const std::string& what) {
   throw CorruptFile(
-      fmt::format("{}: the state's structure {}; is the file damaged or of another "
-                  "version?",
-                  where, what));
+      fmt::format("{}: the state's structure {}; is the file damaged or of another version?", where, what));
 }
 
 // Finds the tensor of a name, or only notes it down.

@@ -77,15 +77,13 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
   if (options.offload && !plans) {
     throw ConfigError(
         "Stepper: offload is for plans to keep a memory_budget on the CPU, and there are none; give a memory_budget, "
-        "or a "
-        "SaveOnHost around the steps instead");
+        "or a SaveOnHost around the steps instead");
   }
   for (const SyncBatchNormImpl* norm : sync_batch_norms(model)) {
     if (plans && (options.data_parallel == nullptr || &options.data_parallel->group() != &norm->group())) {
       throw ConfigError(
           "Stepper: memory_budget is planned for by passes of each rank alone, but a SyncBatchNorm speaks with others "
-          "in "
-          "forward; give data_parallel, made with the same group, or plan = false, which leaves the limit");
+          "in forward; give data_parallel, made with the same group, or plan = false, which leaves the limit");
     }
   }
 }

@@ -188,8 +188,7 @@ void TrainedParameters::check_full_weights(bool is_scaled) const {
     if (is_scaled && parameter.scalar_type() == at::kHalf) {
       throw ConfigError(
           fmt::format("Stepper: parameter '{}' is Half, whose gradients cannot be unscaled without underflow; give "
-                      "weights = Weights::Low, "
-                      "which gathers them to FP32",
+                      "weights = Weights::Low, which gathers them to FP32",
                       name));
     }
   }
@@ -200,8 +199,7 @@ void TrainedParameters::check_full_weights(bool is_scaled) const {
     if (is_low(parameter)) {
       throw ConfigError(
           fmt::format("Stepper: parameter '{}' is {}, where updates smaller than half its resolution are rounded away; "
-                      "give weights = "
-                      "Weights::Low, or keep the model in FP32 and let precision cast it",
+                      "give weights = Weights::Low, or keep the model in FP32 and let precision cast it",
                       name, c10::toString(parameter.scalar_type())));
     }
   }
