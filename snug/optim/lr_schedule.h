@@ -22,7 +22,7 @@ class Optimizer;
 
 namespace snug {
 
-/// A schedule of schedule.h, or your own.
+/// WarmupCosine (schedule.h), or your own.
 template <class T>
 concept StepSchedule = requires(const T& schedule) {
   { schedule.at(int64_t{0}) } -> std::convertible_to<double>;

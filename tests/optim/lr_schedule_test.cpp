@@ -11,7 +11,6 @@
 #include "snug/core/error.h"
 #include "snug/io/stateful.h"
 #include "snug/optim/adamw.h"
-#include "snug/optim/plateau.h"
 #include "snug/optim/schedule.h"
 #include "tests/support/tensors.h"
 
@@ -146,79 +145,6 @@ TEST(LrSchedule, RefusesRatesAndGroupsThatCannotWork) {
   EXPECT_THAT(rates_of(optimizer), ElementsAre(2.0));
   optimizer.add_param_group(group(1.0));
   EXPECT_THAT(error_of<ConfigError>([&] { schedule.step(); }), HasSubstr("had 1 parameter groups and now has 2"));
-}
-
-TEST(ReduceOnPlateau, ReducesAfterMoreThanPatienceMetricsWithoutProgress) {
-  SGD optimizer = sgd({1.0, 0.5});
-  ReduceOnPlateau plateau(optimizer, {.factor = 0.5, .patience = 2});
-  EXPECT_FALSE(plateau.step(3.0));
-  EXPECT_FALSE(plateau.step(3.0));
-  EXPECT_FALSE(plateau.step(2.9999)) << "less than a ten-thousandth better is no progress";
-  EXPECT_TRUE(plateau.step(std::nan("")));
-  EXPECT_THAT(rates_of(optimizer), ElementsAre(0.5, 0.25));
-  EXPECT_EQ(plateau.best(), 3.0);
-  EXPECT_FALSE(plateau.step(1.0));
-  EXPECT_EQ(plateau.best(), 1.0);
-}
-
-TEST(ReduceOnPlateau, CountsNothingDuringTheCooldownAndStopsAtTheLeastRate) {
-  SGD optimizer = sgd({1.0});
-  ReduceOnPlateau plateau(
-      optimizer, {.mode = PlateauOptions::Mode::Max, .factor = 0.5, .patience = 0, .cooldown = 2, .min_lr = 0.4});
-  EXPECT_FALSE(plateau.step(1.0));
-  EXPECT_TRUE(plateau.step(0.5));
-  EXPECT_FALSE(plateau.step(0.5));
-  EXPECT_FALSE(plateau.step(0.5));
-  EXPECT_TRUE(plateau.step(0.5));
-  EXPECT_THAT(rates_of(optimizer), ElementsAre(0.4));
-}
-
-TEST(ReduceOnPlateau, GoesOnFromItsStateAtEveryPoint) {
-  const PlateauOptions options{.factor = 0.5, .patience = 1, .cooldown = 2};
-  const std::vector<double> metrics{1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.6, 0.6, 0.6, 0.6};
-  for (size_t point = 0; point <= metrics.size(); ++point) {  // before the first the best is infinite
-    SGD first = sgd({1.0});
-    ReduceOnPlateau saved(first, options);
-    for (size_t i = 0; i < point; ++i) {
-      saved.step(metrics[i]);
-    }
-    SGD second = sgd(rates_of(first));
-    ReduceOnPlateau loaded(second, options);
-    stateful(loaded).load(stateful(saved).state());
-    EXPECT_EQ(loaded.best(), saved.best());
-    for (size_t i = point; i < metrics.size(); ++i) {
-      EXPECT_EQ(loaded.step(metrics[i]), saved.step(metrics[i])) << point << " " << i;
-    }
-    EXPECT_EQ(rates_of(second), rates_of(first));
-    EXPECT_LT(rates_of(first)[0], 0.5);
-  }
-}
-
-TEST(ReduceOnPlateau, RefusesDamagedStates) {
-  SGD optimizer = sgd({1.0});
-  ReduceOnPlateau plateau(optimizer);
-  plateau.step(2.0);
-  StateDict bad = plateau.state_dict();
-  bad.set("best", 1.0);
-  bad.set("num_bad_epochs", int64_t{-2});
-  EXPECT_THAT(error_of<CorruptFile>([&] { plateau.load_state_dict(bad); }), HasSubstr("num_bad_epochs is -2"));
-  EXPECT_THROW(plateau.load_state_dict({}), CorruptFile);
-  EXPECT_EQ(plateau.best(), 2.0);
-}
-
-TEST(ReduceOnPlateau, RejectsOptionsOutOfRangeAndNamesThem) {
-  SGD optimizer = sgd({1.0});
-  const auto refusal = [&](PlateauOptions options) {
-    return error_of<ConfigError>([&] { ReduceOnPlateau plateau(optimizer, options); });
-  };
-  EXPECT_THAT(refusal({.factor = 1.0}), HasSubstr("factor is 1"));
-  EXPECT_THAT(refusal({.factor = 0.0}), HasSubstr("factor is 0"));
-  EXPECT_THAT(refusal({.patience = -1}), HasSubstr("patience is -1"));
-  EXPECT_THAT(refusal({.threshold = -1}), HasSubstr("threshold is -1"));
-  EXPECT_THAT(refusal({.cooldown = -1}), HasSubstr("cooldown is -1"));
-  EXPECT_THAT(refusal({.min_lr = std::nan("")}), HasSubstr("min_lr is nan"));
-  EXPECT_THAT(refusal({.eps = -1}), HasSubstr("eps is -1"));
-  EXPECT_THAT(refusal({.mode = static_cast<PlateauOptions::Mode>(5)}), HasSubstr("mode is 5"));
 }
 
 }  // namespace
