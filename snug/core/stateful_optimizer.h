@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 
+#include <c10/core/ScalarType.h>
+
 #include "snug/core/state.h"
 
 namespace snug {
@@ -32,6 +34,12 @@ class StatefulOptimizer {
 
   /// Bytes that an update allocates here, beside that state, and gives back.
   virtual int64_t workspace_bytes() const { return 0; }
+
+  /// Whether step() updates parameters of this type without losing small updates to rounding. FP32 and FP64; 16-bit
+  /// types only with masters of its own, or rounding at random.
+  virtual bool takes(c10::ScalarType dtype) const {
+    return dtype == c10::ScalarType::Float || dtype == c10::ScalarType::Double;
+  }
 
   /// Whether step() changes nothing until it has all that it needs, and is called where a gradient scaler skips as well
   /// (see GradientScalingAware). Then the next step(), and only that, calls `hook` at that moment; where it throws, the

@@ -286,6 +286,8 @@ void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerPara
   *this = std::move(next);
 }
 
+bool ShardedOptimizer::takes(at::ScalarType dtype) const { return impl_->whole->takes(dtype); }
+
 bool ShardedOptimizer::before_writing(std::function<void()> hook) {
   impl_->before_writing = std::move(hook);
   return true;

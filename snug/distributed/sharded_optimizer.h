@@ -65,6 +65,8 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   /// What gathers the parameters: the shares of up to three ranks once more.
   int64_t workspace_bytes() const override;
   bool before_writing(std::function<void()> hook) override;
+  /// As the optimizer that the factory makes.
+  bool takes(at::ScalarType dtype) const override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

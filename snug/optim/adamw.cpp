@@ -55,8 +55,8 @@ std::string_view AdamW::why_not() const {
     return "stochastic_rounding is for BF16; for FP16 give {.master_weights = true}";
   }
   return "updates smaller than half its resolution (1 part in 256 for BF16, in 2048 for FP16) would be rounded away. "
-         "Give {.master_weights = true}, or for BF16 {.stochastic_rounding = true}, or keep the model in FP32 and "
-         "compute in 16 bits under Autocast";
+         "Give {.master_weights = true}, or for BF16 {.stochastic_rounding = true}, or let a Stepper hold masters "
+         "(Weights::Low), or keep the model in FP32 and compute in 16 bits under Autocast";
 }
 
 void AdamW::check_options(const torch::optim::OptimizerOptions& options) const {

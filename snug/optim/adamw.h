@@ -21,7 +21,8 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;  ///< decoupled from the gradient, as the W says
-  /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, which is what is updated, and rounds it into the parameter.
+  /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, updates that, and rounds it into the parameter.
+  /// Not with Weights::Low, where the Stepper holds the masters.
   bool master_weights = false;
   /// For BF16 parameters without masters: rounds up or down at random, so that steps below BF16's resolution count on average. The
   /// random numbers follow from the step's number and the element's among those of all parameters, in order: they are the same in a resumed run and
@@ -33,15 +34,16 @@ struct AdamWOptions {
 /// torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and master where there is one.
 class AdamW : public FusedOptimizer {
  public:
-  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are neither FP32 nor
-  /// FP64, unless an option above provides for them.
+  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are
+  /// not floating point. step() throws it for 16-bit parameters, unless an option above provides for them.
   explicit AdamW(std::vector<at::Tensor> parameters, AdamWOptions options = {});
   /// Groups without options of their own take `options`; so do fields that a group leaves at torch's defaults. amsgrad is not offered.
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options = {});
 
+  bool takes(at::ScalarType dtype) const override;
+
  protected:
   std::string_view name() const override { return "AdamW"; }
-  bool takes(at::ScalarType dtype) const override;
   std::string_view why_not() const override;
   void check_options(const torch::optim::OptimizerOptions& options) const override;
   StateDict options_to_state(const torch::optim::OptimizerOptions& options) const override;

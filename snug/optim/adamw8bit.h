@@ -27,19 +27,19 @@ struct AdamW8bitOptions {
 /// exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler, gradients keep their scale: they are unscaled on the way.
 class AdamW8bit : public FusedOptimizer {
  public:
-  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are not FP32. Its step
-  /// throws it for parameters that are not contiguous.
+  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are
+  /// neither FP32 nor 16-bit. step() throws it for 16-bit parameters, and for those that are not contiguous.
   explicit AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options = {});
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options = {});
 
   /// Blocks of 256 elements share a scale, and small parameters have none.
   int64_t shard_multiple() const override { return 0; }
+  bool takes(at::ScalarType dtype) const override { return dtype == at::kFloat; }
 
  protected:
   std::string_view name() const override { return "AdamW8bit"; }
-  bool takes(at::ScalarType dtype) const override { return dtype == at::kFloat; }
   std::string_view why_not() const override {
-    return "it updates FP32 parameters; keep the model in FP32, or use MasterWeights";
+    return "it updates FP32 parameters; keep the model in FP32, or let a Stepper hold masters (Weights::Low)";
   }
   void check_options(const torch::optim::OptimizerOptions& options) const override;
   StateDict options_to_state(const torch::optim::OptimizerOptions& options) const override;

@@ -11,6 +11,7 @@
 #include "snug/core/error.h"
 #include "snug/optim/detail/state_archive.h"
 #include "snug/precision/autocast.h"
+#include "snug/precision/detail/low_precision.h"
 
 namespace snug {
 namespace {
@@ -86,11 +87,9 @@ FusedOptimizer::FusedOptimizer(const std::vector<torch::optim::OptimizerParamGro
                                std::unique_ptr<torch::optim::OptimizerOptions> defaults)
     : torch::optim::Optimizer(with_leaves(groups), std::move(defaults)) {}
 
-bool FusedOptimizer::takes(at::ScalarType dtype) const { return dtype == at::kFloat || dtype == at::kDouble; }
-
 std::string_view FusedOptimizer::why_not() const {
   return "only FP32 and FP64 can be updated without losing small steps to rounding. Keep the model in FP32 and compute "
-         "in 16 bits under Autocast, or use MasterWeights";
+         "in 16 bits under Autocast, or let a Stepper hold masters (Weights::Low), or MasterWeights";
 }
 
 std::vector<at::Tensor> FusedOptimizer::without_repeats(std::vector<at::Tensor> parameters) {
@@ -158,11 +157,18 @@ void FusedOptimizer::check_construction(const std::vector<torch::optim::Optimize
   }
 }
 
-void FusedOptimizer::check_parameter(const at::Tensor& parameter) const {
+void FusedOptimizer::check_type(const at::Tensor& parameter) const {
   if (!takes(parameter.scalar_type())) {
     throw ConfigError(fmt::format("{}: {} of shape [{}] is {}; {}", name(), describe(parameter),
                                   fmt::join(parameter.sizes(), ", "), c10::toString(parameter.scalar_type()),
                                   why_not()));
+  }
+}
+
+// In the place of 16-bit parameters a Stepper may put masters before the first step, which looks at their type again.
+void FusedOptimizer::check_parameter(const at::Tensor& parameter) const {
+  if (!detail::is_low(parameter)) {
+    check_type(parameter);
   }
   if (!parameter.is_non_overlapping_and_dense()) {
     throw ConfigError(
@@ -182,7 +188,8 @@ void FusedOptimizer::check_gradient(const at::Tensor& parameter) const {
   if (gradient.sizes() != parameter.sizes() || gradient.scalar_type() != parameter.scalar_type() ||
       gradient.device() != parameter.device()) {
     throw ConfigError(fmt::format(
-        "{}.step: the gradient of {} is {}, the parameter {}; convert or move a model before its optimizer is made",
+        "{}.step: the gradient of {} is {}, the parameter {}; convert or move a model before its optimizer "
+        "is made",
         name(), describe(parameter), kind_of(gradient, gradient.device()), kind_of(parameter, parameter.device())));
   }
 }
@@ -191,7 +198,8 @@ void FusedOptimizer::check_state(const ParameterState& state, const at::Tensor& 
   if (state.made_for.sizes() != parameter.sizes() || state.made_for.scalar_type() != parameter.scalar_type() ||
       state.device != parameter.device()) {
     throw ConfigError(fmt::format(
-        "{}.step: the state of {} is for {}, the parameter is {}; convert or move a model before its optimizer is made",
+        "{}.step: the state of {} is for {}, the parameter is {}; convert or move a model before its "
+        "optimizer is made",
         name(), describe(parameter), kind_of(state.made_for, state.device), kind_of(parameter, parameter.device())));
   }
   if (!same_layout(state.made_for, parameter)) {
@@ -292,6 +300,7 @@ void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamG
     if (!parameter.grad().defined()) {
       continue;
     }
+    check_type(parameter);
     check_parameter(parameter);
     check_gradient(parameter);
     void* key = parameter.unsafeGetTensorImpl();

@@ -96,9 +96,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   virtual StateDict options_to_state(const torch::optim::OptimizerOptions& options) const = 0;
   /// New options of the optimizer's type.
   virtual std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const = 0;
-  /// Whether parameters of this type can be updated. Default: FP32 and FP64.
-  virtual bool takes(at::ScalarType dtype) const;
-  /// Why not, and the cure, for the message.
+  /// Why a type is not taken (see takes()), and the cure, for the message.
   virtual std::string_view why_not() const;
   /// Adds the tensors of a first state.
   virtual void make_state(ParameterState& state, const at::Tensor& parameter,
@@ -123,6 +121,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   Place place_of(const at::Tensor& parameter) const;
 
   void check_parameter(const at::Tensor& parameter) const;
+  void check_type(const at::Tensor& parameter) const;
   void check_gradient(const at::Tensor& parameter) const;
   void check_state(const ParameterState& state, const at::Tensor& parameter) const;
   std::unique_ptr<ParameterState> first_state(const at::Tensor& parameter,

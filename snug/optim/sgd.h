@@ -24,8 +24,8 @@ struct SGDOptions {
 /// device (the first step has another formula, and only the device knows whether it was skipped).
 class SGD : public FusedOptimizer {
  public:
-  /// Throws ConfigError, naming the parameter or option, for an empty list, parameters that are neither FP32 nor FP64, or options out of
-  /// range.
+  /// Throws ConfigError, naming the parameter or option, for an empty list, parameters that are not floating point, or
+  /// options out of range. step() throws it for 16-bit parameters.
   explicit SGD(std::vector<at::Tensor> parameters, SGDOptions options = {});
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions options = {});
 

@@ -270,29 +270,35 @@ TEST(ShardedOptimizer, NamesTheParameterThatDiffersBetweenRanks) {
 TEST(ShardedOptimizer, IsSteppedByAStepper) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
-    for (const auto weights : {Weights::Full, Weights::Low}) {
+    struct Masters {
+      bool in_stepper, in_adamw;
+    };
+    for (const auto masters : {Masters{false, false}, Masters{true, false}, Masters{false, true}}) {
+      const bool is_low = masters.in_stepper || masters.in_adamw;
       const auto train = [&](auto&& make_optimizer) {
         auto model = tiny_model();
-        if (weights == Weights::Low) {
+        if (is_low) {
           model->to(torch::kBFloat16);
         }
         const auto optimizer = make_optimizer(model->parameters());
         Stepper stepper(model, *optimizer,
-                        {.precision = Precision::BFloat16, .weights = weights, .micro_batch = 4, .clip_norm = 0.1});
+                        {.precision = Precision::BFloat16,
+                         .weights = masters.in_stepper ? Weights::Low : Weights::Full,
+                         .micro_batch = 4,
+                         .clip_norm = 0.1});
         const auto& stateful = dynamic_cast<const StatefulOptimizer&>(*optimizer);
         const int64_t foretold = stateful.state_bytes_to_come();  // of masters, where there are
         for (int step = 0; step < 3; ++step) {
           const auto result = stepper.step(tiny_batch(12), [&](const Batch& micro) {
-            return squared_error(model->forward(weights == Weights::Low ? micro[0].to(torch::kBFloat16) : micro[0]),
-                                 micro[1]);
+            return squared_error(model->forward(is_low ? micro[0].to(torch::kBFloat16) : micro[0]), micro[1]);
           });
           EXPECT_TRUE(result.stepped());
         }
         EXPECT_EQ(bytes_of(tensors_in(stateful.state_here())), foretold);
         return testing::clones_of(model->parameters());
       };
-      const AdamWOptions low{.lr = 0.01, .master_weights = true};
-      const auto make = [&](const auto& groups) { return std::make_unique<AdamW>(groups, low); };
+      const AdamWOptions options{.lr = 0.01, .master_weights = masters.in_adamw};
+      const auto make = [&](const auto& groups) { return std::make_unique<AdamW>(groups, options); };
       EXPECT_TRUE(same_bits(train([&](const auto& p) { return std::make_unique<ShardedOptimizer>(p, group, make); }),
                             train([&](const auto& p) { return make(std::vector{OptimizerParamGroup(p)}); })));
     }
@@ -352,9 +358,7 @@ TEST(ShardedOptimizer, SkipsAFirstStepThatOverflowsThoughMastersAreNewToIt) {
     const auto group = init_process_group(quick());
     auto model = tiny_model();
     model->to(torch::kHalf);
-    const auto make = [](const auto& groups) {
-      return std::make_unique<AdamW>(groups, AdamWOptions{.master_weights = true});
-    };
+    const auto make = [](const auto& groups) { return std::make_unique<AdamW>(groups); };
     ShardedOptimizer sharded(model->parameters(), group, make);
     Stepper stepper(model, sharded,
                     {.precision = Precision::Float16, .weights = Weights::Low, .scaler = {.init_scale = 1e30}});

@@ -67,6 +67,12 @@ struct Trained {
   }
   /// Makes another one, of this parameter after a good one.
   void make_with(const Tensor& second) { kind.make({torch::ones({2}), second}, 0.1); }
+  /// Makes a step of that one.
+  void step_with(Tensor second) {
+    const Made other = kind.make({torch::ones({2}), second}, 0.1);
+    second.mutable_grad() = torch::ones_like(second);
+    other->step();
+  }
   /// Loads the state with this in the place of what the first group has of that name.
   void load_with(const std::string& option, StateDict::Value value) {
     StateDict state = optimizer->state_dict();
@@ -96,9 +102,9 @@ std::vector<Case> cases() {
       {"an integer parameter",
        [](Trained& t) { t.make_with(torch::ones({3}, torch::kLong)); },
        {"parameter 1", "[3]", "Long"}},
-      {"an FP16 parameter", [](Trained& t) { t.make_with(torch::ones({3}, torch::kHalf)); }, {"parameter 1", "Half"}},
+      {"an FP16 parameter", [](Trained& t) { t.step_with(torch::ones({3}, torch::kHalf)); }, {"parameter 1", "Half"}},
       {"a BF16 parameter",
-       [](Trained& t) { t.make_with(torch::ones({3}, torch::kBFloat16)); },
+       [](Trained& t) { t.step_with(torch::ones({3}, torch::kBFloat16)); },
        {"parameter 1", "BFloat16"}},
       {"a learning rate of NaN", [nan](Trained& t) { t.kind.make(t.p, nan); }, {"lr is nan"}},
       {"a learning rate below 0", [](Trained& t) { t.kind.make(t.p, -1); }, {"lr is -1"}},

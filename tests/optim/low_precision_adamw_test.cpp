@@ -162,7 +162,9 @@ TEST(StochasticRounding, LeavesRepresentableValuesAlone) {
 
 TEST(LowPrecision, IsRefusedWithoutMastersOrRounding) {
   const auto error = [](torch::ScalarType dtype, AdamWOptions options) {
-    return error_of<ConfigError>([&] { AdamW({torch::ones({2}, dtype).requires_grad_()}, options); });
+    const Tensor p = torch::ones({2}, dtype).requires_grad_();
+    p.mutable_grad() = torch::ones_like(p);
+    return error_of<ConfigError>([&] { AdamW({p}, options).step(); });
   };
   EXPECT_THAT(error(torch::kBFloat16, {}), HasSubstr("master_weights"));
   EXPECT_THAT(error(torch::kHalf, {.stochastic_rounding = true}), HasSubstr("stochastic_rounding is for BF16"));

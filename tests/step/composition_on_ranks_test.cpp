@@ -292,7 +292,7 @@ Loss freezing_loss(const FreezingCell& cell, torch::nn::Sequential& model, const
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(Update update, const std::vector<torch::Tensor>& parameters,
                                                       const std::shared_ptr<ProcessGroup>& group) {
   const auto adamw = [](const auto& groups) {
-    return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .weight_decay = 0.1, .master_weights = true});
+    return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
   };
   if (update == Update::Adam) {
     return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.01).weight_decay(0.1));

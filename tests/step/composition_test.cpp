@@ -114,8 +114,7 @@ class Freezing : public ::testing::TestWithParam<FreezingCell> {
       case Update::TorchAdam:
         return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.01).weight_decay(0.1));
       case Update::AdamW:
-        return std::make_unique<AdamW>(parameters,
-                                       AdamWOptions{.lr = 0.01, .weight_decay = 0.1, .master_weights = true});
+        return std::make_unique<AdamW>(parameters, AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
       case Update::AdamW8bit:
         break;
     }
@@ -241,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(Low, Freezing,
                          ::testing::Combine(::testing::Values(Precision::BFloat16, Precision::Float16),
                                             ::testing::Values(Weights::Low),
-                                            ::testing::Values(Update::TorchAdam, Update::AdamW),
+                                            ::testing::Values(Update::TorchAdam, Update::AdamW, Update::AdamW8bit),
                                             ::testing::Values(0.0, 0.05), ::testing::Bool(), ::testing::Bool()),
                          name_of_freezing);
 

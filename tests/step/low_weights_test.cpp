@@ -170,6 +170,24 @@ TEST(LowWeightsErrors, NameTheParameterAndTheCure) {
               HasSubstr("stepped before"));
 }
 
+// Who holds masters: the Stepper, or AdamW, and never both.
+TEST(LowWeightsErrors, SayWhereMastersAreHeldTwiceOrNowhere) {
+  auto model = tiny_model();
+  model->to(torch::kBFloat16);
+  const auto make = [&](AdamWOptions of_adamw, Weights weights) {
+    AdamW optimizer(model->parameters(), of_adamw);
+    Stepper(model, optimizer, {.precision = Precision::BFloat16, .weights = weights});
+  };
+  const auto error = [&](AdamWOptions of_adamw, Weights weights) {
+    return error_of<ConfigError>([&] { make(of_adamw, weights); });
+  };
+  EXPECT_THAT(error({.master_weights = true}, Weights::Low), HasSubstr("would have no effect"));
+  EXPECT_THAT(error({.stochastic_rounding = true}, Weights::Low), HasSubstr("would have no effect"));
+  EXPECT_THAT(error({}, Weights::Full), HasSubstr("'0.weight' is BFloat16"));
+  EXPECT_NO_THROW(make({}, Weights::Low));
+  EXPECT_NO_THROW(make({.master_weights = true}, Weights::Full));
+}
+
 TEST(StepperErrors, AnOptimizerOfAnotherModelIsRefused) {
   auto model = tiny_model();
   auto other = tiny_model();

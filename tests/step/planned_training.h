@@ -60,7 +60,7 @@ inline Batch two_large_items() {
 
 struct PlannedTraining {
   nn::Sequential model;
-  AdamW optimizer{model->parameters(), {.lr = 0.01, .master_weights = true}};
+  AdamW optimizer{model->parameters(), {.lr = 0.01}};
   Stepper stepper;
   int calls = 0;
 

@@ -25,7 +25,7 @@ using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(con
 
 inline std::unique_ptr<torch::optim::Optimizer> adamw(const std::vector<Tensor>& parameters,
                                                       const std::shared_ptr<ProcessGroup>& /*group*/) {
-  return std::make_unique<AdamW>(parameters, AdamWOptions{.lr = 0.01, .master_weights = true});
+  return std::make_unique<AdamW>(parameters, AdamWOptions{.lr = 0.01});
 }
 
 // Once Gloo's threads have let go of what they sent.

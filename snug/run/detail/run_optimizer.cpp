@@ -32,9 +32,7 @@ std::vector<OptimizerParamGroup> parameter_groups(const Gpt& model, const TrainC
 
 RunOptimizer::RunOptimizer(const Gpt& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group)
     : scratch_(config.out) {
-  const auto make = [masters = config.weights == Weights::Low](const std::vector<OptimizerParamGroup>& groups) {
-    return std::make_unique<AdamW>(groups, AdamWOptions{.master_weights = masters});
-  };
+  const auto make = [](const std::vector<OptimizerParamGroup>& groups) { return std::make_unique<AdamW>(groups); };
   const auto groups = parameter_groups(model, config);
   if (config.shard_optimizer && group != nullptr) {
     optimizer_ = std::make_unique<ShardedOptimizer>(groups, group, make);

@@ -11,6 +11,8 @@
 
 #include "snug/core/detail/fnv1a.h"
 #include "snug/core/error.h"
+#include "snug/core/gradient_scaling.h"
+#include "snug/core/stateful_optimizer.h"
 #include "snug/optim/fused_optimizer.h"
 #include "snug/precision/detail/low_precision.h"
 
@@ -182,7 +184,11 @@ void TrainedParameters::hold_zero_gradients(bool held) {
   }
 }
 
-// Small steps vanish in 16-bit weights. snug's optimizers know that and refuse, others do not.
+bool TrainedParameters::optimizer_takes(at::ScalarType dtype) const {
+  const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer_);
+  return stateful != nullptr && stateful->takes(dtype);
+}
+
 void TrainedParameters::check_full_weights(bool is_scaled) const {
   for (const auto& [name, parameter] : all_) {
     if (is_scaled && parameter.scalar_type() == at::kHalf) {
@@ -192,11 +198,8 @@ void TrainedParameters::check_full_weights(bool is_scaled) const {
                       name));
     }
   }
-  if (dynamic_cast<const FusedOptimizer*>(&optimizer_) != nullptr) {
-    return;
-  }
   for (const auto& [name, parameter] : all_) {
-    if (is_low(parameter)) {
+    if (is_low(parameter) && !optimizer_takes(parameter.scalar_type())) {
       throw ConfigError(
           fmt::format("Stepper: parameter '{}' is {}, where updates smaller than half its resolution are rounded away; "
                       "give weights = Weights::Low, or keep the model in FP32 and let precision cast it",
@@ -224,6 +227,12 @@ void TrainedParameters::make_masters(Precision precision) {
     throw ConfigError(fmt::format(
         "Stepper: weights = Low, but the model's parameters are not 16-bit; convert it by to({}) before its "
         "optimizer is made",
+        c10::toString(dtype)));
+  }
+  if (optimizer_takes(dtype)) {
+    throw ConfigError(fmt::format(
+        "Stepper: weights = Low gives the optimizer FP32 masters to update, so its own cure for {} parameters, such as "
+        "AdamW's master_weights or stochastic_rounding, would have no effect; make it without",
         c10::toString(dtype)));
   }
   if (!optimizer_.state().empty()) {

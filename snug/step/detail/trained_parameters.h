@@ -37,7 +37,7 @@ class TrainedParameters {
   /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated, or FP16 gradients unscaled, in 16 bits.
   void check_full_weights(bool is_scaled) const;
   /// Makes masters and puts them into the optimizer in the place of the model's 16-bit weights. Throws ConfigError if these are not of
-  /// `precision`'s type, or if the optimizer has stepped before.
+  /// `precision`'s type, if the optimizer updates these itself, or if it has stepped before.
   void make_masters(Precision precision);
 
   /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap where none was. True: there are
@@ -88,6 +88,7 @@ class TrainedParameters {
 
   std::vector<Seen> look() const;
   void name_all();
+  bool optimizer_takes(at::ScalarType dtype) const;
   std::string name_of(const at::Tensor& parameter) const;
 
   torch::nn::Module& model_;
