@@ -258,7 +258,7 @@ class Trainer::Impl {
              .clip_norm = config_.clip_norm,
              .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
              .precision_guard = {.patience = config_.guard_patience()},
-             .gradient_noise = config_.micro_batch > 0,
+             .gradient_noise = config_.micro_batch > 0 || plans(),
              .data_parallel = data_parallel_.get()}};
   }
 

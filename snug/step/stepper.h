@@ -101,7 +101,8 @@ struct StepperOptions {
   /// Costs a pass over the gradients and a wait for the device each step.
   PrecisionGuardOptions precision_guard = {};
   /// Measures what GradientNoise needs: one more norm a step, that of the first micro-batch (GradientNoise::add says
-  /// why of that one alone), where the batch is split and the losses' counts are on the host.
+  /// why of that one alone), where the batch was split, by hand or by a memory_budget, and the losses' counts are on the
+  /// host. ConfigError if nothing can split it.
   bool gradient_noise = false;
   /// On a CPU in 16 bits: softmax, normalisations, losses, sums and the like in FP32, as on other devices. See
   /// AutocastOptions.

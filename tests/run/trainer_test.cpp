@@ -168,6 +168,17 @@ TEST(Trainer, MeasuresTheHeldOutLossOfAnUnplannedRunOneByOne) {
   EXPECT_GT(outcome.validation_loss, 0);
 }
 
+TEST(Trainer, LogsTheGradientNoiseScaleWhereTheBudgetSplitsTheBatch) {
+  TemporaryFolder folder;
+  TrainConfig config = limited(small_run(folder), "30MiB");
+  config.batch = 64;
+  config.validate_every = 0;
+  stop_after(1, config);
+  const StepRecord record = read_run_log(Trainer::log_path(config.out)).records.back();
+  ASSERT_GT(record.micro_batches, 1);
+  EXPECT_TRUE(record.gradient_noise_scale.has_value());
+}
+
 // A step needs the parameters four times, and its activations. Loading needs them three times.
 TEST(Trainer, ResumesWithinTheLimitInWhichItTrains) {
   TemporaryFolder folder;

@@ -86,6 +86,18 @@ TEST(StepperPlan, TrainsOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
   EXPECT_TRUE(same_bits(run.state(), expected));
 }
 
+TEST(StepperPlan, MeasuresGradientNoiseWhereItSplitsTheBatch) {
+  const Batch batch = make_batch(512);
+  const int64_t smallest = smallest_bytes(batch, {}, [] { return deep(); });
+  PlannedTraining run({.memory_budget = Bytes(live() + smallest), .gradient_noise = true}, deep());
+  const StepResult result = run.step(batch);
+  ASSERT_GT(result.micro_batches, 1);
+  PlannedTraining by_hand({.micro_batch = run.stepper.plan()->choice.items, .gradient_noise = true}, deep());
+  EXPECT_EQ(result.first_grad_norm(), by_hand.step(batch).first_grad_norm());
+  EXPECT_GT(result.first_grad_norm(), 0);
+  EXPECT_THAT(error_of<ConfigError>([] { PlannedTraining({.gradient_noise = true}); }), HasSubstr("nothing splits"));
+}
+
 TEST(StepperPlan, ThatNeedsNothingLeavesTheStepPlain) {
   const Batch batch = make_batch(64);
   PlannedTraining run({.micro_batch = 64, .memory_budget = Bytes::parse("1GiB")});

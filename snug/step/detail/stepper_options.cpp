@@ -44,9 +44,6 @@ void check(const StepperOptions& options) {
         "Stepper: fp32_reductions changes nothing in Float32, where all is FP32; give another precision, or leave it "
         "out");
   }
-  if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1) {
-    throw ConfigError("Stepper: gradient_noise compares a micro-batch with the batch; give micro_batch or accumulate");
-  }
   if (options.check_replicas_every < 0 || (options.check_replicas_every > 0 && options.data_parallel == nullptr)) {
     throw ConfigError(
         fmt::format("Stepper: check_replicas_every is {}; give a number of steps, together with data_parallel",
@@ -74,6 +71,11 @@ Precision check_state(const StateDict& state, const StepperOptions& options, Pre
 }
 
 void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans) {
+  if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1 && !plans) {
+    throw ConfigError(
+        "Stepper: gradient_noise compares a micro-batch with the batch, and nothing splits this one; give micro_batch, "
+        "accumulate, or a memory_budget on the CPU");
+  }
   if (options.offload && !plans) {
     throw ConfigError(
         "Stepper: offload is for plans to keep a memory_budget on the CPU, and there are none; give a memory_budget, "
