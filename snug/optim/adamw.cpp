@@ -36,7 +36,7 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options)
-    : FusedOptimizer(groups, std::make_unique<TorchAdamW>(detail::to_adam_options<TorchAdamW>(options))),
+    : FusedOptimizer(groups, detail::to_adam_options<TorchAdamW>(options), detail::adam_rules<TorchAdamW>("AdamW")),
       master_weights_(options.master_weights),
       stochastic_rounding_(options.stochastic_rounding) {
   if (master_weights_ && stochastic_rounding_) {
@@ -57,16 +57,6 @@ std::string_view AdamW::why_not() const {
   return "updates smaller than half its resolution (1 part in 256 for BF16, in 2048 for FP16) would be rounded away. "
          "Give {.master_weights = true}, or for BF16 {.stochastic_rounding = true}, or let a Stepper hold masters "
          "(Weights::Low), or keep the model in FP32 and compute in 16 bits under Autocast";
-}
-
-void AdamW::check_options(const torch::optim::OptimizerOptions& options) const {
-  detail::check_adam_options<TorchAdamW>(name(), options);
-}
-StateDict AdamW::options_to_state(const torch::optim::OptimizerOptions& options) const {
-  return detail::adam_options_to_state<TorchAdamW>(options);
-}
-std::unique_ptr<torch::optim::OptimizerOptions> AdamW::options_from_state(const StateDict& state) const {
-  return detail::adam_options_from_state<TorchAdamW>(name(), state);
 }
 
 void AdamW::make_state(ParameterState& state, const at::Tensor& parameter,
@@ -124,18 +114,8 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
     : Adam(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamOptions options)
-    : FusedOptimizer(groups, std::make_unique<TorchAdam>(detail::to_adam_options<TorchAdam>(options))) {
+    : FusedOptimizer(groups, detail::to_adam_options<TorchAdam>(options), detail::adam_rules<TorchAdam>("Adam")) {
   check_construction(groups);
-}
-
-void Adam::check_options(const torch::optim::OptimizerOptions& options) const {
-  detail::check_adam_options<TorchAdam>(name(), options);
-}
-StateDict Adam::options_to_state(const torch::optim::OptimizerOptions& options) const {
-  return detail::adam_options_to_state<TorchAdam>(options);
-}
-std::unique_ptr<torch::optim::OptimizerOptions> Adam::options_from_state(const StateDict& state) const {
-  return detail::adam_options_from_state<TorchAdam>(name(), state);
 }
 
 void Adam::make_state(ParameterState& state, const at::Tensor& parameter, const torch::optim::OptimizerOptions&) const {

@@ -43,11 +43,7 @@ class AdamW : public FusedOptimizer {
   bool takes(at::ScalarType dtype) const override;
 
  protected:
-  std::string_view name() const override { return "AdamW"; }
   std::string_view why_not() const override;
-  void check_options(const torch::optim::OptimizerOptions& options) const override;
-  StateDict options_to_state(const torch::optim::OptimizerOptions& options) const override;
-  std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const override;
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
   std::function<void()> prepare(const Work& work) const override;
@@ -72,10 +68,6 @@ class Adam : public FusedOptimizer {
   explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamOptions options = {});
 
  protected:
-  std::string_view name() const override { return "Adam"; }
-  void check_options(const torch::optim::OptimizerOptions& options) const override;
-  StateDict options_to_state(const torch::optim::OptimizerOptions& options) const override;
-  std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const override;
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
   std::function<void()> prepare(const Work& work) const override;

@@ -43,22 +43,12 @@ AdamW8bit::AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions option
     : AdamW8bit(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
 
 AdamW8bit::AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options)
-    : FusedOptimizer(groups, std::make_unique<TorchAdamW>(detail::to_adam_options<TorchAdamW>(options))),
+    : FusedOptimizer(groups, detail::to_adam_options<TorchAdamW>(options), detail::adam_rules<TorchAdamW>("AdamW8bit")),
       min_elements_(options.min_elements) {
   if (min_elements_ < 1) {
     throw ConfigError(fmt::format("AdamW8bit: min_elements is {}; it must be >= 1", min_elements_));
   }
   check_construction(groups);
-}
-
-void AdamW8bit::check_options(const torch::optim::OptimizerOptions& options) const {
-  detail::check_adam_options<TorchAdamW>(name(), options);
-}
-StateDict AdamW8bit::options_to_state(const torch::optim::OptimizerOptions& options) const {
-  return detail::adam_options_to_state<TorchAdamW>(options);
-}
-std::unique_ptr<torch::optim::OptimizerOptions> AdamW8bit::options_from_state(const StateDict& state) const {
-  return detail::adam_options_from_state<TorchAdamW>(name(), state);
 }
 
 void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,

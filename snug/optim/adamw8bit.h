@@ -37,13 +37,9 @@ class AdamW8bit : public FusedOptimizer {
   bool takes(at::ScalarType dtype) const override { return dtype == at::kFloat; }
 
  protected:
-  std::string_view name() const override { return "AdamW8bit"; }
   std::string_view why_not() const override {
     return "it updates FP32 parameters; keep the model in FP32, or let a Stepper hold masters (Weights::Low)";
   }
-  void check_options(const torch::optim::OptimizerOptions& options) const override;
-  StateDict options_to_state(const torch::optim::OptimizerOptions& options) const override;
-  std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const override;
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
   std::function<void()> prepare(const Work& work) const override;

@@ -84,8 +84,8 @@ struct FusedOptimizer::Update {
 };
 
 FusedOptimizer::FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                               std::unique_ptr<torch::optim::OptimizerOptions> defaults)
-    : torch::optim::Optimizer(with_leaves(groups), std::move(defaults)) {}
+                               std::unique_ptr<torch::optim::OptimizerOptions> defaults, const OptionRules& rules)
+    : torch::optim::Optimizer(with_leaves(groups), std::move(defaults)), rules_(rules) {}
 
 std::string_view FusedOptimizer::why_not() const {
   return "only FP32 and FP64 can be updated without losing small steps to rounding. Keep the model in FP32 and compute "
@@ -357,7 +357,7 @@ StateDict FusedOptimizer::state_dict() const {
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto& group = param_groups_[g];
     check_options(group.options());
-    StateDict options = options_to_state(group.options());
+    StateDict options = rules_.to_state(group.options());
     StateDict places;
     for (const at::Tensor& parameter : group.params()) {
       const auto known = state_.find(parameter.unsafeGetTensorImpl());
@@ -434,7 +434,7 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
       throw CorruptFile(fmt::format("{}.load_state_dict: group {} of the state has {} parameters, this optimizer's {}",
                                     name(), g, places.size(), parameters.size()));
     }
-    new_options.push_back(options_from_state(saved));
+    new_options.push_back(rules_.from_state(name(), saved));
     check_options(*new_options.back());
     for (size_t i = 0; i < parameters.size(); ++i) {
       const std::string key = std::to_string(places.get<int64_t>(std::to_string(i)));

@@ -23,6 +23,17 @@ namespace snug {
 /// waits for the device; a skipped step leaves parameters and state, the step count of bias correction included, where they were.
 class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
+  /// An optimizer's name, for messages, and how its options are checked and saved.
+  struct OptionRules {
+    std::string_view optimizer;
+    /// Throws ConfigError if the options are of another optimizer, or out of range.
+    void (*check)(std::string_view optimizer, const torch::optim::OptimizerOptions& options);
+    /// Under Python's names.
+    StateDict (*to_state)(const torch::optim::OptimizerOptions& options);
+    /// Throws ConfigError for options that are not offered.
+    std::unique_ptr<torch::optim::OptimizerOptions> (*from_state)(std::string_view optimizer, const StateDict& state);
+  };
+
   /// Updates every parameter that has a gradient. All memory is allocated, and all shapes, types and devices are checked (ConfigError),
   /// before anything is written: an error leaves parameters and state as they were. Returns the closure's loss, if there is one; a closure
   /// together with a GradScaler is a ConfigError.
@@ -85,17 +96,10 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   };
 
   FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                 std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+                 std::unique_ptr<torch::optim::OptimizerOptions> defaults, const OptionRules& rules);
   /// To be called at the end of the constructor: checks groups, options and parameters.
   void check_construction(const std::vector<torch::optim::OptimizerParamGroup>& given) const;
 
-  /// The class's name, for messages.
-  virtual std::string_view name() const = 0;
-  /// Throws ConfigError if the options are of another optimizer, or out of range.
-  virtual void check_options(const torch::optim::OptimizerOptions& options) const = 0;
-  virtual StateDict options_to_state(const torch::optim::OptimizerOptions& options) const = 0;
-  /// New options of the optimizer's type.
-  virtual std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const = 0;
   /// Why a type is not taken (see takes()), and the cure, for the message.
   virtual std::string_view why_not() const;
   /// Adds the tensors of a first state.
@@ -109,6 +113,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// Without what is named twice: parameters() of a model names those of a shared module once for each use.
   static std::vector<at::Tensor> without_repeats(std::vector<at::Tensor> parameters);
 
+  std::string_view name() const { return rules_.optimizer; }
   std::string describe(const at::Tensor& parameter) const;
 
  private:
@@ -120,6 +125,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   };
   Place place_of(const at::Tensor& parameter) const;
 
+  void check_options(const torch::optim::OptimizerOptions& options) const { rules_.check(name(), options); }
   void check_parameter(const at::Tensor& parameter) const;
   void check_type(const at::Tensor& parameter) const;
   void check_gradient(const at::Tensor& parameter) const;
@@ -132,6 +138,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
                uint64_t first_element, const at::Tensor& grad_scale, const at::Tensor& found_inf);
   void commit(Update& update);
 
+  OptionRules rules_;
   at::Tensor grad_scale_;
   at::Tensor found_inf_;
   std::function<void()> before_writing_;

@@ -31,29 +31,19 @@ TorchSGD to_torch(const SGDOptions& o) {
   return TorchSGD(o.lr).momentum(o.momentum).dampening(o.dampening).weight_decay(o.weight_decay).nesterov(o.nesterov);
 }
 
-}  // namespace
-
-SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
-    : SGD(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
-
-SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions options)
-    : FusedOptimizer(groups, std::make_unique<TorchSGD>(to_torch(options))) {
-  check_construction(groups);
-}
-
-void SGD::check_options(const torch::optim::OptimizerOptions& options) const {
+void check_sgd(std::string_view name, const torch::optim::OptimizerOptions& options) {
   const auto& o = sgd_options(options);
   const auto is_rate = [](double x) { return x >= 0 && std::isfinite(x); };
-  check_option(name(), is_rate(o.lr()), "lr", o.lr(), "finite and >= 0");
-  check_option(name(), is_rate(o.momentum()), "momentum", o.momentum(), "finite and >= 0");
-  check_option(name(), std::isfinite(o.dampening()), "dampening", o.dampening(), "finite");
-  check_option(name(), is_rate(o.weight_decay()), "weight_decay", o.weight_decay(), "finite and >= 0");
+  check_option(name, is_rate(o.lr()), "lr", o.lr(), "finite and >= 0");
+  check_option(name, is_rate(o.momentum()), "momentum", o.momentum(), "finite and >= 0");
+  check_option(name, std::isfinite(o.dampening()), "dampening", o.dampening(), "finite");
+  check_option(name, is_rate(o.weight_decay()), "weight_decay", o.weight_decay(), "finite and >= 0");
   if (o.nesterov() && (o.momentum() == 0 || o.dampening() != 0)) {
     throw ConfigError("SGD: nesterov needs a momentum above 0 and a dampening of 0");
   }
 }
 
-StateDict SGD::options_to_state(const torch::optim::OptimizerOptions& options) const {
+StateDict sgd_to_state(const torch::optim::OptimizerOptions& options) {
   const auto& o = sgd_options(options);
   StateDict state;
   state.set("lr", o.lr());
@@ -64,13 +54,24 @@ StateDict SGD::options_to_state(const torch::optim::OptimizerOptions& options) c
   return state;
 }
 
-std::unique_ptr<torch::optim::OptimizerOptions> SGD::options_from_state(const StateDict& state) const {
-  detail::check_flag(name(), state, "maximize", false);
+std::unique_ptr<torch::optim::OptimizerOptions> sgd_from_state(std::string_view name, const StateDict& state) {
+  detail::check_flag(name, state, "maximize", false);
   return std::make_unique<TorchSGD>(TorchSGD(detail::number_in(state, "lr"))
                                         .momentum(detail::number_in(state, "momentum"))
                                         .dampening(detail::number_in(state, "dampening"))
                                         .weight_decay(detail::number_in(state, "weight_decay"))
                                         .nesterov(state.get<bool>("nesterov")));
+}
+
+}  // namespace
+
+SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
+    : SGD(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
+
+SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions options)
+    : FusedOptimizer(groups, std::make_unique<TorchSGD>(to_torch(options)),
+                     {"SGD", check_sgd, sgd_to_state, sgd_from_state}) {
+  check_construction(groups);
 }
 
 void SGD::make_state(ParameterState& state, const at::Tensor& parameter,

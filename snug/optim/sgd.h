@@ -30,10 +30,6 @@ class SGD : public FusedOptimizer {
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions options = {});
 
  protected:
-  std::string_view name() const override { return "SGD"; }
-  void check_options(const torch::optim::OptimizerOptions& options) const override;
-  StateDict options_to_state(const torch::optim::OptimizerOptions& options) const override;
-  std::unique_ptr<torch::optim::OptimizerOptions> options_from_state(const StateDict& state) const override;
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
   std::optional<std::string_view> optional_state() const override { return "momentum_buffer"; }

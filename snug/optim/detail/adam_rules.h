@@ -19,6 +19,7 @@
 #include "snug/core/error.h"
 #include "snug/core/state.h"
 #include "snug/kernels/adamw_step.h"
+#include "snug/optim/fused_optimizer.h"
 
 namespace snug::detail {
 
@@ -56,8 +57,9 @@ void check_adam_options(std::string_view optimizer, const torch::optim::Optimize
 }
 
 template <class O, class Given>
-O to_adam_options(const Given& given) {
-  return O(given.lr).betas({given.beta1, given.beta2}).eps(given.eps).weight_decay(given.weight_decay);
+std::unique_ptr<O> to_adam_options(const Given& given) {
+  return std::make_unique<O>(
+      O(given.lr).betas({given.beta1, given.beta2}).eps(given.eps).weight_decay(given.weight_decay));
 }
 
 /// Of the options that a group saved by Python has and ours lack, those that change what a step does. Throws ConfigError unless `name` is
@@ -97,6 +99,11 @@ std::unique_ptr<torch::optim::OptimizerOptions> adam_options_from_state(std::str
                                  .betas({number_in(betas, "0"), number_in(betas, "1")})
                                  .eps(number_in(state, "eps"))
                                  .weight_decay(number_in(state, "weight_decay")));
+}
+
+template <class O>
+FusedOptimizer::OptionRules adam_rules(std::string_view optimizer) {
+  return {optimizer, check_adam_options<O>, adam_options_to_state<O>, adam_options_from_state<O>};
 }
 
 /// As torch's fused operators take a tensor that may be left out.
