@@ -19,6 +19,9 @@ namespace snug {
 ///
 /// Under autocast for x's device the bias is cast to x's dtype, as autocast does with the bias of a linear layer; x is taken as it comes.
 ///
+/// Gpt does not call it: on a CPU at::linear adds the bias within the matrix product, in one pass over memory less and
+/// with other bits; the CUDA kernel has not run on a GPU.
+///
 /// Throws ConfigError, with the shapes and dtypes, where they do not fit.
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias = {});
 
