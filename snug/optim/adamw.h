@@ -1,6 +1,6 @@
 #pragma once
-// AdamW and Adam: torch's fused kernels behind torch's optimizer interface. One pass over parameters, gradients and moments, which is
-// what memory bandwidth allows; torch::optim::AdamW makes about ten.
+// AdamW and Adam: torch's fused kernels behind torch's optimizer interface. One pass over parameters, gradients and
+// moments, which is what memory bandwidth allows; torch::optim::AdamW makes about ten.
 //
 //   snug::AdamW optimizer(model->parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   loss.backward();
@@ -21,23 +21,24 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;  ///< decoupled from the gradient, as the W says
-  /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, updates that, and rounds it into the parameter.
-  /// Not with Weights::Low, where the Stepper holds the masters.
+  /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, updates that, and rounds it into the
+  /// parameter. Not with Weights::Low, where the Stepper holds the masters.
   bool master_weights = false;
-  /// For BF16 parameters without masters: rounds up or down at random, so that steps below BF16's resolution count on average. The
-  /// random numbers follow from the step's number and the element's among those of all parameters, in order: they are the same in a resumed run and
-  /// where parameters are cut, and no generator is used.
+  /// For BF16 parameters without masters: rounds up or down at random, so that steps below BF16's resolution count on
+  /// average. The random numbers follow from the step's number and the element's among those of all parameters, in
+  /// order: they are the same in a resumed run and where parameters are cut, and no generator is used.
   bool stochastic_rounding = false;
 };
 
-/// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101), on at::_fused_adamw_. Its groups hold
-/// torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and master where there is one.
+/// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101), on at::_fused_adamw_. Its groups
+/// hold torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and master where there is one.
 class AdamW : public FusedOptimizer {
  public:
-  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are
-  /// not floating point. step() throws it for 16-bit parameters, unless an option above provides for them.
+  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that
+  /// are not floating point. step() throws it for 16-bit parameters, unless an option above provides for them.
   explicit AdamW(std::vector<at::Tensor> parameters, AdamWOptions options = {});
-  /// Groups without options of their own take `options`; so do fields that a group leaves at torch's defaults. amsgrad is not offered.
+  /// Groups without options of their own take `options`; so do fields that a group leaves at torch's defaults. amsgrad
+  /// is not offered.
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options = {});
 
   bool takes(at::ScalarType dtype) const override;
@@ -61,7 +62,8 @@ struct AdamOptions {
   double weight_decay = 0;  ///< added to the gradient (L2)
 };
 
-/// Kingma & Ba 2015, arXiv:1412.6980, on at::_fused_adam_. Its groups hold torch::optim::AdamOptions. FP32 and FP64 parameters.
+/// Kingma & Ba 2015, arXiv:1412.6980, on at::_fused_adam_. Its groups hold torch::optim::AdamOptions. FP32 and FP64
+/// parameters.
 class Adam : public FusedOptimizer {
  public:
   explicit Adam(std::vector<at::Tensor> parameters, AdamOptions options = {});

@@ -1,6 +1,6 @@
 #pragma once
-// AdamW8bit: AdamW whose two moments take one byte an element instead of four, in blocks with a common maximum. A quarter of the state,
-// and less memory to move in each step.
+// AdamW8bit: AdamW whose two moments take one byte an element instead of four, in blocks with a common maximum. A
+// quarter of the state, and less memory to move in each step.
 //
 //   snug::AdamW8bit optimizer(model->parameters(), {.lr = 3e-4});
 
@@ -22,13 +22,14 @@ struct AdamW8bitOptions {
   int64_t min_elements = 4096;
 };
 
-/// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861): see kernels/quantized_adamw.h. FP32 parameters
-/// on the CPU. Its groups hold torch::optim::AdamWOptions. State per parameter: step, exp_avg and exp_avg_sq as bytes, exp_avg_max and
-/// exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler, gradients keep their scale: they are unscaled on the way.
+/// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861): see
+/// kernels/quantized_adamw.h. FP32 parameters on the CPU. Its groups hold torch::optim::AdamWOptions. State per
+/// parameter: step, exp_avg and exp_avg_sq as bytes, exp_avg_max and exp_avg_sq_max with an FP32 number per 256
+/// elements. With a GradScaler, gradients keep their scale: they are unscaled on the way.
 class AdamW8bit : public FusedOptimizer {
  public:
-  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that are
-  /// neither FP32 nor 16-bit. step() throws it for 16-bit parameters, and for those that are not contiguous.
+  /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that
+  /// are neither FP32 nor 16-bit. step() throws it for 16-bit parameters, and for those that are not contiguous.
   explicit AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options = {});
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options = {});
 

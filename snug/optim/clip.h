@@ -10,11 +10,11 @@
 
 namespace snug {
 
-/// Scales the gradients of `parameters` in place so that the norm of all of them taken together is at most `max_norm`, and returns
-/// that norm as it was before, as a scalar tensor on the first gradient's device: FP64 where there are FP64 gradients, else
-/// FP32, in which norms of 16-bit gradients are computed too. Parameters without a gradient are passed
-/// over; with no gradient at all the result is 0. A norm that is not finite makes the gradients NaN, as in
-/// Python: check it, or use a GradScaler. Formula: torch/nn/utils/clip_grad.py, coefficient min(1, max_norm / (norm + 1e-6)).
+/// Scales the gradients of `parameters` in place so that the norm of all of them taken together is at most `max_norm`,
+/// and returns that norm as it was before, as a scalar tensor on the first gradient's device: FP64 where there are FP64
+/// gradients, else FP32, in which norms of 16-bit gradients are computed too. Parameters without a gradient are passed
+/// over; with no gradient at all the result is 0. A norm that is not finite makes the gradients NaN, as in Python:
+/// check it, or use a GradScaler. Formula: torch/nn/utils/clip_grad.py, coefficient min(1, max_norm / (norm + 1e-6)).
 /// Sparse gradients are coalesced first. Throws ConfigError unless max_norm >= 0 and norm_type > 0 (infinity included).
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 

@@ -177,7 +177,8 @@ void FusedOptimizer::check_parameter(const at::Tensor& parameter) const {
   }
 }
 
-// Kernels take this for granted. A gradient is any tensor that somebody put there; a model may be converted at any time.
+// Kernels take this for granted. A gradient is any tensor that somebody put there; a model may be converted at any
+// time.
 void FusedOptimizer::check_gradient(const at::Tensor& parameter) const {
   const at::Tensor& gradient = parameter.grad();
   if (gradient.is_sparse()) {

@@ -1,7 +1,7 @@
 #pragma once
-// FusedOptimizer: what snug's optimizers have in common. Each updates all parameters of a group in one kernel call, unscales gradients and
-// skips on the device, allocates and checks everything before it writes anything, and keeps its state under Python's names. To write
-// another one, derive from it and say what the state is and how it is updated.
+// FusedOptimizer: what snug's optimizers have in common. Each updates all parameters of a group in one kernel call,
+// unscales gradients and skips on the device, allocates and checks everything before it writes anything, and keeps its
+// state under Python's names. To write another one, derive from it and say what the state is and how it is updated.
 
 #include <functional>
 #include <memory>
@@ -19,8 +19,9 @@
 
 namespace snug {
 
-/// A torch::optim::Optimizer, so torch's schedulers work on it. With a GradScaler, unscaling and skipping happen in the kernel and nothing
-/// waits for the device; a skipped step leaves parameters and state, the step count of bias correction included, where they were.
+/// A torch::optim::Optimizer, so torch's schedulers work on it. With a GradScaler, unscaling and skipping happen in the
+/// kernel and nothing waits for the device; a skipped step leaves parameters and state, the step count of bias
+/// correction included, where they were.
 class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
   /// An optimizer's name, for messages, and how its options are checked and saved.
@@ -34,9 +35,9 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
     std::unique_ptr<torch::optim::OptimizerOptions> (*from_state)(std::string_view optimizer, const StateDict& state);
   };
 
-  /// Updates every parameter that has a gradient. All memory is allocated, and all shapes, types and devices are checked (ConfigError),
-  /// before anything is written: an error leaves parameters and state as they were. Returns the closure's loss, if there is one; a closure
-  /// together with a GradScaler is a ConfigError.
+  /// Updates every parameter that has a gradient. All memory is allocated, and all shapes, types and devices are
+  /// checked (ConfigError), before anything is written: an error leaves parameters and state as they were. Returns the
+  /// closure's loss, if there is one; a closure together with a GradScaler is a ConfigError.
   at::Tensor step(LossClosure closure = nullptr) final;
 
   /// Updates one parameter that this optimizer holds, at once: see StepInBackward. Throws as step() does.
@@ -44,12 +45,13 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) final;
 
-  /// A parameter may be cut at multiples of so many elements and its parts be updated as parameters of their own, in its place, with the same
-  /// bits. 0: it must stay whole. Kernels work in vectors and cache lines, so 64 does for those that go element by element.
+  /// A parameter may be cut at multiples of so many elements and its parts be updated as parameters of their own, in
+  /// its place, with the same bits. 0: it must stay whole. Kernels work in vectors and cache lines, so 64 does for
+  /// those that go element by element.
   virtual int64_t shard_multiple() const { return 64; }
 
-  /// For an optimizer of parts, some of which are elsewhere: the number of each one's first element among those of all. Random numbers follow
-  /// from it.
+  /// For an optimizer of parts, some of which are elsewhere: the number of each one's first element among those of all.
+  /// Random numbers follow from it.
   void number_elements(const std::vector<uint64_t>& first);
 
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const final;
@@ -59,11 +61,14 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// Names for error messages, such as a module's named_parameters(); otherwise they give the index.
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names);
 
-  /// Python's names: state.<index>.<name of a state tensor> and param_groups.<group>.<option>, a group's parameters by their indices under
-  /// params. Where Python has a list or tuple (param_groups, betas, params), a StateDict with the names 0, 1, ...
+  /// Python's names: state.<index>.<name of a state tensor> and param_groups.<group>.<option>, a group's parameters by
+  /// their indices under params. Where Python has a list or tuple (param_groups, betas, params), a StateDict with the
+  /// names 0, 1, ...
   StateDict state_dict() const final;
-  /// Copies. Takes Python's states too, without their options that are None; of the others it ignores those that say how a step is computed
-  /// (foreach, fused, capturable). Throws ConfigError for options that are not offered, such as maximize, and CorruptFile, naming the parameter, where the number of parameters or a shape differs; then nothing has changed.
+  /// Copies. Takes Python's states too, without their options that are None; of the others it ignores those that say
+  /// how a step is computed (foreach, fused, capturable). Throws ConfigError for options that are not offered, such as
+  /// maximize, and CorruptFile, naming the parameter, where the number of parameters or a shape differs; then nothing
+  /// has changed.
   void load_state_dict(const StateDict& state) final;
 
   /// torch's archive, for torch::save and torch::load: the state_dict() in it. Loading checks like load_state_dict.

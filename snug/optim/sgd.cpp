@@ -11,9 +11,10 @@
 #include "snug/core/error.h"
 #include "snug/optim/detail/adam_rules.h"
 
-// Momentum begins with the gradient itself: buffer = momentum * buffer + (1 - dampening) * gradient holds from the second step on. Without
-// dampening a first buffer of zeros gives the same, so the kernel need not know which step is the first, not even where a
-// scaler skips it on the device. With dampening the kernel is told, and under a scaler the host has to wait to know.
+// Momentum begins with the gradient itself: buffer = momentum * buffer + (1 - dampening) * gradient holds from the
+// second step on. Without dampening a first buffer of zeros gives the same, so the kernel need not know which step is
+// the first, not even where a scaler skips it on the device. With dampening the kernel is told, and under a scaler the
+// host has to wait to know.
 
 namespace snug {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
-// What Adam, AdamW and AdamW8bit share: the ranges of their options, the names under which these are saved, and what kernels are given.
-// `O` is torch::optim::AdamOptions or torch::optim::AdamWOptions, which have the same fields.
+// What Adam, AdamW and AdamW8bit share: the ranges of their options, the names under which these are saved, and what
+// kernels are given. `O` is torch::optim::AdamOptions or torch::optim::AdamWOptions, which have the same fields.
 
 #include <cmath>
 #include <functional>
@@ -62,8 +62,8 @@ std::unique_ptr<O> to_adam_options(const Given& given) {
       O(given.lr).betas({given.beta1, given.beta2}).eps(given.eps).weight_decay(given.weight_decay));
 }
 
-/// Of the options that a group saved by Python has and ours lack, those that change what a step does. Throws ConfigError unless `name` is
-/// absent or `expected`.
+/// Of the options that a group saved by Python has and ours lack, those that change what a step does. Throws
+/// ConfigError unless `name` is absent or `expected`.
 inline void check_flag(std::string_view optimizer, const StateDict& state, const std::string& name, bool expected) {
   if (state.contains(name) && state.get<bool>(name) != expected) {
     throw ConfigError(fmt::format("{}.load_state_dict: {} is {} in the state, which this optimizer does not offer",

@@ -11,8 +11,8 @@
 #include "snug/kernels/master_adamw.h"
 #include "snug/optim/detail/adam_rules.h"
 
-// On the CPU snug's own kernels do it in one pass over memory. On other devices torch's FP32 kernel works on masters, or on FP32 copies,
-// and what comes out is rounded.
+// On the CPU snug's own kernels do it in one pass over memory. On other devices torch's FP32 kernel works on masters,
+// or on FP32 copies, and what comes out is rounded.
 
 namespace snug::detail {
 namespace {
@@ -67,8 +67,8 @@ void fused_adamw(const LowPrecisionUpdate& u, const std::vector<at::Tensor>& par
                     if_defined(u.grad_scale), if_defined(u.found_inf));
 }
 
-// Round to BF16 by adding a random 16-bit number below its last place and cutting off what is below: up with the probability of the
-// fraction that is cut off.
+// Round to BF16 by adding a random 16-bit number below its last place and cutting off what is below: up with the
+// probability of the fraction that is cut off.
 std::function<void()> prepare_rounding_elsewhere(LowPrecisionUpdate update) {
   std::vector<at::Tensor> noise;
   for (size_t i = 0; i < update.parameters.size(); ++i) {

@@ -21,8 +21,8 @@ struct LowPrecisionUpdate {
   at::Tensor grad_scale, found_inf;               // FP32 scalars, or undefined
 };
 
-/// The upper halves of kernels::random_bits() for `count` elements from number `first` on, as an int tensor on the device of `step`, an FP32
-/// scalar for which nothing waits.
+/// The upper halves of kernels::random_bits() for `count` elements from number `first` on, as an int tensor on the
+/// device of `step`, an FP32 scalar for which nothing waits.
 at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count);
 
 /// Allocates what the update needs. What is returned only writes.
