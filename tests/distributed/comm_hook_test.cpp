@@ -10,8 +10,8 @@
 #include "snug/distributed/data_parallel.h"
 #include "snug/distributed/detail/data_parallel_impl.h"
 #include "snug/distributed/power_sgd.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "tests/distributed/ranks.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
@@ -21,8 +21,12 @@ namespace {
 using testing::bytes_of;
 using testing::close_in_norm;
 using testing::error_of;
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using testing::gradients_of;
 using ::testing::HasSubstr;
+using testing::is_true_on_any;
+using testing::on_rank_1;
 using testing::on_ranks;
 using testing::quick;
 using testing::tiny_batch;
@@ -194,20 +198,15 @@ TEST(PowerSgd, CarriesEachParametersErrorToWhicheverBucketItIsIn) {
 
 // What a Stepper does in a step, here with a loss of its own: false if one of the ranks ran out of memory, so that all drop it.
 bool makes_step(DataParallel& ddp, torch::nn::Sequential& model, const torch::Tensor& part,
-                int64_t allocation_to_fail) {
+                FailingAllocation& allocation) {
   model->zero_grad();
   ddp.impl().begin_step();
-  auto failed = torch::zeros({1});
-  detail::fail_allocation_after(allocation_to_fail);
-  try {
-    ddp.forward([&] { return model->forward(part).square().mean(); }).backward();
-    detail::fail_allocation_after(0);
-  } catch (const c10::OutOfMemoryError&) {
-    failed.fill_(1);
+  const bool failed =
+      allocation.stops([&] { ddp.forward([&] { return model->forward(part).square().mean(); }).backward(); });
+  if (failed) {
     ddp.impl().send_zeros();
   }
-  ddp.group().all_reduce(failed);
-  if (failed.item<float>() != 0) {
+  if (is_true_on_any(ddp.group(), failed)) {
     ddp.impl().start_over();
     return false;
   }
@@ -220,25 +219,24 @@ TEST(PowerSgd, StaysInStepWhicheverAllocationFailsOnOneRank) {
     const auto group = init_process_group(quick());
     const auto part = tiny_batch(12)[0].chunk(2)[static_cast<size_t>(group->rank())];
     int64_t dropped = 0;
-    for (int64_t k = 1, made = 0; made == 0; k += 1 + k / 16) {
-      ASSERT_LT(k, 1000);
+    for_each_failing_allocation(on_rank_1(*group, {.is_thinned = true}), [&](FailingAllocation& allocation) {
+      FailingAllocation none(0);
       auto model = tiny_model();
       DataParallel ddp(model, group,
                        {.bucket = Bytes(600), .hook = power_sgd_hook({.start_step = 1, .min_compression = 1})});
       for (int step = 0; step < 3; ++step) {  // in the second one the buckets change
-        ASSERT_TRUE(makes_step(ddp, model, part, 0));
+        ASSERT_TRUE(makes_step(ddp, model, part, none));
       }
-      made = makes_step(ddp, model, part, group->rank() == 1 ? k : 0);
-      dropped += 1 - made;
+      dropped += makes_step(ddp, model, part, allocation) ? 0 : 1;
       for (int step = 0; step < 2; ++step) {
-        ASSERT_TRUE(makes_step(ddp, model, part, 0)) << "allocation " << k;
+        ASSERT_TRUE(makes_step(ddp, model, part, none));
       }
       for (const auto& gradient : gradients_of(*model)) {
         EXPECT_TRUE(gradient.isfinite().all().item<bool>());
         const auto all = group->all_gather(gradient.contiguous());
-        EXPECT_TRUE(torch::equal(all[0], all[1])) << "allocation " << k;
+        EXPECT_TRUE(torch::equal(all[0], all[1]));
       }
-    }
+    });
     EXPECT_GT(dropped, 20);
   });
 }

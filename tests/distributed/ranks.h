@@ -27,9 +27,11 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
+#include <torch/torch.h>
 #include <unistd.h>
 
 #include "snug/distributed/process_group.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::testing {
@@ -165,6 +167,19 @@ void on_ranks(int size, const std::vector<Environment>& extra, int port, Body&& 
 template <class Body>
 void on_ranks(int size, Body&& body) {
   on_ranks(size, {}, is_rank() ? 0 : free_port(), std::forward<Body>(body));
+}
+
+inline bool is_true_on_any(ProcessGroup& group, bool own) {
+  auto any = torch::full({1}, own ? 1 : 0, torch::kLong);
+  group.all_reduce(any);
+  return any.item<int64_t>() > 0;
+}
+
+/// The sweep in which an allocation of rank 1 fails. All ranks make the same rounds.
+inline AllocationSweep on_rank_1(ProcessGroup& group, AllocationSweep sweep = {}) {
+  sweep.fails_here = group.rank() == 1;
+  sweep.anywhere = [&group](bool failed) { return is_true_on_any(group, failed); };
+  return sweep;
 }
 
 }  // namespace snug::testing

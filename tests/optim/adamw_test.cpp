@@ -11,7 +11,7 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
@@ -21,6 +21,8 @@ namespace {
 using ::testing::AllOf;
 using testing::clones_of;
 using testing::error_of;
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using ::testing::HasSubstr;
 using testing::large_parameters;
 using testing::random_parameters;
@@ -375,23 +377,12 @@ TEST(AdamW, WhicheverAllocationFailsAllIsOldAndTheStepCanBeMadeAgain) {
     const auto old_parameters = clones_of(q);
     const auto old_state = tensors_in(optimizer.state_dict());
     set_gradients(q, steps_before + 1);
-    int64_t failures = 0;
-    for (;; ++failures) {
-      detail::fail_allocation_after(failures + 1);
-      bool failed = false;
-      try {
-        optimizer.step();
-      } catch (const c10::OutOfMemoryError&) {
-        failed = true;
+    const int64_t failures = for_each_failing_allocation([&](FailingAllocation& allocation) {
+      if (allocation.stops([&] { optimizer.step(); })) {
+        ASSERT_TRUE(same_bits(clones_of(q), old_parameters));
+        ASSERT_TRUE(same_bits(tensors_in(optimizer.state_dict()), old_state));
       }
-      detail::fail_allocation_after(0);
-      if (!failed) {
-        break;
-      }
-      ASSERT_TRUE(same_bits(clones_of(q), old_parameters)) << "allocation " << failures + 1;
-      ASSERT_TRUE(same_bits(tensors_in(optimizer.state_dict()), old_state)) << "allocation " << failures + 1;
-      ASSERT_LT(failures, 100);
-    }
+    });
     if (steps_before == 0) {
       EXPECT_GE(failures, 9) << "three tensors of state for each parameter";
       train(optimizer, q, 2, 2);

@@ -6,10 +6,10 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/grad_scaler.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
@@ -20,6 +20,8 @@ namespace {
 
 using testing::clones_of;
 using testing::error_of;
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using ::testing::HasSubstr;
 using testing::same_bits;
 using torch::Tensor;
@@ -184,23 +186,12 @@ TEST(GradScalerWithAdamW, WhicheverAllocationOfAStepFailsAllIsOldAndTheStepCanBe
   t.set_gradients(1, scaler.get_scale());
   const auto before = t.everything();
   const auto gradients = testing::gradients_of(t.parameters);
-  int64_t failures = 0;
-  for (;; ++failures) {
-    ASSERT_LT(failures, 100);
-    detail::fail_allocation_after(failures + 1);
-    bool failed = false;
-    try {
-      scaler.step(t.optimizer);
-    } catch (const c10::OutOfMemoryError&) {
-      failed = true;
+  const int64_t failures = for_each_failing_allocation([&](FailingAllocation& allocation) {
+    if (allocation.stops([&] { scaler.step(t.optimizer); })) {
+      ASSERT_TRUE(same_bits(t.everything(), before));
+      ASSERT_TRUE(same_bits(testing::gradients_of(t.parameters), gradients));
     }
-    detail::fail_allocation_after(0);
-    if (!failed) {
-      break;
-    }
-    ASSERT_TRUE(same_bits(t.everything(), before)) << "allocation " << failures + 1;
-    ASSERT_TRUE(same_bits(testing::gradients_of(t.parameters), gradients)) << "allocation " << failures + 1;
-  }
+  });
   EXPECT_GE(failures, 10);
   scaler.update();
   EXPECT_TRUE(same_bits(t.everything(), plain.everything()));

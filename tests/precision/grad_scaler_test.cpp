@@ -13,8 +13,8 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/optim/adamw.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/tensors.h"
 
 namespace snug::grad_scaler_test {
@@ -22,6 +22,8 @@ namespace {
 
 using ::testing::AllOf;
 using testing::error_of;
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using ::testing::HasSubstr;
 using testing::same_bits;
 using torch::Tensor;
@@ -310,42 +312,27 @@ TEST(GradScaler, WhicheverAllocationOfARoundFailsTheRoundCanBeGoneOnWith) {
   Tensor single = torch::tensor({1.0f, 2.0f}, torch::requires_grad());
   Tensor wide = torch::tensor({3.0}, torch::kDouble).requires_grad_();
   torch::optim::SGD optimizer(std::vector{single, wide}, torch::optim::SGDOptions(1.0));
-  const auto retried = [](int64_t allocation, auto&& call) {
-    detail::fail_allocation_after(allocation);
-    bool failed = false;
-    try {
-      call();
-    } catch (const c10::OutOfMemoryError&) {
-      failed = true;
-    }
-    detail::fail_allocation_after(0);
-    if (failed) {
-      call();
-    }
-    return failed;
-  };
-  int64_t failures = 0;
-  for (int64_t allocation = 1;; ++allocation) {
-    ASSERT_LT(allocation, 100);
+  const int64_t failures = for_each_failing_allocation([&](FailingAllocation& allocation) {
+    const auto make_or_repeat = [&](auto&& call) {
+      if (allocation.stops(call)) {
+        call();
+      }
+    };
     GradScaler scaler({.init_scale = 1024, .growth_interval = 1});
-    bool failed = retried(allocation, [&] { scaler.scale(torch::ones({})); });
+    make_or_repeat([&] { scaler.scale(torch::ones({})); });
     for (const Tensor& parameter : {single, wide}) {
       const torch::NoGradGuard no_grad;
       parameter.fill_(4);
       parameter.mutable_grad() = torch::full_like(parameter, 1024);
     }
-    failed |= retried(allocation, [&] { scaler.unscale_(optimizer); });
-    ASSERT_TRUE(torch::equal(single.grad(), torch::ones({2}))) << "allocation " << allocation;
-    ASSERT_TRUE(torch::equal(wide.grad(), torch::ones({1}, torch::kDouble))) << "allocation " << allocation;
+    make_or_repeat([&] { scaler.unscale_(optimizer); });
+    ASSERT_TRUE(torch::equal(single.grad(), torch::ones({2})));
+    ASSERT_TRUE(torch::equal(wide.grad(), torch::ones({1}, torch::kDouble)));
     ASSERT_TRUE(scaler.step(optimizer));
-    failed |= retried(allocation, [&] { scaler.update(); });
-    ASSERT_EQ(scaler.get_scale(), 2048.0) << "allocation " << allocation;
+    make_or_repeat([&] { scaler.update(); });
+    ASSERT_EQ(scaler.get_scale(), 2048.0);
     ASSERT_TRUE(torch::equal(single, torch::full({2}, 3.0f)));
-    if (!failed) {
-      break;
-    }
-    ++failures;
-  }
+  });
   EXPECT_GE(failures, 3);
 }
 

@@ -14,15 +14,16 @@
 
 #include "snug/core/error.h"
 #include "snug/io/snapshot.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/precision.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::trainer_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::FailingAllocation;
 using ::testing::HasSubstr;
 using testing::TemporaryFolder;
 using ::testing::ThrowsMessage;
@@ -41,18 +42,11 @@ TrainConfig limited(TrainConfig config, const char* memory) {
   return config;
 }
 
-// Makes the next allocation of tensor memory fail; taken back at the end of the scope.
-struct [[nodiscard]] NextAllocationFails {
-  NextAllocationFails() { detail::fail_allocation_after(1); }
-  ~NextAllocationFails() { detail::fail_allocation_after(0); }
-  NextAllocationFails(const NextAllocationFails&) = delete;
-  NextAllocationFails& operator=(const NextAllocationFails&) = delete;
-};
-
 // The first allocation of run() fails.
 void run_out_of_memory(const TrainConfig& config, Start start = Start::Fresh) {
   Trainer trainer(config, start);
-  const NextAllocationFails fails;
+  FailingAllocation first(1);
+  first.arm();
   trainer.run({});
 }
 
@@ -71,7 +65,8 @@ void stop_after(int64_t step, const TrainConfig& config) {
 // The first allocation after step 1 fails: that of its snapshot.
 void run_out_of_memory_after_a_step(const TrainConfig& config) {
   Trainer trainer(config, Start::Fresh);
-  trainer.run({.on_step = [](const StepRecord&) { detail::fail_allocation_after(1); }});
+  FailingAllocation next(1);
+  trainer.run({.on_step = [&](const StepRecord&) { next.arm(); }});
 }
 
 TEST(Trainer, SaysWhatDoesNotFitIntoTheLimit) {
@@ -151,7 +146,8 @@ TEST(Trainer, ResumesAFinishedRunWithoutMemoryForWhatItsLogHas) {
   const TrainOutcome finished = Trainer(config, Start::Fresh).run({});
   std::filesystem::remove(Trainer::model_path(config.out));  // as a kill leaves it
   Trainer again(config, Start::Resume);
-  const NextAllocationFails fails;
+  FailingAllocation first(1);
+  first.arm();
   EXPECT_EQ(again.run({}).validation_loss, finished.validation_loss);
   EXPECT_TRUE(std::filesystem::exists(Trainer::model_path(config.out)));
 }

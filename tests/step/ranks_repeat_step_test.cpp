@@ -3,23 +3,27 @@
 #include <functional>
 
 #include "snug/distributed/sharded_optimizer.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "tests/step/ranked_run.h"
+#include "tests/support/failing_allocations.h"
 
 namespace snug::ranks_repeat_step_test {
 namespace {
 
+using testing::AllocationSweep;
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using testing::is_same_on_all;
 using testing::kPlenty;
 using testing::MakeOptimizer;
 using testing::of_all_ranks;
+using testing::on_rank_1;
 using testing::RankedRun;
 using testing::planned::make_batch;
 using torch::Tensor;
 
 enum class Fails { Anywhere, WithoutData, AfterForward };  // every one of those, but only some of all
 
-int64_t left_to_fail = 0;  // when an optimizer began to write
+FailingAllocation* of_this_round = nullptr;  // not yet while the reference trains
 
 // No allocation fails from where it writes: a rank that fails while parameters are gathered is lost.
 class FailsBeforeItWrites : public AdamW {
@@ -29,7 +33,9 @@ class FailsBeforeItWrites : public AdamW {
  protected:
   std::function<void()> prepare(const Work& work) const override {
     return [write = AdamW::prepare(work)] {
-      left_to_fail = detail::fail_allocation_after(0);
+      if (of_this_round != nullptr) {
+        of_this_round->disarm();
+      }
       write();
     };
   }
@@ -60,19 +66,19 @@ void expect_the_same_step_whichever_allocation_fails(Fails where, const StepperO
     }
     const StepperOptions within_budget = RankedRun::with_room(kPlenty, options);
     int64_t again = 0, dropped = 0;
-    for (int64_t k = 1;; k += where == Fails::Anywhere ? 1 + k / 16 : 1) {
-      ASSERT_LT(k, 3000);
+    const AllocationSweep sweep = on_rank_1(*group, {.is_thinned = where == Fails::Anywhere});
+    for_each_failing_allocation(sweep, [&](FailingAllocation& allocation) {
+      of_this_round = &allocation;
       RankedRun run(group, within_budget, make(), make_optimizer);
       for (int i = 0; i < 2; ++i) {  // in the second one the buckets change
         seed_of(i);
         run.step(own);
       }
       seed_of(2);
-      const auto arm = [&] { detail::fail_allocation_after(group->rank() == 1 ? k : 0); };
-      if (where != Fails::AfterForward) {
-        arm();
+      if (where == Fails::AfterForward) {
+        run.at_backward = [&] { allocation.arm(); };
       } else {
-        run.at_backward = arm;
+        allocation.arm();
       }
       int64_t made = 1;
       try {
@@ -80,22 +86,19 @@ void expect_the_same_step_whichever_allocation_fails(Fails where, const StepperO
       } catch (const BudgetExceeded&) {
         made = 0;
       }
-      const bool never_failed = detail::fail_allocation_after(0) + std::exchange(left_to_fail, 0) > 0;
-      ASSERT_TRUE(is_same_on_all(*group, made)) << "allocation " << k;
+      allocation.disarm();
+      ASSERT_TRUE(is_same_on_all(*group, made));
       if (made == 0) {
         ++dropped;
-        ASSERT_TRUE(same_bits(run.state(), after[1])) << "allocation " << k;
+        ASSERT_TRUE(same_bits(run.state(), after[1]));
         seed_of(2);
         run.step(own);
       }
-      ASSERT_TRUE(same_bits(run.state(), after[2])) << "allocation " << k;
+      ASSERT_TRUE(same_bits(run.state(), after[2]));
       seed_of(3);
       run.step(own);
-      ASSERT_TRUE(same_bits(run.state(), after[3])) << "the one after that, allocation " << k;
-      if (of_all_ranks(*group, never_failed ? 1 : 0)[1] == 1) {
-        break;
-      }
-    }
+      ASSERT_TRUE(same_bits(run.state(), after[3])) << "the one after that";
+    });
     EXPECT_TRUE(is_same_on_all(*group, again));
     if (where == Fails::WithoutData) {
       EXPECT_GT(dropped, 5) << "there is nothing to take less of";

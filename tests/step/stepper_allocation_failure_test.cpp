@@ -10,12 +10,12 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
 #include "snug/step/stepper.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
@@ -25,6 +25,8 @@
 namespace snug::stepper_allocation_failure_test {
 namespace {
 
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using torch::Tensor;
 
 // Two heads on one trunk: when backward fails in one of them, gradients of the other may be on their way.
@@ -59,22 +61,13 @@ TEST(StepperFailure, WhicheverAllocationOfAModelWithTwoHeadsFailsNoMemoryOfTheSt
       stepper.step(batch, [&](const Batch& micro) { return Loss::sum(model->loss(micro), micro[1].numel()); });
     };
     step();
-    int64_t failures = 0;
-    for (bool failed = true; failed;) {
-      ASSERT_LT(failures, 2000);
+    const int64_t failures = for_each_failing_allocation([&](FailingAllocation& allocation) {
       model->zero_grad();
       const int64_t before = live_bytes(torch::kCPU).count();
-      detail::fail_allocation_after(failures + 1);
-      try {
-        step();
-      } catch (const c10::OutOfMemoryError&) {
-      } catch (const BudgetExceeded&) {
-      }
-      failed = detail::fail_allocation_after(0) == 0;
+      has_budget ? allocation.stops<BudgetExceeded>(step) : allocation.stops(step);
       model->zero_grad();
-      ASSERT_EQ(live_bytes(torch::kCPU).count(), before) << "allocation " << failures + 1;
-      failures += failed ? 1 : 0;
-    }
+      ASSERT_EQ(live_bytes(torch::kCPU).count(), before);
+    });
     EXPECT_GT(failures, 30);
   }
 }

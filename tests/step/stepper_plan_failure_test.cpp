@@ -9,16 +9,18 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/step/detail/step_planner.h"
 #include "snug/step/stepper.h"
 #include "tests/step/planned_training.h"
+#include "tests/support/failing_allocations.h"
 
 // Planning under a memory_budget together with failures, and with the Stepper's other options.
 
 namespace snug::stepper_plan_failure_test {
 namespace {
 
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using testing::make_mlp;
 using testing::same_bits;
 using torch::Tensor;
@@ -68,33 +70,21 @@ TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocati
   seed_of(1);
   const Tensor first_numbers = torch::rand({2});
   int64_t again = 0, dropped = 0;
-  for (int64_t k = 1;; ++k) {
-    ASSERT_LT(k, 3000);
+  for_each_failing_allocation([&](FailingAllocation& allocation) {
     options.memory_budget = Bytes(live() + plain * GetParam().percent / 100);
     PlannedTraining run(options, make());
     seed_of(0);
     run.step(batch);
     seed_of(1);
-    detail::fail_allocation_after(k);
-    bool made = true;
-    try {
-      again += run.step(batch).step_downs;
-    } catch (const BudgetExceeded&) {
-      made = false;
-    }
-    const bool never_failed = detail::fail_allocation_after(0) > 0;
-    if (!made) {
+    if (allocation.stops<BudgetExceeded>([&] { again += run.step(batch).step_downs; })) {
       ++dropped;
-      ASSERT_TRUE(same_bits(state_of(run), after[0])) << "allocation " << k;
-      ASSERT_TRUE(same_bits(torch::rand({2}), first_numbers)) << "generators, allocation " << k;
+      ASSERT_TRUE(same_bits(state_of(run), after[0]));
+      ASSERT_TRUE(same_bits(torch::rand({2}), first_numbers)) << "generators";
       seed_of(1);
       run.step(batch);
     }
-    ASSERT_TRUE(same_bits(state_of(run), after[1])) << "allocation " << k;
-    if (never_failed) {
-      break;
-    }
-  }
+    ASSERT_TRUE(same_bits(state_of(run), after[1]));
+  });
   EXPECT_GT(again, 10);
   EXPECT_EQ(dropped, 0) << "nothing is allocated outside of what is made again";
 }
@@ -186,13 +176,9 @@ TEST(StepperPlan, ForgetsTheStepsMadeAgainWithAWindowThatIsDropped) {
   bool is_made_again = false;
   for (int64_t k = 1; !is_made_again; ++k) {
     ASSERT_LT(k, 100);
-    detail::fail_allocation_after(k);
-    try {
-      accumulate();
-      is_made_again = detail::fail_allocation_after(0) == 0;
-    } catch (const BudgetExceeded&) {  // before it begins
-      detail::fail_allocation_after(0);
-    }
+    FailingAllocation allocation(k);
+    const bool is_before_it_begins = allocation.stops<BudgetExceeded>(accumulate);
+    is_made_again = !is_before_it_begins && allocation.has_failed();
   }
   run.stepper.flush();
   accumulate();

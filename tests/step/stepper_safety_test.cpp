@@ -10,12 +10,12 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/autocast.h"
 #include "snug/step/stepper.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
@@ -28,6 +28,8 @@ namespace {
 using ::testing::AllOf;
 using testing::clones_of;
 using testing::error_of;
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using testing::gradients_of;
 using ::testing::HasSubstr;
 using testing::make_mlp;
@@ -310,29 +312,20 @@ TEST(StepperFailure, WhicheverAllocationFailsTheStateIsTheOldOneOrTheWholeNewOne
       reference.step(batch);
       const auto fresh = reference.state();
       const double new_scale = reference.stepper.scaler().get_scale();
-      int64_t failures = 0;
-      for (bool failed = true; failed; ++failures) {
-        ASSERT_LT(failures, 5000);
+      const int64_t failures = for_each_failing_allocation([&](FailingAllocation& allocation) {
         Training run(options);
         for (int i = 0; i < steps_before; ++i) {
           run.step(batch);
         }
-        detail::fail_allocation_after(failures + 1);
-        failed = false;
-        try {
-          run.step(batch);
-        } catch (const c10::OutOfMemoryError&) {
-          failed = true;
-        }
-        detail::fail_allocation_after(0);
+        const bool failed = allocation.stops([&] { run.step(batch); });
         const bool stepped = !failed || !same_bits(clones_of(run.model->parameters()), {old.begin(), old.begin() + 4});
-        ASSERT_TRUE(same_bits(run.state(), stepped ? fresh : old)) << "allocation " << failures + 1;
-        ASSERT_EQ(run.stepper.scaler().get_scale(), stepped ? new_scale : old_scale) << "allocation " << failures + 1;
+        ASSERT_TRUE(same_bits(run.state(), stepped ? fresh : old));
+        ASSERT_EQ(run.stepper.scaler().get_scale(), stepped ? new_scale : old_scale);
         if (!stepped) {
           run.step(batch);
-          ASSERT_TRUE(same_bits(run.state(), fresh)) << "allocation " << failures + 1;
+          ASSERT_TRUE(same_bits(run.state(), fresh));
         }
-      }
+      });
       EXPECT_GT(failures, 50);
     }
   }

@@ -4,9 +4,9 @@
 
 #include "snug/activations/sequential.h"
 #include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/adamw.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/tensors.h"
 #include "tests/support/tiny_model.h"
 
@@ -14,6 +14,8 @@ namespace snug::stepper_test {
 namespace {
 
 using testing::clones_of;
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using testing::same_bits;
 using testing::squared_error;
 using testing::tiny_batch;
@@ -265,31 +267,22 @@ TEST(Stepper, AnyFailingAllocationLeavesTheOldStepOrTheWholeNewOne) {
   step(reference_model, reference);
   const auto after_two = clones_of(reference_model->parameters());
 
-  bool failed = true;
-  for (int64_t k = 1; failed; ++k) {
-    ASSERT_LT(k, 2000);
+  for_each_failing_allocation([&](FailingAllocation& allocation) {
     auto model = tiny_model();
     AdamW optimizer(model->parameters());
     Stepper stepper(model, optimizer, {.micro_batch = 4, .clip_norm = 0.1});
     const auto before = clones_of(model->parameters());
-    failed = false;
-    detail::fail_allocation_after(k);
-    try {
-      step(model, stepper);
-    } catch (const c10::OutOfMemoryError&) {
-      failed = true;
-    }
-    detail::fail_allocation_after(0);
+    const bool failed = allocation.stops([&] { step(model, stepper); });
     const auto now = clones_of(model->parameters());
     const bool old = same_bits(now, before);
-    EXPECT_TRUE(old || same_bits(now, after_one)) << "allocation " << k;
+    EXPECT_TRUE(old || same_bits(now, after_one));
     if (failed && old) {
       step(model, stepper);
     }
-    EXPECT_TRUE(same_bits(clones_of(model->parameters()), after_one)) << "allocation " << k;
+    EXPECT_TRUE(same_bits(clones_of(model->parameters()), after_one));
     step(model, stepper);
-    EXPECT_TRUE(same_bits(clones_of(model->parameters()), after_two)) << "allocation " << k;
-  }
+    EXPECT_TRUE(same_bits(clones_of(model->parameters()), after_two));
+  });
 }
 
 TEST(Stepper, RefusesOptionsThatCannotWork) {
