@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "snug/core/error.h"
 #include "snug/step/stepper.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
@@ -14,6 +15,7 @@ namespace {
 
 using testing::clones_of;
 using testing::make_mlp;
+using testing::same_bits;
 using torch::Tensor;
 
 constexpr int64_t kAccumulate = 3;
@@ -49,7 +51,7 @@ std::vector<Tensor> by_hand(const std::vector<std::vector<Batch>>& groups) {
 
 struct Outcome {
   std::vector<Tensor> parameters;
-  std::vector<int64_t> micro_batches;  // of each step
+  std::vector<int64_t> micro_batches, items;  // of each step
 };
 
 Outcome by_stepper(Tail tail, bool of_means) {
@@ -61,6 +63,7 @@ Outcome by_stepper(Tail tail, bool of_means) {
     if (result) {
       EXPECT_TRUE(result->stepped());
       outcome.micro_batches.push_back(result->micro_batches);
+      outcome.items.push_back(result->items);
     }
   };
   for (int i = 0; i < 2; ++i) {
@@ -71,7 +74,14 @@ Outcome by_stepper(Tail tail, bool of_means) {
         return of_means ? Loss::mean(sum / static_cast<double>(items), items) : Loss::sum(sum, items);
       }));
     }
+    const auto before = clones_of(model->parameters());
     note(stepper.flush());
+    if (tail != Tail::Exact) {
+      EXPECT_TRUE(same_bits(clones_of(model->parameters()), before));
+    }
+    if (tail == Tail::Carry && i == 0) {
+      EXPECT_THROW((void)stepper.state_dict(), ConfigError) << "the window is open";
+    }
   }
   outcome.parameters = clones_of(model->parameters());
   return outcome;
@@ -91,6 +101,7 @@ TEST_P(AccumulateTails, ExactStepsForTheTailWeightedByItsItems) {
   const auto outcome = by_stepper(Tail::Exact, GetParam());
   const auto p = epoch();
   EXPECT_EQ(outcome.micro_batches, (std::vector<int64_t>{3, 3, 1, 3, 3, 1}));
+  EXPECT_EQ(outcome.items, (std::vector<int64_t>{24, 24, 6, 24, 24, 6})) << "two numbers for each item of the batch";
   const std::vector<std::vector<Batch>> groups{{p[0], p[1], p[2]}, {p[3], p[4], p[5]}, {p[6]}};
   expect_same(outcome.parameters, by_hand({groups[0], groups[1], groups[2], groups[0], groups[1], groups[2]}));
 }
@@ -107,6 +118,7 @@ TEST_P(AccumulateTails, CarryFinishesTheTailInTheNextEpoch) {
   const auto outcome = by_stepper(Tail::Carry, GetParam());
   const auto p = epoch();
   EXPECT_EQ(outcome.micro_batches, (std::vector<int64_t>{3, 3, 3, 3}));
+  EXPECT_EQ(outcome.items, (std::vector<int64_t>{24, 24, 22, 24}));
   expect_same(outcome.parameters,
               by_hand({{p[0], p[1], p[2]}, {p[3], p[4], p[5]}, {p[6], p[0], p[1]}, {p[2], p[3], p[4]}}));
 }
@@ -125,7 +137,7 @@ TEST(Accumulate, OfOneIsAStepForEachMicroBatchToTheBit) {
     groups.push_back({micro});
   }
   EXPECT_FALSE(stepper.flush());
-  EXPECT_TRUE(testing::same_bits(clones_of(model->parameters()), by_hand(groups)));
+  EXPECT_TRUE(same_bits(clones_of(model->parameters()), by_hand(groups)));
 }
 
 // The tail error that accumulation by hand makes: dividing seven micro-batches by three each time.

@@ -1,12 +1,9 @@
-#include <atomic>
 #include <limits>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -19,7 +16,7 @@
 #include "snug/step/stepper.h"
 #include "tests/support/tensors.h"
 
-// Precision in a step. Dynamic: a region whose values do not fit into FP16 ends up in FP32, and only it.
+// A region whose values do not fit into FP16 ends up in FP32, and only it.
 
 namespace snug::precision_guard_test {
 namespace {
@@ -204,29 +201,6 @@ TEST_P(WholeStep, MovesWhereNoRegionIsNamed) {
   EXPECT_EQ(seen, torch::kFloat);
 }
 
-TEST(StepperPrecision, WithFp32ReductionsRunsSoftmaxAndNormsInFp32AndProductsIn16Bits) {
-  torch::manual_seed(1);
-  torch::nn::Linear layer(4, 4);
-  torch::nn::LayerNorm norm(std::vector<int64_t>{4});
-  torch::nn::Sequential model(layer, norm);
-  SGD optimizer(model->parameters());
-  for (const bool on : {false, true}) {
-    Stepper stepper(model, optimizer, {.precision = Precision::BFloat16, .fp32_reductions = on});
-    std::vector<at::ScalarType> types;
-    stepper.step(Batch{torch::randn({2, 4})}, [&](const Batch& micro) {
-      const Tensor product = layer->forward(micro[0]);
-      const Tensor normed = norm->forward(product);
-      const Tensor probabilities = torch::softmax(product, 1);
-      types = {product.scalar_type(), normed.scalar_type(), probabilities.scalar_type()};
-      return Loss::sum((normed * probabilities).to(torch::kFloat).sum(), micro.size());
-    });
-    const auto rest = on ? torch::kFloat : torch::kBFloat16;
-    EXPECT_EQ(types, (std::vector<at::ScalarType>{torch::kBFloat16, rest, rest})) << on;
-  }
-  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.fp32_reductions = true}); }),
-              HasSubstr("fp32_reductions changes nothing in Float32"));
-}
-
 TEST(DynamicPrecision, ABrokenStateIsRefusedAndNothingHasChanged) {
   Training run({.patience = 1});
   run.step();
@@ -256,23 +230,6 @@ TEST(DynamicPrecision, ABrokenStateIsRefusedAndNothingHasChanged) {
     EXPECT_THROW(resumed.stepper.load_state_dict(broken), CorruptFile) << name;
     EXPECT_NE(resumed.stepper.precision(), Precision::Float16) << "a CPU's Auto never is";
   }
-}
-
-TEST(StepperPrecision, AutoIsMeasuredOnceForADevice) {
-  static std::atomic<int> products;
-  Training first({}, Precision::Auto);
-  products = 0;
-  const auto callback = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
-                                                products += std::string_view(function.name()) == "aten::mm" ? 1 : 0;
-                                                return std::unique_ptr<at::ObserverContext>();
-                                              }).scopes({at::RecordScope::FUNCTION}));
-  const auto a = torch::ones({2, 2});
-  torch::mm(a, a);
-  EXPECT_EQ(products, 1) << "the counter counts";
-  Training second({}, Precision::Auto);
-  at::removeCallback(callback);
-  EXPECT_EQ(products, 1);
-  EXPECT_EQ(first.stepper.precision(), second.stepper.precision());
 }
 
 }  // namespace

@@ -1,37 +1,46 @@
 #include "snug/step/stepper.h"
 
-#include <gtest/gtest.h>
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
 
-#include "snug/activations/sequential.h"
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
 #include "snug/core/error.h"
 #include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "tests/support/failing_allocations.h"
-#include "tests/support/tensors.h"
+#include "snug/optim/clip.h"
+#include "snug/precision/autocast.h"
+#include "tests/step/adamw_training.h"
 #include "tests/support/tiny_model.h"
+
+// The bits of a step, its result, and the models and batches that it takes.
 
 namespace snug::stepper_test {
 namespace {
 
+using testing::AdamWTraining;
 using testing::clones_of;
-using testing::FailingAllocation;
-using testing::for_each_failing_allocation;
+using testing::everything;
+using testing::gradients_of;
+using testing::make_mlp;
+using testing::regression_batch;
 using testing::same_bits;
 using testing::squared_error;
 using testing::tiny_batch;
 using testing::tiny_model;
+using torch::Tensor;
 
-struct Training {
-  explicit Training(StepperOptions options = {}, double dropout = 0)
-      : model(tiny_model(dropout)),
+struct SgdTraining {
+  explicit SgdTraining(StepperOptions options = {})
+      : model(tiny_model()),
         optimizer(model->parameters(), torch::optim::SGDOptions(0.1)),
         stepper(model, optimizer, options) {}
 
   StepResult step(const Batch& batch) {
     return stepper.step(batch, [&](const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); });
-  }
-  std::optional<StepResult> accumulate(const Batch& micro) {
-    return stepper.accumulate(micro, [&](const Batch& m) { return squared_error(model->forward(m[0]), m[1]); });
   }
   std::vector<torch::Tensor> parameters() { return clones_of(model->parameters()); }
 
@@ -40,26 +49,37 @@ struct Training {
   Stepper stepper;
 };
 
-// The loop that everybody writes.
-std::vector<torch::Tensor> plain_training(const Batch& batch, int steps) {
-  auto model = tiny_model();
-  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
-  for (int i = 0; i < steps; ++i) {
-    optimizer.zero_grad();
-    const auto loss = (model->forward(batch[0]) - batch[1]).square().sum() / static_cast<double>(batch[1].numel());
-    loss.backward();
-    optimizer.step();
-  }
-  return clones_of(model->parameters());
-}
+// --- bits
 
-TEST(Stepper, GivesTheBitsOfAPlainLoopWhenNothingIsSplit) {
-  const Batch batch = tiny_batch(12);
-  Training run;
-  for (int i = 0; i < 5; ++i) {
-    run.step(batch);
+TEST(StepperBits, OfOneMicroBatchAreThoseOfThePlainLoopWithAutocastAndClippingToo) {
+  const Batch batch = regression_batch(8);
+  for (const auto& [precision, clip_norm] :
+       {std::pair{Precision::Float32, 0.0}, {Precision::Float32, 0.5}, {Precision::BFloat16, 0.5}}) {
+    AdamWTraining run({.precision = precision, .clip_norm = clip_norm});
+    auto model = make_mlp({6, 16, 3});
+    AdamW optimizer(model->parameters(), {.lr = 0.01});
+    for (int step = 0; step < 4; ++step) {
+      const auto result = run.step(batch);
+      optimizer.zero_grad();
+      Tensor loss;
+      {
+        std::optional<Autocast> autocast;
+        if (precision == Precision::BFloat16) {
+          autocast.emplace(torch::kCPU, torch::kBFloat16);
+        }
+        loss = (model->forward(batch[0]).to(torch::kFloat) - batch[1]).pow(2).sum() /
+               static_cast<double>(batch[1].numel());
+      }
+      loss.backward();
+      const Tensor norm =
+          clip_norm > 0 ? clip_grad_norm_(model->parameters(), clip_norm) : grad_norm(model->parameters());
+      optimizer.step();
+      EXPECT_EQ(static_cast<float>(result.loss()), loss.item<float>());
+      EXPECT_EQ(result.grad_norm(), norm.item<float>());
+      ASSERT_TRUE(same_bits(run.state(), everything(model, optimizer))) << step;
+      EXPECT_TRUE(same_bits(gradients_of(*run.model), gradients_of(*model))) << "gradients stay readable";
+    }
   }
-  EXPECT_TRUE(same_bits(run.parameters(), plain_training(batch, 5)));
 }
 
 // Each of the 100 gradients is a sum of at most 12 * 2 products' terms in another order. A sum of n terms carries a relative error of at
@@ -67,21 +87,60 @@ TEST(Stepper, GivesTheBitsOfAPlainLoopWhenNothingIsSplit) {
 // move by at most lr = 0.1 times that per step, and gradient descent on this small problem does not amplify: 100 * 0.1 * 2.8e-6.
 TEST(Stepper, SplitsEqualTheFullBatchAfter100StepsOfSgd) {
   const Batch batch = tiny_batch(12);
-  const auto whole = plain_training(batch, 100);
+  SgdTraining whole;
+  for (int i = 0; i < 100; ++i) {
+    whole.step(batch);
+  }
   for (const int64_t size : {1, 4, 5, 11}) {
-    Training run({.micro_batch = size});
+    SgdTraining run({.micro_batch = size});
     for (int i = 0; i < 100; ++i) {
       const auto result = run.step(batch);
       EXPECT_EQ(result.micro_batches, (12 + size - 1) / size);
       EXPECT_EQ(result.items, 24);
     }
-    EXPECT_LT(testing::relative_difference(run.parameters(), whole), 2.8e-5) << "micro-batches of " << size;
+    EXPECT_LT(testing::relative_difference(run.parameters(), whole.parameters()), 2.8e-5)
+        << "micro-batches of " << size;
   }
 }
 
-TEST(Stepper, ReportsTheStep) {
+// A module that is registered twice: parameters() names its tensors twice, and there is one gradient.
+struct SharedImpl : torch::nn::Module {
+  torch::nn::Linear layer{6, 6};
+  SharedImpl() {
+    register_module("first", layer);
+    register_module("second", layer);
+  }
+  Tensor forward(const Tensor& x) { return layer->forward(layer->forward(x).tanh()); }
+};
+TORCH_MODULE(Shared);
+
+TEST(Stepper, TrainsASharedModuleAsOne) {
+  torch::manual_seed(3);
+  const Batch batch{torch::randn({5, 6}), torch::randn({5, 6})};
+  torch::manual_seed(4);
+  Shared model;
+  torch::manual_seed(4);
+  auto layer = torch::nn::Linear(6, 6);
+  AdamW optimizer(model->parameters(), {.lr = 0.1});
+  AdamW reference(layer->parameters(), {.lr = 0.1});
+  Stepper stepper(model, optimizer, {.clip_norm = 0.1});
+  for (int step = 0; step < 3; ++step) {
+    stepper.step(batch, [&](const Batch& micro) {
+      return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+    });
+    reference.zero_grad();
+    ((layer->forward(layer->forward(batch[0]).tanh()) - batch[1]).pow(2).sum() / 30.0).backward();
+    clip_grad_norm_(layer->parameters(), 0.1);
+    reference.step();
+  }
+  EXPECT_TRUE(same_bits(clones_of(model->layer->parameters()), clones_of(layer->parameters())));
+}
+
+// --- the result
+
+TEST(StepperResult, ReportsTheStep) {
   const Batch batch = tiny_batch(12);
-  Training run({.micro_batch = 4, .clip_norm = 1e-3});
+  SgdTraining run({.micro_batch = 4, .clip_norm = 1e-3});
   const auto before = run.parameters();
   const auto result = run.step(batch);
   EXPECT_TRUE(result.stepped());
@@ -100,8 +159,35 @@ TEST(Stepper, ReportsTheStep) {
   EXPECT_NEAR(std::sqrt(moved), 0.1 * 1e-3, 1e-7);  // clipped to 1e-3, times the learning rate
 }
 
+TEST(StepperResult, WithoutClippingIsTheNormOfTheMeansGradient) {
+  const Batch batch = regression_batch(9);
+  AdamWTraining run({.micro_batch = 4});
+  const auto result = run.step(batch);
+  auto model = make_mlp({6, 16, 3});
+  const Tensor loss = torch::mse_loss(model->forward(batch[0]), batch[1]);
+  loss.backward();
+  EXPECT_NEAR(result.grad_norm(), grad_norm(model->parameters()).item<double>(), 1e-6);
+  EXPECT_NEAR(result.loss(), loss.item<double>(), 1e-6);
+  EXPECT_EQ(result.micro_batches, 3);
+  EXPECT_EQ(result.items, 27);
+  EXPECT_GE(result.seconds, 0);
+  EXPECT_EQ(result.bytes_sent, 0);
+  EXPECT_GE(result.peak_bytes, live_bytes(torch::kCPU).count() - testing::bytes_of(run.state()));
+}
+
+TEST(StepperResult, PeakFallsWithTheMicroBatch) {
+  const Batch batch = regression_batch(512);
+  const auto activations = [&](int64_t micro_batch) {
+    AdamWTraining run({.micro_batch = micro_batch});
+    run.step(batch);  // makes the optimizer's state
+    const int64_t before = live_bytes(torch::kCPU).count();
+    return run.step(batch).peak_bytes - before;
+  };
+  EXPECT_LT(activations(32), activations(0) / 4);
+}
+
 TEST(Stepper, SkipsAStepWithoutItems) {
-  Training run;
+  SgdTraining run;
   const auto before = run.parameters();
   const auto result = run.stepper.step(
       tiny_batch(4), [&](const Batch& micro) { return Loss::mean(run.model->forward(micro[0]).sum() * 0 / 0, 0); });
@@ -111,86 +197,69 @@ TEST(Stepper, SkipsAStepWithoutItems) {
   EXPECT_TRUE(same_bits(run.parameters(), before));
 }
 
-TEST(Stepper, NeverSplitsAWhole) {
-  const auto whole = [](Training& run) {
-    return
-        [&run](const Batch& micro) { return Loss::whole((run.model->forward(micro[0]) - micro[1]).square().mean()); };
+// --- gradients
+
+TEST(Stepper, ZeroesAlsoTheGradientsThatTheOptimizerDoesNotKnow) {
+  const Batch batch = regression_batch(4);
+  auto model = make_mlp({6, 16, 3});
+  torch::optim::SGD head(model->children().back()->parameters(), torch::optim::SGDOptions(0.0));  // lr 0: nothing moves
+  Stepper stepper(model, head);
+  const auto loss_of = [&](const Batch& micro) {
+    return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
   };
-  Training run;
-  EXPECT_TRUE(run.stepper.step(tiny_batch(4), whole(run)).stepped());
-  Training split({.micro_batch = 2});
-  EXPECT_THROW(split.stepper.step(tiny_batch(4), whole(split)), ConfigError);
-  EXPECT_THROW(split.stepper.step(tiny_batch(2), whole(split)), ConfigError) << "also where nothing would be split";
-  Training accumulated({.accumulate = 2});
-  EXPECT_THROW(accumulated.stepper.accumulate(tiny_batch(4), whole(accumulated)), ConfigError);
+  const double first = stepper.step(batch, loss_of).grad_norm();
+  EXPECT_EQ(stepper.step(batch, loss_of).grad_norm(), first);
 }
 
-TEST(Stepper, AWriteInsideTheWindowIsAnErrorThatNamesTheParameter) {
-  Training run({.micro_batch = 2});
-  const auto write = [&](const Batch& micro) {
-    const auto loss = squared_error(run.model->forward(micro[0]), micro[1]);
-    const torch::NoGradGuard no_grad;
-    run.model->parameters()[0].mul_(1);
-    return loss;
-  };
-  try {
-    run.stepper.step(tiny_batch(4), write);
-    FAIL() << "the write was not noticed";
-  } catch (const ConfigError& error) {
-    EXPECT_NE(std::string(error.what()).find("0.weight"), std::string::npos) << error.what();
-  }
-  EXPECT_TRUE(run.step(tiny_batch(4)).stepped());
+TEST(Stepper, LeavesFrozenParametersAndTheirGradientsAlone) {
+  AdamWTraining run;
+  const Tensor frozen = run.model->parameters().front();
+  frozen.set_requires_grad(false);
+  Stepper stepper(run.model, run.optimizer);
+  const Tensor before = frozen.detach().clone();
+  const auto result = stepper.step(regression_batch(4), [&](const Batch& micro) { return run.loss_of(micro); });
+  EXPECT_TRUE(result.stepped());
+  EXPECT_TRUE(same_bits(frozen, before));
+  EXPECT_FALSE(frozen.grad().defined());
 }
 
-class Accumulation : public ::testing::Test {
- protected:
-  const Batch batch = tiny_batch(10);
-  const std::vector<Batch> parts = micro_batches(batch, 4);  // 4, 4, 2
+// --- models, batches and options
+
+TEST(Stepper, TakesHoldersModulesAndSharedPointersToThem) {
+  const Batch batch = regression_batch(4);
+  auto holder = make_mlp({6, 3});
+  torch::nn::Module& module = *holder;
+  auto pointer = holder.ptr();
+  torch::optim::SGD optimizer(holder->parameters(), torch::optim::SGDOptions(0.1));
+  const auto loss_of = [&](const Batch& micro) { return Loss::sum(holder->forward(micro[0]).sum(), micro.size()); };
+  EXPECT_TRUE(Stepper(holder, optimizer).step(batch, loss_of).stepped());
+  EXPECT_TRUE(Stepper(module, optimizer).step(batch, loss_of).stepped());
+  EXPECT_TRUE(Stepper(pointer, optimizer).step(batch, loss_of).stepped());
+}
+
+struct Sentences {  // a batch type of one's own, without batch_to
+  std::vector<Tensor> rows;
 };
-
-TEST_F(Accumulation, StepsAfterEveryK) {
-  Training run({.accumulate = 3});
-  EXPECT_FALSE(run.accumulate(parts[0]));
-  EXPECT_FALSE(run.accumulate(parts[1]));
-  const auto result = run.accumulate(parts[2]);
-  ASSERT_TRUE(result);
-  EXPECT_EQ(result->items, 20);
-  EXPECT_LT(testing::relative_difference(run.parameters(), plain_training(batch, 1)), 2.8e-7);
-  EXPECT_FALSE(run.stepper.flush());
+int64_t batch_size(const Sentences& batch) { return static_cast<int64_t>(batch.rows.size()); }
+Sentences batch_slice(const Sentences& batch, int64_t begin, int64_t end) {
+  return {{batch.rows.begin() + begin, batch.rows.begin() + end}};
 }
 
-TEST_F(Accumulation, AnExactTailIsWeightedByItsItems) {
-  Training run({.accumulate = 4, .tail = Tail::Exact});
-  for (const Batch& part : parts) {
-    EXPECT_FALSE(run.accumulate(part));
+TEST(Stepper, TakesBatchTypesOfOnesOwn) {
+  Sentences batch;
+  for (int64_t i = 0; i < 5; ++i) {
+    batch.rows.push_back(torch::full({i + 1, 6}, 0.1 * static_cast<double>(i)));
   }
-  const auto result = run.stepper.flush();
-  ASSERT_TRUE(result);
-  EXPECT_EQ(result->micro_batches, 3);
-  EXPECT_LT(testing::relative_difference(run.parameters(), plain_training(batch, 1)), 2.8e-7);
-}
-
-TEST_F(Accumulation, ADroppedTailLeavesNoTrace) {
-  Training run({.accumulate = 2, .tail = Tail::Drop});
-  const auto before = run.parameters();
-  EXPECT_FALSE(run.accumulate(parts[0]));
-  EXPECT_FALSE(run.stepper.flush());
-  EXPECT_TRUE(same_bits(run.parameters(), before));
-  run.accumulate(parts[1]);
-  ASSERT_TRUE(run.accumulate(parts[2]));
-  Training other({.micro_batch = 4});
-  other.step(batch_slice(batch, 4, 10));
-  EXPECT_LT(testing::relative_difference(run.parameters(), other.parameters()), 2.8e-7);
-}
-
-TEST_F(Accumulation, ACarriedTailIsFinishedInTheNextEpoch) {
-  Training run({.accumulate = 2, .tail = Tail::Carry});
-  EXPECT_FALSE(run.accumulate(parts[0]));
-  EXPECT_FALSE(run.stepper.flush());
-  EXPECT_THROW((void)run.stepper.state_dict(), ConfigError);
-  const auto result = run.accumulate(parts[1]);
-  ASSERT_TRUE(result);
-  EXPECT_EQ(result->items, 16);
+  AdamWTraining run({.micro_batch = 2});
+  std::vector<int64_t> sizes;
+  const auto result = run.stepper.step(batch, [&](const Sentences& micro) {
+    sizes.push_back(batch_size(micro));
+    const Tensor rows = torch::cat(micro.rows);
+    return Loss::sum(run.model->forward(rows).pow(2).sum(), rows.size(0));
+  });
+  EXPECT_EQ(sizes, (std::vector<int64_t>{2, 2, 1}));
+  EXPECT_EQ(result.items, 1 + 2 + 3 + 4 + 5);
+  EXPECT_TRUE(result.stepped());
 }
 
 // A batch type of one's own, standing for one that lies on another device: batch_to copies, and counts what is alive.
@@ -237,52 +306,18 @@ TEST(Stepper, HoldsOnlyTheCurrentAndTheNextMicroBatchOnTheDevice) {
   EXPECT_LE(most_bytes, 2 * micro_bytes + gradients + 64);  // and a few scalars of loss arithmetic
 }
 
-TEST(Stepper, ABudgetThatIsTooSmallChangesNothing) {
-  const Batch batch = tiny_batch(4096);
-  auto model = tiny_model();
-  AdamW optimizer(model->parameters());
-  const auto before = clones_of(model->parameters());
-  const auto loss_of = [&](const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); };
-  const Bytes budget(live_bytes(torch::kCPU).count() + 300'000);
-  Stepper whole(model, optimizer, {.memory_budget = budget, .plan = false});
-  EXPECT_THROW(whole.step(batch, loss_of), BudgetExceeded);
-  EXPECT_TRUE(same_bits(clones_of(model->parameters()), before));
-  EXPECT_TRUE(optimizer.state().empty());
-  Stepper parts(model, optimizer, {.micro_batch = 64, .memory_budget = budget, .plan = false});
-  const auto result = parts.step(batch, loss_of);
-  EXPECT_TRUE(result.stepped());
-  EXPECT_LE(result.peak_bytes, budget.count());
-}
-
-TEST(Stepper, AnyFailingAllocationLeavesTheOldStepOrTheWholeNewOne) {
-  const Batch batch = tiny_batch(8);
-  const auto step = [&](auto& model, auto& stepper) {
-    return stepper.step(batch, [&](const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); });
+TEST(Stepper, NeverSplitsAWhole) {
+  const auto whole = [](SgdTraining& run) {
+    return
+        [&run](const Batch& micro) { return Loss::whole((run.model->forward(micro[0]) - micro[1]).square().mean()); };
   };
-  auto reference_model = tiny_model();
-  AdamW reference_optimizer(reference_model->parameters());
-  Stepper reference(reference_model, reference_optimizer, {.micro_batch = 4, .clip_norm = 0.1});
-  step(reference_model, reference);
-  const auto after_one = clones_of(reference_model->parameters());
-  step(reference_model, reference);
-  const auto after_two = clones_of(reference_model->parameters());
-
-  for_each_failing_allocation([&](FailingAllocation& allocation) {
-    auto model = tiny_model();
-    AdamW optimizer(model->parameters());
-    Stepper stepper(model, optimizer, {.micro_batch = 4, .clip_norm = 0.1});
-    const auto before = clones_of(model->parameters());
-    const bool failed = allocation.stops([&] { step(model, stepper); });
-    const auto now = clones_of(model->parameters());
-    const bool old = same_bits(now, before);
-    EXPECT_TRUE(old || same_bits(now, after_one));
-    if (failed && old) {
-      step(model, stepper);
-    }
-    EXPECT_TRUE(same_bits(clones_of(model->parameters()), after_one));
-    step(model, stepper);
-    EXPECT_TRUE(same_bits(clones_of(model->parameters()), after_two));
-  });
+  SgdTraining run;
+  EXPECT_TRUE(run.stepper.step(tiny_batch(4), whole(run)).stepped());
+  SgdTraining split({.micro_batch = 2});
+  EXPECT_THROW(split.stepper.step(tiny_batch(4), whole(split)), ConfigError);
+  EXPECT_THROW(split.stepper.step(tiny_batch(2), whole(split)), ConfigError) << "also where nothing would be split";
+  SgdTraining accumulated({.accumulate = 2});
+  EXPECT_THROW(accumulated.stepper.accumulate(tiny_batch(4), whole(accumulated)), ConfigError);
 }
 
 TEST(Stepper, RefusesOptionsThatCannotWork) {
@@ -293,41 +328,6 @@ TEST(Stepper, RefusesOptionsThatCannotWork) {
   EXPECT_THROW(Stepper(model, optimizer, {.clip_norm = -1}), ConfigError);
   torch::nn::Sequential empty{torch::nn::Tanh()};
   EXPECT_THROW(Stepper(empty, optimizer), ConfigError);
-}
-
-TEST(Stepper, ScalesTheLossOnlyInFloat16AndSkipsWhatIsNotFinite) {
-  const Batch batch = tiny_batch(4);
-  Training run({.precision = Precision::Float16, .scaler = {.init_scale = 1024}});
-  auto result = run.step(batch);
-  EXPECT_EQ(result.scale(), 1024.0);
-  EXPECT_TRUE(result.stepped());
-  const auto before = run.parameters();
-  result = run.stepper.step(batch, [&](const Batch& micro) {
-    return Loss::sum(run.model->forward(micro[0]).to(torch::kFloat).sum() * std::numeric_limits<float>::infinity(), 1);
-  });
-  EXPECT_FALSE(result.stepped());
-  EXPECT_TRUE(same_bits(run.parameters(), before));
-  EXPECT_EQ(run.stepper.scaler().get_scale(), 512.0);
-
-  Training low({.precision = Precision::BFloat16});
-  EXPECT_EQ(low.step(batch).scale(), 1.0);
-}
-
-TEST(Stepper, GoesOnWithTheScaleThatWasSaved) {
-  const Batch batch = tiny_batch(4);
-  const StepperOptions options{.precision = Precision::Float16, .scaler = {.init_scale = 8, .growth_interval = 2}};
-  Training run(options);
-  for (int i = 0; i < 3; ++i) {
-    run.step(batch);
-  }
-  Training resumed(options);
-  resumed.stepper.load_state_dict(run.stepper.state_dict());
-  run.step(batch);
-  resumed.step(batch);
-  EXPECT_EQ(run.stepper.scaler().get_scale(), 32.0);
-  EXPECT_EQ(resumed.stepper.scaler().get_scale(), 32.0);
-  Training other;
-  EXPECT_THROW(other.stepper.load_state_dict(run.stepper.state_dict()), ConfigError);
 }
 
 }  // namespace
