@@ -381,41 +381,48 @@ TEST(CheckpointEffects, ASequentialIsRecomputedInTheModeThatItRanIn) {
 }
 
 TEST(CheckpointThreads, RegionsOnSeveralThreadsDoNotMeet) {
-  std::vector<Tensor> gradients(4);
+  // Of the input, and of a parameter that the regions capture.
+  const auto gradients_of_run = [](size_t i, bool checkpointed) {
+    const Tensor x = torch::full({8}, 0.1 * static_cast<double>(i + 1), torch::requires_grad());
+    const Tensor weight = torch::linspace(-1, 1, 3).requires_grad_();
+    const Counting region;
+    const auto inner = [&](const Tensor& h) { return h.slice(0, 0, 3).sin() * weight; };
+    const auto outer = [&](const Tensor& h) { return region(h * weight); };
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      const Tensor y = checkpointed ? checkpoint(outer, checkpoint(inner, x)) : outer(inner(x));
+      y.sum().backward();
+    }
+    return std::vector{x.grad(), weight.grad()};
+  };
+  std::vector<std::vector<Tensor>> found(4);
   std::vector<std::thread> threads;
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    threads.emplace_back([&gradients, i] {
-      const Tensor x = torch::full({8}, 0.1 * static_cast<double>(i + 1), torch::requires_grad());
-      const Counting region;
-      for (int repeat = 0; repeat < 20; ++repeat) {
-        checkpoint(region, checkpoint([](const Tensor& h) { return h.slice(0, 0, 3).sin(); }, x)).sum().backward();
-      }
-      gradients[i] = x.grad();
-    });
+  for (size_t i = 0; i < found.size(); ++i) {
+    threads.emplace_back([&, i] { found[i] = gradients_of_run(i, true); });
   }
   for (auto& thread : threads) {
     thread.join();
   }
-  for (size_t i = 0; i < gradients.size(); ++i) {
-    const Tensor x = torch::full({8}, 0.1 * static_cast<double>(i + 1), torch::requires_grad());
-    const Counting region;
-    for (int repeat = 0; repeat < 20; ++repeat) {
-      region(x.slice(0, 0, 3).sin()).sum().backward();
-    }
-    EXPECT_TRUE(same_bits(gradients[i], x.grad())) << i;
+  for (size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(same_bits(found[i], gradients_of_run(i, false))) << i;
   }
 }
 
 TEST(CheckpointThreads, BackwardMayRunOnAnotherThread) {
   const Tensor x = torch::rand({3}, torch::requires_grad());
-  const Counting region, plain;
-  const Tensor loss = checkpoint(region, x).sum();
+  const Tensor weight = torch::rand({64, 3}, torch::requires_grad());
+  const Counting recomputed, plain;
+  const auto with_dropout = [&](const Counting& region) {
+    torch::manual_seed(1);
+    return [&](const Tensor& h) { return torch::dropout(region(h) * weight, 0.5, true).exp(); };
+  };
+  const Tensor loss = checkpoint(with_dropout(recomputed), x).sum();
   std::thread([&] { loss.backward(); }).join();
-  const Tensor recomputed = x.grad().clone();
+  const auto found = gradients_of({x, weight});
   x.mutable_grad().reset();
-  plain(x).sum().backward();
-  EXPECT_TRUE(same_bits(recomputed, x.grad()));
-  EXPECT_TRUE(same_bits(region.count, plain.count));
+  weight.mutable_grad().reset();
+  with_dropout(plain)(x).sum().backward();
+  EXPECT_TRUE(same_bits(found, gradients_of({x, weight})));
+  EXPECT_TRUE(same_bits(recomputed.count, plain.count));
 }
 
 TEST(CheckpointHigherOrder, SecondAndThirdDerivativesAreEqualToTheBit) {

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <functional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -317,19 +316,6 @@ TEST(Checkpoint, WorksWithDoubleBackward) {
   EXPECT_TRUE(same_bits(second_gradients(true), second_gradients(false)));
 }
 
-TEST(Checkpoint, WorksWithABackwardInsideTheRegion) {
-  const auto gradient = [](bool checkpointed) {
-    const Tensor x = torch::linspace(-1, 1, 5).requires_grad_();
-    const auto body = [](const Tensor& t) {
-      const Tensor y = t.exp().sin();
-      return torch::autograd::grad({y.sum()}, {t}, {}, true, /*create_graph=*/true).front() * y;
-    };
-    (checkpointed ? checkpoint(body, x) : body(x)).sum().backward();
-    return x.grad();
-  };
-  EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
-}
-
 TEST(Checkpoint, OfAModuleThatIsUsedTwiceAddsBothGradients) {
   auto model = make_mlp({6, 6});
   const Forward twice = [model](const Tensor& x) mutable { return model->forward(model->forward(x).tanh()); };
@@ -370,44 +356,6 @@ TEST(Checkpoint, HooksInsideTheRegionAreAskedAgainInTheRecomputation) {
     return model->forward(t);
   };
   expect_same(run(*model, in_a_checkpoint(hooked), x), expected);
-}
-
-TEST(Checkpoint, MayGoBackwardOnAnotherThread) {
-  auto model = make_mlp({6, 16, 5}, 0.5);
-  torch::manual_seed(1);
-  model->forward(torch::ones({4, 6})).sum().backward();
-  const auto expected = gradients_of(*model);
-  model->zero_grad();
-  torch::manual_seed(1);
-  const Tensor loss = checkpoint(plain(model), torch::ones({4, 6})).sum();
-  std::thread([&] { loss.backward(); }).join();
-  EXPECT_TRUE(same_bits(gradients_of(*model), expected));
-}
-
-TEST(Checkpoint, WorksOnSeveralThreadsAtOnce) {
-  std::vector<torch::nn::Sequential> models;
-  for (int i = 0; i < 4; ++i) {
-    models.push_back(make_mlp({6, 16, 16, 5}));
-  }
-  const Tensor x = torch::ones({4, 6});
-  models[0]->forward(x).sum().backward();
-  const auto expected = gradients_of(*models[0]);
-  models[0]->zero_grad();
-  std::vector<std::thread> threads;
-  for (auto& model : models) {
-    threads.emplace_back([&model, x] {
-      for (int i = 0; i < 20; ++i) {
-        model->zero_grad();
-        checkpoint(plain(model), x).sum().backward();
-      }
-    });
-  }
-  for (auto& thread : threads) {
-    thread.join();
-  }
-  for (const auto& model : models) {
-    EXPECT_TRUE(same_bits(gradients_of(*model), expected));
-  }
 }
 
 }  // namespace
