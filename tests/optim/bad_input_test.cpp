@@ -32,17 +32,24 @@ using torch::Tensor;
 
 using Made = std::unique_ptr<FusedOptimizer>;
 
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
 struct Kind {
   std::string name;
-  std::function<Made(std::vector<Tensor> parameters, double lr)> make;
+  std::function<Made(const Groups& groups, double lr)> make_of_groups;
+
+  // The first parameter is in a group of its own, so that it would be updated before the others are looked at.
+  Made make(const std::vector<Tensor>& p, double lr) const {
+    return make_of_groups({{{p.front()}}, {{p.begin() + 1, p.end()}}}, lr);
+  }
 };
 
 template <class Optimizer, class Options>
 Kind kind(const char* name) {
-  return {name, [](std::vector<Tensor> parameters, double lr) -> Made {
+  return {name, [](const Groups& groups, double lr) -> Made {
             Options options;
             options.lr = lr;
-            return std::make_unique<Optimizer>(std::move(parameters), options);
+            return std::make_unique<Optimizer>(groups, options);
           }};
 }
 
@@ -66,9 +73,9 @@ struct Trained {
     optimizer->step();
   }
   /// Makes another one, of this parameter after a good one.
-  void make_with(const Tensor& second) { kind.make({torch::ones({2}), second}, 0.1); }
+  void make_with(const Tensor& second) const { kind.make({torch::ones({2}), second}, 0.1); }
   /// Makes a step of that one.
-  void step_with(Tensor second) {
+  void step_with(Tensor second) const {
     const Made other = kind.make({torch::ones({2}), second}, 0.1);
     second.mutable_grad() = torch::ones_like(second);
     other->step();
@@ -94,7 +101,10 @@ struct Case {
 std::vector<Case> cases() {
   const double nan = std::nan("");
   return {
-      {"no parameters", [](Trained& t) { t.kind.make({}, 0.1); }, {"there are no parameters"}},
+      {"no groups", [](Trained& t) { t.kind.make_of_groups({}, 0.1); }, {"there are no parameters"}},
+      {"no parameters",
+       [](Trained& t) { t.kind.make_of_groups({{std::vector<Tensor>()}}, 0.1); },
+       {"there are no parameters"}},
       {"an undefined parameter", [](Trained& t) { t.make_with({}); }, {"parameter 1", "undefined"}},
       {"a parameter that is a result",
        [](Trained& t) { t.make_with(torch::ones({3}, torch::requires_grad()) * 2); },
@@ -102,27 +112,41 @@ std::vector<Case> cases() {
       {"an integer parameter",
        [](Trained& t) { t.make_with(torch::ones({3}, torch::kLong)); },
        {"parameter 1", "[3]", "Long"}},
-      {"an FP16 parameter", [](Trained& t) { t.step_with(torch::ones({3}, torch::kHalf)); }, {"parameter 1", "Half"}},
+      {"an FP16 parameter",
+       [](Trained& t) { t.step_with(torch::ones({3}, torch::kHalf)); },
+       {"parameter 1", "[3]", "Half"}},
       {"a BF16 parameter",
        [](Trained& t) { t.step_with(torch::ones({3}, torch::kBFloat16)); },
-       {"parameter 1", "BFloat16"}},
+       {"parameter 1", "[3]", "BFloat16"}},
       {"a learning rate of NaN", [nan](Trained& t) { t.kind.make(t.p, nan); }, {"lr is nan"}},
       {"a learning rate below 0", [](Trained& t) { t.kind.make(t.p, -1); }, {"lr is -1"}},
       {"a learning rate that becomes NaN",
        [nan](Trained& t) {
-         t.optimizer->param_groups()[0].options().set_lr(nan);
+         t.optimizer->param_groups()[1].options().set_lr(nan);
          t.optimizer->step();
        },
        {"lr is nan"}},
       {"an FP16 gradient",
        [](Trained& t) { t.step_with_gradient(torch::ones({64}, torch::kHalf)); },
        {".step: ", "gradient of parameter 1", "Half"}},
+      {"a BF16 gradient",
+       [](Trained& t) { t.step_with_gradient(torch::ones({64}, torch::kBFloat16)); },
+       {".step: ", "gradient of parameter 1", "BFloat16"}},
+      {"an FP64 gradient",
+       [](Trained& t) { t.step_with_gradient(torch::ones({64}, torch::kDouble)); },
+       {".step: ", "gradient of parameter 1", "Double"}},
       {"an integer gradient",
        [](Trained& t) { t.step_with_gradient(torch::ones({64}, torch::kLong)); },
        {".step: ", "gradient of parameter 1", "Long"}},
       {"a gradient of another shape",
        [](Trained& t) { t.step_with_gradient(torch::ones({63})); },
        {".step: ", "gradient of parameter 1", "[63]", "[64]"}},
+      {"a gradient of another shape of a parameter with a name",
+       [](Trained& t) {
+         t.optimizer->name_parameters({{"layer.weight", t.p[0]}, {"layer.bias", t.p[1]}});
+         t.step_with_gradient(torch::ones({63}));
+       },
+       {".step: ", "parameter 'layer.bias'"}},
       {"a sparse gradient",
        [](Trained& t) { t.step_with_gradient(torch::ones({64}).to_sparse()); },
        {".step: ", "gradient of parameter 1", "sparse"}},
@@ -133,8 +157,8 @@ std::vector<Case> cases() {
        },
        {".step: ", "closure", "GradScaler"}},
       {"a state of fewer parameters",
-       [](Trained& t) { t.optimizer->load_state_dict(t.kind.make({torch::ones({5, 7})}, 0.1)->state_dict()); },
-       {".load_state_dict: ", "1 parameters", "3"}},
+       [](Trained& t) { t.optimizer->load_state_dict(t.kind.make({t.p[0], t.p[1]}, 0.1)->state_dict()); },
+       {".load_state_dict: ", "1 parameters", "2"}},
       {"a learning rate of NaN in a state", [nan](Trained& t) { t.load_with("lr", nan); }, {"lr is nan"}},
       {"a state with an option that is not offered",
        [](Trained& t) { t.load_with("maximize", true); },
@@ -155,7 +179,7 @@ TEST(BadInput, IsOneClearErrorThatChangesNothing) {
         EXPECT_THAT(message, HasSubstr(words));
       }
       EXPECT_TRUE(same_bits(clones_of(t.p), parameters));
-      t.optimizer->param_groups()[0].options().set_lr(0.1);
+      t.optimizer->param_groups()[1].options().set_lr(0.1);
       EXPECT_TRUE(same_bits(tensors_in(t.optimizer->state_dict()), state));
     }
   }
@@ -164,8 +188,8 @@ TEST(BadInput, IsOneClearErrorThatChangesNothing) {
 // SGD has a state only with momentum, so it gets some here.
 TEST(BadInput, AStateOfAnotherShapeIsAnErrorThatNamesTheParameter) {
   auto all = kinds();
-  all[2].make = [](std::vector<Tensor> parameters, double lr) -> Made {
-    return std::make_unique<SGD>(std::move(parameters), SGDOptions{.lr = lr, .momentum = 0.9});
+  all[2].make_of_groups = [](const Groups& groups, double lr) -> Made {
+    return std::make_unique<SGD>(groups, SGDOptions{.lr = lr, .momentum = 0.9});
   };
   for (const Kind& kind : all) {
     SCOPED_TRACE(kind.name);
@@ -182,7 +206,9 @@ TEST(BadInput, AStateOfAnotherShapeIsAnErrorThatNamesTheParameter) {
     EXPECT_THAT(error_of<CorruptFile>([&] { t.optimizer->load_state_dict(other->state_dict()); }),
                 HasSubstr("parameter 'layer.bias'"));
     EXPECT_TRUE(same_bits(tensors_in(t.optimizer->state_dict()), state));
-    EXPECT_EQ(t.optimizer->param_groups()[0].options().get_lr(), 0.1);
+    for (const auto& group : t.optimizer->param_groups()) {
+      EXPECT_EQ(group.options().get_lr(), 0.1);
+    }
   }
 }
 
