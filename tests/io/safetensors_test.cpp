@@ -12,9 +12,9 @@
 
 #include "snug/core/error.h"
 #include "snug/io/detail/safetensors_file.h"
-#include "tests/io/unsynced_files.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/unsynced_file_system.h"
 
 namespace snug::safetensors_test {
 namespace {

@@ -7,9 +7,9 @@
 #include "snug/core/error.h"
 #include "snug/io/snapshot.h"
 #include "tests/io/two_parts.h"
-#include "tests/io/unsynced_files.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/unsynced_file_system.h"
 
 namespace snug::snapshot_crash_test {
 namespace {

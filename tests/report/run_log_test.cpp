@@ -21,7 +21,7 @@ using testing::FailingFileSystem;
 using testing::FileSizeLimit;
 using testing::NullFileSystem;
 using testing::TemporaryFolder;
-using testing::UnsyncedFileSystem;
+using testing::unsynced_files;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -54,7 +54,7 @@ std::string content_of(const path& file) { return FileSystem::real().read_file(f
 
 void write_content(const path& file, std::string_view content) {
   std::filesystem::remove(file);  // some file systems wait for the disk when a file is overwritten
-  UnsyncedFileSystem().write_file(file, std::span(&content, 1));
+  unsynced_files().write_file(file, std::span(&content, 1));
 }
 
 // A log with settings, steps 1 to 6 and an event after step 4; returns its text.
@@ -245,7 +245,6 @@ TEST(RunLog, DropsEventsAfterTheLastStepAndKeepsOnlySettingsAtStepZero) {
 
 TEST(RunLog, ResumesAfterAKillAtAnyByte) {
   TemporaryFolder folder;
-  UnsyncedFileSystem files;
   const std::string full = write_example(folder / "log");
   for (size_t length = full.find('\n') + 1; length <= full.size(); ++length) {
     write_content(folder / "log", std::string_view(full).substr(0, length));
@@ -254,7 +253,7 @@ TEST(RunLog, ResumesAfterAKillAtAnyByte) {
     if (length % 53 != 0 && !at_a_line_end) {
       continue;  // replacing a file takes its time on many file systems
     }
-    RunLog log = RunLog::resume(folder / "log", 2, files);
+    RunLog log = RunLog::resume(folder / "log", 2, unsynced_files());
     for (int64_t step = std::min<int64_t>(steps, 2) + 1; step <= 6; ++step) {
       log.write(example_record(step));
     }
@@ -269,19 +268,18 @@ TEST(RunLog, ResumesAfterAKillAtAnyByte) {
 TEST(RunLog, LeavesTheOldLogOrTheNewOneWhicheverOperationFails) {
   TemporaryFolder folder;
   const std::string full = write_example(folder / "log");
-  UnsyncedFileSystem unsynced;
-  FailingFileSystem counter({}, unsynced);
+  FailingFileSystem counter({}, unsynced_files());
   RunLog::resume(folder / "log", 4, counter);
   const std::string cut = content_of(folder / "log");
   ASSERT_GE(counter.operations(), 3);  // write, rename, sync
   for (const bool dead : {false, true}) {
     for (int64_t fault = 1; fault <= counter.operations(); ++fault) {
       write_content(folder / "log", full);
-      FailingFileSystem files({.fail_at = fault, .then_dead = dead}, unsynced);
+      FailingFileSystem files({.fail_at = fault, .then_dead = dead}, unsynced_files());
       EXPECT_THROW(RunLog::resume(folder / "log", 4, files), Error) << fault;
       const std::string left = content_of(folder / "log");
       EXPECT_TRUE(left == full || left == cut) << fault;
-      RunLog::resume(folder / "log", 4, unsynced);
+      RunLog::resume(folder / "log", 4, unsynced_files());
       EXPECT_EQ(content_of(folder / "log"), cut) << fault;
     }
   }

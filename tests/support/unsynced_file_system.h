@@ -1,8 +1,8 @@
 #pragma once
 // UnsyncedFileSystem: a real file system that does not wait for the disk, for tests that write hundreds of files.
+// Tests of what a crash leaves behind inject their faults; waiting for a real disk would prove nothing more.
 //
-//   UnsyncedFileSystem files;
-//   RunLog::resume(folder / "log", 4, files);
+//   RunLog::resume(folder / "log", 4, unsynced_files());
 
 #include <fstream>
 #include <string>
@@ -36,5 +36,11 @@ class UnsyncedFileSystem final : public FileSystem {
   bool exists(const Path& path) const override { return real().exists(path); }
   std::string read_file(const Path& path) const override { return real().read_file(path); }
 };
+
+/// The one for all tests.
+inline FileSystem& unsynced_files() {
+  static UnsyncedFileSystem files;
+  return files;
+}
 
 }  // namespace snug::testing
