@@ -160,72 +160,60 @@ TEST(StepperOnRanks, AccumulatesAndSendsWithTheLastOrAtTheFlush) {
   });
 }
 
+// The parameters after three steps with 16-bit weights, of a batch that is shared out, or alone where there is no group.
+template <class Forward>
+std::vector<torch::Tensor> after_low_steps(const std::shared_ptr<ProcessGroup>& group, torch::nn::Sequential model,
+                                           int64_t micro_batch, const Forward& forward) {
+  const Batch batch = tiny_batch(8);
+  std::optional<DataParallel> ddp;
+  if (group) {
+    ddp.emplace(model, group);
+  }
+  torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
+  Stepper stepper(model, optimizer,
+                  {.precision = Precision::BFloat16,
+                   .weights = Weights::Low,
+                   .micro_batch = micro_batch,
+                   .data_parallel = ddp ? &*ddp : nullptr,
+                   .check_replicas_every = group ? 1 : 0});
+  int64_t bytes = 0;
+  for (const auto& [name, full] : stepper.full_precision_parameters()) {
+    bytes += static_cast<int64_t>(full.nbytes());
+  }
+  for (int i = 0; i < 3; ++i) {
+    const auto result = stepper.step(group ? share(batch, *group) : batch, [&](const Batch& micro) {
+      return squared_error(forward(model, micro[0].to(torch::kBFloat16)), micro[1]);
+    });
+    EXPECT_EQ(result.bytes_sent, group ? bytes : 0);
+  }
+  return clones_of(model->parameters());
+}
+
 TEST(StepperOnRanks, SumsTheFp32GradientsOfLowWeights) {
   on_ranks(2, [] {
-    const auto group = init_process_group(quick());
-    const Batch batch = tiny_batch(8);
-    const auto train = [&](bool is_alone) {
+    const auto train = [&](const std::shared_ptr<ProcessGroup>& group) {
       auto model = tiny_model();
       model->to(torch::kBFloat16);
-      std::optional<DataParallel> ddp;
-      if (!is_alone) {
-        ddp.emplace(model, group);
-      }
-      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
-      Stepper stepper(model, optimizer,
-                      {.precision = Precision::BFloat16,
-                       .weights = Weights::Low,
-                       .micro_batch = 4,
-                       .data_parallel = ddp ? &*ddp : nullptr});
-      for (int i = 0; i < 3; ++i) {
-        const auto result = stepper.step(is_alone ? batch : share(batch, *group), [&](const Batch& micro) {
-          return squared_error(model->forward(micro[0].to(torch::kBFloat16)), micro[1]);
-        });
-        EXPECT_EQ(result.bytes_sent, is_alone ? 0 : 2 * bytes_of(model->parameters()));
-      }
-      return clones_of(model->parameters());
+      return after_low_steps(group, model, 4, [](auto& of, const torch::Tensor& x) { return of->forward(x); });
     };
-    EXPECT_TRUE(same_bits(train(false), train(true)));
+    EXPECT_TRUE(same_bits(train(init_process_group(quick())), train(nullptr)));
   });
 }
 
 // A norm often stays FP32 where weights are 16-bit; its gradient goes the way of the masters'.
 TEST(StepperOnRanks, SumsTheGradientsOfFp32ParametersAmongLowWeights) {
   on_ranks(2, [] {
-    const auto group = init_process_group(quick());
-    const Batch batch = tiny_batch(8);
-    const auto train = [&](bool is_alone) {
+    const auto train = [&](const std::shared_ptr<ProcessGroup>& group) {
       torch::manual_seed(1);
-      torch::nn::Sequential model(torch::nn::Linear(6, 16), torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})),
-                                  torch::nn::Linear(16, 2));
-      model[0]->to(torch::kBFloat16);
-      model[2]->to(torch::kBFloat16);
-      std::optional<DataParallel> ddp;
-      if (!is_alone) {
-        ddp.emplace(model, group);
-      }
-      torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
-      Stepper stepper(model, optimizer,
-                      {.precision = Precision::BFloat16,
-                       .weights = Weights::Low,
-                       .micro_batch = 2,
-                       .data_parallel = ddp ? &*ddp : nullptr,
-                       .check_replicas_every = is_alone ? 0 : 1});
-      int64_t bytes = 0;
-      for (const auto& [name, full] : stepper.full_precision_parameters()) {
-        bytes += static_cast<int64_t>(full.nbytes());
-      }
-      for (int i = 0; i < 3; ++i) {
-        const auto result = stepper.step(is_alone ? batch : share(batch, *group), [&](const Batch& micro) {
-          const auto hidden = model[0]->as<torch::nn::Linear>()->forward(micro[0].to(torch::kBFloat16));
-          const auto normal = model[1]->as<torch::nn::LayerNorm>()->forward(hidden.to(torch::kFloat));
-          return squared_error(model[2]->as<torch::nn::Linear>()->forward(normal.to(torch::kBFloat16)), micro[1]);
-        });
-        EXPECT_EQ(result.bytes_sent, is_alone ? 0 : bytes);
-      }
-      return clones_of(model->parameters());
+      torch::nn::Linear first(6, 16), last(16, 2);
+      torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({16}));
+      first->to(torch::kBFloat16);
+      last->to(torch::kBFloat16);
+      return after_low_steps(group, torch::nn::Sequential(first, norm, last), 2, [&](auto&, const torch::Tensor& x) {
+        return last->forward(norm->forward(first->forward(x).to(torch::kFloat)).to(torch::kBFloat16));
+      });
     };
-    expect_all_close(train(false), train(true));
+    expect_all_close(train(init_process_group(quick())), train(nullptr));
   });
 }
 
