@@ -12,8 +12,8 @@
 #include "snug/distributed/power_sgd.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/failing_allocations.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug::comm_hook_test {
 namespace {

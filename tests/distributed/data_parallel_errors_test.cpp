@@ -7,8 +7,8 @@
 #include "snug/optim/sgd.h"
 #include "snug/optim/step_in_backward.h"
 #include "tests/distributed/ranks.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug::data_parallel_errors_test {
 namespace {

@@ -12,8 +12,8 @@
 #include "snug/models/gpt.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/freezing.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug::data_parallel_test {
 namespace {

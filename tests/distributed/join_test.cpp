@@ -10,8 +10,8 @@
 #include "snug/distributed/data_parallel.h"
 #include "snug/optim/sgd.h"
 #include "tests/distributed/ranks.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug::join_test {
 namespace {

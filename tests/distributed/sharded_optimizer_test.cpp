@@ -19,8 +19,8 @@
 #include "snug/step/stepper.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/optimizers.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug::sharded_optimizer_test {
 namespace {

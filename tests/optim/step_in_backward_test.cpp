@@ -11,8 +11,8 @@
 #include "snug/optim/sgd.h"
 #include "snug/step/stepper.h"
 #include "tests/support/freezing.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug::step_in_backward_test {
 namespace {

@@ -14,6 +14,7 @@ namespace snug::accumulate_test {
 namespace {
 
 using testing::clones_of;
+using testing::close_in_norm;
 using testing::make_mlp;
 using testing::same_bits;
 using torch::Tensor;
@@ -89,11 +90,7 @@ Outcome by_stepper(Tail tail, bool of_means) {
 
 // A window's provisional divisor and its correction round a few times more than the division by hand: five steps of lr 0.1, each with a
 // relative error of the gradient below 10 u = 6e-7.
-void expect_same(const std::vector<Tensor>& found, const std::vector<Tensor>& expected) {
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(testing::close_in_norm(found[i], expected[i], 1e-6)) << i;
-  }
-}
+constexpr double kRounding = 1e-6;
 
 class AccumulateTails : public ::testing::TestWithParam<bool> {};
 
@@ -103,15 +100,17 @@ TEST_P(AccumulateTails, ExactStepsForTheTailWeightedByItsItems) {
   EXPECT_EQ(outcome.micro_batches, (std::vector<int64_t>{3, 3, 1, 3, 3, 1}));
   EXPECT_EQ(outcome.items, (std::vector<int64_t>{24, 24, 6, 24, 24, 6})) << "two numbers for each item of the batch";
   const std::vector<std::vector<Batch>> groups{{p[0], p[1], p[2]}, {p[3], p[4], p[5]}, {p[6]}};
-  expect_same(outcome.parameters, by_hand({groups[0], groups[1], groups[2], groups[0], groups[1], groups[2]}));
+  EXPECT_TRUE(close_in_norm(outcome.parameters,
+                            by_hand({groups[0], groups[1], groups[2], groups[0], groups[1], groups[2]}), kRounding));
 }
 
 TEST_P(AccumulateTails, DropForgetsTheTail) {
   const auto outcome = by_stepper(Tail::Drop, GetParam());
   const auto p = epoch();
   EXPECT_EQ(outcome.micro_batches, (std::vector<int64_t>{3, 3, 3, 3}));
-  expect_same(outcome.parameters,
-              by_hand({{p[0], p[1], p[2]}, {p[3], p[4], p[5]}, {p[0], p[1], p[2]}, {p[3], p[4], p[5]}}));
+  EXPECT_TRUE(close_in_norm(outcome.parameters,
+                            by_hand({{p[0], p[1], p[2]}, {p[3], p[4], p[5]}, {p[0], p[1], p[2]}, {p[3], p[4], p[5]}}),
+                            kRounding));
 }
 
 TEST_P(AccumulateTails, CarryFinishesTheTailInTheNextEpoch) {
@@ -119,8 +118,9 @@ TEST_P(AccumulateTails, CarryFinishesTheTailInTheNextEpoch) {
   const auto p = epoch();
   EXPECT_EQ(outcome.micro_batches, (std::vector<int64_t>{3, 3, 3, 3}));
   EXPECT_EQ(outcome.items, (std::vector<int64_t>{24, 24, 22, 24}));
-  expect_same(outcome.parameters,
-              by_hand({{p[0], p[1], p[2]}, {p[3], p[4], p[5]}, {p[6], p[0], p[1]}, {p[2], p[3], p[4]}}));
+  EXPECT_TRUE(close_in_norm(outcome.parameters,
+                            by_hand({{p[0], p[1], p[2]}, {p[3], p[4], p[5]}, {p[6], p[0], p[1]}, {p[2], p[3], p[4]}}),
+                            kRounding));
 }
 
 INSTANTIATE_TEST_SUITE_P(, AccumulateTails, ::testing::Bool(),
@@ -155,7 +155,7 @@ TEST(Accumulate, DividingATailByTheFullNumberWouldBeFarOff) {
       }
     }
   }
-  EXPECT_FALSE(testing::close_in_norm(model->parameters()[0], exact[0], 1e-3)) << "these tests could not tell it";
+  EXPECT_FALSE(close_in_norm(model->parameters()[0], exact[0], 1e-3)) << "these tests could not tell it";
 }
 
 }  // namespace

@@ -12,8 +12,8 @@
 #include "snug/memory/limit.h"
 #include "snug/precision/autocast.h"
 #include "snug/step/stepper.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug::composition_with_plan_test {
 namespace {

@@ -12,8 +12,8 @@
 #include "snug/distributed/data_parallel.h"
 #include "snug/step/stepper.h"
 #include "tests/distributed/ranks.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 namespace snug {
 

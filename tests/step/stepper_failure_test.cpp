@@ -14,7 +14,6 @@
 #include "snug/step/stepper.h"
 #include "tests/step/adamw_training.h"
 #include "tests/support/failing_allocations.h"
-#include "tests/support/tiny_model.h"
 
 // The state that a step leaves behind when it fails.
 

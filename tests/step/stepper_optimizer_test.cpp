@@ -8,8 +8,8 @@
 #include "snug/optim/clip.h"
 #include "snug/optim/sgd.h"
 #include "snug/step/stepper.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
-#include "tests/support/tiny_model.h"
 
 // The optimizer need not hold what the model trains: it may hold more, less, or come to hold other things.
 

@@ -1,7 +1,9 @@
 #pragma once
-// Small models of torch's own modules, with weights that depend on the seed alone.
+// Small models of torch's own modules, with weights that depend on the seed alone, and a batch for the smallest.
 //
-//   auto model = make_mlp({4, 16, 16, 1});
+//   auto model = tiny_model();
+//   const Loss loss = squared_error(model->forward(tiny_batch(8)[0]), tiny_batch(8)[1]);
+//   auto mlp = make_mlp({4, 16, 16, 1});
 //   Attention attention(/*width=*/8, /*dropout=*/0.1);
 
 #include <cmath>
@@ -10,7 +12,28 @@
 
 #include <torch/torch.h>
 
+#include "snug/accumulation/loss.h"
+#include "snug/accumulation/micro_batch.h"
+
 namespace snug::testing {
+
+/// 6 -> 16 -> 16 -> 2, with dropout between if `dropout` is above 0. The same weights for the same seed.
+inline torch::nn::Sequential tiny_model(double dropout = 0, uint64_t seed = 1) {
+  torch::manual_seed(seed);
+  torch::nn::Sequential model(torch::nn::Linear(6, 16), torch::nn::Tanh(), torch::nn::Dropout(dropout),
+                              torch::nn::Linear(16, 16), torch::nn::Tanh(), torch::nn::Linear(16, 2));
+  return model;
+}
+
+inline Batch tiny_batch(int64_t items, uint64_t seed = 2) {
+  torch::manual_seed(seed);
+  const auto x = torch::randn({items, 6});
+  return Batch{x, x.slice(1, 0, 2).sin()};
+}
+
+inline Loss squared_error(const torch::Tensor& predicted, const torch::Tensor& target) {
+  return Loss::sum((predicted.to(torch::kFloat) - target).square().sum(), target.numel());
+}
 
 /// Linear layers with GELU between them (and dropout after it, if p > 0).
 inline torch::nn::Sequential make_mlp(const std::vector<int64_t>& sizes, double p = 0, uint64_t seed = 1) {

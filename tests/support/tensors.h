@@ -57,6 +57,20 @@ inline ::testing::AssertionResult close_in_norm(const Tensor& a, const Tensor& b
                                        << scale << "; the bound is " << bound;
 }
 
+/// The same of each tensor.
+inline ::testing::AssertionResult close_in_norm(const std::vector<Tensor>& a, const std::vector<Tensor>& b,
+                                                double bound) {
+  if (a.size() != b.size()) {
+    return ::testing::AssertionFailure() << a.size() << " tensors and " << b.size();
+  }
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (auto close = close_in_norm(a[i], b[i], bound); !close) {
+      return ::testing::AssertionFailure() << "tensor " << i << ": " << close.message();
+    }
+  }
+  return ::testing::AssertionSuccess();
+}
+
 inline std::vector<Tensor> clones_of(const std::vector<Tensor>& tensors) {
   std::vector<Tensor> copies;
   for (const Tensor& tensor : tensors) {
