@@ -402,7 +402,7 @@ class Cutter {
     }
     std::vector<std::pair<double, int>> ranked;
     for (const int s : segment.made) {
-      if (kept[at(s)] && 64 * bytes(s) >= saved && bytes(s) > 0) {
+      if (kept[at(s)] && 1024 * bytes(s) >= saved && bytes(s) > 0) {
         kept[at(s)] = false;
         ranked.emplace_back(rebuild(segment, {s}, kept).seconds / static_cast<double>(bytes(s)), s);
         kept[at(s)] = true;
@@ -412,7 +412,7 @@ class Cutter {
     SegmentOption option;
     const int all = static_cast<int>(ranked.size());
     for (int i = 0; i <= all; ++i) {
-      if (i < kMostOptions || i == all) {
+      if (i * kMostOptions / std::max(1, all) != (i - 1) * kMostOptions / std::max(1, all) || i == 0 || i == all) {
         option.kept.clear();
         std::copy_if(segment.made.begin(), segment.made.end(), std::back_inserter(option.kept),
                      [&](int s) { return kept[at(s)]; });
