@@ -141,8 +141,13 @@ std::vector<PlanPoint> PlanSolver::Search::starts(int64_t budget) {
 
 void PlanSolver::Search::solve(int64_t budget) {
   constexpr size_t kPolished = 5;
-  pool_.set_work(options_.work);
+  constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing by more
+  constexpr double kGoodEnough = 1.001;     // times the bound
+  pool_.set_work(std::min(options_.work, kSimulations * std::ssize(simulator_.profile().events)));
   std::vector<PlanPoint> from = starts(budget);
+  if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * lower_bound_seconds(simulator_, budget)) {
+    return;
+  }
   from.resize(std::min(from.size(), kPolished));
   const int64_t share = std::max<int64_t>(0, pool_.work_left()) / std::max<int64_t>(1, std::ssize(from));
   for (size_t i = from.size(); i-- > 0;) {
