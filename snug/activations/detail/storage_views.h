@@ -32,7 +32,11 @@ inline at::Tensor without_memory(const at::Tensor& tensor) {
     return c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
   };
   static const c10::Storage on_cpu = no_memory(c10::kCPU);  // one for all
-  return on_storage(tensor, tensor.is_cpu() ? on_cpu : no_memory(tensor.device()));
+  auto impl =
+      tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(c10::VariableVersion::DISABLED),
+                                                            true);  // nobody writes to it, so nobody counts
+  impl->set_storage_keep_dtype(tensor.is_cpu() ? on_cpu : no_memory(tensor.device()));
+  return at::Tensor(std::move(impl));
 }
 
 }  // namespace snug::detail

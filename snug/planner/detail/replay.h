@@ -23,8 +23,8 @@ concept ReplaySource = requires(T& source, ValueId value, int storage, int op) {
   { source.is_there(storage) } -> std::same_as<bool>;  // at its last version
   { source.bring(storage) } -> std::same_as<bool>;     // likewise, or else it is loaded; called for each use
   { source.maker(value) } -> std::same_as<int>;        // the operator that can make it again; -1: none
-  { source.needs(op) } -> std::same_as<const std::vector<ValueId>&>;   // with the version before each write in place
-  { source.writes(op) } -> std::same_as<const std::vector<ValueId>&>;  // version 0 allocates
+  { source.needs(op) } -> std::convertible_to<std::span<const ValueId>>;  // with the version before each write in place
+  { source.writes(op) } -> std::convertible_to<std::span<const ValueId>>;  // version 0 allocates
 };
 
 /// A storage that a replay makes. `first` and `last` are places in the replay's list of operators.
@@ -86,7 +86,8 @@ class ReplayFinder {
           found_.is_cut_short = true;
           return;
         }
-        pending_.insert(pending_.end(), source.needs(op).begin(), source.needs(op).end());
+        const std::span<const ValueId> needs = source.needs(op);
+        pending_.insert(pending_.end(), needs.begin(), needs.end());
       }
     }
   }
@@ -95,8 +96,8 @@ class ReplayFinder {
   void find_lifetimes(Source& source) {
     std::vector<MadeAgain>& made = found_.made;
     for (int k = 0; k < static_cast<int>(found_.operators.size()); ++k) {
-      const std::vector<ValueId>& needs = source.needs(found_.operators[at(k)]);
-      const std::vector<ValueId>& writes = source.writes(found_.operators[at(k)]);
+      const std::span<const ValueId> needs = source.needs(found_.operators[at(k)]);
+      const std::span<const ValueId> writes = source.writes(found_.operators[at(k)]);
       found_.looked_at += std::ssize(needs) + std::ssize(writes);
       for (const ValueId& value : needs) {
         if (value.version != source.last_version(value.storage) || !source.is_there(value.storage)) {

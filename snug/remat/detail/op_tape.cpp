@@ -26,6 +26,7 @@ OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* liste
     store_ = cursor_.schedule()->store;
     storages_.reserve(cursor_.schedule()->storages.size());
     operators_.reserve(cursor_.schedule()->operators.size());
+    numbers_.reserve(cursor_.schedule()->storages.size());
   }
 }
 
@@ -116,7 +117,8 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   record.is_replayable = !traits.is_collective;
   record.arguments.assign(arguments.begin(), arguments.end());
   const auto is_statistic = [&](size_t i) {
-    return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
+    return !traits.statistics.empty() &&
+           std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
   };
   std::vector<at::Tensor> statistics, written;
   visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t i) {
@@ -156,14 +158,16 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
     }
   }
   call.random.is_noted = call.random.is_noted || traits.draws(arguments);
-  save_from_write(record, written, statistics);
-  for (const at::Tensor& tensor : statistics) {
-    unseen_write(tensor);
+  if (!written.empty() || !statistics.empty()) {
+    save_from_write(record, written, statistics);
+    for (const at::Tensor& tensor : statistics) {
+      unseen_write(tensor);
+    }
+    for (const at::Tensor& tensor : written) {
+      note_write(record, tensor);
+    }
+    expect_writes(written);
   }
-  for (const at::Tensor& tensor : written) {
-    note_write(record, tensor);
-  }
-  expect_writes(written);
   return record;
 }
 
@@ -299,7 +303,9 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     const int number = add_storage(tensor, static_cast<int>(operators_.size()));
     record.results.push_back({result, element, number});
     record.writes.push_back({number, 0});
-    made.emplace_back(number, tensor.storage().data());
+    if (listener_ != nullptr) {
+      made.emplace_back(number, tensor.storage().data());
+    }
     // In a backward pass autograd writes gradients in place if nobody else holds them, and so must not find them held.
     if (listener_ != nullptr || goes_away(number) || current_pass() >= 0) {
       watch(number, *tensor.storage().unsafeGetStorageImpl());
@@ -319,8 +325,9 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
 }
 
 void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made) {
-  ProfiledOperator op{
-      .name = c10::toString(record.op.operator_name()), .writes = record.writes, .replayable = record.is_replayable};
+  ProfiledOperator op{.name = c10::toString(record.op.operator_name()),
+                      .writes = {record.writes.begin(), record.writes.end()},
+                      .replayable = record.is_replayable};
   for (const ValueId& value : record.needs) {
     const bool is_written = std::any_of(record.writes.begin(), record.writes.end(),
                                         [&](ValueId write) { return write.storage == value.storage; });

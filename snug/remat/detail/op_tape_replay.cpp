@@ -66,8 +66,8 @@ class OpTape::Replay {
     const bool can_be = op >= 0 && !storage.is_pinned && tape_.operators_[static_cast<size_t>(op)].is_replayable;
     return can_be ? op : -1;
   }
-  const std::vector<ValueId>& needs(int op) const { return tape_.operators_[static_cast<size_t>(op)].needs; }
-  const std::vector<ValueId>& writes(int op) const { return tape_.operators_[static_cast<size_t>(op)].writes; }
+  std::span<const ValueId> needs(int op) const { return tape_.operators_[static_cast<size_t>(op)].needs; }
+  std::span<const ValueId> writes(int op) const { return tape_.operators_[static_cast<size_t>(op)].writes; }
 
  private:
   [[noreturn]] void throw_missing(ValueId value) const {

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,7 +18,7 @@ namespace snug::detail {
 namespace {
 
 // A shorter last batch may take less than was planned for, not more.
-bool fits(const std::vector<int64_t>& bytes, const std::vector<int64_t>& planned) {
+bool fits(std::span<const int64_t> bytes, std::span<const int64_t> planned) {
   return std::equal(bytes.begin(), bytes.end(), planned.begin(), planned.end(), std::less_equal<>());
 }
 
@@ -29,11 +31,12 @@ void OpTape::follow_schedule(const TapeOperator& record) {
   const size_t k = operators_.size();
   const TapeSchedule::Made* due = cursor_.due(k);
   const int first = record.results.empty() ? -1 : record.results.front().storage;
-  std::vector<int64_t> bytes;
+  c10::SmallVector<int64_t, 4> bytes;
   for (const auto& result : record.results) {
     bytes.push_back(at(result.storage).counted_bytes());
   }
-  const bool is_due = due != nullptr && due->op == record.op.operator_name() && fits(bytes, due->bytes);
+  const bool is_due =
+      due != nullptr && due->op == record.op.operator_name() && fits({bytes.data(), bytes.size()}, due->bytes);
   if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
     std::string deviation = fmt::format(
         "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),

@@ -3,10 +3,10 @@
 
 #include <cstddef>
 #include <optional>
-#include <vector>
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/planner/profile.h"
@@ -28,11 +28,12 @@ struct TapeOperator {
 
   c10::OperatorHandle op;
   CallContext context;
-  std::vector<c10::IValue> arguments;  // without their tensors
-  std::vector<Operand> operands;
-  std::vector<Result> results;  // those that are new storages
-  std::vector<ValueId> needs;   // what it read, and the version before of what it wrote
-  std::vector<ValueId> writes;
+  // Most operators have few of each, and there are many operators: so they lie in here.
+  c10::SmallVector<c10::IValue, 4> arguments;  // without their tensors
+  c10::SmallVector<Operand, 3> operands;
+  c10::SmallVector<Result, 1> results;  // those that are new storages
+  c10::SmallVector<ValueId, 3> needs;   // what it read, and the version before of what it wrote
+  c10::SmallVector<ValueId, 2> writes;
   bool is_replayable = true;
   at::Generator drew_from = {};  // as it was
 };

@@ -23,7 +23,7 @@ TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profil
 
 }  // namespace
 
-size_t wiring_of(const std::vector<ValueId>& reads, const std::vector<ValueId>& writes) {
+size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes) {
   size_t hash = 0;
   const auto add = [&](ValueId value) {
     hash = c10::hash_combine(c10::hash_combine(hash, static_cast<size_t>(value.storage)),

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -45,7 +46,7 @@ struct TapeSchedule {
 };
 
 /// A hash of what an operator reads and writes. What is written counts once.
-size_t wiring_of(const std::vector<ValueId>& reads, const std::vector<ValueId>& writes);
+size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes);
 
 /// How a tape follows a plan. `simulation` is that of the plan. Offloaded storages go to `store`; without one, to a
 /// store of the profile's link: throws Error if there can be none.

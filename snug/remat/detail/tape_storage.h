@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 #include <c10/util/SmallVector.h>
 
@@ -20,8 +19,8 @@ struct TapeStorage {
     Lent,      // likewise, and its owner may fill it anew or take it back
   };
   Origin origin = Origin::Program;
-  bool is_counted = true;      // its memory is the allocator's
-  std::vector<int> producers;  // per version: the operator; -1: not on the tape
+  bool is_counted = true;              // its memory is the allocator's
+  c10::SmallVector<int, 1> producers;  // per version: the operator; -1: not on the tape
   int64_t bytes = 0;
   c10::SmallVector<WriteCount, 1> counts = {};  // of the tensors it was seen in, one for each counter
 
