@@ -77,6 +77,11 @@ int StepSimulator::last_version(int storage) const {
   return static_cast<int>(producers_[static_cast<size_t>(storage)].size()) - 1;
 }
 
+int StepSimulator::last_producer(int storage) const {
+  const std::vector<int>& all = producers_[static_cast<size_t>(storage)];
+  return all.empty() ? -1 : all.back();
+}
+
 class StepSimulator::Run {
  public:
   Run(const StepSimulator& model, const Stays& plan, int64_t most_replayed = std::numeric_limits<int64_t>::max())

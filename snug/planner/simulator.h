@@ -65,6 +65,8 @@ class StepSimulator {
   /// The operator that makes a value; -1 for what was there before.
   int producer(ValueId value) const;
   int last_version(int storage) const;
+  /// The operator that makes a storage's last version; -1 for what was there before, and for what nothing makes.
+  int last_producer(int storage) const;
 
   /// What an operator needs: its reads and, for each write in place, the version before.
   const std::vector<ValueId>& needs(int op) const { return needs_[static_cast<size_t>(op)]; }

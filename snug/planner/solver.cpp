@@ -51,7 +51,7 @@ Stays frugal(const StepSimulator& simulator, Stay choice) {
   Stays plan = keep_all(profile);
   for (int s = 0; s < static_cast<int>(plan.size()); ++s) {
     const StorageInfo& storage = profile.storages[at(s)];
-    const int op = simulator.producer({s, simulator.last_version(s)});
+    const int op = simulator.last_producer(s);
     const bool can_be_rebuilt =
         storage.kind == StorageKind::Activation && op >= 0 && profile.operators[at(op)].replayable;
     const bool may_leave = storage.kind != StorageKind::External && profile.link.is_open() && storage.bytes > 0;
@@ -81,7 +81,7 @@ class PlanSolver::Search {
   const PlanPool& pool() const { return pool_; }
 
  private:
-  std::vector<PlanPoint> starts(int64_t budget);
+  std::vector<PlanPoint> first_plans(int64_t budget);
   Stays smallest_of_these_times();
   RematPlan plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) const;
 
@@ -113,7 +113,7 @@ RematPlan PlanSolver::Search::plan_of(const Stays& stays, double seconds, int64_
 }
 
 // Plans to go on from, the most promising first.
-std::vector<PlanPoint> PlanSolver::Search::starts(int64_t budget) {
+std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
   if (!segment_plans_) {
     segment_plans_.emplace(simulator_, pool_);
   }
@@ -144,7 +144,7 @@ void PlanSolver::Search::solve(int64_t budget) {
   constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing by more
   constexpr double kGoodEnough = 1.001;     // times the bound
   pool_.set_work(std::min(options_.work, kSimulations * std::ssize(simulator_.profile().events)));
-  std::vector<PlanPoint> from = starts(budget);
+  std::vector<PlanPoint> from = first_plans(budget);
   if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * lower_bound_seconds(simulator_, budget)) {
     return;
   }

@@ -122,7 +122,9 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
   for (size_t many = ranked.size() / 4; many > 1; many /= 4) {
     Stays plan = from.plan;
     for (size_t i = 0; i < many; ++i) {
-      plan[at(ranked[i].storage)] = ranked[i].choice;
+      Stay& stay = plan[at(ranked[i].storage)];
+      const bool is_less = ranked[i].choice == Stay::offloaded() || stay < ranked[i].choice;
+      stay = is_less ? ranked[i].choice : Stay::never();
     }
     consider(plan, 1.2);  // a little worse is as good, for the time it saves
   }

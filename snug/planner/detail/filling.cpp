@@ -45,7 +45,7 @@ std::vector<Filling::Gain> Filling::gains(const PlanPoint& point) const {
   }
   std::vector<Gain> result;
   for (const int s : choices_) {
-    const int op = simulator_.producer({s, simulator_.last_version(s)});
+    const int op = simulator_.last_producer(s);
     const Stay stay = point.plan[at(s)];
     const auto bytes = static_cast<double>(profile_.storages[at(s)].bytes);
     if (op < 0 || times[at(op)] == 0 || stay <= Stay::kept() || bytes == 0) {

@@ -42,7 +42,7 @@ std::vector<PlanPoint> SegmentPlans::around(int64_t budget) {
   return result;
 }
 
-// Estimated bytes ascend, real ones but for errors of estimates: so the plans beside are tried as well.
+// Estimated bytes ascend. Real bytes ascend but for errors of the estimates, so the plans beside are tried, too.
 int SegmentPlans::first_that_overflows(const Family& family, int64_t budget, std::optional<PlanPoint>& best) {
   constexpr int kBeside = 4;
   const auto first = std::partition_point(family.plans.begin(), family.plans.end(), [&](const plan::Stays& plan) {
@@ -66,7 +66,7 @@ void SegmentPlans::try_plan(const plan::Stays& plan, int64_t budget, std::option
 
 // Where a plan rises above its estimate, the simulator says during which event. There the estimate is raised, until a plan fits.
 std::optional<PlanPoint> SegmentPlans::correct(Segments segments, int64_t budget) {
-  constexpr int kRounds = 12;
+  constexpr int kRounds = 6;
   for (int round = 0; round < kRounds; ++round) {
     const std::optional<plan::Stays> plan = SegmentTable(segments).within(budget);
     if (!plan) {

@@ -1,8 +1,9 @@
 #include "snug/planner/detail/segment_table.h"
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 #include <limits>
+#include <numeric>
 
 #include "snug/planner/detail/at.h"
 
@@ -43,6 +44,7 @@ SegmentTable::SegmentTable(const Segments& segments)
   cells_[0].resize(at(count_ * count_));
   cells_[1].resize(at(count_ * count_));
   find_crossing();
+  find_taken();
   for (int length = 1; length <= count_; ++length) {
     for (int first = 0; first + length <= count_; ++first) {
       solve(first, first + length - 1);
@@ -51,10 +53,10 @@ SegmentTable::SegmentTable(const Segments& segments)
 }
 
 // Rounded up at some places and down at others, so that a sum of many small numbers of bytes is about right.
-int SegmentTable::slots(int64_t bytes, int place) const {
-  constexpr double kGolden = 0.6180339887498949;
-  const double share = kGolden * (place + 1) - std::floor(kGolden * (place + 1));
-  return static_cast<int>(std::floor(static_cast<double>(bytes) / static_cast<double>(unit_) + share));
+int SegmentTable::slots(int64_t bytes, int number) const {
+  constexpr uint32_t kGolden = 2654435769;  // of 2 to the 32: multiples of it are spread evenly
+  const uint32_t share = static_cast<uint32_t>(number + 1) * kGolden;
+  return static_cast<int>((bytes + static_cast<int64_t>(static_cast<double>(unit_) * share / 0x1p32)) / unit_);
 }
 
 int64_t SegmentTable::crossing(Inputs inputs, int first, int cut, int last) const {
@@ -115,16 +117,39 @@ int64_t SegmentTable::forward_peak(const Way& way, int last) const {
   return last + 1 == count_ ? way.first_peak : segments_.list[at(last)].backward_base + way.again_peak;
 }
 
-int64_t SegmentTable::taken(const SegmentOption& option, int segment, Inputs rest, int last) const {
-  int64_t bytes = 0;
-  for (const int s : option.kept) {
-    bytes += segments_.bytes(s);
+// Of each option: the bytes of what it keeps, and of what crosses to the next segments beside, by the first of them that reads it.
+void SegmentTable::find_taken() {
+  taken_.resize(at(count_));
+  for (int k = 0; k < count_; ++k) {
+    for (const SegmentOption& option : segments_.list[at(k)].options) {
+      Taken taken{.all = std::vector<int64_t>(at(count_), 0), .saved = std::vector<int64_t>(at(count_), 0)};
+      int64_t kept = 0;
+      for (const int s : option.kept) {
+        kept += segments_.bytes(s);
+      }
+      std::vector<int> others;
+      std::set_difference(segments_.list[at(k)].made.begin(), segments_.list[at(k)].made.end(), option.kept.begin(),
+                          option.kept.end(), std::back_inserter(others));
+      for (const int s : others) {
+        const std::vector<int>& consumers = segments_.consumers[at(s)];
+        const auto next = std::upper_bound(consumers.begin(), consumers.end(), k);
+        if (next != consumers.end()) {
+          taken.all[at(*next)] += segments_.bytes(s);
+          taken.saved[at(*next)] += segments_.saved[at(s)] ? segments_.bytes(s) : 0;
+        }
+      }
+      for (std::vector<int64_t>* bytes : {&taken.all, &taken.saved}) {
+        (*bytes)[0] += kept;
+        std::partial_sum(bytes->begin(), bytes->end(), bytes->begin());
+      }
+      taken_[at(k)].push_back(std::move(taken));
+    }
   }
-  visit_crossing(segment, segment + 1, last, [&](int s) {
-    const bool is_kept = std::find(option.kept.begin(), option.kept.end(), s) != option.kept.end();
-    bytes += !is_kept && (rest == Inputs::All || segments_.saved[at(s)]) ? segments_.bytes(s) : 0;
-  });
-  return bytes;
+}
+
+int64_t SegmentTable::taken(int segment, int option, Inputs rest, int last) const {
+  const Taken& bytes = taken_[at(segment)][at(option)];
+  return (rest == Inputs::All ? bytes.all : bytes.saved)[at(last)];
 }
 
 void SegmentTable::solve(int first, int last) {
@@ -160,7 +185,7 @@ void SegmentTable::save(Inputs inputs, int first, int last) {
     for (const Inputs rest : {Inputs::Saved, Inputs::All}) {
       if (inputs == Inputs::All || rest == Inputs::Saved) {
         relax(cell(inputs, first, last), slots(least, 0), option.seconds,
-              slots(taken(option, first, rest, last), first), &cell(rest, first + 1, last), nullptr,
+              slots(taken(first, number, rest, last), first), &cell(rest, first + 1, last), nullptr,
               {Action::Save, rest, number});
       }
     }
@@ -183,12 +208,16 @@ void SegmentTable::cut(int first, int last) {
 
 void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const Cell* rest, const Cell* again,
                          Choice choice) {
-  for (int m = std::max(least, shift); m < kSlots; ++m) {
-    const float sum = static_cast<float>(seconds) + (rest == nullptr ? 0 : rest->seconds[at(m - shift)]) +
-                      (again == nullptr ? 0 : again->seconds[at(m)]);
+  static const Cell kNothing{.seconds = std::vector<float>(kSlots, 0), .choice = {}, .first_possible = 0};
+  rest = rest == nullptr ? &kNothing : rest;
+  again = again == nullptr ? &kNothing : again;
+  const auto own = static_cast<float>(seconds);
+  for (int m = std::max({least, shift + rest->first_possible, again->first_possible}); m < kSlots; ++m) {
+    const float sum = own + rest->seconds[at(m - shift)] + again->seconds[at(m)];
     if (sum < cell.seconds[at(m)]) {
       cell.seconds[at(m)] = sum;
       cell.choice[at(m)] = choice;
+      cell.first_possible = std::min(cell.first_possible, m);
     }
   }
 }
@@ -210,8 +239,11 @@ std::vector<plan::Stays> SegmentTable::plans() const {
 }
 
 std::optional<plan::Stays> SegmentTable::within(int64_t bytes) const {
+  if (count_ == 0 || bytes < 0) {
+    return std::nullopt;
+  }
   const int m = static_cast<int>(std::min<int64_t>(bytes / unit_, kSlots - 1));
-  const bool is_possible = count_ > 0 && m >= 0 && cell(Inputs::All, 0, count_ - 1).seconds[at(m)] < kInfinity;
+  const bool is_possible = cell(Inputs::All, 0, count_ - 1).seconds[at(m)] < kInfinity;
   return is_possible ? std::optional(plan_of(m)) : std::nullopt;
 }
 
@@ -245,18 +277,18 @@ void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, Sta
       hold(s, from);
     }
     for (const int s : option.dropped) {
-      hold(s, std::max(from, Stay::from(segment.begin)));
+      hold(s, std::max(from, Stay::from(segment.backward_begin)));
     }
     if (first < last) {
       visit_crossing(first, first + 1, last, hold_inputs(choice.rest));
-      write(choice.rest, first + 1, last, slots_left - slots(taken(option, first, choice.rest, last), first), from,
-            plan);
+      write(choice.rest, first + 1, last, slots_left - slots(taken(first, choice.number, choice.rest, last), first),
+            from, plan);
     }
   } else if (choice.action == Action::Cut) {
     const int cut = choice.number;
     visit_crossing(first, cut, last, hold_inputs(choice.rest));
     write(choice.rest, cut, last, slots_left - slots(crossing(choice.rest, first, cut, last), cut), from, plan);
-    write(Inputs::All, first, cut - 1, slots_left, Stay::from(segments_.list[at(cut - 1)].begin), plan);
+    write(Inputs::All, first, cut - 1, slots_left, Stay::from(segments_.list[at(cut - 1)].backward_begin), plan);
   }
 }
 

@@ -34,13 +34,18 @@ class SegmentTable {
   struct Cell {
     std::vector<float> seconds;  // [slots]; infinite where they do not do
     std::vector<Choice> choice;
+    int first_possible = kSlots;
+  };
+  struct Taken {  // by the last segment that counts
+    std::vector<int64_t> all;
+    std::vector<int64_t> saved;  // with saved inputs only for the rest
   };
   struct Crossing {
     std::vector<int64_t> all;      // [first * count + last]
     std::vector<int64_t> unsaved;  // likewise, of those
   };
 
-  int slots(int64_t bytes, int place) const;
+  int slots(int64_t bytes, int number) const;
   Cell& cell(Inputs inputs, int first, int last) { return cells_[static_cast<size_t>(inputs)][place(first, last)]; }
   const Cell& cell(Inputs inputs, int first, int last) const {
     return cells_[static_cast<size_t>(inputs)][place(first, last)];
@@ -52,7 +57,8 @@ class SegmentTable {
   int64_t forward_peak(const Way& way, int last) const;
   void find_crossing();
   void sum_up(std::vector<int64_t>& bytes, int cut) const;
-  int64_t taken(const SegmentOption& option, int segment, Inputs rest, int last) const;
+  void find_taken();
+  int64_t taken(int segment, int option, Inputs rest, int last) const;
   template <class Visit>
   void visit_crossing(int first, int cut, int last, const Visit& visit) const;
   void solve(int first, int last);
@@ -61,13 +67,14 @@ class SegmentTable {
   static void relax(Cell& cell, int least, double seconds, int shift, const Cell* rest, const Cell* again,
                     Choice choice);
   plan::Stays plan_of(int slots) const;
-  void write(Inputs inputs, int first, int last, int slots, plan::Stay from, plan::Stays& plan) const;
+  void write(Inputs inputs, int first, int last, int slots_left, plan::Stay from, plan::Stays& plan) const;
 
   const Segments& segments_;
   const int count_;
-  int64_t unit_;                     // bytes of a slot
-  std::vector<Crossing> crossing_;   // [cut]
-  std::vector<Cell> cells_[2] = {};  // [inputs][first * count + last]
+  int64_t unit_;                           // bytes of a slot
+  std::vector<Crossing> crossing_;         // [cut]
+  std::vector<std::vector<Taken>> taken_;  // [segment][option]
+  std::vector<Cell> cells_[2] = {};        // [inputs][first * count + last]
 };
 
 }  // namespace snug::detail
