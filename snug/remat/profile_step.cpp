@@ -32,10 +32,12 @@ using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
 constexpr int kProfilingRuns = 3;
 
-StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, const Schedule& schedule, Bytes memory) {
+StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, const Schedule& schedule, Bytes memory,
+                         detail::InitialisedParameters& parameters) {
   const RngGuard generators;
   detail::TapeRecorder recorder;
-  detail::record_step(forward_and_loss, std::make_shared<OpTape>(schedule, &recorder), recorder, {.memory = memory});
+  detail::record_step(forward_and_loss, std::make_shared<OpTape>(schedule, &recorder), recorder,
+                      {.memory = memory, .parameters = &parameters});
   return recorder.take();
 }
 
@@ -162,12 +164,14 @@ void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, const std::funct
 }  // namespace
 
 StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options) {
+  detail::InitialisedParameters parameters;
   std::optional<StepProfile> profile;
   std::optional<FrugalSchedules> frugal;
   Schedule schedule;  // none: plainly
   for (int run = 0; run < kProfilingRuns;) {
     try {
-      StepProfile one = profile_once(forward_and_loss, schedule, schedule ? Bytes::unlimited() : options.memory);
+      StepProfile one =
+          profile_once(forward_and_loss, schedule, schedule ? Bytes::unlimited() : options.memory, parameters);
       if (profile) {
         take_least_times(one, *profile);
       }

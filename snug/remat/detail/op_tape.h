@@ -77,6 +77,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
     store_ = std::move(store);
   }
 
+  /// Memory that its operators made and that somebody has.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_and_alive() const;
   /// Whether a backward pass inside the forward pass has asked for it.
   bool is_asked_early(int storage) const { return storages_[static_cast<size_t>(storage)].is_asked_early; }
   /// The first operator that was another than the schedule's, in words; empty if there was none.

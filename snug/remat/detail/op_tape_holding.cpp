@@ -13,6 +13,17 @@
 
 namespace snug::detail {
 
+std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> OpTape::made_and_alive() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> result;
+  for (const TapeStorage& storage : storages_) {
+    if (const c10::Storage memory = storage.is_external() ? c10::Storage() : storage.holding.find()) {
+      result.push_back(memory.getWeakStorageImpl());
+    }
+  }
+  return result;
+}
+
 // The memory of a storage that is watched goes back to the tape when the last tensor on it is gone.
 struct OpTape::Watch {
   std::weak_ptr<OpTape> tape;

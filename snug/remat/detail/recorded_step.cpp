@@ -57,9 +57,9 @@ bool is_all_zero(const at::Tensor& tensor) {
 // Keeps the gradients of a loss's leaves and puts them back. Zeros need no copy.
 class GradientsBefore {
  public:
-  explicit GradientsBefore(const at::Tensor& loss) {
+  explicit GradientsBefore(const std::vector<at::Tensor>& leaves) {
     const c10::NoGradGuard no_grad;
-    for (const at::Tensor& leaf : leaves_of(loss)) {
+    for (const at::Tensor& leaf : leaves) {
       if (has_gradient_hook(leaf)) {
         throw ConfigError(
             "profile_step: a parameter has a hook that runs when its gradient is complete, as StepInBackward sets; "
@@ -120,14 +120,18 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
     std::optional<GradientsBefore>& gradients;
     TapeRecorder& recorder;
     OpTape& tape;
+    InitialisedParameters* parameters;
     ~Restore() {
       tape.forget_listener();
+      if (parameters != nullptr) {
+        parameters->note(tape, recorder);
+      }
       recorder.restore_outside();
       if (gradients) {
         gradients->restore();
       }
     }
-  } restore{gradients, recorder, *tape};
+  } restore{gradients, recorder, *tape, options.parameters};
   std::optional<MemoryLimit> limit(std::in_place, c10::kCPU, above(level, options.memory));
   at::Tensor loss;
   {
@@ -136,6 +140,10 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
     loss = checked_loss(forward_and_loss());
   }
   tape->close();
+  const std::vector<at::Tensor> leaves = leaves_of(loss);
+  if (options.parameters != nullptr) {
+    options.parameters->check(leaves, recorder);
+  }
   if (!options.goes_backward) {
     recorder.stop();
     tape->forget_listener();
@@ -144,7 +152,7 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
   limit.reset();
   recorder.pause(true);
   const Bytes before_copies = live_bytes(c10::kCPU);
-  gradients.emplace(loss);
+  gradients.emplace(leaves);
   const int64_t copies = live_bytes(c10::kCPU).count() - before_copies.count();
   recorder.pause(false);
   limit.emplace(c10::kCPU, above(Bytes(level.count() + copies), options.memory));

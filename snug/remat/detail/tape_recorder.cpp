@@ -141,6 +141,14 @@ void TapeRecorder::before_outside_write(const at::Tensor& tensor) {
   place_ = before;
 }
 
+std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> TapeRecorder::written_outside() const {
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> result;
+  for (const Outside& one : outside_) {
+    result.push_back(one.memory);
+  }
+  return result;
+}
+
 void TapeRecorder::restore_outside() {
   const c10::NoGradGuard no_grad;
   for (const Outside& one : outside_) {

@@ -38,6 +38,9 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
   /// While `pause`, what is allocated is no part of the step.
   void pause(bool pause) { place_ = pause ? Place::Aside : Place::Between; }
+  /// What the forward pass wrote to memory from outside.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> written_outside() const;
+  bool has_written_outside(const c10::StorageImpl* memory) const { return known_outside_.contains(memory); }
   /// Puts back what the forward pass wrote to memory from outside: running statistics and the like.
   void restore_outside();
 
