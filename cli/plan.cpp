@@ -12,6 +12,7 @@
 
 #include "cli/command.h"
 #include "cli/compare/measure.h"
+#include "cli/slow_notice.h"
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
 #include "snug/memory/limit.h"
@@ -143,6 +144,8 @@ void run_plan(const PlanFlags& flags) {
     throw ConfigError(fmt::format("plan: --batch is {}; give a number of sequences >= 1", flags.batch));
   }
   const GptOptions options = gpt_configuration(flags.model);
+  const SlowNotice planning(fmt::format("plan: steps of {} are tried with {} sequences, and plans are searched for",
+                                        flags.model, flags.batch));
   Gpt model(options);
   const int64_t parameters = bytes_of(model->parameters());
   if (flags.memory.empty()) {

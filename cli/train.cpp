@@ -19,6 +19,7 @@
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cli/run_folder.h"
+#include "cli/slow_notice.h"
 #include "snug/core/error.h"
 #include "snug/distributed/process_group.h"
 #include "snug/report/tensorboard.h"
@@ -220,9 +221,17 @@ void run_train(const TrainFlags& flags) {
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
   Progress progress(config.steps);
+  std::optional<SlowNotice> planning;
+  if (is_first && config.checkpoint() == Checkpointing::Auto) {
+    planning.emplace(fmt::format(
+        "train: planning within {} before the first step: micro-batches are tried, and what to recompute is "
+        "searched for",
+        config.memory.str()));
+  }
   const TrainOutcome outcome = trainer.run({
       .on_step =
           [&](const StepRecord& record) {
+            planning.reset();
             progress.step(record);
             board.write(record, progress);
           },
