@@ -167,7 +167,7 @@ class Stepper::Impl {
       const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
       run_micro_batch(source, {.items = now.end - now.begin,
                                .parts = parts,
-                               .is_split = options_.micro_batch > 0 || size < source.items,
+                               .is_split = size < source.items,
                                .is_first = begin == 0,
                                .is_last = now.end == source.items});
     }
