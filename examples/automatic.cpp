@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <iostream>
+#include <tuple>
 
 #include <snug/snug.h>
 
@@ -51,6 +52,25 @@ void plan_with_a_disk(torch::nn::Sequential& model, const Tensor& x, const Tenso
   std::cout << plan.explain();
 }
 
+// A recurrent network that goes on, in each step, from where the last one ended.
+void carry_state(snug::Bytes budget) {
+  torch::nn::LSTMCell cell(256, 256);
+  Tensor h = torch::zeros({32, 256}), c = torch::zeros({32, 256});
+  snug::AdamW optimizer(cell->parameters(), {.lr = 1e-3});
+  snug::Stepper stepper(cell, optimizer, {.memory_budget = budget, .carried = {&h, &c}});
+  for (int step = 1; step <= 3; ++step) {
+    stepper.step({torch::randn({32, 16, 256})}, [&](const snug::Batch& micro) {
+      auto state = std::tuple(h, c);
+      for (int64_t t = 0; t < 16; ++t) {
+        state = cell->forward(micro[0].select(1, t), state);
+      }
+      h = std::get<0>(state).detach();
+      c = std::get<1>(state).detach();
+      return snug::Loss::mean(std::get<0>(state).square().mean(), micro.size());
+    });
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -62,5 +82,7 @@ int main() {
   let_a_stepper_plan(model, x, y);
   model->zero_grad();
   plan_with_a_disk(model, x, y, snug::Bytes::parse("12MiB"));
+  model = nullptr;
+  carry_state(snug::Bytes::parse("24MiB"));
   std::cout << "automatic: done\n";
 }

@@ -345,6 +345,7 @@ class Stepper::Impl {
     }
     void unload() override { source_.load({0, 0}, std::nullopt); }
     at::Tensor loss() override {
+      stepper_.budget_.restore_carried();
       const detail::PrecisionRegionsScope regions(stepper_.precision_.regions());
       const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
       is_whole_ = loss.kind() == Loss::Kind::Whole;
@@ -356,7 +357,9 @@ class Stepper::Impl {
     }
     void hold_gradients(bool held) override { stepper_.parameters_.hold_zero_gradients(held); }
     int64_t idle_state_bytes() const override { return stepper_.ranks_.is_alone() ? state_.idle_bytes() : 0; }
-    std::string pinned_by() const override { return is_whole_ ? "a Loss::whole" : ""; }
+    std::string pinned_by() const override {
+      return is_whole_ ? "a Loss::whole" : stepper_.options_.carried.empty() ? "" : "carried state";
+    }
 
    private:
     Impl& stepper_;

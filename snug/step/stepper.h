@@ -77,8 +77,8 @@ struct StepperOptions {
   /// item fits, a model that leaves its snug::sliced to the plan is cut into slices, and gradients differ by rounding.
   /// What cannot be kept is BudgetExceeded. The choice is made in the first step for a shape of batch, which calls
   /// loss_of some more times while no other thread should allocate tensors, and is plan(). What the model or loss_of
-  /// keeps besides parameters, buffers and torch's default generators these calls would move on: if their losses tell
-  /// of it, it is a ConfigError. Several ranks take the smallest budget of all, and the smallest micro-batch that one
+  /// keeps besides parameters, buffers, torch's default generators and `carried` these calls would move on: if their
+  /// losses tell of it, it is a ConfigError. Several ranks take the smallest budget of all, and the smallest micro-batch that one
   /// of them has to cut its share into; where one runs out of memory, all make the step again. They need not try the
   /// same, so while one tries, what loss_of sends over the group of data_parallel (SyncBatchNorm, an all_reduce of a
   /// metric) is not sent, and its own values stand for those of all; over another group it must not send: else plan =
@@ -89,6 +89,12 @@ struct StepperOptions {
   /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to
   /// compute them again, or where they cannot be. How fast the disk is is measured once. See measure_offload_link.
   std::optional<std::filesystem::path> offload = {};
+  /// Tensors that loss_of reads and assigns anew, such as the hidden state that a recurrent network hands to the next
+  /// step, detached. Not owned: they must outlive the Stepper and stay where they are. Wherever a planned memory_budget
+  /// puts buffers back, these are put back too. Assign them (h = next.detach()): the elements of a tensor that is
+  /// written in place do not come back, unless it is a buffer. Any shape will do; `plan` does not cut the batch then.
+  /// With a smaller micro_batch the state goes from each micro-batch to the next. ConfigError for a null pointer.
+  std::vector<at::Tensor*> carried = {};
   /// Whether `plan` may cut a batch although the model normalises by its statistics, which are then those of the
   /// micro-batch.
   bool split_batch_norm = false;
@@ -139,7 +145,8 @@ class Stepper {
   ///
   /// A step that throws drops the gradients. What else is as before it:
   ///
-  ///   thrown                      by                             parameters, optimizer, scaler   buffers, generators
+  ///   thrown                      by                             parameters, optimizer, scaler   buffers, generators,
+  ///                                                                                              carried
   ///   any exception               loss_of, forward, backward     yes, but for writes of loss_of  planned: yes; else no
   ///   BudgetExceeded or           forward, backward              yes                             planned: yes; else no
   ///   c10::OutOfMemoryError       one of snug's optimizers       yes                             planned: yes; else no

@@ -1,3 +1,8 @@
+#include <algorithm>
+#include <functional>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -5,6 +10,7 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/sgd.h"
@@ -81,6 +87,146 @@ TEST(StepperPlan, RefusesAModelWhoseOwnStatePlanningMovesOn) {
 TEST(StepperPlan, LeavesStateInABufferAsItWas) {
   EXPECT_EQ(losses_of_carry(/*is_in_buffer=*/true, Bytes(live() + (1 << 20))),
             losses_of_carry(/*is_in_buffer=*/true, Bytes::unlimited()));
+}
+
+// A recurrent network whose state goes from step to step.
+struct Recurrent {
+  static constexpr int64_t kItems = 64, kTimes = 12;
+
+  Recurrent() {
+    torch::manual_seed(2);
+    cell = torch::nn::LSTMCell(kWidth, kWidth);
+  }
+  static Batch batch(uint64_t step) {
+    torch::manual_seed(step);
+    return {torch::randn({kItems, kTimes, kWidth}), torch::randn({kItems, kWidth})};
+  }
+  Tensor loss(const Batch& micro) {
+    Tensor now_h = h, now_c = c;
+    for (int64_t t = 0; t < kTimes; ++t) {
+      std::tie(now_h, now_c) = cell->forward(micro[0].select(1, t), std::tuple(now_h, now_c));
+    }
+    h = now_h.detach();
+    c = now_c.detach();
+    return torch::mse_loss(now_h, micro[1]);
+  }
+  std::vector<Tensor> state() const {
+    auto tensors = clones_of(cell->parameters());
+    tensors.insert(tensors.end(), {h.clone(), c.clone()});
+    return tensors;
+  }
+
+  torch::nn::LSTMCell cell{nullptr};
+  Tensor h = torch::zeros({kItems, kWidth}), c = torch::zeros({kItems, kWidth});
+};
+
+constexpr int kSteps = 4;
+
+struct RecurrentRun {
+  std::vector<double> losses;
+  std::vector<Tensor> state;
+  int64_t peak_bytes = 0;  // above what is alive beside it
+  int64_t step_downs = 0;
+};
+
+RecurrentRun train_plainly() {
+  RecurrentRun run;
+  Recurrent model;
+  AdamW optimizer(model.cell->parameters(), {.lr = 0.01});
+  for (uint64_t i = 0; i < kSteps; ++i) {
+    optimizer.zero_grad();
+    const Tensor loss = model.loss(Recurrent::batch(i));
+    loss.backward();
+    optimizer.step();
+    run.losses.push_back(loss.item<double>());
+  }
+  run.state = model.state();
+  return run;
+}
+
+using Trouble = std::function<void(Stepper&, Recurrent&)>;  // before the second step
+
+RecurrentRun train_within(Bytes beside, int64_t micro_batch = 0, const Trouble& trouble = {}) {
+  const int64_t before = live();
+  const Bytes budget = beside.is_unlimited() ? beside : Bytes(before + beside.count());
+  RecurrentRun run;
+  Recurrent model;
+  AdamW optimizer(model.cell->parameters(), {.lr = 0.01});
+  Stepper stepper(model.cell, optimizer,
+                  {.micro_batch = micro_batch, .memory_budget = budget, .carried = {&model.h, &model.c}});
+  for (uint64_t i = 0; i < kSteps; ++i) {
+    const Batch batch = Recurrent::batch(i);
+    if (i == 1 && trouble) {
+      trouble(stepper, model);
+    }
+    const StepResult result =
+        stepper.step(batch, [&](const Batch& micro) { return Loss::mean(model.loss(micro), micro[1].numel()); });
+    detail::fail_allocation_after(0);
+    run.losses.push_back(result.loss());
+    run.peak_bytes = std::max(run.peak_bytes, result.peak_bytes - before);
+    run.step_downs += result.step_downs;
+  }
+  run.state = model.state();
+  return run;
+}
+
+// Once the state is assigned.
+void fail_in_loss_of(Stepper& stepper, Recurrent& model) {
+  const auto loss_of = [&](const Batch& micro) -> Loss {
+    model.loss(micro);
+    throw std::runtime_error("no loss");
+  };
+  EXPECT_THROW(stepper.step(Recurrent::batch(9), loss_of), std::runtime_error);
+}
+
+TEST(StepperPlan, CarriesStateFromStepToStepWithTheBitsOfAPlainLoop) {
+  const RecurrentRun plain = train_plainly();
+  const int64_t plain_bytes = train_within(Bytes::unlimited()).peak_bytes;
+  for (const int64_t micro_batch : {int64_t{0}, Recurrent::kItems}) {
+    for (const int64_t percent : {100, 70}) {
+      SCOPED_TRACE(::testing::Message() << percent << " % of plain training, micro_batch " << micro_batch);
+      const Bytes beside(plain_bytes * percent / 100 + (64 << 10));
+      const RecurrentRun planned = train_within(beside, micro_batch, fail_in_loss_of);
+      EXPECT_EQ(planned.losses, plain.losses);
+      EXPECT_TRUE(same_bits(planned.state, plain.state));
+      EXPECT_LE(planned.peak_bytes, beside.count());
+    }
+  }
+}
+
+TEST(StepperPlan, CarriesStateIntoAStepThatIsMadeAgain) {
+  const RecurrentRun plain = train_plainly();
+  const Bytes beside(train_within(Bytes::unlimited()).peak_bytes * 8 / 10);
+  int64_t again = 0;
+  for (const int64_t k : {20, 80, 140, 200, 260, 320}) {
+    const RecurrentRun planned =
+        train_within(beside, 0, [k](Stepper&, Recurrent&) { detail::fail_allocation_after(k); });
+    EXPECT_EQ(planned.losses, plain.losses) << "allocation " << k;
+    EXPECT_TRUE(same_bits(planned.state, plain.state)) << "allocation " << k;
+    again += planned.step_downs;
+  }
+  EXPECT_GT(again, 2);
+}
+
+TEST(StepperPlan, DoesNotCutABatchWhoseStateIsCarried) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  Tensor level = torch::zeros({});
+  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10), .carried = {&level}});
+  const auto loss_of = [&](const Batch& micro) {
+    const Tensor y = run.model->forward(micro[0]);
+    const Tensor before = std::exchange(level, y.detach().mean());
+    return Loss::sum((y - micro[1] - before).pow(2).sum(), micro[1].numel());
+  };
+  EXPECT_TRUE(run.stepper.step(batch, loss_of).stepped());
+  EXPECT_EQ(run.stepper.plan()->choice.items, 512);
+}
+
+TEST(StepperPlan, RefusesACarriedNullPointer) {
+  Recurrent model;
+  AdamW optimizer(model.cell->parameters());
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model.cell, optimizer, {.carried = {nullptr}}); }),
+              HasSubstr("null pointer"));
 }
 
 // Two networks with one optimizer, of which each step trains the one. What is saved takes most of the memory.

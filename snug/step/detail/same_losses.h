@@ -44,8 +44,9 @@ class SameLosses {
           "Stepper: to plan for a memory_budget forward runs several times, and on the same items it gave the "
           "losses {} and {}; the model or loss_of keeps something besides parameters, buffers and torch's "
           "default generators, as a hidden state in a member, a counter or random numbers of its own, and training "
-          "would go on from where planning left it; or it does not compute the same each time. Keep state in a "
-          "registered buffer and write that in place, give it with the batch, or set plan = false",
+          "would go on from where planning left it; or it does not compute the same each time. Name tensors "
+          "that are assigned anew in StepperOptions::carried, keep state in a registered buffer and write that in "
+          "place, give it with the batch, or set plan = false",
           first_->first, loss));
     }
   }

@@ -22,6 +22,10 @@ void StepBackup::take() {
     }
     copies_[i].copy_(buffers_[i]);
   }
+  carried_before_.clear();
+  for (const at::Tensor* carried : carried_) {
+    carried_before_.push_back(*carried);
+  }
 }
 
 void StepBackup::restore() const {
@@ -29,6 +33,13 @@ void StepBackup::restore() const {
   generators_->restore();
   for (size_t i = 0; i < buffers_.size(); ++i) {
     at::Tensor(buffers_[i]).copy_(copies_[i]);
+  }
+  restore_carried();
+}
+
+void StepBackup::restore_carried() const {
+  for (size_t i = 0; i < carried_.size(); ++i) {
+    *carried_[i] = carried_before_[i];
   }
 }
 
@@ -42,7 +53,7 @@ int64_t StepBackup::bytes() const {
 
 StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
                        TrainedParameters& parameters)
-    : ranks_(ranks), parameters_(parameters), budget_(options.memory_budget), backup_(model) {
+    : ranks_(ranks), parameters_(parameters), budget_(options.memory_budget), backup_(model, options.carried) {
   const bool plans = options.plan && parameters.device().is_cpu();
   budget_ = ranks.smallest_budget(options.memory_budget, plans);
   if (!plans || budget_.is_unlimited()) {
@@ -83,6 +94,7 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
 
 const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
   const Rehearsal rehearsal = ranks_.rehearse();
+  const auto put_back = c10::make_scope_exit([&] { backup_.restore_carried(); });
   return planner_->plan(step);
 }
 

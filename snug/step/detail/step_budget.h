@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -22,18 +23,23 @@
 
 namespace snug::detail {
 
-/// What a forward pass changes besides gradients: buffers and the default generators.
+/// What a forward pass changes besides gradients: buffers, the default generators, and what StepperOptions::carried
+/// names. That is assigned and not written, so holding the old tensor is enough.
 class StepBackup {
  public:
-  explicit StepBackup(torch::nn::Module& model) : model_(model) {}
+  StepBackup(torch::nn::Module& model, std::vector<at::Tensor*> carried)
+      : model_(model), carried_(std::move(carried)) {}
   void take();
   void restore() const;
+  void restore_carried() const;
   int64_t bytes() const;
 
  private:
   torch::nn::Module& model_;
   std::optional<RngState> generators_;
   std::vector<at::Tensor> buffers_, copies_;
+  std::vector<at::Tensor*> carried_;
+  std::vector<at::Tensor> carried_before_;
 };
 
 class StepBudget {
@@ -67,11 +73,13 @@ class StepBudget {
   void forget_tries();
   /// Notes where a planned step begins.
   void take_backup();
+  /// Each trial begins with the carried state of the step.
+  void restore_carried() const { backup_.restore_carried(); }
   /// Parameters are written from here on: nothing is put back in this step any more, nor is it repeated.
   void begin_writing() { is_writing_ = true; }
   /// Out of memory: the plan is to take less. True: the step can be made again with it, if `repeats` allows.
   bool take_less(Repeats repeats);
-  /// Puts buffers and generators back to where the step began, unless parameters were written.
+  /// Puts buffers, generators and carried state back to where the step began, unless parameters were written.
   void go_back();
   /// The step will be made again.
   void count_step_down() { ++step_downs_; }

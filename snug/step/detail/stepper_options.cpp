@@ -1,5 +1,7 @@
 #include "snug/step/detail/stepper_options.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
@@ -48,6 +50,9 @@ void check(const StepperOptions& options) {
     throw ConfigError(
         fmt::format("Stepper: check_replicas_every is {}; give a number of steps, together with data_parallel",
                     options.check_replicas_every));
+  }
+  if (std::find(options.carried.begin(), options.carried.end(), nullptr) != options.carried.end()) {
+    throw ConfigError("Stepper: carried has a null pointer; give the addresses of tensors");
   }
   if (!(options.clip_norm >= 0)) {
     throw ConfigError(
