@@ -144,7 +144,7 @@ RecurrentRun train_plainly() {
   return run;
 }
 
-using Trouble = std::function<void(Stepper&, Recurrent&)>;  // before the third step
+using Trouble = std::function<void(Stepper&, Recurrent&, const Batch&)>;  // before the third step
 
 RecurrentRun train_within(Bytes beside, int64_t micro_batch = 0, const Trouble& trouble = {}) {
   const int64_t before = live();
@@ -157,7 +157,7 @@ RecurrentRun train_within(Bytes beside, int64_t micro_batch = 0, const Trouble& 
   for (uint64_t i = 0; i < kSteps; ++i) {
     const Batch batch = Recurrent::batch(i);
     if (i == 2 && trouble) {
-      trouble(stepper, model);
+      trouble(stepper, model, batch);
     }
     const StepResult result =
         stepper.step(batch, [&](const Batch& micro) { return Loss::mean(model.loss(micro), micro[1].numel()); });
@@ -171,15 +171,17 @@ RecurrentRun train_within(Bytes beside, int64_t micro_batch = 0, const Trouble& 
 }
 
 // Once the state is assigned.
-void fail_in_loss_of(Stepper& stepper, Recurrent& model) {
+void fail_in_loss_of(Stepper& stepper, Recurrent& model, const Batch& batch) {
+  const Tensor h = model.h, c = model.c;
   int calls = 0;
   const auto loss_of = [&](const Batch& micro) -> Loss {
     ++calls;
     model.loss(micro);
     throw std::runtime_error("no loss");
   };
-  EXPECT_THROW(stepper.step(Recurrent::batch(9), loss_of), std::runtime_error);
+  EXPECT_THROW(stepper.step(batch, loss_of), std::runtime_error);
   EXPECT_EQ(calls, 1) << "the step, which needs no new plan";
+  EXPECT_TRUE(model.h.is_same(h) && model.c.is_same(c));
 }
 
 TEST(StepperPlan, CarriesStateFromStepToStepWithTheBitsOfAPlainLoop) {
@@ -203,7 +205,7 @@ TEST(StepperPlan, CarriesStateIntoAStepThatIsMadeAgain) {
   int64_t again = 0;
   for (const int64_t k : {20, 140, 260}) {
     const RecurrentRun planned =
-        train_within(beside, 0, [k](Stepper&, Recurrent&) { detail::fail_allocation_after(k); });
+        train_within(beside, 0, [k](Stepper&, Recurrent&, const Batch&) { detail::fail_allocation_after(k); });
     EXPECT_EQ(planned.losses, plain.losses) << "allocation " << k;
     EXPECT_TRUE(same_bits(planned.state, plain.state)) << "allocation " << k;
     again += planned.step_downs;
