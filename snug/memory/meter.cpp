@@ -25,7 +25,8 @@ namespace {
 
 enum class Category { Parameter, Gradient, OptimizerState };
 
-// Devices other than the CPU tell torch's profiler channel of the running thread, and backward's threads inherit it.
+// Devices other than the CPU report to the torch profiler channel of the running thread. The threads of backward
+// inherit it.
 class ProfilerChannel final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* data, int64_t bytes, size_t, size_t, c10::Device device) override {

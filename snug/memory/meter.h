@@ -1,6 +1,6 @@
 #pragma once
-// MemoryMeter: how many bytes of tensors are alive, how many were at the worst moment, and what they were. Exact to the byte on
-// CPU; backward and all threads included.
+// MemoryMeter: the bytes of live tensors, their peak, and the kinds of tensors at the peak. Exact to the byte on the
+// CPU; backward and all threads are included.
 //
 //   snug::MemoryMeter meter;
 //   meter.attach(*model);
@@ -22,9 +22,11 @@ class Optimizer;
 
 namespace snug {
 
-/// Bytes of tensor memory on the meter's device. The categories say what was held at the peak (a gradient that backward made after it
-/// is in none of them, and one that was dropped since is workspace):
-/// parameters + gradients + optimizer_state + activations + workspace + outputs + before == level at the start + peak_bytes.
+/// Bytes of tensor memory on the meter's device. The categories describe the peak, and add up:
+/// parameters + gradients + optimizer_state + activations + workspace + outputs + before == level at the start +
+/// peak_bytes.
+/// A gradient that backward made after the peak is in no category. A gradient that was dropped since the peak is
+/// workspace.
 struct MemoryReport {
   int64_t live_bytes = 0;       ///< alive now, above the level when the meter was made
   int64_t peak_bytes = 0;       ///< most that was alive at once, above that level
@@ -37,11 +39,13 @@ struct MemoryReport {
   int64_t before = 0;           ///< what was alive before the meter and is not attached
 };
 
-/// Counts from its construction on. Not copyable; several may live at once. On a device other than the CPU, make and destroy it on the
-/// thread that trains: there it takes the place of torch's own profiler of memory (c10::DebugInfoKind::PROFILER_STATE) while it lives, and
-/// a device without an index is the one that is current then. Pinned host memory is not counted. A tensor is named by what it is when
-/// report() is called, so call that before gradients are dropped. A custom Function that asks for what it saved gets copies of tensors that something
-/// else holds, too, so that it may return them as gradients.
+/// Counts from its construction on. Not copyable; several meters may live at once. A device without an index is the one
+/// that is current at the construction. Pinned host memory is not counted.
+/// On a device other than the CPU, make and destroy the meter on the thread that trains. While it lives, it takes the
+/// place of torch's own memory profiler there (c10::DebugInfoKind::PROFILER_STATE).
+/// report() assigns each tensor to a category by its role at that moment, so call it before gradients are dropped.
+/// While a meter lives, a custom Function that asks for its saved tensors gets copies of those that something else
+/// holds too, so that it may return them as gradients.
 class MemoryMeter {
  public:
   /// Throws ConfigError where live bytes cannot be counted (see live_bytes).
@@ -51,9 +55,10 @@ class MemoryMeter {
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
 
-  /// Names the tensors of `module`, and their gradients.
+  /// Assigns the tensors of `module` and their gradients to their categories.
   void attach(const torch::nn::Module& module);
-  /// Names the tensors of the optimizer's state. The optimizer must outlive the meter's last report().
+  /// Assigns the tensors of the optimizer's state to their category. The optimizer must outlive the meter's last
+  /// report().
   void attach(const torch::optim::Optimizer& optimizer);
 
   MemoryReport report() const;

@@ -19,9 +19,10 @@
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 // autograd::SavedVariable asks its engine for default hooks each time a tensor is saved. The method that answers is
-// virtual; Python's engine overrides it to consult Python's stack of hooks, this one consults the stack of policies below, and then the
-// engine that it found. Where hooks exist autograd leaves out its check that a saved tensor was not written since, so it is made here: the version
-// counter is shared with the tensor but does not hold its memory. Tried on torch 2.11.0 and 2.13.0.
+// virtual. Python's engine overrides it to consult Python's stack of hooks. This engine consults the stack of policies
+// below, and then the engine that it found. Where hooks exist, autograd leaves out its check that a saved tensor was
+// not written since, so the check is made here: the version counter is shared with the tensor but does not hold its
+// memory. Tried on torch 2.11.0 and 2.13.0.
 
 namespace snug {
 namespace detail {
@@ -66,14 +67,15 @@ class PolicyHooks final : public SavedVariableHooks {
   std::any packed_;
 };
 
-// What autograd does by itself, so that the memory meter is told.
+// Autograd's own behaviour, as a policy, so that the memory meter is told.
 class Keep final : public SavedTensorPolicy {
  public:
   std::any pack(const at::Tensor& tensor) override { return tensor.detach(); }
   at::Tensor unpack(std::any& packed) override { return std::any_cast<at::Tensor&>(packed); }
 };
 
-// The innermost policy of this thread, or nullptr: where there is none, where hooks of Python's lie inside it, and where Python allows no hooks.
+// The innermost policy of this thread. nullptr if there is none, if hooks of Python's began inside it, or if Python
+// allows no hooks.
 std::shared_ptr<SavedTensorPolicy> policy_in_charge() {
   if (policies.empty()) {
     return nullptr;

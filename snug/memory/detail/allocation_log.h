@@ -1,6 +1,6 @@
 #pragma once
-// AllocationLog: a record of allocations and releases that can tell which blocks were alive at the worst moment, without
-// doing work at each new peak. Plain data, no tensors.
+// AllocationLog: a record of allocations and releases. It can list the blocks that were alive at the peak, and does no
+// work at each new peak. Plain data, no tensors.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,7 +20,7 @@ class AllocationLog {
   };
 
   void allocate(const void* data, int64_t bytes);
-  /// A block that was there before the log began only lowers the level.
+  /// Releasing a block that is older than the log only lowers the level.
   void release(const void* data, int64_t bytes);
   void mark_saved(const void* data);
 

@@ -6,8 +6,9 @@
 
 namespace snug::detail {
 
-/// While it lives, backward passes that begin on this thread stay on it. LibTorch would go to a thread of its own for each device but the CPU, where
-/// policies and scopes of this thread are not known; this one waits for it anyway.
+/// While it lives, backward passes that begin on this thread stay on it. LibTorch would run them on one thread per
+/// device for every device but the CPU. Policies and scopes of this thread are unknown there, and this thread waits for
+/// the pass in any case.
 class [[nodiscard]] BackwardOnThisThread final {
  public:
   BackwardOnThisThread() : before_(state().get_multithreading_enabled()) { state().set_multithreading_enabled(false); }
@@ -21,10 +22,10 @@ class [[nodiscard]] BackwardOnThisThread final {
   bool before_;
 };
 
-/// A number of its own for the backward pass that runs on this thread, the innermost one; -1 if none does.
+/// The number of the innermost backward pass that runs on this thread, different for each pass; -1 if none runs.
 int current_pass();
 
-/// loss.backward(), on this thread. If it throws, nothing of it stays alive (see ForwardingEngine).
+/// loss.backward(), on this thread. If it throws, no tensor of the pass stays alive (see ForwardingEngine).
 void go_backward(const at::Tensor& loss);
 
 }  // namespace snug::detail

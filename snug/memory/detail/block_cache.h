@@ -1,6 +1,7 @@
 #pragma once
-// BlockCache: blocks of memory that were given back, for the next request of exactly the same size. A training step asks for the same sizes
-// again and again, and a block that went through the operating system in between costs a page fault for each of its pages.
+// BlockCache: released blocks of memory, kept for the next request of exactly the same size. A training step asks for
+// the same sizes again and again. A block that went back to the operating system in between costs a page fault for each
+// of its pages.
 
 #include <atomic>
 #include <cstddef>
@@ -13,7 +14,8 @@
 
 namespace snug::detail {
 
-/// Thread-safe. No address is read or written; `give_back` is what ends a block's time here.
+/// Thread-safe. It reads and writes none of the blocks' memory. `give_back` is called for each block that leaves the
+/// cache without being taken.
 class BlockCache {
  public:
   explicit BlockCache(void (*give_back)(void* block)) : give_back_(give_back) {}
@@ -21,14 +23,15 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  /// The block of that size that came last, as its pages are likeliest to be in a processor's cache; nullptr if there is none.
+  /// The block of that size that was put in last, because its pages are the likeliest to be in a processor's cache;
+  /// nullptr if there is none.
   void* take(size_t bytes);
-  /// Gives the block back at once if there is no memory to note it.
+  /// Adds the block to the cache, or gives it back at once if there is no memory to note it.
   void put(void* block, size_t bytes) noexcept;
-  /// Gives back blocks until at most `bytes` are left, those first that came first.
+  /// Gives back blocks, the oldest first, until at most `bytes` are left.
   void shrink(int64_t bytes) noexcept;
 
-  /// The bytes of all blocks that are here.
+  /// Bytes of all blocks in the cache.
   int64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:

@@ -20,8 +20,9 @@
 // oneDNN's scratch memory comes through raw_allocate, which demands that a DataPtr's context is its data pointer: the
 // header satisfies that, a wrapping context would not. Tried on torch 2.11.0 and 2.13.0.
 //
-// Big blocks that are released are kept for the next tensor of their size, as much as tensors took lately beyond what they take now: live
-// and kept bytes together stay below the latest peak and below the limit. So the process takes no more than it had to anyway.
+// Big blocks that are released are kept for the next tensor of their size. Their bytes are limited to the difference
+// between the latest peak of live bytes and the live bytes now, so that live and kept bytes together stay below that
+// peak and below the limit. The process therefore takes no more memory than its peak needs anyway.
 
 namespace snug::detail {
 namespace {
@@ -86,7 +87,7 @@ BlockCache& kept_blocks() {
   return *instance;
 }
 
-// What is kept has to give way to what lives.
+// Shrinks the kept blocks to the room that `live` bytes leave below the limit and the latest peak.
 void make_way(int64_t live) {
   BlockCache& kept = kept_blocks();
   const Counters& c = counters();
@@ -130,7 +131,7 @@ void charge(int64_t bytes) {
   make_way(live);
 }
 
-// What is kept is given up before memory is said to be out.
+// Gives up all kept blocks before it reports that memory is out.
 void* new_block(size_t bytes) {
   try {
     return wrapped_allocator->raw_allocate(bytes);
@@ -193,8 +194,9 @@ class CountingAllocator final : public c10::Allocator {
   void copy_data(void* dest, const void* src, std::size_t count) const override { default_copy_data(dest, src, count); }
 };
 
-// Before main, so before any tensor that a program makes. Tensors that other static initialisers may have made keep the
-// deleter they were born with. Never destroyed, and the library is linked so that it stays loaded: tensors may outlive both.
+// Runs before main, and so before the program makes a tensor. Tensors of other static initialisers may be older; they
+// keep the deleter that they were made with. The allocator is never destroyed, and the library is linked so that it
+// stays loaded, because tensors may outlive both.
 c10::Allocator* const our_allocator = [] {
   auto* allocator = new CountingAllocator;
   constexpr uint8_t kAboveDefault = 1;

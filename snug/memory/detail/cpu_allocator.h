@@ -1,7 +1,6 @@
 #pragma once
-// The one place through which every byte of CPU tensor memory goes: it counts live bytes, enforces caps, and tells
-// observers. It wraps the allocator that LibTorch had and is put in its place when libsnug is loaded, so that nothing
-// escapes the count.
+// The allocator of all CPU tensor memory. It counts live bytes, enforces caps and tells observers. It wraps the
+// allocator that LibTorch had, and takes its place when libsnug is loaded, so that no allocation escapes the count.
 
 #include <cstdint>
 
@@ -9,7 +8,7 @@
 
 namespace snug::detail {
 
-/// Told of every allocation and release of tensor memory, from any thread, one call at a time.
+/// Receives every allocation and release of tensor memory, from any thread, one call at a time.
 class MemoryObserver {
  public:
   virtual ~MemoryObserver() = default;
@@ -19,7 +18,7 @@ class MemoryObserver {
   virtual void on_saved_for_backward(const void* data) noexcept = 0;
 };
 
-/// Whether an observer is to be told of saved tensors, which costs a hook for each of them.
+/// Whether an observer receives saved tensors, which costs a hook for each of them.
 enum class SavedTensors { Ignore, Report };
 
 void add_observer(MemoryObserver&, SavedTensors);
@@ -36,15 +35,16 @@ void require_cpu_allocator();
 /// Bytes of CPU tensor memory alive now, as requested by tensors (no rounding).
 int64_t live_cpu_bytes() noexcept;
 
-/// Bytes of blocks that no tensor has, kept for tensors to come. Together with live bytes they are no more than were alive lately, and within
-/// the limit.
+/// Bytes of blocks that no tensor has, kept for later tensors. Live and kept bytes together never exceed the latest peak
+/// of live bytes, nor the limit.
 int64_t kept_cpu_bytes() noexcept;
 
-/// Caps are a set; the smallest one holds. An allocation that would go past it throws c10::OutOfMemoryError.
+/// Adds a cap on live bytes. Of several caps the smallest holds. An allocation that would exceed it throws
+/// c10::OutOfMemoryError.
 void add_cpu_limit(int64_t bytes);
 void remove_cpu_limit(int64_t bytes) noexcept;
 
-/// While it lives, caps of exactly `bytes` do not hold. Only to find out how large one must be.
+/// While it lives, caps of exactly `bytes` are off. Its one purpose is to find out how large a cap must be.
 class [[nodiscard]] CpuLimitPaused final {
  public:
   explicit CpuLimitPaused(int64_t bytes);
@@ -56,8 +56,8 @@ class [[nodiscard]] CpuLimitPaused final {
   int64_t bytes_;
 };
 
-/// Makes the allocation number `countdown` from now on (1: the next) throw c10::OutOfMemoryError, once; 0 takes that back.
-/// Returns what was left of an earlier countdown. For tests of failure safety.
+/// Makes one allocation throw c10::OutOfMemoryError: number `countdown` from now on, where 1 is the next one. 0 cancels
+/// an earlier call. Returns the rest of the earlier countdown. For tests of failure safety.
 int64_t fail_allocation_after(int64_t countdown) noexcept;
 
 }  // namespace snug::detail

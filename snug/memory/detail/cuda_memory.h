@@ -1,6 +1,6 @@
 #pragma once
-// What needs CUDA's own headers, behind two functions: cuda_memory.cpp where snug is built with CUDA, no_cuda_memory.cpp
-// otherwise.
+// The functions that need CUDA's own headers: cuda_memory.cpp defines them where snug is built with CUDA,
+// no_cuda_memory.cpp otherwise.
 
 #include <cstdint>
 
@@ -8,9 +8,8 @@
 
 namespace snug::detail {
 
-/// Limits the caching allocator of `device` (which must be ready(), see device.h) to `bytes` unless it is limited to less; returns the
-/// fraction that held before.
-/// Throws ConfigError if snug was built without CUDA.
+/// Limits the caching allocator of `device` to `bytes`, unless its limit is lower already. `device` must be ready()
+/// (see device.h). Returns the memory fraction that was set before.
 double set_cuda_limit(c10::Device device, int64_t bytes);
 void restore_cuda_fraction(c10::Device device, double fraction) noexcept;
 

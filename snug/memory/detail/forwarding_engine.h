@@ -1,6 +1,7 @@
 #pragma once
-// ForwardingEngine: an autograd engine that leaves all work to another one. LibTorch keeps threads and queues for one engine of a process, so a library
-// that wants a say in what engines decide puts itself in front of the engine it finds: LibTorch's own, Python's, or another library's.
+// ForwardingEngine: an autograd engine that leaves all work to another one. LibTorch keeps threads and queues for one
+// engine per process. A library that wants to take part in an engine's decisions therefore puts itself in front of the
+// engine that it finds: LibTorch's own, Python's, or another library's.
 
 #include <memory>
 
@@ -10,18 +11,20 @@
 
 namespace snug::detail {
 
-/// Which kind of pointer depends on LibTorch.
+/// The kind of pointer depends on LibTorch's version.
 using NodePointer = decltype(torch::autograd::Edge::function);
 
-/// Never destroyed, as threads of the other engine may outlive the program's end. Tried on torch 2.13.0; the interface is that of 2.11 to 2.15.
+/// Never destroyed, as threads of the other engine may outlive the program's end. Tried on torch 2.13.0; the interface
+/// is that of 2.11 to 2.15.
 class ForwardingEngine : public torch::autograd::Engine {
  public:
   explicit ForwardingEngine(Engine& inner) : inner_(inner) {}
 
   Engine& inner() const { return inner_; }
 
-  /// Of a backward pass that fails nothing stays: LibTorch keeps the gradients that were on their way to other nodes until this thread's next pass
-  /// begins, so where no other pass is under way on this thread, an empty one is made.
+  /// Runs a backward pass. If it fails, none of its gradients stays alive. By itself LibTorch keeps the gradients that
+  /// were on their way to other nodes until the thread's next pass begins. Therefore an empty pass follows a failed
+  /// one, unless it ran inside another pass of this thread.
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
                                          const torch::autograd::variable_list& inputs, bool keep_graph,
                                          bool create_graph, bool accumulate_grad,

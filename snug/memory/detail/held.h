@@ -1,16 +1,19 @@
 #pragma once
-// What a tensor held at one moment, and whether it holds it still: the one place that says by what such a moment is known, for checkpoints, kept
-// results, offload, compression and tape.
+// Whether a tensor still holds the value that it held at an earlier moment. This is the one definition of "the same
+// value", for checkpoints, kept results, offload, compression and the tape.
 //
-// A value is known by four things:
+// A value is identified by four things:
 // - its storage;
-// - who counts its writes. Views and detached aliases share the counter of their base. Parts from `unsafe_chunk`, `.data()` and `from_blob` of the
-//   same memory have one each, so a count alone says nothing of the storage;
+// - the counter of its writes. Views and detached aliases share the counter of their base. Parts from `unsafe_chunk`,
+//   `.data()` and `from_blob` of the same memory have a counter each, so an equal count does not prove that the storage
+//   was left alone;
 // - the count;
-// - the operators that wrote to the storage since, where operators are seen (operator_mode.h). Some of these autograd does not count at
-//   all: those through another counter, and arguments that a kernel fills, such as RReLU's noise.
+// - the operators that have written to the storage since, where operators are seen (operator_mode.h). Autograd does not
+//   count some of these writes at all: writes through another counter, and arguments that a kernel fills, such as
+//   RReLU's noise.
 //
-// A count that moved with no operator to explain it is a write through a pointer, as custom functions make before they say mark_dirty.
+// A count that moved without an operator to explain it is a write through a pointer. Custom functions make such writes
+// before they call mark_dirty.
 
 #include <cstdint>
 
@@ -19,27 +22,27 @@
 
 namespace snug::detail {
 
-/// Autograd's count of the writes to a tensor, which moves on with the tensor, and the part of it that operators explain. Shares the tensor's
-/// counter and does not hold its memory.
+/// Autograd's count of the writes to a tensor, and the part of it that seen operators explain. The object shares the
+/// tensor's counter, so the count moves on with the tensor, and does not hold the tensor's memory.
 class WriteCount final {
  public:
-  /// Of nothing, and of inference tensors, whose writes nobody counts: it never moves.
+  /// The count of no tensor, or of an inference tensor, whose writes nobody counts: it never moves.
   WriteCount() = default;
   explicit WriteCount(const at::Tensor& tensor);
-  /// Of a tensor that has been seen to count `known` writes, not more.
+  /// The count of a tensor of which exactly `known` writes are known.
   WriteCount(const at::Tensor& tensor, uint32_t known) : WriteCount(tensor) { known_ = known; }
 
-  /// Which counter it is; nullptr if there is none. Tensors that share it count each other's writes.
+  /// The identity of the counter; nullptr if there is none. Tensors that share a counter count each other's writes.
   const void* counter() const;
   static const void* counter_of(const at::Tensor& tensor);
   uint32_t now() const { return counter_.enabled() ? counter_.current_version() : 0; }
 
-  /// An operator that is seen is about to write, or has just written and autograd has not counted it yet: through `writes` arguments with this
-  /// counter. Autograd counts none or all of them.
+  /// Announces a write by a seen operator, through `writes` arguments with this counter. The operator is about to
+  /// write, or has just written and autograd has not counted it yet. Autograd counts none or all of these arguments.
   void expect(uint32_t writes = 1);
-  /// Whether it moved otherwise, since it was made or since accept().
+  /// Whether the count moved by more than the announced writes, since the construction or the last accept().
   bool moved() const { return moved_ || now() - known_ > expected_; }
-  /// Takes what it is now for what is known.
+  /// Takes the count of now for the known count.
   void accept();
 
  private:

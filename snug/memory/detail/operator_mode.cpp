@@ -10,9 +10,10 @@
 
 #include "snug/core/error.h"
 
-// A kernel for all operators on a dispatch key that no tensor has. Where the key is included in this thread's state, the dispatcher comes by
-// after autograd and before any device's kernel. DispatchKey::Fake was kept for such use before LibTorch 2.13, which means it for a mode of
-// its own and registers nothing. Tried on 2.11.0 and 2.13.0.
+// A kernel for all operators, on a dispatch key that no tensor has. Where this thread's state includes the key, the
+// dispatcher calls the kernel after autograd and before any device's kernel. Before LibTorch 2.13, DispatchKey::Fake
+// was reserved for such use. LibTorch 2.13 means it for a mode of its own, but registers nothing. Tried on 2.11.0 and
+// 2.13.0.
 
 namespace snug::detail {
 namespace {
@@ -55,7 +56,7 @@ struct OperatorDispatch {
 
 namespace {
 
-// Autograd hands the set of keys on to its own threads, where there are no scopes.
+// Autograd hands the set of keys on to its own threads. Those have no scopes.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   RandomDraw random;
   OperatorDispatch::run(op, keys, innermost, random, *stack);

@@ -1,6 +1,7 @@
 #pragma once
-// The seam below autograd, beside that of saved tensors: a policy that sees every operator which runs on a thread, forward and backward, with
-// its operands, before the kernel does. It can change operands, put results in place of the call, or just count.
+// The interface below autograd, beside the one for saved tensors: a policy that sees every operator that runs on a
+// thread, forward and backward, with its operands, before the kernel does. It can change operands, replace the call by
+// results of its own, or just count.
 //
 //   class Count final : public OperatorPolicy {
 //     void call(const OperatorCall& call, Stack& stack) override { ++count; call.proceed(stack); }
@@ -21,7 +22,7 @@ using Stack = torch::jit::Stack;
 
 class OperatorScope;
 
-/// Below which layers, and with which modes, an operator was called.
+/// The layers below which, and the modes with which, an operator was called.
 struct CallContext {
   c10::DispatchKeySet keys;
   c10::impl::LocalDispatchKeySet local;
@@ -34,8 +35,8 @@ class OperatorCall {
                RandomDraw& drawn)
       : op(callee), random(drawn), keys_(keys), outside_(outside) {}
 
-  /// Takes the arguments from the end of `stack` and leaves the results: through the policy outside of this one if there is one,
-  /// else by the kernel. May be called any number of times, or not at all.
+  /// Takes the arguments from the end of `stack` and leaves the results there. The next outer policy makes the call, or
+  /// the kernel if there is none. May be called any number of times, or not at all.
   void proceed(Stack& stack) const;
 
   CallContext context() const;
@@ -48,21 +49,23 @@ class OperatorCall {
   const OperatorScope* outside_;
 };
 
-/// Called on the thread that made the scope only. Operators are seen below autograd, autocast and in-place bookkeeping: composite ones in
-/// their parts, and none of those that a kernel calls. What a policy itself calls goes to the policies outside of it.
+/// Called only on the thread that made the scope. Operators are seen below autograd, autocast and in-place bookkeeping.
+/// Composite operators are seen as their parts, and operators that a kernel calls are not seen. Operators that a policy
+/// calls go to the policies outside of it.
 class OperatorPolicy {
  public:
   virtual ~OperatorPolicy() = default;
-  /// The last op.schema().arguments().size() elements of `stack` are the arguments; the results are to take their place.
+  /// The last op.schema().arguments().size() elements of `stack` are the arguments. `call` must replace them by the
+  /// results.
   virtual void call(const OperatorCall& call, Stack& stack) = 0;
-  /// Something that is no operator has written to the tensor; see report_unseen_write.
+  /// Code that is no operator has written to the tensor; see report_unseen_write.
   virtual void unseen_write(const at::Tensor&) {}
 };
 
-/// Asks `policy`, which must outlive it, first, while it lives, on this thread. Costs about a microsecond an operator, and nothing when
-/// there is no scope. Scopes end in the reverse of the order in which they began. Backward passes that begin while it lives are seen: they stay on
-/// this thread. For operators of others, make a scope there (in a hook, or where a saved tensor is unpacked).
-/// Throws ConfigError if another library has registered itself for DispatchKey::Fake, which this uses.
+/// While it lives, `policy` is the first to be asked on this thread. `policy` must outlive the scope. An operator costs
+/// about a microsecond more, and nothing when there is no scope. Scopes must end in the reverse of the order in which
+/// they began. Backward passes that begin while the scope lives stay on this thread and are seen. To see operators of
+/// other threads, make a scope there (in a hook, or where a saved tensor is unpacked).
 class [[nodiscard]] OperatorScope final {
  public:
   explicit OperatorScope(OperatorPolicy& policy);
@@ -79,14 +82,14 @@ class [[nodiscard]] OperatorScope final {
   BackwardOnThisThread backward_;
 };
 
-/// Calls an operator as a call that was seen was: the same kernel, below autograd and autocast, out of sight of all policies. `from`: what
-/// it drew from, if it was random.
+/// Repeats a call that was seen: the same kernel, below autograd and autocast, out of sight of all policies. `from` is
+/// the generator that a random operator drew from.
 void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack& stack, const at::Generator& from);
 
-/// Tells the policies of this thread that values came into a tensor from elsewhere, as from another process.
+/// Tells the policies of this thread that a tensor got values from elsewhere, for example from another process.
 void report_unseen_write(const at::Tensor& tensor);
 
-/// While it lives, no policy sees what this thread calls: for what hooks do on the side.
+/// While it lives, no policy sees the operators that this thread calls. For the side work of hooks.
 class [[nodiscard]] UnseenOperators final {
  public:
   UnseenOperators();

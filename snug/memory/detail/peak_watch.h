@@ -1,6 +1,6 @@
 #pragma once
-// PeakWatch: the most tensor memory that was alive at once on a device since the watch was made. Two atomics an allocation on
-// CPU; elsewhere the device allocator's own statistics.
+// PeakWatch: the most tensor memory that was alive at once on a device since the watch was made. On the CPU it costs
+// two atomic operations per allocation; on other devices it reads the device allocator's own statistics.
 
 #include <atomic>
 #include <cstdint>
@@ -18,7 +18,7 @@ class PeakWatch final : private MemoryObserver {
   PeakWatch(const PeakWatch&) = delete;
   PeakWatch& operator=(const PeakWatch&) = delete;
 
-  /// Bytes, all live tensor memory on the device included.
+  /// In bytes. All live tensor memory on the device counts.
   int64_t peak() const;
 
  private:

@@ -29,7 +29,7 @@ std::optional<size_t> generator_argument(const c10::FunctionSchema& schema) {
 
 bool is_torchs_own(const c10::OperatorHandle& op) { return op.schema().name().starts_with("aten::"); }
 
-// The same but for the generator, as rand.generator(size, generator) of rand(size).
+// Whether the two schemas differ only by the generator, as rand.generator(size, generator) and rand(size) do.
 bool is_twin(const c10::FunctionSchema& schema, size_t generator, const c10::FunctionSchema& of) {
   auto others = schema.arguments();
   others.erase(others.begin() + static_cast<std::ptrdiff_t>(generator));
@@ -38,7 +38,7 @@ bool is_twin(const c10::FunctionSchema& schema, size_t generator, const c10::Fun
       [](const c10::Argument& a, const c10::Argument& b) { return a.name() == b.name() && *a.type() == *b.type(); });
 }
 
-// How an operator is given a generator.
+// The way in which an operator is given a generator.
 struct Taker {
   std::optional<c10::OperatorHandle> op;  // itself or a twin; none: not at all
   size_t argument = 0;
@@ -85,7 +85,7 @@ c10::Device device_of(const c10::IValue* first, const c10::IValue* last) {
   return named.value_or(c10::Device(c10::DeviceType::CPU));
 }
 
-// What it draws from if nobody says otherwise.
+// The generator that the operator draws from by itself.
 at::Generator programs_generator(const c10::OperatorHandle& op, const Stack& stack) {
   const c10::IValue* const last = stack.data() + stack.size();
   const c10::IValue* const first = last - op.schema().arguments().size();
@@ -106,8 +106,8 @@ void give(const Taker& taker, const c10::OperatorHandle& op, Stack& stack, const
   }
 }
 
-// While it lives, a generator that cannot be given to an operator is in the place of the program's. What other threads draw meanwhile they
-// draw from it.
+// For operators that take no generator. While it lives, the given generator's state is in the program's generator.
+// Other threads that draw meanwhile draw from that state.
 class InPlaceOf {
  public:
   InPlaceOf(at::Generator program, const at::Generator& generator) : program_(std::move(program)) {
@@ -151,8 +151,8 @@ void RandomDraw::run(const c10::OperatorHandle& op, Stack& stack, Kernel kernel)
     kernel(op);
     return;
   }
-  // Kernels lock the generator that they draw from, which is the copy: so the program's stays locked. Other libraries' might draw from it
-  // all the same, and wait for ever.
+  // Kernels lock the generator that they draw from, here the copy, so the program's generator can stay locked.
+  // Operators of other libraries might draw from the program's generator all the same, and wait for ever.
   std::unique_lock lock(program.mutex());
   at::Generator copy = program.clone();
   if (!taker.op || !is_torchs_own(op)) {

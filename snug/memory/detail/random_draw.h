@@ -1,7 +1,8 @@
 #pragma once
-// What a random operator draws from. Where a policy wants to know it, the operator draws from a copy of the generator, which then takes the
-// program's place: so what it drew from is known exactly, whatever other threads draw meanwhile. And it can draw the same again without the
-// program's generator, which others draw from.
+// The generator that a random operator draws from. If a policy asks for it, the operator draws from a copy of the
+// program's generator, and the program's generator then takes the state of that copy. The state that the operator drew
+// from is therefore known exactly, whatever other threads draw meanwhile. The operator can also repeat its draws
+// without the program's generator, which other threads use.
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -10,26 +11,28 @@
 
 namespace snug::detail {
 
-/// Of one call of an operator; policies fill it in before the call and read it after.
+/// The generators of one operator call. Policies fill it in before the call and read it after the call.
 struct RandomDraw {
-  /// What to draw from, as it is, instead of what the program gave the operator or, if it gave none, the default generator of its device.
-  /// Stays as it is, as do the program's generators.
+  /// If defined, the operator draws from this state, instead of the generator that the program gave it or, if it gave
+  /// none, the default generator of its device. The call changes neither `from` nor the program's generators.
   at::Generator from = {};
-  /// Whether `before` is wanted.
+  /// Set it to get `before`.
   bool is_noted = false;
-  /// What it drew from, as it was before. To be copied, not drawn from. Undefined where there is no generator, as on a meta device.
+  /// The generator that the operator drew from, in its state before the call. Copy it; do not draw from it. Undefined
+  /// where there is no generator, as on a meta device.
   at::Generator before = {};
 
   using Kernel = c10::function_ref<void(const c10::OperatorHandle&)>;
-  /// Runs a random operator: calls `kernel` with it, or its twin that takes a generator, and the arguments on the stack.
+  /// Runs a random operator: calls `kernel` with the arguments on the stack and either the operator itself or its twin
+  /// that takes a generator.
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack, Kernel kernel);
 };
 
-/// A copy of what it would draw from by itself. Undefined where there is no generator.
+/// A copy of the generator that the operator draws from by itself. Undefined where there is no generator.
 at::Generator copy_of_programs_generator(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
 
-/// Whether an operator with the same operands and RandomDraw::from does the same: one of LibTorch's, or one that takes a generator. Others
-/// may draw from elsewhere.
+/// Whether an operator repeats its results from the same operands and RandomDraw::from. True for LibTorch's operators
+/// and for those that take a generator. Other operators may draw from elsewhere.
 bool draws_the_same_again(const c10::OperatorHandle& op);
 
 }  // namespace snug::detail

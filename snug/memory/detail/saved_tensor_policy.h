@@ -1,5 +1,5 @@
 #pragma once
-// The saved-tensor seam, for the library's own use: what SavedTensorHooks offers to users, as an interface.
+// The interface for saved tensors inside the library. SavedTensorHooks is its public form.
 
 #include <any>
 #include <memory>
@@ -10,8 +10,8 @@
 
 namespace snug::detail {
 
-/// What happens to a tensor that autograd saves. Kept alive by every tensor it packed. Methods may be called from any of
-/// autograd's threads.
+/// Decides what happens to a tensor that autograd saves. Every tensor that a policy packed keeps the policy alive.
+/// Methods may be called from any of autograd's threads.
 class SavedTensorPolicy {
  public:
   virtual ~SavedTensorPolicy() = default;
@@ -20,7 +20,7 @@ class SavedTensorPolicy {
   virtual at::Tensor unpack(std::any& packed) = 0;
 };
 
-/// Makes `policy` the one that is asked on this thread, while the scope lives. nullptr: autograd's own way.
+/// While it lives, `policy` is asked on this thread. nullptr: autograd's own behaviour.
 class [[nodiscard]] PolicyScope final {
  public:
   explicit PolicyScope(std::shared_ptr<SavedTensorPolicy> policy);
@@ -32,14 +32,14 @@ class [[nodiscard]] PolicyScope final {
   BackwardOnThisThread backward_;
 };
 
-/// The policy that is asked on this thread now; nullptr if it is autograd's own way.
+/// The policy that is asked on this thread now; nullptr for autograd's own behaviour.
 std::shared_ptr<SavedTensorPolicy> current_policy();
 
-/// Tells the memory meters that the storage of `tensor` is held for backward. Packed tensors are marked by the seam itself;
-/// a policy that holds some elsewhere marks those.
+/// Tells the memory meters that the storage of `tensor` is held for backward. Packed tensors are marked automatically;
+/// a policy that holds some of them elsewhere marks those itself.
 void mark_as_saved(const at::Tensor& tensor);
 
-/// Puts snug's engine in front of the one that is there, if it is not in front already.
+/// Puts snug's engine in front of the current one, if it is not in front already.
 void install_engine();
 
 }  // namespace snug::detail
