@@ -61,8 +61,8 @@ std::string_view take_digits(std::string_view& text) {
   return digits;
 }
 
-// whole and fraction are digits; the result is negative if it does not fit. The whole part is exact, which a double
-// would not be beyond 2^53.
+// `whole` and `fraction` are digits. The result is negative if it does not fit. The whole part is computed exactly; a
+// double is not exact beyond 2^53.
 int64_t times(std::string_view whole, std::string_view fraction, int64_t unit) {
   int64_t count = 0;
   const auto parsed = std::from_chars(whole.data(), whole.data() + whole.size(), count);

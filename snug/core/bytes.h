@@ -28,7 +28,7 @@ class Bytes {
 
   bool is_unlimited() const { return count_ == kUnlimited; }
 
-  /// In bytes; of an unlimited amount the largest int64_t, so that `used <= budget.count()` holds for all `used`.
+  /// In bytes. An unlimited amount gives the largest int64_t, so that `used <= budget.count()` holds for every `used`.
   int64_t count() const { return count_; }
 
   /// For people: "512 B", "1.50 GiB" (two decimals, powers of 1024), "unlimited".

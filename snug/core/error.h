@@ -12,7 +12,7 @@
 
 namespace snug {
 
-/// The base of everything snug throws on purpose.
+/// The base of all exceptions that snug throws on purpose.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -24,7 +24,7 @@ class ConfigError : public Error {
   using Error::Error;
 };
 
-/// A file whose content is not what its format promises. Names the file.
+/// A file whose content does not follow its format. The message names the file.
 class CorruptFile : public Error {
  public:
   using Error::Error;
@@ -36,7 +36,7 @@ class BudgetExceeded : public Error {
   explicit BudgetExceeded(const std::string& message, Bytes smallest_feasible = Bytes(0))
       : Error(message), smallest_feasible_(smallest_feasible) {}
 
-  /// The smallest budget for which a plan was found; 0 where none was looked for.
+  /// The smallest budget for which a plan was found; 0 if none was looked for.
   Bytes smallest_feasible() const noexcept { return smallest_feasible_; }
 
  private:

@@ -33,7 +33,8 @@ Path folder_of(const Path& path) { return path.has_parent_path() ? path.parent_p
 constexpr const char* kUnfinished = ".tmp";
 constexpr size_t kRandomSize = 17;  // of a hyphen and digits
 
-// How the names of unfinished files of `path` begin: with its own name, or with the start of it and a hash of all of it where no room is left.
+// The start of the names of unfinished files of `path`: its own name or, if that leaves no room, the start of its name
+// and a hash of the whole name.
 std::string unfinished_start(const Path& path) {
   std::string name = path.filename().string();
   const size_t room = NAME_MAX - std::string_view(kUnfinished).size() - kRandomSize;
@@ -49,7 +50,8 @@ std::string unfinished_start(const Path& path) {
   return name + kUnfinished;
 }
 
-// Another name each time, in every process: two that replace a file at once do not write into the same.
+// A different name on each call and in every process, so that two callers that replace a file at once do not write into
+// the same one.
 Path unfinished_path(const Path& path) {
   std::random_device random;
   return path.parent_path() / fmt::format("{}-{:08x}{:08x}", unfinished_start(path), random(), random());
@@ -74,7 +76,7 @@ class [[nodiscard]] Descriptor final {
     }
   }
 
-  // One write may take less than it is given: at most 2 GiB on Linux, and what fits when the disk gets full.
+  // One write may accept fewer bytes than it is given: at most 2 GiB on Linux, and fewer when the disk gets full.
   void write(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t written = ::write(number_, bytes.data(), bytes.size());
@@ -102,7 +104,7 @@ class [[nodiscard]] Descriptor final {
     return static_cast<size_t>(got);
   }
 
-  // Some file systems report only here that the content did not arrive (NFS, quotas).
+  // Some file systems (NFS, quotas) report only here that the content did not arrive.
   void close() {
     if (::close(std::exchange(number_, -1)) != 0) {
       fail_with_errno(operation_, path_);

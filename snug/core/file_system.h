@@ -1,5 +1,6 @@
 #pragma once
-// FileSystem: the seam through which snapshots and logs are made durable; tests can fail any single operation.
+// FileSystem: the file operations of snapshots and logs, as an interface. Tests replace it to fail any single
+// operation.
 //
 //   FileSystem& disk = FileSystem::real();
 //   disk.write_file(folder / "model.tmp", std::array<std::string_view, 2>{header, tensors});  // safe on the disk,
@@ -23,13 +24,13 @@ class FileSystem {
   virtual ~FileSystem() = default;
 
   /// Creates or truncates the file, writes all parts one after the other, and returns when they are on the disk
-  /// (fsync). If it throws, a part of the content may have been left behind. A link of that name is not followed.
+  /// (fsync). If it throws, a part of the content may be left behind. If the name is a link, the link is not followed.
   virtual void write_file(const Path& path, std::span<const std::string_view> parts) = 0;
 
   /// Gives `from` the name `to`, atomically replacing a file of that name.
   virtual void rename(const Path& from, const Path& to) = 0;
 
-  /// Makes the names of this directory durable: what was created in it, renamed and removed.
+  /// Makes the names in this directory durable: the entries created, renamed and removed in it.
   virtual void sync_directory(const Path& path) = 0;
 
   /// Creates the directory and its parents, and makes their names durable; one that exists already is no error.
@@ -41,26 +42,28 @@ class FileSystem {
   /// The names (not paths) of the directory's entries, sorted.
   virtual std::vector<std::string> list(const Path& directory) const = 0;
 
-  /// False only if there is nothing of this name; throws if that cannot be told.
+  /// False only if there is nothing of this name. Throws if that cannot be found out.
   virtual bool exists(const Path& path) const = 0;
 
   /// The whole content of a file.
   virtual std::string read_file(const Path& path) const = 0;
 
-  /// The file system of this computer (POSIX). Without state: any thread may use it.
+  /// The file system of this computer (POSIX). It has no state, so any thread may use it.
   static FileSystem& real();
 };
 
-/// Writes the parts one after the other to a file that is whole on the disk or not there: an earlier file of that name stays until then. If it
-/// throws, nothing has changed. Several may replace the same file at once: the last one's content stays.
+/// Writes the parts one after the other to a file, atomically: the file on the disk is the complete new one, or still
+/// the earlier one. If it throws, nothing has changed. Several callers may replace the same file at once; the content
+/// of the last one stays.
 void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts,
                   FileSystem& files = FileSystem::real());
 void replace_file(const FileSystem::Path& path, std::string_view text, FileSystem& files = FileSystem::real());
 
-/// Whether a file is one in which replace_file writes what then takes the name of `path`, and which a kill in the midst of that leaves.
+/// Whether `file` is an unfinished file of replace_file(path): the file that it writes first and then renames to
+/// `path`. A kill in between leaves it behind.
 bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path);
 
-/// Removes those files, if their folder is there. Nobody may be replacing `path` meanwhile.
+/// Removes the unfinished files of `path`, if their directory exists. Nobody may be replacing `path` meanwhile.
 void remove_unfinished(const FileSystem::Path& path, FileSystem& files = FileSystem::real());
 
 }  // namespace snug

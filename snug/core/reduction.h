@@ -1,5 +1,5 @@
 #pragma once
-// Reduction: what becomes of many values, of a loss's items or of the ranks' gradients.
+// Reduction: how many values become one: the items of a loss, or the ranks' gradients.
 
 namespace snug {
 

@@ -1,12 +1,13 @@
 #pragma once
-// RngState: what torch's default generators would give next, captured and put back. Exact resume stands on it.
+// RngState: the state of torch's default random generators, captured and restored. Exact resume is based on it.
 //
 //   const auto state = snug::RngState::capture();
 //   auto a = torch::rand(3);
 //   state.restore();
 //   auto b = torch::rand(3);   // equal to a
 //
-// The generators are the process's: what other threads draw between capture() and restore() is given out again.
+// The generators belong to the process: numbers that other threads draw between capture() and restore() are drawn again
+// afterwards.
 
 #include <memory>
 
@@ -14,18 +15,19 @@
 
 namespace snug {
 
-/// State of the CPU's default generator and of those of every device of the accelerator that is in use.
+/// State of the CPU's default generator and of the default generator of every device of the accelerator in use.
 class RngState {
  public:
   static RngState capture();
   void restore() const;
-  /// Whether the generators are in this state now. False too where one has come into use since.
+  /// Whether the generators are in this state now. Also false if another generator has come into use since.
   bool is_current() const;
-  /// Whether the generators would give the same. False too where one of them came into use in between.
+  /// Whether both states give the same numbers. Also false if a generator came into use in between.
   bool operator==(const RngState& other) const;
 
   StateDict state_dict() const;
-  /// Throws CorruptFile if an entry is missing or no state of this torch's generator; a device that is absent here is passed over.
+  /// Throws CorruptFile if an entry is missing or is no state of this torch's generator. Skips devices that are absent
+  /// on this machine.
   static RngState from_state_dict(const StateDict&);
 
  private:
@@ -34,7 +36,7 @@ class RngState {
   std::shared_ptr<const Copies> copies_;
 };
 
-/// Puts the generators back to where they were when the guard was made.
+/// Restores the generators, at the end of the scope, to their state at the guard's construction.
 class [[nodiscard]] RngGuard final {
  public:
   RngGuard() : state_(RngState::capture()) {}

@@ -1,5 +1,5 @@
 #pragma once
-// StateDict: what must survive a restart, as plain named values; Stateful: anything that gives and takes one.
+// StateDict: named values that must survive a restart. Stateful: an object that gives and takes a StateDict.
 //
 //   snug::StateDict state;
 //   state.set("step", int64_t{12});
@@ -48,7 +48,7 @@ class StateDict {
   template <class T>
   const T& get(const std::string& name) const;
 
-  /// In order. Not of a temporary, which a range-for would outlive.
+  /// All entries, in order. Deleted for a temporary, which would not live as long as a range-for over its entries.
   const std::vector<StateEntry>& entries() const&;
   const std::vector<StateEntry>& entries() && = delete;
 
@@ -61,7 +61,7 @@ struct StateEntry {
   StateDict::Value value;
 };
 
-/// Something with state, seen from outside: `state` gives it, `load` takes it back (and checks it). Made by hand or by
+/// An object with state, seen from outside: `state` returns it; `load` checks and restores it. Made by hand, or by
 /// snug::stateful(x) for modules, optimizers, scalers and schedules.
 struct Stateful {
   std::function<StateDict()> state;

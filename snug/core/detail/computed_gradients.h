@@ -1,5 +1,6 @@
 #pragma once
-// What snug's own custom Functions say of themselves, for those who hand out saved tensors (memory/detail/not_adopted.h).
+// A mark by which snug's own custom Functions tell that they compute every gradient they return, for the code that
+// hands out saved tensors (memory/detail/not_adopted.h).
 
 #include <utility>
 
@@ -8,11 +9,11 @@
 
 namespace snug::detail {
 
-/// The custom Function whose backward runs, if it computes all that it returns: none of its saved tensors becomes a gradient as it is, so
-/// nobody need copy them.
+/// The custom Function whose backward runs, if it computes every gradient that it returns. None of its saved tensors
+/// then becomes a gradient as it is, so they need no copy.
 inline thread_local const torch::autograd::Node* computes_its_gradients = nullptr;
 
-/// context->get_saved_variables(), of a Function that computes all that it returns.
+/// context->get_saved_variables(), for a Function that computes every gradient that it returns.
 inline torch::autograd::variable_list saved_for_computing(torch::autograd::AutogradContext* context) {
   struct Back {
     const torch::autograd::Node* before;

@@ -47,7 +47,7 @@ std::shared_ptr<FileMemory> FileMemory::in(const std::filesystem::path& director
   }
   const auto close = c10::make_scope_exit([&] { ::close(descriptor); });
   ::unlink(name.c_str());
-  // A page for which the disk has no room would end the process when it is written.
+  // Without room on the disk, writing a page would end the process.
   if (const int reason = bytes == 0 ? 0 : ::posix_fallocate(descriptor, 0, bytes); reason != 0) {
     fail("find room for", bytes, name, reason);
   }

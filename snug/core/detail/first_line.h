@@ -1,5 +1,5 @@
 #pragma once
-// What an error says, without the stack that LibTorch's go on with.
+// An error's message without the stack trace that LibTorch appends.
 
 #include <exception>
 #include <string>

@@ -6,7 +6,7 @@
 
 namespace snug::detail {
 
-/// `hash`: of the text before, to go on from.
+/// `hash`: the hash of the preceding text, to continue from.
 constexpr uint32_t fnv1a(std::string_view text, uint32_t hash = 2166136261U) {
   for (const char c : text) {
     hash = (hash ^ static_cast<unsigned char>(c)) * 16777619U;

@@ -6,8 +6,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-// Rests on the hook that LibTorch's autograd calls after it has accumulated a leaf's gradient, and which Python registers by
-// register_post_accumulate_grad_hook. Tried on LibTorch 2.11.0 and 2.13.0.
+// Uses the hook that LibTorch's autograd calls after it has accumulated a leaf's gradient. In Python,
+// register_post_accumulate_grad_hook registers it. Tried on LibTorch 2.11.0 and 2.13.0.
 
 namespace snug::detail {
 namespace {
@@ -25,7 +25,7 @@ class Call final : public torch::autograd::PostAccumulateGradHook {
 
 bool has_gradient_hook(const at::Tensor& leaf) {
   namespace impl = torch::autograd::impl;
-  // What never required a gradient has no such place.
+  // A tensor that never required a gradient has no such place.
   return impl::get_autograd_meta(leaf) != nullptr && impl::post_acc_grad_hooks(leaf) != nullptr;
 }
 

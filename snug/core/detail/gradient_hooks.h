@@ -1,6 +1,6 @@
 #pragma once
-// GradientHooks: calls made during backward when a leaf's gradient is complete. LibTorch has one place for that per tensor, so who comes
-// second must know that it is taken.
+// GradientHooks: calls made during backward when a leaf's gradient is complete. LibTorch has room for one such call per
+// tensor, so a second user must find out that the place is taken.
 
 #include <functional>
 #include <vector>
@@ -9,14 +9,14 @@
 
 namespace snug::detail {
 
-/// Whether something, such as StepInBackward, is called when backward has completed the gradient of `leaf`. It may use
-/// the gradient up.
+/// Whether a hook, such as StepInBackward's, is called when backward has completed the gradient of `leaf`. The hook may
+/// use the gradient up.
 bool has_gradient_hook(const at::Tensor& leaf);
 
 class GradientHooks final {
  public:
   GradientHooks() = default;
-  /// Takes the calls back.
+  /// Removes the hooks.
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;

@@ -1,7 +1,8 @@
 #pragma once
-// in_parts: an operator that goes element by element, over the elements of many CPU tensors at once. LibTorch's fused operators go from tensor to
-// tensor there, wake all threads for each and wait for them; with 75 tensors of a small GPT that was half of a step. Here each thread has a part of
-// all elements, and calls the operator for that, with the same bits.
+// in_parts: runs an element-by-element operator over the elements of many CPU tensors at once. LibTorch's fused
+// operators go from tensor to tensor on the CPU; for each tensor they wake all threads and wait for them. With the 75
+// tensors of a small GPT that took half of a step. Here each thread gets a part of all elements and calls the operator
+// for it, with the same bits as a result.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,10 +15,11 @@
 
 namespace snug::detail {
 
-/// A multiple of vectors and of cache lines, and work enough for one call of an operator.
+/// A multiple of the sizes of vectors and cache lines, and enough work for one call of an operator.
 inline constexpr int64_t kPartGrain = 1 << 15;
 
-/// Elements begin to end - 1 of a tensor and of those that lie in memory as it does. A scalar (a count of steps) belongs to all of them.
+/// Elements begin to end - 1 of a tensor, and of the tensors that have the same layout in memory. A scalar (a count of
+/// steps) belongs to every part.
 struct Part {
   int64_t begin, end;
 
@@ -29,14 +31,14 @@ struct Part {
   }
 };
 
-/// Whether their elements lie on the CPU and without gaps, so that they may be gone through in any parts.
+/// Whether the tensors lie on the CPU and without gaps in memory, so that their elements may be visited in any parts.
 inline bool can_go_in_parts(const std::vector<at::Tensor>& tensors) {
   return std::all_of(tensors.begin(), tensors.end(),
                      [](const at::Tensor& tensor) { return tensor.is_cpu() && tensor.is_non_overlapping_and_dense(); });
 }
 
-/// Calls `update(i, part)` on LibTorch's threads, without gradient mode, for parts that together are all elements of all `tensors`. Parts begin
-/// at multiples of kPartGrain elements.
+/// Calls `update(i, part)` on LibTorch's threads, without gradient mode. The parts together are all elements of all
+/// `tensors`. Parts begin at multiples of kPartGrain elements.
 template <class Update>
 void in_parts(const std::vector<at::Tensor>& tensors, const Update& update) {
   std::vector<int64_t> counts;
@@ -50,8 +52,9 @@ void in_parts(const std::vector<at::Tensor>& tensors, const Update& update) {
   });
 }
 
-/// Calls `fused(tensors, lists...)`, an operator of LibTorch that goes through lists of tensors element by element: for parts, where `tensors`
-/// can go in parts, or else for all at once. Those of `lists` are empty, or as long as `tensors` and lie in memory as these do, or hold scalars.
+/// Calls `fused(tensors, lists...)`, an operator of LibTorch that goes through lists of tensors element by element. If
+/// `tensors` can go in parts, it is called for each part, otherwise once for all. Each of `lists` is empty, or as long
+/// as `tensors`; its tensors are scalars or lie in memory as those of `tensors` do.
 template <class Fused, class... Lists>
 void call_in_parts(const Fused& fused, const std::vector<at::Tensor>& tensors, const Lists&... lists) {
   if (!can_go_in_parts(tensors)) {

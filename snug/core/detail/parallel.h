@@ -1,7 +1,7 @@
 #pragma once
-// parallel_for: at::parallel_for for sources of snug's own, over the elements of many tensors at once. LibTorch's is a template that runs in
-// one thread where it is compiled without OpenMP's flag, which the shared precompiled header does not have; so it is compiled with it
-// once, here.
+// parallel_for: at::parallel_for for snug's own sources, over the elements of many tensors at once. LibTorch's
+// parallel_for is a template that runs in one thread if it is compiled without OpenMP's flag. The shared precompiled
+// header does not have that flag, so this one source is compiled with it.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,9 @@
 
 namespace snug::detail {
 
-/// Calls `part(i, begin, end)` for parts of [0, counts[i]) of every i, on LibTorch's threads: each part is of one i, and begins at a
-/// multiple of `grain`. The work is shared out as a whole, so that many small counts cost no more than a large one.
+/// Calls `part(i, begin, end)` for parts of [0, counts[i]) of every i, on LibTorch's threads. Each part belongs to one
+/// i and begins at a multiple of `grain`. The work is shared out as a whole, so many small counts cost no more than one
+/// large count.
 void parallel_for(const std::vector<int64_t>& counts, int64_t grain,
                   const std::function<void(size_t i, int64_t begin, int64_t end)>& part);
 

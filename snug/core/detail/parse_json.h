@@ -1,6 +1,6 @@
 #pragma once
-// JSON from a file that anybody may have written. Reading takes no stack for what is nested, but writing a part of it again does, so deeper than
-// anything of ours nothing is read: what lies there is left out, and misses where it is asked for.
+// JSON from a file of unknown origin. Parsing nested values needs no stack, but writing a part of them again does.
+// Therefore values that are nested deeper than any of snug's are left out, and are missing where they are asked for.
 
 #include <string_view>
 
@@ -8,7 +8,7 @@
 
 namespace snug::detail {
 
-/// As Json::parse.
+/// Parses as Json::parse does.
 template <class Json>
 Json parse_json(std::string_view text, bool allow_exceptions = true) {
   constexpr int kDeepest = 100;

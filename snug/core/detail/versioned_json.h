@@ -23,14 +23,15 @@ struct JsonKind {
   int version = 1;
 };
 
-/// An object of this kind, to which fields may be added.
+/// Returns an object of this kind with `fields`. More fields may be added.
 inline OrderedJson versioned_json(const JsonKind& kind, OrderedJson fields) {
   OrderedJson json{{kind.key, kind.version}};
   json.update(fields);
   return json;
 }
 
-/// read(json), after the version was checked. Throws ConfigError if `text` is no JSON, of another kind or version, or lacks what `read` asks for.
+/// Returns read(json) after a check of the version. Throws ConfigError if `text` is no JSON, is of another kind or
+/// version, or lacks a value that `read` asks for.
 template <class Read>
 auto read_versioned_json(const JsonKind& kind, std::string_view text, Read&& read) {
   try {
