@@ -5,9 +5,10 @@
 //   for (const auto& micro : snug::micro_batches(batch, 100)) // 100, 100, 100, 100, 100, 12
 //     ...
 //
-// For a batch type of your own, provide `int64_t batch_size(const B&)` and `B batch_slice(const B&, int64_t begin, int64_t end)`
-// beside it; `B batch_to(const B&, c10::Device)` as well, if Stepper shall move micro-batches to the model's device, and
-// `BatchShape batch_shape(const B&)`, if items differ in size and Stepper has a memory_budget.
+// For a batch type of your own, provide `int64_t batch_size(const B&)` and `B batch_slice(const B&, int64_t begin,
+// int64_t end)` beside it. Two more functions are optional:
+// - `B batch_to(const B&, c10::Device)`, if Stepper shall move micro-batches to the model's device;
+// - `BatchShape batch_shape(const B&)`, if items differ in size and Stepper has a memory_budget.
 
 #include <cstdint>
 #include <initializer_list>
@@ -36,10 +37,11 @@ class Batch {
 int64_t batch_size(const Batch& batch);
 /// Items begin to end - 1, as views.
 Batch batch_slice(const Batch& batch, int64_t begin, int64_t end);
-/// On `device`; the same tensors if they are there already. Host tensors go to another device from pinned memory, without waiting.
+/// The batch on `device`; the same tensors if they are there already. Host tensors go to another device through pinned
+/// memory, without waiting.
 Batch batch_to(const Batch& batch, c10::Device device);
 
-/// How large an item is: what decides, beside their number, how much memory a model needs for them.
+/// The size of an item. Together with the number of items it decides how much memory a model needs for them.
 struct BatchShape {
   /// Type and sizes of each tensor, without dimension 0.
   std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> tensors = {};
@@ -49,7 +51,8 @@ struct BatchShape {
 
 BatchShape batch_shape(const Batch& batch);
 
-/// Views of `batch` with `size` items each; the last may be smaller, nothing is dropped. Throws ConfigError unless size >= 1.
+/// Views of `batch` with `size` items each; the last may be smaller, nothing is dropped. Throws ConfigError unless
+/// size >= 1.
 std::vector<Batch> micro_batches(const Batch& batch, int64_t size);
 
 }  // namespace snug

@@ -10,8 +10,9 @@
 #include "snug/accumulation/detail/batch_norm_layers.h"
 #include "snug/core/error.h"
 
-// C++ modules have no forward hooks. LibTorch tells an observer of each operator, with its operands: those of aten::batch_norm are the input and
-// the running mean, by which the layer is known. So it does not matter how often the callable runs the model, or a model its layers.
+// C++ modules have no forward hooks. LibTorch tells an observer of each operator, with its operands. The operands of
+// aten::batch_norm include the input and the running mean; the running mean identifies the layer. So it does not matter
+// how often the callable runs the model, or a model its layers.
 
 namespace snug {
 namespace {
@@ -81,7 +82,7 @@ struct Observer {
 
 thread_local Observer* Observer::current = nullptr;
 
-// The modes of a module's tree, and what training changes in its BatchNorms; put back at the end.
+// The modes of a module's tree, and the state that training changes in its BatchNorms; restored at the end.
 class Before {
  public:
   Before(torch::nn::Module& module, const std::vector<BatchNormLayer>& layers) : module_(module) {
@@ -99,7 +100,8 @@ class Before {
     for (auto& [buffer, value] : buffers_) {
       buffer.copy_(value);
     }
-    // train() takes all that is below along, so from the top down; a module that lies in two places is set in both.
+    // train() also sets all modules below, so set the modes from the top down. A module that lies in two places is set
+    // in both.
     module_.apply([&](torch::nn::Module& each) { each.train(training_.at(&each)); });
   }
   Before(const Before&) = delete;

@@ -10,11 +10,12 @@
 
 #include "snug/core/error.h"
 
-// The loss of a step is L = (sum of s_i) / (sum of n_i) over micro-batches with sums s_i and counts n_i. The divisor is known only
-// after the last forward, and backward cannot wait for it. So each micro-batch is divided by a provisional count P, taken
-// from the first one, and the gradients are multiplied by P / N at the end. Where counts are as expected, P equals N and nothing is
-// multiplied: one micro-batch then gives the very bits of (s / n).backward(). Dividing at once, and not only at the end,
-// keeps FP16 gradients in range. A mean m_i enters as m_i * (n_i / P).
+// The loss of a step is L = (sum of s_i) / (sum of n_i) over micro-batches with sums s_i and counts n_i. The divisor N
+// = sum of n_i is known only after the last forward, and backward cannot wait for it. Each micro-batch is therefore
+// divided by a provisional count P, taken from the first one, and the gradients are multiplied by P / N at the end. If
+// counts are as expected, P equals N and nothing is multiplied: one micro-batch then gives exactly the bits of (s /
+// n).backward(). Dividing at once, and not only at the end, keeps FP16 gradients in range. A mean m_i enters as m_i *
+// (n_i / P).
 
 namespace snug {
 
@@ -80,7 +81,7 @@ at::Tensor AccumulationWindow::weigh(const Loss& loss, double expected_parts) {
   const at::Tensor detached = value.detach().to(at::kDouble);
   const auto add = [](at::Tensor& total, const at::Tensor& term) { total = total.defined() ? total + term : term; };
 
-  // A mean's count is read at once: over nothing it may be NaN, and then its backward must be left out.
+  // A mean's count is read at once: the mean over no items may be NaN, and its backward must be skipped.
   if (loss.count_tensor().defined() && !is_mean) {
     const at::Tensor count = loss.count_tensor().reshape({}).to(value.device(), at::kDouble);
     if (provisional_ > 0) {

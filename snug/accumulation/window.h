@@ -1,6 +1,6 @@
 #pragma once
-// AccumulationWindow: the arithmetic of one optimizer step over several micro-batches: which weight each loss gets, and
-// what is to be corrected at the end. Stepper owns one; use it alone to write a loop of your own.
+// AccumulationWindow: the arithmetic of one optimizer step over several micro-batches: the weight of each loss, and the
+// correction at the end. Stepper owns one; use it alone to write a loop of your own.
 //
 //   snug::AccumulationWindow window(model->named_parameters());
 //   for (const auto& micro : parts) {
@@ -30,38 +30,39 @@ class AccumulationWindow {
     double correction = 1.0;  ///< what the gradients were multiplied with: provisional over real number of items
   };
 
-  /// For several processes with a share of the batch each: turns the number of items of this one, which need not be
-  /// whole, and its sum of losses (undefined: it had none) into those of all.
+  /// For several processes that each have a share of the batch. Gets this process's number of items (not necessarily
+  /// whole) and its sum of losses (undefined if it had none), and turns them into those of all processes.
   using SumOverRanks = std::function<void(double& items, at::Tensor& loss_sum)>;
 
   explicit AccumulationWindow(std::vector<std::pair<std::string, at::Tensor>> parameters);
 
-  /// Opens the window: from here to close() no parameter may be written. Without it the first weigh() does so.
+  /// Opens the window: from here to close() no parameter may be written. If it is not called, the first weigh() opens
+  /// the window.
   void begin();
 
-  /// Before the first weigh(): takes `items`, >= 1, as the provisional divisor, the same in several processes whose
-  /// gradients are added.
+  /// Sets the provisional divisor to `items`, >= 1. Call it before the first weigh(), with the same value in all
+  /// processes whose gradients are added.
   void divide_by(double items);
 
-  /// Call backward() on the result. `expected_parts`: how many micro-batches of this size the window will have; it sets
-  /// the provisional divisor, and only the first call's value matters. A micro-batch without items gives an undefined
-  /// tensor: leave its backward out. Throws ConfigError if a parameter was written since the window was opened (naming
-  /// it), if the kind of loss changes, or if a Loss::whole is not alone.
+  /// Returns the weighted loss; call backward() on it. `expected_parts`: the number of micro-batches of this size that
+  /// the window will have. It sets the provisional divisor; only the value of the first call matters. For a micro-batch
+  /// without items the result is undefined: skip its backward. Throws ConfigError if a parameter was written since the
+  /// window was opened (naming it), if the kind of loss changes, or if a Loss::whole is not alone.
   at::Tensor weigh(const Loss& loss, double expected_parts);
 
   /// Throws ConfigError, naming the parameter, if one was written since the window was opened.
   void check_parameters() const;
 
   /// Ends the window: multiplies the gradients so that they are those of the mean over all items. Throws ConfigError if
-  /// these are not a whole number.
+  /// the number of items is not whole.
   Totals close(const SumOverRanks& sum_over_ranks = {});
   /// Ends the window and drops its gradients.
   void abandon();
 
   /// Micro-batches so far.
   int64_t size() const { return size_; }
-  /// What the gradients so far are to be multiplied with to be those of the mean over the items so far. NaN without
-  /// items, or if their number lies on a device.
+  /// The factor that turns the gradients so far into those of the mean over the items so far. NaN without items, or if
+  /// their number lies on a device.
   double to_mean() const;
 
  private:

@@ -1,5 +1,6 @@
 #pragma once
-// The BatchNorms of a module. LibTorch's three classes have no base in common that is not a template of themselves.
+// The BatchNorms of a module. LibTorch's three classes have no common base that is independent of the class itself (it
+// is a template of each).
 
 #include <functional>
 #include <optional>
@@ -20,13 +21,13 @@ struct BatchNormLayer {
   at::Tensor* num_batches_tracked;
 };
 
-/// Nothing if `module` is no BatchNorm itself.
+/// The view of `module`; empty if it is not a BatchNorm itself.
 std::optional<BatchNormLayer> as_batch_norm(torch::nn::Module& module);
 
-/// All in `module`, each once, in the order of Module::modules().
+/// All BatchNorms in `module`, each once, in the order of Module::modules().
 std::vector<BatchNormLayer> batch_norm_layers(torch::nn::Module& module);
 
-/// The same, of those with running statistics. Throws ConfigError in the name of `function` if there are none.
+/// All BatchNorms with running statistics. Throws ConfigError in the name of `function` if there are none.
 std::vector<BatchNormLayer> layers_with_statistics(torch::nn::Module& module, const char* function);
 
 }  // namespace snug::detail

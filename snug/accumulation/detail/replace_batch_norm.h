@@ -1,5 +1,5 @@
 #pragma once
-// Putting other layers in the place of a module's BatchNorms.
+// Replacement of a module's BatchNorms by other layers.
 
 #include <memory>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace snug::detail {
 
-/// Where a BatchNorm hangs: child `index` of `parent`, called `name` there and `path` from the root.
+/// The place of a BatchNorm: child `index` of `parent`, called `name` there and `path` from the root.
 struct BatchNormPlace {
   torch::nn::Module* parent;
   size_t index;
@@ -20,13 +20,15 @@ struct BatchNormPlace {
   BatchNormLayer layer;
 };
 
-/// All in `module`; one that hangs in two places, twice. Throws ConfigError in the name of `function` if there are none, or if `module` is one.
+/// All places in `module`; two entries for a BatchNorm that is in two places. Throws ConfigError in the name of
+/// `function` if there are none, or if `module` is a BatchNorm.
 std::vector<BatchNormPlace> places_of_batch_norms(torch::nn::Module& module, const char* function);
 
-/// The first place of a layer that something besides its parents holds, and would go on using: a member or a variable. Null if there is none.
+/// The first place of a layer that is held by something besides its parents (a member or a variable), which would go on
+/// using it. Null if there is none.
 const BatchNormPlace* first_held_elsewhere(const std::vector<BatchNormPlace>& places);
 
-/// `any`: the same module, for a Sequential to call.
+/// Puts `module` in that place. `any`: the same module, for a Sequential to call.
 void put_in_place(const BatchNormPlace& place, const std::shared_ptr<torch::nn::Module>& module,
                   torch::nn::AnyModule any);
 
