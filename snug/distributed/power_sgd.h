@@ -18,7 +18,7 @@ struct PowerSgdOptions {
   int64_t rank = 1;
   /// So many first steps are sent as they are, while gradients change much.
   int64_t start_step = 1000;
-  /// Matrices of which fewer bytes than this part would be saved travel as they are, as vectors do.
+  /// The factor by which a matrix must shrink; others travel as they are, as vectors do.
   double min_compression = 2;
   /// Adds what a step lost to the next one's gradient. Costs one more copy of the gradients.
   bool error_feedback = true;

@@ -12,14 +12,17 @@
 #include "snug/planner/detail/filling.h"
 #include "snug/planner/detail/plan_pool.h"
 #include "snug/planner/detail/segment_plans.h"
+#include "snug/planner/detail/storage_uses.h"
 
 // Choosing what to rebuild is NP-hard already on chains (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal
 // checkpointing for heterogeneous chains", RR-9302), so this is search, with the simulator as the only judge:
 //
-//  - segments: the step is cut where few bytes cross, and dynamic programming says which segments keep, drop or run again over several levels
-//    (segment_table.cpp). No plan that is returned is slower than the best of these.
-//  - descent: plain training, and segments' plans that overflow a little, are brought down to the budget, cheapest change first (descent.cpp).
-//  - filling: what fits keeps again what there is room for, and the best few are polished, change by change (filling.cpp).
+//  - segments: the step is cut where few bytes cross, and dynamic programming says which segments keep, drop or run
+//    again over several levels (segment_table.cpp). No plan that is returned is slower than the best of these.
+//  - descent: plain training, and segments' plans that overflow a little, are brought down to the budget, cheapest
+//    change first (descent.cpp).
+//  - filling: what fits keeps again what there is room for, and the best few are polished, change by change
+//    (filling.cpp).
 //
 // Every plan ever simulated whose point (peak, seconds) no other beats is remembered, so answers only get better.
 
@@ -30,7 +33,8 @@ using detail::at;
 using detail::PlanPoint;
 using detail::PlanPool;
 
-// Which plan is the most frugal one does not depend on times; which is found does, and measured ones are others each time.
+// Which plan is the most frugal one does not depend on times; which is found does, and measured ones are others each
+// time.
 StepProfile with_even_times(StepProfile profile) {
   for (ProfiledOperator& op : profile.operators) {
     op.seconds = 1;
@@ -46,7 +50,7 @@ StepProfile with_even_times(StepProfile profile) {
 }
 
 // All that can be rebuilt is dropped and then treated like this; what cannot leaves, if it may.
-Stays frugal(const StepSimulator& simulator, Stay choice) {
+Stays frugal(const StepSimulator& simulator, const detail::StorageUses& uses, Stay choice) {
   const StepProfile& profile = simulator.profile();
   Stays plan = keep_all(profile);
   for (int s = 0; s < static_cast<int>(plan.size()); ++s) {
@@ -54,8 +58,7 @@ Stays frugal(const StepSimulator& simulator, Stay choice) {
     const int op = simulator.last_producer(s);
     const bool can_be_rebuilt =
         storage.kind == StorageKind::Activation && op >= 0 && profile.operators[at(op)].replayable;
-    const bool may_leave = storage.kind != StorageKind::External && profile.link.is_open() && storage.bytes > 0;
-    const bool leaves = may_leave && (choice == Stay::offloaded() || !can_be_rebuilt);
+    const bool leaves = uses.may_leave[at(s)] && (choice == Stay::offloaded() || !can_be_rebuilt);
     plan[at(s)] = leaves                        ? Stay::offloaded()
                   : !can_be_rebuilt             ? Stay::kept()
                   : choice == Stay::offloaded() ? Stay::never()
@@ -71,9 +74,10 @@ class PlanSolver::Search {
   Search(const StepSimulator& simulator, SolverOptions options)
       : simulator_(simulator),
         options_(options),
+        uses_(simulator),
         pool_(simulator),
-        descent_(simulator, pool_),
-        filling_(simulator, pool_) {}
+        descent_(simulator, uses_, pool_),
+        filling_(simulator, uses_, pool_) {}
 
   void solve(int64_t budget);
   PlanAnswer answer(int64_t budget) const;
@@ -87,6 +91,7 @@ class PlanSolver::Search {
 
   const StepSimulator& simulator_;
   const SolverOptions options_;
+  const detail::StorageUses uses_;
   PlanPool pool_;
   detail::Descent descent_;
   detail::Filling filling_;
@@ -115,7 +120,7 @@ RematPlan PlanSolver::Search::plan_of(const Stays& stays, double seconds, int64_
 // Plans to go on from, the most promising first.
 std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
   if (!segment_plans_) {
-    segment_plans_.emplace(simulator_, pool_);
+    segment_plans_.emplace(simulator_, uses_, pool_);
   }
   std::vector<PlanPoint> result = segment_plans_->around(budget);
   result.push_back(pool_.evaluate(keep_all(simulator_.profile()), budget));
@@ -129,7 +134,7 @@ std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
   }
   for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded()}) {
     if (choice != Stay::offloaded() || simulator_.profile().link.is_open()) {
-      result.push_back(pool_.evaluate(frugal(simulator_, choice), budget));
+      result.push_back(pool_.evaluate(frugal(simulator_, uses_, choice), budget));
     }
   }
   std::erase_if(result, [](const PlanPoint& one) { return !one.possible(); });

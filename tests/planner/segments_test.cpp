@@ -11,13 +11,13 @@
 
 #include "snug/planner/detail/room.h"
 #include "snug/planner/detail/segment_table.h"
+#include "snug/planner/detail/storage_uses.h"
 #include "snug/planner/solver.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace snug::segments_test {
 namespace {
 
-using detail::cut_into_segments;
 using detail::Room;
 using detail::Segments;
 using detail::SegmentTable;
@@ -27,6 +27,10 @@ using plan::StepSimulator;
 using testing::deep_chain;
 using testing::ProfileBuilder;
 using testing::random_profile;
+
+Segments cut(const StepSimulator& simulator, int most) {
+  return detail::cut_into_segments(simulator, detail::StorageUses(simulator), most);
+}
 
 constexpr double kNever = 1e9;
 
@@ -61,7 +65,7 @@ TEST(SegmentTable, IsAsFastAsTheRecurrenceForADeepChain) {
   constexpr int kLength = 40;
   const StepSimulator simulator(deep_chain(kLength));
   const double plain = simulator.profile().plain_seconds();
-  const Segments segments = cut_into_segments(simulator, kLength);
+  const Segments segments = cut(simulator, kLength);
   ASSERT_EQ(segments.count(), kLength);
   const SegmentTable table(segments);
   Recurrence recurrence;
@@ -107,7 +111,7 @@ TEST(SegmentTable, HasPossiblePlansOnlyWhateverIsRandomOrPinned) {
   for (uint32_t seed = 0; seed < 100; ++seed) {
     for (const StepProfile& profile : {random_profile(seed, 20), with_pinned(random_profile(seed, 20), seed)}) {
       const StepSimulator simulator(profile);
-      for (const plan::Stays& plan : SegmentTable(cut_into_segments(simulator, 12)).plans()) {
+      for (const plan::Stays& plan : SegmentTable(cut(simulator, 12)).plans()) {
         ASSERT_EQ(simulator.run(plan).impossible, -1) << seed;
       }
     }
@@ -127,7 +131,7 @@ TEST(SegmentTable, KeepsWhatReadAnOlderVersionOfAStorageFromOutside) {
     }
   }
   const StepSimulator simulator(builder.finish());
-  const auto plans = SegmentTable(cut_into_segments(simulator, 12)).plans();
+  const auto plans = SegmentTable(cut(simulator, 12)).plans();
   ASSERT_GT(plans.size(), 3U);
   for (const plan::Stays& plan : plans) {
     ASSERT_EQ(simulator.run(plan).impossible, -1);
@@ -140,7 +144,7 @@ TEST(Segments, AreKnownWhereTwoBackwardPassesFollowEachOther) {
   const auto backward = profile.events.end() - 5 * 40;  // five events each
   std::rotate(backward, backward + 5 * 20, profile.events.end());
   const StepSimulator simulator(deep_chain(40));
-  const int in_order = cut_into_segments(simulator, 20).count();
+  const int in_order = cut(simulator, 20).count();
   std::vector<ProfileEvent> events;
   for (const ProfileEvent& event : profile.events) {
     if (event.kind != EventKind::Allocate &&
@@ -149,7 +153,7 @@ TEST(Segments, AreKnownWhereTwoBackwardPassesFollowEachOther) {
     }
   }
   profile.events = events;
-  EXPECT_GE(cut_into_segments(StepSimulator(profile), 20).count(), in_order / 2);
+  EXPECT_GE(cut(StepSimulator(profile), 20).count(), in_order / 2);
 }
 
 TEST(PlanSolver, TakesProfilesThatHaveNearlyNothing) {
@@ -174,7 +178,7 @@ TEST(SegmentTable, GivesFrugalPlansForALongChain) {
   for (const int random_every : {0, 10}) {
     const StepSimulator simulator(deep_chain(150, random_every));
     const Simulation plain = simulator.run(keep_all(simulator.profile()));
-    const auto plans = SegmentTable(cut_into_segments(simulator, 80)).plans();
+    const auto plans = SegmentTable(cut(simulator, 80)).plans();
     ASSERT_GT(plans.size(), 20U);
     int64_t least = plain.peak_bytes;
     for (const plan::Stays& plan : plans) {
@@ -187,7 +191,7 @@ TEST(SegmentTable, GivesFrugalPlansForALongChain) {
 TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {
   for (uint32_t seed = 0; seed < 50; ++seed) {
     const StepSimulator simulator(random_profile(seed, 40));
-    const Segments segments = cut_into_segments(simulator, 10);
+    const Segments segments = cut(simulator, 10);
     ASSERT_LE(segments.count(), 10);
     int next = 0;
     for (int k = 0; k < segments.count(); ++k) {
@@ -203,9 +207,7 @@ TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {
   }
 }
 
-TEST(Segments, AreNoneOfAProfileWithoutOperators) {
-  EXPECT_EQ(cut_into_segments(StepSimulator(StepProfile{}), 10).count(), 0);
-}
+TEST(Segments, AreNoneOfAProfileWithoutOperators) { EXPECT_EQ(cut(StepSimulator(StepProfile{}), 10).count(), 0); }
 
 // A loop: each round reads the features, its state, and leaves an output that only the end of the step reads. So each cut is crossed by the
 // features and by as many outputs as there were rounds.

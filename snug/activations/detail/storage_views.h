@@ -19,9 +19,10 @@ inline at::Tensor storage_bytes(const c10::Storage& storage) {
 /// That of a tensor; not its version.
 inline at::Tensor storage_bytes(const at::Tensor& tensor) { return storage_bytes(tensor.storage()); }
 
-/// A tensor of its own with the same view of another storage, or of the same.
-inline at::Tensor on_storage(const at::Tensor& tensor, const c10::Storage& storage) {
-  auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true);
+/// A tensor of its own with the same view of another storage, or of the same. `version` counts its writes.
+inline at::Tensor on_storage(const at::Tensor& tensor, const c10::Storage& storage,
+                             c10::VariableVersion version = c10::VariableVersion(0)) {
+  auto impl = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(std::move(version), true);
   impl->set_storage_keep_dtype(storage);
   return at::Tensor(std::move(impl));
 }
@@ -31,12 +32,9 @@ inline at::Tensor without_memory(const at::Tensor& tensor) {
   const auto no_memory = [](c10::Device device) {
     return c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
   };
-  static const c10::Storage on_cpu = no_memory(c10::kCPU);  // one for all
-  auto impl =
-      tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(c10::VariableVersion::DISABLED),
-                                                            true);  // nobody writes to it, so nobody counts
-  impl->set_storage_keep_dtype(tensor.is_cpu() ? on_cpu : no_memory(tensor.device()));
-  return at::Tensor(std::move(impl));
+  static const c10::Storage on_cpu = no_memory(c10::kCPU);                 // one for all
+  const c10::VariableVersion not_counted(c10::VariableVersion::DISABLED);  // nobody writes to it
+  return on_storage(tensor, tensor.is_cpu() ? on_cpu : no_memory(tensor.device()), not_counted);
 }
 
 }  // namespace snug::detail

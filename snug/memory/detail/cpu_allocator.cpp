@@ -21,8 +21,8 @@
 // header satisfies that, a wrapping context would not. Tried on torch 2.11.0 and 2.13.0.
 //
 // Big blocks that are released are kept for the next tensor of their size. Their bytes are limited to the difference
-// between the latest peak of live bytes and the live bytes now, so that live and kept bytes together stay below that
-// peak and below the limit. The process therefore takes no more memory than its peak needs anyway.
+// between the latest peak of live bytes and the live bytes now, so that live and kept bytes together never exceed that
+// peak or the limit. The process therefore takes no more memory than its peak needs anyway.
 
 namespace snug::detail {
 namespace {

@@ -4,10 +4,11 @@
 
 #include "snug/planner/detail/at.h"
 
-// A profile does not say for which operator a storage is unpacked. It is one that wrote or read it, and the backward pass goes through operators
-// about from the last to the first. So the longest sequence of Unpacks is looked for whose operators fall, where each Unpack may be for any of a
-// few users of its storage: the first Unpack for one of the last users, and so on. This is patience sorting (Fredman 1975). Unpacks
-// out of order, as of two backward passes one after the other, are left out.
+// A profile does not say for which operator a storage is unpacked. It is one that wrote or read it, and the backward
+// pass goes through operators about from the last to the first. So the longest sequence of Unpacks is looked for whose
+// operators fall, where each Unpack may be for any of a few users of its storage: the first Unpack for one of the last
+// users, and so on. This is patience sorting (Fredman 1975). Unpacks out of order, as of two backward passes one after
+// the other, are left out.
 
 namespace snug::detail {
 namespace {

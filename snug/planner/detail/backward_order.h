@@ -7,7 +7,8 @@
 
 namespace snug::detail {
 
-/// Per operator: the event of an Unpack that is its own; StorageUses::kNone where none is known. The later an operator, the earlier its event.
+/// Per operator: the event of an Unpack that is its own; StorageUses::kNone where none is known. The later an operator,
+/// the earlier its event.
 std::vector<int> backward_events(const StepProfile& profile, const StorageUses& uses);
 
 }  // namespace snug::detail

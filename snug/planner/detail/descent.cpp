@@ -6,9 +6,10 @@
 
 #include "snug/planner/detail/at.h"
 
-// Step by step the change is taken that removes most overflow for each second that it adds. As in DTR (Kirisame et al., 2021) a storage
-// costs what its whole chain of dropped producers costs; unlike a knapsack over saved bytes, a change whose replay overflows elsewhere is seen
-// and counted against it. Candidates are ranked by an estimate, and the best few are simulated, also many at once.
+// Step by step the change is taken that removes most overflow for each second that it adds. As in DTR (Kirisame et al.,
+// 2021) a storage costs what its whole chain of dropped producers costs; unlike a knapsack over saved bytes, a change
+// whose replay overflows elsewhere is seen and counted against it. Candidates are ranked by an estimate, and the best
+// few are simulated, also many at once.
 
 namespace snug::detail {
 namespace {
@@ -20,28 +21,13 @@ constexpr double kTiny = 1e-12;  // seconds
 
 }  // namespace
 
-Descent::Descent(const plan::StepSimulator& simulator, PlanPool& pool)
-    : simulator_(simulator), profile_(simulator.profile()), pool_(pool) {
-  const int events = static_cast<int>(profile_.events.size());
-  dropped_at_.assign(profile_.storages.size(), events);
-  unpacked_at_.assign(profile_.storages.size(), events);
-  for (int e = 0; e < events; ++e) {
-    const ProfileEvent& event = profile_.events[at(e)];
-    if (event.kind == EventKind::Drop) {
-      dropped_at_[at(event.index)] = e;
-    } else if (event.kind == EventKind::Unpack) {
-      unpacked_at_[at(event.index)] = std::min(unpacked_at_[at(event.index)], e);
-    }
-  }
-}
+Descent::Descent(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
+    : simulator_(simulator), profile_(simulator.profile()), uses_(uses), pool_(pool) {}
 
-bool Descent::may_leave(int storage) const {
-  return profile_.link.is_open() && profile_.storages[at(storage)].bytes > 0;
-}
-
-// Of its operator and of the producers of all that that needs and the plan neither keeps nor offloads. `seen`: per operator, the storage that
-// it was last counted for. None: by this estimate it cannot be rebuilt, and may be offloaded instead. Without a link there is always a
-// number, and the simulation tells: here it is not known what the program or an earlier unpacking still holds.
+// Of its operator and of the producers of all that that needs and the plan neither keeps nor offloads. `seen`: per
+// operator, the storage that it was last counted for. None: by this estimate it cannot be rebuilt, and may be offloaded
+// instead. Without a link there is always a number, and the simulation tells: here it is not known what the program or
+// an earlier unpacking still holds.
 std::optional<double> Descent::seconds_to_rebuild(int storage, const Stays& plan, std::vector<int>& seen) {
   double seconds = kTiny;
   bool is_possible = true;
@@ -75,21 +61,23 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
   for (int s = 0; s < static_cast<int>(profile_.storages.size()); ++s) {
     const Stay stay = point.plan[at(s)];
     const int last_use = point.run.last_use[at(s)];
-    const int last = stay == Stay::kept() ? std::min(unpacked_at_[at(s)], std::max(0, last_use)) : last_use;
+    const int last = stay == Stay::kept() ? std::min(uses_.unpacked_at[at(s)], std::max(0, last_use)) : last_use;
     // What is rebuilt and held was gone until the backward pass first asked for it.
-    const int first = stay == Stay::kept() ? dropped_at_[at(s)] : std::max(dropped_at_[at(s)], unpacked_at_[at(s)]);
+    const int first =
+        stay == Stay::kept() ? uses_.dropped_at[at(s)] : std::max(uses_.dropped_at[at(s)], uses_.unpacked_at[at(s)]);
     const StorageKind kind = profile_.storages[at(s)].kind;
-    const bool is_fixed = kind == StorageKind::External || (kind == StorageKind::Pinned && !may_leave(s));
+    const bool is_fixed = kind == StorageKind::External || (kind == StorageKind::Pinned && !uses_.may_leave[at(s)]);
     if (stay == Stay::never() || is_fixed || first >= last || over[at(last)] == over[at(first)]) {
       continue;
     }
     const int64_t bytes = profile_.storages[at(s)].bytes;
     const std::optional<double> rebuild = seconds_to_rebuild(s, point.plan, seen);
-    if (!rebuild && !may_leave(s)) {
+    if (!rebuild && !uses_.may_leave[at(s)]) {
       continue;
     }
-    const double transfer = may_leave(s) ? kTiny + profile_.link.out_seconds(bytes) + profile_.link.back_seconds(bytes)
-                                         : std::numeric_limits<double>::infinity();
+    const double transfer = uses_.may_leave[at(s)]
+                                ? kTiny + profile_.link.out_seconds(bytes) + profile_.link.back_seconds(bytes)
+                                : std::numeric_limits<double>::infinity();
     const double seconds = std::min(rebuild.value_or(transfer), transfer);
     const double relief = static_cast<double>(bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
     const Stay choice = seconds == transfer ? Stay::offloaded() : Stay::once_rebuilt();
@@ -131,7 +119,7 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
   for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && pool_.work_left() > 0; ++first) {
     const auto& [s, cheaper, can_be_rebuilt] = ranked[first];
     for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded()}) {
-      const bool is_less = choice == Stay::offloaded() ? may_leave(s) && from.plan[at(s)] != Stay::offloaded()
+      const bool is_less = choice == Stay::offloaded() ? uses_.may_leave[at(s)] && from.plan[at(s)] != Stay::offloaded()
                                                        : can_be_rebuilt && from.plan[at(s)] < choice;
       if (is_less) {
         Stays plan = from.plan;

@@ -6,13 +6,14 @@
 #include <vector>
 
 #include "snug/planner/detail/plan_pool.h"
+#include "snug/planner/detail/storage_uses.h"
 
 namespace snug::detail {
 
 class Descent {
  public:
   /// Keeps references.
-  Descent(const plan::StepSimulator& simulator, PlanPool& pool);
+  Descent(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
 
   /// Ends where the plan fits, or no change helps.
   PlanPoint run(PlanPoint from, int64_t budget);
@@ -27,13 +28,11 @@ class Descent {
   std::vector<Candidate> candidates(const PlanPoint& point, int64_t budget);
   std::optional<double> seconds_to_rebuild(int storage, const plan::Stays& plan, std::vector<int>& seen);
   std::optional<PlanPoint> best_change(const PlanPoint& from, int64_t budget);
-  bool may_leave(int storage) const;
 
   const plan::StepSimulator& simulator_;
   const StepProfile& profile_;
+  const StorageUses& uses_;
   PlanPool& pool_;
-  std::vector<int> dropped_at_;  // per storage: the event where the program lets go of it
-  std::vector<int> unpacked_at_;
 };
 
 }  // namespace snug::detail

@@ -20,8 +20,8 @@ struct Droppable {
 /// Those that autograd saves and that can be rebuilt or offloaded, in the order of seconds a byte.
 std::vector<Droppable> droppables(const StepSimulator& simulator);
 
-/// Per storage: of the operators that wrote it. One that wrote several of the `saved` storages is shared out among them.
-/// Infinity: one of them cannot run again.
+/// Per storage: of the operators that wrote it. One that wrote several of the `saved` storages is shared out among
+/// them. Infinity: one of them cannot run again.
 std::vector<double> own_seconds(const StepSimulator& simulator, const std::vector<bool>& saved);
 
 /// Of a storage's way out and back; infinity without a link.

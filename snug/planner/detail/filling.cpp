@@ -13,21 +13,16 @@ namespace snug::detail {
 using plan::Stay;
 using plan::Stays;
 
-Filling::Filling(const plan::StepSimulator& simulator, PlanPool& pool)
+Filling::Filling(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
     : simulator_(simulator),
       profile_(simulator.profile()),
+      uses_(uses),
       pool_(pool),
-      dropped_at_(profile_.storages.size(), static_cast<int>(profile_.events.size())),
       ways_(profile_.storages.size(), {Stay::kept(), Stay::once_rebuilt(), Stay::never()}) {
-  for (int e = 0; e < static_cast<int>(profile_.events.size()); ++e) {
-    if (profile_.events[at(e)].kind == EventKind::Drop) {
-      dropped_at_[at(profile_.events[at(e)].index)] = e;
-    }
-  }
   for (int s = 0; s < static_cast<int>(profile_.storages.size()); ++s) {
     if (profile_.storages[at(s)].kind != StorageKind::External) {
       choices_.push_back(s);
-      if (profile_.link.is_open() && profile_.storages[at(s)].bytes > 0) {
+      if (uses_.may_leave[at(s)]) {
         ways_[at(s)].push_back(Stay::offloaded());
       }
     }
@@ -54,8 +49,8 @@ std::vector<Filling::Gain> Filling::gains(const PlanPoint& point) const {
     const double seconds = profile_.operators[at(op)].seconds;
     const int first = first_at[at(op)];
     const int held_from = stay == Stay::never() ? point.run.last_use[at(s)] : std::max(first, stay.event);
-    if (dropped_at_[at(s)] <= held_from) {
-      result.push_back({times[at(op)] * seconds / bytes, s, Stay::kept(), dropped_at_[at(s)], held_from});
+    if (uses_.dropped_at[at(s)] <= held_from) {
+      result.push_back({times[at(op)] * seconds / bytes, s, Stay::kept(), uses_.dropped_at[at(s)], held_from});
     }
     if (stay != Stay::once_rebuilt() && times[at(op)] > 1 && first <= held_from) {
       result.push_back({(times[at(op)] - 1) * seconds / bytes, s, Stay::once_rebuilt(), first, held_from});

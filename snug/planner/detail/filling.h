@@ -5,18 +5,20 @@
 #include <vector>
 
 #include "snug/planner/detail/plan_pool.h"
+#include "snug/planner/detail/storage_uses.h"
 
 namespace snug::detail {
 
 class Filling {
  public:
   /// Keeps references.
-  Filling(const plan::StepSimulator& simulator, PlanPool& pool);
+  Filling(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
 
   /// Keeps what there is room for, best first, many storages at once.
   PlanPoint fill(PlanPoint from, int64_t budget);
 
-  /// Tries each single change, and then swaps, until none helps or no more work than `limit` is left. `from` may overflow.
+  /// Tries each single change, and then swaps, until none helps or no more work than `limit` is left. `from` may
+  /// overflow.
   PlanPoint polish(PlanPoint from, int64_t budget, int64_t limit);
 
  private:
@@ -35,8 +37,8 @@ class Filling {
 
   const plan::StepSimulator& simulator_;
   const StepProfile& profile_;
+  const StorageUses& uses_;
   PlanPool& pool_;
-  std::vector<int> dropped_at_;                // per storage: the event where the program lets go of it
   std::vector<int> choices_;                   // storages that a plan can treat in more than one way
   std::vector<std::vector<plan::Stay>> ways_;  // per storage: to treat it
 };

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t kPerReplayed = 2;  // of work, for an operator that runs again
 
-// No plan runs more operators again. A step cut into segments over several levels runs each about as often as there are levels; what runs each
-// more often is a chain of which nothing is held, and there is a better plan.
+// No plan runs more operators again. A step cut into segments over several levels runs each about as often as there are
+// levels; what runs each more often is a chain of which nothing is held, and there is a better plan.
 int64_t most_replayed(const StepProfile& profile) {
   constexpr int64_t kEachTimes = 16;
   constexpr int64_t kAnyhow = 1000;

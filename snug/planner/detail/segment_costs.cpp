@@ -57,8 +57,8 @@ class Costs {
     }
   }
 
-  // Levels of all that is not droppable, and of the backward pass's own bytes; in the forward pass also of what the program still has though no
-  // later segment reads it.
+  // Levels of all that is not droppable, and of the backward pass's own bytes; in the forward pass also of what the
+  // program still has though no later segment reads it.
   void measure_bases() {
     const int events = static_cast<int>(profile_.events.size());
     std::vector<int64_t> level(at(events) + 1, 0);  // changes at first
@@ -127,7 +127,8 @@ class Costs {
 
   enum class Pass { First, Again };
 
-  // Highest level of a forward pass through the segment that keeps `kept`. The first time, a storage is there until the program lets go of it.
+  // Highest level of a forward pass through the segment that keeps `kept`. The first time, a storage is there until the
+  // program lets go of it.
   int64_t forward_peak(const Segment& segment, const std::vector<bool>& kept, Pass pass) const {
     const size_t count = at(segment.last - segment.first) + 1;
     std::vector<int64_t> taken(count, 0), given_back(count, 0);  // by each operator
@@ -183,7 +184,7 @@ class Costs {
     return result;
   }
 
-  // An option drops the saved storages that are cheapest to rebuild for their bytes; the next one drops one storage more.
+  // An option drops the saved storages that are cheapest to rebuild for their bytes; each one about as many more.
   void measure_forward(Segment& segment) const {
     for (int i = segment.first; i <= segment.last; ++i) {
       segment.seconds += is_needed_[at(i)] ? profile_.operators[at(i)].seconds : 0;
@@ -206,23 +207,25 @@ class Costs {
     }
     std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     SegmentOption option;
-    const int all = static_cast<int>(ranked.size());
-    for (int i = 0; i <= all; ++i) {
-      if (i * kMostOptions / std::max(1, all) != (i - 1) * kMostOptions / std::max(1, all) || i == 0 || i == all) {
-        option.kept.clear();
-        std::copy_if(segment.made.begin(), segment.made.end(), std::back_inserter(option.kept),
-                     [&](int s) { return kept[at(s)]; });
-        const Rebuild again = rebuild(segment, option.dropped, kept);
-        option.seconds = again.seconds;
-        option.needs_unsaved_inputs = again.needs_unsaved_inputs;
-        option.first_peak = forward_peak(segment, kept, Pass::First);
-        option.again_peak = forward_peak(segment, kept, Pass::Again);
-        segment.options.push_back(option);
+    for (int k = 0; k <= kMostOptions; ++k) {
+      const size_t many = (at(k) * ranked.size() + at(kMostOptions - 1)) / at(kMostOptions);
+      if (k > 0 && many == option.dropped.size()) {
+        continue;
       }
-      if (i < all) {
-        option.dropped.push_back(ranked[at(i)].second);
-        kept[at(ranked[at(i)].second)] = false;
+      while (option.dropped.size() < many) {
+        const int s = ranked[option.dropped.size()].second;
+        option.dropped.push_back(s);
+        kept[at(s)] = false;
       }
+      option.kept.clear();
+      std::copy_if(segment.made.begin(), segment.made.end(), std::back_inserter(option.kept),
+                   [&](int s) { return kept[at(s)]; });
+      const Rebuild again = rebuild(segment, option.dropped, kept);
+      option.seconds = again.seconds;
+      option.needs_unsaved_inputs = again.needs_unsaved_inputs;
+      option.first_peak = forward_peak(segment, kept, Pass::First);
+      option.again_peak = forward_peak(segment, kept, Pass::Again);
+      segment.options.push_back(option);
     }
   }
 

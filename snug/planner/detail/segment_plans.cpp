@@ -9,10 +9,11 @@
 namespace snug::detail {
 
 // Few segments have better estimates, many do with fewer bytes.
-SegmentPlans::SegmentPlans(const plan::StepSimulator& simulator, PlanPool& pool) : simulator_(simulator), pool_(pool) {
+SegmentPlans::SegmentPlans(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
+    : simulator_(simulator), pool_(pool) {
   int before = 0;
   for (const int most : {25, 80}) {
-    Segments segments = cut_into_segments(simulator, most);
+    Segments segments = cut_into_segments(simulator, uses, most);
     if (segments.count() > before) {
       before = segments.count();
       std::vector<plan::Stays> plans = SegmentTable(segments).plans();
@@ -24,8 +25,8 @@ SegmentPlans::SegmentPlans(const plan::StepSimulator& simulator, PlanPool& pool)
 std::vector<PlanPoint> SegmentPlans::around(int64_t budget) {
   std::vector<PlanPoint> result;
   for (const Family& family : families_) {
-    std::optional<PlanPoint> best;
-    const int first = first_that_overflows(family, budget, best);
+    const int first = first_that_overflows(family, budget);
+    std::optional<PlanPoint> best = best_near(family, first, budget);
     if (!best) {
       best = correct(family.segments, budget);
     }
@@ -42,29 +43,28 @@ std::vector<PlanPoint> SegmentPlans::around(int64_t budget) {
   return result;
 }
 
-// Estimated bytes ascend. Real bytes ascend but for errors of the estimates, so the plans beside are tried, too.
-int SegmentPlans::first_that_overflows(const Family& family, int64_t budget, std::optional<PlanPoint>& best) {
+int SegmentPlans::first_that_overflows(const Family& family, int64_t budget) {
+  const auto first = std::partition_point(family.plans.begin(), family.plans.end(),
+                                          [&](const plan::Stays& plan) { return pool_.evaluate(plan, budget).fits(); });
+  return static_cast<int>(first - family.plans.begin());
+}
+
+// Estimated bytes ascend. Real bytes ascend but for errors of the estimates, so the plans on both sides are tried.
+std::optional<PlanPoint> SegmentPlans::best_near(const Family& family, int number, int64_t budget) {
   constexpr int kBeside = 4;
-  const auto first = std::partition_point(family.plans.begin(), family.plans.end(), [&](const plan::Stays& plan) {
-    const PlanPoint point = pool_.evaluate(plan, budget);
-    return point.fits();
-  });
-  const int number = static_cast<int>(first - family.plans.begin());
   const int end = std::min(static_cast<int>(family.plans.size()), number + kBeside);
+  std::optional<PlanPoint> best;
   for (int i = std::max(0, number - kBeside); i < end; ++i) {
-    try_plan(family.plans[at(i)], budget, best);
+    PlanPoint point = pool_.evaluate(family.plans[at(i)], budget);
+    if (point.fits() && (!best || point.run.seconds < best->run.seconds)) {
+      best = std::move(point);
+    }
   }
-  return number;
+  return best;
 }
 
-void SegmentPlans::try_plan(const plan::Stays& plan, int64_t budget, std::optional<PlanPoint>& best) {
-  PlanPoint point = pool_.evaluate(plan, budget);
-  if (point.fits() && (!best || point.run.seconds < best->run.seconds)) {
-    best = std::move(point);
-  }
-}
-
-// Where a plan rises above its estimate, the simulator says during which event. There the estimate is raised, until a plan fits.
+// Where a plan rises above its estimate, the simulator says during which event. There the estimate is raised, until a
+// plan fits.
 std::optional<PlanPoint> SegmentPlans::correct(Segments segments, int64_t budget) {
   constexpr int kRounds = 6;
   for (int round = 0; round < kRounds; ++round) {

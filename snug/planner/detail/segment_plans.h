@@ -13,7 +13,7 @@ namespace snug::detail {
 class SegmentPlans {
  public:
   /// Keeps references.
-  SegmentPlans(const plan::StepSimulator& simulator, PlanPool& pool);
+  SegmentPlans(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
 
   /// Simulated: those that fit, and some that overflow a little.
   std::vector<PlanPoint> around(int64_t budget);
@@ -24,9 +24,9 @@ class SegmentPlans {
     std::vector<plan::Stays> plans;  // estimated bytes ascend
   };
 
-  int first_that_overflows(const Family& family, int64_t budget, std::optional<PlanPoint>& best);
+  int first_that_overflows(const Family& family, int64_t budget);
+  std::optional<PlanPoint> best_near(const Family& family, int number, int64_t budget);
   std::optional<PlanPoint> correct(Segments segments, int64_t budget);
-  void try_plan(const plan::Stays& plan, int64_t budget, std::optional<PlanPoint>& best);
 
   const plan::StepSimulator& simulator_;
   PlanPool& pool_;

@@ -7,23 +7,27 @@
 
 #include "snug/planner/detail/at.h"
 
-// Rotor's recurrence (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous chains", RR-9302) with several
-// options a block as in Rockmate (Zhao et al., ICML 2023), for graphs: a cut costs all that crosses it, not one tensor. V(s, t) is the least
-// time that segments s..t take beyond a plain step, as a function of the bytes m that are left beside what earlier segments keep.
+// Rotor's recurrence (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous
+// chains", RR-9302) with several options a block as in Rockmate (Zhao et al., ICML 2023), for graphs: a cut costs all
+// that crosses it, not one tensor. V(s, t) is the least time that segments s..t take beyond a plain step, as a function
+// of the bytes m that are left beside what earlier segments keep.
 //
 //   save with option o: V(s, t)(m) = seconds_o + V(s+1, t)(m - kept_o)
 //                       if m >= forward peak of o, and m >= backward peak of s
 //   cut before j:       V(s, t)(m) = seconds(s..j-1) + V(j, t)(m - crossing(s, j, t)) + V(s, j-1)(m)
 //                       if m >= forward peak of s..j-1
 //
-// crossing(s, j, t): bytes that segments s..j-1 make and segments j..t read. What earlier segments made is kept by them. A tensor that crosses
-// many cuts (a skip connection, a mask, a list of outputs) is so paid for once.
+// crossing(s, j, t): bytes that segments s..j-1 make and segments j..t read. What earlier segments made is kept by
+// them. A tensor that crosses many cuts (a skip connection, a mask, a list of outputs) is so paid for once.
 //
-// Not every tensor that crosses is one that the backward pass asks for. The others are needed only where something after the cut runs again. So
-// there are two V: with all inputs, and with those only that are saved. The second has the options that do not need the rest; or it
-// buys the rest:      V_saved(s, t)(m) = V_all(s, t)(m - unsaved bytes that cross s)
+// Not every tensor that crosses is one that the backward pass asks for. The others are needed only where something
+// after the cut runs again. So there are two V: with all inputs, and with those only that are saved. The second has the
+// options that do not need the rest; or it buys the rest:
 //
-// Plans are optimal, up to slots and estimates, among those where what is stored stays until its backward. The simulator judges them.
+//   V_saved(s, t)(m) = V_all(s, t)(m - unsaved bytes that cross s)
+//
+// Plans are optimal, up to slots and estimates, among those where what is stored stays until its backward. The
+// simulator judges them.
 
 namespace snug::detail {
 namespace {
@@ -89,7 +93,8 @@ void SegmentTable::find_crossing() {
   }
 }
 
-// From bytes by maker and next reader to those of all makers from here to the cut, and all readers from the cut to here.
+// From bytes by maker and next reader to those of all makers from here to the cut, and all readers from the cut to
+// here.
 void SegmentTable::sum_up(std::vector<int64_t>& bytes, int cut) const {
   for (int maker = cut - 1; maker >= 0; --maker) {
     int64_t of_this = 0;
@@ -117,7 +122,8 @@ int64_t SegmentTable::forward_peak(const Way& way, int last) const {
   return last + 1 == count_ ? way.first_peak : segments_.list[at(last)].backward_base + way.again_peak;
 }
 
-// Of each option: the bytes of what it keeps, and of what crosses to the next segments beside, by the first of them that reads it.
+// Of each option: the bytes of what it keeps, and of what crosses to the next segments beside, by the first of them
+// that reads it.
 void SegmentTable::find_taken() {
   taken_.resize(at(count_));
   for (int k = 0; k < count_; ++k) {

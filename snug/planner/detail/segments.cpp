@@ -6,10 +6,10 @@
 #include "snug/planner/detail/at.h"
 #include "snug/planner/detail/backward_order.h"
 #include "snug/planner/detail/segment_costs.h"
-#include "snug/planner/detail/storage_uses.h"
 
-// A step can be cut between any two operators. Storages that are made before a cut and read after it cross it. Long lists of operators are
-// cut where the fewest bytes cross, once in each of many equal parts of the step's time and bytes.
+// A step can be cut between any two operators. Storages that are made before a cut and read after it cross it. Long
+// lists of operators are cut where the fewest bytes cross, once in each of many equal parts of the step's time and
+// bytes.
 
 namespace snug::detail {
 namespace {
@@ -102,7 +102,8 @@ class Cutter {
     return result;
   }
 
-  // A segment for which nothing is unpacked has no known begin. It is joined to the one after it, or at the end to the one before.
+  // A segment for which nothing is unpacked has no known begin. It is joined to the one after it, or at the end to the
+  // one before.
   std::vector<Segment> joined(const std::vector<Segment>& parts) const {
     const std::vector<int> events = backward_events(profile_, uses_);
     std::vector<Segment> result;
@@ -171,8 +172,8 @@ void Segments::raise(const StepProfile& profile, int event, int64_t bytes) {
   }
 }
 
-Segments cut_into_segments(const plan::StepSimulator& simulator, int most) {
-  return simulator.profile().operators.empty() ? Segments() : Cutter(simulator, StorageUses(simulator)).cut(most);
+Segments cut_into_segments(const plan::StepSimulator& simulator, const StorageUses& uses, int most) {
+  return simulator.profile().operators.empty() ? Segments() : Cutter(simulator, uses).cut(most);
 }
 
 }  // namespace snug::detail

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "snug/planner/detail/storage_uses.h"
 #include "snug/planner/simulator.h"
 
 namespace snug::detail {
@@ -60,6 +61,6 @@ struct Segments {
 };
 
 /// At most so many segments, of about equal weight, cut where few bytes cross. Empty for a profile without operators.
-Segments cut_into_segments(const plan::StepSimulator& simulator, int most);
+Segments cut_into_segments(const plan::StepSimulator& simulator, const StorageUses& uses, int most);
 
 }  // namespace snug::detail

@@ -11,6 +11,7 @@ StorageUses::StorageUses(const plan::StepSimulator& simulator)
       last_writer(first_writer),
       readers(first_writer.size()),
       dropped_at(first_writer.size(), static_cast<int>(simulator.profile().events.size())),
+      unpacked_at(dropped_at),
       saved(simulator.profile().saved_storages()),
       droppable(first_writer.size(), false) {
   find_writers_and_readers(simulator);
@@ -47,12 +48,17 @@ void StorageUses::find_events(const StepProfile& profile) {
       backward = e + 1;
     } else if (event.kind == EventKind::Drop) {
       dropped_at[at(event.index)] = e;
+    } else if (event.kind == EventKind::Unpack) {
+      unpacked_at[at(event.index)] = std::min(unpacked_at[at(event.index)], e);
     }
+  }
+  for (const StorageInfo& storage : profile.storages) {
+    may_leave.push_back(profile.link.is_open() && storage.kind != StorageKind::External && storage.bytes > 0);
   }
 }
 
-// By rule 7 of simulator.cpp. An operator can run again if each value that it needs is kept at its last version, or can be made again. What read
-// an older version of a storage from outside cannot.
+// By rule 7 of simulator.cpp. An operator can run again if each value that it needs is kept at its last version, or can
+// be made again. What read an older version of a storage from outside cannot.
 void StorageUses::find_droppable(const plan::StepSimulator& simulator) {
   const StepProfile& profile = simulator.profile();
   const auto kind = [&](int s) { return profile.storages[at(s)].kind; };

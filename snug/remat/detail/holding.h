@@ -42,7 +42,8 @@ class Holding {
   /// Null: the tape has it no longer.
   void hold(c10::Storage memory) { own(memory ? Own(std::move(memory)) : Own()); }
   void park(c10::DataPtr memory) { own(std::move(memory)); }
-  /// The tape has it no longer. Returns what was held, or a storage of `bytes` of what was parked; null: it was neither.
+  /// The tape has it no longer. Returns what was held, or a storage of `bytes` of what was parked; null: it was
+  /// neither.
   c10::Storage release(int64_t bytes) {
     Own before = std::exchange(own_, {});
     if (auto* parked = std::get_if<c10::DataPtr>(&before)) {

@@ -1,7 +1,7 @@
 #pragma once
-// InitialisedParameters: finds parameters that the forward pass of a model makes, or writes, when it is called first and
-// not again: lazy modules, initialisation by the first batch. Planning calls it several times, and cannot put back that
-// it was called.
+// InitialisedParameters: finds parameters that the forward pass of a model makes, or writes, when it is called first
+// and not again: lazy modules, initialisation by the first batch. Planning calls it several times, and cannot put back
+// that it was called.
 
 #include <unordered_map>
 #include <vector>

@@ -117,8 +117,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   record.is_replayable = !traits.is_collective;
   record.arguments.assign(arguments.begin(), arguments.end());
   const auto is_statistic = [&](size_t i) {
-    return !traits.statistics.empty() &&
-           std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
+    return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
   };
   std::vector<at::Tensor> statistics, written;
   visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t i) {
@@ -158,16 +157,14 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
     }
   }
   call.random.is_noted = call.random.is_noted || traits.draws(arguments);
-  if (!written.empty() || !statistics.empty()) {
-    save_from_write(record, written, statistics);
-    for (const at::Tensor& tensor : statistics) {
-      unseen_write(tensor);
-    }
-    for (const at::Tensor& tensor : written) {
-      note_write(record, tensor);
-    }
-    expect_writes(written);
+  save_from_write(record, written, statistics);
+  for (const at::Tensor& tensor : statistics) {
+    unseen_write(tensor);
   }
+  for (const at::Tensor& tensor : written) {
+    note_write(record, tensor);
+  }
+  expect_writes(written);
   return record;
 }
 
