@@ -19,8 +19,8 @@ class Loss {
   /// samples).
   static Loss sum(at::Tensor sum, int64_t count);
   /// The count as a scalar tensor, such as the number of tokens that are not ignored. It is read once, when all
-  /// backward passes of the step are queued. ConfigError then, unless the counts of the step, over all
-  /// ranks, add up to a whole number.
+  /// backward passes of the step are queued. ConfigError then, unless the counts of the step, over all ranks, add up to
+  /// a whole number.
   static Loss sum(at::Tensor sum, at::Tensor count);
   /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
   static Loss mean(at::Tensor mean, int64_t count);

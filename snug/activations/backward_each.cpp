@@ -77,7 +77,8 @@ std::vector<at::Tensor> backward_each(const at::Tensor& trunk_output, const std:
     const at::Tensor loss = heads[i](h);
     check(loss, i);
     losses[i] = loss.detach();
-    // As a root the gradient so far reaches `end` before those of this head are added, one after the other: the order of the sum's backward.
+    // As a root the gradient so far reaches `end` before those of this head are added, one after the other: the order
+    // of the sum's backward.
     std::vector<at::Tensor> roots{scaler == nullptr ? loss : scaler->scale(loss)}, seeds(1);
     if (gradient.defined()) {
       roots.push_back(h);

@@ -23,15 +23,16 @@
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"
 
-// In forward each saved tensor is replaced by a Slot, numbered in order of saving. The first Slot that backward asks for runs the
-// callable again; its saved tensors, numbered in the same order, fill the Slots that are still alive. A Slot gives its tensor
-// away once per backward pass, so memory falls as backward proceeds. Slots own their Frame, so a Frame dies with the last node
-// that may need it.
+// In forward each saved tensor is replaced by a Slot, numbered in order of saving. When backward asks for the first
+// Slot, the callable runs again; its saved tensors, numbered in the same order, fill the Slots that are still alive. A
+// Slot gives its tensor away once per backward pass, so memory falls as backward proceeds. Slots own their Frame, so a
+// Frame dies with the last node that may need it.
 //
-// The inputs are SavedVariables: inside an enclosing region they are saved tensors of that region, and dropped like all others.
-// That makes nesting work to any depth with no further code. A recomputation inside a recomputation starts a Frame of its own.
+// The inputs are SavedVariables: inside an enclosing region they are saved tensors of that region, and dropped like all
+// others. This makes nesting work to any depth with no further code. A recomputation inside a recomputation starts a
+// Frame of its own.
 //
-// detail/region_operators.h has what happens to memory from outside of the region, to results that a policy keeps, and to random numbers.
+// detail/region_operators.h handles memory from outside of the region, results that a policy keeps, and random numbers.
 //
 // Backward passes inside the callable save tensors too, and may ask for Slots before the forward has come to its end.
 
@@ -67,8 +68,9 @@ constexpr size_t kSmallRegion = 16384;  // bytes
 
 thread_local bool saving_inputs_of_a_region = false;
 
-// TorchScript runs a function one operator at a time, to profile it, before it makes a graph of it, which saves other tensors in another
-// order. So what is not yet a graph in the forward does not become one in the recomputation, nor there.
+// At first TorchScript runs a function operator by operator, to profile it. Later it turns the function into a graph,
+// which saves other tensors in another order. While this object lives, functions that are no graph yet do not become
+// one, neither in the forward nor in the recomputation.
 class TorchScriptAsItIs {
  public:
   TorchScriptAsItIs() { torch::jit::setGraphExecutorOptimize(false); }
@@ -89,8 +91,8 @@ struct Slot {
   at::Tensor recomputed = {};
 };
 
-// What a region is recomputed from may be all that holds the region before it, and so on to the first. So they are let go one after the
-// other, not each inside the next, which would need a stack as deep as the chain is long.
+// The inputs of a region may be the only owner of the region before it, and so on to the first region. They are
+// released one after the other. Releasing each inside the next would need a stack as deep as the chain is long.
 struct Beginning {
   std::vector<torch::autograd::SavedVariable> inputs = {};
   std::function<void(const std::vector<at::Tensor>&)> recompute = {};
@@ -118,7 +120,8 @@ struct Frame {
   Beginning begin;
   bool input_was_written = false;  // then there is nothing to recompute from
   bool forward_is_complete = false;
-  // A backward pass inside the forward recomputed what the recomputation will have at hand, so that what follows comes about in another way.
+  // A backward pass inside the forward recomputed something that the recomputation will find ready, so the operators
+  // after it have other origins.
   bool was_recomputed_in_forward = false;
   AutocastState autocast;
   int64_t slices = SliceScope::current();
@@ -217,7 +220,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
     return kept;
   }
 
-  // The recomputation is over. What it saved was for the Slots, and does not stay with results of it that the callable stored.
+  // The recomputation is over. Its saved tensors were for the Slots. They must not stay alive with results of the
+  // recomputation that the callable stored.
   void close() {
     for (const auto& one : kept_) {
       if (const auto kept = one.lock()) {
@@ -230,7 +234,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
   bool has_enough() const { return frame_.options.early_stop && count_ >= needed_; }
 
  private:
-  // A throw through LibTorch takes as long as several small operators: where there is but one, which is under way, it is let to its end.
+  // A throw through LibTorch takes as long as several small operators. If only one operator is left, and it is running,
+  // it is cheaper to let it finish.
   bool is_cheaper_to_finish(size_t index) const {
     return frame_.operators.sequence.size() == 1 && index < frame_.slots.size() && saved_bytes_ < kSmallRegion &&
            !saving_inputs_of_a_region;
@@ -260,7 +265,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
     }
   }
   void check_values(size_t index, const at::Tensor& tensor) const {
-    // What the region itself writes, autograd saves as it is now: its own check of versions is the judge.
+    // Memory that the region itself writes is saved by autograd in its state of now; autograd's own version check
+    // decides.
     const bool is_written = frame_.operators.overwritten.contains(memory_of(tensor));
     if (is_written || tensor_hash(tensor) == frame_.metadata[index].values) {
       return;
@@ -283,7 +289,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
   Frame& frame_;
   int pass_;
   RecomputeOperators& operators_;  // packing, for which it is there, ends with the recomputation
-  // What they were at the beginning, if other draws than operators' are looked for. Operators do not move them here.
+  // The generators' states at the beginning, if draws outside of operators are looked for. Operators do not move the
+  // generators here.
   std::optional<RngState> generators_;
   int task_ = current_pass();  // the backward pass around the callable
   size_t needed_;
@@ -425,7 +432,8 @@ class CheckpointForward::Impl {
     operator_scope_.emplace(*operators_);
   }
 
-  // An input that was written in place hangs from a node of the region, whose Slots keep the Frame: with its inputs it would never die.
+  // An input that was written in place hangs from a node of the region, whose Slots keep the Frame: with its inputs it
+  // would never die.
   ~Impl() {
     if (written_input()) {
       frame_->begin.inputs.clear();

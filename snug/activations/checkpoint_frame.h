@@ -1,5 +1,5 @@
 #pragma once
-// What checkpoint() is made of, without its templates.
+// The parts of checkpoint() that are no templates.
 
 #include <functional>
 #include <memory>
@@ -38,7 +38,7 @@ class [[nodiscard]] CheckpointForward final {
   CheckpointForward(FrameOptions options, std::vector<at::Tensor> inputs,
                     std::function<void(const std::vector<at::Tensor>&)> recompute);
   ~CheckpointForward();
-  /// To be called when the forward has come to its end. Throws ConfigError if it wrote to one of `inputs`.
+  /// Call it at the end of the forward. Throws ConfigError if the forward wrote to one of `inputs`.
   void finish();
   CheckpointForward(const CheckpointForward&) = delete;
   CheckpointForward& operator=(const CheckpointForward&) = delete;

@@ -1,6 +1,7 @@
 #pragma once
-// chunked_cross_entropy: the loss of a language model's head without the matrix of logits. For 8,192 tokens and a vocabulary of
-// 50,000 that matrix takes 1.6 GB in FP32, twice with its gradient; here it exists a chunk of rows at a time.
+// chunked_cross_entropy: the loss of a language model's head without the matrix of logits. For 8,192 tokens and a
+// vocabulary of 50,000 that matrix takes 1.6 GB in FP32, and twice that with its gradient. Here only one chunk of its
+// rows exists at a time.
 //
 //   Tensor sum = snug::chunked_cross_entropy(model->hidden(tokens), model->head_weight(), targets);
 
@@ -24,11 +25,13 @@ struct ChunkedLossOptions {
   at::Tensor bias = {};
 };
 
-/// Cross entropy between hidden * weight^T (+ bias) and target. `hidden`: [..., width]; `weight`: [vocabulary, width]; `target`:
-/// int64, the leading sizes of `hidden`. Returns an FP32 (or FP64) scalar. Each chunk's logits are recomputed in backward, one more
-/// product in four. Rows are independent, so the loss equals the unchunked one up to the order of the sum. The mean over no targets (none
-/// given, or all ignored) is NaN, as LibTorch's; the sum is 0. A target that is neither ignored nor in [0, vocabulary) is LibTorch's error.
-/// Throws ConfigError, with the shapes, where they do not fit.
+/// Cross entropy between hidden * weight^T (+ bias) and target.
+/// - `hidden`: [..., width]; `weight`: [vocabulary, width]; `target`: int64, with the leading sizes of `hidden`.
+/// - Returns an FP32 (or FP64) scalar. Rows are independent, so it equals the unchunked loss up to the order of the
+///   sum. The mean over no targets (none given, or all ignored) is NaN, as LibTorch's; the sum is 0.
+/// - Backward computes each chunk's logits again: one matrix product more, beside three.
+/// Throws ConfigError, with the shapes, if they do not fit. A target that is neither ignored nor in [0, vocabulary) is
+/// LibTorch's error.
 at::Tensor chunked_cross_entropy(at::Tensor hidden, at::Tensor weight, at::Tensor target,
                                  ChunkedLossOptions options = {});
 

@@ -14,14 +14,15 @@
 #include "snug/activations/detail/packed_mask.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
-// What is compressed is a run of memory: the whole storage where the tensor has a quarter of it, so that the slices that a model cuts from
-// one product share one compression, else the span between the tensor's first and last element. A tensor is then a view of its run. What
-// lies in the gaps is taken for data of the same kind.
+// The unit of compression is a run of memory. If the tensor has at least a quarter of its storage, the run is the whole
+// storage, so that the slices that a model cuts from one product share one compression. Otherwise it is the span from
+// the tensor's first to its last element. A tensor is then a view of its run. The gaps are treated as data of the same
+// kind.
 
 namespace snug {
 namespace {
 
-/// What is kept instead of a run. Narrow: the same numbers in a narrower type.
+/// The replacement of a run. Narrow: the same numbers in a narrower type.
 struct Narrow {
   at::Tensor values;
 };
@@ -122,8 +123,8 @@ class Run final : public detail::LateCopy {
         compression_(compression),
         seed_(seed) {}
 
-  /// Tensors that one backward pass needs at the same time share what was unpacked. Another pass gets memory of its own: somebody may have
-  /// written to the first.
+  /// Tensors that one backward pass needs at the same time share the unpacked memory. Another pass gets memory of its
+  /// own, because somebody may have written to the first.
   at::Tensor unpack() {
     const std::lock_guard lock(mutex);
     if (memory()) {
@@ -198,7 +199,7 @@ class CompressPolicy final : public detail::SavedTensorPolicy {
   CompressPolicy(Compression compression, const CompressOptions& options)
       : compression_(compression), options_(options) {}
 
-  /// To be shown the operators of this thread.
+  /// The copies, which must see the operators of this thread.
   detail::LateCopies& copies() { return copies_; }
 
   std::any pack(const at::Tensor& tensor) override {

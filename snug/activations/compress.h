@@ -1,5 +1,6 @@
 #pragma once
-// SaveCompressed: while the guard lives, what autograd saves for backward is kept in fewer bits. Lossy: gradients become approximate.
+// SaveCompressed: keeps the tensors that autograd saves for backward in fewer bits, while the guard lives. Lossy:
+// gradients become approximate.
 //
 //   Tensor hidden;
 //   {
@@ -16,7 +17,7 @@
 
 namespace snug {
 
-/// How floating tensors are kept, and by how much an element of FP32 may be off when backward gets it back:
+/// The format of floating tensors, and the error bound of an FP32 element x after it is restored in backward:
 enum class Compression {
   BFloat16,  ///< rounded to nearest: by at most 2^-8 |x|. Half the bytes
   Float16,   ///< rounded to nearest: by at most 2^-11 |x|, or 2^-25 where |x| < 2^-14. Half the bytes
@@ -27,30 +28,39 @@ enum class Compression {
 struct CompressOptions {
   /// Smaller runs of memory are kept as they are.
   Bytes min_bytes = Bytes(4096);
-  /// Of the stochastic rounding. Its random numbers follow from this and the data alone: equal runs give equal bits, other data other
-  /// numbers, and the generators that dropout draws from are not touched.
+  /// Seed of the stochastic rounding. Its random numbers depend only on the seed and the data: equal runs give equal
+  /// bits, other data get other numbers, and the generators that dropout draws from are not touched.
   uint64_t seed = 0;
 };
 
-/// Compresses what autograd saves on this thread while it lives, and restores it, with the same sizes, strides, dtype and device, each time
-/// backward asks. Tensors that share a storage are compressed once. The forward is not touched.
+/// Compresses the tensors that autograd saves on this thread while it lives. Restores them, with the same sizes,
+/// strides, dtype and device, each time backward asks. Tensors that share a storage are compressed once. The forward is
+/// not touched.
 ///
-/// What is compressed is what autograd by itself would have in backward: a tensor waits until the next operator that does not write to it, and is
-/// compressed again where operators on this thread write to it later in ways that autograd does not count, such as through data().
+/// The compressed values are those that autograd by itself would have in backward. Therefore a tensor is compressed
+/// only at the next operator that does not write to it. It is compressed again if operators on this thread write to it
+/// later in ways that autograd does not count, such as through data().
 ///
-/// Kept as they are: leaves and their views, so parameters and input data, and autocast's copies of parameters; integers; what Float16
-/// (beyond 65504) or blocks (infinite, NaN) cannot hold; what would not become smaller; small parts of large storages.
-/// Always packed exactly, one bit an element: bool, and leaves of zeros and one other value, as the factors of LibTorch's dropout on CPU.
+/// Kept uncompressed:
+/// - leaves and their views, such as parameters and input data, and autocast's copies of parameters;
+/// - integers;
+/// - values that the format cannot hold: beyond 65504 for Float16, infinite or NaN for blocks;
+/// - tensors that would not become smaller;
+/// - small parts of large storages.
+/// Always packed exactly, one bit an element: bool, and leaves whose elements are zero or one other value, such as the
+/// factors of LibTorch's dropout on the CPU.
 ///
-/// The gradient of a weight is a product with a saved activation, so the bounds above carry over: for x W^T, |error of W's gradient| <=
-/// |G|^T E with E the bounds of x's elements. What is only compared or exponentiated suffers more: a ReLU's small positive result may come
-/// back as zero in Int8 and Int4 (snug::relu keeps an exact bit instead), and log-softmax's result is best left outside.
+/// The gradient of a weight is a product with a saved activation, so the bounds above carry over: for x W^T, |error of
+/// W's gradient| <= |G|^T E, with G the gradient of the result and E the bounds of x's elements. Comparisons and
+/// exponentials suffer more: a ReLU's small positive result may come back as zero in Int8 and Int4 (snug::relu keeps an
+/// exact bit instead), and log-softmax's result is best left outside.
 ///
-/// On a CPU the cost is about one pass over the data. On other devices Float16, Int8 and Int4 wait for the device once for each tensor.
-/// Inside a checkpoint its own rules hold; a checkpoint inside keeps its inputs compressed. The innermost scope alone is asked.
+/// On a CPU the cost is about one pass over the data. On other devices Float16, Int8 and Int4 wait for the device once
+/// for each tensor. Inside a checkpoint, the checkpoint's own rules hold; a checkpoint inside this scope keeps its
+/// inputs compressed. Only the innermost scope is asked.
 class [[nodiscard]] SaveCompressed final {
  public:
-  /// Throws ConfigError if another library sees operators in the way that this does (DispatchKey::Fake).
+  /// Throws ConfigError if another library observes operators in the same way (DispatchKey::Fake).
   explicit SaveCompressed(Compression compression, CompressOptions options = {});
   ~SaveCompressed();
   SaveCompressed(const SaveCompressed&) = delete;

@@ -10,8 +10,9 @@
 #include "snug/core/detail/computed_gradients.h"
 #include "snug/core/error.h"
 
-// at::cross_entropy_loss is log_softmax, then the sum of chosen elements. Rows are independent, so both run here for some rows at a time,
-// with the same operators in the same order; what is left of each row, one or two numbers, is then reduced as LibTorch reduces it.
+// at::cross_entropy_loss is log_softmax, then the sum of chosen elements. Rows are independent, so both run here for
+// some rows at a time, with the same operators in the same order. The one or two numbers that remain of each row are
+// then reduced as LibTorch reduces them.
 
 namespace snug {
 namespace {
@@ -92,7 +93,7 @@ at::Tensor gradient_of(const at::Tensor& grad, const at::Tensor& logits, const a
                        const CrossEntropyOptions& options) {
   const at::Tensor ignored = target.eq(options.ignore_index).unsqueeze(1);
   const at::Tensor index = target.unsqueeze(1).masked_fill(ignored, 0);
-  // What each row's chosen log-probability, and each of its log-probabilities, adds to the loss.
+  // The weight in the loss of each row's chosen log-probability, and of each of its log-probabilities.
   at::Tensor chosen = grad * (1 - options.label_smoothing);
   at::Tensor uniform = grad * (options.label_smoothing / static_cast<double>(logits.size(1)));
   if (options.reduction == Reduction::Mean) {

@@ -1,9 +1,9 @@
 #pragma once
-// cross_entropy from logits to loss without a matrix of log-probabilities.
+// Cross entropy from logits to loss without a matrix of log-probabilities.
 //
 //   Tensor loss = snug::cross_entropy(model->forward(x), target, {.reduction = snug::Reduction::Mean});
 //
-// Where the logits come from a linear layer that may be part of it, chunked_cross_entropy saves the logits themselves.
+// If the logits come from a linear layer that may be part of the loss, chunked_cross_entropy saves even the logits.
 
 #include <cstdint>
 
@@ -21,15 +21,17 @@ struct CrossEntropyOptions {
   double label_smoothing = 0.0;
 };
 
-/// Cross entropy of softmax(logits) and target. `logits`: [..., classes], floating; `target`: int64, the leading sizes of `logits`. Returns an
-/// FP32 (or FP64) scalar; 16-bit logits are calculated with in FP32, in groups of rows. The mean over no targets is NaN, as LibTorch's.
+/// Cross entropy of softmax(logits) and target. `logits`: [..., classes], floating; `target`: int64, with the leading
+/// sizes of `logits`. Returns an FP32 (or FP64) scalar. 16-bit logits are computed with in FP32, in groups of rows. The
+/// mean over no targets is NaN, as LibTorch's.
 ///
-/// Keeps the logits (which it never writes to) and the target. Backward peaks at the logits and their gradient; at::cross_entropy_loss
-/// keeps log-probabilities beside the logits if those are alive elsewhere, and holds two gradients, all in FP32 under autocast.
+/// Keeps the logits (which it never writes to) and the target. Backward's peak is the logits and their gradient. In
+/// comparison, at::cross_entropy_loss keeps log-probabilities, beside the logits if those are alive elsewhere, and
+/// holds two gradients, all in FP32 under autocast.
 ///
-/// The loss has the bits of at::cross_entropy_loss(logits, target) for FP32 and FP64, and so has the gradient, but for Mean with
-/// label smoothing, where the loss's last bits may differ. Backward may be differentiated again, as LibTorch's.
-/// Throws ConfigError, with the shapes, where they do not fit; a target out of range is LibTorch's error.
+/// For FP32 and FP64 the loss and the gradient have the bits of at::cross_entropy_loss(logits, target). Exception: for
+/// Mean with label smoothing the loss's last bits may differ. Backward may be differentiated again, as LibTorch's.
+/// Throws ConfigError, with the shapes, if they do not fit. A target out of range is LibTorch's error.
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& target, CrossEntropyOptions options = {});
 
 }  // namespace snug

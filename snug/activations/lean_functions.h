@@ -14,8 +14,8 @@
 //   swiglu                      12 n    8 n     its two inputs, not silu(gate)
 //
 // cross_entropy is in lean_cross_entropy.h.
-// Of gelu, silu, mish, elu, softplus and hardtanh LibTorch keeps the input alone, of softmax, sigmoid and tanh the result alone: there is
-// nothing to gain, so there is no function of ours (a test looks at each).
+// For gelu, silu, mish, elu, softplus and hardtanh LibTorch keeps only the input, for softmax, sigmoid and tanh only
+// the result. Nothing can be gained there, so snug has no functions for them (a test checks each).
 
 #include <optional>
 
@@ -23,26 +23,27 @@
 
 namespace snug {
 
-/// at::relu. Keeps one bit an element where at::relu keeps its result, so it gains where the next function does not keep that too (a linear
-/// layer does, an addition or a pooling by mean does not). Under SaveCompressed its gradient stays exact.
+/// at::relu. Keeps one bit an element; at::relu keeps its result. So it saves memory if the next function does not keep
+/// that result too: a linear layer does, an addition or a pooling by mean does not. Under SaveCompressed its gradient
+/// stays exact.
 at::Tensor relu(const at::Tensor& x);
 
 /// at::dropout with the same random numbers from the same generator. `p`, in [0, 1]: the probability of zero.
 at::Tensor dropout(const at::Tensor& x, double p, bool training = true);
 
-/// at::rms_norm over the last dimensions, which are `normalized_shape` (Zhang & Sennrich 2019, arXiv:1910.07467). `eps`: without, the epsilon
-/// of x's type. Calculated once more in backward.
+/// at::rms_norm over the last dimensions, whose sizes are `normalized_shape` (Zhang & Sennrich 2019, arXiv:1910.07467).
+/// Without `eps`, the epsilon of x's type is used. Computed once more in backward.
 at::Tensor rms_norm(const at::Tensor& x, at::IntArrayRef normalized_shape, const at::Tensor& weight = {},
                     std::optional<double> eps = std::nullopt);
 
-/// at::layer_norm over the last dimensions, which are `normalized_shape`. It gains where autocast casts 16-bit inputs to FP32 (on CUDA, and
-/// with AutocastOptions::fp32_reductions), of which at::layer_norm keeps the cast: there it is calculated once more in backward.
-/// Elsewhere it is at::layer_norm itself.
+/// at::layer_norm over the last dimensions, whose sizes are `normalized_shape`. It saves memory where autocast casts
+/// 16-bit inputs to FP32 (on CUDA, and with AutocastOptions::fp32_reductions): at::layer_norm keeps the cast, this
+/// function computes it once more in backward. Elsewhere it is at::layer_norm itself.
 at::Tensor layer_norm(const at::Tensor& x, at::IntArrayRef normalized_shape, const at::Tensor& weight = {},
                       const at::Tensor& bias = {}, double eps = 1e-5);
 
-/// at::silu(gate) * up, the gated activation of a transformer's MLP (Shazeer 2020, arXiv:2002.05202). silu is calculated once more in
-/// backward.
+/// at::silu(gate) * up, the gated activation of a transformer's MLP (Shazeer 2020, arXiv:2002.05202). silu is computed
+/// once more in backward.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace snug

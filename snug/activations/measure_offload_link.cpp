@@ -20,7 +20,7 @@ using detail::SpillMemory;
 
 constexpr size_t kTries = 3;
 
-// Not a tensor's: no budget is to count it. Not filled, which would count as time of a read.
+// Not a tensor's memory, so that no budget counts it. Not filled, because that time would count as time of a read.
 SpillMemory allocate(int64_t bytes) {
   const std::shared_ptr<char[]> memory(new char[static_cast<size_t>(bytes)]);
   return {memory, memory.get(), bytes};
@@ -59,7 +59,7 @@ OffloadLink measure_offload_link(const std::filesystem::path& directory) {
   if (const OffloadReport report = file.report(); report.failed_writes > 0) {
     throw Error("measure_offload_link: " + report.failure + "; give a directory on another disk");
   }
-  // The small one's time is not taken off: it is next to nothing, and by chance may be more.
+  // The small transfer's time is not subtracted: it is close to nothing, and by chance may even be longer.
   const auto speed = [](double seconds) { return static_cast<double>(kLarge) / seconds; };
   return {.directory = folder.string(),
           .out_bytes_per_second = speed(large.out),

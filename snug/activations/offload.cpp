@@ -25,12 +25,13 @@ namespace {
 using detail::OffloadStore;
 using detail::StoredAway;
 
-// What the model owns, or the caller's batch. A copy elsewhere would free nothing.
+// Tensors of the model, or of the caller's batch. A copy elsewhere would free nothing.
 bool is_held_anyway(const at::Tensor& tensor) {
   return tensor.is_view() ? tensor._base().is_leaf() : tensor.is_leaf() && tensor.requires_grad();
 }
 
-// Of a plain tensor nothing is lost that sizes, strides and the like do not tell; sparse, quantized and wrapped ones are classes of their own.
+// A plain tensor is fully described by its memory, sizes, strides and the like. Sparse, quantized and wrapped tensors
+// are classes of their own.
 bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage() && tensor.dim() > 0;
@@ -41,8 +42,8 @@ class OffloadPolicy;
 // One storage, shared by all tensors on it that were saved.
 class SavedStorage final : public detail::LateCopy, public std::enable_shared_from_this<SavedStorage> {
  public:
-  // What was given out in a backward pass is given out again in that pass, for several views of it. Not later: somebody may have written to
-  // it.
+  // The storage that was given out in a backward pass; given out again in that pass, for several views of it. Not
+  // later, because somebody may have written to it.
   struct Here {
     c10::Storage storage;
     c10::VariableVersion version;  // of all tensors on it
@@ -58,12 +59,12 @@ class SavedStorage final : public detail::LateCopy, public std::enable_shared_fr
     return {.count = static_cast<int64_t>(tensor.storage().nbytes())};
   }
 
-  // The memory itself where it did not leave, or nothing.
+  // The memory itself if it did not leave, or nothing.
   c10::Storage still_in_memory() const {
     const std::lock_guard lock(mutex);
     return memory();
   }
-  // nullptr where it did not leave.
+  // nullptr if it did not leave.
   std::shared_ptr<StoredAway> away() const {
     const std::lock_guard lock(mutex);
     return away_;
@@ -82,12 +83,12 @@ class SavedStorage final : public detail::LateCopy, public std::enable_shared_fr
   std::shared_ptr<StoredAway> away_;
 };
 
-// The storages for which something was done last, so that it is undone for older ones.
+// The storages that were treated last; older ones are undone.
 class LastFew final {
  public:
   explicit LastFew(size_t number) : number_(number) {}
 
-  // Gives the one that is no longer among them.
+  // Returns the storage that is no longer among them.
   std::shared_ptr<SavedStorage> add(const std::shared_ptr<SavedStorage>& saved) {
     const auto is_saved = [&](const auto& one) { return !one.owner_before(saved) && !saved.owner_before(one); };
     std::erase_if(few_, [&](const auto& one) { return one.expired() || is_saved(one); });
@@ -247,7 +248,8 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
     return saved.here && saved.here->is_good() ? saved.here : std::nullopt;
   }
 
-  // What backward is likely to ask for next: of what it has not asked for yet, the one that was saved last before.
+  // The storage that backward is likely to ask for next: of those that it has not asked for yet, the one that was saved
+  // last before `saved`.
   std::shared_ptr<SavedStorage> next_after(const SavedStorage& saved) const {
     for (auto next = turns_.lower_bound(saved.turn); next != turns_.begin();) {
       SavedStorage& candidate = *(--next)->second;

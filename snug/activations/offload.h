@@ -1,6 +1,7 @@
 #pragma once
-// SaveOnHost: what autograd saves for backward leaves the memory it is computed in, and comes back when backward needs it. From a GPU
-// it goes to pinned host memory; on a CPU it goes to a file. Values are not touched: gradients are equal to the bit.
+// SaveOnHost: moves the tensors that autograd saves for backward out of the memory that they are computed in, and back
+// when backward needs them. From a GPU they go to pinned host memory, on a CPU to a file. Values are not touched:
+// gradients are equal to the bit.
 //
 //   {
 //     snug::SaveOnHost offload({.directory = "/scratch"});
@@ -8,7 +9,7 @@
 //   }
 //   loss.backward();
 //
-// With checkpointed regions inside it, what is left of their activations, the inputs, leaves as well.
+// Checkpointed regions inside it keep only their inputs, and these leave as well.
 
 #include <cstdint>
 #include <filesystem>
@@ -23,14 +24,14 @@ namespace snug {
 struct OffloadOptions {
   /// Tensors whose memory is smaller stay where they are.
   Bytes min_bytes = Bytes(1 << 20);
-  /// Most bytes of pinned memory, and of the file, at once; tensors past it stay where they are.
+  /// The most bytes of pinned memory, and of the file, at one time. Tensors beyond it stay where they are.
   Bytes cap = Bytes::unlimited();
-  /// Where the file of CPU tensors lies; empty: the system's temporary directory. On many systems that one is itself memory (tmpfs): give
-  /// one on a disk. The file has no name, so it is gone when the process is.
+  /// The directory of the file for CPU tensors; empty: the system's temporary directory. On many systems that directory
+  /// is itself memory (tmpfs): give one on a disk. The file has no name, so it disappears with the process.
   std::filesystem::path directory = {};
 };
 
-/// Bytes so far; of a tensor that is saved several times they are counted once.
+/// Bytes so far. A tensor that is saved several times counts once.
 struct OffloadReport {
   int64_t bytes_out = 0;      ///< copied to the host, or written to the file
   int64_t bytes_back = 0;     ///< brought back for backward
@@ -42,25 +43,31 @@ struct OffloadReport {
   std::string str() const;
 };
 
-/// How fast bytes go to a file in `directory` (empty: the system's temporary one) and come back, for plans that may offload: by writing and
-/// reading 32 MiB a few times. That stays in the system's cache where there is room, so a plan that offloads much more may find the disk
-/// slower; and a directory that is itself memory (tmpfs) is as fast as memory, and offloading to it frees nothing. Throws Error if the
-/// file cannot be made, written or read.
+/// Measures the speed of writing to a file in `directory` (empty: the system's temporary one) and of reading back, for
+/// plans that may offload. It writes and reads 32 MiB a few times. These bytes stay in the system's cache if there is
+/// room, so a plan that offloads much more may find the disk slower. A directory that is itself memory (tmpfs) is as
+/// fast as memory, and offloading to it frees nothing. Throws Error if the file cannot be made, written or read.
 OffloadLink measure_offload_link(const std::filesystem::path& directory = {});
 
-/// While it lives, tensors that autograd saves on this thread go to the host. They come back in the order of backward, one ahead of the one in
-/// use. A storage goes once, however many tensors on it are saved, and is given back whole. Parameters (leaves that require a gradient) stay,
-/// and so do views of leaves, such as slices of a batch. Everything else may go; a tensor that something else holds until backward, such as
-/// the caller's input, costs its transfer and frees nothing, which cannot be known when it is saved.
-/// What goes is what autograd by itself would have in backward: a tensor waits until the next operator that does not write to it, and goes again where
-/// operators on this thread write to it later in ways that autograd does not count, such as through data().
-/// A tensor's memory is free when its transfer is complete. At most two are under way: a slow disk makes forward wait, never
-/// memory grow. If a write fails, the tensor stays in memory, and report() tells. A tensor that cannot be read back makes backward throw
-/// snug::Error with the path and the reason. retain_graph works; a graph that is dropped gives its room back.
-/// Of hooks and checkpointed regions inside each other the innermost alone is asked. On devices other than CPU and CUDA nothing leaves.
-/// A child made by fork() gets a file of its own; a graph that was made before belongs to the parent.
-/// Throws ConfigError for a cap that is smaller than min_bytes, and if another library sees operators in the way that this does (DispatchKey::Fake);
-/// Error if the file cannot be made, at once if `directory` is given, else with the first CPU tensor.
+/// While it lives, tensors that autograd saves on this thread go to the host. They come back in the order of backward,
+/// one ahead of the one in use. A storage goes once, however many tensors on it are saved, and comes back whole.
+/// - Parameters (leaves that require a gradient) stay, and so do views of leaves, such as slices of a batch. Everything
+///   else may go. If something else holds a tensor until backward, such as the caller its input, the transfer costs
+///   time and frees nothing; this cannot be known at the time of saving.
+/// - The stored values are those that autograd by itself would have in backward. Therefore a tensor leaves only at the
+///   next operator that does not write to it. It leaves again if operators on this thread write to it later in ways
+///   that autograd does not count, such as through data().
+/// - A tensor's memory is free when its transfer is complete. At most two transfers run at a time: a slow disk makes
+///   forward wait, but does not make memory grow.
+/// - If a write fails, the tensor stays in memory, and report() shows it. If a tensor cannot be read back, backward
+///   throws snug::Error with the path and the reason.
+/// - retain_graph works. A dropped graph gives its room back.
+/// - Of nested hooks and checkpointed regions only the innermost is asked. On devices other than CPU and CUDA nothing
+///   leaves.
+/// - A child made by fork() gets a file of its own; a graph that was made before belongs to the parent.
+/// Throws ConfigError if the cap is smaller than min_bytes, or if another library observes operators in the same way
+/// (DispatchKey::Fake). Throws Error if the file cannot be made: at once if `directory` is given, otherwise at the
+/// first CPU tensor.
 class [[nodiscard]] SaveOnHost final {
  public:
   explicit SaveOnHost(OffloadOptions options = {});

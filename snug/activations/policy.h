@@ -1,6 +1,7 @@
 #pragma once
-// Selective checkpointing: which operators' results a checkpointed region keeps, so that its recomputation takes them instead of running
-// the operators again. Matrix products are most of the time and few of the bytes; keeping them makes recomputation nearly free.
+// Selective checkpointing: the operators whose results a checkpointed region keeps. Its recomputation takes these
+// results instead of running the operators again. Matrix products are most of the time and few of the bytes; keeping
+// them makes recomputation nearly free.
 //
 //   auto y = snug::checkpoint({.policy = snug::save_matmuls}, block, x);
 //   auto z = snug::checkpoint({.policy = snug::policy_of({{"aten::exp", snug::Keep::Save}})}, block, x);
@@ -12,7 +13,7 @@
 
 namespace snug {
 
-/// What becomes of an operator's result in a checkpointed region.
+/// The treatment of an operator's result in a checkpointed region.
 enum class Keep {
   Recompute,  ///< dropped; run again when backward needs it
   Save,       ///< kept until the region's backward is done
@@ -20,19 +21,20 @@ enum class Keep {
   Compress,   ///< kept in BF16, as SaveCompressed does: lossy
 };
 
-/// Asked for each operator of the forward, by its name without overload, such as "aten::mm". Operators are those below autograd: a linear
-/// layer is aten::addmm or aten::mm and aten::add_, attention one operator with a name of its own per device.
-/// Views, results of in-place operators and casts are always recomputed, whatever the policy says.
+/// Asked for each operator of the forward, by its name without overload, such as "aten::mm". Operators are those below
+/// autograd: a linear layer is aten::addmm, or aten::mm and aten::add_; attention is one operator, with a different
+/// name on each device. Views, results of in-place operators and casts are always recomputed, whatever the policy says.
 using CheckpointPolicy = std::function<Keep(std::string_view operator_name)>;
 
 /// Saves matrix products and convolutions.
 Keep save_matmuls(std::string_view operator_name);
 /// Saves fused attention (aten::scaled_dot_product_attention's operators).
 Keep save_attention(std::string_view operator_name);
-/// Saves all but elementwise operators, norms, softmax and copies: what is cheap to run again.
+/// Saves all results but those of elementwise operators, norms, softmax and copies, which are cheap to run again.
 Keep recompute_pointwise(std::string_view operator_name);
 
-/// As `names` say, and Keep::Recompute for all others. Throws ConfigError for a name that no operator of LibTorch has.
+/// The policy that `names` give, and Keep::Recompute for all other operators. Throws ConfigError for a name that no
+/// operator of LibTorch has.
 CheckpointPolicy policy_of(std::map<std::string, Keep> names);
 
 }  // namespace snug

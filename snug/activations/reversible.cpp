@@ -19,9 +19,10 @@
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"
 
-// Each half-block is a checkpoint() whose saved input is a number, its place in the chain, and no tensor. The chain keeps the streams'
-// last values and, in backward, where it has got to. The recomputation of half-block i gives what it added, and so, subtracted, the streams
-// in front of it: the input of half-block i - 1, which backward asks for next. So each half-block runs once more, not twice.
+// Each half-block is a checkpoint() whose saved input is no tensor but a number, its place in the chain. The chain
+// keeps the streams' last values and, in backward, its position. The recomputation of half-block i gives the value that
+// it added. Subtracting it gives the streams in front of it: the input of half-block i - 1, which backward asks for
+// next. So each half-block runs once more, not twice.
 
 namespace snug {
 namespace {
@@ -30,11 +31,11 @@ using torch::autograd::SavedVariable;
 using Streams = std::array<at::Tensor, 2>;
 using Function = std::function<at::Tensor(at::Tensor)>;
 
-// Half-block i adds to stream i % 2 and reads the other, which it leaves as it is.
+// Half-block i adds to stream i % 2. It reads the other stream and does not change it.
 size_t written_by(size_t i) { return i % 2; }
 size_t read_by(size_t i) { return 1 - i % 2; }
 
-// A half-block, and under what it ran.
+// A half-block, and the state in which it ran.
 struct Half {
   Function function;
   detail::TrainingModes modes;
@@ -63,7 +64,8 @@ struct Half {
     return function(x);
   }
 
-  // Without checkpoint(), which does as much for the others: what was there before is not written again.
+  // Without checkpoint(), which protects other half-blocks in the same way: memory that existed before is not written
+  // again.
   at::Tensor again_on_copies(const at::Tensor& x) const {
     const detail::RegionOperators nothing_known;
     detail::RecomputeOperators on_copies(nothing_known);
@@ -75,14 +77,14 @@ struct Half {
 
 class Chain {
  public:
-  // In forward, before the newest half-block: what backward passes inside it may ask for.
+  // In forward, before the newest half-block: keeps the streams that backward passes inside it may ask for.
   void begin(Half half, const Streams& streams) {
     const std::lock_guard lock(mutex_);
     halves_.push_back(std::move(half));
     move_to(halves_.size() - 1, streams);
   }
 
-  // What checkpoint() calls: first in forward, then in recomputations.
+  // The function that checkpoint() calls: first in forward, then in recomputations.
   at::Tensor run(size_t i, const at::Tensor& x) {
     if (!std::exchange(halves_[i].has_run, true)) {
       return halves_[i].first(x);
@@ -133,7 +135,8 @@ class Chain {
     move_to(halves_.size(), {last_[0].unpack(), last_[1].unpack()});
   }
 
-  // Taken back when the next input is asked for: here, within checkpoint()'s recomputation, no operators of our own may run.
+  // Only noted here, and subtracted when the next input is asked for: inside checkpoint()'s recomputation no operators
+  // of our own may run.
   void ran_again(size_t i, const at::Tensor& result) {
     const std::lock_guard lock(mutex_);
     if (at_ != i + 1) {
@@ -165,7 +168,7 @@ class Chain {
   at::Tensor added_;  // by half-block *at_ - 1, if it has been run again
 };
 
-// What checkpoint() saves of a half-block is its input; kept as its number.
+// Packs the tensor that checkpoint() saves of a half-block, its input, as the half-block's number.
 class RebuiltInput final : public detail::SavedTensorPolicy {
  public:
   RebuiltInput(std::shared_ptr<Chain> chain, size_t index) : chain_(std::move(chain)), index_(index) {}

@@ -1,8 +1,10 @@
 #pragma once
-// ReversibleSequential: a chain of blocks whose inputs can be computed from their outputs, so that backward needs the last output alone:
-// memory for activations does not grow with depth. Two streams a and b, each half as wide; a block with the functions F and G is
+// ReversibleSequential: a chain of blocks whose inputs can be computed from their outputs. Backward needs only the last
+// output, so memory for activations does not grow with depth. There are two streams a and b, each half as wide. A block
+// with the functions F and G is
 //   a += F(b);  b += G(a)        and backwards        b -= G(a);  a -= F(b)
-// (Gomez et al. 2017, "The Reversible Residual Network", arXiv:1707.04585; Kitaev et al. 2020, "Reformer", arXiv:2001.04451.)
+// (Gomez et al. 2017, "The Reversible Residual Network", arXiv:1707.04585; Kitaev et al. 2020, "Reformer",
+// arXiv:2001.04451.)
 //
 //   snug::ReversibleSequential blocks;
 //   for (int i = 0; i < 24; ++i) blocks.push_back(Attention(width), Mlp(width));
@@ -32,37 +34,42 @@ struct ReversibleHalf {
 }  // namespace detail
 
 struct ReversibleOptions {
-  /// forward(x) halves x along this dimension: -1 for [batch, time, width], 1 for pictures [batch, channels, height, width].
+  /// forward(x) halves x along this dimension: -1 for [batch, time, width], 1 for pictures [batch, channels, height,
+  /// width].
   int64_t dim = -1;
   /// Recompute with the random numbers of the forward, as checkpoint() does.
   bool preserve_rng_state = true;
-  /// As CheckpointOptions::draws_unseen. Off: numbers that no operator draws are drawn anew, and no error.
+  /// As CheckpointOptions::draws_unseen. Off: random numbers drawn outside of operators are drawn anew, without an
+  /// error.
   bool draws_unseen = false;
 };
 
-/// Backward rebuilds what a half-block saw, runs it again as checkpoint() does (same autocast state, same random numbers by default) and
-/// goes on to the one before. Works with retain_graph, torch::autograd::grad, and inside checkpoint() or another ReversibleSequential.
-/// The rebuilt inputs differ from the first ones by rounding: each subtraction adds an error of the size of the type's epsilon times the
-/// streams' values, which the functions before it pass on; so gradients are close to the stored ones', not equal to the bit. Keep the streams in
-/// FP32 (autocast does), and F and G from amplifying: normalise their inputs.
+/// Backward rebuilds the input of a half-block, runs the half-block again as checkpoint() does (same autocast state, by
+/// default same random numbers) and goes on to the one before it. Works with retain_graph, torch::autograd::grad, and
+/// inside checkpoint() or another ReversibleSequential.
+/// The rebuilt inputs differ from the original ones by rounding: each subtraction adds an error of the size of the
+/// type's epsilon times the streams' values, and the functions before it pass the error on. Gradients are therefore
+/// close to those with stored activations, but not equal to the bit. Keep the streams in FP32 (autocast does), and
+/// normalise the inputs of F and G so that these do not amplify the error.
 class ReversibleSequential {
  public:
   explicit ReversibleSequential(ReversibleOptions options = {});
 
-  /// Adds a block. `f` and `g` are modules (holders like torch::nn::Sequential), or callables that hold what they use, Tensor -> Tensor of
-  /// the same shape. Throws ConfigError for a BatchNorm with running statistics in them: it would be moved twice a step; replace it with
-  /// GroupNorm or LayerNorm.
+  /// Adds a block. `f` and `g` are modules (holders like torch::nn::Sequential), or callables that own everything they
+  /// use: Tensor -> Tensor of the same shape. Throws ConfigError if they contain a BatchNorm with running statistics,
+  /// because these would move twice a step; replace it with GroupNorm or LayerNorm.
   template <class F, class G>
   ReversibleSequential& push_back(F f, G g) {
     add(half(std::move(f)), half(std::move(g)));
     return *this;
   }
 
-  /// x with an even size along options.dim, which becomes the streams, and what they come out as: the same shape. Throws ConfigError for
-  /// another size, if there are no blocks, or if an F or G changes the shape. Backward throws snug::Error if a half-block does not do the
-  /// same again, or is asked for while the forward of the chain is not yet complete and its input is gone.
+  /// Cuts x into the two streams along options.dim, where its size must be even, and returns the resulting streams in
+  /// the shape of x. Throws ConfigError for an odd size, if there are no blocks, or if an F or G changes the shape.
+  /// Backward throws snug::Error if a half-block does not repeat its forward, or if it is asked for a half-block while
+  /// the chain's forward is not complete and the input is gone.
   at::Tensor forward(const at::Tensor& x) const;
-  /// The same on streams of their own, of one shape.
+  /// The same for two separate streams of the same shape.
   std::pair<at::Tensor, at::Tensor> forward(at::Tensor a, at::Tensor b) const;
 
   /// The blocks' modules: children "0", "1", ..., each with "f" and "g" where those are modules.

@@ -1,5 +1,5 @@
 #pragma once
-// Which modules were training and which evaluating when a checkpointed region ran, to be so again when it is recomputed.
+// The modes (training or evaluation) of modules at the time a checkpointed region ran, for its recomputation.
 
 #include <memory>
 #include <type_traits>
@@ -14,10 +14,11 @@ namespace snug::detail {
 
 class TrainingModes {
  public:
-  /// Notes the mode of `root` and of all modules in it; of none if it is null.
+  /// Notes the mode of `root` and of all modules in it; of none if `root` is null.
   explicit TrainingModes(const std::shared_ptr<torch::nn::Module>& root);
 
-  /// Puts the noted modes in place while it lives, and then those that it found. Touches nothing where all are as noted.
+  /// While it lives, the noted modes are set; at the end, those that it found. Touches nothing if all modes are as
+  /// noted.
   class [[nodiscard]] Scope final {
    public:
     explicit Scope(const TrainingModes& modes);
@@ -35,7 +36,7 @@ class TrainingModes {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;  // a module before those in it
 };
 
-/// The module that a callable is the holder of, such as a torch::nn::Sequential; else null.
+/// The module of a callable that is a module's holder, such as a torch::nn::Sequential; otherwise null.
 template <class F>
 std::shared_ptr<torch::nn::Module> module_of(const F& callable) {
   if constexpr (requires { callable.ptr(); }) {

@@ -1,6 +1,6 @@
 #pragma once
-// visit_tensors(value, f): calls f(Tensor&) for every tensor inside nested standard containers, in a fixed order. What is
-// neither a tensor nor a container of them is passed over.
+// visit_tensors(value, f): calls f(Tensor&) for every tensor inside nested standard containers, in a fixed order. Other
+// values are skipped.
 
 #include <concepts>
 #include <optional>
@@ -26,7 +26,8 @@ concept OptionalLike = requires(T& value) {
 template <class T>
 concept MapLike = requires { typename T::mapped_type; };
 
-// A view shows elements that are another's. It is known by giving elements that can be written though it is itself const.
+// A view shows elements that something else owns. It is recognised by elements that can be written although the view
+// itself is const.
 template <class T>
 concept ViewLike = std::ranges::range<T> && !std::is_arithmetic_v<std::ranges::range_value_t<T>> &&
                    (std::ranges::view<T> || requires(const T& range) {

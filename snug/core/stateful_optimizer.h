@@ -41,8 +41,8 @@ class StatefulOptimizer {
     return dtype == c10::ScalarType::Float || dtype == c10::ScalarType::Double;
   }
 
-  /// Returns true if this optimizer's step() allocates everything that it needs before its first write, and is also called
-  /// for steps that a gradient scaler skips (see GradientScalingAware). Then:
+  /// Returns true if this optimizer's step() allocates everything that it needs before its first write, and is also
+  /// called for steps that a gradient scaler skips (see GradientScalingAware). Then:
   /// - the next step(), and only that one, calls `hook` just before its first write. If `hook` throws, the step is not
   ///   made;
   /// - an optimizer over several ranks does not tell the other ranks whether that step failed. If one of them fails,

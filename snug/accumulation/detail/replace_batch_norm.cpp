@@ -55,7 +55,8 @@ std::vector<BatchNormPlace> places_of_batch_norms(Module& module, const char* fu
   return places;
 }
 
-// A layer is reached if nothing holds it but its parents: each once, and containers once more, in the list they dispatch by.
+// A layer is reached if nothing holds it but its parents: each once, and containers once more, in the list they
+// dispatch by.
 const BatchNormPlace* first_held_elsewhere(const std::vector<BatchNormPlace>& places) {
   std::unordered_map<const Module*, long> holders;
   for (const BatchNormPlace& place : places) {

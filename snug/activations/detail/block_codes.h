@@ -1,5 +1,6 @@
 #pragma once
-// Tensors in blocks of 8- or 4-bit codes: kernels/block_quantization.h on the CPU, the same with LibTorch's operators elsewhere.
+// Tensors in blocks of 8- or 4-bit codes: kernels/block_quantization.h on the CPU, the same with LibTorch's operators
+// elsewhere.
 
 #include <cstdint>
 #include <optional>
@@ -14,12 +15,13 @@ struct BlockCodes {
   int bits;           // 8 or 4
 };
 
-/// `run`: floating, contiguous, calculated with in FP32. nullopt where it is not finite or spans more than a float. Elsewhere than on the
-/// CPU it waits for the device to know that.
+/// `run`: floating, contiguous; computed with in FP32. Returns nullopt if it is not finite or its range exceeds FP32's.
+/// On devices other than the CPU it waits for the device to find that out.
 std::optional<BlockCodes> quantize_blocks(const at::Tensor& run, int bits, uint64_t seed);
 at::Tensor dequantize_blocks(const BlockCodes& packed, int64_t count, c10::ScalarType dtype);
 
-/// What the two above do where there is no kernel, for any device. Codes differ from the kernel's by their random numbers alone.
+/// The operators behind the two functions above where there is no kernel; for any device. Their codes differ from the
+/// kernel's only by the random numbers.
 std::optional<BlockCodes> quantize_with_operators(const at::Tensor& run, int bits, uint64_t seed);
 at::Tensor dequantize_with_operators(const BlockCodes& packed, int64_t count, c10::ScalarType dtype);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What takes tensors that a checkpoint's policy says to offload or to compress.
+// The policies that take tensors which a checkpoint's policy offloads or compresses.
 
 #include <memory>
 
@@ -7,9 +7,9 @@
 
 namespace snug::detail {
 
-/// As SaveOnHost with its default options; one for the process.
+/// Like SaveOnHost with its default options; one for the process.
 std::shared_ptr<SavedTensorPolicy> offload_packer();
-/// In BF16, what is wider and floating. What is unpacked has memory of its own.
+/// Keeps floating tensors wider than BF16 in BF16. Unpacked tensors have memory of their own.
 std::shared_ptr<SavedTensorPolicy> compress_packer();
 
 }  // namespace snug::detail

@@ -1,5 +1,5 @@
 #pragma once
-// What an operator returned in the forward of a checkpointed region, kept by its policy for the recomputation.
+// Results of operators in the forward of a checkpointed region, kept by its policy for the recomputation.
 
 #include <any>
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace snug::detail {
 
-/// Names a call, see CallKeys.
+/// Identifies a call, see CallKeys.
 using CallKey = uint64_t;
 
 struct KeptResult {
@@ -31,18 +31,19 @@ struct KeptResult {
   bool was_read = false;  // in the forward, before anything wrote to it
   std::vector<CallKey> absorbed = {};  // calls that wrote to it, by KeptResults::absorbed
 
-  /// `tensor` is on its memory: writes to that are writes to this.
+  /// `tensor` shares the result's memory: writes to the tensor are writes to the result.
   void note_alias(const at::Tensor& tensor);
-  /// An operator writes to it through a tensor with this counter.
+  /// An operator writes to the result through a tensor with this counter.
   void expect_write(const void* counter);
   void pack();
   bool is_packed() const;
-  /// Whether nothing has written to it, in the forward but operators that were seen, and then nothing.
+  /// Whether the result is unchanged: in the forward only operators that were seen have written to it, and after the
+  /// forward nothing has.
   bool is_intact() const;
 };
 
 struct KeptResults {
-  /// In-place calls whose effect a kept result has already, as the addition of a bias to a product.
+  /// In-place calls whose effect is part of a kept result, such as the addition of a bias to a product.
   struct Absorbed {
     const KeptResult* into;
     size_t argument;  // what the call returns
@@ -52,7 +53,8 @@ struct KeptResults {
 
   KeptResult* find(CallKey key);
   void drop(CallKey key);
-  /// The forward is over. What a custom function wrote to in it, through a pointer, is of no use: it will write again.
+  /// The forward is over. Drops results that a custom function wrote to through a pointer in the forward: it will write
+  /// again.
   void close();
 };
 

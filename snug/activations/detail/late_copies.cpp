@@ -161,7 +161,7 @@ void LateCopies::add(const std::shared_ptr<LateCopy>& copy) {
   of_storage_[copy->name()][copy->part()] = copy;
 }
 
-// Another one may stand for the part by now.
+// Another LateCopy may represent the part by now.
 void LateCopies::forget(const LateCopy& dead) {
   const std::lock_guard lock(mutex_);
   const auto parts = of_storage_.find(dead.name());

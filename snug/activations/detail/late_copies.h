@@ -1,11 +1,12 @@
 #pragma once
-// LateCopies: when the memory of a saved tensor is copied to where it is kept instead, by offload and by compression.
+// LateCopies: the moment at which offload and compression copy the memory of a saved tensor.
 //
-// By itself autograd keeps an alias of what it saves. The alias has what operators write to the memory afterwards without autograd counting it: the
-// other parts of an unsafe_chunk, as in recurrent layers; what goes through .data(); an argument that is saved before the kernel fills it, as
-// RReLU's noise. A copy is to have it, too. So the memory is held until the next operator that does something else than write to it, and is copied
-// just before that one runs: no sooner is there need of other memory. When an operator writes to memory that was copied and is still in use, it is
-// held and copied once more. Operators of other threads, and those after the scope, are not seen.
+// By itself autograd keeps an alias of a saved tensor. The alias sees later writes that autograd does not count: writes
+// to other parts of an unsafe_chunk, as in recurrent layers; writes through .data(); writes to an argument that is
+// saved before the kernel fills it, such as RReLU's noise. A copy must have these values too. Therefore the memory is
+// held until the next operator that does not write to it, and is copied just before that operator runs; no other memory
+// is needed earlier. If an operator writes to memory that was copied and is still in use, the memory is held and copied
+// once more. Operators of other threads, and operators after the scope, are not seen.
 
 #include <compare>
 #include <map>
@@ -26,7 +27,7 @@ namespace snug::detail {
 
 class LateCopies;
 
-/// A part of a storage: so many elements of a type from one of them on.
+/// A part of a storage: `count` elements of a type, from element `begin` on.
 struct StoragePart {
   c10::ScalarType dtype = c10::ScalarType::Byte;
   int64_t begin = 0;
@@ -34,27 +35,30 @@ struct StoragePart {
   auto operator<=>(const StoragePart&) const = default;
 };
 
-/// Stands for a part of a storage that was saved, for all tensors that were saved from it. Holds the memory or has a copy. Any thread may use it.
+/// A saved part of a storage, shared by all tensors that were saved from it. Holds the memory or has a copy. Any thread
+/// may use it.
 class LateCopy {
  public:
-  /// `tensor` has a storage, which is held at first. `copies` outlives this.
+  /// `tensor` has a storage; it is held at first. `copies` must outlive this object.
   LateCopy(LateCopies& copies, const at::Tensor& tensor, const StoragePart& part);
   virtual ~LateCopy();
   LateCopy(const LateCopy&) = delete;
   LateCopy& operator=(const LateCopy&) = delete;
 
-  /// Makes the copy, if there is none, and lets go of the memory. Throws what copy() throws; then it is still held.
+  /// Makes the copy, if there is none, and releases the memory. Throws whatever copy() throws; the memory is then still
+  /// held.
   void make();
   /// Makes no copy from now on.
   void keep();
 
  protected:
-  /// Copies. false: the memory is to be kept as it is. Called without gradient mode, and no policy sees its operators.
+  /// Makes the copy. Returns false if the memory must be kept as it is. Called without gradient mode, and no policy
+  /// sees its operators.
   virtual bool copy(const c10::Storage& memory) = 0;
-  /// Forgets the copy. What it was made of may be written as soon as this returns.
+  /// Forgets the copy. The memory that was copied may be written as soon as this returns.
   virtual void forget() = 0;
 
-  /// The memory as it is, where it is held; nullptr where there is a copy. For the holder of `mutex`.
+  /// The memory, if it is held; nullptr if there is a copy. For the holder of `mutex`.
   const c10::Storage& memory() const { return memory_; }
   const StoragePart& part() const { return part_; }
 
@@ -66,17 +70,18 @@ class LateCopy {
 
   const c10::StorageImpl* name() const { return storage_._unsafe_get_target(); }
   bool is_held() const;
-  /// `memory` is or was written. true: there was a copy, and now it is held again.
+  /// `memory` is being written, or was. Returns true if there was a copy; the memory is then held again.
   bool is_written_to(const c10::Storage& memory);
-  /// Another tensor was saved from it. true: somebody has written to it unseen, and now it is held again.
+  /// Another tensor was saved from the memory. Returns true if somebody has written to it unseen; it is then held
+  /// again.
   bool add(const at::Tensor& tensor);
-  // Of these the mutex is held by the caller.
+  // The caller holds the mutex for the next two.
   bool hold_again(const c10::Storage& memory);
   void hold(const c10::Storage& memory);
 
   LateCopies& copies_;
   const StoragePart part_;
-  // Does not hold the memory, but its address, which is given to no other one meanwhile.
+  // Does not hold the memory, but keeps its address from being given to other memory.
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   State state_ = State::Held;
   c10::Storage memory_;                // unless Copied
@@ -94,10 +99,10 @@ class LateCopies final : public OperatorPolicy {
     }
   }
 
-  /// What stands for this part of the tensor's storage already; nullptr if nothing does.
+  /// The LateCopy of this part of the tensor's storage; nullptr if there is none.
   std::shared_ptr<LateCopy> find(const at::Tensor& tensor, const StoragePart& part);
   void add(const std::shared_ptr<LateCopy>& copy);
-  /// No operator is seen from now on. Where no copy can be made, the memory is kept.
+  /// The end of the scope: no operator is seen from now on. Memory of which no copy can be made is kept.
   void make_all() noexcept;
 
  private:
@@ -108,7 +113,8 @@ class LateCopies final : public OperatorPolicy {
   void forget(const LateCopy& dead);
 
   mutable std::mutex mutex_;  // guards of_storage_
-  // By part: a loop over the steps of a sequence may save thousands of one storage, and a save must not walk them all.
+  // Ordered by part: a loop over the steps of a sequence may save thousands of parts of one storage, and a save must
+  // not visit them all.
   std::unordered_map<const c10::StorageImpl*, std::map<StoragePart, std::weak_ptr<LateCopy>>> of_storage_;
   std::vector<std::weak_ptr<LateCopy>> held_;  // for the thread whose operators are seen
 };

@@ -16,9 +16,10 @@
 #include "snug/activations/detail/offload_store.h"
 #include "snug/activations/detail/spill_extents.h"
 
-// Copies run on one side stream of each device, so that they are in order among themselves: a place in pinned memory is free for the
-// next copy as soon as it is given back. Device memory is allocated and released in the order of the stream that computes, which waits
-// for a copy before memory that the copy uses is released. So the allocator may hand it out again at once, however far the host is ahead.
+// Copies run on one side stream of each device, so that they are in order among themselves: a place in pinned memory is
+// free for the next copy as soon as it is given back. Device memory is allocated and released in the order of the
+// computing stream. That stream waits for a copy before memory that the copy uses is released, so the allocator may
+// hand the memory out again at once, however far the host is ahead.
 
 namespace snug::detail {
 namespace {
@@ -37,8 +38,8 @@ c10::Event recorded_on(const c10::Stream& stream) {
   return event;
 }
 
-// Pinned memory, which takes long to make: a slab of `cap` bytes, or without a cap as many of 256 MiB as are needed. LibTorch's allocator
-// keeps them for the next guard.
+// Pinned memory, which takes long to allocate: one slab of `cap` bytes or, without a cap, as many slabs of 256 MiB as
+// are needed. LibTorch's allocator keeps them for the next guard.
 class Slabs final {
  public:
   struct Place {
@@ -94,10 +95,10 @@ class PinnedStore final : public OffloadStore {
     c10::Stream stream;  // that computes
     c10::Event done;
   };
-  // At most so many storages are held because their copy may not be complete.
+  // The most storages that are held because their copy may not be complete.
   static constexpr size_t kInFlight = 2;
 
-  // Copies on the side stream, after what `computing` has been given so far.
+  // Copies on the side stream, after all work that `computing` has been given so far.
   c10::Event copy(const at::Tensor& from, const at::Tensor& to, const c10::Stream& computing) {
     auto found = side_.find(computing.device());
     if (found == side_.end()) {

@@ -16,7 +16,8 @@ void add(OffloadReport& sum, const OffloadReport& one) {
   sum.failure = one.failure.empty() ? sum.failure : one.failure;
 }
 
-// The file's thread is not there after fork(), and the file is the parent's, too: a child has one of its own.
+// After fork() a child has no thread for the file, and the file belongs to the parent. So a child gets a store of its
+// own.
 class ByDevice final : public OffloadStore {
  public:
   explicit ByDevice(OffloadOptions options) : options_(std::move(options)) {
@@ -56,7 +57,8 @@ class ByDevice final : public OffloadStore {
     return nullptr;
   }
 
-  // Never destroyed in a child, where graphs that the parent made may need it, and where it would wait for its thread.
+  // In a child the parent's store is never destroyed: graphs that the parent made may need it, and its destructor would
+  // wait for a thread that is not there.
   void leave_to_parent() {
     const pid_t now = ::getpid();
     if (std::exchange(process_, now) != now) {

@@ -1,5 +1,6 @@
 #pragma once
-// Where SaveOnHost and Rematerialize put storages: one class for each kind of device, and one for them all.
+// The stores for storages of SaveOnHost and Rematerialize: one class for each kind of device, and one that chooses
+// among them.
 
 #include <cstdint>
 #include <memory>
@@ -13,7 +14,7 @@
 
 namespace snug::detail {
 
-/// A storage that is elsewhere. Must not outlive its store.
+/// A storage in a store. Must not outlive its store.
 class StoredAway {
  public:
   virtual ~StoredAway() = default;
@@ -22,8 +23,8 @@ class StoredAway {
   /// Begins to load, if there is memory for it.
   virtual void prefetch() = 0;
   virtual void drop_prefetch() = 0;
-  /// Waits until the storage that it was made of is not held any more: true. False: it could not be written, and is held as long as
-  /// this lives.
+  /// Waits until the original storage is no longer held, and returns true. Returns false if it could not be written;
+  /// the storage is then held as long as this object lives.
   virtual bool finish() = 0;
 };
 
@@ -31,9 +32,9 @@ class StoredAway {
 class OffloadStore {
  public:
   virtual ~OffloadStore() = default;
-  /// nullptr: no room. What it returns does not keep `storage`, once the transfer is complete.
+  /// Returns nullptr if there is no room. The result does not hold `storage` once the transfer is complete.
   virtual std::unique_ptr<StoredAway> store(const c10::Storage& storage) = 0;
-  /// For report(): somebody kept so much in memory because store() or finish() threw.
+  /// For report(): `bytes` stayed in memory because store() or finish() threw.
   void count_failure(int64_t bytes, const std::string& why);
   OffloadReport report() const;
 
@@ -44,10 +45,10 @@ class OffloadStore {
   OffloadReport failures_;
 };
 
-/// For each storage the one of its device; on devices other than CPU and CUDA nothing is stored. The file is made at once if `directory` is
-/// given, else with the first CPU storage.
+/// A store that passes each storage to the store of its device. On devices other than CPU and CUDA nothing is stored.
+/// The file is made at once if `directory` is given, otherwise with the first CPU storage.
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadOptions& options);
-/// For plans, whatever the size. The file is made at once: throws Error if it cannot be.
+/// For plans; takes storages of any size. The file is made at once: throws Error if it cannot be made.
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadLink& link);
 /// For CPU storages: a file.
 std::unique_ptr<OffloadStore> make_spill_store(const OffloadOptions& options, SpillCalls& calls = SpillCalls::real());

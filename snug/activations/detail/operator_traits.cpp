@@ -9,8 +9,9 @@
 namespace snug::detail {
 namespace {
 
-// LibTorch's batch normalisations move running statistics in training, and their older schemas do not mark them: native_batch_norm, those
-// of cuDNN and MIOpen, and the two that synchronised ones are made of. Others with arguments of these names only read them.
+// LibTorch's batch normalisations move running statistics in training, and their older schemas do not mark them:
+// native_batch_norm, those of cuDNN and MIOpen, and the two that synchronised ones are made of. Others with arguments
+// of these names only read them.
 bool moves_statistics(const std::string& name) {
   return name == "aten::native_batch_norm" || name == "aten::cudnn_batch_norm" || name == "aten::miopen_batch_norm" ||
          name == "aten::batch_norm_update_stats" || name == "aten::batch_norm_gather_stats" ||

@@ -1,5 +1,5 @@
 #pragma once
-// What an operator does to its operands, from its schema, and from what schemas do not say.
+// The effects of an operator on its operands: from its schema, and from a list of effects that schemas do not show.
 
 #include <algorithm>
 #include <cstddef>
@@ -45,10 +45,11 @@ struct OperatorTraits {
 
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 
-/// Whether a byte tensor that autograd saves is the workspace of a recurrent layer, of which not every byte is filled. `producer` made it.
+/// Whether a byte tensor that autograd saves is the workspace of a recurrent layer, in which some bytes are never
+/// filled. `producer` is the operator that made it.
 bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor);
 
-/// Calls f(Tensor&) for each defined tensor in it, which may be a tensor, a list of them, or something else.
+/// Calls f(Tensor&) for each defined tensor in `value`, which may be a tensor, a list of tensors, or something else.
 template <class F>
 void visit_tensors_in(const c10::IValue& value, F&& f) {
   if (value.isTensor()) {
@@ -68,7 +69,7 @@ void visit_tensors_in(const c10::IValue& value, F&& f) {
   }
 }
 
-/// Calls f(Tensor&, argument) for each tensor that this call writes; of a collective, for all that it may write.
+/// Calls f(Tensor&, argument) for each tensor that this call writes; for a collective, for each that it may write.
 template <class F>
 void visit_written(const OperatorTraits& traits, const Arguments& arguments, F&& f) {
   const std::vector<size_t> written = traits.written_by(arguments);

@@ -13,16 +13,19 @@ at::Tensor pack_mask(const at::Tensor& mask);
 /// The other way, to bool [count].
 at::Tensor unpack_mask(const at::Tensor& bits, int64_t count);
 
-/// The memory of `tensor` in address order, for tensors that fill theirs without gaps or overlaps, as results of elementwise operators do.
+/// The memory of `tensor` in address order. Requires a tensor that fills its memory without gaps or overlaps, as
+/// results of elementwise operators do.
 at::Tensor flat(const at::Tensor& tensor);
 
-/// A run of memory of which each element is zero or one other value, as dropout's factors are. `other` has that value's bits.
+/// A run of memory in which each element is zero or one other value, as in dropout's factors. `other` has that value's
+/// bits.
 struct TwoValued {
   at::Tensor bits;
   uint64_t other;
 };
 
-/// nullopt where `run` (contiguous, on the CPU, elements of 2, 4 or 8 bytes) is not of that kind; found out at its first third value.
+/// `run`: contiguous, on the CPU, elements of 2, 4 or 8 bytes. Returns nullopt if it has a third value, as soon as that
+/// is met.
 std::optional<TwoValued> pack_two_valued(const at::Tensor& run);
 at::Tensor unpack_two_valued(const TwoValued& packed, int64_t count, c10::ScalarType dtype);
 

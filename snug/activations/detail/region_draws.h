@@ -1,8 +1,9 @@
 #pragma once
-// The random numbers of a part of the forward, such as a checkpointed region, for running it again with the same. What each operator drew from
-// is noted, so that the process's generators are not touched when it runs again, and other threads may draw from them at any time. Other moves of the
-// default generators (by a kernel that is no operator, by manual_seed) look like those of other threads. So only where the program says that such
-// draws are the part's own, the generators are put where they were then, until the next operator draws.
+// The random numbers of a part of the forward, such as a checkpointed region, for running it again with the same
+// numbers. The generator that each operator drew from is noted. The process's generators are therefore not touched when
+// the part runs again, and other threads may draw from them at any time. Other moves of the default generators (by a
+// kernel that is no operator, by manual_seed) look like moves by other threads. Only if the program says that such
+// draws belong to the part, the generators are set back to their states in the forward, until the next operator draws.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +34,7 @@ struct RegionDraws {
   std::map<size_t, RngState> moved;  // if unseen draws are repeated: where they were then, after so many draws
 };
 
-/// While the part runs for the first time: fills a RegionDraws.
+/// For the first run of the part: fills a RegionDraws.
 class ForwardDraws final : public OperatorPolicy {
  public:
   explicit ForwardDraws(RegionDraws& record) : record_(record), after_last_(RngState::capture()) {}
@@ -47,17 +48,17 @@ class ForwardDraws final : public OperatorPolicy {
   RngState after_last_;
 };
 
-/// While it runs again.
+/// For the recomputation.
 class RecomputeDraws final : public OperatorPolicy {
  public:
   using Draw = RegionDraws::Draw;
 
   explicit RecomputeDraws(const RegionDraws& record);
   void call(const OperatorCall& call, Stack& stack) override;
-  /// Of the next call, which draws: what it drew in the forward. Null: it drew nothing there.
+  /// The next call draws: returns its draw in the forward, or null if it drew nothing there.
   const Draw* next(const c10::OperatorHandle& op, const Arguments& arguments);
   void run(const OperatorCall& call, Stack& stack, const Draw* draw);
-  /// It does not run, since its result is there.
+  /// The operator does not run, because its result is there already.
   void pass_over(const Draw* draw);
 
  private:

@@ -44,7 +44,7 @@ bool all_are_views(const MemoryNames& given, const Stack& stack, size_t first_re
   return all;
 }
 
-// Where a tensor's elements lie in its storage.
+// The places of a tensor's elements in its storage.
 struct Geometry {
   explicit Geometry(const at::Tensor& t)
       : sizes(t.sizes().vec()), strides(t.strides().vec()), offset(t.storage_offset()) {}
@@ -92,7 +92,8 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   const FilledSaves filled = just_saved_.take(arguments, written);
   const CallKey key = policy_ ? keys_.next(entered.origin, arguments) : 0;
   const MemoryNames given = policy_ ? memory_in(arguments) : MemoryNames();
-  // Of a tensor that is written alone: transposing or resizing in place is not absorbed. Sparse and nested tensors have no strides.
+  // Of the tensor that is written, if it is the only one: transposing or resizing in place is not absorbed. Sparse and
+  // nested tensors have no strides.
   std::optional<Geometry> before;
   at::Tensor target;
   if (!kept_memory_.empty() && written.size() == 1 && arguments[written.front()].isTensor()) {
@@ -144,7 +145,7 @@ bool ForwardOperators::must_compare_values() {
   return record_.draws->has_moved;
 }
 
-// What is on a kept result's memory, among an operator's arguments or its results.
+// Notes the arguments or results of an operator that share the memory of a kept result.
 void ForwardOperators::note_aliases(const Stack& stack, size_t first) {
   for (size_t i = first; !kept_memory_.empty() && i < stack.size(); ++i) {
     visit_tensors_in(stack[i], [&](const at::Tensor& tensor) {
@@ -165,7 +166,7 @@ bool ForwardOperators::writes_to(CallKey kept, const WrittenMemory& written) con
   });
 }
 
-// What is written meanwhile without an operator will be written so again, and cannot be told apart.
+// Writes that happened without an operator will happen again in the recomputation, and cannot be told apart.
 void ForwardOperators::close() {
   if (draws_) {
     draws_->note_if_moved();
@@ -236,8 +237,8 @@ void ForwardOperators::keep_result(CallKey key, Keep keep, const Stack& stack, s
   record_.kept.results.emplace(key, std::move(result));
 }
 
-// A kept result holds what was written to it last. That serves the recomputation as well, without the writing, unless something needs what
-// it was before.
+// A kept result holds its last written value. This serves the recomputation, which need not write it again, unless
+// something needs the value before the write.
 void ForwardOperators::note_write(const Written& written, CallKey key, std::optional<size_t> argument) {
   const auto found = kept_memory_.find(written.memory);
   if (found == kept_memory_.end()) {
@@ -354,7 +355,7 @@ bool RecomputeOperators::take_kept(const c10::OperatorHandle& op, CallKey key, S
   return true;
 }
 
-// As autograd says it of a tensor that was saved.
+// The same check as autograd's for a saved tensor.
 void RecomputeOperators::check_reads(const c10::OperatorHandle& op, const OperatorTraits& traits,
                                      const Arguments& arguments, const std::vector<size_t>& written) const {
   values_.visit_reads_from_outside(traits, arguments, written, [&](const at::Tensor& tensor) {
@@ -367,8 +368,8 @@ void RecomputeOperators::check_reads(const c10::OperatorHandle& op, const Operat
   });
 }
 
-// Memory from outside of the region stands for a copy of it if the forward wrote to it or this operator is going to. Returns what is
-// written, and what stands for it.
+// Memory from outside of the region is replaced by a copy if the forward wrote to it or this operator is going to write
+// to it. Returns the written tensors and their replacements.
 RecomputeOperators::Redirected RecomputeOperators::redirect(const Arguments& arguments,
                                                             const std::vector<size_t>& written) {
   Redirected redirected;
@@ -405,7 +406,7 @@ RecomputeOperators::Redirected RecomputeOperators::redirect(const Arguments& arg
   return redirected;
 }
 
-// The tensor itself stays as it is, so that it must have by now the shape which the operator gives it.
+// The original tensor is not resized, so it must already have the shape that the operator gives it.
 void RecomputeOperators::check_shapes(const c10::OperatorHandle& op, const Redirected& redirected) const {
   for (const auto& [tensor, copy] : redirected) {
     if (!tensor.is_nested() && Geometry(tensor) != Geometry(copy)) {

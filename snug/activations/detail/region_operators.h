@@ -1,11 +1,12 @@
 #pragma once
-// What a checkpointed region remembers of the operators of its forward, so that recomputing it gives the same values and changes nothing else:
-// - of memory that was there before the region and that the forward wrote (running statistics, counters), what it held before. The
-//   recomputation works on copies of that;
-// - of memory that was there before and that the forward only read, which write to it was the last. A later one is an error;
-// - results that a policy keeps, which the recomputation takes instead of running their operators;
-// - what its random operators drew from;
-// - how each value came about, by which the two runs are compared, and which operators ran, for messages.
+// A checkpointed region's record of the operators of its forward. With it the recomputation gives the same values and
+// changes nothing else. It has:
+// - for memory that existed before the region and that the forward wrote (running statistics, counters): its content
+//   before. The recomputation works on copies of that;
+// - for memory that existed before and that the forward only read: its latest write. A later write is an error;
+// - results that a policy keeps. The recomputation takes them instead of running their operators;
+// - the generators that its random operators drew from;
+// - the origin of each value, by which the two runs are compared, and the sequence of operators, for messages.
 
 #include <cstddef>
 #include <exception>
@@ -29,7 +30,8 @@
 namespace snug::detail {
 
 struct RegionOperators {
-  /// Memory as it was, in bytes. The weak pointer keeps the address, by which it is found, from being given to another storage.
+  /// The earlier content of some memory, in bytes. The weak pointer keeps the memory's address, which is its key, from
+  /// being given to another storage.
   struct Before {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     at::Tensor bytes;
@@ -43,7 +45,7 @@ struct RegionOperators {
   std::optional<RegionDraws> draws;  // none: it draws anew
 };
 
-/// While the forward runs: fills a RegionOperators.
+/// For the forward: fills a RegionOperators.
 class ForwardOperators final : public OperatorPolicy {
  public:
   ForwardOperators(RegionOperators& record, const std::vector<at::Tensor>& inputs, CheckpointPolicy policy,
@@ -52,14 +54,17 @@ class ForwardOperators final : public OperatorPolicy {
   Origin origin_of(const at::Tensor& tensor) { return values_.origin_of(tensor); }
   /// Autograd saves the tensor; `filled` is called if the next operator fills it.
   void saved(const at::Tensor& tensor, FilledSaves::Filled filled) { just_saved_.add(tensor, std::move(filled)); }
-  /// Whether only values can tell that the region draws what no operator shows: the default generators have moved without one, by the region or by
-  /// another thread, and such draws are not repeated. Values tell nothing where a kept result was rounded.
+  /// Whether only a comparison of values can show that the region draws random numbers outside of operators: the
+  /// default generators have moved without an operator, by the region or by another thread, and such draws are not
+  /// repeated. Values show nothing if a kept result was rounded.
   bool must_compare_values();
-  /// The forward is over: from now on nothing may write to what is kept.
+  /// The forward is over: from now on nothing may write to kept results.
   void close();
-  /// Whether autograd followed a write to a tensor from outside of the region. The recomputation could not help making it again.
+  /// Whether autograd recorded a write to a tensor from outside of the region. The recomputation would have to make
+  /// that write again.
   bool wrote_to_outside_graph() const;
-  /// Whether it wrote to a tensor from outside that has no storage which could be copied, such as a sparse one.
+  /// Whether the region wrote to a tensor from outside whose memory cannot be copied because it has no storage, such as
+  /// a sparse one.
   bool wrote_to_outside_sparse() const { return wrote_to_outside_sparse_; }
 
  private:
@@ -94,8 +99,8 @@ class ForwardOperators final : public OperatorPolicy {
   std::optional<CallKey> to_be_packed_;  // the last one kept; the next operator may still write it, as a bias is added
 };
 
-/// Thrown through the callable to end a recomputation early, through whatever frames it has: those of a language binding count on
-/// std::exception, and may make another one of it.
+/// Thrown through the callable to end a recomputation early. It passes through all frames in between. Those of a
+/// language binding rely on std::exception, and may turn it into another exception.
 class RecomputedEnough final : public std::exception {
  public:
   const char* what() const noexcept override {
@@ -103,7 +108,8 @@ class RecomputedEnough final : public std::exception {
   }
 };
 
-/// While the recomputation runs. When it is destroyed, what was written has the version that it had before, for autograd's checks.
+/// For the recomputation. At its destruction, tensors that were written get their earlier versions back, for autograd's
+/// checks.
 class RecomputeOperators final : public OperatorPolicy {
  public:
   explicit RecomputeOperators(const RegionOperators& record, const std::vector<at::Tensor>& inputs = {},
@@ -118,12 +124,14 @@ class RecomputeOperators final : public OperatorPolicy {
   void saved_unfilled(const at::Tensor& tensor, FilledSaves::Filled filled) {
     unfilled_.add(tensor, std::move(filled));
   }
-  /// There is enough. The next operator that takes what was just saved throws RecomputedEnough instead, if the backward pass `task` runs it.
-  /// Not at once: a custom function that is about to save its own output would be left holding it, in a cycle. Not the one that fills what was
-  /// saved, as RReLU does with its noise. And no other one: it may be called by a destructor.
+  /// All needed tensors are there. The next operator that takes a tensor that was just saved throws RecomputedEnough
+  /// instead of running, if the backward pass `task` runs it. Not thrown:
+  /// - at once: a custom function that is about to save its own output would be left holding it, in a cycle;
+  /// - by the operator that fills a saved tensor, as RReLU does with its noise;
+  /// - by any other operator: a destructor may have called it.
   void stop_before_use(int task) { stopped_task_ = task; }
   [[noreturn]] void stop();
-  /// Whether RecomputedEnough was thrown. Whatever comes out of the callable then is of no interest.
+  /// Whether RecomputedEnough was thrown. Anything that then comes out of the callable is ignored.
   bool has_stopped() const { return has_stopped_; }
 
   /// "after operator 7 (aten::addmm)", and, if the sequences differ before that, where.

@@ -25,12 +25,12 @@ Origin with_bit(uint64_t hash, Origin bit) {
 
 bool is_of_numbers_alone(Origin origin) { return origin != 0 && (origin & kFromOutside) == 0; }
 
-// The same, with a number more. It begins with what it began with.
+// The same origin with one more number. It keeps the bit of the values from outside.
 Origin derived(Origin origin, uint64_t more) {
   return origin == 0 ? 0 : with_bit(mix(origin, more), origin & kFromOutside);
 }
 
-// Where one of the two cannot be told, nor can what is made of it.
+// Unknown if one of the two is unknown.
 Origin made_of(Origin origin, Origin more) {
   return origin == 0 || more == 0 ? 0 : with_bit(mix(origin, more), (origin | more) & kFromOutside);
 }
@@ -61,7 +61,8 @@ std::vector<int64_t> strides_of(const at::Tensor& tensor) {
   return tensor.has_storage() && !tensor.is_nested() ? tensor.strides().vec() : std::vector<int64_t>();
 }
 
-// Autocast keeps casts of parameters, so that one of the forward and the recomputation may find what the other makes.
+// Autocast caches casts of parameters, so the recomputation may find a cast that the forward makes, or the other way
+// round.
 at::Tensor parameter_of_cast(const at::Tensor& tensor) {
   const at::Tensor owner = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
   const auto cast = owner.grad_fn();
@@ -161,8 +162,9 @@ uint32_t RegionValues::add(const at::Tensor& tensor, bool is_own, Origin origin,
   return place;
 }
 
-// Memory from outside is told by the place at which the forward met it. What only the recomputation meets has been put in the place of
-// something else, such as a longer table or a gathered weight, or never was a result, such as a tensor of numbers.
+// Memory from outside is identified by the place at which the forward met it. Memory that only the recomputation meets
+// has replaced something else, such as a longer table or a gathered weight, or was never a result, such as a tensor of
+// numbers.
 uint32_t RegionValues::meet(const at::Tensor& tensor) {
   if (const at::Tensor parameter = parameter_of_cast(tensor); parameter.defined()) {
     return add(tensor, /*is_own=*/false, of_result(made_of(of_cast(), operand(parameter, /*is_written=*/false)), 0));
@@ -181,7 +183,7 @@ Origin RegionValues::shown(const Place& place, const at::Tensor& tensor) const {
   return derived(place.origin, static_cast<uint64_t>(offset_of(tensor) - place.first));
 }
 
-// The sizes of what is written say nothing: in the forward it may have been resized, and then it has its new sizes in the recomputation.
+// The sizes of a written tensor do not count: if the forward resized it, it has its new sizes in the recomputation.
 Origin RegionValues::operand(const at::Tensor& tensor, bool is_written) {
   Origin origin = origin_of(tensor);
   if (origin == 0 || is_written) {

@@ -1,6 +1,7 @@
 #pragma once
-// What the values in a checkpointed region are, told alike in its forward and in its recomputation: by the operators that made them, of which
-// values from outside. The numbers of calls would not tell: a table that the forward makes and remembers, the recomputation finds.
+// The identity of values in a checkpointed region, the same in its forward and in its recomputation: the operators that
+// made a value, and the values from outside that they began with. The numbers of calls would not serve: a table that
+// the forward makes and stores is found ready by the recomputation.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,7 +17,7 @@
 
 namespace snug::detail {
 
-/// Of a storage, its address; of a tensor without one, such as a sparse one, the tensor's.
+/// The address of a storage or, for a tensor without one, such as a sparse one, of the tensor.
 using MemoryName = const void*;
 inline MemoryName memory_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? static_cast<MemoryName>(tensor.storage().unsafeGetStorageImpl())
@@ -38,11 +39,12 @@ class MemoryAddress {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;  // of one without a storage
 };
 
-/// How what is in some memory came about: a hash of operators, and of what from outside they began with. 0: it cannot be told. The lowest bit says
-/// whether it began with anything from outside, or with numbers alone, as a table of positions does.
+/// The origin of the content of some memory: a hash of the operators that made it and of the values from outside that
+/// they began with. 0: unknown. The lowest bit says whether any value from outside is among them, or only numbers, as
+/// in a table of positions.
 using Origin = uint64_t;
 
-/// What a recomputation knows from the forward.
+/// The knowledge of a recomputation about the forward.
 struct KnownMemory {
   struct Memory {
     MemoryAddress address;
@@ -59,7 +61,7 @@ struct KnownMemory {
   std::unordered_set<Origin> of_numbers_alone;  // of the calls in the forward
 };
 
-/// The memory that a region comes across in one run, which of it came into being there, and the origins of what it holds.
+/// The memory that a region meets in one run: whether it came into being there, and the origins of its content.
 class RegionValues {
  public:
   /// In the forward: fills `known`.
@@ -72,11 +74,12 @@ class RegionValues {
   void close();
 
   bool is_own(const at::Tensor& tensor) const;
-  /// Whether it is of a sparse tensor from outside, as values() gives it.
+  /// Whether the tensor is a part of a sparse tensor from outside, as values() returns it.
   bool is_part_of_sparse(const at::Tensor& tensor) const;
-  /// Of what the tensor shows of its memory. As origins, 0 is equal to none, but contradicts none either.
+  /// The origin of the part of its memory that the tensor shows. As an origin, 0 is equal to none, but contradicts none
+  /// either.
   Origin origin_of(const at::Tensor& tensor);
-  /// From now on `copy` is the region's own, and what is written to it counts as written to `original`.
+  /// From now on `copy` is the region's own, and writes to it count as writes to `original`.
   void use_for(const at::Tensor& copy, const at::Tensor& original);
 
   /// A call of an operator.
@@ -87,7 +90,7 @@ class RegionValues {
   };
   Call enter(const c10::OperatorHandle& op, const OperatorTraits& traits, const Arguments& arguments,
              const std::vector<size_t>& written);
-  /// Its results are on the stack. Returns whether any is in new memory, and all have a storage.
+  /// The results of the call are on the stack. Returns whether any is in new memory, and all have a storage.
   bool leave(const Call& call, const Stack& stack, size_t first_result);
 
   /// Calls f(tensor) for each tensor from outside that the operator reads without writing it.
@@ -136,13 +139,15 @@ void RegionValues::visit_reads_from_outside(const OperatorTraits& traits, const 
   }
 }
 
-/// Stands for a call by its operator and by the kinds and sizes of its operands alone. Not those of results that it is given, which it may resize.
+/// Identifies a call only by its operator and by the kinds and sizes of its operands. Preallocated results, which the
+/// operator may resize, do not count.
 Origin origin_by_sizes(const c10::OperatorHandle& op, const Arguments& arguments);
 
-/// Names the calls of one run: by their origins, by the numbers among their arguments, and which one it is of those that are alike.
+/// Identifies the calls of one run: by their origins, by the numbers among their arguments, and by their order among
+/// calls that are alike.
 class CallKeys {
  public:
-  /// 0 for a call whose origin cannot be told.
+  /// 0 for a call of unknown origin.
   uint64_t next(Origin origin, const Arguments& arguments);
 
  private:

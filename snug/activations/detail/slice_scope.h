@@ -1,5 +1,6 @@
 #pragma once
-// SliceScope: while it lives, snug::sliced on this thread cuts into so many slices where it is not told how many.
+// SliceScope: while it lives, snug::sliced on this thread cuts into this number of slices, unless its options give a
+// number.
 
 #include <cstdint>
 #include <utility>
@@ -25,7 +26,7 @@ class [[nodiscard]] SliceScope final {
     scope->was_asked_ = true;
     return scope->slices_;
   }
-  /// What it would be told.
+  /// The number that ask() would return.
   static int64_t current() { return innermost() == nullptr ? 1 : innermost()->slices_; }
 
  private:

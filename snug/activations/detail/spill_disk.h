@@ -1,5 +1,5 @@
 #pragma once
-// SpillDisk: a file without a name, whose reads tell when they do not give what was written.
+// SpillDisk: a file without a name. A read reports an error if it does not return the bytes that were written.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace snug::detail {
 
-/// The system calls, so that tests can fail each of them. Each behaves as the POSIX function of its name: -1 and errno on failure, and less
-/// than `size` may be moved.
+/// The system calls, as an interface, so that tests can fail each of them. Each behaves as the POSIX function of its
+/// name: it returns -1 and sets errno on failure, and may move less than `size`.
 class SpillCalls {
  public:
   virtual ~SpillCalls() = default;
@@ -31,7 +31,8 @@ class SpillCalls {
 /// The system's temporary directory if `directory` is empty. Throws Error if there is none.
 std::filesystem::path spill_folder(const std::filesystem::path& directory);
 
-/// Any thread may use it. What fails is told in words that name the file and the reason; empty: nothing failed.
+/// Any thread may use it. Methods return a text that names the file and the reason of a failure; empty if nothing
+/// failed.
 class SpillDisk final {
  public:
   /// Throws Error if there can be no file in spill_folder(directory).
@@ -40,10 +41,10 @@ class SpillDisk final {
   SpillDisk(const SpillDisk&) = delete;
   SpillDisk& operator=(const SpillDisk&) = delete;
 
-  /// Also gives the sum that read() will need.
+  /// Also returns in `sum` the checksum that read() will need.
   std::string write(const void* data, int64_t bytes, int64_t offset, uint64_t& sum);
   std::string read(void* data, int64_t bytes, int64_t offset, uint64_t sum);
-  /// Cuts off what lies behind `size`. If it cannot, nothing is lost but room.
+  /// Cuts the file off behind `size`. A failure costs only disk space.
   void shorten(int64_t size);
 
  private:

@@ -1,5 +1,6 @@
 #pragma once
-// SpillExtents: which parts of a file, or of a slab of memory, are in use. Lowest free place first, so that it stays short.
+// SpillExtents: the parts of a file, or of a slab of memory, that are in use. It takes the lowest free place first, so
+// that the file stays short.
 
 #include <cstdint>
 #include <map>

@@ -10,7 +10,8 @@
 #include "snug/core/error.h"
 
 namespace snug::detail {
-// Where a piece is, and what is read ahead of it. The thread owns it between Writing and what follows, or Reading and what follows.
+// The place of a piece, and its bytes that were read ahead. The thread owns it between Writing and the next state, and
+// between Reading and the next state.
 struct SpillFile::State {
   enum class Place { Queued, Writing, InFile, InMemory };
   enum class Ahead { None, Queued, Reading, There };
@@ -133,7 +134,8 @@ void SpillFile::read_ahead(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-// What is in nobody's use is cut off, so that the disk need not write it. Only this thread writes, so nothing is cut that is still to come.
+// Cuts the unused end of the file off, so that the disk need not write it. Only this thread writes, so no pending write
+// is lost.
 void SpillFile::shorten(std::unique_lock<std::mutex>& lock) {
   longer_than_needed_ = false;
   const int64_t size = extents_.end();

@@ -1,5 +1,6 @@
 #pragma once
-// SpillFile: memory that waits in a file until it is needed again. Writes and reads ahead happen on a thread of its own.
+// SpillFile: memory that waits in a file until it is needed again. Writes and reads ahead happen on a thread of its
+// own.
 //
 //   SpillFile file("/scratch", /*cap=*/1 << 30, allocate);
 //   auto piece = file.store(std::move(memory));   // the memory is dropped once it is written
@@ -34,10 +35,10 @@ class SpillFile final {
  public:
   using Allocate = std::function<SpillMemory(int64_t bytes)>;
 
-  /// At most so many pieces hold their memory because their write is not complete.
+  /// The most pieces that hold their memory because their write is not complete.
   static constexpr int kInFlight = 2;
 
-  /// What store() gives. It must not outlive the file. Its destructor waits for a transfer of this piece that is under way.
+  /// The result of store(). It must not outlive the file. Its destructor waits for a running transfer of this piece.
   class Piece final {
    public:
     Piece(SpillFile& file, std::shared_ptr<State> state);
@@ -45,14 +46,16 @@ class SpillFile final {
     Piece(const Piece&) = delete;
     Piece& operator=(const Piece&) = delete;
 
-    /// A copy in memory from `allocate`, a new one each time: the caller may write to it. Throws Error, naming path and reason, if it
-    /// cannot be read, and whatever `allocate` throws.
+    /// A copy in memory from `allocate`, a new one each time: the caller may write to it. Throws Error, naming path and
+    /// reason, if the piece cannot be read, and whatever `allocate` throws.
     SpillMemory load();
-    /// Begins to read, if that is to be done, so that load() finds it there. Does nothing if there is no memory for it.
+    /// Begins to read, if the piece is not in memory, so that load() finds it there. Does nothing if there is no memory
+    /// for it.
     void prefetch();
-    /// Drops what was read ahead.
+    /// Drops the bytes that were read ahead.
     void drop_prefetch();
-    /// Waits until the memory is written and dropped: true. False: it could not be written, and stays.
+    /// Waits until the memory is written and dropped, and returns true. Returns false if it could not be written; the
+    /// memory then stays.
     bool finish();
 
    private:
@@ -60,19 +63,20 @@ class SpillFile final {
     std::shared_ptr<State> state_;
   };
 
-  /// A file without a name in `directory` (empty: the system's temporary one), never longer than `cap`. Throws Error if it cannot be made.
+  /// A file without a name in `directory` (empty: the system's temporary one), never longer than `cap`. Throws Error if
+  /// it cannot be made.
   SpillFile(const std::filesystem::path& directory, int64_t cap, Allocate allocate,
             SpillCalls& calls = SpillCalls::real());
   ~SpillFile();
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
 
-  /// Takes memory to write; waits while kInFlight pieces are unwritten. nullptr if there is no room below the cap. If the write fails, the
-  /// piece keeps its memory.
+  /// Takes memory to write; waits while kInFlight pieces are unwritten. nullptr if there is no room below the cap. If
+  /// the write fails, the piece keeps its memory.
   std::unique_ptr<Piece> store(SpillMemory memory);
 
   OffloadReport report() const;
-  /// How much of the file is in use, holes included.
+  /// The length of the used part of the file in bytes, holes included.
   int64_t bytes_in_use() const;
 
  private:

@@ -7,10 +7,11 @@
 
 namespace snug::detail {
 
-/// 64 bits. Reads every element, on a device by way of a copy on the host. Where there are no plain elements (sparse, undefined): 0.
+/// 64 bits. Reads every element; for a device, through a copy on the host. 0 for tensors without plain elements
+/// (sparse, undefined).
 uint64_t tensor_hash(const at::Tensor& tensor);
 
-/// Whether this thread is in it: what it allocates there is no part of a step.
+/// Whether this thread is inside tensor_hash(). Its allocations there are no part of a step.
 bool hashes_now() noexcept;
 
 }  // namespace snug::detail
