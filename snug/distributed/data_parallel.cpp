@@ -20,17 +20,17 @@
 #include "snug/distributed/detail/same_model.h"
 #include "snug/memory/detail/backward_pass.h"
 
-// c10d's Reducer gathers gradients into buckets and calls a hook for each that is full. Here are the rules around it: what a backward pass
-// belongs to. The outputs of forward() carry a hook, which notes the id of the backward pass that it runs in; parameters carry one
-// that compares. Both run before the Reducer's own. A Reducer is of fixed parameters, so where others are frozen it is made anew. Tried on
-// LibTorch 2.11.0 and 2.13.0.
+// c10d's Reducer gathers gradients into buckets and calls a hook for each full bucket. This file adds the rules for
+// backward passes. The outputs of forward() carry a hook that notes the id of the backward pass in which it runs;
+// parameters carry a hook that compares the id. Both run before the Reducer's own hooks. A Reducer has fixed
+// parameters, so it is made anew if other parameters are frozen. Tried on LibTorch 2.11.0 and 2.13.0.
 
 namespace snug {
 namespace {
 
 constexpr int64_t kFirstBucket = 1 << 20;  // as in Python
 
-// In the order in which backward is likely to come to them: from the last to the first.
+// In the order in which backward probably reaches them: from the last to the first.
 std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& parameters, int64_t cap) {
   const auto first = static_cast<size_t>(std::min(kFirstBucket, cap));
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {first, static_cast<size_t>(cap)}));
@@ -38,7 +38,8 @@ std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& pa
   return buckets;
 }
 
-// All that they travel in is allocated before the first is sent: a rank that runs out of memory between two would be missed in the second.
+// All buffers for sending are allocated before the first one is sent: if a rank ran out of memory between two, the
+// others would miss it in the second.
 void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers) {
   const at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> alike;  // in type and device
@@ -63,7 +64,8 @@ void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers
 
 }  // namespace
 
-// Ends what the hook started when the Reducer asks for the result, which is at the end of backward, in order of the buckets.
+// Ends the communication that the hook started when the Reducer asks for the result. It asks at the end of backward, in
+// the order of the buckets.
 class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
  public:
   explicit Hook(Impl& parent) : parent_(parent) {}
@@ -78,7 +80,8 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
     if (const int divisor = parent_.divides() ? group.size() : 1; divisor > 1) {
       gradients.div_(divisor);
     }
-    // All buckets of a pass are started before the first is ended. The Reducer's own index is not right with static_graph.
+    // All buckets of a pass are started before the first is ended. The Reducer's own index is not right with
+    // static_graph.
     const size_t index = launched_;
     const CommHook& hook = parent_.options_.hook;
     auto wait = hook ? hook(GradientBucket{index, gradients, bucket.getParameters()}, group)
@@ -271,7 +274,8 @@ void DataParallel::Impl::begin_forward() {
   is_in_forward_ = true;  // last: the ranks may not have found together
 }
 
-// Where all ranks do the same at the same time: a rank on which nothing has changed asks only where it knows that all do.
+// Called where all ranks do the same at the same time. A rank on which nothing has changed asks only if it knows that
+// all ranks ask.
 void DataParallel::Impl::check_trained() {
   const bool is_due = take_check();
   if (!take_trained() && !is_due) {
@@ -286,7 +290,7 @@ void DataParallel::Impl::check_trained() {
   }
 }
 
-// Before they are summed. Who does so may come after the constructor.
+// Checks that nobody takes gradients before they are summed. A StepInBackward may be made after the constructor.
 void DataParallel::Impl::check_nobody_takes_gradients() const {
   for (const auto& [name, parameter] : all_) {
     if (parameter.requires_grad() && detail::has_gradient_hook(parameter)) {
@@ -358,7 +362,8 @@ void DataParallel::Impl::enter_backward(bool forward_was_quiet) {
   pass_ = pass;
 }
 
-// Called when the graph is done, before the Reducer ends what it has started; what is queued here comes after that.
+// Called when the graph is done, before the Reducer ends the communication that it has started. Work that is queued
+// here comes after that.
 void DataParallel::Impl::end_backward() {
   if (options_.static_graph) {
     if (std::exchange(is_first_static_pass_, false)) {
@@ -376,8 +381,8 @@ void DataParallel::Impl::end_backward() {
   });
 }
 
-// The Reducer leaves gradients that autograd knows as views of buckets, which torch::optim's zero_grad() refuses. These are the same
-// memory, but no views to autograd.
+// The Reducer leaves gradients that autograd knows as views of buckets, and torch::optim's zero_grad() refuses such
+// views. This replaces them by tensors on the same memory that are no views to autograd.
 void DataParallel::Impl::let_go_of_views() {
   for (const at::Tensor& parameter : parameters_) {
     at::Tensor& gradient = parameter.mutable_grad();
@@ -429,8 +434,9 @@ void DataParallel::Impl::begin_step() {
   is_step_begun_ = true;
 }
 
-// Buckets are sent in order; those that are gone already are waited for only. Besides, the Reducer has the ranks tell each other which
-// parameters they used: after the last bucket, or before the first pass's first with static_graph.
+// Buckets are sent in order. For those that are sent already it only waits. In addition the Reducer makes the ranks
+// exchange which parameters they used: after the last bucket or, with static_graph, before the first bucket of the
+// first pass.
 void DataParallel::Impl::send_zeros() {
   if (is_reduced_) {
     return;

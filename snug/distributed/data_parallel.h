@@ -35,40 +35,40 @@ enum class BufferSync {
 };
 
 struct DataParallelOptions {
-  /// Gradients are sent together until they have so many bytes; the first bucket is at most 1 MiB, so that sending
-  /// starts early.
+  /// Size of a bucket: gradients are collected up to this number of bytes and sent together. The first bucket is at
+  /// most 1 MiB, so that sending starts early.
   Bytes bucket = Bytes(25 << 20);
   /// Gradients lie in the buckets, which saves a copy of all of them. They must not be detached in place or resized.
   bool gradient_as_bucket_view = true;
-  /// Looks in each forward's graph for parameters that took no part on some rank. Off: such a parameter is an error,
-  /// which names it.
+  /// Looks in each forward's graph for parameters that took no part on some rank. Off: such a parameter is an error
+  /// that names it.
   bool find_unused_parameters = false;
-  /// The same parameters are used in the same order in every step. Does not go with NoSync.
+  /// The same parameters are used in the same order in every step. Cannot be used with NoSync.
   bool static_graph = false;
-  /// Of the ranks' gradients. Mean is right if every rank's loss is a mean over equally many items; Sum if every rank's
-  /// loss is its share of the global loss: a sum over its items, over all ranks' number of them.
+  /// Reduction of the ranks' gradients. Mean is right if every rank's loss is a mean over equally many items. Sum is
+  /// right if every rank's loss is its share of the global loss: the sum over its items, divided by the number of items
+  /// of all ranks.
   Reduction reduction = Reduction::Mean;
   BufferSync buffers = BufferSync::FromRankZero;
-  /// Empty: gradients travel as they are.
+  /// Empty: gradients are sent unchanged.
   CommHook hook = {};
 };
 
-/// Of the gradients, in seconds, so far.
+/// Time of the communication of gradients so far, in seconds.
 struct CommunicationTime {
   double total = 0;   ///< while any were on their way
   double waited = 0;  ///< when nothing else was left to do: the rest was hidden behind backward
 };
 
-/// Algorithm: Li et al. 2020 (arXiv 2006.15704); it rests on LibTorch's Reducer, as Python's DistributedDataParallel
-/// does.
+/// Algorithm: Li et al. 2020 (arXiv 2006.15704). It uses LibTorch's Reducer, as Python's DistributedDataParallel does.
 class DataParallel final {
  public:
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-  /// Compares parameters and buffers over all ranks, then gives everyone rank 0's values. `model` is a module holder or
-  /// a pointer to a module; its parameters stay the same tensors from here on. Gradients are dense. Throws ConfigError,
-  /// on every rank and with the same words, naming the first parameter that differs in name, shape or dtype, or is
-  /// frozen; and where no parameter has gradients.
+  /// Compares parameters and buffers over all ranks, then gives every rank the values of rank 0. `model` is a module
+  /// holder or a pointer to a module. Its parameters must stay the same tensors from here on, and gradients must be
+  /// dense. Throws ConfigError, on every rank and with the same words, if a parameter differs in name, shape or dtype
+  /// or is frozen on some ranks (the message names the first one), and if no parameter has gradients.
   template <class M>
   DataParallel(M& model, std::shared_ptr<ProcessGroup> group, DataParallelOptions options = {})
       : DataParallel(named(model->named_parameters()), named(model->named_buffers()), std::move(group),
@@ -79,15 +79,11 @@ class DataParallel final {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Calls `fn()` and returns what it returns: a loss, outputs, a Loss, or containers of them. One backward pass that
-  /// starts there sums the gradients; when it has returned, they are the same on all ranks. Parameters may be frozen
-  /// and unfrozen between a backward pass and the next forward(), the same on every rank; where they are not, ranks
-  /// find it out or wait until the timeout. Throws ConfigError if a StepInBackward would take them
-  /// before. Backward throws ConfigError
-  ///  - if it did not start at what a forward() returned, or starts there a second time;
-  ///  - if forward() ran inside NoSync and backward outside, or the other way round;
-  ///  - naming them, if parameters got no gradient (but see find_unused_parameters);
-  /// and DistributedError if a rank is lost.
+  /// Calls `fn()` and returns its result: a loss, outputs, a Loss, or containers of them. One backward pass that starts
+  /// there sums the gradients; when it has returned, they are the same on all ranks. Parameters may be frozen and
+  /// unfrozen between a backward pass and the next forward(), the same ones on every rank; if they differ, ranks detect
+  /// it or wait until the timeout. Throws ConfigError if a StepInBackward would take gradients before they are summed.
+  /// Backward throws ConfigError
   template <class F>
   auto forward(F&& fn) {
     const ForwardScope scope(*this);
@@ -104,9 +100,9 @@ class DataParallel final {
   int64_t bytes_reduced() const;
   const CommunicationTime& communication() const;
 
-  /// Compares checksums of the parameters over all ranks, which must all call it. Throws DistributedError, on every
-  /// rank, naming the first parameter that is not the same on all, and a rank that has another: memory that failed, or
-  /// a write that not all ranks made.
+  /// Compares checksums of the parameters over all ranks. All ranks must call it. Throws DistributedError, on every
+  /// rank, if a parameter is not the same on all; the message names the first such parameter and a rank whose value
+  /// differs. Causes are memory errors, or a write that not all ranks made.
   void check_replicas() const;
 
   class Impl;

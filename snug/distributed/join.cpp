@@ -18,7 +18,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Zero times a parameter would not do: it may be infinite.
+// Zero times a parameter is not enough: the parameter may be infinite.
 struct Nothing : torch::autograd::Function<Nothing> {
   static at::Tensor forward(AutogradContext* context, at::TensorList parameters) {
     context->save_for_backward(parameters.vec());

@@ -1,6 +1,6 @@
 #pragma once
-// Join: ranks that run out of data before the others. They go on with what all ranks must do together, and add nothing
-// to it.
+// Join: for ranks that run out of data before the others. They continue to take part in all joint operations, and add
+// nothing to the results.
 //
 //   snug::Join join(group, model->parameters());
 //   snug::DataParallel ddp(model, group, {.reduction = snug::Reduction::Sum});
@@ -26,12 +26,12 @@ namespace snug {
 /// With SyncBatchNorm a rank without data must run the model all the same, on an empty batch.
 class Join final {
  public:
-  /// `parameters`: of the model; those without gradients are passed over.
+  /// `parameters`: the model's. Those without gradients are skipped.
   Join(std::shared_ptr<ProcessGroup> group, std::vector<at::Tensor> parameters);
 
-  /// To be called by every rank before each step: how many items all ranks have together for it. `items` of this rank,
-  /// 0: it has run out, or has none this time. Sends 8 bytes. Throws ConfigError, on every rank, if one says less than
-  /// 0.
+  /// Every rank must call it before each step. `items`: this rank's number of items in the step; 0 if it has run out or
+  /// has none this time. Returns the number of items of all ranks. Sends 8 bytes. Throws ConfigError, on every rank, if
+  /// a rank gives less than 0.
   int64_t next(int64_t items);
 
   /// A loss (scalar, 0) on which all parameters have the gradient 0, whatever their values are.

@@ -47,7 +47,7 @@ class Variables {
   const Environment& all_;
 };
 
-// The names that a launcher gives to the same things.
+// A launcher's names for the same variables.
 struct Launcher {
   const char* name;
   const char* rank;
@@ -78,7 +78,7 @@ std::optional<Launcher> find_launcher(const Variables& variables) {
   return std::nullopt;
 }
 
-// Below the ports that systems give to outgoing connections.
+// Below the ports that systems use for outgoing connections.
 uint16_t port_of_job(std::string_view job) { return static_cast<uint16_t>(20000 + detail::fnv1a(job) % 10000); }
 
 // "node[07-09,12],login1" -> "node07"
@@ -134,7 +134,7 @@ LaunchPlace read_launch_environment(const Environment& environment) {
     throw ConfigError(fmt::format("{}: the variable {} is {}, but {} is {}; ranks are counted from 0", kWhere,
                                   launcher->rank, place.rank, launcher->size, place.size));
   }
-  // Right where all ranks are on one machine, which is where launchers leave it out.
+  // This is right if all ranks are on one machine; launchers leave the variable out only there.
   place.local_rank =
       variables.has(launcher->local_rank) ? variables.number(launcher->local_rank, 0, kMost) : place.rank;
   find_address(variables, *launcher, place);

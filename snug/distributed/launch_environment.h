@@ -1,6 +1,6 @@
 #pragma once
-// What a launcher tells its processes by environment variables: which rank this one is, of how many, and where they
-// meet. Known are torchrun (and `snug launch`), Open MPI, MPICH and its kin, and Slurm.
+// The place of a process in a job, as a launcher gives it in environment variables: the rank, the number of ranks, and
+// their meeting place. Supported are torchrun (and `snug launch`), Open MPI, MPICH and its relatives, and Slurm.
 //
 //   const auto place = snug::read_launch_environment(
 //       {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}});
@@ -25,12 +25,14 @@ struct LaunchPlace {
   std::string launcher = "no launcher";  ///< for messages
 };
 
-/// The place of this process. Launchers are asked in the order above, so that mpirun inside a Slurm job counts as
-/// mpirun. MASTER_ADDR and MASTER_PORT come first under all of them; without them, Slurm's first host and, where all
-/// ranks are on one machine, the loopback address are taken, with a port made of the job's id. With no launcher's
-/// variables: a place of one.
-/// Under Slurm only processes started by srun count as ranks: a batch script has SLURM_PROCID as well, though it is
-/// alone. Throws ConfigError, naming the variable, for what is no number, out of range (rank >= size) or missing.
+/// The place of this process.
+/// - Launchers are tried in the order above, so mpirun inside a Slurm job counts as mpirun.
+/// - MASTER_ADDR and MASTER_PORT have priority under all launchers. Without them, the host is Slurm's first host or, if
+///   all ranks are on one machine, the loopback address, and the port is made from the job's id.
+/// - Without any launcher's variables: a place of one process.
+/// - Under Slurm only processes started by srun count as ranks. A batch script also has SLURM_PROCID, although it is
+///   alone.
+/// Throws ConfigError, naming the variable, if a value is no number, is out of range (rank >= size) or is missing.
 LaunchPlace read_launch_environment(const Environment& environment);
 
 /// All variables of this process.

@@ -1,5 +1,6 @@
 #pragma once
-// collect_tensors: the tensors in what a forward function returned, so that backward passes from them are known.
+// collect_tensors: the tensors in the result of a forward function, by which backward passes from that result are
+// recognised.
 
 #include <ranges>
 #include <string>
@@ -11,8 +12,8 @@
 
 namespace snug::detail {
 
-/// Appends the tensors in `value`: a tensor, something with a value() (std::optional, Loss), or ranges and tuples of
-/// such. The rest is passed over.
+/// Appends the tensors in `value`: a tensor, an object with value() (std::optional, Loss), or ranges and tuples of
+/// such. Other values are skipped.
 template <class T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& tensors) {
   if constexpr (std::is_same_v<T, at::Tensor>) {

@@ -22,7 +22,8 @@
 #include "snug/core/error.h"
 #include "snug/distributed/process_group.h"
 
-// Of a matrix M on each rank the sum over ranks is approximated by P Q^T: P = sum of M Q, made orthonormal; Q = sum of M^T P.
+// The sum over ranks of a matrix M on each rank is approximated by P Q^T, with P = sum of M Q, made orthonormal, and Q
+// = sum of M^T P.
 
 namespace snug {
 namespace {
@@ -37,7 +38,7 @@ at::Tensor flat(const Tensors& tensors) {
   return parts.empty() ? at::Tensor() : at::cat(parts);
 }
 
-// Views of what flat() has made of tensors like these.
+// Views of the result of flat() for tensors like these.
 Tensors parts_of(const at::Tensor& flat, const Tensors& like) {
   Tensors parts;
   int64_t offset = 0;
@@ -52,14 +53,14 @@ bool is_finite(const at::Tensor& tensor) {
   return std::isfinite(at::linalg_vector_norm(tensor, std::numeric_limits<double>::infinity()).item<double>());
 }
 
-// Of one parameter, whichever bucket it is in: buckets change.
+// The state of one parameter. It does not depend on the bucket, because buckets change.
 struct State {
   at::Tensor parameter;  // lives as long, so that no other has its address
   at::Tensor error;      // what the last step lost, on this rank
   at::Tensor q;
 };
 
-// What is under way between start and end of one bucket's communication.
+// The communication of one bucket between start and end.
 struct Flight {
   Tensors plain;               // views of the gradients
   Tensors matrices;            // views of the gradients, [n, m]
@@ -87,8 +88,8 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
   }
 
  private:
-  // All that travels later is allocated before the first is sent. Random numbers are those of the pass, bucket and matrix: a bucket that comes
-  // again draws them again.
+  // All tensors to send are allocated before the first is sent. Random numbers depend on the pass, bucket and matrix: a
+  // bucket that comes again draws the same ones again.
   std::function<void()> start_products(const GradientBucket& bucket, int64_t pass, ProcessGroup& group) {
     auto flight = std::make_shared<Flight>(cut(bucket));
     for (size_t i = 0; i < flight->matrices.size(); ++i) {
@@ -164,7 +165,7 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
     }
   }
 
-  // The others wait for this rank even if there is no memory for its part: without it the sum is that of those who are well.
+  // The others wait for this rank even if it has no memory for its part: the sum is then that of the other ranks.
   static void multiply_back(const Flight& flight, ProcessGroup& group) {
     std::exception_ptr failure;
     try {
@@ -182,7 +183,7 @@ class PowerSgd : public std::enable_shared_from_this<PowerSgd> {
     }
   }
 
-  // What is not finite would stay so in all later steps.
+  // A residual that is not finite would stay so in all later steps.
   void finish(const at::Tensor& matrix, const at::Tensor& p, const at::Tensor& q, State& state, int ranks) const {
     const at::Tensor sum = at::matmul(p, q.t());
     if (options_.error_feedback) {  // of the sum, this rank is to make up for its share

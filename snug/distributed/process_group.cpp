@@ -95,7 +95,7 @@ detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environme
   return meeting;
 }
 
-// Who is there, by all backends.
+// Connects the ranks, by all backends.
 void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const ProcessGroupOptions& options) {
   const LaunchPlace& place = meeting.place;
   const bool is_local = place.size == 1 || (meeting.file.empty() && detail::is_loopback(place.host));

@@ -22,25 +22,24 @@
 namespace snug {
 
 struct ProcessGroupOptions {
-  /// Where the ranks meet: "tcp://HOST:PORT", at which rank 0 listens, or "file:///PATH" on a file system that all
-  /// ranks see. Empty: what the launcher says.
+  /// The meeting place of the ranks: "tcp://HOST:PORT", at which rank 0 listens, or "file:///PATH" on a file system
+  /// that all ranks see. Empty: as the launcher says.
   std::string store = {};
-  /// Both together, or neither: what the launcher says.
+  /// Set both, or neither. Neither: as the launcher says.
   std::optional<int> rank = {};
   std::optional<int> size = {};
-  /// How long to wait for the other ranks, at the start and in every operation. A century, or more, is for ever.
+  /// The time to wait for the other ranks, at the start and in every operation. A century, or more, is for ever.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
-  /// The network interface for the ranks' traffic, "eth0". Empty: the variable GLOO_SOCKET_IFNAME; without it loopback
-  /// where the store's host is that, else the interface to which this machine's name leads.
+  /// The network interface for the ranks' traffic, "eth0". Empty: the variable GLOO_SOCKET_IFNAME; without it, loopback
+  /// if the store's host is loopback, otherwise the interface to which this machine's name leads.
   std::string interface = {};
-  /// Instead of this process's variables.
+  /// Used instead of this process's variables.
   std::optional<Environment> environment = {};
 };
 
 enum class ReduceOp { Sum, Max, Min };
 
-/// Bytes of the tensors that this rank handed to each kind of operation. What travels on the wire depends on the
-/// algorithm.
+/// Bytes of the tensors that this rank handed to each kind of operation. The bytes on the wire depend on the algorithm.
 struct Traffic {
   int64_t all_reduce = 0;
   int64_t broadcast = 0;
@@ -48,9 +47,9 @@ struct Traffic {
   int64_t reduce_scatter = 0;
 };
 
-/// All operations throw DistributedError if a rank is lost or does not come within the timeout; the group is of no use
-/// then. Tensors are contiguous, have the same shape and dtype on all ranks, and are on the CPU (Gloo) or, where snug
-/// is built against a LibTorch with NCCL, on this rank's CUDA device.
+/// All operations throw DistributedError if a rank is lost or does not come within the timeout; the group is then
+/// unusable. Tensors must be contiguous, have the same shape and dtype on all ranks, and be on the CPU (Gloo) or, if
+/// snug is built against a LibTorch with NCCL, on this rank's CUDA device.
 class ProcessGroup final {
  public:
   class Impl;
@@ -66,7 +65,7 @@ class ProcessGroup final {
 
   /// In place.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
-  /// Returns at once; the result is there when the function that it returns, which may be called once, has returned.
+  /// Returns at once. The result is complete when the returned function has returned; call that at most once.
   [[nodiscard]] std::function<void()> start_all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
   /// Overwrites `tensors` with those of rank `root`; small ones travel together.
   void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);
@@ -85,13 +84,13 @@ class ProcessGroup final {
   std::unique_ptr<Impl> impl_;
 };
 
-/// For GradScaler::agree_by: the largest of all ranks, in place, of a tensor on any device.
+/// For GradScaler::agree_by: takes the maximum of a tensor over all ranks, in place, on any device.
 std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> group);
 
-/// Waits for all ranks and connects them, by Gloo, and by NCCL where that is built in and there are CUDA devices.
-/// Throws ConfigError for options or variables that cannot work, and DistributedError, naming who is missing or where,
-/// if the ranks do not find together in time: a port in use, a rank that is there twice, ranks that disagree on their
-/// number.
+/// Waits for all ranks and connects them: by Gloo, and by NCCL if that is built in and there are CUDA devices. Throws
+/// ConfigError for options or variables that cannot work. Throws DistributedError if the ranks do not connect in time:
+/// a port in use, a rank that is there twice, ranks that disagree on their number. The message names the missing ranks
+/// or the place.
 std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options = {});
 
 }  // namespace snug

@@ -24,8 +24,9 @@
 #include "snug/optim/detail/state_archive.h"
 #include "snug/precision/autocast.h"
 
-// Pieces of parameters are tensors of their own on the parameters' memory, and this rank's optimizer is one of those pieces: it knows nothing of
-// the rest. A second optimizer, of all parameters, is asked for options only and never steps, so it has no state.
+// Pieces of parameters are separate tensors on the parameters' memory. This rank's optimizer is an optimizer of such
+// pieces; it does not know the rest. A second optimizer, of all parameters, is asked only for options and never steps,
+// so it has no state.
 
 namespace snug {
 
@@ -47,7 +48,7 @@ class ShardedOptimizer::Impl {
  public:
   Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group, Factory make);
 
-  // Of this rank's pieces, with the options of an optimizer of all.
+  // An optimizer of this rank's pieces, with the options of an optimizer of all parameters.
   std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
   std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
   std::vector<detail::ShardPiece> layout() const;
@@ -70,7 +71,7 @@ class ShardedOptimizer::Impl {
   std::vector<detail::ShardPiece> pieces;
   std::vector<at::Tensor> views;  // of each piece
   std::optional<StateDict> consolidated;
-  // Of the next step.
+  // The hook of the next step.
   std::function<void()> before_writing;
   at::Tensor grad_scale, found_inf;
 };
@@ -93,7 +94,8 @@ void ShardedOptimizer::Impl::check_same_on_all_ranks() const {
   detail::check_same_model(*group, "the same options", named, {}, "ShardedOptimizer");
 }
 
-// Frozen parameters have no state, so they are divided by themselves: in equal parts too, as they may be trained one day.
+// Frozen parameters have no state, so they are divided separately: also in equal parts, because they may be trained
+// later.
 std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
   std::vector<detail::ShardPiece> result;
   for (const bool is_trained : {true, false}) {
@@ -110,7 +112,7 @@ std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
   return result;
 }
 
-// From `parameters` on.
+// Cuts the parameters anew, from `parameters` on.
 void ShardedOptimizer::Impl::cut() {
   pieces = layout();
   views.clear();
@@ -200,7 +202,7 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::loaded(const StateDict& 
   return result;
 }
 
-// A piece's gradient is that part of its parameter's.
+// A piece's gradient is the corresponding part of its parameter's gradient.
 void ShardedOptimizer::Impl::lend_gradients() const {
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i].rank != group->rank()) {
@@ -269,7 +271,7 @@ void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor fo
   impl_->found_inf = std::move(found_inf);
 }
 
-// A Stepper puts FP32 masters in the place of 16-bit parameters, before the first step; others may add groups till then.
+// A Stepper replaces 16-bit parameters by FP32 masters before the first step; others may add groups until then.
 void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerParamGroup>& groups) {
   const auto are_same = [](const auto& a, const auto& b) {
     return std::equal(a.params().begin(), a.params().end(), b.params().begin(), b.params().end(),
@@ -335,7 +337,7 @@ void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     impl_->own->param_groups()[g].set_options(param_groups_[g].options().clone());
   }
-  // Gradients are to be free when their parameters let go of them.
+  // Gradients must be free when their parameters release them.
   const auto give_back = c10::make_scope_exit([this] {
     for (const at::Tensor& piece : impl_->own_pieces()) {
       piece.mutable_grad().reset();
@@ -391,7 +393,7 @@ void ShardedOptimizer::release() { impl_->consolidated.reset(); }
 
 StateDict ShardedOptimizer::state_here() const { return impl_->own_state(); }
 
-// What may throw works on new optimizers, and only when it has gone well on all ranks do they take the place of the old.
+// Code that may throw works on new optimizers. They replace the old ones only when it has succeeded on all ranks.
 void ShardedOptimizer::load_state_dict(const StateDict& state) {
   std::unique_ptr<FusedOptimizer> whole, own;
   std::exception_ptr error;
@@ -426,7 +428,8 @@ int64_t ShardedOptimizer::state_bytes_to_come_of(const std::function<bool(const 
   return impl_->has_own() ? impl_->own->state_bytes_to_come() : 0;
 }
 
-// A broadcast of several tensors copies them together first, and Gloo's threads may hold the copies of the last ones a little longer.
+// A broadcast of several tensors copies them together first, and Gloo's threads may hold the copies of the last ones a
+// little longer.
 int64_t ShardedOptimizer::workspace_bytes() const {
   constexpr size_t kCopies = 3;  // what is sent, and one for each of two threads
   if (impl_->group->size() == 1) {

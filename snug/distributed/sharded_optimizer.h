@@ -1,5 +1,5 @@
 #pragma once
-// ShardedOptimizer: every rank keeps the optimizer's state for its share of the parameters only, updates that share,
+// ShardedOptimizer: every rank keeps the optimizer's state only for its share of the parameters, updates that share,
 // and gets the rest from the others. With N ranks the state takes 1/N of the memory, and the update 1/N of the time.
 //
 //   snug::ShardedOptimizer optimizer(model->parameters(), group, [](const auto& groups) {
@@ -25,44 +25,47 @@
 
 namespace snug {
 
-/// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stage 1. Gradients are whole and the same on all ranks, as
-/// DataParallel leaves them. Parameters are cut by bytes, in the middle of a tensor too where the optimizer works
-/// element by element, and the result has the same bits as without sharding. Those that are trained when this is made
-/// are divided evenly among the ranks, and so are the frozen ones: what is unfrozen later may be unevenly so.
-/// param_groups() take new learning rates as ever. add_param_group() is taken in until the first step; else the next
-/// call throws ConfigError. All ranks must call the same methods in the same order.
+/// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stage 1.
+/// - Gradients must be whole and the same on all ranks, as DataParallel leaves them.
+/// - Parameters are divided by bytes. If the optimizer works element by element, a tensor may be cut, and the result
+///   has the same bits as without sharding.
+/// - The parameters that are trained at construction are divided evenly among the ranks, and so are the frozen ones.
+///   Parameters that are unfrozen later may be divided unevenly.
+/// - param_groups() take new learning rates as usual. A group from add_param_group() is accepted until the first step;
+///   after it, the next call throws ConfigError.
+/// - All ranks must call the same methods in the same order.
 class ShardedOptimizer final : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
-  /// Makes an optimizer of the groups it is given. Called several times, so it must give the same each time.
+  /// Makes an optimizer of the given groups. Called several times, so it must make the same one each time.
   using Factory = std::function<std::unique_ptr<FusedOptimizer>(const std::vector<torch::optim::OptimizerParamGroup>&)>;
 
-  /// Throws ConfigError where the factory does, and, on all ranks, where their parameters differ.
+  /// Throws ConfigError if the factory does, and, on all ranks, if their parameters differ.
   ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group, Factory make);
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
                    Factory make);
   ~ShardedOptimizer() override;
 
-  /// Updates this rank's share and gathers the others'. Throws as FusedOptimizer::step does, and Error on the other
-  /// ranks; then none of them has changed anything. DistributedError if a rank is lost.
+  /// Updates this rank's share and gathers the shares of the others. If a rank fails, it throws as FusedOptimizer::step
+  /// does, the other ranks throw Error, and none of them has changed anything. DistributedError if a rank is lost.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
 
-  /// Gathers the state on rank `to`, piece by piece, in CPU memory, or where `scratch` is a folder, in files there that
-  /// have no name and are no tensor memory. Until the next step, or release(), state_dict() gives it there.
+  /// Gathers the state on rank `to`, piece by piece, in CPU memory. If `scratch` is a folder, the state is in unnamed
+  /// files there, which are no tensor memory. Until the next step, or release(), state_dict() returns it on that rank.
   void consolidate(int to = 0, const std::filesystem::path& scratch = {});
   /// Frees what consolidate() has gathered.
   void release();
   /// The whole state, as the optimizer without sharding has it. Throws ConfigError on a rank that does not have it: see
-  /// consolidate(). A group of one has it always.
+  /// consolidate(). In a group of one it is always there.
   StateDict state_dict() const override;
   StateDict state_here() const override;
-  /// Takes a whole state, of any number of ranks or of the optimizer without sharding, on every rank; keeps this rank's
-  /// share. Throws as FusedOptimizer does; then nothing has changed.
+  /// Loads a whole state, saved by any number of ranks or by the optimizer without sharding. Every rank must call it;
+  /// each keeps its own share. Throws as FusedOptimizer does; then nothing has changed.
   void load_state_dict(const StateDict& state) override;
-  /// Of this rank's share. Like step(), this takes the parameters that a Stepper has put in the place of others.
+  /// For this rank's share. Like step(), it takes in the parameters by which a Stepper has replaced others.
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;
-  /// What gathers the parameters: the shares of up to three ranks once more.
+  /// The memory for gathering the parameters: once more the shares of up to three ranks.
   int64_t workspace_bytes() const override;
   bool before_writing(std::function<void()> hook) override;
   /// As the optimizer that the factory makes.

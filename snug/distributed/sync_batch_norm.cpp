@@ -21,8 +21,9 @@
 #include "snug/core/detail/computed_gradients.h"
 #include "snug/core/error.h"
 
-// Forward is torch's kernel for evaluation mode, given the mean and variance of all ranks; so is the part of backward that treats
-// those as constants, and that kernel's sums for weight and bias are what the rest of backward needs from each rank.
+// Forward is torch's kernel for evaluation mode, given the mean and variance of all ranks. The part of backward that
+// treats these as constants is also torch's. That kernel's sums for weight and bias are the values that the rest of
+// backward needs from each rank.
 
 namespace snug {
 namespace {
@@ -39,7 +40,7 @@ std::vector<int64_t> all_but_channels(const Tensor& input) {
   return dims;
 }
 
-// Of all ranks, by channel, in FP64.
+// Statistics of all ranks, by channel, in FP64.
 struct Statistics {
   Tensor mean, variance;  // the variance with n in the denominator
   double count = 0;

@@ -1,10 +1,10 @@
 #pragma once
-// SyncBatchNorm: batch normalisation by the mean and variance of what all ranks have together, so that N ranks train as
-// one process with the whole batch would.
+// SyncBatchNorm: batch normalisation by the mean and variance over the values of all ranks, so that N ranks train like
+// one process with the whole batch.
 //
 //   snug::convert_sync_batch_norm(*model, group);             // before DataParallel and the optimizer are made
 //
-// With several micro-batches per step each is still normalised by itself: see accumulation/batch_norm.h.
+// With several micro-batches per step, each micro-batch is still normalised by itself: see accumulation/batch_norm.h.
 
 #include <memory>
 #include <string>
@@ -17,16 +17,18 @@
 
 namespace snug {
 
-/// [N, C, ...] -> the same, of 2 to 5 dimensions; a BatchNorm2d to whatever looks for one. In training mode all ranks
-/// must call it, equally often and in the same order, forward and backward; recomputed checkpoints send again. Each
-/// rank's values count alike, however many it has: none at all is allowed ([0, C, ...]). Running statistics come out
-/// the same on all ranks. Weight and bias get each rank's own share of the gradient, for DataParallel to add; so a loss
-/// that is a mean over a rank's items wants equally many items on each, as it does without this layer. In evaluation
-/// mode, and in a group of one, it is torch's batch normalisation, to the bit.
+/// [N, C, ...] -> the same shape, of 2 to 5 dimensions. Code that looks for a BatchNorm2d takes it for one.
+/// - In training mode all ranks must call it, equally often and in the same order, forward and backward; recomputed
+///   checkpoints send again.
+/// - Every value counts alike, however many a rank has. A rank may have none ([0, C, ...]). Running statistics are the
+///   same on all ranks.
+/// - Weight and bias get each rank's own share of the gradient, for DataParallel to add. A loss that is a mean over a
+///   rank's items therefore needs equally many items on each rank, as it does without this layer.
+/// - In evaluation mode, and in a group of one, it is torch's batch normalisation, to the bit.
 /// Statistics are gathered as mean, variance and count of each rank, and combined in FP64 (Chan, Golub & LeVeque 1979).
-/// In FP32 gradients are as near to FP64 ones as those of one process; between the two it is rounding, 1e-6 of the
-/// whole gradient's norm for a ResNet. In a tensor whose sum nearly cancels, such as a bias before another
-/// normalisation, it is more: one process's own is off by more than that there.
+/// In FP32, gradients are as close to FP64 gradients as those of one process. The two differ by rounding, 1e-6 of the
+/// whole gradient's norm for a ResNet. The difference is larger in a tensor whose sum nearly cancels, such as a bias
+/// before another normalisation; there one process's own error is larger than the difference.
 class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
  public:
   SyncBatchNormImpl(torch::nn::BatchNormOptions options, std::shared_ptr<ProcessGroup> group);
@@ -48,13 +50,13 @@ class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
 TORCH_MODULE(SyncBatchNorm);
 
 namespace detail {
-/// Those in it whose group has several ranks.
+/// The SyncBatchNorms in `module` whose group has several ranks.
 std::vector<const SyncBatchNormImpl*> sync_batch_norms(const torch::nn::Module& module);
 }  // namespace detail
 
-/// Puts a SyncBatchNorm in the place of every BatchNorm1d, 2d and 3d in `module` and returns their names. Options, mode
-/// and parameters, the very tensors, stay, so an optimizer that holds them goes on; buffers share their memory with the
-/// old layer's. What it reaches, and what it throws, is as with batch_norm_to_group_norm.
+/// Replaces every BatchNorm1d, 2d and 3d in `module` by a SyncBatchNorm and returns their names. Options, mode and the
+/// parameter tensors themselves stay, so an optimizer that holds them goes on. Buffers share their memory with the old
+/// layer's. The layers that it reaches, and its exceptions, are those of batch_norm_to_group_norm.
 std::vector<std::string> convert_sync_batch_norm(torch::nn::Module& module, const std::shared_ptr<ProcessGroup>& group);
 
 }  // namespace snug

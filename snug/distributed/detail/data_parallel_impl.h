@@ -1,5 +1,5 @@
 #pragma once
-// What is inside a DataParallel, and what of it a Stepper needs, which knows when a step begins, ends or fails.
+// The implementation of DataParallel, and its interface for Stepper, which knows when a step begins, ends or fails.
 
 #include <atomic>
 #include <cstdint>
@@ -29,15 +29,15 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
 
   ProcessGroup& group() const { return *group_; }
   const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
-  /// The model's, each once.
+  /// The model's parameters, each once.
   const NamedTensors& all() const { return all_; }
-  /// Those that are trained, by the last take_trained().
+  /// The trained parameters, by the last take_trained().
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   bool sends(const at::Tensor& parameter) const { return sent_.contains(parameter.unsafeGetTensorImpl()); }
   int64_t bytes_reduced() const { return bytes_reduced_; }
   const CommunicationTime& communication() const { return time_; }
   void check_replicas() const;
-  /// Throws ConfigError, on every rank, naming the first parameter that differs; one that is frozen on some of them, too.
+  /// Throws ConfigError, on every rank, naming the first parameter that differs, or that is frozen on only some ranks.
   void check_same_model(const char* where) const;
   int quiet_guards = 0;
 
@@ -47,22 +47,23 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
 
   bool has_static_graph() const { return options_.static_graph; }
 
-  /// Looks which parameters are trained now: other ones than before are sent in other buckets. Sends nothing itself. Whether they are others.
+  /// Looks which parameters are trained now, and returns whether they have changed. Changed parameters are sent in
+  /// other buckets. Sends nothing itself.
   bool take_trained();
-  /// Whether all ranks now make sure that they train the same parameters: before they make their buckets anew, as they do once, after a first pass,
-  /// and where they did not. Asked once.
+  /// Whether all ranks must now check that they train the same parameters: before they make their buckets anew, which
+  /// they do once, after a first pass, and after a check that failed. Returns true once.
   bool take_check() { return std::exchange(is_check_due_, false); }
 
-  // For Stepper. What all ranks do before a pass that sends is done here, so that it does not matter how many quiet passes each has before.
-  // Inside a step gradients are summed.
+  // For Stepper. Work that all ranks do before a pass that sends is done here, so that each rank may have any number of
+  // quiet passes before it. Inside a step gradients are summed.
   void begin_step();
-  /// The step's gradients were sent, and those of all ranks have come.
+  /// Whether the step's gradients were sent and those of all ranks have arrived.
   bool is_reduced() const { return is_reduced_; }
   void end_step() { is_step_begun_ = false; }
-  /// Where this rank's step has failed, before its gradients were sent or while they were: takes part in what the others still do, with
-  /// zeros.
+  /// Call it if this rank's step has failed, before its gradients were sent or while they were. Takes part in the
+  /// remaining communication of the others, with zeros.
   void send_zeros();
-  /// As after the constructor. All ranks do it, or none.
+  /// Returns to the state after the constructor. All ranks must call it, or none.
   void start_over();
 
  private:

@@ -24,8 +24,8 @@ std::string beats_of(int rank) { return fmt::format("snug/beats/{}", rank); }
 
 }  // namespace
 
-// A store that cannot be reached any more may keep its caller waiting for ever. So a thread of its own does all that has to do with the store,
-// and is left behind if it does not come back.
+// A store that cannot be reached any more may keep its caller waiting for ever. So a separate thread does all work with
+// the store, and is left behind if it does not come back.
 class Heartbeat::State {
  public:
   State(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool serves_store)
@@ -94,7 +94,7 @@ class Heartbeat::State {
     return beats;
   }
 
-  // Who finds it out first tells it to all, and may be gone soon.
+  // The first rank to find it out tells all others, and may be gone soon.
   std::string find_lost(const std::vector<int64_t>& before, const std::vector<int64_t>& after) {
     std::vector<int> lost;
     for (int rank = 0; rank < size_; ++rank) {

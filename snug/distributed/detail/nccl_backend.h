@@ -1,5 +1,5 @@
 #pragma once
-// What connects CUDA devices.
+// The backend that connects CUDA devices.
 
 #include <chrono>
 
@@ -8,8 +8,8 @@
 
 namespace snug::detail {
 
-/// NCCL among all ranks, each on the device that its tensors are on: one process per device. It connects when it first sends. Null where
-/// snug was built without NCCL, or where there is no device.
+/// NCCL among all ranks, each on the device that its tensors are on: one process per device. It connects when it first
+/// sends. Null if snug was built without NCCL, or if there is no device.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     std::chrono::milliseconds timeout);
 

@@ -1,5 +1,6 @@
 #pragma once
-// What is inside a ProcessGroup. c10d's Reducer wants a c10d::ProcessGroup, which is a table of backends by device.
+// The implementation of ProcessGroup. c10d's Reducer needs a c10d::ProcessGroup, which is a table of backends by
+// device.
 
 #include <atomic>
 #include <chrono>
@@ -19,7 +20,8 @@
 namespace snug {
 namespace detail {
 
-/// Seconds in which at least one of several things was going on. Its calls come from several threads.
+/// The time, in seconds, during which at least one of several operations was running. Its methods may be called from
+/// several threads.
 class BusyTime {
  public:
   void begin() {
@@ -50,7 +52,8 @@ class BusyTime {
 
 class ProcessGroup::Impl {
  public:
-  /// So many bytes of small tensors travel together in a broadcast, in a copy, which is two at a time.
+  /// The most bytes of small tensors that travel together in a broadcast. They travel in a copy; there are two copies
+  /// at a time.
   static constexpr int64_t kBroadcastChunk = 250 << 20;
 
   c10::intrusive_ptr<c10d::Store> store;
@@ -60,10 +63,11 @@ class ProcessGroup::Impl {
   std::unique_ptr<detail::Heartbeat> heartbeat;  // not in a group of one
   int local_rank = 0;
   Traffic traffic = {};
-  /// With all-reduces that were started.
+  /// The time of all-reduces that were started.
   std::shared_ptr<detail::BusyTime> busy = std::make_shared<detail::BusyTime>();
 
-  /// Above 0: this rank alone goes through passes of no step. Nothing is sent then, and its own values stand for those of all.
+  /// Above 0: this rank runs passes that belong to no step, without the others. Nothing is sent then, and each
+  /// operation returns its own values as those of all ranks.
   std::atomic<int> rehearsals = 0;
 
   bool connects(c10::Device device) const { return device.is_cpu() || (device.is_cuda() && cuda_backend); }
@@ -71,8 +75,8 @@ class ProcessGroup::Impl {
     return tensor.is_cuda() && cuda_backend ? *cuda_backend : *backend;
   }
 
-  /// Calls `part` of an operation, whose own operators are no part of the model. What c10d throws there becomes a DistributedError, which names
-  /// the ranks that are gone.
+  /// Calls `part` of an operation. Its operators are no part of the model. An exception of c10d becomes a
+  /// DistributedError that names the ranks that are gone.
   template <class F>
   auto attempt(std::string_view operation, F&& part) const {
     const detail::UnseenOperators unseen;

@@ -38,8 +38,9 @@ c10::intrusive_ptr<c10d::Store> prefixed(const std::string& prefix, const c10::i
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
 }
 
-// c10d listens on all interfaces, and whoever reaches the store may write to it. Where only this machine's ranks are to come, it is given a socket
-// that nobody else reaches. None if the port is taken: by a store of this process, which it serves already, or else c10d says so.
+// c10d listens on all interfaces, and anybody who reaches the store may write to it. If only ranks of this machine will
+// come, c10d gets a socket that only this machine can reach. None if the port is taken: either a store of this process
+// serves it already, or c10d reports the error.
 std::optional<int> listen_on_loopback(const LaunchPlace& place) {
   sockaddr_in6 six = {};
   six.sin6_family = AF_INET6;
@@ -61,8 +62,8 @@ std::optional<int> listen_on_loopback(const LaunchPlace& place) {
   return socket;
 }
 
-// A client waits without end for an answer if it is another program that listens there. So it connects in a thread, which is left behind
-// if it takes too long: there is an error anyway.
+// A client waits for ever for an answer if another program listens at that address. So it connects in a separate
+// thread, which is left behind if it takes too long: the attempt fails anyway.
 c10::intrusive_ptr<c10d::Store> connect_in_time(const std::string& host, const c10d::TCPStoreOptions& options) {
   auto promise = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto result = promise->get_future();
@@ -95,7 +96,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
     } else {
       store = connect_in_time(place.host, options);
     }
-    // torchrun's agents serve theirs for all attempts, which they count together.
+    // torchrun's agents keep one store for all attempts, which they count together.
     const bool is_kept = place.launcher_serves_store && !place.attempt.empty();
     return is_kept ? prefixed("attempt " + place.attempt, store) : store;
   } catch (const std::exception& error) {
@@ -109,7 +110,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
 
 std::string rank_key(int rank) { return fmt::format("snug/rank/{}", rank); }
 
-// The store goes with the rank that serves it. So that one stays until the others, who are there, have read why.
+// The store ends with the rank that serves it. So this rank waits until the others that are there have read the reason.
 void part(const Meeting& meeting, c10d::Store& store) {
   store.add("snug/told", 1);
   const auto deadline = Clock::now() + kGrace;
@@ -119,7 +120,7 @@ void part(const Meeting& meeting, c10d::Store& store) {
   }
 }
 
-// What is wrong with the roll as this rank sees it; empty: nothing so far.
+// The error in the roll call as this rank sees it; empty: none so far.
 std::string fault_at_arrival(const Meeting& meeting, c10d::Store& store) {
   const LaunchPlace& place = meeting.place;
   store.add("snug/arrived", 1);
@@ -130,7 +131,7 @@ std::string fault_at_arrival(const Meeting& meeting, c10d::Store& store) {
         "init_process_group: rank {} was told of {} ranks, another of {}, at {}; start all with the same number",
         place.rank, size, first, meeting.where());
   }
-  // Last, for who sees all ranks goes on.
+  // Last, because a rank that sees all ranks goes on.
   if (store.add(rank_key(place.rank), 1) > 1) {
     return fmt::format(
         "init_process_group: rank {} is at {} twice; were two processes given the same rank, or is this left over from "
@@ -180,13 +181,13 @@ c10::intrusive_ptr<c10d::Store> open_this_store(const Meeting& meeting) {
   return store;
 }
 
-// Of this process, at one place.
+// The attempts of this process at one place.
 struct Attempts {
   int formed = 0;
   int failed = 0;  // since
 };
 
-// What they were before `change`.
+// Applies `change`, and returns the attempts before it.
 Attempts with_attempts(const std::string& where, const std::function<void(Attempts&)>& change) {
   static std::mutex mutex;
   static std::map<std::string, Attempts> all;
@@ -196,7 +197,8 @@ Attempts with_attempts(const std::string& where, const std::function<void(Attemp
   return before;
 }
 
-// In a store that outlives an attempt, what failed there is left behind. Who comes later is told why, and tries again in the next.
+// In a store that outlives an attempt, the error of a failed attempt is kept. A rank that comes later reads the reason,
+// and tries again in the next attempt.
 c10::intrusive_ptr<c10d::Store> of_attempt(const Attempt& attempt, const c10::intrusive_ptr<c10d::Store>& store) {
   const auto in_try = [&](int number) { return prefixed(fmt::format("group {}/{}", attempt.formed(), number), store); };
   int number = 0;
@@ -206,8 +208,8 @@ c10::intrusive_ptr<c10d::Store> of_attempt(const Attempt& attempt, const c10::in
   return in_try(number);
 }
 
-// A rank that was started again may come to the store in which its predecessor was, as long as rank 0 has not noticed that it lost one. Waits
-// until that is gone, or for the deadline: then the roll call says what is wrong.
+// A restarted rank may find the store of its predecessor, as long as rank 0 has not noticed that it lost one. Waits
+// until that store is gone, or until the deadline; after the deadline the roll call reports the error.
 bool was_left_over(const Meeting& meeting, c10d::Store& store, Clock::time_point deadline) {
   const LaunchPlace& place = meeting.place;
   const bool is_restarted = !place.attempt.empty() && place.attempt != "0";

@@ -1,6 +1,6 @@
 #pragma once
-// How ranks find each other: a store that all of them see, and a roll call in it, so that what is wrong is said before
-// anyone waits for a connection.
+// How ranks find each other: through a store that all of them see, and a roll call in it. The roll call reports errors
+// before anyone waits for a connection.
 
 #include <chrono>
 #include <string>
@@ -25,8 +25,8 @@ struct Meeting {
 /// Whether the host is this machine under a name that no other can reach.
 bool is_loopback(const std::string& host);
 
-/// An attempt to form a group. A program may form one after another at the same place, each apart from those before;
-/// attempts that came to nothing are not counted among them, for the others may have made fewer, or more.
+/// An attempt to form a group. A program may form several groups at the same place, one after the other, each separate
+/// from those before. Failed attempts do not count as groups, because the number of attempts may differ between ranks.
 class [[nodiscard]] Attempt final {
  public:
   explicit Attempt(const Meeting& meeting);
@@ -34,7 +34,7 @@ class [[nodiscard]] Attempt final {
   Attempt(const Attempt&) = delete;
   Attempt& operator=(const Attempt&) = delete;
 
-  /// Groups that this process has formed there before, and attempts since that have failed.
+  /// The number of groups that this process has formed at this place, and the number of failed attempts since then.
   int formed() const { return formed_; }
   int failed() const { return failed_; }
   /// The group is formed.
@@ -50,11 +50,11 @@ class [[nodiscard]] Attempt final {
 /// Throws DistributedError.
 c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Attempt& attempt);
 
-/// Returns when all ranks are there. Throws DistributedError, on every rank that is there, if one is twice, if their
-/// numbers differ or if some do not come in time.
+/// Returns when all ranks are there. Throws DistributedError, on every rank that is there, if a rank is there twice, if
+/// ranks disagree on the number of ranks, or if some do not come in time.
 void call_the_roll(const Meeting& meeting, c10d::Store& store);
 
-/// Says in the store that the attempt came to nothing, and why, so that who tries again there does so apart from it.
+/// Notes in the store that the attempt failed, and why, so that a rank that tries again there makes a separate attempt.
 /// Throws nothing: the store may be gone.
 void leave_word(const std::string& fault, c10d::Store& store) noexcept;
 

@@ -1,11 +1,13 @@
 #pragma once
-// Ranks hold the same parameters because they began with the same and added the same. Whether that is so can be looked at.
+// Ranks hold the same parameters because they began with the same values and added the same updates. These functions
+// check it.
 
 #include "snug/distributed/data_parallel.h"
 
 namespace snug::detail {
 
-/// Throws DistributedError, on all ranks alike, naming the first tensor whose bytes differ and the first rank that differs from rank 0.
+/// Throws DistributedError, on all ranks alike, naming the first tensor whose bytes differ and the first rank that
+/// differs from rank 0.
 void check_replicas(ProcessGroup& group, const DataParallel::NamedTensors& tensors);
 
 }  // namespace snug::detail

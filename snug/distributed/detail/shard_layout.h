@@ -1,5 +1,5 @@
 #pragma once
-// Which rank keeps the optimizer state of which elements.
+// The division of the optimizer state among the ranks.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,9 +22,11 @@ struct ShardItem {
   int64_t bytes_each = 0;
 };
 
-/// Divides parameters among `ranks` so that each has as many bytes as the others, in the order of parameters and of elements. `cut` > 0: a
-/// parameter is cut at multiples of it, so shares differ by no more than `cut` elements. 0: parameters stay whole; the largest first, each to the rank
-/// that has least so far. Parameters without elements are nobody's.
+/// Divides parameters among `ranks`, in the order of parameters and of elements, so that all ranks have about the same
+/// number of bytes.
+/// - `cut` > 0: a parameter is cut at multiples of `cut`, so shares differ by at most `cut` elements.
+/// - `cut` = 0: parameters stay whole. The largest come first, each to the rank that has the least so far.
+/// - Parameters without elements belong to no rank.
 std::vector<ShardPiece> shard_layout(const std::vector<ShardItem>& items, int ranks, int64_t cut);
 
 }  // namespace snug::detail

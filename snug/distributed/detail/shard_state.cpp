@@ -153,7 +153,7 @@ StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor&
   return result;
 }
 
-// What is to be sent, alike on all ranks, after on rank `to` room for all of it has been made in `whole`.
+// Makes the list of transfers, the same on all ranks. Before that, rank `to` makes room for all of them in `whole`.
 std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, const std::vector<StateDict>& forms,
                               const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters,
                               const NewTensor& make, StateDict& whole) {
