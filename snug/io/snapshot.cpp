@@ -1,11 +1,10 @@
 #include "snug/io/snapshot.h"
 
-// How a save survives being cut short anywhere. The new snapshot is written to step-N.tmp, every
-// file is synced, then the folder, and only then it is renamed to step-N: the one operation that
-// makes it exist. If there is a step-N already, it steps aside as step-N.old, which counts as
-// snapshot N as long as no step-N is there. What is to go is renamed to *.removed before it is
-// taken apart. So a folder called step-N is always whole, and *.tmp and *.removed are rubbish that
-// the next save clears away.
+// How a save survives an interruption at any point. The new snapshot is written to step-N.tmp. Every file is synced,
+// then the folder, and only then it is renamed to step-N; this one operation makes the snapshot exist. An existing
+// step-N is first renamed to step-N.old, which counts as snapshot N as long as there is no step-N. A folder to be
+// deleted is renamed to *.removed before its content is deleted. So a folder called step-N is always whole, and *.tmp
+// and *.removed are leftovers that the next save removes.
 
 #include <algorithm>
 #include <array>
@@ -37,7 +36,7 @@ std::string folder_name(int64_t step) { return fmt::format("step-{:08}", step); 
 
 std::string file_name(const std::string& part) { return part + ".safetensors"; }
 
-// "step-00000120.tmp" is step 120 and ".tmp"; nullopt for a name that is not of ours.
+// "step-00000120.tmp" is step 120 and ".tmp"; nullopt for other names.
 struct FolderName {
   int64_t step;
   std::string suffix;
@@ -87,7 +86,7 @@ void verify_part(const fs::path& path, const detail::Checksum& expected) {
   }
 }
 
-// Checks the files of those parts that are asked for, and that there is one for each.
+// Checks the files of the requested parts, and that there is one for each.
 void verify(const FileSystem& files, const fs::path& folder, int64_t step,
             const std::map<std::string, Stateful>& parts) {
   if (!files.exists(folder / kManifest)) {
@@ -137,7 +136,7 @@ std::optional<int64_t> SnapshotStore::latest() const {
   return all.empty() ? std::nullopt : std::optional(all.rbegin()->first);
 }
 
-// Step -> name of the folder, of all that can be loaded.
+// Step -> name of the folder, for all snapshots that can be loaded.
 std::map<int64_t, std::string> SnapshotStore::snapshots() const {
   std::map<int64_t, std::string> result;
   if (!files_->exists(directory_)) {
@@ -178,8 +177,7 @@ void SnapshotStore::save(int64_t step, const std::map<std::string, Stateful>& pa
   prune();
 }
 
-// Removes what crashed saves have left, and puts back a snapshot that had stepped aside for one
-// that never came.
+// Removes the leftovers of crashed saves, and restores a *.old snapshot whose replacement was never completed.
 void SnapshotStore::clean_up() {
   for (const std::string& name : files_->list(directory_)) {
     const auto folder = parse_folder_name(name);

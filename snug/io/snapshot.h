@@ -1,6 +1,6 @@
 #pragma once
-// SnapshotStore: what a run needs to go on after a crash, as numbered folders of which only whole
-// ones ever exist. Knows names and tensors, never optimizers.
+// SnapshotStore: the state that a run needs to go on after a crash, in numbered folders. Only complete snapshots ever
+// exist. It knows names and tensors, never optimizers.
 //
 //   snug::SnapshotStore snapshots(run / "snapshots", {.keep = 3});
 //   const std::map<std::string, snug::Stateful> parts{
@@ -20,15 +20,15 @@
 namespace snug {
 
 struct SnapshotOptions {
-  /// The newest so many stay, older ones are removed after each save. One to go on from and two to
-  /// fall back on is enough for most; more if you want to look back. At least 1.
+  /// The number of newest snapshots that stay; older ones are removed after each save. Three are enough for most runs:
+  /// one to go on from and two to fall back on. Keep more to look back. At least 1.
   int keep = 3;
 };
 
-/// <directory>/step-00000120/ holds manifest.json (format version, step, size and CRC-32 of every
-/// file) and one <name>.safetensors for each Stateful: its tensors under their dotted names with
-/// their dtypes, all else, and the order, as JSON in the metadata ("snug.state"). One process at a
-/// time may save; any number may load what is there.
+/// <directory>/step-00000120/ holds manifest.json (format version, step, size and CRC-32 of every file) and one
+/// <name>.safetensors for each Stateful. That file has its tensors under their dotted names with their dtypes, and all
+/// other values, and the order, as JSON in the metadata ("snug.state"). Only one process may save at a time; any number
+/// may load.
 class SnapshotStore {
  public:
   /// Touches nothing yet: save() creates the directory. `files` must outlive this object.
@@ -36,20 +36,18 @@ class SnapshotStore {
   explicit SnapshotStore(std::filesystem::path directory, SnapshotOptions options = {},
                          FileSystem& files = FileSystem::real());
 
-  /// Writes the state of all parts as the snapshot of this step, replacing one of the same step,
-  /// and removes what is too old and what crashed saves left behind. Whatever fails, and whenever
-  /// the process dies: what load_latest finds is whole, either this snapshot or the one before.
-  /// Names consist of letters, digits, '_', '-' and '.'. Throws ConfigError for other names, a
-  /// step that is negative or before the newest snapshot's, or state that cannot be stored; Error
-  /// where the file system fails.
+  /// Writes the state of all parts as the snapshot of this step, replacing one of the same step. Removes snapshots
+  /// beyond `keep` and leftovers of crashed saves. If anything fails, or the process dies at any time, load_latest
+  /// finds a complete snapshot: this one or the one before. Names consist of letters, digits, '_', '-' and '.'. Throws
+  /// ConfigError for other names, for a step that is negative or before the newest snapshot's, and for state that
+  /// cannot be stored; Error if the file system fails.
   void save(int64_t step, const std::map<std::string, Stateful>& parts);
 
-  /// Gives the newest snapshot's state to `parts` and returns its step; nullopt, and nothing is
-  /// loaded, if there is none. Parts that the snapshot holds and `parts` does not are left alone.
-  /// All files are verified before the first part is given anything. The tensors that a part is
-  /// given lie in the file, not in tensor memory: clone what is to stay.
-  /// Throws CorruptFile, naming the folder and the cure, if the snapshot is damaged; ConfigError
-  /// if it lacks one of `parts`; and what the parts throw when their state does not fit.
+  /// Loads the newest snapshot's state into `parts` and returns its step. Returns nullopt, and loads nothing, if there
+  /// is no snapshot. Parts of the snapshot that are not in `parts` are skipped. All files are verified before the first
+  /// part is loaded. The tensors that a part receives lie in the file, not in tensor memory: clone those that must
+  /// stay. Throws CorruptFile, naming the folder and the cure, if the snapshot is damaged; ConfigError if it lacks one
+  /// of `parts`; and the exceptions of the parts if their state does not fit.
   std::optional<int64_t> load_latest(const std::map<std::string, Stateful>& parts) const;
 
   /// The step of the newest snapshot.

@@ -78,7 +78,7 @@ void load_module(const torch::nn::Module& module, const StateDict& state) {
   }
 }
 
-// What torch's archive does not check by itself: the kind of optimizer and the parameters' sizes.
+// The kind of optimizer, which torch's archive does not check by itself; nor does it check the parameters' sizes.
 std::string kind_of(const torch::optim::Optimizer& optimizer) { return c10::demangle(typeid(optimizer).name()); }
 
 std::string parameters_of(const torch::optim::Optimizer& optimizer) {
@@ -128,7 +128,7 @@ void load_archive(torch::optim::Optimizer& optimizer, const StateDict& state) {
   expect("kind", kind_of(optimizer));
   expect("parameters", parameters_of(optimizer));
   const at::Tensor bytes = state.get<at::Tensor>("archive").cpu().contiguous();
-  // torch adds to the state that is there: what the archive has no word of would stay.
+  // torch adds to the existing state: entries that the archive lacks would stay.
   auto before = std::exchange(optimizer.state(), {});
   try {
     torch::serialize::InputArchive archive;

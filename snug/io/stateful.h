@@ -1,6 +1,6 @@
 #pragma once
-// stateful(x): the Stateful of modules, optimizers and whatever has state_dict() and
-// load_state_dict(), for SnapshotStore. It refers to x, which must outlive it.
+// stateful(x): the Stateful of modules, optimizers and all objects with state_dict() and load_state_dict(), for
+// SnapshotStore. It refers to x, which must outlive it.
 //
 //   snapshots.save(step, {{"model", snug::stateful(model)}, {"optimizer", snug::stateful(adam)}});
 
@@ -17,17 +17,17 @@ class Optimizer;
 
 namespace snug {
 
-/// Parameters and buffers under their names in the module. What is registered under several names
-/// (tied weights) is kept once, under the first. Loading copies in place, so optimizers keep
-/// hold of the same tensors. It throws CorruptFile, and has changed nothing, if a name is missing
-/// or unknown, or if a shape or dtype differs; the message names the parameter.
+/// Parameters and buffers under their names in the module. A tensor that is registered under several names (tied
+/// weights) is stored once, under the first. Loading copies in place, so optimizers keep the same tensors. It throws
+/// CorruptFile, and has changed nothing, if a name is missing or unknown, or if a shape or dtype differs; the message
+/// names the parameter.
 Stateful stateful(torch::nn::Module& module);
 
-/// A StatefulOptimizer's own state_dict, of all other optimizers the archive torch itself saves,
-/// as one uint8 tensor "archive": learning rates included; loads in C++ only; not the same bytes
-/// in every process, as torch writes addresses into it. Taking the state throws ConfigError if torch
-/// cannot save it, as happens to LBFGS in the middle of its work. Loading throws CorruptFile, and
-/// has changed nothing, if the state is another kind of optimizer's or of parameters of other sizes.
+/// For a StatefulOptimizer, its own state_dict. For all other optimizers, the archive that torch itself saves, as one
+/// uint8 tensor "archive". The archive includes the learning rates, loads only in C++, and does not have the same bytes
+/// in every process, because torch writes addresses into it. Taking the state throws ConfigError if torch cannot save
+/// it, as happens to LBFGS in the middle of its work. Loading throws CorruptFile, and has changed nothing, if the state
+/// belongs to another kind of optimizer or to parameters of other sizes.
 Stateful stateful(torch::optim::Optimizer& optimizer);
 
 /// GradScaler, EMA, your own types.

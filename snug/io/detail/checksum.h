@@ -1,6 +1,5 @@
 #pragma once
-// CRC-32 (the one of zlib, PNG and gzip) of what is written, and of a file as it is on the disk:
-// finds damage, not malice.
+// CRC-32 (as in zlib, PNG and gzip) of written bytes, and of a file on the disk. It finds damage, not malice.
 
 #include <cstdint>
 #include <filesystem>
@@ -16,10 +15,10 @@ struct Checksum {
   friend bool operator==(const Checksum&, const Checksum&) = default;
 };
 
-/// Of the parts, one after the other.
+/// The checksum of the parts, one after the other.
 Checksum checksum_of(std::span<const std::string_view> parts);
 
-/// Of a whole file, read in blocks of 1 MiB. Throws Error if it cannot be read.
+/// The checksum of a whole file, read in blocks of 1 MiB. Throws Error if it cannot be read.
 Checksum checksum_of_file(const std::filesystem::path& path);
 
 }  // namespace snug::detail

@@ -1,5 +1,5 @@
 #pragma once
-// InputFile: bytes from anywhere in a file, straight into the memory where they are wanted.
+// InputFile: reads bytes from any place in a file directly into the target memory.
 
 #include <cstdint>
 #include <filesystem>

@@ -1,5 +1,5 @@
 #pragma once
-// A snapshot's manifest.json as plain data: what the folder must hold.
+// A snapshot's manifest.json as plain data: the required content of the folder.
 
 #include <cstdint>
 #include <map>
@@ -16,7 +16,7 @@ struct Manifest {
 
 std::string format_manifest(const Manifest& manifest);
 
-/// Throws CorruptFile, with what is wrong, for anything else than what format_manifest writes.
+/// Throws CorruptFile, with the reason, for any text that format_manifest does not write.
 Manifest parse_manifest(const std::string& text);
 
 }  // namespace snug::detail

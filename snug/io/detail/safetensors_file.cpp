@@ -35,7 +35,7 @@ constexpr std::array<Dtype, 16> kDtypes{{
     {"C64", at::kComplexFloat},
 }};
 
-// One that parse_safetensors_header has let through.
+// `dtype` is one that parse_safetensors_header has accepted.
 at::ScalarType scalar_type(std::string_view dtype) {
   return std::find_if(kDtypes.begin(), kDtypes.end(), [&](const Dtype& item) { return item.first == dtype; })->second;
 }
@@ -66,7 +66,7 @@ void check(const at::Tensor& tensor, const std::string& name, const std::string&
   }
 }
 
-// Conjugation and negation may be pending flags on a view: contiguous() does not carry them out.
+// Conjugation and negation may be pending flags on a view; contiguous() does not apply them.
 at::Tensor plain_copy_or_self(const at::Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().to(at::kCPU).contiguous();
 }
@@ -75,7 +75,7 @@ std::string_view bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
 }
 
-// Any other byte than 0 and 1 in a bool is undefined behaviour to all who read it.
+// A byte other than 0 and 1 in a bool is undefined behaviour for every reader.
 at::Tensor checked(at::Tensor tensor, const std::string& name, const std::string& file) {
   const std::string_view bytes = tensor.scalar_type() == at::kBool ? bytes_of(tensor) : std::string_view();
   if (std::any_of(bytes.begin(), bytes.end(), [](char byte) { return (byte & ~1) != 0; })) {

@@ -1,5 +1,5 @@
 #pragma once
-// Tensors to and from the bytes of a safetensors file; safetensors.h and snapshot.h stand on it.
+// Conversion of tensors to and from the bytes of a safetensors file; the basis of safetensors.h and snapshot.h.
 
 #include <map>
 #include <string>
@@ -13,8 +13,8 @@
 
 namespace snug::detail {
 
-/// What a file is to hold, in pieces. Tensors lie as in Python's writer, by element size from large
-/// to small and then by name, so that each is aligned to its elements.
+/// The content of a file to be written, in pieces. Tensors are ordered as in Python's writer, by element size from
+/// large to small and then by name, so that each is aligned to its elements.
 class SafetensorsContent {
  public:
   /// Copies only tensors that are not contiguous CPU memory already. `file` is for messages.

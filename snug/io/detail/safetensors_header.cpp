@@ -24,8 +24,8 @@ constexpr const char* kMetadata = "__metadata__";
       fmt::format("load_safetensors: {}: {}; is the file incomplete, damaged or of another format?", file, what));
 }
 
-// nlohmann keeps one of two equal keys without a word, which the format forbids, and takes a zero
-// byte for the end. Nothing in a header is nested deeper than a shape.
+// nlohmann silently keeps one of two equal keys, which the format forbids, and takes a zero byte for the end. Nothing
+// in a header is nested deeper than a shape.
 nlohmann::json parse_strictly(std::string_view text, const std::string& file) {
   if (text.find('\0') != std::string_view::npos) {
     fail(file, "the header is not JSON (it has a zero byte)");
@@ -76,8 +76,8 @@ std::vector<int64_t> whole_numbers(const nlohmann::json& list, const char* name,
   return numbers;
 }
 
-// The bytes of a tensor. Dimensions of 0 are left out of the overflow check's product, since
-// strides are made of the others.
+// The bytes of a tensor. Dimensions of 0 are left out of the product in the overflow check, because strides are made of
+// the other dimensions.
 int64_t byte_size(const SafetensorsEntry& entry, const std::string& file) {
   int64_t size = safetensors_element_size(entry.dtype);
   bool empty = false;
@@ -215,7 +215,7 @@ std::string format_safetensors_header(const SafetensorsHeader& header, const std
   if (!header.metadata.empty()) {
     json[kMetadata] = header.metadata;
   }
-  // Through the container below: operator[] of an ordered object searches all keys.
+  // Uses the underlying container: operator[] of an ordered object searches all keys.
   auto& entries = json.get_ref<Ordered::object_t&>();
   for (const SafetensorsEntry& entry : header.tensors) {
     entries.emplace_back(

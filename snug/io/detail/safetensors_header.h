@@ -32,7 +32,7 @@ struct SafetensorsHeader {
 inline constexpr int64_t kSafetensorsPrefix = 8;                 // bytes of the length
 inline constexpr int64_t kSafetensorsHeaderLimit = 100'000'000;  // bytes, by the format
 
-/// In bytes; 0 for a dtype that is unknown here.
+/// In bytes; 0 for an unknown dtype.
 int64_t safetensors_element_size(std::string_view dtype);
 
 /// The JSON's length from the file's first 8 bytes (or fewer, if it has fewer), checked against the

@@ -1,11 +1,11 @@
 #pragma once
-// A StateDict as named tensors and one JSON text, and back, exactly: order, types, and doubles to
-// the bit.
+// A StateDict as named tensors and one JSON text, and back. The conversion is exact in order, types, and doubles to the
+// bit.
 //
 //   {"step": 12, "lr": 0.1, "on": true, "name": "adam", "exp_avg": null, "scaler": {...}}
 //
-// null stands for a tensor; its name is the path to it, joined by dots. A double that JSON cannot
-// say (NaN, infinities) is ["double", "7ff0000000000000"], its bits.
+// null represents a tensor; its name is the path to it, joined by dots. A double that JSON cannot represent (NaN,
+// infinities) is written as its bits: ["double", "7ff0000000000000"].
 
 #include <map>
 #include <set>
@@ -26,8 +26,7 @@ struct FlatState {
 /// not UTF-8, and dictionaries more than 100 deep. `where` opens messages.
 FlatState flatten(const StateDict& state, const std::string& where);
 
-/// The names of the tensors that `structure` asks for. Throws CorruptFile if it is not what flatten
-/// writes.
+/// The names of the tensors that `structure` refers to. Throws CorruptFile if flatten cannot have written it.
 std::set<std::string> tensor_names(const std::string& structure, const std::string& where);
 
 /// Undoes flatten. Throws CorruptFile for a bad structure and for tensors that are missing.
