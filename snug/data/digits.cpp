@@ -13,8 +13,8 @@
 
 #include "snug/core/error.h"
 
-// IDX, the format of MNIST (yann.lecun.com/exdb/mnist): two zero bytes, 8 for bytes, the number of dimensions; each dimension in 4 bytes,
-// the highest first; the numbers.
+// IDX, the format of MNIST (yann.lecun.com/exdb/mnist): two zero bytes, 8 for bytes, the number of dimensions; each
+// dimension in 4 bytes, the highest first; the numbers.
 
 namespace snug {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
-// Sampler: the order in which a data set is visited. Every index once per epoch, in an order that depends on the seed
-// and the epoch only, the same on every platform; nothing of the size of the data set is stored.
+// Sampler: the order in which a data set is visited. Every index comes once per epoch, in an order that depends only on
+// the seed and the epoch and is the same on every platform. The memory needed does not grow with the data set.
 //
 //   snug::Sampler sampler(corpus.size(), /*seed=*/7);
 //   std::vector<int64_t> indices = sampler.next(64);        // runs over the end of the epoch into the next one
@@ -13,7 +13,8 @@
 
 namespace snug {
 
-/// Where rank `rank` of `ranks` begins in something of `count` items that they share; it ends where the next begins.
+/// The begin of rank `rank`'s share of `count` items that `ranks` ranks divide among them. It ends where the next
+/// rank's share begins.
 int64_t share_begin(int64_t count, int64_t rank, int64_t ranks);
 
 class Sampler {
@@ -24,8 +25,8 @@ class Sampler {
   /// The next `count` indices. Throws ConfigError if count is negative.
   std::vector<int64_t> next(int64_t count);
 
-  /// Of the next `count` indices those of rank `rank` out of `ranks`: a run of them, as long as the others' or one longer. Ranks that all call
-  /// this get every index once. Throws ConfigError unless 0 <= rank < ranks.
+  /// The share of rank `rank` out of `ranks` in the next `count` indices: a run of them, as long as the others' or one
+  /// longer. If all ranks call this, each index comes exactly once. Throws ConfigError unless 0 <= rank < ranks.
   std::vector<int64_t> next(int64_t count, int64_t rank, int64_t ranks);
 
   int64_t size() const { return size_; }
@@ -34,10 +35,11 @@ class Sampler {
   /// The epoch of the index that comes next, from 0.
   int64_t epoch() const { return epoch_; }
 
-  /// How many indices of this epoch were drawn, in [0, size): after the last one, the next epoch stands at 0.
+  /// The number of indices of this epoch that were drawn, in [0, size): after the last index, it is 0 in the next
+  /// epoch.
   int64_t position() const { return position_; }
 
-  /// Goes on from there. Throws ConfigError if epoch is negative or position is not in [0, size).
+  /// Continues from that place. Throws ConfigError if epoch is negative or position is not in [0, size).
   void seek(int64_t epoch, int64_t position);
 
  private:

@@ -25,11 +25,12 @@ enum class Split { Train, Validation };
 /// into the next, but no training window ever holds a held-out byte.
 class TextCorpus {
  public:
-  /// Reads the files in the order given; of a folder, all regular files in it and below, sorted by
-  /// path, empty ones passed over. Throws ConfigError, naming the path, for one that is missing,
-  /// unreadable, an empty file or a folder without text; if validation_fraction is not in [0, 1);
-  /// if all the text is too short to hold anything out. A folder `left_out` below those that are read is
-  /// not looked into: what a program writes there is no text of its own.
+  /// Reads the files in the given order. Of a folder it reads all regular files in it and below, sorted by path, and
+  /// skips empty ones. A folder `left_out` below them is skipped: files that a program writes there are no text of its
+  /// own. Throws ConfigError:
+  /// - naming the path, if it is missing, unreadable, an empty file or a folder without text;
+  /// - if validation_fraction is not in [0, 1);
+  /// - if all the text is too short to hold anything out.
   static TextCorpus load(const std::vector<std::filesystem::path>& paths, double validation_fraction = 0.1,
                          const std::filesystem::path& left_out = {});
 
@@ -37,9 +38,8 @@ class TextCorpus {
   int64_t train_size() const;
   int64_t validation_size() const;
 
-  /// How many starts a window of `length` bytes has: 0, 1, ... (windows overlap). One byte more
-  /// than `length` is needed, for the last target. Throws ConfigError if there is none, or if
-  /// length is below 1.
+  /// The number of starts of a window of `length` bytes: 0, 1, ... (windows overlap). A window needs one byte more than
+  /// `length`, for the last target. Throws ConfigError if there is no start, or if length is below 1.
   int64_t number_of_windows(int64_t length, Split split) const;
 
   /// Input and target, each int64 [starts.size(), length] on the CPU: row i of the input is the
