@@ -8,7 +8,7 @@
 //
 //   snug::ReversibleSequential blocks;
 //   for (int i = 0; i < 24; ++i) blocks.push_back(Attention(width), Mlp(width));
-//   register_module("blocks", blocks.module());                       // parameters(), train(), to() and state reach them
+//   register_module("blocks", blocks.module());                       // for parameters(), train(), to() and state
 //   Tensor y = blocks.forward(x);                                     // [..., 2 width] -> [..., 2 width]
 
 #include <cstdint>

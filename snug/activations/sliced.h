@@ -3,7 +3,7 @@
 // whose first layers do not fit into memory: a picture of a gigapixel, a cloud of ten million points. Only one slice's
 // activations are alive at a time.
 //
-//   // points: [1, 10'000'000, 3]. Each point by itself, then the largest of each feature in a slice; so slices give [1, slices, 256].
+//   // points: [1, 10'000'000, 3]. Each point by itself, then the largest of each feature in a slice: [1, slices, 256].
 //   auto each = [this](Tensor points) { return torch::amax(features->forward(points), 1, /*keepdim=*/true); };
 //   Tensor cloud = torch::amax(snug::sliced(each, points, {.dim = 1}), 1);
 
