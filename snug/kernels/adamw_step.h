@@ -1,13 +1,13 @@
 #pragma once
-// What one step of AdamW needs to know, for the kernels that make it.
+// The numbers of one step of AdamW, for the kernels that make it.
 
 namespace snug::kernels {
 
 /// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101):
 ///   g = inverse_scale * gradient,  m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
 ///   p = (1 - lr weight_decay) p - lr / bias_correction1 * m / (sqrt(v) / sqrt(bias_correction2) + eps).
-/// The kernels calculate in FP32, in the order of torch's fused CPU kernel. They do not look for infinities and NaN: decide whether to
-/// skip the step before.
+/// The kernels compute in FP32, in the order of torch's fused CPU kernel. They do not look for infinities and NaN:
+/// decide before the call whether to skip the step.
 struct AdamWStep {
   double lr = 1e-3;
   double beta1 = 0.9;

@@ -9,7 +9,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "eight bytes are read as one word");
 
-// Eight bytes of 0 or 1 become the top byte of the product: byte i is moved from bit 8 i to bit 56 + i, and no two parts overlap.
+// Eight bytes of 0 or 1 become the top byte of the product: byte i is moved from bit 8 i to bit 56 + i, and no two
+// parts overlap.
 uint8_t pack_eight(const uint8_t* mask) {
   uint64_t word;
   std::memcpy(&word, mask, 8);

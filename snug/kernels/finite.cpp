@@ -14,7 +14,8 @@ namespace snug::kernels::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// A value times zero is a zero if it is finite, and NaN if not; and a sum with NaN in it stays NaN. Four sums, so that none waits for another.
+// A value times zero is zero if the value is finite, and NaN if not; a sum with NaN in it stays NaN. Four sums, so that
+// none waits for another.
 bool finite(const float* values, int64_t count) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));

@@ -1,6 +1,6 @@
 #pragma once
-// AdamW for parameters of 16 bits, in one pass over memory: with FP32 masters, as in Mixed Precision Training (Micikevicius et al. 2018,
-// arXiv:1710.03740), or, for BF16 alone, with stochastic rounding. On plain memory.
+// AdamW for parameters of 16 bits, in one pass over memory: with FP32 masters, as in Mixed Precision Training
+// (Micikevicius et al. 2018, arXiv:1710.03740), or, for BF16 alone, with stochastic rounding. On plain memory.
 
 #include <cstdint>
 
@@ -16,15 +16,15 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-/// One step of AdamW for `count` elements: updates `master` and the moments in FP32, and writes the master, rounded to nearest even, to
-/// `parameter`. The gradient is what backward left, in 16 bits. Elements do not depend on each other.
+/// One step of AdamW for `count` elements. Updates `master` and the moments in FP32, and writes the master, rounded to
+/// nearest even, to `parameter`. The gradient is backward's, in 16 bits. Elements do not depend on each other.
 void master_adamw_update(const AdamWStep& step, float* master, Float16* parameter, const Float16* gradient,
                          float* exp_avg, float* exp_avg_sq, int64_t count);
 void master_adamw_update(const AdamWStep& step, float* master, BFloat16* parameter, const BFloat16* gradient,
                          float* exp_avg, float* exp_avg_sq, int64_t count);
 
-/// Where random numbers come from: they follow from these and from an element's index in its tensor, not from threads or from the order
-/// in which elements are updated.
+/// The source of the random numbers. They depend on these values and on an element's index in its tensor, not on
+/// threads or on the order in which elements are updated.
 struct RandomKey {
   uint64_t seed = 0;    ///< give each tensor its own
   uint64_t step = 0;    ///< the number of the update
@@ -34,13 +34,14 @@ struct RandomKey {
 /// The random number of 32 bits of element `index`, without the offset.
 uint32_t random_bits(const RandomKey& key, uint64_t index);
 
-/// One step of AdamW for `count` BF16 elements, in FP32, with FP32 moments. The result is rounded up or down at random, to either neighbour
-/// with the probability that makes the mean right: steps below BF16's resolution of 2^-8 count, on average, where rounding to nearest would
-/// drop them. A value that is a BF16 number stays what it is.
+/// One step of AdamW for `count` BF16 elements, in FP32, with FP32 moments. The result is rounded to one of its two
+/// neighbours at random, with the probability that makes the mean right. Steps below BF16's resolution of 2^-8
+/// therefore count on average; rounding to nearest would drop them. A value that is a BF16 number is not changed by
+/// rounding.
 void stochastic_adamw_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const BFloat16* gradient,
                              float* exp_avg, float* exp_avg_sq, int64_t count);
 
-/// Rounds as those do. `bits` has one random number per element, of which the upper half is used.
+/// Rounds as stochastic_adamw_update does. `bits` has one random number per element, of which the upper half is used.
 void round_stochastically(const float* values, const uint32_t* bits, BFloat16* rounded, int64_t count);
 
 /// Rounds to nearest even, as master_adamw_update does.

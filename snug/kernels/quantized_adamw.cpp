@@ -19,10 +19,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::ScalableTag<float>;
 
-/// What is so small that its inverse is infinite becomes zero.
+/// A number so small that its inverse is infinite becomes zero.
 HWY_INLINE float inverse_of(float largest) { return largest > 1e-37f ? 1 / largest : 0.0f; }
 
-/// What is the same for all elements, for as few operations as there can be: not torch's order, and not its bits.
+/// The constants of a step, arranged for the fewest operations: not in torch's order, and not with its bits.
 ///   m = beta1 m + m_rate g,  v = beta2 v + (v_root g)^2,  p = decay p + m / (slope sqrt(v) + floor).
 struct Factors {
   explicit Factors(const AdamWStep& step)
@@ -45,7 +45,7 @@ struct Factors {
   float m_rate;
   float v_root;
   float decay;
-  // Without a learning rate no way is gone.
+  // With a learning rate of zero nothing moves.
   float slope = 1;
   float floor = std::numeric_limits<float>::infinity();
 };

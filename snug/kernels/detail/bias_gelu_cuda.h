@@ -1,5 +1,6 @@
 #pragma once
-// bias_gelu on a GPU: what bias_gelu_cuda.cu offers, on plain device pointers and without torch's or CUDA's headers.
+// bias_gelu on a GPU: the functions of bias_gelu_cuda.cu, on plain device pointers and without torch's or CUDA's
+// headers.
 
 #include <cstdint>
 
@@ -13,8 +14,8 @@ struct BiasGeluShape {
   int64_t columns = 0;
 };
 
-// Both start the work on `stream` (a cudaStream_t) of the current device and return a cudaError_t, 0 for success, without waiting. Each
-// output may be one of the inputs of its shape.
+// Both start the work on `stream` (a cudaStream_t) of the current device and return a cudaError_t, 0 for success,
+// without waiting. Each output may be one of the inputs of its shape.
 
 /// y = gelu(x + bias), summed and calculated in FP32.
 int launch_bias_gelu(KernelDtype dtype, const void* x, const void* bias, void* y, BiasGeluShape shape, void* stream);

@@ -5,7 +5,7 @@
 
 namespace snug::kernels::detail {
 
-/// Whether there is a kernel for x's device and dtype. Where there is none, the functions below must not be called.
+/// Whether there is a kernel for x's device and dtype. If not, the functions below must not be called.
 bool has_bias_gelu_kernel(const at::Tensor& x);
 
 /// gelu(x + bias), where bias may be undefined.

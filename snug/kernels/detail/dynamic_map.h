@@ -1,13 +1,15 @@
 #pragma once
-// The dynamic (tree) data type of 8-bit optimizers (Dettmers 2016, arXiv:1511.04561; Dettmers et al. 2022, arXiv:2110.02861), as
-// arithmetic instead of a table of 256 values.
+// The dynamic (tree) data type of 8-bit optimizers (Dettmers 2016, arXiv:1511.04561; Dettmers et al. 2022,
+// arXiv:2110.02861), as arithmetic instead of a table of 256 values.
 //
-// Decade i of 7 covers 10^(i-7) to 10^(i-6), cut into 2^i cells of equal width (2^(i+1) where there is no sign); the values are the
-// middles of the cells. With them go 0 and 1. The byte is the value's place in ascending order, as in bitsandbytes.
+// Decade i of 7 covers 10^(i-7) to 10^(i-6). It is cut into 2^i cells of equal width (2^(i+1) without a sign), and its
+// values are the middles of the cells. The values 0 and 1 are added. The byte is the value's place in ascending order,
+// as in bitsandbytes.
 //
-// Count the cells so that decade i begins at the power of two that is its number of cells. Then the exponent of a cell's number q tells its
-// decade, inside of which the value is a straight line in q. Backwards, the number of the cell that holds x is a curve of seven straight
-// pieces, each less steep than the one before, hence the least of the seven lines.
+// The cells are numbered so that decade i begins at the power of two that is its number of cells. The exponent of a
+// cell's number q then gives its decade, inside of which the value is linear in q. In the other direction, the number
+// of the cell that holds x is a curve of seven straight pieces, each less steep than the one before; it is therefore
+// the least of the seven lines.
 
 #include <array>
 #include <bit>
@@ -26,7 +28,7 @@ struct DynamicMap {
   // The position of x among the cells: the least of x * slope + offset.
   std::array<float, kDecades + 1> slope{};
   std::array<float, kDecades + 1> offset{};
-  // What passes it where 1 is nearer than the last value below.
+  // The line that exceeds the position where 1 is nearer than the last value below.
   float last_slope = 0;
   float last_offset = 0;
 };
@@ -42,7 +44,7 @@ constexpr DynamicMap dynamic_map(bool is_signed) {
     map.slope[i] = static_cast<float>(1 / width);
     map.offset[i] = static_cast<float>(cells * 8 / 9);
   }
-  // Zero and one have places 0 and 8, which are the same in vectors of 8: a line through both.
+  // Zero and one have the places 0 and 8, which coincide in vectors of 8: one line goes through both.
   const float zero = is_signed ? 0.5f : 1.0f;
   for (const size_t place : {0, 8}) {
     map.step[place] = 1 / (is_signed ? 127.5f : 255.0f);
@@ -53,13 +55,15 @@ constexpr DynamicMap dynamic_map(bool is_signed) {
   map.last_slope = static_cast<float>(2.8 / last_width);
   map.last_offset = static_cast<float>(cells - 2.8 / last_width + 0.7);
   if (is_signed) {
-    // The first value takes over from zero at its half, 2.75e-7, which is to lie one fifth into its cell.
+    // The first value takes over from zero at half of it, 2.75e-7. This point must be one fifth into the first value's
+    // cell.
     map.slope[0] = static_cast<float>(0.8 / 0.725e-6);
     map.offset[0] = static_cast<float>(2 - 0.8 / 0.725);
     map.slope[kDecades] = map.slope[0];
     map.offset[kDecades] = map.offset[0];
   } else {
-    // All above zero, and not only from its half on, is at least a fifth into the first cell.
+    // Without a sign, every value above zero, not only those from the half on, must be at least a fifth into the first
+    // cell.
     map.slope[0] = static_cast<float>(0.75 / 0.55e-6);
     map.offset[0] = 2.25f;
     map.slope[kDecades] = 3e38f;
@@ -73,14 +77,16 @@ inline constexpr DynamicMap kDynamicMap = dynamic_map(kSigned);
 
 /// The map for vectors of 16, which hold a whole table: by segment, which is 0 for zero, i + 1 for decade i, 8 for one.
 struct DynamicSegments {
-  // The middle of cell q is q * step + start, by the last four bits of the exponent of q, or with a sign of 4 q, where zero is none.
+  // The middle of cell q is q * step + start, by the last four bits of the exponent of q, or with a sign of 4 q, where
+  // zero is none.
   alignas(64) std::array<float, 16> step{};
   alignas(64) std::array<float, 16> start{};
   // The code's distance from zero's is x * slope + offset, rounded, but no more than the last one.
   alignas(64) std::array<float, 16> slope{};
   alignas(64) std::array<float, 16> offset{};
   alignas(64) std::array<float, 16> last{};
-  // What is below the next segment that begins at or above 2^(2 bucket - 31), with the number of the segment before in the last four bits.
+  // The upper bound of the values below the next segment that begins at or above 2^(2 bucket - 31), with the number of
+  // the segment before in the last four bits.
   alignas(64) std::array<float, 16> below_next{};
 };
 
@@ -111,7 +117,7 @@ constexpr DynamicSegments dynamic_segments(bool is_signed) {
   if (is_signed) {
     begins[1] = 0.5 * 5.5e-7;
   } else {
-    // All above zero has a code above zero: the line to the first change, at 5.5e-7, begins at 0.75.
+    // Every value above zero has a code above zero: the line to the first change, at 5.5e-7, begins at 0.75.
     begins[1] = 0;
     map.slope[1] = static_cast<float>(0.75 / 5.5e-7);
     map.offset[1] = 0.75f;

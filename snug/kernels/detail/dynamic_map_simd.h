@@ -18,8 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// The lesser and the greater of numbers of which one at most is negative, compared as integers: some processors, such as Zen 5, have more
-/// units for that, and the units for floating point are what limits these kernels.
+/// The minimum and the maximum of numbers of which at most one is negative, compared as integers. Some processors, such
+/// as Zen 5, have more units for integers, and the floating-point units limit these kernels.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V lesser(D d, V a, V b) {
   const hn::RebindToSigned<D> di;
@@ -31,7 +31,7 @@ HWY_INLINE V greater(D d, V a, V b) {
   return hn::BitCast(d, hn::Max(hn::BitCast(di, a), hn::BitCast(di, b)));
 }
 
-/// What is decoded or encoded at once: the bytes of the longest vector of most processors.
+/// The number of bytes that are decoded or encoded at once: those of the longest vector of most processors.
 constexpr int64_t kPart = 64;
 
 #if !HWY_CAP_GE512
@@ -73,8 +73,8 @@ template <bool kSigned, class D, class V = hn::Vec<D>>
 HWY_INLINE V nearest_cell(D d, V x, V magnitude) {
   const auto& map = detail::kDynamicMap<kSigned>;
   V position = position_of<kSigned>(d, magnitude);
-  // The first fifth of a decade's first cell belongs to the value below, whose cell is five times narrower. So after the power of two P it
-  // takes the lesser of position and P + 2 (position - P - 0.2).
+  // The first fifth of a decade's first cell belongs to the value below, whose cell is five times narrower. So after
+  // the power of two P, take the lesser of position and P + 2 (position - P - 0.2).
   const hn::RebindToUnsigned<D> du;
   const V power = hn::BitCast(d, hn::And(hn::BitCast(du, position), hn::Set(du, 0x7F800000)));
   position = lesser(d, position, hn::Sub(hn::MulAdd(position, hn::Set(d, 2.0f), hn::Set(d, -0.4f)), power));
@@ -140,7 +140,8 @@ HWY_INLINE WideFloats look_up(WideFloats table, WideInts index) {
   return {_mm512_permutexvar_ps(index.raw, table.raw)};
 }
 
-/// Bytes that lie four by four as the interleaving of vectors wants them, or back: the rows of a matrix become its columns.
+/// Bytes that lie four by four as the interleaving of vectors wants them, or back: the rows of a matrix become its
+/// columns.
 HWY_INLINE hn::Vec<hn::ScalableTag<uint8_t>> transposed(hn::Vec<hn::ScalableTag<uint8_t>> bytes) {
   const hn::ScalableTag<int32_t> di;
   alignas(64) static constexpr int32_t kOrder[16] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
@@ -220,7 +221,7 @@ HWY_INLINE void encode_part(const float* values, float inverse, uint8_t* codes) 
 
 #endif
 
-/// Codes of a block to their values times `scale`, which are aligned.
+/// Decodes a block into values times `scale`; the values are aligned.
 template <bool kSigned>
 HWY_INLINE void decode_block(const uint8_t* codes, float scale, float* values) {
   for (int64_t i = 0; i < kQuantizationBlock; i += kPart) {
@@ -228,7 +229,8 @@ HWY_INLINE void decode_block(const uint8_t* codes, float scale, float* values) {
   }
 }
 
-/// The nearest codes of the values times `inverse`. Without a sign, what is above 0 gets a code above 0: see quantized_adamw.h.
+/// The nearest codes of the values times `inverse`. Without a sign, every value above 0 gets a code above 0: see
+/// quantized_adamw.h.
 template <bool kSigned>
 HWY_INLINE void encode_block(const float* values, float inverse, uint8_t* codes) {
   for (int64_t i = 0; i < kQuantizationBlock; i += kPart) {

@@ -1,11 +1,12 @@
 #pragma once
-// The arithmetic of bias_gelu's CUDA kernel. nvcc compiles this header for the GPU, and every other compiler for the host, where FP16 is
-// emulated to the bit, so that each formula is tested on all 65,536 FP16 inputs without a GPU.
+// The arithmetic of bias_gelu's CUDA kernel. nvcc compiles this header for the GPU; every other compiler compiles it
+// for the host, where FP16 is emulated to the bit. So each formula is tested on all 65,536 FP16 inputs without a GPU.
 //
-//   gelu(z) = z / 2 (1 + tanh(u)),  u = sqrt(2 / pi) (z + 0.044715 z^3),  z = x + bias     (Hendrycks & Gimpel 2016, arXiv:1606.08415)
+//   gelu(z) = z / 2 (1 + tanh(u)),  u = sqrt(2 / pi) (z + 0.044715 z^3),  z = x + bias
+//   (Hendrycks & Gimpel 2016, arXiv:1606.08415)
 //
-// Since (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), the tanh can be avoided, and with it the loss of digits in 1 + tanh(u) near tanh = -1.
-// tests/kernels/gelu_math_test.cpp says what each variant's largest error is, and where.
+// Since (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)), the tanh can be avoided, and with it the loss of digits in 1 + tanh(u)
+// near tanh = -1. tests/kernels/gelu_math_test.cpp states each variant's largest error, and where it occurs.
 
 #include <cmath>
 #include <cstdint>
@@ -67,13 +68,14 @@ inline Half to_half(float a) {
     return {static_cast<uint16_t>(sign | 0x7c00)};
   }
   const int exponent = magnitude < 0x1p-14F ? -14 : std::ilogb(magnitude);
-  // In units of the last place, 1024 to 2048 where not subnormal. The leading one, and a carry, then add one to the exponent's field.
+  // In units of the last place, 1024 to 2048 where not subnormal. The leading one, and a carry, then add one to the
+  // exponent's field.
   const float units = std::nearbyint(std::ldexp(magnitude, 10 - exponent));
   return {static_cast<uint16_t>(sign | (((exponent + 14) << 10) + static_cast<int>(units)))};
 }
 
-// Rounded once in effect: products of two FP16 values are exact in FP32, and for sums FP32's 24 bits are the 2 * 11 + 2 that make a second
-// rounding harmless (Figueroa 1995).
+// Rounded once in effect: products of two FP16 values are exact in FP32, and for sums FP32's 24 bits are the 2 * 11 + 2
+// that make a second rounding harmless (Figueroa 1995).
 inline Half2 multiply(Half2 a, Half2 b) {
   return {to_half(to_float(a.low) * to_float(b.low)), to_half(to_float(a.high) * to_float(b.high))};
 }
@@ -94,7 +96,8 @@ constexpr float kGeluCubic = 0.044715F;
 
 SNUG_DEVICE float tanh_argument(float z, float cube) { return kGeluScale * (z + kGeluCubic * cube); }
 
-/// What gelu and its derivative share: e = exp(-|2 u|), which cannot overflow, 1 / (1 + e), and what z is multiplied by.
+/// The terms that gelu and its derivative share: e = exp(-|2 u|), which cannot overflow, 1 / (1 + e), and the factor of
+/// z.
 struct GeluTerms {
   float e, inverse, factor;
 };
@@ -108,14 +111,15 @@ SNUG_DEVICE GeluTerms gelu_terms(float z) {
 
 SNUG_DEVICE float gelu(float z) { return z * gelu_terms(z).factor; }
 
-/// d gelu / dz = f + z f (1 - f) du,  f = 1 / (1 + exp(-2 u)),  f (1 - f) = e / (1 + e)^2,  du = 2 sqrt(2 / pi) (1 + 3 * 0.044715 z^2).
+/// d gelu / dz = f + z f (1 - f) du,  f = 1 / (1 + exp(-2 u)),  f (1 - f) = e / (1 + e)^2,  du = 2 sqrt(2 / pi) (1 + 3
+/// * 0.044715 z^2).
 SNUG_DEVICE float gelu_derivative(float z) {
   const GeluTerms t = gelu_terms(z);
   const float slope = 2.0F * kGeluScale * (1.0F + 3.0F * kGeluCubic * z * z);
   return t.factor + z * t.e * t.inverse * t.inverse * slope;
 }
 
-/// How FP16 is calculated with. Nothing here has been timed on a GPU yet: the choice is by error.
+/// The ways to compute with FP16. None has been timed on a GPU yet: the choice is by error.
 enum class HalfVariant {
   kFloat,      ///< FP32 between load and store, with exp: what bias_gelu uses
   kFloatTanh,  ///< FP32 between load and store, with tanh

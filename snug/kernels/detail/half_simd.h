@@ -1,5 +1,5 @@
-// Conversions between vectors of FP32 and memory in 16 bits, in integer arithmetic, so that they are the same on every processor. Included
-// once per instruction set: see adamw_simd.h.
+// Conversions between vectors of FP32 and memory in 16 bits, in integer arithmetic, so that they are the same on every
+// processor. Included once per instruction set: see adamw_simd.h.
 #if defined(SNUG_KERNELS_DETAIL_HALF_SIMD_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef SNUG_KERNELS_DETAIL_HALF_SIMD_H
 #undef SNUG_KERNELS_DETAIL_HALF_SIMD_H
@@ -51,7 +51,8 @@ HWY_INLINE hn::Vec<D> load(D d, const Float16* from) {
   const auto bits = load_bits(d, &from->bits);
   const auto magnitude = hn::And(bits, hn::Set(du, 0x7FFF));
   const auto sign = hn::ShiftLeft<16>(hn::Sub(bits, magnitude));
-  // The exponent is biased by 15 instead of 127. Infinity and NaN have the greatest one; below the least, the bits count 2^-24.
+  // The exponent is biased by 15 instead of 127. Infinity and NaN have the greatest one; below the least, the bits
+  // count 2^-24.
   const auto normal = hn::Add(hn::ShiftLeft<13>(magnitude), hn::Set(du, 112u << 23));
   const auto special = hn::Gt(magnitude, hn::Set(du, 0x7BFF));
   const auto finite_or_not = hn::IfThenElse(special, hn::Add(normal, hn::Set(du, 112u << 23)), normal);

@@ -19,8 +19,8 @@ constexpr uint64_t mix64(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Multipliers and shifts of Wellons' hash lowbias32 (2018), a bijection of 32 bits in which each bit of the input changes each bit of the
-// output with a probability very near to 1/2.
+// Multipliers and shifts of Wellons' hash lowbias32 (2018), a bijection of 32 bits in which each bit of the input
+// changes each bit of the output with a probability very near to 1/2.
 constexpr uint32_t kMultiplier1 = 0x7FEB352D;
 constexpr uint32_t kMultiplier2 = 0x846CA68B;
 
@@ -30,7 +30,8 @@ constexpr uint32_t mix32(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-/// What 2^32 consecutive elements share: random(index) = mix32(mix32(index ^ first) + second) of the index's low half.
+/// The keys that 2^32 consecutive elements share: random(index) = mix32(mix32(index ^ first) + second), with the low
+/// half of the index.
 struct RandomKeys {
   constexpr RandomKeys(const RandomKey& key, uint64_t index_high) {
     const uint64_t mixed = mix64(mix64(mix64(key.seed + kGolden) + key.step + kGolden) + index_high + kGolden);
