@@ -1,5 +1,5 @@
 #pragma once
-// BlockRunner: how a model is told to run its blocks, so that it knows nothing of memory techniques.
+// BlockRunner: a function by which a model runs its blocks, so that the model knows nothing of memory techniques.
 //
 //   model->set_block_runner([](const auto& block, auto x) { return snug::checkpoint(block, x); });
 
@@ -9,8 +9,8 @@
 
 namespace snug {
 
-/// Called once per block, in order. It must return what block(x) returns, computed as it likes:
-/// now, or once more in backward. `block` may be kept: it holds what it needs.
+/// Called once per block, in order. It must return the result of block(x), computed in any way: now, or once more in
+/// backward. `block` may be kept: it owns everything it needs.
 using BlockRunner = std::function<at::Tensor(const std::function<at::Tensor(at::Tensor)>& block, at::Tensor x)>;
 
 }  // namespace snug

@@ -1,6 +1,6 @@
 #pragma once
-// ResNet: the residual networks for small pictures of He et al. 2015 (arXiv:1512.03385, section 4.2), with 6n + 2 layers and
-// BatchNorm. Like Gpt it knows nothing of memory techniques: they come in as a block runner.
+// ResNet: the residual networks for small pictures of He et al. 2015 (arXiv:1512.03385, section 4.2), with 6n + 2
+// layers and BatchNorm. Like Gpt it knows nothing of memory techniques: they come in as a block runner.
 //
 //   snug::ResNet model(snug::ResNetOptions{.depth = 20});             // 0.27 M parameters
 //   torch::Tensor logits = model->forward(pictures);                  // [N, 3, H, W] -> [N, 10]
@@ -17,14 +17,15 @@
 
 namespace snug {
 
-/// What a block adds its branch to, where the number of channels or the size of the picture changes.
+/// The shortcut to which a block adds its branch, where the number of channels or the size of the picture changes.
 enum class ResNetShortcut {
   Pad,      ///< the paper's option A: every second pixel, and zeros for the new channels; no parameters
   Project,  ///< option B: a 1 x 1 convolution and BatchNorm
 };
 
 struct ResNetOptions {
-  /// Layers with weights, shortcuts not counted: 2 (stages) n + 2 for n blocks a stage, with three stages 8, 14, 20, 32, 44, 56, 110.
+  /// Layers with weights, shortcuts not counted: 2 (stages) n + 2 for n blocks a stage, with three stages 8, 14, 20,
+  /// 32, 44, 56, 110.
   int64_t depth = 20;
   /// Channels of each stage, not falling. Each stage after the first halves height and width.
   std::vector<int64_t> widths = {16, 32, 64};
@@ -34,8 +35,8 @@ struct ResNetOptions {
   ResNetShortcut shortcut = ResNetShortcut::Pad;
 };
 
-/// relu(branch(x) + shortcut(x)): [N, in, H, W] -> [N, out, H / stride, W / stride], rounded up. All layers lie in Sequentials, which
-/// batch_norm_to_group_norm reaches.
+/// relu(branch(x) + shortcut(x)): [N, in, H, W] -> [N, out, H / stride, W / stride], rounded up. All layers lie in
+/// Sequentials, which batch_norm_to_group_norm reaches.
 class ResNetBlockImpl : public torch::nn::Module {
  public:
   ResNetBlockImpl(int64_t in, int64_t out, int64_t stride, ResNetShortcut shortcut);
@@ -50,15 +51,16 @@ class ResNetBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ResNetBlock);
 
-/// Parameters: stem.{conv, norm}, blocks.<i>.branch.{conv1, norm1, conv2, norm2}, blocks.<i>.projection.{conv, norm} and head, each
-/// weight (and bias, but for convolutions). Convolutions are initialised as in He et al. 2015 (arXiv:1502.01852, normal, fan out), from
-/// torch's default generator.
+/// Parameters: stem.{conv, norm}, blocks.<i>.branch.{conv1, norm1, conv2, norm2}, blocks.<i>.projection.{conv, norm}
+/// and head, each weight (and bias, but for convolutions). Convolutions are initialised as in He et al. 2015
+/// (arXiv:1502.01852, normal, fan out), from torch's default generator.
 class ResNetImpl : public torch::nn::Module {
  public:
   /// Throws ConfigError for options that cannot work.
   explicit ResNetImpl(ResNetOptions options = {});
 
-  /// [N, in_channels, H, W] -> logits [N, classes], for any H and W of at least 1. Throws ConfigError for another shape.
+  /// [N, in_channels, H, W] -> logits [N, classes], for any H and W of at least 1. Throws ConfigError for another
+  /// shape.
   torch::Tensor forward(const torch::Tensor& x);
 
   /// The same up to the head, averaged over the picture: [N, widths.back()].

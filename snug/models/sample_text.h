@@ -1,5 +1,5 @@
 #pragma once
-// sample_text: lets a byte-level Gpt go on with a text.
+// sample_text: lets a byte-level Gpt continue a text.
 //
 //   std::string play = snug::sample_text(model, "HAMLET.\n", {.count = 400, .temperature = 0.8});
 
@@ -18,10 +18,10 @@ struct SampleOptions {
   uint64_t seed = 0;         ///< of a generator of its own: torch's default one is not touched
 };
 
-/// The `count` bytes that follow `prompt` (without it); they need not be valid UTF-8. Runs without
-/// gradients and dropout; the model is in the mode it was in afterwards. Only the last `context`
-/// bytes are looked at. An empty prompt counts as a line break. Throws ConfigError if the model's
-/// vocabulary is not 256, or for options out of range; NonFinite if the model's logits are.
+/// Returns the `count` bytes that follow `prompt` (without it); they need not be valid UTF-8. Runs without gradients
+/// and dropout, and restores the model's mode afterwards. Only the last `context` bytes are used. An empty prompt
+/// counts as a line break. Throws ConfigError if the model's vocabulary is not 256, or for options out of range;
+/// NonFinite if the model's logits are not finite.
 std::string sample_text(Gpt model, std::string_view prompt, SampleOptions options = {});
 
 }  // namespace snug
