@@ -20,7 +20,7 @@ using detail::if_defined;
 // The kernel wants the step count as an FP32 scalar on the parameter's device, so that a skip needs no host.
 at::Tensor step_count_for(const at::Tensor& parameter) { return at::zeros({}, parameter.options().dtype(at::kFloat)); }
 
-// The kernel takes the steps with this one counted. Where it skips, this one is taken off again.
+// The kernel takes the step counts with this step included. If it skips, this step is subtracted again.
 struct Steps {
   std::vector<at::Tensor> counted, after;
 

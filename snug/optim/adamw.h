@@ -1,6 +1,6 @@
 #pragma once
-// AdamW and Adam: torch's fused kernels behind torch's optimizer interface. One pass over parameters, gradients and
-// moments, which is what memory bandwidth allows; torch::optim::AdamW makes about ten.
+// AdamW and Adam: torch's fused kernels with torch's optimizer interface. They make one pass over parameters, gradients
+// and moments, the least that memory bandwidth requires; torch::optim::AdamW makes about ten.
 //
 //   snug::AdamW optimizer(model->parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   loss.backward();
@@ -21,12 +21,12 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;  ///< decoupled from the gradient, as the W says
-  /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, updates that, and rounds it into the
-  /// parameter. Not with Weights::Low, where the Stepper holds the masters.
+  /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, updates the copy, and rounds it into the
+  /// parameter. Do not combine with Weights::Low, where the Stepper holds the masters.
   bool master_weights = false;
   /// For BF16 parameters without masters: rounds up or down at random, so that steps below BF16's resolution count on
-  /// average. The random numbers follow from the step's number and the element's among those of all parameters, in
-  /// order: they are the same in a resumed run and where parameters are cut, and no generator is used.
+  /// average. The random numbers depend on the step's number and on the element's number among those of all parameters,
+  /// in order. They are the same in a resumed run and for parameters that are cut, and no generator is used.
   bool stochastic_rounding = false;
 };
 

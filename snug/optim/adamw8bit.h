@@ -18,7 +18,7 @@ struct AdamW8bitOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;
-  /// Parameters with fewer elements keep FP32 moments: they are many, small, and often delicate (biases, norms).
+  /// Parameters with fewer elements keep FP32 moments. They are many, small, and often sensitive (biases, norms).
   int64_t min_elements = 4096;
 };
 

@@ -38,7 +38,7 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   return lists;
 }
 
-// torch refuses to clamp to what a type cannot hold.
+// torch refuses to clamp to a value that the type cannot hold.
 double largest_finite(c10::ScalarType type) {
   switch (type) {
     case at::kHalf:

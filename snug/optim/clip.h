@@ -1,5 +1,5 @@
 #pragma once
-// Gradient clipping that never waits for the device: the norm comes back as a tensor.
+// Gradient clipping that never waits for the device: the norm is returned as a tensor.
 //
 //   snug::clip_grad_norm_(model->parameters(), 1.0);
 //   snug::clip_grad_value_(model->parameters(), 0.5);
@@ -10,15 +10,16 @@
 
 namespace snug {
 
-/// Scales the gradients of `parameters` in place so that the norm of all of them taken together is at most `max_norm`,
-/// and returns that norm as it was before, as a scalar tensor on the first gradient's device: FP64 where there are FP64
-/// gradients, else FP32, in which norms of 16-bit gradients are computed too. Parameters without a gradient are passed
-/// over; with no gradient at all the result is 0. A norm that is not finite makes the gradients NaN, as in Python:
+/// Scales the gradients of `parameters` in place so that the norm of all of them taken together is at most `max_norm`.
+/// Returns the norm before scaling, as a scalar tensor on the first gradient's device: FP64 if there are FP64
+/// gradients, otherwise FP32, in which norms of 16-bit gradients are computed too. Parameters without a gradient are
+/// skipped; without any gradient the result is 0. A norm that is not finite makes the gradients NaN, as in Python:
 /// check it, or use a GradScaler. Formula: torch/nn/utils/clip_grad.py, coefficient min(1, max_norm / (norm + 1e-6)).
 /// Sparse gradients are coalesced first. Throws ConfigError unless max_norm >= 0 and norm_type > 0 (infinity included).
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 
-/// The same with a norm that was taken before, of more gradients than these. As torch.nn.utils.clip_grads_with_norm_.
+/// The same with a norm that was computed before, of more gradients than these. As
+/// torch.nn.utils.clip_grads_with_norm_.
 void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, const at::Tensor& norm);
 
 /// The norm alone.

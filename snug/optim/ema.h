@@ -38,8 +38,8 @@ class Ema {
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
-  /// Takes in the weights as they are now. 16-bit weights are widened some 16 MiB at a time. Throws ConfigError within
-  /// a Scope. If memory runs out, nothing has changed.
+  /// Adds the current weights to the averages. 16-bit weights are widened some 16 MiB at a time. Throws ConfigError
+  /// within a Scope. If memory runs out, nothing has changed.
   void update();
 
   int64_t updates() const { return updates_; }
@@ -51,9 +51,9 @@ class Ema {
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 
-  /// While it lives the parameters hold the averages, rounded to their own type; after that, whatever happened between,
-  /// what they held before, to the bit. FP32 and FP64 are exchanged, with a scratch tensor as large as the largest;
-  /// 16-bit weights are kept aside.
+  /// While it lives the parameters hold the averages, rounded to their own type. At the end they get back their former
+  /// values, to the bit, whatever happened in between. FP32 and FP64 values are exchanged, with a scratch tensor as
+  /// large as the largest one; 16-bit weights are copied.
   class [[nodiscard]] Scope {
    public:
     /// Throws ConfigError within another Scope of the same Ema. Allocates before it changes anything.

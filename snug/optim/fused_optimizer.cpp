@@ -30,7 +30,7 @@ std::string kind_of(const at::Tensor& t, c10::Device device) {
                      device.str());
 }
 
-// What torch's constructor would refuse without saying which one. The optimizer has no name yet.
+// Refuses parameters that torch's constructor would refuse without naming the parameter. The optimizer has no name yet.
 const std::vector<torch::optim::OptimizerParamGroup>& with_leaves(
     const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   size_t place = 0;
@@ -76,7 +76,7 @@ std::vector<at::Tensor> FusedOptimizer::Work::states_named(std::string_view name
   return tensors;
 }
 
-// What a step is going to do, made as a whole before any of it is done.
+// The complete work of a step, prepared before any of it is done.
 struct FusedOptimizer::Update {
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states;
   std::vector<Work> works;
@@ -165,7 +165,7 @@ void FusedOptimizer::check_type(const at::Tensor& parameter) const {
   }
 }
 
-// In the place of 16-bit parameters a Stepper may put masters before the first step, which looks at their type again.
+// A Stepper may replace 16-bit parameters by masters before the first step, so the first step checks their type again.
 void FusedOptimizer::check_parameter(const at::Tensor& parameter) const {
   if (!detail::is_low(parameter)) {
     check_type(parameter);
@@ -177,8 +177,7 @@ void FusedOptimizer::check_parameter(const at::Tensor& parameter) const {
   }
 }
 
-// Kernels take this for granted. A gradient is any tensor that somebody put there; a model may be converted at any
-// time.
+// Kernels rely on these properties. Anybody may set any tensor as a gradient, and a model may be converted at any time.
 void FusedOptimizer::check_gradient(const at::Tensor& parameter) const {
   const at::Tensor& gradient = parameter.grad();
   if (gradient.is_sparse()) {

@@ -1,7 +1,7 @@
 #pragma once
-// FusedOptimizer: what snug's optimizers have in common. Each updates all parameters of a group in one kernel call,
+// FusedOptimizer: the common base of snug's optimizers. Each updates all parameters of a group in one kernel call,
 // unscales gradients and skips on the device, allocates and checks everything before it writes anything, and keeps its
-// state under Python's names. To write another one, derive from it and say what the state is and how it is updated.
+// state under Python's names. To write another one, derive from it and define the state and its update.
 
 #include <functional>
 #include <memory>
@@ -20,11 +20,11 @@
 namespace snug {
 
 /// A torch::optim::Optimizer, so torch's schedulers work on it. With a GradScaler, unscaling and skipping happen in the
-/// kernel and nothing waits for the device; a skipped step leaves parameters and state, the step count of bias
-/// correction included, where they were.
+/// kernel and nothing waits for the device. A skipped step does not change parameters and state, including the step
+/// count of bias correction.
 class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
-  /// An optimizer's name, for messages, and how its options are checked and saved.
+  /// An optimizer's name, for messages, and the functions that check and save its options.
   struct OptionRules {
     std::string_view optimizer;
     /// Throws ConfigError if the options are of another optimizer, or out of range.
@@ -45,13 +45,13 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) final;
 
-  /// A parameter may be cut at multiples of so many elements and its parts be updated as parameters of their own, in
-  /// its place, with the same bits. 0: it must stay whole. Kernels work in vectors and cache lines, so 64 does for
-  /// those that go element by element.
+  /// The number of elements at whose multiples a parameter may be cut. Its parts are then updated as separate
+  /// parameters, with the same bits. 0: it must stay whole. 64 keeps vectors and cache lines whole; it is right for
+  /// every element-wise kernel.
   virtual int64_t shard_multiple() const { return 64; }
 
-  /// For an optimizer of parts, some of which are elsewhere: the number of each one's first element among those of all.
-  /// Random numbers follow from it.
+  /// For an optimizer of parts, some of which are elsewhere: sets the number of each part's first element among those
+  /// of all. Random numbers depend on it.
   void number_elements(const std::vector<uint64_t>& first);
 
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const final;
@@ -65,10 +65,10 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// their indices under params. Where Python has a list or tuple (param_groups, betas, params), a StateDict with the
   /// names 0, 1, ...
   StateDict state_dict() const final;
-  /// Copies. Takes Python's states too, without their options that are None; of the others it ignores those that say
-  /// how a step is computed (foreach, fused, capturable). Throws ConfigError for options that are not offered, such as
-  /// maximize, and CorruptFile, naming the parameter, where the number of parameters or a shape differs; then nothing
-  /// has changed.
+  /// Copies the state. Takes Python's states too, except for their options that are None, and ignores those of their
+  /// options that say how a step is computed (foreach, fused, capturable). Throws ConfigError for options that are not
+  /// supported, such as maximize, and CorruptFile, naming the parameter, if the number of parameters or a shape
+  /// differs; then nothing has changed.
   void load_state_dict(const StateDict& state) final;
 
   /// torch's archive, for torch::save and torch::load: the state_dict() in it. Loading checks like load_state_dict.
@@ -76,7 +76,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   void load(torch::serialize::InputArchive& archive) final;
 
  protected:
-  /// What an optimizer keeps for one parameter, under Python's names.
+  /// The state of one parameter, under Python's names.
   struct ParameterState : torch::optim::OptimizerCloneableParamState<ParameterState> {
     std::vector<std::pair<std::string_view, at::Tensor>> tensors;  // the names are literals of the optimizer's
     at::Tensor made_for;  // the parameter's shape, strides and type without its values
@@ -102,20 +102,21 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults, const OptionRules& rules);
-  /// To be called at the end of the constructor: checks groups, options and parameters.
+  /// Call it at the end of the constructor: checks groups, options and parameters.
   void check_construction(const std::vector<torch::optim::OptimizerParamGroup>& given) const;
 
-  /// Why a type is not taken (see takes()), and the cure, for the message.
+  /// For the error message: why a type is not supported (see takes()), and the cure.
   virtual std::string_view why_not() const;
   /// Adds the tensors of a first state.
   virtual void make_state(ParameterState& state, const at::Tensor& parameter,
                           const torch::optim::OptimizerOptions& options) const = 0;
-  /// A state tensor in the parameter's shape that may be there or not, as options had it when it was saved.
+  /// The name of a state tensor in the parameter's shape that exists only with some options. A saved state may have it
+  /// or not.
   virtual std::optional<std::string_view> optional_state() const { return std::nullopt; }
-  /// Allocates all that the update needs. What is returned only writes.
+  /// Allocates all memory of the update. The returned function only writes.
   virtual std::function<void()> prepare(const Work& work) const = 0;
 
-  /// Without what is named twice: parameters() of a model names those of a shared module once for each use.
+  /// Removes repeated tensors: parameters() of a model names those of a shared module once for each use.
   static std::vector<at::Tensor> without_repeats(std::vector<at::Tensor> parameters);
 
   std::string_view name() const { return rules_.optimizer; }

@@ -1,6 +1,6 @@
 #pragma once
-// GradientNoise: how large a batch still pays, from the gradients of micro-batches and of the whole batch, which training
-// with accumulation has at hand anyway.
+// GradientNoise: estimates up to which size a larger batch still pays, from the gradients of micro-batches and of the
+// whole batch. Training with accumulation has both anyway.
 //
 //   snug::GradientNoise noise;
 //   noise.add(mean_of_squared_norms_of_micro_batches, 8, squared_norm_of_their_mean, 64);
@@ -20,7 +20,7 @@ struct GradientNoiseOptions {
 /// batch halves the number of steps, far above it saves next to nothing.
 class GradientNoise {
  public:
-  /// What is kept between steps, to be saved with a run.
+  /// The state between steps, to save with a run.
   struct Sums {
     double squared_gradient = 0;  ///< the weighted sum of the estimates of |G|^2
     double trace = 0;             ///< that of tr(S)
@@ -31,21 +31,21 @@ class GradientNoise {
   explicit GradientNoise(GradientNoiseOptions options = {});
 
   /// One step. `small_sq_norm_mean`: the mean of |g|^2 over one or more micro-batches, g the mean gradient of the
-  /// small_items in one. `big_sq_norm`: |g|^2 of the mean gradient of all big_items. Take both before clipping, with the loss scale
-  /// divided out. With appendix A.1's estimates, unbiased for micro-batches of one size that are drawn independently:
+  /// small_items in one. `big_sq_norm`: |g|^2 of the mean gradient of all big_items. Take both before clipping, with
+  /// the loss scale divided out. With appendix A.1's estimates, unbiased for micro-batches of one size that are drawn independently:
   ///   |G|^2 = (big_items * big - small_items * small) / (big_items - small_items)
   ///   tr(S) = (small - big) / (1 / small_items - 1 / big_items)
-  /// They rest on E|g|^2 = |G|^2 + tr(S) / items alone, for either size by itself. So one micro-batch will do, and it may
-  /// be a part of the batch: that makes estimates scatter more, but not wrong. Stepper gives the first micro-batch's norm.
-  /// That one is free of memory and costs a norm; after it .grad holds sums, and to see the others by themselves would
-  /// take a copy of all gradients.
-  /// False, and nothing is counted, if there is nothing to learn: both batches are of one size, or a norm is not finite
-  /// as in a step that is skipped. Throws ConfigError for sizes below 1, big_items < small_items or a norm below 0.
+  /// They use only E|g|^2 = |G|^2 + tr(S) / items, which holds for each size by itself. So one micro-batch is enough,
+  /// and it may be a part of the batch: estimates then scatter more, but are not wrong. Stepper gives the norm of the
+  /// first micro-batch, which needs no memory and costs one norm. After the first micro-batch .grad holds sums; the
+  /// gradients of the others alone would need a copy of all gradients.
+  /// Returns false, and counts nothing, if there is nothing to learn: both batches have the same size, or a norm is not
+  /// finite, as in a skipped step. Throws ConfigError for sizes below 1, big_items < small_items or a norm below 0.
   bool add(double small_sq_norm_mean, int64_t small_items, double big_sq_norm, int64_t big_items);
 
-  /// B in items. The averages of numerator and denominator are divided, as the mean of ratios would be biased. Empty
-  /// before the first step, and while the average of |G|^2 is not above 0, where noise hides the gradient: average over
-  /// more steps.
+  /// B in items: the quotient of the averages of numerator and denominator, because the mean of quotients would be
+  /// biased. Empty before the first step, and while the average of |G|^2 is not above 0. In that case noise hides the
+  /// gradient: average over more steps.
   std::optional<double> scale() const;
 
   /// The averages themselves, empty before the first step. Estimates of single steps scatter, so either may be below 0.

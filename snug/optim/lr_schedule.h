@@ -1,6 +1,6 @@
 #pragma once
-// LrSchedule: puts a learning rate that depends on the optimizer step into any torch optimizer. Steps that a GradScaler
-// skips do not count, so warm-up and decay last as many updates as they say.
+// LrSchedule: sets the learning rate of any torch optimizer as a function of the optimizer step. Steps that a
+// GradScaler skips do not count, so warm-up and decay take the given number of updates.
 //
 //   snug::LrSchedule schedule(optimizer, snug::WarmupCosine{.peak = 3e-4, .warmup_steps = 100, .total_steps = 2000});
 //   for (...) {
@@ -28,13 +28,15 @@ concept StepSchedule = requires(const T& schedule) {
   { schedule.at(int64_t{0}) } -> std::convertible_to<double>;
 };
 
-/// Sets the learning rate of every parameter group to rate(steps so far) times the group's factor: what its rate was to
-/// that of the first group when the LrSchedule was made. So groups that began at 1e-3 and 1e-4 stay ten to one.
+/// Sets the learning rate of every parameter group to rate(steps so far) times the group's factor. The factor is the
+/// ratio of the group's rate to that of the first group at the construction of the LrSchedule, so groups that began at
+/// 1e-3 and 1e-4 stay ten to one.
 class LrSchedule {
  public:
-  /// `rate`: the learning rate of optimizer step 0, 1, ...; finite and at least 0. Sets that of step 0. Make it before
-  /// the optimizer's saved state is loaded. It refers to `optimizer`, which must outlive it. Throws ConfigError if the
-  /// first group's rate is not above 0, if another's is negative, or if rate(0) is none.
+  /// `rate`: the learning rate of optimizer step 0, 1, ...; finite and at least 0. The constructor sets the rate of
+  /// step 0. Make the LrSchedule before the optimizer's saved state is loaded. It refers to `optimizer`, which must
+  /// outlive it. Throws ConfigError if the first group's rate is not above 0, if another's is negative, or if rate(0)
+  /// is not a valid rate.
   LrSchedule(torch::optim::Optimizer& optimizer, std::function<double(int64_t)> rate);
 
   template <StepSchedule Schedule>
@@ -42,8 +44,8 @@ class LrSchedule {
       : LrSchedule(optimizer,
                    std::function<double(int64_t)>([s = std::move(schedule)](int64_t step) { return s.at(step); })) {}
 
-  /// After each call of optimizer.step. `stepped`: false if that step was skipped; then nothing changes. Throws
-  /// ConfigError, and has changed nothing, if the rate is none, or if the optimizer has other groups than at first.
+  /// Call it after each optimizer.step. `stepped`: false if that step was skipped; then nothing changes. Throws
+  /// ConfigError, and has changed nothing, if the rate is not valid, or if the optimizer's groups have changed.
   void step(bool stepped = true);
 
   /// Optimizer steps so far, without those that were skipped.
@@ -51,8 +53,8 @@ class LrSchedule {
   /// The learning rate of the first group, for the next step.
   double lr() const { return lr_; }
 
-  /// The count and the factors; the function is the program's. Loading also sets the rates, so it may come before or
-  /// after the optimizer's own state. Throws CorruptFile, and has changed nothing, if the state is not that of so many
+  /// The count and the factors; the function itself is not saved. Loading also sets the rates, so it may come before or
+  /// after the optimizer's own state. Throws CorruptFile, and has changed nothing, if the state has another number of
   /// groups.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);

@@ -12,9 +12,9 @@
 #include "snug/optim/detail/adam_rules.h"
 
 // Momentum begins with the gradient itself: buffer = momentum * buffer + (1 - dampening) * gradient holds from the
-// second step on. Without dampening a first buffer of zeros gives the same, so the kernel need not know which step is
-// the first, not even where a scaler skips it on the device. With dampening the kernel is told, and under a scaler the
-// host has to wait to know.
+// second step on. Without dampening a first buffer of zeros gives the same result, so the kernel need not know which
+// step is the first, even if a scaler skips it on the device. With dampening the kernel must be told, and under a
+// scaler the host has to wait for that.
 
 namespace snug {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
-// StepInBackward: each parameter is updated as soon as backward has its gradient, which is then freed. So gradients of
-// the whole model are never there together: their bytes are saved, for the price of what needs all of them (clipping by
-// norm, loss scaling, accumulation).
+// StepInBackward: updates each parameter as soon as backward has its gradient, and then frees the gradient. The
+// gradients of the whole model are never in memory together. The price: operations that need all of them (clipping by
+// norm, loss scaling, accumulation) are not possible.
 //
 //   snug::AdamW optimizer(model->parameters());
 //   snug::StepInBackward in_backward(optimizer);
@@ -18,12 +18,12 @@ namespace detail {
 class GradientHooks;
 }
 
-/// Gives the same bits as backward(), then step(): an optimizer updates each parameter by itself. One backward a step;
-/// a GradScaler, a Stepper and further backward passes into the same gradients do not go with it. An exception in
-/// backward leaves those parameters updated whose gradients were complete.
+/// Gives the same bits as backward(), then step(), because an optimizer updates each parameter by itself. One backward
+/// per step. It cannot be combined with a GradScaler, a Stepper or further backward passes into the same gradients.
+/// After an exception in backward, the parameters whose gradients were complete are updated.
 class [[nodiscard]] StepInBackward final {
  public:
-  /// `optimizer` must outlive the guard. Throws ConfigError if a parameter has such a hook already.
+  /// `optimizer` must outlive the guard. Throws ConfigError if a parameter has a gradient hook already.
   explicit StepInBackward(FusedOptimizer& optimizer);
   ~StepInBackward();
   StepInBackward(const StepInBackward&) = delete;

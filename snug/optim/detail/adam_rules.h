@@ -1,6 +1,7 @@
 #pragma once
-// What Adam, AdamW and AdamW8bit share: the ranges of their options, the names under which these are saved, and what
-// kernels are given. `O` is torch::optim::AdamOptions or torch::optim::AdamWOptions, which have the same fields.
+// The common parts of Adam, AdamW and AdamW8bit: the ranges of their options, the names under which these are saved,
+// and the arguments of kernels. `O` is torch::optim::AdamOptions or torch::optim::AdamWOptions, which have the same
+// fields.
 
 #include <cmath>
 #include <functional>

@@ -25,7 +25,7 @@ struct LowPrecisionUpdate {
 /// device of `step`, an FP32 scalar for which nothing waits.
 at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count);
 
-/// Allocates what the update needs. What is returned only writes.
+/// Allocates the memory of the update. The returned function only writes.
 std::function<void()> prepare_low_precision_adamw(LowPrecisionUpdate update);
 
 }  // namespace snug::detail

@@ -9,7 +9,7 @@ namespace snug::detail {
 
 void write_state(torch::serialize::OutputArchive& archive, const StateDict& state);
 
-/// Throws CorruptFile, naming the entry, for what no StateDict can hold.
+/// Throws CorruptFile, naming the entry, for a value that a StateDict cannot hold.
 StateDict read_state(torch::serialize::InputArchive& archive);
 
 }  // namespace snug::detail
