@@ -10,9 +10,9 @@
 #include "snug/precision/detail/autocast_state.h"
 #include "snug/precision/detail/fp32_reductions.h"
 
-// LibTorch caches the 16-bit cast of a weight under the weight's identity, not its version. A weight that is updated while the
-// cache lives is then used in its old form, silently. Hence the rule kept here: the cache never outlives the outermost
-// region, nor an optimizer step.
+// LibTorch caches the 16-bit cast of a weight under the weight's identity, not its version. If a weight is updated
+// while the cache lives, its old form is then used silently. Hence the rule of this file: the cache never outlives the
+// outermost region, nor an optimizer step.
 
 namespace snug {
 namespace {
@@ -68,7 +68,7 @@ void check_autocast_cache(const std::vector<at::Tensor>& weights) {
       continue;
     }
     const auto dtype = at::autocast::get_autocast_dtype(weight.device().type());
-    // What an operator of the region would be given.
+    // The cast that an operator of the region would get.
     const at::Tensor used = at::autocast::cached_cast(dtype, weight, weight.device().type());
     if (used.is_same(weight)) {
       continue;  // not of a type that autocast casts

@@ -103,7 +103,7 @@ class GradScaler::Impl {
 
   GradScalerOptions options_;
   std::function<void(const at::Tensor&)> agree_;
-  // What update() will need; nothing if more gradients were looked at since.
+  // The next values, for update(); empty if more gradients were checked since.
   struct Next {
     at::Tensor found;
     detail::LossScale scale;
@@ -178,7 +178,7 @@ void GradScaler::Impl::agree(const detail::FoundInf& found_inf) const {
   }
 }
 
-// At once, as clipping may turn one NaN into NaNs everywhere.
+// Looks at once, because clipping may turn one NaN into NaNs everywhere.
 void GradScaler::Impl::look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const {
   if (options_.max_consecutive_skips > 0 && skips_ + 1 >= options_.max_consecutive_skips &&
       !StepOutcome(tensors_of(state.found_inf))) {
@@ -281,7 +281,7 @@ at::Tensor GradScaler::Impl::found_by_all() const {
   return found;
 }
 
-// Before the optimizer steps: if memory ran out after that, there would be new weights with the old scale.
+// Called before the optimizer steps: if memory ran out after the step, there would be new weights with the old scale.
 void GradScaler::Impl::prepare_update() {
   next_.reset();
   if (const at::Tensor found = found_by_all(); found.defined()) {
@@ -327,7 +327,7 @@ void GradScaler::Impl::update(std::optional<double> new_scale) {
         "GradScaler.update: no step() or unscale_() found a gradient since the last update(); call backward() and "
         "step() first, or cancel() to give the step up");
   }
-  // All that may throw comes first, so that a round can be gone on with.
+  // Everything that may throw comes first, so that a round can be continued.
   std::optional<std::string> failure;
   const bool counts = options_.max_consecutive_skips > 0 && found.defined();
   const bool skipped = counts && found.item<float>() > 0;

@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kBins = GradientStatistics::kHighest - GradientStatistics::kLowest + 1;
 
-// [zeros, not finite, counts of exponents] of one gradient, on its device. The exponent is read from the bits of the FP32 number, which is
-// exact; FP32's subnormals, below 2^-126, are in the lowest bin as they would be anyway.
+// [zeros, not finite, counts of exponents] of one gradient, on its device. The exponent is read from the bits of the
+// FP32 number, which is exact; FP32's subnormals, below 2^-126, are in the lowest bin as they would be anyway.
 at::Tensor counts_of(const at::Tensor& gradient) {
   const at::Tensor bits =
       gradient.detach().to(at::kFloat).contiguous().flatten().view(at::kInt).bitwise_and(0x7FFFFFFF);

@@ -1,6 +1,7 @@
 #pragma once
-// PrecisionGuard: when 16 bits do not do for a part of a model, compute that part in FP32, and go back when the trouble is over. This is the
-// policy: evidence in, decisions out. Stepper gathers the evidence and acts; see StepperOptions::precision_guard.
+// PrecisionGuard: if 16-bit training of a part of a model overflows or underflows, computes that part in FP32, and goes
+// back to 16 bits later. This class is only the policy: evidence in, decisions out. Stepper gathers the evidence and
+// acts; see StepperOptions::precision_guard.
 //
 //   snug::PrecisionGuard guard({.patience = 20});
 //   auto changes = guard.observe({{"attention", {.non_finite = true, .zeros = 0.01}}});
@@ -17,21 +18,24 @@
 namespace snug {
 
 struct PrecisionGuardOptions {
-  /// Steps in a row with trouble before a region moves to FP32. 0: no guard. Not given: kPatienceOfAuto for a Stepper with Precision::Auto,
-  /// else no guard. Under loss scaling it must outlast the scaler's own search for a scale, which takes up to 16 steps from 2^16.
+  /// The number of steps in a row with trouble before a region moves to FP32. 0: no guard. Not given: kPatienceOfAuto
+  /// for a Stepper with Precision::Auto, otherwise no guard. With loss scaling it must be larger than the scaler's own
+  /// search for a scale, which takes up to 16 steps from 2^16.
   std::optional<int64_t> patience = {};
   /// Steps in FP32 before 16 bits are tried again. Doubles with each relapse.
   int64_t stay = 200;
-  /// Trouble is also a share of zero gradients above this, unless FP32 shows as many (dead units, unused rows of an embedding).
+  /// A larger share of zero gradients than this is also trouble, unless FP32 shows as many (dead units, unused rows of
+  /// an embedding).
   double underflow = 0.5;
 
   static constexpr int64_t kPatienceOfAuto = 20;
 };
 
-/// Regions are named by PrecisionScope; the name is the beginning of the names of the parameters it uses. "" is the whole step.
+/// PrecisionScope names the regions. The name is the beginning of the names of the parameters that the region uses. ""
+/// is the whole step.
 class PrecisionGuard {
  public:
-  /// What a step showed of a region's gradients.
+  /// Observations of a region's gradients in a step.
   struct Evidence {
     bool non_finite = false;
     double zeros = 0;  ///< share of elements that are exactly 0
@@ -49,9 +53,9 @@ class PrecisionGuard {
 
   bool is_on() const { return patience() > 0; }
 
-  /// One step's evidence, in the order in which forward entered the regions, the whole step ("") first. Gradients flow backward: of several
-  /// regions with non-finite gradients, the last one entered that is not in FP32 yet is where they arose, and only it is blamed. Returns a line for each
-  /// region that moves.
+  /// Takes one step's evidence, in the order in which forward entered the regions, the whole step ("") first. Gradients
+  /// flow backward: of several regions with non-finite gradients, these arose in the last one entered that is not in
+  /// FP32 yet, and only that region is blamed. Returns a line for each region that moves.
   std::vector<std::string> observe(const std::vector<std::pair<std::string, Evidence>>& step);
 
   bool is_full(const std::string& region) const;

@@ -30,7 +30,7 @@ PrecisionRegionsScope::~PrecisionRegionsScope() { current = previous_; }
 
 }  // namespace detail
 
-// Autocast to FP32: LibTorch casts to whatever type is set, and what is FP32 already it leaves alone, uncached.
+// Autocast to FP32: LibTorch casts to the type that is set. Tensors in FP32 already are not cast and not cached.
 class PrecisionScope::Full {
  public:
   explicit Full(c10::DeviceType device) : device_(device), previous_(at::autocast::get_autocast_dtype(device)) {

@@ -1,5 +1,6 @@
 #pragma once
-// PrecisionScope: names a region of forward, so that dynamic precision may move it to FP32 by itself when 16 bits do not do.
+// PrecisionScope: names a region of forward, so that dynamic precision can move it to FP32 when 16 bits overflow or
+// underflow there.
 //
 //   Tensor forward(Tensor x) {
 //     snug::PrecisionScope scope("blocks.3");     // parameters blocks.3.*
@@ -11,8 +12,9 @@
 
 namespace snug {
 
-/// Has an effect only inside a step of a Stepper with precision_guard, and where its guard has moved the region: then autocast casts to
-/// FP32 what it would cast to 16 bits, inputs that come in 16 bits included. Scopes nest; one inside a moved one is moved with it.
+/// Has an effect only inside a step of a Stepper with precision_guard, and only if the guard has moved the region.
+/// Autocast then casts to FP32 instead of to 16 bits, inputs that arrive in 16 bits included. Scopes nest; a scope
+/// inside a moved one moves with it.
 class [[nodiscard]] PrecisionScope final {
  public:
   /// `name`: the beginning of the names of the parameters used inside, up to a dot.

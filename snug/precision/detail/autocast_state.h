@@ -24,8 +24,8 @@ struct AutocastState {
   static AutocastState capture();
 };
 
-/// Sets the state on construction, restores the previous one on destruction, and counts as a level of nesting: the cast cache
-/// is cleared when the outermost level ends.
+/// Sets the state on construction, restores the previous one on destruction, and counts as a level of nesting: the cast
+/// cache is cleared when the outermost level ends.
 class [[nodiscard]] AutocastStateScope final {
  public:
   explicit AutocastStateScope(const AutocastState& state);

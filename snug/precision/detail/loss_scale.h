@@ -1,6 +1,6 @@
 #pragma once
-// LossScale: the scale of a GradScaler with its counters on the device, and the rule by which they change. Nothing here waits for the
-// device.
+// LossScale: the scale of a GradScaler with its counters on the device, and the rule by which they change. Nothing here
+// waits for the device.
 
 #include <cstdint>
 
@@ -30,12 +30,13 @@ struct LossScale {
   bool is_made() const { return scale.defined(); }
   /// Makes all three, or throws and makes none.
   void make(c10::Device device, double first_scale, int64_t first_growth, int64_t first_hysteresis);
-  /// The rule after a step: what all three become. `found_inf`: FP32 scalar, > 0 if a gradient was not finite. All that is allocated is
-  /// allocated here, so that it can be done before the optimizer steps.
+  /// The rule after a step: the next values of all three. `found_inf`: FP32 scalar, > 0 if a gradient was not finite.
+  /// It makes all its allocations here, so that they can be made before the optimizer steps.
   LossScale next(const at::Tensor& found_inf, const GradScalerOptions& options) const;
 };
 
-/// A static scale that is no power of two rounds every gradient twice, and is seldom meant: says so through LibTorch's warnings.
+/// A static scale that is no power of two rounds every gradient twice, and is seldom intended: warns through LibTorch's
+/// warnings.
 void warn_unless_power_of_two(double scale);
 
 }  // namespace snug::detail

@@ -1,5 +1,5 @@
 #pragma once
-// What counts as a 16-bit tensor.
+// The definition of a 16-bit tensor.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// How measure_matmul_speed measures: which products, how often, and when enough time was spent.
+// The measurement of measure_matmul_speed: the products, the number of repetitions, and the time limit.
 
 #include <cstdint>
 #include <functional>
@@ -11,18 +11,19 @@
 
 namespace snug::detail {
 
-/// Products of square matrices, and a clock; tests give such as take what time they like.
+/// Products of square matrices, and a clock; tests give products of any duration.
 struct MatmulProbe {
-  /// One product of `size` x `size` matrices, to its end. Throws c10::Error where there are none of that type.
+  /// One product of `size` x `size` matrices, to its end. Throws c10::Error if the device has none of that type.
   std::function<void(c10::ScalarType, int64_t size)> multiply;
   std::function<double()> now;  ///< in seconds
 };
 
 MatmulProbe probe_of(c10::Device device);
 
-/// The first product of a type and size is not timed: libraries load and compile then. Of the others none begins that might not end within
-/// a tenth of a second, all together: on a CPU none is begun that would take longer than 15 ms. So all is over by then, besides that start,
-/// which the first training step would take as well. What there was no time for is 0, as is what the device does not have.
+/// The first product of a type and size is not timed, because libraries load and compile then; the first training step
+/// would need that time as well. All other products together end within a tenth of a second: none begins that might end
+/// later, and on a CPU none that would take longer than 15 ms. The speed is 0 where there was no time, and where the
+/// device has no such products.
 MatmulSpeed measure(const MatmulProbe& probe, c10::DeviceType device);
 
 }  // namespace snug::detail

@@ -1,6 +1,6 @@
 #pragma once
-// PrecisionRegions: which regions of a step are in FP32, and which were entered. The one that is current belongs to a thread, and goes
-// with the autocast state into recomputations.
+// PrecisionRegions: the regions of a step that are in FP32, and those that were entered. The current object belongs to
+// a thread, and goes with the autocast state into recomputations.
 
 #include <set>
 #include <string>

@@ -52,7 +52,8 @@ namespace {
 // Embedding layers may give sparse gradients: their values are what is scaled.
 at::Tensor values_of(const at::Tensor& gradient) { return gradient.is_sparse() ? gradient._values() : gradient; }
 
-// One scalar for each thread of the CPU that may find something. Made before anything is written, so that nothing can fail halfway.
+// One scalar for each thread of the CPU that may find something. Made before anything is written, so that nothing can
+// fail halfway.
 std::vector<at::Tensor> one_for_each_thread(c10::Device device) {
   std::vector<at::Tensor> scalars;
   for (int thread = 0; thread < (device.is_cpu() ? at::get_num_threads() : 1); ++thread) {

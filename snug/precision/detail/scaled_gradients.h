@@ -1,5 +1,6 @@
 #pragma once
-// What a GradScaler does to an optimizer's gradients: finds them, divides and checks them, and names those that are at fault.
+// The operations of a GradScaler on an optimizer's gradients: it finds them, divides and checks them, and names
+// parameters whose gradients are not finite.
 
 #include <string>
 #include <unordered_map>
@@ -39,7 +40,7 @@ using FoundInf = std::vector<std::pair<c10::Device, at::Tensor>>;
 
 /// Multiplies the gradients by `inverse` (FP32 scalar) in place. Does not wait for the device.
 FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::Tensor& inverse);
-/// Leaves them as they are. On the CPU it only reads.
+/// Only checks the gradients. On the CPU it only reads.
 FoundInf check_finite(const std::vector<ParameterPlace>& places);
 
 /// "parameter 'layer.weight' [2, 3], whose gradient holds inf"; empty if all are finite. Waits for the device.
