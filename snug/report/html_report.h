@@ -1,6 +1,6 @@
 #pragma once
-// html_report: a training run as one page that anyone can open, send and keep: charts as inline SVG, nothing loaded
-// from anywhere, light and dark, legible without colour vision.
+// html_report: a training run as one page that anyone can open, send and keep. Charts are inline SVG, nothing is loaded
+// from elsewhere, it has a light and a dark form, and it is legible without colour vision.
 //
 //   snug::RunHistory history = snug::read_run_log(folder / "log.jsonl");
 //   std::string page = snug::html_report(history, {.title = "GPT on Shakespeare", .sample = text});

@@ -1,5 +1,5 @@
 #pragma once
-// RunLog: what happened in a training run, one JSON line per step, readable after a kill at any moment.
+// RunLog: a record of a training run, one JSON line per step, readable after a kill at any moment.
 //
 //   snug::RunLog log = snug::RunLog::create(folder / "log.jsonl", {{"model", "gpt"}, {"lr", 3e-4}});
 //   log.write({.step = 1, .loss = 4.2, .learning_rate = 3e-4, .stepped = true, .items = 8192});
@@ -19,7 +19,7 @@
 
 namespace snug {
 
-/// Bytes held at one moment, by what holds them.
+/// Bytes held at one moment, by category.
 struct MemoryByCategory {
   int64_t parameters = 0;
   int64_t gradients = 0;
@@ -32,7 +32,7 @@ struct MemoryByCategory {
   friend bool operator==(const MemoryByCategory&, const MemoryByCategory&) = default;
 };
 
-/// What a rank of a data-parallel run sent in a step.
+/// The communication of a rank of a data-parallel run in a step.
 struct Communication {
   int64_t bytes_sent = 0;  ///< of gradients
   double seconds = 0;      ///< while they were on their way
@@ -83,10 +83,11 @@ class RunLog {
   static RunLog create(const std::filesystem::path& path, const LogValues& settings,
                        const std::vector<RunEvent>& events = {}, FileSystem& files = FileSystem::real());
 
-  /// Continues a log after a restart from the snapshot of `last_step`: cuts the file back, in one atomic replacement,
+  /// Continues a log after a restart from the snapshot of `last_step`. Cuts the file back, in one atomic replacement,
   /// to the settings and to the records and events up to that step, then appends. A last line that was torn by a kill
-  /// is dropped. Throws CorruptFile for any other broken line, Error if the file cannot be read or written; the file is
-  /// then as it was, or cut back, never in between. The values of `changed` take the place of the settings of their names.
+  /// is dropped. The values in `changed` replace the settings with the same names. Throws CorruptFile for any other
+  /// broken line, Error if the file cannot be read or written; the file is then unchanged or cut back, never in
+  /// between.
   static RunLog resume(const std::filesystem::path& path, int64_t last_step, FileSystem& files = FileSystem::real(),
                        const LogValues& changed = {});
 
@@ -95,10 +96,10 @@ class RunLog {
   ~RunLog();
 
   /// Appends one line with one write, handed to the operating system when it returns: a kill loses nothing. Throws
-  /// Error (disk full ...); what was written of the line is then taken back.
+  /// Error (disk full ...); the part of the line that was written is then removed again.
   void write(const StepRecord& record);
 
-  /// Likewise. Throws ConfigError if a detail is named "event" or "step".
+  /// Appends an event in the same way. Throws ConfigError if a detail is named "event" or "step".
   void event(const RunEvent& event);
 
   /// Returns when all lines are on the disk (fsync): before a snapshot that must not outlive its log.
@@ -119,9 +120,9 @@ struct RunHistory {
   std::vector<RunEvent> events;
 };
 
-/// Reads a log, of a run that is over or going on. A last line without its line end (torn by a kill, or being
-/// written) is left out. Throws CorruptFile with the line's number for any other line that is not as written by
-/// RunLog; Error if the file cannot be read.
+/// Reads the log of a finished or running run. A last line without its line end (torn by a kill, or being written) is
+/// left out. Throws CorruptFile with the line's number for any other line that RunLog cannot have written; Error if the
+/// file cannot be read.
 RunHistory read_run_log(const std::filesystem::path& path, const FileSystem& files = FileSystem::real());
 
 }  // namespace snug

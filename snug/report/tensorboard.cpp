@@ -141,7 +141,8 @@ Scalars scalars_of(const StepRecord& record) {
   return scalars;
 }
 
-// --- Names: TensorBoard reads the files of a folder in the order of their names, which begin with the second that they were made in.
+// --- Names: TensorBoard reads the files of a folder in the order of their names, which begin with the second that they
+// were made in.
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 constexpr int64_t kEndOfTime = 9'999'999'999;  // in ten digits; what is not before it is some other number
@@ -203,7 +204,8 @@ TensorBoardFile::~TensorBoardFile() {
 
 void TensorBoardFile::write(const StepRecord& record) {
   if (!has_begun_) {
-    // SessionLog.START: what earlier files have of this step and later ones is void, as where a run goes on from a snapshot before it.
+    // SessionLog.START: makes void the values of this step and later ones in earlier files, as when a run goes on from
+    // an earlier snapshot.
     std::string start;
     put_key(start, 1, kVarint);
     put_varint(start, 1);

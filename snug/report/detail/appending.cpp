@@ -23,7 +23,7 @@ void append_whole(int file, std::string_view bytes, std::string_view who, const 
     return;
   }
   const int reason = written < 0 ? errno : ENOSPC;
-  // Else the next piece would be glued to the torn one, and the file could not be read any more.
+  // Otherwise the next piece would follow the torn one directly, and the file could no longer be read.
   const bool taken_back = written < 0 || ::ftruncate(file, before) == 0;
   throw system_error(fmt::format("{}.{}", who, taken_back ? "write" : "write (and a torn piece is left)"), path,
                      reason);

@@ -1,5 +1,5 @@
 #pragma once
-// The fields of a step's record, in one list: what the run log writes and reads, and what TensorBoard shows.
+// The fields of a step's record, in one list, for writing and reading the run log and for TensorBoard.
 
 #include <concepts>
 #include <type_traits>

@@ -14,17 +14,17 @@ using Records = std::vector<StepRecord>;
 std::string loss_chart(const Records& records);
 std::string learning_rate_chart(const Records& records);
 std::string gradient_norm_chart(const Records& records);
-/// Nothing where it was not measured.
+/// Empty if it was not measured.
 std::string gradient_noise_chart(const Records& records);
 std::string loss_scale_chart(const Records& records);
 
-/// `item` is what is counted, in the plural.
+/// `item`: the noun for the counted items, in the plural.
 std::string throughput_chart(const Records& records, const std::string& item);
 
-/// What holds memory at the peak of each step, over the step.
+/// The memory at the peak of each step by category, over the step.
 std::string memory_chart(const Records& records);
 
-/// What holds memory at the highest peak of the run: a bar for each category.
+/// The memory at the highest peak of the run: a bar for each category.
 std::string memory_peak(const Records& records);
 
 }  // namespace snug::detail

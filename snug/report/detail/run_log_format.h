@@ -1,6 +1,6 @@
 #pragma once
-// The lines of a run log: how settings, records and events are spelled as JSON, and read back. Internal to report:
-// programs use RunLog and read_run_log.
+// The lines of a run log: settings, records and events as JSON, and back. Internal to report: programs use RunLog and
+// read_run_log.
 
 #include <string>
 #include <string_view>
@@ -11,22 +11,22 @@
 
 namespace snug::detail {
 
-/// "snug_run" in the first line: what a program that reads the log must understand.
+/// "snug_run" in the first line: the version that a program must know to read the log.
 inline constexpr int64_t kRunLogVersion = 1;
 
-/// Each one line of JSON, without the line end. Strings that are not UTF-8 are mended with U+FFFD.
+/// One line of JSON, without the line end. In strings that are not UTF-8, U+FFFD replaces the wrong bytes.
 std::string settings_line(const LogValues& settings);
 std::string record_line(const StepRecord& record);
 std::string event_line(const RunEvent& event);
 
-/// One line of a log: its text without the line end (a view into the content), and what it says.
+/// One line of a log: its text without the line end (a view into the content), and its parsed content.
 struct LogLine {
   std::string_view text;
   std::variant<LogValues, StepRecord, RunEvent> entry;
 };
 
-/// All complete lines of a log, of which the first and no other holds settings. What follows the last line end was
-/// torn and is left out. Throws CorruptFile, with `file` and the number of the line.
+/// All complete lines of a log. The first line, and no other, must hold settings. A torn line after the last line end
+/// is left out. Throws CorruptFile, with `file` and the number of the line.
 std::vector<LogLine> parse_run_log(std::string_view content, std::string_view file);
 
 }  // namespace snug::detail

@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What is wrong with a line; parse_run_log adds the file and the line's number.
+// The error in a line; parse_run_log adds the file and the line's number.
 class LineError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
