@@ -25,7 +25,7 @@ double nice_step(double value) {
   return power * (digit <= 1 ? 1 : digit <= 2 ? 2 : digit <= 5 ? 5 : 10);
 }
 
-// What the labels of an axis are counted in.
+// The unit of an axis's labels.
 struct LabelUnit {
   double size = 1;
   std::string suffix;  // behind each label

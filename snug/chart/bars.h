@@ -34,7 +34,7 @@ struct BarChart {
   std::string numbers = {};  ///< the file that holds them, to which a page has a link
 };
 
-/// Of each bar its name, its parts, their sum and the note. Over the full width of the page.
+/// Shows each bar's name, its parts, their sum and the note. Over the full width of the page.
 std::string bar_chart(const BarChart& chart, Medium medium = Medium::Page);
 
 }  // namespace snug::chart

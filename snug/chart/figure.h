@@ -1,6 +1,6 @@
 #pragma once
-// Figures: title and legend, a frame with axes, labels, and texts that the pointer brings up. line_chart, area_chart and
-// bar_chart draw what is in them. There are two media:
+// Figures: title and legend, a frame with axes, labels, and texts under the pointer. line_chart, area_chart and
+// bar_chart draw the content. There are two media:
 //   - A page. An SVG holds only the curves and stretches with the page. Ticks, labels and legend are HTML beside it, so
 //     text keeps its size on a phone and on a wide screen.
 //   - An image: an SVG that stands by itself, of fixed size, with text in it.

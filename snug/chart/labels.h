@@ -1,5 +1,5 @@
 #pragma once
-// LabelPlacer: puts labels one after the other at places of a plot where they cover neither points nor each other.
+// LabelPlacer: puts labels, one after the other, at places in a plot where they cover neither points nor each other.
 
 #include <optional>
 #include <string>

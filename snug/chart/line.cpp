@@ -142,7 +142,7 @@ std::vector<Label> labels_of(const LineChart& chart, const Frame& frame) {
   return labels;
 }
 
-// Draws the marks and their key; returns what is to be said of them.
+// Draws the marks and their key; returns their description.
 std::string add_marks(Heading& heading, Drawing& drawing, const Marks& marks, const Frame& frame) {
   if (marks.x.empty()) {
     return "";

@@ -13,7 +13,7 @@
 
 namespace snug::chart {
 
-/// A line of few points has dots in any case, and one of many has none.
+/// A line of few points always has dots; a line of many points never has them.
 enum class Drawn { Line, Points, LineAndPoints };
 
 struct Series {

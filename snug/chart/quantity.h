@@ -1,5 +1,5 @@
 #pragma once
-// What the numbers of a chart are, and so how they are written.
+// The kind of numbers in a chart, which decides how they are written.
 
 namespace snug::chart {
 

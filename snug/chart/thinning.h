@@ -1,5 +1,5 @@
 #pragma once
-// Thinning: of a curve with more points than the screen has pixels, those that can be seen.
+// Thinning: selects the visible points of a curve that has more points than the screen has pixels.
 
 #include <cstddef>
 #include <vector>
