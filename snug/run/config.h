@@ -1,6 +1,6 @@
 #pragma once
-// TrainConfig: everything that decides what a training run computes. `snug train` fills it from flags; a run folder
-// keeps it in the first line of its log, so that a run is resumed with the settings it began with.
+// TrainConfig: all settings that decide the computation of a training run. `snug train` fills it from flags. A run
+// folder keeps it in the first line of its log, so that a run is resumed with its original settings.
 //
 //   snug::TrainConfig config{.data = {"plays/"}, .out = "run", .steps = 500};
 //   config.check();
@@ -19,7 +19,7 @@
 
 namespace snug {
 
-/// Which activations are recomputed in backward.
+/// The activations that are recomputed in backward.
 enum class Checkpointing {
   None,    ///< keep them all
   Blocks,  ///< keep the input of every block
@@ -46,12 +46,12 @@ struct TrainConfig {
   Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
   Weights weights = Weights::Full;  ///< Low: 16-bit weights of `precision`'s type, with FP32 masters
-  /// Steps of trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never. See
-  /// PrecisionGuard.
+  /// The number of steps with trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never.
+  /// See PrecisionGuard.
   std::optional<int64_t> precision_guard = {};
   std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit on the CPU, else None
-  /// What is saved for backward goes to the host, or on a CPU to a file in `out`. See SaveOnHost. With
-  /// Checkpointing::Auto, what a plan chooses: see StepperOptions::offload.
+  /// Tensors saved for backward go to the host or, on a CPU, to a file in `out`. See SaveOnHost. With
+  /// Checkpointing::Auto, only those that a plan chooses: see StepperOptions::offload.
   bool offload = false;
   bool shard_optimizer = false;  ///< on several ranks, each keeps its share of AdamW's state: see ShardedOptimizer
   double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it
@@ -72,7 +72,7 @@ struct TrainConfig {
   /// Throws ConfigError, naming the field and its value, for settings that cannot work together.
   void check() const;
 
-  /// What was given, or what stands for it.
+  /// The given value, or the default for it.
   Checkpointing checkpoint() const;
   int64_t warmup() const;
   int64_t guard_patience() const;
@@ -81,7 +81,8 @@ struct TrainConfig {
   /// `lr` for `batch` sequences.
   double peak_lr() const;
 
-  /// As kept in the run log: everything but `out`, in the order above, and numbers in the place of what was not given.
+  /// The settings in the run log: everything but `out`, in the order above, with numbers for values that were not
+  /// given.
   LogValues to_settings() const;
   /// Throws CorruptFile if a setting is missing or of another type.
   static TrainConfig from_settings(const LogValues& saved, std::filesystem::path out);

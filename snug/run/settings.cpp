@@ -16,8 +16,8 @@
 namespace snug {
 namespace {
 
-// data is one setting, its paths joined by line breaks, and a log is UTF-8, but a path may be any bytes. One that cannot stand there as it is is
-// written with % and two digits for all but plain ones.
+// `data` is one setting, with its paths joined by line breaks. A log is UTF-8, but a path may be any bytes. A path that
+// cannot be written literally is written with % and two digits for all but plain characters.
 constexpr char kPathSeparator = '\n';
 constexpr std::string_view kEncoded = "percent-encoded:";
 

@@ -1,5 +1,5 @@
 #pragma once
-// The settings of a run in one table: what the first line of its log has, and what the command line of `snug train` takes.
+// The settings of a run in one table, for the first line of its log and for the command line of `snug train`.
 
 #include <cstdint>
 #include <optional>
@@ -15,7 +15,7 @@ struct Setting {
   const char* flag;   ///< such as "--micro-batch"
   const char* value;  ///< how `--help` names its value; empty: a switch
   const char* help;
-  /// What was given, or what stands for it.
+  /// The given value, or the default for it.
   LogValue (*get)(const TrainConfig& config);
   /// `value`: of the type that get() has. Throws ConfigError, or Error for a name or number of bytes, if it cannot be.
   void (*set)(TrainConfig& config, const LogValue& value);

@@ -44,7 +44,8 @@ namespace {
 constexpr int64_t kValidationWindows = 64;
 constexpr int64_t kScaleSearch = 16;  // steps from the scaler's first scale, 2^16, to 1
 
-// BudgetExceeded for whatever allocation fails in `part` because of the limit. Without one it is the machine that is too small.
+// Throws BudgetExceeded for any allocation that fails in `part` because of the limit. Without a limit the machine
+// itself is too small.
 template <class F>
 auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
   try {
@@ -209,7 +210,7 @@ class Trainer::Impl {
     return start;
   }
 
-  // Else it would show in the first step, or, where the text is long, much later.
+  // Otherwise the error would show in the first step or, if the text is long, much later.
   void check_parameters_fit() const {
     int64_t bytes = 0;
     for (const at::Tensor& parameter : model_->parameters()) {
@@ -236,8 +237,8 @@ class Trainer::Impl {
                         {"tf32", how.tf32}}};
   }
 
-  // A run that overflows for ever ends in an error. Before that the scale may be searched for, and then the guard may lose patience with
-  // the blocks and after them with the whole step.
+  // A run that overflows for ever ends with an error. Before that, the search for a scale may go on, and then the guard
+  // may move first the blocks and after them the whole step to FP32.
   int64_t most_skips() const { return 2 * (kScaleSearch + config_.guard_patience()); }
 
   bool plans() const { return config_.checkpoint() == Checkpointing::Auto; }
@@ -262,7 +263,7 @@ class Trainer::Impl {
              .data_parallel = data_parallel_.get()}};
   }
 
-  // Whether something that is done every so many steps, and after the last one, is done after this one.
+  // Whether an action that is due every `interval` steps, and after the last one, is due after this step.
   bool is_due(int64_t interval) const { return step_ == config_.steps || (interval > 0 && step_ % interval == 0); }
 
   void note_precision(const std::function<void(const std::string&)>& note) {
@@ -304,7 +305,7 @@ class Trainer::Impl {
     }
   }
 
-  // Not of ranks that have grown apart, which would be lost in it.
+  // Refuses ranks whose models differ: the snapshot would hide the difference.
   void save_snapshot() {
     if (data_parallel_) {
       data_parallel_->check_replicas();
@@ -319,7 +320,7 @@ class Trainer::Impl {
     });
   }
 
-  // What a step has to say besides its record.
+  // The notes of a step beside its record.
   struct StepNotes {
     std::vector<RunEvent> events;
     std::vector<std::string> changes;

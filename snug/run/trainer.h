@@ -1,6 +1,6 @@
 #pragma once
-// Trainer: trains a Gpt on text files, with a run log, validation and snapshots, and resumes exactly. What `snug train`
-// runs; a program with a model of its own uses Stepper instead.
+// Trainer: trains a Gpt on text files, with a run log, validation and snapshots, and resumes exactly. `snug train` runs
+// it; a program with a model of its own uses Stepper instead.
 //
 //   snug::Trainer trainer({.data = {"plays/"}, .out = "run", .steps = 500}, snug::Start::Fresh);
 //   auto outcome = trainer.run({.on_step = [](const snug::StepRecord& r) { std::cout << r.loss << "\n"; }});
@@ -25,11 +25,11 @@ enum class Start {
 };
 
 struct TrainCallbacks {
-  /// After every step, when its record is in the log.
+  /// Called after every step, when its record is in the log.
   std::function<void(const StepRecord&)> on_step = {};
-  /// Things a person should know: a slow precision, the step a run is resumed from.
+  /// Called with notes for the user: a slow precision, the step from which a run is resumed.
   std::function<void(const std::string&)> on_note = {};
-  /// Asked after every step; true, on any rank, ends the run with a snapshot.
+  /// Called after every step; true, on any rank, ends the run with a snapshot.
   std::function<bool()> stop_requested = {};
 };
 
@@ -54,11 +54,14 @@ class Trainer {
   Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group = nullptr);
   ~Trainer();
 
-  /// Trains to the last step, or until told to stop. Throws BudgetExceeded if a step or a snapshot does not fit into
-  /// config.memory; if that is the first step, no run folder is made. Throws NonFinite, naming a parameter, if float16
-  /// goes on overflowing at a loss scale of 1, for at least 32 skipped steps in a row, and if a parameter is not finite
-  /// after a step that was not skipped: then no snapshot is made of it. Where no limit is set, running out of memory is
-  /// a c10::OutOfMemoryError.
+  /// Trains to the last step, or until told to stop. If no limit is set, running out of memory is a
+  /// c10::OutOfMemoryError. Throws
+  /// - BudgetExceeded if a step or a snapshot does not fit into config.memory; if it is the first step, no run folder
+  ///   is made;
+  /// - NonFinite, naming a parameter, if float16 continues to overflow at a loss scale of 1, for at least 32 skipped
+  ///   steps in a row;
+  /// - NonFinite, naming a parameter, if a parameter is not finite after a step that was not skipped; no snapshot is
+  ///   made then.
   TrainOutcome run(const TrainCallbacks& callbacks);
 
   /// Where the log, the snapshots, the trained model and, with Checkpointing::Auto, the plan (see StepPlan) of a run

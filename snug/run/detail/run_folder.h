@@ -10,16 +10,18 @@
 
 namespace snug::detail {
 
-/// Whether a run may not begin in `out`. A folder in which one was killed before its log was there is as good as none.
+/// Whether `out` has content, so that no run may begin there. A folder of a run that was killed before its log existed
+/// counts as empty.
 bool holds_something(const std::filesystem::path& out);
 
-/// Removes what a kill in the midst of writing has left. This and the next are for the one process that writes.
+/// Removes unfinished files of a kill. Only the one process that writes may call this and the next function.
 void remove_rest_of_a_kill(const std::filesystem::path& out);
 
-/// The log, cut back to `step`, with the memory limit that the run has now. The rest of a kill is removed.
+/// The log, cut back to `step`, with the current memory limit of the run. Unfinished files of a kill are removed.
 RunLog resume_log(const TrainConfig& config, int64_t step);
 
-/// As it was measured after `step`, the last one of a run: it is in the log before the snapshot is made.
+/// The validation loss that was measured after `step`, the last one of a run: it is in the log before the snapshot is
+/// made.
 std::optional<double> logged_validation_loss(const std::filesystem::path& out, int64_t step);
 
 }  // namespace snug::detail

@@ -1,5 +1,5 @@
 #pragma once
-// What a run is given, looked at before it starts.
+// Checks of the inputs of a run before it starts.
 
 #include <cstdint>
 #include <string>
@@ -10,10 +10,11 @@
 
 namespace snug::detail {
 
-/// "cpu", "cuda" (that of the rank, of those of its machine) or "cuda:1". Throws ConfigError if it is not there.
+/// "cpu", "cuda" (the device of this rank among those of its machine) or "cuda:1". Throws ConfigError if the device
+/// does not exist.
 c10::Device parse_device(const std::string& name, int local_rank);
 
-/// Of the text itself: the same windows of another text are another run.
+/// A checksum of the text itself: a run on another text is another run, even with the same windows.
 int64_t checksum(const TextCorpus& corpus);
 
 /// Throws ConfigError if a rank's share of a batch, as tensors, is larger than the memory of the machine.

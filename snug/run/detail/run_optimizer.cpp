@@ -11,7 +11,7 @@ namespace {
 
 using torch::optim::OptimizerParamGroup;
 
-// Biases and norms are not decayed: the usual rule of GPT recipes is to decay matrices only, embeddings among them.
+// Biases and norms are not decayed: GPT recipes usually decay only matrices, embeddings among them.
 std::vector<OptimizerParamGroup> parameter_groups(const Gpt& model, const TrainConfig& config) {
   std::vector<at::Tensor> matrices;
   std::vector<at::Tensor> others;

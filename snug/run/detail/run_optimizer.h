@@ -1,5 +1,5 @@
 #pragma once
-// RunOptimizer: the optimizer of a training run: AdamW, on several ranks in shares where the run asks for that.
+// RunOptimizer: the optimizer of a training run: AdamW, on several ranks in shares if the run asks for it.
 
 #include <filesystem>
 #include <functional>
@@ -15,13 +15,14 @@ namespace snug::detail {
 
 class RunOptimizer {
  public:
-  /// `group`: null alone.
+  /// `group`: null for a run on one rank.
   RunOptimizer(const Gpt& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group);
 
   torch::optim::Optimizer& operator*() const { return *optimizer_; }
   torch::optim::Optimizer* operator->() const { return optimizer_.get(); }
 
-  /// On every rank: calls `save`, while rank 0 has the whole state: in files of the run folder, lest a limit that steps keep is broken by it.
+  /// On every rank: calls `save` while rank 0 has the whole state. The state lies in files of the run folder, so that
+  /// it does not break a memory limit that the steps keep.
   void while_whole(const std::function<void()>& save);
 
  private:

@@ -12,13 +12,13 @@ namespace snug::detail {
 
 class RunRanks {
  public:
-  /// `group`: null, or of one rank: alone.
+  /// `group`: null, or a group of one rank, for a run on one rank.
   explicit RunRanks(std::shared_ptr<ProcessGroup> group);
 
   int rank() const { return group_ ? group_->rank() : 0; }
   int local_rank() const { return group_ ? group_->local_rank() : 0; }
   int size() const { return group_ ? group_->size() : 1; }
-  /// The one that writes and speaks.
+  /// Whether this rank writes the files and reports.
   bool is_first() const { return rank() == 0; }
 
   /// Null alone.

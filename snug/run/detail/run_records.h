@@ -1,5 +1,5 @@
 #pragma once
-// What a step leaves in the run log, and what it must not leave in the model.
+// The records of a step for the run log, and a check of the model after a step.
 
 #include <cstdint>
 #include <vector>
@@ -12,16 +12,18 @@
 
 namespace snug::detail {
 
-/// All that the step itself knows: not its loss, learning rate and times. Waits for the device.
+/// The record of a step with all values but the loss, learning rate and times. Waits for the device.
 StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory);
 
-/// "plan": what memory_budget was met with.
+/// "plan": the plan with which memory_budget was met.
 RunEvent event_of(int64_t step, const StepPlan& plan);
 
-/// "precision" for each region that the guard moved, "out of memory" and "deviation" where a step was not as planned, "gradients" for each parameter whose gradient was sampled.
+/// Events of a step: "precision" for each region that the guard moved, "out of memory" and "deviation" if a step was
+/// not as planned, "gradients" for each parameter whose gradient was sampled.
 std::vector<RunEvent> events_of(int64_t step, const StepResult& result);
 
-/// Throws NonFinite, naming a parameter that is not finite after a step that was not skipped: no later one mends it.
+/// Throws NonFinite, naming the parameter, if a parameter is not finite after a step that was not skipped: no later
+/// step can repair it.
 void check_finite(const StepRecord& record, const torch::nn::Module& model);
 
 }  // namespace snug::detail
