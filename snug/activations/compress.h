@@ -21,8 +21,8 @@ namespace snug {
 enum class Compression {
   BFloat16,  ///< rounded to nearest: by at most 2^-8 |x|. Half the bytes
   Float16,   ///< rounded to nearest: by at most 2^-11 |x|, or 2^-25 where |x| < 2^-14. Half the bytes
-  Int8,  ///< in blocks of 256, by less than (max - min) / 255 of its block; its expectation is exact. 0.258 of the bytes
-  Int4,  ///< the same with (max - min) / 15. 0.133 of the bytes
+  Int8,      ///< in blocks of 256, by less than (max - min) / 255 of its block; exact expectation. 0.258 of the bytes
+  Int4,      ///< the same with (max - min) / 15. 0.133 of the bytes
 };
 
 struct CompressOptions {

@@ -32,7 +32,8 @@ class GradientNoise {
 
   /// One step. `small_sq_norm_mean`: the mean of |g|^2 over one or more micro-batches, g the mean gradient of the
   /// small_items in one. `big_sq_norm`: |g|^2 of the mean gradient of all big_items. Take both before clipping, with
-  /// the loss scale divided out. With appendix A.1's estimates, unbiased for micro-batches of one size that are drawn independently:
+  /// the loss scale divided out. With appendix A.1's estimates, unbiased for micro-batches of one size that are drawn
+  /// independently:
   ///   |G|^2 = (big_items * big - small_items * small) / (big_items - small_items)
   ///   tr(S) = (small - big) / (1 / small_items - 1 / big_items)
   /// They use only E|g|^2 = |G|^2 + tr(S) / items, which holds for each size by itself. So one micro-batch is enough,
