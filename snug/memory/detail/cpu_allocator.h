@@ -35,8 +35,8 @@ void require_cpu_allocator();
 /// Bytes of CPU tensor memory alive now, as requested by tensors (no rounding).
 int64_t live_cpu_bytes() noexcept;
 
-/// Bytes of blocks that no tensor has, kept for later tensors. Live and kept bytes together never exceed the latest peak
-/// of live bytes, nor the limit.
+/// Bytes of blocks that no tensor has, kept for later tensors. Live and kept bytes together never exceed the latest
+/// peak of live bytes, nor the limit.
 int64_t kept_cpu_bytes() noexcept;
 
 /// Adds a cap on live bytes. Of several caps the smallest holds. An allocation that would exceed it throws
