@@ -14,11 +14,12 @@
 namespace snug {
 
 struct PowerSgdOptions {
-  /// Columns of the thin matrices: a gradient of n x m numbers travels as rank * (n + m). More: slower, closer.
+  /// Columns of the thin matrices: a gradient of n x m numbers is sent as rank * (n + m) numbers. More columns are
+  /// slower and more accurate.
   int64_t rank = 1;
-  /// So many first steps are sent as they are, while gradients change much.
+  /// The number of first steps whose gradients are sent unchanged, because gradients change much at the beginning.
   int64_t start_step = 1000;
-  /// The factor by which a matrix must shrink; others travel as they are, as vectors do.
+  /// Matrices that would shrink by this factor or less are sent unchanged, as vectors are.
   double min_compression = 2;
   /// Adds what a step lost to the next one's gradient. Costs one more copy of the gradients.
   bool error_feedback = true;
