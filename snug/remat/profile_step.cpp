@@ -32,10 +32,10 @@ using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
 constexpr int kProfilingRuns = 3;
 
-StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, const Schedule& schedule, Bytes memory,
-                         detail::InitialisedParameters& parameters) {
+StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, c10::Device device,
+                         const Schedule& schedule, Bytes memory, detail::InitialisedParameters& parameters) {
   const RngGuard generators;
-  detail::TapeRecorder recorder;
+  detail::TapeRecorder recorder(device);
   detail::record_step(forward_and_loss, std::make_shared<OpTape>(schedule, &recorder), recorder,
                       {.memory = memory, .parameters = &parameters});
   return recorder.take();
@@ -102,9 +102,9 @@ void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int,
 // Schedules to profile under, each more frugal than the one before: what the backward pass itself takes is not known yet.
 class FrugalSchedules {
  public:
-  FrugalSchedules(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link)
+  FrugalSchedules(const std::function<at::Tensor()>& forward_and_loss, c10::Device device, const OffloadLink& link)
       : store_(link.is_open() ? detail::make_offload_store(link) : nullptr),
-        simulator_(guess(forward_and_loss, link, store_)),
+        simulator_(guess(forward_and_loss, device, link, store_)),
         solver_(simulator_, kSearch),
         smallest_(solver_.smallest().peak_bytes) {}
 
@@ -124,10 +124,10 @@ class FrugalSchedules {
  private:
   static constexpr SolverOptions kSearch{.work = 2'000'000};
 
-  static StepProfile guess(const std::function<at::Tensor()>& forward_and_loss, const OffloadLink& link,
-                           const std::shared_ptr<detail::OffloadStore>& store) {
+  static StepProfile guess(const std::function<at::Tensor()>& forward_and_loss, c10::Device device,
+                           const OffloadLink& link, const std::shared_ptr<detail::OffloadStore>& store) {
     const RngGuard generators;
-    detail::TapeRecorder recorder;
+    detail::TapeRecorder recorder(device);
     const auto tape = std::make_shared<OpTape>(nullptr, &recorder);
     tape->drop_everything(store);
     detail::record_step(forward_and_loss, tape, recorder, {.goes_backward = false});
@@ -152,26 +152,24 @@ class FrugalSchedules {
 // In a handler. What a backward pass inside the forward pass asks for cannot always be made again there: a parameter or buffer may have been
 // written meanwhile. Then there is no other way than the one that did not fit.
 void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, const std::function<at::Tensor()>& forward_and_loss,
-                        const OffloadLink& link) {
+                        c10::Device device, const OffloadLink& link) {
   const std::exception_ptr what_happened = std::current_exception();
   try {
-    frugal.emplace(forward_and_loss, link);
+    frugal.emplace(forward_and_loss, device, link);
   } catch (const detail::CannotRebuild&) {
     std::rethrow_exception(what_happened);
   }
 }
 
-}  // namespace
-
-StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options) {
-  detail::InitialisedParameters parameters;
+StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& forward_and_loss,
+                       const ProfileOptions& options, detail::InitialisedParameters& parameters) {
   std::optional<StepProfile> profile;
   std::optional<FrugalSchedules> frugal;
   Schedule schedule;  // none: plainly
   for (int run = 0; run < kProfilingRuns;) {
     try {
       StepProfile one =
-          profile_once(forward_and_loss, schedule, schedule ? Bytes::unlimited() : options.memory, parameters);
+          profile_once(forward_and_loss, device, schedule, schedule ? Bytes::unlimited() : options.memory, parameters);
       if (profile) {
         take_least_times(one, *profile);
       }
@@ -179,7 +177,7 @@ StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, Pr
       ++run;
     } catch (const c10::OutOfMemoryError&) {
       if (!frugal) {
-        emplace_or_rethrow(frugal, forward_and_loss, options.link);
+        emplace_or_rethrow(frugal, forward_and_loss, device, options.link);
       }
       schedule = frugal->next();
       if (schedule == nullptr) {
@@ -188,9 +186,18 @@ StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, Pr
     }
   }
   level_times(*profile);
-  profile->link = std::move(options.link);
-  profile->check();
   return std::move(*profile);
+}
+
+}  // namespace
+
+StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options) {
+  detail::InitialisedParameters parameters;
+  StepProfile profile = detail::on_device_of_loss(
+      [&](c10::Device device) { return profile_on(device, forward_and_loss, options, parameters); });
+  profile.link = std::move(options.link);
+  profile.check();
+  return profile;
 }
 
 }  // namespace snug

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
@@ -47,8 +48,11 @@ std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
 namespace {
 
 bool is_all_zero(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided || !tensor.is_cpu() || !tensor.is_non_overlapping_and_dense()) {
+  if (tensor.layout() != at::kStrided || !tensor.is_non_overlapping_and_dense()) {
     return false;
+  }
+  if (!tensor.is_cpu()) {
+    return !tensor.as_strided({tensor.numel()}, {1}).view(at::kByte).any().item<bool>();
   }
   const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
   return std::all_of(bytes, bytes + tensor.nbytes(), [](char c) { return c == 0; });
@@ -88,7 +92,7 @@ class GradientsBefore {
   std::vector<One> before_;
 };
 
-at::Tensor checked_loss(at::Tensor loss) {
+at::Tensor checked_loss(at::Tensor loss, c10::Device device) {
   if (!loss.defined() || loss.numel() != 1 || !loss.requires_grad() || loss.is_leaf()) {
     throw ConfigError(
         "plan_activations: the callable must return the loss, a scalar that was computed from what requires a "
@@ -97,9 +101,8 @@ at::Tensor checked_loss(at::Tensor loss) {
                                       loss.requires_grad() && !loss.is_leaf() ? "" : " without a graph")
                         : std::string("an undefined one")));
   }
-  if (!loss.is_cpu()) {
-    throw ConfigError(
-        fmt::format("plan_activations: profiles are taken on a CPU so far; the loss is on {}", loss.device().str()));
+  if (loss.device() != device) {
+    throw OtherDevice(loss.device());
   }
   return loss;
 }
@@ -112,9 +115,21 @@ Bytes above(Bytes level, Bytes bytes) {
 
 }  // namespace
 
+c10::Device likely_device() {
+  const auto accelerator = at::getAccelerator();
+  if (accelerator) {
+    const auto& hooks = at::globalContext().getAcceleratorHooksInterface(accelerator);
+    if (hooks.deviceCount() > 0 && hooks.hasPrimaryContext(hooks.getCurrentDevice())) {
+      return {*accelerator, hooks.getCurrentDevice()};
+    }
+  }
+  return c10::kCPU;
+}
+
 void record_step(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
                  TapeRecorder& recorder, RecordedStep options) {
-  const Bytes level = live_bytes(c10::kCPU);
+  const c10::Device device = recorder.device();
+  const Bytes level = live_bytes(device);
   std::optional<GradientsBefore> gradients;
   struct Restore {
     std::optional<GradientsBefore>& gradients;
@@ -132,12 +147,12 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
       }
     }
   } restore{gradients, recorder, *tape, options.parameters};
-  std::optional<MemoryLimit> limit(std::in_place, c10::kCPU, above(level, options.memory));
+  std::optional<MemoryLimit> limit(std::in_place, device, above(level, options.memory));
   at::Tensor loss;
   {
     const PolicyScope saved(std::make_shared<TapePolicy>(tape));
     const OperatorScope operators(*tape);
-    loss = checked_loss(forward_and_loss());
+    loss = checked_loss(forward_and_loss(), device);
   }
   tape->close();
   const std::vector<at::Tensor> leaves = leaves_of(loss);
@@ -151,11 +166,11 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
   }
   limit.reset();
   recorder.pause(true);
-  const Bytes before_copies = live_bytes(c10::kCPU);
+  const Bytes before_copies = live_bytes(device);
   gradients.emplace(leaves);
-  const int64_t copies = live_bytes(c10::kCPU).count() - before_copies.count();
+  const int64_t copies = live_bytes(device).count() - before_copies.count();
   recorder.pause(false);
-  limit.emplace(c10::kCPU, above(Bytes(level.count() + copies), options.memory));
+  limit.emplace(device, above(Bytes(level.count() + copies), options.memory));
   recorder.begin_backward();
   go_backward(loss);
   recorder.stop();

@@ -1,11 +1,13 @@
 #pragma once
 // A forward and backward pass of which a TapeRecorder writes down everything, and that leaves no trace.
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include "snug/core/bytes.h"
 #include "snug/remat/detail/initialised_parameters.h"
@@ -24,9 +26,33 @@ struct RecordedStep {
   InitialisedParameters* parameters = nullptr;
 };
 
+/// The loss is on another device than the recorder's.
+struct OtherDevice : std::exception {
+  c10::Device device;
+
+  explicit OtherDevice(c10::Device of_loss) : device(of_loss) {}
+  const char* what() const noexcept override { return "plan_activations: each call's loss is on another device"; }
+};
+
 /// Runs a step on a tape that `recorder` listens to. Gradients and buffers are as before afterwards, also if it throws; generators are not.
-/// Throws ConfigError where the loss is none, where hooks would run that must not, or where an earlier run initialised a parameter.
+/// Throws OtherDevice, and ConfigError where the loss is none, where hooks would run that must not, or where an earlier run initialised a parameter.
 void record_step(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
                  TapeRecorder& recorder, RecordedStep options = {});
+
+/// The accelerator that this process uses, or else the CPU.
+c10::Device likely_device();
+
+/// Returns run(device) for the device of a step's loss. `run` records the step. Where the loss is not on the likely
+/// device, `run` is called a second time.
+template <typename Run>
+auto on_device_of_loss(const Run& run) {
+  c10::Device device = likely_device();
+  try {
+    return run(device);
+  } catch (const OtherDevice& other) {
+    device = other.device;
+  }
+  return run(device);
+}
 
 }  // namespace snug::detail

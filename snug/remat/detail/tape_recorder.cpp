@@ -10,15 +10,10 @@
 #include "snug/activations/detail/tensor_hash.h"
 
 namespace snug::detail {
-namespace {
 
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+TapeRecorder::TapeRecorder(c10::Device device) : device_(device), clock_(device) {
+  add_observer(*this, SavedTensors::Ignore);
 }
-
-}  // namespace
-
-TapeRecorder::TapeRecorder() { add_observer(*this, SavedTensors::Ignore); }
 
 TapeRecorder::~TapeRecorder() { remove_observer(*this); }
 
@@ -33,12 +28,12 @@ void TapeRecorder::before_operator() {
   const std::lock_guard lock(mutex_);
   end_gap();
   place_ = Place::Operator;
-  operator_began_ = Clock::now();
+  operator_began_ = clock_.mark();
 }
 
 void TapeRecorder::after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) {
   const std::lock_guard lock(mutex_);
-  op.seconds = op.name.starts_with("snug::") ? 0 : seconds_since(operator_began_);
+  operator_spans_.push_back({operator_began_, clock_.mark()});
   int64_t outputs = 0;
   for (const auto& [storage, data] : made) {
     const auto taken = own_.find(data);
@@ -84,7 +79,7 @@ void TapeRecorder::on_unpack(int storage) {
   step_name_ = node ? node->name() : "backward";
 }
 
-void TapeRecorder::after_unpack() { step_began_ = Clock::now(); }
+void TapeRecorder::after_unpack() { step_began_ = clock_.mark(); }
 
 void TapeRecorder::on_done(int storage) {
   const std::lock_guard lock(mutex_);
@@ -161,7 +156,7 @@ void TapeRecorder::restore_outside() {
 // --- memory
 
 void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept {
-  if (!device.is_cpu()) {
+  if (device != device_) {
     return;
   }
   const std::lock_guard lock(mutex_);
@@ -179,7 +174,10 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
 }
 
 // What was there before the recording began does not lower the level: the prediction is for steps that begin without it.
-void TapeRecorder::on_free(c10::Device, const void* data, int64_t bytes) noexcept {
+void TapeRecorder::on_free(c10::Device device, const void* data, int64_t bytes) noexcept {
+  if (device != device_) {
+    return;
+  }
   const std::lock_guard lock(mutex_);
   if (of_tape_.erase(data) > 0) {
     change_rise(-bytes);
@@ -218,7 +216,7 @@ void TapeRecorder::begin_backward() {
   const std::lock_guard lock(mutex_);
   is_backward_ = true;
   step_name_ = "backward";
-  step_began_ = Clock::now();
+  step_began_ = clock_.mark();
 }
 
 void TapeRecorder::end_backward_step() {
@@ -226,7 +224,8 @@ void TapeRecorder::end_backward_step() {
     return;
   }
   end_gap();
-  profile_.backward.push_back({step_name_, seconds_since(step_began_)});
+  profile_.backward.push_back({.name = step_name_});
+  backward_spans_.push_back({step_began_, clock_.mark()});
   add(EventKind::Backward, static_cast<int>(profile_.backward.size()) - 1);
 }
 
@@ -234,7 +233,24 @@ void TapeRecorder::stop() {
   remove_observer(*this);
   end_backward_step();
   end_gap();
+  fill_in_times();
   move_drops_of_unused();
+}
+
+void TapeRecorder::fill_in_times() {
+  clock_.finish();
+  const auto fill_in = [&](auto& ones, const std::vector<Span>& spans) {
+    for (size_t i = 0; i < ones.size(); ++i) {
+      ones[i].seconds = clock_.seconds(spans[i].from, spans[i].to);
+    }
+  };
+  fill_in(profile_.operators, operator_spans_);
+  fill_in(profile_.backward, backward_spans_);
+  for (ProfiledOperator& op : profile_.operators) {
+    if (op.name == kOtherWrite) {
+      op.seconds = 0;  // it is none
+    }
+  }
 }
 
 }  // namespace snug::detail

@@ -3,7 +3,6 @@
 // and given back, each in its place among the events.
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -14,17 +13,20 @@
 
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/remat/detail/op_tape.h"
+#include "snug/remat/detail/operator_clock.h"
 
 namespace snug::detail {
 
-/// On a CPU, with everything on one thread. Listens from its construction on.
+/// Records the memory and the time of one device. Everything is on one thread. Listens from its construction on.
 class TapeRecorder final : public TapeListener, private MemoryObserver {
  public:
-  TapeRecorder();
+  /// `device` has an index, unless it is the CPU.
+  explicit TapeRecorder(c10::Device device);
   ~TapeRecorder() override;
   TapeRecorder(const TapeRecorder&) = delete;
   TapeRecorder& operator=(const TapeRecorder&) = delete;
 
+  c10::Device device() const { return device_; }
   /// The forward pass is over.
   void begin_backward();
   /// The backward pass is over: nothing is recorded any more.
@@ -45,7 +47,9 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void restore_outside();
 
  private:
-  using Clock = std::chrono::steady_clock;
+  struct Span {
+    OperatorClock::Mark from, to;
+  };
   struct Outside {
     c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // which may be gone with the tensor that was written
     at::Tensor before;                                 // as bytes
@@ -76,9 +80,13 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void change_level(int64_t bytes);
   void end_gap();
   void end_backward_step();
+  void fill_in_times();
   void move_drops_of_unused();
 
+  c10::Device device_;
   StepProfile profile_;
+  OperatorClock clock_;
+  std::vector<Span> operator_spans_, backward_spans_;  // of those in the profile
   std::atomic<Place> place_{Place::Between};
   int64_t level_ = 0, high_ = 0;                  // since the last event, or of the operator under way
   std::unordered_map<const void*, int64_t> own_;  // what was allocated since the start and is in no storage of the tape
@@ -87,7 +95,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   int64_t rise_ = 0, peak_ = 0;                   // of all but that
   std::mutex
       mutex_;  // threads of an operator allocate too; taken after the allocator's, so nothing is allocated under it
-  Clock::time_point operator_began_, step_began_;
+  OperatorClock::Mark operator_began_ = 0, step_began_ = 0;
   std::string step_name_;
   bool is_backward_ = false;
   std::unordered_map<int, size_t> unused_since_;  // the event before which the last unused tensor was released
