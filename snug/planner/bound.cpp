@@ -12,8 +12,7 @@
 // shared out among them). So time rises at least by the cheapest fractional choice that covers d(t) (the fractional
 // knapsack of Dantzig, 1957), for every t; the largest of these is the bound. Of the other operators that a rebuild
 // needs, those count that make values for this one alone, of no fewer bytes: to hold such a value through t instead
-// would give back nothing. The rebuild's own memory is ignored. Where a storage may be offloaded, its way out and back
-// counts if that is shorter: to offload one of those values instead takes no less.
+// would give back nothing. The rebuild's own memory is ignored. Where there is a link, storages may stream at no cost.
 
 namespace snug::plan {
 namespace {

@@ -21,12 +21,15 @@ constexpr detail::JsonKind kPlanJson{
     .key = "snug_remat_plan", .type = "RematPlan", .noun = "plan", .cure = "plan again"};
 
 // A Stay as one number: the event from which on it stays, or one of these.
+constexpr int kStreamed = -3;
 constexpr int kOffloaded = -2;
 constexpr int kKept = -1;
 constexpr int kNever = std::numeric_limits<int>::max();
 
 int number_of(Stay stay) {
   switch (stay.kind) {
+    case Stay::Kind::Streamed:
+      return kStreamed;
     case Stay::Kind::Offloaded:
       return kOffloaded;
     case Stay::Kind::Kept:
@@ -40,13 +43,14 @@ int number_of(Stay stay) {
 }
 
 Stay stay_of(int number) {
-  if (number < kOffloaded) {
+  if (number < kStreamed) {
     throw ConfigError(fmt::format("RematPlan: a storage stays from event {}, which is none; plan again", number));
   }
-  return number == kOffloaded ? Stay::offloaded()
-         : number == kKept    ? Stay::kept()
-         : number == kNever   ? Stay::never()
-                              : Stay::from(number);
+  return number == kStreamed    ? Stay::streamed()
+         : number == kOffloaded ? Stay::offloaded()
+         : number == kKept      ? Stay::kept()
+         : number == kNever     ? Stay::never()
+                                : Stay::from(number);
 }
 
 std::vector<int> numbers_of(const Stays& stays) {

@@ -47,6 +47,10 @@ struct ProfiledOperator {
   friend bool operator==(const ProfiledOperator&, const ProfiledOperator&) = default;
 };
 
+/// The name of writes that are no operator: those of batch normalisation to its running statistics, and those that were
+/// not seen when they happened.
+inline constexpr std::string_view kOtherWrite = "snug::other_write";
+
 /// An operator of the backward pass; its bytes are events.
 struct BackwardStep {
   std::string name = {};

@@ -1,6 +1,9 @@
 #include "snug/planner/simulator.h"
 
 #include <algorithm>
+#include <deque>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -8,6 +11,7 @@
 #include "snug/core/error.h"
 #include "snug/planner/detail/at.h"
 #include "snug/planner/detail/replay.h"
+#include "snug/planner/detail/streams.h"
 
 // The rules of the executor
 //
@@ -31,6 +35,11 @@
 //  8. While an operator runs, memory is the level with its outputs, plus its workspace.
 //  9. An offloaded storage is written when the program lets go of it, if it is needed later and backward has not asked for it yet, and is gone
 //     when it is written. What an Unpack needs of such is read before its replay. From the first time that backward needs it on it is held.
+// 10. A streamed storage is written while the program goes on. It is gone when the program has waited for that: at the
+//     first operator that, by the times of the profile, begins after it is written; when the second one after it is to
+//     be written; or at the first Unpack. What the program lets go of after that is treated like an offloaded one.
+// 11. Its way back begins at the last Unpack from which, by those times, it arrives before it is needed and before the
+//     next one's way begins; but not before the second one before it is needed. It takes memory from then on.
 //
 // Two walks: the first finds replays and last uses (a storage that is held stays, which only adds what is never read), the
 // second counts bytes.
@@ -103,6 +112,10 @@ class StepSimulator::Run {
       return std::move(result_);
     }
     count_bytes();
+    if (streams_) {
+      result_.written_by = std::move(streams_->places.written_by);
+      result_.fetched_at = std::move(streams_->places.fetched_at);
+    }
     return std::move(result_);
   }
 
@@ -120,7 +133,7 @@ class StepSimulator::Run {
   bool is_there(int s) const { return external(s) || there(s); }
   bool bring(int s) {
     if (!is_there(s)) {
-      if (plan_[at(s)] != Stay::offloaded()) {
+      if (!plan_[at(s)].leaves()) {
         return false;
       }
       loads_.push_back(s);
@@ -140,7 +153,9 @@ class StepSimulator::Run {
   bool external(int s) const { return profile_.storages[at(s)].kind == StorageKind::External; }
   bool may_be_rebuilt(int s) const { return profile_.storages[at(s)].kind == StorageKind::Activation; }
   int64_t bytes(int s) const { return profile_.storages[at(s)].bytes; }
-  bool there(int s) const { return program_[at(s)] || kept_[at(s)] || held_[at(s)] || uses_[at(s)] > 0; }
+  bool there(int s) const {
+    return program_[at(s)] || kept_[at(s)] || held_[at(s)] || uses_[at(s)] > 0 || (streams_ && streams_->moves[at(s)]);
+  }
   void touch(int s) { result_.last_use[at(s)] = std::max(result_.last_use[at(s)], event_); }
 
   // First walk. False: the plan is impossible, or the simulation is cut short.
@@ -157,7 +172,7 @@ class StepSimulator::Run {
         }
       } else if (event.kind == EventKind::Drop) {
         program_[at(event.index)] = false;
-        if (plan_[at(event.index)] == Stay::offloaded() && result_.last_use[at(event.index)] >= 0) {
+        if (plan_[at(event.index)].leaves() && result_.last_use[at(event.index)] >= 0) {
           held_[at(event.index)] = asked_before_drop_[at(event.index)] = true;
         }
       } else if (event.kind == EventKind::Unpack && !external(event.index)) {
@@ -218,9 +233,13 @@ class StepSimulator::Run {
         endings_[at(result_.last_use[at(s)])].push_back(s);
       }
     }
+    begin_streams();
     for (int e = 0; e < events; ++e) {
       event_ = e;
       note_level(0);
+      if (streams_) {
+        meet_streams(profile_.events[at(e)], seconds);
+      }
       step(profile_.events[at(e)], seconds);
       for (const int s : endings_[at(e)]) {
         change(s, [&] { kept_[at(s)] = held_[at(s)] = false; });
@@ -276,11 +295,106 @@ class StepSimulator::Run {
     }
   }
 
+  // --- what leaves
+
+  bool leaves_when_dropped(int s, int dropped_at) const {
+    return plan_[at(s)].leaves() && result_.last_use[at(s)] > dropped_at && !asked_before_drop_[at(s)];
+  }
+
+  void begin_streams() {
+    link_is_free_at_ = {0, 0};
+    if (std::find(plan_.begin(), plan_.end(), Stay::streamed()) == plan_.end()) {
+      return;
+    }
+    std::vector<bool> leaves(plan_.size(), false);
+    for (size_t e = 0; e < profile_.events.size(); ++e) {
+      const int s = profile_.events[e].index;
+      if (profile_.events[e].kind == EventKind::Drop) {
+        leaves[at(s)] = leaves_when_dropped(s, static_cast<int>(e));
+      }
+    }
+    streams_.emplace(Streams{.places = detail::place_streams(profile_, plan_, result_.replays, leaves)});
+    result_.steps += std::ssize(profile_.events);
+    streams_->moves.assign(plan_.size(), false);
+    streams_->arrives.assign(plan_.size(), 0);
+    for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
+      for (const auto* places : {&streams_->places.written_by, &streams_->places.fetched_at}) {
+        if ((*places)[at(s)] >= 0) {
+          streams_->met_at[(*places)[at(s)]].push_back(s);
+        }
+      }
+    }
+  }
+
+  // Before an event. A storage whose way back begins is not on its way out any more.
+  void meet_streams(const ProfileEvent& event, double& seconds) {
+    if (event.kind == EventKind::Unpack && !external(event.index)) {
+      streams_->is_backward = true;
+      while (!streams_->out.empty()) {
+        wait_for_oldest(seconds);
+      }
+    }
+    const auto met = streams_->met_at.find(event_);
+    if (met == streams_->met_at.end()) {
+      return;
+    }
+    for (const int s : met->second) {
+      if (!streams_->is_backward) {
+        while (streams_->moves[at(s)]) {
+          wait_for_oldest(seconds);
+        }
+      } else if (!there(s)) {
+        streams_->arrives[at(s)] = transfer(link_is_free_at_.back, seconds, profile_.link.back_seconds(bytes(s)));
+        change(s, [&] { streams_->moves[at(s)] = true; });
+      }
+    }
+  }
+
+  void wait_for_oldest(double& seconds) {
+    const int s = streams_->out.front();
+    streams_->out.pop_front();
+    seconds = std::max(seconds, streams_->arrives[at(s)]);
+    change(s, [&] { streams_->moves[at(s)] = false; });
+  }
+
+  // Returns when it is over.
+  static double transfer(double& is_free_at, double now, double takes) {
+    is_free_at = std::max(is_free_at, now) + takes;
+    return is_free_at;
+  }
+
+  void send(int s, double& seconds) {
+    const bool streams = streams_ && plan_[at(s)] == Stay::streamed() && !streams_->is_backward;
+    if (streams && std::ssize(streams_->out) == detail::kStreamsAtOnce) {
+      wait_for_oldest(seconds);
+    }
+    const double over = transfer(link_is_free_at_.out, seconds, profile_.link.out_seconds(bytes(s)));
+    if (streams) {
+      streams_->arrives[at(s)] = over;
+      streams_->moves[at(s)] = true;  // it is there already
+      streams_->out.push_back(s);
+    } else {
+      seconds = over;
+    }
+    result_.offloaded.push_back(s);
+  }
+
+  void fetch(int s, double& seconds) {
+    const bool is_on_its_way = streams_ && streams_->moves[at(s)];
+    seconds = is_on_its_way ? std::max(seconds, streams_->arrives[at(s)])
+                            : transfer(link_is_free_at_.back, seconds, profile_.link.back_seconds(bytes(s)));
+    change(s, [&] {
+      held_[at(s)] = true;
+      if (streams_) {
+        streams_->moves[at(s)] = false;
+      }
+    });
+  }
+
   void drop(int s, double& seconds) {
-    const bool is_needed = plan_[at(s)] == Stay::offloaded() && result_.last_use[at(s)] > event_;
-    if (is_needed && !asked_before_drop_[at(s)]) {
-      seconds += profile_.link.out_seconds(bytes(s));
-      result_.offloaded.push_back(s);
+    const bool is_needed = plan_[at(s)].leaves() && result_.last_use[at(s)] > event_;
+    if (leaves_when_dropped(s, event_)) {
+      send(s, seconds);
     }
     change(s, [&] {
       program_[at(s)] = false;
@@ -291,8 +405,7 @@ class StepSimulator::Run {
   void run_replay(int target, double& seconds) {
     const Replay& replay = result_.replays[next_replay_];
     for (const int s : replay.loads) {
-      seconds += profile_.link.back_seconds(bytes(s));
-      change(s, [&] { held_[at(s)] = true; });
+      fetch(s, seconds);
     }
     std::vector<MadeAgain>& made = made_[next_replay_++];
     const auto holds = [&](const MadeAgain& one) {
@@ -370,6 +483,18 @@ class StepSimulator::Run {
     }
   }
 
+  struct Streams {
+    detail::StreamPlaces places;
+    std::unordered_map<int, std::vector<int>> met_at = {};  // event: whose way out is waited for, or way back begins
+    std::vector<bool> moves = {};                           // takes memory, on its way out or back
+    std::vector<double> arrives = {};
+    std::deque<int> out = {};  // on their way, the oldest first
+    bool is_backward = false;
+  };
+  struct Link {
+    double out, back;
+  };
+
   const StepSimulator& model_;
   const StepProfile& profile_;
   const Stays& plan_;
@@ -387,6 +512,8 @@ class StepSimulator::Run {
   int replay_position_ = 0;
   size_t next_replay_ = 0;
   int event_ = 0;
+  std::optional<Streams> streams_;  // in the second walk, of a plan that has some
+  Link link_is_free_at_ = {0, 0};
   int64_t level_ = 0, own_ = 0, capture_ = -1;
   std::vector<LiveStorage> live_;
 };
@@ -397,7 +524,7 @@ Simulation StepSimulator::run(const Stays& stays, int64_t most_replayed) const {
         fmt::format("StepSimulator: the plan has {} entries, the profile {} storages; they do not belong together",
                     stays.size(), profile_.storages.size()));
   }
-  if (!profile_.link.is_open() && std::find(stays.begin(), stays.end(), Stay::offloaded()) != stays.end()) {
+  if (!profile_.link.is_open() && std::any_of(stays.begin(), stays.end(), [](Stay stay) { return stay.leaves(); })) {
     throw ConfigError("StepSimulator: the plan offloads, and the profile has no link to offload over; give it one");
   }
   return Run(*this, stays, most_replayed).simulate();

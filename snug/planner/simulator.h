@@ -45,6 +45,9 @@ struct Simulation {
   std::vector<Replay> replays;  ///< in order
   std::vector<int> last_use;    ///< per storage: the event after which the plan holds it no longer, -1: not at all
   std::vector<int> offloaded;   ///< storages whose bytes leave, in order
+  std::vector<int>
+      written_by;  ///< per storage that streams: the Forward event that waits until it is written; -1: none
+  std::vector<int> fetched_at;  ///< per storage that streams: the Unpack at which its way back begins; -1: when needed
 };
 
 class StepSimulator {
@@ -54,9 +57,9 @@ class StepSimulator {
 
   const StepProfile& profile() const { return profile_; }
 
-  /// Throws ConfigError unless there is one entry per storage, and for Stay::offloaded() where the profile's link is not
-  /// open. `most_replayed`: as soon as more operators would run again, it is cut short. A chain that keeps nothing
-  /// replays as many as the square of its length.
+  /// Throws ConfigError unless there is one entry per storage, and for what leaves where the profile's link is not open.
+  /// `most_replayed`: as soon as more operators would run again, it is cut short. A chain that keeps nothing replays as
+  /// many as the square of its length.
   Simulation run(const Stays& stays, int64_t most_replayed = std::numeric_limits<int64_t>::max()) const;
 
   /// What is alive at the peak, in order of storages; the backward pass's own bytes are not among it.

@@ -58,11 +58,11 @@ Stays frugal(const StepSimulator& simulator, const detail::StorageUses& uses, St
     const int op = simulator.last_producer(s);
     const bool can_be_rebuilt =
         storage.kind == StorageKind::Activation && op >= 0 && profile.operators[at(op)].replayable;
-    const bool leaves = uses.may_leave[at(s)] && (choice == Stay::offloaded() || !can_be_rebuilt);
-    plan[at(s)] = leaves                        ? Stay::offloaded()
-                  : !can_be_rebuilt             ? Stay::kept()
-                  : choice == Stay::offloaded() ? Stay::never()
-                                                : choice;
+    const bool leaves = uses.may_leave[at(s)] && (choice.leaves() || !can_be_rebuilt);
+    plan[at(s)] = leaves            ? (choice.leaves() ? choice : Stay::offloaded())
+                  : !can_be_rebuilt ? Stay::kept()
+                  : choice.leaves() ? Stay::never()
+                                    : choice;
   }
   return plan;
 }
@@ -129,11 +129,17 @@ std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
   } else {
     result.push_back(pool_.evaluate(Stays(pool_.known().begin()->second.second), budget));
   }
+  if (simulator_.profile().link.is_open()) {  // the same ones again, by streams that cost nothing
+    const std::vector<PlanPoint> same = result;
+    for (const PlanPoint& point : same) {
+      result.push_back(filling_.fill(descent_.run(point, budget, detail::Descent::Transfers::Hidden), budget));
+    }
+  }
   for (PlanPoint& point : result) {
     point = filling_.fill(descent_.run(std::move(point), budget), budget);
   }
-  for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded()}) {
-    if (choice != Stay::offloaded() || simulator_.profile().link.is_open()) {
+  for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded(), Stay::streamed()}) {
+    if (!choice.leaves() || simulator_.profile().link.is_open()) {
       result.push_back(pool_.evaluate(frugal(simulator_, uses_, choice), budget));
     }
   }

@@ -20,6 +20,7 @@ class BranchAndBound {
     own_ = detail::own_seconds(simulator, saved);
     if (profile.link.is_open()) {
       ways_.push_back(Stay::offloaded());
+      ways_.push_back(Stay::streamed());
     }
     for (size_t s = 0; s < saved.size(); ++s) {
       if (profile.storages[s].kind != StorageKind::External) {
@@ -60,13 +61,11 @@ class BranchAndBound {
     const size_t s = static_cast<size_t>(order_[depth]);
     const Stay before = plan_[s];
     const double away =
-        std::min(own_[s], detail::transfer_seconds(simulator_.profile(), s));  // it may be rebuilt with another
+        std::min(own_[s], detail::least_transfer_seconds(simulator_.profile()));  // it may be rebuilt with another
     for (const Stay choice : ways_) {
       plan_[s] = choice;
       // A saved storage may stay in the program's hands until the backward pass: then it costs nothing to drop it.
-      branch(depth + 1, bound + (choice == Stay::kept() || !gone(s) ? 0
-                                 : choice == Stay::offloaded()      ? away
-                                                                    : own_[s]));
+      branch(depth + 1, bound + (choice == Stay::kept() || !gone(s) ? 0 : choice.leaves() ? away : own_[s]));
     }
     plan_[s] = before;
   }

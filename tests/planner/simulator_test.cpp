@@ -316,6 +316,75 @@ TEST(StepSimulator, OffloadsARandomResultWhereThereIsALinkAndOnlyThere) {
   EXPECT_EQ(run.offloaded, std::vector<int>{mask});
 }
 
+// A result of 8 bytes that streams at 1 second a way, among operators of 10 seconds.
+struct Streaming {
+  explicit Streaming(int operators_after) {
+    ProfileBuilder builder;
+    const int x = builder.external(8);
+    streamed = builder.op("streamed", 10, 8, {x});
+    int last = builder.op("reads", 10, 1, {streamed}, {streamed});
+    for (int i = 0; i < operators_after; ++i) {
+      last = builder.op("after", 10, 1, {last}, {}, true);
+    }
+    profile = builder.finish();
+    profile.link = {.out_bytes_per_second = 8, .back_bytes_per_second = 8};
+    plan = keep_all(profile);
+    plan[at(streamed)] = Stay::streamed();
+  }
+
+  int streamed;
+  StepProfile profile;
+  Stays plan;
+};
+
+TEST(StepSimulator, WaitsForNoStreamThatHasTheTime) {
+  Streaming step(4);
+  const StepSimulator simulator(step.profile);
+  const Simulation run = simulator.run(step.plan);
+  EXPECT_EQ(run.seconds, step.profile.plain_seconds());
+  const ProfileEvent& written = step.profile.events[at(run.written_by[at(step.streamed)])];
+  EXPECT_EQ(written, (ProfileEvent{EventKind::Forward, 3})) << "the first operator that begins a second after the drop";
+  const int fetched = run.fetched_at[at(step.streamed)];
+  ASSERT_GE(fetched, 0);
+  EXPECT_EQ(step.profile.events[at(fetched)].kind, EventKind::Unpack);
+  // It is there until the program has waited for it, and from the beginning of its way back on.
+  step.plan[at(step.streamed)] = Stay::kept();
+  const Simulation kept = simulator.run(step.plan);
+  for (int e = 0; e < static_cast<int>(kept.high.size()); ++e) {
+    const bool is_away = e > run.written_by[at(step.streamed)] && e < fetched;
+    if (e != run.written_by[at(step.streamed)]) {
+      EXPECT_EQ(run.high[at(e)], kept.high[at(e)] - (is_away ? 8 : 0)) << e;
+    }
+  }
+}
+
+TEST(StepSimulator, WaitsForAStreamThatHasNoTime) {
+  const Streaming step(0);  // backward begins where the way out begins, and asks at once
+  const Simulation run = StepSimulator(step.profile).run(step.plan);
+  EXPECT_EQ(run.written_by[at(step.streamed)], -1);
+  EXPECT_EQ(run.fetched_at[at(step.streamed)], -1);
+  EXPECT_EQ(run.seconds, step.profile.plain_seconds() + 2);
+}
+
+TEST(StepSimulator, HasNoMoreThanTwoStreamsOnTheirWay) {
+  ProfileBuilder builder;
+  const int x = builder.external(8);
+  std::vector<int> results;
+  for (int i = 0; i < 6; ++i) {
+    results.push_back(builder.op("op", 0.25, 8, {x}, {}, true));  // a fourth of the time of its way out
+  }
+  StepProfile profile = builder.finish();
+  profile.link = {.out_bytes_per_second = 8, .back_bytes_per_second = 8e9};
+  Stays plan = keep_all(profile);
+  for (const int s : results) {
+    plan[at(s)] = Stay::streamed();
+  }
+  const Simulation run = StepSimulator(profile).run(plan);
+  const auto last_forward = std::ranges::find(profile.events, ProfileEvent{EventKind::Forward, 5});
+  EXPECT_EQ(run.high[at(static_cast<int>(last_forward - profile.events.begin()))], 3 * 8) << "its own, and two";
+  EXPECT_GT(run.seconds, 6) << "as long as six ways out";
+}
+
 TEST(StepSimulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHadIt) {
   ProfileBuilder builder;
   const int x = builder.external(8);

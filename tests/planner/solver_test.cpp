@@ -205,11 +205,12 @@ TEST(RematPlan, ReadsBackAsItWasWrittenAndExplainsItself) {
 }
 
 TEST(RematPlan, IsWrittenAsOneNumberForEachStorage) {
-  const RematPlan plan{.stays = {Stay::offloaded(), Stay::kept(), Stay::once_rebuilt(), Stay::from(7), Stay::never()}};
+  const RematPlan plan{
+      .stays = {Stay::streamed(), Stay::offloaded(), Stay::kept(), Stay::once_rebuilt(), Stay::from(7), Stay::never()}};
   const std::string text = plan.to_json();
-  EXPECT_THAT(text, HasSubstr(R"("hold_from":[-2,-1,0,7,2147483647])"));
+  EXPECT_THAT(text, HasSubstr(R"("hold_from":[-3,-2,-1,0,7,2147483647])"));
   EXPECT_EQ(RematPlan::from_json(text), plan);
-  EXPECT_THROW(RematPlan::from_json(std::string(text).replace(text.find("-2"), 2, "-3")), ConfigError);
+  EXPECT_THROW(RematPlan::from_json(std::string(text).replace(text.find("-3"), 2, "-4")), ConfigError);
 }
 
 TEST(RematPlan, SaysWhatGoesToDisk) {

@@ -37,7 +37,7 @@ std::optional<double> Descent::seconds_to_rebuild(int storage, const Stays& plan
     pending.pop_back();
     const int op = simulator_.producer(value);
     const bool is_at_hand = value.storage != storage && value.version == simulator_.last_version(value.storage) &&
-                            (plan[at(value.storage)] == Stay::kept() || plan[at(value.storage)] == Stay::offloaded());
+                            plan[at(value.storage)] <= Stay::kept();
     if (op >= 0 && !is_at_hand && seen[at(op)] != storage) {
       seen[at(op)] = storage;
       pool_.add_steps(1);
@@ -51,7 +51,7 @@ std::optional<double> Descent::seconds_to_rebuild(int storage, const Stays& plan
 }
 
 // Storages that overflow in the time between forward and backward, best ratio of estimated relief and cost first.
-std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int64_t budget) {
+std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int64_t budget, Transfers transfers) {
   std::vector<int> over(point.run.high.size() + 1, 0);
   for (size_t e = 0; e < point.run.high.size(); ++e) {
     over[e + 1] = over[e] + (point.run.high[e] > budget ? 1 : 0);
@@ -75,12 +75,14 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
     if (!rebuild && !uses_.may_leave[at(s)]) {
       continue;
     }
-    const double transfer = uses_.may_leave[at(s)]
-                                ? kTiny + profile_.link.out_seconds(bytes) + profile_.link.back_seconds(bytes)
-                                : std::numeric_limits<double>::infinity();
+    const double way = transfers == Transfers::Hidden || !uses_.may_leave[at(s)]
+                           ? 0
+                           : profile_.link.out_seconds(bytes) + profile_.link.back_seconds(bytes);
+    const double transfer = uses_.may_leave[at(s)] ? kTiny + way : std::numeric_limits<double>::infinity();
     const double seconds = std::min(rebuild.value_or(transfer), transfer);
     const double relief = static_cast<double>(bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
-    const Stay choice = seconds == transfer ? Stay::offloaded() : Stay::once_rebuilt();
+    const Stay leaving = transfers == Transfers::Hidden ? Stay::streamed() : Stay::offloaded();
+    const Stay choice = seconds == transfer ? leaving : Stay::once_rebuilt();
     ranked.push_back({relief / seconds, {s, choice, rebuild.has_value()}});
   }
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -91,9 +93,9 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
   return result;
 }
 
-std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t budget) {
+std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t budget, Transfers transfers) {
   constexpr size_t kTried = 4;  // candidates simulated at a time
-  const std::vector<Candidate> ranked = candidates(from, budget);
+  const std::vector<Candidate> ranked = candidates(from, budget, transfers);
   std::optional<PlanPoint> best;
   double best_ratio = 0;
   const auto consider = [&](const Stays& plan, double weight) {
@@ -111,16 +113,17 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
     Stays plan = from.plan;
     for (size_t i = 0; i < many; ++i) {
       Stay& stay = plan[at(ranked[i].storage)];
-      const bool is_less = ranked[i].choice == Stay::offloaded() || stay < ranked[i].choice;
+      const bool is_less = ranked[i].choice.leaves() || stay < ranked[i].choice;
       stay = is_less ? ranked[i].choice : Stay::never();
     }
     consider(plan, 1.2);  // a little worse is as good, for the time it saves
   }
   for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && pool_.work_left() > 0; ++first) {
     const auto& [s, cheaper, can_be_rebuilt] = ranked[first];
-    for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded()}) {
-      const bool is_less = choice == Stay::offloaded() ? uses_.may_leave[at(s)] && from.plan[at(s)] != Stay::offloaded()
-                                                       : can_be_rebuilt && from.plan[at(s)] < choice;
+    for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::streamed(), Stay::offloaded()}) {
+      const Stay stay = from.plan[at(s)];
+      const bool is_less = choice.leaves() ? uses_.may_leave[at(s)] && (!stay.leaves() || stay < choice)
+                                           : can_be_rebuilt && stay < choice;
       if (is_less) {
         Stays plan = from.plan;
         plan[at(s)] = choice;
@@ -131,9 +134,9 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
   return best;
 }
 
-PlanPoint Descent::run(PlanPoint from, int64_t budget) {
+PlanPoint Descent::run(PlanPoint from, int64_t budget, Transfers transfers) {
   while (from.possible() && !from.fits() && pool_.work_left() > 0) {
-    std::optional<PlanPoint> best = best_change(from, budget);
+    std::optional<PlanPoint> best = best_change(from, budget, transfers);
     if (!best) {
       return from;
     }

@@ -15,19 +15,25 @@ class Descent {
   /// Keeps references.
   Descent(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
 
+  /// How transfers are estimated. Simulation tells how much of a stream the step waits for.
+  enum class Transfers {
+    Waited,  ///< The step waits for each transfer.
+    Hidden,  ///< A stream costs nothing.
+  };
+
   /// Ends where the plan fits, or no change helps.
-  PlanPoint run(PlanPoint from, int64_t budget);
+  PlanPoint run(PlanPoint from, int64_t budget, Transfers transfers = Transfers::Waited);
 
  private:
   struct Candidate {
     int storage;
-    plan::Stay choice;  // the cheaper one: Stay::once_rebuilt() or Stay::offloaded()
+    plan::Stay choice;  // the cheaper one: to be rebuilt once, or to leave
     bool can_be_rebuilt;
   };
 
-  std::vector<Candidate> candidates(const PlanPoint& point, int64_t budget);
+  std::vector<Candidate> candidates(const PlanPoint& point, int64_t budget, Transfers transfers);
   std::optional<double> seconds_to_rebuild(int storage, const plan::Stays& plan, std::vector<int>& seen);
-  std::optional<PlanPoint> best_change(const PlanPoint& from, int64_t budget);
+  std::optional<PlanPoint> best_change(const PlanPoint& from, int64_t budget, Transfers transfers);
 
   const plan::StepSimulator& simulator_;
   const StepProfile& profile_;

@@ -79,10 +79,7 @@ class Feeders {
 
 }  // namespace
 
-double transfer_seconds(const StepProfile& profile, size_t storage) {
-  const int64_t bytes = profile.storages[storage].bytes;
-  return profile.link.is_open() ? profile.link.out_seconds(bytes) + profile.link.back_seconds(bytes) : kNoWay;
-}
+double least_transfer_seconds(const StepProfile& profile) { return profile.link.is_open() ? 0 : kNoWay; }
 
 std::vector<double> own_seconds(const StepSimulator& simulator, const std::vector<bool>& saved) {
   const StepProfile& profile = simulator.profile();
@@ -145,7 +142,7 @@ std::vector<Droppable> droppables(const StepSimulator& simulator) {
   const Feeders feeders(simulator, saved);
   for (Droppable& one : result) {
     one.seconds += one.gaps.empty() ? 0 : feeders.seconds(one.storage, one.gaps.front().first);
-    one.seconds = std::min(one.seconds, transfer_seconds(profile, static_cast<size_t>(one.storage)));
+    one.seconds = std::min(one.seconds, least_transfer_seconds(profile));
   }
   std::stable_sort(result.begin(), result.end(), [](const Droppable& a, const Droppable& b) {
     return a.seconds * static_cast<double>(b.bytes) < b.seconds * static_cast<double>(a.bytes);

@@ -24,7 +24,8 @@ std::vector<Droppable> droppables(const StepSimulator& simulator);
 /// them. Infinity: one of them cannot run again.
 std::vector<double> own_seconds(const StepSimulator& simulator, const std::vector<bool>& saved);
 
-/// Of a storage's way out and back; infinity without a link.
-double transfer_seconds(const StepProfile& profile, size_t storage);
+/// The least that a storage's way out and back adds to a step: nothing, as streams may be hidden. Infinity without a
+/// link.
+double least_transfer_seconds(const StepProfile& profile);
 
 }  // namespace snug::detail

@@ -23,6 +23,7 @@ Filling::Filling(const plan::StepSimulator& simulator, const StorageUses& uses, 
     if (profile_.storages[at(s)].kind != StorageKind::External) {
       choices_.push_back(s);
       if (uses_.may_leave[at(s)]) {
+        ways_[at(s)].push_back(Stay::streamed());
         ways_[at(s)].push_back(Stay::offloaded());
       }
     }

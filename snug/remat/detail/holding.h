@@ -54,7 +54,9 @@ class Holding {
   }
 
   bool is_away() const { return away_ != nullptr; }
+  /// Null: there is no copy any more.
   void put_away(std::unique_ptr<StoredAway> copy) { away_ = std::move(copy); }
+  StoredAway& away() { return *away_; }
   /// A new storage. It must be away.
   c10::Storage load() { return away_->load(); }
 

@@ -38,6 +38,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
     call.proceed(stack);
     return;
   }
+  meet_streams_before(operators_.size());
   const size_t first_result = stack.size() - call.op.schema().arguments().size();
   TapeOperator record = read_arguments(call, stack);
   for (const TapeOperator::Operand& operand : record.operands) {

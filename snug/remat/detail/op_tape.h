@@ -24,6 +24,7 @@
 #include <any>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -128,6 +129,11 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   bool should_hold(int storage);
   bool goes_away(int storage) const;
   void put_away(int storage);
+  std::unique_ptr<StoredAway> send(int storage, const c10::Storage& memory, bool waits);
+  void wait_for_oldest_stream();
+  void wait_for_stream(int storage);
+  void meet_streams_before(size_t op);
+  void meet_streams_of_unpacking();
   void settle(int storage);
   c10::Storage find(int storage);
   c10::Storage bring(int storage);
@@ -149,6 +155,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::vector<TapeStorage> storages_;
   std::vector<TapeOperator> operators_;
   ska::flat_hash_map<const c10::StorageImpl*, int> numbers_;
+  std::deque<int> leaving_;  // streams on their way out, the oldest first
+  bool has_unpacked_ = false;
   bool is_closed_ = false;
   bool keeps_graph_ = false;
   bool drops_everything_ = false;

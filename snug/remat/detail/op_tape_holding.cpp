@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -7,6 +8,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include "snug/planner/detail/streams.h"
 #include "snug/remat/detail/op_tape.h"
 
 // In whose hands a storage is: the rules at the top of planner/simulator.cpp.
@@ -123,7 +125,8 @@ bool OpTape::goes_away(int storage) const {
 
 bool OpTape::should_hold(int storage) {
   const TapeStorage& s = at(storage);
-  return (s.is_external() && !s.is_lent()) || s.claimed || s.uses > 0 || (s.slots > 0 && is_kept(storage));
+  return (s.is_external() && !s.is_lent()) || s.claimed || s.is_leaving || s.uses > 0 ||
+         (s.slots > 0 && is_kept(storage));
 }
 
 // Brings a storage from wherever it is into the tape's hands, or out of them, as should_hold() says now.
@@ -168,6 +171,7 @@ void OpTape::note_place(int storage, const c10::Storage& memory) {
 
 // Likewise, or from where it was put away. What was to be is held from backward's first use until its last.
 c10::Storage OpTape::bring(int storage) {
+  wait_for_stream(storage);  // before anybody can write to it
   TapeStorage& s = at(storage);
   c10::Storage memory = find(storage);
   if (!memory && s.holding.is_away()) {
@@ -194,6 +198,8 @@ c10::Storage OpTape::load(int storage) {
   return memory;
 }
 
+// --- what leaves
+
 // Nothing may be thrown here. If there is no room, it stays: that costs memory, never the result.
 void OpTape::put_away(int storage) {
   TapeStorage& s = at(storage);
@@ -201,22 +207,81 @@ void OpTape::put_away(int storage) {
   if (s.holding.is_away() || (is_closed_ && s.was_written_unseen())) {
     return;
   }
-  std::unique_ptr<StoredAway> copy;
+  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+  const bool streams = scheduled != nullptr && scheduled->streams && !has_unpacked_;
+  if (streams && std::ssize(leaving_) == kStreamsAtOnce) {
+    wait_for_oldest_stream();
+  }
+  s.holding.put_away(send(storage, memory, /*waits=*/!streams));
+  s.is_leaving = streams && s.holding.is_away();
+  s.claimed = s.claimed || !s.holding.is_away();
+  if (s.is_leaving || s.claimed) {
+    s.holding.hold(std::move(memory));
+  }
+  if (s.is_leaving) {
+    leaving_.push_back(storage);
+  }
+}
+
+// Null: it could not be stored.
+std::unique_ptr<StoredAway> OpTape::send(int storage, const c10::Storage& memory, bool waits) {
   try {
     const UnseenOperators unseen;
-    copy = store_->store(memory);
-    if (copy && !copy->finish()) {
-      copy = nullptr;
-    }
+    std::unique_ptr<StoredAway> copy = store_->store(memory);
+    return copy && waits && !copy->finish() ? nullptr : std::move(copy);
   } catch (const std::exception& error) {
-    copy = nullptr;
+    store_->count_failure(at(storage).bytes, error.what());
+    return nullptr;
+  }
+}
+
+void OpTape::wait_for_oldest_stream() {
+  TapeStorage& s = at(leaving_.front());
+  const int storage = leaving_.front();
+  leaving_.pop_front();
+  bool is_written = false;
+  try {
+    is_written = s.holding.away().finish();
+  } catch (const std::exception& error) {
     store_->count_failure(s.bytes, error.what());
   }
-  if (copy) {
-    s.holding.put_away(std::move(copy));
-  } else {
-    s.holding.hold(std::move(memory));
+  s.is_leaving = false;
+  if (!is_written) {
+    s.holding.put_away(nullptr);
     s.claimed = true;
+  }
+  settle(storage);
+}
+
+void OpTape::wait_for_stream(int storage) {
+  while (at(storage).is_leaving) {
+    wait_for_oldest_stream();
+  }
+}
+
+void OpTape::meet_streams_before(size_t op) {
+  const TapeSchedule::Made* due = leaving_.empty() ? nullptr : cursor_.due(op);
+  if (due != nullptr) {
+    std::ranges::for_each(due->waits_for, [&](int storage) { wait_for_stream(storage); });
+  }
+}
+
+void OpTape::meet_streams_of_unpacking() {
+  has_unpacked_ = true;
+  while (!leaving_.empty()) {
+    wait_for_oldest_stream();
+  }
+  for (const int storage : cursor_.to_fetch()) {
+    Holding& holding = at(storage).holding;
+    if (holding.is_away() && !find(storage)) {
+      if (listener_ != nullptr) {
+        listener_->before_replay();
+      }
+      holding.away().prefetch();
+      if (listener_ != nullptr) {
+        listener_->after_replay();
+      }
+    }
   }
 }
 

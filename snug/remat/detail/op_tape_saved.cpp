@@ -104,6 +104,7 @@ void OpTape::begin_unpacking(Slot& slot) {
   }
   slot.pass = pass;
   cursor_.arrive(slot.storage);
+  meet_streams_of_unpacking();
 }
 
 // Storages that nobody needs from here on in this pass. If the graph is kept, another one may come, which rebuilds what

@@ -71,6 +71,12 @@ const TapeSchedule::Unpacking* ScheduleCursor::next_to_let_go() {
   return &schedule_->unpackings[static_cast<size_t>(++let_go_)];
 }
 
+std::span<const int> ScheduleCursor::to_fetch() const {
+  const bool is_known = is_in_order_ && place_ >= 0 && !is_guess();
+  return is_known ? std::span<const int>(schedule_->unpackings[static_cast<size_t>(place_)].fetches)
+                  : std::span<const int>();
+}
+
 bool ScheduleCursor::stays_after_replay(const TapeSchedule::ForStorage& storage) const {
   return is_in_order_ && place_ >= 0 && storage.hold_from <= place_ && is_needed_later(storage);
 }

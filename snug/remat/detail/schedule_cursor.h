@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ class ScheduleCursor {
   void arrive(int storage);
   /// The next unpacking that has come, and was not returned in this pass; null: none.
   const TapeSchedule::Unpacking* next_to_let_go();
+  /// Streams whose way back begins at the unpacking under way.
+  std::span<const int> to_fetch() const;
 
   /// Of a scheduled storage, at the unpacking under way: a replay that makes it leaves it there.
   bool stays_after_replay(const TapeSchedule::ForStorage& storage) const;

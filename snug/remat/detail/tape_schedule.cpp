@@ -41,9 +41,11 @@ size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes
 TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store) {
   TapeSchedule schedule;
-  for (const ProfiledOperator& op : profile.operators) {
-    if (op.name != kOtherWrite) {
-      schedule.operators.push_back(made_by(op, profile));
+  std::vector<int> place_of(profile.operators.size(), -1);  // among those of the schedule
+  for (size_t i = 0; i < profile.operators.size(); ++i) {
+    if (profile.operators[i].name != kOtherWrite) {
+      place_of[i] = static_cast<int>(schedule.operators.size());
+      schedule.operators.push_back(made_by(profile.operators[i], profile));
     }
   }
   std::vector<int> event_of;  // per unpacking
@@ -60,14 +62,24 @@ TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const 
     const int last_use = simulation.last_use[s];
     const bool is_kept = plan[s] == Stay::kept() && last_use >= 0;
     const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
-    const bool is_offloaded =
-        plan[s] == Stay::offloaded() && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
+    const bool is_offloaded = plan[s].leaves() && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
     if (is_offloaded && schedule.store == nullptr) {
       schedule.store = store ? store : make_offload_store(profile.link);
     }
     const int needed_until = last_use < 0 ? -1 : unpacking_at[static_cast<size_t>(last_use)];
     if (needed_until >= 0) {
       schedule.unpackings[static_cast<size_t>(needed_until)].last_for.push_back(static_cast<int>(s));
+    }
+    if (is_offloaded && plan[s] == Stay::streamed()) {
+      if (const int event = simulation.written_by[s]; event >= 0) {
+        const int op = profile.events[static_cast<size_t>(event)].index;
+        schedule.operators[static_cast<size_t>(place_of[static_cast<size_t>(op)])].waits_for.push_back(
+            static_cast<int>(s));
+      }
+      if (const int event = simulation.fetched_at[s]; event >= 0) {
+        schedule.unpackings[static_cast<size_t>(unpacking_at[static_cast<size_t>(event)])].fetches.push_back(
+            static_cast<int>(s));
+      }
     }
     const auto hold_from = std::partition_point(event_of.begin(), event_of.end(), [&](int event) {
       return !may_be_rebuilt || !plan[s].holds_rebuilt_at(event);
@@ -79,6 +91,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const 
                                                   : static_cast<int>(hold_from - event_of.begin()),
                                  .is_pinned = profile.storages[s].kind == StorageKind::Pinned,
                                  .is_offloaded = is_offloaded,
+                                 .streams = is_offloaded && plan[s] == Stay::streamed(),
                                  .needed_until = needed_until});
   }
   for (size_t n = 0; n < schedule.unpackings.size(); ++n) {

@@ -14,16 +14,13 @@
 
 namespace snug::detail {
 
-/// Stands in a profile for writes that are no operator of the tape: those of batch normalisation to its running
-/// statistics, and unseen ones.
-inline constexpr std::string_view kOtherWrite = "snug::other_write";
-
 /// How a tape treats a sequence of operators that is known. Storages have the numbers of a StepProfile.
 struct TapeSchedule {
   struct Made {
     c10::OperatorName op;
-    size_t wiring;               // of its operands and what it writes
-    std::vector<int64_t> bytes;  // of the storages that it makes
+    size_t wiring;                    // of its operands and what it writes
+    std::vector<int64_t> bytes;       // of the storages that it makes
+    std::vector<int> waits_for = {};  // streams, before it runs
   };
   struct ForStorage {
     bool keep_from_start = false;       // from the operator that makes it on
@@ -31,6 +28,7 @@ struct TapeSchedule {
     int hold_from = 0;                  // keep it if it is rebuilt at this unpacking, counted from 0, or later
     bool is_pinned = false;             // never rebuilt
     bool is_offloaded = false;          // put away when the program has let go of it, until it is needed
+    bool streams = false;               // likewise, while the program goes on
     int needed_until = -1;              // the last unpacking that reads it for a replay or asks for it again; -1: none
     std::vector<int> unpacked_at = {};  // those that ask for it
   };
@@ -38,7 +36,8 @@ struct TapeSchedule {
   std::vector<ForStorage> storages;
   struct Unpacking {
     int storage;
-    std::vector<int> last_for;  // storages that nothing needs any more after it
+    std::vector<int> last_for = {};  // storages that nothing needs any more after it
+    std::vector<int> fetches = {};   // streams whose way back begins
   };
   std::vector<Unpacking> unpackings;
   bool is_guess = false;  // of the unpackings: one for each tensor that autograd saves, in about the right order

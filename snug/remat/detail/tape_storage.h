@@ -36,6 +36,7 @@ struct TapeStorage {
 
   // In whose hands it is.
   Holding holding;
+  bool is_leaving = false;   // a stream on its way out: the tape has it, too
   bool is_watched = false;   // its memory comes back to the tape by itself; with a listener, or to be put away
   bool was_dropped = false;  // by the program, if it is watched
 
