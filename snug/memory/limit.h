@@ -14,16 +14,18 @@
 namespace snug {
 
 /// Caps all live tensor memory on `device`, including memory that was alive before.
-/// - CPU: the count is exact to the byte, and the smallest of several limits holds.
-/// - CUDA: the cap is the caching allocator's memory fraction, so cached blocks count too. Of nested limits the
-///   smallest holds.
+/// - CPU: the count is exact to the byte.
+/// - CUDA: the cap is the caching allocator's memory fraction, so cached blocks count too. Those that are in its way are
+///   given back to the driver first.
+/// - Other devices have no cap.
+/// Of several limits the smallest holds.
 /// Once there was a limit, a backward pass that fails, for want of memory or otherwise, leaves nothing alive. LibTorch
 /// by itself keeps the gradients that were on their way until the thread's next pass.
 /// Not counted: memory that is not tensors' (code, libraries, the program's own), and pinned host memory, which the
 /// device's runtime allocates.
 class [[nodiscard]] MemoryLimit final {
  public:
-  /// Throws ConfigError if more than `bytes` is alive already (the message has both numbers), if this build of snug
+  /// Throws ConfigError if more than `bytes` is taken already (the message has both numbers), if this build of snug
   /// cannot cap that kind of device, if the device cannot be used, or if another library has replaced snug's allocator
   /// of CPU memory.
   MemoryLimit(c10::Device device, Bytes bytes);
@@ -34,7 +36,6 @@ class [[nodiscard]] MemoryLimit final {
  private:
   c10::Device device_;
   int64_t bytes_;
-  double previous_fraction_ = 1.0;
 };
 
 /// Bytes of tensor memory alive on `device` now: on the CPU as requested by tensors, elsewhere as counted by the

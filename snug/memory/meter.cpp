@@ -8,15 +8,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/nn/module.h>
 #include <torch/optim.h>
 
 #include "snug/core/state.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/memory/detail/allocation_log.h"
-#include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/detail/device.h"
+#include "snug/memory/detail/device_memory.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/memory/limit.h"
 
@@ -24,23 +23,6 @@ namespace snug {
 namespace {
 
 enum class Category { Parameter, Gradient, OptimizerState };
-
-// Devices other than the CPU report to the torch profiler channel of the running thread. The threads of backward
-// inherit it.
-class ProfilerChannel final : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* data, int64_t bytes, size_t, size_t, c10::Device device) override {
-    if (device.is_cpu()) {
-      return;  // counted by our own allocator
-    }
-    if (bytes >= 0) {
-      detail::report_allocation(device, data, bytes);
-    } else {
-      detail::report_free(device, data, -bytes);
-    }
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-};
 
 void collect(const StateDict& state, std::vector<at::Tensor>& tensors) {
   for (const StateEntry& entry : state.entries()) {
@@ -92,24 +74,16 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
   explicit Impl(c10::Device device) : device_(detail::ready(device)) {
     detail::install_engine();
     start_level_ = live_bytes(device_).count();
-    if (!device_.is_cpu()) {
-      channel_.emplace(c10::DebugInfoKind::PROFILER_STATE, std::make_shared<ProfilerChannel>());
-    }
-    detail::add_observer(*this, detail::SavedTensors::Report);
+    observation_.emplace(*this, device_, detail::SavedTensors::Report);
   }
-  ~Impl() override { detail::remove_observer(*this); }
 
-  void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override {
-    if (is_mine(device)) {
-      const std::lock_guard lock(mutex_);
-      log_.allocate(data, bytes);
-    }
+  void on_allocate(c10::Device, const void* data, int64_t bytes) noexcept override {
+    const std::lock_guard lock(mutex_);
+    log_.allocate(data, bytes);
   }
-  void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override {
-    if (is_mine(device)) {
-      const std::lock_guard lock(mutex_);
-      log_.release(data, bytes);
-    }
+  void on_free(c10::Device, const void* data, int64_t bytes) noexcept override {
+    const std::lock_guard lock(mutex_);
+    log_.release(data, bytes);
   }
   void on_saved_for_backward(const void* data) noexcept override {
     const std::lock_guard lock(mutex_);
@@ -132,9 +106,9 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
 
   c10::Device device_;
   int64_t start_level_ = 0;
-  std::optional<c10::DebugInfoGuard> channel_;
   mutable std::mutex mutex_;
   detail::AllocationLog log_;
+  std::optional<detail::MemoryObservation> observation_;  // last, since it uses the others
 };
 
 std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::named_storages() const {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <limits>
 #include <mutex>
-#include <set>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Allocator.h>
@@ -48,15 +48,15 @@ struct Counters {
   std::atomic<int64_t> live{0};
   std::atomic<int64_t> peak{0};         // since the last time that a peak became old
   std::atomic<int64_t> peak_before{0};  // in the same time before
+  std::atomic<int64_t> watched_peak{0};
   std::atomic<int64_t> big_releases{0};
   std::atomic<int64_t> limit{kNoLimit};
   std::atomic<int64_t> countdown{0};
   std::atomic<int> observer_count{0};
   std::atomic<int> saved_observer_count{0};
   std::mutex mutex;  // guards what follows
-  std::vector<MemoryObserver*> observers;
+  std::vector<std::pair<MemoryObserver*, c10::Device>> observers;
   std::vector<MemoryObserver*> saved_observers;  // those of them that are told of saved tensors
-  std::multiset<int64_t> limits, paused_limits;
 };
 
 Counters& counters() {
@@ -65,14 +65,16 @@ Counters& counters() {
 }
 
 template <class F>
-void tell(F&& notify) noexcept {
+void tell(c10::Device device, F&& notify) noexcept {
   Counters& c = counters();
   if (c.observer_count.load(std::memory_order_relaxed) == 0) {
     return;
   }
   const std::lock_guard lock(c.mutex);
-  for (MemoryObserver* observer : c.observers) {
-    notify(*observer);
+  for (const auto& [observer, observed] : c.observers) {
+    if (observed == device) {
+      notify(*observer);
+    }
   }
 }
 
@@ -99,8 +101,7 @@ void make_way(int64_t live) {
   }
 }
 
-void note_peak(int64_t live) {
-  std::atomic<int64_t>& peak = counters().peak;
+void note_peak(std::atomic<int64_t>& peak, int64_t live) {
   int64_t before = peak.load(std::memory_order_relaxed);
   while (live > before && !peak.compare_exchange_weak(before, live)) {
   }
@@ -151,7 +152,7 @@ void release(void* data) {
   }
   void* base = static_cast<std::byte*>(data) - kHeaderBytes;
   const auto bytes = static_cast<int64_t>(static_cast<Header*>(base)->bytes);
-  tell([&](MemoryObserver& observer) { observer.on_free(kCpu, data, bytes); });
+  tell(kCpu, [&](MemoryObserver& observer) { observer.on_free(kCpu, data, bytes); });
   counters().live.fetch_sub(bytes);
   if (static_cast<size_t>(bytes) >= kKeptFrom) {
     keep(base, static_cast<size_t>(bytes));
@@ -182,10 +183,12 @@ class CountingAllocator final : public c10::Allocator {
       counters().live.fetch_sub(bytes);
       throw;
     }
-    note_peak(counters().live.load(std::memory_order_relaxed));
+    const int64_t live = counters().live.load(std::memory_order_relaxed);
+    note_peak(counters().peak, live);
+    note_peak(counters().watched_peak, live);
     static_cast<Header*>(base)->bytes = n;
     void* data = static_cast<std::byte*>(base) + kHeaderBytes;
-    tell([&](MemoryObserver& observer) { observer.on_allocate(kCpu, data, bytes); });
+    tell(kCpu, [&](MemoryObserver& observer) { observer.on_allocate(kCpu, data, bytes); });
     return {data, data, &release, kCpu};
   }
 
@@ -210,18 +213,12 @@ void refresh_counts(Counters& c) {
   c.saved_observer_count = static_cast<int>(c.saved_observers.size());
 }
 
-void refresh_limit(Counters& c) {
-  const auto holds =
-      std::find_if(c.limits.begin(), c.limits.end(), [&](int64_t bytes) { return !c.paused_limits.contains(bytes); });
-  c.limit = holds == c.limits.end() ? kNoLimit : *holds;
-}
-
 }  // namespace
 
-void add_observer(MemoryObserver& observer, SavedTensors saved) {
+void add_observer(MemoryObserver& observer, c10::Device device, SavedTensors saved) {
   Counters& c = counters();
   const std::lock_guard lock(c.mutex);
-  c.observers.push_back(&observer);
+  c.observers.emplace_back(&observer, device);
   if (saved == SavedTensors::Report) {
     c.saved_observers.push_back(&observer);
   }
@@ -231,7 +228,7 @@ void add_observer(MemoryObserver& observer, SavedTensors saved) {
 void remove_observer(MemoryObserver& observer) noexcept {
   Counters& c = counters();
   const std::lock_guard lock(c.mutex);
-  std::erase(c.observers, &observer);
+  std::erase_if(c.observers, [&](const auto& entry) { return entry.first == &observer; });
   std::erase(c.saved_observers, &observer);
   refresh_counts(c);
 }
@@ -249,11 +246,11 @@ void report_saved_for_backward(const void* data) noexcept {
 }
 
 void report_allocation(c10::Device device, const void* data, int64_t bytes) noexcept {
-  tell([&](MemoryObserver& observer) { observer.on_allocate(device, data, bytes); });
+  tell(device, [&](MemoryObserver& observer) { observer.on_allocate(device, data, bytes); });
 }
 
 void report_free(c10::Device device, const void* data, int64_t bytes) noexcept {
-  tell([&](MemoryObserver& observer) { observer.on_free(device, data, bytes); });
+  tell(device, [&](MemoryObserver& observer) { observer.on_free(device, data, bytes); });
 }
 
 void require_cpu_allocator() {
@@ -268,33 +265,20 @@ int64_t live_cpu_bytes() noexcept { return counters().live.load(); }
 
 int64_t kept_cpu_bytes() noexcept { return kept_blocks().bytes(); }
 
-void add_cpu_limit(int64_t bytes) {
+void give_back_kept_cpu_bytes() { kept_blocks().shrink(0); }
+
+int64_t peak_cpu_bytes() noexcept { return counters().watched_peak.load(); }
+
+int64_t restart_cpu_peak() noexcept {
   Counters& c = counters();
-  const std::lock_guard lock(c.mutex);
-  c.limits.insert(bytes);
-  refresh_limit(c);
-  make_way(c.live.load());
+  const int64_t until_now = c.watched_peak.exchange(0);  // first, so that no thread's allocation is missed
+  note_peak(c.watched_peak, c.live.load());
+  return until_now;
 }
 
-void remove_cpu_limit(int64_t bytes) noexcept {
-  Counters& c = counters();
-  const std::lock_guard lock(c.mutex);
-  c.limits.erase(c.limits.find(bytes));
-  refresh_limit(c);
-}
-
-CpuLimitPaused::CpuLimitPaused(int64_t bytes) : bytes_(bytes) {
-  Counters& c = counters();
-  const std::lock_guard lock(c.mutex);
-  c.paused_limits.insert(bytes_);
-  refresh_limit(c);
-}
-
-CpuLimitPaused::~CpuLimitPaused() {
-  Counters& c = counters();
-  const std::lock_guard lock(c.mutex);
-  c.paused_limits.erase(c.paused_limits.find(bytes_));
-  refresh_limit(c);
+void limit_cpu_bytes(int64_t bytes) {
+  counters().limit = bytes;
+  make_way(counters().live.load());
 }
 
 int64_t fail_allocation_after(int64_t countdown) noexcept {

@@ -21,7 +21,8 @@ class MemoryObserver {
 /// Whether an observer receives saved tensors, which costs a hook for each of them.
 enum class SavedTensors { Ignore, Report };
 
-void add_observer(MemoryObserver&, SavedTensors);
+/// The observer is told of allocations on `device` alone. MemoryObservation is this for any device and a scope.
+void add_observer(MemoryObserver&, c10::Device device, SavedTensors);
 void remove_observer(MemoryObserver&) noexcept;
 bool saved_tensors_are_observed() noexcept;
 void report_saved_for_backward(const void* data) noexcept;
@@ -39,22 +40,14 @@ int64_t live_cpu_bytes() noexcept;
 /// peak of live bytes, nor the limit.
 int64_t kept_cpu_bytes() noexcept;
 
-/// Adds a cap on live bytes. Of several caps the smallest holds. An allocation that would exceed it throws
-/// c10::OutOfMemoryError.
-void add_cpu_limit(int64_t bytes);
-void remove_cpu_limit(int64_t bytes) noexcept;
+void give_back_kept_cpu_bytes();
 
-/// While it lives, caps of exactly `bytes` are off. Its one purpose is to find out how large a cap must be.
-class [[nodiscard]] CpuLimitPaused final {
- public:
-  explicit CpuLimitPaused(int64_t bytes);
-  ~CpuLimitPaused();
-  CpuLimitPaused(const CpuLimitPaused&) = delete;
-  CpuLimitPaused& operator=(const CpuLimitPaused&) = delete;
+/// The most bytes that were alive at once since the latest restart_cpu_peak(), which returns the peak until then.
+int64_t peak_cpu_bytes() noexcept;
+int64_t restart_cpu_peak() noexcept;
 
- private:
-  int64_t bytes_;
-};
+/// An allocation that would make more than `bytes` of live memory throws c10::OutOfMemoryError.
+void limit_cpu_bytes(int64_t bytes);
 
 /// Makes one allocation throw c10::OutOfMemoryError: number `countdown` from now on, where 1 is the next one. 0 cancels
 /// an earlier call. Returns the rest of the earlier countdown. For tests of failure safety.

@@ -1,31 +1,51 @@
-#include "snug/memory/detail/cuda_memory.h"
-
 #include <algorithm>
+#include <map>
+#include <memory>
 
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/device_memory.h"
+
+// LibTorch's header of this function includes cuBLAS's and cuSPARSE's.
+namespace at::cuda {
+cudaDeviceProp* getDeviceProperties(c10::DeviceIndex device);
+}
+
+// A cap is the caching allocator's memory fraction, which is a part of totalGlobalMem and counts what the allocator keeps.
 
 namespace snug::detail {
+namespace {
 
-double set_cuda_limit(c10::Device device, int64_t bytes) {
-  namespace allocator = c10::cuda::CUDACachingAllocator;
-  const auto index = device.index();
-  const auto total = static_cast<double>(allocator::get()->getMemoryInfo(index).second);
-  const double previous = allocator::getMemoryFraction(index);
-  const double fraction = static_cast<double>(bytes) / total;
-  if (fraction > 1.0) {
-    throw ConfigError(fmt::format("MemoryLimit: {} is more than {} has ({}); give less", Bytes(bytes).str(),
-                                  device.str(), Bytes(static_cast<int64_t>(total)).str()));
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+class CudaMemory final : public AcceleratorMemory {
+  void enforce(c10::Device device, int64_t bytes) override {
+    const auto index = device.index();
+    const double before = before_.try_emplace(index, allocator::getMemoryFraction(index)).first->second;
+    if (bytes == kNoLimit) {
+      allocator::setMemoryFraction(before, index);
+      before_.erase(index);  // others may set it until the next cap
+      return;
+    }
+    const auto total = static_cast<int64_t>(at::cuda::getDeviceProperties(index)->totalGlobalMem);
+    if (bytes > total) {
+      throw ConfigError(fmt::format("MemoryLimit: {} is more than {} has ({}); give less", Bytes(bytes).str(),
+                                    device.str(), Bytes(total).str()));
+    }
+    allocator::setMemoryFraction(std::min(before, static_cast<double>(bytes) / static_cast<double>(total)), index);
   }
-  allocator::setMemoryFraction(std::min(previous, fraction), index);
-  return previous;
-}
 
-void restore_cuda_fraction(c10::Device device, double fraction) noexcept {
-  c10::cuda::CUDACachingAllocator::setMemoryFraction(fraction, device.index());
-}
+  std::map<c10::DeviceIndex, double> before_;  // the fraction that was set before the first cap
+};
 
+[[maybe_unused]] const bool is_registered = [] {
+  register_device_memory(c10::DeviceType::CUDA, std::make_unique<CudaMemory>());
+  return true;
+}();
+
+}  // namespace
 }  // namespace snug::detail

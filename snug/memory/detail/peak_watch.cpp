@@ -1,45 +1,43 @@
 #include "snug/memory/detail/peak_watch.h"
 
 #include <algorithm>
-
-#include <c10/core/CachingDeviceAllocator.h>
+#include <mutex>
+#include <vector>
 
 #include "snug/memory/detail/device.h"
-#include "snug/memory/limit.h"
+#include "snug/memory/detail/device_memory.h"
+
+// A device's allocator has one peak. A new watch begins it anew, and notes the peak until then in all older watches.
 
 namespace snug::detail {
 namespace {
 
-constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+std::mutex mutex_of_watches;
+std::vector<PeakWatch*> watches_alive;
 
 }  // namespace
 
-PeakWatch::PeakWatch(c10::Device device) : device_(ready(device)), peak_(live_bytes(device_).count()) {
-  if (device_.is_cpu()) {
-    add_observer(*this, SavedTensors::Ignore);
-  } else {
-    c10::getDeviceAllocator(device_.type())->resetPeakStats(device_.index());
+PeakWatch::PeakWatch(c10::Device device) : device_(ready(device)) {
+  DeviceMemory& memory = device_memory(device_.type());
+  memory.live(device_);  // throws where nothing is counted
+  const std::lock_guard lock(mutex_of_watches);
+  const int64_t until_now = memory.restart_peak(device_);
+  for (PeakWatch* watch : watches_alive) {
+    if (watch->device_ == device_) {
+      watch->earlier_ = std::max(watch->earlier_, until_now);
+    }
   }
+  watches_alive.push_back(this);
 }
 
 PeakWatch::~PeakWatch() {
-  if (device_.is_cpu()) {
-    remove_observer(*this);
-  }
+  const std::lock_guard lock(mutex_of_watches);
+  std::erase(watches_alive, this);
 }
 
 int64_t PeakWatch::peak() const {
-  if (device_.is_cpu()) {
-    return peak_.load();
-  }
-  return c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index()).allocated_bytes[kAll].peak;
-}
-
-// Called after the allocation was counted, one call at a time.
-void PeakWatch::on_allocate(c10::Device device, const void*, int64_t) noexcept {
-  if (device.is_cpu()) {
-    peak_ = std::max(peak_.load(std::memory_order_relaxed), live_cpu_bytes());
-  }
+  const std::lock_guard lock(mutex_of_watches);
+  return std::max(earlier_, device_memory(device_.type()).peak(device_));
 }
 
 }  // namespace snug::detail

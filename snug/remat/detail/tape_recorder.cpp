@@ -12,10 +12,10 @@
 namespace snug::detail {
 
 TapeRecorder::TapeRecorder(c10::Device device) : device_(device), clock_(device) {
-  add_observer(*this, SavedTensors::Ignore);
+  observation_.emplace(*this, device, SavedTensors::Ignore);
 }
 
-TapeRecorder::~TapeRecorder() { remove_observer(*this); }
+TapeRecorder::~TapeRecorder() = default;
 
 // --- events of the tape
 
@@ -230,7 +230,7 @@ void TapeRecorder::end_backward_step() {
 }
 
 void TapeRecorder::stop() {
-  remove_observer(*this);
+  observation_.reset();
   end_backward_step();
   end_gap();
   fill_in_times();

@@ -5,13 +5,14 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/device_memory.h"
 #include "snug/remat/detail/op_tape.h"
 #include "snug/remat/detail/operator_clock.h"
 
@@ -102,6 +103,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   std::vector<std::pair<int, size_t>> packed_;
   std::vector<Outside> outside_;
   std::unordered_set<const void*> known_outside_;
+  std::optional<MemoryObservation> observation_;
 };
 
 }  // namespace snug::detail

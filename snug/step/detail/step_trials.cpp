@@ -12,7 +12,7 @@
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/device_memory.h"
 #include "snug/step/detail/same_losses.h"
 
 namespace snug::detail {
@@ -263,7 +263,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Step
 // Where nothing ran within the budget: by a run without it, as frugal as can be, of the least that can be run at once.
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   StepTrials trials = *this;
-  const CpuLimitPaused no_limit(limits_->budget);
+  const LimitPaused no_limit(c10::kCPU, limits_->budget);
   const bool is_free = step.micro_batch == 0 && pinned_by_.empty();
   for (int64_t items = is_free                ? 1
                        : step.micro_batch > 0 ? std::min(step.micro_batch, step.batch)
