@@ -5,8 +5,10 @@
 #include <torch/torch.h>
 
 #include "snug/accumulation/batch_norm.h"
+#include "snug/accumulation/batch_norm_to_group_norm.h"
 #include "snug/accumulation/loss.h"
 #include "snug/accumulation/micro_batch.h"
+#include "snug/accumulation/precise_batch_norm.h"
 #include "snug/accumulation/window.h"
 #include "snug/activations/backward_each.h"
 #include "snug/activations/checkpoint.h"
@@ -14,6 +16,7 @@
 #include "snug/activations/compress.h"
 #include "snug/activations/lean_cross_entropy.h"
 #include "snug/activations/lean_functions.h"
+#include "snug/activations/measure_offload_link.h"
 #include "snug/activations/offload.h"
 #include "snug/activations/policy.h"
 #include "snug/activations/reversible.h"
@@ -62,6 +65,7 @@
 #include "snug/precision/precision.h"
 #include "snug/precision/precision_guard.h"
 #include "snug/precision/precision_scope.h"
+#include "snug/remat/profile_step.h"
 #include "snug/remat/rematerialize.h"
 #include "snug/report/html_report.h"
 #include "snug/report/run_log.h"

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/compare/schedule_figure.h"
 #include "snug/chart/bars.h"
 #include "snug/chart/line.h"
 #include "snug/chart/tag.h"

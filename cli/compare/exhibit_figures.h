@@ -11,6 +11,4 @@ namespace snug::cli {
 /// A Table has no image: that is empty.
 std::string exhibit_figure(const Exhibit& exhibit, chart::Medium medium = chart::Medium::Page);
 
-std::string schedule_figure(const Exhibit& exhibit, const Schedule& schedule, chart::Medium medium);
-
 }  // namespace snug::cli

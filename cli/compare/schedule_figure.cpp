@@ -1,3 +1,5 @@
+#include "cli/compare/schedule_figure.h"
+
 // The schedule of forward and backward as a picture. Colours go with shapes: full squares run forward, squares with a
 // hole run again, discs go backward. figure.css has the looks.
 
@@ -6,7 +8,6 @@
 
 #include <fmt/format.h>
 
-#include "cli/compare/exhibit_figures.h"
 #include "snug/chart/tag.h"
 
 namespace snug::cli {

@@ -14,6 +14,7 @@
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
 #include "cli/compare/python_peer.h"
+#include "cli/compare/sin_cos_width.h"
 #include "cli/compare/two_tasks.h"
 
 namespace snug::cli {

@@ -1,3 +1,5 @@
+#include "cli/compare/sin_cos_width.h"
+
 // The sweep of the sin-cos experiment: where mixed precision begins to pay.
 
 #include <algorithm>
@@ -7,7 +9,6 @@
 
 #include <fmt/format.h>
 
-#include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
 #include "cli/compare/two_tasks.h"
 

@@ -58,7 +58,4 @@ Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Prec
 /// Of a few sizes, the one whose epochs through the Stepper are fastest when all take turns.
 int64_t fastest_micro_batch(const TwoTasksData& data, int64_t width, Precision precision);
 
-/// Adds time of an epoch in FP32 over that in BF16, for ever wider networks.
-void sweep_two_tasks_width(Section& section, const CompareFlags& flags, int64_t points);
-
 }  // namespace snug::cli

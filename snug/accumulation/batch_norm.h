@@ -13,10 +13,11 @@
 //   snug::adjust_batch_norm_momentum(*model, 8);    // once, before training with 8 micro-batches per step
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <string>
 #include <vector>
+
+#include "snug/accumulation/batch_norm_to_group_norm.h"
+#include "snug/accumulation/precise_batch_norm.h"
 
 namespace torch::nn {
 class Module;
@@ -52,38 +53,5 @@ class [[nodiscard]] FrozenBatchNorm final {
  private:
   std::vector<std::shared_ptr<torch::nn::Module>> were_training_;
 };
-
-/// Sets the running mean and variance of every BatchNorm in `module` to those of all values that pass it in `forward`.
-/// `forward` must run the model on this thread over enough batches (some thousand samples):
-///
-///   snug::precise_batch_norm(*model, [&] { for (const auto& batch : batches) model->forward(batch.input); });
-///
-/// Each batch is normalised by its own statistics, as in training. Batches of the size of a micro-batch give the
-/// statistics that training saw (Wu & Johnson 2021, "Rethinking 'Batch' in BatchNorm", arXiv:2105.07576, section 3).
-/// Mean and variance are exact over all values of a channel, however these are divided into batches; the variance has
-/// the divisor n - 1, as in torch. `forward` runs without gradients, with all other modules (dropout) in evaluation
-/// mode. Modes, momenta and num_batches_tracked do not change. After an exception the running statistics are the old
-/// ones.
-/// Returns the number of values per channel that the first BatchNorm saw. Throws ConfigError if there is no BatchNorm
-/// with running statistics, or if at most one value per channel passed one of them (the message names it).
-int64_t precise_batch_norm(torch::nn::Module& module, const std::function<void()>& forward);
-
-/// One replacement by batch_norm_to_group_norm.
-struct GroupNormChange {
-  std::string name;  ///< of the layer, as in named_modules(): "stem.norm"
-  int64_t channels;
-  int64_t groups;
-};
-
-/// Replaces every BatchNorm in `module` with a GroupNorm (Wu & He 2018, arXiv:1803.08494). The number of groups is the
-/// largest one up to `groups` that divides the channels. The new layer has the same eps, weight and bias (copied),
-/// requires_grad, dtype, device and mode. A GroupNorm needs several values per group: on [N, channels] keep `groups`
-/// below the number of channels. The parameters are new, so make the optimizer afterwards.
-/// The replacement reaches BatchNorms in a Sequential, a ModuleList and a ModuleDict, and those that a module has only
-/// registered and finds by name. Code that casts such a module to BatchNorm must be changed. A BatchNorm that is also
-/// held elsewhere, by a member of its own type or a variable, cannot be replaced there.
-/// Returns the replacements. Throws ConfigError, and has changed nothing, if a BatchNorm is held elsewhere (the message
-/// names the layer and says what to write), if `module` itself is a BatchNorm or has none, or if groups < 1.
-std::vector<GroupNormChange> batch_norm_to_group_norm(torch::nn::Module& module, int64_t groups = 32);
 
 }  // namespace snug

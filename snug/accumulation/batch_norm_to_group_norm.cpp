@@ -1,3 +1,5 @@
+#include "snug/accumulation/batch_norm_to_group_norm.h"
+
 #include <algorithm>
 #include <unordered_map>
 
@@ -5,7 +7,6 @@
 #include <fmt/format.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "snug/accumulation/batch_norm.h"
 #include "snug/accumulation/detail/replace_batch_norm.h"
 #include "snug/core/error.h"
 

@@ -1,3 +1,5 @@
+#include "snug/accumulation/precise_batch_norm.h"
+
 #include <exception>
 #include <unordered_map>
 
@@ -6,7 +8,6 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
-#include "snug/accumulation/batch_norm.h"
 #include "snug/accumulation/detail/batch_norm_layers.h"
 #include "snug/core/error.h"
 

@@ -1,3 +1,5 @@
+#include "snug/activations/measure_offload_link.h"
+
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -16,8 +16,8 @@
 #include <memory>
 #include <string>
 
+#include "snug/activations/measure_offload_link.h"
 #include "snug/core/bytes.h"
-#include "snug/planner/profile.h"
 
 namespace snug {
 
@@ -42,12 +42,6 @@ struct OffloadReport {
   /// For people: one line, or two if a write failed.
   std::string str() const;
 };
-
-/// Measures the speed of writing to a file in `directory` (empty: the system's temporary one) and of reading back, for
-/// plans that may offload. It writes and reads 32 MiB a few times. These bytes stay in the system's cache if there is
-/// room, so a plan that offloads much more may find the disk slower. A directory that is itself memory (tmpfs) is as
-/// fast as memory, and offloading to it frees nothing. Throws Error if the file cannot be made, written or read.
-OffloadLink measure_offload_link(const std::filesystem::path& directory = {});
 
 /// While it lives, tensors that autograd saves on this thread go to the host. They come back in the order of backward,
 /// one ahead of the one in use. A storage goes once, however many tensors on it are saved, and comes back whole.

@@ -1,3 +1,5 @@
+#include "snug/remat/profile_step.h"
+
 #include <algorithm>
 #include <array>
 #include <exception>
@@ -18,7 +20,6 @@
 #include "snug/remat/detail/recorded_step.h"
 #include "snug/remat/detail/tape_recorder.h"
 #include "snug/remat/detail/tape_schedule.h"
-#include "snug/remat/rematerialize.h"
 
 // A profile says when each storage dies if nothing saved holds it, so it can be taken under any plan: what a plan keeps and rebuilds is
 // left out. Plainly is fastest. Where plain training does not fit, a plan is needed before there is a profile. So a forward pass alone, which

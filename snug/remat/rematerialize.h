@@ -32,6 +32,7 @@
 #include "snug/planner/plan.h"
 #include "snug/planner/profile.h"
 #include "snug/planner/solver.h"
+#include "snug/remat/profile_step.h"
 
 namespace snug {
 
@@ -73,29 +74,6 @@ class ActivationPlan {
   explicit ActivationPlan(std::shared_ptr<const Content> content);
   std::shared_ptr<const Content> content_;
 };
-
-struct ProfileOptions {
-  /// That plain training may take above the level at the call. If it takes more, or more than a MemoryLimit in force allows, the profile is
-  /// taken while nearly everything that is saved is dropped and rebuilt, which is slower. It is the same.
-  Bytes memory = Bytes::unlimited();
-  /// Over which plans made from the profile may offload; see measure_offload_link. As it is, they do not.
-  OffloadLink link = {};
-};
-
-/// Runs forward and backward passes and writes down their operators, the least of their times, and every byte that they
-/// take. `forward_and_loss` returns the loss: a scalar that requires a gradient. It is called three times, and a few
-/// times more where plain training does not fit. Parameters' gradients, what operators write in place to parameters and
-/// buffers, and the default generators are as before afterwards; other state that the callable keeps is not, nor memory
-/// that it gives a tensor by set_data, nor what hooks on the way do. On a CPU only; with backward on this thread, and
-/// while no other thread allocates tensors, which would be counted too.
-/// Memory: what plain training takes, at most `options.memory`, or little more than the least that a plan can reach,
-/// offloading included where there is a link; and copies of gradients that are there already, of parameters and buffers
-/// that the forward pass writes, and of generators.
-/// Throws ConfigError where the profile cannot be taken, as with StepInBackward, which would update parameters, or
-/// where only the first forward pass initialises a parameter, from its batch or as lazy modules do (call it once
-/// before); c10::OutOfMemoryError where not even the most frugal way fits into a MemoryLimit; and what the callable
-/// throws.
-StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options = {});
 
 /// The fastest plan found whose peak stays within `budget` bytes above the level of memory at the call, new gradients included. Calls
 /// `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that what is rebuilt has the same bits and

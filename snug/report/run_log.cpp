@@ -11,6 +11,7 @@
 #include "snug/core/error.h"
 #include "snug/report/detail/appending.h"
 #include "snug/report/detail/run_log_format.h"
+#include "snug/report/detail/run_log_parse.h"
 
 namespace snug {
 namespace {

@@ -1,11 +1,8 @@
 #pragma once
-// The lines of a run log: settings, records and events as JSON, and back. Internal to report: programs use RunLog and
-// read_run_log.
+// The lines of a run log: settings, records and events as JSON. Programs use RunLog and read_run_log. The way back:
+// run_log_parse.h.
 
 #include <string>
-#include <string_view>
-#include <variant>
-#include <vector>
 
 #include "snug/report/run_log.h"
 
@@ -18,15 +15,5 @@ inline constexpr int64_t kRunLogVersion = 1;
 std::string settings_line(const LogValues& settings);
 std::string record_line(const StepRecord& record);
 std::string event_line(const RunEvent& event);
-
-/// One line of a log: its text without the line end (a view into the content), and its parsed content.
-struct LogLine {
-  std::string_view text;
-  std::variant<LogValues, StepRecord, RunEvent> entry;
-};
-
-/// All complete lines of a log. The first line, and no other, must hold settings. A torn line after the last line end
-/// is left out. Throws CorruptFile, with `file` and the number of the line.
-std::vector<LogLine> parse_run_log(std::string_view content, std::string_view file);
 
 }  // namespace snug::detail

@@ -1,3 +1,5 @@
+#include "snug/report/detail/run_log_parse.h"
+
 #include <limits>
 #include <optional>
 #include <stdexcept>

@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
 
+#include "snug/activations/measure_offload_link.h"
 #include "snug/memory/limit.h"
 #include "snug/remat/rematerialize.h"
 
