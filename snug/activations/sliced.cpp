@@ -13,12 +13,6 @@
 #include "snug/core/error.h"
 
 namespace snug {
-
-detail::SliceScope*& detail::SliceScope::innermost() {
-  thread_local SliceScope* scope = nullptr;
-  return scope;
-}
-
 namespace {
 
 std::string shape_of(const at::Tensor& tensor) {

@@ -1,6 +1,5 @@
 #include "snug/precision/precision_scope.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/autocast_mode.h>
@@ -8,27 +7,6 @@
 #include "snug/precision/detail/precision_regions.h"
 
 namespace snug {
-namespace {
-
-thread_local detail::PrecisionRegions* current = nullptr;
-
-}  // namespace
-
-namespace detail {
-
-void PrecisionRegions::enter(const std::string& name) {
-  if (std::find(entered.begin(), entered.end(), name) == entered.end()) {
-    entered.push_back(name);
-  }
-}
-
-PrecisionRegions* current_precision_regions() { return current; }
-void set_current_precision_regions(PrecisionRegions* regions) { current = regions; }
-
-PrecisionRegionsScope::PrecisionRegionsScope(PrecisionRegions* regions) : previous_(std::exchange(current, regions)) {}
-PrecisionRegionsScope::~PrecisionRegionsScope() { current = previous_; }
-
-}  // namespace detail
 
 // Autocast to FP32: LibTorch casts to the type that is set. Tensors in FP32 already are not cast and not cached.
 class PrecisionScope::Full {
@@ -46,6 +24,7 @@ class PrecisionScope::Full {
 };
 
 PrecisionScope::PrecisionScope(std::string name) {
+  detail::PrecisionRegions* const current = detail::current_precision_regions();
   if (current == nullptr) {
     return;
   }

@@ -1,0 +1,10 @@
+#include "snug/activations/detail/slice_scope.h"
+
+namespace snug::detail {
+
+SliceScope*& SliceScope::innermost() {
+  thread_local SliceScope* scope = nullptr;
+  return scope;
+}
+
+}  // namespace snug::detail
