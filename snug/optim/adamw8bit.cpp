@@ -6,7 +6,7 @@
 
 #include "snug/core/detail/parallel.h"
 #include "snug/core/error.h"
-#include "snug/kernels/quantized_adamw.h"
+#include "snug/kernels/detail/quantized_adamw.h"
 #include "snug/optim/detail/adam_rules.h"
 
 namespace snug {

@@ -22,10 +22,10 @@ struct AdamW8bitOptions {
   int64_t min_elements = 4096;
 };
 
-/// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861): see
-/// kernels/quantized_adamw.h. FP32 parameters on the CPU. Its groups hold torch::optim::AdamWOptions. State per
-/// parameter: step, exp_avg and exp_avg_sq as bytes, exp_avg_max and exp_avg_sq_max with an FP32 number per 256
-/// elements. With a GradScaler, gradients keep their scale: they are unscaled on the way.
+/// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861). FP32 parameters on the CPU.
+/// Its groups hold torch::optim::AdamWOptions. State per parameter: step, exp_avg and exp_avg_sq as bytes, exp_avg_max
+/// and exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler, gradients keep their scale: they are
+/// unscaled on the way.
 class AdamW8bit : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that

@@ -1,4 +1,4 @@
-#include "snug/kernels/block_quantization.h"
+#include "snug/kernels/detail/block_quantization.h"
 
 #include <algorithm>
 #include <cmath>

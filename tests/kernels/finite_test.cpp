@@ -1,4 +1,4 @@
-#include "snug/kernels/finite.h"
+#include "snug/kernels/detail/finite.h"
 
 #include <limits>
 #include <string>

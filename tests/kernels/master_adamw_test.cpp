@@ -1,4 +1,4 @@
-#include "snug/kernels/master_adamw.h"
+#include "snug/kernels/detail/master_adamw.h"
 
 #include <algorithm>
 #include <bit>

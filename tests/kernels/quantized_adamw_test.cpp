@@ -1,4 +1,4 @@
-#include "snug/kernels/quantized_adamw.h"
+#include "snug/kernels/detail/quantized_adamw.h"
 
 #include <algorithm>
 #include <array>

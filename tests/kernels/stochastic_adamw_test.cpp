@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 
 #include "snug/kernels/detail/simd_targets.h"
-#include "snug/kernels/master_adamw.h"
+#include "snug/kernels/detail/master_adamw.h"
 
 namespace snug::kernels::stochastic_adamw_test {
 namespace {

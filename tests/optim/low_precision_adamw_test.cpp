@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
-#include "snug/kernels/master_adamw.h"
+#include "snug/kernels/detail/master_adamw.h"
 #include "snug/optim/adamw.h"
 #include "snug/precision/grad_scaler.h"
 #include "tests/support/optimizers.h"

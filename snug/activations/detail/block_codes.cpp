@@ -7,7 +7,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 
-#include "snug/kernels/block_quantization.h"
+#include "snug/kernels/detail/block_quantization.h"
 #include "snug/kernels/detail/random_bits.h"
 
 namespace snug::detail {

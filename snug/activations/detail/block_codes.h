@@ -1,5 +1,5 @@
 #pragma once
-// Tensors in blocks of 8- or 4-bit codes: kernels/block_quantization.h on the CPU, the same with LibTorch's operators
+// Tensors in blocks of 8- or 4-bit codes: kernels/detail/block_quantization.h on the CPU, the same with LibTorch's operators
 // elsewhere.
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "snug/kernels/bit_mask.h"
+#include "snug/kernels/detail/bit_mask.h"
 
 namespace snug::detail {
 namespace {

@@ -1,5 +1,5 @@
 #pragma once
-// Masks of one bit per element as tensors: kernels/bit_mask.h on the CPU, LibTorch's operators elsewhere.
+// Masks of one bit per element as tensors: kernels/detail/bit_mask.h on the CPU, LibTorch's operators elsewhere.
 
 #include <cstdint>
 #include <optional>

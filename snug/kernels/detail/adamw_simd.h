@@ -11,7 +11,7 @@
 
 #include <hwy/highway.h>
 
-#include "snug/kernels/adamw_step.h"
+#include "snug/kernels/detail/adamw_step.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {

@@ -12,7 +12,7 @@
 #include <hwy/highway.h>
 
 #include "snug/kernels/detail/dynamic_map.h"
-#include "snug/kernels/quantized_adamw.h"
+#include "snug/kernels/detail/quantized_adamw.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {

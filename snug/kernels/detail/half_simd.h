@@ -11,7 +11,7 @@
 
 #include <hwy/highway.h>
 
-#include "snug/kernels/master_adamw.h"
+#include "snug/kernels/detail/master_adamw.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {

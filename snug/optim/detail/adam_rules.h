@@ -19,7 +19,7 @@
 #include "snug/core/detail/number_in.h"
 #include "snug/core/error.h"
 #include "snug/core/state.h"
-#include "snug/kernels/adamw_step.h"
+#include "snug/kernels/detail/adamw_step.h"
 #include "snug/optim/fused_optimizer.h"
 
 namespace snug::detail {

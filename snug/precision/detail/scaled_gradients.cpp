@@ -13,7 +13,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "snug/core/detail/in_parts.h"
-#include "snug/kernels/finite.h"
+#include "snug/kernels/detail/finite.h"
 #include "snug/precision/detail/loss_scale.h"
 
 namespace snug::detail {

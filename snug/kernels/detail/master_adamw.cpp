@@ -1,4 +1,4 @@
-#include "snug/kernels/master_adamw.h"
+#include "snug/kernels/detail/master_adamw.h"
 
 #include <algorithm>
 
@@ -6,7 +6,7 @@
 
 // Compiles what follows once per instruction set.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "snug/kernels/master_adamw.cpp"
+#define HWY_TARGET_INCLUDE "snug/kernels/detail/master_adamw.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -1,4 +1,4 @@
-#include "snug/kernels/quantized_adamw.h"
+#include "snug/kernels/detail/quantized_adamw.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 // Compiles what follows once per instruction set.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "snug/kernels/quantized_adamw.cpp"
+#define HWY_TARGET_INCLUDE "snug/kernels/detail/quantized_adamw.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -1,4 +1,4 @@
-#include "snug/kernels/bit_mask.h"
+#include "snug/kernels/detail/bit_mask.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,10 +1,10 @@
-#include "snug/kernels/block_quantization.h"
+#include "snug/kernels/detail/block_quantization.h"
 
 #include <algorithm>
 
 // Compiles what follows once per instruction set.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "snug/kernels/block_quantization.cpp"
+#define HWY_TARGET_INCLUDE "snug/kernels/detail/block_quantization.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

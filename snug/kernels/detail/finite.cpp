@@ -1,11 +1,11 @@
-#include "snug/kernels/finite.h"
+#include "snug/kernels/detail/finite.h"
 
 #include <algorithm>
 #include <cmath>
 
 // Compiles what follows once per instruction set.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "snug/kernels/finite.cpp"
+#define HWY_TARGET_INCLUDE "snug/kernels/detail/finite.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "snug/kernels/adamw_step.h"
+#include "snug/kernels/detail/adamw_step.h"
 
 namespace snug::kernels {
 
