@@ -18,6 +18,7 @@
 #include "snug/activations/detail/region_operators.h"
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/activations/detail/tensor_hash.h"
+#include "snug/activations/detail/training_modes.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
@@ -96,6 +97,7 @@ struct Slot {
 struct Beginning {
   std::vector<torch::autograd::SavedVariable> inputs = {};
   std::function<void(const std::vector<at::Tensor>&)> recompute = {};
+  TrainingModes modes = TrainingModes(nullptr);
 
   void let_go() {
     thread_local std::vector<Beginning>* waiting = nullptr;
@@ -116,7 +118,7 @@ struct Beginning {
 struct Frame {
   ~Frame() { begin.let_go(); }
 
-  FrameOptions options;
+  CheckpointOptions options;
   Beginning begin;
   bool input_was_written = false;  // then there is nothing to recompute from
   bool forward_is_complete = false;
@@ -387,6 +389,7 @@ void Frame::recompute(int pass) {
   const PolicyScope scope(policy);
   const ClosedAtEnd closed(*policy);
   try {
+    const TrainingModes::Scope modes_scope(begin.modes);
     begin.recompute(arguments);
   } catch (...) {
     if (!seen.has_stopped()) {
@@ -409,7 +412,7 @@ void Frame::recompute(int pass) {
 
 class CheckpointForward::Impl {
  public:
-  Impl(FrameOptions options, const std::vector<at::Tensor>& inputs,
+  Impl(CheckpointOptions options, const std::vector<at::Tensor>& inputs,
        std::function<void(const std::vector<at::Tensor>&)> recompute)
       : frame_(std::make_shared<Frame>()) {
     install_engine();
@@ -425,6 +428,7 @@ class CheckpointForward::Impl {
       }
     }
     frame_->begin.recompute = std::move(recompute);
+    frame_->begin.modes = TrainingModes(std::exchange(frame_->options.module, nullptr));
     frame_->autocast = AutocastState::capture();
     operators_.emplace(frame_->operators, inputs, frame_->options.policy, frame_->options.preserve_rng_state,
                        frame_->options.draws_unseen);
@@ -479,7 +483,7 @@ class CheckpointForward::Impl {
   std::optional<OperatorScope> operator_scope_;
 };
 
-CheckpointForward::CheckpointForward(FrameOptions options, std::vector<at::Tensor> inputs,
+CheckpointForward::CheckpointForward(CheckpointOptions options, std::vector<at::Tensor> inputs,
                                      std::function<void(const std::vector<at::Tensor>&)> recompute)
     : impl_(std::make_unique<Impl>(std::move(options), inputs, std::move(recompute))) {}
 

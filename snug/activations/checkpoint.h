@@ -19,12 +19,21 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
 
-#include "snug/activations/checkpoint_frame.h"
 #include "snug/activations/policy.h"
-#include "snug/activations/training_modes.h"
 #include "snug/activations/visit_tensors.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace snug {
+
+/// How the recomputation is compared with the forward.
+enum class Determinism {
+  None,      ///< only the number of saved tensors
+  Metadata,  ///< and shape, dtype and device of each, and by which operators of what it was made
+  Values,    ///< and the bits of each, by a hash: reads every saved tensor twice, on a GPU over the bus
+};
 
 struct CheckpointOptions {
   /// Recompute with the random numbers of the forward (dropout). Costs a copy of the generator (2.5 KB on the CPU,
@@ -51,6 +60,33 @@ struct CheckpointOptions {
 };
 
 namespace detail {
+
+/// While it lives, tensors saved on this thread are dropped; `recompute(inputs)` brings them back in backward.
+class [[nodiscard]] CheckpointForward final {
+ public:
+  CheckpointForward(CheckpointOptions options, std::vector<at::Tensor> inputs,
+                    std::function<void(const std::vector<at::Tensor>&)> recompute);
+  ~CheckpointForward();
+  /// Call it at the end of the forward. Throws ConfigError if the forward wrote to one of `inputs`.
+  void finish();
+  CheckpointForward(const CheckpointForward&) = delete;
+  CheckpointForward& operator=(const CheckpointForward&) = delete;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The module of a callable that is a module's holder, such as a torch::nn::Sequential; otherwise null.
+template <class F>
+std::shared_ptr<torch::nn::Module> module_of(const F& callable) {
+  if constexpr (requires { callable.ptr(); }) {
+    if constexpr (std::is_convertible_v<decltype(callable.ptr()), std::shared_ptr<torch::nn::Module>>) {
+      return callable.ptr();
+    }
+  }
+  return nullptr;
+}
 
 // The result type of a Sequential's operator() cannot be deduced; that of its forward() can.
 template <class F, class Arguments>
@@ -111,19 +147,16 @@ auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   Arguments without_tensors = arguments;
   std::vector<at::Tensor> inputs;
   detail::visit_tensors(without_tensors, [&](at::Tensor& tensor) { inputs.push_back(std::exchange(tensor, {})); });
-  detail::CheckpointForward forward(
-      {options.preserve_rng_state, options.draws_unseen, options.early_stop, options.determinism,
-       std::move(options.label), std::move(options.policy)},
-      std::move(inputs),
-      [shared_fn, without_tensors,
-       modes = detail::TrainingModes(options.module ? options.module : detail::module_of(*shared_fn))](
-          const std::vector<at::Tensor>& saved) {
-        const detail::TrainingModes::Scope scope(modes);
-        Arguments again = without_tensors;
-        auto next = saved.begin();
-        detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
-        detail::run_callable(*shared_fn, std::move(again));
-      });
+  if (options.module == nullptr) {
+    options.module = detail::module_of(*shared_fn);
+  }
+  detail::CheckpointForward forward(std::move(options), std::move(inputs),
+                                    [shared_fn, without_tensors](const std::vector<at::Tensor>& saved) {
+                                      Arguments again = without_tensors;
+                                      auto next = saved.begin();
+                                      detail::visit_tensors(again, [&](at::Tensor& tensor) { tensor = *next++; });
+                                      detail::run_callable(*shared_fn, std::move(again));
+                                    });
   if constexpr (std::is_void_v<decltype(detail::run_callable(*shared_fn, std::move(arguments)))>) {
     detail::run_callable(*shared_fn, std::move(arguments));
     forward.finish();

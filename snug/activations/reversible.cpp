@@ -14,7 +14,7 @@
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/detail/region_draws.h"
 #include "snug/activations/detail/region_operators.h"
-#include "snug/activations/training_modes.h"
+#include "snug/activations/detail/training_modes.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"

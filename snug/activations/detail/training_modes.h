@@ -2,7 +2,6 @@
 // The modes (training or evaluation) of modules at the time a checkpointed region ran, for its recomputation.
 
 #include <memory>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -35,16 +34,5 @@ class TrainingModes {
 
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;  // a module before those in it
 };
-
-/// The module of a callable that is a module's holder, such as a torch::nn::Sequential; otherwise null.
-template <class F>
-std::shared_ptr<torch::nn::Module> module_of(const F& callable) {
-  if constexpr (requires { callable.ptr(); }) {
-    if constexpr (std::is_convertible_v<decltype(callable.ptr()), std::shared_ptr<torch::nn::Module>>) {
-      return callable.ptr();
-    }
-  }
-  return nullptr;
-}
 
 }  // namespace snug::detail

@@ -1,4 +1,4 @@
-#include "snug/activations/training_modes.h"
+#include "snug/activations/detail/training_modes.h"
 
 #include <algorithm>
 
