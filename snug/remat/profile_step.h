@@ -22,8 +22,9 @@ struct ProfileOptions {
 /// take. `forward_and_loss` returns the loss: a scalar that requires a gradient. It is called three times, and a few
 /// times more where plain training does not fit. Parameters' gradients, what operators write in place to parameters and
 /// buffers, and the default generators are as before afterwards; other state that the callable keeps is not, nor memory
-/// that it gives a tensor by set_data, nor what hooks on the way do. On a CPU only; with backward on this thread, and
-/// while no other thread allocates tensors, which would be counted too.
+/// that it gives a tensor by set_data, nor what hooks on the way do. Times and bytes are those of the device that the loss is on: of
+/// a CPU, or of an accelerator's current stream and its allocator, which rounds. Backward runs on this thread. On a CPU no
+/// other thread may allocate tensors meanwhile, which would be counted too.
 /// Memory: what plain training takes, at most `options.memory`, or little more than the least that a plan can reach,
 /// offloading included where there is a link; and copies of gradients that are there already, of parameters and buffers
 /// that the forward pass writes, and of generators.

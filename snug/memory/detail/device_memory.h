@@ -42,6 +42,8 @@ class DeviceMemory {
   virtual int64_t restart_peak(c10::Device device) = 0;
   /// What a limit counts: live bytes, and those that the allocator keeps although a limit is reached.
   virtual int64_t reserved(c10::Device device) const = 0;
+  /// Bytes of a limit that may be lost to gaps between tensors, where nobody knows better.
+  virtual int64_t gaps() const { return 0; }
   /// Hands back to the system what no tensor has.
   virtual void give_back(c10::Device device) = 0;
   /// Makes one allocation of any device of this type throw c10::OutOfMemoryError (see fail_allocation_after).

@@ -12,7 +12,7 @@
 namespace snug::detail {
 
 TapeRecorder::TapeRecorder(c10::Device device) : device_(device), clock_(device) {
-  observation_.emplace(*this, device, SavedTensors::Ignore);
+  observation_.emplace(static_cast<MemoryObserver&>(*this), device);
 }
 
 TapeRecorder::~TapeRecorder() = default;

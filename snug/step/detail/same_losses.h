@@ -13,6 +13,7 @@
 
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
+#include "snug/memory/detail/operator_mode.h"
 
 namespace snug::detail {
 
@@ -23,9 +24,10 @@ class SameLosses {
   std::function<at::Tensor()> of(std::function<at::Tensor()> forward) {
     return [this, forward = std::move(forward)] {
       at::Tensor loss = forward();
-      if (loss.defined() && loss.numel() == 1 && loss.is_cpu() && loss.layout() == at::kStrided) {
-        // Not by an operator, which would be recorded.
-        note(c10::fetch_and_cast<double>(loss.scalar_type(), loss.const_data_ptr()));
+      if (loss.defined() && loss.numel() == 1 && loss.layout() == at::kStrided) {
+        const UnseenOperators not_recorded;
+        const at::Tensor host = loss.detach().to(at::kCPU);
+        note(c10::fetch_and_cast<double>(host.scalar_type(), host.const_data_ptr()));
       }
       return loss;
     };

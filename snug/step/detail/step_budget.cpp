@@ -55,7 +55,8 @@ int64_t StepBackup::bytes() const {
 StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
                        TrainedParameters& parameters)
     : ranks_(ranks), parameters_(parameters), budget_(options.memory_budget), backup_(model, options.carried) {
-  const bool plans = options.plan && parameters.device().is_cpu();
+  const c10::Device device = parameters.device();
+  const bool plans = options.plan && (device.is_cpu() || at::isAccelerator(device.type()));
   budget_ = ranks.smallest_budget(options.memory_budget, plans);
   if (!plans || budget_.is_unlimited()) {
     return;
@@ -66,7 +67,7 @@ StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, 
   } catch (...) {  // the other ranks wait for this one in check()
     no_link_ = std::current_exception();
   }
-  planner_.emplace(budget_, options.split_batch_norm, std::move(link));
+  planner_.emplace(budget_, options.split_batch_norm, std::move(link), device);
 }
 
 void StepBudget::check() const {

@@ -20,8 +20,8 @@ namespace snug::detail {
 class StepPlanner {
  public:
   /// `splits_batch_norm`: whether a batch may be cut though the model normalises by its statistics. `link`: over which plans may offload.
-  StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {})
-      : limits_{budget.count(), splits_batch_norm, std::move(link)} {}
+  StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {}, c10::Device device = c10::kCPU)
+      : limits_{budget.count(), splits_batch_norm, std::move(link), device} {}
   StepPlanner(const StepPlanner&) = delete;  // plans refer to its limits
   StepPlanner& operator=(const StepPlanner&) = delete;
 

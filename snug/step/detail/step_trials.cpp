@@ -67,7 +67,8 @@ StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits)
       fixed_bytes_(step.fixed_bytes),
       gradient_bytes_(step.gradient_bytes),
       optimizer_bytes_(step.optimizer_bytes),
-      at_most_(step.at_most) {}
+      at_most_(step.at_most),
+      left_free_(device_memory(limits.device.type()).gaps()) {}
 
 void StepTrials::run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
 
@@ -96,9 +97,10 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   try {
     const GradientsHeld gradients(step.trial, micro_batches(items) > 1);
     step.trial.unload();
-    const int64_t before = live_cpu_bytes();
+    const DeviceMemory& memory = device_memory(limits_->device.type());
+    const int64_t before = memory.live(limits_->device);
     step.trial.load(items);
-    const int64_t loaded = live_cpu_bytes() - before;
+    const int64_t loaded = memory.live(limits_->device) - before;
     SameLosses losses;
     const auto forward = losses.of([&] { return step.trial.loss(); });
     tried_.insert_or_assign(items, Tried{profile_step(forward, {.link = limits_->link}), loaded, slices});
@@ -263,7 +265,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Step
 // Where nothing ran within the budget: by a run without it, as frugal as can be, of the least that can be run at once.
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   StepTrials trials = *this;
-  const LimitPaused no_limit(c10::kCPU, limits_->budget);
+  const LimitPaused no_limit(limits_->device, limits_->budget);
   const bool is_free = step.micro_batch == 0 && pinned_by_.empty();
   for (int64_t items = is_free                ? 1
                        : step.micro_batch > 0 ? std::min(step.micro_batch, step.batch)

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include <c10/core/Device.h>
+
 #include "snug/planner/step_search.h"
 #include "snug/step/detail/rank_split.h"
 #include "snug/step/detail/step_choices.h"
@@ -21,6 +23,7 @@ struct PlanLimits {
   int64_t budget = 0;              ///< bytes
   bool splits_batch_norm = false;  ///< whether a batch may be cut though the model normalises by its statistics
   OffloadLink link = {};           ///< over which plans may offload
+  c10::Device device = c10::kCPU;  ///< whose memory the budget is of
 };
 
 class StepTrials {
@@ -96,7 +99,7 @@ class StepTrials {
   int64_t idle_state_bytes_ = 0;  // that fixed_bytes_ is without
   bool trusts_idle_state_ = true;
   int64_t at_most_;  // items of a micro-batch, for other ranks' sake
-  int64_t left_free_ = 0;
+  int64_t left_free_;
   std::map<int64_t, Tried> tried_;  // by items
   std::string pinned_by_;           // why the batch is not cut
   std::string untried_;             // those that did not run, for people
