@@ -1,0 +1,98 @@
+#include "tests/support/sim_device/sim_pinned.h"
+
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/CachingHostAllocator.h>
+
+#include "tests/support/sim_device/sim_device.h"
+#include "tests/support/sim_device/sim_stream.h"
+
+namespace snug::sim_device {
+namespace {
+
+struct PinnedBlock {
+  size_t size = 0;
+  std::vector<c10::Stream> users = {};
+};
+
+std::map<const char*, PinnedBlock>& pinned_blocks() {
+  static auto* const blocks = new std::map<const char*, PinnedBlock>;
+  return *blocks;
+}
+
+// The block that the pointer lies in, or the end.
+auto find_pinned(const void* pointer) {
+  auto& blocks = pinned_blocks();
+  const auto* const at = static_cast<const char*>(pointer);
+  auto block = blocks.upper_bound(at);
+  if (block == blocks.begin()) {
+    return blocks.end();
+  }
+  --block;
+  return at < block->first + block->second.size ? block : blocks.end();
+}
+
+// The host waits for the streams that use it. CUDA's allocator keeps it aside instead; no test can tell.
+void free_pinned(void* data) {
+  if (data == nullptr) {
+    return;
+  }
+  const std::lock_guard lock(device_mutex());
+  auto node = pinned_blocks().extract(static_cast<const char*>(data));
+  for (const c10::Stream user : node.mapped().users) {
+    run_until(end_of(user));
+  }
+  std::free(data);
+}
+
+class PinnedAllocator final : public at::HostAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) {
+      return {nullptr, nullptr, &free_pinned, c10::DeviceType::CPU};
+    }
+    const std::lock_guard lock(device_mutex());
+    const size_t size = (bytes + kBlock - 1) / kBlock * kBlock;
+    void* const data = std::aligned_alloc(kBlock, size);
+    pinned_blocks().emplace(static_cast<const char*>(data), PinnedBlock{size});
+    return {data, data, &free_pinned, c10::DeviceType::CPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+  bool record_event(void* data, void*, c10::Stream stream) override {
+    const std::lock_guard lock(device_mutex());
+    const auto block = find_pinned(data);
+    if (block == pinned_blocks().end()) {
+      return false;
+    }
+    block->second.users.push_back(stream);
+    return true;
+  }
+  void empty_cache() override {}
+  at::HostStats get_stats() override { return {}; }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
+};
+
+PinnedAllocator* pinned() {
+  static auto* const made = new PinnedAllocator;
+  return made;
+}
+
+REGISTER_HOST_ALLOCATOR(c10::DeviceType::PrivateUse1, pinned())
+
+}  // namespace
+
+c10::Allocator* pinned_allocator() { return pinned(); }
+
+bool is_pinned_pointer(const void* pointer) {
+  const std::lock_guard lock(device_mutex());
+  return find_pinned(pointer) != pinned_blocks().end();
+}
+
+}  // namespace snug::sim_device
