@@ -1,8 +1,12 @@
+#include <optional>
+
 #include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
+#include <torch/library.h>
 
 #include "snug/core/error.h"
 #include "snug/kernels/detail/bias_gelu_cuda.h"
@@ -40,6 +44,47 @@ bool is_recent(c10::Device device) {
 
 at::Tensor gapless(const at::Tensor& tensor) { return tensor.defined() ? tensor.contiguous() : tensor; }
 
+using OptionalTensor = std::optional<at::Tensor>;
+
+at::Tensor launch_forward(const at::Tensor& x, const OptionalTensor& bias) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor in = gapless(x);
+  const at::Tensor b = gapless(bias.value_or(at::Tensor()));
+  at::Tensor out = at::empty_like(in);
+  check(launch_bias_gelu(kernel_dtype(x), pointer(in), pointer(b), out.mutable_data_ptr(), shape_of(in),
+                         c10::cuda::getCurrentCUDAStream().stream()));
+  return out;
+}
+
+at::Tensor launch_backward(const at::Tensor& grad, const at::Tensor& x, const OptionalTensor& bias) {
+  const c10::cuda::CUDAGuard guard(x.device());
+  const at::Tensor dy = gapless(grad);
+  const at::Tensor in = gapless(x);
+  const at::Tensor b = gapless(bias.value_or(at::Tensor()));
+  at::Tensor dx = at::empty_like(in);
+  check(launch_bias_gelu_backward(kernel_dtype(x), pointer(dy), pointer(in), pointer(b), dx.mutable_data_ptr(),
+                                  shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
+  return dx;
+}
+
+// The kernels are operators to LibTorch, so that a tape sees them. It would take their results for those of empty_like.
+TORCH_LIBRARY(snug, library) {
+  library.def("bias_gelu(Tensor x, Tensor? bias) -> Tensor");
+  library.def("bias_gelu_backward(Tensor grad, Tensor x, Tensor? bias) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(snug, CUDA, library) {
+  library.impl("bias_gelu", &launch_forward);
+  library.impl("bias_gelu_backward", &launch_backward);
+}
+
+template <class Signature>
+c10::TypedOperatorHandle<Signature> find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+OptionalTensor if_defined(const at::Tensor& tensor) { return tensor.defined() ? OptionalTensor(tensor) : std::nullopt; }
+
 }  // namespace
 
 bool has_bias_gelu_kernel(const at::Tensor& x) {
@@ -49,24 +94,13 @@ bool has_bias_gelu_kernel(const at::Tensor& x) {
 }
 
 at::Tensor device_bias_gelu(const at::Tensor& x, const at::Tensor& bias) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  const at::Tensor in = gapless(x);
-  const at::Tensor b = gapless(bias);
-  at::Tensor out = at::empty_like(in);
-  check(launch_bias_gelu(kernel_dtype(x), pointer(in), pointer(b), out.mutable_data_ptr(), shape_of(in),
-                         c10::cuda::getCurrentCUDAStream().stream()));
-  return out;
+  static const auto op = find_operator<decltype(launch_forward)>("snug::bias_gelu");
+  return op.call(x, if_defined(bias));
 }
 
 at::Tensor device_bias_gelu_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& bias) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  const at::Tensor dy = gapless(grad);
-  const at::Tensor in = gapless(x);
-  const at::Tensor b = gapless(bias);
-  at::Tensor dx = at::empty_like(in);
-  check(launch_bias_gelu_backward(kernel_dtype(x), pointer(dy), pointer(in), pointer(b), dx.mutable_data_ptr(),
-                                  shape_of(in), c10::cuda::getCurrentCUDAStream().stream()));
-  return dx;
+  static const auto op = find_operator<decltype(launch_backward)>("snug::bias_gelu_backward");
+  return op.call(grad, x, if_defined(bias));
 }
 
 }  // namespace snug::kernels::detail
