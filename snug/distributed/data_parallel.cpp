@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <unordered_set>
 
 #include <ATen/ops/zeros.h>
@@ -124,6 +125,9 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
     parent_.bytes_reduced_ += group.traffic().all_reduce - before;
     if (started_.empty()) {
       parent_.time_.total += group.impl().busy->seconds() - busy_before_;
+      if (std::isnan(parent_.time_.total)) {
+        parent_.time_.waited = parent_.time_.total;  // the device waits, not this thread
+      }
     }
     return started.gradients;
   }

@@ -54,7 +54,7 @@ struct DataParallelOptions {
   CommHook hook = {};
 };
 
-/// Time of the communication of gradients so far, in seconds.
+/// Time of the communication of gradients so far, in seconds. NaN where NCCL sends them: it does not tell.
 struct CommunicationTime {
   double total = 0;   ///< while any were on their way
   double waited = 0;  ///< when nothing else was left to do: the rest was hidden behind backward

@@ -104,10 +104,10 @@ void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const Pro
   impl.group = c10::make_intrusive<c10d::ProcessGroup>(impl.store, place.rank, place.size);
   impl.group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl.backend);
   impl.group->setDefaultBackend(c10d::ProcessGroup::GLOO);
-  impl.cuda_backend = detail::make_nccl_backend(impl.store, place.rank, place.size, options.timeout);
-  if (impl.cuda_backend) {
-    impl.group->setBackend(c10::kCUDA, c10d::ProcessGroup::NCCL, impl.cuda_backend);
-  }
+  // NCCL waits in its store, whose lock it holds meanwhile: the heartbeat is to have another.
+  impl.make_cuda_backend = [store = impl.store, rank = place.rank, size = place.size, timeout = options.timeout] {
+    return detail::make_nccl_backend(store->clone(), rank, size, timeout);
+  };
   if (place.size > 1) {
     impl.heartbeat = std::make_unique<detail::Heartbeat>(impl.store, place.rank, place.size, meeting.serves_store());
   }
@@ -122,6 +122,24 @@ void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& 
       detail::first_line(error),
       lost.empty() ? "all ranks are alive: has one of them left out this call?"
                    : fmt::format("rank {} has died, hangs or cannot be reached: see what it wrote last", lost)));
+}
+
+const c10::intrusive_ptr<c10d::Backend>& ProcessGroup::Impl::cuda_backend() {
+  std::call_once(asked_for_cuda_, [&] {
+    if ((cuda_backend_ = make_cuda_backend())) {
+      group->setBackend(c10::kCUDA, c10d::ProcessGroup::NCCL, cuda_backend_);
+    }
+  });
+  return cuda_backend_;
+}
+
+ProcessGroup::Impl::~Impl() {
+  if (cuda_backend_) {
+    try {
+      cuda_backend_->shutdown();
+    } catch (const std::exception&) {  // another rank is gone, and with it the connection
+    }
+  }
 }
 
 ProcessGroup::ProcessGroup(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -145,8 +163,12 @@ std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, R
   options.reduceOp = c10d_op(op);
   std::vector<at::Tensor> tensors = {tensor.detach()};
   auto work = impl_->attempt("all_reduce", [&] { return impl_->backend_of(tensor).allreduce(tensors, options); });
-  impl_->busy->begin();
-  work->getFuture()->addCallback([busy = impl_->busy](c10::ivalue::Future& /*work*/) { busy->end(); });
+  if (tensor.is_cpu()) {
+    impl_->busy->begin();
+    work->getFuture()->addCallback([busy = impl_->busy](c10::ivalue::Future& /*work*/) { busy->end(); });
+  } else {
+    impl_->busy->lose();  // NCCL's future is complete when the work is queued
+  }
   detail::report_unseen_write(tensor);
   return [impl = impl_.get(), work = std::move(work)] { impl->attempt("all_reduce", [&] { work->wait(); }); };
 }
@@ -158,6 +180,7 @@ void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   }
   if (impl_->rehearsals == 0) {
     for (const at::Tensor& tensor : tensors) {
+      impl_->connects(tensor.device());  // the group has its backend from here on
       impl_->traffic.broadcast += static_cast<int64_t>(tensor.nbytes());
     }
     impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, plain, Impl::kBroadcastChunk, root); });

@@ -32,7 +32,8 @@ class StepResult {
   int64_t items = 0;          ///< sum of the losses' counts, of all ranks
   int64_t peak_bytes = 0;  ///< most tensor memory alive at once on the model's device, what was there before included
   int64_t bytes_sent = 0;  ///< of gradients, handed to all-reduce with other ranks; see DataParallel::bytes_reduced
-  /// While gradients were on their way, and what of that was not hidden behind backward. See CommunicationTime.
+  /// While gradients were on their way, and what of that was not hidden behind backward; NaN with NCCL. See
+  /// CommunicationTime.
   double communication_seconds = 0, communication_waited = 0;
   double seconds = 0;  ///< until everything was queued; on a CPU, until it was done
   /// How far memory rose in forward and backward above its level before the step, less the bytes of all gradients: what

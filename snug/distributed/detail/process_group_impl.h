@@ -5,6 +5,8 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -36,6 +38,11 @@ class BusyTime {
       total_ += std::chrono::steady_clock::now() - since_;
     }
   }
+  /// From here on the time is NaN: there was an operation of which nobody hears when it is done.
+  void lose() {
+    const std::lock_guard lock(mutex_);
+    total_ = std::chrono::duration<double>(std::numeric_limits<double>::quiet_NaN());
+  }
   double seconds() const {
     const std::lock_guard lock(mutex_);
     return total_.count();
@@ -58,8 +65,9 @@ class ProcessGroup::Impl {
 
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
-  c10::intrusive_ptr<c10d::Backend> cuda_backend;  // null where there is none
   c10::intrusive_ptr<c10d::ProcessGroup> group;
+  /// Makes the backend of CUDA tensors, or null where there is none. It is made for the first of them.
+  std::function<c10::intrusive_ptr<c10d::Backend>()> make_cuda_backend;
   std::unique_ptr<detail::Heartbeat> heartbeat;  // not in a group of one
   int local_rank = 0;
   Traffic traffic = {};
@@ -70,9 +78,11 @@ class ProcessGroup::Impl {
   /// operation returns its own values as those of all ranks.
   std::atomic<int> rehearsals = 0;
 
-  bool connects(c10::Device device) const { return device.is_cpu() || (device.is_cuda() && cuda_backend); }
-  c10d::Backend& backend_of(const at::Tensor& tensor) const {
-    return tensor.is_cuda() && cuda_backend ? *cuda_backend : *backend;
+  ~Impl();
+
+  bool connects(c10::Device device) { return device.is_cpu() || (device.is_cuda() && cuda_backend()); }
+  c10d::Backend& backend_of(const at::Tensor& tensor) {
+    return connects(tensor.device()) && tensor.is_cuda() ? *cuda_backend() : *backend;
   }
 
   /// Calls `part` of an operation. Its operators are no part of the model. An exception of c10d becomes a
@@ -92,7 +102,11 @@ class ProcessGroup::Impl {
   }
 
  private:
+  const c10::intrusive_ptr<c10d::Backend>& cuda_backend();
   [[noreturn]] void fail(std::string_view operation, const std::exception& error) const;
+
+  std::once_flag asked_for_cuda_;
+  c10::intrusive_ptr<c10d::Backend> cuda_backend_;
 };
 
 }  // namespace snug
