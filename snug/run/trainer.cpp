@@ -89,7 +89,7 @@ class Trainer::Impl {
       : config_(checked(std::move(config))),
         ranks_(std::move(group)),
         start_(start_checked(start)),
-        device_(detail::parse_device(config_.device, ranks_.local_rank())),
+        device_(detail::make_current(detail::parse_device(config_.device, ranks_.local_rank()))),
         limit_(make_limit()),
         corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data, 0.1, config_.out); })),
         text_checksum_(detail::checksum(corpus_)),

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
 #include <torch/cuda.h>
@@ -35,6 +36,13 @@ c10::Device parse_device(const std::string& name, int local_rank) {
   return parsed->is_cuda() && !parsed->has_index() && local_rank < there
              ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank))
              : *parsed;
+}
+
+c10::Device make_current(c10::Device device) {
+  if (device.has_index() && !device.is_cpu()) {
+    at::accelerator::setDeviceIndex(device.index());
+  }
+  return device;
 }
 
 int64_t checksum(const TextCorpus& corpus) {

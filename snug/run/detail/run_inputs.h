@@ -14,6 +14,9 @@ namespace snug::detail {
 /// does not exist.
 c10::Device parse_device(const std::string& name, int local_rank);
 
+/// Makes `device` the current one of this thread, so that nothing is allocated on another by default. Returns it.
+c10::Device make_current(c10::Device device);
+
 /// A checksum of the text itself: a run on another text is another run, even with the same windows.
 int64_t checksum(const TextCorpus& corpus);
 
