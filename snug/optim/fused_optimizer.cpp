@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <fmt/ranges.h>
 
+#include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/error.h"
 #include "snug/optim/detail/state_archive.h"
 #include "snug/precision/autocast.h"
@@ -282,7 +283,7 @@ int64_t FusedOptimizer::state_bytes_to_come_of(const std::function<bool(const at
         ParameterState state;
         make_state(state, at::empty_like(parameter, parameter.options().device(at::kMeta)), group.options());
         for (const auto& [tensor_name, tensor] : state.tensors) {
-          bytes += static_cast<int64_t>(tensor.nbytes());
+          bytes += detail::allocated_bytes(static_cast<int64_t>(tensor.nbytes()), parameter.device());
         }
       }
     }

@@ -15,7 +15,6 @@ namespace {
 
 class CpuMemory final : public DeviceMemory {
  public:
-  int64_t rounded(int64_t bytes) const override { return bytes; }
   int64_t live(c10::Device) const override {
     require_cpu_allocator();
     return live_cpu_bytes();
@@ -115,11 +114,6 @@ void DeviceMemory::resume_limit(c10::Device device, int64_t bytes) noexcept {
 }
 
 int64_t DeviceMemory::fail_after(int64_t) { throw Error("memory: allocations of this device cannot be made to fail"); }
-
-int64_t AcceleratorMemory::rounded(int64_t bytes) const {
-  constexpr int64_t kBlock = 512;  // of CUDA's allocator, XPU's and others that follow them
-  return (bytes + kBlock - 1) / kBlock * kBlock;
-}
 
 int64_t AcceleratorMemory::live(c10::Device device) const { return stats_of(device).allocated_bytes[kAll].current; }
 

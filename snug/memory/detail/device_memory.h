@@ -21,8 +21,8 @@
 
 namespace snug::detail {
 
-/// A `device` that a member takes must be ready() (see device.h). Bytes are those of the device's allocator: a tensor of
-/// n bytes takes rounded(n).
+/// A `device` that a member takes must be ready() (see device.h). Bytes are those that the device's allocator counts
+/// (see core/detail/allocated_bytes.h).
 class DeviceMemory {
  public:
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
@@ -32,8 +32,6 @@ class DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  /// What a tensor's storage of `bytes` takes of a limit.
-  virtual int64_t rounded(int64_t bytes) const = 0;
   /// Alive now. On the CPU, throws ConfigError if another library has replaced snug's allocator.
   virtual int64_t live(c10::Device device) const = 0;
   /// The most that was alive at once since restart_peak(). PeakWatch is for callers that may be nested.
@@ -76,7 +74,6 @@ class DeviceMemory {
 /// Any device whose allocator is a c10::DeviceAllocator. It has no caps.
 class AcceleratorMemory : public DeviceMemory {
  public:
-  int64_t rounded(int64_t bytes) const override;
   int64_t live(c10::Device device) const override;
   int64_t peak(c10::Device device) const override;
   int64_t restart_peak(c10::Device device) override;

@@ -7,6 +7,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/remat/detail/recorded_step.h"
 
@@ -39,7 +40,7 @@ int64_t workspace_bytes(const torch::optim::Optimizer& optimizer) {
   int64_t largest = 0;
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
-      largest = std::max(largest, static_cast<int64_t>(parameter.nbytes()));
+      largest = std::max(largest, allocated_bytes(parameter));
     }
   }
   return 3 * largest;
@@ -54,7 +55,7 @@ int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer,
   for (const auto& group : optimizer.param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (optimizer.state().count(parameter.unsafeGetTensorImpl()) == 0 && gets_gradient(parameter)) {
-        bytes += numbers_kept(group.options()) * static_cast<int64_t>(parameter.nbytes());
+        bytes += numbers_kept(group.options()) * allocated_bytes(parameter);
       }
     }
   }

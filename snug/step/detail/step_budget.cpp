@@ -6,6 +6,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include "snug/activations/measure_offload_link.h"
+#include "snug/core/detail/allocated_bytes.h"
 #include "snug/memory/limit.h"
 #include "snug/remat/rematerialize.h"
 
@@ -47,9 +48,16 @@ void StepBackup::restore_carried() const {
 int64_t StepBackup::bytes() const {
   int64_t bytes = 0;
   for (const at::Tensor& copy : copies_) {
-    bytes += static_cast<int64_t>(copy.nbytes());
+    bytes += allocated_bytes(copy);
   }
   return bytes;
+}
+
+// In a step each parameter has three scalars: two of an optimizer such as AdamW, and its norm. On a CPU they are small.
+int64_t StepBudget::own_bytes() const {
+  constexpr int64_t kScalar = sizeof(float), kScalars = 3, kSmallThings = 16 << 10;
+  const int64_t rounding = allocated_bytes(kScalar, parameters_.device()) - kScalar;
+  return backup_.bytes() + kSmallThings + kScalars * rounding * static_cast<int64_t>(parameters_.all().size());
 }
 
 StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,

@@ -62,7 +62,7 @@ class StepBudget {
   const StepPlanner& planner() const { return *planner_; }
 
   /// Room for what a step needs beside its tensors: loss sums, scales, states of generators; and, while it is planned, more copies of buffers.
-  int64_t own_bytes() const { return backup_.bytes() + (16 << 10); }
+  int64_t own_bytes() const;
 
   /// The plan for a step, the same micro-batch on all ranks. Null where it has no items.
   const StepPlan* plan(StepToPlan step);

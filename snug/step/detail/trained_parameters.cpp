@@ -9,6 +9,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/detail/fnv1a.h"
 #include "snug/core/error.h"
 #include "snug/core/gradient_scaling.h"
@@ -160,7 +161,7 @@ int64_t TrainedParameters::gradient_bytes() const {
   for (const auto& [name, parameter] : all_) {
     const at::Tensor& gradient = parameter.grad();
     if (gradient.defined() && gradient.has_storage() && seen.insert(gradient.storage().unsafeGetStorageImpl()).second) {
-      bytes += static_cast<int64_t>(gradient.storage().nbytes());
+      bytes += allocated_bytes(static_cast<int64_t>(gradient.storage().nbytes()), gradient.device());
     }
   }
   return bytes;
@@ -169,7 +170,7 @@ int64_t TrainedParameters::gradient_bytes() const {
 int64_t TrainedParameters::bytes_of_all_gradients() const {
   int64_t bytes = 0;
   for (const auto& [name, parameter] : accumulated_) {
-    bytes += static_cast<int64_t>(parameter.nbytes());
+    bytes += allocated_bytes(parameter);
   }
   return bytes;
 }
