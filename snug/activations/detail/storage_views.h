@@ -32,9 +32,12 @@ inline at::Tensor without_memory(const at::Tensor& tensor) {
   const auto no_memory = [](c10::Device device) {
     return c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
   };
-  static const c10::Storage on_cpu = no_memory(c10::kCPU);                 // one for all
+  thread_local c10::Storage latest = no_memory(c10::kCPU);  // one for all tensors, as long as the device stays the same
+  if (latest.device() != tensor.device()) {
+    latest = no_memory(tensor.device());
+  }
   const c10::VariableVersion not_counted(c10::VariableVersion::DISABLED);  // nobody writes to it
-  return on_storage(tensor, tensor.is_cpu() ? on_cpu : no_memory(tensor.device()), not_counted);
+  return on_storage(tensor, latest, not_counted);
 }
 
 }  // namespace snug::detail
