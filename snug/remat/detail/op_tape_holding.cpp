@@ -8,6 +8,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include "snug/activations/detail/storage_views.h"
+#include "snug/memory/detail/operator_mode.h"
 #include "snug/planner/detail/streams.h"
 #include "snug/remat/detail/op_tape.h"
 
@@ -81,6 +83,17 @@ void OpTape::watch(int storage, c10::StorageImpl& impl) {
   at(storage).is_watched = true;
 }
 
+// So that nobody finds the old values by luck. A device's allocator would hand the same block out next.
+static void poison(c10::DataPtr data, size_t bytes) {
+  if (data.device().is_cpu()) {
+    std::memset(data.get(), 0xFF, bytes);
+    return;
+  }
+  const UnseenOperators unseen;
+  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false);
+  storage_bytes(storage).fill_(0xFF);
+}
+
 void OpTape::dropped(int storage, c10::DataPtr data) {
   const std::lock_guard lock(mutex_);
   at(storage).is_watched = false;
@@ -97,9 +110,8 @@ void OpTape::dropped(int storage, c10::DataPtr data) {
   if (should_hold(storage) || goes_away(storage)) {
     at(storage).holding.park(std::move(data));
     settle(storage);
-  } else if (verifies_ && at(storage).is_counted && data.device().is_cpu() && data.get() != nullptr) {
-    std::memset(data.get(), 0xFF,
-                static_cast<size_t>(at(storage).bytes));  // so that nobody finds the old values by luck
+  } else if (verifies_ && at(storage).is_counted && data.get() != nullptr) {
+    poison(std::move(data), static_cast<size_t>(at(storage).bytes));
   }
 }
 
