@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -80,14 +81,15 @@ class PlanSolver::Search {
         filling_(simulator, uses_, pool_) {}
 
   void solve(int64_t budget);
-  PlanAnswer answer(int64_t budget) const;
+  PlanAnswer answer(int64_t budget);
   RematPlan smallest();
   const PlanPool& pool() const { return pool_; }
 
  private:
   std::vector<PlanPoint> first_plans(int64_t budget);
   Stays smallest_of_these_times();
-  RematPlan plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) const;
+  RematPlan plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget);
+  double bound_within(int64_t budget);
 
   const StepSimulator& simulator_;
   const SolverOptions options_;
@@ -96,9 +98,10 @@ class PlanSolver::Search {
   detail::Descent descent_;
   detail::Filling filling_;
   std::optional<detail::SegmentPlans> segment_plans_;  // made when first asked for
+  std::map<int64_t, double> bounds_;                   // by budget, as far as asked for
 };
 
-PlanAnswer PlanSolver::Search::answer(int64_t budget) const {
+PlanAnswer PlanSolver::Search::answer(int64_t budget) {
   const auto found = pool_.within(budget);
   if (found == pool_.known().end()) {
     return Infeasible{pool_.known().begin()->first};
@@ -107,14 +110,22 @@ PlanAnswer PlanSolver::Search::answer(int64_t budget) const {
   return plan_of(best.second, best.first, peak, budget);
 }
 
-RematPlan PlanSolver::Search::plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) const {
+RematPlan PlanSolver::Search::plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) {
   const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
   return {.stays = stays,
           .peak_bytes = peak,
           .seconds = seconds,
           .plain_peak_bytes = plain.peak_bytes,
           .plain_seconds = plain.seconds,
-          .bound_seconds = std::min(seconds, lower_bound_seconds(simulator_, budget))};
+          .bound_seconds = std::min(seconds, bound_within(budget))};
+}
+
+double PlanSolver::Search::bound_within(int64_t budget) {
+  auto bound = bounds_.find(budget);
+  if (bound == bounds_.end()) {
+    bound = bounds_.emplace(budget, lower_bound_seconds(simulator_, budget)).first;
+  }
+  return bound->second;
 }
 
 // Plans to go on from, the most promising first.
@@ -156,7 +167,7 @@ void PlanSolver::Search::solve(int64_t budget) {
   constexpr double kGoodEnough = 1.001;     // times the bound
   pool_.set_work(std::min(options_.work, kSimulations * std::ssize(simulator_.profile().events)));
   std::vector<PlanPoint> from = first_plans(budget);
-  if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * lower_bound_seconds(simulator_, budget)) {
+  if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * bound_within(budget)) {
     return;
   }
   from.resize(std::min(from.size(), kPolished));
