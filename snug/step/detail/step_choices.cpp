@@ -2,12 +2,12 @@
 
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "snug/core/error.h"
+#include "snug/step/detail/step_kind_json.h"
 
 namespace snug::detail {
 
@@ -32,16 +32,9 @@ void StepChoices::remember(Choice choice) {
 std::string StepChoices::to_text() const {
   nlohmann::json all = nlohmann::json::array();
   for (const Choice& choice : choices_) {
-    nlohmann::json tensors = nlohmann::json::array();
-    for (const auto& [type, sizes] : choice.kind.shape.tensors) {
-      tensors.push_back({static_cast<int>(type), sizes});
-    }
-    all.push_back({{"training", choice.kind.is_training},
-                   {"trained", choice.kind.trained},
-                   {"batch", choice.batch},
-                   {"items", choice.items},
-                   {"slices", choice.slices},
-                   {"tensors", tensors}});
+    nlohmann::json one = json_of(choice.kind);
+    one.update({{"batch", choice.batch}, {"items", choice.items}, {"slices", choice.slices}});
+    all.push_back(std::move(one));
   }
   return all.dump();
 }
@@ -50,15 +43,10 @@ StepChoices StepChoices::parse(const std::string& text) {
   StepChoices result;
   try {
     for (const nlohmann::json& one : nlohmann::json::parse(text)) {
-      Choice choice{
-          .kind = {.is_training = one.at("training").get<bool>(), .trained = one.at("trained").get<uint32_t>()},
-          .batch = one.at("batch").get<int64_t>(),
-          .items = one.at("items").get<int64_t>(),
-          .slices = one.value("slices", int64_t{1})};
-      for (const nlohmann::json& tensor : one.at("tensors")) {
-        choice.kind.shape.tensors.emplace_back(static_cast<at::ScalarType>(tensor.at(0).get<int>()),
-                                               tensor.at(1).get<std::vector<int64_t>>());
-      }
+      Choice choice{.kind = kind_from(one),
+                    .batch = one.at("batch").get<int64_t>(),
+                    .items = one.at("items").get<int64_t>(),
+                    .slices = one.value("slices", int64_t{1})};
       if (choice.items < 1 || choice.items > choice.batch || choice.slices < 1) {
         throw CorruptFile(fmt::format("Stepper.load_state_dict: a micro-batch of {} items of {} in {} slices cannot be",
                                       choice.items, choice.batch, choice.slices));

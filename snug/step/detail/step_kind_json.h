@@ -1,0 +1,33 @@
+#pragma once
+// A StepKind as JSON: three fields of an object that may have others.
+
+#include <cstdint>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "snug/step/detail/step_to_plan.h"
+
+namespace snug::detail {
+
+inline nlohmann::json json_of(const StepKind& kind) {
+  nlohmann::json tensors = nlohmann::json::array();
+  for (const auto& [type, sizes] : kind.shape.tensors) {
+    tensors.push_back({static_cast<int>(type), sizes});
+  }
+  return {{"training", kind.is_training}, {"trained", kind.trained}, {"tensors", tensors}};
+}
+
+/// Throws nlohmann's exceptions where a field is missing or of another type.
+template <class Json>
+StepKind kind_from(const Json& json) {
+  StepKind kind{.is_training = json.at("training").template get<bool>(),
+                .trained = json.at("trained").template get<uint32_t>()};
+  for (const Json& tensor : json.at("tensors")) {
+    kind.shape.tensors.emplace_back(static_cast<at::ScalarType>(tensor.at(0).template get<int>()),
+                                    tensor.at(1).template get<std::vector<int64_t>>());
+  }
+  return kind;
+}
+
+}  // namespace snug::detail
