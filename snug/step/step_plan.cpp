@@ -32,9 +32,10 @@ std::string cut_of(const StepChoice& choice) {
 }  // namespace
 
 std::string StepPlan::explain() const {
+  const std::string file = read_from.empty() ? "" : fmt::format("Read from {}.\n", read_from.string());
   std::string text =
-      fmt::format("{}, {:.3f} ms a step and {} at its peak predicted, of {} allowed\n\n{}", cut_of(choice),
-                  1e3 * choice.seconds, Bytes(choice.peak_bytes).str(), Bytes(budget_bytes).str(), considered);
+      fmt::format("{}, {:.3f} ms a step and {} at its peak predicted, of {} allowed\n{}\n{}", cut_of(choice),
+                  1e3 * choice.seconds, Bytes(choice.peak_bytes).str(), Bytes(budget_bytes).str(), file, considered);
   if (slices > 1) {
     text += fmt::format("\nWhat the model runs by snug::sliced runs in {} slices, each computed again in backward.\n",
                         slices);

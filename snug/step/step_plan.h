@@ -5,6 +5,7 @@
 //   if (const auto plan = stepper.plan()) std::cout << plan->explain();
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,6 +23,10 @@ struct StepPlan {
   int64_t slices = 1;           ///< into which snug::sliced cuts, where the model leaves it to the plan
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept, but in slices, as in plain training
+
+  /// The file in StepperOptions::plan_folder that an earlier program left; empty: it was made here, or read by
+  /// from_json.
+  std::filesystem::path read_from = {};
 
   /// For people: the choice, what else was considered, what is alive at the peak, what is computed again and what that
   /// costs.

@@ -27,6 +27,7 @@
 #include "snug/step/detail/ranked_step.h"
 #include "snug/step/detail/step_attempt.h"
 #include "snug/step/detail/step_budget.h"
+#include "snug/step/detail/step_description.h"
 #include "snug/step/detail/step_precision.h"
 #include "snug/step/detail/step_watch.h"
 #include "snug/step/detail/stepper_options.h"
@@ -130,6 +131,9 @@ class Stepper::Impl {
       abandon();
       return std::nullopt;
     });
+    if (budget_.plans()) {
+      budget_.planner().save();
+    }
     return plan();
   }
 
@@ -359,6 +363,11 @@ class Stepper::Impl {
     int64_t idle_state_bytes() const override { return stepper_.ranks_.is_alone() ? state_.idle_bytes() : 0; }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.carried.empty() ? "" : "carried state";
+    }
+
+    std::string described() const override {
+      return detail::describe_stepper(stepper_.model_, stepper_.optimizer_, stepper_.options_, stepper_.precision(),
+                                      stepper_.budget_.limit());
     }
 
    private:

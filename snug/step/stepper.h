@@ -86,6 +86,12 @@ struct StepperOptions {
   Bytes memory_budget = Bytes::unlimited();
   /// false: memory_budget is a limit only, and everything is as the other options have it.
   bool plan = true;
+  /// A directory, which need not be there yet: plans are kept in it, so that the next program that makes the same steps
+  /// tries nothing and makes them with the same bits. Files are found by versions, threads, options, and the names,
+  /// types and sizes of parameters and buffers. Where the model's operators have become others all the same, the first
+  /// step says so (StepResult::plan_deviation), and the next one plans anew. A file that cannot be used, or written, is
+  /// no error: StepPlan::considered says why. Empty: plans are forgotten at the program's end.
+  std::filesystem::path plan_folder = {};
   /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to
   /// compute them again, or where they cannot be. How fast the disk is is measured once. See measure_offload_link.
   std::optional<std::filesystem::path> offload = {};

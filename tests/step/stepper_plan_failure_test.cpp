@@ -117,6 +117,7 @@ class LayersToPlan final : public detail::StepTrial {
   void hold_gradients(bool) override {}
   int64_t idle_state_bytes() const override { return 0; }
   std::string pinned_by() const override { return ""; }
+  std::string described() const override { return ""; }
 
  private:
   Tensor weight_;

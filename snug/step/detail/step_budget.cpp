@@ -75,7 +75,7 @@ StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, 
   } catch (...) {  // the other ranks wait for this one in check()
     no_link_ = std::current_exception();
   }
-  planner_.emplace(budget_, options.split_batch_norm, std::move(link), device);
+  planner_.emplace(budget_, options.split_batch_norm, std::move(link), device, options.plan_folder);
 }
 
 void StepBudget::check() const {
@@ -146,10 +146,13 @@ void StepBudget::give_up() {
 
 Loss StepBudget::forward(const std::function<Loss()>& forward) {
   const StepPlan* plan = last_plan();
-  if (plan == nullptr || !plan->activations) {
+  const ActivationPlan* watched = plan == nullptr     ? nullptr
+                                  : plan->activations ? &*plan->activations
+                                                      : planner_->recorded();
+  if (watched == nullptr) {
     return forward();
   }
-  const Rematerialize scope(*plan->activations);
+  const Rematerialize scope(*watched);
   const auto note_deviation = c10::make_scope_exit([&] {
     if (deviation_.empty()) {
       deviation_ = scope.deviation();
@@ -166,6 +169,9 @@ void StepBudget::finish(StepResult& result) {
   }
   if (!result.plan_deviation.empty()) {
     planner_->forget();
+  }
+  if (planner_) {
+    planner_->save();
   }
 }
 

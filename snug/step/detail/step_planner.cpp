@@ -1,7 +1,13 @@
 #include "snug/step/detail/step_planner.h"
 
 #include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
 
+#include <fmt/format.h>
+
+#include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
@@ -22,11 +28,12 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
 }
 
 const StepPlan* StepPlanner::plan(const StepToPlan& step) {
-  last_ = find(step);
   is_refused_ = false;
   if (step.is_within_window) {
+    last_ = find(step);
     return last_ == nullptr ? nullptr : &last_->plan;
   }
+  last_ = find_or_read(step);
   if (last_ == nullptr) {
     Known known{.trials = StepTrials(step, limits_)};
     known.trials.run(step, choices_.find(step));
@@ -52,6 +59,11 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
     throw;
   }
   known.is_stale = false;
+  if (!folder_.empty()) {
+    known.recorded = known.plan.activations ? std::nullopt : std::optional(known.trials.recorded(known.plan.choice));
+    known.plan.considered += std::exchange(why_not_read_, {});
+    is_news_ = true;
+  }
   choices_.remember({known.trials.kind(), known.trials.batch(), known.plan.choice.items, known.plan.slices});
 }
 
@@ -65,7 +77,7 @@ bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const 
 // --- with other ranks
 
 RankSplit StepPlanner::look(const StepToPlan& step) {
-  last_ = step.batch > 0 ? find(step) : nullptr;
+  last_ = step.batch > 0 ? find_or_read(step) : nullptr;
   is_refused_ = false;
   if (last_ != nullptr) {
     RankSplit own = planned(step);
@@ -95,6 +107,7 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
   }
   known.trials.set_at_most(agreed.at_most);
   known.shared_batch = batch;
+  is_news_ = true;
   if (const bool is_whole = agreed.at_most == RankSplit::kWhole; is_whole || agreed.at_most < batch) {
     choices_.remember({known.trials.kind(), batch, is_whole ? batch : agreed.at_most, known.plan.slices});
   }
@@ -103,7 +116,73 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
 void StepPlanner::set_choices(StepChoices choices) {
   choices_ = std::move(choices);
   known_.clear();
+  file_.reset();
   last_ = nullptr;
+}
+
+// --- the file
+
+// What was read and does not hold for this step is forgotten: it is planned anew, by trials.
+StepPlanner::Known* StepPlanner::find_or_read(const StepToPlan& step) {
+  if (!folder_.empty() && !file_) {
+    read(step);
+  }
+  Known* found = find(step);
+  for (; found != nullptr && found->is_read && !holds(*found, step); found = find(step)) {
+    forget(found);
+  }
+  if (found != nullptr && found->is_read) {
+    choices_.remember({found->trials.kind(), found->trials.batch(), found->plan.choice.items, found->plan.slices});
+  }
+  return found;
+}
+
+void StepPlanner::read(const StepToPlan& step) {
+  file_.emplace(folder_, step.trial.described());
+  try {
+    for (SavedPlan& saved : file_->read()) {
+      known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.planned_for, limits_),
+                        .plan = std::move(saved.plan),
+                        .recorded = std::move(saved.recorded),
+                        .is_read = true});
+    }
+  } catch (const std::exception& error) {
+    why_not_read_ = fmt::format("{} was not used: {}\n", file_->path().string(), first_line(error));
+  }
+}
+
+// As trials would have it now: with the micro-batch of the run that goes on, and without a sixteenth of the budget to
+// spare.
+bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
+  const PlannedFor counts = read.trials.planned_for();
+  const StepPlan& plan = read.plan;
+  const OffloadLink* link = plan.activations ? &plan.activations->profile().link : nullptr;
+  const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
+  return !is_outdated(read, step) && plan.budget_bytes == limits_.budget &&
+         counts.gradient_bytes == step.gradient_bytes && counts.optimizer_bytes == step.optimizer_bytes &&
+         counts.fixed_bytes - step.fixed_bytes <= limits_.budget / 16 &&
+         (link == nullptr || !link->is_open() || link->directory == limits_.link.directory) &&
+         (before == nullptr || (std::min(before->items, step.batch) == std::min(plan.choice.items, step.batch) &&
+                                before->slices == plan.slices));
+}
+
+void StepPlanner::save() {
+  if (!file_ || !std::exchange(is_news_, false)) {
+    return;
+  }
+  std::vector<SavedPlan> plans;
+  for (const Known& known : known_) {
+    if (!known.is_stale) {
+      plans.push_back({known.trials.kind(), known.trials.planned_for(), known.plan, known.recorded});
+    }
+  }
+  try {
+    file_->write(plans);
+  } catch (const std::exception& error) {
+    if (last_ != nullptr) {
+      last_->plan.considered += fmt::format("The plan was not kept for the next program: {}\n", first_line(error));
+    }
+  }
 }
 
 // --- when it was not as planned
@@ -112,7 +191,7 @@ bool StepPlanner::step_down(bool had_other_operators) {
   if (last_ == nullptr || is_refused_) {
     return false;
   }
-  if (had_other_operators) {
+  if (had_other_operators || last_->is_read) {
     forget();
     return true;
   }
@@ -137,6 +216,7 @@ bool StepPlanner::step_down(bool had_other_operators) {
 void StepPlanner::settle() {
   if (last_ != nullptr) {
     last_->before.reset();
+    last_->is_proven = last_->is_proven || !last_->is_stale;
   }
 }
 
@@ -153,10 +233,13 @@ void StepPlanner::give_up() {
 }
 
 void StepPlanner::forget() {
-  if (last_ != nullptr) {
-    known_.remove_if([&](const Known& known) { return &known == last_; });
-    last_ = nullptr;
-  }
+  forget(last_);
+  last_ = nullptr;
+}
+
+void StepPlanner::forget(const Known* known) {
+  const auto removed = known_.remove_if([&](const Known& one) { return &one == known; });
+  is_news_ = is_news_ || removed > 0;
 }
 
 }  // namespace snug::detail

@@ -1,8 +1,10 @@
 #pragma once
-// StepPlanner: the plans of a Stepper with a memory_budget. A plan is made when a shape of batch is first seen and kept for all that are no larger,
-// up to a fifth: so batches of many lengths need few plans. step_trials.h has how one is found, step_choices.h what of it is saved.
+// StepPlanner: the plans of a Stepper with a memory_budget. A plan is made when a shape of batch is first seen and kept
+// for all that are no larger, up to a fifth: so batches of many lengths need few plans. step_trials.h has how one is
+// found, step_choices.h what of it is saved with a run, and plan_file.h how all of them go to the next program.
 
 #include <cstdint>
+#include <filesystem>
 #include <list>
 #include <optional>
 #include <string>
@@ -20,8 +22,10 @@ namespace snug::detail {
 class StepPlanner {
  public:
   /// `splits_batch_norm`: whether a batch may be cut though the model normalises by its statistics. `link`: over which plans may offload.
-  StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {}, c10::Device device = c10::kCPU)
-      : limits_{budget.count(), splits_batch_norm, std::move(link), device} {}
+  /// `device`: whose memory the budget is of. `folder`: of the file of plans; empty: there is none.
+  StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {}, c10::Device device = c10::kCPU,
+              std::filesystem::path folder = {})
+      : limits_{budget.count(), splits_batch_norm, std::move(link), device}, folder_(std::move(folder)) {}
   StepPlanner(const StepPlanner&) = delete;  // plans refer to its limits
   StepPlanner& operator=(const StepPlanner&) = delete;
 
@@ -42,6 +46,8 @@ class StepPlanner {
   bool step_down(bool had_other_operators);
   /// The step was made: the plan it was made under stays.
   void settle();
+  /// Plans go to the file, where they are others than there. What cannot be written is said in the plan.
+  void save();
   /// It was not, however often it was made again: the plan is again what it was before that.
   void give_up();
   /// The last plan was for other operators than those that ran: it is to be made anew.
@@ -50,6 +56,12 @@ class StepPlanner {
   /// A run that is resumed with them makes the same ones.
   std::string choices() const { return choices_.to_text(); }
   void set_choices(StepChoices choices);
+
+  /// How the first step under a plan that was read, and keeps everything, is watched: so operators that have become
+  /// others are noticed. Null: it need not be.
+  const ActivationPlan* recorded() const {
+    return last_ != nullptr && last_->is_read && !last_->is_proven && last_->recorded ? &*last_->recorded : nullptr;
+  }
 
   /// Null: there is none.
   const StepPlan* last() const { return last_ == nullptr ? nullptr : &last_->plan; }
@@ -66,11 +78,18 @@ class StepPlanner {
     StepTrials trials;
     StepPlan plan = {};
     bool is_stale = false;
-    int64_t shared_batch = 0;                   // the largest that this choice was remembered for
-    std::optional<BeforeStepDown> before = {};  // while the step is made again
+    int64_t shared_batch = 0;                     // the largest that this choice was remembered for
+    std::optional<BeforeStepDown> before = {};    // while the step is made again
+    std::optional<ActivationPlan> recorded = {};  // see SavedPlan; where there is a file
+    bool is_read = false;                         // from the file: nothing was tried
+    bool is_proven = false;                       // a step was made under it
   };
 
   Known* find(const StepToPlan& step);
+  Known* find_or_read(const StepToPlan& step);
+  void read(const StepToPlan& step);
+  bool holds(const Known& read, const StepToPlan& step) const;
+  void forget(const Known* known);
   bool is_outdated(const Known& known, const StepToPlan& step) const;
   void choose(Known& known, const StepToPlan& step);
 
@@ -79,6 +98,10 @@ class StepPlanner {
   StepChoices choices_;
   Known* last_ = nullptr;
   bool is_refused_ = false;  // there is no plan, so less cannot be asked of it
+  std::filesystem::path folder_;
+  std::optional<PlanFile> file_;  // from the first look at it on
+  bool is_news_ = false;          // the file has other plans
+  std::string why_not_read_;      // until a plan says it
 };
 
 }  // namespace snug::detail

@@ -39,6 +39,8 @@ class StepTrial {
   virtual int64_t idle_state_bytes() const = 0;
   /// After a loss: why the batch must not be cut; empty: it may.
   virtual std::string pinned_by() const = 0;
+  /// What plans hold for: see describe_stepper.
+  virtual std::string described() const = 0;
 };
 
 /// What a step is, before it is planned.

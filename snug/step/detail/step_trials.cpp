@@ -8,6 +8,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/detail/first_line.h"
@@ -69,6 +70,33 @@ StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits)
       optimizer_bytes_(step.optimizer_bytes),
       at_most_(step.at_most),
       left_free_(device_memory(limits.device.type()).gaps()) {}
+
+StepTrials::StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanLimits& limits)
+    : limits_(&limits),
+      kind_(std::move(kind)),
+      batch_(planned_for.batch),
+      fixed_bytes_(planned_for.fixed_bytes),
+      gradient_bytes_(planned_for.gradient_bytes),
+      optimizer_bytes_(planned_for.optimizer_bytes),
+      idle_state_bytes_(planned_for.idle_state_bytes),
+      at_most_(planned_for.at_most),
+      left_free_(planned_for.left_free) {}
+
+PlannedFor StepTrials::planned_for() const {
+  return {.batch = batch_,
+          .at_most = at_most_,
+          .fixed_bytes = fixed_bytes_,
+          .idle_state_bytes = idle_state_bytes_,
+          .gradient_bytes = gradient_bytes_,
+          .optimizer_bytes = optimizer_bytes_,
+          .left_free = left_free_};
+}
+
+ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
+  const nlohmann::json both{{"plan", nlohmann::json::parse(choice.plan.to_json())},
+                            {"profile", nlohmann::json::parse(tried_.at(choice.items).profile.to_json())}};
+  return ActivationPlan::from_json(both.dump());
+}
 
 void StepTrials::run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
 

@@ -11,6 +11,7 @@
 #include <c10/core/Device.h>
 
 #include "snug/planner/step_search.h"
+#include "snug/step/detail/plan_file.h"
 #include "snug/step/detail/rank_split.h"
 #include "snug/step/detail/step_choices.h"
 #include "snug/step/detail/step_to_plan.h"
@@ -32,10 +33,15 @@ class StepTrials {
 
   /// Nothing is tried yet. `limits` must outlive it.
   StepTrials(const StepToPlan& step, const PlanLimits& limits);
+  /// For a plan of another program, which tried.
+  StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanLimits& limits);
 
   const StepKind& kind() const { return kind_; }
   int64_t batch() const { return batch_; }  ///< items
   int64_t at_most() const { return at_most_; }
+  PlannedFor planned_for() const;
+  /// Every operator of the micro-batch, all kept as in `choice`.
+  ActivationPlan recorded(const StepChoice& choice) const;
   void set_at_most(int64_t items) { at_most_ = items; }
   /// Bytes of the budget that plans leave free, since a step ran out of memory.
   int64_t left_free() const { return left_free_; }
