@@ -294,6 +294,12 @@ class Stepper::Impl {
     return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(detail::resolve(asked, device()))));
   }
 
+  [[noreturn]] static void refuse_to_split_whole() {
+    throw ConfigError(
+        "Stepper.step: a Loss::whole cannot be split, but micro_batch, accumulate, or a plan for another loss asks for "
+        "it; use the whole batch at once, or return a Loss::sum or Loss::mean");
+  }
+
   // Ranks that send in each forward pass wait for each other there.
   void agree_on_passes(int64_t items, int64_t size) {
     if (ranks_.is_alone()) {
@@ -328,6 +334,7 @@ class Stepper::Impl {
     /// `micro_batch`: items in each; 0: to be chosen.
     detail::StepToPlan step(int64_t micro_batch) {
       unload();  // what a failed try has left
+      is_cut_by_hand_ = micro_batch > 0;
       const detail::TrainedParameters& parameters = stepper_.parameters_;
       const bool is_within_window = stepper_.window_.size() > 0;
       const int64_t live = live_bytes(stepper_.device()).count() - (is_within_window ? parameters.gradient_bytes() : 0);
@@ -354,6 +361,9 @@ class Stepper::Impl {
       const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
       is_whole_ = loss.kind() == Loss::Kind::Whole;
       if (is_whole_ && is_part_) {
+        if (is_cut_by_hand_) {
+          refuse_to_split_whole();
+        }
         throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
       }
       state_.note(loss.value());
@@ -375,6 +385,7 @@ class Stepper::Impl {
     const MicroBatches& source_;
     int64_t batch_;
     detail::StateToCome state_;
+    bool is_cut_by_hand_ = false;
     bool is_part_ = false;   // the items that are loaded
     bool is_whole_ = false;  // the last loss
   };
@@ -437,9 +448,7 @@ class Stepper::Impl {
     const Loss loss =
         budget_.forward([&] { return precision_.forward([&] { return source.loss_of(/*is_last_time=*/true); }); });
     if (micro.is_split && loss.kind() == Loss::Kind::Whole) {
-      throw ConfigError(
-          "Stepper.step: a Loss::whole cannot be split, but micro_batch or accumulate asks for it; use the whole "
-          "batch at once");
+      refuse_to_split_whole();
     }
     if (may_write_parameters(micro)) {
       window_.begin();

@@ -233,6 +233,23 @@ TEST(StepperPlan, DoesNotCutALossOfTheWholeBatch) {
   EXPECT_EQ(run.stepper.plan()->choice.items, 512);
 }
 
+TEST(StepperPlan, RefusesALossOfTheWholeBatchThatIsCutByHandInOneWordWhetherItFitsOrNot) {
+  const Batch batch = make_batch(512);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  for (const int64_t room : {plain / 2, 2 * plain}) {
+    PlannedTraining run({.micro_batch = 128, .accumulate = 2, .memory_budget = Bytes(live() + room)});
+    const auto before = run.state();
+    const auto whole = [&](const Batch& micro) {
+      ++run.calls;
+      return Loss::whole((run.model->forward(micro[0]) - micro[1]).pow(2).mean());
+    };
+    EXPECT_THAT(error_of<ConfigError>([&] { run.stepper.step(batch, whole); }), HasSubstr("use the whole batch"));
+    EXPECT_EQ(run.calls, 1);
+    EXPECT_THAT(error_of<ConfigError>([&] { run.stepper.accumulate(batch, whole); }), HasSubstr("use the whole batch"));
+    EXPECT_TRUE(same_bits(run.state(), before));
+  }
+}
+
 // --- other batches
 
 // Sums over a sequence, so that every length is another shape.
