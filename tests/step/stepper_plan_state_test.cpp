@@ -89,6 +89,54 @@ TEST(StepperPlan, LeavesStateInABufferAsItWas) {
             losses_of_carry(/*is_in_buffer=*/true, Bytes::unlimited()));
 }
 
+// Scales its result to unit variance, by a parameter that the first batch sets, as in Glow, or gives its memory, as in lazy modules.
+struct SetByFirstBatchImpl : torch::nn::Module {
+  explicit SetByFirstBatchImpl(bool lazy) : is_lazy(lazy) {
+    layer = register_module("layer", torch::nn::Linear(kWidth, kWidth));
+    scale = register_parameter("scale", is_lazy ? torch::empty({0}) : torch::ones({kWidth}));
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor h = layer->forward(x);
+    if (!is_set) {
+      const torch::NoGradGuard no_grad;
+      is_lazy ? scale.set_data(1 / h.std(0)) : static_cast<void>(scale.copy_(1 / h.std(0)));
+    }
+    is_set = true;
+    return h * scale;
+  }
+  bool is_lazy, is_set = false;
+  torch::nn::Linear layer = nullptr;
+  Tensor scale;
+};
+TORCH_MODULE(SetByFirstBatch);
+
+TEST(StepperPlan, RefusesAParameterThatTheFirstBatchSetsUntilItHasBeenSet) {
+  for (const bool is_lazy : {false, true}) {
+    torch::manual_seed(1);
+    SetByFirstBatch model(is_lazy);
+    AdamW optimizer(model->parameters(), {.lr = 0.01});
+    const Batch batch = make_batch(64);
+    const auto loss_of = [&](const Batch& micro) {
+      return Loss::sum((model->forward(micro[0]) - micro[1]).square().sum(), micro[1].numel());
+    };
+    const StepperOptions options{.micro_batch = 64, .memory_budget = Bytes(live() + (1 << 20))};
+    Stepper stepper(model, optimizer, options);
+    const auto weights = clones_of(model->layer->parameters());
+    EXPECT_THAT(error_of<ConfigError>([&] { stepper.step(batch, loss_of); }), HasSubstr("all it once before"));
+    EXPECT_TRUE(same_bits(model->layer->parameters(), weights));
+    EXPECT_FALSE(model->layer->weight.grad().defined());
+    model->is_set = false;
+    {
+      const torch::NoGradGuard no_grad;
+      model->forward(batch[0]);
+    }
+    const Tensor scale = model->scale.clone();
+    const double loss = loss_of(batch).value().item<double>() / static_cast<double>(batch[1].numel());
+    EXPECT_NEAR(stepper.step(batch, loss_of).loss(), loss, 1e-6) << is_lazy;
+    EXPECT_FALSE(same_bits(model->scale, scale)) << "it is trained";
+  }
+}
+
 // A recurrent network whose state goes from step to step.
 struct Recurrent {
   static constexpr int64_t kItems = 64, kTimes = 12;

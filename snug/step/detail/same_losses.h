@@ -46,7 +46,8 @@ class SameLosses {
           "Stepper: to plan for a memory_budget forward runs several times, and on the same items it gave the "
           "losses {} and {}; the model or loss_of keeps something besides parameters, buffers and torch's "
           "default generators, as a hidden state in a member, a counter or random numbers of its own, and training "
-          "would go on from where planning left it; or it does not compute the same each time. Name tensors "
+          "would go on from where planning left it; or only the first call sets a parameter, as in lazy modules (then "
+          "call it once before); or it does not compute the same each time. Name tensors "
           "that are assigned anew in StepperOptions::carried, keep state in a registered buffer and write that in "
           "place, give it with the batch, or set plan = false",
           first_->first, loss));
