@@ -375,8 +375,9 @@ TEST(Rematerialize, CountsNoBytesThatNoAllocatorGave) {
   EXPECT_EQ(meter.report().peak_bytes, plan.predicted_peak_bytes);
 }
 
-// rand() takes no generator, so its result stays: the pass inside holds it, and so plans count on it.
-TEST(Rematerialize, StaysWithinThePlanWhereAPassInsideHoldsWhatCannotBeMadeAgain) {
+// The pass inside asks for its input. That stays for it, whether it can be made again, as random numbers can, or not, as
+// what is read from memory that the program lends; and plans count on it.
+void expect_within_the_plan(const std::function<Tensor()>& make_input) {
   const testing::OneThread scratch_of_several_threads_overlaps_by_chance;
   torch::manual_seed(1);
   torch::nn::Sequential critic;
@@ -386,7 +387,7 @@ TEST(Rematerialize, StaysWithinThePlanWhereAPassInsideHoldsWhatCannotBeMadeAgain
   }
   critic->push_back(torch::nn::Linear(32, 1));
   const Forward forward = [&] {
-    const Tensor x = torch::rand({256, 32}).requires_grad_(true);
+    const Tensor x = make_input().requires_grad_(true);
     const Tensor slope =
         torch::autograd::grad({critic->forward(x).sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
     return critic->forward(x).square().mean() + slope.square().mean();
@@ -418,6 +419,15 @@ TEST(Rematerialize, StaysWithinThePlanWhereAPassInsideHoldsWhatCannotBeMadeAgain
     SCOPED_TRACE(budget.count());
     EXPECT_TRUE(same_bits(gradients(ActivationPlan(profile, budget, kSearch)), expected));
   }
+}
+
+TEST(Rematerialize, StaysWithinThePlanWhereAPassInsideAsksForRandomNumbers) {
+  expect_within_the_plan([] { return torch::rand({256, 32}); });
+}
+
+TEST(Rematerialize, StaysWithinThePlanWhereAPassInsideHoldsWhatCannotBeMadeAgain) {
+  std::vector<float> lent(256 * 32, 0.25F);
+  expect_within_the_plan([&] { return torch::from_blob(lent.data(), {256, 32}).neg(); });
 }
 
 }  // namespace
