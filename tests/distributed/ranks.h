@@ -10,8 +10,10 @@
 //
 // The parent fails, and shows what they wrote, if a rank fails, crashes or takes too long.
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -173,6 +175,16 @@ inline bool is_true_on_any(ProcessGroup& group, bool own) {
   auto any = torch::full({1}, own ? 1 : 0, torch::kLong);
   group.all_reduce(any);
   return any.item<int64_t>() > 0;
+}
+
+/// What each rank says, in their order.
+inline std::vector<int64_t> of_all_ranks(ProcessGroup& group, int64_t own) {
+  const auto all = group.all_gather(torch::full({1}, own, torch::kLong)).flatten();
+  return {all.data_ptr<int64_t>(), all.data_ptr<int64_t>() + all.numel()};
+}
+inline bool is_same_on_all(ProcessGroup& group, int64_t own) {
+  const auto all = of_all_ranks(group, own);
+  return std::all_of(all.begin(), all.end(), [&](int64_t value) { return value == own; });
 }
 
 /// The sweep in which an allocation of rank 1 fails. All ranks make the same rounds.

@@ -317,7 +317,8 @@ TEST(StepperOnRanks, SkipsTogether) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     bool breaks = false;
-    Training run(group, {.precision = Precision::Float16}, {.hook = breaking_on_rank_one(breaks)});
+    Training run(group, {.precision = Precision::Float16}, tiny_model(), testing::sgd,
+                 {.hook = breaking_on_rank_one(breaks)});
     EXPECT_TRUE(run.step(share(tiny_batch(4), *group)).stepped());
     breaks = true;
     EXPECT_FALSE(run.step(share(tiny_batch(4), *group)).stepped());
@@ -372,7 +373,7 @@ TEST(StepperOnRanks, PlansStepsWithinABudgetByPassesThatAreNotSent) {
       EXPECT_TRUE(close_in_norm(gradients_of(*planned.model), gradients_of(*plain.model), 1e-6));
     }
     EXPECT_TRUE(planned.stepper->plan().has_value());
-    Training counted(group, {.memory_budget = Bytes(1 << 30)}, {.static_graph = true});
+    Training counted(group, {.memory_budget = Bytes(1 << 30)}, tiny_model(), testing::sgd, {.static_graph = true});
     EXPECT_THAT(error_of<ConfigError>([&] { counted.step(share(tiny_batch(16), *group)); }), HasSubstr("plan = false"));
   });
 }

@@ -3,7 +3,7 @@
 #include <functional>
 
 #include "snug/distributed/sharded_optimizer.h"
-#include "tests/step/ranked_run.h"
+#include "tests/step/ranked_training.h"
 #include "tests/support/failing_allocations.h"
 
 namespace snug::ranks_repeat_step_test {

@@ -7,7 +7,7 @@
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/step/detail/rank_split.h"
-#include "tests/step/ranked_run.h"
+#include "tests/step/ranked_training.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::ranks_within_budget_test {
