@@ -194,7 +194,8 @@ double StepProfile::plain_seconds() const {
 }
 
 std::string StepProfile::to_json() const {
-  Json json = detail::versioned_json(kProfileJson, {{"storages", Json::array()},
+  Json json = detail::versioned_json(kProfileJson, {{"device", device},
+                                                    {"storages", Json::array()},
                                                     {"operators", Json::array()},
                                                     {"backward", Json::array()},
                                                     {"events", Json::array()}});
@@ -228,6 +229,7 @@ std::string StepProfile::to_json() const {
 StepProfile StepProfile::from_json(std::string_view text) {
   StepProfile read = detail::read_versioned_json(kProfileJson, text, [](const Json& json) {
     StepProfile profile;
+    profile.device = json.value("device", profile.device);
     for (const Json& s : json.at("storages")) {
       profile.storages.push_back({s.at("name").get<std::string>(), s.at("bytes").get<int64_t>(),
                                   read_enum<StorageKind>(kKindNames, s.at("kind"))});

@@ -92,6 +92,7 @@ struct OffloadLink {
 };
 
 struct StepProfile {
+  std::string device = "cpu";  ///< whose bytes and seconds these are, as torch writes it; bytes elsewhere count nothing
   std::vector<StorageInfo> storages = {};
   std::vector<ProfiledOperator> operators = {};  ///< in program order
   std::vector<BackwardStep> backward = {};

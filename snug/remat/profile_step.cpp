@@ -140,6 +140,7 @@ class FrugalSchedules {
     });
     add_guessed_backward(profile, packed);
     profile.link = link;
+    profile.device = device.str();
     return profile;
   }
 
@@ -187,6 +188,7 @@ StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& fo
     }
   }
   level_times(*profile);
+  profile->device = device.str();
   return std::move(*profile);
 }
 

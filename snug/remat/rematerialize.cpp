@@ -126,14 +126,12 @@ const StepProfile& ActivationPlan::profile() const { return content_->simulator.
 const RematPlan& ActivationPlan::choice() const { return content_->plan; }
 
 ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>& forward_and_loss) const {
-  return detail::on_device_of_loss([&](c10::Device device) -> Trial {
-    const RngGuard generators;
-    detail::TapeRecorder recorder(device);
-    const auto tape = std::make_shared<OpTape>(content_->schedule(), &recorder);
-    tape->verify_values();
-    detail::record_step(forward_and_loss, tape, recorder);
-    return {tape->different(), recorder.peak_bytes()};
-  });
+  const RngGuard generators;
+  detail::TapeRecorder recorder(detail::device_of(profile()));
+  const auto tape = std::make_shared<OpTape>(content_->schedule(), &recorder);
+  tape->verify_values();
+  detail::record_step(forward_and_loss, tape, recorder);
+  return {tape->different(), recorder.peak_bytes()};
 }
 
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {

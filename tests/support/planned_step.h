@@ -55,7 +55,7 @@ class Step {
 
   Outcome run(const std::optional<ActivationPlan>& plan) {
     reset();
-    const MemoryMeter meter;
+    const MemoryMeter meter(model_.input.device());
     std::optional<Rematerialize> scope;
     if (plan) {
       scope.emplace(*plan);

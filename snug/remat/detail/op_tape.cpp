@@ -95,7 +95,7 @@ int OpTape::add_storage(const at::Tensor& tensor, int producer) {
       .origin = producer >= 0     ? TapeStorage::Origin::Operator
                 : is_lent(tensor) ? TapeStorage::Origin::Lent
                                   : TapeStorage::Origin::Program,
-      .is_counted = is_from_allocator(tensor.storage().data_ptr()),
+      .is_counted = cursor_.counts(tensor.device()) && is_from_allocator(tensor.storage().data_ptr()),
       .producers = {producer},
       .bytes = static_cast<int64_t>(tensor.storage().nbytes()),
       .holding = Holding(tensor.storage()),

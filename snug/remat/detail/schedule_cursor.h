@@ -18,6 +18,8 @@ class ScheduleCursor {
   explicit ScheduleCursor(std::shared_ptr<const TapeSchedule> schedule);
 
   const TapeSchedule* schedule() const { return schedule_.get(); }
+  /// Whether the schedule counts the bytes of a device.
+  bool counts(c10::Device device) const { return schedule_ == nullptr || schedule_->device == device; }
   bool is_guess() const { return schedule_ != nullptr && schedule_->is_guess; }
   /// Null: nothing is scheduled for this storage, or the step deviated before it was made.
   const TapeSchedule::ForStorage* of(int storage) const;

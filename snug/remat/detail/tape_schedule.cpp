@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include <c10/util/Exception.h>
 #include <c10/util/hash.h>
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
 
 namespace snug::detail {
 namespace {
@@ -23,6 +27,14 @@ TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profil
 
 }  // namespace
 
+c10::Device device_of(const StepProfile& profile) {
+  try {
+    return c10::Device(profile.device);
+  } catch (const c10::Error&) {
+    throw ConfigError(fmt::format("plan: its profile is of '{}', which is no device; plan again", profile.device));
+  }
+}
+
 size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes) {
   size_t hash = 0;
   const auto add = [&](ValueId value) {
@@ -40,7 +52,7 @@ size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes
 
 TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store) {
-  TapeSchedule schedule;
+  TapeSchedule schedule{.device = device_of(profile)};
   std::vector<int> place_of(profile.operators.size(), -1);  // among those of the schedule
   for (size_t i = 0; i < profile.operators.size(); ++i) {
     if (profile.operators[i].name != kOtherWrite) {

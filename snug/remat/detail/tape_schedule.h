@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <ATen/core/operator_name.h>
+#include <c10/core/Device.h>
 
 #include "snug/activations/detail/offload_store.h"
 #include "snug/planner/simulator.h"
@@ -32,6 +33,7 @@ struct TapeSchedule {
     int needed_until = -1;              // the last unpacking that reads it for a replay or asks for it again; -1: none
     std::vector<int> unpacked_at = {};  // those that ask for it
   };
+  c10::Device device = c10::kCPU;  // whose bytes count
   std::vector<Made> operators;
   std::vector<ForStorage> storages;
   struct Unpacking {
@@ -43,6 +45,9 @@ struct TapeSchedule {
   bool is_guess = false;  // of the unpackings: one for each tensor that autograd saves, in about the right order
   std::shared_ptr<OffloadStore> store = {};  // for what is put away
 };
+
+/// Whose memory a profile is of. Throws ConfigError if it names no device.
+c10::Device device_of(const StepProfile& profile);
 
 /// A hash of what an operator reads and writes. What is written counts once.
 size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes);
