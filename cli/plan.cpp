@@ -28,7 +28,7 @@ namespace snug::cli {
 namespace {
 
 struct PlanFlags {
-  std::string model = "gpt-tiny", memory, run, offload;
+  std::string model = "gpt-tiny", memory, run, offload, plans;
   int64_t batch = 64;
   bool explain = false;
 };
@@ -89,7 +89,8 @@ void print_choice(Gpt& model, const GptOptions& options, const PlanFlags& flags,
     offload = flags.offload;
   }
   const Bytes least(live_bytes(c10::kCPU).count() + 3 * parameters);
-  Stepper stepper(model, optimizer, {.memory_budget = std::max(budget, least), .offload = offload});
+  Stepper stepper(model, optimizer,
+                  {.memory_budget = std::max(budget, least), .plan_folder = flags.plans, .offload = offload});
   const at::Tensor tokens = at::randint(options.vocab, {flags.batch, options.context}, at::kLong);
   Bytes takes = Bytes::unlimited();
   try {
@@ -102,7 +103,8 @@ void print_choice(Gpt& model, const GptOptions& options, const PlanFlags& flags,
     takes = Bytes(plan->choice.peak_bytes);
     if (takes <= budget) {
       const bool is_plain = plan->choice.micro_batches == 1 && !plan->activations && plan->slices == 1;
-      fmt::print("{}\n{}{}\n", flags.explain ? plan->explain() : plan->considered, plan->verdict(),
+      const std::string file = plan->read_from.empty() ? "" : fmt::format("Read from {}.\n", plan->read_from.string());
+      fmt::print("{}\n{}{}\n", flags.explain ? plan->explain() : file + plan->considered, plan->verdict(),
                  is_plain ? " What is short is time. " + advice_for_time() : "");
       return;
     }
@@ -125,7 +127,7 @@ void print_plan_of_run(const std::filesystem::path& out) {
 }
 
 void check(const CLI::App& command, const PlanFlags& flags) {
-  for (const char* const option : {"--model", "--batch", "--memory", "--offload"}) {
+  for (const char* const option : {"--model", "--batch", "--memory", "--offload", "--plans"}) {
     if (command.count("--run") > 0 && command.count(option) > 0) {
       throw ConfigError(fmt::format(
           "plan: --run explains the plan that a run has, and {} is for a new one; leave one of them out", option));
@@ -133,6 +135,9 @@ void check(const CLI::App& command, const PlanFlags& flags) {
   }
   if (command.count("--offload") > 0 && flags.offload.empty()) {
     throw ConfigError("plan: --offload is empty; give a directory on a disk");
+  }
+  if (command.count("--plans") > 0 && command.count("--memory") == 0) {
+    throw ConfigError("plan: --plans keeps the plan for a budget; give --memory, too");
   }
 }
 
@@ -166,6 +171,8 @@ void add_plan(CLI::App& app) {
   command->add_option("--memory", flags->memory, "A budget, such as 300MiB: the fastest step that fits")
       ->type_name("BYTES");
   command->add_option("--offload", flags->offload, "A directory on a disk that activations may go to meanwhile")
+      ->type_name("DIR");
+  command->add_option("--plans", flags->plans, "With --memory: a directory that keeps the plan for the next call")
       ->type_name("DIR");
   command->add_flag("--explain", flags->explain, "What is alive at the peak, and what is rebuilt");
   command->add_option("--run", flags->run, "Explain the plan of a run instead: its folder")->type_name("DIR");

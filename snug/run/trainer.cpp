@@ -255,6 +255,7 @@ class Trainer::Impl {
              .weights = config_.weights,
              .micro_batch = config_.micro_batch,
              .memory_budget = plans() ? config_.memory : Bytes::unlimited(),
+             .plan_folder = plans() ? plan_folder(config_.out) : std::filesystem::path(),
              .offload = planned_offload,
              .clip_norm = config_.clip_norm,
              .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
@@ -336,9 +337,11 @@ class Trainer::Impl {
     const char* const less = config_.offload ? "some of each computed again or on disk" : "some of each computed again";
     plan_to_save_ = plan->to_json();
     notes.events.push_back(detail::event_of(step_, *plan));
-    notes.changes.push_back(fmt::format(
-        "planned for {}: {} micro-batches of {}, {}; {} at the peak", config_.memory.str(), planned_->micro_batches,
-        planned_->items, plan->activations ? less : "all of each kept", Bytes(planned_->peak_bytes).str()));
+    const std::string file = plan->read_from.empty() ? "" : fmt::format(" (read from {})", plan->read_from.string());
+    notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}; {} at the peak",
+                                        config_.memory.str(), file, planned_->micro_batches, planned_->items,
+                                        plan->activations ? less : "all of each kept",
+                                        Bytes(planned_->peak_bytes).str()));
   }
 
   StepRecord one_step(StepNotes& notes) {

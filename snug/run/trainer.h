@@ -69,6 +69,8 @@ class Trainer {
   static std::filesystem::path log_path(const std::filesystem::path& out) { return out / "log.jsonl"; }
   static std::filesystem::path snapshots_path(const std::filesystem::path& out) { return out / "snapshots"; }
   static std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
+  /// Where the plans of a run lie, for it to be resumed with: see StepperOptions::plan_folder.
+  static std::filesystem::path plan_folder(const std::filesystem::path& out) { return out / "plans"; }
   static std::filesystem::path model_path(const std::filesystem::path& out) { return out / "model.safetensors"; }
 
  private:

@@ -77,7 +77,7 @@ std::string StepPlan::to_json() const {
   if (activations) {
     json["activations"] = Json::parse(activations->to_json());
   }
-  return json.dump();
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // `considered` may name a file
 }
 
 StepPlan StepPlan::from_json(std::string_view text) {

@@ -33,6 +33,11 @@ class Planning(SnugTest):
         fits = self.snug("plan", "--batch", "4", "--memory", "1GiB")
         self.assertEqual(fits.returncode, 0, fits.stderr)
         self.assertRegex(fits.stdout.splitlines()[-1], f"^(It fits as it is.* What is short is time.*{advice}|Accumulate)")
+        kept = [self.snug("plan", "--batch", "4", "--memory", "1GiB", "--plans", self.folder / "plans") for _ in range(2)]
+        self.assertNotIn("Read from", kept[0].stdout)
+        self.assertTrue(kept[1].stdout.startswith(f"Read from {self.folder}/plans/plan-"), kept[1].stderr)
+        self.assertEqual(kept[1].stdout.split("\n", 1)[1], kept[0].stdout)
+        self.refuses(2, "plan", "--plans", self.folder, says=["--memory"])
         refused = self.snug("plan", "--batch", "4", "--memory", "10KiB")
         self.assertEqual(refused.returncode, 3)
         self.assertIn("would do", refused.stderr)

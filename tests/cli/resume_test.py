@@ -95,6 +95,13 @@ class KillMinus9(ResumeTest):
         self.assertEqual(self.resume("run").splitlines()[-1], printed)
         self.assertTrue((self.folder / "run" / "model.safetensors").exists())
 
+    def test_with_the_plan_that_the_run_had(self):
+        flags = ["--memory", "30MiB", "--batch", "64", "--steps", "8", "--snapshot-every", "1"]
+        self.assertIn("planned for 30.00 MiB:", self.train("whole", *flags))
+        self.killed("stopped", log_has(2), *flags)
+        self.assertRegex(self.resume("stopped"), r"planned for 30.00 MiB \(read from .*/stopped/plans/plan-[0-9a-f]{16}\.json\)")
+        self.assertEqual(self.model("whole"), self.model("stopped"))
+
 
 class Interrupting(ResumeTest):
     def interrupted(self, out, signal_number):

@@ -14,8 +14,9 @@ bool holds_something(const std::filesystem::path& out) {
     return files.exists(out);
   }
   const auto names = files.list(out);
-  return !std::all_of(names.begin(), names.end(),
-                      [&](const std::string& name) { return is_unfinished(name, Trainer::log_path(out)); });
+  return !std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+    return name == Trainer::plan_folder(out).filename() || is_unfinished(name, Trainer::log_path(out));
+  });
 }
 
 void remove_rest_of_a_kill(const std::filesystem::path& out) {

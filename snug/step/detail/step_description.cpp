@@ -47,7 +47,7 @@ std::string describe_stepper(const torch::nn::Module& model, const torch::optim:
                         {"split_batch_norm", options.split_batch_norm},
                         {"optimizer", c10::demangle(typeid(optimizer).name())},
                         {"tensors", tensors}}
-      .dump();
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // names need not be UTF-8
 }
 
 }  // namespace snug::detail

@@ -147,7 +147,7 @@ void StepPlanner::read(const StepToPlan& step) {
                         .is_read = true});
     }
   } catch (const std::exception& error) {
-    why_not_read_ = fmt::format("{} was not used: {}\n", file_->path().string(), first_line(error));
+    why_not_read_ = fmt::format("{} was not used: {}\n", file_->path().filename().string(), first_line(error));
   }
 }
 
