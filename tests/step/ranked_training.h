@@ -87,6 +87,7 @@ struct Training {
   }
 
   Loss loss_of(const Batch& micro) {
+    ++calls;
     const torch::Tensor output = model->forward(micro[0].to(model->parameters()[0].scalar_type()));
     if (at_backward && output.requires_grad()) {
       output.register_hook([this](const torch::Tensor& gradient) {
@@ -115,6 +116,7 @@ struct Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::optional<Stepper> stepper;
   std::function<void()> at_backward;  // called once
+  int calls = 0;                      // of the loss function
 };
 
 /// On ranks, with a model that is deep enough for a plan.

@@ -93,6 +93,44 @@ TEST(RanksWithinABudget, TakeTheMicroBatchOfTheOneThatHasLeastRoom) {
   });
 }
 
+TEST(RanksWithinABudget, TakeThePlansOfAnEarlierProgramAndMakeThoseThatARankHasLost) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const testing::TemporaryFolder folder;
+    const Batch own = share(make_batch(1024), *group);
+    const StepperOptions options = RankedRun::with_room(room_for_parts(group, own), {.plan_folder = folder.path()});
+    struct Outcome {
+      int64_t calls, micro_batches, items;
+      bool is_read;
+      std::vector<double> losses;  // no tensors, which would be alive in the next one
+    };
+    const auto two_steps = [&] {
+      RankedRun run(group, options);
+      const StepResult first = run.step(own);
+      const Outcome after_one{run.calls, first.micro_batches, run.items(), !run.stepper->plan()->read_from.empty(), {}};
+      EXPECT_TRUE(is_same_on_all(*group, run.items()));
+      Outcome outcome = after_one;
+      outcome.losses = {first.loss(), run.step(own).loss()};
+      return outcome;
+    };
+    const Outcome first = two_steps();
+    const int64_t micro_batches = (own.size() + first.items - 1) / first.items;
+    EXPECT_GT(first.calls, micro_batches);
+    const Outcome second = two_steps();
+    EXPECT_TRUE(second.is_read);
+    EXPECT_EQ(second.calls, micro_batches);
+    if (group->rank() == 1) {
+      std::filesystem::remove_all(folder.path());
+    }
+    const Outcome third = two_steps();
+    EXPECT_EQ(third.is_read, group->rank() == 0);
+    for (const Outcome& later : {second, third}) {
+      EXPECT_EQ(later.items, first.items);
+      EXPECT_EQ(later.losses, first.losses);
+    }
+  });
+}
+
 TEST(RanksWithinABudget, TakeTheSmallestBudgetOfAll) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
