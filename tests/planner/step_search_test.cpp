@@ -101,6 +101,21 @@ TEST(SearchStep, SplitsOrRebuildsWhicheverIsFasterAndStaysBelowTheBudget) {
   EXPECT_LT(split, 13);
 }
 
+TEST(SearchStep, IsNeverSlowerThanTwoHalvesWithEverythingKeptInTheirBytes) {
+  const Splits splits;
+  const int64_t gradients = splits.plain() / 20;
+  const Simulation half = splits.half.run(keep_all(splits.half.profile()));
+  for (const int64_t more : {0, 1'000}) {
+    const StepSearch found = search_step(splits.all(), {.batch = 8,
+                                                        .budget = 1'000 + gradients + half.peak_bytes + more,
+                                                        .fixed_bytes = 1'000,
+                                                        .gradient_bytes = gradients,
+                                                        .solver = kQuick});
+    ASSERT_TRUE(found.choice);
+    EXPECT_LE(found.choice->seconds, 2 * half.seconds);
+  }
+}
+
 TEST(SearchStep, CountsGradientsFromTheSecondMicroBatchOnAndForTheOptimizer) {
   const Splits splits;
   const int64_t half = splits.half.run(keep_all(splits.half.profile())).peak_bytes;

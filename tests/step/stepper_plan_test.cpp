@@ -250,6 +250,20 @@ TEST(StepperPlan, RefusesALossOfTheWholeBatchThatIsCutByHandInOneWordWhetherItFi
   }
 }
 
+TEST(StepperPlan, HasRoomForTwoHalvesWithEverythingKeptInTheBytesThatTheyTakeByHand) {
+  constexpr int64_t kOfPlanning = 16 << 10;  // states of generators, and the like
+  const Batch batch = make_batch(512);
+  const int64_t by_hand = plain_bytes(batch, {.micro_batch = 256}, [] { return deep(); });
+  PlannedTraining run({.memory_budget = Bytes(live() + by_hand + kOfPlanning)});
+  run.step(batch);
+  const StepPlan plan = *run.stepper.plan();
+  const size_t row = plan.considered.find("\n         256 ");
+  ASSERT_NE(row, std::string::npos) << plan.considered;
+  const std::string of_halves = plan.considered.substr(row + 1, plan.considered.find('\n', row + 1) - row);
+  EXPECT_THAT(of_halves, ::testing::Not(HasSubstr("does not fit")));
+  EXPECT_TRUE(plan.choice.items != 256 || !plan.activations) << "everything can be kept";
+}
+
 // --- other batches
 
 // Sums over a sequence, so that every length is another shape.
