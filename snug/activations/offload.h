@@ -56,8 +56,8 @@ struct OffloadReport {
 /// - If a write fails, the tensor stays in memory, and report() shows it. If a tensor cannot be read back, backward
 ///   throws snug::Error with the path and the reason.
 /// - retain_graph works. A dropped graph gives its room back.
-/// - Of nested hooks and checkpointed regions only the innermost is asked. On devices other than CPU and CUDA nothing
-///   leaves.
+/// - Of nested hooks and checkpointed regions only the innermost is asked. On devices that are neither the CPU nor
+///   an accelerator nothing leaves.
 /// - A child made by fork() gets a file of its own; a graph that was made before belongs to the parent.
 /// Throws ConfigError if the cap is smaller than min_bytes, or if another library observes operators in the same way
 /// (DispatchKey::Fake). Throws Error if the file cannot be made: at once if `directory` is given, otherwise at the

@@ -3,6 +3,7 @@
 #include <mutex>
 #include <utility>
 
+#include <ATen/DeviceAccelerator.h>
 #include <unistd.h>
 
 namespace snug::detail {
@@ -37,7 +38,7 @@ class ByDevice final : public OffloadStore {
   OffloadReport transfers() const override {
     const std::lock_guard lock(mutex_);
     OffloadReport sum;
-    for (const auto* store : {on_cpu_.get(), on_cuda_.get()}) {
+    for (const auto* store : {on_cpu_.get(), on_accelerators_.get()}) {
       if (store != nullptr) {
         add(sum, store->report());
       }
@@ -51,8 +52,8 @@ class ByDevice final : public OffloadStore {
       leave_to_parent();
       return (on_cpu_ ? on_cpu_ : on_cpu_ = make_spill_store(options_)).get();
     }
-    if (device.is_cuda()) {
-      return (on_cuda_ ? on_cuda_ : on_cuda_ = make_pinned_store(options_)).get();
+    if (at::isAccelerator(device.type())) {
+      return (on_accelerators_ ? on_accelerators_ : on_accelerators_ = make_pinned_store(options_)).get();
     }
     return nullptr;
   }
@@ -70,7 +71,7 @@ class ByDevice final : public OffloadStore {
   mutable std::mutex mutex_;  // guards what follows
   pid_t process_ = ::getpid();
   std::unique_ptr<OffloadStore> on_cpu_;
-  std::unique_ptr<OffloadStore> on_cuda_;
+  std::unique_ptr<OffloadStore> on_accelerators_;
 };
 
 }  // namespace

@@ -45,14 +45,15 @@ class OffloadStore {
   OffloadReport failures_;
 };
 
-/// A store that passes each storage to the store of its device. On devices other than CPU and CUDA nothing is stored.
+/// A store that passes each storage to the store of its device. On devices that are neither the CPU nor an
+/// accelerator nothing is stored.
 /// The file is made at once if `directory` is given, otherwise with the first CPU storage.
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadOptions& options);
 /// For plans; takes storages of any size. The file is made at once: throws Error if it cannot be made.
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadLink& link);
 /// For CPU storages: a file.
 std::unique_ptr<OffloadStore> make_spill_store(const OffloadOptions& options, SpillCalls& calls = SpillCalls::real());
-/// For CUDA storages: pinned host memory.
+/// For storages of accelerators: pinned host memory.
 std::unique_ptr<OffloadStore> make_pinned_store(const OffloadOptions& options);
 
 }  // namespace snug::detail
