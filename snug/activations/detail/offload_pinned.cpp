@@ -107,6 +107,11 @@ class PinnedStore final : public OffloadStore {
     }
     const c10::Stream side = found->second;
     recorded_on(computing).block(side);
+    for (const auto& [device, other] : side_) {  // a place in pinned memory may have been another device's
+      if (device != side.device()) {
+        recorded_on(other).block(side);
+      }
+    }
     const c10::StreamGuard guard(side);
     to.copy_(from, /*non_blocking=*/true);
     return recorded_on(side);
