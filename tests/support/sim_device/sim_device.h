@@ -14,6 +14,9 @@
 
 namespace snug::sim_device {
 
+/// Not if the environment has SNUG_ACCELERATOR=cuda.
+bool is_present();
+
 constexpr int kDevices = 2;
 constexpr int64_t kBlock = 512;                     ///< Sizes of allocations are multiples of it, as CUDA's are.
 constexpr int64_t kTotalBytes = int64_t{16} << 30;  ///< The memory of one device.

@@ -1,5 +1,8 @@
 // What LibTorch asks of a device: which is current, its streams and events, its generators.
 
+#include <cstdlib>
+#include <string_view>
+
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -87,10 +90,17 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 const bool is_registered = [] {
+  const char* const wanted = std::getenv("SNUG_ACCELERATOR");
+  if (wanted != nullptr && std::string_view(wanted) == "cuda") {
+    return false;
+  }
   c10::register_privateuse1_backend("sim");
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   return true;
 }();
 
 }  // namespace
+
+bool is_present() { return is_registered; }
+
 }  // namespace snug::sim_device

@@ -87,8 +87,6 @@ Tensor& sim_set_tensor(Tensor& self, const Tensor& source) {
   return sim_set_places(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 
-bool is_pinned(const Tensor& tensor) { return is_pinned_pointer(tensor.storage().data()); }
-
 double link_seconds(const Tensor& copied) { return static_cast<double>(copied.nbytes()) / kBytesPerSecond; }
 
 void copy_within(const Tensor& from, const Tensor& to) {
@@ -102,7 +100,8 @@ void copy_within(const Tensor& from, const Tensor& to) {
 void copy_to_device(const Tensor& from, const Tensor& to, bool host_goes_on) {
   const c10::Stream stream = current_stream(to.device().index());
   // Pageable memory is read before the call returns.
-  const Tensor source = is_pinned(from) && host_goes_on ? cpu_view_of(from) : from.clone();
+  const bool is_read_later = host_goes_on && use_pinned(from.storage().data(), stream);
+  const Tensor source = is_read_later ? cpu_view_of(from) : from.clone();
   enqueue(stream, link_seconds(to), [source, target = cpu_view_of(to)]() mutable { target.copy_(source); });
 }
 
@@ -110,7 +109,7 @@ void copy_to_host(const Tensor& from, const Tensor& to, bool host_goes_on) {
   const c10::Stream stream = current_stream(from.device().index());
   enqueue(stream, link_seconds(from),
           [source = cpu_view_of(from), target = cpu_view_of(to)]() mutable { target.copy_(source); });
-  if (!host_goes_on || !is_pinned(to)) {
+  if (!host_goes_on || !use_pinned(to.storage().data(), stream)) {
     read_by_host(from.device());
   }
 }

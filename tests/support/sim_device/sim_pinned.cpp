@@ -1,5 +1,6 @@
 #include "tests/support/sim_device/sim_pinned.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -36,17 +37,39 @@ auto find_pinned(const void* pointer) {
   return at < block->first + block->second.size ? block : blocks.end();
 }
 
-// The host waits for the streams that use it. CUDA's allocator keeps it aside instead; no test can tell.
+// Freed, but tasks that have not run may use them.
+struct WaitingBlock {
+  void* data;
+  std::vector<Mark> awaited;
+};
+
+std::vector<WaitingBlock>& waiting_blocks() {
+  static auto* const blocks = new std::vector<WaitingBlock>;
+  return *blocks;
+}
+
+void free_passed() {
+  std::erase_if(waiting_blocks(), [](const WaitingBlock& block) {
+    const bool is_free = std::ranges::all_of(block.awaited, has_passed);
+    if (is_free) {
+      std::free(block.data);
+    }
+    return is_free;
+  });
+}
+
 void free_pinned(void* data) {
   if (data == nullptr) {
     return;
   }
   const std::lock_guard lock(device_mutex());
-  auto node = pinned_blocks().extract(static_cast<const char*>(data));
+  const auto node = pinned_blocks().extract(static_cast<const char*>(data));
+  WaitingBlock block{data, {}};
   for (const c10::Stream user : node.mapped().users) {
-    run_until(end_of(user));
+    block.awaited.push_back(end_of(user));
   }
-  std::free(data);
+  waiting_blocks().push_back(std::move(block));
+  free_passed();
 }
 
 class PinnedAllocator final : public at::HostAllocator {
@@ -64,15 +87,7 @@ class PinnedAllocator final : public at::HostAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
 
-  bool record_event(void* data, void*, c10::Stream stream) override {
-    const std::lock_guard lock(device_mutex());
-    const auto block = find_pinned(data);
-    if (block == pinned_blocks().end()) {
-      return false;
-    }
-    block->second.users.push_back(stream);
-    return true;
-  }
+  bool record_event(void* data, void*, c10::Stream stream) override { return use_pinned(data, stream); }
   void empty_cache() override {}
   at::HostStats get_stats() override { return {}; }
   void reset_accumulated_stats() override {}
@@ -89,6 +104,19 @@ REGISTER_HOST_ALLOCATOR(c10::DeviceType::PrivateUse1, pinned())
 }  // namespace
 
 c10::Allocator* pinned_allocator() { return pinned(); }
+
+bool use_pinned(const void* pointer, c10::Stream stream) {
+  const std::lock_guard lock(device_mutex());
+  const auto block = find_pinned(pointer);
+  if (block == pinned_blocks().end()) {
+    return false;
+  }
+  auto& users = block->second.users;
+  if (std::ranges::find(users, stream) == users.end()) {
+    users.push_back(stream);
+  }
+  return true;
+}
 
 bool is_pinned_pointer(const void* pointer) {
   const std::lock_guard lock(device_mutex());
