@@ -4,13 +4,10 @@
 #include <atomic>
 #include <cstring>
 #include <iterator>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
@@ -90,57 +87,6 @@ at::Tensor value_of(const at::Tensor& tensor) {
   std::memcpy(copy.storage().mutable_data(), tensor.storage().data(), tensor.storage().nbytes());
   return copy;
 }
-
-// Random numbers of one call. Kernels of the CPU take only generators of the CPU.
-class Draw {
- public:
-  Draw(const c10::OperatorHandle& op, const Stack& stack, c10::Device device) {
-    if (!op.hasTag(at::Tag::nondeterministic_seeded)) {
-      return;
-    }
-    const auto& arguments = op.schema().arguments();
-    const auto found = std::ranges::find(arguments, "generator", &c10::Argument::name);
-    if (found != arguments.end()) {
-      argument_ = static_cast<size_t>(std::distance(arguments.begin(), found));
-    }
-    const bool is_given = argument_ && !stack.at(*argument_).isNone();
-    device_ = is_given ? stack.at(*argument_).toGenerator() : default_generator(device.index());
-    const std::unique_lock lock = is_given ? std::unique_lock<std::mutex>() : std::unique_lock(device_.mutex());
-    before_ = cpu_copy_of(device_);
-  }
-
-  // Runs the kernel with the numbers that the call draws, the same each time.
-  void run(const c10::OperatorHandle& kernel, Stack& stack) {
-    if (!before_.defined()) {
-      kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-      return;
-    }
-    at::Generator drawn = cpu_copy_of(before_);
-    if (argument_) {
-      stack.at(*argument_) = drawn;
-      kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-    } else {
-      const at::Generator& cpu = at::globalContext().defaultGenerator(c10::DeviceType::CPU);
-      const at::Generator of_cpu = cpu_copy_of(cpu);
-      take_state(drawn, cpu);
-      kernel.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
-      take_state(cpu, drawn);
-      take_state(of_cpu, cpu);
-    }
-    after_ = drawn;
-  }
-
-  // The device's generator goes on. The host does it when the operator is called.
-  void finish() {
-    if (after_.defined()) {
-      take_state(after_, device_);
-    }
-  }
-
- private:
-  std::optional<size_t> argument_;
-  at::Generator device_, before_, after_;
-};
 
 // One call of an operator: arguments of the device, and the same for the CPU.
 class Call {
