@@ -9,6 +9,7 @@
 
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/compress.h"
+#include "snug/memory/detail/backward_pass.h"
 #include "snug/memory/detail/peak_watch.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
@@ -131,6 +132,29 @@ TEST(TrainingOnAnAccelerator, CountsBytesOnAllThreads) {
   EXPECT_EQ(report.peak_bytes, 3 * kBytes);
   EXPECT_EQ(report.live_bytes, kBytes);
   EXPECT_EQ(report.activations, kBytes);
+}
+
+TEST(TrainingOnAnAccelerator, LeavesNothingBehindWhereverAnAllocationFails) {
+  if (!sim_device::is_present()) {
+    GTEST_SKIP() << "only the simulated accelerator fails on demand";
+  }
+  const std::vector<Tensor> leaves{leaf({8, 16}), leaf({16, 16}), leaf({16, 16})};
+  const int64_t before = live_bytes(accelerator()).count();
+  int failures = 0;
+  for (bool has_failed = true; has_failed; failures += has_failed ? 1 : 0) {
+    const sim_device::FailingAllocation failing(failures + 1);
+    try {
+      const Tensor other = leaves[0].cos();  // its gradient is there while the region's backward fails
+      detail::go_backward((checkpoint(two_layers, leaves[0], leaves[1], leaves[2]) + other).sum());
+    } catch (const c10::OutOfMemoryError&) {
+    }
+    has_failed = sim_device::FailingAllocation::has_failed();
+    for (const Tensor& one : leaves) {
+      one.mutable_grad().reset();
+    }
+    ASSERT_EQ(live_bytes(accelerator()).count(), before) << "allocation " << failures + 1;
+  }
+  EXPECT_GE(failures, 10);
 }
 
 }  // namespace
