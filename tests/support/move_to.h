@@ -5,8 +5,8 @@
 
 namespace snug::testing {
 
-/// module.to(device), also for devices for which LibTorch's C++ modules refuse it, as it replaces tensors' contents only
-/// between kinds of device that it knows. The tensors must not have been used by autograd yet.
+/// module.to(device), also for devices for which LibTorch's C++ modules refuse it, as it replaces tensors'
+/// contents only between kinds of device that it knows. The tensors must not have been used by autograd yet.
 inline void move_to(torch::nn::Module& module, c10::Device device) {
   const auto move = [&](const torch::Tensor& tensor) {
     const torch::Tensor moved = tensor.detach().to(device);

@@ -13,7 +13,8 @@ namespace snug::sim_device {
 at::Generator make_generator(c10::DeviceIndex index);
 const at::Generator& default_generator(c10::DeviceIndex index);
 
-/// The random numbers of one call of an operator. Kernels of the CPU take only generators of the CPU, so they get a copy.
+/// The random numbers of one call of an operator. Kernels of the CPU take only generators of the CPU, so they get
+/// a copy.
 class Draw {
  public:
   /// Does nothing for operators that are not random. `device` has the generator of those that are given none.
