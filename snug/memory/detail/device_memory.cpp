@@ -21,7 +21,7 @@ class CpuMemory final : public DeviceMemory {
   }
   int64_t peak(c10::Device) const override { return peak_cpu_bytes(); }
   int64_t restart_peak(c10::Device) override { return restart_cpu_peak(); }
-  int64_t reserved(c10::Device device) const override { return live(device); }  // kept blocks make way for tensors
+  int64_t reserved(c10::Device) const override { return live_cpu_bytes(); }  // kept blocks make way for tensors
   void give_back(c10::Device) override { give_back_kept_cpu_bytes(); }
   int64_t fail_after(int64_t countdown) override { return fail_allocation_after(countdown); }
 
@@ -70,15 +70,20 @@ int64_t DeviceMemory::Limits::smallest() const {
   return holds == bytes.end() ? kNoLimit : *holds;
 }
 
+void DeviceMemory::apply(const Limits& limits, c10::Device device) {
+  const int64_t most = limits.smallest();
+  enforce(device, most);
+  if (reserved(device) > most) {
+    give_back(device);
+  }
+}
+
 void DeviceMemory::add_limit(c10::Device device, int64_t bytes) {
   const std::lock_guard lock(mutex_);
   Limits& limits = limits_[device.index()];
   const auto added = limits.bytes.insert(bytes);
   try {
-    enforce(device, limits.smallest());
-    if (reserved(device) > bytes) {
-      give_back(device);
-    }
+    apply(limits, device);
     if (const int64_t rest = reserved(device); rest > bytes) {
       throw ConfigError(
           fmt::format("MemoryLimit: {} of {} are taken already, more than the limit of {}: tensors and the "
@@ -87,7 +92,7 @@ void DeviceMemory::add_limit(c10::Device device, int64_t bytes) {
     }
   } catch (...) {
     limits.bytes.erase(added);
-    enforce(device, limits.smallest());
+    apply(limits, device);
     throw;
   }
 }
@@ -96,21 +101,21 @@ void DeviceMemory::remove_limit(c10::Device device, int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   Limits& limits = limits_[device.index()];
   limits.bytes.erase(limits.bytes.find(bytes));
-  enforce(device, limits.smallest());
+  apply(limits, device);
 }
 
 void DeviceMemory::pause_limit(c10::Device device, int64_t bytes) {
   const std::lock_guard lock(mutex_);
   Limits& limits = limits_[device.index()];
   limits.paused.insert(bytes);
-  enforce(device, limits.smallest());
+  apply(limits, device);
 }
 
 void DeviceMemory::resume_limit(c10::Device device, int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   Limits& limits = limits_[device.index()];
   limits.paused.erase(limits.paused.find(bytes));
-  enforce(device, limits.smallest());
+  apply(limits, device);
 }
 
 int64_t DeviceMemory::fail_after(int64_t) { throw Error("memory: allocations of this device cannot be made to fail"); }

@@ -63,6 +63,8 @@ class DeviceMemory {
     int64_t smallest() const;
   };
 
+  void apply(const Limits& limits, c10::Device device);
+
   /// From now on an allocation that takes reserved bytes above `bytes` throws c10::OutOfMemoryError. kNoLimit: none does.
   /// Throws ConfigError if that cannot be. One call at a time.
   virtual void enforce(c10::Device device, int64_t bytes) = 0;
