@@ -1,0 +1,129 @@
+// Counts and limits of memory on an accelerator.
+
+#include "snug/memory/detail/device_memory.h"
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/detail/allocated_bytes.h"
+#include "snug/core/error.h"
+#include "snug/memory/detail/peak_watch.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/meter.h"
+#include "snug/optim/adamw.h"
+#include "snug/step/detail/optimizer_bytes.h"
+#include "tests/support/sim_device/sim_device.h"
+#include "tests/support/tensors.h"
+
+namespace snug::device_memory_test {
+namespace {
+
+using sim_device::device;
+using testing::error_of;
+using ::testing::HasSubstr;
+using torch::Tensor;
+
+constexpr int64_t kMiB = 1 << 20;
+
+int64_t live() { return live_bytes(device()).count(); }
+Tensor tensor_of(int64_t bytes) { return torch::empty({bytes}, torch::dtype(torch::kUInt8).device(device())); }
+std::unique_ptr<MemoryLimit> limit_above_live(int64_t bytes) {
+  return std::make_unique<MemoryLimit>(device(), Bytes(live() + bytes));
+}
+
+TEST(DeviceMemory, ALimitHoldsForBlocksThatTheAllocatorHasKept) {
+  tensor_of(40 * kMiB);
+  const auto limit = limit_above_live(20 * kMiB);
+  EXPECT_THROW(tensor_of(40 * kMiB), c10::OutOfMemoryError);
+  EXPECT_NO_THROW(tensor_of(20 * kMiB));
+}
+
+TEST(DeviceMemory, LimitsMayEndInAnyOrder) {
+  auto tight = limit_above_live(10 * kMiB);
+  const auto wide = limit_above_live(30 * kMiB);
+  EXPECT_THROW(tensor_of(20 * kMiB), c10::OutOfMemoryError);
+  tight.reset();
+  EXPECT_NO_THROW(tensor_of(20 * kMiB));
+  EXPECT_THROW(tensor_of(40 * kMiB), c10::OutOfMemoryError);
+}
+
+TEST(DeviceMemory, ALimitEndsWithItsScope) {
+  {
+    const auto limit = limit_above_live(10 * kMiB);
+  }
+  EXPECT_NO_THROW(tensor_of(20 * kMiB));
+}
+
+TEST(DeviceMemory, APausedLimitIsOff) {
+  const Bytes bytes(live() + 10 * kMiB);
+  const MemoryLimit limit(device(), bytes);
+  {
+    const detail::LimitPaused paused(device(), bytes.count());
+    EXPECT_NO_THROW(tensor_of(20 * kMiB));
+  }
+  EXPECT_THROW(tensor_of(20 * kMiB), c10::OutOfMemoryError);
+}
+
+TEST(DeviceMemory, ALimitBelowWhatIsAliveIsAnError) {
+  const Tensor tensor = tensor_of(kMiB);
+  EXPECT_THAT(error_of<ConfigError>([] { MemoryLimit(device(), Bytes(kMiB / 2)); }), HasSubstr("alive on"));
+  EXPECT_NO_THROW(tensor_of(20 * kMiB));
+}
+
+TEST(DeviceMemory, ALimitOfOneDeviceIsNoneOfAnother) {
+  const auto limit = limit_above_live(10 * kMiB);
+  EXPECT_NO_THROW(torch::empty({20 * kMiB}, torch::dtype(torch::kUInt8).device(device(1))));
+}
+
+TEST(DeviceMemory, DevicesThatHaveNoCapsSayso) {
+  detail::AcceleratorMemory without;
+  EXPECT_THAT(error_of<ConfigError>([&] { without.add_limit(device(), kMiB); }), HasSubstr("cannot cap"));
+  EXPECT_THAT(error_of<ConfigError>([&] { without.add_limit(device(), kMiB); }), HasSubstr("cannot cap"));
+}
+
+TEST(DeviceMemory, AWatchInsideAnotherLeavesItsPeak) {
+  const int64_t before = live();
+  const detail::PeakWatch outer(device());
+  tensor_of(4 * kMiB);
+  const detail::PeakWatch other(device(1));
+  {
+    const detail::PeakWatch inner(device());
+    tensor_of(kMiB);
+    EXPECT_EQ(inner.peak(), before + kMiB);
+    EXPECT_EQ(outer.peak(), before + 4 * kMiB);
+  }
+  tensor_of(2 * kMiB);
+  EXPECT_EQ(outer.peak(), before + 4 * kMiB);
+}
+
+TEST(DeviceMemory, AMeterCountsInBlocks) {
+  const MemoryMeter meter(device());
+  const Tensor tensor = torch::empty({130}, device());
+  EXPECT_EQ(meter.report().live_bytes, 1024);
+  EXPECT_EQ(detail::allocated_bytes(tensor), 1024);
+}
+
+TEST(DeviceMemory, AnOptimizersStateIsForetold) {
+  const auto check = [](auto make) {
+    std::vector<Tensor> parameters;
+    for (const int64_t size : {1, 3, 129, 1000}) {
+      parameters.push_back(torch::ones({size}, device()).set_requires_grad(true));
+      parameters.back().mutable_grad() = torch::ones({size}, device());
+    }
+    const std::unique_ptr<torch::optim::Optimizer> optimizer = make(parameters);
+    const int64_t expected = detail::state_bytes_to_come(*optimizer);
+    const int64_t before = live();
+    optimizer->step();
+    EXPECT_EQ(live() - before, expected);
+  };
+  check([](auto& parameters) { return std::make_unique<torch::optim::AdamW>(parameters); });
+  check([](auto& parameters) { return std::make_unique<AdamW>(parameters); });
+}
+
+}  // namespace
+}  // namespace snug::device_memory_test
