@@ -80,7 +80,7 @@ TEST(DeviceMemory, ALimitOfOneDeviceIsNoneOfAnother) {
   EXPECT_NO_THROW(torch::empty({20 * kMiB}, torch::dtype(torch::kUInt8).device(device(1))));
 }
 
-TEST(DeviceMemory, DevicesThatHaveNoCapsSayso) {
+TEST(DeviceMemory, DevicesWithoutCapsSaySo) {
   detail::AcceleratorMemory without;
   EXPECT_THAT(error_of<ConfigError>([&] { without.add_limit(device(), kMiB); }), HasSubstr("cannot cap"));
   EXPECT_THAT(error_of<ConfigError>([&] { without.add_limit(device(), kMiB); }), HasSubstr("cannot cap"));
