@@ -7,8 +7,8 @@
 #include <ATen/ATen.h>
 
 #include "snug/core/detail/parallel.h"
-#include "snug/kernels/detail/random_bits.h"
 #include "snug/kernels/detail/master_adamw.h"
+#include "snug/kernels/detail/random_bits.h"
 #include "snug/optim/detail/adam_rules.h"
 
 // On the CPU snug's own kernels do it in one pass over memory. On other devices torch's FP32 kernel works on masters,
