@@ -1,5 +1,6 @@
 // Plans on an accelerator: random models under five budgets.
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,8 +36,11 @@ RandomModel model_on_device(uint64_t seed) {
   return model;
 }
 
-// Some of the models make tensors of their own on the CPU.
+// Some of the models make tensors of their own on the CPU, and the simulated device has no views of conjugates.
 bool runs_on_device(const RandomModel& model) {
+  if (std::ranges::find(model.kinds, "conjugates") != model.kinds.end()) {
+    return false;
+  }
   try {
     model.loss(model.input).backward();
     return true;
@@ -54,8 +58,14 @@ TEST(PlansOnAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredic
       continue;
     }
     ++ran;
+    // Such a function gets a copy of a tensor that a plan holds, which takes a time that is not predicted.
+    const bool unpacks_itself = std::ranges::find(model.kinds, "custom_function") != model.kinds.end();
     Step step(model);
+    double began = virtual_seconds();
+    int64_t read = host_reads();
     const testing::Outcome plain = step.run(std::nullopt);
+    const double plain_seconds = virtual_seconds() - began;
+    const int64_t plain_reads = host_reads() - read;
     step.reset();
     const StepProfile profile = profile_step(step.forward());
     const int64_t plain_peak = ActivationPlan(profile, Bytes::unlimited(), testing::kSearch).plain_peak_bytes;
@@ -65,14 +75,17 @@ TEST(PlansOnAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredic
                                  floor + (plain_peak - floor) / 4, floor}) {
       SCOPED_TRACE(budget);
       const ActivationPlan plan(profile, Bytes(budget), testing::kSearch);
-      const double began = virtual_seconds();
-      const int64_t reads = host_reads();
+      began = virtual_seconds();
+      read = host_reads();
       const testing::Outcome planned = step.run(plan);
+      const double more = virtual_seconds() - began - plain_seconds;
+      if (!unpacks_itself) {
+        EXPECT_EQ(more, plan.predicted_seconds - plan.plain_seconds);
+      }
+      EXPECT_EQ(host_reads() - read, plain_reads) << "the plan reads nothing";
       testing::expect_same(planned, plain);
       EXPECT_EQ(planned.peak_bytes, plan.predicted_peak_bytes);
       EXPECT_LE(planned.peak_bytes, budget);
-      (void)began;
-      (void)reads;
       replayed += planned.replayed > 0 ? 1 : 0;
     }
   }
