@@ -54,10 +54,13 @@ int main(int argc, char** argv) {
   const auto loss = [&] {
     return torch::nn::functional::cross_entropy(model->forward(tokens).flatten(0, 1), targets.flatten());
   };
-  const auto step = [&](Way& way, bool is_measured) {
+  const auto drop_gradients = [&] {
     for (const Tensor& parameter : model->parameters()) {
       parameter.mutable_grad() = Tensor();
     }
+  };
+  const auto step = [&](Way& way, bool is_measured) {
+    drop_gradients();
     const auto start = std::chrono::steady_clock::now();
     way.forward().backward();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -71,9 +74,7 @@ int main(int argc, char** argv) {
   };
   const auto peak_of = [&](Way& way) {
     step(way, false);
-    for (const Tensor& parameter : model->parameters()) {
-      parameter.mutable_grad() = Tensor();
-    }
+    drop_gradients();
     const snug::MemoryMeter meter;
     way.forward().backward();
     return meter.report().peak_bytes;
@@ -82,9 +83,7 @@ int main(int argc, char** argv) {
   for (Way& way : ways) {
     way.peak_bytes = peak_of(way);
   }
-  for (const Tensor& parameter : model->parameters()) {
-    parameter.mutable_grad() = Tensor();
-  }
+  drop_gradients();
   const snug::OffloadLink link = snug::measure_offload_link(directory);
   const snug::StepProfile plain_profile = snug::profile_step(loss);
   snug::StepProfile profile = plain_profile;

@@ -1,6 +1,7 @@
 #include "snug/planner/solver.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -140,15 +141,19 @@ std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
   } else {
     result.push_back(pool_.evaluate(Stays(pool_.known().begin()->second.second), budget));
   }
-  if (simulator_.profile().link.is_open()) {  // the same ones again, by streams that cost nothing
-    const std::vector<PlanPoint> same = result;
-    for (const PlanPoint& point : same) {
-      result.push_back(filling_.fill(descent_.run(point, budget, detail::Descent::Transfers::Hidden), budget));
+  using Transfers = detail::Descent::Transfers;
+  const auto from_each_of = [&](std::vector<PlanPoint> points, Transfers transfers) {
+    for (PlanPoint& point : points) {
+      point = filling_.fill(descent_.run(std::move(point), budget, transfers), budget);
     }
+    return points;
+  };
+  std::vector<PlanPoint> streaming;
+  if (simulator_.profile().link.is_open()) {
+    streaming = from_each_of(result, Transfers::Hidden);
   }
-  for (PlanPoint& point : result) {
-    point = filling_.fill(descent_.run(std::move(point), budget), budget);
-  }
+  result = from_each_of(std::move(result), Transfers::Waited);
+  std::ranges::move(streaming, std::back_inserter(result));
   for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded(), Stay::streamed()}) {
     if (!choice.leaves() || simulator_.profile().link.is_open()) {
       result.push_back(pool_.evaluate(frugal(simulator_, uses_, choice), budget));

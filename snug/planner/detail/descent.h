@@ -22,7 +22,7 @@ class Descent {
   };
 
   /// Ends where the plan fits, or no change helps.
-  PlanPoint run(PlanPoint from, int64_t budget, Transfers transfers = Transfers::Waited);
+  PlanPoint run(PlanPoint from, int64_t budget, Transfers transfers);
 
  private:
   struct Candidate {

@@ -139,6 +139,17 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   c10::Storage bring(int storage);
   c10::Storage load(int storage);
   c10::Storage rebuild(int storage);
+  // Tells the listener that the memory which `work` takes is a replay's.
+  template <class Work>
+  void as_replay(const Work& work) {
+    if (listener_ != nullptr) {
+      listener_->before_replay();
+    }
+    work();
+    if (listener_ != nullptr) {
+      listener_->after_replay();
+    }
+  }
   void judge_all_again();
   void bring_back_what_is_kept();
   void note_place(int storage, const c10::Storage& memory);

@@ -197,16 +197,13 @@ c10::Storage OpTape::bring(int storage) {
 }
 
 c10::Storage OpTape::load(int storage) {
-  if (listener_ != nullptr) {
-    listener_->before_replay();
-  }
-  const UnseenOperators unseen;
-  c10::Storage memory = at(storage).holding.load();
-  note_place(storage, memory);
-  at(storage).counts.clear();  // this memory is the tape's own
-  if (listener_ != nullptr) {
-    listener_->after_replay();
-  }
+  c10::Storage memory;
+  as_replay([&] {
+    const UnseenOperators unseen;
+    memory = at(storage).holding.load();
+    note_place(storage, memory);
+    at(storage).counts.clear();  // this memory is the tape's own
+  });
   return memory;
 }
 
@@ -286,13 +283,7 @@ void OpTape::meet_streams_of_unpacking() {
   for (const int storage : cursor_.to_fetch()) {
     Holding& holding = at(storage).holding;
     if (holding.is_away() && !find(storage)) {
-      if (listener_ != nullptr) {
-        listener_->before_replay();
-      }
-      holding.away().prefetch();
-      if (listener_ != nullptr) {
-        listener_->after_replay();
-      }
+      as_replay([&] { holding.away().prefetch(); });
     }
   }
 }

@@ -127,13 +127,7 @@ bool OpTape::stays_after_replay(int storage) const {
 
 c10::Storage OpTape::rebuild(int storage) {
   Replay replay(*this, storage);
-  if (listener_ != nullptr) {
-    listener_->before_replay();
-  }
-  replay.run();
-  if (listener_ != nullptr) {
-    listener_->after_replay();
-  }
+  as_replay([&] { replay.run(); });
   return replay.memory_of({storage, at(storage).last_version()});
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 // A forward and backward pass of which a TapeRecorder writes down everything, and that leaves no trace.
 
-#include <exception>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -10,6 +9,7 @@
 #include <c10/core/Device.h>
 
 #include "snug/core/bytes.h"
+#include "snug/core/error.h"
 #include "snug/remat/detail/initialised_parameters.h"
 #include "snug/remat/detail/tape_recorder.h"
 
@@ -27,11 +27,13 @@ struct RecordedStep {
 };
 
 /// The loss is on another device than the recorder's.
-struct OtherDevice : std::exception {
+struct OtherDevice : ConfigError {
   c10::Device device;
 
-  explicit OtherDevice(c10::Device of_loss) : device(of_loss) {}
-  const char* what() const noexcept override { return "plan_activations: each call's loss is on another device"; }
+  explicit OtherDevice(c10::Device of_loss)
+      : ConfigError("plan_activations: the loss is on " + of_loss.str() +
+                    ", and was on another device before; plan for each device"),
+        device(of_loss) {}
 };
 
 /// Runs a step on a tape that `recorder` listens to. Gradients and buffers are as before afterwards, also if it throws; generators are not.
