@@ -2,13 +2,16 @@
 // A small training under a memory_budget, and what it takes without.
 
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "snug/core/state.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/adamw.h"
 #include "snug/step/stepper.h"
@@ -84,6 +87,18 @@ struct PlannedTraining {
     return tensors;
   }
 };
+
+// The saved state of a Stepper that chose micro-batches of `from` items, as if it had chosen `to` items.
+inline StateDict with_micro_batch(StateDict state, int64_t from, int64_t to) {
+  auto text = state.get<std::string>("micro_batches");
+  const std::string before = fmt::format("\"items\":{},", from);
+  const size_t at = text.find(before);
+  EXPECT_NE(at, std::string::npos) << text;
+  if (at != std::string::npos) {
+    state.set("micro_batches", text.replace(at, before.size(), fmt::format("\"items\":{},", to)));
+  }
+  return state;
+}
 
 // What a step of plain training takes in all, once the optimizer has its state, above what is alive without the PlannedTraining.
 inline int64_t plain_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make) {
