@@ -1,1 +1,1 @@
-// Carries the precompiled header of snug/CMakeLists.txt; there is nothing here to compile.
+// Carries the precompiled header of torch_pch.cmake; there is nothing here to compile.

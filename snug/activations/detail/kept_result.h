@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include "snug/memory/detail/held.h"
 #include "snug/memory/detail/saved_tensor_policy.h"

@@ -8,6 +8,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "snug/activations/detail/kept_elsewhere.h"
 #include "snug/activations/detail/storage_views.h"

@@ -3,6 +3,8 @@
 #include <optional>
 #include <utility>
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/detail/storage_views.h"
 #include "snug/activations/detail/tensor_hash.h"

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include "snug/core/error.h"

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
 
 #include "snug/activations/measure_offload_link.h"
