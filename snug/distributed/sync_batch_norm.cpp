@@ -41,12 +41,12 @@ std::vector<int64_t> all_but_channels(const Tensor& input) {
 }
 
 // Statistics of all ranks, by channel, in FP64.
-struct Statistics {
+struct StatisticsOfAll {
   Tensor mean, variance;  // the variance with n in the denominator
   double count = 0;
 };
 
-Statistics statistics_of_all(const Tensor& input, ProcessGroup& group) {
+StatisticsOfAll statistics_of_all(const Tensor& input, ProcessGroup& group) {
   const int64_t channels = input.size(1);
   const auto count = static_cast<double>(input.numel() / channels);
   Tensor own = at::zeros({2, channels}, input.options().dtype(at::kDouble));
@@ -60,7 +60,7 @@ Statistics statistics_of_all(const Tensor& input, ProcessGroup& group) {
   const Tensor means = all.slice(1, 0, channels);
   const Tensor variances = all.slice(1, channels, 2 * channels);
   const Tensor total = counts.sum();
-  Statistics result;
+  StatisticsOfAll result;
   result.count = total.item<double>();
   result.mean = (means * counts).sum(0) / total;
   result.variance = ((variances + (means - result.mean).square()) * counts).sum(0) / total;
@@ -145,7 +145,7 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
     return torch::nn::BatchNorm2dImpl::forward(input);
   }
   _check_input_dim(input);
-  Statistics all;
+  StatisticsOfAll all;
   {
     const torch::NoGradGuard no_grad;
     all = statistics_of_all(input, *group_);
