@@ -11,8 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include <c10/util/Exception.h>
-
+#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/rng.h"
 #include "snug/planner/simulator.h"
 #include "snug/planner/solver.h"
@@ -177,7 +176,10 @@ StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& fo
       }
       profile = std::move(one);
       ++run;
-    } catch (const c10::OutOfMemoryError&) {
+    } catch (const std::exception& error) {
+      if (!detail::is_out_of_memory(error)) {
+        throw;
+      }
       if (!frugal) {
         emplace_or_rethrow(frugal, forward_and_loss, device, options.link);
       }

@@ -16,6 +16,7 @@
 
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/offload.h"
+#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
 #include "snug/core/rng.h"
@@ -51,8 +52,8 @@ template <class F>
 auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
   try {
     return part();
-  } catch (const c10::OutOfMemoryError& error) {
-    if (config.memory.is_unlimited()) {
+  } catch (const c10::Error& error) {
+    if (config.memory.is_unlimited() || !detail::is_out_of_memory(error)) {
       throw;
     }
     throw BudgetExceeded(

@@ -15,6 +15,7 @@
 
 #include "snug/activations/detail/offload_store.h"
 #include "snug/activations/detail/spill_extents.h"
+#include "snug/core/detail/out_of_memory.h"
 
 // Copies run on one side stream of each device, so that they are in order among themselves: a place in pinned memory is
 // free for the next copy as soon as it is given back. Device memory is allocated and released in the order of the
@@ -167,7 +168,10 @@ class PinnedStore::Pinned final : public StoredAway {
       if (!ahead_) {
         begin();
       }
-    } catch (const c10::OutOfMemoryError&) {  // load() will need it, and say so
+    } catch (const c10::Error& error) {
+      if (!is_out_of_memory(error)) {  // else load() will need it, and say so
+        throw;
+      }
     }
   }
 

@@ -14,6 +14,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
 #include "snug/distributed/detail/heartbeat.h"
 #include "snug/distributed/process_group.h"
@@ -94,9 +95,10 @@ class ProcessGroup::Impl {
       return std::forward<F>(part)();
     } catch (const Error&) {
       throw;
-    } catch (const c10::OutOfMemoryError&) {
-      throw;
     } catch (const std::exception& error) {
+      if (detail::is_out_of_memory(error)) {
+        throw;
+      }
       fail(operation, error);
     }
   }

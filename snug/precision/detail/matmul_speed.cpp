@@ -7,6 +7,8 @@
 
 #include <ATen/ATen.h>
 
+#include "snug/core/detail/out_of_memory.h"
+
 namespace snug::detail {
 namespace {
 
@@ -32,10 +34,8 @@ class SpeedMeter {
         }
       }
       return billions(size) / best_seconds(dtype, size, repeats);
-    } catch (const c10::OutOfMemoryError&) {
-      throw;
-    } catch (const c10::Error&) {
-      if (dtype == at::kFloat) {
+    } catch (const c10::Error& error) {
+      if (dtype == at::kFloat || is_out_of_memory(error)) {
         throw;
       }
       return 0;

@@ -12,6 +12,7 @@
 
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/detail/first_line.h"
+#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/device_memory.h"
 #include "snug/step/detail/same_losses.h"
@@ -135,17 +136,17 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
     fixed_bytes_ += idle_state_bytes_;
     idle_state_bytes_ = trusts_idle_state_ ? step.trial.idle_state_bytes() : 0;
     fixed_bytes_ -= idle_state_bytes_;
-  } catch (const c10::OutOfMemoryError&) {
-    note("does not run within the budget");
   } catch (const ConfigError&) {
     throw;
   } catch (const DistributedError&) {
     throw;
   } catch (const std::exception& error) {
-    if (items == step.batch || step.micro_batch > 0) {
+    const bool is_memory = is_out_of_memory(error);
+    if (!is_memory && (items == step.batch || step.micro_batch > 0)) {
       throw;
     }
-    note(fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+    note(is_memory ? "does not run within the budget"
+                   : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
   }
   can_slice_ = can_slice_ || scope.was_asked();
   if (pinned_by_.empty()) {

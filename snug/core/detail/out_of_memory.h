@@ -1,0 +1,11 @@
+#pragma once
+
+#include <exception>
+
+namespace snug::detail {
+
+/// Whether an exception says that a device or LibTorch ran out of tensor memory: c10::OutOfMemoryError, and the
+/// c10::Error with which CUDA and its libraries report an allocation of their own that failed.
+bool is_out_of_memory(const std::exception& error);
+
+}  // namespace snug::detail
