@@ -94,6 +94,30 @@ INSTANTIATE_TEST_SUITE_P(WholeOrInPartsPlannedOrPlain, StepperPlanFails,
                                            FailingCase{"BatchNormInFloat16", 256, 85, Precision::Float16, true}),
                          [](const auto& of) { return of.param.name; });
 
+// Such as cuBLAS's, of its own memory.
+TEST(StepperPlan, TakesLessWhereAnAllocationOfALibraryFails) {
+  const Batch batch = make_batch(256);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  PlannedTraining run({.micro_batch = 256, .memory_budget = Bytes(live() + plain * 8 / 10)});
+  PlannedTraining reference({.micro_batch = 256});
+  const auto step_failing_at = [&](int call) {
+    int calls = 0;
+    reference.step(batch);
+    return run.stepper
+        .step(batch,
+              [&](const Batch& micro) {
+                TORCH_CHECK(++calls != call,
+                            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)");
+                return run.loss_of(micro);
+              })
+        .step_downs;
+  };
+  EXPECT_EQ(step_failing_at(1), 0) << "while the step is profiled";
+  EXPECT_EQ(step_failing_at(1), 1);
+  EXPECT_EQ(step_failing_at(0), 0);
+  EXPECT_TRUE(same_bits(run.state(), reference.state()));
+}
+
 // --- what a planner remembers of it
 
 // A step of 64 items, each of which multiplies what `layer` makes of it.
