@@ -1,8 +1,13 @@
 #include "snug/memory/detail/forwarding_engine.h"
 
+#include <algorithm>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/input_buffer.h>
 
@@ -11,7 +16,64 @@
 namespace snug::detail {
 
 using torch::autograd::GraphTask;
+using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+namespace {
+
+// Does nothing. Threads run the nodes with the smallest sequence numbers last.
+struct LastNode final : Node {
+  explicit LastNode(const at::Tensor& input) : Node(/*sequence_nr=*/0) { add_input_metadata(input); }
+  variable_list apply(variable_list&&) override { return {}; }
+};
+
+template <typename Pointer>
+Pointer owning(Node* node) {
+  if constexpr (requires { Pointer::reclaim(node); }) {
+    return Pointer::reclaim(node);
+  } else {
+    return Pointer(node);
+  }
+}
+
+// A tensor on each device, but the CPU, that took part in a pass: leaves and the gradients that it began with.
+variable_list one_of_each_device(const torch::autograd::edge_list& roots, const variable_list& inputs) {
+  variable_list found;
+  const auto add = [&](const at::Tensor& tensor) {
+    if (tensor.defined() && !tensor.is_cpu() && std::none_of(found.begin(), found.end(), [&](const at::Tensor& one) {
+          return one.device() == tensor.device();
+        })) {
+      found.push_back(tensor);
+    }
+  };
+  std::for_each(inputs.begin(), inputs.end(), add);
+  std::unordered_set<const Node*> seen;
+  std::vector<const torch::autograd::edge_list*> pending{&roots};
+  while (!pending.empty()) {
+    const auto& edges = *pending.back();
+    pending.pop_back();
+    for (const auto& edge : edges) {
+      if (!edge.is_valid() || !seen.insert(&*edge.function).second) {
+        continue;
+      }
+      if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&*edge.function)) {
+        add(leaf->variable);
+      }
+      pending.push_back(&edge.function->next_edges());
+    }
+  }
+  return found;
+}
+
+// A device's thread lets go of a pass only after it has told of the error.
+void wait_for_device_threads(torch::autograd::Engine& engine, const variable_list& one_of_each) {
+  for (const at::Tensor& tensor : one_of_each) {
+    engine.execute({{owning<NodePointer>(new LastNode(tensor)), 0}}, {tensor}, /*keep_graph=*/false,
+                   /*create_graph=*/false, /*accumulate_grad=*/true, {});
+  }
+}
+
+}  // namespace
 
 variable_list ForwardingEngine::execute(const torch::autograd::edge_list& roots, const variable_list& inputs,
                                         bool keep_graph, bool create_graph, bool accumulate_grad,
@@ -23,6 +85,9 @@ variable_list ForwardingEngine::execute(const torch::autograd::edge_list& roots,
     if (is_outermost) {
       try {
         inner_.execute({}, {}, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true, {});
+        if (c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
+          wait_for_device_threads(inner_, one_of_each_device(roots, inputs));
+        }
       } catch (...) {  // the first error is the one to tell
       }
     }
