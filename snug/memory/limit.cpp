@@ -5,6 +5,7 @@
 #include "snug/core/error.h"
 #include "snug/memory/detail/device.h"
 #include "snug/memory/detail/device_memory.h"
+#include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 namespace snug {
@@ -22,7 +23,11 @@ MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), byt
     throw ConfigError(fmt::format("MemoryLimit: {} of tensors are alive on {} already, more than the limit of {}",
                                   live.str(), device_.str(), bytes.str()));
   }
-  detail::device_memory(device_.type()).add_limit(device_, bytes_);
+  detail::DeviceMemory& memory = detail::device_memory(device_.type());
+  if (!memory.has_cap()) {
+    seam_ = std::make_unique<detail::OperatorSeam>();
+  }
+  memory.add_limit(device_, bytes_);
 }
 
 MemoryLimit::~MemoryLimit() {

@@ -7,17 +7,25 @@
 //     train();   // an allocation past 1 GiB throws c10::OutOfMemoryError, with live memory where it was
 //   }
 
+#include <memory>
+
 #include <c10/core/Device.h>
 
 #include "snug/core/bytes.h"
 
 namespace snug {
 
+namespace detail {
+class OperatorSeam;
+}
+
 /// Caps all live tensor memory on `device`, including memory that was alive before.
 /// - CPU: the count is exact to the byte.
 /// - CUDA: the cap is the caching allocator's memory fraction, so cached blocks count too. Those that are in its way are
 ///   given back to the driver first.
-/// - Other devices have no cap.
+/// - Other devices, and CUDA in a build without SNUG_CUDA=ON: their allocators have no cap, so operators are looked at.
+///   One throws after which more is alive than before it, and more than the limit. So memory may rise above the limit
+///   by what one operator takes. Seen are operators of this thread and of backward passes that begin on it.
 /// Of several limits the smallest holds.
 /// Once there was a limit, a backward pass that fails, for want of memory or otherwise, leaves nothing alive. LibTorch
 /// by itself keeps the gradients that were on their way until the thread's next pass.
@@ -25,10 +33,10 @@ namespace snug {
 /// device's runtime allocates.
 class [[nodiscard]] MemoryLimit final {
  public:
-  /// Throws ConfigError if more than `bytes` is taken already (the message has both numbers), if this build of snug
-  /// cannot cap that kind of device, if the device cannot be used, or if another library has replaced snug's allocator
-  /// of CPU memory.
+  /// Throws ConfigError if more than `bytes` is taken already (the message has both numbers), if the device cannot be
+  /// used, or if another library has replaced snug's allocator of CPU memory.
   MemoryLimit(c10::Device device, Bytes bytes);
+  /// Where operators are looked at: on the thread that made the limit.
   ~MemoryLimit();
   MemoryLimit(const MemoryLimit&) = delete;
   MemoryLimit& operator=(const MemoryLimit&) = delete;
@@ -36,6 +44,7 @@ class [[nodiscard]] MemoryLimit final {
  private:
   c10::Device device_;
   int64_t bytes_;
+  std::unique_ptr<detail::OperatorSeam> seam_;  // null where the allocator keeps the limit
 };
 
 /// Bytes of tensor memory alive on `device` now: on the CPU as requested by tensors, elsewhere as counted by the

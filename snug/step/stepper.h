@@ -82,7 +82,7 @@ struct StepperOptions {
   /// of them has to cut its share into; where one runs out of memory, all make the step again. They need not try the
   /// same, so while one tries, what loss_of sends over the group of data_parallel (SyncBatchNorm, an all_reduce of a
   /// metric) is not sent, and its own values stand for those of all; over another group it must not send: else plan =
-  /// false. On other devices than the CPU it is a limit only.
+  /// false. MemoryLimit says how exactly it is enforced on each device.
   Bytes memory_budget = Bytes::unlimited();
   /// false: memory_budget is a limit only, and everything is as the other options have it.
   bool plan = true;

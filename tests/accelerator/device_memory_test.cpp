@@ -12,6 +12,7 @@
 
 #include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/detail/peak_watch.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
@@ -36,14 +37,20 @@ std::unique_ptr<MemoryLimit> limit_above_live(int64_t bytes) {
   return std::make_unique<MemoryLimit>(device(), Bytes(live() + bytes));
 }
 
-TEST(DeviceMemory, ALimitHoldsForBlocksThatTheAllocatorHasKept) {
+// Whether the allocator keeps limits, or operators do.
+class Limits : public ::testing::TestWithParam<bool> {
+  sim_device::WithCap cap_{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(OfAllocatorOrOperators, Limits, ::testing::Bool());
+
+TEST_P(Limits, HoldForBlocksThatTheAllocatorHasKept) {
   tensor_of(40 * kMiB);
   const auto limit = limit_above_live(20 * kMiB);
   EXPECT_THROW(tensor_of(40 * kMiB), c10::OutOfMemoryError);
   EXPECT_NO_THROW(tensor_of(20 * kMiB));
 }
 
-TEST(DeviceMemory, LimitsMayEndInAnyOrder) {
+TEST_P(Limits, MayEndInAnyOrder) {
   auto tight = limit_above_live(10 * kMiB);
   const auto wide = limit_above_live(30 * kMiB);
   EXPECT_THROW(tensor_of(20 * kMiB), c10::OutOfMemoryError);
@@ -52,14 +59,14 @@ TEST(DeviceMemory, LimitsMayEndInAnyOrder) {
   EXPECT_THROW(tensor_of(40 * kMiB), c10::OutOfMemoryError);
 }
 
-TEST(DeviceMemory, ALimitEndsWithItsScope) {
+TEST_P(Limits, EndWithTheirScopes) {
   {
     const auto limit = limit_above_live(10 * kMiB);
   }
   EXPECT_NO_THROW(tensor_of(20 * kMiB));
 }
 
-TEST(DeviceMemory, APausedLimitIsOff) {
+TEST_P(Limits, AreOffWhilePaused) {
   const Bytes bytes(live() + 10 * kMiB);
   const MemoryLimit limit(device(), bytes);
   {
@@ -69,21 +76,68 @@ TEST(DeviceMemory, APausedLimitIsOff) {
   EXPECT_THROW(tensor_of(20 * kMiB), c10::OutOfMemoryError);
 }
 
-TEST(DeviceMemory, ALimitBelowWhatIsAliveIsAnError) {
+TEST_P(Limits, BelowWhatIsAliveAreErrors) {
   const Tensor tensor = tensor_of(kMiB);
   EXPECT_THAT(error_of<ConfigError>([] { MemoryLimit(device(), Bytes(kMiB / 2)); }), HasSubstr("alive on"));
   EXPECT_NO_THROW(tensor_of(20 * kMiB));
 }
 
-TEST(DeviceMemory, ALimitOfOneDeviceIsNoneOfAnother) {
+TEST_P(Limits, OfOneDeviceAreNoneOfAnother) {
   const auto limit = limit_above_live(10 * kMiB);
   EXPECT_NO_THROW(torch::empty({20 * kMiB}, torch::dtype(torch::kUInt8).device(device(1))));
 }
 
-TEST(DeviceMemory, DevicesWithoutCapsSaySo) {
-  detail::AcceleratorMemory without;
-  EXPECT_THAT(error_of<ConfigError>([&] { without.add_limit(device(), kMiB); }), HasSubstr("cannot cap"));
-  EXPECT_THAT(error_of<ConfigError>([&] { without.add_limit(device(), kMiB); }), HasSubstr("cannot cap"));
+TEST_P(Limits, HoldOnThreadsOfBackward) {
+  const Tensor x = tensor_of(4 * kMiB).to(torch::kFloat).requires_grad_();  // 16 MiB
+  const Tensor y = x.exp().sum();
+  const int64_t before = live();
+  {
+    const auto limit = limit_above_live(10 * kMiB);
+    EXPECT_THROW(y.backward(torch::Tensor(), /*keep_graph=*/true), c10::OutOfMemoryError);
+  }
+  EXPECT_EQ(live(), before);
+  const auto limit = limit_above_live(20 * kMiB);
+  EXPECT_NO_THROW(y.backward());
+}
+
+TEST(LimitsOfOperators, NameTheLimitAndWhatWasTaken) {
+  const sim_device::WithCap without(false);
+  const auto limit = limit_above_live(10 * kMiB);
+  EXPECT_THAT(error_of<c10::OutOfMemoryError>([] { tensor_of(20 * kMiB); }), HasSubstr("an operator took 20.00 MiB"));
+}
+
+TEST(LimitsOfOperators, LetPassWhatTakesNothing) {
+  const sim_device::WithCap without(false);
+  const Bytes bytes(live() + 10 * kMiB);
+  const MemoryLimit limit(device(), bytes);
+  std::optional<detail::LimitPaused> paused(std::in_place, device(), bytes.count());
+  const Tensor tensor = tensor_of(20 * kMiB);
+  paused.reset();
+  EXPECT_NO_THROW(tensor.fill_(1));
+  EXPECT_THROW(tensor_of(1), c10::OutOfMemoryError);
+}
+
+// The seam of the inner scope outlives the limit's, and the limit's that of the outer one.
+TEST(LimitsOfOperators, MayEndBeforeScopesThatBeganWithin) {
+  class Count final : public detail::OperatorPolicy {
+   public:
+    void call(const detail::OperatorCall& call, detail::Stack& stack) override {
+      ++calls;
+      call.proceed(stack);
+    }
+    int calls = 0;
+  };
+  const sim_device::WithCap without(false);
+  Count count;
+  auto limit = limit_above_live(10 * kMiB);
+  {
+    const detail::OperatorScope scope(count);
+    limit.reset();
+    tensor_of(20 * kMiB);
+    EXPECT_EQ(count.calls, 1);
+  }
+  tensor_of(20 * kMiB);
+  EXPECT_EQ(count.calls, 1);
 }
 
 TEST(DeviceMemory, AWatchInsideAnotherLeavesItsPeak) {

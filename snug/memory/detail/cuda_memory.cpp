@@ -25,6 +25,7 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 class CudaMemory final : public AcceleratorMemory {
   // A page of large blocks and one of small ones, of 20 and 2 MiB, are partly free.
   int64_t gaps() const override { return 22 << 20; }
+  bool has_cap() const override { return true; }
 
   void enforce(c10::Device device, int64_t bytes) override {
     const auto index = device.index();

@@ -9,6 +9,7 @@
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/device.h"
+#include "snug/memory/detail/operator_cap.h"
 
 namespace snug::detail {
 namespace {
@@ -130,19 +131,13 @@ int64_t AcceleratorMemory::restart_peak(c10::Device device) {
   return until_now;
 }
 
-int64_t AcceleratorMemory::reserved(c10::Device device) const { return stats_of(device).reserved_bytes[kAll].current; }
+int64_t AcceleratorMemory::reserved(c10::Device device) const {
+  return has_cap() ? stats_of(device).reserved_bytes[kAll].current : live(device);
+}
 
 void AcceleratorMemory::give_back(c10::Device device) { c10::getDeviceAllocator(device.type())->emptyCache(); }
 
-void AcceleratorMemory::enforce(c10::Device device, int64_t bytes) {
-  if (bytes == kNoLimit) {
-    return;
-  }
-  throw ConfigError(fmt::format(
-      "MemoryLimit: cannot cap {}: this build of snug has caps for the CPU and, built with SNUG_CUDA=ON, for CUDA; use "
-      "one of them",
-      device.str()));
-}
+void AcceleratorMemory::enforce(c10::Device device, int64_t bytes) { set_operator_cap(*this, device, bytes); }
 
 DeviceMemory& device_memory(c10::DeviceType type) {
   Registry& all = registry();

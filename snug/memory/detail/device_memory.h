@@ -1,7 +1,7 @@
 #pragma once
 // DeviceMemory: the tensor memory of one type of device. It counts, limits, gives back and, in tests, fails. There is one
 // object per type: the CPU's stands on snug's allocator, every other on LibTorch's interface of allocators, and CUDA's
-// adds a limit to that.
+// adds a cap to that.
 //
 //   DeviceMemory& memory = device_memory(device.type());
 //   memory.live(ready(device));
@@ -38,6 +38,8 @@ class DeviceMemory {
   virtual int64_t peak(c10::Device device) const = 0;
   /// Begins the peak anew with what is alive now. Returns the peak until now.
   virtual int64_t restart_peak(c10::Device device) = 0;
+  /// Whether the allocator keeps limits. If not, operators do (see operator_cap.h).
+  virtual bool has_cap() const { return true; }
   /// What a limit counts: live bytes, and those that the allocator keeps although a limit is reached.
   virtual int64_t reserved(c10::Device device) const = 0;
   /// Bytes of a limit that may be lost to gaps between tensors, where nobody knows better.
@@ -48,7 +50,7 @@ class DeviceMemory {
   virtual int64_t fail_after(int64_t countdown);
 
   /// Adds a cap on reserved bytes. Of several the smallest holds. Gives back what is in its way. Throws ConfigError if
-  /// this type of device has no caps, or if more is reserved all the same.
+  /// more is reserved all the same, or the device cannot be capped at that.
   void add_limit(c10::Device device, int64_t bytes);
   /// Removes one cap of `bytes`, which must have been added.
   void remove_limit(c10::Device device, int64_t bytes) noexcept;
@@ -73,16 +75,17 @@ class DeviceMemory {
   std::map<c10::DeviceIndex, Limits> limits_;
 };
 
-/// Any device whose allocator is a c10::DeviceAllocator. It has no caps.
+/// Any device whose allocator is a c10::DeviceAllocator. That has no caps, so limits are of live bytes.
 class AcceleratorMemory : public DeviceMemory {
  public:
   int64_t live(c10::Device device) const override;
   int64_t peak(c10::Device device) const override;
   int64_t restart_peak(c10::Device device) override;
+  bool has_cap() const override { return false; }
   int64_t reserved(c10::Device device) const override;
   void give_back(c10::Device device) override;
 
- private:
+ protected:
   void enforce(c10::Device device, int64_t bytes) override;
 };
 

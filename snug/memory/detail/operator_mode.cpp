@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/memory/detail/operator_cap.h"
 
 // A kernel for all operators, on a dispatch key that no tensor has. Where this thread's state includes the key, the
 // dispatcher calls the kernel after autograd and before any device's kernel. Before LibTorch 2.13, DispatchKey::Fake
@@ -22,6 +23,8 @@ constexpr auto kKey = c10::DispatchKey::Fake;
 const c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
 
 thread_local const OperatorScope* innermost = nullptr;  // of the scopes that see what is called now
+thread_local int open_seams = 0;
+thread_local bool key_was_included = false;  // before the first of them
 
 class InnermostIs {
  public:
@@ -45,7 +48,11 @@ struct OperatorDispatch {
       return;
     }
     const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
-    const auto kernel = [&](const c10::OperatorHandle& one) { one.redispatchBoxed(keys & kBelow, &stack); };
+    const auto kernel = [&](const c10::OperatorHandle& one) {
+      const OperatorCapCheck cap;
+      one.redispatchBoxed(keys & kBelow, &stack);
+      cap.check();
+    };
     if (random.is_noted || random.from.defined()) {
       random.run(op, stack, kernel);
     } else {
@@ -56,7 +63,7 @@ struct OperatorDispatch {
 
 namespace {
 
-// Autograd hands the set of keys on to its own threads. Those have no scopes.
+// Autograd hands the set of keys on to its own threads. Those have no scopes, but keep caps.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   RandomDraw random;
   OperatorDispatch::run(op, keys, innermost, random, *stack);
@@ -93,17 +100,23 @@ void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack
   OperatorDispatch::run(op, context.keys, /*scope=*/nullptr, random, stack);
 }
 
-OperatorScope::OperatorScope(OperatorPolicy& policy)
-    : policy_(policy), outside_(innermost), key_was_included_(c10::impl::tls_is_dispatch_key_included(kKey)) {
+OperatorSeam::OperatorSeam() {
   register_once();
-  innermost = this;
+  if (open_seams++ == 0) {
+    key_was_included = c10::impl::tls_is_dispatch_key_included(kKey);
+  }
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
-OperatorScope::~OperatorScope() {
-  innermost = outside_;
-  c10::impl::tls_set_dispatch_key_included(kKey, key_was_included_);
+OperatorSeam::~OperatorSeam() {
+  if (--open_seams == 0) {
+    c10::impl::tls_set_dispatch_key_included(kKey, key_was_included);
+  }
 }
+
+OperatorScope::OperatorScope(OperatorPolicy& policy) : policy_(policy), outside_(innermost) { innermost = this; }
+
+OperatorScope::~OperatorScope() { innermost = outside_; }
 
 void report_unseen_write(const at::Tensor& tensor) {
   for (const OperatorScope* scope = innermost; scope != nullptr; scope = scope->outside_) {

@@ -62,6 +62,16 @@ class OperatorPolicy {
   virtual void unseen_write(const at::Tensor&) {}
 };
 
+/// While it lives, operators of this thread, and of backward passes that begin on it, come to this seam though no policy
+/// asks for them: it keeps the caps of operator_cap.h. Several may end in any order, on the thread that made them.
+class [[nodiscard]] OperatorSeam final {
+ public:
+  OperatorSeam();
+  ~OperatorSeam();
+  OperatorSeam(const OperatorSeam&) = delete;
+  OperatorSeam& operator=(const OperatorSeam&) = delete;
+};
+
 /// While it lives, `policy` is the first to be asked on this thread. `policy` must outlive the scope. An operator costs
 /// about a microsecond more, and nothing when there is no scope. Scopes must end in the reverse of the order in which
 /// they began. Backward passes that begin while the scope lives stay on this thread and are seen. To see operators of
@@ -78,7 +88,7 @@ class [[nodiscard]] OperatorScope final {
   friend void report_unseen_write(const at::Tensor& tensor);
   OperatorPolicy& policy_;
   const OperatorScope* outside_;
-  bool key_was_included_;
+  OperatorSeam seam_;
   BackwardOnThisThread backward_;
 };
 

@@ -79,7 +79,7 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
   if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1 && !plans) {
     throw ConfigError(
         "Stepper: gradient_noise compares a micro-batch with the batch, and nothing splits this one; give micro_batch, "
-        "accumulate, or a memory_budget on the CPU");
+        "accumulate, or a memory_budget");
   }
   if (options.offload && !plans) {
     throw ConfigError(

@@ -254,15 +254,14 @@ int64_t set_limit(int64_t bytes, c10::Device of) {
   return std::exchange(pool_of(of.index()).limit, bytes);
 }
 
-FailingAllocation::FailingAllocation(int64_t countdown) {
+int64_t fail_after(int64_t countdown) {
   const std::lock_guard lock(device_mutex());
-  memory().countdown = countdown;
+  return std::exchange(memory().countdown, countdown);
 }
 
-FailingAllocation::~FailingAllocation() {
-  const std::lock_guard lock(device_mutex());
-  memory().countdown = 0;
-}
+FailingAllocation::FailingAllocation(int64_t countdown) { fail_after(countdown); }
+
+FailingAllocation::~FailingAllocation() { fail_after(0); }
 
 bool FailingAllocation::has_failed() {
   const std::lock_guard lock(device_mutex());

@@ -33,6 +33,22 @@ c10::CachingDeviceAllocator::DeviceStats stats(c10::Device of = device());
 /// Allocations that would need more reserved bytes throw c10::OutOfMemoryError. Returns the earlier limit.
 int64_t set_limit(int64_t bytes, c10::Device of = device());
 
+/// While it lives, the allocator keeps snug's limits, or it does not, as that of many accelerators. Limits live within.
+class [[nodiscard]] WithCap {
+ public:
+  explicit WithCap(bool has_cap);
+  ~WithCap();
+  WithCap(const WithCap&) = delete;
+  WithCap& operator=(const WithCap&) = delete;
+
+ private:
+  bool before_;
+};
+
+/// Makes allocation number `countdown` from now on, on any device, throw c10::OutOfMemoryError; 0: none. Returns the rest
+/// of the earlier countdown.
+int64_t fail_after(int64_t countdown);
+
 /// While it lives, allocation number `countdown` on any device throws c10::OutOfMemoryError, once; 1 is the next one.
 class [[nodiscard]] FailingAllocation {
  public:
