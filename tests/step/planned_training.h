@@ -26,7 +26,7 @@ namespace nn = torch::nn;
 
 inline constexpr int64_t kWidth = 32;
 
-inline int64_t live() { return live_bytes(torch::kCPU).count(); }
+inline int64_t live(c10::Device device = torch::kCPU) { return live_bytes(device).count(); }
 
 inline Batch make_batch(int64_t items, uint64_t seed = 7) {
   torch::manual_seed(seed);
@@ -101,18 +101,20 @@ inline StateDict with_micro_batch(StateDict state, int64_t from, int64_t to) {
 }
 
 // What a step of plain training takes in all, once the optimizer has its state, above what is alive without the PlannedTraining.
-inline int64_t plain_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make) {
-  const int64_t before = live();
+inline int64_t plain_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make,
+                           c10::Device device = torch::kCPU) {
+  const int64_t before = live(device);
   PlannedTraining plain(options, make());
   plain.step(batch);
   return plain.step(batch).peak_bytes - before;
 }
 
 // The smallest budget for a step of the batch, in micro-batches of any size, above what is alive without the PlannedTraining.
-inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make) {
-  const int64_t before = live();
+inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make,
+                              c10::Device device = torch::kCPU) {
+  const int64_t before = live(device);
   PlannedTraining tight({}, make());
-  options.memory_budget = Bytes(live() + (32 << 10));
+  options.memory_budget = Bytes(live(device) + (32 << 10));
   Stepper stepper(tight.model, tight.optimizer, options);
   try {
     stepper.step(batch, [&](const Batch& micro) { return tight.loss_of(micro); });

@@ -1,5 +1,6 @@
 #pragma once
 // for_each_failing_allocation: makes a round for each allocation of tensor memory in a call, which fails in that round.
+// The memory is the CPU's, or that of a sweep's device.
 //
 //   const int64_t failures = for_each_failing_allocation([&](FailingAllocation& allocation) {
 //     Ema ema(parameters);
@@ -17,25 +18,26 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/detail/device_memory.h"
 
 namespace snug::testing {
 
 /// The `number`-th allocation of tensor memory after arm(), from 1, fails. 0: none does.
 class FailingAllocation {
  public:
-  explicit FailingAllocation(int64_t number) : number_(number) {}
+  explicit FailingAllocation(int64_t number, c10::DeviceType device = c10::DeviceType::CPU)
+      : memory_(detail::device_memory(device)), number_(number) {}
   ~FailingAllocation() { disarm(); }
   FailingAllocation(const FailingAllocation&) = delete;
   FailingAllocation& operator=(const FailingAllocation&) = delete;
 
   void arm() {
-    detail::fail_allocation_after(number_);
+    memory_.fail_after(number_);
     is_armed_ = true;
   }
   void disarm() {
     if (std::exchange(is_armed_, false)) {
-      has_failed_ |= detail::fail_allocation_after(0) == 0 && number_ > 0;
+      has_failed_ |= memory_.fail_after(0) == 0 && number_ > 0;
     }
   }
   /// Whether it failed while it was armed. The call may have gone on all the same.
@@ -57,6 +59,7 @@ class FailingAllocation {
   }
 
  private:
+  detail::DeviceMemory& memory_;
   const int64_t number_;
   bool is_armed_ = false;
   bool has_failed_ = false;
@@ -66,6 +69,7 @@ struct AllocationSweep {
   bool fails_here = true;                   ///< false in a process in which no allocation is to fail
   bool is_thinned = false;                  ///< allocation k is followed by k + 1 + k / 16
   std::function<bool(bool)> anywhere = {};  ///< Whether it failed in any process, from whether it did in this one
+  c10::DeviceType device = c10::DeviceType::CPU;
 };
 
 /// Calls round(allocation) for the first allocation, the second and so on, up to the first round in which it does not fail.
@@ -76,7 +80,7 @@ int64_t for_each_failing_allocation(const AllocationSweep& sweep, Round&& round)
   int64_t failures = 0;
   for (int64_t number = 1; number <= kAtMost; number += sweep.is_thinned ? 1 + number / 16 : 1) {
     SCOPED_TRACE(::testing::Message() << "allocation " << number << " fails");
-    FailingAllocation allocation(sweep.fails_here ? number : 0);
+    FailingAllocation allocation(sweep.fails_here ? number : 0, sweep.device);
     round(allocation);
     allocation.disarm();
     if (::testing::Test::HasFailure()) {
