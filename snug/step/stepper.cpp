@@ -13,6 +13,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include "snug/accumulation/detail/copy_ahead.h"
 #include "snug/accumulation/window.h"
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/error.h"
@@ -142,6 +143,7 @@ class Stepper::Impl {
     return plan != nullptr ? std::optional(*plan) : std::nullopt;
   }
   void sample_gradients() { sample_gradients_ = true; }
+  detail::CopyAhead& copy_ahead() { return copy_ahead_; }
   Precision precision() const { return precision_.precision(); }
   GradScaler& scaler() { return precision_.scaler(); }
 
@@ -391,6 +393,7 @@ class Stepper::Impl {
   };
 
   void abandon() {
+    copy_ahead_.wait();
     window_.abandon();
     parameters_.drop_gradients();
     scaler().cancel();
@@ -562,6 +565,7 @@ class Stepper::Impl {
   detail::StepPrecision precision_;
   AccumulationWindow window_;
   detail::StepBudget budget_;
+  detail::CopyAhead copy_ahead_;
   at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
   bool sample_gradients_ = false;
   std::optional<LostUpdates> lost_updates_;  // where they are sampled: from unscaling to the update
@@ -589,6 +593,8 @@ std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) {
 
 std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
 c10::Device Stepper::device() const { return impl_->device(); }
+Batch Stepper::copy_ahead(const Batch& batch) { return impl_->copy_ahead().start(batch, device()); }
+void Stepper::wait_for_copy() { impl_->copy_ahead().wait(); }
 std::optional<StepPlan> Stepper::plan_over(const MicroBatches& source) { return impl_->plan_over(source); }
 std::optional<StepPlan> Stepper::plan() const { return impl_->plan(); }
 Precision Stepper::precision() const { return impl_->precision(); }

@@ -250,6 +250,9 @@ class Stepper {
   std::optional<StepPlan> plan_over(const MicroBatches& source);
   std::optional<StepResult> accumulate_one(const MicroBatches& source);
   c10::Device device() const;
+  // To the device, beside what it computes. Nobody may read the result, or let go of it, before wait_for_copy().
+  Batch copy_ahead(const Batch& batch);
+  void wait_for_copy();
 
   class Impl;
   std::unique_ptr<Impl> impl_;
@@ -289,12 +292,20 @@ Stepper::MicroBatches Stepper::source_of(const B& batch, F& loss_of) {
     return is_whole ? detail::to_device(batch, device())
                     : detail::to_device(batch_slice(batch, range.begin, range.end), device());
   };
+  const auto fetch_ahead = [this, &batch, fetch](Range range) {
+    if constexpr (std::is_same_v<B, Batch>) {
+      return copy_ahead(batch_slice(batch, range.begin, range.end));
+    } else {
+      return fetch(range);
+    }
+  };
   return {
       .items = batch_size(batch),
       .shape = detail::shape_of(batch),
       .load =
-          [loaded, fetch](Range now, std::optional<Range> ahead) {
+          [this, loaded, fetch, fetch_ahead](Range now, std::optional<Range> ahead) {
             loaded->current.reset();
+            wait_for_copy();
             if (now.begin == now.end) {
               loaded->ahead.reset();
               return;
@@ -303,7 +314,7 @@ Stepper::MicroBatches Stepper::source_of(const B& batch, F& loss_of) {
             loaded->current = is_there ? std::move(loaded->ahead) : fetch(now);
             loaded->ahead.reset();
             if (ahead) {
-              loaded->ahead = fetch(*ahead);
+              loaded->ahead = fetch_ahead(*ahead);
               loaded->range_ahead = *ahead;
             }
           },
