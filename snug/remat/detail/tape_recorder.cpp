@@ -238,18 +238,16 @@ void TapeRecorder::stop() {
 }
 
 void TapeRecorder::fill_in_times() {
-  clock_.finish();
-  const auto fill_in = [&](auto& ones, const std::vector<Span>& spans) {
-    for (size_t i = 0; i < ones.size(); ++i) {
-      ones[i].seconds = clock_.seconds(spans[i].from, spans[i].to);
-    }
-  };
-  fill_in(profile_.operators, operator_spans_);
-  fill_in(profile_.backward, backward_spans_);
+  std::vector<OperatorClock::Span> spans = operator_spans_;
+  spans.insert(spans.end(), backward_spans_.begin(), backward_spans_.end());
+  const std::vector<double> times = clock_.finish(spans);
+  auto seconds = times.begin();
   for (ProfiledOperator& op : profile_.operators) {
-    if (op.name == kOtherWrite) {
-      op.seconds = 0;  // it is none
-    }
+    op.seconds = op.name == kOtherWrite ? 0 : *seconds;  // which is none
+    ++seconds;
+  }
+  for (auto& step : profile_.backward) {
+    step.seconds = *seconds++;
   }
 }
 

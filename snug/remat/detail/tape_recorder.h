@@ -48,9 +48,6 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void restore_outside();
 
  private:
-  struct Span {
-    OperatorClock::Mark from, to;
-  };
   struct Outside {
     c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // which may be gone with the tensor that was written
     at::Tensor before;                                 // as bytes
@@ -87,7 +84,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   c10::Device device_;
   StepProfile profile_;
   OperatorClock clock_;
-  std::vector<Span> operator_spans_, backward_spans_;  // of those in the profile
+  std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of those in the profile
   std::atomic<Place> place_{Place::Between};
   int64_t level_ = 0, high_ = 0;                  // since the last event, or of the operator under way
   std::unordered_map<const void*, int64_t> own_;  // what was allocated since the start and is in no storage of the tape
