@@ -68,6 +68,9 @@ int64_t host_reads();
 /// When the work that is queued on the current stream will be done. Starts at 0.
 double virtual_seconds(c10::Device of = device());
 
+/// Until when the host has waited. It takes no time itself.
+double host_seconds();
+
 /// While it lives, kernels and copies do not run when they are called. They run when the host waits for their stream,
 /// or for an event behind them: the waited-for stream first, all others not before something demands it. A missing
 /// event, or memory that is reused too early, therefore gives wrong bytes each time. At the end all of them run.

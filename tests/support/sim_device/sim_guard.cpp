@@ -6,6 +6,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include "snug/remat/detail/operator_clock.h"
 #include "tests/support/sim_device/sim_allocator.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/sim_device/sim_generator.h"
@@ -96,6 +97,7 @@ const bool is_registered = [] {
   }
   c10::register_privateuse1_backend("sim");
   at::RegisterPrivateUse1HooksInterface(new Hooks);
+  detail::set_host_clock(&host_seconds);  // as that of the device
   return true;
 }();
 

@@ -30,7 +30,7 @@ struct Device {
 };
 
 bool lazy = false;
-double host_seconds = 0;  // what the host has waited for
+double waited_until = 0;  // what the host has waited for
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kDevices> stream_of_thread{};
@@ -109,14 +109,14 @@ c10::Stream exchange_stream(c10::Stream stream) {
 void enqueue(c10::Stream stream, double seconds, std::function<void()> task) {
   const std::lock_guard lock(device_mutex());
   Queue& queue = queue_of(stream);
-  queue.seconds = std::max(queue.seconds, host_seconds) + seconds;
+  queue.seconds = std::max(queue.seconds, waited_until) + seconds;
   append(queue, std::move(task));
 }
 
 Mark end_of(c10::Stream stream) {
   const std::lock_guard lock(device_mutex());
   const Queue& queue = queue_of(stream);
-  return {stream, queue.end(), std::max(queue.seconds, host_seconds)};
+  return {stream, queue.end(), std::max(queue.seconds, waited_until)};
 }
 
 void block(c10::Stream stream, const Mark& mark) {
@@ -133,7 +133,7 @@ bool has_passed(const Mark& mark) {
 
 void run_until(const Mark& mark) {
   const std::lock_guard lock(device_mutex());
-  host_seconds = std::max(host_seconds, mark.seconds);
+  waited_until = std::max(waited_until, mark.seconds);
   run(queue_of(mark.stream), mark.position);
 }
 
@@ -146,6 +146,11 @@ void run_all(c10::DeviceIndex index) {
 bool is_lazy() {
   const std::lock_guard lock(device_mutex());
   return lazy;
+}
+
+double host_seconds() {
+  const std::lock_guard lock(device_mutex());
+  return waited_until;
 }
 
 double virtual_seconds(c10::Device of) { return end_of(current_stream(of.index())).seconds; }
