@@ -25,6 +25,9 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
     if (const auto* alias = arguments[i].alias_info(); alias != nullptr && alias->isWrite()) {
       traits.written.push_back(i);
     }
+    if (arguments[i].type()->kind() == c10::TypeKind::StreamObjType) {
+      traits.stream = static_cast<int>(i);
+    }
     if (moves_statistics(op.schema().name())) {
       const std::string& name = arguments[i].name();
       if (name == "running_mean" || name == "running_var") {
@@ -33,6 +36,9 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
         traits.training = static_cast<int>(i);
       }
     }
+  }
+  if (traits.stream >= 0) {
+    traits.written.clear();
   }
   const auto& returns = op.schema().returns();
   traits.is_view = traits.written.empty() && !returns.empty() &&

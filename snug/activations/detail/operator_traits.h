@@ -33,6 +33,7 @@ struct OperatorTraits {
   bool is_random = false;        ///< may draw from a generator
   int dropout = -1;              ///< the argument with the probability, if it then draws nothing for 0
   int train = -1;                ///< the argument that says whether it draws
+  int stream = -1;               ///< the argument that names a stream, as record_stream() has; it writes nothing
   bool is_view = false;          ///< only looks at the memory of an argument in another way
   bool reads_no_values = false;  ///< looks at the shape and the kind of its arguments only, as zeros_like does
   bool is_collective = false;    ///< writes to its arguments, though its schema does not say so

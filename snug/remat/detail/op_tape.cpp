@@ -10,8 +10,8 @@
 #include "snug/memory/detail/backward_pass.h"
 
 // Recording. Whether the operators are those scheduled is in op_tape_schedule.cpp; in whose hands a storage is, in
-// op_tape_holding.cpp; the tensors that autograd saves, in op_tape_saved.cpp; operators that run again, in
-// op_tape_replay.cpp.
+// op_tape_holding.cpp; the streams that use it, in op_tape_streams.cpp; the tensors that autograd saves, in
+// op_tape_saved.cpp; operators that run again, in op_tape_replay.cpp.
 
 namespace snug::detail {
 namespace {
@@ -41,6 +41,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   meet_streams_before(operators_.size());
   const size_t first_result = stack.size() - call.op.schema().arguments().size();
   TapeOperator record = read_arguments(call, stack);
+  note_streams(record, traits_of(call.op).stream);
   for (const TapeOperator::Operand& operand : record.operands) {
     if (at(operand.value.storage).is_watched) {
       operands.push_back(at(operand.value.storage).holding.find());
@@ -104,6 +105,7 @@ int OpTape::add_storage(const at::Tensor& tensor, int producer) {
     storage.holding.hold(tensor.storage());
   }
   storage.counts.emplace_back(tensor);
+  begin_streams(number, tensor.storage());
   numbers_.emplace(name_of(tensor), number);
   if (listener_ != nullptr) {
     listener_->on_storage(number, storage.bytes, storage.is_external());

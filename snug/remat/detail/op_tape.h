@@ -35,6 +35,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 #include <c10/util/flat_hash_map.h>
 
 #include "snug/activations/detail/offload_store.h"
@@ -108,6 +109,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void note_write_through_pointer(int storage, const at::Tensor& tensor);
   void note_unseen_write(int storage);
   void note_alias(int storage, const at::Tensor& tensor, bool was_written);
+  static const c10::DataPtr& allocated(const c10::DataPtr& memory);
   static bool is_from_allocator(const c10::DataPtr& memory);
   static bool is_lent(const at::Tensor& tensor);
   void trust(const at::Tensor& tensor);
@@ -123,6 +125,13 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void watch(int storage, c10::StorageImpl& impl);
   void dropped(int storage, c10::DataPtr data);
   bool is_workspace_of(int storage, const at::Tensor& tensor) const;
+
+  // Streams of a device.
+  void begin_streams(int storage, const c10::Storage& memory);
+  void add_stream(int storage, const c10::Storage& memory, const c10::Stream& stream);
+  void note_streams(const TapeOperator& record, int named);
+  void meet_stream(int storage, const c10::Storage& memory);
+  c10::Stream gather_streams(int storage);
 
   // Holding and rebuilding.
   bool is_kept(int storage) const;

@@ -7,6 +7,7 @@
 #include <ATen/MapAllocator.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/StreamGuard.h>
 
 #include "snug/activations/detail/storage_views.h"
 #include "snug/memory/detail/operator_mode.h"
@@ -40,15 +41,17 @@ struct OpTape::Watch {
       tape->dropped(watch->storage, std::move(watch->data));
     }
   }
-  /// What was there before any tape watched it.
-  static const c10::DataPtr& watched(const c10::DataPtr& data) {
-    return data.get_deleter() == &release ? watched(static_cast<const Watch*>(data.get_context())->data) : data;
-  }
 };
+
+// What was there before any tape watched it.
+const c10::DataPtr& OpTape::allocated(const c10::DataPtr& memory) {
+  const bool is_watched = memory.get_deleter() == &Watch::release;
+  return is_watched ? allocated(static_cast<const Watch*>(memory.get_context())->data) : memory;
+}
 
 // Whether its device's allocator gave it, as far as that can be told.
 bool OpTape::is_from_allocator(const c10::DataPtr& memory) {
-  const c10::DataPtr& data = Watch::watched(memory);
+  const c10::DataPtr& data = allocated(memory);
   if (data.device().is_meta()) {
     return false;
   }
@@ -59,7 +62,7 @@ bool OpTape::is_from_allocator(const c10::DataPtr& memory) {
 // Whether its owner may fill it anew, or take it back, without a word: from_blob, a host's pinned memory. Memory from
 // before snug was loaded, and mapped files, live as long as their storage; a parameter, as long as its model.
 bool OpTape::is_lent(const at::Tensor& tensor) {
-  const c10::DataPtr& data = Watch::watched(tensor.storage().data_ptr());
+  const c10::DataPtr& data = allocated(tensor.storage().data_ptr());
   return !is_from_allocator(data) && !data.device().is_meta() && !tensor.requires_grad() &&
          data.get_deleter() != c10::GetDefaultCPUAllocator()->raw_deleter() &&
          at::MapAllocator::fromDataPtr(data) == nullptr && at::RefcountedMapAllocator::fromDataPtr(data) == nullptr;
@@ -189,6 +192,9 @@ c10::Storage OpTape::bring(int storage) {
   if (!memory && s.holding.is_away()) {
     memory = load(storage);
   }
+  if (memory) {
+    meet_stream(storage, memory);
+  }
   if (memory && is_closed_ && goes_away(storage)) {
     s.claimed = true;
     settle(storage);
@@ -202,6 +208,7 @@ c10::Storage OpTape::load(int storage) {
     const UnseenOperators unseen;
     memory = at(storage).holding.load();
     note_place(storage, memory);
+    begin_streams(storage, memory);
     at(storage).counts.clear();  // this memory is the tape's own
   });
   return memory;
@@ -236,6 +243,7 @@ void OpTape::put_away(int storage) {
 std::unique_ptr<StoredAway> OpTape::send(int storage, const c10::Storage& memory, bool waits) {
   try {
     const UnseenOperators unseen;
+    const c10::StreamGuard stream(gather_streams(storage));
     std::unique_ptr<StoredAway> copy = store_->store(memory);
     return copy && waits && !copy->finish() ? nullptr : std::move(copy);
   } catch (const std::exception& error) {

@@ -104,6 +104,7 @@ class OpTape::Replay {
   void adopt(int storage, const c10::Storage& memory) {
     TapeStorage& s = tape_.at(storage);
     tape_.note_place(storage, memory);
+    tape_.begin_streams(storage, memory);
     s.counts.clear();  // this memory is the tape's own
     s.is_watched = false;
     s.claimed = s.claimed || tape_.stays_after_replay(storage);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include <c10/core/Stream.h>
 #include <c10/util/SmallVector.h>
 
 #include "snug/memory/detail/held.h"
@@ -22,7 +23,8 @@ struct TapeStorage {
   bool is_counted = true;              // its memory is the allocator's
   c10::SmallVector<int, 1> producers;  // per version: the operator; -1: not on the tape
   int64_t bytes = 0;
-  c10::SmallVector<WriteCount, 1> counts = {};  // of the tensors it was seen in, one for each counter
+  c10::SmallVector<WriteCount, 1> counts = {};    // of the tensors it was seen in, one for each counter
+  c10::SmallVector<c10::Stream, 1> streams = {};  // of its device that use its memory; the first has made it
 
   // Whether its last version can be made again.
   bool is_pinned = false;      // never, whatever the operators say
