@@ -1,5 +1,7 @@
 #include "snug/precision/autocast.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
@@ -16,16 +18,6 @@
 // outermost region, nor an optimizer step.
 
 namespace snug {
-namespace {
-
-void leave_level() {
-  if (at::autocast::decrement_nesting() == 0) {
-    at::autocast::clear_cache();
-  }
-}
-
-}  // namespace
-
 Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype, AutocastOptions options) : device_(device) {
   if (dtype != c10::ScalarType::BFloat16 && dtype != c10::ScalarType::Half) {
     throw ConfigError(
@@ -49,7 +41,9 @@ Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype, AutocastOption
 }
 
 Autocast::~Autocast() {
-  leave_level();
+  if (at::autocast::decrement_nesting() == 0) {
+    at::autocast::clear_cache();
+  }
   at::autocast::set_autocast_enabled(device_, previous_enabled_);
   at::autocast::set_autocast_dtype(device_, previous_dtype_);
   at::autocast::set_autocast_cache_enabled(previous_cache_);
@@ -126,8 +120,13 @@ AutocastStateScope::AutocastStateScope(const AutocastState& state) : previous_(A
   at::autocast::increment_nesting();
 }
 
+// Autocast is on here in a backward pass on another thread than that of the region which began it, too. That region
+// will clear the cache; how deep it is nested is known to its own thread only.
 AutocastStateScope::~AutocastStateScope() {
-  leave_level();
+  const bool is_in_region = std::ranges::any_of(previous_.devices, [](const auto& one) { return one.enabled; });
+  if (at::autocast::decrement_nesting() == 0 && !is_in_region) {
+    at::autocast::clear_cache();
+  }
   set(previous_);
 }
 

@@ -25,7 +25,7 @@ struct AutocastState {
 };
 
 /// Sets the state on construction, restores the previous one on destruction, and counts as a level of nesting: the cast
-/// cache is cleared when the outermost level ends.
+/// cache is cleared when the outermost level ends, unless autocast was on before, in a region of another thread.
 class [[nodiscard]] AutocastStateScope final {
  public:
   explicit AutocastStateScope(const AutocastState& state);
