@@ -47,6 +47,26 @@ TEST(TrainingOnAnAccelerator, GivesARegionTheAutocastOfItsForward) {
   EXPECT_TRUE(same_bits(gradients(forward(true), {x, v, w}), expected));
 }
 
+// A pass of the program's own runs on another thread, where no region is open.
+TEST(TrainingOnAnAccelerator, KeepsTheCastsOfAnOpenRegionThroughARecomputation) {
+  if (!sim_device::is_present()) {
+    GTEST_SKIP() << "only the simulated accelerator tells how many operators ran";
+  }
+  const Tensor x = leaf({8, 16}), v = leaf({16, 16}), w = leaf({16, 16});
+  const auto operators_of_product = [&] {
+    const double began = sim_device::virtual_seconds();
+    x.matmul(v);
+    return (sim_device::virtual_seconds() - began) / sim_device::kOperatorSeconds;
+  };
+  const Autocast autocast(accelerator().type(), torch::kBFloat16);
+  EXPECT_EQ(operators_of_product(), 3) << "two casts";
+  EXPECT_EQ(operators_of_product(), 1);
+  checkpoint(two_layers, x, v, w).sum().backward();
+  EXPECT_EQ(operators_of_product(), 1);
+  detail::go_backward(checkpoint(two_layers, x, v, w).sum());
+  EXPECT_EQ(operators_of_product(), 1);
+}
+
 TEST(TrainingOnAnAccelerator, CompressesAndRestoresOnTheDevice) {
   const Tensor x = leaf({64, 64});
   const auto gradient_on = [&](c10::Device device) {
