@@ -13,6 +13,7 @@
 
 #include "snug/core/detail/out_of_memory.h"
 #include "snug/core/rng.h"
+#include "snug/memory/detail/device.h"
 #include "snug/planner/simulator.h"
 #include "snug/planner/solver.h"
 #include "snug/remat/detail/op_tape.h"
@@ -164,6 +165,7 @@ void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, const std::funct
 
 StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& forward_and_loss,
                        const ProfileOptions& options, detail::InitialisedParameters& parameters) {
+  detail::take_workspaces(device);
   std::optional<StepProfile> profile;
   std::optional<FrugalSchedules> frugal;
   Schedule schedule;  // none: plainly

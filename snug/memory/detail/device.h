@@ -10,4 +10,8 @@ namespace snug::detail {
 /// used in this process.
 c10::Device ready(c10::Device device);
 
+/// Makes the libraries of a device take what they keep from their first product on, on the current stream: else it
+/// looks like activations of the first step. Nothing on the CPU.
+void take_workspaces(c10::Device device);
+
 }  // namespace snug::detail

@@ -8,6 +8,7 @@
 
 #include "snug/activations/measure_offload_link.h"
 #include "snug/core/detail/allocated_bytes.h"
+#include "snug/memory/detail/device.h"
 #include "snug/memory/limit.h"
 #include "snug/remat/rematerialize.h"
 
@@ -70,6 +71,7 @@ StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, 
   if (!plans || budget_.is_unlimited()) {
     return;
   }
+  take_workspaces(device);
   OffloadLink link;
   try {
     link = options.offload ? measure_offload_link(*options.offload) : OffloadLink{};
