@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -12,10 +13,12 @@
 #include "snug/core/error.h"
 #include "snug/memory/meter.h"
 #include "snug/remat/rematerialize.h"
+#include "snug/step/stepper.h"
 #include "tests/support/move_to.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
 #include "tests/support/sim_device/sim_device.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
 namespace snug::accelerator_plan_test {
@@ -91,6 +94,37 @@ TEST(PlansOnAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredic
   }
   EXPECT_GT(ran, 20);
   EXPECT_GT(replayed, 20);
+}
+
+// They are there for good: memory of the whole step, and of no activation.
+TEST(PlansOnAnAccelerator, KnowOfWorkspacesThatLibrariesHaveNotTakenYet) {
+  const auto predicted = [] {
+    auto model = testing::tiny_model();
+    testing::move_to(*model, device());
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    Stepper stepper(model, optimizer, {.memory_budget = Bytes(live_bytes(device()).count() + (int64_t{64} << 20))});
+    const auto loss = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
+    const StepResult result = stepper.step(testing::tiny_batch(8), loss);
+    EXPECT_EQ(result.step_downs, 0);
+    return stepper.plan()->choice.peak_bytes;
+  };
+  const int64_t without = predicted();
+  const sim_device::ProductWorkspaces workspaces;
+  EXPECT_EQ(predicted() - without, sim_device::kWorkspaceBytes);
+}
+
+TEST(PlansOnAnAccelerator, ProfileWithinWhatTheStepTakesWithoutWorkspaces) {
+  const Tensor x = torch::ones({64, 64}, device()), w = torch::ones({64, 64}, device()).requires_grad_();
+  int calls = 0;
+  const auto forward = [&] {
+    ++calls;
+    return x.mm(w).sin().sum();
+  };
+  const int64_t plain = ActivationPlan(profile_step(forward), Bytes::unlimited()).plain_peak_bytes;
+  const int calls_before = std::exchange(calls, 0);
+  const sim_device::ProductWorkspaces workspaces;
+  EXPECT_EQ(ActivationPlan(profile_step(forward, {.memory = Bytes(plain)}), Bytes(plain)).plain_peak_bytes, plain);
+  EXPECT_EQ(calls, calls_before) << "no run had to be made in another way";
 }
 
 }  // namespace

@@ -61,6 +61,17 @@ class [[nodiscard]] FailingAllocation {
   static bool has_failed();
 };
 
+constexpr int64_t kWorkspaceBytes = 1 << 20;
+
+/// While it lives, a stream's first matrix product takes kWorkspaceBytes, which stay until the end, as CUDA's do.
+class [[nodiscard]] ProductWorkspaces {
+ public:
+  ProductWorkspaces();
+  ~ProductWorkspaces();
+  ProductWorkspaces(const ProductWorkspaces&) = delete;
+  ProductWorkspaces& operator=(const ProductWorkspaces&) = delete;
+};
+
 /// How often the host has waited for a value of a device: item(), copies to pageable memory, operators whose result's
 /// size depends on values.
 int64_t host_reads();

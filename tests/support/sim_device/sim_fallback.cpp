@@ -12,6 +12,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
+#include "tests/support/sim_device/sim_allocator.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/sim_device/sim_generator.h"
 #include "tests/support/sim_device/sim_stream.h"
@@ -261,6 +262,7 @@ void run_on_device(const c10::OperatorHandle& kernel, Stack& stack) {
     std::ranges::move(results, std::back_inserter(stack));
     return;
   }
+  take_workspace(kernel.schema().name(), current_stream(call.device().index()));
   if (call.is_read()) {
     read_by_host(call.device());
   }

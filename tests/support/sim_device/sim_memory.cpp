@@ -1,11 +1,17 @@
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "snug/memory/detail/device_memory.h"
+#include "tests/support/sim_device/sim_allocator.h"
 #include "tests/support/sim_device/sim_device.h"
+#include "tests/support/sim_device/sim_stream.h"
 
-// The simulated accelerator has caps, as CUDA has, or none, as a test wants it.
+// The simulated accelerator has caps, as CUDA has, or none, as a test wants it; and workspaces of products, as CUDA has.
 
 namespace snug::sim_device {
 namespace {
@@ -29,10 +35,24 @@ class SimMemory final : public detail::AcceleratorMemory {
   return true;
 }();
 
+using Workspaces = std::map<c10::StreamId, c10::DataPtr>;
+std::optional<Workspaces> workspaces;
+
 }  // namespace
 
 WithCap::WithCap(bool has_cap) : before_(std::exchange(allocator_has_cap, has_cap)) {}
 
 WithCap::~WithCap() { allocator_has_cap = before_; }
+
+void take_workspace(const std::string& op, c10::Stream stream) {
+  const std::lock_guard lock(device_mutex());
+  const bool is_product = op == "aten::mm" || op == "aten::addmm" || op == "aten::bmm" || op == "aten::baddbmm";
+  if (workspaces && is_product && !workspaces->contains(stream.id())) {
+    workspaces->emplace(stream.id(), device_allocator()->allocate(kWorkspaceBytes));
+  }
+}
+
+ProductWorkspaces::ProductWorkspaces() { workspaces.emplace(); }
+ProductWorkspaces::~ProductWorkspaces() { workspaces.reset(); }
 
 }  // namespace snug::sim_device
