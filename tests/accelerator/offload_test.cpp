@@ -9,7 +9,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "snug/memory/meter.h"
 #include "tests/accelerator/accelerator.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
 namespace snug::accelerator_offload_test {
@@ -64,6 +66,31 @@ TEST(OffloadFromAnAccelerator, ComesBackWithTheSameBitsAndWithoutWaiting) {
     for (size_t i = 0; i < xs.size(); ++i) {
       EXPECT_TRUE(same_bits(found[i].cpu(), expected[i]));
     }
+  }
+}
+
+TEST(OffloadFromAnAccelerator, FreesTheDeviceOfAModelsActivationsForTwoPasses) {
+  for (const Bytes cap : {Bytes::unlimited(), Bytes(20 << 20)}) {
+    auto model = testing::make_mlp({512, 512, 512, 512, 512, 512, 512});
+    testing::move_to(*model, accelerator());
+    const Tensor x = torch::rand({2048, 512}, accelerator());
+    const auto gradients = [&](bool offload, int64_t& after_forward) {
+      model->zero_grad();
+      const int64_t before = live_bytes(accelerator()).count();
+      std::optional<SaveOnHost> guard;
+      if (offload) {
+        guard.emplace(OffloadOptions{.cap = cap});
+      }
+      const Tensor loss = model->forward(x).square().mean();
+      after_forward = live_bytes(accelerator()).count() - before;
+      loss.backward({}, /*retain_graph=*/true);
+      loss.backward();
+      return testing::gradients_of(*model);
+    };
+    int64_t plain_level = 0, level = 0;
+    const auto expected = gradients(false, plain_level);
+    EXPECT_TRUE(same_bits(gradients(true, level), expected));
+    EXPECT_LE(level, plain_level - (4 << 20));
   }
 }
 

@@ -19,6 +19,7 @@
 #include "snug/precision/autocast.h"
 #include "snug/precision/grad_scaler.h"
 #include "tests/accelerator/accelerator.h"
+#include "tests/support/reads_during.h"
 #include "tests/support/tensors.h"
 
 namespace snug::accelerator_training_test {
@@ -27,6 +28,7 @@ namespace {
 using testing::accelerator;
 using testing::gradients;
 using testing::leaf;
+using testing::reads_during;
 using testing::same_bits;
 using torch::Tensor;
 
@@ -111,11 +113,16 @@ TEST(TrainingOnAnAccelerator, StepsLikeTheCpu) {
   expect_the_steps_of_the_cpu<SGD>(SGDOptions{.lr = 1e-2, .momentum = 0.9});
 }
 
+// Kernels of the CPU, of which those of the simulated accelerator are made, read values of their own.
+template <class F>
+int64_t reads_of(const F& call) {
+  const int64_t before = sim_device::host_reads();
+  const int64_t seen = reads_during(call);
+  return sim_device::is_present() ? sim_device::host_reads() - before : seen;
+}
+
 // Steps that are taken and one that is skipped. The host need not know which.
 TEST(TrainingOnAnAccelerator, DoesNotWaitForTheDeviceInARoundOfTheScaler) {
-  if (!sim_device::is_present()) {
-    GTEST_SKIP() << "only the simulated accelerator counts what the host reads";
-  }
   const Tensor p = torch::ones({2}, torch::requires_grad().device(accelerator()));
   AdamW optimizer({p});
   GradScaler scaler;
@@ -123,15 +130,16 @@ TEST(TrainingOnAnAccelerator, DoesNotWaitForTheDeviceInARoundOfTheScaler) {
     for (const float value : {1.0f, std::numeric_limits<float>::infinity(), 1.0f}) {
       const Tensor loss = torch::ones({}, accelerator());
       p.mutable_grad() = torch::full({2}, value, accelerator());
-      const int64_t before = sim_device::host_reads();
-      scaler.scale(loss);
-      if (unscales_and_clips) {
-        scaler.unscale_(optimizer);
-        clip_grad_norm_({p}, 1.0);
-      }
-      scaler.step(optimizer);
-      scaler.update();
-      EXPECT_EQ(sim_device::host_reads(), before);
+      const int64_t reads = reads_of([&] {
+        scaler.scale(loss);
+        if (unscales_and_clips) {
+          scaler.unscale_(optimizer);
+          clip_grad_norm_({p}, 1.0);
+        }
+        scaler.step(optimizer);
+        scaler.update();
+      });
+      EXPECT_EQ(reads, 0);
     }
   }
 }

@@ -427,35 +427,5 @@ TEST(SaveOnHost, OptionsThatCannotWorkAreErrors) {
   EXPECT_THAT(error_of<Error>([] { SaveOnHost({.directory = "/absent/folder"}); }), HasSubstr("/absent/folder"));
 }
 
-TEST(SaveOnHost, FromAGpuTensorsGoToPinnedMemory) {
-  if (!torch::cuda::is_available()) {
-    GTEST_SKIP() << "no GPU";
-  }
-  const c10::Device device(torch::kCUDA, 0);
-  for (const Bytes cap : {Bytes::unlimited(), Bytes(20 << 20)}) {
-    torch::manual_seed(1);
-    auto model = testing::make_mlp({512, 512, 512, 512, 512, 512, 512});
-    model->to(device);
-    const Tensor x = torch::rand({2048, 512}, device);
-    const auto gradients = [&](bool offload, int64_t& after_forward) {
-      model->zero_grad();
-      const int64_t before = live_bytes(device).count();
-      std::optional<SaveOnHost> guard;
-      if (offload) {
-        guard.emplace(OffloadOptions{.cap = cap});
-      }
-      const Tensor loss = model->forward(x).square().mean();
-      after_forward = live_bytes(device).count() - before;
-      loss.backward({}, /*retain_graph=*/true);
-      loss.backward();
-      return gradients_of(*model);
-    };
-    int64_t plain_level = 0, level = 0;
-    const auto expected = gradients(false, plain_level);
-    EXPECT_TRUE(same_bits(gradients(true, level), expected));
-    EXPECT_LE(level, plain_level - (4 << 20));
-  }
-}
-
 }  // namespace
 }  // namespace snug::offload_test

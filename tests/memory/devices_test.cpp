@@ -12,7 +12,7 @@
 #include "snug/memory/meter.h"
 #include "tests/support/tensors.h"
 
-// What holds on every kind of device. Where there is no GPU, its half is skipped.
+// What holds on every kind of device: on the CPU and, where its program has one, on the accelerator.
 
 namespace snug::devices_test {
 namespace {
@@ -25,11 +25,6 @@ constexpr int64_t kMiB = 1 << 20;  // no device's allocator rounds it
 
 class OnDevice : public ::testing::TestWithParam<c10::DeviceType> {
  protected:
-  void SetUp() override {
-    if (GetParam() == torch::kCUDA && !torch::cuda::is_available()) {
-      GTEST_SKIP() << "no GPU";
-    }
-  }
   static c10::Device device() { return GetParam(); }  // without an index
   static int64_t live() { return live_bytes(device()).count(); }
   static Tensor tensor_of(int64_t bytes) { return torch::empty({bytes}, torch::dtype(torch::kUInt8).device(device())); }
@@ -43,7 +38,7 @@ TEST_P(OnDevice, LiveBytesNeedNoEarlierUseOfTheDevice) {
 }
 
 TEST_P(OnDevice, AWiderLimitInsideATighterOneDoesNotWidenIt) {
-  if (GetParam() == torch::kCUDA) {
+  if (GetParam() != torch::kCPU) {
     try {
       const MemoryLimit probe(device(), Bytes(live() + 100 * kMiB));
     } catch (const ConfigError& error) {
@@ -70,7 +65,7 @@ TEST_P(OnDevice, AMeterCountsTensorsOfTheCurrentDevice) {
 }
 
 TEST_P(OnDevice, AMeterCountsNoOtherDevice) {
-  const c10::Device other(torch::kCUDA, GetParam() == torch::kCUDA ? 1 : 0);
+  const c10::Device other = GetParam() == torch::kCPU ? c10::Device(torch::kCUDA, 0) : c10::Device(GetParam(), 1);
   const MemoryMeter meter{device()};
   const int block = 0;
   detail::report_allocation(other, &block, 1000);
@@ -88,7 +83,15 @@ TEST_P(OnDevice, APeakWatchSeesTheMostThatWasAliveAtOnce) {
   EXPECT_EQ(watch.peak(), before + kMiB);
 }
 
-INSTANTIATE_TEST_SUITE_P(Devices, OnDevice, ::testing::Values(torch::kCPU, torch::kCUDA),
+std::vector<c10::DeviceType> device_types() {
+  std::vector<c10::DeviceType> types{torch::kCPU};
+  if (const auto accelerator = at::getAccelerator()) {
+    types.push_back(*accelerator);
+  }
+  return types;
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, OnDevice, ::testing::ValuesIn(device_types()),
                          [](const auto& parameter) { return c10::DeviceTypeName(parameter.param); });
 
 TEST(Devices, TheCpuMayHaveAnIndex) {

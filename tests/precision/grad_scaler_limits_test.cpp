@@ -1,14 +1,11 @@
 // What GradScaler has beyond Python's: a static scale, a smallest scale, hysteresis and an end to endless skipping.
 
-#include <atomic>
 #include <cmath>
 #include <limits>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,6 +16,7 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/grad_scaler.h"
+#include "tests/support/reads_during.h"
 #include "tests/support/tensors.h"
 
 namespace snug::grad_scaler_limits_test {
@@ -29,6 +27,7 @@ using ::testing::ElementsAre;
 using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using testing::reads_during;
 using testing::same_bits;
 using torch::Tensor;
 
@@ -255,22 +254,6 @@ TEST(GradScalerLimits, RefuseCountersThatCannotBe) {
   EXPECT_EQ(scaler.get_scale(), 65536.0);
 }
 
-/// How often the host read a tensor's value during `call`.
-template <class F>
-int reads_during(F&& call) {
-  static std::atomic<int> reads;
-  reads = 0;
-  const auto callback = at::addGlobalCallback(at::RecordFunctionCallback([](const at::RecordFunction& function) {
-                                                if (std::string_view(function.name()) == "aten::_local_scalar_dense") {
-                                                  ++reads;
-                                                }
-                                                return std::unique_ptr<at::ObserverContext>();
-                                              }).scopes({at::RecordScope::FUNCTION}));
-  call();
-  at::removeCallback(callback);
-  return reads;
-}
-
 TEST(GradScalerLimits, LetUpdateNotWaitForTheDeviceExceptToCountSkips) {
   const auto reads_with = [](const GradScalerOptions& options) {
     const Tensor p = torch::ones({2}, torch::requires_grad());
@@ -289,33 +272,6 @@ TEST(GradScalerLimits, LetUpdateNotWaitForTheDeviceExceptToCountSkips) {
   EXPECT_EQ(reads_with({.dynamic = false}), 0);
   EXPECT_EQ(reads_with({.growth_interval = 1, .min_scale = 1, .hysteresis = 2}), 0);
   EXPECT_EQ(reads_with({.max_consecutive_skips = 100}), 4);
-}
-
-// On the CPU, where nothing is waited for, clipping and LibTorch's fused operator read their own results.
-TEST(GradScalerLimits, LetAWholeRoundWithAnOptimizerThatSkipsByItselfNotWaitForAGpu) {
-  if (!torch::cuda::is_available()) {
-    GTEST_SKIP() << "no CUDA device";
-  }
-  const auto on_gpu = torch::TensorOptions(torch::kCUDA);
-  const Tensor p = torch::ones({2}, on_gpu.requires_grad(true));
-  AdamW optimizer({p});
-  GradScaler scaler;
-  for (const bool unscales_and_clips : {false, true}) {
-    for (const float value : {1.0f, kInf, 1.0f}) {
-      const Tensor loss = torch::ones({}, on_gpu);
-      p.mutable_grad() = torch::full({2}, value, on_gpu);
-      EXPECT_EQ(reads_during([&] {
-                  scaler.scale(loss);
-                  if (unscales_and_clips) {
-                    scaler.unscale_(optimizer);
-                    clip_grad_norm_({p}, 1.0);
-                  }
-                  scaler.step(optimizer);
-                  scaler.update();
-                }),
-                0);
-    }
-  }
 }
 
 TEST(MaxConsecutiveSkips, EndsTheRunAtTheLastAllowedSkipAndSaysWhoIsToBlame) {
