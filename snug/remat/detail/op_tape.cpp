@@ -6,7 +6,6 @@
 #include <c10/util/SmallVector.h>
 
 #include "snug/activations/detail/operator_traits.h"
-#include "snug/activations/detail/storage_views.h"
 #include "snug/memory/detail/backward_pass.h"
 
 // Recording. Whether the operators are those scheduled is in op_tape_schedule.cpp; in whose hands a storage is, in
@@ -180,7 +179,7 @@ void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t 
   const int number = number_of(tensor);
   record.is_replayable = record.is_replayable && !at(number).is_lent();
   const ValueId value{number, at(number).last_version()};
-  record.operands.push_back({argument, element, value, without_memory(tensor)});
+  record.operands.push_back({argument, element, value, shapes_.of(tensor)});
   if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
     record.needs.push_back(value);
   }

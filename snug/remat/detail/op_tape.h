@@ -48,6 +48,7 @@
 #include "snug/remat/detail/tape_listener.h"
 #include "snug/remat/detail/tape_operator.h"
 #include "snug/remat/detail/tape_schedule.h"
+#include "snug/remat/detail/tape_shapes.h"
 #include "snug/remat/detail/tape_storage.h"
 
 namespace snug::detail {
@@ -175,6 +176,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::vector<TapeStorage> storages_;
   std::vector<TapeOperator> operators_;
   ska::flat_hash_map<const c10::StorageImpl*, int> numbers_;
+  TapeShapes shapes_;
   std::deque<int> leaving_;  // streams on their way out, the oldest first
   bool has_unpacked_ = false;
   bool is_closed_ = false;

@@ -40,7 +40,7 @@ std::any OpTape::pack(const at::Tensor& tensor) {
     return tensor.detach();
   }
   note_write_through_pointer(*known, tensor);
-  auto slot = std::make_shared<Slot>(shared_from_this(), *known, without_memory(tensor));
+  auto slot = std::make_shared<Slot>(shared_from_this(), *known, shapes_.of(tensor));
   ++at(slot->storage).slots;
   if (listener_ != nullptr) {
     listener_->on_pack(slot->storage);
