@@ -117,7 +117,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
   record.is_replayable = !traits.is_collective;
-  record.arguments.assign(arguments.begin(), arguments.end());
+  record.arguments.resize(arguments.size());
   const auto is_statistic = [&](size_t i) {
     return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
   };
@@ -134,10 +134,9 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (is_statistic(i) && !statistics.empty()) {
-      // What batch normalisation returns does not depend on the statistics that it moves.
-      record.arguments[i] = {};
-    } else if (arguments[i].isTensor()) {
-      record.arguments[i] = {};
+      continue;  // what batch normalisation returns does not depend on the statistics that it moves
+    }
+    if (arguments[i].isTensor()) {
       if (arguments[i].toTensor().defined()) {
         read_tensor(record, arguments[i].toTensor(), i, std::nullopt);
       } else {
@@ -154,8 +153,9 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
       }
       record.arguments[i] = list;
     } else if (arguments[i].isStorage()) {  // as set_() takes; the tape does not know what holds it
-      record.arguments[i] = {};
       record.is_replayable = false;
+    } else {
+      record.arguments[i] = arguments[i];
     }
   }
   call.random.is_noted = call.random.is_noted || traits.draws(arguments);
