@@ -8,6 +8,7 @@
 #include "benchmarks/zoo/graph_network.h"
 #include "benchmarks/zoo/nerf.h"
 #include "benchmarks/zoo/pixel_cnn.h"
+#include "benchmarks/zoo/pixel_snail.h"
 #include "benchmarks/zoo/rollout.h"
 #include "benchmarks/zoo/unet.h"
 #include "benchmarks/zoo/vq_vae.h"
@@ -21,6 +22,7 @@ inline std::vector<Species> zoo() {
       {"captioning", make_captioning},
       {"glow", make_glow},
       {"pixel_cnn", make_pixel_cnn},
+      {"pixel_snail", make_pixel_snail},
       {"nerf", make_nerf},
       {"graph_network", make_graph_network},
       {"rollout", make_rollout},
