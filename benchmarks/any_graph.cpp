@@ -6,9 +6,9 @@
 //
 // models: all of them, or those that are named; tiny_gpt2, for tests, only where it is named. budgets: per cents of the
 // plain step's peak, or the fewest bytes for which a plan is found; those below these are passed over. MiB: how far
-// memory rises above its level before the step, gradients included. time: over that of a plain step, as the median of N
-// ratios, with the lowest and highest; the two take turns. Exit status 1 if a way has other bits than the plain step,
-// or a plan takes more bytes than predicted.
+// memory rises above its level before the step, gradients included. time: of the processor, over that of a plain step,
+// as the median of N ratios, with the lowest and highest; the two take turns. Exit status 1 if a way has other bits
+// than the plain step, or a plan takes more bytes than predicted.
 
 #include <charconv>
 #include <iostream>
