@@ -1,15 +1,17 @@
 // Step time over the bytes that a step takes, for each way to take fewer: as lines of CSV. benchmarks/budget_sweep.py runs it together with
 // its Python peer, and budget_sweep_figure draws it.
 //
-// usage: budget_sweep gpt|resnet PAIRS
+// usage: budget_sweep gpt|resnet PAIRS [PER_CENTS]
 //
-// peak: how far memory rises above its level before the step, less the bytes of all gradients. time: of a step, as the median of PAIRS
-// ratios to one that keeps everything; the two take turns.
+// peak: how far memory rises above its level before the step, less the bytes of all gradients. time: of the processor for a step, as the
+// median of PAIRS ratios to one that keeps everything; the two take turns. "keep everything" is that step against itself. PER_CENTS, such
+// as 50,25,9: only plans for these shares of the peak, each explained on standard error.
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <functional>
 #include <iostream>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -117,7 +119,13 @@ class Sweep {
     for (int64_t parts = 2; parts <= std::min<int64_t>(subject_.batch, 8); parts *= 2) {
       report("smaller micro-batches", fmt::format("{} of them", parts), split_step(keep_everything, parts));
     }
-    automatic(every_block_takes);
+    automatic({every_block_takes, 0}, {95, 90, 80, 70, 60, 50, 40, 30, 25, 20, 15, 12, 9, 7, 5});
+  }
+
+  void explain_plans(const std::vector<int>& per_cents) {
+    report("keep everything", "", plain_);
+    explains_ = true;
+    automatic({}, per_cents);
   }
 
  private:
@@ -137,15 +145,14 @@ class Sweep {
     }
   }
 
-  // From nearly everything down to the smallest budget that is feasible, and within what a way by hand takes.
-  void automatic(int64_t by_hand) {
+  // Within these peaks and these shares of what keeping everything takes, down to the smallest budget that is feasible.
+  void automatic(std::vector<int64_t> peaks, const std::vector<int>& per_cents) {
     const auto forward = [this] { return subject_.loss(keep_everything, 0, subject_.batch); };
     clear_gradients();
     const snug::StepProfile profile = snug::profile_step(forward);
     const int64_t least = snug::plan_curve(snug::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
     const int64_t most = peak_of(plain_);
-    std::vector<int64_t> peaks = {by_hand, 0};
-    for (const int share : {95, 90, 80, 70, 60, 50, 40, 30, 25, 20, 15, 12, 9, 7, 5}) {
+    for (const int share : per_cents) {
       peaks.push_back(most * share / 100);
     }
     std::sort(peaks.begin(), peaks.end(), std::greater<>());
@@ -165,6 +172,9 @@ class Sweep {
              fmt::format("predicted {} bytes; {:.3f}", plan.predicted_peak_bytes - gradients_,
                          plan.predicted_seconds / plan.plain_seconds),
              step);
+      if (explains_) {
+        std::cerr << plan.explain() << "\n";
+      }
       if (budget == least) {
         return;
       }
@@ -179,9 +189,9 @@ class Sweep {
   }
 
   static double seconds_of(const std::function<void()>& step) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     step();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
   }
 
   // Returns the peak.
@@ -206,7 +216,17 @@ class Sweep {
   int pairs_;
   std::function<void()> plain_;
   int64_t gradients_ = 0;
+  bool explains_ = false;
 };
+
+std::vector<int> numbers_in(const std::string& text) {
+  std::vector<int> numbers;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, ',');) {
+    numbers.push_back(std::stoi(word));
+  }
+  return numbers;
+}
 
 }  // namespace
 
@@ -214,8 +234,13 @@ int main(int argc, char** argv) {
   const std::string model = argc > 1 ? argv[1] : "";
   const int pairs = argc > 2 ? std::atoi(argv[2]) : 0;
   if ((model != "gpt" && model != "resnet") || pairs < 1) {
-    std::cerr << "usage: budget_sweep gpt|resnet PAIRS\n";
+    std::cerr << "usage: budget_sweep gpt|resnet PAIRS [PER_CENTS]\n";
     return 2;
   }
-  Sweep(model == "gpt" ? gpt() : resnet(), model, pairs).run();
+  Sweep sweep(model == "gpt" ? gpt() : resnet(), model, pairs);
+  if (argc > 3) {
+    sweep.explain_plans(numbers_in(argv[3]));
+  } else {
+    sweep.run();
+  }
 }
