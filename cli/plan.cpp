@@ -11,7 +11,6 @@
 #include <torch/nn/functional/loss.h>
 
 #include "cli/command.h"
-#include "cli/compare/measure.h"
 #include "cli/slow_notice.h"
 #include "snug/activations/measure_offload_link.h"
 #include "snug/core/error.h"
@@ -21,6 +20,7 @@
 #include "snug/optim/adamw.h"
 #include "snug/planner/curve.h"
 #include "snug/remat/profile_step.h"
+#include "snug/run/device.h"
 #include "snug/run/trainer.h"
 #include "snug/step/stepper.h"
 
@@ -28,16 +28,32 @@ namespace snug::cli {
 namespace {
 
 struct PlanFlags {
-  std::string model = "gpt-tiny", memory, run, offload, plans;
+  std::string model = "gpt-tiny", device = "cpu", memory, run, offload, plans;
   int64_t batch = 64;
   bool explain = false;
 };
 
-// Of random text: neither bytes nor time depend on the words.
-StepProfile profile_of(Gpt& model, const GptOptions& options, const PlanFlags& flags) {
-  const at::Tensor tokens = at::randint(options.vocab, {flags.batch, options.context}, at::kLong);
+struct PlannedModel {
+  PlannedModel(const PlanFlags& flags, c10::Device on);
+
+  c10::Device device;
+  int64_t level_before;
+  Gpt module;
+  int64_t parameters;  // bytes, as the device's allocator counts them
+  at::Tensor tokens;   // a batch, on the CPU as text is; neither bytes nor time depend on the words
+};
+
+PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
+    : device(on), level_before(live_bytes(on).count()), module(gpt_configuration(flags.model)) {
+  move_to(*module, device);
+  parameters = live_bytes(device).count() - level_before;
+  tokens = at::randint(module->options.vocab, {flags.batch, module->options.context}, at::kLong);
+}
+
+StepProfile profile_of(PlannedModel& model, const PlanFlags& flags) {
+  const at::Tensor tokens = model.tokens.to(model.device);
   const auto step = [&] {
-    const at::Tensor logits = model->forward(tokens);
+    const at::Tensor logits = model.module->forward(tokens);
     return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(-1)}), tokens.reshape({-1}));
   };
   return profile_step(step, {.link = flags.offload.empty() ? OffloadLink{} : measure_offload_link(flags.offload)});
@@ -61,9 +77,19 @@ std::string verdict(int64_t of_model, int64_t in_all) {
                                    advice("AdamW8bit, updates in backward", "ShardedOptimizer"));
 }
 
-// `parameters`: bytes.
-void print_curve(const StepProfile& profile, const PlanFlags& flags, int64_t parameters) {
-  const int64_t fixed = 3 * parameters;  // weights and AdamW's two moments
+// The units of an accelerator, and how far its figures can be relied on.
+std::string units(c10::Device device) {
+  return device.is_cpu() ? ""
+                         : fmt::format(
+                               "Bytes are those of the allocator of {}, in blocks of 512; times are between events "
+                               "on its stream. The peaks of tensors are exact. Gaps between tensors, and what "
+                               "the driver takes, come on top.\n",
+                               device.str());
+}
+
+void print_curve(PlannedModel& model, const PlanFlags& flags) {
+  const StepProfile profile = profile_of(model, flags);
+  const int64_t fixed = 3 * model.parameters;  // weights and AdamW's two moments
   const PlanCurve curve = plan_curve(StepSimulator(profile));
   fmt::print(
       "{}, {} sequences at once, FP32, AdamW: {} of parameters and optimizer state, and during forward and "
@@ -77,25 +103,25 @@ void print_curve(const StepProfile& profile, const PlanFlags& flags, int64_t par
     fmt::print("\nThe most frugal plan:\n{}", explain(StepSimulator(profile), curve.points.back()));
   }
   const int64_t plain = fixed + curve.points.front().plain_peak_bytes;
-  fmt::print("The plain step takes {}; {}\n", Bytes(plain).str(), verdict(4 * parameters, plain));
+  fmt::print("{}The plain step takes {}; {}\n", units(model.device), Bytes(plain).str(),
+             verdict(4 * model.parameters, plain));
 }
 
 // As snug train would. What is less than the model and the optimizer alone is not tried.
-void print_choice(Gpt& model, const GptOptions& options, const PlanFlags& flags, int64_t parameters) {
+void print_choice(PlannedModel& model, const PlanFlags& flags) {
   const Bytes budget = Bytes::parse(flags.memory);
-  AdamW optimizer(model->parameters());
+  AdamW optimizer(model.module->parameters());
   std::optional<std::filesystem::path> offload;
   if (!flags.offload.empty()) {
     offload = flags.offload;
   }
-  const Bytes least(live_bytes(c10::kCPU).count() + 3 * parameters);
-  Stepper stepper(model, optimizer,
+  const Bytes least(live_bytes(model.device).count() + 3 * model.parameters);
+  Stepper stepper(model.module, optimizer,
                   {.memory_budget = std::max(budget, least), .plan_folder = flags.plans, .offload = offload});
-  const at::Tensor tokens = at::randint(options.vocab, {flags.batch, options.context}, at::kLong);
   Bytes takes = Bytes::unlimited();
   try {
-    const auto plan = stepper.plan_for(Batch{tokens}, [&](const Batch& micro) {
-      const at::Tensor logits = model->forward(micro[0]);
+    const auto plan = stepper.plan_for(Batch{model.tokens}, [&](const Batch& micro) {
+      const at::Tensor logits = model.module->forward(micro[0]);
       const at::Tensor sum =
           at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), micro[0].reshape({-1}), {}, at::Reduction::Sum);
       return Loss::sum(sum, micro[0].numel());
@@ -104,8 +130,8 @@ void print_choice(Gpt& model, const GptOptions& options, const PlanFlags& flags,
     if (takes <= budget) {
       const bool is_plain = plan->choice.micro_batches == 1 && !plan->activations && plan->slices == 1;
       const std::string file = plan->read_from.empty() ? "" : fmt::format("Read from {}.\n", plan->read_from.string());
-      fmt::print("{}\n{}{}\n", flags.explain ? plan->explain() : file + plan->considered, plan->verdict(),
-                 is_plain ? " What is short is time. " + advice_for_time() : "");
+      fmt::print("{}\n{}{}{}\n", flags.explain ? plan->explain() : file + plan->considered, units(model.device),
+                 plan->verdict(), is_plain ? " What is short is time. " + advice_for_time() : "");
       return;
     }
   } catch (const BudgetExceeded& error) {
@@ -113,7 +139,7 @@ void print_choice(Gpt& model, const GptOptions& options, const PlanFlags& flags,
   }
   throw BudgetExceeded(
       fmt::format("plan: {} with a batch of {} does not fit into {}; {} ({} bytes) would do; {}", flags.model,
-                  flags.batch, budget.str(), takes.str(), takes.count(), verdict(4 * parameters, takes.count())),
+                  flags.batch, budget.str(), takes.str(), takes.count(), verdict(4 * model.parameters, takes.count())),
       takes);
 }
 
@@ -127,7 +153,7 @@ void print_plan_of_run(const std::filesystem::path& out) {
 }
 
 void check(const CLI::App& command, const PlanFlags& flags) {
-  for (const char* const option : {"--model", "--batch", "--memory", "--offload", "--plans"}) {
+  for (const char* const option : {"--model", "--batch", "--device", "--memory", "--offload", "--plans"}) {
     if (command.count("--run") > 0 && command.count(option) > 0) {
       throw ConfigError(fmt::format(
           "plan: --run explains the plan that a run has, and {} is for a new one; leave one of them out", option));
@@ -149,15 +175,14 @@ void run_plan(const PlanFlags& flags) {
   if (flags.batch < 1) {
     throw ConfigError(fmt::format("plan: --batch is {}; give a number of sequences >= 1", flags.batch));
   }
-  const GptOptions options = gpt_configuration(flags.model);
+  const c10::Device device = make_current(parse_device("plan", flags.device));
   const SlowNotice planning(fmt::format("plan: steps of {} are tried with {} sequences, and plans are searched for",
                                         flags.model, flags.batch));
-  Gpt model(options);
-  const int64_t parameters = bytes_of(model->parameters());
+  PlannedModel model(flags, device);
   if (flags.memory.empty()) {
-    print_curve(profile_of(model, options, flags), flags, parameters);
+    print_curve(model, flags);
   } else {
-    print_choice(model, options, flags, parameters);
+    print_choice(model, flags);
   }
 }
 
@@ -168,6 +193,9 @@ void add_plan(CLI::App& app) {
   const auto flags = std::make_shared<PlanFlags>();
   command->add_option("--model", flags->model, "As for snug train")->type_name("NAME")->capture_default_str();
   command->add_option("--batch", flags->batch, "Sequences in a step")->type_name("N")->capture_default_str();
+  command->add_option("--device", flags->device, "cpu, cuda, cuda:1, or what else LibTorch finds")
+      ->type_name("DEVICE")
+      ->capture_default_str();
   command->add_option("--memory", flags->memory, "A budget, such as 300MiB: the fastest step that fits")
       ->type_name("BYTES");
   command->add_option("--offload", flags->offload, "A directory on a disk that activations may go to meanwhile")
@@ -176,8 +204,7 @@ void add_plan(CLI::App& app) {
       ->type_name("DIR");
   command->add_flag("--explain", flags->explain, "What is alive at the peak, and what is rebuilt");
   command->add_option("--run", flags->run, "Explain the plan of a run instead: its folder")->type_name("DIR");
-  command->footer(
-      "Runs steps on random text on the CPU: without --memory with everything kept, with it within the budget.");
+  command->footer("Runs steps on random text: without --memory with everything kept, with it within the budget.");
   command->callback([command, flags] {
     check(*command, *flags);
     run_plan(*flags);

@@ -71,5 +71,6 @@
 #include "snug/report/run_log.h"
 #include "snug/report/tensorboard.h"
 #include "snug/run/config.h"
+#include "snug/run/device.h"
 #include "snug/run/trainer.h"
 #include "snug/step/stepper.h"

@@ -55,8 +55,7 @@ int64_t part_of(int64_t steps, int64_t times) { return std::max<int64_t>(1, step
 }  // namespace
 
 Checkpointing TrainConfig::checkpoint() const {
-  const bool plans = !memory.is_unlimited() && device == "cpu";
-  return checkpointing.value_or(plans ? Checkpointing::Auto : Checkpointing::None);
+  return checkpointing.value_or(memory.is_unlimited() ? Checkpointing::None : Checkpointing::Auto);
 }
 int64_t TrainConfig::warmup() const { return warmup_steps.value_or(part_of(steps, 20)); }
 int64_t TrainConfig::guard_patience() const {
@@ -87,9 +86,8 @@ void TrainConfig::check() const {
     throw ConfigError(
         "train: precision_guard has nothing to guard in float32; give another precision, or leave it out");
   }
-  if (checkpoint() == Checkpointing::Auto && (memory.is_unlimited() || device != "cpu")) {
-    throw ConfigError(
-        "train: checkpoint auto keeps a memory limit by what it computes again; it needs one, on the CPU");
+  if (checkpoint() == Checkpointing::Auto && memory.is_unlimited()) {
+    throw ConfigError("train: checkpoint auto keeps a memory limit by what it computes again; give one with --memory");
   }
   if (micro_batch > batch) {
     throw ConfigError(

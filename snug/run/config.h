@@ -49,7 +49,7 @@ struct TrainConfig {
   /// The number of steps with trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never.
   /// See PrecisionGuard.
   std::optional<int64_t> precision_guard = {};
-  std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit on the CPU, else None
+  std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit, else None
   /// Tensors saved for backward go to the host or, on a CPU, to a file in `out`. See SaveOnHost. With
   /// Checkpointing::Auto, only those that a plan chooses: see StepperOptions::offload.
   bool offload = false;
@@ -65,7 +65,7 @@ struct TrainConfig {
   std::optional<int64_t> snapshot_every = {};  ///< steps; 0: after the last step only; not given: ten times in the run
   int64_t gradient_statistics_every = 0;       ///< steps between samples of the gradients' exponents; 0: none
   int64_t seed = 1;
-  std::string device = "cpu";
+  std::string device = "cpu";  ///< see parse_device; "cuda": this rank's device
 
   static constexpr int64_t kBaseBatch = 64;
 

@@ -177,7 +177,8 @@ constexpr std::array kSettings{
             "Steps between samples of the gradients' sizes, for the report", get<&T::gradient_statistics_every>,
             set<&T::gradient_statistics_every>, 0},
     Setting{"seed", "--seed", "N", "Of weights and data order (default 1)", get<&T::seed>, set<&T::seed>, 0},
-    Setting{"device", "--device", "D", "cpu (default) or cuda", get<&T::device>, set<&T::device>},
+    Setting{"device", "--device", "DEVICE", "cpu (default), cuda, cuda:1, or what else LibTorch finds", get<&T::device>,
+            set<&T::device>},
 };
 
 }  // namespace

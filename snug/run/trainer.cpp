@@ -38,6 +38,7 @@
 #include "snug/run/detail/run_optimizer.h"
 #include "snug/run/detail/run_ranks.h"
 #include "snug/run/detail/run_records.h"
+#include "snug/run/device.h"
 #include "snug/step/stepper.h"
 
 namespace snug {
@@ -64,7 +65,7 @@ auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
 Gpt build_model(const TrainConfig& config, c10::Device device) {
   torch::manual_seed(static_cast<uint64_t>(config.seed));
   Gpt model(gpt_configuration(config.model));
-  model->to(device);
+  move_to(*model, device);
   if (config.weights == Weights::Low) {
     model->to(compute_dtype(config.precision));
   }
@@ -91,7 +92,7 @@ class Trainer::Impl {
       : config_(checked(std::move(config))),
         ranks_(std::move(group)),
         start_(start_checked(start)),
-        device_(detail::make_current(detail::parse_device(config_.device, ranks_.local_rank()))),
+        device_(make_current(detail::device_of_rank(config_.device, ranks_.local_rank()))),
         limit_(make_limit()),
         corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data, 0.1, config_.out); })),
         text_checksum_(detail::checksum(corpus_)),

@@ -1,48 +1,23 @@
 #include "snug/run/detail/run_inputs.h"
 
-#include <algorithm>
 #include <array>
-#include <optional>
 #include <string_view>
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
-#include <torch/cuda.h>
 #include <unistd.h>
 
 #include "snug/core/error.h"
 #include "snug/io/detail/checksum.h"
+#include "snug/run/device.h"
 
 namespace snug::detail {
 
-c10::Device parse_device(const std::string& name, int local_rank) {
-  const auto parsed = [&]() -> std::optional<c10::Device> {
-    try {
-      return c10::Device(name);
-    } catch (const c10::Error&) {
-      return std::nullopt;
-    }
-  }();
-  // An index that is too large for c10 comes back as another one.
-  if (!parsed || parsed->str() != name || !(parsed->is_cpu() || parsed->is_cuda())) {
-    throw ConfigError(fmt::format("train: device '{}' is unknown; give cpu, cuda or cuda:1", name));
-  }
-  const int64_t there = parsed->is_cpu() ? 1 : static_cast<int64_t>(torch::cuda::device_count());
-  if (std::max<int64_t>(0, parsed->index()) >= there) {
-    throw ConfigError(fmt::format("train: device '{}' is not there: LibTorch finds {} of its kind; give {}", name,
-                                  there, there > 0 ? "a smaller index" : "cpu"));
-  }
-  return parsed->is_cuda() && !parsed->has_index() && local_rank < there
-             ? c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank))
-             : *parsed;
-}
-
-c10::Device make_current(c10::Device device) {
-  if (device.has_index() && !device.is_cpu()) {
-    at::accelerator::setDeviceIndex(device.index());
-  }
-  return device;
+c10::Device device_of_rank(const std::string& name, int local_rank) {
+  const c10::Device device = parse_device("train", name);
+  const bool is_open = !device.is_cpu() && !device.has_index() && local_rank < at::accelerator::deviceCount();
+  return is_open ? c10::Device(device.type(), static_cast<c10::DeviceIndex>(local_rank)) : device;
 }
 
 int64_t checksum(const TextCorpus& corpus) {

@@ -10,12 +10,9 @@
 
 namespace snug::detail {
 
-/// "cpu", "cuda" (the device of this rank among those of its machine) or "cuda:1". Throws ConfigError if the device
-/// does not exist.
-c10::Device parse_device(const std::string& name, int local_rank);
-
-/// Makes `device` the current one of this thread, so that nothing is allocated on another by default. Returns it.
-c10::Device make_current(c10::Device device);
+/// As parse_device, which throws ConfigError for what is not there; but an accelerator without an index, such as "cuda", is
+/// the device of this rank among those of its machine.
+c10::Device device_of_rank(const std::string& name, int local_rank);
 
 /// A checksum of the text itself: a run on another text is another run, even with the same windows.
 int64_t checksum(const TextCorpus& corpus);
