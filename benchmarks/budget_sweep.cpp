@@ -1,16 +1,18 @@
 // Step time over the bytes that a step takes, for each way to take fewer: as lines of CSV. benchmarks/budget_sweep.py runs it together with
 // its Python peer, and budget_sweep_figure draws it.
 //
-// usage: budget_sweep gpt|resnet PAIRS [PER_CENTS]
+// usage: budget_sweep gpt|gpt-tiny|gpt-base|resnet PAIRS [PER_CENTS] [--device DEVICE]
 //
-// peak: how far memory rises above its level before the step, less the bytes of all gradients. time: of the processor for a step, as the
-// median of PAIRS ratios to one that keeps everything; the two take turns. "keep everything" is that step against itself. PER_CENTS, such
-// as 50,25,9: only plans for these shares of the peak, each explained on standard error.
+// peak: how far memory rises above its level before the step, less the bytes of all gradients. time: of a step (on the CPU the
+// processor's), as the median of PAIRS ratios to one that keeps everything; the two take turns. "keep everything" is that step against
+// itself. PER_CENTS, such as 50,25,9: only plans for these shares of the peak, each explained on standard error.
 
 #include <algorithm>
+#include <chrono>
 #include <ctime>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -19,9 +21,11 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include "benchmarks/device.h"
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/sequential.h"
 #include "snug/core/error.h"
+#include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
 #include "snug/models/resnet.h"
@@ -36,6 +40,7 @@ using Layers = std::vector<Layer>;
 using RunLayers = std::function<Tensor(const Layers&, Tensor)>;
 
 struct Subject {
+  c10::Device device;
   std::vector<Tensor> parameters;
   int64_t batch;
   int64_t blocks;
@@ -52,28 +57,32 @@ Layers layers_of(Blocks& blocks) {
 }
 
 // As in benchmarks/peers/budget_sweep.py.
-Subject gpt() {
+Subject gpt(const snug::GptOptions& options, int64_t sequences, c10::Device device) {
   torch::manual_seed(1);
-  snug::Gpt model(snug::GptOptions{.vocab = 256, .context = 256, .layers = 12, .heads = 8, .width = 256});
-  const Tensor tokens = torch::randint(256, {4, 256});
+  snug::Gpt model(options);
+  snug::move_to(*model, device);
+  const Tensor tokens = torch::randint(options.vocab, {sequences, options.context}).to(device);
   const Layers layers = layers_of(model->blocks);
-  return {model->parameters(), 4, 12, [=](const RunLayers& run, int64_t first, int64_t items) mutable {
+  return {device, model->parameters(), sequences, options.layers,
+          [=](const RunLayers& run, int64_t first, int64_t items) mutable {
             const Tensor part = tokens.narrow(0, first, items);
-            Tensor h = model->token_embedding->forward(part) + model->position_embedding->forward(torch::arange(256));
+            Tensor h = model->token_embedding->forward(part) +
+                       model->position_embedding->forward(torch::arange(options.context, device));
             h = model->norm->forward(run(layers, h));
             const Tensor logits = torch::matmul(h, model->head_weight().t());
             return torch::nn::functional::cross_entropy(logits.flatten(0, 1), part.flatten()) *
-                   (static_cast<double>(items) / 4);
+                   (static_cast<double>(items) / static_cast<double>(sequences));
           }};
 }
 
-Subject resnet() {
+Subject resnet(c10::Device device) {
   torch::manual_seed(1);
   snug::ResNet model(snug::ResNetOptions{.depth = 20});
-  const Tensor pictures = torch::randn({32, 3, 32, 32});
-  const Tensor classes = torch::arange(32) % 10;
+  snug::move_to(*model, device);
+  const Tensor pictures = torch::randn({32, 3, 32, 32}).to(device);
+  const Tensor classes = (torch::arange(32) % 10).to(device);
   const Layers layers = layers_of(model->blocks);
-  return {model->parameters(), 32, std::ssize(model->blocks),
+  return {device, model->parameters(), 32, std::ssize(model->blocks),
           [=](const RunLayers& run, int64_t first, int64_t items) mutable {
             const Tensor h = run(layers, model->stem->forward(pictures.narrow(0, first, items)));
             return torch::nn::functional::cross_entropy(model->head->forward(h.mean({2, 3})),
@@ -100,10 +109,10 @@ class Sweep {
  public:
   Sweep(Subject subject, std::string name, int pairs)
       : subject_(std::move(subject)), name_(std::move(name)), pairs_(pairs), plain_(split_step(keep_everything, 1)) {
-    for (const Tensor& parameter : subject_.parameters) {
-      gradients_ += static_cast<int64_t>(parameter.nbytes());
-    }
     plain_();
+    gradients_ = live_bytes();
+    clear_gradients();
+    gradients_ -= live_bytes();
   }
 
   void run() {
@@ -138,6 +147,8 @@ class Sweep {
       }
     };
   }
+
+  int64_t live_bytes() const { return snug::live_bytes(subject_.device).count(); }
 
   void clear_gradients() const {
     for (const Tensor& parameter : subject_.parameters) {
@@ -183,15 +194,23 @@ class Sweep {
 
   int64_t peak_of(const std::function<void()>& step) const {
     clear_gradients();
-    const snug::MemoryMeter meter;
+    const snug::MemoryMeter meter(subject_.device);
     step();
     return meter.report().peak_bytes - gradients_;
   }
 
-  static double seconds_of(const std::function<void()>& step) {
-    const std::clock_t start = std::clock();
+  // Of the processor on the CPU, which others use too; elapsed time on a device, which computes beside the processor.
+  double seconds_of(const std::function<void()>& step) const {
+    const auto now = [&]() -> double {
+      if (subject_.device.is_cpu()) {
+        return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
+      }
+      snug::benchmarks::wait_for(subject_.device);
+      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+    };
+    const double start = now();
     step();
-    return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+    return now() - start;
   }
 
   // Returns the peak.
@@ -231,13 +250,19 @@ std::vector<int> numbers_in(const std::string& text) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const std::string model = argc > 1 ? argv[1] : "";
+  const c10::Device device = snug::benchmarks::take_device(argc, argv);
+  const std::map<std::string, std::function<Subject()>> subjects{
+      {"gpt", [&] { return gpt({.vocab = 256, .context = 256, .layers = 12, .heads = 8, .width = 256}, 4, device); }},
+      {"gpt-tiny", [&] { return gpt(snug::gpt_configuration("gpt-tiny"), 2, device); }},
+      {"gpt-base", [&] { return gpt(snug::gpt_configuration("gpt-base"), 8, device); }},
+      {"resnet", [&] { return resnet(device); }}};
+  const auto subject = subjects.find(argc > 1 ? argv[1] : "");
   const int pairs = argc > 2 ? std::atoi(argv[2]) : 0;
-  if ((model != "gpt" && model != "resnet") || pairs < 1) {
-    std::cerr << "usage: budget_sweep gpt|resnet PAIRS [PER_CENTS]\n";
+  if (subject == subjects.end() || pairs < 1) {
+    std::cerr << "usage: budget_sweep gpt|gpt-tiny|gpt-base|resnet PAIRS [PER_CENTS] [--device DEVICE]\n";
     return 2;
   }
-  Sweep sweep(model == "gpt" ? gpt() : resnet(), model, pairs);
+  Sweep sweep(subject->second(), subject->first, pairs);
   if (argc > 3) {
     sweep.explain_plans(numbers_in(argv[3]));
   } else {

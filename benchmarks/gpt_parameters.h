@@ -8,7 +8,7 @@
 namespace snug::benchmarks {
 
 // In the order of benchmarks/peers/optimizers.py.
-inline std::vector<torch::Tensor> gpt_parameters(int64_t d) {
+inline std::vector<torch::Tensor> gpt_parameters(int64_t d, c10::Device device = torch::kCPU) {
   torch::manual_seed(1);
   std::vector<torch::Tensor> parameters{torch::randn({256, d}), torch::randn({256, d})};
   for (int block = 0; block < 6; ++block) {
@@ -19,8 +19,8 @@ inline std::vector<torch::Tensor> gpt_parameters(int64_t d) {
   }
   parameters.push_back(torch::ones({d}));
   for (torch::Tensor& parameter : parameters) {
-    parameter.requires_grad_();
-    parameter.mutable_grad() = torch::randn(parameter.sizes()) * 1e-3;
+    parameter = parameter.to(device).requires_grad_();
+    parameter.mutable_grad() = (torch::randn(parameter.sizes()) * 1e-3).to(device);
   }
   return parameters;
 }

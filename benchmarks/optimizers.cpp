@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "benchmarks/device.h"
 #include "benchmarks/gpt_parameters.h"
 #include "benchmarks/serve.h"
 #include "snug/optim/adamw.h"
@@ -20,21 +21,21 @@ using snug::benchmarks::gpt_parameters;
 using snug::benchmarks::next_scale;
 
 template <class Optimizer, class Options>
-auto plain_step(int64_t d, Options options) {
+auto plain_step(int64_t d, Options options, c10::Device device) {
   return [=]() -> std::function<void()> {
-    auto optimizer = std::make_shared<Optimizer>(gpt_parameters(d), options);
+    auto optimizer = std::make_shared<Optimizer>(gpt_parameters(d, device), options);
     return [optimizer] { optimizer->step(); };
   };
 }
 
 // What a step under loss scaling does, without the host ever asking.
 template <class Optimizer, class Options>
-auto scaled_step(int64_t d, Options options, bool clip) {
+auto scaled_step(int64_t d, Options options, bool clip, c10::Device device) {
   return [=]() -> std::function<void()> {
-    auto parameters = gpt_parameters(d);
+    auto parameters = gpt_parameters(d, device);
     auto optimizer = std::make_shared<Optimizer>(parameters, options);
     auto scaler = std::make_shared<snug::GradScaler>(snug::GradScalerOptions{.init_scale = 2});
-    scaler->scale(torch::ones({}));
+    scaler->scale(torch::ones({}, device));
     return [=, scale = 2.0]() mutable {
       if (clip) {
         scaler->unscale_(*optimizer);
@@ -48,15 +49,16 @@ auto scaled_step(int64_t d, Options options, bool clip) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  const c10::Device device = snug::benchmarks::take_device(argc, argv);
   const snug::AdamWOptions options{.lr = 1e-4};
   const snug::AdamW8bitOptions options_8bit{.lr = 1e-4};
   std::map<std::string, snug::benchmarks::Prepare> cases;
   for (const auto& [d, size] : {std::pair{int64_t{384}, std::string()}, {768, "_large"}}) {
-    cases["snug_adamw" + size] = plain_step<snug::AdamW>(d, options);
-    cases["snug_adamw8bit" + size] = plain_step<snug::AdamW8bit>(d, options_8bit);
-    cases["snug_adamw_scaler" + size] = scaled_step<snug::AdamW>(d, options, false);
-    cases["snug_adamw_unscale_clip" + size] = scaled_step<snug::AdamW>(d, options, true);
+    cases["snug_adamw" + size] = plain_step<snug::AdamW>(d, options, device);
+    cases["snug_adamw8bit" + size] = plain_step<snug::AdamW8bit>(d, options_8bit, device);
+    cases["snug_adamw_scaler" + size] = scaled_step<snug::AdamW>(d, options, false, device);
+    cases["snug_adamw_unscale_clip" + size] = scaled_step<snug::AdamW>(d, options, true, device);
   }
-  return snug::benchmarks::serve(cases);
+  return snug::benchmarks::serve(cases, [device] { snug::benchmarks::wait_for(device); });
 }

@@ -1,6 +1,6 @@
 """Lets the programs of benchmarks/ take turns and prints ratios; script/bench calls it.
 
-usage: run.py BUILD_DIR [--pairs N] [--only TEXT] [--write FILE]
+usage: run.py BUILD_DIR [--pairs N] [--only TEXT] [--device DEVICE] [--write FILE]
 """
 
 import argparse
@@ -14,6 +14,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent
+OWN_PYTHON = ROOT.parent / "build/venv/bin/python"
+PYTHON = OWN_PYTHON if OWN_PYTHON.exists() else sys.executable
 
 
 class AtMost(float):
@@ -92,11 +94,13 @@ CLAIMS = [
 class Program:
     """A benchmark program that is running."""
 
-    def __init__(self, build, name):
+    def __init__(self, build, name, device):
         if name.startswith("python:"):
-            command = [str(ROOT.parent / "build/venv/bin/python"), str(ROOT / "peers" / (name[7:] + ".py"))]
+            command = [str(PYTHON), str(ROOT / "peers" / (name[7:] + ".py"))]
         else:
             command = [str(pathlib.Path(build) / "benchmarks" / name)]
+        if device != "cpu":
+            command += ["--device", device]
         # Threads that wait do not spin, so that the program whose turn it is has the machine to itself, and they stay
         # on cores of their own, as Linux may otherwise put both on one.
         environment = dict(os.environ, OMP_WAIT_POLICY="passive")
@@ -153,6 +157,7 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--only", default="")
+    parser.add_argument("--device", default="cpu", help="of the programs that have a choice")
     parser.add_argument("--write")
     arguments = parser.parse_args()
 
@@ -161,7 +166,7 @@ def main():
              "| ratio of times, unless another unit is named | median | lowest to highest | target |", "|---|---|---|---|"]
     print("\n".join(lines), flush=True)
     for claim in claims:
-        programs = {name: Program(arguments.build, name) for name, _ in filter(None, claim[1:3])}
+        programs = {name: Program(arguments.build, name, arguments.device) for name, _ in filter(None, claim[1:3])}
         ratios = measure(programs, claim, arguments.pairs)
         for program in programs.values():
             program.stop()

@@ -16,7 +16,8 @@ namespace snug::benchmarks {
 /// Makes what is timed. Called once, when the case is first asked for; the result is then called twice to warm up.
 using Prepare = std::function<std::function<void()>()>;
 
-inline int serve(const std::map<std::string, Prepare>& cases) {
+/// `wait`: called before the clock is read, for a device that runs on its own.
+inline int serve(const std::map<std::string, Prepare>& cases, const std::function<void()>& wait = [] {}) {
   std::map<std::string, std::function<void()>> prepared;
   std::cout << "ready" << std::endl;
   std::string name;
@@ -31,10 +32,12 @@ inline int serve(const std::map<std::string, Prepare>& cases) {
       prepared[name]();
       prepared[name]();
     }
+    wait();
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < repeats; ++i) {
       prepared[name]();
     }
+    wait();
     std::cout << std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() << std::endl;
   }
   return 0;

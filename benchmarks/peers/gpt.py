@@ -35,7 +35,7 @@ class Gpt(torch.nn.Module):
         self.norm = torch.nn.LayerNorm(width)
 
     def forward(self, tokens, run_block):
-        x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.shape[1]))
+        x = self.token_embedding(tokens) + self.position_embedding(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:
             x = run_block(block, x)
         return self.norm(x) @ self.token_embedding.weight.T

@@ -8,6 +8,8 @@ import torch
 
 import serve
 
+DEVICE = serve.take_device()
+
 
 def gpt_parameters(d):
     torch.manual_seed(1)
@@ -15,7 +17,7 @@ def gpt_parameters(d):
     for _ in range(6):
         shapes += [(d,), (d,), (3 * d, d), (3 * d,), (d, d), (d,), (d,), (d,), (4 * d, d), (4 * d,), (d, 4 * d), (d,)]
     shapes += [(d,)]
-    parameters = [torch.nn.Parameter(torch.randn(shape) * 0.02) for shape in shapes]
+    parameters = [torch.nn.Parameter((torch.randn(shape) * 0.02).to(DEVICE)) for shape in shapes]
     for p in parameters:
         p.grad = torch.randn_like(p) * 1e-3
     return parameters
@@ -29,8 +31,8 @@ def fused(d):
 def fused_unscale_clip(d):
     parameters = gpt_parameters(d)
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    scaler.scale(torch.ones(()))
+    scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0)
+    scaler.scale(torch.ones((), device=DEVICE))
     scales = itertools.cycle([0.5, 2.0])  # gradients are unscaled in earnest and yet stay what they are
 
     def step():
@@ -46,4 +48,4 @@ serve.serve({
     name + size: functools.partial(case, d)
     for name, case in (("fused", fused), ("fused_unscale_clip", fused_unscale_clip))
     for size, d in (("", 384), ("_large", 768))
-})
+}, DEVICE)

@@ -1,0 +1,33 @@
+#pragma once
+// The device of a benchmark: `--device cuda` among its arguments, else the CPU.
+
+#include <algorithm>
+#include <string_view>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "snug/run/device.h"
+
+namespace snug::benchmarks {
+
+/// Takes --device and its value out of the arguments, and makes that device the current one.
+inline c10::Device take_device(int& argc, char** argv) {
+  char** const end = argv + argc;
+  char** const found = std::find(argv, end, std::string_view("--device"));
+  if (end - found < 2) {
+    return c10::Device(c10::kCPU);
+  }
+  const c10::Device device = make_current(parse_device("benchmark", found[1]));
+  std::rotate(found, found + 2, end);
+  argc -= 2;
+  return device;
+}
+
+/// Waits until the device has done what it was given.
+inline void wait_for(c10::Device device) {
+  if (!device.is_cpu()) {
+    at::accelerator::synchronizeDevice(at::accelerator::getDeviceIndex());
+  }
+}
+
+}  // namespace snug::benchmarks
