@@ -9,6 +9,7 @@
 #include "cli/compare/measure.h"
 #include "snug/optim/adamw.h"
 #include "snug/precision/autocast.h"
+#include "snug/run/device.h"
 #include "snug/step/stepper.h"
 
 namespace snug::cli {
@@ -75,12 +76,14 @@ Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Prec
     TwoTasks model;
     AdamW adam;
     Stepper stepper;
-    State(int64_t width, Precision precision, int64_t micro_batch)
-        : model(width),
+    State(TwoTasks on_device, Precision precision, int64_t micro_batch)
+        : model(std::move(on_device)),
           adam(model->parameters(), {.lr = kTwoTasksRate, .weight_decay = 0}),
           stepper(model, adam, {.precision = precision, .micro_batch = micro_batch}) {}
   };
-  const auto state = std::make_shared<State>(width, precision, micro_batch);
+  TwoTasks model(width);
+  move_to(*model, data.x.device());
+  const auto state = std::make_shared<State>(std::move(model), precision, micro_batch);
   return {std::move(name),
           [=](bool wants_loss) {
             const StepResult result = state->stepper.step({data.x, data.y}, [&](const Batch& micro) {

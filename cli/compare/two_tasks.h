@@ -52,7 +52,7 @@ struct Way {
 /// The loop of the articles: torch's Adam, the whole batch at once; in 16 bits by autocast.
 Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std::optional<c10::ScalarType> autocast);
 
-/// The same mathematics through the Stepper: micro-batches that stay in the caches, and an optimizer that reads each weight once.
+/// The same mathematics through the Stepper, on the device of the data: micro-batches that stay in the caches, and an optimizer that reads each weight once.
 Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Precision precision, int64_t micro_batch);
 
 /// Of a few sizes, the one whose epochs through the Stepper are fastest when all take turns.
