@@ -63,24 +63,26 @@ STEPS = [
     tests("kernels", 40),
     tests("activations", 40, "*Gpu*:SaveOnHost.*"),
     tests("distributed", 40, "*OnAGpu*"),
-    sanitized("kernels", "*Cuda*", 70),
-    sanitized("accelerator", "*Offload*", 70),
+    sanitized("kernels", "*Cuda*", 60),
+    sanitized("accelerator", "*Offload*", 60),
     Step("planned", "Planned GPT, deterministic: bits, allocated and reserved peaks against the prediction", PLANNED, 90, environment=DETERMINISTIC),
     Step("planned_expandable", "The same with expandable segments", PLANNED, 90, on_cpu="a CPU has no segments",
          environment=DETERMINISTIC, gpu_environment={"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
     Step("sweep", "Time of a step over its bytes", ["benchmarks/budget_sweep", "{sweep}", "{pairs}", "--device", "{device}"], 150),
     Step("sweep_python", "The same for Python's ways: checkpoint, selective, save_on_cpu, torch.compile",
          ["{python}", "benchmarks/peers/budget_sweep.py", "{sweep}", "{pairs}", "--device", "{device}"], 150),
-    Step("optimizers", "Fused AdamW, unscaling and clipping, in turns with Python's", [*TURNS, "Python fused"], 60),
+    Step("optimizers", "Fused AdamW, unscaling and clipping, in turns with Python's", [*TURNS, "Python fused"], 50),
     Step("bias_gelu", "bias_gelu against LibTorch's operators and the bandwidth", [*TURNS, "bias and GELU"], 40),
+    Step("sin_cos", "Sine and cosine, 20,000 points: seconds and losses in FP16 with the scaler, then in FP32",
+         ["sh", "-c", "printf 'float16 {epochs}\\nfloat32 {epochs}\\n' | benchmarks/sin_cos --device {device}"], 40),
     Step("plan", "snug plan", ["bin/snug", "plan", "--model", "{small}", "--batch", "{sequences}", "--device", "{device}"], 40),
     Step("train", "snug train in 16 bits: autocast, scaler, a plan for the limit",
          ["bin/snug", "train", "--data", "benchmarks/peers", "--out", "{scratch}/run", "--model", "{small}", "--batch", "{sequences}",
           "--steps", "10", "--precision", "{precision}", "--memory", "{memory}", "--device", "{device}"], 60),
 ]
 SIZES = {
-    "cuda": {"model": "gpt-base", "small": "gpt-small", "sweep": "gpt-base", "sequences": "8", "pairs": "5", "memory": "1GiB", "precision": "float16"},
-    "cpu": {"model": "gpt-tiny", "small": "gpt-tiny", "sweep": "gpt-tiny", "sequences": "2", "pairs": "1", "memory": "1GiB", "precision": "bfloat16"},
+    "cuda": {"model": "gpt-base", "small": "gpt-small", "sweep": "gpt-base", "sequences": "8", "pairs": "5", "memory": "1GiB", "precision": "float16", "epochs": "1000"},
+    "cpu": {"model": "gpt-tiny", "small": "gpt-tiny", "sweep": "gpt-tiny", "sequences": "2", "pairs": "1", "memory": "1GiB", "precision": "bfloat16", "epochs": "2"},
 }
 
 
