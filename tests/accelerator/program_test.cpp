@@ -11,8 +11,8 @@
 #include <torch/torch.h>
 
 #include "cli/command.h"
-#include "snug/run/device.h"
 #include "snug/core/error.h"
+#include "snug/run/device.h"
 #include "snug/run/trainer.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/temporary_folder.h"
