@@ -1,5 +1,5 @@
-// Plans of a GPT's step on a device, with LibTorch's deterministic kernels, as one line of JSON: whether gradients have the bits
-// of plain training, and the peaks of allocated and of reserved bytes beside the predicted one.
+// Plans of a GPT's step on a device, with LibTorch's deterministic kernels, as one line of JSON: whether gradients have
+// the bits of plain training, and the peaks of allocated and of reserved bytes beside the predicted one.
 //
 // usage: planned_gpt gpt-tiny|gpt-small|gpt-base SEQUENCES [--device DEVICE]
 //

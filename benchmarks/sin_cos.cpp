@@ -1,6 +1,6 @@
-// One epoch of the small network of snug compare sin-cos, 20,000 points, through a Stepper: in FP32, on a CPU with the micro-batch that is
-// fastest there, and in FP16 with loss scaling and the whole batch, as the article has it. See script/bench; benchmarks/peers/sin_cos.py does the
-// same work in FP32.
+// One epoch of the small network of snug compare sin-cos, 20,000 points, through a Stepper: in FP32, on a CPU with the
+// micro-batch that is fastest there, and in FP16 with loss scaling and the whole batch, as the article has it. See
+// script/bench; benchmarks/peers/sin_cos.py does the same work in FP32.
 //
 // usage: sin_cos [--device DEVICE]
 

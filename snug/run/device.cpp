@@ -44,8 +44,8 @@ c10::Device parse_device(std::string_view where, const std::string& name) {
     names.push_back(device.str());
   }
   throw ConfigError(fmt::format(
-      "{}: LibTorch finds no device '{}' here; give one of those that it finds ({}), or use a LibTorch and a driver for "
-      "it",
+      "{}: LibTorch finds no device '{}' here; give one of those that it finds ({}), or use a LibTorch and a driver "
+      "for it",
       where, name, fmt::join(names, ", ")));
 }
 

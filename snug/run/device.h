@@ -14,9 +14,9 @@ class Module;
 
 namespace snug {
 
-/// "cpu"; the name of the process's accelerator, such as "cuda" or "xpu", for its current device; or one of its devices,
-/// such as "cuda:1". Throws ConfigError for any other name, also for a device that is not there; the message begins with
-/// `where` and lists the devices that are.
+/// "cpu"; the name of the process's accelerator, such as "cuda" or "xpu", for its current device; or one of its
+/// devices, such as "cuda:1". Throws ConfigError for any other name, also for a device that is not there; the message
+/// begins with `where` and lists the devices that are.
 c10::Device parse_device(std::string_view where, const std::string& name);
 
 /// Makes `device` the current one of this thread, so that nothing is allocated on another by default. Returns it.
