@@ -37,6 +37,7 @@
 #include "snug/distributed/process_group.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
+#include "snug/exported/exported_module.h"
 #include "snug/io/safetensors.h"
 #include "snug/io/snapshot.h"
 #include "snug/io/stateful.h"

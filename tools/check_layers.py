@@ -8,7 +8,7 @@ Rules:
   1. An #include goes from a module to one that the ```layers block of ARCHITECTURE.md allows, directly or through others.
   2. Sources named torch-free in the ```torch-free block include nothing of torch, not even through snug's own headers.
   3. Public headers, those of snug/ outside detail/, include of torch at most ATen/core/Tensor.h and the small headers of c10/core;
-     in models, optim, distributed, step and run also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
+     in exported, models, optim, distributed, step and run also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
   4. detail/ headers are included by the library and its tests only. Public headers include neither these nor chart's:
      they are not installed.
   5. The library includes nothing of the program, the tests or the like, and not the umbrella snug.h.
@@ -30,7 +30,7 @@ TORCH = re.compile(r"^(ATen|torch|c10|caffe2)/")
 PUBLIC = re.compile(r"^(ATen/core/Tensor\.h|c10/core/\w+\.h)$")
 BUILT_ON = re.compile(r"^torch/(nn|optim)/.+\.h$")
 NOT_INSTALLED = ("chart",)
-MAY_BUILD_ON_TORCH = ("models", "optim", "distributed", "step", "run")
+MAY_BUILD_ON_TORCH = ("exported", "models", "optim", "distributed", "step", "run")
 NAMED = re.compile(r"`([a-z]+/[\w/]+\.(?:cpp|h))`")
 SUFFIXES = ("*.h", "*.cpp", "*.cu", "*.cuh")
 MAX_LINES = 250
