@@ -73,7 +73,7 @@ def peak_bytes(step):
 
 def now():
     """Seconds of the processor, which others use too; on a device, which computes beside it, elapsed seconds."""
-    if DEVICE == "cpu" or getattr(DEVICE, "type", "") == "cpu":
+    if DEVICE.type == "cpu":
         return time.process_time()
     serve.wait_for(DEVICE)
     return time.perf_counter()
