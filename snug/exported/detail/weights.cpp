@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "snug/core/detail/parse_json.h"
 #include "snug/exported/detail/file_types.h"
