@@ -117,7 +117,7 @@ TEST(LimitsOfOperators, LetPassWhatTakesNothing) {
   EXPECT_THROW(tensor_of(1), c10::OutOfMemoryError);
 }
 
-// The seam of the inner scope outlives the limit's, and the limit's that of the outer one.
+// The scope goes on seeing operators.
 TEST(LimitsOfOperators, MayEndBeforeScopesThatBeganWithin) {
   class Count final : public detail::OperatorPolicy {
    public:
@@ -160,6 +160,23 @@ TEST(DeviceMemory, AMeterCountsInBlocks) {
   const Tensor tensor = torch::empty({130}, device());
   EXPECT_EQ(meter.report().live_bytes, 1024);
   EXPECT_EQ(detail::allocated_bytes(tensor), 1024);
+}
+
+TEST(DeviceMemory, AMeterPrintsNothingWhereTensorsOfTheCpuEnd) {
+  class Count final : public c10::WarningHandler {
+   public:
+    void process(const c10::Warning&) override { ++warnings; }
+    int warnings = 0;
+  };
+  std::vector<Tensor> older;
+  for (int i = 0; i < 1001; ++i) {  // LibTorch warns of every thousandth
+    older.push_back(torch::empty({1}));
+  }
+  Count count;
+  const c10::WarningUtils::WarningHandlerGuard guard(&count);
+  const MemoryMeter meter(device());
+  older.clear();
+  EXPECT_EQ(count.warnings, 0);
 }
 
 TEST(DeviceMemory, AnOptimizersStateIsForetold) {
