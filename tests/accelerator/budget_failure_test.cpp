@@ -57,6 +57,7 @@ TEST_P(BudgetOnAnAcceleratorFails, AndMakesTheStepAgainOrLeavesEverythingWhichev
     PlannedTraining run(options, make());
     seed_of(0);
     run.step(batch);
+    EXPECT_TRUE(run.stepper.plan()->activations) << "something is rebuilt";
     seed_of(1);
     second_step(run);
     EXPECT_TRUE(same_bits(run.state(), after[1]));
