@@ -6,8 +6,8 @@
 
 #include <c10/util/Exception.h>
 
-// LibTorch's allocators throw OutOfMemoryError. CUDA, and what cuBLAS, cuDNN and others allocate by themselves, fail with
-// a c10::Error that has the name of the status in its text.
+// LibTorch's allocators throw OutOfMemoryError. CUDA, and what cuBLAS, cuDNN and others allocate by themselves, fail
+// with a c10::Error that has the name of the status in its text.
 
 namespace snug::detail {
 

@@ -24,8 +24,8 @@ class ForwardingEngine : public torch::autograd::Engine {
 
   /// Runs a backward pass. If it fails, none of its gradients stays alive. By itself LibTorch keeps the gradients that
   /// were on their way to other nodes until the next pass begins on the thread, and those of devices' threads for an
-  /// unknown time. Therefore empty passes follow a failed one, on this thread and on those, unless it ran inside another
-  /// pass of this thread.
+  /// unknown time. Therefore empty passes follow a failed one, on this thread and on those, unless it ran inside
+  /// another pass of this thread.
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
                                          const torch::autograd::variable_list& inputs, bool keep_graph,
                                          bool create_graph, bool accumulate_grad,

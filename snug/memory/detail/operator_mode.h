@@ -62,8 +62,9 @@ class OperatorPolicy {
   virtual void unseen_write(const at::Tensor&) {}
 };
 
-/// While it lives, operators of this thread, and of backward passes that begin on it, come to this seam though no policy
-/// asks for them: it keeps the caps of operator_cap.h. Several may end in any order, on the thread that made them.
+/// While it lives, operators of this thread, and of backward passes that begin on it, come to this seam though no
+/// policy asks for them: it keeps the caps of operator_cap.h. Several may end in any order, on the thread that made
+/// them.
 class [[nodiscard]] OperatorSeam final {
  public:
   OperatorSeam();
