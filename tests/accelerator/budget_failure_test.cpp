@@ -80,7 +80,8 @@ TEST_P(BudgetOnAnAcceleratorFails, AndMakesTheStepAgainOrLeavesEverythingWhichev
   EXPECT_GT(again, 5);
 }
 
-// A loop of one's own: backward runs on the device's thread, and with it what the plan rebuilds or SaveOnHost brings back.
+// A loop of one's own: backward runs on the device's thread, and so does what the plan rebuilds or SaveOnHost brings
+// back.
 struct Loop {
   nn::Sequential model = on_device(testing::make_mlp({32, 64, 64, 64, 32}, 0.1));
   Batch batch = device_batch(128);

@@ -45,8 +45,8 @@ class [[nodiscard]] WithCap {
   bool before_;
 };
 
-/// Makes allocation number `countdown` from now on, on any device, throw c10::OutOfMemoryError; 0: none. Returns the rest
-/// of the earlier countdown.
+/// Makes allocation number `countdown` from now on, on any device, throw c10::OutOfMemoryError; 0: none. Returns the
+/// rest of the earlier countdown.
 int64_t fail_after(int64_t countdown);
 
 /// While it lives, allocation number `countdown` on any device throws c10::OutOfMemoryError, once; 1 is the next one.
