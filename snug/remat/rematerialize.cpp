@@ -194,7 +194,10 @@ Rematerialize::~Rematerialize() {
   impl_->tape->close();
 }
 
-std::string Rematerialize::deviation() const { return impl_->tape->deviation(); }
+std::string Rematerialize::deviation() const {
+  impl_->operators->tell_if_switched_off();
+  return impl_->tape->deviation();
+}
 std::shared_ptr<const std::atomic<int64_t>> Rematerialize::replayed_operators() const {
   return impl_->tape->replayed();
 }

@@ -1,5 +1,8 @@
 #include "snug/memory/detail/operator_mode.h"
 
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <thread>
 #include <vector>
@@ -98,6 +101,80 @@ TEST(OperatorMode, EndsWithItsScopeWhenAnOperatorThrows) {
   names.seen.clear();
   (void)torch::ones({2});
   EXPECT_TRUE(names.seen.empty());
+}
+
+TEST(OperatorMode, DoesNotSeeTensorsOnTheMetaDevice) {
+  Names names;
+  const OperatorScope scope(names);
+  const Tensor x = torch::ones({2, 2}, torch::kMeta);
+  (void)x.mm(x).relu_();
+  EXPECT_TRUE(names.seen.empty());
+  (void)torch::ones({2});
+  EXPECT_FALSE(names.seen.empty());
+}
+
+TEST(OperatorMode, TellsAPolicyThatItWasSwitchedOff) {
+  class Told final : public OperatorPolicy {
+   public:
+    void call(const OperatorCall& call, Stack& stack) override { call.proceed(stack); }
+    void was_switched_off() override { ++times; }
+    int times = 0;
+  };
+  Told told;
+  {
+    const OperatorScope scope(told);
+  }
+  EXPECT_EQ(told.times, 0);
+  {
+    const OperatorScope scope(told);
+    c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, false);
+  }
+  EXPECT_EQ(told.times, 1);
+}
+
+// --- with another library's kernel for the same key
+
+int others_calls = 0;
+void of_another_library(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  ++others_calls;
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake), stack);
+}
+
+Tensor with_others_key() {
+  const Tensor x = torch::ones({2});
+  return at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(x.storage()), c10::DispatchKeySet({c10::DispatchKey::CPU, c10::DispatchKey::Fake}), x.dtype());
+}
+
+int calls_beside_another_library() {
+  const auto registered = c10::Dispatcher::singleton().registerFallback(
+      c10::DispatchKey::Fake, c10::KernelFunction::makeFromBoxedFunction<&of_another_library>(), "another library");
+  Names names;
+  const auto expect = [](bool holds, const char* what) {
+    if (!holds) {
+      std::fprintf(stderr, "%s\n", what);
+      std::exit(1);
+    }
+  };
+  {
+    const OperatorScope scope(names);
+    (void)torch::ones({2}).exp();
+    expect(std::count(names.seen.begin(), names.seen.end(), "aten::exp") == 1, "the scope sees other tensors");
+    expect(others_calls == 0, "which are not theirs");
+    (void)with_others_key().exp();
+    expect(others_calls == 1, "theirs are theirs inside a scope");
+    expect(std::count(names.seen.begin(), names.seen.end(), "aten::exp") == 1, "and are not seen");
+  }
+  (void)with_others_key().exp();
+  expect(others_calls == 2, "and outside of it");
+  (void)torch::ones({2}).exp();
+  expect(others_calls == 2, "others are nobody's");
+  std::exit(0);
+}
+
+TEST(OperatorMode, SharesItsKeyWithAKernelThatWasThereBefore) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process in which snug has registered nothing yet
+  EXPECT_EXIT(calls_beside_another_library(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

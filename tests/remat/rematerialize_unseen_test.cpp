@@ -118,6 +118,27 @@ TEST(Rematerialize, NoticesAWriteThroughAPointerThatTheProfileDidNotHave) {
   EXPECT_NE(planned.deviation, "");
 }
 
+// As a mode for tensors without values does at its end.
+TEST(Rematerialize, NoticesThatSomebodySwitchedTheOperatorModeOff) {
+  const Layers layers(6);
+  bool switches_off = false;
+  const Forward forward = [&] {
+    return layers.loss([&](const Tensor& h) {
+      if (switches_off) {
+        c10::impl::tls_set_dispatch_key_included(c10::DispatchKey::Fake, false);
+      }
+      return h;
+    });
+  };
+  const ActivationPlan plan = checked_plan(forward);
+  switches_off = true;
+  const Trained plain = run(std::nullopt, forward, layers.weights), planned = run(plan, forward, layers.weights);
+  EXPECT_TRUE(same_bits(planned.gradients, plain.gradients));
+  EXPECT_THAT(planned.deviation, ::testing::HasSubstr("switched DispatchKey::Fake off"));
+  EXPECT_THAT([&] { (void)checked_plan(forward); },
+              ::testing::ThrowsMessage<ConfigError>(::testing::HasSubstr("operators went unseen")));
+}
+
 // Parts of one storage have a count each.
 TEST(Rematerialize, NoticesAWriteThroughAPointerToAPartWithACountOfItsOwn) {
   const Layers layers(6);

@@ -1,5 +1,6 @@
 #include "snug/memory/detail/operator_mode.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -11,16 +12,40 @@
 #include "snug/core/error.h"
 #include "snug/memory/detail/operator_cap.h"
 
+#if __has_include(<c10/core/impl/FakeTensorModeTLS.h>)
+#include <c10/core/impl/FakeTensorModeTLS.h>
+#define SNUG_LIBTORCH_HAS_FAKE_MODE 1
+#endif
+
 // A kernel for all operators, on a dispatch key that no tensor has. Where this thread's state includes the key, the
 // dispatcher calls the kernel after autograd and before any device's kernel. Before LibTorch 2.13, DispatchKey::Fake
-// was reserved for such use. LibTorch 2.13 means it for a mode of its own, but registers nothing. Tried on 2.11.0 and
-// 2.13.0.
+// was reserved for such use. LibTorch 2.13 means it for a mode of its own, which makes tensors without values, but
+// registers nothing. A later LibTorch may: its kernel is then called from ours. Tried on 2.11.0 and 2.13.0, with a
+// kernel of a test in the place of the later LibTorch's.
 
 namespace snug::detail {
+
+// Two private members of the dispatcher. An explicit instantiation may name them, and does not compile where they have
+// other names.
+constexpr auto fallbacks_of_dispatcher();
+constexpr auto deregister_of_dispatcher();
+template <auto Member>
+struct Fallbacks {
+  friend constexpr auto fallbacks_of_dispatcher() { return Member; }
+};
+template <auto Member>
+struct Deregister {
+  friend constexpr auto deregister_of_dispatcher() { return Member; }
+};
+template struct Fallbacks<&c10::Dispatcher::backendFallbackKernels_>;
+template struct Deregister<&c10::Dispatcher::deregisterFallback_>;
+
 namespace {
 
 constexpr auto kKey = c10::DispatchKey::Fake;
 const c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
+
+c10::KernelFunction of_others;  // invalid if nobody had registered one before snug
 
 thread_local const OperatorScope* innermost = nullptr;  // of the scopes that see what is called now
 thread_local int open_seams = 0;
@@ -63,22 +88,64 @@ struct OperatorDispatch {
 
 namespace {
 
-// Autograd hands the set of keys on to its own threads. Those have no scopes, but keep caps.
+// The kernel that was registered for a key, which is no longer registered then.
+c10::KernelFunction taken_from(c10::Dispatcher& dispatcher, c10::DispatchKey key) {
+  const auto index = static_cast<size_t>(c10::getDispatchTableIndexForDispatchKey(key));
+  c10::KernelFunction kernel = (dispatcher.*fallbacks_of_dispatcher())[index].kernel;
+  (dispatcher.*deregister_of_dispatcher())(key);
+  return kernel;
+}
+
+bool is_for_others(const c10::OperatorHandle& op, const Stack& stack) {
+  if (!of_others.isValid() || of_others.isFallthrough()) {
+    return false;
+  }
+#ifdef SNUG_LIBTORCH_HAS_FAKE_MODE
+  if (c10::impl::FakeTensorModeTLS::get_state() != nullptr) {
+    return true;
+  }
+#endif
+  const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& argument) {
+    return argument.isTensor() && argument.toTensor().defined() && argument.toTensor().key_set().has(kKey);
+  });
+}
+
+// The backend of an operator that makes a tensor of nothing is not among its keys yet: it follows from the device.
+bool is_on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const Stack& stack) {
+  if (!keys.has(c10::DispatchKey::BackendSelect)) {
+    return keys.has_backend(c10::BackendComponent::MetaBit);
+  }
+  const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& argument) {
+    return (argument.isDevice() && argument.toDevice().is_meta()) ||
+           (argument.isTensor() && argument.toTensor().defined() && argument.toTensor().is_meta());
+  });
+}
+
+// Autograd hands the set of keys on to its own threads. Those have no scopes, but keep caps. Policies are not shown
+// tensors on the meta device, which have no values: compilers trace with them.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (is_for_others(op, *stack)) {
+    of_others.callBoxed(op, keys, stack);
+    return;
+  }
   RandomDraw random;
-  OperatorDispatch::run(op, keys, innermost, random, *stack);
+  const OperatorScope* scope = innermost != nullptr && is_on_meta(op, keys, *stack) ? nullptr : innermost;
+  OperatorDispatch::run(op, keys, scope, random, *stack);
 }
 
 void register_once() {
   static const auto registration = [] {
+    auto& dispatcher = c10::Dispatcher::singleton();
     try {
-      return c10::Dispatcher::singleton().registerFallback(
-          kKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "snug");
+      if (dispatcher.hasBackendFallbackForDispatchKey(kKey)) {
+        of_others = taken_from(dispatcher, kKey);
+      }
+      return dispatcher.registerFallback(kKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "snug");
     } catch (const std::exception& error) {
       throw ConfigError(
-          fmt::format("operator mode: another library has registered itself for DispatchKey::Fake, which checkpointing "
-                      "uses to see operators ({}); the two cannot share a process",
-                      error.what()));
+          fmt::format("operator mode: no kernel can be registered for DispatchKey::Fake ({})", error.what()));
     }
   }();
   (void)registration;
@@ -116,7 +183,16 @@ OperatorSeam::~OperatorSeam() {
 
 OperatorScope::OperatorScope(OperatorPolicy& policy) : policy_(policy), outside_(innermost) { innermost = this; }
 
-OperatorScope::~OperatorScope() { innermost = outside_; }
+OperatorScope::~OperatorScope() {
+  innermost = outside_;
+  tell_if_switched_off();
+}
+
+void OperatorScope::tell_if_switched_off() const {
+  if (!c10::impl::tls_is_dispatch_key_included(kKey)) {
+    policy_.was_switched_off();
+  }
+}
 
 void report_unseen_write(const at::Tensor& tensor) {
   for (const OperatorScope* scope = innermost; scope != nullptr; scope = scope->outside_) {

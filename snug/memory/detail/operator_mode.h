@@ -50,8 +50,8 @@ class OperatorCall {
 };
 
 /// Called only on the thread that made the scope. Operators are seen below autograd, autocast and in-place bookkeeping.
-/// Composite operators are seen as their parts, and operators that a kernel calls are not seen. Operators that a policy
-/// calls go to the policies outside of it.
+/// Composite operators are seen as their parts. Not seen are operators that a kernel calls, those on the meta device, and
+/// those of a mode that makes tensors without values. Operators that a policy calls go to the policies outside of it.
 class OperatorPolicy {
  public:
   virtual ~OperatorPolicy() = default;
@@ -60,6 +60,9 @@ class OperatorPolicy {
   virtual void call(const OperatorCall& call, Stack& stack) = 0;
   /// Code that is no operator has written to the tensor; see report_unseen_write.
   virtual void unseen_write(const at::Tensor&) {}
+  /// At the end of a scope, or when it is asked: somebody switched the dispatch key off within it, so operators went
+  /// unseen. Must not throw.
+  virtual void was_switched_off() {}
 };
 
 /// While it lives, operators of this thread, and of backward passes that begin on it, come to this seam though no
@@ -83,6 +86,9 @@ class [[nodiscard]] OperatorScope final {
   ~OperatorScope();
   OperatorScope(const OperatorScope&) = delete;
   OperatorScope& operator=(const OperatorScope&) = delete;
+
+  /// Asks now for policy.was_switched_off(), which comes at the end of the scope otherwise.
+  void tell_if_switched_off() const;
 
  private:
   friend struct OperatorDispatch;

@@ -261,6 +261,14 @@ void OpTape::unseen_write(const at::Tensor& tensor) {
   note_unseen_write(number);
 }
 
+void OpTape::was_switched_off() {
+  const std::lock_guard lock(mutex_);
+  missed_operators_ = true;
+  if (deviation().empty()) {
+    cursor_.deviate("another library switched DispatchKey::Fake off in the forward pass, so operators went unseen");
+  }
+}
+
 void OpTape::note_unseen_write(int storage) {
   TapeStorage& s = at(storage);
   s.producers.push_back(-1);

@@ -68,6 +68,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
 
   void call(const OperatorCall& call, Stack& stack) override;
   void unseen_write(const at::Tensor& tensor) override;
+  void was_switched_off() override;
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
   /// The forward pass is over. Unpacking does this too, unless it belongs to a backward pass inside the forward pass, which the schedule knows of or
@@ -86,6 +87,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   bool is_asked_early(int storage) const { return storages_[static_cast<size_t>(storage)].is_asked_early; }
   /// The first operator that was another than the schedule's, in words; empty if there was none.
   const std::string& deviation() const { return cursor_.deviation(); }
+  /// Whether operators went unseen because somebody switched the operator mode off within the scope.
+  bool missed_operators() const { return missed_operators_; }
   /// Operators that ran again.
   std::shared_ptr<const std::atomic<int64_t>> replayed() const { return replayed_; }
   /// From now on compares what is rebuilt with what was saved, bit for bit, and remembers storages that differ.
@@ -179,6 +182,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   TapeShapes shapes_;
   std::deque<int> leaving_;  // streams on their way out, the oldest first
   bool has_unpacked_ = false;
+  bool missed_operators_ = false;
   bool is_closed_ = false;
   bool keeps_graph_ = false;
   bool drops_everything_ = false;

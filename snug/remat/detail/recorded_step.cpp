@@ -154,6 +154,9 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
     const OperatorScope operators(*tape);
     loss = checked_loss(forward_and_loss(), device);
   }
+  if (tape->missed_operators()) {
+    throw ConfigError(fmt::format("profile_step: {}; keep that library's modes out of the step", tape->deviation()));
+  }
   tape->close();
   const std::vector<at::Tensor> leaves = leaves_of(loss);
   if (options.parameters != nullptr) {
