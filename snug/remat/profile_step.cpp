@@ -107,7 +107,7 @@ class FrugalSchedules {
       : store_(link.is_open() ? detail::make_offload_store(link) : nullptr),
         simulator_(guess(forward_and_loss, device, link, store_)),
         solver_(simulator_, kSearch),
-        smallest_(solver_.smallest().peak_bytes) {}
+        smallest_(about_the_smallest_peak(solver_)) {}
 
   /// nullptr: there is no other.
   Schedule next() {
@@ -124,6 +124,13 @@ class FrugalSchedules {
 
  private:
   static constexpr SolverOptions kSearch{.work = 2'000'000};
+
+  // PlanSolver::smallest searches longer. This is a guess's.
+  static int64_t about_the_smallest_peak(PlanSolver& solver) {
+    const PlanAnswer answer = solver.solve(0);
+    const auto* no_plan = std::get_if<Infeasible>(&answer);
+    return no_plan != nullptr ? no_plan->smallest_feasible_bytes : 0;
+  }
 
   static StepProfile guess(const std::function<at::Tensor()>& forward_and_loss, c10::Device device,
                            const OffloadLink& link, const std::shared_ptr<detail::OffloadStore>& store) {

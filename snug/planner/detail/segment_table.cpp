@@ -212,20 +212,29 @@ void SegmentTable::cut(int first, int last) {
   }
 }
 
+// Planning a long step spends much of its time in this loop, so it has no branches.
 void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const Cell* rest, const Cell* again,
                          Choice choice) {
   static const Cell kNothing{.seconds = std::vector<float>(kSlots, 0), .choice = {}, .first_possible = 0};
   rest = rest == nullptr ? &kNothing : rest;
   again = again == nullptr ? &kNothing : again;
-  const auto own = static_cast<float>(seconds);
-  for (int m = std::max({least, shift + rest->first_possible, again->first_possible}); m < kSlots; ++m) {
-    const float sum = own + rest->seconds[at(m - shift)] + again->seconds[at(m)];
-    if (sum < cell.seconds[at(m)]) {
-      cell.seconds[at(m)] = sum;
-      cell.choice[at(m)] = choice;
-      cell.first_possible = std::min(cell.first_possible, m);
-    }
+  const int begin = std::max({least, shift + rest->first_possible, again->first_possible});
+  const int count = kSlots - begin;
+  if (count <= 0) {
+    return;
   }
+  const auto own = static_cast<float>(seconds);
+  const float* const of_rest = rest->seconds.data() + (begin - shift);
+  const float* const of_again = again->seconds.data() + begin;
+  float* const best = cell.seconds.data() + begin;
+  Choice* const choices = cell.choice.data() + begin;
+  for (int i = 0; i < count; ++i) {
+    const float sum = own + of_rest[i] + of_again[i];
+    const bool is_better = sum < best[i];
+    best[i] = is_better ? sum : best[i];
+    choices[i] = is_better ? choice : choices[i];
+  }
+  cell.first_possible = std::min(cell.first_possible, begin);
 }
 
 std::vector<plan::Stays> SegmentTable::plans() const {
