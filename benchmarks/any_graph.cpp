@@ -4,8 +4,8 @@
 // usage: any_graph [--models A,B] [--budgets 100,35,floor] [--turns N] [--json FILE]
 //        any_graph [--models A,B] --profile-to FOLDER     only writes the profiles of their steps, as FOLDER/NAME.json
 //
-// models: all of them, or those that are named; tiny_gpt2, for tests, only where it is named. budgets: per cents of the
-// plain step's peak, or the fewest bytes for which a plan is found; those below these are passed over. MiB: how far
+// models: all of them, or those that are named; tiny_gpt2, for tests, and long_lstm, of 16,000 operators, only where they
+// are named. budgets: per cents of the plain step's peak, or the fewest bytes for which a plan is found; those below these are passed over. MiB: how far
 // memory rises above its level before the step, gradients included. time: of the processor, over that of a plain step,
 // as the median of N ratios, with the lowest and highest; the two take turns. Exit status 1 if a way has other bits
 // than the plain step, or a plan takes more bytes than predicted.
@@ -81,6 +81,7 @@ std::vector<zoo::Species> chosen(const std::vector<std::string>& names) {
     return all;
   }
   all.push_back({"tiny_gpt2", zoo::make_tiny_gpt2});
+  all.push_back({"long_lstm", zoo::make_long_lstm});
   std::vector<zoo::Species> species;
   for (const std::string& name : names) {
     const auto found = std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.name == name; });
@@ -109,12 +110,14 @@ std::string verdict(const Contest& contest, const Way& way) {
 void print(const Contest& contest) {
   std::cout << fmt::format(
       "## {}\n\n{} operators forward, {} backward, {} storages; a plain step takes {:.0f} ms at least and {:.2f} MiB. "
-      "Profile: {:.2f} s. Floor: {:.2f} MiB, found in {:.2f} s.\n\n"
+      "Profile: {:.2f} s. Floor: {:.2f} MiB, found in {:.2f} s. plan_activations in half of the peak: {:.2f} s, {:.0f} plain "
+      "steps.\n\n"
       "| way | predicted MiB | MiB | predicted time | time | replayed | planning s | bits | |\n"
       "|---|---|---|---|---|---|---|---|---|\n",
       contest.name(), contest.profile.operators.size(), contest.profile.backward.size(),
       contest.profile.storages.size(), contest.plain_seconds * 1e3, mib(contest.ways[0].peak_bytes),
-      contest.profile_seconds, mib(contest.floor_bytes), contest.floor_seconds);
+      contest.profile_seconds, mib(contest.floor_bytes), contest.floor_seconds, contest.planning_seconds,
+      contest.planning_seconds / contest.plain_seconds);
   for (const Way& way : contest.ways) {
     std::string predicted_mib, predicted_time, replayed, planning;
     if (way.plan) {
@@ -157,6 +160,7 @@ ordered_json json_of(const Contest& contest) {
           {"profile_seconds", contest.profile_seconds},
           {"floor_bytes", contest.floor_bytes},
           {"floor_seconds", contest.floor_seconds},
+          {"planning_seconds", contest.planning_seconds},
           {"ways", std::move(ways)}};
 }
 
@@ -189,6 +193,7 @@ bool run(const Arguments& arguments) {
       continue;
     }
     contest.find_floor();
+    contest.time_planning();
     add_plans(contest, arguments.budgets);
     contest.add_by_hand();
     contest.race(arguments.turns);

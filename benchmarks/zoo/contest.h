@@ -67,6 +67,13 @@ class Contest {
     });
   }
 
+  /// As a program does that begins with nothing, in half of the plain peak or the floor.
+  void time_planning() {
+    const Bytes budget(std::max(ways[0].peak_bytes / 2, floor_bytes));
+    drop_gradients();
+    planning_seconds = seconds_of([&] { plan_activations(forward(), budget); });
+  }
+
   void add_by_hand() {
     const int64_t parts = number_of_parts();
     const size_t first = ways.size();
@@ -118,8 +125,9 @@ class Contest {
   std::vector<Way> ways{{.name = "plain"}};
   StepProfile profile;
   double profile_seconds = 0;
-  double floor_seconds = 0;  ///< to find floor_bytes
-  int64_t floor_bytes = 0;   ///< the smallest budget for which a plan was found
+  double floor_seconds = 0;     ///< to find floor_bytes
+  double planning_seconds = 0;  ///< by plan_activations, in half of the peak
+  int64_t floor_bytes = 0;      ///< the smallest budget for which a plan was found
   double plain_seconds = 1e9;
 
  private:

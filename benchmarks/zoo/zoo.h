@@ -6,6 +6,7 @@
 #include "benchmarks/zoo/glow.h"
 #include "benchmarks/zoo/gpt2.h"
 #include "benchmarks/zoo/graph_network.h"
+#include "benchmarks/zoo/long_lstm.h"
 #include "benchmarks/zoo/nerf.h"
 #include "benchmarks/zoo/pixel_cnn.h"
 #include "benchmarks/zoo/pixel_snail.h"
