@@ -32,6 +32,10 @@ Segments cut(const StepSimulator& simulator, int most) {
   return detail::cut_into_segments(simulator, detail::StorageUses(simulator), most);
 }
 
+std::vector<plan::Stays> plans_of(const Segments& segments) {
+  return SegmentTable(segments, segments.plain_peak).plans();
+}
+
 constexpr double kNever = 1e9;
 
 // The least seconds of a deep_chain beyond a plain step, by Rotor's recurrence for equal blocks, written down once more: `length` operators whose
@@ -67,7 +71,7 @@ TEST(SegmentTable, IsAsFastAsTheRecurrenceForADeepChain) {
   const double plain = simulator.profile().plain_seconds();
   const Segments segments = cut(simulator, kLength);
   ASSERT_EQ(segments.count(), kLength);
-  const SegmentTable table(segments);
+  const SegmentTable table(segments, segments.plain_peak);
   Recurrence recurrence;
   constexpr int kMost =
       35;  // of about 40: where there is room for nearly all, a descent from plain training is as fast
@@ -111,7 +115,7 @@ TEST(SegmentTable, HasPossiblePlansOnlyWhateverIsRandomOrPinned) {
   for (uint32_t seed = 0; seed < 100; ++seed) {
     for (const StepProfile& profile : {random_profile(seed, 20), with_pinned(random_profile(seed, 20), seed)}) {
       const StepSimulator simulator(profile);
-      for (const plan::Stays& plan : SegmentTable(cut(simulator, 12)).plans()) {
+      for (const plan::Stays& plan : plans_of(cut(simulator, 12))) {
         ASSERT_EQ(simulator.run(plan).impossible, -1) << seed;
       }
     }
@@ -131,7 +135,7 @@ TEST(SegmentTable, KeepsWhatReadAnOlderVersionOfAStorageFromOutside) {
     }
   }
   const StepSimulator simulator(builder.finish());
-  const auto plans = SegmentTable(cut(simulator, 12)).plans();
+  const auto plans = plans_of(cut(simulator, 12));
   ASSERT_GT(plans.size(), 3U);
   for (const plan::Stays& plan : plans) {
     ASSERT_EQ(simulator.run(plan).impossible, -1);
@@ -178,7 +182,7 @@ TEST(SegmentTable, GivesFrugalPlansForALongChain) {
   for (const int random_every : {0, 10}) {
     const StepSimulator simulator(deep_chain(150, random_every));
     const Simulation plain = simulator.run(keep_all(simulator.profile()));
-    const auto plans = SegmentTable(cut(simulator, 80)).plans();
+    const auto plans = plans_of(cut(simulator, 80));
     ASSERT_GT(plans.size(), 20U);
     int64_t least = plain.peak_bytes;
     for (const plan::Stays& plan : plans) {
@@ -186,6 +190,26 @@ TEST(SegmentTable, GivesFrugalPlansForALongChain) {
     }
     EXPECT_LT(least, plain.peak_bytes / 4);
   }
+}
+
+TEST(Segments, AreOfEqualLengthInAChain) {
+  constexpr int kSegments = 80, kLength = 10;
+  const Segments segments = cut(StepSimulator(deep_chain(kSegments * kLength)), kSegments);
+  EXPECT_EQ(segments.count(), kSegments);
+  for (const detail::Segment& one : segments.list) {
+    EXPECT_NEAR(one.last - one.first + 1, kLength, 1) << "from operator " << one.first;
+  }
+}
+
+// A checkpoint every so many operators keeps one storage for each, and rebuilds those in between.
+TEST(PlanSolver, FindsALongChainAPeakAsSmallAsThatOfTheBestEvenCheckpoints) {
+  constexpr int kLength = 2000, kStorage = 16;
+  int least = kLength;
+  for (int every = 1; every <= kLength; ++every) {
+    least = std::min(least, (kLength + every - 1) / every + every);
+  }
+  const StepSimulator simulator(deep_chain(kLength));
+  EXPECT_LE(PlanSolver(simulator).smallest().peak_bytes, kStorage * least);
 }
 
 TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {

@@ -16,7 +16,7 @@ SegmentPlans::SegmentPlans(const plan::StepSimulator& simulator, const StorageUs
     Segments segments = cut_into_segments(simulator, uses, most);
     if (segments.count() > before) {
       before = segments.count();
-      std::vector<plan::Stays> plans = SegmentTable(segments).plans();
+      std::vector<plan::Stays> plans = SegmentTable(segments, segments.plain_peak).plans();
       families_.push_back({std::move(segments), std::move(plans)});
     }
   }
@@ -68,7 +68,7 @@ std::optional<PlanPoint> SegmentPlans::best_near(const Family& family, int numbe
 std::optional<PlanPoint> SegmentPlans::correct(Segments segments, int64_t budget) {
   constexpr int kRounds = 6;
   for (int round = 0; round < kRounds; ++round) {
-    const std::optional<plan::Stays> plan = SegmentTable(segments).within(budget);
+    const std::optional<plan::Stays> plan = SegmentTable(segments, budget).within(budget);
     if (!plan) {
       return std::nullopt;
     }

@@ -43,8 +43,8 @@ bool is_read(const std::vector<int>& consumers, int first, int last) {
 
 }  // namespace
 
-SegmentTable::SegmentTable(const Segments& segments)
-    : segments_(segments), count_(segments.count()), unit_(std::max<int64_t>(1, segments.plain_peak / (kSlots - 1))) {
+SegmentTable::SegmentTable(const Segments& segments, int64_t most_bytes)
+    : segments_(segments), count_(segments.count()), unit_(std::max<int64_t>(1, most_bytes / (kSlots - 1))) {
   cells_[0].resize(at(count_ * count_));
   cells_[1].resize(at(count_ * count_));
   find_crossing();
@@ -56,11 +56,13 @@ SegmentTable::SegmentTable(const Segments& segments)
   }
 }
 
-// Rounded up at some places and down at others, so that a sum of many small numbers of bytes is about right.
+// Rounded up at some places and down at others, so that a sum of many small numbers of bytes is about right. kSlots:
+// too many.
 int SegmentTable::slots(int64_t bytes, int number) const {
   constexpr uint32_t kGolden = 2654435769;  // of 2 to the 32: multiples of it are spread evenly
   const uint32_t share = static_cast<uint32_t>(number + 1) * kGolden;
-  return static_cast<int>((bytes + static_cast<int64_t>(static_cast<double>(unit_) * share / 0x1p32)) / unit_);
+  const int64_t slots = (bytes + static_cast<int64_t>(static_cast<double>(unit_) * share / 0x1p32)) / unit_;
+  return static_cast<int>(std::min<int64_t>(slots, kSlots));
 }
 
 int64_t SegmentTable::crossing(Inputs inputs, int first, int cut, int last) const {

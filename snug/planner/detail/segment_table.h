@@ -11,8 +11,8 @@ namespace snug::detail {
 
 class SegmentTable {
  public:
-  /// Keeps a reference.
-  explicit SegmentTable(const Segments& segments);
+  /// For budgets up to `most_bytes`. Keeps a reference.
+  SegmentTable(const Segments& segments, int64_t most_bytes);
 
   /// One plan for each number of bytes at which the estimated time falls; bytes ascend.
   std::vector<plan::Stays> plans() const;
@@ -21,7 +21,7 @@ class SegmentTable {
   std::optional<plan::Stays> within(int64_t bytes) const;
 
  private:
-  static constexpr int kSlots = 512;  // of the plain peak; estimates are no better than that
+  static constexpr int kSlots = 512;  // of the most bytes; estimates are no better than that
 
   /// What segments find that earlier ones made.
   enum class Inputs : int8_t { Saved, All };

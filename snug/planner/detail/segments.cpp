@@ -1,6 +1,7 @@
 #include "snug/planner/detail/segments.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "snug/planner/detail/at.h"
@@ -13,6 +14,9 @@
 
 namespace snug::detail {
 namespace {
+
+// Bytes count more by this share, a whole part away from where parts would be equal.
+constexpr double kPriceOfUnevenParts = 0.25;
 
 class Cutter {
  public:
@@ -77,28 +81,39 @@ class Cutter {
     return result;
   }
 
+  // Cut k is the best of those that are nearer to the k-th part's end than half of a part.
   std::vector<Segment> parts(int most) const {
     std::vector<Segment> result;
     const std::vector<int64_t> crossing = crossing_bytes();
     const std::vector<double> weight = weights();
-    const double part = 3.0 / most;
+    const double part = operators_ <= most ? 0 : 3.0 / most;
     int first = 0;
     int best = StorageUses::kNone;
+    double least = 0;
     double sum = 0;
-    double next = operators_ <= most ? 0 : 1.5 * part;
-    for (int i = 0; i + 1 < operators_; ++i) {
-      sum += weight[at(i)];
-      best = best == StorageUses::kNone || crossing[at(i)] < crossing[at(best)] ? i : best;
-      if (sum + weight[at(i + 1)] > next) {
+    int number = 0;  // of the cut
+    const auto end_part = [&] {
+      if (best != StorageUses::kNone) {
         result.push_back({first, best});
         first = best + 1;
         best = StorageUses::kNone;
-        next = operators_ <= most ? 0 : std::max(next + part, sum);
+      }
+    };
+    for (int i = 0; i + 1 < operators_; ++i) {
+      sum += weight[at(i)];
+      const double parts = part == 0 ? i + 1 : sum / part;
+      const int nearest = static_cast<int>(parts + 0.5);
+      if (nearest != std::exchange(number, nearest)) {
+        end_part();
+      }
+      const double price = static_cast<double>(crossing[at(i)]) * (1 + kPriceOfUnevenParts * std::abs(parts - nearest));
+      if (nearest > 0 && nearest < most && (best == StorageUses::kNone || price < least)) {
+        best = i;
+        least = price;
       }
     }
-    if (first < operators_) {
-      result.push_back({first, operators_ - 1});
-    }
+    end_part();
+    result.push_back({first, operators_ - 1});
     return result;
   }
 
