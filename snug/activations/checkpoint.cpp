@@ -21,6 +21,7 @@
 #include "snug/activations/detail/training_modes.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
+#include "snug/memory/detail/custom_function.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/precision/detail/autocast_state.h"
 
@@ -330,7 +331,7 @@ int pass_of_request() {
 // Autograd's own nodes ask once for each tensor. A custom function may ask again, and is done when another node asks.
 const torch::autograd::Node* custom_function_that_asks() {
   const auto node = torch::autograd::get_current_node();
-  return node == nullptr || node->is_traceable() ? nullptr : node.get();
+  return node == nullptr || !is_custom_function(*node) ? nullptr : node.get();
 }
 
 void Frame::let_go_unless_asked_by(const torch::autograd::Node* node) {

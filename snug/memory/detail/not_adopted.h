@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "snug/core/detail/computed_gradients.h"
+#include "snug/memory/detail/custom_function.h"
 #include "snug/memory/detail/operator_mode.h"
 
 namespace snug::detail {
@@ -29,7 +30,7 @@ inline at::Tensor not_adopted(at::Tensor kept) {
   }
   const auto node = torch::autograd::get_current_node();
   // CopySlices, the node of a write to a view, copies the result of the function below it.
-  if (node == nullptr || node->is_traceable() || node.get() == computes_its_gradients ||
+  if (node == nullptr || !is_custom_function(*node) || node.get() == computes_its_gradients ||
       node->name() == "torch::autograd::CopySlices") {
     return kept;
   }
