@@ -28,10 +28,18 @@ TEST(OutOfMemory, IsRecognisedWhoeverAllocates) {
   }
 }
 
+TEST(OutOfMemory, IsRecognisedBehindAnInterpreter) {
+  for (const char* text : {"The following operation failed in the TorchScript interpreter.\nTraceback: ...\n"
+                           "RuntimeError: MemoryLimit: an allocation of 64.00 KiB on cpu would make 3.83 MiB",
+                           "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB"}) {
+    EXPECT_TRUE(is_out_of_memory(std::runtime_error(text))) << text;
+  }
+}
+
 TEST(OutOfMemory, IsNoOtherFailure) {
   EXPECT_FALSE(is_out_of_memory(of_libtorch("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED")));
   EXPECT_FALSE(is_out_of_memory(of_libtorch("CUDA error: device-side assert triggered")));
-  EXPECT_FALSE(is_out_of_memory(std::runtime_error("CUDA out of memory")));
+  EXPECT_FALSE(is_out_of_memory(std::runtime_error("out of patience")));
   EXPECT_FALSE(is_out_of_memory(std::bad_alloc()));
   EXPECT_FALSE(is_out_of_memory(Error("CUDA out of memory")));
 }
