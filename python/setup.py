@@ -1,0 +1,37 @@
+"""Builds the extension with CMake, against the torch that is installed here: `pip install --no-build-isolation ./python`.
+
+SNUG_BUILD_DIR=FOLDER takes a build folder of snug that is there already, and builds only what it lacks.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import torch
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TORCH = ".".join(torch.__version__.split(".")[:2])
+
+
+class CMakeBuild(build_ext):
+    def run(self):
+        given = os.environ.get("SNUG_BUILD_DIR")
+        folder = pathlib.Path(given or self.build_temp).resolve()
+        if not given:
+            subprocess.run(["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}",
+                            f"-DTorch_DIR={torch.utils.cmake_prefix_path}/Torch", "-DSNUG_BUILD_CLI=OFF",
+                            "-DSNUG_BUILD_TESTS=OFF", "-DSNUG_BUILD_EXAMPLES=OFF"], check=True)
+        subprocess.run(["cmake", "--build", folder, "--target", "snug_python"], check=True)
+        target = pathlib.Path(self.get_ext_fullpath("snug._snug")).resolve().parent.parent
+        subprocess.run(["cmake", "--install", folder, "--component", "python", "--prefix", target], check=True)
+        library = target / "snug" / "libsnug.so.0"  # a link, which a wheel would have as a second copy
+        library.resolve().replace(library)
+
+
+version = re.search(r"project\(snug VERSION ([0-9.]+)", (ROOT / "CMakeLists.txt").read_text()).group(1)
+setup(version=f"{version}+torch{TORCH}", install_requires=[f"torch=={TORCH}.*"], ext_modules=[Extension("snug._snug", [])],
+      cmdclass={"build_ext": CMakeBuild})

@@ -1,0 +1,25 @@
+"""snug: steps of training within a number of bytes, with the bits of plain training.
+
+    import snug
+
+    plan = snug.plan(lambda: loss_of(batch), budget="8GiB")            # a loop of one's own
+    stepper = snug.Stepper(model, optimizer, memory="8GiB")            # whole steps
+
+See docs/python.md.
+"""
+
+import torch as _torch  # before _snug, which is linked to its libraries
+
+from ._adamw8bit import AdamW8bit
+from ._environment import let_higher_order_operators_pass as _let_pass
+from ._errors import BudgetExceeded, ConfigError, CorruptFile, Error
+from ._memory import MemoryLimit, MemoryMeter, live_bytes
+from ._plan import curve, fits, plan
+from ._snug import Loss, Plan, StepResult
+from ._stepper import Stepper, step
+
+_let_pass()
+del _let_pass, _torch
+
+__all__ = ["AdamW8bit", "BudgetExceeded", "ConfigError", "CorruptFile", "Error", "Loss", "MemoryLimit", "MemoryMeter", "Plan",
+           "StepResult", "Stepper", "curve", "fits", "live_bytes", "plan", "step"]

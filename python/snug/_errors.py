@@ -1,0 +1,20 @@
+"""The errors of snug, as in C++ (snug/core/error.h)."""
+
+
+class Error(RuntimeError):
+    """The base of all errors that snug raises on purpose."""
+
+
+class ConfigError(Error, ValueError):
+    """An option, argument or call order that cannot work."""
+
+
+class CorruptFile(Error):
+    """A file, or a state, whose content does not follow its format."""
+
+
+class BudgetExceeded(Error):
+    """A step that does not fit into the bytes that it was given."""
+
+    #: The smallest budget, in bytes, for which a plan was found; 0 if none was looked for.
+    smallest_feasible: int = 0

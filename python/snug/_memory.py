@@ -1,0 +1,63 @@
+"""MemoryMeter and MemoryLimit."""
+
+import torch
+
+from . import _snug
+
+
+class MemoryMeter:
+    """The bytes of live tensors, and their peak, exact to the byte on the CPU.
+
+        with snug.MemoryMeter(model, optimizer) as meter:
+            train_one_step()
+            print(meter.report().peak_bytes)
+
+    model, optimizer: their tensors are counted in kinds of their own. device: "cpu" if it is not given, or that of the
+    model's parameters. report() gives live_bytes and peak_bytes, above the level where the meter began, and the kinds at
+    the peak: parameters, gradients, optimizer_state, activations, workspace, outputs, before.
+    """
+
+    def __init__(self, model=None, optimizer=None, device=None):
+        first = next(model.parameters(), None) if model is not None else None
+        self._device = str(device if device is not None else first.device if first is not None else "cpu")
+        self._attached = model, optimizer
+        self._meter = None
+        self._last = None
+
+    def __enter__(self):
+        self._meter = _snug.Meter(self._device, *self._attached)
+        return self
+
+    def __exit__(self, *exception):
+        self._last = self._meter.report()
+        self._meter = None
+
+    def report(self):
+        """As of now, or after the block, as at its end."""
+        return self._meter.report() if self._meter is not None else self._last
+
+
+class MemoryLimit:
+    """A cap on all live tensor memory of a device within a block.
+
+        with snug.MemoryLimit("1GiB"):
+            train()    # an allocation beyond it raises torch.OutOfMemoryError
+
+    bytes: a number, or a text such as "1.5GiB". ConfigError if more is taken already.
+    """
+
+    def __init__(self, bytes, device="cpu"):
+        self._arguments = str(torch.device(device)), bytes
+        self._limit = None
+
+    def __enter__(self):
+        self._limit = _snug.Limit(*self._arguments)
+        return self
+
+    def __exit__(self, *exception):
+        self._limit = None
+
+
+def live_bytes(device="cpu") -> int:
+    """Bytes of tensor memory alive on a device now."""
+    return _snug.live_bytes(str(torch.device(device)))

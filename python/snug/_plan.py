@@ -1,0 +1,44 @@
+"""Plans for the activations of a step that one writes oneself."""
+
+from . import _snug
+from ._environment import refuse_compiled_autograd
+from ._errors import BudgetExceeded
+
+
+def plan(loss_of, budget):
+    """The fastest exact way found to run a step's forward and backward within `budget`.
+
+        plan = snug.plan(lambda: loss_of(batch), budget="8GiB")
+        print(plan)
+        with plan:
+            loss = loss_of(batch)
+        loss.backward()
+
+    loss_of: takes nothing, returns the loss, a scalar tensor. It is called a few times, and backward runs; gradients, buffers,
+    and the default random generators are put back after each.
+    budget: the most bytes that the step may take above the level of memory at the call, new gradients included; a number,
+    or a text such as "8GiB".
+
+    Returns a Plan: peak_bytes and seconds are predicted, plain_peak_bytes and plain_seconds are those without a plan. After a
+    block, `deviation` names the first operator that was another than planned for ("" where there was none), and
+    replayed_operators counts those that ran again. The forward pass belongs into the block, backward behind it.
+    Raises BudgetExceeded, whose smallest_feasible is the least budget that was found.
+    """
+    refuse_compiled_autograd()
+    return _snug.plan(loss_of, budget)
+
+
+def fits(loss_of, budget) -> bool:
+    """Whether there is a plan for the step within `budget`. See plan()."""
+    try:
+        plan(loss_of, budget)
+    except BudgetExceeded:
+        return False
+    return True
+
+
+def curve(loss_of, points=10):
+    """What the step takes under every budget: a list of (peak in bytes, seconds), plain training first. It runs the plain
+    step, which must fit."""
+    refuse_compiled_autograd()
+    return _snug.curve(loss_of, points)

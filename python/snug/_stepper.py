@@ -1,0 +1,84 @@
+"""Stepper: one training step within a number of bytes."""
+
+import weakref
+
+import torch
+
+from . import _snug
+from ._adamw8bit import AdamW8bit
+from ._environment import refuse_compiled_autograd
+from ._errors import ConfigError
+
+
+class Stepper:
+    """One training step: it cuts the batch into micro-batches, and chooses what is computed again, so that the step is the
+    fastest one within `memory`.
+
+        stepper = snug.Stepper(model, optimizer, memory="8GiB", clip_norm=1.0)
+        for x, y in loader:
+            result = stepper.step((x, y), lambda x, y: F.cross_entropy(model(x), y))
+            print(result.loss)
+
+    model: a torch.nn.Module, unmodified. optimizer: one of torch.optim, or AdamW8bit.
+    memory: most tensor memory that may be alive during a step, of whatever kind: model, optimizer, batch, gradients,
+    activations. A number of bytes, a text such as "8GiB", or None: no budget. What cannot be kept is BudgetExceeded.
+    micro_batch: items at a time; 0: the whole batch, or with `memory` as many as is fastest.
+    precision: what forward computes in: "float32", "bfloat16", "float16" (with loss scaling) or "auto".
+    clip_norm: largest norm of all gradients together; 0: no clipping.
+    split_batch_norm: whether a batch may be cut though the model normalises by its statistics.
+    offload: a folder on a disk that activations may go to meanwhile. plan_folder: a folder that keeps plans, so that the
+    next run plans nothing.
+    """
+
+    def __init__(self, model, optimizer, memory=None, *, micro_batch=0, precision="float32", clip_norm=0.0,
+                 split_batch_norm=False, offload=None, plan_folder=""):
+        refuse_compiled_autograd()
+        self._optimizer = optimizer
+        self._groups = _groups(optimizer)
+        native = optimizer._native if isinstance(optimizer, AdamW8bit) else optimizer
+        self._stepper = _snug.Stepper(model, native, memory, micro_batch, precision, clip_norm, split_batch_norm,
+                                      None if offload is None else str(offload), str(plan_folder))
+
+    def step(self, batch, loss_of):
+        """One optimizer step over `batch`: a tensor, a tuple or list of tensors, or a dictionary of them, with one size along
+        dimension 0. Gradients are set to zero first, and backward is called here.
+
+        loss_of(*tensors), or loss_of(**tensors) for a dictionary, gets a part of the batch. It returns the mean of its items'
+        losses, or a snug.Loss: Loss.sum(sum, count), Loss.mean(mean, count), Loss.whole(loss) where the batch must not be cut.
+        With `memory` it is called some more times in the first step for a shape of batch, to plan.
+
+        Returns a StepResult: loss, stepped, grad_norm, scale, micro_batches, items, peak_bytes, seconds ... A step that raises
+        drops the gradients, and leaves the parameters as they were.
+        """
+        refuse_compiled_autograd()
+        if _groups(self._optimizer) != self._groups:
+            raise ConfigError("Stepper.step: the optimizer has other parameters than before; make a new Stepper")
+        if isinstance(self._optimizer, AdamW8bit):
+            self._optimizer._native_optimizer()
+            self._optimizer._opt_called = True  # which a schedule of torch's asks for
+        if isinstance(batch, dict):
+            names = list(batch)
+            return self._stepper.step(list(batch.values()), lambda *tensors: loss_of(**dict(zip(names, tensors))))
+        return self._stepper.step([batch] if isinstance(batch, torch.Tensor) else list(batch), loss_of)
+
+    @property
+    def plan(self) -> str:
+        """How `memory` was met in the last step; "" without a budget and before the first step."""
+        return self._stepper.plan()
+
+
+def _groups(optimizer):
+    return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+_steppers = weakref.WeakKeyDictionary()  # by optimizer: its model and options, and the Stepper
+
+
+def step(model, optimizer, batch, loss_of, memory=None, **options):
+    """One step of a Stepper that is made when it is first needed, and again where the arguments are others. See Stepper."""
+    known = _steppers.get(optimizer)
+    wanted = (id(model), memory, options)
+    if known is None or known[0] != wanted:
+        known = wanted, Stepper(model, optimizer, memory, **options)
+        _steppers[optimizer] = known
+    return known[1].step(batch, loss_of)

@@ -1,0 +1,59 @@
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "python/src/bind.h"
+#include "python/src/python_model.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/meter.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+
+// A meter keeps references to what is attached, so these live as long as it does.
+struct Meter {
+  std::shared_ptr<PythonModule> model;
+  std::shared_ptr<PythonOptimizer> optimizer;
+  MemoryMeter meter;
+
+  Meter(const std::string& device, const py::object& of_model, const py::object& of_optimizer)
+      : meter(c10::Device(device)) {
+    if (!of_model.is_none()) {
+      meter.attach(*(model = std::make_shared<PythonModule>(of_model)));
+    }
+    if (!of_optimizer.is_none()) {
+      meter.attach(*(optimizer = std::make_shared<PythonOptimizer>(of_optimizer)));
+    }
+  }
+};
+
+MemoryReport report(const Meter& meter) {
+  const py::gil_scoped_release no_lock;
+  return meter.meter.report();
+}
+
+}  // namespace
+
+void bind_memory(py::module_& module) {
+  py::class_<MemoryReport>(module, "MemoryReport")
+      .def_readonly("live_bytes", &MemoryReport::live_bytes)
+      .def_readonly("peak_bytes", &MemoryReport::peak_bytes)
+      .def_readonly("parameters", &MemoryReport::parameters)
+      .def_readonly("gradients", &MemoryReport::gradients)
+      .def_readonly("optimizer_state", &MemoryReport::optimizer_state)
+      .def_readonly("activations", &MemoryReport::activations)
+      .def_readonly("workspace", &MemoryReport::workspace)
+      .def_readonly("outputs", &MemoryReport::outputs)
+      .def_readonly("before", &MemoryReport::before);
+  py::class_<Meter>(module, "Meter")
+      .def(py::init<const std::string&, const py::object&, const py::object&>())
+      .def("report", &report);
+  py::class_<MemoryLimit>(module, "Limit").def(py::init([](const std::string& device, const py::object& bytes) {
+    return std::make_unique<MemoryLimit>(c10::Device(device), bytes_of(bytes));
+  }));
+  module.def("live_bytes", [](const std::string& device) { return live_bytes(c10::Device(device)).count(); });
+}
+
+}  // namespace snug::python

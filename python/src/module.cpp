@@ -1,0 +1,110 @@
+// The module _snug: snug's C++ library in Python. The package snug (python/snug) is what people use.
+
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#include <torch/csrc/Exceptions.h>
+
+#include "python/src/bind.h"
+#include "snug/core/error.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+
+void set_budget_exceeded(const py::handle& type, const BudgetExceeded& error) {
+  const py::object value = type(error.what());
+  value.attr("smallest_feasible") = error.smallest_feasible().count();
+  PyErr_SetObject(type.ptr(), value.ptr());
+}
+
+}  // namespace
+
+void bind_errors() {
+  static py::object config_error, corrupt_file, budget_exceeded, error, out_of_memory;  // the module is never unloaded
+  const py::module_ errors = py::module_::import("snug._errors");
+  error = errors.attr("Error");
+  config_error = errors.attr("ConfigError");
+  corrupt_file = errors.attr("CorruptFile");
+  budget_exceeded = errors.attr("BudgetExceeded");
+  out_of_memory = py::module_::import("torch").attr("OutOfMemoryError");
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const BudgetExceeded& one) {
+      set_budget_exceeded(budget_exceeded, one);
+    } catch (const ConfigError& one) {
+      PyErr_SetString(config_error.ptr(), one.what());
+    } catch (const CorruptFile& one) {
+      PyErr_SetString(corrupt_file.ptr(), one.what());
+    } catch (const Error& one) {
+      PyErr_SetString(error.ptr(), one.what());
+    } catch (const c10::OutOfMemoryError& one) {
+      PyErr_SetString(out_of_memory.ptr(), one.what_without_backtrace());
+    } catch (python_error& one) {
+      one.restore();
+    }
+  });
+}
+
+Bytes bytes_of(const py::object& value) {
+  if (value.is_none()) {
+    return Bytes::unlimited();
+  }
+  return py::isinstance<py::str>(value) ? Bytes::parse(value.cast<std::string>()) : Bytes(value.cast<int64_t>());
+}
+
+py::object to_python(const StateDict& state) {
+  py::dict result;
+  for (const StateEntry& entry : state.entries()) {
+    result[py::str(entry.name)] = std::visit(
+        [](const auto& value) -> py::object {
+          if constexpr (std::is_same_v<std::decay_t<decltype(value)>, StateDict>) {
+            return to_python(value);
+          } else {
+            return py::cast(value);
+          }
+        },
+        entry.value);
+  }
+  return result;
+}
+
+StateDict from_python(const py::dict& state) {
+  StateDict result;
+  for (const auto& [key, value] : state) {
+    const auto name = py::str(key).cast<std::string>();
+    if (py::isinstance<py::dict>(value)) {
+      result.set(name, from_python(py::reinterpret_borrow<py::dict>(value)));
+    } else if (py::isinstance<py::list>(value) || py::isinstance<py::tuple>(value)) {
+      result.set(name, from_python(py::dict(py::module_::import("builtins").attr("enumerate")(value))));
+    } else if (THPVariable_Check(value.ptr())) {
+      result.set(name, value.cast<at::Tensor>());
+    } else if (py::isinstance<py::bool_>(value)) {
+      result.set(name, value.cast<bool>());
+    } else if (py::isinstance<py::int_>(value)) {
+      result.set(name, value.cast<int64_t>());
+    } else if (py::isinstance<py::float_>(value)) {
+      result.set(name, value.cast<double>());
+    } else if (py::isinstance<py::str>(value)) {
+      result.set(name, value.cast<std::string>());
+    } else {
+      throw ConfigError("load_state_dict: '" + name + "' is a " +
+                        py::type::of(value).attr("__name__").cast<std::string>() + ", which no state of snug has");
+    }
+  }
+  return result;
+}
+
+}  // namespace snug::python
+
+PYBIND11_MODULE(_snug, module) {
+  module.doc() = "snug's C++ library; use the package snug";
+  snug::python::bind_errors();
+  snug::python::bind_memory(module);
+  snug::python::bind_plans(module);
+  snug::python::bind_optimizers(module);
+  snug::python::bind_stepper(module);
+}

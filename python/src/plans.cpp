@@ -1,0 +1,102 @@
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "python/src/bind.h"
+#include "snug/core/error.h"
+#include "snug/planner/curve.h"
+#include "snug/remat/rematerialize.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+
+std::function<at::Tensor()> forward_and_loss(py::function function) {
+  return [function = Shared<py::function>(std::move(function))] {
+    return with_lock([&] {
+      const py::object loss = (*function)();
+      if (!THPVariable_Check(loss.ptr())) {
+        throw ConfigError("snug.plan: the function returned " +
+                          py::type::of(loss).attr("__name__").cast<std::string>() +
+                          "; let it return the loss, a tensor");
+      }
+      return loss.cast<at::Tensor>();
+    });
+  };
+}
+
+// A plan, and the forward passes that run under it, on any thread. Its members are used with the lock.
+class Plan {
+ public:
+  explicit Plan(ActivationPlan plan) : plan_(std::move(plan)) {}
+
+  const ActivationPlan& activations() const { return plan_; }
+  const std::string& deviation() const { return deviation_; }
+  int64_t replayed_operators() const { return replayed_ ? replayed_->load() : 0; }
+
+  void enter() { open_[std::this_thread::get_id()].push_back(std::make_unique<Rematerialize>(plan_)); }
+  void exit() {
+    auto& open = open_[std::this_thread::get_id()];
+    std::unique_ptr<Rematerialize> scope = std::move(open.back());
+    open.pop_back();
+    deviation_ = scope->deviation();
+    replayed_ = scope->replayed_operators();
+    const py::gil_scoped_release no_lock;
+    scope.reset();
+  }
+
+ private:
+  ActivationPlan plan_;
+  std::map<std::thread::id, std::vector<std::unique_ptr<Rematerialize>>> open_;
+  std::string deviation_;
+  std::shared_ptr<const std::atomic<int64_t>> replayed_;
+};
+
+std::shared_ptr<Plan> make_plan(py::function loss_of, const py::object& budget) {
+  const Bytes bytes = bytes_of(budget);
+  const auto forward = forward_and_loss(std::move(loss_of));
+  const py::gil_scoped_release no_lock;
+  return std::make_shared<Plan>(plan_activations(forward, bytes));
+}
+
+std::vector<std::pair<int64_t, double>> curve(py::function loss_of, int points) {
+  const auto forward = forward_and_loss(std::move(loss_of));
+  const py::gil_scoped_release no_lock;
+  std::vector<std::pair<int64_t, double>> result;
+  const StepProfile profile = profile_step(forward);
+  const plan::StepSimulator simulator(profile);
+  for (const RematPlan& one : plan_curve(simulator, {.points = points}).points) {
+    result.emplace_back(one.peak_bytes, one.seconds);
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_plans(py::module_& module) {
+  py::class_<Plan, std::shared_ptr<Plan>>(module, "Plan")
+      .def("__enter__",
+           [](const std::shared_ptr<Plan>& plan) {
+             plan->enter();
+             return plan;
+           })
+      .def("__exit__", [](Plan& plan, const py::args& /*exception*/) { plan.exit(); })
+      .def("__str__", [](const Plan& plan) { return plan.activations().explain(); })
+      .def_property_readonly("peak_bytes", [](const Plan& plan) { return plan.activations().predicted_peak_bytes; })
+      .def_property_readonly("seconds", [](const Plan& plan) { return plan.activations().predicted_seconds; })
+      .def_property_readonly("plain_peak_bytes", [](const Plan& plan) { return plan.activations().plain_peak_bytes; })
+      .def_property_readonly("plain_seconds", [](const Plan& plan) { return plan.activations().plain_seconds; })
+      .def_property_readonly("deviation", &Plan::deviation)
+      .def_property_readonly("replayed_operators", &Plan::replayed_operators)
+      .def("to_json", [](const Plan& plan) { return plan.activations().to_json(); })
+      .def_static("from_json",
+                  [](const std::string& text) { return std::make_shared<Plan>(ActivationPlan::from_json(text)); });
+  module.def("plan", &make_plan);
+  module.def("curve", &curve);
+}
+
+}  // namespace snug::python

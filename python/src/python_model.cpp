@@ -1,0 +1,144 @@
+#include "python/src/python_model.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "snug/core/error.h"
+
+namespace snug::python {
+namespace {
+
+namespace py = pybind11;
+
+struct PythonOptions : torch::optim::OptimizerCloneableOptions<PythonOptions> {};
+
+std::vector<torch::optim::OptimizerParamGroup> groups_of(const py::object& optimizer) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (const py::handle group : optimizer.attr("param_groups")) {
+    groups.emplace_back(group["params"].cast<std::vector<at::Tensor>>());
+  }
+  return groups;
+}
+
+// The module of names that begin with `path`, "a.b.", made where it is not there yet.
+torch::nn::Module& child_at(torch::nn::Module& root, const std::string& path) {
+  torch::nn::Module* module = &root;
+  for (size_t begin = 0; begin < path.size();) {
+    const size_t end = path.find('.', begin);
+    const std::string name = path.substr(begin, end - begin);
+    auto children = module->named_children();
+    const auto* found = children.find(name);
+    module =
+        found != nullptr ? found->get() : module->register_module(name, std::make_shared<torch::nn::Module>()).get();
+    begin = end + 1;
+  }
+  return *module;
+}
+
+template <class Register>
+void add_tensors(torch::nn::Module& root, const py::iterable& named, const Register& add) {
+  for (const py::handle entry : named) {
+    const auto [name, tensor] = entry.cast<std::pair<std::string, at::Tensor>>();
+    const size_t dot = name.rfind('.') + 1;  // 0 where there is none
+    add(child_at(root, name.substr(0, dot)), name.substr(dot), tensor);
+  }
+}
+
+double number(const py::handle& group, const char* name) {
+  const py::object value = group.attr("get")(name, 0);
+  return value.is_none() ? 0 : value.cast<double>();
+}
+
+// How many numbers of a parameter's type Python's optimizers keep for each of its elements.
+int64_t numbers_kept(const std::string& optimizer, const py::handle& group) {
+  if (optimizer == "Adam" || optimizer == "AdamW") {
+    return number(group, "amsgrad") != 0 ? 3 : 2;
+  }
+  if (optimizer == "RMSprop") {
+    return 1 + (number(group, "momentum") > 0 ? 1 : 0) + (number(group, "centered") != 0 ? 1 : 0);
+  }
+  return optimizer == "SGD" && number(group, "momentum") != 0 ? 1 : 0;
+}
+
+}  // namespace
+
+PythonModule::PythonModule(const py::object& model) : model_(model) {
+  add_tensors(*this, model.attr("named_parameters")(),
+              [](torch::nn::Module& module, const std::string& name, const at::Tensor& tensor) {
+                module.register_parameter(name, tensor, tensor.requires_grad());
+              });
+  add_tensors(*this, model.attr("named_buffers")(),
+              [](torch::nn::Module& module, const std::string& name, const at::Tensor& tensor) {
+                module.register_buffer(name, tensor);
+              });
+  update();
+}
+
+void PythonModule::update() { train(model_->attr("training").cast<bool>()); }
+
+PythonOptimizer::PythonOptimizer(const py::object& optimizer)
+    : Optimizer(groups_of(optimizer), std::make_unique<PythonOptions>()), optimizer_(optimizer) {}
+
+at::Tensor PythonOptimizer::step(LossClosure closure) {
+  const at::Tensor loss = closure ? closure() : at::Tensor();
+  with_lock([&] { optimizer_->attr("step")(); });
+  return loss;
+}
+
+int64_t PythonOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
+  return with_lock([&] {
+    const auto name = py::type::of(*optimizer_).attr("__name__").cast<std::string>();
+    const py::object state = optimizer_->attr("state");
+    int64_t bytes = 0;
+    for (const py::handle group : optimizer_->attr("param_groups")) {
+      const int64_t kept = numbers_kept(name, group);
+      for (const py::handle parameter : group["params"]) {
+        const auto tensor = parameter.cast<at::Tensor>();
+        if (kept > 0 && !state.attr("__contains__")(parameter).cast<bool>() && gets_gradient(tensor)) {
+          bytes += kept * static_cast<int64_t>(tensor.nbytes());
+        }
+      }
+    }
+    return bytes;
+  });
+}
+
+// Parameter by parameter on a CPU, where Python's optimizers make up to three tensors of its size; all at once elsewhere.
+int64_t PythonOptimizer::workspace_bytes() const {
+  int64_t largest = 0;
+  int64_t all = 0;
+  for (const auto& group : param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      const auto bytes = static_cast<int64_t>(parameter.nbytes());
+      largest = std::max(largest, bytes);
+      all += parameter.is_cpu() ? 0 : bytes;
+    }
+  }
+  return std::max(3 * largest, 2 * all);
+}
+
+StateDict PythonOptimizer::state_here() const {
+  return with_lock([&] {
+    StateDict result;
+    for (const py::handle of_one : optimizer_->attr("state").attr("values")()) {
+      for (const py::handle value : of_one.attr("values")()) {
+        if (THPVariable_Check(value.ptr())) {
+          result.set(std::to_string(result.size()), value.cast<at::Tensor>());
+        }
+      }
+    }
+    return result;
+  });
+}
+
+StateDict PythonOptimizer::state_dict() const {
+  throw ConfigError("Stepper: this optimizer is Python's; save its own state_dict()");
+}
+
+void PythonOptimizer::load_state_dict(const StateDict& /*state*/) {
+  throw ConfigError("Stepper: this optimizer is Python's; use its own load_state_dict()");
+}
+
+}  // namespace snug::python

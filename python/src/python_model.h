@@ -1,0 +1,44 @@
+#pragma once
+// A model and an optimizer of Python's, as snug sees them: their tensors are the same, and the rest is asked of Python.
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "python/src/python_callable.h"
+#include "snug/core/stateful_optimizer.h"
+
+namespace snug::python {
+
+/// The parameters and buffers of a torch.nn.Module under their names. It has no forward.
+class PythonModule : public torch::nn::Module {
+ public:
+  /// With the lock.
+  explicit PythonModule(const pybind11::object& model);
+  /// Takes over whether the model trains. With the lock.
+  void update();
+
+ private:
+  Shared<pybind11::object> model_;
+};
+
+/// A torch.optim.Optimizer. step() calls Python's, and takes the lock for it.
+class PythonOptimizer final : public torch::optim::Optimizer, public StatefulOptimizer {
+ public:
+  /// With the lock.
+  explicit PythonOptimizer(const pybind11::object& optimizer);
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+  /// Python's Adam, AdamW, RMSprop and SGD; 0 for others: then the second step plans again.
+  int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;
+  int64_t workspace_bytes() const override;
+  /// Tensors under numbers: for counting bytes.
+  StateDict state_here() const override;
+  /// Throw ConfigError: the optimizer is saved and loaded in Python.
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
+
+ private:
+  Shared<pybind11::object> optimizer_;
+};
+
+}  // namespace snug::python

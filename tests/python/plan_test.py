@@ -1,0 +1,227 @@
+"""Plans, meters and limits of the Python package, on models of Python's."""
+
+import copy
+import multiprocessing
+import threading
+import unittest
+
+import torch
+from torch import nn
+
+import snug
+from models import MODELS, Checkpointed, Mlp, made, targets, vectors
+
+
+def trained(model, loss_of, plan=None):
+    """A pass: loss, gradients, buffers, the generator's next number, and the peak."""
+    model.zero_grad()
+    buffers = copy.deepcopy([b for b in model.buffers()])
+    torch.manual_seed(5)
+    with snug.MemoryMeter(model) as meter:
+        if plan is None:
+            loss = loss_of()
+        else:
+            with plan:
+                loss = loss_of()
+        loss.backward()
+    result = [loss.detach(), *[p.grad.clone() for p in model.parameters()], *[b.clone() for b in model.buffers()], torch.rand(1)]
+    model.zero_grad()
+    with torch.no_grad():
+        for buffer, before in zip(model.buffers(), buffers):
+            buffer.copy_(before)
+    return result, meter.report().peak_bytes
+
+
+def same_bits(a, b):
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+def as_small_as(loss_of, share):
+    """A plan for so much of the plain peak, or for the least that there is."""
+    plain = snug.plan(loss_of, "1TiB").peak_bytes
+    try:
+        return snug.plan(loss_of, int(plain * share))
+    except snug.BudgetExceeded as error:
+        return snug.plan(loss_of, error.smallest_feasible)
+
+
+class Plans(unittest.TestCase):
+    def test_have_the_bits_of_plain_training_and_the_predicted_peak(self):
+        for name in MODELS:
+            with self.subTest(name):
+                model, loss_of = made(name)
+                plain, plain_peak = trained(model, loss_of)
+                plan = as_small_as(loss_of, 0.5)
+                planned, peak = trained(model, loss_of, plan)
+                self.assertTrue(same_bits(plain, planned))
+                self.assertEqual(plan.deviation, "")
+                self.assertEqual(peak, plan.peak_bytes)
+                self.assertLess(peak, plain_peak)
+                self.assertGreater(plan.replayed_operators, 0)
+                self.assertTrue(same_bits(plain, trained(model, loss_of)[0]), "a pass without the plan, afterwards")
+
+    def test_leave_alone_a_reentrant_checkpoint(self):
+        torch.manual_seed(1)
+        model, x = Checkpointed(use_reentrant=True), vectors()
+        plain, _ = trained(model, lambda: targets(model(x)))
+        plan = snug.plan(lambda: targets(model(x)), "1GiB")
+        self.assertTrue(same_bits(plain, trained(model, lambda: targets(model(x)), plan)[0]))
+
+    def test_work_inside_and_outside_of_pythons_hooks(self):
+        model, loss_of = made("mlp")
+        plain, _ = trained(model, loss_of)
+        plan = as_small_as(loss_of, 0.5)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+            self.assertTrue(same_bits(plain, trained(model, loss_of, plan)[0]))
+        seen = []
+
+        def inner():
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(1) or t, lambda t: t):
+                return loss_of()
+
+        self.assertTrue(same_bits(plain, trained(model, inner, plan)[0]))
+        self.assertTrue(seen)
+
+    def test_work_on_several_threads_at_once(self):
+        model, loss_of = made("lstm")  # without random numbers, which threads share
+        plain, _ = trained(model, loss_of)
+        plan = as_small_as(loss_of, 0.5)
+        results = [None] * 3
+
+        torch.manual_seed(1)
+        _, data, _ = MODELS["lstm"]()
+
+        def work(i):
+            own = copy.deepcopy(model)
+            with plan:
+                loss = targets(own(data))
+            loss.backward()
+            results[i] = [loss.detach(), *[p.grad for p in own.parameters()]]
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for result in results:
+            self.assertTrue(same_bits(result, plain[:len(result)]))
+
+    def test_are_kept_as_text(self):
+        model, loss_of = made("mlp")
+        plain, _ = trained(model, loss_of)
+        plan = as_small_as(loss_of, 0.5)
+        again = snug.Plan.from_json(plan.to_json())
+        self.assertEqual(again.peak_bytes, plan.peak_bytes)
+        self.assertTrue(same_bits(plain, trained(model, loss_of, again)[0]))
+        self.assertIn("rebuilt", str(plan))
+
+    def test_tell_what_would_fit(self):
+        model, loss_of = made("mlp")
+        with self.assertRaises(snug.BudgetExceeded) as raised:
+            snug.plan(loss_of, 1000)
+        least = raised.exception.smallest_feasible
+        self.assertTrue(snug.fits(loss_of, least))
+        self.assertFalse(snug.fits(loss_of, 1000))
+        points = snug.curve(loss_of, points=4)
+        self.assertEqual(points[0][0], snug.plan(loss_of, "1GiB").peak_bytes)
+        self.assertEqual(sorted(points, reverse=True), points)
+
+    def test_pass_on_what_the_model_raises_and_leave_nothing_behind(self):
+        model, loss_of = made("mlp")
+        before = snug.live_bytes()
+
+        def broken():
+            loss_of()
+            raise KeyError("mine")
+
+        with self.assertRaisesRegex(KeyError, "mine"):
+            snug.plan(broken, "1GiB")
+        self.assertEqual(snug.live_bytes(), before)
+        self.assertTrue(all(p.grad is None for p in model.parameters()))
+
+    def test_refuse_what_they_cannot_take(self):
+        model, loss_of = made("mlp")
+        with self.assertRaisesRegex(snug.ConfigError, "returned int"):
+            snug.plan(lambda: 3, "1GiB")
+        with self.assertRaisesRegex(ValueError, "12 apples"):
+            snug.plan(loss_of, "12 apples")
+        with self.assertRaises(snug.ConfigError):
+            snug.Plan.from_json("{}")
+
+    def test_take_compiled_regions(self):
+        torch.manual_seed(1)
+        model, x = Mlp(dropout=0), vectors()
+        compiled = torch.compile(model, backend="aot_eager")
+
+        def loss_of():
+            return targets(compiled(x))
+
+        plain, _ = trained(model, loss_of)
+        plan = as_small_as(loss_of, 0.5)
+        self.assertTrue(same_bits(plain, trained(model, loss_of, plan)[0]))
+
+    def test_refuse_compiled_autograd(self):
+        import torch._dynamo.compiled_autograd as compiled_autograd
+
+        model, loss_of = made("mlp")
+        compiled_autograd.compiled_autograd_enabled, before = True, compiled_autograd.compiled_autograd_enabled
+        try:
+            with self.assertRaisesRegex(snug.ConfigError, "compiled autograd"):
+                snug.plan(loss_of, "1GiB")
+        finally:
+            compiled_autograd.compiled_autograd_enabled = before
+
+    def test_work_in_a_forked_child(self):
+        model, loss_of = made("lstm")
+        plain, _ = trained(model, loss_of)
+        plan = as_small_as(loss_of, 0.5)
+        context = multiprocessing.get_context("fork")
+        queue = context.SimpleQueue()
+        child = context.Process(target=lambda: queue.put(same_bits(plain, trained(model, loss_of, plan)[0])))
+        child.start()
+        child.join(120)
+        self.assertEqual(child.exitcode, 0)
+        self.assertTrue(queue.get())
+
+
+class Memory(unittest.TestCase):
+    def test_is_counted_by_kind(self):
+        model, loss_of = made("mlp")
+        parameters = sum(p.nbytes for p in model.parameters())
+        with snug.MemoryMeter(model) as meter:
+            loss_of().backward()
+            report = meter.report()
+        self.assertEqual(report.parameters, parameters)
+        self.assertEqual(report.live_bytes, parameters + 64 * 64 * 4)  # gradients: of the model, and of the input
+        self.assertGreater(report.activations, 0)
+        kinds = (report.parameters, report.gradients, report.optimizer_state, report.activations, report.workspace,
+                 report.outputs, report.before)
+        self.assertEqual(sum(kinds), snug.live_bytes() - report.live_bytes + report.peak_bytes)
+
+    def test_of_an_optimizers_state_is_counted(self):
+        model, loss_of = made("mlp")
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss_of().backward()
+        optimizer.step()
+        with snug.MemoryMeter(model, optimizer) as meter:
+            _ = torch.empty(1 << 20)
+        state = sum(v.nbytes for s in optimizer.state.values() for v in s.values())
+        self.assertEqual(meter.report().optimizer_state, state)
+
+    def test_is_limited(self):
+        model, loss_of = made("mlp")
+        before = snug.live_bytes()
+        with self.assertRaises(torch.OutOfMemoryError):
+            with snug.MemoryLimit(before + (64 << 10)):
+                loss_of().backward()
+        model.zero_grad()
+        self.assertEqual(snug.live_bytes(), before)
+        with self.assertRaises(snug.ConfigError):
+            with snug.MemoryLimit(1):
+                pass
+        loss_of().backward()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    unittest.main()

@@ -1,0 +1,277 @@
+"""Steps within a budget, and AdamW8bit, of the Python package."""
+
+import copy
+import gc
+import subprocess
+import sys
+import unittest
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import snug
+from models import Convolutions, Cube, Mlp, Tied
+
+OPTIMIZERS = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=1e-2),
+    "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
+    "adamw8bit": lambda p: snug.AdamW8bit(p, lr=1e-2),
+}
+#: Bytes of state for each byte of parameters.
+STATE = {"adamw": 2, "sgd": 1, "adamw8bit": 0.6}
+
+
+def problem(dropout=0.1):
+    torch.manual_seed(1)
+    model = Mlp(dropout=dropout)
+    return model, torch.randn(128, 64), torch.randn(128, 64)
+
+
+def by_hand(model, optimizer, x, y, steps):
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def bits(model):
+    return [p.detach().clone() for p in model.parameters()] + [b.clone() for b in model.buffers()]
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b))
+
+
+def budget_for(model, share_of_activations, x, y, state=0):
+    gc.collect()
+    with snug.MemoryMeter(model) as meter:
+        F.mse_loss(model(x), y).backward()
+    model.zero_grad()
+    parameters = sum(p.nbytes for p in model.parameters())
+    return snug.live_bytes() + int((1 + state) * parameters) + int(share_of_activations * (meter.report().peak_bytes - parameters))
+
+
+class Steps(unittest.TestCase):
+    def test_within_a_budget_have_the_bits_of_the_plain_loop(self):
+        for name, make in OPTIMIZERS.items():
+            with self.subTest(name):
+                self.check_budget(make, STATE[name])
+
+    def check_budget(self, make, state):
+        plain, x, y = problem()
+        model = copy.deepcopy(plain)
+        torch.manual_seed(2)
+        expected = by_hand(plain, make(plain.parameters()), x, y, 4)
+        budget = budget_for(model, 0.6, x, y, state)
+        stepper = snug.Stepper(model, make(model.parameters()), memory=budget, micro_batch=128)
+        torch.manual_seed(2)
+        losses = []
+        for _ in range(4):
+            result = stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
+            self.assertLessEqual(result.peak_bytes, budget)
+            losses.append(result.loss)
+        self.assertEqual(losses, expected)
+        self.assertTrue(same(bits(plain), bits(model)))
+        self.assertIn("rebuilt", stepper.plan)
+
+    def test_take_micro_batches_as_a_loop_by_hand_does(self):
+        plain, x, y = problem(dropout=0)
+        model = copy.deepcopy(plain)
+        optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for part_x, part_y in zip(x.split(32), y.split(32)):
+                (F.mse_loss(plain(part_x), part_y) * 32 / 128).backward()
+            optimizer.step()
+        own = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(3):
+            result = snug.step(model, own, {"x": x, "y": y}, lambda x, y: F.mse_loss(model(x), y), micro_batch=32)
+            self.assertEqual(result.micro_batches, 4)
+        for a, b in zip(plain.parameters(), model.parameters()):
+            self.assertTrue(torch.allclose(a, b, atol=1e-6))
+
+    def test_count_items_as_the_loss_says(self):
+        model, x, y = problem(dropout=0)
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0), micro_batch=32)
+        result = stepper.step([x, y], lambda x, y: snug.Loss.sum(F.mse_loss(model(x), y, reduction="sum"), y.numel()))
+        self.assertEqual(result.items, y.numel())
+        self.assertAlmostEqual(result.loss, F.mse_loss(model(x), y).item(), places=5)
+
+    def test_clip_as_torch_does(self):
+        plain, x, y = problem(dropout=0)
+        model = copy.deepcopy(plain)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=1)
+        F.mse_loss(plain(x), y).backward()
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+        optimizer.step()
+        result = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=1), clip_norm=0.01).step(
+            (x, y), lambda x, y: F.mse_loss(model(x), y))
+        self.assertAlmostEqual(result.grad_norm, norm.item(), places=5)
+        for a, b in zip(plain.parameters(), model.parameters()):
+            self.assertTrue(torch.allclose(a, b, atol=1e-6))
+
+    def test_run_under_schedules(self):
+        for name, make in OPTIMIZERS.items():
+            with self.subTest(name):
+                plain, x, y = problem()
+                model = copy.deepcopy(plain)
+
+                def train(model, step):
+                    torch.manual_seed(2)
+                    optimizer = make(model.parameters())
+                    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+                    for _ in range(3):
+                        step(model, optimizer)
+                        schedule.step()
+
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")  # of schedules that step before their optimizer
+                    train(plain, lambda model, optimizer: by_hand(model, optimizer, x, y, 1))
+                    train(model, lambda model, optimizer: snug.step(
+                        model, optimizer, (x, y), lambda x, y: F.mse_loss(model(x), y), "1GiB", micro_batch=128))
+                self.assertTrue(same(bits(plain), bits(model)))
+
+    def test_do_not_cut_a_batch_that_the_model_normalises_by(self):
+        torch.manual_seed(1)
+        model, x = Convolutions(), torch.randn(32, 3, 16, 16)
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=snug.live_bytes() + (1 << 20))
+
+        def loss_of(x):
+            return model(x).square().mean()
+
+        try:
+            self.assertEqual(stepper.step(x, loss_of).micro_batches, 1)
+        except snug.BudgetExceeded as error:
+            self.assertIn("the batch is not split", str(error))
+
+    def test_tell_what_does_not_fit(self):
+        model, x, y = problem()
+        before = bits(model)
+        stepper = snug.Stepper(model, torch.optim.AdamW(model.parameters()), memory=snug.live_bytes() + 1000)
+        with self.assertRaises(snug.BudgetExceeded):
+            stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
+        self.assertTrue(same(before, bits(model)))
+        self.assertTrue(all(p.grad is None for p in model.parameters()))
+
+    def test_plan_a_model_whose_own_function_runs_out_of_memory(self):
+        torch.manual_seed(1)
+
+        class Deep(Mlp):
+            def forward(self, x):
+                for layer in self.layers:
+                    x = Cube.apply(torch.tanh(layer(x)))
+                return x
+
+        model, x, y = Deep(dropout=0), torch.randn(512, 64), torch.randn(512, 64)
+        plain = copy.deepcopy(model)
+        expected = by_hand(plain, torch.optim.SGD(plain.parameters(), lr=0.1), x, y, 2)
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=budget_for(model, 0.5, x, y),
+                               micro_batch=512)
+        losses = [stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y)).loss for _ in range(2)]
+        self.assertEqual(losses, expected)
+
+    def test_pass_on_errors_and_go_on(self):
+        model, x, y = problem()
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory="1GiB")
+
+        def broken(x, y):
+            model(x)
+            raise KeyError("mine")
+
+        before = bits(model)
+        with self.assertRaisesRegex(KeyError, "mine"):
+            stepper.step((x, y), broken)
+        self.assertTrue(same(before, bits(model)))
+        with self.assertRaisesRegex(snug.ConfigError, "returned str"):
+            stepper.step((x, y), lambda x, y: "text")
+        stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
+
+    def test_refuse_what_they_cannot_take(self):
+        model, x, y = problem()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with self.assertRaisesRegex(snug.ConfigError, "float8"):
+            snug.Stepper(model, optimizer, precision="float8")
+        with self.assertRaises(snug.ConfigError):
+            snug.Stepper(model, optimizer, micro_batch=-1)
+        stepper = snug.Stepper(model, optimizer)
+        optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
+        with self.assertRaisesRegex(snug.ConfigError, "other parameters"):
+            stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
+
+
+class Tying(unittest.TestCase):
+    def test_is_seen(self):
+        torch.manual_seed(1)
+        plain, tokens = Tied(), torch.randint(50, (4, 16))
+        model = copy.deepcopy(plain)
+
+        def loss_of(model, tokens):
+            return F.cross_entropy(model(tokens), torch.zeros(tokens.numel(), dtype=torch.long))
+
+        torch.manual_seed(2)
+        optimizer = torch.optim.AdamW(plain.parameters())
+        loss_of(plain, tokens).backward()
+        optimizer.step()
+        torch.manual_seed(2)
+        snug.step(model, torch.optim.AdamW(model.parameters()), tokens, lambda tokens: loss_of(model, tokens))
+        self.assertTrue(same(bits(plain), bits(model)))
+
+
+class AdamW8bit(unittest.TestCase):
+    def test_goes_on_with_the_same_bits_from_its_state(self):
+        plain, x, y = problem(dropout=0)
+        optimizer = snug.AdamW8bit(plain.parameters(), lr=1e-2, min_elements=256)
+        by_hand(plain, optimizer, x, y, 3)
+        model = copy.deepcopy(plain)
+        state = copy.deepcopy(optimizer.state_dict())
+        self.assertEqual(state["state"][0]["exp_avg"].dtype, torch.uint8)
+        again = snug.AdamW8bit(model.parameters(), lr=1, min_elements=256)
+        again.load_state_dict(state)
+        self.assertEqual(again.param_groups[0]["lr"], 1e-2)
+        self.assertEqual(by_hand(plain, optimizer, x, y, 3), by_hand(model, again, x, y, 3))
+        self.assertTrue(same(bits(plain), bits(model)))
+
+    def test_stays_near_adamw(self):
+        plain, x, y = problem(dropout=0)
+        model = copy.deepcopy(plain)
+        expected = by_hand(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3), x, y, 60)
+        losses = by_hand(model, snug.AdamW8bit(model.parameters(), lr=1e-3, min_elements=256), x, y, 60)
+        self.assertLess(losses[-1], 0.9 * losses[0])
+        self.assertAlmostEqual(losses[-1], expected[-1], delta=0.1 * expected[-1])
+
+    def test_refuses_what_it_cannot_take(self):
+        with self.assertRaises(snug.ConfigError):
+            snug.AdamW8bit([torch.zeros(4, requires_grad=True)], lr=-1)
+        optimizer = snug.AdamW8bit([torch.zeros(4, requires_grad=True)])
+        with self.assertRaises(snug.ConfigError):
+            optimizer.add_param_group({"params": [torch.zeros(4, requires_grad=True)]})
+        with self.assertRaises(snug.CorruptFile):
+            optimizer.load_state_dict({"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class Import(unittest.TestCase):
+    def test_may_come_after_backward_passes_and_hooks(self):
+        code = """
+import torch
+x = torch.ones(4, requires_grad=True)
+with torch.autograd.graph.save_on_cpu():
+    y = (x * x).exp()
+y.sum().backward()
+import snug
+with snug.MemoryMeter() as meter:
+    loss = (x * x).exp().sum()
+    assert meter.report().activations == 4 * 4
+loss.backward()
+"""
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    unittest.main()
