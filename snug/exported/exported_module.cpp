@@ -130,6 +130,21 @@ at::Tensor ExportedModule::forward_named(const std::map<std::string, at::Tensor>
   return forward(in_order);
 }
 
+std::vector<ExportedInput> ExportedModule::inputs() const {
+  std::vector<ExportedInput> result;
+  for (const detail::InputAtExport& input : train_->given) {
+    ExportedInput described{.name = input.name, .dtype = input.dtype, .sizes = {}};
+    for (const detail::SizeAtExport& size : input.sizes) {
+      const auto range = train_->ranges.find(size.symbol);
+      const detail::SizeRange open = range == train_->ranges.end() ? detail::SizeRange{} : range->second;
+      described.sizes.push_back(size.fixed >= 0 ? ExportedInput::Size{size.fixed, size.fixed}
+                                                : ExportedInput::Size{open.least, open.most});
+    }
+    result.push_back(std::move(described));
+  }
+  return result;
+}
+
 const std::vector<std::string>& ExportedModule::output_names() const { return program().output_names; }
 
 void ExportedModule::train(bool on) {

@@ -16,6 +16,7 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,16 @@ struct ExportedOptions {
   bool autocast_cache = true;
 };
 
+/// An input as a program was exported for it.
+struct ExportedInput {
+  struct Size {
+    int64_t least = 0, most = 0;  ///< equal: the program takes this size alone; `most` is INT64_MAX where it is open
+  };
+  std::string name;
+  std::optional<at::ScalarType> dtype;  ///< none: it is a number
+  std::vector<Size> sizes;
+};
+
 class ExportedModule : public torch::nn::Module {
  public:
   /// As load_exported.
@@ -54,6 +65,8 @@ class ExportedModule : public torch::nn::Module {
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
   const std::vector<std::string>& input_names() const { return input_names_; }
+  /// Of the graph for train().
+  std::vector<ExportedInput> inputs() const;
   /// Keys of dicts and places in tuples: {"loss", "logits"}, {"0", "1.hidden"}; {"output"} where Python returns one
   /// tensor.
   const std::vector<std::string>& output_names() const;
