@@ -39,6 +39,17 @@ int64_t share_begin(int64_t count, int64_t rank, int64_t ranks) {
   return count / ranks * rank + count % ranks * rank / ranks;
 }
 
+std::vector<int64_t> evenly_spread(int64_t count, int64_t size) {
+  const int64_t last = size - 1;
+  const int64_t number = std::min(count, size);
+  const int64_t gaps = std::max<int64_t>(number - 1, 1);
+  std::vector<int64_t> indices;
+  for (int64_t i = 0; i < number; ++i) {
+    indices.push_back(last / gaps * i + last % gaps * i / gaps);  // last * i / gaps without overflow
+  }
+  return indices;
+}
+
 Sampler::Sampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
   if (size < 1) {
     throw ConfigError(fmt::format("Sampler: size is {}; the data set needs at least one item", size));

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/data/detail/data_files.h"
+#include "snug/data/sampler.h"
 
 namespace snug {
 namespace {
@@ -24,62 +26,6 @@ struct Source {
 
 [[noreturn]] void fail(const fs::path& path, const std::string& what) {
   throw ConfigError(fmt::format("TextCorpus.load: {} {}", path.string(), what));
-}
-
-int64_t size_of(const fs::path& path) {
-  std::error_code reason;
-  const uintmax_t size = fs::file_size(path, reason);
-  if (reason) {
-    fail(path, fmt::format("cannot be read: {}", reason.message()));
-  }
-  return static_cast<int64_t>(size);
-}
-
-// All regular files below but those in `left_out`, sorted by path, without the empty ones.
-std::vector<fs::path> files_below(const fs::path& folder, const fs::path& left_out) {
-  std::vector<fs::path> files;
-  std::error_code reason;
-  fs::recursive_directory_iterator entry(folder, reason);
-  while (!reason && entry != fs::recursive_directory_iterator()) {
-    if (entry->is_regular_file(reason) && size_of(entry->path()) > 0) {
-      files.push_back(entry->path());
-    }
-    if (!left_out.empty() && entry->is_directory(reason) && fs::equivalent(entry->path(), left_out, reason)) {
-      entry.disable_recursion_pending();
-    }
-    reason.clear();  // A dangling link is no file, and no reason to stop.
-    entry.increment(reason);
-  }
-  if (reason) {
-    fail(folder, fmt::format("cannot be read: {}", reason.message()));
-  }
-  if (files.empty()) {
-    fail(folder, "is a folder without text; give one that holds files");
-  }
-  std::sort(files.begin(), files.end());
-  return files;
-}
-
-std::vector<fs::path> files_of(const std::vector<fs::path>& paths, const fs::path& left_out) {
-  std::vector<fs::path> files;
-  for (const fs::path& path : paths) {
-    std::error_code reason;
-    const auto status = fs::status(path, reason);
-    if (status.type() == fs::file_type::not_found) {
-      fail(path, "does not exist; check the path");
-    }
-    if (fs::is_directory(status)) {
-      const auto below = files_below(path, left_out);
-      files.insert(files.end(), below.begin(), below.end());
-    } else if (!fs::is_regular_file(status)) {
-      fail(path, "is neither a file nor a folder");
-    } else if (size_of(path) == 0) {
-      fail(path, "is empty; give a file with text");
-    } else {
-      files.push_back(path);
-    }
-  }
-  return files;
 }
 
 at::Tensor new_bytes(int64_t size) { return at::empty({size}, at::TensorOptions(at::kCPU).dtype(at::kByte)); }
@@ -112,8 +58,8 @@ TextCorpus TextCorpus::load(const std::vector<fs::path>& paths, double validatio
   std::vector<Source> sources;
   int64_t train_size = 0;
   int64_t validation_size = 0;
-  for (const fs::path& path : files_of(paths, left_out)) {
-    const int64_t size = size_of(path);
+  for (const fs::path& path : detail::data_files(paths, left_out)) {
+    const auto size = static_cast<int64_t>(fs::file_size(path));
     const auto held_out = static_cast<int64_t>(std::floor(static_cast<double>(size) * validation_fraction));
     sources.push_back({path, size - held_out, held_out});
     train_size += size - held_out;
@@ -184,15 +130,7 @@ std::vector<int64_t> TextCorpus::evenly_spread(int64_t count, int64_t length, Sp
   if (count < 1) {
     throw ConfigError(fmt::format("TextCorpus.evenly_spread: {} windows asked for; give at least 1", count));
   }
-  const int64_t last = number_of_windows(length, split) - 1;
-  const int64_t number = std::min(count, last + 1);
-  const int64_t gaps = std::max<int64_t>(number - 1, 1);
-  std::vector<int64_t> starts;
-  for (int64_t i = 0; i < number; ++i) {
-    // last * i / gaps without overflow.
-    starts.push_back(last / gaps * i + last % gaps * i / gaps);
-  }
-  return starts;
+  return snug::evenly_spread(count, number_of_windows(length, split));
 }
 
 }  // namespace snug
