@@ -5,10 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
-#include <torch/nn/functional/loss.h>
 
 #include "cli/command.h"
 #include "cli/slow_notice.h"
@@ -16,11 +17,11 @@
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
 #include "snug/memory/limit.h"
-#include "snug/models/gpt.h"
 #include "snug/optim/adamw.h"
 #include "snug/planner/curve.h"
 #include "snug/remat/profile_step.h"
 #include "snug/run/device.h"
+#include "snug/run/run_model.h"
 #include "snug/run/trainer.h"
 #include "snug/step/stepper.h"
 
@@ -38,24 +39,37 @@ struct PlannedModel {
 
   c10::Device device;
   int64_t level_before;
-  Gpt module;
+  RunModel model;
   int64_t parameters;  // bytes, as the device's allocator counts them
-  at::Tensor tokens;   // a batch, on the CPU as text is; neither bytes nor time depend on the words
+  Batch batch;         // on the CPU, as data are
 };
 
-PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
-    : device(on), level_before(live_bytes(on).count()), module(gpt_configuration(flags.model)) {
-  move_to(*module, device);
-  parameters = live_bytes(device).count() - level_before;
-  tokens = at::randint(module->options.vocab, {flags.batch, module->options.context}, at::kLong);
+// Neither bytes nor time depend on the numbers. 0 is an index, a class and a token of every model.
+Batch zeros(const PlanFlags& flags, const std::vector<ExportedInput>& inputs) {
+  std::vector<at::Tensor> tensors;
+  for (const ExportedInput& input : inputs) {
+    tensors.push_back(at::zeros(sizes_of(input, flags.batch), at::TensorOptions().dtype(*input.dtype)));
+  }
+  return Batch(std::move(tensors));
 }
 
-StepProfile profile_of(PlannedModel& model, const PlanFlags& flags) {
-  const at::Tensor tokens = model.tokens.to(model.device);
-  const auto step = [&] {
-    const at::Tensor logits = model.module->forward(tokens);
-    return torch::nn::functional::cross_entropy(logits.reshape({-1, logits.size(-1)}), tokens.reshape({-1}));
-  };
+PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
+    : device(on),
+      level_before(live_bytes(on).count()),
+      model(run_model({.model = flags.model}, on)),
+      parameters(live_bytes(device).count() - level_before),
+      batch(zeros(flags, model.inputs)) {
+  if (const int64_t fixed = fixed_samples(model.inputs); fixed > 0 && fixed != flags.batch) {
+    throw ConfigError(
+        fmt::format("plan: {} was exported for {} samples at a time; give --batch {}, or export it with "
+                    "dynamic_shapes",
+                    flags.model, fixed, fixed));
+  }
+}
+
+StepProfile profile_of(PlannedModel& planned, const PlanFlags& flags) {
+  const Batch batch = batch_to(planned.batch, planned.device);
+  const auto step = [&] { return planned.model.loss_of(batch).value(); };
   return profile_step(step, {.link = flags.offload.empty() ? OffloadLink{} : measure_offload_link(flags.offload)});
 }
 
@@ -110,22 +124,17 @@ void print_curve(PlannedModel& model, const PlanFlags& flags) {
 // As snug train would. What is less than the model and the optimizer alone is not tried.
 void print_choice(PlannedModel& model, const PlanFlags& flags) {
   const Bytes budget = Bytes::parse(flags.memory);
-  AdamW optimizer(model.module->parameters());
+  AdamW optimizer(model.model.module->parameters());
   std::optional<std::filesystem::path> offload;
   if (!flags.offload.empty()) {
     offload = flags.offload;
   }
   const Bytes least(live_bytes(model.device).count() + 3 * model.parameters);
-  Stepper stepper(model.module, optimizer,
+  Stepper stepper(*model.model.module, optimizer,
                   {.memory_budget = std::max(budget, least), .plan_folder = flags.plans, .offload = offload});
   Bytes takes = Bytes::unlimited();
   try {
-    const auto plan = stepper.plan_for(Batch{model.tokens}, [&](const Batch& micro) {
-      const at::Tensor logits = model.module->forward(micro[0]);
-      const at::Tensor sum =
-          at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), micro[0].reshape({-1}), {}, at::Reduction::Sum);
-      return Loss::sum(sum, micro[0].numel());
-    });
+    const auto plan = stepper.plan_for(model.batch, model.model.loss_of);
     takes = Bytes(plan->choice.peak_bytes);
     if (takes <= budget) {
       const bool is_plain = plan->choice.micro_batches == 1 && !plan->activations && plan->slices == 1;
@@ -204,7 +213,7 @@ void add_plan(CLI::App& app) {
       ->type_name("DIR");
   command->add_flag("--explain", flags->explain, "What is alive at the peak, and what is rebuilt");
   command->add_option("--run", flags->run, "Explain the plan of a run instead: its folder")->type_name("DIR");
-  command->footer("Runs steps on random text: without --memory with everything kept, with it within the budget.");
+  command->footer("Runs steps on zeros: without --memory with everything kept, with it within the budget.");
   command->callback([command, flags] {
     check(*command, *flags);
     run_plan(*flags);

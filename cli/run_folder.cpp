@@ -9,6 +9,7 @@
 #include "snug/io/stateful.h"
 #include "snug/report/html_report.h"
 #include "snug/run/config.h"
+#include "snug/run/run_model.h"
 #include "snug/run/trainer.h"
 
 namespace snug::cli {
@@ -37,6 +38,12 @@ RunHistory read_run(const std::filesystem::path& out) {
 
 Gpt load_model(const std::filesystem::path& out) {
   const TrainConfig config = TrainConfig::from_settings(read_run(out).settings, out);
+  if (is_exported(config.model)) {
+    throw ConfigError(
+        fmt::format("the run in '{}' trained {}, which is no GPT of snug; load its weights in Python, or with "
+                    "load_exported",
+                    out.string(), config.model));
+  }
   const auto path = Trainer::model_path(out);
   if (!FileSystem::real().exists(path)) {
     throw ConfigError(fmt::format("the run in '{}' has no {} yet; finish it with {}", out.string(),

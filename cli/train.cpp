@@ -1,4 +1,4 @@
-// snug train: trains a GPT on text files.
+// snug train: trains a GPT on text files, or a model of torch.export.
 
 #include <algorithm>
 #include <chrono>
@@ -23,6 +23,7 @@
 #include "snug/core/error.h"
 #include "snug/distributed/process_group.h"
 #include "snug/report/tensorboard.h"
+#include "snug/run/run_model.h"
 #include "snug/run/settings.h"
 #include "snug/run/trainer.h"
 
@@ -118,6 +119,9 @@ void apply(const TrainFlags& flags, TrainConfig& config) {
     for (const std::string& path : flags.data) {
       config.data.push_back(one_name(path));
     }
+  }
+  if (is_exported(config.model)) {
+    config.model = one_name(config.model).string();
   }
   if (flags.accumulate) {
     const int ranks = read_launch_environment(process_environment()).size;
@@ -251,8 +255,9 @@ void run_train(const TrainFlags& flags) {
   if (!is_first) {
     return;
   }
-  progress.note(fmt::format("done: held-out loss {:.4f} nats per byte. Model: {}  Report: {}", outcome.validation_loss,
-                            Trainer::model_path(config.out).string(), report_path(config.out).string()));
+  progress.note(fmt::format("done: held-out loss {:.4f}{}. Model: {}  Report: {}", outcome.validation_loss,
+                            is_exported(config.model) ? "" : " nats per byte", Trainer::model_path(config.out).string(),
+                            report_path(config.out).string()));
 }
 
 // Its value has the type that the setting has, but for those that are named otherwise on the command line.
@@ -277,7 +282,7 @@ void add_setting(CLI::App& command, const Setting& setting, const std::shared_pt
 }  // namespace
 
 void add_train(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("train", "Train a GPT on text files");
+  CLI::App* command = app.add_subcommand("train", "Train a GPT on text files, or a model of torch.export");
   const auto flags = std::make_shared<TrainFlags>();
   command->add_option("--out", flags->out, "Run folder: log, snapshots, model, report")
       ->type_name("DIR")

@@ -73,5 +73,6 @@
 #include "snug/report/tensorboard.h"
 #include "snug/run/config.h"
 #include "snug/run/device.h"
+#include "snug/run/run_model.h"
 #include "snug/run/trainer.h"
 #include "snug/step/stepper.h"

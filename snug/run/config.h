@@ -37,10 +37,11 @@ std::string_view to_string(LrScaling);
 LrScaling lr_scaling_from_string(std::string_view name);
 
 struct TrainConfig {
-  std::vector<std::filesystem::path> data;  ///< files and folders of text
-  std::filesystem::path out;                ///< the run folder
-  std::string model = "gpt-tiny";           ///< see gpt_configuration
-  int64_t batch = 64;                       ///< sequences per optimizer step
+  /// Files and folders: of text, or of .safetensors with the inputs of an exported model.
+  std::vector<std::filesystem::path> data;
+  std::filesystem::path out;       ///< the run folder
+  std::string model = "gpt-tiny";  ///< see gpt_configuration; or a file of torch.export, which ends in .pt2
+  int64_t batch = 64;              ///< sequences per optimizer step
   int64_t micro_batch =
       0;  ///< sequences at a time; 0: the whole batch, or with Checkpointing::Auto what is fastest within the limit
   Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device

@@ -12,9 +12,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
-#include <torch/utils.h>
+#include <torch/nn/module.h>
 
-#include "snug/activations/checkpoint.h"
 #include "snug/activations/offload.h"
 #include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
@@ -28,23 +27,23 @@
 #include "snug/io/stateful.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
-#include "snug/models/gpt.h"
 #include "snug/optim/gradient_noise.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/autocast.h"
-#include "snug/precision/precision_scope.h"
+#include "snug/run/detail/run_data.h"
 #include "snug/run/detail/run_folder.h"
 #include "snug/run/detail/run_inputs.h"
 #include "snug/run/detail/run_optimizer.h"
 #include "snug/run/detail/run_ranks.h"
 #include "snug/run/detail/run_records.h"
 #include "snug/run/device.h"
+#include "snug/run/run_model.h"
 #include "snug/step/stepper.h"
 
 namespace snug {
 namespace {
 
-constexpr int64_t kValidationWindows = 64;
+constexpr int64_t kValidationSamples = 64;
 constexpr int64_t kScaleSearch = 16;  // steps from the scaler's first scale, 2^16, to 1
 
 // Throws BudgetExceeded for any allocation that fails in `part` because of the limit. Without a limit the machine
@@ -62,28 +61,6 @@ auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
   }
 }
 
-Gpt build_model(const TrainConfig& config, c10::Device device) {
-  torch::manual_seed(static_cast<uint64_t>(config.seed));
-  Gpt model(gpt_configuration(config.model));
-  move_to(*model, device);
-  if (config.weights == Weights::Low) {
-    model->to(compute_dtype(config.precision));
-  }
-  const bool recompute = config.checkpoint() == Checkpointing::Blocks;
-  model->set_block_runner([recompute](const auto& block, at::Tensor x) {
-    const PrecisionScope scope("blocks");
-    return recompute ? checkpoint({.label = "block"}, block, std::move(x)) : block(std::move(x));
-  });
-  return model;
-}
-
-Loss next_byte_loss(Gpt& model, const at::Tensor& input, const at::Tensor& target) {
-  const at::Tensor logits = model->forward(input).to(at::kFloat);
-  const at::Tensor sum =
-      at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), target.reshape({-1}), {}, at::Reduction::Sum);
-  return Loss::sum(sum, target.numel());
-}
-
 }  // namespace
 
 class Trainer::Impl {
@@ -94,12 +71,13 @@ class Trainer::Impl {
         start_(start_checked(start)),
         device_(make_current(detail::device_of_rank(config_.device, ranks_.local_rank()))),
         limit_(make_limit()),
-        corpus_(within_limit(config_, "the text", [&] { return TextCorpus::load(config_.data, 0.1, config_.out); })),
-        text_checksum_(detail::checksum(corpus_)),
-        model_(within_limit(config_, "the model", [&] { return build_model(config_, device_); })),
-        context_(model_->options.context),
-        sampler_(corpus_.number_of_windows(context_, Split::Train), static_cast<uint64_t>(config_.seed)),
-        data_parallel_(within_limit(config_, "the buckets of gradients", [&] { return ranks_.data_parallel(model_); })),
+        task_(within_limit(config_, "the model", [&] { return run_model(config_, device_); })),
+        model_(*task_.module),
+        data_(within_limit(config_, "the data", [&] { return detail::load_run_data(config_, task_.inputs); })),
+        data_checksum_(data_->checksum()),
+        sampler_(data_->samples(Split::Train), static_cast<uint64_t>(config_.seed)),
+        data_parallel_(
+            within_limit(config_, "the buckets of gradients", [&] { return ranks_.data_parallel(task_.module); })),
         optimizer_(model_, config_, ranks_.group()),
         stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
         snapshots_(snapshots_path(config_.out)) {
@@ -109,9 +87,11 @@ class Trainer::Impl {
                  .floor = config_.peak_lr() / 10};
     schedule_.check();
     accumulate_matmuls_in_fp32();
-    model_->train();
+    model_.eval();  // throws, where an exported model has no graph for held-out losses
+    model_.train();
     check_parameters_fit();
-    detail::check_batch_fits(config_.batch, context_, ranks_.size());
+    detail::check_batch(config_, task_.inputs, ranks_.size());
+    detail::check_held_out(data_->samples(Split::Validation), task_.inputs);
     if (start_ == Start::Resume) {
       step_ = within_limit(config_, "the snapshot", [&] { return snapshots_.load_latest(parts()).value_or(0); });
       ranks_.check_same_step(step_);
@@ -156,7 +136,7 @@ class Trainer::Impl {
       if (callbacks.on_step && ranks_.is_first()) {
         callbacks.on_step(record);
       }
-      detail::check_finite(record, *model_);
+      detail::check_finite(record, model_);
       const bool last = step_ == config_.steps;
       const bool stop = ranks_.any(!last && callbacks.stop_requested && callbacks.stop_requested());
       if (stop || is_due(config_.snapshot_interval())) {
@@ -216,8 +196,9 @@ class Trainer::Impl {
   // Otherwise the error would show in the first step or, if the text is long, much later.
   void check_parameters_fit() const {
     int64_t bytes = 0;
-    for (const at::Tensor& parameter : model_->parameters()) {
-      bytes += parameter.numel() * static_cast<int64_t>(sizeof(float));  // whatever type the weights have
+    for (const at::Tensor& parameter : model_.parameters()) {
+      const int64_t trained = parameter.requires_grad() ? parameter.numel() : 0;
+      bytes += trained * static_cast<int64_t>(sizeof(float));  // whatever type the weights have
     }
     const int64_t moments = 2 * bytes / (config_.shard_optimizer ? ranks_.size() : 1);
     const Bytes least(live_bytes(device_).count() + bytes + moments);
@@ -289,9 +270,8 @@ class Trainer::Impl {
   }
 
   Batch next_batch() {
-    const auto starts = sampler_.next(config_.batch, ranks_.rank(), ranks_.size());
-    auto [input, target] = corpus_.windows(starts, context_, Split::Train);
-    return Batch{input, target};
+    const auto samples = sampler_.next(config_.batch, ranks_.rank(), ranks_.size());
+    return data_->batch(samples, Split::Train);
   }
 
   void write_log(const StepRecord& record, const std::vector<RunEvent>& events) {
@@ -358,15 +338,14 @@ class Trainer::Impl {
         stepper_.sample_gradients();
       }
       optimizer_->zero_grad();  // so that the meter begins without gradients
-      const auto loss_of = [&](const Batch& micro) { return next_byte_loss(model_, micro[0], micro[1]); };
       if (config_.checkpoint() == Checkpointing::Auto && !planned_ && ranks_.size() == 1) {
-        stepper_.plan_for(batch, loss_of);  // before the meter looks
+        stepper_.plan_for(batch, task_.loss_of);  // before the meter looks
       }
       MemoryMeter meter(device_);
-      meter.attach(*model_);
+      meter.attach(model_);
       meter.attach(*optimizer_);
       const auto begin = std::chrono::steady_clock::now();
-      const StepResult result = stepper_.step(batch, loss_of);
+      const StepResult result = stepper_.step(batch, task_.loss_of);
       const double loss = result.loss();  // waits for the device
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       ++step_;
@@ -396,21 +375,27 @@ class Trainer::Impl {
     if (config_.weights == Weights::Low) {  // as in training: what is measured is the 16-bit model
       autocast.emplace(device_.type(), compute_dtype(config_.precision));
     }
-    model_->eval();
-    const auto all = corpus_.evenly_spread(kValidationWindows, context_, Split::Validation);
-    const auto count = static_cast<int64_t>(all.size());
-    const auto begin = all.begin() + share_begin(count, ranks_.rank(), ranks_.size());
-    const auto end = all.begin() + share_begin(count, ranks_.rank() + 1, ranks_.size());
-    const auto [input, target] = corpus_.windows({begin, end}, context_, Split::Validation);
-    const int64_t unplanned = plans() ? 1 : config_.batch;
-    const int64_t size = planned_ ? planned_->items : config_.micro_batch == 0 ? unplanned : config_.micro_batch;
-    double sum = 0;
-    for (const Batch& host : micro_batches(Batch{input, target}, size)) {
-      const Batch micro = batch_to(host, device_);
-      sum += next_byte_loss(model_, micro[0], micro[1]).value().item<double>();
+    model_.eval();
+    // In groups of so many, which a rank has as a whole.
+    const int64_t group = std::max<int64_t>(1, fixed_samples(task_.inputs));
+    const int64_t groups =
+        std::max<int64_t>(1, std::min(kValidationSamples, data_->samples(Split::Validation)) / group);
+    const auto all = evenly_spread(groups * group, data_->samples(Split::Validation));
+    const auto begin = all.begin() + group * share_begin(groups, ranks_.rank(), ranks_.size());
+    const auto end = all.begin() + group * share_begin(groups, ranks_.rank() + 1, ranks_.size());
+    const Batch mine = data_->batch({begin, end}, Split::Validation);
+    const int64_t unplanned = plans() ? group : config_.batch;
+    const int64_t given = config_.micro_batch == 0 ? unplanned : config_.micro_batch;
+    const int64_t size = group > 1 ? group : planned_ ? planned_->items : given;
+    double sum = 0, items = 0;
+    for (const Batch& host : micro_batches(mine, size)) {
+      const Loss loss = task_.loss_of(batch_to(host, device_));
+      const auto count = static_cast<double>(loss.count());
+      sum += loss.value().item<double>() * (loss.kind() == Loss::Kind::Mean ? count : 1);
+      items += count;
     }
-    model_->train();
-    return ranks_.sum(sum) / static_cast<double>(count * context_);
+    model_.train();
+    return ranks_.sum(sum) / ranks_.sum(items);
   }
 
   std::map<std::string, Stateful> parts() {
@@ -447,18 +432,28 @@ class Trainer::Impl {
             state.set("epoch", sampler_.epoch());
             state.set("position", sampler_.position());
             state.set("size", sampler_.size());
-            state.set("text_crc32", text_checksum_);
+            state.set("text_crc32", data_checksum_);
+            if (task_.checksum != 0) {
+              state.set("model_crc32", task_.checksum);
+            }
             return state;
           },
           [this](const StateDict& state) {
             if (state.get<int64_t>("size") != sampler_.size()) {
               throw ConfigError(fmt::format(
-                  "train: the run was started on text with {} windows, now there are {}; give the same --data",
+                  "train: the run was started on text or data with {} samples, now there are {}; give the same --data",
                   state.get<int64_t>("size"), sampler_.size()));
             }
-            if (state.get<int64_t>("text_crc32") != text_checksum_) {
+            if (state.get<int64_t>("text_crc32") != data_checksum_) {
               throw ConfigError(
-                  "train: the text has changed since the run was started; give it back its bytes, or begin a new run");
+                  "train: the text has changed since the run was started, or the data in its place; give it back its "
+                  "bytes, or begin a new run");
+            }
+            if (task_.checksum != 0 && state.get<int64_t>("model_crc32") != task_.checksum) {
+              throw ConfigError(
+                  fmt::format("train: {} has changed since the run was started; give the file back its bytes, or begin "
+                              "a new run",
+                              config_.model));
             }
             sampler_.seek(state.get<int64_t>("epoch"), state.get<int64_t>("position"));
           }}},
@@ -466,9 +461,9 @@ class Trainer::Impl {
   }
 
   void save_model() {
-    std::map<std::string, at::Tensor> tensors;
+    std::map<std::string, at::Tensor> tensors = task_.buffers();
     for (const auto& [name, parameter] : stepper_.full_precision_parameters()) {
-      tensors.emplace(name, parameter.detach().to(at::kCPU, at::kFloat));
+      tensors[name] = parameter.detach();
     }
     save_safetensors(model_path(config_.out), tensors, {{"format", "pt"}, {"snug.model", config_.model}});
   }
@@ -478,10 +473,10 @@ class Trainer::Impl {
   Start start_;
   c10::Device device_;
   std::unique_ptr<MemoryLimit> limit_;  // first, so that all that follows is under it
-  TextCorpus corpus_;
-  int64_t text_checksum_;
-  Gpt model_;
-  int64_t context_;
+  RunModel task_;
+  torch::nn::Module& model_;  // the one in task_
+  std::unique_ptr<detail::RunData> data_;
+  int64_t data_checksum_;
   Sampler sampler_;
   std::unique_ptr<DataParallel> data_parallel_;  // null on one rank
   detail::RunOptimizer optimizer_;

@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <c10/core/Device.h>
 
-#include "snug/data/text_corpus.h"
+#include "snug/exported/exported_module.h"
+#include "snug/run/config.h"
 
 namespace snug::detail {
 
@@ -14,10 +16,11 @@ namespace snug::detail {
 /// the device of this rank among those of its machine.
 c10::Device device_of_rank(const std::string& name, int local_rank);
 
-/// A checksum of the text itself: a run on another text is another run, even with the same windows.
-int64_t checksum(const TextCorpus& corpus);
+/// Throws ConfigError if a rank's share of a batch is larger than the memory of the machine, or is not cut into the
+/// number of samples that the model's `inputs` are fixed to.
+void check_batch(const TrainConfig& config, const std::vector<ExportedInput>& inputs, int ranks);
 
-/// Throws ConfigError if a rank's share of a batch, as tensors, is larger than the memory of the machine.
-void check_batch_fits(int64_t batch, int64_t context, int ranks);
+/// Throws ConfigError if `samples` are fewer than the model's `inputs` are fixed to.
+void check_held_out(int64_t samples, const std::vector<ExportedInput>& inputs);
 
 }  // namespace snug::detail

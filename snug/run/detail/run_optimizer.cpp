@@ -12,10 +12,10 @@ namespace {
 using torch::optim::OptimizerParamGroup;
 
 // Biases and norms are not decayed: GPT recipes usually decay only matrices, embeddings among them.
-std::vector<OptimizerParamGroup> parameter_groups(const Gpt& model, const TrainConfig& config) {
+std::vector<OptimizerParamGroup> parameter_groups(const torch::nn::Module& model, const TrainConfig& config) {
   std::vector<at::Tensor> matrices;
   std::vector<at::Tensor> others;
-  for (const at::Tensor& parameter : model->parameters()) {
+  for (const at::Tensor& parameter : model.parameters()) {
     (parameter.dim() >= 2 ? matrices : others).push_back(parameter);
   }
   const auto options = [&](double weight_decay) {
@@ -30,7 +30,8 @@ std::vector<OptimizerParamGroup> parameter_groups(const Gpt& model, const TrainC
 
 }  // namespace
 
-RunOptimizer::RunOptimizer(const Gpt& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group)
+RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config,
+                           const std::shared_ptr<ProcessGroup>& group)
     : scratch_(config.out) {
   const auto make = [](const std::vector<OptimizerParamGroup>& groups) { return std::make_unique<AdamW>(groups); };
   const auto groups = parameter_groups(model, config);

@@ -5,10 +5,10 @@
 #include <functional>
 #include <memory>
 
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include "snug/distributed/process_group.h"
-#include "snug/models/gpt.h"
 #include "snug/run/config.h"
 
 namespace snug::detail {
@@ -16,7 +16,7 @@ namespace snug::detail {
 class RunOptimizer {
  public:
   /// `group`: null for a run on one rank.
-  RunOptimizer(const Gpt& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group);
+  RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group);
 
   torch::optim::Optimizer& operator*() const { return *optimizer_; }
   torch::optim::Optimizer* operator->() const { return optimizer_.get(); }
