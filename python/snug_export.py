@@ -56,12 +56,14 @@ def save(model, example_inputs, path, *, dynamic_shapes=None, loss=None, source_
 def _unchanged(model):
     modes = {module: module.training for module in model.modules()}
     gradients = {parameter: parameter.grad for parameter in model.parameters()}
-    with torch.random.fork_rng(), _same_state(model):
-        yield
-    for module, training in modes.items():
-        module.training = training
-    for parameter, gradient in gradients.items():
-        parameter.grad = gradient
+    try:
+        with torch.random.fork_rng(), _same_state(model):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
 
 
 @contextlib.contextmanager
