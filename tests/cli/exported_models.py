@@ -1,6 +1,7 @@
-"""Writes small files of torch.export, and data for them, into a folder: what exported_test.py trains.
+"""Writes small files of torch.export, and data for them, into a folder: what exported_test.py trains. Or prints the held-out loss that Python
+finds with trained weights for the model in rows.pt2 on the data in rows/, in batches of 6.
 
-usage: exported_models.py FOLDER     with a Python that has torch
+usage: exported_models.py FOLDER [WEIGHTS]     with a Python that has torch
 """
 
 import pathlib
@@ -8,7 +9,7 @@ import sys
 
 try:
     import torch
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, load_model, save_file
     from torch import nn
     from torch.nn import functional as F
 except ImportError as missing:
@@ -43,6 +44,23 @@ class OneInput(Words):
         return super().forward(tokens[:, :-1], tokens[:, 1:])
 
 
+def of_rows():
+    return nn.Sequential(nn.Linear(6, 64), nn.GELU(), nn.Dropout(0.2), nn.Linear(64, 3))
+
+
+def held_out_loss(folder, weights):
+    model = of_rows()
+    load_model(model, weights, strict=True)
+    model.eval()
+    files = [load_file(folder / "rows" / name) for name in ("a.safetensors", "b.safetensors")]
+    x, y = (torch.cat([file[name][-(len(file[name]) // 10):] for file in files]) for name in ("input", "target"))
+    total = 0.0
+    with torch.no_grad():
+        for inputs, targets in zip(x.split(6), y.split(6)):
+            total += F.cross_entropy(model(inputs), targets).item() * len(targets)
+    return total / len(y)
+
+
 def main(folder):
     torch.manual_seed(1)
     batch = torch.export.Dim("batch", max=1024)
@@ -53,7 +71,7 @@ def main(folder):
     x, y = torch.randn(150, 6), torch.randint(0, 3, (150,))
     shapes = ({0: batch}, {0: batch})
     torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(6, 64), nn.GELU(), nn.Dropout(0.2), nn.Linear(64, 3))
+    model = of_rows()
     snug_export.save(model, (x[:8], y[:8]), folder / "rows.pt2", loss=F.cross_entropy, dynamic_shapes=shapes)
     snug_export.save(model, (x[:8],), folder / "scores.pt2", dynamic_shapes=({0: batch},))
     torch.export.save(torch.export.export(Words(), (words, words)), folder / "without_eval.pt2")
@@ -68,4 +86,7 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    if sys.argv[2:]:
+        print(held_out_loss(pathlib.Path(sys.argv[1]), sys.argv[2]))
+    else:
+        main(pathlib.Path(sys.argv[1]))

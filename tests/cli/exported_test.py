@@ -74,6 +74,12 @@ class Training(ExportedTest):
         self.run_of("low", "rows.pt2", MADE / "rows", "--precision", "bfloat16", "--weights", "low")
         self.assertEqual(len(self.losses("low")), 8)
 
+    def test_gives_weights_with_which_python_finds_the_same_held_out_loss(self):
+        self.run_of("run", "rows.pt2", MADE / "rows")
+        found = subprocess.run([PYTHON, MODELS, MADE, self.folder / "run" / "model.safetensors"], capture_output=True, text=True)
+        self.assertEqual(found.returncode, 0, found.stderr)
+        self.assertEqual(float(found.stdout), self.records("run")[-1]["validation_loss"])
+
     def test_fixed_for_a_number_of_samples_takes_it_alone_or_in_multiples(self):
         self.run_of("fixed", "fixed.pt2", self.text, "--batch", "4")
         self.run_of("twice", "fixed.pt2", self.text, "--batch", "8", "--micro-batch", "4")
