@@ -31,6 +31,7 @@ namespace {
 struct PlanFlags {
   std::string model = "gpt-tiny", device = "cpu", memory, run, offload, plans;
   int64_t batch = 64;
+  bool offloads = false;  // if `offload` is empty, to host memory
   bool explain = false;
 };
 
@@ -70,7 +71,7 @@ PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
 StepProfile profile_of(PlannedModel& planned, const PlanFlags& flags) {
   const Batch batch = batch_to(planned.batch, planned.device);
   const auto step = [&] { return planned.model.loss_of(batch).value(); };
-  return profile_step(step, {.link = flags.offload.empty() ? OffloadLink{} : measure_offload_link(flags.offload)});
+  return profile_step(step, {.link = flags.offloads ? measure_offload_link(flags.offload, planned.device) : OffloadLink{}});
 }
 
 // The rows of docs/which.md.
@@ -126,7 +127,7 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
   const Bytes budget = Bytes::parse(flags.memory);
   AdamW optimizer(model.model.module->parameters());
   std::optional<std::filesystem::path> offload;
-  if (!flags.offload.empty()) {
+  if (flags.offloads) {
     offload = flags.offload;
   }
   const Bytes least(live_bytes(model.device).count() + 3 * model.parameters);
@@ -161,15 +162,12 @@ void print_plan_of_run(const std::filesystem::path& out) {
   fmt::print("{}", StepPlan::from_json(FileSystem::real().read_file(path)).explain());
 }
 
-void check(const CLI::App& command, const PlanFlags& flags) {
+void check(const CLI::App& command) {
   for (const char* const option : {"--model", "--batch", "--device", "--memory", "--offload", "--plans"}) {
     if (command.count("--run") > 0 && command.count(option) > 0) {
       throw ConfigError(fmt::format(
           "plan: --run explains the plan that a run has, and {} is for a new one; leave one of them out", option));
     }
-  }
-  if (command.count("--offload") > 0 && flags.offload.empty()) {
-    throw ConfigError("plan: --offload is empty; give a directory on a disk");
   }
   if (command.count("--plans") > 0 && command.count("--memory") == 0) {
     throw ConfigError("plan: --plans keeps the plan for a budget; give --memory, too");
@@ -185,6 +183,10 @@ void run_plan(const PlanFlags& flags) {
     throw ConfigError(fmt::format("plan: --batch is {}; give a number of sequences >= 1", flags.batch));
   }
   const c10::Device device = make_current(parse_device("plan", flags.device));
+  if (flags.offloads && device.is_cpu() == flags.offload.empty()) {
+    throw ConfigError(device.is_cpu() ? "plan: --offload is empty; give a directory on a disk"
+                                      : "plan: memory of a device goes to host memory; give --offload no directory");
+  }
   const SlowNotice planning(fmt::format("plan: steps of {} are tried with {} sequences, and plans are searched for",
                                         flags.model, flags.batch));
   PlannedModel model(flags, device);
@@ -207,15 +209,19 @@ void add_plan(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--memory", flags->memory, "A budget, such as 300MiB: the fastest step that fits")
       ->type_name("BYTES");
-  command->add_option("--offload", flags->offload, "A directory on a disk that activations may go to meanwhile")
-      ->type_name("DIR");
+  command
+      ->add_option("--offload", flags->offload,
+                   "Activations may go elsewhere meanwhile: of a CPU to a directory on a disk, else to host memory")
+      ->type_name("DIR")
+      ->expected(0, 1);
   command->add_option("--plans", flags->plans, "With --memory: a directory that keeps the plan for the next call")
       ->type_name("DIR");
   command->add_flag("--explain", flags->explain, "What is alive at the peak, and what is rebuilt");
   command->add_option("--run", flags->run, "Explain the plan of a run instead: its folder")->type_name("DIR");
   command->footer("Runs steps on zeros: without --memory with everything kept, with it within the budget.");
   command->callback([command, flags] {
-    check(*command, *flags);
+    check(*command);
+    flags->offloads = command->count("--offload") > 0;
     run_plan(*flags);
   });
 }

@@ -179,7 +179,8 @@ std::string explain(const StepSimulator& simulator, const RematPlan& plan, int r
   const auto less_time = [](const Share& a, const Share& b) { return a.seconds < b.seconds; };
   text += "rebuilt:\n" + table(sorted(replayed, less_time), rows);
   if (!run.offloaded.empty()) {
-    text += "goes to disk:\n" + table(sorted(transfers(simulator, run), less_time), rows);
+    text += fmt::format("goes to {}:\n", profile.link.kind == OffloadLink::Kind::File ? "disk" : "host memory");
+    text += table(sorted(transfers(simulator, run), less_time), rows);
   }
   text += fmt::format("alive at the peak (event {} of {}; {} of it the backward pass's own and workspace):\n",
                       run.peak_event, profile.events.size(), Bytes(run.peak_bytes - named).str());

@@ -17,6 +17,7 @@ using Json = detail::OrderedJson;
 constexpr detail::JsonKind kProfileJson{
     .key = "snug_step_profile", .type = "StepProfile", .noun = "profile", .cure = "take the profile again"};
 constexpr std::array<const char*, 3> kKindNames = {"external", "activation", "pinned"};
+constexpr std::array<const char*, 2> kLinkNames = {"file", "pinned"};
 constexpr std::array<const char*, 7> kEventNames = {"forward",  "drop",    "unpack",  "done",
                                                     "allocate", "release", "backward"};
 
@@ -68,6 +69,12 @@ class Checker {
     const OffloadLink& link = profile_.link;
     for (const double number : {link.out_bytes_per_second, link.back_bytes_per_second, link.seconds}) {
       require(std::isfinite(number) && number >= 0, "the link for offloading has a speed or time of {}", number);
+    }
+    const bool is_for_cpu = link.kind == OffloadLink::Kind::File;
+    if (link.is_open() && is_for_cpu != (profile_.device == "cpu")) {
+      throw ConfigError(fmt::format(
+          "StepProfile: its link for offloading leads to {}, and its device is {}; measure the device's link",
+          is_for_cpu ? "a file" : "pinned memory", profile_.device));
     }
     for (const ProfileEvent& event : profile_.events) {
       visit(event);
@@ -218,7 +225,8 @@ std::string StepProfile::to_json() const {
     json["events"].push_back(Json::array({kEventNames[static_cast<size_t>(event.kind)], event.index, event.bytes}));
   }
   if (link.is_open()) {
-    json["link"] = {{"directory", link.directory},
+    json["link"] = {{"kind", kLinkNames[static_cast<size_t>(link.kind)]},
+                    {"directory", link.directory},
                     {"out_bytes_per_second", link.out_bytes_per_second},
                     {"back_bytes_per_second", link.back_bytes_per_second},
                     {"seconds", link.seconds}};
@@ -248,7 +256,8 @@ StepProfile StepProfile::from_json(std::string_view text) {
     }
     if (json.contains("link")) {
       const Json& link = json.at("link");
-      profile.link = {.directory = link.at("directory").get<std::string>(),
+      profile.link = {.kind = read_enum<OffloadLink::Kind>(kLinkNames, link.value("kind", Json("file"))),
+                      .directory = link.at("directory").get<std::string>(),
                       .out_bytes_per_second = link.at("out_bytes_per_second").get<double>(),
                       .back_bytes_per_second = link.at("back_bytes_per_second").get<double>(),
                       .seconds = link.at("seconds").get<double>()};

@@ -79,6 +79,12 @@ struct ProfileEvent {
 
 /// Where memory may go while nothing needs it, and how fast. As it is: nowhere.
 struct OffloadLink {
+  enum class Kind : uint8_t {
+    File,    ///< of what is in the host's memory
+    Pinned,  ///< pinned memory of the host, for what is on a device
+  };
+
+  Kind kind = Kind::File;
   std::string directory = {};  ///< of the file; one in memory (tmpfs) frees nothing; empty: the system's temporary one
   double out_bytes_per_second = 0;
   double back_bytes_per_second = 0;
@@ -100,8 +106,8 @@ struct StepProfile {
   OffloadLink link = {};  ///< for what a plan offloads
 
   /// Throws ConfigError that names the first event or operator that cannot have happened: indices out of range, values
-  /// read before they are made, versions out of order, use after release, releases that do not match; or the link's
-  /// speeds, if they are none.
+  /// read before they are made, versions out of order, use after release, releases that do not match; or the link,
+  /// if its speeds are none or its kind is not for the device.
   void check() const;
 
   /// Per storage: is it asked for by the backward pass?

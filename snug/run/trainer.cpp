@@ -231,7 +231,7 @@ class Trainer::Impl {
     std::optional<std::filesystem::path> planned_offload;
     if (config_.offload && plans()) {
       FileSystem::real().create_directories(config_.out);
-      planned_offload = config_.out;
+      planned_offload = device_.is_cpu() ? std::filesystem::path(config_.out) : "";
     }
     return {model_,
             *optimizer_,

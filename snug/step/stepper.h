@@ -93,7 +93,8 @@ struct StepperOptions {
   /// no error: StepPlan::considered says why. Empty: plans are forgotten at the program's end.
   std::filesystem::path plan_folder = {};
   /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to
-  /// compute them again, or where they cannot be. How fast the disk is is measured once. See measure_offload_link.
+  /// compute them again, or where they cannot be. On other devices than the CPU an empty path: they go to pinned memory
+  /// of the host. The speed of the way is measured once. See measure_offload_link.
   std::optional<std::filesystem::path> offload = {};
   /// Tensors that loss_of reads and assigns anew, such as the hidden state that a recurrent network hands to the next
   /// step, detached. Not owned: they must outlive the Stepper and stay where they are. Wherever a planned memory_budget

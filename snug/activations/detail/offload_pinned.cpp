@@ -17,10 +17,10 @@
 #include "snug/activations/detail/spill_extents.h"
 #include "snug/core/detail/out_of_memory.h"
 
-// Copies run on one side stream of each device, so that they are in order among themselves: a place in pinned memory is
-// free for the next copy as soon as it is given back. Device memory is allocated and released in the order of the
-// computing stream. That stream waits for a copy before memory that the copy uses is released, so the allocator may
-// hand the memory out again at once, however far the host is ahead.
+// Copies run on two side streams of each device, one each way. A copy out waits for the copies back from places that were
+// given back, so a place in pinned memory is free for the next copy at once. Device memory is allocated and released in
+// the order of the computing stream. That stream waits for a copy before memory that the copy uses is released, so the
+// allocator may hand the memory out again at once, however far the host is ahead.
 
 namespace snug::detail {
 namespace {
@@ -99,23 +99,49 @@ class PinnedStore final : public OffloadStore {
   // The most storages that are held because their copy may not be complete.
   static constexpr size_t kInFlight = 2;
 
-  // Copies on the side stream, after all work that `computing` has been given so far.
-  c10::Event copy(const at::Tensor& from, const at::Tensor& to, const c10::Stream& computing) {
-    auto found = side_.find(computing.device());
-    if (found == side_.end()) {
-      const VirtualGuardImpl device(computing.device_type());
-      found = side_.emplace(computing.device(), device.getStreamFromGlobalPool(computing.device())).first;
+  struct Side {
+    c10::Stream out, back;
+    std::vector<c10::Event> read = {};  // when places that were given back had been copied from
+  };
+
+  Side& side_of(c10::Device device) {
+    auto found = sides_.find(device);
+    if (found == sides_.end()) {
+      const VirtualGuardImpl of(device.type());
+      found =
+          sides_.emplace(device, Side{of.getStreamFromGlobalPool(device), of.getStreamFromGlobalPool(device)}).first;
     }
-    const c10::Stream side = found->second;
+    return found->second;
+  }
+
+  // Copies on `side`, after all work that `computing` has been given so far.
+  static c10::Event copy(const at::Tensor& from, const at::Tensor& to, const c10::Stream& computing,
+                         const c10::Stream& side) {
     recorded_on(computing).block(side);
-    for (const auto& [device, other] : side_) {  // a place in pinned memory may have been another device's
-      if (device != side.device()) {
-        recorded_on(other).block(side);
-      }
-    }
     const c10::StreamGuard guard(side);
     to.copy_(from, /*non_blocking=*/true);
     return recorded_on(side);
+  }
+
+  c10::Event copy_out(const at::Tensor& from, const at::Tensor& place, const c10::Stream& computing) {
+    Side& side = side_of(computing.device());
+    for (const auto& [device, other] : sides_) {  // a place in pinned memory may have been another device's
+      if (device != computing.device()) {
+        recorded_on(other.out).block(side.out);
+        recorded_on(other.back).block(side.out);
+      }
+    }
+    for (const c10::Event& event : side.read) {
+      event.block(side.out);
+    }
+    side.read.clear();
+    return copy(from, place, computing, side.out);
+  }
+
+  c10::Event copy_back(const at::Tensor& place, const at::Tensor& to, const c10::Stream& computing) {
+    const Side& side = side_of(computing.device());
+    recorded_on(side.out).block(side.back);
+    return copy(place, to, computing, side.back);
   }
 
   void retire(size_t but) {
@@ -126,21 +152,24 @@ class PinnedStore final : public OffloadStore {
 
   mutable std::mutex mutex_;  // guards all that follows
   Slabs slabs_;
-  std::map<c10::Device, c10::Stream, decltype([](c10::Device a, c10::Device b) { return a.index() < b.index(); })>
-      side_;
+  std::map<c10::Device, Side, decltype([](c10::Device a, c10::Device b) { return a.index() < b.index(); })> sides_;
   std::deque<Transfer> in_flight_;
+  size_t sent_ = 0;  // number of storages so far
   OffloadReport report_;
 };
 
 class PinnedStore::Pinned final : public StoredAway {
  public:
   Pinned(PinnedStore& store, c10::Device device, Slabs::Place place)
-      : store_(store), device_(device), place_(std::move(place)) {}
+      : store_(store), device_(device), place_(std::move(place)), number_(store.sent_) {}
 
   ~Pinned() override {
     drop_prefetch();
     const std::lock_guard lock(store_.mutex_);
     store_.retire(0);  // the memory that was copied is needed no longer
+    if (read_) {
+      store_.side_of(device_).read.push_back(std::move(*read_));
+    }
     store_.slabs_.give_back(place_);
   }
 
@@ -157,7 +186,7 @@ class PinnedStore::Pinned final : public StoredAway {
       VirtualGuardImpl(device_.type()).recordDataPtrOnStream(storage.data_ptr(), computing);
     }
     store_.report_.bytes_back += place_.bytes.numel();
-    ahead_.reset();
+    forget_ahead();
     return storage;
   }
 
@@ -179,13 +208,13 @@ class PinnedStore::Pinned final : public StoredAway {
     const std::lock_guard lock(store_.mutex_);
     if (ahead_) {
       ahead_->done.block(ahead_->stream);
-      ahead_.reset();
+      forget_ahead();
     }
   }
 
   bool finish() override {
     const std::lock_guard lock(store_.mutex_);
-    store_.retire(0);
+    store_.retire(store_.sent_ - number_);  // what went out later may be held on
     return true;
   }
 
@@ -202,13 +231,20 @@ class PinnedStore::Pinned final : public StoredAway {
     store_.retire(0);  // backward needs the room
     const c10::Stream computing = stream();
     const at::Tensor bytes = at::empty_like(place_.bytes, at::TensorOptions(device_).pinned_memory(false));
-    ahead_.emplace(Ahead{bytes, computing, store_.copy(place_.bytes, bytes, computing)});
+    ahead_.emplace(Ahead{bytes, computing, store_.copy_back(place_.bytes, bytes, computing)});
+  }
+
+  void forget_ahead() {
+    read_.emplace(std::move(ahead_->done));
+    ahead_.reset();
   }
 
   PinnedStore& store_;
   c10::Device device_;
   Slabs::Place place_;
+  size_t number_;  // of its way out
   std::optional<Ahead> ahead_;
+  std::optional<c10::Event> read_;  // when the last copy from the place is over
 };
 
 std::unique_ptr<StoredAway> PinnedStore::store(const c10::Storage& storage) {
@@ -220,7 +256,8 @@ std::unique_ptr<StoredAway> PinnedStore::store(const c10::Storage& storage) {
     return nullptr;
   }
   const c10::Stream computing = VirtualGuardImpl(storage.device_type()).getStream(storage.device());
-  in_flight_.push_back({storage, computing, copy(bytes_of(storage), place->bytes, computing)});
+  in_flight_.push_back({storage, computing, copy_out(bytes_of(storage), place->bytes, computing)});
+  ++sent_;
   retire(kInFlight);
   report_.bytes_out += bytes;
   return std::make_unique<Pinned>(*this, storage.device(), std::move(*place));

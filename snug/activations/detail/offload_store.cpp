@@ -93,7 +93,11 @@ std::unique_ptr<OffloadStore> make_offload_store(const OffloadOptions& options) 
 }
 
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadLink& link) {
-  return make_offload_store(OffloadOptions{.min_bytes = Bytes(0), .directory = spill_folder(link.directory)});
+  OffloadOptions options{.min_bytes = Bytes(0)};
+  if (link.kind == OffloadLink::Kind::File) {
+    options.directory = spill_folder(link.directory);
+  }
+  return make_offload_store(options);
 }
 
 }  // namespace snug::detail

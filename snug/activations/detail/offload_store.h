@@ -49,7 +49,7 @@ class OffloadStore {
 /// accelerator nothing is stored.
 /// The file is made at once if `directory` is given, otherwise with the first CPU storage.
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadOptions& options);
-/// For plans; takes storages of any size. The file is made at once: throws Error if it cannot be made.
+/// For plans; takes storages of any size. The file of a link to one is made at once: throws Error if it cannot be made.
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadLink& link);
 /// For CPU storages: a file.
 std::unique_ptr<OffloadStore> make_spill_store(const OffloadOptions& options, SpillCalls& calls = SpillCalls::real());

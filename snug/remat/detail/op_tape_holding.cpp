@@ -291,7 +291,10 @@ void OpTape::meet_streams_of_unpacking() {
   for (const int storage : cursor_.to_fetch()) {
     Holding& holding = at(storage).holding;
     if (holding.is_away() && !find(storage)) {
-      as_replay([&] { holding.away().prefetch(); });
+      as_replay([&] {
+        const UnseenOperators unseen;
+        holding.away().prefetch();
+      });
     }
   }
 }

@@ -74,7 +74,7 @@ StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, 
   take_workspaces(device);
   OffloadLink link;
   try {
-    link = options.offload ? measure_offload_link(*options.offload) : OffloadLink{};
+    link = options.offload ? measure_offload_link(*options.offload, device) : OffloadLink{};
   } catch (...) {  // the other ranks wait for this one in check()
     no_link_ = std::current_exception();
   }

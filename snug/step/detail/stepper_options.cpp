@@ -83,7 +83,7 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
   }
   if (options.offload && !plans) {
     throw ConfigError(
-        "Stepper: offload is for plans to keep a memory_budget on the CPU, and there are none; give a memory_budget, "
+        "Stepper: offload is for plans to keep a memory_budget, and there are none; give a memory_budget, "
         "or a SaveOnHost around the steps instead");
   }
   for (const SyncBatchNormImpl* norm : sync_batch_norms(model)) {

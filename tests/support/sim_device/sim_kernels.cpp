@@ -87,7 +87,11 @@ Tensor& sim_set_tensor(Tensor& self, const Tensor& source) {
   return sim_set_places(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
 }
 
-double link_seconds(const Tensor& copied) { return static_cast<double>(copied.nbytes()) / kBytesPerSecond; }
+// The link takes whole blocks.
+double link_seconds(const Tensor& copied) {
+  const int64_t blocks = (static_cast<int64_t>(copied.nbytes()) + kBlock - 1) / kBlock;
+  return static_cast<double>(blocks * kBlock) / kBytesPerSecond;
+}
 
 void copy_within(const Tensor& from, const Tensor& to) {
   const c10::Stream stream = current_stream(from.device().index());
