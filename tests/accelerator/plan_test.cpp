@@ -14,6 +14,7 @@
 #include "snug/memory/meter.h"
 #include "snug/remat/rematerialize.h"
 #include "snug/step/stepper.h"
+#include "tests/support/model_on_device.h"
 #include "tests/support/move_to.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
@@ -27,30 +28,12 @@ namespace {
 using sim_device::device;
 using sim_device::host_reads;
 using sim_device::virtual_seconds;
+using testing::model_on_device;
 using testing::number_of_models;
 using testing::RandomModel;
+using testing::runs_on_device;
 using testing::Step;
 using torch::Tensor;
-
-RandomModel model_on_device(uint64_t seed) {
-  RandomModel model = testing::random_model(seed);
-  testing::move_to(*model.module, device());
-  model.input = model.input.detach().to(device()).requires_grad_(model.input.requires_grad());
-  return model;
-}
-
-// Some of the models make tensors of their own on the CPU, and the simulated device has no views of conjugates.
-bool runs_on_device(const RandomModel& model) {
-  if (std::ranges::find(model.kinds, "conjugates") != model.kinds.end()) {
-    return false;
-  }
-  try {
-    model.loss(model.input).backward();
-    return true;
-  } catch (const c10::Error&) {
-    return false;
-  }
-}
 
 TEST(PlansOnAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredictedTime) {
   int ran = 0, replayed = 0;
