@@ -71,7 +71,8 @@ PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
 StepProfile profile_of(PlannedModel& planned, const PlanFlags& flags) {
   const Batch batch = batch_to(planned.batch, planned.device);
   const auto step = [&] { return planned.model.loss_of(batch).value(); };
-  return profile_step(step, {.link = flags.offloads ? measure_offload_link(flags.offload, planned.device) : OffloadLink{}});
+  return profile_step(step,
+                      {.link = flags.offloads ? measure_offload_link(flags.offload, planned.device) : OffloadLink{}});
 }
 
 // The rows of docs/which.md.
