@@ -1,6 +1,6 @@
 #pragma once
 // Rematerialize: a forward and backward pass of any model under a number of bytes. What is cheap to compute again is dropped in forward and
-// rebuilt, operator by operator, when backward asks for it; where that is allowed, what is dear or impossible to compute again goes to disk.
+// rebuilt, operator by operator, when backward asks for it; where that is allowed, what is dear or impossible to compute again goes to disk, or from a device to host memory.
 // Gradients, buffers and random numbers are those of plain training, to the bit.
 //
 //   const auto step = [&] { return loss_function(model->forward(x), y); };
@@ -49,7 +49,7 @@ class ActivationPlan {
   /// BudgetExceeded as plan_activations does.
   ActivationPlan(const StepProfile& profile, Bytes budget, SolverOptions options = {});
 
-  /// For people: what is alive at the peak, what is rebuilt or goes to disk and what that costs, how far from the fastest plan it can be.
+  /// For people: what is alive at the peak, what is rebuilt or offloaded and what that costs, how far from the fastest plan it can be.
   std::string explain() const;
   /// What was offloaded so far, in all passes under this plan and its copies.
   OffloadReport offloaded() const;
@@ -79,7 +79,7 @@ class ActivationPlan {
 /// `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that what is rebuilt has the same bits and
 /// that memory rises no higher than predicted. What has not is kept or offloaded from then on; what rises higher is planned for. Throws
 /// BudgetExceeded, whose smallest_feasible() says what would do, and Error where plan after plan does not come out as predicted. With `link`,
-/// which measure_offload_link gives, what is rebuilt in more time than its way to disk and back goes there.
+/// which measure_offload_link gives, what is rebuilt in more time than its way to disk, or from a device to host memory, and back goes there.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 OffloadLink link = {});
 /// The same with a profile of it that was taken before.

@@ -256,7 +256,12 @@ std::unique_ptr<StoredAway> PinnedStore::store(const c10::Storage& storage) {
     return nullptr;
   }
   const c10::Stream computing = VirtualGuardImpl(storage.device_type()).getStream(storage.device());
-  in_flight_.push_back({storage, computing, copy_out(bytes_of(storage), place->bytes, computing)});
+  try {
+    in_flight_.push_back({storage, computing, copy_out(bytes_of(storage), place->bytes, computing)});
+  } catch (...) {
+    slabs_.give_back(*place);
+    throw;
+  }
   ++sent_;
   retire(kInFlight);
   report_.bytes_out += bytes;
