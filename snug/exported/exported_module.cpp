@@ -58,14 +58,6 @@ std::string program_names(const detail::ZipArchive& archive) {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-void cast_floats(const std::map<std::string, at::Tensor>& tensors, std::optional<at::Device> device,
-                 at::ScalarType dtype, bool non_blocking) {
-  for (const auto& [name, tensor] : tensors) {
-    const auto wanted = tensor.is_floating_point() ? dtype : tensor.scalar_type();
-    tensor.set_data(tensor.to(device.value_or(tensor.device()), wanted, non_blocking));
-  }
-}
-
 }  // namespace
 
 ExportedModule::ExportedModule(const std::filesystem::path& file, const ExportedOptions& options)
@@ -158,11 +150,11 @@ void ExportedModule::train(bool on) {
 }
 
 void ExportedModule::to(at::ScalarType dtype, bool non_blocking) {
-  cast_floats(tensors_->all, std::nullopt, dtype, non_blocking);
+  detail::cast_floats(tensors_->all, std::nullopt, dtype, non_blocking);
 }
 
 void ExportedModule::to(at::Device device, at::ScalarType dtype, bool non_blocking) {
-  cast_floats(tensors_->all, device, dtype, non_blocking);
+  detail::cast_floats(tensors_->all, device, dtype, non_blocking);
 }
 
 std::map<std::string, at::Tensor> ExportedModule::state_dict() const {

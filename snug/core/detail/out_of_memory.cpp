@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string_view>
 
 #include <c10/util/Exception.h>
@@ -13,22 +14,33 @@
 // Python's, has the interpreter's type, and the text of the first.
 
 namespace snug::detail {
+namespace {
+
+bool has_any(std::string_view text, std::span<const std::string_view> parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](std::string_view part) { return text.find(part) != std::string_view::npos; });
+}
+
+constexpr std::array<std::string_view, 5> kOfStatus = {"CUDA error: out of memory", "CUDA out of memory",
+                                                       "_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED",
+                                                       "DEVICE_ALLOCATION_FAILED"};
+// MemoryLimit's, and LibTorch's on a CPU.
+constexpr std::array<std::string_view, 4> kOfAllocators = {"MemoryLimit: an allocation of", "MemoryLimit: an operator",
+                                                           "can't allocate memory", "not enough memory: you tried"};
+
+}  // namespace
 
 bool is_out_of_memory(const std::exception& error) {
-  constexpr std::array<std::string_view, 7> kTexts = {"CUDA error: out of memory",    "CUDA out of memory",
-                                                      "_STATUS_ALLOC_FAILED",         "CUFFT_ALLOC_FAILED",
-                                                      "DEVICE_ALLOCATION_FAILED",     "MemoryLimit: an allocation of",
-                                                      "MemoryLimit: an operator took"};
   if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) {
     return true;
+  }
+  if (const auto* of_libtorch = dynamic_cast<const c10::Error*>(&error)) {
+    return has_any(of_libtorch->what_without_backtrace(), kOfStatus);
   }
   if (dynamic_cast<const Error*>(&error) != nullptr) {
     return false;  // snug's own may quote another
   }
-  const auto* of_libtorch = dynamic_cast<const c10::Error*>(&error);
-  const std::string_view text = of_libtorch != nullptr ? of_libtorch->what_without_backtrace() : error.what();
-  return std::any_of(kTexts.begin(), kTexts.end(),
-                     [&](std::string_view one) { return text.find(one) != std::string_view::npos; });
+  return has_any(error.what(), kOfStatus) || has_any(error.what(), kOfAllocators);
 }
 
 }  // namespace snug::detail

@@ -43,24 +43,6 @@ int64_t extent(const std::vector<int64_t>& sizes, const std::vector<int64_t>& st
   return count == 0 ? 0 : end + 1;
 }
 
-// The module with this path below `root`, made where it is missing.
-torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path) {
-  constexpr auto kDeepest = 100;  // destructors recurse
-  if (std::count(path.begin(), path.end(), '.') > kDeepest) {
-    throw CorruptFile(fmt::format("a name has more than {} parts", kDeepest));
-  }
-  torch::nn::Module* owner = &root;
-  size_t begin = 0;
-  for (size_t dot = path.find('.'); dot != std::string::npos; begin = dot + 1, dot = path.find('.', begin)) {
-    const std::string child = path.substr(begin, dot - begin);
-    const auto children = owner->named_children();
-    const auto* found = children.find(child);
-    owner = found != nullptr ? found->get()
-                             : owner->register_module(child, std::make_shared<torch::nn::Module>(child)).get();
-  }
-  return *owner;
-}
-
 class WeightReader {
  public:
   WeightReader(const ZipArchive& archive, const std::string& program, torch::nn::Module& root, ExportedTensors& tensors)
@@ -168,6 +150,31 @@ c10::Device read_weights(const ZipArchive& archive, const std::string& program,
     check_meta(tensors.all.at(one.key), one);
   }
   return reader.device();
+}
+
+torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path) {
+  constexpr auto kDeepest = 100;  // destructors recurse
+  if (std::count(path.begin(), path.end(), '.') > kDeepest) {
+    throw CorruptFile(fmt::format("a name has more than {} parts", kDeepest));
+  }
+  torch::nn::Module* owner = &root;
+  size_t begin = 0;
+  for (size_t dot = path.find('.'); dot != std::string::npos; begin = dot + 1, dot = path.find('.', begin)) {
+    const std::string child = path.substr(begin, dot - begin);
+    const auto children = owner->named_children();
+    const auto* found = children.find(child);
+    owner = found != nullptr ? found->get()
+                             : owner->register_module(child, std::make_shared<torch::nn::Module>(child)).get();
+  }
+  return *owner;
+}
+
+void cast_floats(const std::map<std::string, at::Tensor>& tensors, std::optional<at::Device> device,
+                 at::ScalarType dtype, bool non_blocking) {
+  for (const auto& [name, tensor] : tensors) {
+    const auto wanted = tensor.is_floating_point() ? dtype : tensor.scalar_type();
+    tensor.set_data(tensor.to(device.value_or(tensor.device()), wanted, non_blocking));
+  }
 }
 
 ExportJson read_json(const ZipArchive& archive, const std::string& record) {

@@ -2,6 +2,7 @@
 // The tensors of an exported file: parameters, buffers and constants, registered in a module under their Python names.
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -35,6 +36,14 @@ struct ExportedTensors {
 /// agree, ConfigError for weights that are pickled.
 c10::Device read_weights(const ZipArchive& archive, const std::string& program,
                          const std::vector<TensorAtExport>& wanted, torch::nn::Module& root, ExportedTensors& tensors);
+
+/// The module with the path of a tensor's name ("layers.0.weight") below `root`, made where it is missing. Throws
+/// CorruptFile for one of more than 100 parts.
+torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path);
+
+/// Casts floating-point tensors in place, and moves all to `device`, if it is given.
+void cast_floats(const std::map<std::string, at::Tensor>& tensors, std::optional<at::Device> device,
+                 at::ScalarType dtype, bool non_blocking);
 
 /// The text of a JSON record, parsed. Throws CorruptFile if it is none.
 ExportJson read_json(const ZipArchive& archive, const std::string& record);
