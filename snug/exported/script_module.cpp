@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 
 #include <fmt/format.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 #include "snug/core/error.h"
@@ -26,7 +26,8 @@ class WithoutOptimizer {
 
 }  // namespace
 
-ScriptModule::ScriptModule(torch::jit::Module script) : torch::nn::Module("ScriptModule"), script_(std::move(script)) {
+ScriptModule::ScriptModule(const torch::jit::Module& script)
+    : torch::nn::Module("ScriptModule"), script_(std::make_unique<torch::jit::Module>(script)) {
   const auto add = [&](const std::string& name, const at::Tensor& tensor, bool is_parameter) {
     tensors_.emplace(name, tensor);
     const bool is_tied =
@@ -39,33 +40,29 @@ ScriptModule::ScriptModule(torch::jit::Module script) : torch::nn::Module("Scrip
     const std::string last = name.substr(name.rfind('.') + 1);
     is_parameter ? owner.register_parameter(last, tensor, tensor.requires_grad()) : owner.register_buffer(last, tensor);
   };
-  for (const auto& parameter : script_.named_parameters()) {
+  for (const auto& parameter : script_->named_parameters()) {
     add(parameter.name, parameter.value, true);
   }
-  for (const auto& buffer : script_.named_buffers()) {
+  for (const auto& buffer : script_->named_buffers()) {
     add(buffer.name, buffer.value, false);
   }
-  torch::nn::Module::train(script_.is_training());
+  torch::nn::Module::train(script_->is_training());
 }
 
-c10::IValue ScriptModule::run(std::vector<c10::IValue> inputs) {
-  const WithoutOptimizer as_written;
-  c10::IValue result = script_.forward(std::move(inputs));
-  check_buffers();
-  return result;
-}
+ScriptModule::~ScriptModule() = default;
 
 at::Tensor ScriptModule::forward(const std::vector<at::Tensor>& inputs) {
-  const c10::IValue result = run({inputs.begin(), inputs.end()});
+  const WithoutOptimizer as_written;
+  const c10::IValue result = script_->forward({inputs.begin(), inputs.end()});
+  check_buffers();
   if (!result.isTensor()) {
-    throw Error(
-        fmt::format("ScriptModule.forward: the module returns {}, not a tensor; take it from run()", result.tagKind()));
+    throw Error(fmt::format("ScriptModule.forward: the module returns {}, not a tensor; return one", result.tagKind()));
   }
   return result.toTensor();
 }
 
 void ScriptModule::check_buffers() const {
-  for (const auto& buffer : script_.named_buffers()) {
+  for (const auto& buffer : script_->named_buffers()) {
     const auto registered = tensors_.find(buffer.name);
     if (registered == tensors_.end() || !registered->second.is_same(buffer.value)) {
       throw Error(
@@ -78,7 +75,7 @@ void ScriptModule::check_buffers() const {
 
 void ScriptModule::train(bool on) {
   torch::nn::Module::train(on);
-  script_.train(on);
+  script_->train(on);
 }
 
 void ScriptModule::to(at::ScalarType dtype, bool non_blocking) {
@@ -95,6 +92,10 @@ std::map<std::string, at::Tensor> ScriptModule::state_dict() const {
     result[name] = tensor.detach();
   }
   return result;
+}
+
+std::shared_ptr<ScriptModule> wrap_script(const torch::jit::Module& script) {
+  return std::make_shared<ScriptModule>(script);
 }
 
 }  // namespace snug

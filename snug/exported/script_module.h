@@ -9,19 +9,22 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
+
+namespace torch::jit {
+struct Module;
+}
 
 namespace snug {
 
 class ScriptModule : public torch::nn::Module {
  public:
   /// As wrap_script.
-  explicit ScriptModule(torch::jit::Module script);
+  explicit ScriptModule(const torch::jit::Module& script);
+  ~ScriptModule() override;
 
   /// What TorchScript's forward() returns, which must be one tensor: else Error. Operators run one by one, as written:
   /// TorchScript's optimiser, which turns them into others after some calls, is off meanwhile. Exceptions of operators
@@ -29,8 +32,6 @@ class ScriptModule : public torch::nn::Module {
   /// Error if the code gave a buffer's name to a new tensor (self.steps = self.steps + 1), which the module would not
   /// save; write in place (self.steps += 1).
   at::Tensor forward(const std::vector<at::Tensor>& inputs);
-  /// The same of any values.
-  c10::IValue run(std::vector<c10::IValue> inputs);
 
   void train(bool on = true) override;
   /// Casts floating-point tensors alone.
@@ -44,14 +45,12 @@ class ScriptModule : public torch::nn::Module {
  private:
   void check_buffers() const;
 
-  torch::jit::Module script_;
+  std::unique_ptr<torch::jit::Module> script_;
   std::map<std::string, at::Tensor> tensors_;  // tied ones under each name
   std::map<std::string, at::Tensor> untied_;
 };
 
 /// Parameters and buffers are those of `script` itself, under its names, in its mode (train or eval).
-inline std::shared_ptr<ScriptModule> wrap_script(torch::jit::Module script) {
-  return std::make_shared<ScriptModule>(std::move(script));
-}
+std::shared_ptr<ScriptModule> wrap_script(const torch::jit::Module& script);
 
 }  // namespace snug

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/torch.h>
 
 #include "snug/core/detail/out_of_memory.h"
