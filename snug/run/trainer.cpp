@@ -317,7 +317,8 @@ class Trainer::Impl {
       return;
     }
     planned_ = plan->choice;
-    const char* const less = config_.offload ? "some of each computed again or offloaded" : "some of each computed again";
+    const char* const less =
+        config_.offload ? "some of each computed again or offloaded" : "some of each computed again";
     plan_to_save_ = plan->to_json();
     notes.events.push_back(detail::event_of(step_, *plan));
     const std::string file = plan->read_from.empty() ? "" : fmt::format(" (read from {})", plan->read_from.string());
