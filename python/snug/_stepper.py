@@ -1,7 +1,5 @@
 """Stepper: one training step within a number of bytes."""
 
-import weakref
-
 import torch
 
 from . import _snug
@@ -71,14 +69,18 @@ def _groups(optimizer):
     return [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-_steppers = weakref.WeakKeyDictionary()  # by optimizer: its model and options, and the Stepper
+_KEPT = 8
+_steppers = {}  # the last ones, by the optimizer's id: model and options, and the Stepper, which holds the optimizer
 
 
 def step(model, optimizer, batch, loss_of, memory=None, **options):
-    """One step of a Stepper that is made when it is first needed, and again where the arguments are others. See Stepper."""
-    known = _steppers.get(optimizer)
-    wanted = (id(model), memory, options)
+    """One step of a Stepper that is made when it is first needed, and again where the arguments are others. The last eight
+    are kept. See Stepper."""
+    wanted = id(model), memory, options
+    known = _steppers.pop(id(optimizer), None)
     if known is None or known[0] != wanted:
         known = wanted, Stepper(model, optimizer, memory, **options)
-        _steppers[optimizer] = known
+    _steppers[id(optimizer)] = known
+    if len(_steppers) > _KEPT:
+        del _steppers[next(iter(_steppers))]
     return known[1].step(batch, loss_of)

@@ -41,6 +41,9 @@ class Plan {
   void enter() { open_[std::this_thread::get_id()].push_back(std::make_unique<Rematerialize>(plan_)); }
   void exit() {
     auto& open = open_[std::this_thread::get_id()];
+    if (open.empty()) {
+      throw ConfigError("Plan: a block ended that did not begin on this thread");
+    }
     std::unique_ptr<Rematerialize> scope = std::move(open.back());
     open.pop_back();
     deviation_ = scope->deviation();

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import unittest
 import warnings
+import weakref
 
 import torch
 import torch.nn.functional as F
@@ -95,6 +96,17 @@ class Steps(unittest.TestCase):
             self.assertEqual(result.micro_batches, 4)
         for a, b in zip(plain.parameters(), model.parameters()):
             self.assertTrue(torch.allclose(a, b, atol=1e-6))
+
+    def test_of_the_short_form_keep_the_last_optimizers_alone(self):
+        model, x, y = problem(dropout=0)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0) for _ in range(12)]
+        seen = [weakref.ref(optimizer) for optimizer in optimizers]
+        for optimizer in optimizers:
+            for _ in range(2):
+                snug.step(model, optimizer, (x, y), lambda x, y: F.mse_loss(model(x), y))
+        del optimizer, optimizers
+        gc.collect()
+        self.assertEqual([one() is not None for one in seen], [False] * 4 + [True] * 8)
 
     def test_count_items_as_the_loss_says(self):
         model, x, y = problem(dropout=0)
