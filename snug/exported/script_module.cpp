@@ -5,26 +5,12 @@
 
 #include <fmt/format.h>
 #include <torch/csrc/jit/api/module.h>
-#include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
+#include "snug/core/detail/torchscript_as_it_is.h"
 #include "snug/core/error.h"
 #include "snug/exported/detail/weights.h"
 
 namespace snug {
-namespace {
-
-class WithoutOptimizer {
- public:
-  WithoutOptimizer() { torch::jit::setGraphExecutorOptimize(false); }
-  ~WithoutOptimizer() { torch::jit::setGraphExecutorOptimize(before_); }
-  WithoutOptimizer(const WithoutOptimizer&) = delete;
-  WithoutOptimizer& operator=(const WithoutOptimizer&) = delete;
-
- private:
-  bool before_ = torch::jit::getGraphExecutorOptimize();
-};
-
-}  // namespace
 
 ScriptModule::ScriptModule(const torch::jit::Module& script)
     : torch::nn::Module("ScriptModule"), script_(std::make_unique<torch::jit::Module>(script)) {
@@ -52,7 +38,7 @@ ScriptModule::ScriptModule(const torch::jit::Module& script)
 ScriptModule::~ScriptModule() = default;
 
 at::Tensor ScriptModule::forward(const std::vector<at::Tensor>& inputs) {
-  const WithoutOptimizer as_written;
+  const detail::TorchScriptAsItIs as_written;
   const c10::IValue result = script_->forward({inputs.begin(), inputs.end()});
   check_buffers();
   if (!result.isTensor()) {

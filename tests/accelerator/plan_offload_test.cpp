@@ -36,6 +36,7 @@ using testing::plan_of;
 using testing::RandomModel;
 using testing::runs_on_device;
 using testing::Step;
+using testing::unpacks_itself;
 using torch::Tensor;
 
 OffloadLink link() {
@@ -81,10 +82,6 @@ struct Plain {
   int64_t reads = host_reads();
   testing::Outcome outcome;
 };
-
-bool unpacks_itself(const RandomModel& model) {
-  return std::ranges::find(model.kinds, "custom_function") != model.kinds.end();
-}
 
 TEST(PlansThatOffloadFromAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredictedTime) {
   int ran = 0, offloaded = 0;

@@ -31,4 +31,9 @@ inline bool runs_on_device(const RandomModel& model) {
   }
 }
 
+// Such a function gets a copy of a tensor that a plan holds, which takes a time that is not predicted.
+inline bool unpacks_itself(const RandomModel& model) {
+  return std::ranges::find(model.kinds, "custom_function") != model.kinds.end();
+}
+
 }  // namespace snug::testing
