@@ -31,7 +31,8 @@ namespace {
 using detail::OpTape;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
-constexpr int kProfilingRuns = 3;
+constexpr size_t kMostRuns = 3;
+constexpr size_t kOperatorsToTime = 10'000;  // of all runs together; a median over more says nothing new
 
 StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, c10::Device device,
                          const Schedule& schedule, Bytes memory, detail::InitialisedParameters& parameters) {
@@ -176,7 +177,10 @@ StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& fo
   std::optional<StepProfile> profile;
   std::optional<FrugalSchedules> frugal;
   Schedule schedule;  // none: plainly
-  for (int run = 0; run < kProfilingRuns;) {
+  const auto is_enough = [&](size_t runs) {
+    return runs == kMostRuns || (profile && runs * profile->operators.size() >= kOperatorsToTime);
+  };
+  for (size_t runs = 0; !is_enough(runs);) {
     try {
       StepProfile one =
           profile_once(forward_and_loss, device, schedule, schedule ? Bytes::unlimited() : options.memory, parameters);
@@ -184,7 +188,7 @@ StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& fo
         take_least_times(one, *profile);
       }
       profile = std::move(one);
-      ++run;
+      ++runs;
     } catch (const std::exception& error) {
       if (!detail::is_out_of_memory(error)) {
         throw;

@@ -19,7 +19,7 @@ struct ProfileOptions {
 };
 
 /// Runs forward and backward passes and writes down their operators, the least of their times, and every byte that they
-/// take. `forward_and_loss` returns the loss: a scalar that requires a gradient. It is called three times, and a few
+/// take. `forward_and_loss` returns the loss: a scalar that requires a gradient. It is called up to three times, and a few
 /// times more where plain training does not fit. Parameters' gradients, what operators write in place to parameters and
 /// buffers, and the default generators are as before afterwards; other state that the callable keeps is not, nor memory
 /// that it gives a tensor by set_data, nor what hooks on the way do. Times and bytes are those of the device that the loss is on: of
