@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -12,8 +13,10 @@
 #include "snug/memory/detail/saved_tensor_policy.h"
 #include "snug/remat/rematerialize.h"
 #include "snug/step/stepper.h"
+#include "tests/accelerator/offload_plans.h"
 #include "tests/accelerator/planned_on_device.h"
 #include "tests/support/failing_allocations.h"
+#include "tests/support/planned_step.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/tensors.h"
 
@@ -125,6 +128,47 @@ TEST(FailuresOnDeviceThreads, LeaveNothingOfAPlan) {
     const Rematerialize scope(plan);
     return loop.loss();
   });
+}
+
+ActivationPlan offloading(Loop& loop, Stay way) {
+  const StepSimulator simulator(profile_step([&] { return loop.loss(); }, {.link = testing::offload_plans::link()}));
+  return testing::plan_of(simulator, testing::offload_plans::all_leaving(simulator.profile(), way)).value();
+}
+
+TEST(FailuresOnDeviceThreads, LeaveNothingOfAPlanThatOffloads) {
+  for (const Stay way : {Stay::offloaded(), Stay::streamed()}) {
+    Loop loop;
+    const ActivationPlan plan = offloading(loop, way);
+    expect_nothing_left_wherever_it_fails(loop, [&] {
+      const Rematerialize scope(plan);
+      return loop.loss();
+    });
+  }
+}
+
+TEST(FailuresOnDeviceThreads, KeepOnTheDeviceWhatFindsNoPinnedMemory) {
+  for (const Stay way : {Stay::offloaded(), Stay::streamed()}) {
+    Loop loop;
+    const ActivationPlan plan = offloading(loop, way);
+    const auto gradients = [&](bool is_planned) {
+      loop.zero_grad();
+      torch::manual_seed(5);
+      std::optional<Rematerialize> scope;
+      if (is_planned) {
+        scope.emplace(plan);
+      }
+      const Tensor loss = loop.loss();
+      scope.reset();
+      loss.backward();
+      return testing::gradients_of(*loop.model);
+    };
+    const std::vector<Tensor> expected = gradients(false);
+    sim_device::fail_pinned_after(1);
+    EXPECT_TRUE(same_bits(gradients(true), expected));
+    EXPECT_EQ(sim_device::fail_pinned_after(0), 0);
+    EXPECT_GT(plan.offloaded().failed_writes, 0);
+    EXPECT_TRUE(same_bits(gradients(true), expected));
+  }
 }
 
 TEST(FailuresOnDeviceThreads, LeaveNothingOfWhatIsBroughtBack) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <utility>
 #include <vector>
 
@@ -65,6 +66,31 @@ TEST_P(BudgetOnAnAccelerator, IsKeptWithTheBitsOfPlainTraining) {
       EXPECT_TRUE(same_bits(run.state(), expected));
     }
   }
+}
+
+// In fewer bytes than plans without a link can reach.
+TEST_P(BudgetOnAnAccelerator, OffloadsToPinnedMemoryOfTheHost) {
+  const Batch batch = device_batch(512);
+  const StepperOptions whole{.micro_batch = 512};
+  StepperOptions options{.micro_batch = 512, .offload = std::filesystem::path()};
+  const auto make = [] { return deep(0.1); };
+  const int64_t rebuilding = smallest_bytes(batch, whole, make), offloading = smallest_bytes(batch, options, make);
+  ASSERT_LT(offloading, rebuilding);
+  PlannedTraining reference(whole, make());
+  torch::manual_seed(11);
+  for (int i = 0; i < 3; ++i) {
+    reference.step(batch);
+  }
+  const auto expected = reference.state();
+  const int64_t budget = live() + offloading;
+  options.memory_budget = Bytes(budget);
+  PlannedTraining run(options, make());
+  torch::manual_seed(11);
+  for (int i = 0; i < 3; ++i) {
+    expect_as_planned(run.step(batch), run.stepper, budget);
+  }
+  EXPECT_GT(run.stepper.plan()->activations->offloaded().bytes_back, 0);
+  EXPECT_TRUE(same_bits(run.state(), expected));
 }
 
 TEST_P(BudgetOnAnAccelerator, ChoosesAMicroBatchOfABatchOnTheHost) {

@@ -13,6 +13,7 @@
 #include "snug/activations/measure_offload_link.h"
 #include "snug/core/error.h"
 #include "snug/remat/rematerialize.h"
+#include "tests/accelerator/offload_plans.h"
 #include "tests/support/model_on_device.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/sim_device/sim_device.h"
@@ -37,21 +38,9 @@ using testing::RandomModel;
 using testing::runs_on_device;
 using testing::Step;
 using testing::unpacks_itself;
+using testing::offload_plans::all_leaving;
+using testing::offload_plans::link;
 using torch::Tensor;
-
-OffloadLink link() {
-  return {.kind = OffloadLink::Kind::Pinned,
-          .out_bytes_per_second = kBytesPerSecond,
-          .back_bytes_per_second = kBytesPerSecond};
-}
-
-Stays all_leaving(const StepProfile& profile, Stay way) {
-  Stays plan(profile.storages.size(), Stay::kept());
-  for (size_t s = 0; s < plan.size(); ++s) {
-    plan[s] = profile.storages[s].bytes > 0 ? way : Stay::kept();
-  }
-  return plan;
-}
 
 // Times go through milliseconds, which are not exact.
 constexpr double kRounding = 1e-12;

@@ -49,6 +49,9 @@ class [[nodiscard]] WithCap {
 /// rest of the earlier countdown.
 int64_t fail_after(int64_t countdown);
 
+/// The same for pinned memory of the host.
+int64_t fail_pinned_after(int64_t countdown);
+
 /// While it lives, allocation number `countdown` on any device throws c10::OutOfMemoryError, once; 1 is the next one.
 class [[nodiscard]] FailingAllocation {
  public:

@@ -37,6 +37,11 @@ auto find_pinned(const void* pointer) {
   return at < block->first + block->second.size ? block : blocks.end();
 }
 
+int64_t& failing_countdown() {
+  static int64_t countdown = 0;
+  return countdown;
+}
+
 // Freed, but tasks that have not run may use them.
 struct WaitingBlock {
   void* data;
@@ -79,6 +84,8 @@ class PinnedAllocator final : public at::HostAllocator {
       return {nullptr, nullptr, &free_pinned, c10::DeviceType::CPU};
     }
     const std::lock_guard lock(device_mutex());
+    TORCH_CHECK_WITH(OutOfMemoryError, failing_countdown() == 0 || --failing_countdown() > 0,
+                     "sim_device: this allocation of pinned memory was made to fail");
     const size_t size = (bytes + kBlock - 1) / kBlock * kBlock;
     void* const data = std::aligned_alloc(kBlock, size);
     pinned_blocks().emplace(static_cast<const char*>(data), PinnedBlock{size});
@@ -104,6 +111,11 @@ REGISTER_HOST_ALLOCATOR(c10::DeviceType::PrivateUse1, pinned())
 }  // namespace
 
 c10::Allocator* pinned_allocator() { return pinned(); }
+
+int64_t fail_pinned_after(int64_t countdown) {
+  const std::lock_guard lock(device_mutex());
+  return std::exchange(failing_countdown(), countdown);
+}
 
 bool use_pinned(const void* pointer, c10::Stream stream) {
   const std::lock_guard lock(device_mutex());

@@ -1,0 +1,27 @@
+#pragma once
+// Plans on the simulated accelerator that offload.
+
+#include <cstddef>
+
+#include "snug/remat/rematerialize.h"
+#include "tests/support/sim_device/sim_device.h"
+
+namespace snug::testing::offload_plans {
+
+/// To pinned memory, at the speed of the simulated device.
+inline OffloadLink link() {
+  return {.kind = OffloadLink::Kind::Pinned,
+          .out_bytes_per_second = sim_device::kBytesPerSecond,
+          .back_bytes_per_second = sim_device::kBytesPerSecond};
+}
+
+/// Every storage goes `way`, which may be impossible for some.
+inline Stays all_leaving(const StepProfile& profile, Stay way) {
+  Stays plan(profile.storages.size(), Stay::kept());
+  for (size_t s = 0; s < plan.size(); ++s) {
+    plan[s] = profile.storages[s].bytes > 0 ? way : Stay::kept();
+  }
+  return plan;
+}
+
+}  // namespace snug::testing::offload_plans
