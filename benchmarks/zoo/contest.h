@@ -16,6 +16,7 @@
 #include "snug/activations/checkpoint.h"
 #include "snug/core/error.h"
 #include "snug/memory/meter.h"
+#include "snug/planner/bound.h"
 #include "snug/remat/rematerialize.h"
 
 namespace snug::zoo {
@@ -66,6 +67,9 @@ class Contest {
       }
     });
   }
+
+  /// No plan takes less, which is proven.
+  int64_t least_bytes() const { return lower_bound_bytes(StepSimulator(profile)); }
 
   /// As a program does that begins with nothing, in half of the plain peak or the floor.
   void time_planning() {

@@ -75,30 +75,46 @@ class CheapestCover {
   std::vector<Sum> sums_;  // the root is number 1, the children of n are 2 n and 2 n + 1
 };
 
+// Calls at(event) for each event, after put_in(i) and take_out(i) for droppables that may be absent from it on, or no longer.
+template <class PutIn, class TakeOut, class At>
+void go_through_events(const std::vector<Droppable>& droppables, size_t events, const PutIn& put_in,
+                       const TakeOut& take_out, const At& at) {
+  std::vector<std::vector<size_t>> begins(events + 1), ends(events + 1);
+  for (size_t i = 0; i < droppables.size(); ++i) {
+    for (const auto& [first, last] : droppables[i].gaps) {
+      begins[static_cast<size_t>(first)].push_back(i);
+      ends[static_cast<size_t>(last) + 1].push_back(i);
+    }
+  }
+  for (size_t e = 0; e < events; ++e) {
+    std::ranges::for_each(ends[e], take_out);
+    std::ranges::for_each(begins[e], put_in);
+    at(e);
+  }
+}
+
 }  // namespace
 
 double lower_bound_seconds(const StepSimulator& simulator, int64_t budget) {
   const Simulation plain = simulator.run(keep_all(simulator.profile()));
   const std::vector<Droppable> ranked = detail::droppables(simulator);
-  std::vector<std::vector<size_t>> begins(plain.high.size() + 1), ends(plain.high.size() + 1);
-  for (size_t i = 0; i < ranked.size(); ++i) {
-    for (const auto& [first, last] : ranked[i].gaps) {
-      begins[static_cast<size_t>(first)].push_back(i);
-      ends[static_cast<size_t>(last) + 1].push_back(i);
-    }
-  }
   CheapestCover absent(ranked);
   double most = 0;
-  for (size_t e = 0; e < plain.high.size(); ++e) {
-    for (const size_t i : ends[e]) {
-      absent.take_out(i);
-    }
-    for (const size_t i : begins[e]) {
-      absent.put_in(i);
-    }
-    most = std::max(most, absent.seconds_for(plain.high[e] - budget));
-  }
+  go_through_events(
+      ranked, plain.high.size(), [&](size_t i) { absent.put_in(i); }, [&](size_t i) { absent.take_out(i); },
+      [&](size_t e) { most = std::max(most, absent.seconds_for(plain.high[e] - budget)); });
   return plain.seconds + most;
+}
+
+int64_t lower_bound_bytes(const StepSimulator& simulator) {
+  const Simulation plain = simulator.run(keep_all(simulator.profile()));
+  const std::vector<Droppable> droppables = detail::droppables(simulator);
+  int64_t absent = 0, most = 0;
+  go_through_events(
+      droppables, plain.high.size(), [&](size_t i) { absent += droppables[i].bytes; },
+      [&](size_t i) { absent -= droppables[i].bytes; },
+      [&](size_t e) { most = std::max(most, plain.high[e] - absent); });
+  return most;
 }
 
 }  // namespace snug::plan

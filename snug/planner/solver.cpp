@@ -192,12 +192,13 @@ RematPlan PlanSolver::Search::smallest() {
 
 Stays PlanSolver::Search::smallest_of_these_times() {
   constexpr int kTries = 4;  // a search under a budget that is just missed ends lower than one under none
+  const int64_t bound = lower_bound_bytes(simulator_);
   int64_t least = std::numeric_limits<int64_t>::max();
   int64_t budget = 0;
   for (int i = 0; i < kTries; ++i) {
     solve(budget);
     const int64_t found = pool_.known().begin()->first;
-    if (found == least) {
+    if (found == least || found == bound) {
       break;
     }
     least = found;

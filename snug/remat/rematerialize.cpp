@@ -12,6 +12,7 @@
 #include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
+#include "snug/planner/bound.h"
 #include "snug/remat/detail/op_tape.h"
 #include "snug/remat/detail/recorded_step.h"
 #include "snug/remat/detail/tape_recorder.h"
@@ -73,10 +74,13 @@ struct ActivationPlan::Content {
     if (std::holds_alternative<Infeasible>(answer)) {
       const Bytes bytes(solver.smallest().peak_bytes);  // which the search for a fast one may miss
       if (bytes > budget) {
+        const Bytes bound(lower_bound_bytes(simulator));
         throw BudgetExceeded(
-            fmt::format("plan_activations: no plan was found that runs the step within {}; the smallest that was found "
-                        "takes {} ({} bytes)",
-                        budget.str(), bytes.str(), bytes.count()),
+            fmt::format(
+                "plan_activations: no plan was found that runs the step within {}; the smallest that was found "
+                "takes {} ({} bytes), {}",
+                budget.str(), bytes.str(), bytes.count(),
+                bytes == bound ? "and no plan takes less" : fmt::format("and no plan takes less than {}", bound.str())),
             bytes);
       }
       answer = solver.solve(budget.count());

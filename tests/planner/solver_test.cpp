@@ -77,6 +77,26 @@ TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanWhereStoragesMayBeOffloaded) {
   EXPECT_GT(offloaded, 20);
 }
 
+TEST(LowerBoundBytes, IsNoMoreThanTheSmallestOfAllPlansAndOftenEqual) {
+  int equal = 0, possible = 0;
+  for (uint32_t seed = 0; seed < 200 && !HasFatalFailure(); ++seed) {
+    StepProfile profile = random_profile(seed, 4 + static_cast<int>(seed % 4));
+    if (seed % 2 == 0) {
+      profile.link = link_of(3e5);
+    }
+    const StepSimulator simulator(std::move(profile));
+    const PlanAnswer least = solve_exactly(simulator, 0);
+    const int64_t bound = lower_bound_bytes(simulator);
+    ASSERT_LE(bound, std::get<Infeasible>(least).smallest_feasible_bytes) << "seed " << seed;
+    equal += bound == std::get<Infeasible>(least).smallest_feasible_bytes ? 1 : 0;
+    possible += bound < plain_peak(simulator) ? 1 : 0;
+    EXPECT_EQ(lower_bound_seconds(simulator, bound - 1), std::numeric_limits<double>::infinity());
+    EXPECT_LT(lower_bound_seconds(simulator, bound), std::numeric_limits<double>::infinity());
+  }
+  EXPECT_GT(equal, 100);
+  EXPECT_GT(possible, 100);
+}
+
 TEST(PlanSolver, OffloadsOverAFastLinkAndRebuildsBesideASlowOne) {
   StepProfile profile = gpt_profile(4);
   const auto run_with = [&](OffloadLink link) {
