@@ -18,6 +18,7 @@ class AdamW8bit(torch.optim.Optimizer):
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, *, min_elements=4096):
         self._native = None
+        self._min_elements = min_elements
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._native = _snug.AdamW8bit(self.param_groups, min_elements)
 
@@ -40,11 +41,33 @@ class AdamW8bit(torch.optim.Optimizer):
         return {**super().state_dict(), "state": {int(index): of_one for index, of_one in state.items()}}
 
     def load_state_dict(self, state_dict):
+        """Takes over moments and options. An error leaves the optimizer as it was."""
         native = {"state": {str(index): of_one for index, of_one in state_dict["state"].items()},
                   "param_groups": state_dict["param_groups"]}
+        before = self._native.state_dict()
         self._native.load_state_dict(native)
-        super().load_state_dict({**state_dict, "state": {}})
+        try:
+            super().load_state_dict({**state_dict, "state": {}})
+        except BaseException:
+            self._native.load_state_dict(before)
+            raise
+
+    def __getstate__(self):  # for copies and pickles
+        return {**super().__getstate__(), "native": self._native.state_dict(), "min_elements": self._min_elements}
+
+    def __setstate__(self, state):
+        native = state.get("native")  # none from load_state_dict
+        super().__setstate__({name: value for name, value in state.items() if name not in ("native", "min_elements")})
+        if native is not None:
+            self._min_elements = state["min_elements"]
+            self._native = _snug.AdamW8bit(self.param_groups, self._min_elements)
+            self._native.load_state_dict(native)
 
     def _native_optimizer(self):
         self._native.set_options(self.param_groups)
         return self._native
+
+
+def native_of(optimizer):
+    """What snug's C++ takes for an optimizer of Python's."""
+    return optimizer._native if isinstance(optimizer, AdamW8bit) else optimizer

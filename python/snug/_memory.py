@@ -3,6 +3,7 @@
 import torch
 
 from . import _snug
+from ._adamw8bit import native_of
 
 
 class MemoryMeter:
@@ -20,21 +21,20 @@ class MemoryMeter:
     def __init__(self, model=None, optimizer=None, device=None):
         first = next(model.parameters(), None) if model is not None else None
         self._device = str(device if device is not None else first.device if first is not None else "cpu")
-        self._attached = model, optimizer
-        self._meter = None
+        self._attached = model, native_of(optimizer)
+        self._open = []  # a meter for each block
         self._last = None
 
     def __enter__(self):
-        self._meter = _snug.Meter(self._device, *self._attached)
+        self._open.append(_snug.Meter(self._device, *self._attached))
         return self
 
     def __exit__(self, *exception):
-        self._last = self._meter.report()
-        self._meter = None
+        self._last = self._open.pop().report()
 
     def report(self):
-        """As of now, or after the block, as at its end."""
-        return self._meter.report() if self._meter is not None else self._last
+        """Of the innermost block that is open, as of now; after it, as at its end."""
+        return self._open[-1].report() if self._open else self._last
 
 
 class MemoryLimit:
@@ -48,14 +48,14 @@ class MemoryLimit:
 
     def __init__(self, bytes, device="cpu"):
         self._arguments = str(torch.device(device)), bytes
-        self._limit = None
+        self._open = []  # a limit for each block
 
     def __enter__(self):
-        self._limit = _snug.Limit(*self._arguments)
+        self._open.append(_snug.Limit(*self._arguments))
         return self
 
     def __exit__(self, *exception):
-        self._limit = None
+        self._open.pop()
 
 
 def live_bytes(device="cpu") -> int:

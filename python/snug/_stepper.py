@@ -3,7 +3,7 @@
 import torch
 
 from . import _snug
-from ._adamw8bit import AdamW8bit
+from ._adamw8bit import AdamW8bit, native_of
 from ._environment import refuse_compiled_autograd
 from ._errors import ConfigError
 
@@ -33,8 +33,7 @@ class Stepper:
         refuse_compiled_autograd()
         self._optimizer = optimizer
         self._groups = _groups(optimizer)
-        native = optimizer._native if isinstance(optimizer, AdamW8bit) else optimizer
-        self._stepper = _snug.Stepper(model, native, memory, micro_batch, precision, clip_norm, split_batch_norm,
+        self._stepper = _snug.Stepper(model, native_of(optimizer), memory, micro_batch, precision, clip_norm, split_batch_norm,
                                       None if offload is None else str(offload), str(plan_folder))
 
     def step(self, batch, loss_of):

@@ -16,6 +16,7 @@ namespace py = pybind11;
 struct Meter {
   std::shared_ptr<PythonModule> model;
   std::shared_ptr<PythonOptimizer> optimizer;
+  py::object own_optimizer;
   MemoryMeter meter;
 
   Meter(const std::string& device, const py::object& of_model, const py::object& of_optimizer)
@@ -23,7 +24,10 @@ struct Meter {
     if (!of_model.is_none()) {
       meter.attach(*(model = std::make_shared<PythonModule>(of_model)));
     }
-    if (!of_optimizer.is_none()) {
+    if (py::isinstance<torch::optim::Optimizer>(of_optimizer)) {
+      own_optimizer = of_optimizer;
+      meter.attach(of_optimizer.cast<torch::optim::Optimizer&>());
+    } else if (!of_optimizer.is_none()) {
       meter.attach(*(optimizer = std::make_shared<PythonOptimizer>(of_optimizer)));
     }
   }

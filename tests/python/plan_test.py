@@ -1,6 +1,7 @@
 """Plans, meters and limits of the Python package, on models of Python's."""
 
 import copy
+import gc
 import multiprocessing
 import threading
 import unittest
@@ -164,16 +165,45 @@ class Plans(unittest.TestCase):
         import torch._dynamo.compiled_autograd as compiled_autograd
 
         model, loss_of = made("mlp")
+        plan = snug.plan(loss_of, "1GiB")
         compiled_autograd.compiled_autograd_enabled, before = True, compiled_autograd.compiled_autograd_enabled
         try:
             with self.assertRaisesRegex(snug.ConfigError, "compiled autograd"):
                 snug.plan(loss_of, "1GiB")
+            with self.assertRaisesRegex(snug.ConfigError, "compiled autograd"):
+                with plan:
+                    self.fail("the block began")
         finally:
             compiled_autograd.compiled_autograd_enabled = before
 
+    def test_are_made_and_used_inside_of_autocast(self):
+        model, loss_of = made("mlp")
+        with torch.autocast("cpu", torch.bfloat16):
+            plain, _ = trained(model, loss_of)
+            plan = as_small_as(loss_of, 0.5)
+            planned, peak = trained(model, loss_of, plan)
+        self.assertTrue(same_bits(plain, planned))
+        self.assertEqual(peak, plan.peak_bytes)
+        self.assertEqual(plan.deviation, "")
+
+    def test_are_as_before_after_a_forward_pass_that_raised(self):
+        model, loss_of = made("mlp")
+        plain, _ = trained(model, loss_of)
+        plan = as_small_as(loss_of, 0.5)
+        level = snug.live_bytes()
+        with self.assertRaisesRegex(KeyError, "mine"):
+            with plan:
+                loss_of()
+                raise KeyError("mine")
+        gc.collect()
+        self.assertEqual(snug.live_bytes(), level)
+        planned, peak = trained(model, loss_of, plan)
+        self.assertTrue(same_bits(plain, planned))
+        self.assertEqual(peak, plan.peak_bytes)
+
     def test_work_in_a_forked_child(self):
         model, loss_of = made("lstm")
-        plain, _ = trained(model, loss_of)
+        plain, _ = trained(model, loss_of)  # the parent has its threads by now
         plan = as_small_as(loss_of, 0.5)
         context = multiprocessing.get_context("fork")
         queue = context.SimpleQueue()
@@ -207,6 +237,34 @@ class Memory(unittest.TestCase):
             _ = torch.empty(1 << 20)
         state = sum(v.nbytes for s in optimizer.state.values() for v in s.values())
         self.assertEqual(meter.report().optimizer_state, state)
+
+    def test_of_adamw8bits_state_is_counted(self):
+        model, loss_of = made("mlp")
+        optimizer = snug.AdamW8bit(model.parameters(), min_elements=256)
+        loss_of().backward()
+        optimizer.step()
+        with snug.MemoryMeter(model, optimizer) as meter:
+            _ = torch.empty(1 << 20)
+        state = sum(v.nbytes for s in optimizer.state_dict()["state"].values() for v in s.values() if isinstance(v, torch.Tensor))
+        self.assertEqual(meter.report().optimizer_state, state)
+
+    def test_of_blocks_within_blocks_of_one_meter(self):
+        meter = snug.MemoryMeter()
+        with meter:
+            kept = torch.empty(1 << 20)
+            with meter:
+                torch.empty(1 << 18)
+            self.assertEqual(meter.report().live_bytes, kept.nbytes)
+        self.assertEqual(meter.report().peak_bytes, kept.nbytes + (1 << 20))
+
+    def test_limits_end_with_their_own_blocks(self):
+        limit = snug.MemoryLimit(snug.live_bytes() + (1 << 20))
+        with limit:
+            with limit:
+                pass
+            with self.assertRaises(torch.OutOfMemoryError):
+                torch.empty(1 << 20)
+        torch.empty(1 << 20)
 
     def test_is_limited(self):
         model, loss_of = made("mlp")

@@ -2,8 +2,10 @@
 
 import copy
 import gc
+import pickle
 import subprocess
 import sys
+import threading
 import unittest
 import warnings
 import weakref
@@ -217,6 +219,32 @@ class Steps(unittest.TestCase):
             stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
 
 
+class SteppersOnThreads(unittest.TestCase):
+    def test_do_not_disturb_each_other(self):
+        """One each on a thread. Each has the bits that it has alone; budgets are of the process, so none is set."""
+        plain, x, y = problem(dropout=0)
+        expected = copy.deepcopy(plain)
+        by_hand(expected, torch.optim.AdamW(expected.parameters(), lr=1e-2), x, y, 3)
+        models, errors = [copy.deepcopy(plain) for _ in range(3)], []
+
+        def train(model):
+            try:
+                stepper = snug.Stepper(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+                for _ in range(3):
+                    stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=train, args=(model,)) for model in models]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        self.assertEqual(errors, [])
+        for model in models:
+            self.assertTrue(same(bits(expected), bits(model)))
+
+
 class Tying(unittest.TestCase):
     def test_is_seen(self):
         torch.manual_seed(1)
@@ -248,6 +276,39 @@ class AdamW8bit(unittest.TestCase):
         self.assertEqual(again.param_groups[0]["lr"], 1e-2)
         self.assertEqual(by_hand(plain, optimizer, x, y, 3), by_hand(model, again, x, y, 3))
         self.assertTrue(same(bits(plain), bits(model)))
+
+    def test_updates_as_adamw_does_in_its_first_step(self):
+        """For which the moments were not yet rounded."""
+        torch.manual_seed(1)
+        values, gradient = torch.randn(512), torch.randn(512)
+        ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        snug.AdamW8bit([ours], lr=1e-2, min_elements=256).step()
+        torch.optim.AdamW([theirs], lr=1e-2).step()
+        self.assertTrue(torch.allclose(ours, theirs, rtol=0, atol=1e-6))
+
+    def test_goes_on_with_the_same_bits_from_a_copy_and_from_a_pickle(self):
+        plain, x, y = problem(dropout=0)
+        optimizer = snug.AdamW8bit(plain.parameters(), lr=1e-2, min_elements=256)
+        by_hand(plain, optimizer, x, y, 3)
+        copies = [copy.deepcopy((plain, optimizer)), pickle.loads(pickle.dumps((plain, optimizer)))]
+        expected = by_hand(plain, optimizer, x, y, 3)
+        for model, again in copies:
+            self.assertEqual(by_hand(model, again, x, y, 3), expected)
+            self.assertTrue(same(bits(plain), bits(model)))
+
+    def test_stays_as_it_was_where_a_state_does_not_fit(self):
+        plain, x, y = problem(dropout=0)
+        optimizer = snug.AdamW8bit(plain.parameters(), lr=1e-2, min_elements=256)
+        by_hand(plain, optimizer, x, y, 2)
+        state = copy.deepcopy(optimizer.state_dict())
+        other = copy.deepcopy(state)
+        other["state"][0]["exp_avg"].zero_()
+        other["param_groups"][0]["params"] = "as text"
+        model = copy.deepcopy((plain, optimizer))
+        with self.assertRaises(Exception):
+            optimizer.load_state_dict(other)
+        self.assertEqual(by_hand(plain, optimizer, x, y, 2), by_hand(*model, x, y, 2))
 
     def test_stays_near_adamw(self):
         plain, x, y = problem(dropout=0)

@@ -27,7 +27,7 @@ def main():
         environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
         output = subprocess.run([sys.executable, example], check=True, env=environment, cwd=folder, text=True, capture_output=True)
         print(output.stdout)
-        where = subprocess.run([sys.executable, "-c", "import snug; print(snug.__file__)"], check=True, env=environment, cwd=folder,
+        where = subprocess.run([sys.executable, "-c", "import snug, snug_export; print(snug.__file__)"], check=True, env=environment, cwd=folder,
                                text=True, capture_output=True).stdout
         assert where.startswith(str(site)), where
 
