@@ -1,6 +1,6 @@
 #pragma once
-// TextCorpus: text as bytes, from any files and folders, with a part of each file held out. For
-// byte-level language models: a token is a byte, the vocabulary is 256.
+// TextCorpus: text as tokens, from any files and folders, with a part of each file held out. A token is a byte, with a
+// vocabulary of 256, or a number of 16 bits that a tokenizer wrote.
 //
 //   auto corpus = snug::TextCorpus::load({"plays/", "sonnets.txt"});
 //   snug::Sampler sampler(corpus.number_of_windows(128, snug::Split::Train), /*seed=*/7);
@@ -19,31 +19,37 @@ namespace snug {
 
 enum class Split { Train, Validation };
 
-/// The last `validation_fraction` of the bytes of EACH file is held out, so that every file is
+enum class TokenType {
+  Byte,    ///< any text
+  UInt16,  ///< little-endian and nothing else, as numpy's tofile() writes them, and nanoGPT's train.bin has them
+};
+
+/// The last `validation_fraction` of the tokens of EACH file is held out, so that every file is
 /// represented in both parts. The training text is the files' first parts, joined in order, and
 /// the validation text is their held-out parts, joined in order: a window may run from one file
-/// into the next, but no training window ever holds a held-out byte.
+/// into the next, but no training window ever holds a held-out token.
 class TextCorpus {
  public:
   /// Reads the files in the given order. Of a folder it reads all regular files in it and below, sorted by path, and
   /// skips empty ones. A folder `left_out` below them is skipped: files that a program writes there are no text of its
   /// own. Throws ConfigError:
   /// - naming the path, if it is missing, unreadable, an empty file or a folder without text;
+  /// - naming the path and its size, if that is no multiple of a token's;
   /// - if validation_fraction is not in [0, 1);
   /// - if all the text is too short to hold anything out.
   static TextCorpus load(const std::vector<std::filesystem::path>& paths, double validation_fraction = 0.1,
-                         const std::filesystem::path& left_out = {});
+                         const std::filesystem::path& left_out = {}, TokenType type = TokenType::Byte);
 
-  /// In bytes.
+  /// In tokens.
   int64_t train_size() const;
   int64_t validation_size() const;
 
-  /// The number of starts of a window of `length` bytes: 0, 1, ... (windows overlap). A window needs one byte more than
+  /// The number of starts of a window of `length` tokens: 0, 1, ... (windows overlap). A window needs one token more than
   /// `length`, for the last target. Throws ConfigError if there is no start, or if length is below 1.
   int64_t number_of_windows(int64_t length, Split split) const;
 
   /// Input and target, each int64 [starts.size(), length] on the CPU: row i of the input is the
-  /// `length` bytes from starts[i] on, the target is the same, one byte further. Throws ConfigError
+  /// `length` tokens from starts[i] on, the target is the same, one token further. Throws ConfigError
   /// for a start outside [0, number_of_windows).
   std::pair<at::Tensor, at::Tensor> windows(std::span<const int64_t> starts, int64_t length, Split split) const;
 
@@ -51,8 +57,9 @@ class TextCorpus {
   /// that losses on them can be compared. All windows, if there are no more than `count`.
   std::vector<int64_t> evenly_spread(int64_t count, int64_t length, Split split) const;
 
-  /// All the bytes of a split: uint8 [size].
-  const at::Tensor& bytes(Split split) const;
+  /// All the tokens of a split: uint8 or uint16 [size].
+  const at::Tensor& tokens(Split split) const;
+  const at::Tensor& bytes(Split split) const { return tokens(split); }  ///< its name of before, for one release
 
  private:
   TextCorpus(at::Tensor train, at::Tensor validation, std::string source);

@@ -399,8 +399,40 @@ class Trainer::Impl {
     return ranks_.sum(sum) / ranks_.sum(items);
   }
 
+  // The first part of a snapshot, by its name: nothing is loaded for another model or other data.
+  Stateful data_and_model() {
+    return {
+        [this] {
+          StateDict state;
+          state.set("size", sampler_.size());
+          state.set("text_crc32", data_checksum_);
+          if (task_.checksum != 0) {
+            state.set("model_crc32", task_.checksum);
+          }
+          return state;
+        },
+        [this](const StateDict& state) {
+          if (state.get<int64_t>("size") != sampler_.size()) {
+            throw ConfigError(fmt::format(
+                "train: the run was started on text or data with {} samples, now there are {}; give the same --data",
+                state.get<int64_t>("size"), sampler_.size()));
+          }
+          if (state.get<int64_t>("text_crc32") != data_checksum_) {
+            throw ConfigError(
+                "train: the text has changed since the run was started, or the data in its place; give it back its "
+                "bytes, or begin a new run");
+          }
+          if (task_.checksum != 0 && state.get<int64_t>("model_crc32") != task_.checksum) {
+            throw ConfigError(fmt::format(
+                "train: {} has changed since the run was started; give the file back its bytes, or begin a new run",
+                config_.model));
+          }
+        }};
+  }
+
   std::map<std::string, Stateful> parts() {
     return {
+        {"data_and_model", data_and_model()},
         {"model", stateful(model_)},
         {"optimizer", stateful(*optimizer_)},
         {"stepper", stateful(stepper_)},
@@ -432,30 +464,9 @@ class Trainer::Impl {
             StateDict state;
             state.set("epoch", sampler_.epoch());
             state.set("position", sampler_.position());
-            state.set("size", sampler_.size());
-            state.set("text_crc32", data_checksum_);
-            if (task_.checksum != 0) {
-              state.set("model_crc32", task_.checksum);
-            }
             return state;
           },
           [this](const StateDict& state) {
-            if (state.get<int64_t>("size") != sampler_.size()) {
-              throw ConfigError(fmt::format(
-                  "train: the run was started on text or data with {} samples, now there are {}; give the same --data",
-                  state.get<int64_t>("size"), sampler_.size()));
-            }
-            if (state.get<int64_t>("text_crc32") != data_checksum_) {
-              throw ConfigError(
-                  "train: the text has changed since the run was started, or the data in its place; give it back its "
-                  "bytes, or begin a new run");
-            }
-            if (task_.checksum != 0 && state.get<int64_t>("model_crc32") != task_.checksum) {
-              throw ConfigError(
-                  fmt::format("train: {} has changed since the run was started; give the file back its bytes, or begin "
-                              "a new run",
-                              config_.model));
-            }
             sampler_.seek(state.get<int64_t>("epoch"), state.get<int64_t>("position"));
           }}},
     };

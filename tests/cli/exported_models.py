@@ -66,6 +66,10 @@ def main(folder):
     batch = torch.export.Dim("batch", max=1024)
     words = torch.zeros(4, 24, dtype=torch.long)
     snug_export.save(Words(), (words, words), folder / "words.pt2", dynamic_shapes=({0: batch}, {0: batch}))
+    x, y = torch.randn(8, 6), torch.zeros(8, dtype=torch.long)
+    without_dropout = nn.Sequential(nn.Linear(6, 64), nn.GELU(), nn.Linear(64, 3))
+    snug_export.save(without_dropout, (x, y), folder / "without_dropout.pt2", loss=F.cross_entropy,
+                     dynamic_shapes=({0: batch}, {0: batch}))
     snug_export.save(OneInput(), (words,), folder / "one.pt2", dynamic_shapes=({0: batch},))
     snug_export.save(Words(), (words, words), folder / "fixed.pt2")
     x, y = torch.randn(150, 6), torch.randint(0, 3, (150,))

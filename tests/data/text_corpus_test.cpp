@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +33,7 @@ fs::path write(const fs::path& path, std::string_view text) {
 }
 
 std::string text_of(const TextCorpus& corpus, Split split) {
-  const at::Tensor& bytes = corpus.bytes(split);
+  const at::Tensor& bytes = corpus.tokens(split);
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
@@ -53,6 +54,22 @@ TEST(TextCorpus, HoldsOutTheEndOfEachFile) {
   EXPECT_EQ(text_of(corpus, Split::Validation), "ijQRST");
   EXPECT_EQ(corpus.train_size(), 24);
   EXPECT_EQ(corpus.validation_size(), 6);
+}
+
+TEST(TextCorpus, ReadsTokensOf16Bits) {
+  TemporaryFolder folder;
+  std::string file;
+  for (const int token : {1, 300, 65535, 7, 40000}) {
+    file += {static_cast<char>(token & 255), static_cast<char>(token >> 8)};
+  }
+  const auto corpus = TextCorpus::load({write(folder / "train.bin", file)}, 0.2, {}, TokenType::UInt16);
+  EXPECT_EQ(corpus.train_size(), 4);
+  EXPECT_EQ(corpus.validation_size(), 1);
+  const auto [input, target] = corpus.windows(std::vector<int64_t>{0, 1}, 2, Split::Train);
+  EXPECT_TRUE(at::equal(input, at::tensor({1, 300, 300, 65535}, at::kLong).view({2, 2})));
+  EXPECT_TRUE(at::equal(target, at::tensor({300, 65535, 65535, 7}, at::kLong).view({2, 2})));
+  EXPECT_THAT([&] { TextCorpus::load({write(folder / "odd.bin", "abc")}, 0.2, {}, TokenType::UInt16); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("odd.bin"), HasSubstr("3 bytes"))));
 }
 
 TEST(TextCorpus, DoesNotLookIntoTheFolderThatIsLeftOut) {
@@ -152,7 +169,7 @@ TEST(TextCorpus, RefusesPathsWithoutText) {
   EXPECT_THAT(loading(folder.path()), refused(folder.path(), "folder without text"));
   EXPECT_THAT(loading("/dev/null"), refused("/dev/null", "neither a file nor a folder"));
   const fs::path tiny = write(folder / "tiny.txt", "123456789");
-  EXPECT_THAT(loading(tiny), refused(tiny, "only 9 bytes"));
+  EXPECT_THAT(loading(tiny), refused(tiny, "only 9 tokens"));
   EXPECT_THAT([] { TextCorpus::load({}); }, ThrowsMessage<ConfigError>(HasSubstr("no paths")));
 }
 
@@ -171,7 +188,7 @@ TEST(TextCorpus, RefusesWindowsThatItDoesNotHave) {
   EXPECT_EQ(corpus.number_of_windows(9, Split::Validation), 1);
   EXPECT_THAT(
       [&] { corpus.number_of_windows(10, Split::Validation); },
-      ThrowsMessage<ConfigError>(AllOf(HasSubstr("validation part"), HasSubstr("short.txt"), HasSubstr("10 bytes"))));
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("validation part"), HasSubstr("short.txt"), HasSubstr("10 tokens"))));
   EXPECT_THROW(corpus.number_of_windows(0, Split::Train), ConfigError);
   for (const int64_t start : {-1, 90}) {
     EXPECT_THAT(([&] { corpus.windows(std::vector<int64_t>{start}, 1, Split::Train); }),

@@ -38,7 +38,7 @@ class TextData final : public RunData {
     return has_target_ ? Batch{input, target} : Batch{input};
   }
   int64_t checksum() const override {
-    return checksum_of(std::array{bytes_of(corpus_.bytes(Split::Train)), bytes_of(corpus_.bytes(Split::Validation))})
+    return checksum_of(std::array{bytes_of(corpus_.tokens(Split::Train)), bytes_of(corpus_.tokens(Split::Validation))})
         .crc32;
   }
 
@@ -165,23 +165,32 @@ class TensorData final : public RunData {
   std::array<int64_t, 2> counts_{};
 };
 
+// None for a GPT of snug's, to which all files are text.
+std::vector<fs::path> files_of_kind(const TrainConfig& config, std::string_view extension) {
+  if (!is_exported(config.model)) {
+    return {};
+  }
+  std::vector<fs::path> files = data_files(config.data, config.out);
+  std::erase_if(files, [&](const fs::path& file) { return file.extension() != extension; });
+  return files;
+}
+
 }  // namespace
 
 std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedInput>& inputs) {
-  if (is_exported(config.model)) {
-    std::vector<fs::path> files = data_files(config.data, config.out);
-    std::erase_if(files, [](const fs::path& file) { return file.extension() != ".safetensors"; });
-    if (!files.empty()) {
-      return std::make_unique<TensorData>(files, inputs);
-    }
+  if (const auto files = files_of_kind(config, ".safetensors"); !files.empty()) {
+    return std::make_unique<TensorData>(files, inputs);
   }
   if (!takes_tokens(inputs)) {
     throw ConfigError(
-        "data: there is no .safetensors among the files, and text is for models whose inputs are tokens, or tokens and "
+        "data: there is no .safetensors among the files, and text and .bin are for models whose inputs are tokens, or tokens and "
         "targets: int64 of one shape [samples, time]; give .safetensors with a tensor for each input");
   }
   const int64_t length = sizes_of(inputs.front(), 1)[1];
-  return std::make_unique<TextData>(TextCorpus::load(config.data, 0.1, config.out), length, inputs.size() == 2);
+  const std::vector<fs::path> token_files = files_of_kind(config, ".bin");
+  TextCorpus corpus = token_files.empty() ? TextCorpus::load(config.data, 0.1, config.out)
+                                          : TextCorpus::load(token_files, 0.1, {}, TokenType::UInt16);
+  return std::make_unique<TextData>(std::move(corpus), length, inputs.size() == 2);
 }
 
 }  // namespace snug::detail
