@@ -72,6 +72,10 @@ class Scripts(unittest.TestCase):
         self.assertEqual(self.run_script("setup", "--torch", "2.11.0"), "pip install -q --no-deps torch==2.11.0\n")
         self.assertEqual(self.run_script("setup", "--torch", "2.11.0"), "")
 
+    def test_setup_installs_the_libraries_of_the_zoo_if_asked_and_never_their_torch(self):
+        self.assertNotIn("zoo", self.run_script("setup"))
+        self.assertEqual(self.run_script("setup", "--zoo"), "pip install -q --no-deps -r requirements-zoo.txt\n")
+
     def test_test_leaves_the_slow_tests_out_unless_told(self):
         self.assertIn("ctest --preset dev\n", self.run_script("test"))
         self.assertIn("ctest --preset all\n", self.run_script("test", "--all"))
