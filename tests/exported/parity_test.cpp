@@ -6,50 +6,33 @@
 
 #include "snug/exported/exported_module.h"
 #include "snug/optim/adamw.h"
-#include "tests/exported/exported_files.h"
+#include "tests/exported/as_python.h"
 #include "tests/support/tensors.h"
 
 namespace snug::exported_parity_test {
 namespace {
 
+using snug::testing::expect_known;
 using snug::testing::ExportedCase;
 using snug::testing::same_bits;
+using snug::testing::train_as_python;
 using ::testing::ElementsAre;
 using ::testing::Pair;
 
-constexpr int kSteps = 4;
-
 class ExportedParity : public snug::testing::WithExportedModels, public ::testing::WithParamInterface<const char*> {};
-
-void expect_known(const ExportedCase& known, const std::string& name, const at::Tensor& found) {
-  ASSERT_TRUE(known.known.contains(name)) << name;
-  EXPECT_TRUE(same_bits(found, known.known.at(name))) << name;
-}
 
 void train_as_python(ExportedCase& test, const std::string& batches) {
   AdamW optimizer(test.model->parameters(), {.lr = 1e-2});
-  torch::manual_seed(1234);
-  for (int step = 0; step < kSteps; ++step) {
+  train_as_python(test, batches, optimizer, [&](const auto& batch) {
     optimizer.zero_grad();
-    const at::Tensor loss = test.model->forward(test.inputs(step, batches));
+    const at::Tensor loss = test.model->forward(batch);
     loss.backward();
-    expect_known(test, batches + ".loss" + std::to_string(step), loss);
-    for (const auto& parameter : test.model->named_parameters()) {
-      const std::string name = batches + ".gradient." + parameter.key();
-      const at::Tensor& gradient = parameter.value().grad();
-      if (step == 0 && (gradient.defined() || test.known.contains(name))) {
-        expect_known(test, name, gradient);
-      }
-    }
     optimizer.step();
-  }
-  for (const auto& [name, tensor] : test.model->state_dict()) {
-    expect_known(test, batches + ".state." + name, tensor);
-  }
-  expect_known(test, batches + ".generator", at::globalContext().defaultGenerator(at::kCPU).get_state());
+    return loss;
+  });
 }
 
-TEST_P(ExportedParity, LossesGradientsWeightsBuffersAndGeneratorAreThoseOfPython) {
+TEST_P(ExportedParity, LossesGradientsWeightsBuffersOptimizerAndGeneratorAreThoseOfPython) {
   ExportedCase test(GetParam());
   train_as_python(test, "same");
 }
@@ -84,6 +67,9 @@ TEST_P(ExportedParity, AllStateThatPythonHasIsThereAndNoMore) {
 INSTANTIATE_TEST_SUITE_P(Models, ExportedParity,
                          ::testing::Values("mlp", "conv", "lstm", "encoder", "tied", "cond", "autocast", "no_grad",
                                            "checkpoint"),
+                         [](const auto& model) { return std::string(model.param); });
+
+INSTANTIATE_TEST_SUITE_P(Zoo, ExportedParity, snug::testing::zoo(),
                          [](const auto& model) { return std::string(model.param); });
 
 class ExportedNames : public snug::testing::WithExportedModels {};
