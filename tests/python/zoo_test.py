@@ -6,6 +6,7 @@ usage: zoo_test.py [--table]
 """
 
 import copy
+import gc
 import pathlib
 import runpy
 import statistics
@@ -117,6 +118,7 @@ def row(name):
 
 
 def print_table():
+    gc.disable()  # its pauses are longer than a step
     columns = ["model", "million parameters", "gradients, MiB", "plain peak, MiB", "budget, MiB", "predicted, MiB", "measured, MiB", "bits",
                "plain, ms", "time of the plan"]
     for cells in (columns, ["---"] * len(columns), *map(row, zoo.MODELS)):
