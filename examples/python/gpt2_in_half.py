@@ -1,5 +1,5 @@
-"""GPT-2 of the library transformers, from a config: an ordinary training loop in half of the memory that its activations take, with the
-same losses, to the bit. Two marked lines make it so.
+"""GPT-2 of the library transformers, from a config: an ordinary training loop in half of the memory that its
+activations take, with the same losses, to the bit. Two marked lines make it so.
 
 Needs transformers: pip install transformers.
 """
@@ -11,7 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import snug
 
-CONFIG = GPT2Config(vocab_size=256, n_positions=128, n_embd=192, n_layer=6, n_head=6, bos_token_id=None, eos_token_id=None)
+CONFIG = GPT2Config(vocab_size=256, n_positions=128, n_embd=192, n_layer=6, n_head=6, bos_token_id=None,
+                    eos_token_id=None)
 BATCH, STEPS = 8, 10
 
 

@@ -51,8 +51,8 @@ inline void expect_optimizer(const ExportedCase& test, const std::string& batche
 /// Makes an optimizer step on a batch and returns its loss.
 using TrainStep = std::function<at::Tensor(const std::vector<at::Tensor>& batch)>;
 
-/// Trains on the batches of this name ("same", "other", "micro") and expects Python's losses, gradients, weights, buffers,
-/// optimizer state and random generator, to the bit.
+/// Trains on the batches of this name ("same", "other", "micro") and expects Python's losses, gradients, weights,
+/// buffers, optimizer state and random generator, to the bit.
 inline void train_as_python(ExportedCase& test, const std::string& batches, const AdamW& optimizer,
                             const TrainStep& train) {
   torch::manual_seed(1234);

@@ -1,6 +1,7 @@
-"""Ten models of torch, torchvision, timm and transformers, with random weights: MODELS[name] -> (module, inputs(items, generator)).
+"""Ten models of torch, torchvision, timm and transformers, with random weights.
 
-script/setup --zoo installs the libraries. Each module takes a batch and its targets, and returns the loss.
+MODELS[name] -> (module, inputs(items, generator)). Each module takes a batch and its targets, and returns the loss.
+script/setup --zoo installs the libraries.
 """
 
 import importlib.util
@@ -12,7 +13,8 @@ from torch.nn import functional as F
 
 
 def _prepare_torchvision():
-    """torchvision's wheel on PyPI is for CUDA. Beside a torch for CPUs its operators do not load, but it asks for two of them by name."""
+    """torchvision's wheel on PyPI is for CUDA. Beside a torch for CPUs its operators do not load, but it asks for two
+    of them by name."""
     try:
         torch.ops.load_library(pathlib.Path(importlib.util.find_spec("torchvision").origin).parent / "_C.so")
     except OSError:
@@ -37,7 +39,8 @@ WORDS, TIME, CLASSES, PIXELS = 128, 32, 10, 64
 
 
 def images(items, generator):
-    return torch.randn(items, 3, PIXELS, PIXELS, generator=generator), torch.randint(0, CLASSES, (items,), generator=generator)
+    pixels = torch.randn(items, 3, PIXELS, PIXELS, generator=generator)
+    return pixels, torch.randint(0, CLASSES, (items,), generator=generator)
 
 
 def tokens(items, generator):
@@ -82,8 +85,8 @@ class Transformer(nn.Module):
 
 
 def densenet():
-    return Classifier(torchvision.models.DenseNet(growth_rate=16, block_config=(4, 6, 8, 6), num_init_features=32, drop_rate=0.1,
-                                                  num_classes=CLASSES))
+    return Classifier(torchvision.models.DenseNet(
+        growth_rate=16, block_config=(4, 6, 8, 6), num_init_features=32, drop_rate=0.1, num_classes=CLASSES))
 
 
 def mobilenet():
@@ -92,13 +95,14 @@ def mobilenet():
 
 def swin():
     return Classifier(torchvision.models.SwinTransformer(
-        patch_size=[4, 4], embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=[4, 4], dropout=0.1, attention_dropout=0.1,
-        stochastic_depth_prob=0.2, num_classes=CLASSES))
+        patch_size=[4, 4], embed_dim=32, depths=[2, 2], num_heads=[2, 4], window_size=[4, 4], dropout=0.1,
+        attention_dropout=0.1, stochastic_depth_prob=0.2, num_classes=CLASSES))
 
 
 def vit():
-    return Classifier(timm.create_model("vit_tiny_patch16_224", img_size=PIXELS, patch_size=8, depth=4, num_classes=CLASSES,
-                                        proj_drop_rate=0.1, attn_drop_rate=0.1, drop_path_rate=0.1))
+    return Classifier(timm.create_model(
+        "vit_tiny_patch16_224", img_size=PIXELS, patch_size=8, depth=4, num_classes=CLASSES, proj_drop_rate=0.1,
+        attn_drop_rate=0.1, drop_path_rate=0.1))
 
 
 def convnext():
@@ -111,7 +115,8 @@ def gpt2():
 
 def llama():
     return Transformer("LlamaForCausalLM", "LlamaConfig", hidden_size=64, intermediate_size=160, num_hidden_layers=2,
-                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TIME, attention_dropout=0.1)
+                       num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=TIME,
+                       attention_dropout=0.1)
 
 
 def bert():
@@ -120,8 +125,8 @@ def bert():
 
 
 def t5():
-    return Transformer("T5ForConditionalGeneration", "T5Config", d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4,
-                       decoder_start_token_id=0)
+    return Transformer("T5ForConditionalGeneration", "T5Config", d_model=64, d_kv=16, d_ff=128, num_layers=2,
+                       num_heads=4, decoder_start_token_id=0)
 
 
 MODELS = {

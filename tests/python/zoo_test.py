@@ -1,4 +1,5 @@
-"""Ten models of torch, torchvision, timm and transformers train in half of their activations with the bits of plain training.
+"""Ten models of torch, torchvision, timm and transformers train in half of their activations, with the bits of plain
+training.
 
 usage: zoo_test.py [--table]
 
@@ -48,7 +49,7 @@ def backward(model, batch, plan):
 
 
 def trained(model, batches, plan=None):
-    """Losses, gradients, weights, buffers, optimizer state and generator after some steps, and the peak of each step."""
+    """Losses, gradients, weights, buffers, optimizer state and generator after some steps, and each step's peak."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(1234)
     found, peaks = [], []
@@ -79,7 +80,8 @@ class Comparison:
         self.planned, self.peaks = trained(copy.deepcopy(self.model), self.batches, self.plan)
 
     def same_bits(self):
-        return len(self.plain) == len(self.planned) and all(bits(a).equal(bits(b)) for a, b in zip(self.plain, self.planned))
+        pairs = zip(self.plain, self.planned, strict=True)
+        return all(bits(plain).equal(bits(planned)) for plain, planned in pairs)
 
 
 class Zoo(unittest.TestCase):
@@ -108,7 +110,8 @@ def row(name):
     compared = Comparison(name)
     model, batch, plan = compared.model, compared.batches[0], compared.plan
     backward(model, batch, None)  # the first one in a process takes longer
-    turns = [(seconds(lambda: backward(model, batch, None)), seconds(lambda: backward(model, batch, plan))) for _ in range(TURNS)]
+    turns = [(seconds(lambda: backward(model, batch, None)), seconds(lambda: backward(model, batch, plan)))
+             for _ in range(TURNS)]
     ratios = sorted(planned / plain for plain, planned in turns)
     peaks = compared.plain_peak, compared.budget, plan.peak_bytes, max(compared.peaks)
     return [name, f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}", f"{compared.gradients / 2**20:.2f}",
@@ -119,8 +122,8 @@ def row(name):
 
 def print_table():
     gc.disable()  # its pauses are longer than a step
-    columns = ["model", "million parameters", "gradients, MiB", "plain peak, MiB", "budget, MiB", "predicted, MiB", "measured, MiB", "bits",
-               "plain, ms", "time of the plan"]
+    columns = ["model", "million parameters", "gradients, MiB", "plain peak, MiB", "budget, MiB", "predicted, MiB",
+               "measured, MiB", "bits", "plain, ms", "time of the plan"]
     for cells in (columns, ["---"] * len(columns), *map(row, zoo.MODELS)):
         print("|", " | ".join(cells), "|", flush=True)
 
