@@ -33,6 +33,7 @@ TEST(OutOfMemory, IsRecognisedBehindAnInterpreter) {
                            "RuntimeError: MemoryLimit: an allocation of 64.00 KiB on cpu would make 3.83 MiB",
                            "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 MiB"}) {
     EXPECT_TRUE(is_out_of_memory(std::runtime_error(text))) << text;
+    EXPECT_TRUE(is_out_of_memory(of_libtorch(text))) << text;  // TorchScript's, from LibTorch 2.15 on
   }
 }
 

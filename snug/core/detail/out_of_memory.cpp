@@ -11,7 +11,7 @@
 
 // LibTorch's allocators throw OutOfMemoryError. CUDA, and what cuBLAS, cuDNN and others allocate by themselves, fail
 // with a c10::Error that has the name of the status in its text. What has come through an interpreter, TorchScript's or
-// Python's, has the interpreter's type, and the text of the first.
+// Python's, has the interpreter's type, and the text of the first. TorchScript's is a c10::Error from LibTorch 2.15 on.
 
 namespace snug::detail {
 namespace {
@@ -35,7 +35,9 @@ bool is_out_of_memory(const std::exception& error) {
     return true;
   }
   if (const auto* of_libtorch = dynamic_cast<const c10::Error*>(&error)) {
-    return has_any(of_libtorch->what_without_backtrace(), kOfStatus);
+    const std::string_view text = of_libtorch->what_without_backtrace();
+    const bool is_interpreters = text.find("failed in the TorchScript interpreter") != std::string_view::npos;
+    return has_any(text, kOfStatus) || (is_interpreters && has_any(text, kOfAllocators));
   }
   if (dynamic_cast<const Error*>(&error) != nullptr) {
     return false;  // snug's own may quote another
