@@ -1,65 +1,47 @@
-#include <exception>
-#include <memory>
-#include <new>
+#include "bindings/c/model.h"
+
 #include <string>
+#include <utility>
 #include <vector>
 
-#include <c10/util/Exception.h>
+#include <ATen/core/grad_mode.h>
 
-#include "snug/c.h"
-#include "snug/core/error.h"
-#include "snug/exported/exported_module.h"
+#include "bindings/c/arrays.h"
+#include "bindings/c/errors.h"
+#include "snug/io/safetensors.h"
 
-struct snug_model {
-  std::shared_ptr<snug::ExportedModule> module;
+struct snug_results {
+  std::vector<at::Tensor> tensors;
 };
 
 namespace {
 
-thread_local std::string last_error;
-
-snug_status failed(snug_status status, const char* text) noexcept {
-  try {
-    last_error = text;
-  } catch (...) {
-    last_error.clear();
-  }
-  return status;
-}
-
-template <class F>
-snug_status guarded(F&& body) noexcept {
-  try {
-    body();
-    return SNUG_OK;
-  } catch (const snug::CorruptFile& e) {
-    return failed(SNUG_CORRUPT_FILE, e.what());
-  } catch (const c10::OutOfMemoryError& e) {
-    return failed(SNUG_OUT_OF_MEMORY, e.what_without_backtrace());
-  } catch (const std::bad_alloc& e) {
-    return failed(SNUG_OUT_OF_MEMORY, e.what());
-  } catch (const std::exception& e) {
-    return failed(SNUG_ERROR, e.what());
-  } catch (...) {
-    return failed(SNUG_ERROR, "an exception of an unknown type");
-  }
-}
+using snug::c::guarded;
+using snug::c::required;
 
 const char* name_at(const std::vector<std::string>& names, size_t index) {
   return index < names.size() ? names[index].c_str() : nullptr;
 }
 
+void check_alike(const std::string& file, const std::string& name, const at::Tensor& now, const at::Tensor& read) {
+  if (now.sizes() != read.sizes() || now.scalar_type() != read.scalar_type()) {
+    throw snug::ConfigError(file + ": '" + name + "' has another type or other sizes than the model's");
+  }
+}
+
 }  // namespace
 
-int snug_c_version(void) { return SNUG_C_VERSION; }
-
-const char* snug_last_error(void) { return last_error.c_str(); }
+snug_model::snug_model(const char* file) : module(snug::load_exported(file)), tensors(module->state_dict()) {
+  for (const auto& [name, tensor] : tensors) {
+    names.push_back(name);
+  }
+}
 
 snug_status snug_model_load(const char* file, snug_model** model) {
-  if (file == nullptr || model == nullptr) {
-    return failed(SNUG_INVALID_ARGUMENT, "snug_model_load: file or model is null");
-  }
-  return guarded([&] { *model = new snug_model{snug::load_exported(file)}; });
+  return guarded([&] {
+    snug_model*& result = required(model, "snug_model_load: model");
+    result = new snug_model(&required(file, "snug_model_load: file"));
+  });
 }
 
 void snug_model_free(snug_model* model) { delete model; }
@@ -75,3 +57,77 @@ const char* snug_model_input_name(const snug_model* model, size_t index) {
 const char* snug_model_output_name(const snug_model* model, size_t index) {
   return model ? name_at(model->module->output_names(), index) : nullptr;
 }
+
+size_t snug_model_tensor_count(const snug_model* model) { return model ? model->names.size() : 0; }
+
+const char* snug_model_tensor_name(const snug_model* model, size_t index) {
+  return model ? name_at(model->names, index) : nullptr;
+}
+
+snug_status snug_model_tensor(const snug_model* model, const char* name, snug_array* tensor) {
+  return guarded([&] {
+    const snug_model& of = required(model, "snug_model_tensor: model");
+    const auto found = of.tensors.find(&required(name, "snug_model_tensor: name"));
+    if (found == of.tensors.end()) {
+      throw snug::ConfigError(std::string("snug_model_tensor: the model has no tensor '") + name + "'");
+    }
+    required(tensor, "snug_model_tensor: tensor") = snug::c::array_of(found->second);
+  });
+}
+
+snug_status snug_model_train(snug_model* model, int on) {
+  return guarded([&] { required(model, "snug_model_train: model").module->train(on != 0); });
+}
+
+snug_status snug_model_save_weights(const snug_model* model, const char* file) {
+  return guarded([&] {
+    snug::save_safetensors(&required(file, "snug_model_save_weights: file"),
+                           required(model, "snug_model_save_weights: model").tensors, {{"format", "pt"}});
+  });
+}
+
+snug_status snug_model_load_weights(snug_model* model, const char* file) {
+  return guarded([&] {
+    snug_model& of = required(model, "snug_model_load_weights: model");
+    const std::string path = &required(file, "snug_model_load_weights: file");
+    const auto read = snug::load_safetensors(path);
+    for (const auto& [name, tensor] : of.tensors) {
+      const auto found = read.find(name);
+      if (found == read.end()) {
+        throw snug::ConfigError(path + " has no tensor '" + name + "', which the model has");
+      }
+      check_alike(path, name, tensor, found->second);
+    }
+    const at::NoGradGuard no_grad;
+    for (auto& [name, tensor] : of.tensors) {
+      tensor.copy_(read.at(name));
+    }
+  });
+}
+
+snug_status snug_model_forward(snug_model* model, const snug_array* inputs, size_t count, snug_results** results) {
+  return guarded([&] {
+    snug_model& of = required(model, "snug_model_forward: model");
+    snug_results*& result = required(results, "snug_model_forward: results");
+    const at::NoGradGuard no_grad;
+    auto made = std::make_unique<snug_results>();
+    for (const at::Tensor& output : of.module->run(snug::c::tensors_of(inputs, count))) {
+      made->tensors.push_back(output.contiguous().clone());  // it may be an input, or a parameter
+    }
+    result = made.release();
+  });
+}
+
+size_t snug_results_count(const snug_results* results) { return results ? results->tensors.size() : 0; }
+
+snug_status snug_results_get(const snug_results* results, size_t index, snug_array* array) {
+  return guarded([&] {
+    const auto& tensors = required(results, "snug_results_get: results").tensors;
+    if (index >= tensors.size()) {
+      throw snug::ConfigError("snug_results_get: there is no result " + std::to_string(index));
+    }
+    required(array, "snug_results_get: array") = snug::c::array_of(tensors[index]);
+  });
+}
+
+void snug_results_free(snug_results* results) { delete results; }

@@ -1,0 +1,116 @@
+#include "bindings/c/step_settings.h"
+
+#include <charconv>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "snug/core/bytes.h"
+#include "snug/core/error.h"
+#include "snug/optim/adamw.h"
+#include "snug/optim/adamw8bit.h"
+#include "snug/optim/sgd.h"
+
+namespace snug::c {
+namespace {
+
+using Made = std::unique_ptr<torch::optim::Optimizer>;
+
+class Texts {
+ public:
+  explicit Texts(const char* const* settings) {
+    for (; settings != nullptr && *settings != nullptr; ++settings) {
+      const std::string_view text = *settings;
+      const size_t sign = text.find('=');
+      if (sign == std::string_view::npos) {
+        throw ConfigError(fmt::format("snug_stepper_new: the setting '{}' is not NAME=VALUE", text));
+      }
+      if (!values_.emplace(text.substr(0, sign), text.substr(sign + 1)).second) {
+        throw ConfigError(fmt::format("snug_stepper_new: '{}' is set twice", text.substr(0, sign)));
+      }
+    }
+  }
+
+  std::optional<std::string> take(const std::string& name) {
+    const auto node = values_.extract(name);
+    return node.empty() ? std::nullopt : std::optional(node.mapped());
+  }
+
+  template <class T>
+  T number(const std::string& name, T otherwise) {
+    const std::optional<std::string> text = take(name);
+    if (!text) {
+      return otherwise;
+    }
+    T value{};
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+    if (error != std::errc() || end != text->data() + text->size()) {
+      throw ConfigError(fmt::format("snug_stepper_new: {} is '{}', which is no number that it takes", name, *text));
+    }
+    return value;
+  }
+
+  void check_all_taken() const {
+    if (!values_.empty()) {
+      throw ConfigError(
+          fmt::format("snug_stepper_new: there is no setting '{}' for this optimizer", values_.begin()->first));
+    }
+  }
+
+ private:
+  std::map<std::string, std::string> values_;
+};
+
+template <class Optimizer, class Options>
+auto maker(Options options) {
+  return [options](std::vector<at::Tensor> parameters) -> Made {
+    return std::make_unique<Optimizer>(std::move(parameters), options);
+  };
+}
+
+std::function<Made(std::vector<at::Tensor>)> optimizer_of(Texts& texts) {
+  const std::string name = texts.take("optimizer").value_or("adamw");
+  const double lr = texts.number("lr", 1e-3);
+  if (name == "adamw") {
+    return maker<AdamW>(AdamWOptions{.lr = lr, .weight_decay = texts.number("weight_decay", 0.01)});
+  }
+  if (name == "adamw8bit") {
+    return maker<AdamW8bit>(AdamW8bitOptions{.lr = lr, .weight_decay = texts.number("weight_decay", 0.01)});
+  }
+  if (name == "adam") {
+    return maker<Adam>(AdamOptions{.lr = lr, .weight_decay = texts.number("weight_decay", 0.0)});
+  }
+  if (name == "sgd") {
+    return maker<SGD>(SGDOptions{
+        .lr = lr, .momentum = texts.number("momentum", 0.0), .weight_decay = texts.number("weight_decay", 0.0)});
+  }
+  throw ConfigError(fmt::format("snug_stepper_new: optimizer is '{}'; give adamw, adam, sgd or adamw8bit", name));
+}
+
+}  // namespace
+
+StepSettings parse_step_settings(const char* const* settings) {
+  Texts texts(settings);
+  StepSettings result{.make_optimizer = optimizer_of(texts), .options = {}};
+  StepperOptions& options = result.options;
+  if (const auto memory = texts.take("memory")) {
+    options.memory_budget = Bytes::parse(*memory);
+  }
+  options.micro_batch = texts.number<int64_t>("micro_batch", 0);
+  options.clip_norm = texts.number("clip_norm", 0.0);
+  if (const auto precision = texts.take("precision")) {
+    options.precision = precision_from_string(*precision);
+  }
+  if (const auto offload = texts.take("offload")) {
+    options.offload = *offload;
+  }
+  options.plan_folder = texts.take("plan_folder").value_or("");
+  texts.check_all_taken();
+  return result;
+}
+
+}  // namespace snug::c
