@@ -44,12 +44,13 @@ class AdamW8bit(torch.optim.Optimizer):
         """Takes over moments and options. An error leaves the optimizer as it was."""
         native = {"state": {str(index): of_one for index, of_one in state_dict["state"].items()},
                   "param_groups": state_dict["param_groups"]}
-        before = self._native.state_dict()
+        before, groups = self._native.state_dict(), self.param_groups
         self._native.load_state_dict(native)
         try:
             super().load_state_dict({**state_dict, "state": {}})
         except BaseException:
             self._native.load_state_dict(before)
+            self.param_groups = groups
             raise
 
     def __getstate__(self):  # for copies and pickles

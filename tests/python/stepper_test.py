@@ -310,6 +310,24 @@ class AdamW8bit(unittest.TestCase):
             optimizer.load_state_dict(other)
         self.assertEqual(by_hand(plain, optimizer, x, y, 2), by_hand(*model, x, y, 2))
 
+    def test_stays_as_it_was_where_a_hook_of_loading_raises(self):
+        plain, x, y = problem(dropout=0)
+        optimizer = snug.AdamW8bit(plain.parameters(), lr=1e-2, min_elements=256)
+        by_hand(plain, optimizer, x, y, 2)
+        other = copy.deepcopy(optimizer.state_dict())
+        other["state"][0]["exp_avg"].zero_()
+        other["param_groups"][0]["lr"] = 7
+        model = copy.deepcopy((plain, optimizer))
+
+        def refuse(_):
+            raise KeyError("mine")
+
+        optimizer.register_load_state_dict_post_hook(refuse)
+        with self.assertRaisesRegex(KeyError, "mine"):
+            optimizer.load_state_dict(other)
+        self.assertEqual(optimizer.param_groups[0]["lr"], 1e-2)
+        self.assertEqual(by_hand(plain, optimizer, x, y, 2), by_hand(*model, x, y, 2))
+
     def test_stays_near_adamw(self):
         plain, x, y = problem(dropout=0)
         model = copy.deepcopy(plain)
