@@ -4,6 +4,10 @@ include(find_torch)
 if(SNUG_TORCH_ERROR)
   message(FATAL_ERROR "${SNUG_TORCH_ERROR}")
 endif()
+# Whether C++ and the Python of script/setup have one LibTorch.
+file(REAL_PATH "${SNUG_TORCH_ROOT}" torch_path)
+file(REAL_PATH "${SNUG_VENV}" venv_path)
+cmake_path(IS_PREFIX venv_path "${torch_path}" SNUG_TORCH_IS_OF_VENV)
 message(STATUS "LibTorch ${SNUG_TORCH_VERSION} (CUDA: ${SNUG_TORCH_CUDA}): ${SNUG_TORCH_ROOT}")
 
 # torch/include comes before /usr/include, so its fmt hides any other; header-only use needs no library of that version. The
