@@ -46,9 +46,7 @@ struct snug_stepper {
     return {{"model", snug::stateful(*module)},
             {"optimizer", snug::stateful(*optimizer)},
             {"stepper", snug::stateful(stepper)},
-            {"rng",
-             {[] { return snug::RngState::capture().state_dict(); },
-              [](const snug::StateDict& state) { snug::RngState::from_state_dict(state).restore(); }}}};
+            {"rng", snug::stateful_rng()}};
   }
 
   std::shared_ptr<snug::ExportedModule> module;

@@ -112,4 +112,9 @@ RngState RngState::from_state_dict(const StateDict& dict) {
   return RngState(std::move(copies));
 }
 
+Stateful stateful_rng() {
+  return {[] { return RngState::capture().state_dict(); },
+          [](const StateDict& state) { RngState::from_state_dict(state).restore(); }};
+}
+
 }  // namespace snug

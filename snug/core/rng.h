@@ -36,6 +36,9 @@ class RngState {
   std::shared_ptr<const Copies> copies_;
 };
 
+/// The generators as a part of a snapshot.
+Stateful stateful_rng();
+
 /// Restores the generators, at the end of the scope, to their state at the guard's construction.
 class [[nodiscard]] RngGuard final {
  public:

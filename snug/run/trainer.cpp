@@ -436,9 +436,7 @@ class Trainer::Impl {
         {"model", stateful(model_)},
         {"optimizer", stateful(*optimizer_)},
         {"stepper", stateful(stepper_)},
-        {"rng",
-         {[] { return RngState::capture().state_dict(); },
-          [](const StateDict& s) { RngState::from_state_dict(s).restore(); }}},
+        {"rng", stateful_rng()},
         {"schedule",
          {[this] {
             StateDict state;
