@@ -165,12 +165,7 @@ class TensorData final : public RunData {
   std::array<int64_t, 2> counts_{};
 };
 
-// None for a GPT of snug's, to which all files are text.
-std::vector<fs::path> files_of_kind(const TrainConfig& config, std::string_view extension) {
-  if (!is_exported(config.model)) {
-    return {};
-  }
-  std::vector<fs::path> files = data_files(config.data, config.out);
+std::vector<fs::path> of_kind(std::vector<fs::path> files, std::string_view extension) {
   std::erase_if(files, [&](const fs::path& file) { return file.extension() != extension; });
   return files;
 }
@@ -178,16 +173,19 @@ std::vector<fs::path> files_of_kind(const TrainConfig& config, std::string_view 
 }  // namespace
 
 std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedInput>& inputs) {
-  if (const auto files = files_of_kind(config, ".safetensors"); !files.empty()) {
-    return std::make_unique<TensorData>(files, inputs);
+  // To a GPT of snug's all files are text.
+  const std::vector<fs::path> files =
+      is_exported(config.model) ? data_files(config.data, config.out) : std::vector<fs::path>();
+  if (const auto of_rows = of_kind(files, ".safetensors"); !of_rows.empty()) {
+    return std::make_unique<TensorData>(of_rows, inputs);
   }
   if (!takes_tokens(inputs)) {
     throw ConfigError(
-        "data: there is no .safetensors among the files, and text and .bin are for models whose inputs are tokens, or tokens and "
-        "targets: int64 of one shape [samples, time]; give .safetensors with a tensor for each input");
+        "data: there is no .safetensors among the files, and text and .bin are for models whose inputs are tokens, or "
+        "tokens and targets: int64 of one shape [samples, time]; give .safetensors with a tensor for each input");
   }
   const int64_t length = sizes_of(inputs.front(), 1)[1];
-  const std::vector<fs::path> token_files = files_of_kind(config, ".bin");
+  const std::vector<fs::path> token_files = of_kind(files, ".bin");
   TextCorpus corpus = token_files.empty() ? TextCorpus::load(config.data, 0.1, config.out)
                                           : TextCorpus::load(token_files, 0.1, {}, TokenType::UInt16);
   return std::make_unique<TextData>(std::move(corpus), length, inputs.size() == 2);
