@@ -110,13 +110,13 @@ std::string verdict(const Contest& contest, const Way& way) {
 void print(const Contest& contest) {
   std::cout << fmt::format(
       "## {}\n\n{} operators forward, {} backward, {} storages; a plain step takes {:.0f} ms at least and {:.2f} MiB. "
-      "Profile: {:.2f} s. Floor: {:.2f} MiB, found in {:.2f} s; no plan takes less than {:.2f} MiB. plan_activations in half of the peak: {:.2f} s, {:.0f} plain "
-      "steps.\n\n"
+      "Profile: {:.2f} s. Floor: {:.2f} MiB, found in {:.2f} s; no plan takes less than {:.2f} MiB. plan_activations in "
+      "half of the peak: {:.2f} s, {:.0f} plain steps.\n\n"
       "| way | predicted MiB | MiB | predicted time | time | replayed | planning s | bits | |\n"
       "|---|---|---|---|---|---|---|---|---|\n",
       contest.name(), contest.profile.operators.size(), contest.profile.backward.size(),
       contest.profile.storages.size(), contest.plain_seconds * 1e3, mib(contest.ways[0].peak_bytes),
-      contest.profile_seconds, mib(contest.floor_bytes), contest.floor_seconds, mib(contest.least_bytes()),
+      contest.profile_seconds, mib(contest.floor_bytes), contest.floor_seconds, mib(contest.least_bytes),
       contest.planning_seconds, contest.planning_seconds / contest.plain_seconds);
   for (const Way& way : contest.ways) {
     std::string predicted_mib, predicted_time, replayed, planning;
@@ -160,7 +160,7 @@ ordered_json json_of(const Contest& contest) {
           {"profile_seconds", contest.profile_seconds},
           {"floor_bytes", contest.floor_bytes},
           {"floor_seconds", contest.floor_seconds},
-          {"least_bytes", contest.least_bytes()},
+          {"least_bytes", contest.least_bytes},
           {"planning_seconds", contest.planning_seconds},
           {"ways", std::move(ways)}};
 }

@@ -17,24 +17,17 @@ import time
 import run
 
 
-class Turns:
-    """One process of a benchmark program; counts CPU time."""
-
-    def __init__(self, build, name):
-        self.program = run.Program(build, name, "cpu")
+class Program(run.Program):
+    """A benchmark program whose CPU time is counted."""
 
     def cpu_seconds(self):
         # The clock of another process: clock_getcpuclockid(3).
-        return time.clock_gettime((~self.program.process.pid << 3) | 2)
+        return time.clock_gettime((~self.process.pid << 3) | 2)
 
-    def seconds(self, case, calls):
-        with_it, _, without = case.partition(" - ")
-        return self.one(with_it, calls) - (self.one(without, calls) if without else 0.0)
-
-    def one(self, case, calls):
+    def time(self, case, repeats):
         before = self.cpu_seconds()
-        self.program.time(case, calls)
-        return (self.cpu_seconds() - before) / calls
+        super().time(case, repeats)
+        return self.cpu_seconds() - before
 
 
 def own_cases():
@@ -48,16 +41,16 @@ def own_cases():
 
 
 def measure(builds, program, case, calls, turns):
-    processes = [Turns(build, program) for build in builds]
+    processes = [Program(build, program, "cpu") for build in builds]
     for process in processes:
-        process.seconds(case, 1)
+        process.run(case, 1)
     seconds = [[] for _ in builds]
     for turn in range(turns):
         order = [(turn + i) % len(builds) for i in range(len(builds))]
         for i in order if turn % 2 == 0 else reversed(order):
-            seconds[i].append(processes[i].seconds(case, calls))
+            seconds[i].append(processes[i].run(case, calls) / calls)
     for process in processes:
-        process.program.stop()
+        process.stop()
     return seconds
 
 

@@ -66,10 +66,8 @@ class Contest {
         floor_bytes = error.smallest_feasible().count();
       }
     });
+    least_bytes = lower_bound_bytes(StepSimulator(profile));
   }
-
-  /// No plan takes less, which is proven.
-  int64_t least_bytes() const { return lower_bound_bytes(StepSimulator(profile)); }
 
   /// As a program does that begins with nothing, in half of the plain peak or the floor.
   void time_planning() {
@@ -132,6 +130,7 @@ class Contest {
   double floor_seconds = 0;     ///< to find floor_bytes
   double planning_seconds = 0;  ///< by plan_activations, in half of the peak
   int64_t floor_bytes = 0;      ///< the smallest budget for which a plan was found
+  int64_t least_bytes = 0;      ///< that any plan takes, which is proven
   double plain_seconds = 1e9;
 
  private:
