@@ -1,6 +1,11 @@
 #include "bindings/c/errors.h"
 
+#include <cstdint>
+#include <exception>
+#include <new>
 #include <string>
+
+#include <c10/util/Exception.h>
 
 #include "snug/core/error.h"
 
@@ -29,9 +34,7 @@ snug_status status_of(const std::exception& error) {
                                                                : SNUG_ERROR;
 }
 
-}  // namespace
-
-snug_status failed(snug_status status, const char* text, int64_t smallest_budget) noexcept {
+snug_status failed(snug_status status, const char* text, int64_t smallest_budget = 0) noexcept {
   last_error().smallest_budget = smallest_budget;
   try {
     last_error().text = text;
@@ -40,6 +43,8 @@ snug_status failed(snug_status status, const char* text, int64_t smallest_budget
   }
   return status;
 }
+
+}  // namespace
 
 snug_status failed_by_exception() noexcept {
   try {

@@ -1,23 +1,14 @@
 #pragma once
 // Errors of C++ as codes of C.
 
-#include <cstdint>
-#include <exception>
-#include <memory>
-#include <new>
 #include <string>
-
-#include <c10/util/Exception.h>
 
 #include "snug/c.h"
 #include "snug/core/error.h"
 
 namespace snug::c {
 
-/// Keeps the text, and the budget, for snug_last_error() and snug_last_smallest_budget() of this thread.
-snug_status failed(snug_status status, const char* text, int64_t smallest_budget = 0) noexcept;
-
-/// In a handler.
+/// In a handler. Keeps the text, and the budget, for snug_last_error() and snug_last_smallest_budget() of this thread.
 snug_status failed_by_exception() noexcept;
 
 /// Calls `body`. What it throws becomes a status.

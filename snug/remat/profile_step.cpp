@@ -32,7 +32,7 @@ using detail::OpTape;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
 constexpr size_t kMostRuns = 3;
-constexpr size_t kOperatorsToTime = 10'000;  // of all runs together; a median over more says nothing new
+constexpr size_t kOperatorsToTime = 10'000;  // of all runs together: so many have many alike, whose median is taken
 
 StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, c10::Device device,
                          const Schedule& schedule, Bytes memory, detail::InitialisedParameters& parameters) {
