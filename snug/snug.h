@@ -24,6 +24,7 @@
 #include "snug/activations/sliced.h"
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/core/rng.h"
 #include "snug/core/state.h"
 #include "snug/data/digits.h"

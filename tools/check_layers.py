@@ -70,7 +70,7 @@ class Tree:
         self.named = NAMED.findall(text)
         self.allowed = allowed_modules(block(text, "layers"))
         self.torch_free = block(text, "torch-free")
-        self.files = sorted(p for folder in ("snug", "cli", "tests", "examples", "benchmarks")
+        self.files = sorted(p for folder in ("snug", "cli", "tests", "examples", "benchmarks", "bindings", "python")
                             for suffix in SUFFIXES for p in (root / folder).rglob(suffix))
         self.includes = {self.name(p): INCLUDE.findall(p.read_text()) for p in self.files}
 
@@ -122,7 +122,7 @@ class Tree:
                     yield f"{name}: {module} must not include {parts[1]} ({include})"
 
     def breaches_of_the_library(self, name, module, include):
-        if include.split("/")[0] in ("cli", "tests", "examples", "benchmarks") or include == "snug/snug.h":
+        if include.split("/")[0] in ("cli", "tests", "examples", "benchmarks", "bindings", "python") or include == "snug/snug.h":
             yield f"{name}: the library includes {include}, which is above it"
         if not name.endswith((".h", ".cuh")) or "/detail/" in name or module in NOT_INSTALLED:
             return
@@ -148,6 +148,7 @@ def self_test():
         ("which is not installed", {"snug/memory/a.h": '#include "snug/memory/detail/a.h"\n'}),
         ("which is not installed", {"snug/memory/a.h": '#include "snug/chart/a.h"\n'}),
         ("internal to the library", {"cli/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
+        ("internal to the library", {"bindings/c/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
         ("internal to the library", {"benchmarks/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
         ("which is above it", {"snug/core/a.cpp": '#include "cli/a.h"\n'}),
         ("which is above it", {"snug/core/a.cpp": '#include "snug/snug.h"\n'}),

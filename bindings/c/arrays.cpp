@@ -84,6 +84,9 @@ std::vector<at::Tensor> tensors_of(const snug_array* arrays, size_t count) {
 }
 
 snug_array array_of(const at::Tensor& tensor) {
+  if (!tensor.is_contiguous()) {
+    throw ConfigError("array: the tensor is not in the order of C; save the model with contiguous tensors");
+  }
   for (const auto& [of_c, of_torch] : kTypes) {
     if (of_torch == tensor.scalar_type()) {
       return {tensor.data_ptr(), tensor.sizes().data(), tensor.sizes().size(), of_c};

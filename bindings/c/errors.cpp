@@ -8,6 +8,7 @@
 #include <c10/util/Exception.h>
 
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 
 namespace snug::c {
 namespace {
@@ -23,8 +24,7 @@ LastError& last_error() {
 }
 
 bool is_of_memory(const std::exception& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-         dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  return is_out_of_memory(error) || dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
 }
 
 snug_status status_of(const std::exception& error) {

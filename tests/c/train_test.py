@@ -158,6 +158,27 @@ class Training(CTest):
             self.assertTrue((pathlib.Path(folder) / "trained.safetensors").exists())
 
 
+# In a new process, which has no torch: signals that are caught, and variables, before the library is there and after.
+LOOKS_AROUND = """
+import ctypes, sys
+def caught_and_set():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    environ, texts = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ"), []
+    while environ[len(texts)] is not None:
+        texts.append(environ[len(texts)])
+    return status["SigCgt"], status["SigIgn"], status["SigBlk"], sorted(texts)
+before = caught_and_set()
+library = ctypes.CDLL(sys.argv[1])
+assert library.snug_c_version() == 1
+assert caught_and_set() == before, (before, caught_and_set())
+"""
+
+
+class Loading(unittest.TestCase):
+    def test_leaves_signals_and_the_environment_as_they_are(self):
+        subprocess.run([sys.executable, "-c", LOOKS_AROUND, LIBRARY], check=True)
+
+
 class Models(CTest):
     def test_keep_their_weights_in_files(self):
         before = self.state()

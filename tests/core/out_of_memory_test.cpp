@@ -1,4 +1,4 @@
-#include "snug/core/detail/out_of_memory.h"
+#include "snug/core/out_of_memory.h"
 
 #include <new>
 #include <stdexcept>
@@ -11,8 +11,6 @@
 
 namespace snug::out_of_memory_test {
 namespace {
-
-using detail::is_out_of_memory;
 
 c10::Error of_libtorch(const std::string& text) { return {{__func__, __FILE__, __LINE__}, text}; }
 

@@ -5,8 +5,8 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/torch.h>
 
-#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/exported/script_module.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
@@ -126,7 +126,7 @@ TEST(ScriptModule, ThatRunsOutOfMemoryIsRecognised) {
     model->forward({x});
     FAIL() << "nothing was thrown";
   } catch (const std::exception& error) {
-    EXPECT_TRUE(detail::is_out_of_memory(error)) << error.what();
+    EXPECT_TRUE(is_out_of_memory(error)) << error.what();
   }
 }
 

@@ -15,7 +15,7 @@
 
 #include "snug/activations/detail/offload_store.h"
 #include "snug/activations/detail/spill_extents.h"
-#include "snug/core/detail/out_of_memory.h"
+#include "snug/core/out_of_memory.h"
 
 // Copies run on two side streams of each device, one each way. A copy out waits for the copies back from places that were
 // given back, so a place in pinned memory is free for the next copy at once. Device memory is allocated and released in

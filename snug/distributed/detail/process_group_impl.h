@@ -14,8 +14,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/distributed/detail/heartbeat.h"
 #include "snug/distributed/process_group.h"
 #include "snug/memory/detail/operator_mode.h"
@@ -96,7 +96,7 @@ class ProcessGroup::Impl {
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      if (detail::is_out_of_memory(error)) {
+      if (is_out_of_memory(error)) {
         throw;
       }
       fail(operation, error);

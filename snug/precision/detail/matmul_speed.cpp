@@ -7,7 +7,7 @@
 
 #include <ATen/ATen.h>
 
-#include "snug/core/detail/out_of_memory.h"
+#include "snug/core/out_of_memory.h"
 
 namespace snug::detail {
 namespace {

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "snug/core/detail/first_line.h"
-#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/memory/limit.h"
 #include "snug/step/detail/stepper_options.h"
 

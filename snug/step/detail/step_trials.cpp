@@ -12,8 +12,8 @@
 
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/core/detail/first_line.h"
-#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/memory/detail/device_memory.h"
 #include "snug/step/detail/same_losses.h"
 

@@ -1,4 +1,4 @@
-#include "snug/core/detail/out_of_memory.h"
+#include "snug/core/out_of_memory.h"
 
 #include <algorithm>
 #include <array>
@@ -13,7 +13,7 @@
 // with a c10::Error that has the name of the status in its text. What has come through an interpreter, TorchScript's or
 // Python's, has the interpreter's type, and the text of the first. TorchScript's is a c10::Error from LibTorch 2.15 on.
 
-namespace snug::detail {
+namespace snug {
 namespace {
 
 bool has_any(std::string_view text, std::span<const std::string_view> parts) {
@@ -45,4 +45,4 @@ bool is_out_of_memory(const std::exception& error) {
   return has_any(error.what(), kOfStatus) || has_any(error.what(), kOfAllocators);
 }
 
-}  // namespace snug::detail
+}  // namespace snug
