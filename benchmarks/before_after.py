@@ -42,16 +42,18 @@ def own_cases():
 
 def measure(builds, program, case, calls, turns):
     processes = [Program(build, program, "cpu") for build in builds]
-    for process in processes:
-        process.run(case, 1)
-    seconds = [[] for _ in builds]
-    for turn in range(turns):
-        order = [(turn + i) % len(builds) for i in range(len(builds))]
-        for i in order if turn % 2 == 0 else reversed(order):
-            seconds[i].append(processes[i].run(case, calls) / calls)
-    for process in processes:
-        process.stop()
-    return seconds
+    try:
+        for process in processes:
+            process.run(case, 1)
+        seconds = [[] for _ in builds]
+        for turn in range(turns):
+            order = [(turn + i) % len(builds) for i in range(len(builds))]
+            for i in order if turn % 2 == 0 else reversed(order):
+                seconds[i].append(processes[i].run(case, calls) / calls)
+        return seconds
+    finally:
+        for process in processes:
+            process.stop()
 
 
 def ratio(above, below):

@@ -41,7 +41,8 @@ class AdamW8bit(torch.optim.Optimizer):
         return {**super().state_dict(), "state": {int(index): of_one for index, of_one in state.items()}}
 
     def load_state_dict(self, state_dict):
-        """Takes over moments and options. An error leaves the optimizer as it was."""
+        """Takes over moments and options. An error leaves the optimizer as it was. Moments that a hook of
+        register_load_state_dict_pre_hook changes are not seen: change them before the call."""
         native = {"state": {str(index): of_one for index, of_one in state_dict["state"].items()},
                   "param_groups": state_dict["param_groups"]}
         before, groups = self._native.state_dict(), self.param_groups

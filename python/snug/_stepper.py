@@ -24,7 +24,7 @@ class Stepper:
     precision: what forward computes in: "float32", "bfloat16", "float16" (with loss scaling) or "auto".
     clip_norm: largest norm of all gradients together; 0: no clipping.
     split_batch_norm: whether a batch may be cut though the model normalises by its statistics.
-    offload: a folder on a disk that activations may go to meanwhile. plan_folder: a folder that keeps plans, so that the
+    offload: a folder on a disk that activations may go to meanwhile; for a model on a device "", its host's memory. plan_folder: a folder that keeps plans, so that the
     next run plans nothing.
     """
 

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "snug/core/detail/out_of_memory.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/core/rng.h"
 #include "snug/memory/detail/device.h"
 #include "snug/planner/simulator.h"
@@ -31,8 +31,8 @@ namespace {
 using detail::OpTape;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
-constexpr size_t kMostRuns = 3;
-constexpr size_t kOperatorsToTime = 10'000;  // of all runs together: so many have many alike, whose median is taken
+constexpr size_t kMostRuns = 3, kLeastRuns = 2;  // the first one is cold
+constexpr size_t kOperatorsToTime = 10'000;      // of all runs together: so many have many alike, whose median is taken
 
 StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, c10::Device device,
                          const Schedule& schedule, Bytes memory, detail::InitialisedParameters& parameters) {
@@ -178,7 +178,7 @@ StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& fo
   std::optional<FrugalSchedules> frugal;
   Schedule schedule;  // none: plainly
   const auto is_enough = [&](size_t runs) {
-    return runs == kMostRuns || (profile && runs * profile->operators.size() >= kOperatorsToTime);
+    return runs == kMostRuns || (runs >= kLeastRuns && runs * profile->operators.size() >= kOperatorsToTime);
   };
   for (size_t runs = 0; !is_enough(runs);) {
     try {
@@ -190,7 +190,7 @@ StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& fo
       profile = std::move(one);
       ++runs;
     } catch (const std::exception& error) {
-      if (!detail::is_out_of_memory(error)) {
+      if (!is_out_of_memory(error)) {
         throw;
       }
       if (!frugal) {

@@ -76,11 +76,12 @@ struct ActivationPlan::Content {
       if (bytes > budget) {
         const Bytes bound(lower_bound_bytes(simulator));
         throw BudgetExceeded(
-            fmt::format(
-                "plan_activations: no plan was found that runs the step within {}; the smallest that was found "
-                "takes {} ({} bytes), {}",
-                budget.str(), bytes.str(), bytes.count(),
-                bytes == bound ? "and no plan takes less" : fmt::format("and no plan takes less than {}", bound.str())),
+            fmt::format("plan_activations: no plan was found that runs the step within {}; the smallest that was found "
+                        "takes {} ({} bytes), {}",
+                        budget.str(), bytes.str(), bytes.count(),
+                        bytes == bound
+                            ? "and no plan takes less"
+                            : fmt::format("and no plan takes less than {} ({} bytes)", bound.str(), bound.count())),
             bytes);
       }
       answer = solver.solve(budget.count());

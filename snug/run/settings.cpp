@@ -135,8 +135,8 @@ using T = TrainConfig;
 
 constexpr std::array kSettings{
     Setting{"data", "--data", "PATH",
-            "Files or folders of text, or of .safetensors for a .pt2 model; a tenth of each file is held out", get_data,
-            set_data},
+            "Files or folders of text; for a .pt2 model also .bin (16-bit tokens) or .safetensors; a tenth is held out",
+            get_data, set_data},
     Setting{"model", "--model", "NAME",
             "gpt-tiny (default), gpt-small, gpt-base, or a file of torch.export (.pt2) that returns its loss",
             get<&T::model>, set<&T::model>},

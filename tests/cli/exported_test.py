@@ -67,11 +67,20 @@ class Training(ExportedTest):
         tokens = self.folder / "tokens"
         tokens.mkdir()
         (tokens / "train.bin").write_bytes(b"".join(bytes((byte, 0)) for byte in text.read_bytes()))
-        (tokens / "meta.pkl").write_bytes(b"passed over")
         self.run_of("as_text", "words.pt2", text)
         self.run_of("as_tokens", "words.pt2", tokens)
         self.assertEqual(self.losses("as_text"), self.losses("as_tokens"))
         self.assertEqual(self.weights("as_text"), self.weights("as_tokens"))
+
+    def test_refuses_tokens_beside_text_and_half_a_token(self):
+        mixed = self.folder / "mixed"
+        mixed.mkdir()
+        (mixed / "notes.txt").write_text("to be or not to be " * 500)
+        (mixed / "stray.bin").write_bytes(bytes(8000))
+        self.refuses_to_train("words.pt2", mixed, says=["stray.bin", "as tokens", "notes.txt", "--data"])
+        (mixed / "notes.txt").unlink()
+        (mixed / "stray.bin").write_bytes(bytes(8001))
+        self.refuses_to_train("words.pt2", mixed, says=["stray.bin", "8001"])
 
     def test_under_half_the_memory_has_the_same_losses(self):
         flags = ("--batch", "64", "--micro-batch", "64")

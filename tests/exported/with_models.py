@@ -21,7 +21,9 @@ try:
     from safetensors.torch import save_file
 
     models = importlib.import_module("zoo" if ZOO else "models")
-except ImportError as missing:
+except ModuleNotFoundError as missing:
+    if missing.name not in ("torch", "safetensors", "torchvision", "timm", "transformers"):
+        raise
     print(f"skipped: {missing}")
     sys.exit(77)
 

@@ -26,7 +26,7 @@ def _prepare_torchvision():
 
 for library in ("torchvision", "timm", "transformers"):
     if importlib.util.find_spec(library) is None:
-        raise ImportError(f"no {library}; script/setup --zoo installs it")
+        raise ModuleNotFoundError(f"no {library}; script/setup --zoo installs it", name=library)
 _torchvision = _prepare_torchvision()
 
 import timm  # noqa: E402

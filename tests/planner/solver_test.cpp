@@ -171,6 +171,22 @@ TEST(PlanSolver, SaysHowManyBytesWouldDo) {
   EXPECT_LT(enough, plain_peak(simulator) / 2);
 }
 
+TEST(PlanSolver, SearchesNoFurtherForASmallestPlanThanTheBound) {
+  int64_t one_search = 0, all = 0;
+  for (uint32_t seed = 0; seed < 40; ++seed) {
+    const StepSimulator simulator(random_profile(seed, 40));
+    PlanSolver once(simulator, {.work = 100'000}), solver(simulator, {.work = 100'000});
+    const PlanAnswer least = once.solve(0);
+    const int64_t bound = lower_bound_bytes(simulator);
+    if (solver.smallest().peak_bytes == bound && std::get<Infeasible>(least).smallest_feasible_bytes == bound) {
+      one_search += once.steps();
+      all += solver.steps();
+    }
+  }
+  ASSERT_GT(one_search, 0);
+  EXPECT_LT(static_cast<double>(all), 1.5 * static_cast<double>(one_search));
+}
+
 // How near the search comes to its bound where bytes and times are those of sample_profiles.h: uniform, as no machine measures them. What plans of a real
 // GPT take is measured by benchmarks only. Shares are of the activation peak: the rise during the step less all gradients.
 TEST(PlanSolver, ComesWithinAPercentOfItsBoundOnAMadeUpProfileAndIsTheSameEachTime) {

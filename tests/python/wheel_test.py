@@ -27,9 +27,10 @@ def main():
         environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
         output = subprocess.run([sys.executable, example], check=True, env=environment, cwd=folder, text=True, capture_output=True)
         print(output.stdout)
-        where = subprocess.run([sys.executable, "-c", "import snug, snug_export; print(snug.__file__)"], check=True, env=environment, cwd=folder,
+        names = "import snug, snug_export; print(snug.__file__, snug_export.__file__)"
+        where = subprocess.run([sys.executable, "-c", names], check=True, env=environment, cwd=folder,
                                text=True, capture_output=True).stdout
-        assert where.startswith(str(site)), where
+        assert all(file.startswith(str(site)) for file in where.split()), where
 
 
 if __name__ == "__main__":

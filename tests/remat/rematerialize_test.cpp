@@ -367,10 +367,30 @@ TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
   EXPECT_THAT(error_of<ConfigError>([] { ActivationPlan::from_json("{}"); }), HasSubstr("no plan"));
 }
 
+// The first run is cold, and of so many operators many are alike.
+TEST(ProfileStep, RunsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
+  const auto runs_of = [](int operators) {
+    const Tensor weight = torch::rand({4}, torch::requires_grad());
+    int runs = 0;
+    profile_step([&] {
+      ++runs;
+      Tensor x = weight;
+      for (int i = 0; i < operators; ++i) {
+        x = x * 0.5;
+      }
+      return x.sum();
+    });
+    return runs;
+  };
+  EXPECT_EQ(runs_of(10), 3);
+  EXPECT_EQ(runs_of(6'000), 2);
+  EXPECT_EQ(runs_of(12'000), 2);
+}
+
 TEST(PlanActivations, SaysWhatWouldDoAndRefusesWhatHasNoLoss) {
   Chain chain;
   EXPECT_THAT(error_of<BudgetExceeded>([&] { plan_activations([&] { return chain.loss(); }, Bytes(1000)); }),
-              AllOf(HasSubstr("1000 B"), HasSubstr("bytes")));
+              AllOf(HasSubstr("1000 B"), HasSubstr("bytes"), HasSubstr("no plan takes less")));
   EXPECT_THAT(error_of<ConfigError>([&] { plan_activations([&] { return chain.input; }, Bytes(1 << 30)); }),
               HasSubstr("8192 elements"));
 }

@@ -170,6 +170,20 @@ std::vector<fs::path> of_kind(std::vector<fs::path> files, std::string_view exte
   return files;
 }
 
+// The .bin among them; none if all are text. Throws for both: one stray file must not stand for all the text.
+std::vector<fs::path> token_files(const std::vector<fs::path>& files) {
+  std::vector<fs::path> tokens = of_kind(files, ".bin");
+  const auto other =
+      std::find_if(files.begin(), files.end(), [](const fs::path& file) { return file.extension() != ".bin"; });
+  if (!tokens.empty() && other != files.end()) {
+    throw ConfigError(
+        fmt::format("data: {} would be read as tokens, and {} as text; a run takes one or the other: name the files of "
+                    "one kind in --data, or give a folder that holds no others",
+                    tokens.front().string(), other->string()));
+  }
+  return tokens;
+}
+
 }  // namespace
 
 std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedInput>& inputs) {
@@ -185,9 +199,9 @@ std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vec
         "tokens and targets: int64 of one shape [samples, time]; give .safetensors with a tensor for each input");
   }
   const int64_t length = sizes_of(inputs.front(), 1)[1];
-  const std::vector<fs::path> token_files = of_kind(files, ".bin");
-  TextCorpus corpus = token_files.empty() ? TextCorpus::load(config.data, 0.1, config.out)
-                                          : TextCorpus::load(token_files, 0.1, {}, TokenType::UInt16);
+  const std::vector<fs::path> tokens = token_files(files);
+  TextCorpus corpus = tokens.empty() ? TextCorpus::load(config.data, 0.1, config.out)
+                                     : TextCorpus::load(tokens, 0.1, {}, TokenType::UInt16);
   return std::make_unique<TextData>(std::move(corpus), length, inputs.size() == 2);
 }
 
