@@ -19,6 +19,7 @@ struct Interrupted {
 void add_train(CLI::App& app);
 void add_sample(CLI::App& app);
 void add_report(CLI::App& app);
+void add_snapshots(CLI::App& app);
 void add_formats(CLI::App& app);
 void add_launch(CLI::App& app);
 void add_plan(CLI::App& app);

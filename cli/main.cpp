@@ -17,9 +17,9 @@
 
 namespace {
 
-constexpr std::array kCommands{&snug::cli::add_train,   &snug::cli::add_sample, &snug::cli::add_report,
-                               &snug::cli::add_formats, &snug::cli::add_launch, &snug::cli::add_plan,
-                               &snug::cli::add_compare};
+constexpr std::array kCommands{&snug::cli::add_train,     &snug::cli::add_sample,  &snug::cli::add_report,
+                               &snug::cli::add_snapshots, &snug::cli::add_formats, &snug::cli::add_launch,
+                               &snug::cli::add_plan,      &snug::cli::add_compare};
 
 int fail(int status, const std::string& message) {
   fmt::print(stderr, "snug: {}\n", message);

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <charconv>
 #include <utility>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "snug/io/detail/checksum.h"
 #include "snug/io/detail/manifest.h"
 #include "snug/io/detail/safetensors_file.h"
+#include "snug/io/detail/snapshot_folder.h"
 #include "snug/io/detail/state_json.h"
 
 namespace snug {
@@ -26,33 +26,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kManifest = "manifest.json";
-constexpr const char* kStructure = "snug.state";
 constexpr const char* kUnfinished = ".tmp";
 constexpr const char* kReplaced = ".old";
 constexpr const char* kRemoved = ".removed";
+constexpr const char* kDamaged = ".damaged";
 
-std::string folder_name(int64_t step) { return fmt::format("step-{:08}", step); }
-
-std::string file_name(const std::string& part) { return part + ".safetensors"; }
-
-// "step-00000120.tmp" is step 120 and ".tmp"; nullopt for other names.
-struct FolderName {
-  int64_t step;
-  std::string suffix;
-};
-
-std::optional<FolderName> parse_folder_name(std::string_view name) {
-  constexpr std::string_view kPrefix = "step-";
-  if (!name.starts_with(kPrefix)) {
-    return std::nullopt;
+// Checks the files of the requested parts, and that there is one for each.
+void verify(const FileSystem& files, const fs::path& folder, int64_t step,
+            const std::map<std::string, Stateful>& parts) {
+  const detail::Manifest manifest = detail::read_snapshot_manifest(files, folder, step);
+  for (const auto& [name, part] : parts) {
+    const auto sum = manifest.parts.find(name);
+    if (sum == manifest.parts.end()) {
+      throw ConfigError(
+          fmt::format("SnapshotStore.load_latest: {} holds no '{}'; it was saved by a run with other settings, or by "
+                      "another version of snug: resume with those",
+                      folder.string(), name));
+    }
+    detail::verify_snapshot_part(files, folder, name, sum->second);
   }
-  const std::string_view digits = name.substr(kPrefix.size());
-  FolderName result{.step = 0, .suffix = ""};
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), result.step);
-  result.suffix = std::string(end, digits.data() + digits.size());
-  const bool ours = error == std::errc() && result.step >= 0 && name == folder_name(result.step) + result.suffix;
-  return ours ? std::optional(result) : std::nullopt;
 }
 
 void check_part_name(const std::string& name) {
@@ -64,56 +56,6 @@ void check_part_name(const std::string& name) {
     throw ConfigError(
         fmt::format("SnapshotStore.save: '{}' cannot be the name of a part; use letters, digits, '_', '-', '.'", name));
   }
-}
-
-void verify_part(const fs::path& path, const detail::Checksum& expected) {
-  const detail::Checksum found = detail::checksum_of_file(path);
-  if (found != expected) {
-    throw CorruptFile(fmt::format("{} has {} bytes and CRC-32 {:08x}, its manifest says {} bytes and {:08x}",
-                                  path.filename().string(), found.bytes, found.crc32, expected.bytes, expected.crc32));
-  }
-  const detail::SafetensorsReader reader(path);
-  const auto structure = reader.header().metadata.find(kStructure);
-  if (structure == reader.header().metadata.end()) {
-    throw CorruptFile(fmt::format("{} has no '{}' in its metadata", path.string(), kStructure));
-  }
-  std::set<std::string> names;
-  for (const detail::SafetensorsEntry& entry : reader.header().tensors) {
-    names.insert(entry.name);
-  }
-  if (names != detail::tensor_names(structure->second, path.string())) {
-    throw CorruptFile(fmt::format("{} does not hold the tensors it lists", path.string()));
-  }
-}
-
-// Checks the files of the requested parts, and that there is one for each.
-void verify(const FileSystem& files, const fs::path& folder, int64_t step,
-            const std::map<std::string, Stateful>& parts) {
-  if (!files.exists(folder / kManifest)) {
-    throw CorruptFile("it has no manifest.json");
-  }
-  const detail::Manifest manifest = detail::parse_manifest(files.read_file(folder / kManifest));
-  if (manifest.step != step) {
-    throw CorruptFile(fmt::format("its manifest says step {}", manifest.step));
-  }
-  for (const auto& [name, part] : parts) {
-    const auto sum = manifest.parts.find(name);
-    if (sum == manifest.parts.end()) {
-      throw ConfigError(
-          fmt::format("SnapshotStore.load_latest: {} holds no '{}'; was it saved by a run with other settings?",
-                      folder.string(), name));
-    }
-    const fs::path path = folder / file_name(name);
-    if (!files.exists(path)) {
-      throw CorruptFile(fmt::format("{} is missing", path.filename().string()));
-    }
-    verify_part(path, sum->second);
-  }
-}
-
-StateDict read_part(const fs::path& path) {
-  const detail::SafetensorsReader reader(path);
-  return detail::unflatten(reader.header().metadata.at(kStructure), reader.tensors_in_place(), path.string());
 }
 
 }  // namespace
@@ -128,7 +70,7 @@ SnapshotStore::SnapshotStore(fs::path directory, SnapshotOptions options, FileSy
 fs::path SnapshotStore::path_of(int64_t step) const {
   const auto all = snapshots();
   const auto found = all.find(step);
-  return directory_ / (found == all.end() ? folder_name(step) : found->second);
+  return directory_ / (found == all.end() ? detail::snapshot_folder_name(step) : found->second);
 }
 
 std::optional<int64_t> SnapshotStore::latest() const {
@@ -143,7 +85,7 @@ std::map<int64_t, std::string> SnapshotStore::snapshots() const {
     return result;
   }
   for (const std::string& name : files_->list(directory_)) {  // sorted: step-N before step-N.old
-    const auto folder = parse_folder_name(name);
+    const auto folder = detail::parse_snapshot_folder_name(name);
     if (folder && (folder->suffix.empty() || folder->suffix == kReplaced)) {
       result.emplace(folder->step, name);
     }
@@ -163,7 +105,7 @@ void SnapshotStore::save(int64_t step, const std::map<std::string, Stateful>& pa
   }
   files_->create_directories(directory_);
   clean_up();
-  const fs::path folder = directory_ / (folder_name(step) + kUnfinished);
+  const fs::path folder = directory_ / (detail::snapshot_folder_name(step) + kUnfinished);
   try {
     write_parts(folder, step, parts);
     publish(folder, step);
@@ -180,11 +122,11 @@ void SnapshotStore::save(int64_t step, const std::map<std::string, Stateful>& pa
 // Removes the leftovers of crashed saves, and restores a *.old snapshot whose replacement was never completed.
 void SnapshotStore::clean_up() {
   for (const std::string& name : files_->list(directory_)) {
-    const auto folder = parse_folder_name(name);
+    const auto folder = detail::parse_snapshot_folder_name(name);
     if (!folder || folder->suffix.empty()) {
       continue;
     }
-    const fs::path proper = directory_ / folder_name(folder->step);
+    const fs::path proper = directory_ / detail::snapshot_folder_name(folder->step);
     if (folder->suffix == kReplaced && !files_->exists(proper)) {
       files_->rename(directory_ / name, proper);
     } else if (folder->suffix == kReplaced || folder->suffix == kUnfinished || folder->suffix == kRemoved) {
@@ -198,19 +140,19 @@ void SnapshotStore::write_parts(const fs::path& folder, int64_t step, const std:
   files_->create_directories(folder);
   for (const auto& [name, part] : parts) {
     const detail::FlatState flat = detail::flatten(part.state(), fmt::format("SnapshotStore.save: part '{}'", name));
-    const fs::path path = folder / file_name(name);
-    const detail::SafetensorsContent content(flat.tensors, {{"format", "pt"}, {kStructure, flat.structure}},
-                                             path.string());
+    const fs::path path = folder / detail::snapshot_part_file(name);
+    const detail::SafetensorsContent content(
+        flat.tensors, {{"format", "pt"}, {detail::kSnapshotStructure, flat.structure}}, path.string());
     files_->write_file(path, content.parts());
     manifest.parts[name] = detail::checksum_of(content.parts());
   }
   const std::string text = detail::format_manifest(manifest);
-  files_->write_file(folder / kManifest, std::array{std::string_view(text)});
+  files_->write_file(folder / detail::kManifestFile, std::array{std::string_view(text)});
   files_->sync_directory(folder);
 }
 
 void SnapshotStore::publish(const fs::path& folder, int64_t step) {
-  const fs::path proper = directory_ / folder_name(step);
+  const fs::path proper = directory_ / detail::snapshot_folder_name(step);
   fs::path replaced = proper;
   replaced += kReplaced;
   const bool replaces = files_->exists(proper);
@@ -238,23 +180,55 @@ void SnapshotStore::prune() {
 
 std::optional<int64_t> SnapshotStore::load_latest(const std::map<std::string, Stateful>& parts) const {
   const auto all = snapshots();
-  if (all.empty()) {
-    return std::nullopt;
+  for (auto one = all.rbegin(); one != all.rend(); ++one) {
+    const fs::path folder = directory_ / one->second;
+    try {
+      verify(*files_, folder, one->first, parts);
+    } catch (const CorruptFile& error) {
+      const auto older = std::next(one);
+      const std::string text = fmt::format("{} is damaged: {}", folder.string(), error.what());
+      if (!options_.on_damaged || older == all.rend()) {
+        throw CorruptFile(fmt::format("SnapshotStore.load_latest: {}; remove that folder to {}", text,
+                                      older == all.rend() ? "start anew, as there is no older snapshot"
+                                                          : fmt::format("resume from step {}", older->first)));
+      }
+      options_.on_damaged(one->first, text);
+      continue;
+    }
+    for (const auto& [name, part] : parts) {
+      part.load(detail::read_snapshot_part(folder, name));
+    }
+    return one->first;
   }
-  const auto newest = all.rbegin();
-  const fs::path folder = directory_ / newest->second;
-  try {
-    verify(*files_, folder, newest->first, parts);
-  } catch (const CorruptFile& error) {
-    throw CorruptFile(fmt::format("SnapshotStore.load_latest: {} is damaged: {}; remove that folder to {}",
-                                  folder.string(), error.what(),
-                                  all.size() == 1 ? "start anew, as there is no other snapshot"
-                                                  : fmt::format("resume from step {}", std::next(newest)->first)));
+  return std::nullopt;
+}
+
+std::vector<SnapshotState> SnapshotStore::inspect() const {
+  std::vector<SnapshotState> result;
+  for (const auto& [step, name] : snapshots()) {
+    SnapshotState state{.step = step, .folder = directory_ / name, .bytes = 0, .damage = ""};
+    try {
+      const detail::Manifest manifest = detail::read_snapshot_manifest(*files_, state.folder, step);
+      for (const auto& [part, sum] : manifest.parts) {
+        state.bytes += sum.bytes;
+        detail::verify_snapshot_part(*files_, state.folder, part, sum);
+      }
+    } catch (const CorruptFile& error) {
+      state.damage = error.what();
+    }
+    result.push_back(std::move(state));
   }
-  for (const auto& [name, part] : parts) {
-    part.load(read_part(folder / file_name(name)));
-  }
-  return newest->first;
+  return result;
+}
+
+fs::path SnapshotStore::set_aside(int64_t step) {
+  const fs::path folder = path_of(step);
+  fs::path aside = directory_ / detail::snapshot_folder_name(step);
+  aside += kDamaged;
+  files_->remove_all(aside);
+  files_->rename(folder, aside);
+  files_->sync_directory(directory_);
+  return aside;
 }
 
 }  // namespace snug

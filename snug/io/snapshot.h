@@ -10,9 +10,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "snug/core/file_system.h"
 #include "snug/core/state.h"
@@ -23,6 +25,17 @@ struct SnapshotOptions {
   /// The number of newest snapshots that stay; older ones are removed after each save. Three are enough for most runs:
   /// one to go on from and two to fall back on. Keep more to look back. At least 1.
   int keep = 3;
+  /// Called by load_latest, with step and reason, for each snapshot that is damaged; then the next older one is loaded.
+  /// Empty: a damaged newest snapshot is an error.
+  std::function<void(int64_t step, const std::string& reason)> on_damaged = {};
+};
+
+/// A snapshot as it lies on the disk.
+struct SnapshotState {
+  int64_t step = 0;
+  std::filesystem::path folder;
+  int64_t bytes = 0;   ///< of its parts, as its manifest has them; 0 without a manifest that can be read
+  std::string damage;  ///< empty: it is whole
 };
 
 /// <directory>/step-00000120/ holds manifest.json (format version, step, size and CRC-32 of every file) and one
@@ -46,12 +59,20 @@ class SnapshotStore {
   /// Loads the newest snapshot's state into `parts` and returns its step. Returns nullopt, and loads nothing, if there
   /// is no snapshot. Parts of the snapshot that are not in `parts` are skipped. All files are verified before the first
   /// part is loaded. The tensors that a part receives lie in the file, not in tensor memory: clone those that must
-  /// stay. Throws CorruptFile, naming the folder and the cure, if the snapshot is damaged; ConfigError if it lacks one
-  /// of `parts`; and the exceptions of the parts if their state does not fit.
+  /// stay. Throws CorruptFile, naming the folder and the cure, if the snapshot is damaged and there is no on_damaged, or
+  /// if none is whole; ConfigError if it lacks one of `parts`; and the exceptions of the parts if their state does not
+  /// fit. After an older one than the newest was loaded, set_aside() the others before the next save().
   std::optional<int64_t> load_latest(const std::map<std::string, Stateful>& parts) const;
 
   /// The step of the newest snapshot.
   std::optional<int64_t> latest() const;
+
+  /// All snapshots, the oldest first, with every file read and compared with its checksum.
+  std::vector<SnapshotState> inspect() const;
+
+  /// Renames the folder of this step's snapshot to *.damaged, which it returns: it is no snapshot any more, and stays
+  /// for people to look at. An earlier one of that name is removed.
+  std::filesystem::path set_aside(int64_t step);
 
   /// The folder of this step's snapshot, whether or not there is one.
   std::filesystem::path path_of(int64_t step) const;

@@ -15,9 +15,9 @@
 #include <torch/nn/module.h>
 
 #include "snug/activations/offload.h"
-#include "snug/core/detail/out_of_memory.h"
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/core/rng.h"
 #include "snug/data/sampler.h"
 #include "snug/data/text_corpus.h"
@@ -30,6 +30,7 @@
 #include "snug/optim/gradient_noise.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/autocast.h"
+#include "snug/run/detail/folder_lock.h"
 #include "snug/run/detail/run_data.h"
 #include "snug/run/detail/run_folder.h"
 #include "snug/run/detail/run_inputs.h"
@@ -53,7 +54,7 @@ auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
   try {
     return part();
   } catch (const c10::Error& error) {
-    if (config.memory.is_unlimited() || !detail::is_out_of_memory(error)) {
+    if (config.memory.is_unlimited() || !is_out_of_memory(error)) {
       throw;
     }
     throw BudgetExceeded(
@@ -80,7 +81,9 @@ class Trainer::Impl {
             within_limit(config_, "the buckets of gradients", [&] { return ranks_.data_parallel(task_.module); })),
         optimizer_(model_, config_, ranks_.group()),
         stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
-        snapshots_(snapshots_path(config_.out)) {
+        snapshots_(snapshots_path(config_.out), {.on_damaged = [this](int64_t step, const std::string& reason) {
+                     damaged_.emplace_back(step, reason);
+                   }}) {
     schedule_ = {.peak = config_.peak_lr(),
                  .warmup_steps = config_.warmup(),
                  .total_steps = config_.steps,
@@ -93,6 +96,7 @@ class Trainer::Impl {
     detail::check_batch(config_, task_.inputs, ranks_.size());
     detail::check_held_out(data_->samples(Split::Validation), task_.inputs);
     if (start_ == Start::Resume) {
+      lock_folder();
       step_ = within_limit(config_, "the snapshot", [&] { return snapshots_.load_latest(parts()).value_or(0); });
       ranks_.check_same_step(step_);
     }
@@ -107,6 +111,7 @@ class Trainer::Impl {
     note_precision(note);
     if (start_ == Start::Resume) {
       if (ranks_.is_first()) {
+        set_damaged_aside(note);
         log_ = detail::resume_log(config_, step_);
       }
       note(fmt::format("resumed after step {}", step_));
@@ -277,6 +282,7 @@ class Trainer::Impl {
   void write_log(const StepRecord& record, const std::vector<RunEvent>& events) {
     if (!log_) {
       FileSystem::real().create_directories(config_.out);
+      lock_folder();
       detail::remove_rest_of_a_kill(config_.out);
       log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event()});
     }
@@ -286,6 +292,19 @@ class Trainer::Impl {
     }
     if (const std::string plan = std::exchange(plan_to_save_, {}); !plan.empty()) {
       replace_file(plan_path(config_.out), plan);
+    }
+  }
+
+  void lock_folder() {
+    if (ranks_.is_first()) {
+      lock_.emplace(config_.out);
+    }
+  }
+
+  // Snapshots newer than the one that was loaded: the run writes its own of these steps.
+  void set_damaged_aside(const std::function<void(const std::string&)>& note) {
+    for (const auto& [step, reason] : std::exchange(damaged_, {})) {
+      note(fmt::format("{}; it is {} now", reason, snapshots_.set_aside(step).filename().string()));
     }
   }
 
@@ -491,9 +510,11 @@ class Trainer::Impl {
   std::unique_ptr<DataParallel> data_parallel_;  // null on one rank
   detail::RunOptimizer optimizer_;
   Stepper stepper_;
+  std::vector<std::pair<int64_t, std::string>> damaged_;  // snapshots that were passed over: step, reason
   SnapshotStore snapshots_;
   WarmupCosine schedule_;
   GradientNoise noise_;
+  std::optional<detail::FolderLock> lock_;  // from the first write on, of the first rank
   std::optional<RunLog> log_;
   int64_t step_ = 0;
   std::optional<StepChoice> planned_;

@@ -76,7 +76,7 @@ class KillMinus9(ResumeTest):
                 self.train(out)
                 self.same_but_times("whole", out)
         self.assertEqual(sorted(p.name for p in (self.folder / "torn").iterdir()),
-                         ["log.jsonl", "model.safetensors", "report.html", "snapshots"])
+                         ["lock", "log.jsonl", "model.safetensors", "report.html", "snapshots"])
 
     def test_after_the_last_snapshot_leaves_what_resuming_finishes(self):
         printed = self.train("whole").splitlines()[-1]
@@ -125,6 +125,20 @@ class Interrupting(ResumeTest):
         self.assertIn("Go on with", self.interrupted("stopped", signal.SIGTERM))
         steps = len(self.records("stopped"))
         self.assertTrue((self.folder / "stopped" / "snapshots" / f"step-{steps:08}").exists())
+
+
+class Owning(ResumeTest):
+    def test_a_second_process_is_refused_until_the_first_is_dead(self):
+        self.train("whole", "--steps", "80")
+        with self.started("run", "--steps", "80") as process:
+            while not log_has(1)(self.folder / "run"):
+                time.sleep(0.01)
+            says = [f"process {process.pid} on ", "trains in", "--out"]
+            self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=says)
+            process.send_signal(signal.SIGSTOP)  # alive, and silent
+            self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=says)
+            process.kill()
+        self.goes_on_to_the_same_bits("whole", "run")
 
 
 class Resuming(ResumeTest):
@@ -188,19 +202,45 @@ class Resuming(ResumeTest):
         last = self.records("run")[-1]["step"]
         self.assertEqual(max(p.name for p in (self.folder / "run" / "snapshots").iterdir()), f"step-{last - 1:08}")
 
-    def test_an_unreadable_snapshot_is_named(self):
+    def test_a_damaged_snapshot_is_passed_over_and_said_and_the_run_ends_with_the_same_bits(self):
+        self.train("whole")
         self.train("run")
-        newest = self.folder / "run" / "snapshots" / "step-00000008"
-        part = newest / "model.safetensors"
+        snapshots = self.folder / "run" / "snapshots"
+        part = snapshots / "step-00000008" / "model.safetensors"
         part.write_bytes(part.read_bytes()[:1000])
-        self.refuses(1, "train", "--resume", "--out", self.folder / "run", says=["step-00000008"])
+        self.refuses(1, "snapshots", "--run", self.folder / "run", says=["1 of 3", "--repair"])
+        printed = self.resume("run")
+        self.assertRegex(printed, "step-00000008 is damaged: model.safetensors has 1000 bytes.*it is step-00000008.damaged now")
+        self.assertIn("resumed after step 6", printed)
+        self.same_but_times("whole", "run")
+        self.assertEqual(self.model("whole"), self.model("run"))
+        self.assertTrue((snapshots / "step-00000008.damaged").is_dir())
+        self.assertEqual(self.snug("snapshots", "--run", self.folder / "run").stdout.count("whole"), 3)
+
+    def test_snapshots_that_are_damaged_are_set_aside_where_that_is_asked_for(self):
+        self.train("run")
+        snapshots = self.folder / "run" / "snapshots"
+        for name in ("step-00000006", "step-00000008"):
+            (snapshots / name / "manifest.json").unlink()
+        done = self.snug("snapshots", "--run", self.folder / "run", "--repair")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(p.name for p in snapshots.iterdir()), ["step-00000004", "step-00000006.damaged", "step-00000008.damaged"])
+        self.assertIn("resumed after step 4", self.resume("run"))
+
+    def test_where_no_snapshot_is_whole_nothing_is_changed(self):
+        self.train("run")
+        snapshots = self.folder / "run" / "snapshots"
+        for folder in snapshots.iterdir():
+            (folder / "manifest.json").unlink()
+        self.refuses(1, "train", "--resume", "--out", self.folder / "run", says=["step-00000004", "start anew"])
+        self.assertEqual(sorted(p.name for p in snapshots.iterdir()), ["step-00000004", "step-00000006", "step-00000008"])
 
     def test_a_manifest_that_is_nested_without_end_is_named(self):
         self.train("run")
         deep = "[" * 1000000 + "]" * 1000000
         (self.folder / "run" / "snapshots" / "step-00000008" / "manifest.json").write_text(
             f'{{"format":{deep},"version":1,"step":8,"files":{{}}}}')
-        self.refuses(1, "train", "--resume", "--out", self.folder / "run", says=["step-00000008", "manifest"])
+        self.assertRegex(self.resume("run"), "step-00000008 is damaged: its manifest")
         (self.folder / "run" / "plan.json").write_text(
             f'{{"snug_step_plan":1,"budget_bytes":1,"considered":"","choice":{deep}}}')
         self.refuses(2, "plan", "--run", self.folder / "run", says=["plan again"])

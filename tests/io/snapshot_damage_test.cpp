@@ -1,4 +1,5 @@
 #include <array>
+#include <map>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -98,11 +99,49 @@ TEST_F(DamagedSnapshot, IsFoundByAManifestOfAnotherVersionOrStep) {
   other.replace(other.find("\"version\": 1"), 12, "\"version\": 2");
   overwrite(newest() / "manifest.json", other);
   TwoParts two;
-  EXPECT_THAT([&] { store_.load_latest(two.parts()); }, ThrowsMessage<CorruptFile>(HasSubstr("version 2")));
+  EXPECT_THAT([&] { store_.load_latest(two.parts()); }, ThrowsMessage<ConfigError>(HasSubstr("later version")));
   other = text;
   other.replace(other.find("\"step\": 2"), 9, "\"step\": 3");
   overwrite(newest() / "manifest.json", other);
   expect_refused("its manifest says step 3");
+}
+
+TEST_F(DamagedSnapshot, IsPassedOverWhereSomebodyListensAndThenSetAside) {
+  fs::remove(newest() / "manifest.json");
+  std::map<int64_t, std::string> damaged;
+  SnapshotStore store(folder_.path(),
+                      {.on_damaged = [&](int64_t step, const std::string& reason) { damaged[step] = reason; }});
+  TwoParts two;
+  EXPECT_EQ(store.load_latest(two.parts()), 1);
+  EXPECT_TRUE(two.model.is(1));
+  ASSERT_EQ(damaged.size(), 1u);
+  EXPECT_THAT(damaged.at(2), AllOf(HasSubstr(newest().string()), HasSubstr("manifest.json")));
+  EXPECT_EQ(store.set_aside(2).filename(), "step-00000002.damaged");
+  EXPECT_EQ(store.latest(), 1);
+  save(store, 2);
+  EXPECT_EQ(load(folder_.path()), 2);
+  EXPECT_TRUE(fs::exists(folder_ / "step-00000002.damaged"));
+}
+
+TEST_F(DamagedSnapshot, IsNotPassedOverWhereALaterVersionSavedIt) {
+  std::string text = read("manifest.json");
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 2");
+  overwrite(newest() / "manifest.json", text);
+  SnapshotStore store(folder_.path(), {.on_damaged = [](int64_t, const std::string&) {}});
+  TwoParts two;
+  EXPECT_THROW(store.load_latest(two.parts()), ConfigError);
+  EXPECT_EQ(two.model.loads, 0);
+}
+
+TEST_F(DamagedSnapshot, IsFoundAmongAllOfThem) {
+  overwrite(newest() / "optimizer.safetensors", "");
+  const auto all = store_.inspect();
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_EQ(all[0].step, 1);
+  EXPECT_EQ(all[0].damage, "");
+  EXPECT_GT(all[0].bytes, 0);
+  EXPECT_EQ(all[1].folder, newest());
+  EXPECT_THAT(all[1].damage, HasSubstr("optimizer.safetensors has 0 bytes"));
 }
 
 TEST_F(DamagedSnapshot, IsNamedAsTheOnlyOneIfItIs) {

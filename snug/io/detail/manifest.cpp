@@ -25,7 +25,19 @@ uint32_t parse_crc(const std::string& text) {
   return crc;
 }
 
+// A later version's snapshot is not damaged: a run must not pass over it.
+void refuse_later_version(const Json& json) {
+  const Json& version = json.at("version");
+  if (json.at("format") == kFormat && version.is_number_integer() && version > kVersion) {
+    throw ConfigError(
+        fmt::format("a later version of snug saved the snapshot (its format is {}, this one reads {}); "
+                    "go on with that version",
+                    version.dump(), kVersion));
+  }
+}
+
 Manifest parse(const Json& json) {
+  refuse_later_version(json);
   if (json.at("format") != kFormat || json.at("version") != kVersion) {
     throw CorruptFile(fmt::format("its manifest says format {}, version {}, but this program reads '{}', version {}",
                                   json.at("format").dump(), json.at("version").dump(), kFormat, kVersion));

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "snug/core/file_system.h"
+#include "snug/run/detail/folder_lock.h"
 #include "snug/run/trainer.h"
 
 namespace snug::detail {
@@ -15,7 +16,8 @@ bool holds_something(const std::filesystem::path& out) {
   }
   const auto names = files.list(out);
   return !std::all_of(names.begin(), names.end(), [&](const std::string& name) {
-    return name == Trainer::plan_folder(out).filename() || is_unfinished(name, Trainer::log_path(out));
+    return name == Trainer::plan_folder(out).filename() || name == FolderLock::file(out).filename() ||
+           is_unfinished(name, Trainer::log_path(out));
   });
 }
 
