@@ -153,12 +153,20 @@ std::function<void()> operators_planned() {
 }
 
 // 48 blocks. A plan depends on the number of operators, not on their size.
-std::function<void()> search_48() {
+snug::StepProfile profile_48() {
   snug::Gpt model(snug::GptOptions{.vocab = 256, .context = 64, .layers = 48, .heads = 2, .width = 64});
   const Tensor tokens = torch::randint(256, {1, 64});
-  const snug::StepProfile profile = snug::profile_step(
+  return snug::profile_step(
       [&] { return torch::nn::functional::cross_entropy(model->forward(tokens).flatten(0, 1), tokens.flatten()); });
-  const snug::StepSimulator simulator(profile);
+}
+
+// Ten budgets.
+std::function<void()> curve_48() {
+  return [simulator = snug::StepSimulator(profile_48())] { snug::plan_curve(simulator); };
+}
+
+std::function<void()> search_48() {
+  const snug::StepSimulator simulator(profile_48());
   const auto search = [simulator, budget = middle_budget(simulator)] {
     return std::get<snug::RematPlan>(snug::PlanSolver(simulator).solve(budget));
   };
@@ -183,5 +191,6 @@ int main() {
       {"operators_plain", operators_plain},
       {"operators_planned", operators_planned},
       {"search_48", search_48},
+      {"curve_48", curve_48},
   });
 }

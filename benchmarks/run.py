@@ -70,6 +70,7 @@ CLAIMS = [
     ("the same within a memory_budget: Stepper / by hand", ("steps", "budget"), ("steps", "by_hand"), 50, None),
     ("sine and cosine, 20,000 points, hidden 150, FP32, an epoch: Python / snug", ("python:sin_cos", "float32"), ("sin_cos", "float32"), 10, 1.1),
     ("GPT of 48 blocks: seconds to search for a plan", ("checkpointing", "search_48"), None, 1, AtMost(1)),
+    ("GPT of 48 blocks: seconds to search for ten budgets", ("checkpointing", "curve_48"), None, 1, AtMost(2)),
     # A thousand calls of a thousand operators: a second is a microsecond for each.
     ("what a plan adds to an operator, microseconds",
      ("checkpointing", "operators_planned - operators_plain"), None, 1000, AtMost(1)),

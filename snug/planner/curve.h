@@ -29,8 +29,9 @@ struct PlanCurve {
 };
 
 struct CurveOptions {
-  int points = 10;            ///< budgets that are tried, in equal steps; at least 2. Equal answers become one point.
-  SolverOptions solver = {};  ///< work for each of them
+  int points = 10;  ///< budgets that are tried, in equal steps; at least 2. Equal answers become one point.
+  /// Work for each of them: less than a search alone takes, since each begins with the plans of the others.
+  SolverOptions solver = {.work = 4'000'000};
 };
 
 /// Throws ConfigError for fewer than 2 points.

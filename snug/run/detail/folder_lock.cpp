@@ -59,8 +59,7 @@ FolderLock::FolderLock(const std::filesystem::path& out) {
     return;  // a file system without locks
   }
   const std::string owner = this_process() + "\n";
-  const bool is_written = ::ftruncate(descriptor_, 0) == 0 &&
-                          ::pwrite(descriptor_, owner.data(), owner.size(), 0) == static_cast<ssize_t>(owner.size());
+  const bool is_written = ::ftruncate(descriptor_, 0) == 0 && ::pwrite(descriptor_, owner.data(), owner.size(), 0) > 0;
   if (!is_written) {
     fail_to_lock(descriptor_, path);
   }
