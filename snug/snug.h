@@ -58,6 +58,7 @@
 #include "snug/optim/ema.h"
 #include "snug/optim/gradient_noise.h"
 #include "snug/optim/lr_schedule.h"
+#include "snug/optim/muon.h"
 #include "snug/optim/schedule.h"
 #include "snug/optim/sgd.h"
 #include "snug/optim/step_in_backward.h"

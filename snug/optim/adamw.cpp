@@ -7,6 +7,7 @@
 #include "snug/core/detail/in_parts.h"
 #include "snug/core/error.h"
 #include "snug/optim/detail/adam_rules.h"
+#include "snug/optim/detail/adamw_update.h"
 #include "snug/optim/detail/low_precision_adamw.h"
 
 namespace snug {
@@ -16,19 +17,8 @@ using TorchAdamW = torch::optim::AdamWOptions;
 using TorchAdam = torch::optim::AdamOptions;
 
 using detail::if_defined;
-
-// The kernel wants the step count as an FP32 scalar on the parameter's device, so that a skip needs no host.
-at::Tensor step_count_for(const at::Tensor& parameter) { return at::zeros({}, parameter.options().dtype(at::kFloat)); }
-
-// The kernel takes the step counts with this step included. If it skips, this step is subtracted again.
-struct Steps {
-  std::vector<at::Tensor> counted, after;
-
-  Steps(const std::vector<at::Tensor>& now, const at::Tensor& found_inf)
-      : counted(at::_foreach_add(now, 1)),
-        after(found_inf.defined() ? at::_foreach_sub(counted, std::vector<at::Tensor>(counted.size(), found_inf))
-                                  : counted) {}
-};
+using detail::step_count_for;
+using detail::StepCounts;
 
 }  // namespace
 
@@ -73,21 +63,17 @@ void AdamW::make_state(ParameterState& state, const at::Tensor& parameter,
 }
 
 std::function<void()> AdamW::prepare(const Work& work) const {
-  Steps steps(work.states_named("step"), work.found_inf);
+  StepCounts steps(work.states_named("step"), work.found_inf);
   std::function<void()> update;
   if (FusedOptimizer::takes(work.parameters.front().scalar_type())) {
-    update = [work, counted = steps.counted, exp_avgs = work.states_named("exp_avg"),
-              exp_avg_sqs = work.states_named("exp_avg_sq")] {
-      const auto& o = static_cast<const TorchAdamW&>(*work.options);
-      const auto fused = [&](at::TensorList parameters, at::TensorList gradients, at::TensorList averages,
-                             at::TensorList squares, at::TensorList counts) {
-        const auto [beta1, beta2] = o.betas();
-        at::_fused_adamw_(parameters, gradients, averages, squares, /*max_exp_avg_sqs=*/{}, counts, o.lr(), beta1,
-                          beta2, o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
-                          if_defined(work.grad_scale), if_defined(work.found_inf));
-      };
-      detail::call_in_parts(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, counted);
-    };
+    update = [call = detail::FusedAdamWCall{.options = static_cast<const TorchAdamW&>(*work.options),
+                                            .parameters = work.parameters,
+                                            .gradients = work.gradients,
+                                            .exp_avgs = work.states_named("exp_avg"),
+                                            .exp_avg_sqs = work.states_named("exp_avg_sq"),
+                                            .steps = steps.counted,
+                                            .grad_scale = work.grad_scale,
+                                            .found_inf = work.found_inf}] { detail::run_fused_adamw(call); };
   } else {
     update = detail::prepare_low_precision_adamw({
         .options = static_cast<const TorchAdamW&>(*work.options),
@@ -125,7 +111,7 @@ void Adam::make_state(ParameterState& state, const at::Tensor& parameter, const 
 }
 
 std::function<void()> Adam::prepare(const Work& work) const {
-  return [work, steps = Steps(work.states_named("step"), work.found_inf), exp_avgs = work.states_named("exp_avg"),
+  return [work, steps = StepCounts(work.states_named("step"), work.found_inf), exp_avgs = work.states_named("exp_avg"),
           exp_avg_sqs = work.states_named("exp_avg_sq")] {
     const auto& o = static_cast<const TorchAdam&>(*work.options);
     const auto fused = [&](at::TensorList parameters, at::TensorList gradients, at::TensorList averages,

@@ -12,22 +12,31 @@ import tempfile
 
 from optim_session import Session, torch
 
-SIZES = [1, 7, 64, 300]
+SIZES = [(1,), (7,), (64,), (300,)]
+MATRICES = [(5, 7), (1, 40), (48, 20), (96, 96)]
 EVERY = list(range(len(SIZES)))
 
 
-def begin(session, generator):
+def begin(session, generator, kind=""):
     session.new()
-    for size in SIZES:
+    for size in MATRICES if kind == "muon" else SIZES:
         session.param(torch.randn(size, generator=generator))
 
 
 def set_gradients(session, generator, factor=1.0):
-    for index, size in enumerate(SIZES):
-        session.grad(index, torch.randn(size, generator=generator) * factor)
+    for index, parameter in enumerate(session.parameters):
+        session.grad(index, torch.randn(parameter.shape, generator=generator) * factor)
 
 
 def random_options(kind, rng):
+    if kind == "muon":
+        return {
+            "lr": rng.choice([1e-3, 0.1, 0.0]),
+            "weight_decay": rng.choice([0.0, 0.1]),
+            "momentum": rng.choice([0.0, 0.5, 0.95]),
+            "nesterov": rng.random() < 0.5,
+            "adjust_lr_fn": rng.choice([None, "original", "match_rms_adamw"]),
+        }
     if kind == "fused_sgd":
         momentum = rng.choice([0, 0.9, 0.5])  # an integer, as Python's default is
         nesterov = momentum > 0 and rng.random() < 0.5
@@ -47,7 +56,7 @@ def random_options(kind, rng):
 
 
 def steps(session, generator, rng, kind):
-    begin(session, generator)
+    begin(session, generator, kind)
     options = random_options(kind, rng)
     getattr(session, kind)(EVERY[:2], **options)
     getattr(session, kind)(EVERY[2:], **options)
@@ -59,7 +68,7 @@ def steps(session, generator, rng, kind):
         # Skipping the first step leaves Python's SGD with a momentum buffer that was never written.
         if scaled and rng.random() < 0.2 and (step > 0 or kind != "fused_sgd"):
             bad = session.parameters[1].grad.clone()
-            bad[3] = rng.choice([math.inf, math.nan])
+            bad.view(-1)[3] = rng.choice([math.inf, math.nan])
             session.grad(1, bad)
         if scaled:
             session.scale()
@@ -100,7 +109,7 @@ def state_goes_both_ways(tool, generator, rng, kind):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         whole = Session()
-        begin(whole, generator)
+        begin(whole, generator, kind)
         getattr(whole, kind)(EVERY, **options)
         three_steps(whole, generator)
         whole.save_optimizer(0, snug=folder / "snug", python=folder / "python")
@@ -123,12 +132,12 @@ if __name__ == "__main__":
     everything = Session()
     random_choices = random.Random(1)
     random_numbers = torch.Generator().manual_seed(1)
-    for kind in ("adamw", "adam", "fused_sgd"):
+    for kind in ("adamw", "adam", "fused_sgd", "muon"):
         for _ in range(12):
             steps(everything, random_numbers, random_choices, kind)
     for _ in range(200):
         clip(everything, random_numbers, random_choices)
     everything.compare(sys.argv[1])
-    for kind in ("adamw", "adam", "fused_sgd"):
+    for kind in ("adamw", "adam", "fused_sgd", "muon"):
         for _ in range(4):
             state_goes_both_ways(sys.argv[1], random_numbers, random_choices, kind)

@@ -57,7 +57,7 @@ def without_lists(value):
 def with_lists(state):
     groups = [
         {**group, "params": list(group["params"].values())}
-        | ({"betas": tuple(group["betas"].values())} if "betas" in group else {})
+        | {name: tuple(group[name].values()) for name in ("betas", "ns_coefficients") if name in group}
         for group in state["param_groups"].values()
     ]
     return {"state": {int(index): entry for index, entry in state["state"].items()}, "param_groups": groups}
@@ -95,7 +95,7 @@ def load_optimizer(optimizer, folder):
 
         state = with_lists(filled(json.loads(file.metadata()["snug.state"]), []))
     optimizer.load_state_dict(state)
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if not isinstance(optimizer, torch.optim.Muon) else ():
         group["fused"] = True  # how a step is computed is not in a state of snug's
 
 
@@ -129,7 +129,8 @@ class Session:
 
     def param(self, values):
         self.parameters.append(values.clone().requires_grad_())
-        self.record(f"param {bits(values)}", f"ok {len(self.parameters) - 1}")
+        shape = " ".join(["matrix", *map(str, values.shape)]) if values.dim() == 2 else "param"
+        self.record(f"{shape} {bits(values)}", f"ok {len(self.parameters) - 1}")
 
     def sgd(self, lr, indices):
         self.optimizers.append(torch.optim.SGD(self.listed(indices), lr=lr))
@@ -152,6 +153,13 @@ class Session:
     def fused_sgd(self, indices, lr, momentum, dampening, weight_decay, nesterov):
         options = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov}
         self.fused("fused_sgd", torch.optim.SGD, indices, options)
+
+    def muon(self, indices, lr, weight_decay, momentum, nesterov, adjust_lr_fn):
+        options = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
+        self.optimizers.append(torch.optim.Muon(self.listed(indices), **options, adjust_lr_fn=adjust_lr_fn))
+        numbers = [*options.values(), adjust_lr_fn == "match_rms_adamw"]
+        words = [*(repr(float(number)) for number in numbers), *map(str, indices)]
+        self.record(f"muon {' '.join(words)}", f"ok {len(self.optimizers) - 1}")
 
     def make_scaler(self, init, growth, backoff, interval, ours=""):
         """`ours`: what follows in the command, which only snug's scaler has."""

@@ -2,9 +2,11 @@
 // line of stdin, one answer per line of stdout: "ok ..." or "error MESSAGE". Floats go as the eight hex digits of their bits.
 //
 //   param BITS...               a new parameter with these values               ok INDEX
+//   matrix ROWS COLUMNS BITS...                                                  ok INDEX
 //   sgd LR PARAMS...            a new optimizer over these parameters           ok INDEX
 //   adamw LR B1 B2 EPS WD PARAMS...    and adam                                 ok INDEX
 //   fused_sgd LR MOMENTUM DAMPENING WD NESTEROV PARAMS...   snug's               ok INDEX
+//   muon LR WD MOMENTUM NESTEROV MATCH_RMS PARAMS...                            ok INDEX
 //   save_optimizer OPT FOLDER | load_optimizer OPT FOLDER   as a snapshot       ok
 //   scaler INIT GROWTH BACKOFF INTERVAL [HYSTERESIS]   a new scaler; until then optimizers step by themselves
 //   grad PARAM BITS...          sets the gradient;    nograd PARAM   drops it
@@ -32,6 +34,7 @@
 #include "snug/io/stateful.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/clip.h"
+#include "snug/optim/muon.h"
 #include "snug/optim/sgd.h"
 #include "snug/precision/grad_scaler.h"
 
@@ -90,12 +93,17 @@ class Session {
       parameters_.push_back(tensor_from(words).requires_grad_());
       return fmt::format(" {}", parameters_.size() - 1);
     }
+    if (command == "matrix") {
+      const auto rows = static_cast<int64_t>(number(words)), columns = static_cast<int64_t>(number(words));
+      parameters_.push_back(tensor_from(words).view({rows, columns}).requires_grad_());
+      return fmt::format(" {}", parameters_.size() - 1);
+    }
     if (command == "sgd") {
       const double lr = number(words);
       optimizers_.push_back(std::make_unique<torch::optim::SGD>(listed(words), torch::optim::SGDOptions(lr)));
       return fmt::format(" {}", optimizers_.size() - 1);
     }
-    if (command == "adamw" || command == "adam" || command == "fused_sgd") {
+    if (command == "adamw" || command == "adam" || command == "fused_sgd" || command == "muon") {
       optimizers_.push_back(fused(command, words));
       return fmt::format(" {}", optimizers_.size() - 1);
     }
@@ -125,7 +133,7 @@ class Session {
     }
     if (command == "grad" || command == "nograd") {
       const Tensor& parameter = parameters_.at(index(words));
-      parameter.mutable_grad() = command == "grad" ? tensor_from(words) : Tensor();
+      parameter.mutable_grad() = command == "grad" ? tensor_from(words).view_as(parameter) : Tensor();
       return "";
     }
     if (command == "clip") {
@@ -162,6 +170,15 @@ class Session {
       return std::make_unique<snug::AdamW>(
           listed(words),
           snug::AdamWOptions{.lr = o[0], .beta1 = o[1], .beta2 = o[2], .eps = o[3], .weight_decay = o[4]});
+    }
+    if (command == "muon") {
+      return std::make_unique<snug::Muon>(
+          listed(words),
+          snug::MuonOptions{.lr = o[0],
+                            .weight_decay = o[1],
+                            .momentum = o[2],
+                            .nesterov = o[3] != 0,
+                            .adjust_lr = o[4] != 0 ? snug::MuonRate::MatchRmsAdamW : snug::MuonRate::Original});
     }
     if (command == "adam") {
       return std::make_unique<snug::Adam>(
