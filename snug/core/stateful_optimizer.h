@@ -4,13 +4,33 @@
 // torch's archive. See snug::stateful in snug/io/stateful.h.
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 
 #include <c10/core/ScalarType.h>
 
+#include "snug/core/bytes.h"
 #include "snug/core/state.h"
 
 namespace snug {
+
+/// A place for an optimizer's state outside of memory.
+struct StateFile {
+  /// On a disk; empty: the system's temporary directory, which on many systems is itself memory. The file has no name,
+  /// so it disappears with the process: what is to survive belongs into a snapshot.
+  std::filesystem::path directory = {};
+  /// Tensor memory through which an update streams the state, in three parts: one is computed while another is read
+  /// and the third is written. More only where a parameter must stay whole whose state is larger than a third of this.
+  Bytes window = Bytes(24 << 20);
+};
+
+/// What an optimizer takes with its state in a file.
+struct StateFileBytes {
+  int64_t moved = 0;      ///< of the state of all parameters that are trained, there or to come: not in memory then
+  int64_t workspace = 0;  ///< that an update allocates in this process and frees again, the window included
+
+  friend bool operator==(const StateFileBytes&, const StateFileBytes&) = default;
+};
 
 class StatefulOptimizer {
  public:
@@ -32,7 +52,7 @@ class StatefulOptimizer {
     return 0;
   }
 
-  /// Bytes that an update allocates in this process beside that state, and frees again.
+  /// Bytes that an update allocates in this process beside that state, and frees again, with the state in memory.
   virtual int64_t workspace_bytes() const { return 0; }
 
   /// Whether step() updates parameters of this type without losing small updates to rounding. True for FP32 and FP64.
@@ -49,6 +69,15 @@ class StatefulOptimizer {
   ///   `hook` throws on the others;
   /// - an empty `hook` cancels an earlier one.
   virtual bool before_writing(std::function<void()> /*hook*/) { return false; }
+
+  /// Moves the state to a file, and keeps it there from now on: step() has the same bits, and takes memory only for the
+  /// window. Returns false, and does nothing, if this optimizer keeps its state in memory only.
+  virtual bool keep_state_in(const StateFile& /*file*/) { return false; }
+  /// Moves it back.
+  virtual void keep_state_in_memory() {}
+  virtual bool is_state_in_file() const { return false; }
+  /// What keep_state_in() would change, or has changed. Zeros: nothing.
+  virtual StateFileBytes bytes_with_state_in(const StateFile& /*file*/) const { return {}; }
 
   /// Restores a state that state_dict() returned. Throws CorruptFile if it does not fit; then nothing has changed.
   virtual void load_state_dict(const StateDict& state) = 0;

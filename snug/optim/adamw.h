@@ -47,6 +47,7 @@ class AdamW : public FusedOptimizer {
   std::string_view why_not() const override;
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
+  std::optional<std::string_view> copied_state() const override { return "master"; }
   std::function<void()> prepare(const Work& work) const override;
 
  private:

@@ -70,6 +70,8 @@ void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,
   }
 }
 
+int64_t AdamW8bit::state_multiple() const { return kernels::kQuantizationBlock; }
+
 std::function<void()> AdamW8bit::prepare(const Work& work) const {
   if (!work.parameters.front().is_cpu()) {
     throw ConfigError(fmt::format("AdamW8bit: {} is on {}; its kernel runs on the CPU only, use AdamW there",
@@ -87,7 +89,7 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
   for (size_t i = 0; i < work.parameters.size(); ++i) {
     const at::Tensor& parameter = work.parameters[i];
     ParameterState& state = *work.states[i];
-    if (is_small(parameter)) {
+    if (!state.contains("exp_avg_max")) {
       small.parameters.push_back(parameter);
       small.gradients.push_back(work.gradients[i]);
       small.states.push_back(&state);

@@ -43,6 +43,7 @@ class AdamW8bit : public FusedOptimizer {
   }
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
+  int64_t state_multiple() const override;
   std::function<void()> prepare(const Work& work) const override;
 
  private:

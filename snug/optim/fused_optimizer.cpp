@@ -7,11 +7,12 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/ranges.h>
 
 #include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/error.h"
-#include "snug/optim/detail/state_archive.h"
+#include "snug/optim/detail/state_in_file.h"
 #include "snug/precision/autocast.h"
 #include "snug/precision/detail/low_precision.h"
 
@@ -60,7 +61,7 @@ at::Tensor on_device(const at::Tensor& scalar, c10::Device device) {
 
 }  // namespace
 
-at::Tensor& FusedOptimizer::ParameterState::at(std::string_view name) {
+const at::Tensor& FusedOptimizer::ParameterState::at(std::string_view name) const {
   const auto entry = std::find_if(tensors.begin(), tensors.end(), [&](const auto& e) { return e.first == name; });
   TORCH_INTERNAL_ASSERT(entry != tensors.end());
   return entry->second;
@@ -82,7 +83,9 @@ std::vector<at::Tensor> FusedOptimizer::Work::states_named(std::string_view name
 struct FusedOptimizer::Update {
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states;
   std::vector<Work> works;
-  std::vector<std::function<void()>> writes;
+  std::vector<std::function<void()>> writes;      // none if the state is in a file
+  std::optional<StateInFile::Streamed> streamed;  // there it is this
+  bool is_known_state_larger = false;             // than before, in the file
 };
 
 FusedOptimizer::FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -109,6 +112,9 @@ void FusedOptimizer::name_parameters(const std::vector<std::pair<std::string, at
 std::string FusedOptimizer::describe(const at::Tensor& parameter) const {
   if (const auto known = names_.find(parameter.unsafeGetTensorImpl()); known != names_.end()) {
     return fmt::format("parameter '{}'", known->second);
+  }
+  if (parameter.is_meta()) {  // stands for one while its state is thought up
+    return fmt::format("a parameter of shape [{}]", fmt::join(parameter.sizes(), ", "));
   }
   return fmt::format("parameter {}", place_of(parameter).number);
 }
@@ -236,30 +242,58 @@ at::Tensor FusedOptimizer::step(LossClosure closure) {
     const at::AutoGradMode enable_grad(true);
     loss = closure();
   }
+  const auto collect_all = [&](Update& update) {
+    uint64_t first_element = 0;
+    for (const auto& group : param_groups_) {
+      collect(update, group, group.params(), first_element, grad_scale, found_inf);
+      for (const at::Tensor& parameter : group.params()) {
+        first_element += static_cast<uint64_t>(parameter.numel());
+      }
+    }
+  };
+  make_update(collect_all, before_writing);
+  return loss;
+}
+
+void FusedOptimizer::make_update(const std::function<void(Update&)>& collect_all,
+                                 const std::function<void()>& before_writing) {
+  if (!half_made_.empty()) {
+    throw Error(
+        fmt::format("{}.step: an earlier step has stopped midway: {}; go on from a snapshot of model and optimizer",
+                    name(), half_made_));
+  }
   const at::NoGradGuard no_grad;
   Update update;
-  uint64_t first_element = 0;
-  for (const auto& group : param_groups_) {
-    collect(update, group, group.params(), first_element, grad_scale, found_inf);
-    for (const at::Tensor& parameter : group.params()) {
-      first_element += static_cast<uint64_t>(parameter.numel());
+  const int64_t end = in_file_ ? in_file_->end() : 0;
+  auto give_places_back = c10::make_scope_exit([&] {
+    if (in_file_ && !update.is_known_state_larger) {
+      in_file_->set_end(end);
+    }
+  });
+  collect_all(update);
+  if (in_file_) {
+    update.streamed =
+        in_file_->stream(update.works, [this](const Work& work) { return prepare(work); }, copied_state());
+  } else {
+    for (const Work& work : update.works) {
+      update.writes.push_back(prepare(work));
     }
   }
   if (before_writing) {
     before_writing();
   }
+  give_places_back.release();
   commit(update);
-  return loss;
 }
 
 void FusedOptimizer::step_parameter(const at::Tensor& parameter) {
   for (const auto& group : param_groups_) {
     for (const at::Tensor& p : group.params()) {
       if (p.is_same(parameter)) {
-        const at::NoGradGuard no_grad;
-        Update update;
-        collect(update, group, {parameter}, place_of(parameter).first_element, {}, {});
-        commit(update);
+        const auto collect_one = [&](Update& update) {
+          collect(update, group, {parameter}, place_of(parameter).first_element, {}, {});
+        };
+        make_update(collect_one, {});
         return;
       }
     }
@@ -267,13 +301,42 @@ void FusedOptimizer::step_parameter(const at::Tensor& parameter) {
   throw ConfigError(fmt::format("{}.step_parameter: this optimizer does not hold the parameter", name()));
 }
 
+FusedOptimizer::ParameterState FusedOptimizer::state_without_memory(
+    const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
+  ParameterState state;
+  state.made_for = at::empty_like(parameter, parameter.options().device(at::kMeta));
+  state.device = parameter.device();
+  make_state(state, state.made_for, options);
+  return state;
+}
+
 std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::first_state(
     const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
   auto state = std::make_unique<ParameterState>();
-  state->made_for = at::empty_like(parameter, parameter.options().device(at::kMeta));
-  state->device = parameter.device();
-  make_state(*state, parameter, options);
+  if (in_file_) {
+    *state = state_without_memory(parameter, options);
+    in_file_->place(*state);
+    if (const auto copied = copied_state(); copied && state->contains(*copied) && parameter.dim() == 0) {
+      state->at(*copied).copy_(parameter);  // scalars stay in memory
+    }
+  } else {
+    state->made_for = at::empty_like(parameter, parameter.options().device(at::kMeta));
+    state->device = parameter.device();
+    make_state(*state, parameter, options);
+  }
   return state;
+}
+
+// An option may have been set since that asks for more.
+void FusedOptimizer::place_new_tensors(ParameterState& state, const at::Tensor& parameter,
+                                       const torch::optim::OptimizerOptions& options) {
+  for (auto& [tensor_name, tensor] : state_without_memory(parameter, options).tensors) {
+    if (!state.contains(tensor_name)) {
+      state.tensors.emplace_back(tensor_name, tensor);
+      state.is_fresh = true;
+    }
+  }
+  in_file_->place(state);
 }
 
 int64_t FusedOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
@@ -281,10 +344,9 @@ int64_t FusedOptimizer::state_bytes_to_come_of(const std::function<bool(const at
   for (const auto& group : param_groups()) {
     for (const at::Tensor& parameter : group.params()) {
       if (state_.count(parameter.unsafeGetTensorImpl()) == 0 && gets_gradient(parameter)) {
-        ParameterState state;
-        make_state(state, at::empty_like(parameter, parameter.options().device(at::kMeta)), group.options());
-        for (const auto& [tensor_name, tensor] : state.tensors) {
-          bytes += detail::allocated_bytes(static_cast<int64_t>(tensor.nbytes()), parameter.device());
+        for (const auto& [tensor_name, tensor] : state_without_memory(parameter, group.options()).tensors) {
+          const bool is_in_file = in_file_ && tensor.dim() > 0;
+          bytes += is_in_file ? 0 : detail::allocated_bytes(static_cast<int64_t>(tensor.nbytes()), parameter.device());
         }
       }
     }
@@ -311,6 +373,10 @@ void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamG
     if (state == nullptr) {
       update.new_states.emplace_back(key, first_state(parameter, options));
       state = update.new_states.back().second.get();
+    } else if (in_file_) {
+      const int64_t end = in_file_->end();
+      place_new_tensors(*state, parameter, options);
+      update.is_known_state_larger = update.is_known_state_larger || in_file_->end() > end;
     }
     check_state(*state, parameter);
     Work& work = by_kind[{parameter.device().str(), parameter.scalar_type()}];
@@ -325,7 +391,6 @@ void FusedOptimizer::collect(Update& update, const torch::optim::OptimizerParamG
     work.options = &options;
     work.grad_scale = on_device(grad_scale, device);
     work.found_inf = on_device(found_inf, device);
-    update.writes.push_back(prepare(work));
     update.works.push_back(std::move(work));
   }
 }
@@ -334,135 +399,42 @@ void FusedOptimizer::commit(Update& update) {
   for (auto& [key, state] : update.new_states) {
     state_[key] = std::move(state);
   }
-  for (size_t w = 0; w < update.works.size(); ++w) {
-    const Work& work = update.works[w];
+  for (const Work& work : update.works) {
     for (size_t i = 0; i < work.parameters.size(); ++i) {
       work.parameters[i].mutable_grad() = work.gradients[i];  // the kernel unscales it in place
     }
-    for (ParameterState* state : work.states) {
+  }
+  const auto tell_autograd = c10::make_scope_exit([&] {
+    for (const Work& work : update.works) {
+      for (const at::Tensor& parameter : work.parameters) {
+        parameter.unsafeGetTensorImpl()->bump_version();  // kernels do not, and autograd could not see the write
+      }
+    }
+    clear_autocast_cache();
+  });
+  if (update.streamed) {
+    stream(update);
+    return;
+  }
+  for (size_t w = 0; w < update.works.size(); ++w) {
+    for (ParameterState* state : update.works[w].states) {
       state->is_fresh = false;
     }
     update.writes[w]();
-    for (const at::Tensor& parameter : work.parameters) {
-      parameter.unsafeGetTensorImpl()->bump_version();  // kernels do not, and autograd could not see the write
-    }
-  }
-  clear_autocast_cache();
-}
-
-// --- state
-
-StateDict FusedOptimizer::state_dict() const {
-  StateDict states;
-  StateDict groups;
-  int64_t index = 0;
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    const auto& group = param_groups_[g];
-    check_options(group.options());
-    StateDict options = rules_.to_state(group.options());
-    StateDict places;
-    for (const at::Tensor& parameter : group.params()) {
-      const auto known = state_.find(parameter.unsafeGetTensorImpl());
-      const auto* state = known == state_.end() ? nullptr : static_cast<const ParameterState*>(known->second.get());
-      if (state != nullptr && !state->is_fresh) {
-        StateDict entry;
-        for (const auto& [tensor_name, tensor] : state->tensors) {
-          entry.set(std::string(tensor_name), tensor);
-        }
-        states.set(std::to_string(index), std::move(entry));
-      }
-      places.set(std::to_string(places.size()), index++);
-    }
-    options.set("params", std::move(places));
-    groups.set(std::to_string(g), std::move(options));
-  }
-  StateDict result;
-  result.set("state", std::move(states));
-  result.set("param_groups", std::move(groups));
-  return result;
-}
-
-std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
-    const StateDict& saved, const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
-  auto state = first_state(parameter, options);
-  if (const auto optional = optional_state()) {
-    std::erase_if(state->tensors, [&](const auto& entry) { return entry.first == *optional; });
-    if (saved.contains(std::string(*optional))) {
-      state->tensors.emplace_back(*optional, at::zeros_like(parameter, at::MemoryFormat::Preserve));
-    }
-  }
-  for (auto& [tensor_name, tensor] : state->tensors) {
-    const auto& value = saved.get<at::Tensor>(std::string(tensor_name));
-    if (!value.defined() || value.sizes() != tensor.sizes()) {
-      throw CorruptFile(fmt::format(
-          "{}.load_state_dict: {} of {} {}, it should have [{}]; was this state saved for another model?", name(),
-          tensor_name, describe(parameter),
-          value.defined() ? fmt::format("has shape [{}]", fmt::join(value.sizes(), ", ")) : "is an undefined tensor",
-          fmt::join(tensor.sizes(), ", ")));
-    }
-    if (value.scalar_type() != tensor.scalar_type() && !(value.is_floating_point() && tensor.is_floating_point())) {
-      throw CorruptFile(fmt::format(
-          "{}.load_state_dict: {} of {} is {}, it should be {}; was it saved by another optimizer?", name(),
-          tensor_name, describe(parameter), c10::toString(value.scalar_type()), c10::toString(tensor.scalar_type())));
-    }
-    tensor.copy_(value);
-  }
-  if (saved.size() != state->tensors.size()) {
-    throw CorruptFile(fmt::format(
-        "{}.load_state_dict: the state of {} has {} tensors, it should have {}; was it saved by an optimizer with "
-        "other options?",
-        name(), describe(parameter), saved.size(), state->tensors.size()));
-  }
-  state->is_fresh = false;
-  return state;
-}
-
-void FusedOptimizer::load_state_dict(const StateDict& dict) {
-  const at::NoGradGuard no_grad;
-  const auto& states = dict.get<StateDict>("state");
-  const auto& groups = dict.get<StateDict>("param_groups");
-  if (groups.size() != param_groups_.size()) {
-    throw CorruptFile(fmt::format("{}.load_state_dict: the state has {} parameter groups, this optimizer {}", name(),
-                                  groups.size(), param_groups_.size()));
-  }
-  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> new_options;
-  std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states;
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    const auto& saved = groups.get<StateDict>(std::to_string(g));
-    const auto& parameters = param_groups_[g].params();
-    check_options(param_groups_[g].options());
-    const auto& places = saved.get<StateDict>("params");
-    if (places.size() != parameters.size()) {
-      throw CorruptFile(fmt::format("{}.load_state_dict: group {} of the state has {} parameters, this optimizer's {}",
-                                    name(), g, places.size(), parameters.size()));
-    }
-    new_options.push_back(rules_.from_state(name(), saved));
-    check_options(*new_options.back());
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      const std::string key = std::to_string(places.get<int64_t>(std::to_string(i)));
-      if (states.contains(key)) {
-        new_states.emplace_back(parameters[i].unsafeGetTensorImpl(),
-                                copy_of_state(states.get<StateDict>(key), parameters[i], *new_options.back()));
-      }
-    }
-  }
-  if (new_states.size() != states.size()) {
-    throw CorruptFile(fmt::format("{}.load_state_dict: the state is of {} parameters, of which this optimizer has {}",
-                                  name(), states.size(), new_states.size()));
-  }
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    param_groups_[g].set_options(std::move(new_options[g]));
-  }
-  state_.clear();
-  for (auto& [key, state] : new_states) {
-    state_[key] = std::move(state);
   }
 }
 
-void FusedOptimizer::save(torch::serialize::OutputArchive& archive) const {
-  detail::write_state(archive, state_dict());
+void FusedOptimizer::stream(Update& update) {
+  try {
+    update.streamed->stream->run();
+  } catch (const std::exception& error) {
+    half_made_ = error.what();
+    throw Error(
+        fmt::format("{}.step: it has stopped midway, with some parameters updated: {}; go on from a snapshot of "
+                    "model and optimizer",
+                    name(), half_made_));
+  }
+  update.streamed->finish();
 }
-
-void FusedOptimizer::load(torch::serialize::InputArchive& archive) { load_state_dict(detail::read_state(archive)); }
 
 }  // namespace snug

@@ -3,7 +3,9 @@
 // unscales gradients and skips on the device, allocates and checks everything before it writes anything, and keeps its
 // state under Python's names. To write another one, derive from it and define the state and its update.
 
+#include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,6 +20,9 @@
 #include "snug/core/stateful_optimizer.h"
 
 namespace snug {
+namespace detail {
+class SpillCalls;
+}
 
 /// A torch::optim::Optimizer, so torch's schedulers work on it. With a GradScaler, unscaling and skipping happen in the
 /// kernel and nothing waits for the device. A skipped step does not change parameters and state, including the step
@@ -54,6 +59,20 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// of all. Random numbers depend on it.
   void number_elements(const std::vector<uint64_t>& first);
 
+  /// For parameters on the CPU. What step() needs of the state is read and written while parameters before and after it
+  /// are updated. Room in the file is taken before anything is written: a full disk leaves all as it was, and so does a
+  /// first read that fails. A later read or write that fails leaves an update that is half made: step() throws Error,
+  /// also when it is called again, until load_state_dict() has brought back a state. Throws ConfigError for parameters
+  /// elsewhere and for a window that is too small, Error if the file cannot be made or written; then nothing has
+  /// changed. The state_dict() of such an optimizer lies in the file, not in tensor memory.
+  bool keep_state_in(const StateFile& file) final;
+  /// Tests give other system calls.
+  void keep_state_in(const StateFile& file, detail::SpillCalls& calls);
+  /// Throws as an allocation does, and Error if the file cannot be read; then nothing has changed.
+  void keep_state_in_memory() final;
+  bool is_state_in_file() const final { return in_file_ != nullptr; }
+  StateFileBytes bytes_with_state_in(const StateFile& file) const final;
+
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const final;
 
   bool before_writing(std::function<void()> hook) final;
@@ -76,14 +95,23 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   void load(torch::serialize::InputArchive& archive) final;
 
  protected:
+  /// The place of a tensor in the file, and a sum for each piece that was written.
+  struct InFile {
+    int64_t offset = 0;
+    std::vector<std::optional<uint64_t>> sums = {};
+  };
+
   /// The state of one parameter, under Python's names.
   struct ParameterState : torch::optim::OptimizerCloneableParamState<ParameterState> {
     std::vector<std::pair<std::string_view, at::Tensor>> tensors;  // the names are literals of the optimizer's
     at::Tensor made_for;  // the parameter's shape, strides and type without its values
     c10::Device device{c10::kCPU};
-    bool is_fresh = true;  // no update has used it yet; then it is not saved either
+    bool is_fresh = true;                        // no update has used it yet; then it is not saved either
+    std::map<std::string_view, InFile> in_file;  // those that are there are on the meta device here
+    int64_t piece = 0;                           // how many of the parameter's elements are in a piece there
 
-    at::Tensor& at(std::string_view name);
+    const at::Tensor& at(std::string_view name) const;
+    at::Tensor& at(std::string_view name) { return const_cast<at::Tensor&>(std::as_const(*this).at(name)); }
     bool contains(std::string_view name) const;
   };
 
@@ -107,13 +135,20 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   /// For the error message: why a type is not supported (see takes()), and the cure.
   virtual std::string_view why_not() const;
-  /// Adds the tensors of a first state.
+  /// Adds the tensors of a first state, which begin as zeros but for copied_state(). Each is a scalar, or has an element
+  /// for each of the parameter's, or for each state_multiple() of them.
   virtual void make_state(ParameterState& state, const at::Tensor& parameter,
                           const torch::optim::OptimizerOptions& options) const = 0;
   /// The name of a state tensor in the parameter's shape that exists only with some options. A saved state may have it
   /// or not.
   virtual std::optional<std::string_view> optional_state() const { return std::nullopt; }
-  /// Allocates all memory of the update. The returned function only writes.
+  /// The name of a state tensor that begins as a copy of its parameter.
+  virtual std::optional<std::string_view> copied_state() const { return std::nullopt; }
+  /// The number of elements at whose multiples a parameter may be cut together with the state that it has. 0: it must
+  /// stay whole.
+  virtual int64_t state_multiple() const { return shard_multiple(); }
+  /// Allocates all memory of the update. The returned function only writes: into tensors of the states, of which it may
+  /// replace the scalars.
   virtual std::function<void()> prepare(const Work& work) const = 0;
 
   /// Removes repeated tensors: parameters() of a model names those of a shared module once for each use.
@@ -124,6 +159,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
  private:
   struct Update;
+  class StateInFile;
 
   struct Place {
     uint64_t number;         // among all of the optimizer's
@@ -136,13 +172,20 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   void check_type(const at::Tensor& parameter) const;
   void check_gradient(const at::Tensor& parameter) const;
   void check_state(const ParameterState& state, const at::Tensor& parameter) const;
+  ParameterState state_without_memory(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const;
   std::unique_ptr<ParameterState> first_state(const at::Tensor& parameter,
                                               const torch::optim::OptimizerOptions& options) const;
   std::unique_ptr<ParameterState> copy_of_state(const StateDict& saved, const at::Tensor& parameter,
-                                                const torch::optim::OptimizerOptions& options) const;
+                                                const torch::optim::OptimizerOptions& options,
+                                                StateInFile* in_file) const;
+  void make_update(const std::function<void(Update&)>& collect_all, const std::function<void()>& before_writing);
   void collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
                uint64_t first_element, const at::Tensor& grad_scale, const at::Tensor& found_inf);
+  void place_new_tensors(ParameterState& state, const at::Tensor& parameter,
+                         const torch::optim::OptimizerOptions& options);
   void commit(Update& update);
+  void stream(Update& update);
+  std::vector<ParameterState> states_to_be() const;
 
   OptionRules rules_;
   at::Tensor grad_scale_;
@@ -150,6 +193,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   std::function<void()> before_writing_;
   std::unordered_map<const void*, std::string> names_;
   std::unordered_map<const void*, uint64_t> first_elements_;  // by number_elements()
+  std::shared_ptr<StateInFile> in_file_;                      // not shared; null: the state is in memory
+  std::string half_made_;                                     // why an update stopped midway; empty: none did
 };
 
 }  // namespace snug

@@ -9,8 +9,8 @@
 
 #include <c10/core/Storage.h>
 
-#include "snug/activations/detail/spill_disk.h"
 #include "snug/activations/offload.h"
+#include "snug/core/detail/spill_disk.h"
 
 namespace snug::detail {
 

@@ -15,9 +15,9 @@
 #include <mutex>
 #include <thread>
 
-#include "snug/activations/detail/spill_disk.h"
 #include "snug/activations/detail/spill_extents.h"
 #include "snug/activations/offload.h"
+#include "snug/core/detail/spill_disk.h"
 
 namespace snug::detail {
 

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <string>
 
+#include <fcntl.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -21,6 +22,8 @@ class SpillCalls {
   }
   virtual ssize_t pread(int file, void* data, size_t size, off_t offset) { return ::pread(file, data, size, offset); }
   virtual int ftruncate(int file, off_t size) { return ::ftruncate(file, size); }
+  /// Returns the error itself, or 0.
+  virtual int posix_fallocate(int file, off_t offset, off_t size) { return ::posix_fallocate(file, offset, size); }
 
   static SpillCalls& real() {
     static SpillCalls calls;
@@ -44,8 +47,13 @@ class SpillDisk final {
   /// Also returns in `sum` the checksum that read() will need.
   std::string write(const void* data, int64_t bytes, int64_t offset, uint64_t& sum);
   std::string read(void* data, int64_t bytes, int64_t offset, uint64_t sum);
+  /// Takes room on the disk, so that a later write there cannot find it full.
+  std::string reserve(int64_t bytes, int64_t offset);
   /// Cuts the file off behind `size`. A failure costs only disk space.
   void shorten(int64_t size);
+
+  int descriptor() const { return descriptor_; }
+  const std::string& path() const { return path_; }
 
  private:
   std::string failure(const char* what, int64_t bytes, int error) const;

@@ -1,4 +1,4 @@
-#include "snug/activations/detail/spill_disk.h"
+#include "snug/core/detail/spill_disk.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -96,6 +96,12 @@ std::string SpillDisk::read(void* data, int64_t bytes, int64_t offset, uint64_t 
     error = kOtherBytes;
   }
   return failure("read {} back from", bytes, error);
+}
+
+std::string SpillDisk::reserve(int64_t bytes, int64_t offset) {
+  const int error =
+      bytes == 0 ? 0 : calls_.posix_fallocate(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  return failure("find room for {} in", bytes, error);
 }
 
 void SpillDisk::shorten(int64_t size) { (void)calls_.ftruncate(descriptor_, static_cast<off_t>(size)); }
