@@ -70,6 +70,7 @@ class ShardedOptimizer::Impl {
   std::vector<at::Tensor> parameters;   // of all groups, in order
   std::vector<detail::ShardPiece> pieces;
   std::vector<at::Tensor> views;  // of each piece
+  std::optional<StateFile> state_file;
   std::optional<StateDict> consolidated;
   // The hook of the next step.
   std::function<void()> before_writing;
@@ -166,6 +167,9 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer&
   }
   result->name_parameters(names);
   result->number_elements(first_of_mine);
+  if (state_file) {
+    result->keep_state_in(*state_file);
+  }
   return result;
 }
 
@@ -284,6 +288,7 @@ void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerPara
     throw ConfigError("ShardedOptimizer: param_groups() hold other parameters than before; make a new optimizer");
   }
   Impl next(groups, group, make);
+  next.state_file = state_file;
   next.cut();
   *this = std::move(next);
 }
@@ -447,6 +452,35 @@ int64_t ShardedOptimizer::workspace_bytes() const {
   bytes.resize(std::min(bytes.size(), kCopies));
   const int64_t in_chunks = static_cast<int64_t>(kCopies + 1) * (ProcessGroup::Impl::kBroadcastChunk + largest);
   return std::min(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}), in_chunks);
+}
+
+bool ShardedOptimizer::keep_state_in(const StateFile& file) {
+  impl_->take_new_parameters(param_groups_);
+  if (impl_->has_own()) {
+    impl_->own->keep_state_in(file);
+  }
+  impl_->state_file = file;
+  return true;
+}
+
+void ShardedOptimizer::keep_state_in_memory() {
+  if (impl_->has_own()) {
+    impl_->own->keep_state_in_memory();
+  }
+  impl_->state_file.reset();
+}
+
+bool ShardedOptimizer::is_state_in_file() const { return impl_->state_file.has_value(); }
+
+// The window is free again before the shares are gathered.
+StateFileBytes ShardedOptimizer::bytes_with_state_in(const StateFile& file) const {
+  impl_->take_new_parameters(param_groups_);
+  if (!impl_->has_own()) {
+    return {};
+  }
+  StateFileBytes bytes = impl_->own->bytes_with_state_in(file);
+  bytes.workspace = std::max(bytes.workspace, workspace_bytes());
+  return bytes;
 }
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {

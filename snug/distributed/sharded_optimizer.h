@@ -67,6 +67,11 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;
   /// The memory for gathering the parameters: once more the shares of up to three ranks.
   int64_t workspace_bytes() const override;
+  /// This rank's share goes to a file of its own.
+  bool keep_state_in(const StateFile& file) override;
+  void keep_state_in_memory() override;
+  bool is_state_in_file() const override;
+  StateFileBytes bytes_with_state_in(const StateFile& file) const override;
   bool before_writing(std::function<void()> hook) override;
   /// As the optimizer that the factory makes.
   bool takes(at::ScalarType dtype) const override;

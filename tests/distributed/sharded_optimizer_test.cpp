@@ -20,6 +20,7 @@
 #include "tests/distributed/ranks.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/tensors.h"
 
 namespace snug::sharded_optimizer_test {
@@ -27,6 +28,7 @@ namespace {
 
 using ::testing::AllOf;
 using testing::bytes_of;
+using testing::clones_of;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::on_ranks;
@@ -34,9 +36,11 @@ using testing::quick;
 using testing::same_bits;
 using testing::set_gradients;
 using testing::squared_error;
+using testing::TemporaryFolder;
 using testing::tensors_in;
 using testing::tiny_batch;
 using testing::tiny_model;
+using testing::train;
 using torch::optim::OptimizerParamGroup;
 
 const ShardedOptimizer::Factory kAdamW = [](const auto& groups) {
@@ -99,6 +103,56 @@ TEST(ShardedOptimizer, DividesTheStateEvenlyWhateverIsFrozenAndForetellsIt) {
       EXPECT_EQ(here - std::exchange(before, here), foretold);
       p[0].set_requires_grad(true);
       p[2].set_requires_grad(true);
+    }
+  });
+}
+
+TEST(ShardedOptimizer, KeepsItsShareInAFileOfItsOwnWithTheSameBits) {
+  const TemporaryFolder folder;
+  on_ranks(2, [&] {
+    const auto group = init_process_group(quick());
+    const auto a = odd_parameters(), b = odd_parameters();
+    ShardedOptimizer memory(a, group, kAdamW), outside(b, group, kAdamW);
+    const StateFile file{.directory = folder.path(), .window = Bytes(192 << 10)};
+    EXPECT_TRUE(outside.keep_state_in(file));
+    for (const auto& [parameters, optimizer] : {std::pair(&a, &memory), {&b, &outside}}) {
+      train(*optimizer, *parameters, 1, 3);
+      optimizer->consolidate();
+    }
+    EXPECT_TRUE(outside.is_state_in_file());
+    EXPECT_GT(outside.bytes_with_state_in(file).moved, 0);
+    EXPECT_TRUE(same_bits(clones_of(a), clones_of(b)));
+    StateDict whole;
+    if (group->rank() == 0) {
+      whole = outside.state_dict();
+      EXPECT_TRUE(same_bits(tensors_in(whole), tensors_in(memory.state_dict())));
+    }
+    outside.keep_state_in_memory();
+    for (const auto& [parameters, optimizer] : {std::pair(&a, &memory), {&b, &outside}}) {
+      train(*optimizer, *parameters, 4, 5);
+    }
+    EXPECT_TRUE(same_bits(clones_of(a), clones_of(b)));
+  });
+}
+
+TEST(ShardedOptimizer, LoadsAWholeStateIntoAFile) {
+  const TemporaryFolder folder;
+  const auto reference = odd_parameters();
+  const auto plain = kAdamW({OptimizerParamGroup(reference)});
+  train(*plain, reference, 1, 2);
+  on_ranks(2, [&] {
+    const auto group = init_process_group(quick());
+    std::vector<torch::Tensor> parameters;
+    for (const auto& each : clones_of(reference)) {
+      parameters.push_back(each.requires_grad_());
+    }
+    ShardedOptimizer outside(parameters, group, kAdamW);
+    outside.keep_state_in({.directory = folder.path(), .window = Bytes(192 << 10)});
+    outside.load_state_dict(plain->state_dict());
+    EXPECT_TRUE(outside.is_state_in_file());
+    outside.consolidate();
+    if (group->rank() == 0) {
+      EXPECT_TRUE(same_bits(tensors_in(outside.state_dict()), tensors_in(plain->state_dict())));
     }
   });
 }
