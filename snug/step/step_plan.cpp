@@ -40,6 +40,9 @@ std::string StepPlan::explain() const {
     text += fmt::format("\nWhat the model runs by snug::sliced runs in {} slices, each computed again in backward.\n",
                         slices);
   }
+  if (state_in_file) {
+    text += "\nThe optimizer's state is in a file, and each update streams it through memory.\n";
+  }
   if (activations) {
     text += fmt::format("\nWithin a micro-batch:\n{}", activations->explain());
   } else if (slices == 1) {
@@ -49,6 +52,10 @@ std::string StepPlan::explain() const {
 }
 
 std::string StepPlan::verdict() const {
+  return verdict_on_activations() + (state_in_file ? " The optimizer's state goes to a file." : "");
+}
+
+std::string StepPlan::verdict_on_activations() const {
   const std::string cut = cut_of(choice);
   const double more = 100 * (choice.plan.seconds / choice.plan.plain_seconds - 1);
   if (slices > 1) {
@@ -56,7 +63,8 @@ std::string StepPlan::verdict() const {
                        activations ? ", and " + way_of(*activations) + " of the rest" : "");
   }
   if (choice.micro_batches == 1 && !activations) {
-    return "It fits as it is: keep everything, and take the batch at once.";
+    return state_in_file ? "Keep all activations, and take the batch at once."
+                         : "It fits as it is: keep everything, and take the batch at once.";
   }
   if (!activations) {
     return fmt::format("Accumulate: {}, with everything kept.", cut);
@@ -73,6 +81,7 @@ std::string StepPlan::to_json() const {
   Json json = detail::versioned_json(kStepPlanJson, {{"budget_bytes", budget_bytes},
                                                      {"choice", Json::parse(choice.to_json())},
                                                      {"slices", slices},
+                                                     {"state_in_file", state_in_file},
                                                      {"considered", considered}});
   if (activations) {
     json["activations"] = Json::parse(activations->to_json());
@@ -85,6 +94,7 @@ StepPlan StepPlan::from_json(std::string_view text) {
     StepPlan plan{.budget_bytes = json.at("budget_bytes").get<int64_t>(),
                   .choice = StepChoice::from_json(json.at("choice").dump()),
                   .slices = json.value("slices", int64_t{1}),
+                  .state_in_file = json.value("state_in_file", false),
                   .considered = json.at("considered").get<std::string>()};
     if (json.contains("activations")) {
       plan.activations = ActivationPlan::from_json(json.at("activations").dump());

@@ -21,6 +21,7 @@ struct StepPlan {
   /// gradients, activations.
   StepChoice choice = {};
   int64_t slices = 1;           ///< into which snug::sliced cuts, where the model leaves it to the plan
+  bool state_in_file = false;   ///< the optimizer's, and not in memory
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept, but in slices, as in plain training
 
@@ -38,6 +39,9 @@ struct StepPlan {
   std::string to_json() const;
   /// Throws ConfigError for what is not a plan, or is one of another format version.
   static StepPlan from_json(std::string_view text);
+
+ private:
+  std::string verdict_on_activations() const;
 };
 
 }  // namespace snug

@@ -49,7 +49,7 @@ class Stepper::Impl {
         ranks_(options.data_parallel, model.parameters()),
         precision_(options, resolve_together(options.precision), device(), ranks_.agreement(), parameters_.all()),
         window_(parameters_.all()),
-        budget_(model, options, ranks_, parameters_) {
+        budget_(model, optimizer, options, ranks_, parameters_) {
     if (options_.weights == Weights::Low) {
       parameters_.make_masters(precision_.precision());
       scaler().name_parameters(parameters_.all());
@@ -340,16 +340,20 @@ class Stepper::Impl {
       const detail::TrainedParameters& parameters = stepper_.parameters_;
       const bool is_within_window = stepper_.window_.size() > 0;
       const int64_t live = live_bytes(stepper_.device()).count() - (is_within_window ? parameters.gradient_bytes() : 0);
+      const detail::StatePlace& place = stepper_.budget_.state_place();
+      const StateFileBytes state_file = place.bytes();
       return {.trial = *this,
               .kind = {.shape = source_.shape,
                        .is_training = stepper_.model_.is_training(),
                        .trained = parameters.fingerprint()},
               .batch = batch_,
               .micro_batch = micro_batch,
-              .fixed_bytes = live + state_.bytes() + stepper_.budget_.own_bytes(),
+              .fixed_bytes =
+                  live + state_.bytes() + stepper_.budget_.own_bytes() + (place.is_in_file() ? state_file.moved : 0),
               .state_bytes = state_.bytes(),
               .gradient_bytes = parameters.bytes_of_all_gradients(),
               .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
+              .state_file = state_file,
               .is_within_window = is_within_window};
     }
     void load(int64_t items) override {
@@ -372,7 +376,11 @@ class Stepper::Impl {
       return loss.value();
     }
     void hold_gradients(bool held) override { stepper_.parameters_.hold_zero_gradients(held); }
-    int64_t idle_state_bytes() const override { return stepper_.ranks_.is_alone() ? state_.idle_bytes() : 0; }
+    int64_t idle_state_bytes() const override {
+      const bool is_known = stepper_.ranks_.is_alone() && !stepper_.budget_.state_place().is_in_file();
+      return is_known ? state_.idle_bytes() : 0;
+    }
+    void keep_state_in_file(bool in_file) override { stepper_.budget_.state_place().put(in_file); }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.carried.empty() ? "" : "carried state";
     }

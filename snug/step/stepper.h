@@ -93,7 +93,9 @@ struct StepperOptions {
   /// no error: StepPlan::considered says why. Empty: plans are forgotten at the program's end.
   std::filesystem::path plan_folder = {};
   /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to
-  /// compute them again, or where they cannot be. On other devices than the CPU an empty path: they go to pinned memory
+  /// compute them again, or where they cannot be. The state of one of snug's optimizers may go there as well, to a file
+  /// of its own (keep_state_in, with a window of an eighth of the state, at most 24 MiB): it is there from the beginning
+  /// and until a plan brings it into memory. On other devices than the CPU an empty path: they go to pinned memory
   /// of the host. The speed of the way is measured once. See measure_offload_link.
   std::optional<std::filesystem::path> offload = {};
   /// Tensors that loss_of reads and assigns anew, such as the hidden state that a recurrent network hands to the next

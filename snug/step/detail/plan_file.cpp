@@ -49,17 +49,21 @@ Json json_of(const PlannedFor& counts) {
           {"idle_state_bytes", counts.idle_state_bytes},
           {"gradient_bytes", counts.gradient_bytes},
           {"optimizer_bytes", counts.optimizer_bytes},
+          {"moved_bytes", counts.state_file.moved},
+          {"workspace_in_file", counts.state_file.workspace},
           {"left_free", counts.left_free}};
 }
 
 PlannedFor planned_for_from(const Json& json) {
-  return {.batch = whole_number(json, "batch"),
-          .at_most = whole_number(json, "at_most"),
-          .fixed_bytes = whole_number(json, "fixed_bytes"),
-          .idle_state_bytes = whole_number(json, "idle_state_bytes"),
-          .gradient_bytes = whole_number(json, "gradient_bytes"),
-          .optimizer_bytes = whole_number(json, "optimizer_bytes"),
-          .left_free = whole_number(json, "left_free")};
+  return {
+      .batch = whole_number(json, "batch"),
+      .at_most = whole_number(json, "at_most"),
+      .fixed_bytes = whole_number(json, "fixed_bytes"),
+      .idle_state_bytes = whole_number(json, "idle_state_bytes"),
+      .gradient_bytes = whole_number(json, "gradient_bytes"),
+      .optimizer_bytes = whole_number(json, "optimizer_bytes"),
+      .state_file = {.moved = whole_number(json, "moved_bytes"), .workspace = whole_number(json, "workspace_in_file")},
+      .left_free = whole_number(json, "left_free")};
 }
 
 void check_run(const ActivationPlan& of_one, const RematPlan& choice) {
@@ -75,8 +79,11 @@ void check(const SavedPlan& saved) {
   require(counts.batch > 0 && choice.items > 0 && choice.items <= counts.batch && counts.at_most > 0 &&
               choice.micro_batches == (counts.batch - 1) / choice.items + 1 && plan.slices > 0 && plan.slices <= 256,
           "micro-batch cannot be");
-  for (const int64_t bytes : {counts.fixed_bytes, counts.idle_state_bytes, counts.gradient_bytes,
-                              counts.optimizer_bytes, counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
+  require(counts.state_file.moved >= 0 && counts.state_file.workspace >= 0, "state has no such bytes");
+  const int64_t moved = plan.state_in_file ? counts.state_file.moved : 0;
+  const int64_t workspace = plan.state_in_file ? counts.state_file.workspace : counts.optimizer_bytes;
+  for (const int64_t bytes : {counts.fixed_bytes - moved, counts.idle_state_bytes, counts.gradient_bytes, workspace,
+                              counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
     require(bytes >= 0 && bytes <= plan.budget_bytes, "bytes are not within its budget");
   }
   require(plan.activations.has_value() != recorded.has_value(), "operators are missing");

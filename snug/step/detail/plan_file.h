@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "snug/core/stateful_optimizer.h"
 #include "snug/remat/rematerialize.h"
 #include "snug/step/detail/step_to_plan.h"
 #include "snug/step/step_plan.h"
@@ -23,6 +24,7 @@ struct PlannedFor {
   int64_t idle_state_bytes = 0;  ///< of parameters that get no gradient: fixed_bytes is without
   int64_t gradient_bytes = 0;
   int64_t optimizer_bytes = 0;
+  StateFileBytes state_file = {};
   int64_t left_free = 0;  ///< since a step ran out of memory
 };
 

@@ -62,9 +62,13 @@ int64_t StepBudget::own_bytes() const {
   return backup_.bytes() + kSmallThings + kScalars * rounding * static_cast<int64_t>(parameters_.all().size());
 }
 
-StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks,
-                       TrainedParameters& parameters)
-    : ranks_(ranks), parameters_(parameters), budget_(options.memory_budget), backup_(model, options.carried) {
+StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
+                       RankedStep& ranks, TrainedParameters& parameters)
+    : ranks_(ranks),
+      parameters_(parameters),
+      budget_(options.memory_budget),
+      state_place_(optimizer, options.offload, parameters.device()),
+      backup_(model, options.carried) {
   const c10::Device device = parameters.device();
   const bool plans = options.plan && (device.is_cpu() || at::isAccelerator(device.type()));
   budget_ = ranks.smallest_budget(options.memory_budget, plans);
@@ -75,6 +79,7 @@ StepBudget::StepBudget(torch::nn::Module& model, const StepperOptions& options, 
   OffloadLink link;
   try {
     link = options.offload ? measure_offload_link(*options.offload, device) : OffloadLink{};
+    state_place_.put(/*in_file=*/true);
   } catch (...) {  // the other ranks wait for this one in check()
     no_link_ = std::current_exception();
   }

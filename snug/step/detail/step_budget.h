@@ -16,6 +16,7 @@
 #include "snug/accumulation/loss.h"
 #include "snug/core/rng.h"
 #include "snug/step/detail/ranked_step.h"
+#include "snug/step/detail/state_place.h"
 #include "snug/step/detail/step_planner.h"
 #include "snug/step/detail/stepper_options.h"
 #include "snug/step/detail/trained_parameters.h"
@@ -48,7 +49,8 @@ class StepBudget {
   /// later one; nobody where earlier micro-batches went before, which cannot be had again.
   enum class Repeats { Never, Alone, OnAllRanks };
 
-  StepBudget(torch::nn::Module& model, const StepperOptions& options, RankedStep& ranks, TrainedParameters& parameters);
+  StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
+             RankedStep& ranks, TrainedParameters& parameters);
 
   /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on one; Error if one cannot use its directory for offload.
   void check() const;
@@ -60,6 +62,9 @@ class StepBudget {
   int64_t slices() const { return last_plan() == nullptr ? 1 : last_plan()->slices; }
   StepPlanner& planner() { return *planner_; }
   const StepPlanner& planner() const { return *planner_; }
+
+  /// Where the optimizer's state is: in a file if it can, until a plan says otherwise.
+  StatePlace& state_place() { return state_place_; }
 
   /// Room for what a step needs beside its tensors: loss sums, scales, states of generators; and, while it is planned, more copies of buffers.
   int64_t own_bytes() const;
@@ -96,6 +101,7 @@ class StepBudget {
   RankedStep& ranks_;
   TrainedParameters& parameters_;
   Bytes budget_;  // the smallest of all ranks
+  StatePlace state_place_;
   std::optional<StepPlanner> planner_;
   std::exception_ptr no_link_;  // why it cannot be used for offload
   StepBackup backup_;

@@ -35,23 +35,34 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   }
   last_ = find_or_read(step);
   if (last_ == nullptr) {
+    step.trial.keep_state_in_file(true);  // where trials have most room
     Known known{.trials = StepTrials(step, limits_)};
     known.trials.run(step, choices_.find(step));
     choose(known, step);
     known_.remove_if(
         [&](const Known& old) { return old.trials.batch() <= step.batch && covers(step.kind, old.trials.kind()); });
     last_ = &known_.emplace_back(std::move(known));
-    return &last_->plan;
+    return in_place(step);
   }
   if (is_outdated(*last_, step)) {
+    step.trial.keep_state_in_file(true);
     last_->trials.run_again(step, choices_.find(step), last_->plan.choice.items);
     choose(*last_, step);
   }
+  return in_place(step);
+}
+
+const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
+  state_stays_in_file_ = state_stays_in_file_ || last_->plan.state_in_file;
+  step.trial.keep_state_in_file(state_stays_in_file_);
   return &last_->plan;
 }
 
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
   const int64_t same = known.trials.left_free() > 0 ? known.plan.choice.items : 0;
+  if (state_stays_in_file_) {
+    known.trials.keep_state_in_file();
+  }
   try {
     known.plan = known.trials.choose(step, choices_.find(step), same);
   } catch (const BudgetExceeded&) {
@@ -160,7 +171,7 @@ bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
   const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
   return !is_outdated(read, step) && plan.budget_bytes == limits_.budget &&
          counts.gradient_bytes == step.gradient_bytes && counts.optimizer_bytes == step.optimizer_bytes &&
-         counts.fixed_bytes - step.fixed_bytes <= limits_.budget / 16 &&
+         counts.state_file == step.state_file && counts.fixed_bytes - step.fixed_bytes <= limits_.budget / 16 &&
          (link == nullptr || !link->is_open() || link->directory == limits_.link.directory) &&
          (before == nullptr || (std::min(before->items, step.batch) == std::min(plan.choice.items, step.batch) &&
                                 before->slices == plan.slices));

@@ -92,11 +92,14 @@ class StepPlanner {
   void forget(const Known* known);
   bool is_outdated(const Known& known, const StepToPlan& step) const;
   void choose(Known& known, const StepToPlan& step);
+  const StepPlan* in_place(const StepToPlan& step);
 
   PlanLimits limits_;
   std::list<Known> known_;
   StepChoices choices_;
   Known* last_ = nullptr;
+  // Once a plan has had the optimizer's state in a file, it stays there: it does not go back and forth between batches.
+  bool state_stays_in_file_ = false;
   bool is_refused_ = false;  // there is no plan, so less cannot be asked of it
   std::filesystem::path folder_;
   std::optional<PlanFile> file_;  // from the first look at it on

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "snug/accumulation/micro_batch.h"
+#include "snug/core/stateful_optimizer.h"
 #include "snug/step/detail/rank_split.h"
 
 namespace snug::detail {
@@ -39,6 +40,8 @@ class StepTrial {
   virtual int64_t idle_state_bytes() const = 0;
   /// After a loss: why the batch must not be cut; empty: it may.
   virtual std::string pinned_by() const = 0;
+  /// Puts the optimizer's state into a file, or back into memory. No effect where it cannot leave.
+  virtual void keep_state_in_file(bool /*in_file*/) {}
   /// What plans hold for: see describe_stepper.
   virtual std::string described() const = 0;
 };
@@ -54,6 +57,7 @@ struct StepToPlan {
   int64_t state_bytes = 0;              // of those: state that the optimizer may have yet to allocate
   int64_t gradient_bytes = 0;           // of all
   int64_t optimizer_bytes = 0;          // workspace of the optimizer's part
+  StateFileBytes state_file = {};       // with the state in a file: what of fixed_bytes is not there, and the workspace
   bool is_within_window = false;        // there are gradients of earlier micro-batches, so nothing can be tried
 };
 

@@ -69,6 +69,7 @@ StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits)
       fixed_bytes_(step.fixed_bytes),
       gradient_bytes_(step.gradient_bytes),
       optimizer_bytes_(step.optimizer_bytes),
+      state_file_(step.state_file),
       at_most_(step.at_most),
       left_free_(device_memory(limits.device.type()).gaps()) {}
 
@@ -79,6 +80,7 @@ StepTrials::StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanL
       fixed_bytes_(planned_for.fixed_bytes),
       gradient_bytes_(planned_for.gradient_bytes),
       optimizer_bytes_(planned_for.optimizer_bytes),
+      state_file_(planned_for.state_file),
       idle_state_bytes_(planned_for.idle_state_bytes),
       at_most_(planned_for.at_most),
       left_free_(planned_for.left_free) {}
@@ -90,6 +92,7 @@ PlannedFor StepTrials::planned_for() const {
           .idle_state_bytes = idle_state_bytes_,
           .gradient_bytes = gradient_bytes_,
           .optimizer_bytes = optimizer_bytes_,
+          .state_file = state_file_,
           .left_free = left_free_};
 }
 
@@ -172,7 +175,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   }
   if (before != nullptr) {
     const int64_t items = std::min(before->items, step.batch);
-    if (try_one(step, items, before->slices) && search(items).choice) {
+    if (try_one(step, items, before->slices) && search(items).search.choice) {
       return items;
     }
   }
@@ -184,7 +187,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
       std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.batch; });
       return step.batch;
     }
-    is_feasible = is_feasible || (has_run && search(items).choice);
+    is_feasible = is_feasible || (has_run && search(items).search.choice);
     if (++tries >= kCandidates && is_feasible) {
       return items;
     }
@@ -202,7 +205,7 @@ int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, in
       std::erase_if(tried_, [&](const auto& entry) { return entry.first < batch_; });
       return batch_;
     }
-    if (items == 1 || search(items).choice) {
+    if (items == 1 || search(items).search.choice) {
       return items;
     }
   }
@@ -212,7 +215,7 @@ int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, in
 void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
   const auto tried = tried_.find(items);
   int64_t slices = tried != tried_.end() ? tried->second.slices : 1;
-  while (slices < kMostSlices && can_slice_ && !search(0).choice) {
+  while (slices < kMostSlices && can_slice_ && !search(0).search.choice) {
     slices *= kMoreSlices;
     try_one(step, items, slices);
   }
@@ -220,8 +223,23 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 
 // --- choosing
 
+// The faster of both places for the state; where neither will do, the one that asks for less.
+StepTrials::Found StepTrials::search(int64_t only) const {
+  if (!state_can_leave() || must_be_in_file_) {
+    return {search_with(only, state_can_leave()), state_can_leave()};
+  }
+  Found memory{search_with(only, false), false}, file{search_with(only, true), true};
+  if (memory.search.choice && file.search.choice) {
+    return memory.search.choice->seconds <= file.search.choice->seconds ? memory : file;
+  }
+  if (memory.search.choice || file.search.choice) {
+    return memory.search.choice ? memory : file;
+  }
+  return memory.search.smallest_feasible_bytes <= file.search.smallest_feasible_bytes ? memory : file;
+}
+
 // Over all micro-batches that were tried and are not too large for other ranks, or those of `only` items.
-StepSearch StepTrials::search(int64_t only) const {
+StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
   std::list<StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
   for (const auto& [items, tried] : tried_) {
@@ -235,26 +253,28 @@ StepSearch StepTrials::search(int64_t only) const {
   }
   return search_step(candidates, {.batch = batch_,
                                   .budget = limits_->budget - left_free_,
-                                  .fixed_bytes = fixed_bytes_,
+                                  .fixed_bytes = fixed_bytes(state_in_file),
                                   .gradient_bytes = gradient_bytes_,
-                                  .optimizer_bytes = optimizer_bytes_});
+                                  .optimizer_bytes = workspace_bytes(state_in_file),
+                                  .optimizer_seconds = state_seconds(state_in_file)});
 }
 
 StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
   const int64_t first = at_most_ != RankSplit::kWhole ? most_items() : same;
   for (;;) {
-    StepSearch found = search(first);
-    if (!found.choice && first > 0) {
+    Found found = search(first);
+    if (!found.search.choice && first > 0) {
       found = search(0);
     }
-    if (!found.choice) {
+    if (!found.search.choice) {
       const int64_t left_free = std::exchange(left_free_, 0);
-      refuse(tried_.empty() ? smallest_budget(step) : found.smallest_feasible_bytes + left_free);
+      refuse(tried_.empty() ? smallest_budget(step) : found.search.smallest_feasible_bytes + left_free);
     }
+    state_in_file_ = found.state_in_file;
     if (std::optional<StepPlan> plan = make_plan(step, found)) {
       return *std::move(plan);
     }
-    if (const int64_t less = found.choice->items / 2;
+    if (const int64_t less = found.search.choice->items / 2;
         at_most_ != RankSplit::kWhole && less >= 1 && pinned_by_.empty()) {
       try_at_most(step, before, less);  // nothing below was tried
     }
@@ -263,8 +283,11 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
 
 // None: the recomputation has other bits each time, or takes more memory than predicted, and within that it does not fit. Then the micro-batch
 // is out of the question.
-std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const StepSearch& found) {
-  StepPlan plan{.budget_bytes = limits_->budget, .choice = *found.choice, .considered = found.explain() + untried_};
+std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Found& found) {
+  StepPlan plan{.budget_bytes = limits_->budget,
+                .choice = *found.search.choice,
+                .state_in_file = found.state_in_file,
+                .considered = found.search.explain() + untried_ + told_of_state(found)};
   StepChoice& choice = plan.choice;
   plan.slices = tried_.at(choice.items).slices;
   const SliceScope slices(plan.slices);
@@ -272,7 +295,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Step
     plan.considered += fmt::format("The batch is not split because of {}.\n", pinned_by_);
   }
   if (choice.plan.seconds > choice.plan.plain_seconds) {
-    const int64_t beside = bytes_beside(choice.items);
+    const int64_t beside = bytes_beside(choice.items, found.state_in_file);
     const GradientsHeld gradients(step.trial, choice.micro_batches > 1);
     try {
       step.trial.load(choice.items);
@@ -286,9 +309,29 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Step
       return std::nullopt;
     }
     choice.plan = plan.activations->choice();
-    choice.peak_bytes = std::max(bytes_of_update(), beside + choice.plan.peak_bytes);
+    choice.peak_bytes = std::max(bytes_of_update(found.state_in_file), beside + choice.plan.peak_bytes);
   }
   return plan;
+}
+
+// Where the optimizer's state is, and what the step would be otherwise.
+std::string StepTrials::told_of_state(const Found& found) const {
+  if (!state_can_leave()) {
+    return {};
+  }
+  std::string elsewhere = "an earlier plan had it there";
+  if (!must_be_in_file_) {
+    const StepSearch other = search_with(0, !found.state_in_file);
+    const std::string_view where = found.state_in_file ? "in memory" : "in a file";
+    elsewhere = other.choice ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other.choice->seconds)
+                             : fmt::format("nothing fits {}", where);
+  }
+  return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(state_file_.moved).str(),
+                     found.state_in_file
+                         ? fmt::format("in a file, which takes {:.3f} ms of a step and a workspace of {}",
+                                       1e3 * state_seconds(true), Bytes(state_file_.workspace).str())
+                         : "in memory",
+                     elsewhere);
 }
 
 // Where nothing ran within the budget: by a run without it, as frugal as can be, of the least that can be run at once.
@@ -301,8 +344,9 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
                                               : step.batch;
        ; items = std::min(2 * items, step.batch)) {
     if (trials.try_one(step, items, trials.can_slice_ ? kMostSlices : 1)) {
-      return std::max(trials.bytes_of_update(),
-                      trials.bytes_beside(items) +
+      const bool in_file = state_can_leave();
+      return std::max(trials.bytes_of_update(in_file),
+                      trials.bytes_beside(items, in_file) +
                           PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest().peak_bytes);
     }
     if (!is_free || items == step.batch) {

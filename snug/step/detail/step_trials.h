@@ -46,7 +46,9 @@ class StepTrials {
   /// Bytes of the budget that plans leave free, since a step ran out of memory.
   int64_t left_free() const { return left_free_; }
   void set_left_free(int64_t bytes) { left_free_ = bytes; }
-  int64_t bytes_for_activations() const { return limits_->budget - fixed_bytes_; }
+  int64_t bytes_for_activations() const { return limits_->budget - fixed_bytes(state_in_file_); }
+  /// From here on the state is in a file, whatever is faster.
+  void keep_state_in_file() { must_be_in_file_ = true; }
 
   /// Bytes that such a step takes beside what plans so far have counted on.
   int64_t more_than_before(const StepToPlan& step) const {
@@ -64,6 +66,12 @@ class StepTrials {
   StepPlan choose(const StepToPlan& step, const Choice* before, int64_t same);
 
  private:
+  // What a search has found, with the optimizer's state in memory or in a file.
+  struct Found {
+    StepSearch search;
+    bool state_in_file = false;
+  };
+
   // One micro-batch that was tried.
   struct Tried {
     StepProfile profile;
@@ -75,8 +83,10 @@ class StepTrials {
   int64_t try_all(const StepToPlan& step, const Choice* before);
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
   void try_slices(const StepToPlan& step, int64_t items);
-  StepSearch search(int64_t only) const;
-  std::optional<StepPlan> make_plan(const StepToPlan& step, const StepSearch& found);
+  Found search(int64_t only) const;
+  StepSearch search_with(int64_t only, bool state_in_file) const;
+  std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
+  std::string told_of_state(const Found& found) const;
   int64_t smallest_budget(const StepToPlan& step) const;
   [[noreturn]] void refuse(int64_t smallest) const;
 
@@ -90,11 +100,23 @@ class StepTrials {
   int64_t loaded_bytes(int64_t items) const {
     return tried_.at(items).loaded_bytes * (micro_batches(items) > 1 ? 2 : 1);
   }
-  // Alive beside the activations of one micro-batch.
-  int64_t bytes_beside(int64_t items) const {
-    return fixed_bytes_ + loaded_bytes(items) + (micro_batches(items) > 1 ? gradient_bytes_ : 0);
+  bool state_can_leave() const { return state_file_.moved > 0; }
+  // What is idle is counted nowhere.
+  int64_t fixed_bytes(bool state_in_file) const {
+    return fixed_bytes_ - (state_in_file ? std::max<int64_t>(0, state_file_.moved - idle_state_bytes_) : 0);
   }
-  int64_t bytes_of_update() const { return fixed_bytes_ + gradient_bytes_ + optimizer_bytes_; }
+  int64_t workspace_bytes(bool state_in_file) const { return state_in_file ? state_file_.workspace : optimizer_bytes_; }
+  double state_seconds(bool state_in_file) const {
+    return state_in_file ? limits_->link.out_seconds(state_file_.moved) + limits_->link.back_seconds(state_file_.moved)
+                         : 0;
+  }
+  // Alive beside the activations of one micro-batch.
+  int64_t bytes_beside(int64_t items, bool state_in_file) const {
+    return fixed_bytes(state_in_file) + loaded_bytes(items) + (micro_batches(items) > 1 ? gradient_bytes_ : 0);
+  }
+  int64_t bytes_of_update(bool state_in_file) const {
+    return fixed_bytes(state_in_file) + gradient_bytes_ + workspace_bytes(state_in_file);
+  }
 
   const PlanLimits* limits_;
   StepKind kind_;
@@ -102,6 +124,9 @@ class StepTrials {
   int64_t fixed_bytes_;
   int64_t gradient_bytes_;
   int64_t optimizer_bytes_;
+  StateFileBytes state_file_;
+  bool state_in_file_ = false;  // in the last plan
+  bool must_be_in_file_ = false;
   int64_t idle_state_bytes_ = 0;  // that fixed_bytes_ is without
   bool trusts_idle_state_ = true;
   int64_t at_most_;  // items of a micro-batch, for other ranks' sake
