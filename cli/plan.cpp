@@ -87,10 +87,11 @@ std::string advice_for_time() {
 // What the bytes are for, and what to turn to. `of_model`: weights, gradients and AdamW's moments.
 std::string verdict(int64_t of_model, int64_t in_all) {
   const double share = static_cast<double>(of_model) / static_cast<double>(in_all);
-  return share < 0.5 ? fmt::format("{:.0f} % of it are activations. {}", 100 * (1 - share),
-                                   advice("a plan (--memory), smaller micro-batches", "smaller shares of the batch"))
-                     : fmt::format("{:.0f} % of it are weights, gradients and optimizer state. {}", 100 * share,
-                                   advice("AdamW8bit, updates in backward", "ShardedOptimizer"));
+  return share < 0.5
+             ? fmt::format("{:.0f} % of it are activations. {}", 100 * (1 - share),
+                           advice("a plan (--memory), smaller micro-batches", "smaller shares of the batch"))
+             : fmt::format("{:.0f} % of it are weights, gradients and optimizer state. {}", 100 * share,
+                           advice("AdamW8bit, state in a file (--offload), updates in backward", "ShardedOptimizer"));
 }
 
 // The units of an accelerator, and how far its figures can be relied on.
@@ -131,7 +132,8 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
   if (flags.offloads) {
     offload = flags.offload;
   }
-  const Bytes least(live_bytes(model.device).count() + 3 * model.parameters);
+  const int64_t copies = flags.offloads && model.device.is_cpu() ? 1 : 3;  // gradients, and moments that stay
+  const Bytes least(live_bytes(model.device).count() + copies * model.parameters);
   Stepper stepper(*model.model.module, optimizer,
                   {.memory_budget = std::max(budget, least), .plan_folder = flags.plans, .offload = offload});
   Bytes takes = Bytes::unlimited();
@@ -139,7 +141,8 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
     const auto plan = stepper.plan_for(model.batch, model.model.loss_of);
     takes = Bytes(plan->choice.peak_bytes);
     if (takes <= budget) {
-      const bool is_plain = plan->choice.micro_batches == 1 && !plan->activations && plan->slices == 1;
+      const bool is_plain =
+          plan->choice.micro_batches == 1 && !plan->activations && plan->slices == 1 && !plan->state_in_file;
       const std::string file = plan->read_from.empty() ? "" : fmt::format("Read from {}.\n", plan->read_from.string());
       fmt::print("{}\n{}{}{}\n", flags.explain ? plan->explain() : file + plan->considered, units(model.device),
                  plan->verdict(), is_plain ? " What is short is time. " + advice_for_time() : "");
@@ -212,7 +215,8 @@ void add_plan(CLI::App& app) {
       ->type_name("BYTES");
   command
       ->add_option("--offload", flags->offload,
-                   "Activations may go elsewhere meanwhile: of a CPU to a directory on a disk, else to host memory")
+                   "Activations may go elsewhere meanwhile: of a CPU to a directory on a disk, and with --memory the "
+                   "optimizer's state too, else to host memory")
       ->type_name("DIR")
       ->expected(0, 1);
   command->add_option("--plans", flags->plans, "With --memory: a directory that keeps the plan for the next call")

@@ -52,7 +52,7 @@ struct TrainConfig {
   std::optional<int64_t> precision_guard = {};
   std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit, else None
   /// Tensors saved for backward go to the host or, on a CPU, to a file in `out`. See SaveOnHost. With
-  /// Checkpointing::Auto, only those that a plan chooses: see StepperOptions::offload.
+  /// Checkpointing::Auto, only those that a plan chooses, and so AdamW's moments: see StepperOptions::offload.
   bool offload = false;
   bool shard_optimizer = false;  ///< on several ranks, each keeps its share of AdamW's state: see ShardedOptimizer
   double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it

@@ -158,7 +158,8 @@ constexpr std::array kSettings{
             "What backward computes again: none, blocks, or auto (default with --memory: what is needed)",
             get_checkpoint, set_name<&T::checkpointing, checkpointing_from_string>},
     Setting{"offload", "--offload", "",
-            "Keep what backward needs in host memory, or with a CPU in a file in --out; with --memory: if planned",
+            "Keep what backward needs in host memory, or with a CPU in a file in --out; with --memory: if planned, "
+            "and so the optimizer's state",
             get<&T::offload>, set<&T::offload>},
     Setting{"shard_optimizer", "--shard-optimizer", "",
             "Each of several ranks keeps its share of the optimizer's state", get<&T::shard_optimizer>,

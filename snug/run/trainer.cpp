@@ -205,13 +205,15 @@ class Trainer::Impl {
       const int64_t trained = parameter.requires_grad() ? parameter.numel() : 0;
       bytes += trained * static_cast<int64_t>(sizeof(float));  // whatever type the weights have
     }
-    const int64_t moments = 2 * bytes / (config_.shard_optimizer ? ranks_.size() : 1);
+    const bool may_leave = config_.offload && plans() && device_.is_cpu();
+    const int64_t moments = may_leave ? 0 : 2 * bytes / (config_.shard_optimizer ? ranks_.size() : 1);
     const Bytes least(live_bytes(device_).count() + bytes + moments);
     if (least > config_.memory) {
-      throw BudgetExceeded(
-          fmt::format("train: {} needs at least {} on {} for the parameters, their gradients and AdamW's two moments, "
-                      "more than the limit of {}; raise it, or train a smaller model",
-                      config_.model, least.str(), device_.str(), config_.memory.str()));
+      throw BudgetExceeded(fmt::format(
+          "train: {} needs at least {} on {} for the parameters and their gradients{}, more than the limit of {}; raise "
+          "it, {}or train a smaller model",
+          config_.model, least.str(), device_.str(), may_leave ? "" : " and AdamW's two moments", config_.memory.str(),
+          plans() && !may_leave && device_.is_cpu() ? "add --offload, " : ""));
     }
   }
 
@@ -341,10 +343,10 @@ class Trainer::Impl {
     plan_to_save_ = plan->to_json();
     notes.events.push_back(detail::event_of(step_, *plan));
     const std::string file = plan->read_from.empty() ? "" : fmt::format(" (read from {})", plan->read_from.string());
-    notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}; {} at the peak",
-                                        config_.memory.str(), file, planned_->micro_batches, planned_->items,
-                                        plan->activations ? less : "all of each kept",
-                                        Bytes(planned_->peak_bytes).str()));
+    notes.changes.push_back(
+        fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak", config_.memory.str(), file,
+                    planned_->micro_batches, planned_->items, plan->activations ? less : "all of each kept",
+                    plan->state_in_file ? ", AdamW's moments in a file" : "", Bytes(planned_->peak_bytes).str()));
   }
 
   StepRecord one_step(StepNotes& notes) {

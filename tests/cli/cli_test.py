@@ -43,6 +43,11 @@ class Planning(SnugTest):
         self.assertIn("would do", refused.stderr)
         self.assertRegex(refused.stderr.strip(), "of it are .*" + advice)
         self.assertEqual(self.snug("plan", "--batch", "0").returncode, 2)
+        little = ("plan", "--batch", "4", "--memory", "12MiB")
+        self.refuses(3, *little, says=["--offload"])
+        with_state_in_a_file = self.snug(*little, "--offload", self.folder)
+        self.assertEqual(with_state_in_a_file.returncode, 0, with_state_in_a_file.stderr)
+        self.assertTrue(with_state_in_a_file.stdout.endswith("The optimizer's state goes to a file.\n"))
         self.refuses(2, "plan", "--run", self.folder, "--offload", self.folder, says=["--run", "--offload"])
         self.refuses(2, "plan", "--offload", "", says=["--offload is empty"])
 
@@ -96,16 +101,19 @@ class Training(SnugTest):
     def test_a_plan_may_offload_and_has_the_same_bits_within_the_least_that_would_do(self):
         self.train("plain")
 
-        def would_do(*more):
+        def would_do(memory, *more):
             refused = self.snug("train", "--data", self.text, "--out", self.folder / "refused", *SMALL, "--micro-batch", "6",
-                                "--memory", "13MiB", *more)
+                                "--memory", memory, *more)
             self.assertEqual(refused.returncode, 3, refused.stderr)
             return int(re.search(r"\((\d+) bytes\) would do", refused.stderr).group(1))
 
-        in_memory, on_disk = would_do(), would_do("--offload")
-        self.assertLessEqual(on_disk, in_memory)
+        in_memory, on_disk = would_do("13MiB"), would_do("7MiB", "--offload")
+        of_model = 4 * 842496 * 4  # weights, gradients and AdamW's two moments: more than there is
+        self.assertLess(on_disk, of_model)
+        self.assertLess(of_model, in_memory)
         printed = self.train("on disk", "--memory", on_disk, "--micro-batch", "6", "--offload")
         self.assertRegex(printed, "offload: [1-9]")
+        self.assertIn("AdamW's moments in a file", printed)
         self.assertEqual(self.losses("plain"), self.losses("on disk"))
         self.assertLessEqual(max(r["peak_bytes"] for r in self.records("on disk")), on_disk)
 
