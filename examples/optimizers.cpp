@@ -1,5 +1,6 @@
 // Optimizers that take less memory or time, on one small model: what they keep, and that they train. docs/optimizers.md shows these functions.
 
+#include <filesystem>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -24,6 +25,16 @@ Step plain_adamw(Model& model) {
 
 Step in_8_bits(Model& model) {
   auto optimizer = std::make_shared<snug::AdamW8bit>(model->parameters(), snug::AdamW8bitOptions{.lr = 1e-2});
+  return [optimizer, model](const Tensor& x, const Tensor& y) mutable {
+    optimizer->zero_grad();
+    mse_loss(model->forward(x), y).backward();
+    optimizer->step();
+  };
+}
+
+Step state_in_a_file(Model& model) {
+  auto optimizer = std::make_shared<snug::AdamW>(model->parameters(), snug::AdamWOptions{.lr = 1e-2});
+  optimizer->keep_state_in({.directory = std::filesystem::temp_directory_path(), .window = snug::Bytes(192 << 10)});
   return [optimizer, model](const Tensor& x, const Tensor& y) mutable {
     optimizer->zero_grad();
     mse_loss(model->forward(x), y).backward();
@@ -85,6 +96,7 @@ int main() {
   bool all_well = usual.last < usual.first / 10;
   for (const auto& [name, make] : std::vector<std::pair<const char*, std::function<Step(Model&)>>>{
            {"AdamW8bit", in_8_bits},
+           {"state in a file", state_in_a_file},
            {"StepInBackward", in_backward},
            {"BF16 weights, rounded at random", bf16_weights}}) {
     const Outcome found = train(make);
