@@ -17,12 +17,14 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
+#include "snug/chart/median.h"
 #include "snug/memory/meter.h"
 #include "snug/models/gpt.h"
 #include "snug/remat/rematerialize.h"
 
 namespace {
 
+using snug::chart::median;
 using torch::Tensor;
 
 struct Way {
@@ -31,11 +33,6 @@ struct Way {
   int64_t peak_bytes = 0;
   std::vector<double> seconds = {};
 };
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 }  // namespace
 

@@ -17,12 +17,14 @@
 
 #include "benchmarks/gpt_parameters.h"
 #include "snug/activations/measure_offload_link.h"
+#include "snug/chart/median.h"
 #include "snug/memory/meter.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
 
 namespace {
 
+using snug::chart::median;
 using torch::Tensor;
 
 struct Way {
@@ -31,11 +33,6 @@ struct Way {
   int64_t peak_bytes = 0;  // of the first step, which makes the state
   std::vector<double> seconds = {};
 };
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 }  // namespace
 

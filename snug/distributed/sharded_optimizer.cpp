@@ -456,8 +456,8 @@ int64_t ShardedOptimizer::workspace_bytes() const {
 
 bool ShardedOptimizer::keep_state_in(const StateFile& file) {
   impl_->take_new_parameters(param_groups_);
-  if (impl_->has_own()) {
-    impl_->own->keep_state_in(file);
+  if (impl_->has_own() && !impl_->own->keep_state_in(file)) {
+    return false;
   }
   impl_->state_file = file;
   return true;

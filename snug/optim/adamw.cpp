@@ -66,14 +66,7 @@ std::function<void()> AdamW::prepare(const Work& work) const {
   StepCounts steps(work.states_named("step"), work.found_inf);
   std::function<void()> update;
   if (FusedOptimizer::takes(work.parameters.front().scalar_type())) {
-    update = [call = detail::FusedAdamWCall{.options = static_cast<const TorchAdamW&>(*work.options),
-                                            .parameters = work.parameters,
-                                            .gradients = work.gradients,
-                                            .exp_avgs = work.states_named("exp_avg"),
-                                            .exp_avg_sqs = work.states_named("exp_avg_sq"),
-                                            .steps = steps.counted,
-                                            .grad_scale = work.grad_scale,
-                                            .found_inf = work.found_inf}] { detail::run_fused_adamw(call); };
+    update = detail::prepare_fused_adamw(work, steps);
   } else {
     update = detail::prepare_low_precision_adamw({
         .options = static_cast<const TorchAdamW&>(*work.options),
@@ -88,12 +81,7 @@ std::function<void()> AdamW::prepare(const Work& work) const {
         .found_inf = work.found_inf,
     });
   }
-  return [update = std::move(update), states = work.states, after = steps.after] {
-    update();
-    for (size_t i = 0; i < states.size(); ++i) {
-      states[i]->at("step") = after[i];
-    }
-  };
+  return detail::and_count(std::move(update), work, steps);
 }
 
 Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
@@ -105,14 +93,13 @@ Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamOpt
 }
 
 void Adam::make_state(ParameterState& state, const at::Tensor& parameter, const torch::optim::OptimizerOptions&) const {
-  state.tensors.emplace_back("step", step_count_for(parameter));
-  state.tensors.emplace_back("exp_avg", at::zeros_like(parameter, at::MemoryFormat::Preserve));
-  state.tensors.emplace_back("exp_avg_sq", at::zeros_like(parameter, at::MemoryFormat::Preserve));
+  detail::add_adam_state(state, parameter);
 }
 
 std::function<void()> Adam::prepare(const Work& work) const {
-  return [work, steps = StepCounts(work.states_named("step"), work.found_inf), exp_avgs = work.states_named("exp_avg"),
-          exp_avg_sqs = work.states_named("exp_avg_sq")] {
+  const StepCounts steps(work.states_named("step"), work.found_inf);
+  const auto update = [work, counted = steps.counted, exp_avgs = work.states_named("exp_avg"),
+                       exp_avg_sqs = work.states_named("exp_avg_sq")] {
     const auto& o = static_cast<const TorchAdam&>(*work.options);
     const auto fused = [&](at::TensorList parameters, at::TensorList gradients, at::TensorList averages,
                            at::TensorList squares, at::TensorList counts) {
@@ -121,11 +108,9 @@ std::function<void()> Adam::prepare(const Work& work) const {
                        o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false, if_defined(work.grad_scale),
                        if_defined(work.found_inf));
     };
-    detail::call_in_parts(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, steps.counted);
-    for (size_t i = 0; i < work.states.size(); ++i) {
-      work.states[i]->at("step") = steps.after[i];
-    }
+    detail::call_in_parts(fused, work.parameters, work.gradients, exp_avgs, exp_avg_sqs, counted);
   };
+  return detail::and_count(update, work, steps);
 }
 
 }  // namespace snug

@@ -147,6 +147,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// The number of elements at whose multiples a parameter may be cut together with the state that it has. 0: it must
   /// stay whole.
   virtual int64_t state_multiple() const { return shard_multiple(); }
+  /// False: keep_state_in() does nothing. An update in blocks prepares all of them first, so their workspaces add up.
+  virtual bool state_may_leave() const { return true; }
   /// Allocates all memory of the update. The returned function only writes: into tensors of the states, of which it may
   /// replace the scalars.
   virtual std::function<void()> prepare(const Work& work) const = 0;

@@ -148,6 +148,9 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
 // --- in memory, or in a file
 
 bool FusedOptimizer::keep_state_in(const StateFile& file) {
+  if (!state_may_leave()) {
+    return false;
+  }
   keep_state_in(file, detail::SpillCalls::real());
   return true;
 }
@@ -229,6 +232,9 @@ std::vector<FusedOptimizer::ParameterState> FusedOptimizer::states_to_be() const
 }
 
 StateFileBytes FusedOptimizer::bytes_with_state_in(const StateFile& file) const {
+  if (!state_may_leave()) {
+    return {};
+  }
   const std::vector<ParameterState> states = states_to_be();
   StateFileBytes bytes{.moved = 0, .workspace = StateInFile::workspace_bytes(states, file, state_multiple())};
   for (const ParameterState& state : states) {

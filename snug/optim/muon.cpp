@@ -23,6 +23,7 @@ using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using TorchAdamW = torch::optim::AdamWOptions;
 using detail::check_option;
+using detail::is_rate;
 
 // Null: a group of AdamW's.
 const MuonOptions* muon_options(const OptimizerOptions& options) {
@@ -36,7 +37,6 @@ void check_muon(std::string_view name, const OptimizerOptions& options) {
     detail::check_adam_options<TorchAdamW>(name, options);
     return;
   }
-  const auto is_rate = [](double x) { return x >= 0 && std::isfinite(x); };
   check_option(name, is_rate(o->lr), "lr", o->lr, "finite and >= 0");
   check_option(name, is_rate(o->weight_decay), "weight_decay", o->weight_decay, "finite and >= 0");
   check_option(name, is_rate(o->momentum), "momentum", o->momentum, "finite and >= 0");
@@ -137,8 +137,8 @@ class NewtonSchulz {
         polynomial_(at::empty_like(gram_)),
         norm_(at::empty({}, now_.options())) {}
 
-  // Once for each shape. Products of matrices allocate memory that is LibTorch's and oneDNN's own. Where there is too little,
-  // it is to show before anything is written.
+  // Once for each shape. Products of matrices allocate memory that is LibTorch's and oneDNN's own. Where there is too
+  // little, it is to show before anything is written.
   void rehearse(const std::vector<at::Tensor>& matrices, const MuonOptions& o) {
     std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;
     for (const at::Tensor& matrix : matrices) {
@@ -195,9 +195,9 @@ Muon::Muon(std::vector<at::Tensor> matrices, MuonOptions options)
 Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions options)
     : FusedOptimizer(groups, std::make_unique<MuonGroup>(options),
                      {"Muon", check_muon, muon_to_state, muon_from_state}) {
+  // LibTorch knows the options of its own optimizers, and puts the defaults in the place of others.
   for (size_t g = 0; g < groups.size(); ++g) {
-    if (groups[g]
-            .has_options()) {  // LibTorch knows its own optimizers' options, and puts the defaults in others' place
+    if (groups[g].has_options()) {
       param_groups()[g].set_options(groups[g].options().clone());
     }
   }
@@ -212,14 +212,11 @@ Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions options)
 }
 
 void Muon::make_state(ParameterState& state, const at::Tensor& parameter, const OptimizerOptions& options) const {
-  const auto zeros = [&] { return at::zeros_like(parameter, at::MemoryFormat::Preserve); };
-  if (muon_options(options) != nullptr) {
-    state.tensors.emplace_back("momentum_buffer", zeros());
-    return;
+  if (muon_options(options) == nullptr) {
+    detail::add_adam_state(state, parameter);
+  } else {
+    state.tensors.emplace_back("momentum_buffer", at::zeros_like(parameter, at::MemoryFormat::Preserve));
   }
-  state.tensors.emplace_back("step", detail::step_count_for(parameter));
-  state.tensors.emplace_back("exp_avg", zeros());
-  state.tensors.emplace_back("exp_avg_sq", zeros());
 }
 
 int64_t Muon::workspace_bytes() const {
@@ -241,7 +238,8 @@ int64_t Muon::workspace_bytes() const {
 std::function<void()> Muon::prepare(const Work& work) const {
   const MuonOptions* o = muon_options(*work.options);
   if (o == nullptr) {
-    return prepare_adamw(work);
+    const detail::StepCounts steps(work.states_named("step"), work.found_inf);
+    return detail::and_count(detail::prepare_fused_adamw(work, steps), work, steps);
   }
   // As GradScaler unscales.
   const at::Tensor inverse_scale =
@@ -275,24 +273,6 @@ std::function<void()> Muon::prepare(const Work& work) const {
       const at::Tensor update = newton_schulz.orthogonalised(momentum, *o);
       matrix.mul_(decay);
       matrix.add_(update, -adjusted_lr(*o, matrix));
-    }
-  };
-}
-
-std::function<void()> Muon::prepare_adamw(const Work& work) const {
-  detail::StepCounts steps(work.states_named("step"), work.found_inf);
-  detail::FusedAdamWCall call{.options = static_cast<const TorchAdamW&>(*work.options),
-                              .parameters = work.parameters,
-                              .gradients = work.gradients,
-                              .exp_avgs = work.states_named("exp_avg"),
-                              .exp_avg_sqs = work.states_named("exp_avg_sq"),
-                              .steps = steps.counted,
-                              .grad_scale = work.grad_scale,
-                              .found_inf = work.found_inf};
-  return [call = std::move(call), states = work.states, after = steps.after] {
-    detail::run_fused_adamw(call);
-    for (size_t i = 0; i < states.size(); ++i) {
-      states[i]->at("step") = after[i];
     }
   };
 }

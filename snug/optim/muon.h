@@ -50,7 +50,7 @@ struct MuonGroup : torch::optim::OptimizerCloneableOptions<MuonGroup> {
 /// is updated, and saved, as by AdamW.
 /// One update takes, beside the state, workspace for the largest matrix of each group, see workspace_bytes(), and what
 /// LibTorch's products of matrices allocate by themselves; each shape is tried before anything is written. With a
-/// GradScaler, a step waits for the device.
+/// GradScaler, a step waits for the device. Its state stays in memory: keep_state_in() does nothing.
 class Muon : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, parameters that are not matrices (of two
@@ -65,9 +65,7 @@ class Muon : public FusedOptimizer {
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
   std::function<void()> prepare(const Work& work) const override;
-
- private:
-  std::function<void()> prepare_adamw(const Work& work) const;
+  bool state_may_leave() const override { return false; }
 };
 
 /// Two groups: the trained matrices of a module, for Muon; and, for AdamW, its other trained parameters, the weights of

@@ -21,6 +21,7 @@ namespace {
 
 using TorchSGD = torch::optim::SGDOptions;
 using detail::check_option;
+using detail::is_rate;
 
 const TorchSGD& sgd_options(const torch::optim::OptimizerOptions& options) {
   return detail::options_as<TorchSGD>("SGD", options);
@@ -34,7 +35,6 @@ TorchSGD to_torch(const SGDOptions& o) {
 
 void check_sgd(std::string_view name, const torch::optim::OptimizerOptions& options) {
   const auto& o = sgd_options(options);
-  const auto is_rate = [](double x) { return x >= 0 && std::isfinite(x); };
   check_option(name, is_rate(o.lr()), "lr", o.lr(), "finite and >= 0");
   check_option(name, is_rate(o.momentum()), "momentum", o.momentum(), "finite and >= 0");
   check_option(name, std::isfinite(o.dampening()), "dampening", o.dampening(), "finite");

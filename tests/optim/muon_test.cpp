@@ -191,5 +191,12 @@ TEST(Muon, RefusesWhatIsNoMatrixAndOptionsOutOfRange) {
   EXPECT_EQ(Muon(matrices()).shard_multiple(), 0);
 }
 
+TEST(Muon, KeepsItsStateInMemory) {
+  Muon optimizer(matrices());
+  EXPECT_FALSE(optimizer.keep_state_in(StateFile()));
+  EXPECT_FALSE(optimizer.is_state_in_file());
+  EXPECT_EQ(optimizer.bytes_with_state_in(StateFile()), StateFileBytes());
+}
+
 }  // namespace
 }  // namespace snug::muon_test

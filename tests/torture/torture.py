@@ -5,17 +5,16 @@ it fails; or the process is killed at it (a write after half of its bytes). Then
 nothing yet. Its weights and its log must have the bits of the undisturbed run, its folder the same files, and a run that failed must
 have said why in one line.
 
-usage: torture.py PATH-OF-SNUG FAULTS.so [--sample N] [--seed N] [--only REGEX] [--table FILE]
+usage: torture.py PATH-OF-SNUG FAULTS.so [--say] [--sample N] [--seed N] [--only REGEX] [--table FILE]
 
   --say         prints what each run said
   --sample N    only N operations of each kind, chosen by the seed
-  --table FILE  writes a table of what was tried, as docs/reliability.md has it
+  --table FILE  writes a table of what was tried, in Markdown
 """
 
 import argparse
 import collections
 import json
-import os
 import pathlib
 import random
 import re
@@ -23,8 +22,10 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "cli"))
+from program import ENVIRONMENT, SNUG, TEXT  # noqa: E402 (takes the program from the arguments)
+
 NUMBERS = ("step", "loss", "learning_rate", "grad_norm", "validation_loss")  # of a record; bytes depend on the plan, and plans on times
-TEXT = "".join(f"Scene {i}. Enter the {i * 7 % 13}th gentleman, speaking to {i * i % 29} ladies of the court.\n" for i in range(400))
 SMALL = ["--batch", "4", "--steps", "4", "--snapshot-every", "2", "--validate-every", "2"]
 RUNS = {
     "plain": [],
@@ -43,15 +44,15 @@ class Wrong(Exception):
 
 
 class Torture:
-    def __init__(self, snug, faults, folder, text):
-        self.snug, self.faults, self.folder, self.text, self.said = snug, faults, folder, text, ""
+    def __init__(self, faults, folder, text):
+        self.faults, self.folder, self.text, self.said = faults, folder, text, ""
 
     def run(self, out, arguments, at=0, kind="", of="files", tell=""):
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+        environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1"}
         if kind:
             environment |= {"LD_PRELOAD": str(self.faults), "SNUG_FAULT_UNDER": str(self.folder), "SNUG_FAULT_KIND": kind,
                             "SNUG_FAULT_OF": of, "SNUG_FAULT_AT": str(at), "SNUG_FAULT_COUNT": str(tell)}
-        return subprocess.run([self.snug, "train", *arguments, "--out", out], capture_output=True, text=True, errors="replace", env=environment,
+        return subprocess.run([SNUG, "train", *arguments, "--out", out], capture_output=True, text=True, errors="replace", env=environment,
                               timeout=600)
 
     def new(self, out, arguments, **fault):
@@ -98,7 +99,6 @@ class Torture:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("snug")
     parser.add_argument("faults")
     parser.add_argument("--say", action="store_true")
     parser.add_argument("--sample", type=int, default=0)
@@ -111,7 +111,7 @@ def main():
         folder = pathlib.Path(base).resolve()
         text = folder / "text.txt"
         text.write_text(TEXT)
-        torture = Torture(pathlib.Path(arguments.snug).resolve(), pathlib.Path(arguments.faults).resolve(), folder, text)
+        torture = Torture(pathlib.Path(arguments.faults).resolve(), folder, text)
         for run, flags in RUNS.items():
             whole = folder / "whole" / "run"
             done = torture.new(whole, flags)

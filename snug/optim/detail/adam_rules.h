@@ -24,6 +24,8 @@
 
 namespace snug::detail {
 
+inline bool is_rate(double x) { return x >= 0 && std::isfinite(x); }
+
 inline void check_option(std::string_view optimizer, bool good, std::string_view option, double value,
                          std::string_view range) {
   if (!good) {
@@ -46,7 +48,6 @@ template <class O>
 void check_adam_options(std::string_view optimizer, const torch::optim::OptimizerOptions& options) {
   const O& o = options_as<O>(optimizer, options);
   const auto [beta1, beta2] = o.betas();
-  const auto is_rate = [](double x) { return x >= 0 && std::isfinite(x); };
   check_option(optimizer, is_rate(o.lr()), "lr", o.lr(), "finite and >= 0");
   check_option(optimizer, beta1 >= 0 && beta1 < 1, "beta1", beta1, "in [0, 1)");
   check_option(optimizer, beta2 >= 0 && beta2 < 1, "beta2", beta2, "in [0, 1)");

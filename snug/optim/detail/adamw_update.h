@@ -1,16 +1,27 @@
 #pragma once
-// The update of AdamW for FP32 and FP64 parameters, on LibTorch's fused kernel.
+// The state and the update that AdamW has for FP32 and FP64 parameters, on LibTorch's fused kernel. Adam shares the
+// state and the counts of steps. `Work` and `State` are FusedOptimizer's.
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/optim/adamw.h>
 
 namespace snug::detail {
 
 /// An FP32 scalar on the parameter's device: the kernel wants it there, so that a skipped step needs no host.
 at::Tensor step_count_for(const at::Tensor& parameter);
+
+/// Adds step, exp_avg and exp_avg_sq, the moments in the parameter's type.
+template <class State>
+void add_adam_state(State& state, const at::Tensor& parameter) {
+  state.tensors.emplace_back("step", step_count_for(parameter));
+  state.tensors.emplace_back("exp_avg", at::zeros_like(parameter, at::MemoryFormat::Preserve));
+  state.tensors.emplace_back("exp_avg_sq", at::zeros_like(parameter, at::MemoryFormat::Preserve));
+}
 
 /// Step counts of many parameters. The kernels take them with this step included. If it is skipped, it is subtracted
 /// again.
@@ -20,6 +31,17 @@ struct StepCounts {
   std::vector<at::Tensor> counted, after;
 };
 
+/// `update`, which then also puts the counts into the states of `work`.
+template <class Work>
+std::function<void()> and_count(std::function<void()> update, const Work& work, const StepCounts& steps) {
+  return [update = std::move(update), states = work.states, after = steps.after] {
+    update();
+    for (size_t i = 0; i < states.size(); ++i) {
+      states[i]->at("step") = after[i];
+    }
+  };
+}
+
 struct FusedAdamWCall {
   const torch::optim::AdamWOptions& options;
   std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, steps;
@@ -27,5 +49,18 @@ struct FusedAdamWCall {
 };
 
 void run_fused_adamw(const FusedAdamWCall& call);
+
+/// The update of a group with AdamW's options; and_count() belongs to it.
+template <class Work>
+std::function<void()> prepare_fused_adamw(const Work& work, const StepCounts& steps) {
+  return [call = FusedAdamWCall{.options = static_cast<const torch::optim::AdamWOptions&>(*work.options),
+                                .parameters = work.parameters,
+                                .gradients = work.gradients,
+                                .exp_avgs = work.states_named("exp_avg"),
+                                .exp_avg_sqs = work.states_named("exp_avg_sq"),
+                                .steps = steps.counted,
+                                .grad_scale = work.grad_scale,
+                                .found_inf = work.found_inf}] { run_fused_adamw(call); };
+}
 
 }  // namespace snug::detail

@@ -226,16 +226,13 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 // The faster of both places for the state; where neither will do, the one that asks for less.
 StepTrials::Found StepTrials::search(int64_t only) const {
   if (!state_can_leave() || must_be_in_file_) {
-    return {search_with(only, state_can_leave()), state_can_leave()};
+    return {search_with(only, state_can_leave()), state_can_leave(), std::nullopt};
   }
-  Found memory{search_with(only, false), false}, file{search_with(only, true), true};
-  if (memory.search.choice && file.search.choice) {
-    return memory.search.choice->seconds <= file.search.choice->seconds ? memory : file;
-  }
-  if (memory.search.choice || file.search.choice) {
-    return memory.search.choice ? memory : file;
-  }
-  return memory.search.smallest_feasible_bytes <= file.search.smallest_feasible_bytes ? memory : file;
+  StepSearch memory = search_with(only, false), file = search_with(only, true);
+  const bool in_file = memory.choice && file.choice   ? file.choice->seconds < memory.choice->seconds
+                       : memory.choice || file.choice ? file.choice.has_value()
+                                                      : file.smallest_feasible_bytes < memory.smallest_feasible_bytes;
+  return in_file ? Found{std::move(file), true, std::move(memory)} : Found{std::move(memory), false, std::move(file)};
 }
 
 // Over all micro-batches that were tried and are not too large for other ranks, or those of `only` items.
@@ -320,11 +317,11 @@ std::string StepTrials::told_of_state(const Found& found) const {
     return {};
   }
   std::string elsewhere = "an earlier plan had it there";
-  if (!must_be_in_file_) {
-    const StepSearch other = search_with(0, !found.state_in_file);
+  if (found.elsewhere) {
     const std::string_view where = found.state_in_file ? "in memory" : "in a file";
-    elsewhere = other.choice ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other.choice->seconds)
-                             : fmt::format("nothing fits {}", where);
+    const auto& other = found.elsewhere->choice;
+    elsewhere = other ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other->seconds)
+                      : fmt::format("nothing fits {}", where);
   }
   return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(state_file_.moved).str(),
                      found.state_in_file

@@ -70,6 +70,7 @@ class StepTrials {
   struct Found {
     StepSearch search;
     bool state_in_file = false;
+    std::optional<StepSearch> elsewhere = {};  // with the state in the other place, where there is a choice
   };
 
   // One micro-batch that was tried.
