@@ -1,5 +1,5 @@
-// Bytes at the peak of forward and backward of GPT blocks, and how often a block runs, for each way to run them; as a table and, with a
-// file name, as a figure over the depth.
+// Bytes at the peak of forward and backward of GPT blocks, and how often a block runs, for each way to run them; as a
+// table and, with a file name, as a figure over the depth.
 //
 // usage: activation_memory [FILE.svg]
 

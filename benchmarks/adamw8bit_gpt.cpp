@@ -1,5 +1,6 @@
-// Whether 8-bit moments cost loss: a small GPT (2 blocks, d = 128, context 64) on text, 1,000 steps of batch 16, with AdamW and with
-// AdamW8bit, each from three seeds. Prints the held-out loss of each; the spread over seeds is the noise to compare the difference with.
+// Whether 8-bit moments cost loss: a small GPT (2 blocks, d = 128, context 64) on text, 1,000 steps of batch 16, with
+// AdamW and with AdamW8bit, each from three seeds. Prints the held-out loss of each; the spread over seeds is the noise
+// to compare the difference with.
 //
 // usage: adamw8bit_gpt TEXT... [--steps N]
 

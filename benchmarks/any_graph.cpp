@@ -4,11 +4,11 @@
 // usage: any_graph [--models A,B] [--budgets 100,35,floor] [--turns N] [--json FILE]
 //        any_graph [--models A,B] --profile-to FOLDER     only writes the profiles of their steps, as FOLDER/NAME.json
 //
-// models: all of them, or those that are named; tiny_gpt2, for tests, and long_lstm, of 16,000 operators, only where they
-// are named. budgets: per cents of the plain step's peak, or the fewest bytes for which a plan is found; those below these are passed over. MiB: how far
-// memory rises above its level before the step, gradients included. time: of the processor, over that of a plain step,
-// as the median of N ratios, with the lowest and highest; the two take turns. Exit status 1 if a way has other bits
-// than the plain step, or a plan takes more bytes than predicted.
+// models: all of them, or those that are named; tiny_gpt2, for tests, and long_lstm, of 16,000 operators, only where
+// they are named. budgets: per cents of the plain step's peak, or the fewest bytes for which a plan is found; those
+// below these are passed over. MiB: how far memory rises above its level before the step, gradients included. time: of
+// the processor, over that of a plain step, as the median of N ratios, with the lowest and highest; the two take turns.
+// Exit status 1 if a way has other bits than the plain step, or a plan takes more bytes than predicted.
 
 #include <charconv>
 #include <iostream>

@@ -1,6 +1,7 @@
-// bias_gelu against what it replaces, forward alone and with backward: on a GPU, where there is one, in FP16 on 16384 x 4096; else on the CPU
-// in BF16 on 2048 x 1024, where it runs ATen's operators and the ratios should be about 1. A copy moves as many bytes as the forward pass must:
-// its share of the time is the forward's share of the memory bandwidth. See script/bench.
+// bias_gelu against what it replaces, forward alone and with backward: on a GPU, where there is one, in FP16 on 16384 x
+// 4096; else on the CPU in BF16 on 2048 x 1024, where it runs ATen's operators and the ratios should be about 1. A copy
+// moves as many bytes as the forward pass must: its share of the time is the forward's share of the memory bandwidth.
+// See script/bench.
 
 #include "snug/kernels/bias_gelu.h"
 

@@ -1,11 +1,12 @@
-// Step time over the bytes that a step takes, for each way to take fewer: as lines of CSV. benchmarks/budget_sweep.py runs it together with
-// its Python peer, and budget_sweep_figure draws it.
+// Step time over the bytes that a step takes, for each way to take fewer: as lines of CSV. benchmarks/budget_sweep.py
+// runs it together with its Python peer, and budget_sweep_figure draws it.
 //
 // usage: budget_sweep gpt|gpt-tiny|gpt-base|resnet PAIRS [PER_CENTS] [--device DEVICE]
 //
-// peak: how far memory rises above its level before the step, less the bytes of all gradients. time: of a step (on the CPU the
-// processor's), as the median of PAIRS ratios to one that keeps everything; the two take turns. "keep everything" is that step against
-// itself. PER_CENTS, such as 50,25,9: only plans for these shares of the peak, each explained on standard error.
+// peak: how far memory rises above its level before the step, less the bytes of all gradients. time: of a step (on the
+// CPU the processor's), as the median of PAIRS ratios to one that keeps everything; the two take turns. "keep
+// everything" is that step against itself. PER_CENTS, such as 50,25,9: only plans for these shares of the peak, each
+// explained on standard error.
 
 #include <algorithm>
 #include <chrono>

@@ -1,4 +1,5 @@
-// Draws what benchmarks/budget_sweep.py has measured: the time of a step over its bytes, a line for each way to take fewer.
+// Draws what benchmarks/budget_sweep.py has measured: the time of a step over its bytes, a line for each way to take
+// fewer.
 //
 // usage: budget_sweep_figure CSV MODEL TITLE > FIGURE.svg
 

@@ -1,6 +1,6 @@
-// Recomputation: what a region costs when there is next to nothing in it, and what a plan adds to an operator; a GPT with every block in a
-// region, without and with the results of matrix products kept, and under plans; and the search for a plan. See script/bench. On standard
-// error it tells the GPT's bytes.
+// Recomputation: what a region costs when there is next to nothing in it, and what a plan adds to an operator; a GPT
+// with every block in a region, without and with the results of matrix products kept, and under plans; and the search
+// for a plan. See script/bench. On standard error it tells the GPT's bytes.
 
 #include <cstdio>
 #include <functional>

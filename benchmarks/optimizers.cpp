@@ -1,5 +1,5 @@
-// The optimizer's part of a step, on the parameters of a GPT of 6 blocks: 10.8 million in 75 tensors (d = 384), and in the cases whose names
-// end in _large 42.9 million (d = 768). See script/bench.
+// The optimizer's part of a step, on the parameters of a GPT of 6 blocks: 10.8 million in 75 tensors (d = 384), and in
+// the cases whose names end in _large 42.9 million (d = 768). See script/bench.
 
 #include <map>
 #include <memory>

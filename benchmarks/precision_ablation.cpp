@@ -1,5 +1,5 @@
-// Prints the final loss of an MLP in FP32, in pure FP16, with each ingredient of mixed precision added, and with BF16, and draws the curves
-// of the first five.
+// Prints the final loss of an MLP in FP32, in pure FP16, with each ingredient of mixed precision added, and with BF16,
+// and draws the curves of the first five.
 //
 // usage: precision_ablation [STEPS [FILE.svg]]
 

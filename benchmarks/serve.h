@@ -1,7 +1,8 @@
 #pragma once
-// A benchmark program offers cases by name and runs one when asked, so that script/bench can let programs of two languages take turns: a
-// time is only ever compared with one taken a moment before or after. Protocol, line by line: the program prints "ready"; for each line
-// "<case> <repeats>" on standard input it prints the seconds that so many calls took.
+// A benchmark program offers cases by name and runs one when asked, so that script/bench can let programs of two
+// languages take turns: a time is only ever compared with one taken a moment before or after. Protocol, line by line:
+// the program prints "ready"; for each line "<case> <repeats>" on standard input it prints the seconds that so many
+// calls took.
 //
 //   int main() { return snug::benchmarks::serve({{"adamw", [] { return prepared_step(); }}}); }
 

@@ -1,5 +1,5 @@
-// Steps of a small network, 64 items in 4 micro-batches, where what a Stepper does besides is a large part: by hand, through a
-// Stepper, and through one with so large a budget that its plan keeps everything. See script/bench.
+// Steps of a small network, 64 items in 4 micro-batches, where what a Stepper does besides is a large part: by hand,
+// through a Stepper, and through one with so large a budget that its plan keeps everything. See script/bench.
 
 #include <functional>
 #include <memory>

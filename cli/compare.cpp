@@ -1,4 +1,5 @@
-// snug compare: the classic experiments on training under limits of memory and time, on this machine, as a page with figures.
+// snug compare: the classic experiments on training under limits of memory and time, on this machine, as a page with
+// figures.
 
 #include <algorithm>
 #include <array>

@@ -9,7 +9,8 @@ namespace {
 
 const double kDigitsPerBit = std::log10(2.0);
 
-// Of numbers as large as x, the distance from one to the next is 2 to the power of this. Below min_normal it shrinks no further.
+// Of numbers as large as x, the distance from one to the next is 2 to the power of this. Below min_normal it shrinks no
+// further.
 int step_exponent(const FloatFormat& format, double x) {
   const int exponent = x == 0 ? format.min_exponent() : std::ilogb(x);
   return std::max(exponent, format.min_exponent()) - format.fraction_bits;

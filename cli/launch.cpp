@@ -1,5 +1,5 @@
-// snug launch: starts a program once per rank on this machine, one of several perhaps, with torchrun's variables, and watches over the ranks: their output line by
-// line, the first that fails, signals.
+// snug launch: starts a program once per rank on this machine, one of several perhaps, with torchrun's variables, and
+// watches over the ranks: their output line by line, the first that fails, signals.
 
 #include <algorithm>
 #include <array>
@@ -119,7 +119,8 @@ class Stream {
     return static_cast<size_t>(count);
   }
 
-  // What a rank that is gone has left in the pipe. What a process that it has left behind may write on and on is not waited for.
+  // What a rank that is gone has left in the pipe. What a process that it has left behind may write on and on is not
+  // waited for.
   void finish() {
     const auto most = static_cast<size_t>(std::max(0, ::fcntl(descriptor_, F_GETPIPE_SZ)));
     size_t copied = 0;

@@ -59,7 +59,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   return error.what();
 }
 
-// A negative number may come after "--", as is the custom, though here it need not; CLI11 would keep the "--" among the words.
+// A negative number may come after "--", as is the custom, though here it need not; CLI11 would keep the "--" among the
+// words.
 int without_dashes(int argc, char** argv) {
   if (argc < 2 || std::string_view(argv[1]) != "formats") {
     return argc;

@@ -137,7 +137,8 @@ std::string str(const LogValue& value) {
   return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
 }
 
-// The run's own settings. What was given on the command line must agree with them, but for the memory limit: one that was too small may be raised.
+// The run's own settings. What was given on the command line must agree with them, but for the memory limit: one that
+// was too small may be raised.
 TrainConfig resumed_config(const TrainFlags& flags) {
   const TrainConfig saved = TrainConfig::from_settings(read_run(flags.out).settings, flags.out);
   TrainConfig asked = saved;
@@ -175,8 +176,8 @@ void check_board(const std::string& board, const TrainConfig& config) {
   }
 }
 
-// What is written for TensorBoard. A viewer is no reason to end a run: one that cannot be written any more is given up. The log has the same
-// numbers.
+// What is written for TensorBoard. A viewer is no reason to end a run: one that cannot be written any more is given up.
+// The log has the same numbers.
 class Board {
  public:
   // In the run folder, which is not there before the first step is made, nothing is made before that either.

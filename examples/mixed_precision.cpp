@@ -1,5 +1,6 @@
-// Mixed precision in a hand-written loop: forward in 16 bits under autocast, the loss scaled, gradients unscaled and clipped, and the step
-// skipped when one is not finite. Weights are FP32 throughout, so what is saved is FP32; it is loaded back at the end.
+// Mixed precision in a hand-written loop: forward in 16 bits under autocast, the loss scaled, gradients unscaled and
+// clipped, and the step skipped when one is not finite. Weights are FP32 throughout, so what is saved is FP32; it is
+// loaded back at the end.
 
 #include <cstdio>
 #include <filesystem>

@@ -1,4 +1,5 @@
-// Optimizers that take less memory or time, on one small model: what they keep, and that they train. docs/optimizers.md shows these functions.
+// Optimizers that take less memory or time, on one small model: what they keep, and that they train. docs/optimizers.md
+// shows these functions.
 
 #include <filesystem>
 #include <functional>

@@ -1,6 +1,6 @@
 #pragma once
-// Everything of snug, for programs that use it. The library itself never includes this file. It builds on torch/torch.h; include
-// single headers instead where compile time matters.
+// Everything of snug, for programs that use it. The library itself never includes this file. It builds on
+// torch/torch.h; include single headers instead where compile time matters.
 
 #include <torch/torch.h>
 

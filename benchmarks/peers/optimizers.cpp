@@ -1,4 +1,5 @@
-// The same work as benchmarks/optimizers.cpp by LibTorch alone: snug is not even loaded, whose allocator would make these steps faster, too.
+// The same work as benchmarks/optimizers.cpp by LibTorch alone: snug is not even loaded, whose allocator would make
+// these steps faster, too.
 
 #include <map>
 #include <memory>
@@ -23,7 +24,8 @@ auto adamw(int64_t d) {
   };
 }
 
-// By what LibTorch has in C++: the operator under Python's GradScaler, a norm that waits, the optimizer's single operators.
+// By what LibTorch has in C++: the operator under Python's GradScaler, a norm that waits, the optimizer's single
+// operators.
 auto adamw_unscale_clip(int64_t d) {
   return [d]() -> std::function<void()> {
     auto parameters = gpt_parameters(d);

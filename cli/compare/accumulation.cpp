@@ -1,5 +1,5 @@
-// The accumulation experiment: one batch in ever more micro-batches, with and without BatchNorm, there also on several ranks; and what the
-// size of the batch itself does.
+// The accumulation experiment: one batch in ever more micro-batches, with and without BatchNorm, there also on several
+// ranks; and what the size of the batch itself does.
 
 #include <algorithm>
 #include <array>
@@ -296,7 +296,8 @@ BatchRun train_with_batch(const DigitsSplit& digits, int64_t batch, LrScaling ru
   return run;
 }
 
-// At the weights that training starts from: how far gradients of batches lie from their mean, squared, against the mean's square.
+// At the weights that training starts from: how far gradients of batches lie from their mean, squared, against the
+// mean's square.
 double gradient_variance(const Split& data, int64_t batch) {
   Mlp model = digits_mlp();
   std::vector<Tensor> gradients;

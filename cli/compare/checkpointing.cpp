@@ -1,4 +1,5 @@
-// The checkpointing experiment: bytes and time of a training step of deep networks, for each way to keep fewer activations.
+// The checkpointing experiment: bytes and time of a training step of deep networks, for each way to keep fewer
+// activations.
 
 #include <algorithm>
 #include <cmath>
@@ -62,8 +63,8 @@ ActivationPlan plan_within(const StepProfile& profile, Bytes budget, const Compa
   return {profile, budget};
 }
 
-// Automatic plans for half and a quarter of plain training's activations, for as few as can be, and for what each way by hand takes:
-// there the two can be told apart by time alone.
+// Automatic plans for half and a quarter of plain training's activations, for as few as can be, and for what each way
+// by hand takes: there the two can be told apart by time alone.
 void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
                    const CompareFlags& flags) {
   const int64_t gradients = bytes_of(model.parameters());
@@ -248,7 +249,8 @@ int64_t peak_at(const DeepModel& model, const Technique& technique, int64_t item
   return bytes_of_step(model.parameters(), [&] { forward_under(technique, model, input).backward(); }).peak;
 }
 
-// Peak over batch size, plain and with every layer checkpointed; and the batch that the second can have in the bytes of the first.
+// Peak over batch size, plain and with every layer checkpointed; and the batch that the second can have in the bytes of
+// the first.
 Exhibit peak_over_batch(Section& section, const DeepModel& model) {
   const std::vector<Technique> techniques = techniques_for(model);
   Plot plot{.x = {.title = "batch", .from_zero = true},
@@ -287,8 +289,8 @@ Exhibit peak_over_batch(Section& section, const DeepModel& model) {
           .content = plot};
 }
 
-// The automatic plans against the ways by hand that give the same gradients and take fewer bytes than plain training: is there a plan
-// that takes neither more bytes nor more time?
+// The automatic plans against the ways by hand that give the same gradients and take fewer bytes than plain training:
+// is there a plan that takes neither more bytes nor more time?
 std::string verdict(const DeepModel& model, const std::vector<Contender>& contenders) {
   std::string beaten, others;
   for (const Contender& rival : contenders) {

@@ -1,6 +1,6 @@
 #pragma once
-// comparison_page: several experiments as one page that loads nothing, light and dark, legible without colour vision: of each the idea, the
-// numbers that matter, what was found, and the figures with their data beside them.
+// comparison_page: several experiments as one page that loads nothing, light and dark, legible without colour vision:
+// of each the idea, the numbers that matter, what was found, and the figures with their data beside them.
 //
 //   std::string page = snug::cli::comparison_page({.title = "Side by side", .sections = {sin_cos, checkpointing}});
 

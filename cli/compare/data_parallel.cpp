@@ -1,5 +1,5 @@
-// The data-parallel experiment: steps of K micro-batches on 1, 2 and 4 processes, communicating after each micro-batch or after the last. See
-// ranks.h for how the ranks are started; as one of them the program measures.
+// The data-parallel experiment: steps of K micro-batches on 1, 2 and 4 processes, communicating after each micro-batch
+// or after the last. See ranks.h for how the ranks are started; as one of them the program measures.
 
 #include "snug/distributed/data_parallel.h"
 

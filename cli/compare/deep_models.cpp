@@ -26,7 +26,8 @@ Tensor in_order(const Layers& layers, Tensor x) {
   return x;
 }
 
-// Halves, in these halves their halves, and so on: about log2(n) inputs are alive at a time, and a layer runs about log2(n) times.
+// Halves, in these halves their halves, and so on: about log2(n) inputs are alive at a time, and a layer runs about
+// log2(n) times.
 Tensor nested(const Layers& layers, size_t begin, size_t end, Tensor x) {
   if (end - begin == 1) {
     return checkpoint(layers[begin], std::move(x));
@@ -54,7 +55,8 @@ Layer reversible_in_pairs(const Layers& halves) {
   };
 }
 
-// A block without its shortcut; BatchNorm without running statistics, which would be moved again by what backward runs again.
+// A block without its shortcut; BatchNorm without running statistics, which would be moved again by what backward runs
+// again.
 Layer branch_of(const ResNetBlock& block) {
   return [branch = block->branch](Tensor x) mutable {
     for (auto& layer : *branch) {

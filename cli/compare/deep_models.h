@@ -1,5 +1,6 @@
 #pragma once
-// Deep networks as chains of layers, and the ways to run a chain in fewer bytes: the subjects of the checkpointing experiment.
+// Deep networks as chains of layers, and the ways to run a chain in fewer bytes: the subjects of the checkpointing
+// experiment.
 
 #include <cstdint>
 #include <functional>

@@ -1,4 +1,5 @@
-// The fit experiment: the largest GPT that trains in a number of bytes, technique by technique; and a single sequence that is too long for them.
+// The fit experiment: the largest GPT that trains in a number of bytes, technique by technique; and a single sequence
+// that is too long for them.
 
 #include <algorithm>
 #include <array>
@@ -33,7 +34,8 @@ struct Sizes {
   int64_t limit, layers, context, batch, width_unit;
 };
 
-// Each has what the one before it has, and one thing more; but the last, whose gradients are gone as soon as they are used, has no micro-batches.
+// Each has what the one before it has, and one thing more; but the last, whose gradients are gone as soon as they are
+// used, has no micro-batches.
 struct Rung {
   const char* name;
   bool splits = false;  // micro-batches of one sequence

@@ -37,7 +37,8 @@ class Turns {
   std::vector<std::vector<double>> times_;
 };
 
-/// Runs all programs once to warm up, then in `rounds` rounds, every second one backwards; a program returns its seconds.
+/// Runs all programs once to warm up, then in `rounds` rounds, every second one backwards; a program returns its
+/// seconds.
 Turns take_turns(const std::vector<std::function<double()>>& programs, int64_t rounds);
 
 /// "1.46 (1.31 to 1.52)"
@@ -56,7 +57,8 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors);
 /// Whether `work` stays within `bytes` of live tensor memory on the CPU.
 bool fits(int64_t bytes, const std::function<void()>& work);
 
-/// The largest value in [1, most] of which `works` is true, if it is true of all smaller ones; 0: of none. Tries about 2 log2(result) values.
+/// The largest value in [1, most] of which `works` is true, if it is true of all smaller ones; 0: of none. Tries about
+/// 2 log2(result) values.
 int64_t largest(int64_t most, const std::function<bool(int64_t)>& works);
 
 /// "2 cores of AMD EPYC, LibTorch 2.13.0, 2026-11-21"

@@ -1,4 +1,5 @@
-// The precision experiment: what the bytes of training are for, in FP32, with autocast, and with 16-bit weights and FP32 masters.
+// The precision experiment: what the bytes of training are for, in FP32, with autocast, and with 16-bit weights and
+// FP32 masters.
 
 #include <algorithm>
 #include <array>

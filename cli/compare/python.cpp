@@ -1,4 +1,5 @@
-// The python experiment: the ratios that benchmarks/run.py measured against Python PyTorch and LibTorch's own C++, drawn.
+// The python experiment: the ratios that benchmarks/run.py measured against Python PyTorch and LibTorch's own C++,
+// drawn.
 
 #include <algorithm>
 #include <cstdlib>

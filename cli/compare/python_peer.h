@@ -9,7 +9,8 @@
 
 namespace snug::cli {
 
-/// Speaks the protocol of benchmarks/serve.h: it says "ready"; asked for "CASE REPEATS", it answers with the seconds that so many calls took.
+/// Speaks the protocol of benchmarks/serve.h: it says "ready"; asked for "CASE REPEATS", it answers with the seconds
+/// that so many calls took.
 class PythonPeer {
  public:
   /// Throws Error if the interpreter cannot be started, or the script ends before it is ready.

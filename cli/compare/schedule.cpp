@@ -77,8 +77,8 @@ class Recorder {
   std::vector<std::pair<size_t, c10::weak_intrusive_ptr<c10::StorageImpl>>> results_;  // that are in memory
 };
 
-// The matrix product of a block is an operator of its own, so that its runs are seen also where operators run again without the code of the
-// model, as under an automatic plan.
+// The matrix product of a block is an operator of its own, so that its runs are seen also where operators run again
+// without the code of the model, as under an automatic plan.
 Tensor run_block(const Tensor& x, const Tensor& weight, int64_t block) {
   Tensor result = at::mm(x, weight);
   if (recorder != nullptr) {
@@ -141,7 +141,8 @@ struct NamedPlan {
   ActivationPlan plan;
 };
 
-// The fastest that takes no more bytes than sqrt(n) segments, which are `forward`; or than the least that a plan needs, if that is more.
+// The fastest that takes no more bytes than sqrt(n) segments, which are `forward`; or than the least that a plan needs,
+// if that is more.
 NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, const DeepModel& model,
                                         const std::function<Tensor()>& plain) {
   const std::vector<Tensor> parameters = model.parameters();

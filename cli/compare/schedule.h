@@ -1,6 +1,6 @@
 #pragma once
-// The schedule of forward and backward, recorded while a chain of equal blocks is trained in four ways: plain, in segments, nested, and by an
-// automatic plan.
+// The schedule of forward and backward, recorded while a chain of equal blocks is trained in four ways: plain, in
+// segments, nested, and by an automatic plan.
 
 #include "cli/compare/exhibit.h"
 

@@ -1,5 +1,5 @@
-// The sin-cos experiment: what mixed precision brings a small network, in the five lines that articles print, and what else can be done for
-// its speed on this machine.
+// The sin-cos experiment: what mixed precision brings a small network, in the five lines that articles print, and what
+// else can be done for its speed on this machine.
 
 #include <algorithm>
 #include <numbers>
@@ -48,7 +48,8 @@ std::vector<double> values_of(const at::Tensor& tensor) {
 
 enum class Shown { Values, Errors };
 
-// A task as it was learned, over the truth; or what is left of both when the truth is taken away: there the noise can be seen, too.
+// A task as it was learned, over the truth; or what is left of both when the truth is taken away: there the noise can
+// be seen, too.
 Exhibit fit_figure(int64_t column, Shown what, const TwoTasksData& data, const at::Tensor& places,
                    const std::vector<SinCosTraining>& trainings) {
   const bool is_sine = column == 0, errors = what == Shown::Errors;

@@ -1,5 +1,6 @@
 #pragma once
-// The network and the data of the sin-cos experiment: a trunk that two heads share, one for the sine, one for the cosine.
+// The network and the data of the sin-cos experiment: a trunk that two heads share, one for the sine, one for the
+// cosine.
 
 #include <cstdint>
 #include <functional>
@@ -28,7 +29,8 @@ class TwoTasksImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TwoTasks);
 
-/// x: `points` of linspace(-2 pi, 2 pi), permuted, [N, 1]; y: sin x and cos x with uniform noise in [-0.01, 0.01], [N, 2].
+/// x: `points` of linspace(-2 pi, 2 pi), permuted, [N, 1]; y: sin x and cos x with uniform noise in [-0.01, 0.01], [N,
+/// 2].
 struct TwoTasksData {
   at::Tensor x, y;
 };
@@ -52,7 +54,8 @@ struct Way {
 /// The loop of the articles: torch's Adam, the whole batch at once; in 16 bits by autocast.
 Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std::optional<c10::ScalarType> autocast);
 
-/// The same mathematics through the Stepper, on the device of the data: micro-batches that stay in the caches, and an optimizer that reads each weight once.
+/// The same mathematics through the Stepper, on the device of the data: micro-batches that stay in the caches, and an
+/// optimizer that reads each weight once.
 Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Precision precision, int64_t micro_batch);
 
 /// Of a few sizes, the one whose epochs through the Stepper are fastest when all take turns.

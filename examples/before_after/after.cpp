@@ -1,5 +1,6 @@
-// A small GPT learns to add: before.cpp with nine lines changed, so that it fits into 256 MiB of tensors and runs faster. The Stepper
-// tries the step in its first call and chooses a micro-batch, and what to compute again, such that it fits.
+// A small GPT learns to add: before.cpp with nine lines changed, so that it fits into 256 MiB of tensors and runs
+// faster. The Stepper tries the step in its first call and chooses a micro-batch, and what to compute again, such that
+// it fits.
 //
 //   after [STEPS]
 

@@ -1,5 +1,5 @@
-// A small GPT learns to add: an ordinary LibTorch program, as tutorials write them. Of memory it knows that there is enough. A step
-// takes 660 MiB of tensors; after.cpp makes the same step in 256 MiB.
+// A small GPT learns to add: an ordinary LibTorch program, as tutorials write them. Of memory it knows that there is
+// enough. A step takes 660 MiB of tensors; after.cpp makes the same step in 256 MiB.
 //
 //   before [STEPS]
 

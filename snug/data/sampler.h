@@ -17,8 +17,8 @@ namespace snug {
 /// rank's share begins.
 int64_t share_begin(int64_t count, int64_t rank, int64_t ranks);
 
-/// `count` of the indices 0 ... size - 1, spread evenly from the first to the last: the same at every call; all of them,
-/// if there are no more than `count`.
+/// `count` of the indices 0 ... size - 1, spread evenly from the first to the last: the same at every call; all of
+/// them, if there are no more than `count`.
 std::vector<int64_t> evenly_spread(int64_t count, int64_t size);
 
 class Sampler {

@@ -44,8 +44,8 @@ class TextCorpus {
   int64_t train_size() const;
   int64_t validation_size() const;
 
-  /// The number of starts of a window of `length` tokens: 0, 1, ... (windows overlap). A window needs one token more than
-  /// `length`, for the last target. Throws ConfigError if there is no start, or if length is below 1.
+  /// The number of starts of a window of `length` tokens: 0, 1, ... (windows overlap). A window needs one token more
+  /// than `length`, for the last target. Throws ConfigError if there is no start, or if length is below 1.
   int64_t number_of_windows(int64_t length, Split split) const;
 
   /// Input and target, each int64 [starts.size(), length] on the CPU: row i of the input is the

@@ -1,6 +1,6 @@
 #pragma once
-// A TorchScript module as a torch::nn::Module that trains in C++: Stepper, plans, budgets, optimizers and snapshots take
-// it as they take any other. For new models torch.export is the better way: see exported_module.h.
+// A TorchScript module as a torch::nn::Module that trains in C++: Stepper, plans, budgets, optimizers and snapshots
+// take it as they take any other. For new models torch.export is the better way: see exported_module.h.
 //
 //   auto model = snug::wrap_script(torch::jit::load("model.pt"));
 //   snug::AdamW optimizer(model->parameters(), {.lr = 1e-3});

@@ -59,9 +59,9 @@ class SnapshotStore {
   /// Loads the newest snapshot's state into `parts` and returns its step. Returns nullopt, and loads nothing, if there
   /// is no snapshot. Parts of the snapshot that are not in `parts` are skipped. All files are verified before the first
   /// part is loaded. The tensors that a part receives lie in the file, not in tensor memory: clone those that must
-  /// stay. Throws CorruptFile, naming the folder and the cure, if the snapshot is damaged and there is no on_damaged, or
-  /// if none is whole; ConfigError if it lacks one of `parts`; and the exceptions of the parts if their state does not
-  /// fit. After an older one than the newest was loaded, set_aside() the others before the next save().
+  /// stay. Throws CorruptFile, naming the folder and the cure, if the snapshot is damaged and there is no on_damaged,
+  /// or if none is whole; ConfigError if it lacks one of `parts`; and the exceptions of the parts if their state does
+  /// not fit. After an older one than the newest was loaded, set_aside() the others before the next save().
   std::optional<int64_t> load_latest(const std::map<std::string, Stateful>& parts) const;
 
   /// The step of the newest snapshot.

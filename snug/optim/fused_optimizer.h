@@ -135,8 +135,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   /// For the error message: why a type is not supported (see takes()), and the cure.
   virtual std::string_view why_not() const;
-  /// Adds the tensors of a first state, which begin as zeros but for copied_state(). Each is a scalar, or has an element
-  /// for each of the parameter's, or for each state_multiple() of them.
+  /// Adds the tensors of a first state, which begin as zeros but for copied_state(). Each is a scalar, or has an
+  /// element for each of the parameter's, or for each state_multiple() of them.
   virtual void make_state(ParameterState& state, const at::Tensor& parameter,
                           const torch::optim::OptimizerOptions& options) const = 0;
   /// The name of a state tensor in the parameter's shape that exists only with some options. A saved state may have it

@@ -1,5 +1,6 @@
 #pragma once
-// Muon: momentum, orthogonalised, for the matrices of a model; and AdamW for its other parameters, in the same optimizer.
+// Muon: momentum, orthogonalised, for the matrices of a model; and AdamW for its other parameters, in the same
+// optimizer.
 //
 //   snug::Muon optimizer(snug::muon_groups(*model, {.lr = 0.02}, {.lr = 3e-4}));
 

@@ -75,7 +75,8 @@ class CheapestCover {
   std::vector<Sum> sums_;  // the root is number 1, the children of n are 2 n and 2 n + 1
 };
 
-// Calls at(event) for each event, after put_in(i) and take_out(i) for droppables that may be absent from it on, or no longer.
+// Calls at(event) for each event, after put_in(i) and take_out(i) for droppables that may be absent from it on, or no
+// longer.
 template <class PutIn, class TakeOut, class At>
 void go_through_events(const std::vector<Droppable>& droppables, size_t events, const PutIn& put_in,
                        const TakeOut& take_out, const At& at) {

@@ -1,5 +1,6 @@
 #pragma once
-// PlanCurve: what a step costs under every budget, from plain training down to the fewest bytes with which it can still be done.
+// PlanCurve: what a step costs under every budget, from plain training down to the fewest bytes with which it can still
+// be done.
 //
 //   snug::PlanCurve curve = snug::plan_curve(simulator);
 //   std::cout << curve.table();

@@ -1,5 +1,6 @@
 #pragma once
-// RematPlan: what stays, what is rebuilt and what is offloaded in one training step, with what that costs; and its explanation.
+// RematPlan: what stays, what is rebuilt and what is offloaded in one training step, with what that costs; and its
+// explanation.
 
 #include <cstdint>
 #include <string>
@@ -28,8 +29,9 @@ struct RematPlan {
   friend bool operator==(const RematPlan&, const RematPlan&) = default;
 };
 
-/// For people: peak and time against plain training and the bound, what is rebuilt or goes to disk and what that costs by operator, and who
-/// is alive at the peak; at most `rows` lines of each. Throws ConfigError if plan and profile do not belong together.
+/// For people: peak and time against plain training and the bound, what is rebuilt or goes to disk and what that costs
+/// by operator, and who is alive at the peak; at most `rows` lines of each. Throws ConfigError if plan and profile do
+/// not belong together.
 std::string explain(const StepSimulator& simulator, const RematPlan& plan, int rows = 8);
 
 }  // namespace snug

@@ -1,10 +1,12 @@
 #pragma once
-// StepProfile: one forward and backward pass as plain data, from which a planner decides what to keep and what to rebuild.
+// StepProfile: one forward and backward pass as plain data, from which a planner decides what to keep and what to
+// rebuild.
 //
-// It is taken under any plan, what that keeps and rebuilds left out, as one stream of events: operators, releases, saved tensors that the
-// backward pass unpacks and is done with, and the backward pass's own allocations. So it tells when each storage dies if
-// nothing saved holds it. A value is a (storage, version): the operator that allocates a storage makes version 0, each write
-// in place makes the next and destroys the one before. Views share their storage and make nothing.
+// It is taken under any plan, what that keeps and rebuilds left out, as one stream of events: operators, releases,
+// saved tensors that the backward pass unpacks and is done with, and the backward pass's own allocations. So it tells
+// when each storage dies if nothing saved holds it. A value is a (storage, version): the operator that allocates a
+// storage makes version 0, each write in place makes the next and destroys the one before. Views share their storage
+// and make nothing.
 
 #include <cstdint>
 #include <string>
@@ -35,7 +37,8 @@ struct ValueId {
   friend auto operator<=>(const ValueId&, const ValueId&) = default;
 };
 
-/// An operator of the forward pass. One that writes version v > 0 also needs version v - 1; it is not listed in `reads`.
+/// An operator of the forward pass. One that writes version v > 0 also needs version v - 1; it is not listed in
+/// `reads`.
 struct ProfiledOperator {
   std::string name = {};
   double seconds = 0;

@@ -41,8 +41,8 @@
 // 11. Its way back begins at the last Unpack from which, by those times, it arrives before it is needed and before the
 //     next one's way begins; but not before the second one before it is needed. It takes memory from then on.
 //
-// Two walks: the first finds replays and last uses (a storage that is held stays, which only adds what is never read), the
-// second counts bytes.
+// Two walks: the first finds replays and last uses (a storage that is held stays, which only adds what is never read),
+// the second counts bytes.
 
 namespace snug::plan {
 

@@ -18,7 +18,8 @@ namespace snug::plan {
 /// Plain training: what the backward pass asks for is kept, all else is not.
 Stays keep_all(const StepProfile& profile);
 
-/// Before the Unpack at `event` can be answered, offloaded storages that come back, and then operators that run again, in this order.
+/// Before the Unpack at `event` can be answered, offloaded storages that come back, and then operators that run again,
+/// in this order.
 struct Replay {
   int event = 0;
   std::vector<int> loads = {};
@@ -57,9 +58,9 @@ class StepSimulator {
 
   const StepProfile& profile() const { return profile_; }
 
-  /// Throws ConfigError unless there is one entry per storage, and for what leaves where the profile's link is not open.
-  /// `most_replayed`: as soon as more operators would run again, it is cut short. A chain that keeps nothing replays as
-  /// many as the square of its length.
+  /// Throws ConfigError unless there is one entry per storage, and for what leaves where the profile's link is not
+  /// open. `most_replayed`: as soon as more operators would run again, it is cut short. A chain that keeps nothing
+  /// replays as many as the square of its length.
   Simulation run(const Stays& stays, int64_t most_replayed = std::numeric_limits<int64_t>::max()) const;
 
   /// What is alive at the peak, in order of storages; the backward pass's own bytes are not among it.

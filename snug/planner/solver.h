@@ -1,6 +1,6 @@
 #pragma once
-// PlanSolver: the fastest plan it can find whose peak stays within a number of bytes, for any graph of operators. A storage is kept, rebuilt, or,
-// where the profile has a link, offloaded.
+// PlanSolver: the fastest plan it can find whose peak stays within a number of bytes, for any graph of operators. A
+// storage is kept, rebuilt, or, where the profile has a link, offloaded.
 //
 //   snug::PlanSolver solver(simulator);
 //   auto answer = solver.solve(64 << 20);      // a RematPlan, or Infeasible with the number that would do
@@ -39,8 +39,9 @@ class PlanSolver {
   /// One answer per budget: a larger budget never has a slower plan. Any order.
   std::vector<PlanAnswer> curve(std::vector<int64_t> budgets);
 
-  /// The most frugal plan that it can find by bytes alone: another profile of the same step, whose times are a little different, has the
-  /// same one, so its bytes can be told to people. solve() knows of it afterwards, and may find a faster one that takes no more.
+  /// The most frugal plan that it can find by bytes alone: another profile of the same step, whose times are a little
+  /// different, has the same one, so its bytes can be told to people. solve() knows of it afterwards, and may find a
+  /// faster one that takes no more.
   RematPlan smallest();
 
   int64_t simulations() const;

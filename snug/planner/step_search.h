@@ -1,6 +1,6 @@
 #pragma once
-// The outer search: into how many micro-batches to cut a batch, and with which plan, so that a whole step stays within a number of
-// bytes and is as fast as can be.
+// The outer search: into how many micro-batches to cut a batch, and with which plan, so that a whole step stays within
+// a number of bytes and is as fast as can be.
 //
 //   auto found = snug::search_step({{.items = 64, .simulator = &all}, {.items = 32, .simulator = &half}},
 //                                  {.batch = 64, .budget = 300 << 20, .fixed_bytes = parameters, .gradient_bytes = gradients});
@@ -65,8 +65,8 @@ struct StepSearch {
   std::string explain() const;
 };
 
-/// Equal times: the larger micro-batch. Candidates that would be slower even if they kept everything are not solved. Throws
-/// ConfigError for no candidates, and sizes below 1.
+/// Equal times: the larger micro-batch. Candidates that would be slower even if they kept everything are not solved.
+/// Throws ConfigError for no candidates, and sizes below 1.
 StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options);
 
 }  // namespace snug

@@ -21,9 +21,10 @@
 #include "snug/remat/detail/tape_recorder.h"
 #include "snug/remat/detail/tape_schedule.h"
 
-// A profile says when each storage dies if nothing saved holds it, so it can be taken under any plan: what a plan keeps and rebuilds is
-// left out. Plainly is fastest. Where plain training does not fit, a plan is needed before there is a profile. So a forward pass alone, which
-// keeps next to nothing, tells the operators and what autograd saves; backward asks for that in about the reverse order, node by node.
+// A profile says when each storage dies if nothing saved holds it, so it can be taken under any plan: what a plan keeps
+// and rebuilds is left out. Plainly is fastest. Where plain training does not fit, a plan is needed before there is a
+// profile. So a forward pass alone, which keeps next to nothing, tells the operators and what autograd saves; backward
+// asks for that in about the reverse order, node by node.
 
 namespace snug {
 namespace {
@@ -57,8 +58,8 @@ void take_least_times(StepProfile& profile, const StepProfile& other) {
   take(profile.backward, other.backward);
 }
 
-// Operators of one name on operands of the same sizes take the same time, so that what else the machine did at one of them does not make it
-// look dear: all get the median.
+// Operators of one name on operands of the same sizes take the same time, so that what else the machine did at one of
+// them does not make it look dear: all get the median.
 void level_times(StepProfile& profile) {
   std::map<std::pair<std::string, std::vector<int64_t>>, std::vector<ProfiledOperator*>> alike;
   for (ProfiledOperator& op : profile.operators) {
@@ -83,7 +84,8 @@ void level_times(StepProfile& profile) {
 
 // --- what does not fit plainly
 
-// What was packed between the same two operators is asked for together, by one node, with a gradient that comes in and one that goes out.
+// What was packed between the same two operators is asked for together, by one node, with a gradient that comes in and
+// one that goes out.
 void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int, size_t>>& packed) {
   for (auto last = packed.rbegin(); last != packed.rend();) {
     const auto first = std::find_if(last, packed.rend(), [&](const auto& one) { return one.second != last->second; });
@@ -101,7 +103,8 @@ void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int,
   }
 }
 
-// Schedules to profile under, each more frugal than the one before: what the backward pass itself takes is not known yet.
+// Schedules to profile under, each more frugal than the one before: what the backward pass itself takes is not known
+// yet.
 class FrugalSchedules {
  public:
   FrugalSchedules(const std::function<at::Tensor()>& forward_and_loss, c10::Device device, const OffloadLink& link)
@@ -159,8 +162,8 @@ class FrugalSchedules {
   size_t tried_ = 0;
 };
 
-// In a handler. What a backward pass inside the forward pass asks for cannot always be made again there: a parameter or buffer may have been
-// written meanwhile. Then there is no other way than the one that did not fit.
+// In a handler. What a backward pass inside the forward pass asks for cannot always be made again there: a parameter or
+// buffer may have been written meanwhile. Then there is no other way than the one that did not fit.
 void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, const std::function<at::Tensor()>& forward_and_loss,
                         c10::Device device, const OffloadLink& link) {
   const std::exception_ptr what_happened = std::current_exception();

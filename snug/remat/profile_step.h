@@ -1,5 +1,6 @@
 #pragma once
-// profile_step: a forward and backward pass of any model as a list of operators and storages, from which plans are made.
+// profile_step: a forward and backward pass of any model as a list of operators and storages, from which plans are
+// made.
 
 #include <functional>
 
@@ -11,20 +12,21 @@
 namespace snug {
 
 struct ProfileOptions {
-  /// That plain training may take above the level at the call. If it takes more, or more than a MemoryLimit in force allows, the profile is
-  /// taken while nearly everything that is saved is dropped and rebuilt, which is slower. It is the same.
+  /// That plain training may take above the level at the call. If it takes more, or more than a MemoryLimit in force
+  /// allows, the profile is taken while nearly everything that is saved is dropped and rebuilt, which is slower. It is
+  /// the same.
   Bytes memory = Bytes::unlimited();
   /// Over which plans made from the profile may offload; see measure_offload_link. As it is, they do not.
   OffloadLink link = {};
 };
 
 /// Runs forward and backward passes and writes down their operators, the least of their times, and every byte that they
-/// take. `forward_and_loss` returns the loss: a scalar that requires a gradient. It is called up to three times, and a few
-/// times more where plain training does not fit. Parameters' gradients, what operators write in place to parameters and
-/// buffers, and the default generators are as before afterwards; other state that the callable keeps is not, nor memory
-/// that it gives a tensor by set_data, nor what hooks on the way do. Times and bytes are those of the device that the loss is on: of
-/// a CPU, or of an accelerator's current stream and its allocator, which rounds. Backward runs on this thread. On a CPU no
-/// other thread may allocate tensors meanwhile, which would be counted too.
+/// take. `forward_and_loss` returns the loss: a scalar that requires a gradient. It is called up to three times, and a
+/// few times more where plain training does not fit. Parameters' gradients, what operators write in place to parameters
+/// and buffers, and the default generators are as before afterwards; other state that the callable keeps is not, nor
+/// memory that it gives a tensor by set_data, nor what hooks on the way do. Times and bytes are those of the device
+/// that the loss is on: of a CPU, or of an accelerator's current stream and its allocator, which rounds. Backward runs
+/// on this thread. On a CPU no other thread may allocate tensors meanwhile, which would be counted too.
 /// Memory: what plain training takes, at most `options.memory`, or little more than the least that a plan can reach,
 /// offloading included where there is a link; and copies of gradients that are there already, of parameters and buffers
 /// that the forward pass writes, and of generators.

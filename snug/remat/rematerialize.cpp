@@ -52,7 +52,8 @@ struct ActivationPlan::Content {
     }
   }
 
-  // Made when it is needed: a plan can be explained where it cannot run, because there is no such directory to offload to.
+  // Made when it is needed: a plan can be explained where it cannot run, because there is no such directory to offload
+  // to.
   std::shared_ptr<const detail::TapeSchedule> schedule() const {
     const std::lock_guard lock(mutex_);
     if (!schedule_) {

@@ -1,7 +1,8 @@
 #pragma once
-// Rematerialize: a forward and backward pass of any model under a number of bytes. What is cheap to compute again is dropped in forward and
-// rebuilt, operator by operator, when backward asks for it; where that is allowed, what is dear or impossible to compute again goes to disk, or from a device to host memory.
-// Gradients, buffers and random numbers are those of plain training, to the bit.
+// Rematerialize: a forward and backward pass of any model under a number of bytes. What is cheap to compute again is
+// dropped in forward and rebuilt, operator by operator, when backward asks for it; where that is allowed, what is dear
+// or impossible to compute again goes to disk, or from a device to host memory. Gradients, buffers and random numbers
+// are those of plain training, to the bit.
 //
 //   const auto step = [&] { return loss_function(model->forward(x), y); };
 //   const auto plan = snug::plan_activations(step, snug::Bytes::parse("300MiB"));
@@ -36,7 +37,8 @@
 
 namespace snug {
 
-/// What to keep, to rebuild and to offload in one forward and backward pass. Copies share their content, which does not change.
+/// What to keep, to rebuild and to offload in one forward and backward pass. Copies share their content, which does not
+/// change.
 class ActivationPlan {
  public:
   int64_t predicted_peak_bytes =
@@ -45,11 +47,12 @@ class ActivationPlan {
   int64_t plain_peak_bytes = 0;  ///< the same without a plan
   double plain_seconds = 0;
 
-  /// Plans for a profile that was taken before; `options` limit the search. What plan_activations verifies is not verified here. Throws
-  /// BudgetExceeded as plan_activations does.
+  /// Plans for a profile that was taken before; `options` limit the search. What plan_activations verifies is not
+  /// verified here. Throws BudgetExceeded as plan_activations does.
   ActivationPlan(const StepProfile& profile, Bytes budget, SolverOptions options = {});
 
-  /// For people: what is alive at the peak, what is rebuilt or offloaded and what that costs, how far from the fastest plan it can be.
+  /// For people: what is alive at the peak, what is rebuilt or offloaded and what that costs, how far from the fastest
+  /// plan it can be.
   std::string explain() const;
   /// What was offloaded so far, in all passes under this plan and its copies.
   OffloadReport offloaded() const;
@@ -75,23 +78,26 @@ class ActivationPlan {
   std::shared_ptr<const Content> content_;
 };
 
-/// The fastest plan found whose peak stays within `budget` bytes above the level of memory at the call, new gradients included. Calls
-/// `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that what is rebuilt has the same bits and
-/// that memory rises no higher than predicted. What has not is kept or offloaded from then on; what rises higher is planned for. Throws
-/// BudgetExceeded, whose smallest_feasible() says what would do, and Error where plan after plan does not come out as predicted. With `link`,
-/// which measure_offload_link gives, what is rebuilt in more time than its way to disk, or from a device to host memory, and back goes there.
+/// The fastest plan found whose peak stays within `budget` bytes above the level of memory at the call, new gradients
+/// included. Calls `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that
+/// what is rebuilt has the same bits and that memory rises no higher than predicted. What has not is kept or offloaded
+/// from then on; what rises higher is planned for. Throws BudgetExceeded, whose smallest_feasible() says what would do,
+/// and Error where plan after plan does not come out as predicted. With `link`, which measure_offload_link gives, what
+/// is rebuilt in more time than its way to disk, or from a device to host memory, and back goes there.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 OffloadLink link = {});
 /// The same with a profile of it that was taken before.
 ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget);
 
-/// While it lives, one forward pass on this thread runs under the plan. Backward comes after it, once or more often (then what was held
-/// for a single pass is rebuilt again). Tensors may be smaller than those that were profiled, as in a shorter batch. Operators that are others,
-/// or whose results are larger, are noticed: from the first on, everything is kept, and what was dropped is rebuilt before they write to what it
-/// was made of, which costs memory, never the result. Where the plan drops what something else writes to between forward and backward, backward
-/// throws snug::Error. What the plan offloads is written when the last tensor on it is gone, and is there again when
-/// backward first needs it; the step waits for it, or goes on, as the plan has it. What cannot be written stays in memory,
-/// and offloaded() tells; what cannot be read back makes backward throw snug::Error. Hooks and checkpointed regions inside handle what is saved inside of them.
+/// While it lives, one forward pass on this thread runs under the plan. Backward comes after it, once or more often
+/// (then what was held for a single pass is rebuilt again). Tensors may be smaller than those that were profiled, as in
+/// a shorter batch. Operators that are others, or whose results are larger, are noticed: from the first on, everything
+/// is kept, and what was dropped is rebuilt before they write to what it was made of, which costs memory, never the
+/// result. Where the plan drops what something else writes to between forward and backward, backward throws
+/// snug::Error. What the plan offloads is written when the last tensor on it is gone, and is there again when backward
+/// first needs it; the step waits for it, or goes on, as the plan has it. What cannot be written stays in memory, and
+/// offloaded() tells; what cannot be read back makes backward throw snug::Error. Hooks and checkpointed regions inside
+/// handle what is saved inside of them.
 class [[nodiscard]] Rematerialize final {
  public:
   /// Throws Error if the plan offloads, and there can be no file in the directory of its profile's link.

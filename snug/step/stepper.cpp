@@ -217,8 +217,8 @@ class Stepper::Impl {
     return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
   }
 
-  // Where `part` runs out of memory it is made again, from where it began, under a plan that takes less. Whatever happens, a part that was not made
-  // leaves no gradients, and the other ranks hear of it.
+  // Where `part` runs out of memory it is made again, from where it began, under a plan that takes less. Whatever
+  // happens, a part that was not made leaves no gradients, and the other ranks hear of it.
   std::optional<StepResult> make_or_repeat(Repeats repeats, const std::function<std::optional<StepResult>()>& part) {
     if (repeats != Repeats::Never) {
       budget_.forget_tries();
@@ -316,7 +316,8 @@ class Stepper::Impl {
     }
   }
 
-  // Items in each micro-batch. With a budget this is where plans are made: gradients are those of the whole batch for any split.
+  // Items in each micro-batch. With a budget this is where plans are made: gradients are those of the whole batch for
+  // any split.
   int64_t micro_batch_of(const MicroBatches& source) {
     const int64_t given = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
     if (!budget_.plans()) {
@@ -410,7 +411,8 @@ class Stepper::Impl {
     watch_.reset();
   }
 
-  // Some parameters may have been frozen, unfrozen or added since the last step: whom this one trains is decided here, for all who take part.
+  // Some parameters may have been frozen, unfrozen or added since the last step: whom this one trains is decided here,
+  // for all who take part.
   void open_window() {
     if (parameters_.refresh()) {
       scaler().name_parameters(parameters_.all());
@@ -448,8 +450,8 @@ class Stepper::Impl {
     }
   }
 
-  // Where forward runs once, as in plain training, it may write parameters, as a layer does that masks its own weight. Not so on ranks, of which
-  // one may have no data to run it on, nor where the optimizer's masters overwrite the model.
+  // Where forward runs once, as in plain training, it may write parameters, as a layer does that masks its own weight.
+  // Not so on ranks, of which one may have no data to run it on, nor where the optimizer's masters overwrite the model.
   bool may_write_parameters(const MicroBatch& micro) const {
     return micro.is_first && micro.is_last && !budget_.plans() && ranks_.is_alone() &&
            options_.weights == Weights::Full;

@@ -78,11 +78,11 @@ struct StepperOptions {
   /// What cannot be kept is BudgetExceeded. The choice is made in the first step for a shape of batch, which calls
   /// loss_of some more times while no other thread should allocate tensors, and is plan(). What the model or loss_of
   /// keeps besides parameters, buffers, torch's default generators and `carried` these calls would move on: if their
-  /// losses tell of it, it is a ConfigError. Several ranks take the smallest budget of all, and the smallest micro-batch that one
-  /// of them has to cut its share into; where one runs out of memory, all make the step again. They need not try the
-  /// same, so while one tries, what loss_of sends over the group of data_parallel (SyncBatchNorm, an all_reduce of a
-  /// metric) is not sent, and its own values stand for those of all; over another group it must not send: else plan =
-  /// false. MemoryLimit says how exactly it is enforced on each device.
+  /// losses tell of it, it is a ConfigError. Several ranks take the smallest budget of all, and the smallest
+  /// micro-batch that one of them has to cut its share into; where one runs out of memory, all make the step again.
+  /// They need not try the same, so while one tries, what loss_of sends over the group of data_parallel (SyncBatchNorm,
+  /// an all_reduce of a metric) is not sent, and its own values stand for those of all; over another group it must not
+  /// send: else plan = false. MemoryLimit says how exactly it is enforced on each device.
   Bytes memory_budget = Bytes::unlimited();
   /// false: memory_budget is a limit only, and everything is as the other options have it.
   bool plan = true;
@@ -94,9 +94,9 @@ struct StepperOptions {
   std::filesystem::path plan_folder = {};
   /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to
   /// compute them again, or where they cannot be. The state of one of snug's optimizers may go there as well, to a file
-  /// of its own (keep_state_in, with a window of an eighth of the state, at most 24 MiB): it is there from the beginning
-  /// and until a plan brings it into memory. On other devices than the CPU an empty path: they go to pinned memory
-  /// of the host. The speed of the way is measured once. See measure_offload_link.
+  /// of its own (keep_state_in, with a window of an eighth of the state, at most 24 MiB): it is there from the
+  /// beginning and until a plan brings it into memory. On other devices than the CPU an empty path: they go to pinned
+  /// memory of the host. The speed of the way is measured once. See measure_offload_link.
   std::optional<std::filesystem::path> offload = {};
   /// Tensors that loss_of reads and assigns anew, such as the hidden state that a recurrent network hands to the next
   /// step, detached. Not owned: they must outlive the Stepper and stay where they are. Wherever a planned memory_budget
@@ -116,8 +116,8 @@ struct StepperOptions {
   /// Costs a pass over the gradients and a wait for the device each step.
   PrecisionGuardOptions precision_guard = {};
   /// Measures what GradientNoise needs: one more norm a step, that of the first micro-batch (GradientNoise::add says
-  /// why of that one alone), where the batch was split, by hand or by a memory_budget, and the losses' counts are on the
-  /// host. ConfigError if nothing can split it.
+  /// why of that one alone), where the batch was split, by hand or by a memory_budget, and the losses' counts are on
+  /// the host. ConfigError if nothing can split it.
   bool gradient_noise = false;
   /// On a CPU in 16 bits: softmax, normalisations, losses, sums and the like in FP32, as on other devices. See
   /// AutocastOptions.
@@ -166,9 +166,9 @@ class Stepper {
   ///   NonFinite                   too many skipped steps         yes, but for the scaler         no
   ///
   /// "planned": under a memory_budget that is planned for. loss_of may write parameters, as a layer does that masks its
-  /// own weight, if it runs once and alone: in one micro-batch, without a planned budget, data_parallel and Weights::Low.
-  /// Else such a write is a ConfigError that names the parameter, since the gradient would be of several models; such a
-  /// layer computes with weight * mask there.
+  /// own weight, if it runs once and alone: in one micro-batch, without a planned budget, data_parallel and
+  /// Weights::Low. Else such a write is a ConfigError that names the parameter, since the gradient would be of several
+  /// models; such a layer computes with weight * mask there.
   template <class F>
   StepResult step(const Batch& batch, F&& loss_of) {
     return step<Batch>(batch, std::forward<F>(loss_of));

@@ -190,7 +190,8 @@ TEST(WindowCounts, ThatDoNotAddUpToAWholeNumberAreRefused) {
   EXPECT_FLOAT_EQ(t.gradient(), 1.5f);
 }
 
-// The first micro-batch with items sets the divisor: one without must not, or FP16 gradients would not be divided at all.
+// The first micro-batch with items sets the divisor: one without must not, or FP16 gradients would not be divided at
+// all.
 TEST(WindowCounts, AnEmptyFirstMicroBatchDoesNotSetTheDivisor) {
   for (const bool first_on_device : {false, true}) {
     for (const bool second_on_device : {false, true}) {

@@ -89,7 +89,8 @@ TEST(CheckpointEffects, NestedRegionsMoveRunningStatisticsOnceToo) {
   }
 }
 
-/// y = x * exp(count), where count is one larger each time: what the recomputation computes depends on what the forward wrote.
+/// y = x * exp(count), where count is one larger each time: what the recomputation computes depends on what the forward
+/// wrote.
 struct Counting {
   Tensor count = torch::zeros({3});
   Tensor seen = torch::zeros({3});

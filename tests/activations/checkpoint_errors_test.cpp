@@ -13,8 +13,8 @@
 #include "snug/precision/autocast.h"
 #include "tests/support/tensors.h"
 
-// What goes wrong inside or between the two calls of a region must be an error that names the region, never a wrong gradient, and must
-// leave the thread as it was.
+// What goes wrong inside or between the two calls of a region must be an error that names the region, never a wrong
+// gradient, and must leave the thread as it was.
 
 namespace snug::checkpoint_errors_test {
 namespace {

@@ -20,7 +20,8 @@ namespace {
 using testing::same_bits;
 using torch::Tensor;
 
-// Four blocks of Linear, GELU, Linear, GELU on 256 rows of width 64. All activations have the same number of bytes. A block saves
+// Four blocks of Linear, GELU, Linear, GELU on 256 rows of width 64. All activations have the same number of bytes. A
+// block saves
 // four: its input, what goes into each GELU, and what goes into its second Linear.
 struct Blocks {
   static constexpr int64_t kRows = 256, kWidth = 64, kBlocks = 4;
@@ -87,8 +88,8 @@ TEST(CheckpointMemory, AfterForwardOnlyTheInputsOfRegionsAreLeft) {
   }
 }
 
-// Plain: at the start of backward everything saved is there. Checkpointed: when the last block has been recomputed, the inputs of the
-// blocks and what one block saves (its input is among the former) are.
+// Plain: at the start of backward everything saved is there. Checkpointed: when the last block has been recomputed, the
+// inputs of the blocks and what one block saves (its input is among the former) are.
 TEST(CheckpointMemory, TheActivationPeakFallsFromAllBlocksToTheInputsAndOneBlock) {
   const Blocks model;
   const auto peak_of = [](const Tensor& loss, const MemoryMeter& meter) {

@@ -53,10 +53,11 @@ struct Head {
 
 constexpr double kEps = std::numeric_limits<float>::epsilon() / 2;
 
-// Chunked and plain may sum in another order: a logit's kWidth terms, the rows of the loss and of the weight's gradient. Two orders of a
-// sum of n terms differ by at most 2 n eps times the sum of magnitudes (Higham 2002, section 4.2). For a logit that sum is below 40 here
-// (asserted), so logits differ by d <= 2 kWidth 40 eps; a row's loss by 2 d, its softmax by 2 d in the 1-norm. Losses are above 1 and
-// the 1-norm of softmax minus one-hot near 2, so the relative error is at most 2 d, and 2 kRows eps for the sums over rows.
+// Chunked and plain may sum in another order: a logit's kWidth terms, the rows of the loss and of the weight's
+// gradient. Two orders of a sum of n terms differ by at most 2 n eps times the sum of magnitudes (Higham 2002, section
+// 4.2). For a logit that sum is below 40 here (asserted), so logits differ by d <= 2 kWidth 40 eps; a row's loss by 2
+// d, its softmax by 2 d in the 1-norm. Losses are above 1 and the 1-norm of softmax minus one-hot near 2, so the
+// relative error is at most 2 d, and 2 kRows eps for the sums over rows.
 constexpr double kLargestLogitSum = 40;
 constexpr double kBound = (4 * Head::kWidth * kLargestLogitSum + 2 * Head::kRows) * kEps;
 
@@ -237,7 +238,8 @@ TEST(ChunkedCrossEntropy, UnderAutocastComputesLogitsInBFloat16AndTheLossInFloat
   EXPECT_TRUE(same_bits(head.gradients(loss), expected_gradients));
 }
 
-// Plain: logits, their log-softmax, and in backward the gradient of logits. Chunked: the same for one chunk of 16 rows out of 1,024.
+// Plain: logits, their log-softmax, and in backward the gradient of logits. Chunked: the same for one chunk of 16 rows
+// out of 1,024.
 TEST(ChunkedCrossEntropy, NeverHoldsTheMatrixOfLogits) {
   constexpr int64_t kRows = 1024, kWidth = 8, kVocabulary = 500, kChunk = 16;
   constexpr int64_t kLogits = kRows * kVocabulary * 4;
@@ -254,8 +256,8 @@ TEST(ChunkedCrossEntropy, NeverHoldsTheMatrixOfLogits) {
     return meter.report().peak_bytes;
   };
   EXPECT_GE(peak(false), 2 * kLogits);
-  // What remains: gradients of hidden (also in chunks until they are joined) and weight (twice while one is added), and of a chunk
-  // at most four matrices.
+  // What remains: gradients of hidden (also in chunks until they are joined) and weight (twice while one is added), and
+  // of a chunk at most four matrices.
   const int64_t hidden_bytes = kRows * kWidth * 4;
   const int64_t weight_bytes = kVocabulary * kWidth * 4;
   const int64_t chunk_of_logits = kLogits * kChunk / kRows;

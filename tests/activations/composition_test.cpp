@@ -1,6 +1,7 @@
-// Every technique for activations alone and with every other, on an MLP, a GPT, a recurrent net and a ResNet with dropout and BatchNorm, in FP32 and under
-// BF16 autocast: losses, gradients, buffers and the generator afterwards equal plain training to the bit (or keep a bound where the technique
-// is lossy), each block runs as often as it should, and fewer bytes are held for backward.
+// Every technique for activations alone and with every other, on an MLP, a GPT, a recurrent net and a ResNet with
+// dropout and BatchNorm, in FP32 and under BF16 autocast: losses, gradients, buffers and the generator afterwards equal
+// plain training to the bit (or keep a bound where the technique is lossy), each block runs as often as it should, and
+// fewer bytes are held for backward.
 
 #include <functional>
 #include <optional>
@@ -237,7 +238,8 @@ class ActivationComposition : public ::testing::TestWithParam<Cell> {
     EXPECT_TRUE(same_bits(found.generator, plain.generator));
     EXPECT_EQ(found.calls, how.calls_per_block);
     if (keeping.is_lossy) {
-      // Activations are off by at most 2^-8 of themselves, which some ten operations between blocks' inputs and gradients add up.
+      // Activations are off by at most 2^-8 of themselves, which some ten operations between blocks' inputs and
+      // gradients add up.
       EXPECT_TRUE(close_in_norm(in_a_row(found.gradients), in_a_row(plain.gradients), 0.1));
     } else {
       EXPECT_TRUE(same_bits(found.gradients, plain.gradients));

@@ -293,8 +293,8 @@ struct Mlp {
   }
 };
 
-// W's gradient of y = x W^T is G^T x, and G does not depend on the saved x: the error of each element is at most |G|^T E. To that come
-// the roundings of two sums of 256 terms in FP32, each at most 256 * 2^-24 of the sum of magnitudes.
+// W's gradient of y = x W^T is G^T x, and G does not depend on the saved x: the error of each element is at most |G|^T
+// E. To that come the roundings of two sums of 256 terms in FP32, each at most 256 * 2^-24 of the sum of magnitudes.
 TEST(SaveCompressed, MovesAWeightsGradientByAtMostTheDerivedBound) {
   torch::manual_seed(4);
   const Tensor weight = torch::randn({32, 64}, torch::requires_grad());
@@ -317,8 +317,8 @@ TEST(SaveCompressed, MovesAWeightsGradientByAtMostTheDerivedBound) {
   }
 }
 
-// The mean over seeds of an unbiased gradient comes near the exact one as 1 / sqrt(seeds): 64 are to bring it to an eighth, and we ask for a
-// quarter. Rounding to nearest in its place would stay where it is.
+// The mean over seeds of an unbiased gradient comes near the exact one as 1 / sqrt(seeds): 64 are to bring it to an
+// eighth, and we ask for a quarter. Rounding to nearest in its place would stay where it is.
 TEST(SaveCompressed, GivesUnbiasedGradientsInBlocks) {
   torch::manual_seed(4);
   const Tensor weight = torch::randn({32, 64}, torch::requires_grad());
@@ -350,8 +350,8 @@ TEST(SaveCompressed, IsReproducibleAndLeavesDropoutsNumbersAlone) {
   EXPECT_FALSE(same_bits(model.gradients(Compression::Int8, {.seed = 1}), model.gradients(Compression::Int8)));
 }
 
-// Kinds of saved tensors that a row of linear layers does not have: other memory formats, indices, statistics, workspaces, three slices
-// of one product. FP16's errors are 2^-11 per tensor, and a dozen of them follow each other.
+// Kinds of saved tensors that a row of linear layers does not have: other memory formats, indices, statistics,
+// workspaces, three slices of one product. FP16's errors are 2^-11 per tensor, and a dozen of them follow each other.
 TEST(SaveCompressed, WorksWithConvolutionsNormalisationsRecurrenceAndAttention) {
   torch::manual_seed(5);
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 16, 3).padding(1).bias(false));

@@ -99,7 +99,8 @@ struct Result {
   std::vector<Tensor> gradients;
 };
 
-/// Value, and gradients by the inputs for a gradient of the value that is not all ones. The inputs are not leaves themselves.
+/// Value, and gradients by the inputs for a gradient of the value that is not all ones. The inputs are not leaves
+/// themselves.
 Result run(const Call& call, const std::vector<Tensor>& inputs, at::ScalarType dtype = torch::kFloat) {
   torch::manual_seed(6);
   std::vector<Tensor> leaves, computed;

@@ -56,8 +56,8 @@ std::filesystem::path spill_file_in(const TemporaryFolder& folder) {
 
 int64_t size_of(const std::filesystem::path& file) { return static_cast<int64_t>(std::filesystem::file_size(file)); }
 
-// Blocks of Linear, GELU, Linear, GELU, whose activations are all of the same size. A block saves four: its input, what goes into each
-// GELU, and what goes into its second Linear.
+// Blocks of Linear, GELU, Linear, GELU, whose activations are all of the same size. A block saves four: its input, what
+// goes into each GELU, and what goes into its second Linear.
 struct Blocks {
   static constexpr int64_t kRows = 512, kWidth = 64, kSavedInABlock = 4;
   static constexpr int64_t kActivation = kRows * kWidth * 4;
@@ -262,7 +262,8 @@ TEST(SaveOnHost, MemoryNoLongerGrowsWithTheNumberOfBlocks) {
   const auto offloaded = model.forward_and_backward(false, true);
   EXPECT_TRUE(same_bits(offloaded.gradients, plain.gradients));
   EXPECT_GE(plain.memory.peak_bytes, 48 * Blocks::kActivation);
-  // Two in flight, operands and result of an operation; in backward one given back, one ahead, the gradients in and out.
+  // Two in flight, operands and result of an operation; in backward one given back, one ahead, the gradients in and
+  // out.
   EXPECT_LE(offloaded.memory.peak_bytes, 7 * Blocks::kActivation + gradients);
   EXPECT_EQ(offloaded.memory.live_bytes, plain.memory.live_bytes);
 }
@@ -313,8 +314,8 @@ TEST(SaveOnHost, AModelThreeTimesAsLargeAsTheLimitTrainsUnderIt) {
   EXPECT_TRUE(same_bits(losses(true, false, limit), expected));
   EXPECT_TRUE(same_bits(losses(false, true, limit), expected));
   EXPECT_TRUE(same_bits(losses(true, true, limit), expected));
-  // Together they need less than recomputation alone, which keeps 40 inputs. Offload alone needs no more than the two, which hold a
-  // recomputed block, but moves four times the bytes (see TakesTheInputsOfCheckpointedRegions).
+  // Together they need less than recomputation alone, which keeps 40 inputs. Offload alone needs no more than the two,
+  // which hold a recomputed block, but moves four times the bytes (see TakesTheInputsOfCheckpointedRegions).
   const Bytes smaller(30 * Blocks::kActivation + testing::bytes_of(model.parameters));
   ASSERT_LT(smaller, limit);
   EXPECT_THROW(losses(true, false, smaller), c10::OutOfMemoryError);

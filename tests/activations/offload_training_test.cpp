@@ -1,4 +1,5 @@
-// What is saved elsewhere is what autograd would have kept: whatever is written after the save, in other processes, in whole models.
+// What is saved elsewhere is what autograd would have kept: whatever is written after the save, in other processes, in
+// whole models.
 
 #include <csignal>
 #include <filesystem>

@@ -164,7 +164,8 @@ TEST(CheckpointPolicy, ComputesAResultAgainThatWasTurnedInPlace) {
   EXPECT_TRUE(same_bits(gradient(true), gradient(false)));
 }
 
-// A write to the mean is part of what is kept, until a write to another result of the same operator, which was read, ends the keeping.
+// A write to the mean is part of what is kept, until a write to another result of the same operator, which was read,
+// ends the keeping.
 TEST(CheckpointPolicy, ComputesAllResultsOfAnOperatorAgainIfOneWasReadBeforeItWasWritten) {
   const auto f = [](const Tensor& h) {
     auto [normal, mean, rstd] = at::native_layer_norm(h.detach(), {4}, {}, {}, 1e-5);

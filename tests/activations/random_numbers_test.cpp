@@ -1,5 +1,5 @@
-// What runs again draws what it drew in the forward: from the default generator, from one of the program's, while other threads draw, and in
-// ways that no operator shows.
+// What runs again draws what it drew in the forward: from the default generator, from one of the program's, while other
+// threads draw, and in ways that no operator shows.
 
 #include <atomic>
 #include <functional>

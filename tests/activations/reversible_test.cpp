@@ -90,9 +90,10 @@ struct Both {
   return ::testing::AssertionSuccess();
 }
 
-// Each of the 2n subtractions leaves an error of at most u = epsilon / 2 of the streams' size, here at most 4 times that of what goes into the
-// normalisations, and each half-block behind it passes errors on with a factor of at most 1 + L, L = 0.5 being a generous Lipschitz constant of
-// torch's initial weights after normalisation. Gradients add the factor 2 n of the layers that read rebuilt values.
+// Each of the 2n subtractions leaves an error of at most u = epsilon / 2 of the streams' size, here at most 4 times
+// that of what goes into the normalisations, and each half-block behind it passes errors on with a factor of at most 1
+// + L, L = 0.5 being a generous Lipschitz constant of torch's initial weights after normalisation. Gradients add the
+// factor 2 n of the layers that read rebuilt values.
 double bound_for(size_t depth, double epsilon) {
   const auto halves = 2.0 * static_cast<double>(depth);
   return halves * halves * 4 * (epsilon / 2) * std::pow(1.5, halves);

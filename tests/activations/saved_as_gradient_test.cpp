@@ -1,5 +1,6 @@
-// A custom Function may return a tensor that it saved as the gradient of another. Autograd takes a gradient that nobody else holds for its own, and adds
-// to it: that must not reach what a policy gives out again, to another node or in another backward pass.
+// A custom Function may return a tensor that it saved as the gradient of another. Autograd takes a gradient that nobody
+// else holds for its own, and adds to it: that must not reach what a policy gives out again, to another node or in
+// another backward pass.
 
 #include <any>
 #include <functional>
@@ -41,7 +42,8 @@ struct Parameters {
   Tensor b = torch::ones({64, 64}, torch::requires_grad());
   Tensor c = torch::ones({64, 64});
 
-  // Backward goes from the last to the first: `a` has the saved tensor for its gradient, to which more is added, before `b` asks for it.
+  // Backward goes from the last to the first: `a` has the saved tensor for its gradient, to which more is added, before
+  // `b` asks for it.
   Tensor loss() const {
     const Tensor factor = c * 3;
     const Tensor first = Times::apply(b, factor);

@@ -196,7 +196,8 @@ TEST(PowerSgd, CarriesEachParametersErrorToWhicheverBucketItIsIn) {
   });
 }
 
-// What a Stepper does in a step, here with a loss of its own: false if one of the ranks ran out of memory, so that all drop it.
+// What a Stepper does in a step, here with a loss of its own: false if one of the ranks ran out of memory, so that all
+// drop it.
 bool makes_step(DataParallel& ddp, torch::nn::Sequential& model, const torch::Tensor& part,
                 FailingAllocation& allocation) {
   model->zero_grad();

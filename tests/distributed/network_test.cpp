@@ -1,5 +1,5 @@
-// Ranks on both ends of a slow link: network namespaces, joined by a pair of virtual interfaces whose speed `tc` limits. Skipped where
-// that is not permitted.
+// Ranks on both ends of a slow link: network namespaces, joined by a pair of virtual interfaces whose speed `tc`
+// limits. Skipped where that is not permitted.
 
 #include <chrono>
 #include <cstdlib>
@@ -103,7 +103,8 @@ int64_t bytes_on_the_wire() {
   return -1;
 }
 
-// A step of 4 micro-batches: `bytes` is what the model says that each of 2 ranks sends in a ring: once the gradients for each all-reduce.
+// A step of 4 micro-batches: `bytes` is what the model says that each of 2 ranks sends in a ring: once the gradients
+// for each all-reduce.
 void expect_step(const std::shared_ptr<ProcessGroup>& group, const CommHook& hook, int loud,
                  int64_t (*bytes)(int64_t)) {
   torch::nn::Linear model(256, 512);
@@ -128,7 +129,8 @@ void expect_step(const std::shared_ptr<ProcessGroup>& group, const CommHook& hoo
   const auto sent = static_cast<double>(bytes_on_the_wire() - before);
   EXPECT_GT(sent, 0.99 * expected);
   EXPECT_LT(sent, 1.2 * expected);
-  // No sooner than the link allows, but for what it lets pass at once; and of that order, whatever else the machine does.
+  // No sooner than the link allows, but for what it lets pass at once; and of that order, whatever else the machine
+  // does.
   EXPECT_GT(seconds, 0.8 * expected / kBytesPerSecond);
   EXPECT_LT(seconds, 10 * expected / kBytesPerSecond);
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Tests with several ranks: the test program starts itself once per rank, with torchrun's variables, to run the same test.
+// Tests with several ranks: the test program starts itself once per rank, with torchrun's variables, to run the same
+// test.
 //
 //   TEST(Group, AddsUp) {
 //     on_ranks(2, [] {
@@ -141,7 +142,8 @@ inline Environment rank_variables(int rank, int size, int port, const Environmen
   return variables;
 }
 
-/// In a rank: runs `body`. In the parent: starts this very test on `size` ranks, `extra[rank]` added to their variables.
+/// In a rank: runs `body`. In the parent: starts this very test on `size` ranks, `extra[rank]` added to their
+/// variables.
 template <class Body>
 void on_ranks(int size, const std::vector<Environment>& extra, int port, Body&& body) {
   if (is_rank()) {

@@ -152,8 +152,8 @@ TEST(ConvertSyncBatchNorm, SaysWhatToWriteWhereItCannotReplace) {
               AllOf(HasSubstr("'norm' is held by a member"), HasSubstr("snug::SyncBatchNorm norm{nullptr};")));
 }
 
-// Three steps of a ResNet on ranks and of one process with the whole batch, in FP64, where what is left is the order of sums. Without
-// `synchronises` it normalises by running statistics.
+// Three steps of a ResNet on ranks and of one process with the whole batch, in FP64, where what is left is the order of
+// sums. Without `synchronises` it normalises by running statistics.
 void expect_resnet_as_one_process(int ranks, bool synchronises, bool checkpoints) {
   on_ranks(ranks, [&] {
     const auto group = init_process_group(quick());
@@ -219,10 +219,11 @@ double largest_difference(const std::vector<torch::Tensor>& a, const std::vector
   return largest;
 }
 
-// In FP32 ranks and one process round differently. Without BatchNorm's derivatives each tensor is within 1e-6. These subtract means from sums
-// whose terms nearly cancel, so that one process alone is further than that from the same step in FP64, in a few tensors: there no two
-// orders of summation agree to 1e-6. So with them the gradient as a whole is within 1e-6, and each tensor is as near to FP64 as one process's
-// tensors are: twice as far at most, over several draws, as which of the two is the luckier is chance.
+// In FP32 ranks and one process round differently. Without BatchNorm's derivatives each tensor is within 1e-6. These
+// subtract means from sums whose terms nearly cancel, so that one process alone is further than that from the same step
+// in FP64, in a few tensors: there no two orders of summation agree to 1e-6. So with them the gradient as a whole is
+// within 1e-6, and each tensor is as near to FP64 as one process's tensors are: twice as far at most, over several
+// draws, as which of the two is the luckier is chance.
 void expect_fp32_as_good_as_one_process(int ranks, bool synchronises) {
   on_ranks(ranks, [&] {
     const auto group = init_process_group(quick());

@@ -119,7 +119,8 @@ TEST(Articles, AnUpdatePerEpochIsOneStepOfTheWholeData) {
 }
 
 // 5
-// Squared error on data that was not trained on, after training to a loss of nothing: 40 examples of a sparse function of 100 inputs.
+// Squared error on data that was not trained on, after training to a loss of nothing: 40 examples of a sparse function
+// of 100 inputs.
 double error_after(int batch, uint64_t seed) {
   torch::manual_seed(seed);
   Tensor truth = torch::zeros({100});

@@ -190,8 +190,8 @@ TEST_F(BadExportedFiles, WithoutAGraphForEvalRefuseEval) {
   EXPECT_TRUE(model->is_training());
 }
 
-// Each field of the graph and of the weights' table is replaced by something else. Most files are refused; the others run, or fail with
-// an exception of an operator.
+// Each field of the graph and of the weights' table is replaced by something else. Most files are refused; the others
+// run, or fail with an exception of an operator.
 TEST_F(BadExportedFiles, WithAnyFieldChangedDoNotCrash) {
   const ExportedCase good("tied");
   const Records records = records_of(good.file);

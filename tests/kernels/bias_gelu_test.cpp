@@ -141,7 +141,8 @@ MemoryReport measured(const std::function<Tensor()>& forward, const Tensor& upst
   return report;
 }
 
-// x is alive anyway, here because the caller holds it. What is left of the forward pass is y; of the composed one also the sum.
+// x is alive anyway, here because the caller holds it. What is left of the forward pass is y; of the composed one also
+// the sum.
 TEST(BiasGelu, HoldsOneActivationLessThanTheComposedFormWhereTheInputStaysAlive) {
   Inputs inputs({128, 64}, torch::kFloat);
   constexpr int64_t kActivation = 128 * 64 * 4;
@@ -180,7 +181,8 @@ TEST(BiasGelu, RefusesWhatDoesNotFitAndNamesIt) {
   EXPECT_THAT(error({}, {}), HasSubstr("x is undefined"));
 }
 
-// On a GPU, against FP64 on the CPU. A gradient may be off by rounding to the dtype, and by FP32's error at the derivative's root.
+// On a GPU, against FP64 on the CPU. A gradient may be off by rounding to the dtype, and by FP32's error at the
+// derivative's root.
 class BiasGeluOnCuda : public ::testing::TestWithParam<c10::ScalarType> {
  protected:
   void SetUp() override {

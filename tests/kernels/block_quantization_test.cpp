@@ -90,8 +90,8 @@ TEST_P(BlockQuantization, KeepsLeastAndGreatestAndWhatLiesOnTheGrid) {
   EXPECT_EQ(round_trip(bits, std::vector<float>(300, 0.0f)), std::vector<float>(300, 0.0f));
 }
 
-// The greatest value's place on the grid may come out a little above the last level, and must not be rounded up from there: once in a
-// million elements.
+// The greatest value's place on the grid may come out a little above the last level, and must not be rounded up from
+// there: once in a million elements.
 TEST_P(BlockQuantization, NeverGoesBeyondTheGreatestValue) {
   const auto levels = static_cast<float>((1 << bits) - 1);
   float width = 1;
@@ -108,8 +108,8 @@ TEST_P(BlockQuantization, NeverGoesBeyondTheGreatestValue) {
   EXPECT_EQ(others, 0);
 }
 
-// The rounding of x has variance f (1 - f) step^2 <= step^2 / 4, so the mean of n has a deviation of at most step / (2 sqrt n). Over 256
-// elements five deviations are passed by chance once in ten thousand runs; the seeds are fixed.
+// The rounding of x has variance f (1 - f) step^2 <= step^2 / 4, so the mean of n has a deviation of at most step / (2
+// sqrt n). Over 256 elements five deviations are passed by chance once in ten thousand runs; the seeds are fixed.
 TEST_P(BlockQuantization, HasTheValueAsItsMeanOverSeeds) {
   constexpr int kSeeds = 4096;
   const auto values = normal_values(256);

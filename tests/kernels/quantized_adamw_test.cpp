@@ -23,7 +23,8 @@ class QuantizedAdamW : public ::testing::TestWithParam<std::string> {
 INSTANTIATE_TEST_SUITE_P(, QuantizedAdamW, ::testing::ValuesIn(detail::simd_targets()),
                          [](const auto& target) { return target.param; });
 
-/// The definition: for each decade the means of neighbouring boundaries, evenly spaced from a tenth of its end to its end.
+/// The definition: for each decade the means of neighbouring boundaries, evenly spaced from a tenth of its end to its
+/// end.
 std::vector<double> map_by_definition(DynamicCode code) {
   std::vector<double> map{0, 1};
   for (int decade = 0; decade < 7; ++decade) {
@@ -326,7 +327,8 @@ TEST_P(QuantizedAdamW, TheLossScaleMayBeLargeOrSmall) {
   }
 }
 
-/// An element whose gradient is 4,000 times smaller than another's in its block, and then ends: how far it goes in steps of lr.
+/// An element whose gradient is 4,000 times smaller than another's in its block, and then ends: how far it goes in
+/// steps of lr.
 double way_of_a_small_gradient() {
   std::vector<float> p(256, 0);
   std::vector<float> g(256, 1);

@@ -120,8 +120,8 @@ class SimpleLog {
   int64_t peak_ = 0;
 };
 
-// Random traffic among 40 addresses. `largest` bounds the size of a block, so a later call can be kept below or sent above
-// the peak of an earlier one.
+// Random traffic among 40 addresses. `largest` bounds the size of a block, so a later call can be kept below or sent
+// above the peak of an earlier one.
 void run(AllocationLog& log, SimpleLog& simple, std::mt19937& random, int events, int64_t largest) {
   for (int i = 0; i < events; ++i) {
     const uintptr_t where = 1 + random() % 40;

@@ -105,8 +105,8 @@ TEST(MemoryMeter, ReleasingWhatWasThereBeforeLowersTheLevelBelowTheStart) {
   EXPECT_EQ(report.outputs, 0);
 }
 
-// Three layers of width 64 on 256 rows. ReLU saves its result, and the next Linear the same tensor: one for each layer. What
-// goes into ReLU is saved by nobody; the input of the first Linear was there before.
+// Three layers of width 64 on 256 rows. ReLU saves its result, and the next Linear the same tensor: one for each layer.
+// What goes into ReLU is saved by nobody; the input of the first Linear was there before.
 struct Chain {
   static constexpr int64_t kRows = 256, kWidth = 64, kLayers = 3;
   static constexpr int64_t kActivation = kRows * kWidth * 4;
@@ -139,8 +139,8 @@ TEST(MemoryMeter, ActivationsOfAnMlpAreWhatOneCountsByHand) {
   EXPECT_EQ(report.before, level - chain.parameter_bytes());
 }
 
-// At the peak, the last Linear goes backward: of its incoming gradient and its outgoing one each a tensor, the gradients of its
-// weight and bias, and what the other layers saved.
+// At the peak, the last Linear goes backward: of its incoming gradient and its outgoing one each a tensor, the
+// gradients of its weight and bias, and what the other layers saved.
 TEST(MemoryMeter, ThePeakOfForwardAndBackwardIsWhatOneCountsByHand) {
   Chain chain;
   MemoryMeter meter;
@@ -308,8 +308,8 @@ TEST(MemoryMeter, SeesWhatSavedTensorHooksKeepInsteadOfTheTensor) {
     loss = chain.model->forward(chain.x).sum();
   }
   make_the_peak_here(meter);
-  // Two casts of each layer's result, as ReLU's and as the next Linear's (the last has no next), one of x, one of each weight but
-  // the first's, whose input needs no gradient.
+  // Two casts of each layer's result, as ReLU's and as the next Linear's (the last has no next), one of x, one of each
+  // weight but the first's, whose input needs no gradient.
   const int64_t half = Chain::kActivation / 2;
   const int64_t weights = (Chain::kLayers - 1) * Chain::kWidth * Chain::kWidth * 2;
   EXPECT_EQ(meter.report().activations, (2 * Chain::kLayers - 1) * half + half + weights);

@@ -38,7 +38,8 @@ TEST(AdamW8bit, TakesStepsCloseToThoseOfAdamW) {
   AdamW reference(q, {.lr = 0.01});
   train(optimizer, p, 1, 30);
   train(reference, q, 1, 30);
-  // The way that they went differs by the error of 8-bit moments, about a tenth in the worst element and less on average.
+  // The way that they went differs by the error of 8-bit moments, about a tenth in the worst element and less on
+  // average.
   const double way = (q[0] - start[0]).norm().item<double>();
   EXPECT_LT((p[0] - q[0]).norm().item<double>(), 0.1 * way);
   EXPECT_GT((p[0] - q[0]).norm().item<double>(), 0) << "it must be quantised at all";

@@ -13,7 +13,8 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
-// AdamW given tensors that do not belong together. Its kernel walks raw memory, so each of these must be an error, and change nothing.
+// AdamW given tensors that do not belong together. Its kernel walks raw memory, so each of these must be an error, and
+// change nothing.
 
 namespace snug::adamw_mismatch_test {
 namespace {

@@ -36,9 +36,10 @@ using TorchOptions = torch::optim::AdamWOptions;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// A step changes a parameter p by three roundings (decay, update, their order may differ) of at most u |p| each and by an update that
-// both compute from the same numbers in about 20 operations, so to within 20 u of its size, which is at most 2 lr for these gradients;
-// u = 2^-24, |p| < 4, lr = 0.01. Moments do not depend on the parameters, so errors add up and do not feed back.
+// A step changes a parameter p by three roundings (decay, update, their order may differ) of at most u |p| each and by
+// an update that both compute from the same numbers in about 20 operations, so to within 20 u of its size, which is at
+// most 2 lr for these gradients; u = 2^-24, |p| < 4, lr = 0.01. Moments do not depend on the parameters, so errors add
+// up and do not feed back.
 TEST(AdamW, EqualsTorchsAdamWOverFiftySteps) {
   auto mine = random_parameters();
   auto theirs = random_parameters();
@@ -92,7 +93,8 @@ TEST(AdamW, EqualsTorchsAdamWInDoublePrecisionToThirteenDigits) {
 }
 
 TEST(AdamW, FirstStepIsWhatOneComputesByHand) {
-  // m = (1 - b1) g, v = (1 - b2) g^2, both corrected by their factor: the update is lr g / (|g| + eps), after the decay.
+  // m = (1 - b1) g, v = (1 - b2) g^2, both corrected by their factor: the update is lr g / (|g| + eps), after the
+  // decay.
   const Tensor p = torch::tensor({1.0, -2.0}, torch::kDouble).requires_grad_();
   AdamW optimizer({p}, {.lr = 0.5, .eps = 0.25, .weight_decay = 0.1});
   p.mutable_grad() = torch::tensor({3.0, -0.25}, torch::kDouble);
@@ -203,7 +205,8 @@ TEST(AdamW, UpdatesFloatAndDoubleParametersOfOneGroup) {
   }
 }
 
-// Autograd finds a weight that changed between forward and backward by its version, which the kernel does not count up by itself.
+// Autograd finds a weight that changed between forward and backward by its version, which the kernel does not count up
+// by itself.
 TEST(AdamW, AStepBetweenForwardAndBackwardIsAnErrorInBackward) {
   const Tensor p = torch::ones({3}, torch::requires_grad());
   AdamW optimizer({p});

@@ -55,8 +55,8 @@ TEST(ClipGradNorm, LeavesSmallGradientsToTheBit) {
   EXPECT_TRUE(same_bits(gradients_of(p), before));
 }
 
-// The norm of n numbers in FP32 is within about n u of the exact one in any order of summation, u = 2^-24; so are both coefficients, and
-// their products round once more.
+// The norm of n numbers in FP32 is within about n u of the exact one in any order of summation, u = 2^-24; so are both
+// coefficients, and their products round once more.
 TEST(ClipGradNorm, EqualsTorchsClipping) {
   for (const double norm_type : {2.0, 1.0, 3.0, kInf}) {
     const auto mine = random_parameters();

@@ -265,8 +265,8 @@ TEST(Ema, RefusesDecaysAndParametersThatAreNone) {
   EXPECT_THAT(error_of<ConfigError>([&] { Ema({Tensor()}); }), HasSubstr("parameter 0 is undefined"));
 }
 
-/// Weights, averages and learning rate after six updates, with steps between them that overflow. Those are gated as the headers of
-/// Ema and LrSchedule show, or not at all.
+/// Weights, averages and learning rate after six updates, with steps between them that overflow. Those are gated as the
+/// headers of Ema and LrSchedule show, or not at all.
 std::vector<Tensor> six_updates(bool with_overflows, bool gated = true) {
   const auto p = testing::random_parameters();
   AdamW optimizer(p);

@@ -11,7 +11,8 @@
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
-// AdamW for 16-bit parameters: with masters it is the FP32 AdamW, rounded; with stochastic rounding it is so on average.
+// AdamW for 16-bit parameters: with masters it is the FP32 AdamW, rounded; with stochastic rounding it is so on
+// average.
 
 namespace snug::low_precision_adamw_test {
 namespace {
@@ -103,7 +104,8 @@ TEST(StochasticRounding, MovesByTheUpdateOnAverage) {
     optimizer.step();
   }
   const Tensor end = p.detach().to(torch::kDouble);
-  // Each of 16384 walks of 100 steps has a variance of at most 100 * (2^-8)^2 / 4, so the mean one of 1.5e-4 at most; 5 sigma.
+  // Each of 16384 walks of 100 steps has a variance of at most 100 * (2^-8)^2 / 4, so the mean one of 1.5e-4 at most; 5
+  // sigma.
   EXPECT_NEAR(end.mean().item<double>(), 0.9, 8e-4);
   EXPECT_GT(end.std().item<double>(), 1e-3) << "they must not all have been rounded alike";
 }

@@ -3,8 +3,8 @@
 // usage: autocast_tool CALLS bfloat16|float16 [fp32_reductions]
 //        autocast_tool --fp32-reductions: the operators that this option adds to those that LibTorch has a kernel of CPU autocast for
 //
-// CALLS is a file of torch.save: a tuple of (name, overload, (argument, ...)), all arguments of the schema in order. One line of answer
-// per call: the types of the outputs, or "error MESSAGE".
+// CALLS is a file of torch.save: a tuple of (name, overload, (argument, ...)), all arguments of the schema in order.
+// One line of answer per call: the types of the outputs, or "error MESSAGE".
 
 #include <fstream>
 #include <iostream>

@@ -1,5 +1,6 @@
-// Scaler, optimizers and clipping driven line by line, so that a script can do the same in Python and compare. One command per
-// line of stdin, one answer per line of stdout: "ok ..." or "error MESSAGE". Floats go as the eight hex digits of their bits.
+// Scaler, optimizers and clipping driven line by line, so that a script can do the same in Python and compare. One
+// command per line of stdin, one answer per line of stdout: "ok ..." or "error MESSAGE". Floats go as the eight hex
+// digits of their bits.
 //
 //   param BITS...               a new parameter with these values               ok INDEX
 //   matrix ROWS COLUMNS BITS...                                                  ok INDEX

@@ -1,5 +1,6 @@
-// The schedule, clipping by value and Ema driven line by line, so that a script can compare them with Python. One command
-// per line of stdin, one answer per line of stdout. Floats go as hexadecimal (the strtod and float.hex notation), so none is rounded.
+// The schedule, clipping by value and Ema driven line by line, so that a script can compare them with Python. One
+// command per line of stdin, one answer per line of stdout. Floats go as hexadecimal (the strtod and float.hex
+// notation), so none is rounded.
 //
 //   cosine PEAK WARMUP TOTAL FLOOR STEPS                    the rates of steps 0 to STEPS - 1
 //   clip VALUE GRADIENT...                                  the clipped gradient

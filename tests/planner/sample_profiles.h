@@ -54,7 +54,8 @@ class ProfileBuilder {
   // The operator before has parameters, whose gradient its backward step makes and leaves.
   void parameters(int64_t bytes) { parameters_.back() = bytes; }
 
-  // Backward: each operator takes twice its time, and a gradient of the bytes of its first result lives during the next step.
+  // Backward: each operator takes twice its time, and a gradient of the bytes of its first result lives during the next
+  // step.
   StepProfile finish() {
     const int ops = static_cast<int>(profile_.operators.size());
     for (int i = 0; i < ops; ++i) {
@@ -96,7 +97,8 @@ class ProfileBuilder {
   std::vector<int64_t> parameters_;
 };
 
-// A chain of equal operators that save their inputs: with a tenth of the bytes its parts have to be rebuilt over several levels.
+// A chain of equal operators that save their inputs: with a tenth of the bytes its parts have to be rebuilt over
+// several levels.
 inline StepProfile deep_chain(int length, int random_every = 0) {
   ProfileBuilder builder;
   int x = builder.external(16);
@@ -162,8 +164,8 @@ inline StepProfile measured_again(StepProfile profile, uint32_t seed) {
   return profile;
 }
 
-// Batch 4 x 256 tokens, d = 256, FP32, 8 heads. A unit of time is a matmul of 1024 x 256 x 256; the others as measured on two cores
-// (GELU by erf: by tanh LibTorch takes 1.9).
+// Batch 4 x 256 tokens, d = 256, FP32, 8 heads. A unit of time is a matmul of 1024 x 256 x 256; the others as measured
+// on two cores (GELU by erf: by tanh LibTorch takes 1.9).
 inline StepProfile gpt_profile(int blocks) {
   constexpr int64_t kWidth = int64_t{1} << 20;
   constexpr int64_t kMatrix = int64_t{1} << 18;

@@ -38,8 +38,9 @@ std::vector<plan::Stays> plans_of(const Segments& segments) {
 
 constexpr double kNever = 1e9;
 
-// The least seconds of a deep_chain beyond a plain step, by Rotor's recurrence for equal blocks, written down once more: `length` operators whose
-// input is there, within so many storages; the last one of the step is loss and has no gradient of its own.
+// The least seconds of a deep_chain beyond a plain step, by Rotor's recurrence for equal blocks, written down once
+// more: `length` operators whose input is there, within so many storages; the last one of the step is loss and has no
+// gradient of its own.
 class Recurrence {
  public:
   double seconds(int length, int storages, bool is_end) {
@@ -80,7 +81,8 @@ TEST(SegmentTable, IsAsFastAsTheRecurrenceForADeepChain) {
     ASSERT_TRUE(plan.has_value()) << storages;
     const Simulation run = simulator.run(*plan);
     ASSERT_EQ(run.impossible, -1);
-    // The recurrence counts no input of the first operator: it is external here, too. Slots round by less than one storage.
+    // The recurrence counts no input of the first operator: it is external here, too. Slots round by less than one
+    // storage.
     EXPECT_LE(run.peak_bytes, 16 * (storages + 1)) << storages;
     EXPECT_LE(run.seconds - plain, recurrence.seconds(kLength, storages - 1, true) + 1e-9) << storages;
   }
@@ -122,7 +124,8 @@ TEST(SegmentTable, HasPossiblePlansOnlyWhateverIsRandomOrPinned) {
   }
 }
 
-// A buffer is written between two operators that read it: the first one never runs again, so what it made, and needs, stays.
+// A buffer is written between two operators that read it: the first one never runs again, so what it made, and needs,
+// stays.
 TEST(SegmentTable, KeepsWhatReadAnOlderVersionOfAStorageFromOutside) {
   ProfileBuilder builder;
   const int buffer = builder.external(8);
@@ -233,8 +236,8 @@ TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {
 
 TEST(Segments, AreNoneOfAProfileWithoutOperators) { EXPECT_EQ(cut(StepSimulator(StepProfile{}), 10).count(), 0); }
 
-// A loop: each round reads the features, its state, and leaves an output that only the end of the step reads. So each cut is crossed by the
-// features and by as many outputs as there were rounds.
+// A loop: each round reads the features, its state, and leaves an output that only the end of the step reads. So each
+// cut is crossed by the features and by as many outputs as there were rounds.
 StepProfile loop(int rounds) {
   ProfileBuilder builder;
   const int input = builder.external(400);

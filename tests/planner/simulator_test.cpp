@@ -24,8 +24,8 @@ using testing::random_profile;
 
 size_t at(int index) { return static_cast<size_t>(index); }
 
-// Runs a step on buffers that hold a hash of how they were computed. What stays is decided by looking at all that is still to
-// come, afresh each time.
+// Runs a step on buffers that hold a hash of how they were computed. What stays is decided by looking at all that is
+// still to come, afresh each time.
 class Executor {
  public:
   Executor(const StepProfile& profile, const Stays& plan, const std::vector<Replay>& replays)

@@ -28,7 +28,8 @@ int64_t percent(int64_t bytes, int share) { return bytes * share / 100; }
 
 const RematPlan* plan_of(const PlanAnswer& answer) { return std::get_if<RematPlan>(&answer); }
 
-// Compares what the solver finds with the best plan, within a budget that depends on the seed: `look(best, found, budget)` where there are plans.
+// Compares what the solver finds with the best plan, within a budget that depends on the seed: `look(best, found,
+// budget)` where there are plans.
 template <class Look>
 void compare_with_best(const StepSimulator& simulator, uint32_t seed, const Look& look) {
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -187,8 +188,9 @@ TEST(PlanSolver, SearchesNoFurtherForASmallestPlanThanTheBound) {
   EXPECT_LT(static_cast<double>(all), 1.5 * static_cast<double>(one_search));
 }
 
-// How near the search comes to its bound where bytes and times are those of sample_profiles.h: uniform, as no machine measures them. What plans of a real
-// GPT take is measured by benchmarks only. Shares are of the activation peak: the rise during the step less all gradients.
+// How near the search comes to its bound where bytes and times are those of sample_profiles.h: uniform, as no machine
+// measures them. What plans of a real GPT take is measured by benchmarks only. Shares are of the activation peak: the
+// rise during the step less all gradients.
 TEST(PlanSolver, ComesWithinAPercentOfItsBoundOnAMadeUpProfileAndIsTheSameEachTime) {
   struct Row {
     int share;

@@ -23,8 +23,8 @@ const AblationRun& fp32_run() {
   return run;
 }
 
-// Every loss is within a hundred roundings of FP32's: 2^-11 of each value in FP16, 2^-8 in BF16, and training amplifies it no more than that
-// here.
+// Every loss is within a hundred roundings of FP32's: 2^-11 of each value in FP16, 2^-8 in BF16, and training amplifies
+// it no more than that here.
 void expect_curve_of_fp32(const AblationRun& run, c10::ScalarType dtype) {
   const double rounding = std::ldexp(1.0, dtype == torch::kHalf ? -11 : -8);
   for (size_t step = 0; step < run.losses.size(); ++step) {
@@ -56,7 +56,8 @@ TEST(PrecisionAblation, LossScalingBringsTheGradientsBack) {
   EXPECT_LT(scaled.gradient_error, 0.01);
 }
 
-// A sum of FP16 numbers in FP16 rounds once a summand, one in FP32 hardly at all: what is left is the rounding of the summands.
+// A sum of FP16 numbers in FP16 rounds once a summand, one in FP32 hardly at all: what is left is the rounding of the
+// summands.
 TEST(PrecisionAblation, Fp32AccumulationKeepsAnErrorThatGrowsWithTheNumberOfMicroBatchesIfSummedInFp16) {
   const auto errors = [](int64_t micro_batch) {
     return std::pair{train_ablation(testing::kScaling, 1, torch::kCPU, micro_batch).gradient_error,
@@ -101,8 +102,8 @@ TEST(PrecisionAblation, HoldsOnCudaToo) {
   }
 }
 
-// The chain rule is linear in the loss: one factor at the end is the same factor in every layer, exactly so for a power of two. That is why
-// the loss is scaled and not each layer.
+// The chain rule is linear in the loss: one factor at the end is the same factor in every layer, exactly so for a power
+// of two. That is why the loss is scaled and not each layer.
 TEST(PrecisionAblation, ScalingTheLossScalesEveryLayersGradientByExactlyThat) {
   const auto gradients = [](double scale) {
     torch::manual_seed(1);

@@ -1,4 +1,5 @@
-// Where many numbers become one, FP32 is needed: every operator here is compared with the same in FP64, on every device there is.
+// Where many numbers become one, FP32 is needed: every operator here is compared with the same in FP64, on every device
+// there is.
 
 #include <cmath>
 #include <functional>
@@ -53,8 +54,8 @@ std::vector<c10::DeviceType> devices() {
 
 double rounding_of(c10::ScalarType dtype) { return std::ldexp(1.0, dtype == kBFloat16 ? -8 : -11); }
 
-// LibTorch's matrix products sum in FP32 also where inputs and output are 16-bit, on CUDA if told so: what is left is the rounding of the
-// result.
+// LibTorch's matrix products sum in FP32 also where inputs and output are 16-bit, on CUDA if told so: what is left is
+// the rounding of the result.
 TEST(LongDotProduct, AsA16BitMatrixProductIsWithinOneRounding) {
   accumulate_matmuls_in_fp32();
   for (const auto device : devices()) {
@@ -92,7 +93,8 @@ TEST_P(AccumulatesInFp32, WithinFp32RoundingOfFp64UnderAutocast) {
   }
 }
 
-// Without it, FP32 numbers are summed in FP32; 16-bit ones as well, but what each operator gives is rounded: some of these take three.
+// Without it, FP32 numbers are summed in FP32; 16-bit ones as well, but what each operator gives is rounded: some of
+// these take three.
 TEST_P(AccumulatesInFp32, WithinTheRoundingsOfItsResultsOfFp64WithoutAutocast) {
   for (const auto device : devices()) {
     for (const auto dtype : {torch::kFloat, kBFloat16, kHalf}) {

@@ -224,7 +224,8 @@ TEST(AutocastCache, WouldBeStaleAfterAStepOfAnOptimizerThatDoesNotClearIt) {
   EXPECT_EQ(w.product(), 4.0f) << "LibTorch no longer gives the stale cast: need AdamW clear the cache?";
 }
 
-// A cast made where gradients are off has no history: a later use of it must not lose the weight's gradient (pytorch/pytorch#112583).
+// A cast made where gradients are off has no history: a later use of it must not lose the weight's gradient
+// (pytorch/pytorch#112583).
 TEST(AutocastCache, AWeightFirstUsedWithoutGradientsStillGetsItsGradient) {
   Weight w;
   const Autocast autocast(kCPU, kBFloat16);

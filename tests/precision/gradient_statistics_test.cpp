@@ -76,7 +76,8 @@ TEST(LostUpdates, AreThoseThatDoNotMoveA16BitWeight) {
   }
 }
 
-// What a user sees who trains in BF16 without masters (pytorch/pytorch#120376): a learning rate of 1e-3 does nothing to a weight of 1.
+// What a user sees who trains in BF16 without masters (pytorch/pytorch#120376): a learning rate of 1e-3 does nothing to
+// a weight of 1.
 TEST(LostUpdates, AreAllOfThemWherePlainBf16TrainingStalls) {
   Tensor weight = torch::ones({8}, torch::kBFloat16).requires_grad_();
   torch::optim::SGD optimizer(std::vector{weight}, torch::optim::SGDOptions(1e-3));

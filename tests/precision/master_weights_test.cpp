@@ -15,7 +15,8 @@ using ::testing::HasSubstr;
 using testing::same_bits;
 using torch::Tensor;
 
-// A weight of 1 in BF16 does not move by steps of 1e-3, which are below half of its last place (1/256): "pure" training stands still.
+// A weight of 1 in BF16 does not move by steps of 1e-3, which are below half of its last place (1/256): "pure" training
+// stands still.
 TEST(MasterWeights, AddUpStepsThatAreTooSmallForTheWeightItself) {
   const auto train = [](bool with_masters) {
     const Tensor weight = torch::ones({4}, torch::kBFloat16).requires_grad_();

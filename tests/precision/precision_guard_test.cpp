@@ -34,7 +34,8 @@ TEST(PrecisionGuard, MovesOnlyWhatPersists) {
   EXPECT_FALSE(guard.is_full("b"));
 }
 
-// Backward carries an infinity from b into a and the rest. Only b is to blame; and if b in FP32 is no cure, the one before it.
+// Backward carries an infinity from b into a and the rest. Only b is to blame; and if b in FP32 is no cure, the one
+// before it.
 TEST(PrecisionGuard, BlamesTheLastRegionThatIsNotInFp32Yet) {
   PrecisionGuard guard({.patience = 1, .stay = 100});
   EXPECT_THAT(guard.observe(step(kBad, kBad, kBad)), ElementsAre(HasSubstr("'b'")));

@@ -1,5 +1,5 @@
-// Parameters that the forward pass itself makes or writes. Planning calls it several times: some it puts back, others it
-// refuses.
+// Parameters that the forward pass itself makes or writes. Planning calls it several times: some it puts back, others
+// it refuses.
 
 #include <functional>
 #include <string>

@@ -1,5 +1,5 @@
-// Rematerialize: graphs that are gone through twice or on another thread, operators on lists and with generators of their own; profiles and plans
-// made where plain training does not fit.
+// Rematerialize: graphs that are gone through twice or on another thread, operators on lists and with generators of
+// their own; profiles and plans made where plain training does not fit.
 
 #include <algorithm>
 #include <optional>
@@ -56,8 +56,8 @@ TEST(Rematerialize, GoesBackwardOnAnotherThread) {
   EXPECT_TRUE(same_bits(gradients(model, step, plan, elsewhere), gradients(model, step, std::nullopt, elsewhere)));
 }
 
-// The gradient of `weight` after a step of `forward`, plainly and under the most frugal plan; that operators ran again, and
-// the peak that was predicted.
+// The gradient of `weight` after a step of `forward`, plainly and under the most frugal plan; that operators ran again,
+// and the peak that was predicted.
 void expect_plain_gradient(Tensor weight, const std::function<Tensor()>& forward) {
   const auto gradient = [&](const std::optional<ActivationPlan>& plan) {
     weight.mutable_grad() = Tensor();

@@ -254,7 +254,8 @@ struct ThrowingStore final : detail::OffloadStore {
   OffloadReport transfers() const override { return {}; }
 };
 
-// A step whose masks cannot be made again, under a plan that offloads all that backward needs, to a store that is given.
+// A step whose masks cannot be made again, under a plan that offloads all that backward needs, to a store that is
+// given.
 class OffloadedStep {
  public:
   explicit OffloadedStep(Stay way) : way_(way) {}

@@ -1,5 +1,5 @@
-// Rematerialize: for any model and any budget that is feasible, the step has the bits of plain training, and memory rises exactly as far as
-// was predicted.
+// Rematerialize: for any model and any budget that is feasible, the step has the bits of plain training, and memory
+// rises exactly as far as was predicted.
 
 #include "snug/remat/rematerialize.h"
 
@@ -99,7 +99,8 @@ struct Chain {
   }
 };
 
-// Under the most frugal plan for `profiled`, `trained` has the gradients that it has without one. Returns what the scope noticed.
+// Under the most frugal plan for `profiled`, `trained` has the gradients that it has without one. Returns what the
+// scope noticed.
 std::string expect_plain_gradients(Chain& chain, const std::function<Tensor()>& profiled,
                                    const std::function<Tensor()>& trained) {
   trained().backward();

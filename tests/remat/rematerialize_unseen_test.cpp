@@ -1,5 +1,6 @@
-// Rematerialize: values that operators do not explain. Writes through pointers, memory that the program lends, storages that are exchanged, tensors
-// that are filled after autograd saved them, buffers that another branch writes; and memory that no allocator counts.
+// Rematerialize: values that operators do not explain. Writes through pointers, memory that the program lends, storages
+// that are exchanged, tensors that are filled after autograd saved them, buffers that another branch writes; and memory
+// that no allocator counts.
 
 #include <algorithm>
 #include <array>
@@ -396,8 +397,8 @@ TEST(Rematerialize, CountsNoBytesThatNoAllocatorGave) {
   EXPECT_EQ(meter.report().peak_bytes, plan.predicted_peak_bytes);
 }
 
-// The pass inside asks for its input. That stays for it, whether it can be made again, as random numbers can, or not, as
-// what is read from memory that the program lends; and plans count on it.
+// The pass inside asks for its input. That stays for it, whether it can be made again, as random numbers can, or not,
+// as what is read from memory that the program lends; and plans count on it.
 void expect_within_the_plan(const std::function<Tensor()>& make_input) {
   const testing::OneThread scratch_of_several_threads_overlaps_by_chance;
   torch::manual_seed(1);

@@ -23,7 +23,8 @@ using testing::FileSizeLimit;
 using testing::NullFileSystem;
 using testing::TemporaryFolder;
 
-// CRC-32C by the polynomial as it is written, the highest power first, on bits that are turned around: another way than the library's.
+// CRC-32C by the polynomial as it is written, the highest power first, on bits that are turned around: another way than
+// the library's.
 uint32_t checksum(std::string_view bytes) {
   uint64_t remainder = 0xffffffff;
   for (const char letter : bytes) {

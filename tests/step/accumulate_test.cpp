@@ -88,8 +88,8 @@ Outcome by_stepper(Tail tail, bool of_means) {
   return outcome;
 }
 
-// A window's provisional divisor and its correction round a few times more than the division by hand: five steps of lr 0.1, each with a
-// relative error of the gradient below 10 u = 6e-7.
+// A window's provisional divisor and its correction round a few times more than the division by hand: five steps of lr
+// 0.1, each with a relative error of the gradient below 10 u = 6e-7.
 constexpr double kRounding = 1e-6;
 
 class AccumulateTails : public ::testing::TestWithParam<bool> {};

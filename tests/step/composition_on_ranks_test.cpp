@@ -1,6 +1,7 @@
-// composition_test.cpp on two ranks: precision x what is kept for backward x split x dropout, BatchNorm and freezing. The reference is a loop written
-// by hand that plays both ranks one after the other, with the same parts and seeds; only for BatchNorm over all ranks it is one process with
-// the whole batch. Then all that holds or sends gradients, with freezing.
+// composition_test.cpp on two ranks: precision x what is kept for backward x split x dropout, BatchNorm and freezing.
+// The reference is a loop written by hand that plays both ranks one after the other, with the same parts and seeds;
+// only for BatchNorm over all ranks it is one process with the whole batch. Then all that holds or sends gradients,
+// with freezing.
 
 #include <array>
 #include <functional>

@@ -1,5 +1,6 @@
-// composition_test.cpp with BatchNorm, and with activations kept as a plan for a memory_budget has it: precision x what is kept for backward x split
-// x dropout and BatchNorm. The reference is a loop written by hand over the same parts with the same seeds.
+// composition_test.cpp with BatchNorm, and with activations kept as a plan for a memory_budget has it: precision x what
+// is kept for backward x split x dropout and BatchNorm. The reference is a loop written by hand over the same parts
+// with the same seeds.
 
 #include <optional>
 #include <string>

@@ -153,7 +153,8 @@ TEST(StepperOnRanks, AccumulatesAndSendsWithTheLastOrAtTheFlush) {
   });
 }
 
-// The parameters after three steps with 16-bit weights, of a batch that is shared out, or alone where there is no group.
+// The parameters after three steps with 16-bit weights, of a batch that is shared out, or alone where there is no
+// group.
 template <class Forward>
 std::vector<torch::Tensor> after_low_steps(const std::shared_ptr<ProcessGroup>& group, torch::nn::Sequential model,
                                            int64_t micro_batch, const Forward& forward) {

@@ -1,7 +1,8 @@
 #include "snug/optim/clip.h"
 #include "tests/step/ranked_training.h"
 
-// Parameters that are frozen and unfrozen between steps; all compositions of that are in composition_test.cpp and composition_on_ranks_test.cpp.
+// Parameters that are frozen and unfrozen between steps; all compositions of that are in composition_test.cpp and
+// composition_on_ranks_test.cpp.
 
 namespace snug::freezing_test {
 namespace {

@@ -8,7 +8,8 @@
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
-// Weights::Low, the classic flow of mixed precision: 16-bit weights, forward and backward; FP32 gradients, masters and update.
+// Weights::Low, the classic flow of mixed precision: 16-bit weights, forward and backward; FP32 gradients, masters and
+// update.
 
 namespace snug::low_weights_test {
 namespace {

@@ -100,7 +100,8 @@ inline StateDict with_micro_batch(StateDict state, int64_t from, int64_t to) {
   return state;
 }
 
-// What a step of plain training takes in all, once the optimizer has its state, above what is alive without the PlannedTraining.
+// What a step of plain training takes in all, once the optimizer has its state, above what is alive without the
+// PlannedTraining.
 inline int64_t plain_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make,
                            c10::Device device = torch::kCPU) {
   const int64_t before = live(device);
@@ -109,7 +110,8 @@ inline int64_t plain_bytes(const Batch& batch, StepperOptions options, const std
   return plain.step(batch).peak_bytes - before;
 }
 
-// The smallest budget for a step of the batch, in micro-batches of any size, above what is alive without the PlannedTraining.
+// The smallest budget for a step of the batch, in micro-batches of any size, above what is alive without the
+// PlannedTraining.
 inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make,
                               c10::Device device = torch::kCPU) {
   const int64_t before = live(device);

@@ -1,4 +1,5 @@
-// A memory_budget on several ranks: they split their shares alike, and stop together. What they make again is in ranks_repeat_step_test.cpp.
+// A memory_budget on several ranks: they split their shares alike, and stop together. What they make again is in
+// ranks_repeat_step_test.cpp.
 
 #include <algorithm>
 #include <string>

@@ -89,7 +89,8 @@ TEST(StepperPlan, LeavesStateInABufferAsItWas) {
             losses_of_carry(/*is_in_buffer=*/true, Bytes::unlimited()));
 }
 
-// Scales its result to unit variance, by a parameter that the first batch sets, as in Glow, or gives its memory, as in lazy modules.
+// Scales its result to unit variance, by a parameter that the first batch sets, as in Glow, or gives its memory, as in
+// lazy modules.
 struct SetByFirstBatchImpl : torch::nn::Module {
   explicit SetByFirstBatchImpl(bool lazy) : is_lazy(lazy) {
     layer = register_module("layer", torch::nn::Linear(kWidth, kWidth));

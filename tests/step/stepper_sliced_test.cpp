@@ -111,7 +111,8 @@ TEST(StepperSliced, HasTheBitsOfTheWholeWhereNothingIsSummedOverSlices) {
   EXPECT_EQ(plain.step(batch).loss(), result.loss()) << "a point's features do not depend on the others";
   const auto parameters = run.model->parameters(), expected = plain.model->parameters();
   for (size_t i = 0; i < expected.size(); ++i) {
-    // Each feature's largest point gives the gradient, so there is one term in each sum: nothing rounds in another order.
+    // Each feature's largest point gives the gradient, so there is one term in each sum: nothing rounds in another
+    // order.
     EXPECT_TRUE(same_bits(parameters[i], expected[i])) << i;
   }
 }

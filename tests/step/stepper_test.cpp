@@ -82,9 +82,10 @@ TEST(StepperBits, OfOneMicroBatchAreThoseOfThePlainLoopWithAutocastAndClippingTo
   }
 }
 
-// Each of the 100 gradients is a sum of at most 12 * 2 products' terms in another order. A sum of n terms carries a relative error of at
-// most (n - 1) u of the sum of magnitudes, u = 2^-24 (Higham 2002, section 4.2): here 2.8e-6 for both orders together. The weights
-// move by at most lr = 0.1 times that per step, and gradient descent on this small problem does not amplify: 100 * 0.1 * 2.8e-6.
+// Each of the 100 gradients is a sum of at most 12 * 2 products' terms in another order. A sum of n terms carries a
+// relative error of at most (n - 1) u of the sum of magnitudes, u = 2^-24 (Higham 2002, section 4.2): here 2.8e-6 for
+// both orders together. The weights move by at most lr = 0.1 times that per step, and gradient descent on this small
+// problem does not amplify: 100 * 0.1 * 2.8e-6.
 TEST(Stepper, SplitsEqualTheFullBatchAfter100StepsOfSgd) {
   const Batch batch = tiny_batch(12);
   SgdTraining whole;

@@ -1,6 +1,7 @@
 #pragma once
-// Another thread that draws from the default generator at the worst moments, as a data loader does by chance: right before and right after each
-// random operator, or each operator, of the thread that makes this. The same numbers come out in each run.
+// Another thread that draws from the default generator at the worst moments, as a data loader does by chance: right
+// before and right after each random operator, or each operator, of the thread that makes this. The same numbers come
+// out in each run.
 
 #include <thread>
 #include <utility>

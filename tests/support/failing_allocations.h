@@ -43,7 +43,8 @@ class FailingAllocation {
   /// Whether it failed while it was armed. The call may have gone on all the same.
   bool has_failed() const { return has_failed_; }
 
-  /// Makes the call with the allocation armed. True if the call threw `Thrown`, which nothing but the failure may cause.
+  /// Makes the call with the allocation armed. True if the call threw `Thrown`, which nothing but the failure may
+  /// cause.
   template <class Thrown = c10::OutOfMemoryError, class Call>
   bool stops(Call&& call) {
     bool is_stopped = false;
@@ -72,8 +73,8 @@ struct AllocationSweep {
   c10::DeviceType device = c10::DeviceType::CPU;
 };
 
-/// Calls round(allocation) for the first allocation, the second and so on, up to the first round in which it does not fail.
-/// Stops at the first failure of the test. Returns the number of allocations that failed.
+/// Calls round(allocation) for the first allocation, the second and so on, up to the first round in which it does not
+/// fail. Stops at the first failure of the test. Returns the number of allocations that failed.
 template <class Round>
 int64_t for_each_failing_allocation(const AllocationSweep& sweep, Round&& round) {
   constexpr int64_t kAtMost = 5000;

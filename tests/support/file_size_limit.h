@@ -1,5 +1,6 @@
 #pragma once
-// FileSizeLimit: while it lives, no file of this process can grow beyond a number of bytes, as on a full disk: a write is cut off there.
+// FileSizeLimit: while it lives, no file of this process can grow beyond a number of bytes, as on a full disk: a write
+// is cut off there.
 //
 //   const FileSizeLimit limit(log_size + 20);
 //   EXPECT_THROW(log.write(record), Error);

@@ -1,5 +1,6 @@
 #pragma once
-// Which parameters of a small model are frozen in which step: none, some, the same, others of which one was trained before, none.
+// Which parameters of a small model are frozen in which step: none, some, the same, others of which one was trained
+// before, none.
 
 #include <algorithm>
 #include <cstddef>

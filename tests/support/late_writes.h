@@ -1,5 +1,6 @@
 #pragma once
-// Small models that write to memory after autograd has saved it, in ways that autograd does not count: what is saved has these writes, too.
+// Small models that write to memory after autograd has saved it, in ways that autograd does not count: what is saved
+// has these writes, too.
 //
 //   for (const LateWrites& model : late_writes()) {
 //     torch::manual_seed(1);
@@ -21,8 +22,8 @@ struct LateWrites {
   std::function<torch::Tensor()> loss;  ///< draws random numbers
 };
 
-/// Recurrent layers, whose cells write the parts of one unsafe_chunk one after the other, each with a counter of its own; RReLU, whose noise is
-/// saved before its kernel fills it; and writes through data().
+/// Recurrent layers, whose cells write the parts of one unsafe_chunk one after the other, each with a counter of its
+/// own; RReLU, whose noise is saved before its kernel fills it; and writes through data().
 inline std::vector<LateWrites> late_writes() {
   namespace nn = torch::nn;
   using torch::Tensor;

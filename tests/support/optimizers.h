@@ -23,7 +23,8 @@ inline std::vector<torch::Tensor> random_parameters(c10::ScalarType dtype = torc
           torch::randn({}).to(dtype).requires_grad_()};
 }
 
-/// Tensors that threads share, smaller ones, and one that does not lie in the order of its dimensions; with gradients in the parameters' own order.
+/// Tensors that threads share, smaller ones, and one that does not lie in the order of its dimensions; with gradients
+/// in the parameters' own order.
 inline std::vector<torch::Tensor> large_parameters() {
   torch::manual_seed(5);
   std::vector<torch::Tensor> parameters{torch::randn({100'003}), torch::randn({7}), torch::randn({3, 33'000}),

@@ -1,6 +1,6 @@
 #pragma once
-// The recipe of mixed precision, added up ingredient by ingredient on a small regression: what each is for, in numbers. Used by a test and
-// by benchmarks/precision_ablation.cpp.
+// The recipe of mixed precision, added up ingredient by ingredient on a small regression: what each is for, in numbers.
+// Used by a test and by benchmarks/precision_ablation.cpp.
 
 #include <array>
 #include <cmath>
@@ -51,8 +51,9 @@ inline torch::nn::Sequential ablation_model() {
                                torch::nn::Tanh(), torch::nn::Linear(48, 1));
 }
 
-/// The loss of some of the items: output and target are multiplied with c = 2^-8, so the gradients are 2^-16 times what they would be:
-/// small, as those of many losses are. The learning rate makes up for it, so in exact arithmetic c does not matter.
+/// The loss of some of the items: output and target are multiplied with c = 2^-8, so the gradients are 2^-16 times what
+/// they would be: small, as those of many losses are. The learning rate makes up for it, so in exact arithmetic c does
+/// not matter.
 inline constexpr double kAblationC = 1.0 / 256;
 inline torch::Tensor ablation_loss(const torch::Tensor& out, const torch::Tensor& target, double items) {
   return (out * kAblationC - (target * kAblationC).to(out.scalar_type())).square().sum() / items;

@@ -1,6 +1,6 @@
 #pragma once
-// The blocks of which random_model.cpp makes models. Each registers its modules with a Build and gives back a function that keeps
-// the shape of what it takes: [batch, time, width], or [batch, width, side, side] for pictures.
+// The blocks of which random_model.cpp makes models. Each registers its modules with a Build and gives back a function
+// that keeps the shape of what it takes: [batch, time, width], or [batch, width, side, side] for pictures.
 
 #include <cmath>
 #include <functional>
@@ -174,7 +174,8 @@ inline Layer gru(Build& b) {
   return [=](const Tensor& x) { return x + std::get<0>(cell->forward(x)); };
 }
 
-// Step by step: the cells of LibTorch, which write their gates in place in parts of one tensor, each with a count of writes of its own.
+// Step by step: the cells of LibTorch, which write their gates in place in parts of one tensor, each with a count of
+// writes of its own.
 inline Layer recurrent_cells(Build& b) {
   const bool is_lstm = b.maybe();
   const auto gru = is_lstm ? nullptr : b.add(nn::GRUCell(b.width, b.width));

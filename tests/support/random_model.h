@@ -1,6 +1,7 @@
 #pragma once
-// Random small models for tests that must hold for any model: from a seed, a few blocks of kinds that make life hard for whoever
-// drops and rebuilds activations (writes in place, views, random operators, shared weights, buffers, autocast, recurrent layers ...).
+// Random small models for tests that must hold for any model: from a seed, a few blocks of kinds that make life hard
+// for whoever drops and rebuilds activations (writes in place, views, random operators, shared weights, buffers,
+// autocast, recurrent layers ...).
 //
 //   RandomModel model = random_model(7);
 //   torch::manual_seed(1);                    // for dropout
@@ -27,7 +28,8 @@ struct RandomModel {
   std::vector<torch::Tensor> leaves() const;
 };
 
-/// Equal to the bit for equal seeds. Sets torch's generators. As many seeds as there are kinds of blocks have every kind.
+/// Equal to the bit for equal seeds. Sets torch's generators. As many seeds as there are kinds of blocks have every
+/// kind.
 RandomModel random_model(uint64_t seed);
 
 /// All kinds of blocks there are.

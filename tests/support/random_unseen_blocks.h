@@ -1,6 +1,7 @@
 #pragma once
-// Blocks of random models, as in random_blocks.h, that make life hard for who sees operators alone: writes through pointers, memory that is
-// lent, storages that are exchanged, operands that an operator lets go of, tensors that are filled after autograd saved them, many operators.
+// Blocks of random models, as in random_blocks.h, that make life hard for who sees operators alone: writes through
+// pointers, memory that is lent, storages that are exchanged, operands that an operator lets go of, tensors that are
+// filled after autograd saved them, many operators.
 
 #include <algorithm>
 #include <vector>

@@ -1,5 +1,6 @@
 #pragma once
-// What tests of tensors need: comparison to the bit, copies of parameters and gradients, and the text of an expected error.
+// What tests of tensors need: comparison to the bit, copies of parameters and gradients, and the text of an expected
+// error.
 //
 //   EXPECT_TRUE(same_bits(gradients_of(*a), gradients_of(*b)));
 //   EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.micro_batch = -1}); }), HasSubstr("micro_batch is -1"));

@@ -1,6 +1,6 @@
 #pragma once
-// Tensors in blocks of 8- or 4-bit codes: kernels/detail/block_quantization.h on the CPU, the same with LibTorch's operators
-// elsewhere.
+// Tensors in blocks of 8- or 4-bit codes: kernels/detail/block_quantization.h on the CPU, the same with LibTorch's
+// operators elsewhere.
 
 #include <cstdint>
 #include <optional>

@@ -17,10 +17,10 @@
 #include "snug/activations/detail/spill_extents.h"
 #include "snug/core/out_of_memory.h"
 
-// Copies run on two side streams of each device, one each way. A copy out waits for the copies back from places that were
-// given back, so a place in pinned memory is free for the next copy at once. Device memory is allocated and released in
-// the order of the computing stream. That stream waits for a copy before memory that the copy uses is released, so the
-// allocator may hand the memory out again at once, however far the host is ahead.
+// Copies run on two side streams of each device, one each way. A copy out waits for the copies back from places that
+// were given back, so a place in pinned memory is free for the next copy at once. Device memory is allocated and
+// released in the order of the computing stream. That stream waits for a copy before memory that the copy uses is
+// released, so the allocator may hand the memory out again at once, however far the host is ahead.
 
 namespace snug::detail {
 namespace {

@@ -30,7 +30,8 @@ std::optional<SnapshotFolderName> parse_snapshot_folder_name(std::string_view na
 
 std::string snapshot_part_file(const std::string& part);
 
-/// The manifest of the snapshot of `step` in `folder`. Throws CorruptFile if it is not there, damaged, or of another step.
+/// The manifest of the snapshot of `step` in `folder`. Throws CorruptFile if it is not there, damaged, or of another
+/// step.
 Manifest read_snapshot_manifest(const FileSystem& files, const std::filesystem::path& folder, int64_t step);
 
 /// Throws CorruptFile, which names the file, unless a part's file has the size and the checksum that the manifest says,

@@ -15,7 +15,8 @@ namespace at::cuda {
 cudaDeviceProp* getDeviceProperties(c10::DeviceIndex device);
 }
 
-// A cap is the caching allocator's memory fraction, which is a part of totalGlobalMem and counts what the allocator keeps.
+// A cap is the caching allocator's memory fraction, which is a part of totalGlobalMem and counts what the allocator
+// keeps.
 
 namespace snug::detail {
 namespace {

@@ -8,8 +8,9 @@
 
 namespace snug::detail {
 
-/// LibTorch's is_traceable() tells it of nodes in C++. A node in Python looks for an attribute of that name in its class,
-/// which few classes have, and throws Python's error. So it is known by its type, which only Python's headers declare.
+/// LibTorch's is_traceable() tells it of nodes in C++. A node in Python looks for an attribute of that name in its
+/// class, which few classes have, and throws Python's error. So it is known by its type, which only Python's headers
+/// declare.
 inline bool is_custom_function(torch::autograd::Node& node) {
   return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0 || !node.is_traceable();
 }

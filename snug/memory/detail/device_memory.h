@@ -1,7 +1,7 @@
 #pragma once
-// DeviceMemory: the tensor memory of one type of device. It counts, limits, gives back and, in tests, fails. There is one
-// object per type: the CPU's stands on snug's allocator, every other on LibTorch's interface of allocators, and CUDA's
-// adds a cap to that.
+// DeviceMemory: the tensor memory of one type of device. It counts, limits, gives back and, in tests, fails. There is
+// one object per type: the CPU's stands on snug's allocator, every other on LibTorch's interface of allocators, and
+// CUDA's adds a cap to that.
 //
 //   DeviceMemory& memory = device_memory(device.type());
 //   memory.live(ready(device));
@@ -67,8 +67,8 @@ class DeviceMemory {
 
   void apply(const Limits& limits, c10::Device device);
 
-  /// From now on an allocation that takes reserved bytes above `bytes` throws c10::OutOfMemoryError. kNoLimit: none does.
-  /// Throws ConfigError if that cannot be. One call at a time.
+  /// From now on an allocation that takes reserved bytes above `bytes` throws c10::OutOfMemoryError. kNoLimit: none
+  /// does. Throws ConfigError if that cannot be. One call at a time.
   virtual void enforce(c10::Device device, int64_t bytes) = 0;
 
   std::mutex mutex_;
@@ -108,8 +108,8 @@ class [[nodiscard]] LimitPaused final {
   int64_t bytes_;
 };
 
-/// While it lives, `observer` is told of allocations and releases on `device`: on the CPU of those of all threads, elsewhere
-/// of those of this thread and of its backward passes, through LibTorch's channel for memory profilers
+/// While it lives, `observer` is told of allocations and releases on `device`: on the CPU of those of all threads,
+/// elsewhere of those of this thread and of its backward passes, through LibTorch's channel for memory profilers
 /// (c10::DebugInfoKind::PROFILER_STATE), whose place it takes. Not to be destroyed on another thread.
 class [[nodiscard]] MemoryObservation final {
  public:

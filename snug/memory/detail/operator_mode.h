@@ -50,8 +50,9 @@ class OperatorCall {
 };
 
 /// Called only on the thread that made the scope. Operators are seen below autograd, autocast and in-place bookkeeping.
-/// Composite operators are seen as their parts. Not seen are operators that a kernel calls, those on the meta device, and
-/// those of a mode that makes tensors without values. Operators that a policy calls go to the policies outside of it.
+/// Composite operators are seen as their parts. Not seen are operators that a kernel calls, those on the meta device,
+/// and those of a mode that makes tensors without values. Operators that a policy calls go to the policies outside of
+/// it.
 class OperatorPolicy {
  public:
   virtual ~OperatorPolicy() = default;

@@ -205,7 +205,8 @@ void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
   record.writes.push_back({number, storage.last_version()});
 }
 
-// The count of a tensor's writes. On memory that operators made, a counter that was not seen before has counted nothing.
+// The count of a tensor's writes. On memory that operators made, a counter that was not seen before has counted
+// nothing.
 WriteCount& OpTape::count_of(int storage, const at::Tensor& tensor) {
   auto& counts = at(storage).counts;
   const auto found =
@@ -280,7 +281,8 @@ void OpTape::note_unseen_write(int storage) {
   }
 }
 
-// A result on memory that is known. It may have come to lie there only now, as by set_(), and bring its own count along.
+// A result on memory that is known. It may have come to lie there only now, as by set_(), and bring its own count
+// along.
 void OpTape::note_alias(int storage, const at::Tensor& tensor, bool was_written) {
   auto& counts = at(storage).counts;
   const bool is_new = std::none_of(counts.begin(), counts.end(), [&](const WriteCount& count) {

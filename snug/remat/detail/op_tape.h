@@ -1,25 +1,28 @@
 #pragma once
-// OpTape: every operator of a forward pass with its operands, so that what it made can be made again, operator by operator, for any model.
+// OpTape: every operator of a forward pass with its operands, so that what it made can be made again, operator by
+// operator, for any model.
 //
-// A value is a (storage, version): the operator that allocates a storage makes version 0, a write in place makes the next. Views share their
-// storage and make nothing. Of what autograd saves, the tape keeps what its schedule says, and rebuilds the rest when backward asks: the
-// producers of all that is missing run again, in program order, each once, on the operands that they had. Or it puts a storage away, to disk or
-// host memory, when the last tensor on it is gone, when nobody can write to it any more. The rules are those at the top
-// of planner/simulator.cpp, so that memory and time of a schedule are known before it runs.
+// A value is a (storage, version): the operator that allocates a storage makes version 0, a write in place makes the
+// next. Views share their storage and make nothing. Of what autograd saves, the tape keeps what its schedule says, and
+// rebuilds the rest when backward asks: the producers of all that is missing run again, in program order, each once, on
+// the operands that they had. Or it puts a storage away, to disk or host memory, when the last tensor on it is gone,
+// when nobody can write to it any more. The rules are those at the top of planner/simulator.cpp, so that memory and
+// time of a schedule are known before it runs.
 //
-// A backward pass inside the forward pass (forces from an energy, a penalty on gradients) is part of the latter. What it asks for is kept till
-// autograd lets go of it, since nobody knows how long such a pass needs it; what it computes and saves itself is treated like the rest.
+// A backward pass inside the forward pass (forces from an energy, a penalty on gradients) is part of the latter. What
+// it asks for is kept till autograd lets go of it, since nobody knows how long such a pass needs it; what it computes
+// and saves itself is treated like the rest.
 //
-// A write that no operator explains, as custom functions make through a pointer before they say mark_dirty, moves a tensor's count; what it
-// wrote is not rebuilt. Nor is what operators read from memory that the program lends, as a batch from a loader's buffer (from_blob): its owner
-// may fill it anew, or take it back.
+// A write that no operator explains, as custom functions make through a pointer before they say mark_dirty, moves a
+// tensor's count; what it wrote is not rebuilt. Nor is what operators read from memory that the program lends, as a
+// batch from a loader's buffer (from_blob): its owner may fill it anew, or take it back.
 //
 // Its parts: TapeOperator and TapeStorage are what it has recorded, Holding says where the bytes of a storage are, and
 // ScheduleCursor how far the step has followed its schedule.
 //
-// Without a schedule the tape keeps everything that autograd saves, or nothing (drop_everything). With one, it stays right where the operators
-// turn out to be others than those that were scheduled: from the first that differs on, it keeps everything. Before one of them writes to
-// what dropped results were made of, those are rebuilt and kept.
+// Without a schedule the tape keeps everything that autograd saves, or nothing (drop_everything). With one, it stays
+// right where the operators turn out to be others than those that were scheduled: from the first that differs on, it
+// keeps everything. Before one of them writes to what dropped results were made of, those are rebuilt and kept.
 
 #include <any>
 #include <atomic>
@@ -59,8 +62,8 @@ class CannotRebuild : public Error {
   using Error::Error;
 };
 
-/// Thread-safe, but for the forward pass, which is on one thread. Memory that is watched may come back from another meanwhile, as from that
-/// of a SaveOnHost inside, which drops what it has written.
+/// Thread-safe, but for the forward pass, which is on one thread. Memory that is watched may come back from another
+/// meanwhile, as from that of a SaveOnHost inside, which drops what it has written.
 class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<OpTape> {
  public:
   /// `listener`, if there is one, must live until forget_listener().
@@ -71,11 +74,12 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void was_switched_off() override;
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
-  /// The forward pass is over. Unpacking does this too, unless it belongs to a backward pass inside the forward pass, which the schedule knows of or
-  /// a listener is to hear of.
+  /// The forward pass is over. Unpacking does this too, unless it belongs to a backward pass inside the forward pass,
+  /// which the schedule knows of or a listener is to hear of.
   void close();
   void forget_listener();
-  /// From now on holds only what cannot be rebuilt, or puts that into `store`. Without a schedule only; for a forward pass without backward.
+  /// From now on holds only what cannot be rebuilt, or puts that into `store`. Without a schedule only; for a forward
+  /// pass without backward.
   void drop_everything(std::shared_ptr<OffloadStore> store) {
     drops_everything_ = true;
     store_ = std::move(store);

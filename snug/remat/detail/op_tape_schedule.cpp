@@ -89,8 +89,8 @@ void OpTape::judge(const TapeOperator& record) {
   }
 }
 
-// Before an operator that the schedule does not have writes to what cannot be made again: the values before are lost, and with them
-// whatever the schedule has dropped and would rebuild from them.
+// Before an operator that the schedule does not have writes to what cannot be made again: the values before are lost,
+// and with them whatever the schedule has dropped and would rebuild from them.
 void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
                              const std::vector<at::Tensor>& statistics) {
   if (cursor_.schedule() == nullptr || (written.empty() && statistics.empty())) {

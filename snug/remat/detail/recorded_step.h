@@ -36,8 +36,9 @@ struct OtherDevice : ConfigError {
         device(of_loss) {}
 };
 
-/// Runs a step on a tape that `recorder` listens to. Gradients and buffers are as before afterwards, also if it throws; generators are not.
-/// Throws OtherDevice, and ConfigError where the loss is none, where hooks would run that must not, or where an earlier run initialised a parameter.
+/// Runs a step on a tape that `recorder` listens to. Gradients and buffers are as before afterwards, also if it throws;
+/// generators are not. Throws OtherDevice, and ConfigError where the loss is none, where hooks would run that must not,
+/// or where an earlier run initialised a parameter.
 void record_step(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
                  TapeRecorder& recorder, RecordedStep options = {});
 

@@ -173,7 +173,8 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
   change_level(bytes);
 }
 
-// What was there before the recording began does not lower the level: the prediction is for steps that begin without it.
+// What was there before the recording began does not lower the level: the prediction is for steps that begin without
+// it.
 void TapeRecorder::on_free(c10::Device device, const void* data, int64_t bytes) noexcept {
   if (device != device_) {
     return;

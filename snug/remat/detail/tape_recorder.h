@@ -1,6 +1,6 @@
 #pragma once
-// TapeRecorder: makes a StepProfile of one forward and backward pass whose operators an OpTape sees: times, and every byte that is taken
-// and given back, each in its place among the events.
+// TapeRecorder: makes a StepProfile of one forward and backward pass whose operators an OpTape sees: times, and every
+// byte that is taken and given back, each in its place among the events.
 
 #include <atomic>
 #include <cstdint>
@@ -32,8 +32,8 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void begin_backward();
   /// The backward pass is over: nothing is recorded any more.
   void stop();
-  /// How far memory rose since the recording began, replays included: as measured, where the profile's simulation predicts. What is on the
-  /// recording's own account is left out.
+  /// How far memory rose since the recording began, replays included: as measured, where the profile's simulation
+  /// predicts. What is on the recording's own account is left out.
   int64_t peak_bytes() const { return peak_; }
   /// What was recorded, after stop().
   StepProfile take() { return std::move(profile_); }

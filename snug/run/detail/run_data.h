@@ -27,9 +27,10 @@ class RunData {
 
 /// Data for config.model, which has these `inputs`, from config.data; the folder config.out is skipped. For an exported
 /// model, where there are .safetensors among the files, these are the data, and other files are passed over: each has a
-/// tensor for every input, under its name, with samples along dimension 0; the last tenth of each file is held out. Else,
-/// for inputs of tokens, all files are .bin, tokens of 16 bits, or all are text: see TextCorpus. All is read into memory.
-/// Throws ConfigError for data that do not fit the inputs, and for .bin beside text; CorruptFile for damaged files.
+/// tensor for every input, under its name, with samples along dimension 0; the last tenth of each file is held out.
+/// Else, for inputs of tokens, all files are .bin, tokens of 16 bits, or all are text: see TextCorpus. All is read into
+/// memory. Throws ConfigError for data that do not fit the inputs, and for .bin beside text; CorruptFile for damaged
+/// files.
 std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedInput>& inputs);
 
 }  // namespace snug::detail

@@ -12,8 +12,8 @@
 
 namespace snug::detail {
 
-/// As parse_device, which throws ConfigError for what is not there; but an accelerator without an index, such as "cuda", is
-/// the device of this rank among those of its machine.
+/// As parse_device, which throws ConfigError for what is not there; but an accelerator without an index, such as
+/// "cuda", is the device of this rank among those of its machine.
 c10::Device device_of_rank(const std::string& name, int local_rank);
 
 /// Throws ConfigError if a rank's share of a batch is larger than the memory of the machine, or is not cut into the

@@ -13,8 +13,9 @@
 
 namespace snug::detail {
 
-/// For the whole step (what is in no region), then for each region: whether a gradient is not finite, and the share of zeros. A parameter
-/// belongs to the regions whose name is its own or the beginning of it up to a dot. Waits for the device once.
+/// For the whole step (what is in no region), then for each region: whether a gradient is not finite, and the share of
+/// zeros. A parameter belongs to the regions whose name is its own or the beginning of it up to a dot. Waits for the
+/// device once.
 std::vector<std::pair<std::string, PrecisionGuard::Evidence>> gradient_evidence(
     const std::vector<std::pair<std::string, at::Tensor>>& parameters, const std::vector<std::string>& regions);
 

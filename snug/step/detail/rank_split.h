@@ -1,8 +1,9 @@
 #pragma once
-// How the ranks of a data-parallel job come to one micro-batch, when each has a memory_budget to keep and a share of the batch that may be larger or
-// smaller than another's. A rank that must cut its share decides for those that need not, or could have larger parts: so the bits of a step depend on no
-// rank's own measurements alone, and one saved choice is enough to make the same steps again. Slices (snug::sliced) are not agreed on: each rank has its
-// own number, and gradients differ by rounding.
+// How the ranks of a data-parallel job come to one micro-batch, when each has a memory_budget to keep and a share of
+// the batch that may be larger or smaller than another's. A rank that must cut its share decides for those that need
+// not, or could have larger parts: so the bits of a step depend on no rank's own measurements alone, and one saved
+// choice is enough to make the same steps again. Slices (snug::sliced) are not agreed on: each rank has its own number,
+// and gradients differ by rounding.
 
 #include <cstdint>
 #include <limits>

@@ -55,8 +55,8 @@ struct Verdict {
 /// `words`: of all ranks, in their order.
 Verdict judge(const std::vector<RankWord>& words);
 
-/// For a rank that has not failed itself. Throws BudgetExceeded if others ran out of memory, DistributedError if they failed otherwise. No effect if
-/// nobody has failed.
+/// For a rank that has not failed itself. Throws BudgetExceeded if others ran out of memory, DistributedError if they
+/// failed otherwise. No effect if nobody has failed.
 void raise(const Verdict& verdict, Talk talk);
 
 }  // namespace snug::detail

@@ -283,8 +283,8 @@ std::vector<at::Tensor> RankedStep::others(const NamedTensors& all) const {
   return result;
 }
 
-// A rank without data has no gradients; a parameter that no rank has used keeps none. All memory is taken before the first exchange: a rank
-// that runs out of it between two of them would be missed in the second.
+// A rank without data has no gradients; a parameter that no rank has used keeps none. All memory is taken before the
+// first exchange: a rank that runs out of it between two of them would be missed in the second.
 void RankedStep::send_others(const NamedTensors& all) {
   const std::vector<at::Tensor> parameters = others(all);
   if (parameters.empty()) {

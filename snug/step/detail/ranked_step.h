@@ -1,5 +1,6 @@
 #pragma once
-// RankedStep: the part that the ranks of a data-parallel job do together in one step, in this order, however many micro-batches each of them has.
+// RankedStep: the part that the ranks of a data-parallel job do together in one step, in this order, however many
+// micro-batches each of them has.
 //
 //   Split      with a memory_budget, in step()
 //   Trained    where buckets are made anew after the first step
@@ -11,9 +12,9 @@
 //   Skip       with loss scaling
 //   Write      before the first parameter is written; snug's optimizers have all that they need by then
 //
-// Names with a capital are talks (rank_verdict.h). A rank that fails sends zeros where the others wait for its gradients, and says so in their next
-// talk. So nobody waits for it, and all drop the step; or make it again, if all that has failed is that ranks ran out of memory which can do with
-// less. Alone, all of this does nothing.
+// Names with a capital are talks (rank_verdict.h). A rank that fails sends zeros where the others wait for its
+// gradients, and says so in their next talk. So nobody waits for it, and all drop the step; or make it again, if all
+// that has failed is that ranks ran out of memory which can do with less. Alone, all of this does nothing.
 
 #include <cstdint>
 #include <exception>
@@ -32,7 +33,8 @@
 
 namespace snug::detail {
 
-/// While it lives, passes may run on one rank alone, to plan a step: what they would send is not sent. Their gradients are to be dropped.
+/// While it lives, passes may run on one rank alone, to plan a step: what they would send is not sent. Their gradients
+/// are to be dropped.
 class [[nodiscard]] Rehearsal final {
  public:
   /// `parallel`: null alone. Throws ConfigError where it would remember such passes.
@@ -57,13 +59,14 @@ class RankedStep {
   int64_t from_rank_zero(int64_t value) const;
   /// The smallest of all ranks. Throws ConfigError, on all, if only some of them plan for it.
   Bytes smallest_budget(Bytes own, bool plans) const;
-  /// `live`: bytes on this rank. Throws BudgetExceeded, on all ranks, naming one on which they are more than that. `failure`: why this rank cannot
-  /// go on, or null; it is thrown here, and an Error on the others.
+  /// `live`: bytes on this rank. Throws BudgetExceeded, on all ranks, naming one on which they are more than that.
+  /// `failure`: why this rank cannot go on, or null; it is thrown here, and an Error on the others.
   void check_all_fit(Bytes budget, int64_t live, const std::exception_ptr& failure) const;
   /// For GradScaler::agree_by, inside a step: Talk::Skip, then that. Empty alone.
   std::function<void(const at::Tensor&)> agreement();
 
-  /// The opening of a step. `trained`: a number below 2^32 that says what it trains, which is to be the same on all ranks.
+  /// The opening of a step. `trained`: a number below 2^32 that says what it trains, which is to be the same on all
+  /// ranks.
   void open(uint32_t trained);
 
   /// A step begins that all ranks split alike: agree_on_split(), until it is settled.
@@ -76,11 +79,12 @@ class RankedStep {
   bool is_agreed() const { return stage_ != Stage::Begun; }
   /// Talk::Passes. Throws ConfigError, on all ranks, unless they have equally many micro-batches.
   void agree_on_passes(int64_t micro_batches);
-  /// Talk::Items. `items` that this rank expects, 0: it has no data. Those of all ranks, at least 1. Throws ConfigError, on all ranks, where they train
-  /// other parameters.
+  /// Talk::Items. `items` that this rank expects, 0: it has no data. Those of all ranks, at least 1. Throws
+  /// ConfigError, on all ranks, where they train other parameters.
   double agree_on_items(double items);
 
-  /// Forward of one micro-batch. Gradients of a `quiet` one stay on this rank; backward too is then to be inside NoSync.
+  /// Forward of one micro-batch. Gradients of a `quiet` one stay on this rank; backward too is then to be inside
+  /// NoSync.
   template <class F>
   at::Tensor forward(F&& loss_of) {
     return parallel_ != nullptr ? parallel_->forward(std::forward<F>(loss_of)) : loss_of();
@@ -88,7 +92,8 @@ class RankedStep {
   bool is_quiet(bool is_last) const { return parallel_ != nullptr && (!is_last || has_masters_); }
   DataParallel& parallel() { return *parallel_; }
 
-  /// After the last micro-batch: what was not sent with it, because there was none or because it had no items. `all`: what holds gradients.
+  /// After the last micro-batch: what was not sent with it, because there was none or because it had no items. `all`:
+  /// what holds gradients.
   void send_the_rest(const NamedTensors& all);
   /// Talk::Sums. In place: sums over all ranks.
   void sum(double& items, at::Tensor& loss_sum, int64_t& batch_items);

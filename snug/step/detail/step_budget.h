@@ -45,14 +45,15 @@ class StepBackup {
 
 class StepBudget {
  public:
-  /// Who can make again a call that ran out of memory. Several ranks only if the call is a whole step, as else some would hear of it in a
-  /// later one; nobody where earlier micro-batches went before, which cannot be had again.
+  /// Who can make again a call that ran out of memory. Several ranks only if the call is a whole step, as else some
+  /// would hear of it in a later one; nobody where earlier micro-batches went before, which cannot be had again.
   enum class Repeats { Never, Alone, OnAllRanks };
 
   StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
              RankedStep& ranks, TrainedParameters& parameters);
 
-  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on one; Error if one cannot use its directory for offload.
+  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on one; Error if one cannot use its
+  /// directory for offload.
   void check() const;
 
   /// The smallest of all ranks.
@@ -66,7 +67,8 @@ class StepBudget {
   /// Where the optimizer's state is: in a file if it can, until a plan says otherwise.
   StatePlace& state_place() { return state_place_; }
 
-  /// Room for what a step needs beside its tensors: loss sums, scales, states of generators; and, while it is planned, more copies of buffers.
+  /// Room for what a step needs beside its tensors: loss sums, scales, states of generators; and, while it is planned,
+  /// more copies of buffers.
   int64_t own_bytes() const;
 
   /// The plan for a step, the same micro-batch on all ranks. Null where it has no items.

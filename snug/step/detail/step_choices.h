@@ -1,5 +1,6 @@
 #pragma once
-// StepChoices: which micro-batch was chosen for which batch. It is saved with a run, so that the run makes the same steps when it is resumed.
+// StepChoices: which micro-batch was chosen for which batch. It is saved with a run, so that the run makes the same
+// steps when it is resumed.
 
 #include <cstdint>
 #include <string>

@@ -21,16 +21,16 @@ namespace snug::detail {
 
 class StepPlanner {
  public:
-  /// `splits_batch_norm`: whether a batch may be cut though the model normalises by its statistics. `link`: over which plans may offload.
-  /// `device`: whose memory the budget is of. `folder`: of the file of plans; empty: there is none.
+  /// `splits_batch_norm`: whether a batch may be cut though the model normalises by its statistics. `link`: over which
+  /// plans may offload. `device`: whose memory the budget is of. `folder`: of the file of plans; empty: there is none.
   StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {}, c10::Device device = c10::kCPU,
               std::filesystem::path folder = {})
       : limits_{budget.count(), splits_batch_norm, std::move(link), device}, folder_(std::move(folder)) {}
   StepPlanner(const StepPlanner&) = delete;  // plans refer to its limits
   StepPlanner& operator=(const StepPlanner&) = delete;
 
-  /// The plan for a step: one made earlier if it will do. Null within a window, if there is none for such a micro-batch. Throws
-  /// BudgetExceeded, with the smallest budget that would do, if nothing fits.
+  /// The plan for a step: one made earlier if it will do. Null within a window, if there is none for such a
+  /// micro-batch. Throws BudgetExceeded, with the smallest budget that would do, if nothing fits.
   const StepPlan* plan(const StepToPlan& step);
 
   // On several ranks each calls look(), and then plan() until what they all said is settled, and then keep().
@@ -41,8 +41,8 @@ class StepPlanner {
   /// The choice of all ranks is this one's.
   void keep(const StepToPlan& step, const AgreedSplit& agreed);
 
-  /// Under the last plan a step ran out of memory: the next one is to leave some more free, or, if the step ran other operators than
-  /// planned, is to be made anew. False: that will not do.
+  /// Under the last plan a step ran out of memory: the next one is to leave some more free, or, if the step ran other
+  /// operators than planned, is to be made anew. False: that will not do.
   bool step_down(bool had_other_operators);
   /// The step was made: the plan it was made under stays.
   void settle();

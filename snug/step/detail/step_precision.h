@@ -1,5 +1,6 @@
 #pragma once
-// StepPrecision: what a step computes in: the type of forward, the scale of the loss, and the regions that the precision guard has moved to FP32.
+// StepPrecision: what a step computes in: the type of forward, the scale of the loss, and the regions that the
+// precision guard has moved to FP32.
 
 #include <functional>
 #include <optional>
@@ -48,7 +49,8 @@ class StepPrecision {
   void move_regions(StepResult& result);
 
   void add_to(StateDict& state) const;
-  /// This one as `state` has it, which add_to() made in a run of precision `saved`. Throws CorruptFile for anything else.
+  /// This one as `state` has it, which add_to() made in a run of precision `saved`. Throws CorruptFile for anything
+  /// else.
   StepPrecision restored(const StateDict& state, Precision saved, const NamedTensors& parameters) const;
 
  private:

@@ -36,7 +36,8 @@ class StepTrial {
   virtual at::Tensor loss() = 0;
   /// Makes gradients, of zeros, as they are from the second micro-batch on; or drops them.
   virtual void hold_gradients(bool held) = 0;
-  /// After a loss: how much of the step's state_bytes is of parameters that no loss gives a gradient to. It will not come.
+  /// After a loss: how much of the step's state_bytes is of parameters that no loss gives a gradient to. It will not
+  /// come.
   virtual int64_t idle_state_bytes() const = 0;
   /// After a loss: why the batch must not be cut; empty: it may.
   virtual std::string pinned_by() const = 0;
@@ -61,7 +62,8 @@ struct StepToPlan {
   bool is_within_window = false;        // there are gradients of earlier micro-batches, so nothing can be tried
 };
 
-/// Whether a plan for steps of kind `large` serves those of kind `small`: no side of a tensor is longer, and at most a fifth is wasted.
+/// Whether a plan for steps of kind `large` serves those of kind `small`: no side of a tensor is longer, and at most a
+/// fifth is wasted.
 bool covers(const StepKind& large, const StepKind& small);
 
 }  // namespace snug::detail

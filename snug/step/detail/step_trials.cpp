@@ -278,8 +278,8 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
   }
 }
 
-// None: the recomputation has other bits each time, or takes more memory than predicted, and within that it does not fit. Then the micro-batch
-// is out of the question.
+// None: the recomputation has other bits each time, or takes more memory than predicted, and within that it does not
+// fit. Then the micro-batch is out of the question.
 std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Found& found) {
   StepPlan plan{.budget_bytes = limits_->budget,
                 .choice = *found.search.choice,

@@ -1,6 +1,7 @@
 #pragma once
-// StepTrials: the trials of a step, and the plan that follows. Micro-batches of the batch, its half, its quarter and so on are
-// profiled, and search_step takes the best. Where not even the smallest fits, and the model has a snug::sliced, its number of slices is raised.
+// StepTrials: the trials of a step, and the plan that follows. Micro-batches of the batch, its half, its quarter and so
+// on are profiled, and search_step takes the best. Where not even the smallest fits, and the model has a snug::sliced,
+// its number of slices is raised.
 
 #include <algorithm>
 #include <cstdint>
@@ -54,15 +55,15 @@ class StepTrials {
   int64_t more_than_before(const StepToPlan& step) const {
     return std::max<int64_t>(0, fixed_bytes_of(step) - fixed_bytes_);
   }
-  /// A step ran out of memory: state that no trial gave a gradient may have come after all, for branches that other items reach. It is counted
-  /// from here on. False: there was none.
+  /// A step ran out of memory: state that no trial gave a gradient may have come after all, for branches that other
+  /// items reach. It is counted from here on. False: there was none.
   bool count_idle_state();
   /// Tries until something fits, if anything does. `before`: the choice of an earlier run, tried first, or null.
   void run(const StepToPlan& step, const Choice* before);
   /// The same for a step that has outgrown a plan of micro-batches of `items`.
   void run_again(const StepToPlan& step, const Choice* before, int64_t items);
-  /// The fastest plan that fits; micro-batches of `same` items come first after a step ran out of memory, because then the bits are the same.
-  /// Throws BudgetExceeded, with the smallest budget that would do, if none fits.
+  /// The fastest plan that fits; micro-batches of `same` items come first after a step ran out of memory, because then
+  /// the bits are the same. Throws BudgetExceeded, with the smallest budget that would do, if none fits.
   StepPlan choose(const StepToPlan& step, const Choice* before, int64_t same);
 
  private:

@@ -16,7 +16,8 @@ void check_budget(Bytes budget, c10::Device device);
 /// Throws ConfigError for a model that cannot be tried by one rank alone.
 void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans);
 
-/// Of a state that a Stepper with `options` is to take: its precision. Throws ConfigError if that, or what the weights are, is another.
+/// Of a state that a Stepper with `options` is to take: its precision. Throws ConfigError if that, or what the weights
+/// are, is another.
 Precision check_state(const StateDict& state, const StepperOptions& options, Precision precision);
 
 /// Auto is measured.

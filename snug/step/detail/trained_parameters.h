@@ -1,7 +1,7 @@
 #pragma once
-// TrainedParameters: what a step may give a gradient to or write: what the model trains, what else the optimizer holds (a learned
-// temperature), and, for a model with 16-bit weights, their FP32 masters. Which these are is decided by refresh(), at the opening of a step, for
-// all who take part in it.
+// TrainedParameters: what a step may give a gradient to or write: what the model trains, what else the optimizer holds
+// (a learned temperature), and, for a model with 16-bit weights, their FP32 masters. Which these are is decided by
+// refresh(), at the opening of a step, for all who take part in it.
 
 #include <cstdint>
 #include <map>
@@ -34,14 +34,15 @@ class TrainedParameters {
   /// another model.
   TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
 
-  /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated, or FP16 gradients unscaled, in 16 bits.
+  /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated, or FP16 gradients unscaled, in 16
+  /// bits.
   void check_full_weights(bool is_scaled) const;
-  /// Makes masters and puts them into the optimizer in the place of the model's 16-bit weights. Throws ConfigError if these are not of
-  /// `precision`'s type, if the optimizer updates these itself, or if it has stepped before.
+  /// Makes masters and puts them into the optimizer in the place of the model's 16-bit weights. Throws ConfigError if
+  /// these are not of `precision`'s type, if the optimizer updates these itself, or if it has stepped before.
   void make_masters(Precision precision);
 
-  /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap where none was. True: there are
-  /// others now.
+  /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap where
+  /// none was. True: there are others now.
   bool refresh();
   /// Of all that model and optimizer hold, frozen ones too: an optimizer updates what has a gradient.
   void drop_gradients();

@@ -11,7 +11,8 @@
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/sim_device/sim_stream.h"
 
-// The simulated accelerator has caps, as CUDA has, or none, as a test wants it; and workspaces of products, as CUDA has.
+// The simulated accelerator has caps, as CUDA has, or none, as a test wants it; and workspaces of products, as CUDA
+// has.
 
 namespace snug::sim_device {
 namespace {
