@@ -2,7 +2,8 @@
 // launcher's variables set (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) it is one rank of those.
 //
 //   data_parallel           takes turns with benchmarks/peers/data_parallel.py: see script/bench
-//   data_parallel measure   times of steps, as JSON, for tools/scaling_model.py; options: WIDTH LAYERS BUCKET_BYTES K...
+//   data_parallel measure   times of steps, as JSON, for tools/scaling_model.py;
+//                           options: WIDTH LAYERS BUCKET_BYTES K...
 
 #include "snug/distributed/data_parallel.h"
 

@@ -1,6 +1,6 @@
 #pragma once
-// The parameters of a GPT of 6 blocks with gradients, for optimizers to step on: 10.8 million in 75 tensors with d =
-// 384.
+// The parameters of a GPT of 6 blocks with gradients, for optimizers to step on: 10.8 million in 75 tensors
+// with d = 384.
 
 #include <vector>
 

@@ -17,8 +17,8 @@ void bind_stepper(pybind11::module_& module);
 /// "8GiB", or a number of bytes; None: no limit. Throws ConfigError for other texts.
 Bytes bytes_of(const pybind11::object& value);
 
-/// Dictionaries within dictionaries, of tensors, numbers and texts. A list or tuple becomes a StateDict with the names 0,
-/// 1, ...
+/// Dictionaries within dictionaries, of tensors, numbers and texts. A list or tuple becomes a StateDict with the names
+/// 0, 1, ...
 pybind11::object to_python(const StateDict& state);
 StateDict from_python(const pybind11::dict& state);
 

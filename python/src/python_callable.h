@@ -11,8 +11,8 @@
 namespace snug::python {
 
 /// Calls `part` with the lock held. An error that is pending in this thread is of a backward pass through a function of
-/// Python's, which C++ has caught since: it is dropped. Python's torch.OutOfMemoryError becomes C++'s, which snug looks for: the same step
-/// may have thrown it as one of C++, and it has come through Python's frames since.
+/// Python's, which C++ has caught since: it is dropped. Python's torch.OutOfMemoryError becomes C++'s, which snug looks
+/// for: the same step may have thrown it as one of C++, and it has come through Python's frames since.
 template <class Part>
 auto with_lock(Part&& part) {
   const pybind11::gil_scoped_acquire lock;

@@ -105,7 +105,8 @@ int64_t PythonOptimizer::state_bytes_to_come_of(const std::function<bool(const a
   });
 }
 
-// Parameter by parameter on a CPU, where Python's optimizers make up to three tensors of its size; all at once elsewhere.
+// Parameter by parameter on a CPU, where Python's optimizers make up to three tensors of its size; all at once
+// elsewhere.
 int64_t PythonOptimizer::workspace_bytes() const {
   int64_t largest = 0;
   int64_t all = 0;

@@ -21,8 +21,8 @@ class OperatorSeam;
 
 /// Caps all live tensor memory on `device`, including memory that was alive before.
 /// - CPU: the count is exact to the byte.
-/// - CUDA: the cap is the caching allocator's memory fraction, so cached blocks count too. Those that are in its way are
-///   given back to the driver first.
+/// - CUDA: the cap is the caching allocator's memory fraction, so cached blocks count too. Those that are in its way
+///   are given back to the driver first.
 /// - Other devices, and CUDA in a build without SNUG_CUDA=ON: their allocators have no cap, so operators are looked at.
 ///   One throws after which more is alive than before it, and more than the limit. So memory may rise above the limit
 ///   by what one operator takes. Seen are operators of this thread and of backward passes that begin on it.

@@ -15,26 +15,27 @@
 
 // The rules of the executor
 //
-//  1. The forward pass runs as recorded. A storage is there from the operator that allocates it until the program drops it. What a backward pass
-//     inside the forward pass asks for counts as dropped when autograd releases it last.
+//  1. The forward pass runs as recorded. A storage is there from the operator that allocates it until the program drops
+//     it. What a backward pass inside the forward pass asks for counts as dropped when autograd releases it last.
 //  2. A kept storage stays on until the backward pass is done with it and no later replay reads it.
-//  3. Unpack: a storage that is not there is rebuilt. Its producer, and recursively the producers of all that those need and
-//     that is not there, run again in program order, each once. What is there is whatever the program, the plan or an
-//     earlier Unpack that is not done yet still holds, at its last version.
+//  3. Unpack: a storage that is not there is rebuilt. Its producer, and recursively the producers of all that those
+//     need and that is not there, run again in program order, each once. What is there is whatever the program, the
+//     plan or an earlier Unpack that is not done yet still holds, at its last version.
 //  4. What a replay makes beside the storage that was asked for is released after its last use in that replay, or right
-//     after its operator if there is none; unless the plan holds it from this event on and there is a later use. Then it
-//     stays until after the event of its last use. What is pinned is never taken from a replay. Replay schedules depend on the
-//     plan alone, so last uses are known.
+//     after its operator if there is none; unless the plan holds it from this event on and there is a later use. Then
+//     it stays until after the event of its last use. What is pinned is never taken from a replay. Replay schedules
+//     depend on the plan alone, so last uses are known.
 //  5. Done: a rebuilt storage is released, unless it is held.
-//  6. A value is a (storage, version). Only last versions are unpacked and held. A replayed operator that writes in place
-//     works on a storage rebuilt in the same replay: version v needs v - 1, down to the allocation. The original and the
-//     copy being rebuilt may exist side by side.
-//  7. External storages are at their last version when the backward pass runs. What read an older one, what is pinned, and
-//     what an operator marked not replayable made is never rebuilt; a plan that would need it is impossible. So is what
-//     depends on a storage that was written in place from outside.
+//  6. A value is a (storage, version). Only last versions are unpacked and held. A replayed operator that writes in
+//     place works on a storage rebuilt in the same replay: version v needs v - 1, down to the allocation. The original
+//     and the copy being rebuilt may exist side by side.
+//  7. External storages are at their last version when the backward pass runs. What read an older one, what is pinned,
+//     and what an operator marked not replayable made is never rebuilt; a plan that would need it is impossible. So is
+//     what depends on a storage that was written in place from outside.
 //  8. While an operator runs, memory is the level with its outputs, plus its workspace.
-//  9. An offloaded storage is written when the program lets go of it, if it is needed later and backward has not asked for it yet, and is gone
-//     when it is written. What an Unpack needs of such is read before its replay. From the first time that backward needs it on it is held.
+//  9. An offloaded storage is written when the program lets go of it, if it is needed later and backward has not asked
+//     for it yet, and is gone when it is written. What an Unpack needs of such is read before its replay. From the
+//     first time that backward needs it on it is held.
 // 10. A streamed storage is written while the program goes on. It is gone when the program has waited for that: at the
 //     first operator that, by the times of the profile, begins after it is written; when the second one after it is to
 //     be written; or at the first Unpack. What the program lets go of after that is treated like an offloaded one.

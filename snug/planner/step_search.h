@@ -3,7 +3,8 @@
 // a number of bytes and is as fast as can be.
 //
 //   auto found = snug::search_step({{.items = 64, .simulator = &all}, {.items = 32, .simulator = &half}},
-//                                  {.batch = 64, .budget = 300 << 20, .fixed_bytes = parameters, .gradient_bytes = gradients});
+//                                  {.batch = 64, .budget = 300 << 20, .fixed_bytes = parameters,
+//                                   .gradient_bytes = gradients});
 //   if (!found.choice) std::cout << found.smallest_feasible_bytes << " bytes would do\n";
 
 #include <cstdint>

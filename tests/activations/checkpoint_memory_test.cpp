@@ -21,8 +21,7 @@ using testing::same_bits;
 using torch::Tensor;
 
 // Four blocks of Linear, GELU, Linear, GELU on 256 rows of width 64. All activations have the same number of bytes. A
-// block saves
-// four: its input, what goes into each GELU, and what goes into its second Linear.
+// block saves four: its input, what goes into each GELU, and what goes into its second Linear.
 struct Blocks {
   static constexpr int64_t kRows = 256, kWidth = 64, kBlocks = 4;
   static constexpr int64_t kActivation = kRows * kWidth * 4;

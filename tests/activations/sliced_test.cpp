@@ -72,9 +72,8 @@ struct Cloud {
 };
 
 // Rounding of a sum of n terms in another order, relative to the sum of magnitudes, which here is within twice the norm
-// of the sum
-// itself: Higham 2002, section 4.2. Only the terms of the points that are largest in some feature are not 0: at most 2
-// x 32.
+// of the sum itself: Higham 2002, section 4.2. Only the terms of the points that are largest in some feature are not 0:
+// at most 2 x 32.
 constexpr double kBound = 2 * 2 * 64 * static_cast<double>(std::numeric_limits<float>::epsilon()) / 2;
 
 TEST(Sliced, GivesTheGradientsOfTheWhole) {

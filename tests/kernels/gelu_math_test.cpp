@@ -122,7 +122,8 @@ TEST(GeluMath, InFloatWithExpIsRoundedOnlyOnce) {
   EXPECT_LE(errors.spacings, 0.5 + 1e-6);
 }
 
-// 1 + tanh(u) loses digits near tanh = -1: at -3.98 it is 4e-5, which FP32 has to within 2^-25, so to 8e-4, and the store adds its 5e-4.
+// 1 + tanh(u) loses digits near tanh = -1: at -3.98 it is 4e-5, which FP32 has to within 2^-25, so to 8e-4, and the
+// store adds its 5e-4.
 TEST(GeluMath, InFloatWithTanhIsTwiceAsFarOffBeforeMinusFour) {
   const Errors errors = errors_of<HalfVariant::kFloatTanh>();
   EXPECT_NEAR(errors.relative, 9.9479e-4, 1e-8);

@@ -1,7 +1,8 @@
 // Calls operators by name under snug::Autocast and prints the types of what they return, so that a script can compare.
 //
 // usage: autocast_tool CALLS bfloat16|float16 [fp32_reductions]
-//        autocast_tool --fp32-reductions: the operators that this option adds to those that LibTorch has a kernel of CPU autocast for
+//        autocast_tool --fp32-reductions: the operators that this option adds to those that LibTorch has a kernel of
+//                                         CPU autocast for
 //
 // CALLS is a file of torch.save: a tuple of (name, overload, (argument, ...)), all arguments of the schema in order.
 // One line of answer per call: the types of the outputs, or "error MESSAGE".

@@ -1,7 +1,6 @@
 // Every technique of a step with every other: precision x checkpointing x split x dropout x freezing between steps. The
-// reference has the same
-// mathematics: for a whole batch a plain loop, for splits a loop written by hand over the same parts with the same
-// seeds. Then all that may hold on to a gradient, with freezing.
+// reference has the same mathematics: for a whole batch a plain loop, for splits a loop written by hand over the same
+// parts with the same seeds. Then all that may hold on to a gradient, with freezing.
 
 #include <memory>
 #include <optional>

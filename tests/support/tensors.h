@@ -3,7 +3,8 @@
 // error.
 //
 //   EXPECT_TRUE(same_bits(gradients_of(*a), gradients_of(*b)));
-//   EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.micro_batch = -1}); }), HasSubstr("micro_batch is -1"));
+//   EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.micro_batch = -1}); }),
+//               HasSubstr("micro_batch is -1"));
 
 #include <string>
 #include <vector>

@@ -53,8 +53,8 @@ struct Backward {
   }
 };
 
-/// A thread takes the packet of one column in every row that is its own, so that it reads the bias once and never divides.
-/// `dy` is null in the forward direction, `bias` where there is none.
+/// A thread takes the packet of one column in every row that is its own, so that it reads the bias once and never
+/// divides. `dy` is null in the forward direction, `bias` where there is none.
 template <class Function, class T, int N>
 __global__ void by_columns(const T* dy, const T* x, const T* bias, T* out, int64_t rows, int64_t columns) {
   using Pack = Packet<T, N>;
