@@ -99,7 +99,8 @@ TEST_F(DamagedSnapshot, IsFoundByAManifestOfAnotherVersionOrStep) {
   other.replace(other.find("\"version\": 1"), 12, "\"version\": 2");
   overwrite(newest() / "manifest.json", other);
   TwoParts two;
-  EXPECT_THAT([&] { store_.load_latest(two.parts()); }, ThrowsMessage<ConfigError>(HasSubstr("later version")));
+  EXPECT_THAT([&] { store_.load_latest(two.parts()); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr(newest().string()), HasSubstr("later version"))));
   other = text;
   other.replace(other.find("\"step\": 2"), 9, "\"step\": 3");
   overwrite(newest() / "manifest.json", other);

@@ -26,18 +26,18 @@ uint32_t parse_crc(const std::string& text) {
 }
 
 // A later version's snapshot is not damaged: a run must not pass over it.
-void refuse_later_version(const Json& json) {
+void refuse_later_version(const Json& json, const std::string& folder) {
   const Json& version = json.at("version");
   if (json.at("format") == kFormat && version.is_number_integer() && version > kVersion) {
     throw ConfigError(
-        fmt::format("a later version of snug saved the snapshot (its format is {}, this one reads {}); "
+        fmt::format("snapshot {}: a later version of snug saved it (its format is {}, this one reads {}); "
                     "go on with that version",
-                    version.dump(), kVersion));
+                    folder, version.dump(), kVersion));
   }
 }
 
-Manifest parse(const Json& json) {
-  refuse_later_version(json);
+Manifest parse(const Json& json, const std::string& folder) {
+  refuse_later_version(json, folder);
   if (json.at("format") != kFormat || json.at("version") != kVersion) {
     throw CorruptFile(fmt::format("its manifest says format {}, version {}, but this program reads '{}', version {}",
                                   json.at("format").dump(), json.at("version").dump(), kFormat, kVersion));
@@ -61,9 +61,9 @@ std::string format_manifest(const Manifest& manifest) {
   return json.dump(2) + "\n";
 }
 
-Manifest parse_manifest(const std::string& text) {
+Manifest parse_manifest(const std::string& text, const std::string& folder) {
   try {
-    return parse(parse_json<Json>(text));
+    return parse(parse_json<Json>(text), folder);
   } catch (const Json::exception& error) {
     throw CorruptFile(fmt::format("its manifest cannot be read ({})", error.what()));
   }

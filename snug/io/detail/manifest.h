@@ -16,7 +16,8 @@ struct Manifest {
 
 std::string format_manifest(const Manifest& manifest);
 
-/// Throws CorruptFile, with the reason, for any text that format_manifest does not write.
-Manifest parse_manifest(const std::string& text);
+/// Throws CorruptFile, with the reason, for any text that format_manifest does not write; ConfigError, with the
+/// snapshot's `folder`, for one of a later version.
+Manifest parse_manifest(const std::string& text, const std::string& folder);
 
 }  // namespace snug::detail

@@ -36,7 +36,7 @@ Manifest read_snapshot_manifest(const FileSystem& files, const fs::path& folder,
   if (!files.exists(folder / kManifestFile)) {
     throw CorruptFile("it has no manifest.json");
   }
-  Manifest manifest = parse_manifest(files.read_file(folder / kManifestFile));
+  Manifest manifest = parse_manifest(files.read_file(folder / kManifestFile), folder.string());
   if (manifest.step != step) {
     throw CorruptFile(fmt::format("its manifest says step {}", manifest.step));
   }
