@@ -9,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include "snug/core/detail/file_memory.h"
 #include "snug/core/error.h"
 
 // The loss of a step is L = (sum of s_i) / (sum of n_i) over micro-batches with sums s_i and counts n_i. The divisor N
@@ -153,6 +154,7 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
     }
     if (!gradients.empty()) {
       at::_foreach_mul_(gradients, totals.correction);
+      std::for_each(gradients.begin(), gradients.end(), detail::let_go_of_pages);
     }
   }
   return totals;

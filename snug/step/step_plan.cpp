@@ -43,6 +43,9 @@ std::string StepPlan::explain() const {
   if (state_in_file) {
     text += "\nThe optimizer's state is in a file, and each update streams it through memory.\n";
   }
+  if (model_in_file) {
+    text += "\nWeights and gradients are in files. An operator's weights come into memory when it runs.\n";
+  }
   if (activations) {
     text += fmt::format("\nWithin a micro-batch:\n{}", activations->explain());
   } else if (slices == 1) {
@@ -52,7 +55,10 @@ std::string StepPlan::explain() const {
 }
 
 std::string StepPlan::verdict() const {
-  return verdict_on_activations() + (state_in_file ? " The optimizer's state goes to a file." : "");
+  const char* const files = model_in_file   ? " Weights, gradients and the optimizer's state go to files."
+                            : state_in_file ? " The optimizer's state goes to a file."
+                                            : "";
+  return verdict_on_activations() + files;
 }
 
 std::string StepPlan::verdict_on_activations() const {
@@ -82,6 +88,7 @@ std::string StepPlan::to_json() const {
                                                      {"choice", Json::parse(choice.to_json())},
                                                      {"slices", slices},
                                                      {"state_in_file", state_in_file},
+                                                     {"model_in_file", model_in_file},
                                                      {"considered", considered}});
   if (activations) {
     json["activations"] = Json::parse(activations->to_json());
@@ -95,6 +102,7 @@ StepPlan StepPlan::from_json(std::string_view text) {
                   .choice = StepChoice::from_json(json.at("choice").dump()),
                   .slices = json.value("slices", int64_t{1}),
                   .state_in_file = json.value("state_in_file", false),
+                  .model_in_file = json.value("model_in_file", false),
                   .considered = json.at("considered").get<std::string>()};
     if (json.contains("activations")) {
       plan.activations = ActivationPlan::from_json(json.at("activations").dump());

@@ -22,6 +22,7 @@ struct StepPlan {
   StepChoice choice = {};
   int64_t slices = 1;           ///< into which snug::sliced cuts, where the model leaves it to the plan
   bool state_in_file = false;   ///< the optimizer's, and not in memory
+  bool model_in_file = false;   ///< weights, large buffers and gradients, likewise
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept, but in slices, as in plain training
 

@@ -21,6 +21,7 @@
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/detail/backward_pass.h"
+#include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/detail/precision_regions.h"
@@ -223,6 +224,10 @@ class Stepper::Impl {
     if (repeats != Repeats::Never) {
       budget_.forget_tries();
     }
+    std::optional<detail::OperatorSeam> seam;  // which tells a FileWindow of operators
+    if (budget_.model_place().can_leave()) {
+      seam.emplace();
+    }
     begin_try(repeats);
     if (budget_.plans()) {
       take_backup();
@@ -343,18 +348,22 @@ class Stepper::Impl {
       const int64_t live = live_bytes(stepper_.device()).count() - (is_within_window ? parameters.gradient_bytes() : 0);
       const detail::StatePlace& place = stepper_.budget_.state_place();
       const StateFileBytes state_file = place.bytes();
+      const detail::ModelPlace& model_place = stepper_.budget_.model_place();
+      const detail::ModelFileBytes model_file = model_place.bytes();
       return {.trial = *this,
               .kind = {.shape = source_.shape,
                        .is_training = stepper_.model_.is_training(),
                        .trained = parameters.fingerprint()},
               .batch = batch_,
               .micro_batch = micro_batch,
-              .fixed_bytes =
-                  live + state_.bytes() + stepper_.budget_.own_bytes() + (place.is_in_file() ? state_file.moved : 0),
+              .fixed_bytes = live + state_.bytes() + stepper_.budget_.own_bytes() +
+                             (place.is_in_file() ? state_file.moved : 0) +
+                             (model_place.is_in_file() ? model_file.moved - model_file.beside : 0),
               .state_bytes = state_.bytes(),
               .gradient_bytes = parameters.bytes_of_all_gradients(),
               .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
               .state_file = state_file,
+              .model_file = model_file,
               .is_within_window = is_within_window};
     }
     void load(int64_t items) override {
@@ -364,6 +373,7 @@ class Stepper::Impl {
     void unload() override { source_.load({0, 0}, std::nullopt); }
     at::Tensor loss() override {
       stepper_.budget_.restore_carried();
+      stepper_.budget_.model_place().begin();
       const detail::PrecisionRegionsScope regions(stepper_.precision_.regions());
       const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
       is_whole_ = loss.kind() == Loss::Kind::Whole;
@@ -381,7 +391,10 @@ class Stepper::Impl {
       const bool is_known = stepper_.ranks_.is_alone() && !stepper_.budget_.state_place().is_in_file();
       return is_known ? state_.idle_bytes() : 0;
     }
-    void keep_state_in_file(bool in_file) override { stepper_.budget_.state_place().put(in_file); }
+    void put(detail::InFiles what) override {
+      stepper_.budget_.state_place().put(what != detail::InFiles::Nothing);
+      stepper_.budget_.model_place().put(what == detail::InFiles::Everything);
+    }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.carried.empty() ? "" : "carried state";
     }
@@ -418,6 +431,7 @@ class Stepper::Impl {
       scaler().name_parameters(parameters_.all());
     }
     parameters_.drop_gradients();  // the last step's
+    budget_.model_place().begin();
     ranks_.open(parameters_.fingerprint());
     window_ = AccumulationWindow(parameters_.all());
     first_grad_norm_.reset();
@@ -444,7 +458,9 @@ class Stepper::Impl {
       detail::go_backward(scaler().scale(weighted));
       parameters_.gather_gradients();
       if (options_.gradient_noise && micro.is_split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
+        budget_.model_place().lend_gradients();
         first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
+        budget_.model_place().take_gradients_back();
         first_batch_items_ = micro.items;
       }
     }
@@ -487,6 +503,7 @@ class Stepper::Impl {
 
   StepResult close_window() {
     StepResult result;
+    budget_.model_place().lend_gradients();
     const auto totals = sum_over_ranks();
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;
@@ -498,7 +515,7 @@ class Stepper::Impl {
       result.first_batch_items = first_batch_items_;
     }
     first_grad_norm_.reset();
-    result.activation_peak_bytes = watch_->rise() - parameters_.gradient_bytes();
+    result.activation_peak_bytes = watch_->rise() - (budget_.model_place().is_in_file() ? 0 : parameters_.gradient_bytes());
     return result;
   }
 

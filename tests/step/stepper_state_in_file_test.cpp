@@ -192,7 +192,7 @@ class LayersAndState final : public detail::StepTrial {
   int64_t idle_state_bytes() const override { return 0; }
   std::string pinned_by() const override { return ""; }
   std::string described() const override { return ""; }
-  void keep_state_in_file(bool in_file) override { places.push_back(in_file); }
+  void put(detail::InFiles what) override { places.push_back(what != detail::InFiles::Nothing); }
 
   std::vector<bool> places;
 

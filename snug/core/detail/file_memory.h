@@ -29,12 +29,24 @@ class FileMemory final {
   char* data() const { return static_cast<char*>(data_); }
   int64_t bytes() const { return bytes_; }
 
+  /// Whether that is memory that in() gave.
+  static bool holds(const void* data) noexcept;
+  /// The pages of such memory leave this process, those at both ends too; an access brings them back. No effect on other
+  /// memory.
+  static void let_go(const void* data, int64_t bytes) noexcept;
+  /// The system begins to read them.
+  static void read_ahead(const void* data, int64_t bytes) noexcept;
+
  private:
   FileMemory(void* data, int64_t bytes) : data_(data), bytes_(bytes) {}
 
   void* data_;
   int64_t bytes_;
+  bool is_held_ = false;  // in the list that holds() looks at
 };
+
+/// FileMemory::let_go of all that it has.
+void let_go_of_pages(const at::Tensor& tensor);
 
 /// The tensor at `offset`, in bytes. It keeps the memory alive.
 at::Tensor tensor_in(const std::shared_ptr<FileMemory>& memory, int64_t offset, at::IntArrayRef sizes,

@@ -14,8 +14,10 @@ namespace {
 
 class Call final : public torch::autograd::PostAccumulateGradHook {
  public:
-  explicit Call(std::function<void(const at::Tensor&)> call) : call_(std::move(call)) {}
+  Call(std::function<void(const at::Tensor&)> call, GradientHooks::Runs when) : runs(when), call_(std::move(call)) {}
   void operator()(const torch::autograd::Variable& leaf) override { call_(leaf); }
+
+  const GradientHooks::Runs runs;
 
  private:
   std::function<void(const at::Tensor&)> call_;
@@ -29,15 +31,23 @@ bool has_gradient_hook(const at::Tensor& leaf) {
   return impl::get_autograd_meta(leaf) != nullptr && impl::post_acc_grad_hooks(leaf) != nullptr;
 }
 
+bool has_lasting_gradient_hook(const at::Tensor& leaf) {
+  if (!has_gradient_hook(leaf)) {
+    return false;
+  }
+  const auto* call = dynamic_cast<const Call*>(torch::autograd::impl::post_acc_grad_hooks(leaf).get());
+  return call == nullptr || call->runs == GradientHooks::Runs::InStepsOnly;
+}
+
 GradientHooks::~GradientHooks() {
   for (const at::Tensor& leaf : leaves_) {
     torch::autograd::impl::set_post_acc_grad_hooks(leaf, nullptr);
   }
 }
 
-void GradientHooks::set(const at::Tensor& leaf, std::function<void(const at::Tensor&)> call) {
+void GradientHooks::set(const at::Tensor& leaf, std::function<void(const at::Tensor&)> call, Runs runs) {
   leaves_.reserve(leaves_.size() + 1);
-  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Call>(std::move(call)));
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Call>(std::move(call), runs));
   leaves_.push_back(leaf);
 }
 

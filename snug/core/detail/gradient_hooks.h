@@ -12,9 +12,13 @@ namespace snug::detail {
 /// Whether a hook, such as StepInBackward's, is called when backward has completed the gradient of `leaf`. The hook may
 /// use the gradient up.
 bool has_gradient_hook(const at::Tensor& leaf);
+/// Whether that must not run in a backward pass that is made to be profiled.
+bool has_lasting_gradient_hook(const at::Tensor& leaf);
 
 class GradientHooks final {
  public:
+  enum class Runs { InStepsOnly, InProfilesToo };
+
   GradientHooks() = default;
   /// Removes the hooks.
   ~GradientHooks();
@@ -22,7 +26,7 @@ class GradientHooks final {
   GradientHooks& operator=(const GradientHooks&) = delete;
 
   /// From now on backward calls `call(leaf)`. `leaf` must have no gradient hook.
-  void set(const at::Tensor& leaf, std::function<void(const at::Tensor& leaf)> call);
+  void set(const at::Tensor& leaf, std::function<void(const at::Tensor& leaf)> call, Runs runs = Runs::InStepsOnly);
 
  private:
   std::vector<at::Tensor> leaves_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <limits>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <c10/util/Exception.h>
 
 #include "snug/core/bytes.h"
+#include "snug/core/detail/file_memory.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/block_cache.h"
 
@@ -31,6 +33,7 @@ namespace {
 constexpr size_t kHeaderBytes = 64;
 struct Header {
   size_t bytes;
+  std::shared_ptr<FileMemory>* file;  // null: a block of the wrapped allocator's
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 
@@ -151,7 +154,12 @@ void release(void* data) {
     return;
   }
   void* base = static_cast<std::byte*>(data) - kHeaderBytes;
-  const auto bytes = static_cast<int64_t>(static_cast<Header*>(base)->bytes);
+  const auto [size, file] = *static_cast<Header*>(base);
+  if (file != nullptr) {
+    delete file;
+    return;
+  }
+  const auto bytes = static_cast<int64_t>(size);
   tell(kCpu, [&](MemoryObserver& observer) { observer.on_free(kCpu, data, bytes); });
   counters().live.fetch_sub(bytes);
   if (static_cast<size_t>(bytes) >= kKeptFrom) {
@@ -161,11 +169,32 @@ void release(void* data) {
   }
 }
 
+std::atomic<size_t> least_in_file{size_t{64} << 10};
+thread_local const std::filesystem::path* directory_of_files = nullptr;
+
+c10::DataPtr new_file(const std::filesystem::path& directory, size_t n) {
+  auto file = std::make_unique<std::shared_ptr<FileMemory>>(
+      FileMemory::in(directory, static_cast<int64_t>(n + kHeaderBytes)));
+  void* const base = (*file)->data();
+  void* const data = static_cast<std::byte*>(base) + kHeaderBytes;
+  new (base) Header{n, file.release()};
+  return {data, data, &release, kCpu};
+}
+
+void note_peaks() {
+  const int64_t live = counters().live.load(std::memory_order_relaxed);
+  note_peak(counters().peak, live);
+  note_peak(counters().watched_peak, live);
+}
+
 class CountingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) {
       return {nullptr, nullptr, &release, kCpu};
+    }
+    if (directory_of_files != nullptr && n >= least_in_file) {
+      return new_file(*directory_of_files, n);
     }
     const auto bytes = static_cast<int64_t>(n);
     void* base = n >= kKeptFrom ? kept_blocks().take(n) : nullptr;  // first, so that it is not given up for itself
@@ -183,10 +212,8 @@ class CountingAllocator final : public c10::Allocator {
       counters().live.fetch_sub(bytes);
       throw;
     }
-    const int64_t live = counters().live.load(std::memory_order_relaxed);
-    note_peak(counters().peak, live);
-    note_peak(counters().watched_peak, live);
-    static_cast<Header*>(base)->bytes = n;
+    note_peaks();
+    new (base) Header{n, nullptr};
     void* data = static_cast<std::byte*>(base) + kHeaderBytes;
     tell(kCpu, [&](MemoryObserver& observer) { observer.on_allocate(kCpu, data, bytes); });
     return {data, data, &release, kCpu};
@@ -275,6 +302,25 @@ int64_t restart_cpu_peak() noexcept {
   note_peak(c.watched_peak, c.live.load());
   return until_now;
 }
+
+CountedBytes::CountedBytes(int64_t bytes) : bytes_(bytes) {
+  charge(bytes_);
+  note_peaks();
+  tell(kCpu, [&](MemoryObserver& observer) { observer.on_allocate(kCpu, this, bytes_); });
+}
+
+CountedBytes::~CountedBytes() {
+  tell(kCpu, [&](MemoryObserver& observer) { observer.on_free(kCpu, this, bytes_); });
+  counters().live.fetch_sub(bytes_);
+}
+
+size_t in_file_from() noexcept { return least_in_file; }
+size_t set_in_file_from(size_t bytes) noexcept { return least_in_file.exchange(bytes); }
+
+AllocationsInFile::AllocationsInFile(const std::filesystem::path& directory)
+    : before_(std::exchange(directory_of_files, &directory)) {}
+
+AllocationsInFile::~AllocationsInFile() { directory_of_files = before_; }
 
 void limit_cpu_bytes(int64_t bytes) {
   counters().limit = bytes;

@@ -3,6 +3,7 @@
 // allocator that LibTorch had, and takes its place when libsnug is loaded, so that no allocation escapes the count.
 
 #include <cstdint>
+#include <filesystem>
 
 #include <c10/core/Device.h>
 
@@ -48,6 +49,38 @@ int64_t restart_cpu_peak() noexcept;
 
 /// An allocation that would make more than `bytes` of live memory throws c10::OutOfMemoryError.
 void limit_cpu_bytes(int64_t bytes);
+
+/// Bytes that count as one live allocation of the CPU's, without being one.
+class [[nodiscard]] CountedBytes final {
+ public:
+  /// Throws as an allocation does.
+  explicit CountedBytes(int64_t bytes);
+  ~CountedBytes();
+  CountedBytes(const CountedBytes&) = delete;
+  CountedBytes& operator=(const CountedBytes&) = delete;
+
+ private:
+  int64_t bytes_;
+};
+
+// --- tensors in files
+
+/// The fewest bytes of a tensor that lies in a file of its own. Tests with small models set another.
+size_t in_file_from() noexcept;
+size_t set_in_file_from(size_t bytes) noexcept;
+
+/// While it lives, what this thread allocates of in_file_from() bytes and more is FileMemory: no live bytes, and under no
+/// limit. `directory` must outlive it. Allocations throw Error if the file cannot be made.
+class [[nodiscard]] AllocationsInFile final {
+ public:
+  explicit AllocationsInFile(const std::filesystem::path& directory);
+  ~AllocationsInFile();
+  AllocationsInFile(const AllocationsInFile&) = delete;
+  AllocationsInFile& operator=(const AllocationsInFile&) = delete;
+
+ private:
+  const std::filesystem::path* before_;
+};
 
 /// Makes one allocation throw c10::OutOfMemoryError: number `countdown` from now on, where 1 is the next one. 0 cancels
 /// an earlier call. Returns the rest of the earlier countdown. For tests of failure safety.

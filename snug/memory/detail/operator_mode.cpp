@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/memory/detail/file_window.h"
 #include "snug/memory/detail/operator_cap.h"
 
 #if __has_include(<c10/core/impl/FakeTensorModeTLS.h>)
@@ -74,6 +75,7 @@ struct OperatorDispatch {
     }
     const c10::impl::ExcludeDispatchKeyGuard exclude(kKey);
     const auto kernel = [&](const c10::OperatorHandle& one) {
+      const OperandsInFile operands(one, stack);
       const OperatorCapCheck cap;
       one.redispatchBoxed(keys & kBelow, &stack);
       cap.check();

@@ -263,7 +263,9 @@ FusedOptimizer::StateInFile::Streamed FusedOptimizer::StateInFile::stream(
         copies.emplace_back(work.states[i]->at(*copied), work.parameters[i]);
       }
     }
-    next.update = [copies = std::move(copies), write = prepare(work), states = work.states] {
+    std::vector<at::Tensor> pieces = work.parameters;  // which may lie in files, too
+    pieces.insert(pieces.end(), work.gradients.begin(), work.gradients.end());
+    next.update = [copies = std::move(copies), write = prepare(work), states = work.states, pieces] {
       for (const auto& [to, from] : copies) {
         to.copy_(from);
       }
@@ -271,6 +273,7 @@ FusedOptimizer::StateInFile::Streamed FusedOptimizer::StateInFile::stream(
         state->is_fresh = false;
       }
       write();
+      std::for_each(pieces.begin(), pieces.end(), detail::let_go_of_pages);
     };
   }
   result.stream = std::make_unique<detail::StateStream>(disk_, std::move(stream));

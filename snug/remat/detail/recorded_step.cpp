@@ -64,7 +64,7 @@ class GradientsBefore {
   explicit GradientsBefore(const std::vector<at::Tensor>& leaves) {
     const c10::NoGradGuard no_grad;
     for (const at::Tensor& leaf : leaves) {
-      if (has_gradient_hook(leaf)) {
+      if (has_lasting_gradient_hook(leaf)) {
         throw ConfigError(
             "profile_step: a parameter has a hook that runs when its gradient is complete, as StepInBackward sets; "
             "profiling would run it. Plan before it is set");

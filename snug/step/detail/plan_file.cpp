@@ -51,6 +51,8 @@ Json json_of(const PlannedFor& counts) {
           {"optimizer_bytes", counts.optimizer_bytes},
           {"moved_bytes", counts.state_file.moved},
           {"workspace_in_file", counts.state_file.workspace},
+          {"moved_model_bytes", counts.model_file.moved},
+          {"beside_model_bytes", counts.model_file.beside},
           {"left_free", counts.left_free}};
 }
 
@@ -63,6 +65,8 @@ PlannedFor planned_for_from(const Json& json) {
       .gradient_bytes = whole_number(json, "gradient_bytes"),
       .optimizer_bytes = whole_number(json, "optimizer_bytes"),
       .state_file = {.moved = whole_number(json, "moved_bytes"), .workspace = whole_number(json, "workspace_in_file")},
+      .model_file = {.moved = whole_number(json, "moved_model_bytes"),
+                     .beside = whole_number(json, "beside_model_bytes")},
       .left_free = whole_number(json, "left_free")};
 }
 
@@ -80,9 +84,12 @@ void check(const SavedPlan& saved) {
               choice.micro_batches == (counts.batch - 1) / choice.items + 1 && plan.slices > 0 && plan.slices <= 256,
           "micro-batch cannot be");
   require(counts.state_file.moved >= 0 && counts.state_file.workspace >= 0, "state has no such bytes");
-  const int64_t moved = plan.state_in_file ? counts.state_file.moved : 0;
+  require(counts.model_file.moved >= 0 && counts.model_file.beside >= 0, "model has no such bytes");
+  const int64_t moved = (plan.state_in_file ? counts.state_file.moved : 0) +
+                        (plan.model_in_file ? counts.model_file.moved - counts.model_file.beside : 0);
   const int64_t workspace = plan.state_in_file ? counts.state_file.workspace : counts.optimizer_bytes;
-  for (const int64_t bytes : {counts.fixed_bytes - moved, counts.idle_state_bytes, counts.gradient_bytes, workspace,
+  const int64_t gradients = plan.model_in_file ? 0 : counts.gradient_bytes;
+  for (const int64_t bytes : {counts.fixed_bytes - moved, counts.idle_state_bytes, gradients, workspace,
                               counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
     require(bytes >= 0 && bytes <= plan.budget_bytes, "bytes are not within its budget");
   }

@@ -25,6 +25,7 @@ struct PlannedFor {
   int64_t gradient_bytes = 0;
   int64_t optimizer_bytes = 0;
   StateFileBytes state_file = {};
+  ModelFileBytes model_file = {};
   int64_t left_free = 0;  ///< since a step ran out of memory
 };
 

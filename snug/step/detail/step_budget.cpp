@@ -62,12 +62,22 @@ int64_t StepBudget::own_bytes() const {
   return backup_.bytes() + kSmallThings + kScalars * rounding * static_cast<int64_t>(parameters_.all().size());
 }
 
+// None: it stays in memory. An update of all parameters at once would bring them all in, gradients that other ranks add
+// to lie in buckets, and masters are no part of the model.
+static std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options,
+                                                               const StatePlace& state_place, const RankedStep& ranks) {
+  const bool can_leave = options.plan && !options.memory_budget.is_unlimited() && state_place.bytes().moved > 0 &&
+                         ranks.is_alone() && options.weights == Weights::Full;
+  return can_leave ? options.offload : std::nullopt;
+}
+
 StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
                        RankedStep& ranks, TrainedParameters& parameters)
     : ranks_(ranks),
       parameters_(parameters),
       budget_(options.memory_budget),
       state_place_(optimizer, options.offload, parameters.device()),
+      model_place_(model, parameters, directory_of_model(options, state_place_, ranks)),
       backup_(model, options.carried) {
   const c10::Device device = parameters.device();
   const bool plans = options.plan && (device.is_cpu() || at::isAccelerator(device.type()));
@@ -80,6 +90,9 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
   try {
     link = options.offload ? measure_offload_link(*options.offload, device) : OffloadLink{};
     state_place_.put(/*in_file=*/true);
+    if (live_bytes(device) > budget_ || model_place_.was_made_in_file()) {
+      model_place_.put(/*in_file=*/true);
+    }
   } catch (...) {  // the other ranks wait for this one in check()
     no_link_ = std::current_exception();
   }
@@ -113,7 +126,11 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
 const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
   const Rehearsal rehearsal = ranks_.rehearse();
   const auto put_back = c10::make_scope_exit([&] { backup_.restore_carried(); });
-  return planner_->plan(step);
+  const StepPlan* plan = planner_->plan(step);
+  if (!step.is_within_window) {
+    model_place_.begin();  // trials have left gradients
+  }
+  return plan;
 }
 
 void StepBudget::forget_tries() {

@@ -15,6 +15,7 @@
 
 #include "snug/accumulation/loss.h"
 #include "snug/core/rng.h"
+#include "snug/step/detail/model_place.h"
 #include "snug/step/detail/ranked_step.h"
 #include "snug/step/detail/state_place.h"
 #include "snug/step/detail/step_planner.h"
@@ -66,6 +67,8 @@ class StepBudget {
 
   /// Where the optimizer's state is: in a file if it can, until a plan says otherwise.
   StatePlace& state_place() { return state_place_; }
+  /// Where the model is: in memory if it fits there, until a plan says otherwise.
+  ModelPlace& model_place() { return model_place_; }
 
   /// Room for what a step needs beside its tensors: loss sums, scales, states of generators; and, while it is planned,
   /// more copies of buffers.
@@ -104,6 +107,7 @@ class StepBudget {
   TrainedParameters& parameters_;
   Bytes budget_;  // the smallest of all ranks
   StatePlace state_place_;
+  ModelPlace model_place_;
   std::optional<StepPlanner> planner_;
   std::exception_ptr no_link_;  // why it cannot be used for offload
   StepBackup backup_;

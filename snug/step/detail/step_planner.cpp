@@ -35,32 +35,83 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   }
   last_ = find_or_read(step);
   if (last_ == nullptr) {
-    step.trial.keep_state_in_file(true);  // where trials have most room
-    Known known{.trials = StepTrials(step, limits_)};
-    known.trials.run(step, choices_.find(step));
-    choose(known, step);
+    Known known = plan_anew(step);
     known_.remove_if(
         [&](const Known& old) { return old.trials.batch() <= step.batch && covers(step.kind, old.trials.kind()); });
     last_ = &known_.emplace_back(std::move(known));
     return in_place(step);
   }
   if (is_outdated(*last_, step)) {
-    step.trial.keep_state_in_file(true);
+    step.trial.put(std::max(stays_, last_->trials.while_trying()));
     last_->trials.run_again(step, choices_.find(step), last_->plan.choice.items);
     choose(*last_, step);
   }
   return in_place(step);
 }
 
+// With the model in memory and with the model in files: the faster. Where neither will do, what the second asks for.
+StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
+  std::optional<Known> in_memory, in_files;
+  if (stays_ != InFiles::Everything) {
+    in_memory = try_with(step, /*model_in_file=*/false);
+    if (in_memory && !is_worth_files(*in_memory, step)) {
+      return *std::move(in_memory);
+    }
+  }
+  try {
+    in_files = try_with(step, /*model_in_file=*/true);
+  } catch (const Error&) {  // no room for it, on the disk or in the budget
+    if (!in_memory) {
+      throw;
+    }
+    is_refused_ = false;
+  }
+  if (!in_memory || (in_files && in_files->plan.choice.seconds < in_memory->plan.choice.seconds)) {
+    return *std::move(in_files);
+  }
+  remember(*in_memory);
+  return *std::move(in_memory);
+}
+
+// None: nothing fits, or less than what there is; then the other way is tried.
+std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, bool model_in_file) {
+  Known known{.trials = StepTrials(step, limits_, model_in_file)};
+  const bool is_last_way = model_in_file || step.model_file.moved == 0;
+  if (!is_last_way && !known.trials.has_room()) {
+    return std::nullopt;
+  }
+  step.trial.put(known.trials.while_trying());
+  known.trials.run(step, choices_.find(step));
+  if (!is_last_way && !known.trials.has_found()) {
+    return std::nullopt;
+  }
+  choose(known, step);
+  return known;
+}
+
+// Whether more time goes into what fits with the model in memory than gradients take that go to a file and come back.
+bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step) const {
+  if (step.model_file.moved == 0 || !limits_.link.is_open()) {
+    return false;
+  }
+  const StepChoice& choice = in_memory.plan.choice;
+  const double recomputing = static_cast<double>(choice.micro_batches) * (choice.plan.seconds - choice.plan.plain_seconds);
+  return recomputing >
+         limits_.link.out_seconds(step.gradient_bytes) + limits_.link.back_seconds(step.gradient_bytes);
+}
+
 const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
-  state_stays_in_file_ = state_stays_in_file_ || last_->plan.state_in_file;
-  step.trial.keep_state_in_file(state_stays_in_file_);
-  return &last_->plan;
+  const StepPlan& plan = last_->plan;
+  stays_ = std::max(stays_, plan.model_in_file   ? InFiles::Everything
+                            : plan.state_in_file ? InFiles::State
+                                                 : InFiles::Nothing);
+  step.trial.put(stays_);
+  return &plan;
 }
 
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
   const int64_t same = known.trials.left_free() > 0 ? known.plan.choice.items : 0;
-  if (state_stays_in_file_) {
+  if (stays_ != InFiles::Nothing) {
     known.trials.keep_state_in_file();
   }
   try {
@@ -75,6 +126,10 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
     known.plan.considered += std::exchange(why_not_read_, {});
     is_news_ = true;
   }
+  remember(known);
+}
+
+void StepPlanner::remember(const Known& known) {
   choices_.remember({known.trials.kind(), known.trials.batch(), known.plan.choice.items, known.plan.slices});
 }
 
@@ -143,7 +198,7 @@ StepPlanner::Known* StepPlanner::find_or_read(const StepToPlan& step) {
     forget(found);
   }
   if (found != nullptr && found->is_read) {
-    choices_.remember({found->trials.kind(), found->trials.batch(), found->plan.choice.items, found->plan.slices});
+    remember(*found);
   }
   return found;
 }
@@ -152,7 +207,8 @@ void StepPlanner::read(const StepToPlan& step) {
   file_.emplace(folder_, step.trial.described());
   try {
     for (SavedPlan& saved : file_->read()) {
-      known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.planned_for, limits_),
+      const bool in_file = saved.plan.model_in_file;
+      known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.planned_for, limits_, in_file),
                         .plan = std::move(saved.plan),
                         .recorded = std::move(saved.recorded),
                         .is_read = true});
@@ -171,7 +227,7 @@ bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
   const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
   return !is_outdated(read, step) && plan.budget_bytes == limits_.budget &&
          counts.gradient_bytes == step.gradient_bytes && counts.optimizer_bytes == step.optimizer_bytes &&
-         counts.state_file == step.state_file && counts.fixed_bytes - step.fixed_bytes <= limits_.budget / 16 &&
+         counts.state_file == step.state_file && counts.model_file == step.model_file && counts.fixed_bytes - step.fixed_bytes <= limits_.budget / 16 &&
          (link == nullptr || !link->is_open() || link->directory == limits_.link.directory) &&
          (before == nullptr || (std::min(before->items, step.batch) == std::min(plan.choice.items, step.batch) &&
                                 before->slices == plan.slices));

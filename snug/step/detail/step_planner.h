@@ -85,6 +85,9 @@ class StepPlanner {
     bool is_proven = false;                       // a step was made under it
   };
 
+  Known plan_anew(const StepToPlan& step);
+  std::optional<Known> try_with(const StepToPlan& step, bool model_in_file);
+  bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);
   Known* find_or_read(const StepToPlan& step);
   void read(const StepToPlan& step);
@@ -92,14 +95,15 @@ class StepPlanner {
   void forget(const Known* known);
   bool is_outdated(const Known& known, const StepToPlan& step) const;
   void choose(Known& known, const StepToPlan& step);
+  void remember(const Known& known);
   const StepPlan* in_place(const StepToPlan& step);
 
   PlanLimits limits_;
   std::list<Known> known_;
   StepChoices choices_;
   Known* last_ = nullptr;
-  // Once a plan has had the optimizer's state in a file, it stays there: it does not go back and forth between batches.
-  bool state_stays_in_file_ = false;
+  // Once a plan has had something in files, it stays there: it does not go back and forth between batches.
+  InFiles stays_ = InFiles::Nothing;
   bool is_refused_ = false;  // there is no plan, so less cannot be asked of it
   std::filesystem::path folder_;
   std::optional<PlanFile> file_;  // from the first look at it on

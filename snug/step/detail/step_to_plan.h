@@ -21,6 +21,17 @@ struct StepKind {
   friend bool operator==(const StepKind&, const StepKind&) = default;
 };
 
+/// What a model takes with its weights and gradients in files.
+struct ModelFileBytes {
+  int64_t moved = 0;   ///< of weights and buffers: not in memory then
+  int64_t beside = 0;  ///< in memory then: the window, and small gradients
+
+  friend bool operator==(const ModelFileBytes&, const ModelFileBytes&) = default;
+};
+
+/// What of a step is in files: nothing; the optimizer's state; that, the weights and the gradients.
+enum class InFiles : uint8_t { Nothing, State, Everything };
+
 /// The micro-batches of a step, to run before the step itself does.
 class StepTrial {
  public:
@@ -41,8 +52,8 @@ class StepTrial {
   virtual int64_t idle_state_bytes() const = 0;
   /// After a loss: why the batch must not be cut; empty: it may.
   virtual std::string pinned_by() const = 0;
-  /// Puts the optimizer's state into a file, or back into memory. No effect where it cannot leave.
-  virtual void keep_state_in_file(bool /*in_file*/) {}
+  /// Puts that into files, and the rest into memory. No effect on what cannot leave. Throws as an allocation does.
+  virtual void put(InFiles /*what*/) {}
   /// What plans hold for: see describe_stepper.
   virtual std::string described() const = 0;
 };
@@ -59,6 +70,7 @@ struct StepToPlan {
   int64_t gradient_bytes = 0;           // of all
   int64_t optimizer_bytes = 0;          // workspace of the optimizer's part
   StateFileBytes state_file = {};       // with the state in a file: what of fixed_bytes is not there, and the workspace
+  ModelFileBytes model_file = {};       // with the model in files: what of fixed_bytes is not there, and what is beside
   bool is_within_window = false;        // there are gradients of earlier micro-batches, so nothing can be tried
 };
 

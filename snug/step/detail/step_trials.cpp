@@ -62,7 +62,7 @@ class GradientsHeld {
 
 }  // namespace
 
-StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits)
+StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file)
     : limits_(&limits),
       kind_(step.kind),
       batch_(step.batch),
@@ -70,10 +70,13 @@ StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits)
       gradient_bytes_(step.gradient_bytes),
       optimizer_bytes_(step.optimizer_bytes),
       state_file_(step.state_file),
+      model_file_(step.model_file),
+      model_in_file_(model_in_file),
+      must_be_in_file_(model_in_file),
       at_most_(step.at_most),
       left_free_(device_memory(limits.device.type()).gaps()) {}
 
-StepTrials::StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanLimits& limits)
+StepTrials::StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanLimits& limits, bool model_in_file)
     : limits_(&limits),
       kind_(std::move(kind)),
       batch_(planned_for.batch),
@@ -81,6 +84,9 @@ StepTrials::StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanL
       gradient_bytes_(planned_for.gradient_bytes),
       optimizer_bytes_(planned_for.optimizer_bytes),
       state_file_(planned_for.state_file),
+      model_file_(planned_for.model_file),
+      model_in_file_(model_in_file),
+      must_be_in_file_(model_in_file),
       idle_state_bytes_(planned_for.idle_state_bytes),
       at_most_(planned_for.at_most),
       left_free_(planned_for.left_free) {}
@@ -93,6 +99,7 @@ PlannedFor StepTrials::planned_for() const {
           .gradient_bytes = gradient_bytes_,
           .optimizer_bytes = optimizer_bytes_,
           .state_file = state_file_,
+          .model_file = model_file_,
           .left_free = left_free_};
 }
 
@@ -127,7 +134,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   const SliceScope scope(slices);
   tried_.erase(items);
   try {
-    const GradientsHeld gradients(step.trial, micro_batches(items) > 1);
+    const GradientsHeld gradients(step.trial, micro_batches(items) > 1 && !model_in_file_);
     step.trial.unload();
     const DeviceMemory& memory = device_memory(limits_->device.type());
     const int64_t before = memory.live(limits_->device);
@@ -251,7 +258,7 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
   return search_step(candidates, {.batch = batch_,
                                   .budget = limits_->budget - left_free_,
                                   .fixed_bytes = fixed_bytes(state_in_file),
-                                  .gradient_bytes = gradient_bytes_,
+                                  .gradient_bytes = gradient_bytes(),
                                   .optimizer_bytes = workspace_bytes(state_in_file),
                                   .optimizer_seconds = state_seconds(state_in_file)});
 }
@@ -284,6 +291,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   StepPlan plan{.budget_bytes = limits_->budget,
                 .choice = *found.search.choice,
                 .state_in_file = found.state_in_file,
+                .model_in_file = model_in_file_,
                 .considered = found.search.explain() + untried_ + told_of_state(found)};
   StepChoice& choice = plan.choice;
   plan.slices = tried_.at(choice.items).slices;
@@ -293,7 +301,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   }
   if (choice.plan.seconds > choice.plan.plain_seconds) {
     const int64_t beside = bytes_beside(choice.items, found.state_in_file);
-    const GradientsHeld gradients(step.trial, choice.micro_batches > 1);
+    const GradientsHeld gradients(step.trial, choice.micro_batches > 1 && !model_in_file_);
     try {
       step.trial.load(choice.items);
       plan.activations = plan_activations(
@@ -316,7 +324,7 @@ std::string StepTrials::told_of_state(const Found& found) const {
   if (!state_can_leave()) {
     return {};
   }
-  std::string elsewhere = "an earlier plan had it there";
+  std::string elsewhere = model_in_file_ ? "so are weights and gradients" : "an earlier plan had it there";
   if (found.elsewhere) {
     const std::string_view where = found.state_in_file ? "in memory" : "in a file";
     const auto& other = found.elsewhere->choice;

@@ -32,15 +32,17 @@ class StepTrials {
  public:
   using Choice = StepChoices::Choice;
 
-  /// Nothing is tried yet. `limits` must outlive it.
-  StepTrials(const StepToPlan& step, const PlanLimits& limits);
+  /// Nothing is tried yet. `limits` must outlive it. `model_in_file`: weights and gradients are in files.
+  StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file);
   /// For a plan of another program, which tried.
-  StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanLimits& limits);
+  StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanLimits& limits, bool model_in_file);
 
   const StepKind& kind() const { return kind_; }
   int64_t batch() const { return batch_; }  ///< items
   int64_t at_most() const { return at_most_; }
   PlannedFor planned_for() const;
+  /// What is in files while it tries: as much as can be, since trials have most room then.
+  InFiles while_trying() const { return model_in_file_ ? InFiles::Everything : InFiles::State; }
   /// Every operator of the micro-batch, all kept as in `choice`.
   ActivationPlan recorded(const StepChoice& choice) const;
   void set_at_most(int64_t items) { at_most_ = items; }
@@ -58,6 +60,13 @@ class StepTrials {
   /// A step ran out of memory: state that no trial gave a gradient may have come after all, for branches that other
   /// items reach. It is counted from here on. False: there was none.
   bool count_idle_state();
+  /// Whether weights, gradients and what an update takes leave the budget any room.
+  bool has_room() const {
+    const bool in_file = state_can_leave();
+    return std::max(fixed_bytes(in_file), bytes_of_update(in_file)) <= limits_->budget;
+  }
+  /// After run(): whether something fits.
+  bool has_found() const { return search(0).search.choice.has_value(); }
   /// Tries until something fits, if anything does. `before`: the choice of an earlier run, tried first, or null.
   void run(const StepToPlan& step, const Choice* before);
   /// The same for a step that has outgrown a plan of micro-batches of `items`.
@@ -105,8 +114,10 @@ class StepTrials {
   bool state_can_leave() const { return state_file_.moved > 0; }
   // What is idle is counted nowhere.
   int64_t fixed_bytes(bool state_in_file) const {
-    return fixed_bytes_ - (state_in_file ? std::max<int64_t>(0, state_file_.moved - idle_state_bytes_) : 0);
+    return fixed_bytes_ - (state_in_file ? std::max<int64_t>(0, state_file_.moved - idle_state_bytes_) : 0) -
+           (model_in_file_ ? model_file_.moved - model_file_.beside : 0);
   }
+  int64_t gradient_bytes() const { return model_in_file_ ? 0 : gradient_bytes_; }
   int64_t workspace_bytes(bool state_in_file) const { return state_in_file ? state_file_.workspace : optimizer_bytes_; }
   double state_seconds(bool state_in_file) const {
     return state_in_file ? limits_->link.out_seconds(state_file_.moved) + limits_->link.back_seconds(state_file_.moved)
@@ -114,10 +125,10 @@ class StepTrials {
   }
   // Alive beside the activations of one micro-batch.
   int64_t bytes_beside(int64_t items, bool state_in_file) const {
-    return fixed_bytes(state_in_file) + loaded_bytes(items) + (micro_batches(items) > 1 ? gradient_bytes_ : 0);
+    return fixed_bytes(state_in_file) + loaded_bytes(items) + (micro_batches(items) > 1 ? gradient_bytes() : 0);
   }
   int64_t bytes_of_update(bool state_in_file) const {
-    return fixed_bytes(state_in_file) + gradient_bytes_ + workspace_bytes(state_in_file);
+    return fixed_bytes(state_in_file) + gradient_bytes() + workspace_bytes(state_in_file);
   }
 
   const PlanLimits* limits_;
@@ -127,6 +138,8 @@ class StepTrials {
   int64_t gradient_bytes_;
   int64_t optimizer_bytes_;
   StateFileBytes state_file_;
+  ModelFileBytes model_file_;
+  bool model_in_file_;
   bool state_in_file_ = false;  // in the last plan
   bool must_be_in_file_ = false;
   int64_t idle_state_bytes_ = 0;  // that fixed_bytes_ is without

@@ -1,0 +1,372 @@
+// Under a memory_budget with offload, weights, gradients and the optimizer's state may all be in files.
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/detail/file_memory.h"
+#include "snug/core/error.h"
+#include "snug/io/snapshot.h"
+#include "snug/io/stateful.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/memory/limit.h"
+#include "snug/memory/tensors_in_file.h"
+#include "snug/step/stepper.h"
+#include "tests/step/planned_training.h"
+#include "tests/support/planned_step.h"
+#include "tests/support/random_model.h"
+#include "tests/support/small_models.h"
+#include "tests/support/temporary_folder.h"
+
+namespace snug::stepper_model_in_file_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::make_mlp;
+using testing::OneThread;
+using testing::random_model;
+using testing::RandomModel;
+using testing::same_bits;
+using testing::TemporaryFolder;
+using testing::planned::live;
+using testing::planned::make_batch;
+using testing::planned::PlannedTraining;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr int64_t kMiB = 1 << 20;
+
+// Eight matrices of a MiB.
+nn::Sequential wide() { return make_mlp({32, 512, 512, 512, 512, 512, 512, 512, 512, 512, 32}); }
+
+StepperOptions options(Bytes budget, const TemporaryFolder& folder) {
+  return {.memory_budget = budget, .offload = folder.path()};
+}
+
+// In memory that no budget counts.
+std::string bits_of(const std::vector<Tensor>& tensors) {
+  std::string bits;
+  for (const Tensor& tensor : tensors) {
+    bits.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  }
+  return bits;
+}
+
+std::string plain_training(const Batch& batch, StepperOptions with, int steps) {
+  PlannedTraining plain(std::move(with), wide());
+  for (int step = 0; step < steps; ++step) {
+    plain.step(batch);
+  }
+  return bits_of(plain.state());
+}
+
+bool is_in_file(const nn::Sequential& model) {
+  const std::vector<Tensor> parameters = model->parameters();
+  return std::any_of(parameters.begin(), parameters.end(), [](const Tensor& parameter) {
+    return detail::FileMemory::holds(parameter.const_data_ptr());
+  });
+}
+
+// A Stepper leaves room for small things of its own.
+void expect_as_predicted(int64_t peak, const std::optional<StepPlan>& plan) {
+  constexpr int64_t kSmallThings = 20 << 10;
+  ASSERT_TRUE(plan);
+  EXPECT_LE(peak, plan->choice.peak_bytes);
+  EXPECT_GE(peak, plan->choice.peak_bytes - kSmallThings);
+}
+
+// Half of the weights alone.
+TEST(StepperModelInFile, TrainsInLessThanItsWeightsWithTheBitsOfPlainTraining) {
+  const TemporaryFolder folder;
+  const Batch batch = make_batch(64);
+  for (const auto& [micro_batch, clip_norm] : {std::pair<int64_t, double>{64, 0}, {20, 0.1}}) {
+    const std::string expected = plain_training(batch, {.micro_batch = micro_batch, .clip_norm = clip_norm}, 4);
+    const int64_t before = live();
+    StepperOptions with = options(Bytes(before + 4 * kMiB), folder);
+    with.micro_batch = micro_batch;
+    with.clip_norm = clip_norm;
+    PlannedTraining run(with, wide());
+    for (int step = 0; step < 4; ++step) {
+      const StepResult result = run.step(batch);
+      expect_as_predicted(result.peak_bytes, run.stepper.plan());
+      EXPECT_LE(result.peak_bytes, before + 4 * kMiB);
+    }
+    EXPECT_LT(live() - before, 2 * kMiB) << "a window";
+    EXPECT_TRUE(bits_of(run.state()) == expected);
+    EXPECT_TRUE(run.stepper.plan()->model_in_file);
+    EXPECT_TRUE(run.stepper.plan()->state_in_file);
+    EXPECT_THAT(run.stepper.plan()->explain(), HasSubstr("Weights and gradients are in files"));
+    EXPECT_THAT(run.stepper.plan()->verdict(), HasSubstr("go to files"));
+    EXPECT_TRUE(StepPlan::from_json(run.stepper.plan()->to_json()).model_in_file);
+  }
+}
+
+TEST(StepperModelInFile, StaysInMemoryWhereThatFits) {
+  const TemporaryFolder folder;
+  const Batch batch = make_batch(16);
+  PlannedTraining run(options(Bytes(live() + 64 * kMiB), folder), wide());
+  run.step(batch);
+  EXPECT_FALSE(run.stepper.plan()->model_in_file);
+  EXPECT_FALSE(is_in_file(run.model));
+}
+
+TEST(StepperModelInFile, AProgramReadsWeightsAndGradientsBetweenSteps) {
+  const TemporaryFolder folder;
+  const Batch batch = make_batch(64);
+  const auto train = [&](PlannedTraining& run) {
+    std::string seen;
+    for (int step = 0; step < 3; ++step) {
+      run.step(batch);
+      for (const Tensor& parameter : run.model->parameters()) {
+        seen += bits_of({parameter, parameter.grad()});
+      }
+      const torch::NoGradGuard no_grad;
+      seen += bits_of({run.model->forward(batch[0])});
+      run.model->parameters()[2].mul_(0.5);
+    }
+    return seen;
+  };
+  std::string expected;
+  {
+    PlannedTraining plain({}, wide());
+    expected = train(plain);
+  }
+  PlannedTraining run(options(Bytes(live() + 4 * kMiB), folder), wide());
+  EXPECT_TRUE(train(run) == expected);
+  EXPECT_TRUE(is_in_file(run.model));
+  const Tensor held = run.model->parameters()[2].grad(), values = held.clone();
+  run.step(batch);
+  EXPECT_TRUE(torch::equal(held, values)) << "a gradient that the program holds is its own";
+}
+
+// A layer that two places share, a buffer that the forward writes, and a layer that does not train.
+struct Shared : nn::Module {
+  nn::Linear in{32, 512}, twice{512, 512}, out{512, 32}, frozen{512, 512};
+  Tensor table = register_buffer("table", torch::ones({256, 512}));
+
+  Shared() {
+    register_module("in", in);
+    register_module("twice", twice);
+    register_module("again", twice);
+    register_module("frozen", frozen);
+    register_module("out", out);
+    for (Tensor& parameter : frozen->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor hidden = twice->forward(in->forward(x).tanh()).tanh();
+    hidden = frozen->forward(twice->forward(hidden)) + torch::mm(hidden, twice->weight.t());
+    {
+      const torch::NoGradGuard no_grad;
+      table.mul_(0.9).add_(hidden.mean());
+    }
+    return out->forward(hidden * table.mean());
+  }
+};
+
+TEST(StepperModelInFile, TakesTiedFrozenAndWrittenTensorsAlong) {
+  const TemporaryFolder folder;
+  const Batch batch = make_batch(32);
+  const auto train = [&](const StepperOptions& with, bool freezes) {
+    torch::manual_seed(5);
+    const auto model = std::make_shared<Shared>();
+    AdamW optimizer(model->parameters(), {.lr = 0.01});
+    Stepper stepper(model, optimizer, with);
+    for (int step = 0; step < 4; ++step) {
+      if (freezes && step == 2) {
+        model->in->weight.set_requires_grad(false);
+        model->frozen->weight.set_requires_grad(true);
+      }
+      stepper.step(batch, [&](const Batch& micro) {
+        return Loss::mean((model->forward(micro[0]) - micro[1]).square().mean(), micro.size());
+      });
+    }
+    EXPECT_TRUE(with.memory_budget.is_unlimited() || stepper.plan()->model_in_file);
+    std::vector<Tensor> all = model->parameters();
+    all.push_back(model->table);
+    return bits_of(all);
+  };
+  for (const bool freezes : {false, true}) {
+    const std::string plain = train({.micro_batch = 32}, freezes);
+    StepperOptions with = options(Bytes(live() + 11 * kMiB / 2), folder);
+    with.micro_batch = 32;
+    EXPECT_TRUE(train(with, freezes) == plain);
+  }
+}
+
+TEST(StepperModelInFile, TheSmallestBudgetThatIsToldWillDo) {
+  const TemporaryFolder folder;
+  const Batch batch = make_batch(16);
+  const int64_t before = live();
+  std::optional<Bytes> smallest;
+  {
+    PlannedTraining run(options(Bytes(before + 3 * kMiB / 2), folder), wide());
+    try {
+      run.step(batch);
+    } catch (const BudgetExceeded& error) {
+      smallest = error.smallest_feasible();
+    }
+  }
+  ASSERT_TRUE(smallest);
+  EXPECT_LT(smallest->count() - before, 4 * kMiB) << "less than the weights";
+  PlannedTraining run(options(*smallest, folder), wide());
+  run.step(batch);
+  EXPECT_TRUE(run.stepper.plan()->model_in_file);
+}
+
+TEST(StepperModelInFile, IsBuiltInFilesWhereItDoesNotFitAndIsResumedWithinTheSameBudget) {
+  const TemporaryFolder folder;
+  const Batch batch = make_batch(64);
+  const Bytes budget(live() + 4 * kMiB);
+  const auto parts = [](PlannedTraining& run) {
+    return std::map<std::string, Stateful>{
+        {"model", stateful(*run.model)}, {"optimizer", stateful(run.optimizer)}, {"stepper", stateful(run.stepper)}};
+  };
+  const auto build = [&] {
+    const TensorsInFile in_file(folder.path());
+    return wide();
+  };
+  const std::string expected = plain_training(batch, {.micro_batch = 64}, 3);
+  StepperOptions with = options(budget, folder);
+  with.micro_batch = 64;
+  const MemoryLimit limit(torch::kCPU, budget);
+  {
+    PlannedTraining run(with, build());
+    run.step(batch);
+    run.step(batch);
+    SnapshotStore(folder / "snapshots").save(2, parts(run));
+  }
+  PlannedTraining resumed(with, build());
+  ASSERT_EQ(SnapshotStore(folder / "snapshots").load_latest(parts(resumed)), 2);
+  resumed.step(batch);
+  std::string bits;
+  for (const Tensor& parameter : resumed.model->parameters()) {
+    bits += bits_of({parameter});
+  }
+  EXPECT_TRUE(bits == expected.substr(0, bits.size()));
+}
+
+TEST(StepperModelInFile, IsInPlansThatAreReadBack) {
+  const TemporaryFolder folder, plans;
+  const Batch batch = make_batch(64);
+  const auto run = [&] {
+    StepperOptions with = options(Bytes(live() + 4 * kMiB), folder);
+    with.plan_folder = plans.path();
+    PlannedTraining training(with, wide());
+    training.step(batch);
+    const int calls = training.calls;
+    EXPECT_TRUE(training.stepper.plan()->model_in_file);
+    EXPECT_TRUE(is_in_file(training.model));
+    training.step(batch);
+    return std::pair(calls, bits_of(training.model->parameters()));
+  };
+  const auto [first_calls, first] = run();
+  const auto [second_calls, second] = run();
+  EXPECT_GT(first_calls, 1);
+  EXPECT_EQ(second_calls, 1) << "nothing is tried";
+  EXPECT_TRUE(first == second);
+}
+
+TEST(StepperModelInFile, ALossOfNothingAndAFailingLossLeaveAllAsItWas) {
+  const TemporaryFolder folder;
+  const Batch batch = make_batch(64);
+  const std::string expected = plain_training(batch, {.micro_batch = 16}, 2);
+  StepperOptions with = options(Bytes(live() + 4 * kMiB), folder);
+  with.micro_batch = 16;
+  PlannedTraining run(with, wide());
+  run.step(batch);
+  int calls = 0;
+  const auto failing = [&](const Batch& micro) {
+    if (++calls == 3) {
+      throw std::runtime_error("the third");
+    }
+    return run.loss_of(micro);
+  };
+  EXPECT_THROW(run.stepper.step(batch, failing), std::runtime_error);
+  run.step(batch);
+  EXPECT_TRUE(bits_of(run.state()) == expected);
+}
+
+// --- any model
+
+class InFileFrom {
+ public:
+  explicit InFileFrom(size_t bytes) : before_(detail::set_in_file_from(bytes)) {}
+  ~InFileFrom() { detail::set_in_file_from(before_); }
+  InFileFrom(const InFileFrom&) = delete;
+  InFileFrom& operator=(const InFileFrom&) = delete;
+
+ private:
+  size_t before_;
+};
+
+struct Trained {
+  std::string bits;
+  int64_t peak = 0;
+  std::optional<StepPlan> plan;
+};
+
+Trained train(uint64_t seed, StepperOptions with) {
+  const RandomModel model = random_model(seed);
+  torch::manual_seed(1);
+  std::vector<Tensor> trained = model.leaves();
+  std::erase_if(trained, [&](const Tensor& leaf) { return leaf.is_same(model.input); });
+  AdamW optimizer(trained, {.lr = 0.01});
+  with.micro_batch = model.input.size(0);
+  const Tensor input = model.input.detach();
+  Stepper stepper(*model.module, optimizer, with);
+  Trained result;
+  for (int step = 0; step < 2; ++step) {
+    const StepResult made = stepper.step({input}, [&](const Batch& micro) { return Loss::whole(model.loss(micro[0])); });
+    result.peak = std::max(result.peak, made.peak_bytes);
+    result.plan = stepper.plan();
+  }
+  result.bits = bits_of(model.module->parameters()) + bits_of(model.module->buffers());
+  return result;
+}
+
+TEST(StepperModelInFile, TrainsRandomModelsInFiveBudgetsWithTheBitsOfPlainTrainingAndThePeakThatWasPredicted) {
+  const OneThread scratch_of_several_threads_overlaps_by_chance;
+  const InFileFrom small(2048);
+  const TemporaryFolder folder;
+  int in_files = 0;
+  for (uint64_t seed = 0; seed < testing::number_of_models(); ++seed) {
+    SCOPED_TRACE(random_model(seed).description);
+    const int64_t before = live();
+    const Trained plain = train(seed, {});
+    const auto told = [&] {
+      try {
+        train(seed, options(Bytes(live() + 64 * 1024), folder));
+      } catch (const BudgetExceeded& error) {
+        return error.smallest_feasible().count();
+      }
+      return live() + 64 * 1024;
+    };
+    // A tenth more than the least: a step is tried within the budget, under a plan that is made before the bytes of its
+    // backward pass are known.
+    const int64_t least = told() + (told() - before) / 10;
+    for (int k = 0; k < 5; ++k) {
+      const Bytes budget(least + std::max<int64_t>(0, plain.peak - least) * k / 4);
+      SCOPED_TRACE(budget.count() - before);
+      const Trained planned = train(seed, options(budget, folder));
+      EXPECT_TRUE(planned.bits == plain.bits);
+      EXPECT_LE(planned.peak, budget.count());
+      expect_as_predicted(planned.peak, planned.plan);
+      in_files += planned.plan->model_in_file ? 1 : 0;
+    }
+  }
+  EXPECT_GT(in_files, 10);
+}
+
+}  // namespace
+}  // namespace snug::stepper_model_in_file_test
