@@ -87,11 +87,11 @@ std::string advice_for_time() {
 // What the bytes are for, and what to turn to. `of_model`: weights, gradients and AdamW's moments.
 std::string verdict(int64_t of_model, int64_t in_all) {
   const double share = static_cast<double>(of_model) / static_cast<double>(in_all);
-  return share < 0.5
-             ? fmt::format("{:.0f} % of it are activations. {}", 100 * (1 - share),
-                           advice("a plan (--memory), smaller micro-batches", "smaller shares of the batch"))
-             : fmt::format("{:.0f} % of it are weights, gradients and optimizer state. {}", 100 * share,
-                           advice("AdamW8bit, state in a file (--offload), updates in backward", "ShardedOptimizer"));
+  return share < 0.5 ? fmt::format("{:.0f} % of it are activations. {}", 100 * (1 - share),
+                                   advice("a plan (--memory), smaller micro-batches", "smaller shares of the batch"))
+                     : fmt::format("{:.0f} % of it are weights, gradients and optimizer state. {}", 100 * share,
+                                   advice("AdamW8bit, weights and state in files (--offload), updates in backward",
+                                          "ShardedOptimizer"));
 }
 
 // The units of an accelerator, and how far its figures can be relied on.
@@ -132,8 +132,8 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
   if (flags.offloads) {
     offload = flags.offload;
   }
-  const int64_t copies = flags.offloads && model.device.is_cpu() ? 1 : 3;  // gradients, and moments that stay
-  const Bytes least(live_bytes(model.device).count() + copies * model.parameters);
+  const bool may_leave = flags.offloads && model.device.is_cpu();
+  const Bytes least(may_leave ? 0 : live_bytes(model.device).count() + 3 * model.parameters);  // gradients, moments
   Stepper stepper(*model.model.module, optimizer,
                   {.memory_budget = std::max(budget, least), .plan_folder = flags.plans, .offload = offload});
   Bytes takes = Bytes::unlimited();

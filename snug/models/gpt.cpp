@@ -33,10 +33,11 @@ struct Configuration {
   GptOptions options;
 };
 
-const std::array<Configuration, 3>& configurations() {
-  static const std::array<Configuration, 3> all{{
+const std::array<Configuration, 4>& configurations() {
+  static const std::array<Configuration, 4> all{{
       {"gpt-tiny", {.context = 128, .layers = 4, .heads = 4, .width = 128}},
       {"gpt-small", {.context = 256, .layers = 12, .heads = 8, .width = 256}},
+      {"gpt-medium", {.context = 256, .layers = 12, .heads = 8, .width = 512}},
       {"gpt-base", {.context = 1024, .layers = 12, .heads = 12, .width = 768}},
   }};
   return all;

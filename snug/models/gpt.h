@@ -32,8 +32,8 @@ struct GptOptions {
   double dropout = 0;     ///< on attention weights, branches and embedding; 0 while data is plenty
 };
 
-/// "gpt-tiny" (0.8 M parameters), "gpt-small" (9.6 M) or "gpt-base" (GPT-2 small's 12 x 768 and its
-/// context of 1024, on bytes: 86 M). Throws ConfigError with the nearest name for any other.
+/// "gpt-tiny" (0.8 M parameters), "gpt-small" (9.6 M), "gpt-medium" (38 M) or "gpt-base" (GPT-2 small's 12 x 768 and
+/// its context of 1024, on bytes: 86 M). Throws ConfigError with the nearest name for any other.
 GptOptions gpt_configuration(std::string_view name);
 
 /// All names that gpt_configuration knows, smallest first.

@@ -105,9 +105,10 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
   if (!result.choice) {
     int64_t least = std::numeric_limits<int64_t>::max();
     for (size_t i = 0; i < all.size(); ++i) {
-      const int64_t smallest = all[i].before + solvers[i].smallest().peak_bytes;
-      least = std::min(least, smallest);
-      if (std::max(optimizer, smallest) <= options.budget) {  // which the search for a fast one has missed
+      const RematPlan smallest = solvers[i].smallest();
+      least = std::min(least, all[i].before + smallest.peak_bytes);
+      if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // missed by the search
+        choose_if_faster(smallest, all[i], result.considered[i]);
         choose_if_faster(solvers[i].solve(options.budget - all[i].before), all[i], result.considered[i]);
       }
     }

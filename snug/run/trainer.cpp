@@ -27,6 +27,7 @@
 #include "snug/io/stateful.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
+#include "snug/memory/tensors_in_file.h"
 #include "snug/optim/gradient_noise.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/autocast.h"
@@ -72,7 +73,7 @@ class Trainer::Impl {
         start_(start_checked(start)),
         device_(make_current(detail::device_of_rank(config_.device, ranks_.local_rank()))),
         limit_(make_limit()),
-        task_(within_limit(config_, "the model", [&] { return run_model(config_, device_); })),
+        task_(within_limit(config_, "the model", [&] { return make_model(); })),
         model_(*task_.module),
         data_(within_limit(config_, "the data", [&] { return detail::load_run_data(config_, task_.inputs); })),
         data_checksum_(data_->checksum()),
@@ -198,14 +199,35 @@ class Trainer::Impl {
     return start;
   }
 
+  // Whether a plan may put the optimizer's state, or weights and gradients too, into files.
+  bool state_may_leave() const { return config_.offload && plans() && device_.is_cpu(); }
+  bool model_may_leave() const { return state_may_leave() && ranks_.size() == 1 && config_.weights == Weights::Full; }
+
+  // In files if it does not fit into memory. Its weights are the same there.
+  RunModel make_model() const {
+    try {
+      return run_model(config_, device_);
+    } catch (const c10::Error& error) {
+      if (!model_may_leave() || !is_out_of_memory(error)) {
+        throw;
+      }
+    }
+    FileSystem::real().create_directories(config_.out);
+    const TensorsInFile in_files(config_.out);
+    return run_model(config_, device_);
+  }
+
   // Otherwise the error would show in the first step or, if the text is long, much later.
   void check_parameters_fit() const {
+    if (model_may_leave()) {
+      return;
+    }
     int64_t bytes = 0;
     for (const at::Tensor& parameter : model_.parameters()) {
       const int64_t trained = parameter.requires_grad() ? parameter.numel() : 0;
       bytes += trained * static_cast<int64_t>(sizeof(float));  // whatever type the weights have
     }
-    const bool may_leave = config_.offload && plans() && device_.is_cpu();
+    const bool may_leave = state_may_leave();
     const int64_t moments = may_leave ? 0 : 2 * bytes / (config_.shard_optimizer ? ranks_.size() : 1);
     const Bytes least(live_bytes(device_).count() + bytes + moments);
     if (least > config_.memory) {
@@ -343,10 +365,13 @@ class Trainer::Impl {
     plan_to_save_ = plan->to_json();
     notes.events.push_back(detail::event_of(step_, *plan));
     const std::string file = plan->read_from.empty() ? "" : fmt::format(" (read from {})", plan->read_from.string());
-    notes.changes.push_back(
-        fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak", config_.memory.str(), file,
-                    planned_->micro_batches, planned_->items, plan->activations ? less : "all of each kept",
-                    plan->state_in_file ? ", AdamW's moments in a file" : "", Bytes(planned_->peak_bytes).str()));
+    notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak",
+                                        config_.memory.str(), file, planned_->micro_batches, planned_->items,
+                                        plan->activations ? less : "all of each kept",
+                                        plan->model_in_file   ? ", weights, gradients and AdamW's moments in files"
+                                        : plan->state_in_file ? ", AdamW's moments in a file"
+                                                              : "",
+                                        Bytes(planned_->peak_bytes).str()));
   }
 
   StepRecord one_step(StepNotes& notes) {

@@ -515,7 +515,8 @@ class Stepper::Impl {
       result.first_batch_items = first_batch_items_;
     }
     first_grad_norm_.reset();
-    result.activation_peak_bytes = watch_->rise() - (budget_.model_place().is_in_file() ? 0 : parameters_.gradient_bytes());
+    result.activation_peak_bytes =
+        watch_->rise() - (budget_.model_place().is_in_file() ? 0 : parameters_.gradient_bytes());
     return result;
   }
 

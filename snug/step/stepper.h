@@ -95,8 +95,14 @@ struct StepperOptions {
   /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to
   /// compute them again, or where they cannot be. The state of one of snug's optimizers may go there as well, to a file
   /// of its own (keep_state_in, with a window of an eighth of the state, at most 24 MiB): it is there from the
-  /// beginning and until a plan brings it into memory. On other devices than the CPU an empty path: they go to pinned
-  /// memory of the host. The speed of the way is measured once. See measure_offload_link.
+  /// beginning and until a plan brings it into memory. With that state the plan may also let weights, buffers of 64 KiB
+  /// and more, and gradients go to files, where nothing else fits or where that takes less time
+  /// (StepPlan::model_in_file). Weights are used as ever, also between steps, but their addresses (data_ptr) change
+  /// when they move. A gradient is that of the last step until the next one begins; one that the program still holds
+  /// then stays as it is. Weights and gradients do not leave memory with data_parallel, Weights::Low, an optimizer
+  /// whose state cannot leave, or where a parameter has a hook after its gradient. TensorsInFile builds a model that
+  /// does not fit. On other devices than the CPU an empty path: activations go to pinned memory of the host, and
+  /// nothing else. The speed of the way is measured once. See measure_offload_link.
   std::optional<std::filesystem::path> offload = {};
   /// Tensors that loss_of reads and assigns anew, such as the hidden state that a recurrent network hands to the next
   /// step, detached. Not owned: they must outlive the Stepper and stay where they are. Wherever a planned memory_budget

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 
 ROOT = pathlib.Path(sys.argv[1]).resolve()
 
@@ -16,6 +17,30 @@ ROOT = pathlib.Path(sys.argv[1]).resolve()
 def records(run):
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()[1:]]
     return [line for line in lines if "event" not in line]
+
+
+# Weights of 151 MiB in 60 MiB, killed in the third step and resumed: the bits of a run in memory.
+def train_in_less_than_the_weights(out):
+    train = [ROOT / "build" / "dev" / "cli" / "snug", "train", "--data", ROOT / "build" / "data" / "shakespeare", "--model", "gpt-medium",
+             "--batch", "2", "--micro-batch", "2", "--steps", "4", "--snapshot-every", "2"]
+    subprocess.run([*train, "--out", out / "in memory"], check=True, capture_output=True)
+    in_files = [*train, "--out", out / "in files", "--memory", "60MiB", "--offload"]
+    run = subprocess.Popen(in_files, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    for line in run.stdout:
+        if line.startswith("step 2/"):
+            break
+    deadline = time.monotonic() + 600
+    while not list((out / "in files" / "snapshots").glob("*2*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(2)
+    run.kill()
+    run.wait()
+    assert records(out / "in files")[-1]["step"] < 4
+    resumed = subprocess.run([*in_files, "--resume"], check=True, capture_output=True, text=True).stdout
+    assert "resumed after step 2" in resumed, resumed
+    assert (out / "in files" / "model.safetensors").read_bytes() == (out / "in memory" / "model.safetensors").read_bytes()
+    assert max(r["peak_bytes"] for r in records(out / "in files")) <= 60 << 20
+    assert min(r["peak_bytes"] for r in records(out / "in memory")) > 500 << 20
 
 
 def main():
@@ -43,6 +68,7 @@ def main():
         assert (out / "planned" / "model.safetensors").read_bytes() == (out / "plain" / "model.safetensors").read_bytes()
         assert max(r["peak_bytes"] for r in planned) <= budget
         assert "The plan" in (out / "planned" / "report.html").read_text()
+        train_in_less_than_the_weights(out)
         print("demo: done")
 
 

@@ -232,7 +232,7 @@ TEST(Gpt, RefusesTokensThatItCannotTake) {
 }
 
 TEST(GptConfiguration, KnowsItsNames) {
-  EXPECT_THAT(gpt_configuration_names(), ElementsAre("gpt-tiny", "gpt-small", "gpt-base"));
+  EXPECT_THAT(gpt_configuration_names(), ElementsAre("gpt-tiny", "gpt-small", "gpt-medium", "gpt-base"));
   const GptOptions base = gpt_configuration("gpt-base");
   EXPECT_EQ(base.layers, 12);
   EXPECT_EQ(base.width, 768);

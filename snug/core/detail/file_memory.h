@@ -31,8 +31,8 @@ class FileMemory final {
 
   /// Whether that is memory that in() gave.
   static bool holds(const void* data) noexcept;
-  /// The pages of such memory leave this process, those at both ends too; an access brings them back. No effect on other
-  /// memory.
+  /// The pages of such memory leave this process, those at both ends too; an access brings them back. No effect on
+  /// other memory.
   static void let_go(const void* data, int64_t bytes) noexcept;
   /// The system begins to read them.
   static void read_ahead(const void* data, int64_t bytes) noexcept;

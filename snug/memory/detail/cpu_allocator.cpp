@@ -173,8 +173,8 @@ std::atomic<size_t> least_in_file{size_t{64} << 10};
 thread_local const std::filesystem::path* directory_of_files = nullptr;
 
 c10::DataPtr new_file(const std::filesystem::path& directory, size_t n) {
-  auto file = std::make_unique<std::shared_ptr<FileMemory>>(
-      FileMemory::in(directory, static_cast<int64_t>(n + kHeaderBytes)));
+  auto file =
+      std::make_unique<std::shared_ptr<FileMemory>>(FileMemory::in(directory, static_cast<int64_t>(n + kHeaderBytes)));
   void* const base = (*file)->data();
   void* const data = static_cast<std::byte*>(base) + kHeaderBytes;
   new (base) Header{n, file.release()};

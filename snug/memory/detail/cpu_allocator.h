@@ -69,8 +69,8 @@ class [[nodiscard]] CountedBytes final {
 size_t in_file_from() noexcept;
 size_t set_in_file_from(size_t bytes) noexcept;
 
-/// While it lives, what this thread allocates of in_file_from() bytes and more is FileMemory: no live bytes, and under no
-/// limit. `directory` must outlive it. Allocations throw Error if the file cannot be made.
+/// While it lives, what this thread allocates of in_file_from() bytes and more is FileMemory: no live bytes, and under
+/// no limit. `directory` must outlive it. Allocations throw Error if the file cannot be made.
 class [[nodiscard]] AllocationsInFile final {
  public:
   explicit AllocationsInFile(const std::filesystem::path& directory);

@@ -1,8 +1,8 @@
 #pragma once
 // FileWindow: tensors in files (AllocationsInFile), of which few bytes are in memory at a time. What an operator takes
-// comes in when it runs; what was taken longest ago goes out for it. The operator seam says what runs, forward, backward
-// and replays alike. Code that is no operator, such as a program that prints a weight, finds the tensors there as well:
-// the system brings in the pages that it reads, and they leave at the next let_go().
+// comes in when it runs; what was taken longest ago goes out for it. The operator seam says what runs, forward,
+// backward and replays alike. Code that is no operator, such as a program that prints a weight, finds the tensors there
+// as well: the system brings in the pages that it reads, and they leave at the next let_go().
 
 #include <cstdint>
 #include <list>

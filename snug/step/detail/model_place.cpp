@@ -133,14 +133,14 @@ void ModelPlace::collect_gradients() {
     const auto known = before.find(key);
     Gradient& gradient = gradients_[key];
     // The program may hold the last step's.
-    const bool is_free = known != before.end() && known->second.sum.use_count() == 1 &&
-                         known->second.sum.storage().use_count() == 1 &&
-                         known->second.sum.sizes() == parameter.sizes() &&
-                         known->second.sum.strides() == parameter.strides();
+    const bool is_free =
+        known != before.end() && known->second.sum.use_count() == 1 && known->second.sum.storage().use_count() == 1 &&
+        known->second.sum.sizes() == parameter.sizes() && known->second.sum.strides() == parameter.strides();
     gradient.sum = is_free ? std::move(known->second.sum)
                            : at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options());
-    hooks_->set(parameter, [&gradient](const at::Tensor& complete) { add(gradient, complete); },
-                GradientHooks::Runs::InProfilesToo);
+    hooks_->set(
+        parameter, [&gradient](const at::Tensor& complete) { add(gradient, complete); },
+        GradientHooks::Runs::InProfilesToo);
   }
 }
 

@@ -95,9 +95,9 @@ bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step)
     return false;
   }
   const StepChoice& choice = in_memory.plan.choice;
-  const double recomputing = static_cast<double>(choice.micro_batches) * (choice.plan.seconds - choice.plan.plain_seconds);
-  return recomputing >
-         limits_.link.out_seconds(step.gradient_bytes) + limits_.link.back_seconds(step.gradient_bytes);
+  const double recomputing =
+      static_cast<double>(choice.micro_batches) * (choice.plan.seconds - choice.plan.plain_seconds);
+  return recomputing > limits_.link.out_seconds(step.gradient_bytes) + limits_.link.back_seconds(step.gradient_bytes);
 }
 
 const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
@@ -227,7 +227,8 @@ bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
   const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
   return !is_outdated(read, step) && plan.budget_bytes == limits_.budget &&
          counts.gradient_bytes == step.gradient_bytes && counts.optimizer_bytes == step.optimizer_bytes &&
-         counts.state_file == step.state_file && counts.model_file == step.model_file && counts.fixed_bytes - step.fixed_bytes <= limits_.budget / 16 &&
+         counts.state_file == step.state_file && counts.model_file == step.model_file &&
+         counts.fixed_bytes - step.fixed_bytes <= limits_.budget / 16 &&
          (link == nullptr || !link->is_open() || link->directory == limits_.link.directory) &&
          (before == nullptr || (std::min(before->items, step.batch) == std::min(plan.choice.items, step.batch) &&
                                 before->slices == plan.slices));

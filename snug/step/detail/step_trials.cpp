@@ -15,6 +15,7 @@
 #include "snug/core/error.h"
 #include "snug/core/out_of_memory.h"
 #include "snug/memory/detail/device_memory.h"
+#include "snug/memory/limit.h"
 #include "snug/step/detail/same_losses.h"
 
 namespace snug::detail {
@@ -299,7 +300,9 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   if (!pinned_by_.empty()) {
     plan.considered += fmt::format("The batch is not split because of {}.\n", pinned_by_);
   }
-  if (choice.plan.seconds > choice.plan.plain_seconds) {
+  const bool is_plain =
+      choice.plan.seconds <= choice.plan.plain_seconds && choice.plan.peak_bytes >= choice.plan.plain_peak_bytes;
+  if (!is_plain) {
     const int64_t beside = bytes_beside(choice.items, found.state_in_file);
     const GradientsHeld gradients(step.trial, choice.micro_batches > 1 && !model_in_file_);
     try {
@@ -340,19 +343,30 @@ std::string StepTrials::told_of_state(const Found& found) const {
 }
 
 // Where nothing ran within the budget: by a run without it, as frugal as can be, of the least that can be run at once.
+// It must also do for trying a step, whose plan is made before the bytes of the backward pass are known.
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   StepTrials trials = *this;
   const LimitPaused no_limit(limits_->device, limits_->budget);
+  const auto enough_to_try = [&](int64_t bytes, int64_t items, int64_t slices) {
+    constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
+    for (bytes = std::max(bytes, limits_->budget + 1);; bytes += std::max(kSmallThings, bytes / 32)) {
+      const MemoryLimit limit(limits_->device, Bytes(bytes - kSmallThings));
+      if (StepTrials(*this).try_one(step, items, slices)) {
+        return bytes;
+      }
+    }
+  };
   const bool is_free = step.micro_batch == 0 && pinned_by_.empty();
   for (int64_t items = is_free                ? 1
                        : step.micro_batch > 0 ? std::min(step.micro_batch, step.batch)
                                               : step.batch;
        ; items = std::min(2 * items, step.batch)) {
-    if (trials.try_one(step, items, trials.can_slice_ ? kMostSlices : 1)) {
+    const int64_t slices = trials.can_slice_ ? kMostSlices : 1;
+    if (trials.try_one(step, items, slices)) {
       const bool in_file = state_can_leave();
-      return std::max(trials.bytes_of_update(in_file),
-                      trials.bytes_beside(items, in_file) +
-                          PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest().peak_bytes);
+      const int64_t of_plan = PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest().peak_bytes;
+      const int64_t least = std::max(trials.bytes_of_update(in_file), trials.bytes_beside(items, in_file) + of_plan);
+      return enough_to_try(least, items, slices);
     }
     if (!is_free || items == step.batch) {
       return 0;
