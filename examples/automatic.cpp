@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <tuple>
 
 #include <snug/snug.h>
@@ -52,6 +53,21 @@ void plan_with_a_disk(torch::nn::Sequential& model, const Tensor& x, const Tenso
   std::cout << plan.explain();
 }
 
+// A model that is built and trained in fewer bytes than its weights take: 4 MiB of them in 2 MiB.
+void train_outside_of_memory(const Tensor& x, const Tensor& y) {
+  const std::string scratch = std::filesystem::temp_directory_path().string();
+  const snug::Bytes budget(snug::live_bytes(torch::kCPU).count() + (2 << 20));
+  std::optional<snug::TensorsInFile> in_file(std::in_place, scratch);
+  auto model = deep_model();  // its weights are in files from the beginning
+  in_file.reset();
+  snug::AdamW optimizer(model->parameters(), {.lr = 1e-3});
+  snug::Stepper stepper(model, optimizer, {.memory_budget = budget, .offload = scratch, .clip_norm = 1.0});
+  stepper.step({x, y}, [&](const snug::Batch& micro) {
+    return snug::Loss::mean(torch::mse_loss(model->forward(micro[0]), micro[1]), micro.size());
+  });
+  std::cout << stepper.plan()->verdict() << "\n";
+}
+
 // A recurrent network that goes on, in each step, from where the last one ended.
 void carry_state(snug::Bytes budget) {
   torch::nn::LSTMCell cell(256, 256);
@@ -83,6 +99,7 @@ int main() {
   model->zero_grad();
   plan_with_a_disk(model, x, y, snug::Bytes::parse("12MiB"));
   model = nullptr;
+  train_outside_of_memory(x, y);
   carry_state(snug::Bytes::parse("24MiB"));
   std::cout << "automatic: done\n";
 }

@@ -47,6 +47,7 @@
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "snug/memory/saved_tensors.h"
+#include "snug/memory/tensors_in_file.h"
 #include "snug/models/block_runner.h"
 #include "snug/models/gpt.h"
 #include "snug/models/mlp.h"
