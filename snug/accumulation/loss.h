@@ -13,6 +13,7 @@ namespace snug {
 
 class Loss {
  public:
+  /// Sum and Mean come with a count of items; Whole comes with none.
   enum class Kind { Sum, Mean, Whole };
 
   /// `sum`: scalar, the sum over the items of this micro-batch. `count`: the number of these items (tokens, pixels,
@@ -30,6 +31,7 @@ class Loss {
   /// A loss that is no sum over items (contrastive losses, for example): its batch must not be split.
   static Loss whole(at::Tensor loss);
 
+  /// Which of the functions above made it, and the scalar that it was given.
   Kind kind() const { return kind_; }
   const at::Tensor& value() const { return value_; }
   /// The count, read from the device if it is there.

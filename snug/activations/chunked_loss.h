@@ -13,6 +13,7 @@
 
 namespace snug {
 
+/// Options of chunked_cross_entropy.
 struct ChunkedLossOptions {
   /// Rows of logits alive at once. Larger: fewer, more efficient products; smaller: less memory.
   int64_t chunk = 4096;

@@ -69,6 +69,7 @@ class [[nodiscard]] SaveOnHost final {
   SaveOnHost(const SaveOnHost&) = delete;
   SaveOnHost& operator=(const SaveOnHost&) = delete;
 
+  /// Bytes and waits of everything that was offloaded so far.
   OffloadReport report() const;
 
  private:

@@ -24,8 +24,10 @@ class Bytes {
   /// A fraction of a byte is rounded to the nearest. Throws ConfigError for anything else and for what overflows.
   static Bytes parse(std::string_view text);
 
+  /// More than any machine has: a budget or limit that is never reached.
   static Bytes unlimited();
 
+  /// Whether it is unlimited().
   bool is_unlimited() const { return count_ == kUnlimited; }
 
   /// In bytes. An unlimited amount gives the largest int64_t, so that `used <= budget.count()` holds for every `used`.

@@ -19,6 +19,7 @@ namespace snug {
 
 class FileSystem {
  public:
+  /// A path on this system, as the standard library has it.
   using Path = std::filesystem::path;
 
   virtual ~FileSystem() = default;

@@ -18,13 +18,16 @@ namespace snug {
 /// State of the CPU's default generator and of the default generator of every device of the accelerator in use.
 class RngState {
  public:
+  /// The state of all those generators now.
   static RngState capture();
+  /// Puts them back into this state.
   void restore() const;
   /// Whether the generators are in this state now. Also false if another generator has come into use since.
   bool is_current() const;
   /// Whether both states give the same numbers. Also false if a generator came into use in between.
   bool operator==(const RngState& other) const;
 
+  /// The state as bytes: an entry for the CPU, and one for each device.
   StateDict state_dict() const;
   /// Throws CorruptFile if an entry is missing or is no state of this torch's generator. Skips devices that are absent
   /// on this machine.

@@ -25,6 +25,7 @@ struct StateEntry;
 /// order is that of the first `set`. Tensors are held by reference, as everywhere in torch: clone what will change.
 class StateDict {
  public:
+  /// The types that an entry may have. A StateDict nests.
   using Value = std::variant<at::Tensor, int64_t, double, bool, std::string, StateDict>;
 
   StateDict();
@@ -37,6 +38,7 @@ class StateDict {
   /// Adds the entry, or replaces the value of the one that has this name.
   void set(const std::string& name, Value value);
 
+  /// Whether there is an entry of this name; whether there is none at all; and the number of entries.
   bool contains(const std::string& name) const;
   bool empty() const;
   size_t size() const;
@@ -56,6 +58,7 @@ class StateDict {
   std::vector<StateEntry> entries_;
 };
 
+/// A name and its value.
 struct StateEntry {
   std::string name;
   StateDict::Value value;

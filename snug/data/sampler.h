@@ -33,6 +33,7 @@ class Sampler {
   /// longer. If all ranks call this, each index comes exactly once. Throws ConfigError unless 0 <= rank < ranks.
   std::vector<int64_t> next(int64_t count, int64_t rank, int64_t ranks);
 
+  /// As given to the constructor.
   int64_t size() const { return size_; }
   uint64_t seed() const { return seed_; }
 

@@ -63,6 +63,7 @@ struct CommunicationTime {
 /// Algorithm: Li et al. 2020 (arXiv 2006.15704). It uses LibTorch's Reducer, as Python's DistributedDataParallel does.
 class DataParallel final {
  public:
+  /// Parameters or buffers under their names in the module.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
   /// Compares parameters and buffers over all ranks, then gives every rank the values of rank 0. `model` is a module
@@ -94,6 +95,7 @@ class DataParallel final {
     return result;
   }
 
+  /// The ranks that it was made for.
   ProcessGroup& group() const;
 
   /// Bytes that this rank has handed to all-reduce for gradients, so far.
@@ -106,7 +108,7 @@ class DataParallel final {
   void check_replicas() const;
 
   class Impl;
-  Impl& impl() { return *impl_; }  // for snug's own use
+  Impl& impl() { return *impl_; }  ///< for snug's own use
 
  private:
   friend class NoSync;

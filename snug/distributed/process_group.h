@@ -37,6 +37,7 @@ struct ProcessGroupOptions {
   std::optional<Environment> environment = {};
 };
 
+/// How an all-reduce joins the numbers of the ranks.
 enum class ReduceOp { Sum, Max, Min };
 
 /// Bytes of the tensors that this rank handed to each kind of operation. The bytes on the wire depend on the algorithm.
@@ -58,6 +59,7 @@ class ProcessGroup final {
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
 
+  /// This rank, from 0, and the number of ranks.
   int rank() const;
   int size() const;
   /// The rank among those of this machine.
@@ -76,9 +78,10 @@ class ProcessGroup final {
   /// Returns when all ranks have called it.
   void barrier();
 
+  /// Of this rank, since the group was made.
   const Traffic& traffic() const;
 
-  Impl& impl() { return *impl_; }  // for snug's own use
+  Impl& impl() { return *impl_; }  ///< for snug's own use
 
  private:
   std::unique_ptr<Impl> impl_;

@@ -37,6 +37,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
   /// lost.
   torch::Tensor forward(const torch::Tensor& input);
 
+  /// The ranks over which it takes statistics.
   const ProcessGroup& group() const { return *group_; }
 
  protected:

@@ -41,6 +41,7 @@ struct ExportedOptions {
 
 /// An input as a program was exported for it.
 struct ExportedInput {
+  /// The range of a dimension.
   struct Size {
     int64_t least = 0, most = 0;  ///< equal: the program takes this size alone; `most` is INT64_MAX where it is open
   };
@@ -49,6 +50,8 @@ struct ExportedInput {
   std::vector<Size> sizes;
 };
 
+/// A program of torch.export as a module. Parameters, buffers and their names are those of the Python model; train()
+/// and eval() choose the graph.
 class ExportedModule : public torch::nn::Module {
  public:
   /// As load_exported.
@@ -64,6 +67,7 @@ class ExportedModule : public torch::nn::Module {
   /// All outputs, in the order of output_names(). Throws as forward does, and Error if an output is no tensor.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
 
+  /// In the order in which forward() takes them, as the exported program names them.
   const std::vector<std::string>& input_names() const { return input_names_; }
   /// Of the graph for train().
   std::vector<ExportedInput> inputs() const;

@@ -20,6 +20,7 @@ struct Module;
 
 namespace snug {
 
+/// A module of TorchScript. Its parameters and buffers are the script's own tensors.
 class ScriptModule : public torch::nn::Module {
  public:
   /// As wrap_script.
@@ -33,6 +34,7 @@ class ScriptModule : public torch::nn::Module {
   /// save; write in place (self.steps += 1).
   at::Tensor forward(const std::vector<at::Tensor>& inputs);
 
+  /// Also the script's own mode.
   void train(bool on = true) override;
   /// Casts floating-point tensors alone.
   void to(at::ScalarType dtype, bool non_blocking = false) override;

@@ -38,8 +38,8 @@ struct SnapshotState {
   std::string damage;  ///< empty: it is whole
 };
 
-/// <directory>/step-00000120/ holds manifest.json (format version, step, size and CRC-32 of every file) and one
-/// <name>.safetensors for each Stateful. That file has its tensors under their dotted names with their dtypes, and all
+/// `directory`/step-00000120/ holds manifest.json (format version, step, size and CRC-32 of every file) and one
+/// NAME.safetensors for each Stateful. That file has its tensors under their dotted names with their dtypes, and all
 /// other values, and the order, as JSON in the metadata ("snug.state"). Only one process may save at a time; any number
 /// may load.
 class SnapshotStore {

@@ -61,6 +61,7 @@ class MemoryMeter {
   /// report().
   void attach(const torch::optim::Optimizer& optimizer);
 
+  /// Bytes now and at most, and the categories at the peak, since the meter was made.
   MemoryReport report() const;
 
  private:

@@ -80,7 +80,7 @@ class GptBlockImpl : public torch::nn::Module {
 TORCH_MODULE(GptBlock);
 
 /// Parameters: token_embedding.weight, position_embedding.weight, norm.{weight, bias} and
-/// blocks.<i>.{attention_norm, attention.qkv, attention.projection, mlp_norm, mlp.up,
+/// blocks.I.{attention_norm, attention.qkv, attention.projection, mlp_norm, mlp.up,
 /// mlp.down}.{weight, bias}. Initialised as GPT-2 is, from torch's default generator: the same
 /// seed gives the same weights.
 class GptImpl : public torch::nn::Module {

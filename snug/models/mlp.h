@@ -12,6 +12,7 @@
 
 namespace snug {
 
+/// The function between the layers.
 enum class MlpActivation { Relu, Gelu, Tanh, Silu };
 
 struct MlpOptions {

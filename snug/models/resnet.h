@@ -51,7 +51,7 @@ class ResNetBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(ResNetBlock);
 
-/// Parameters: stem.{conv, norm}, blocks.<i>.branch.{conv1, norm1, conv2, norm2}, blocks.<i>.projection.{conv, norm}
+/// Parameters: stem.{conv, norm}, blocks.I.branch.{conv1, norm1, conv2, norm2}, blocks.I.projection.{conv, norm}
 /// and head, each weight (and bias, but for convolutions). Convolutions are initialised as in He et al. 2015
 /// (arXiv:1502.01852, normal, fan out), from torch's default generator.
 class ResNetImpl : public torch::nn::Module {

@@ -42,6 +42,7 @@ class Ema {
   /// within a Scope. If memory runs out, nothing has changed.
   void update();
 
+  /// How often update() has run.
   int64_t updates() const { return updates_; }
   /// In the order of the parameters, without repeats. Within a Scope those of FP32 and FP64 hold the trained weights.
   const std::vector<at::Tensor>& averages() const { return averages_; }

@@ -80,7 +80,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// Names for error messages, such as a module's named_parameters(); otherwise they give the index.
   void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names);
 
-  /// Python's names: state.<index>.<name of a state tensor> and param_groups.<group>.<option>, a group's parameters by
+  /// Python's names: `state.INDEX.NAME`, of a state tensor, and `param_groups.GROUP.OPTION`, a group's parameters by
   /// their indices under params. Where Python has a list or tuple (param_groups, betas, params), a StateDict with the
   /// names 0, 1, ...
   StateDict state_dict() const final;

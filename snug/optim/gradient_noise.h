@@ -53,6 +53,7 @@ class GradientNoise {
   std::optional<double> squared_gradient() const;
   std::optional<double> trace() const;
 
+  /// All that it knows, for a snapshot.
   const Sums& sums() const { return sums_; }
   /// Throws ConfigError unless all are finite and the weight is from 0 to 1.
   void load(const Sums& sums);

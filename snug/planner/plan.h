@@ -21,6 +21,7 @@ struct RematPlan {
   /// How far it can be from the fastest plan, as a share of that plan's time at most: 0.01 is one per cent.
   double gap() const { return bound_seconds > 0 ? seconds / bound_seconds - 1 : 0; }
 
+  /// Seconds read back bit for bit.
   std::string to_json() const;
 
   /// Throws ConfigError for what is not a plan, or is one of another format version.

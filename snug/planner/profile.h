@@ -21,6 +21,7 @@ enum class StorageKind {
   Pinned,      ///< likewise, but never rebuilt: somebody else may look at it
 };
 
+/// A storage of the step, and what may become of it.
 struct StorageInfo {
   std::string name = {};
   int64_t bytes = 0;
@@ -72,6 +73,7 @@ enum class EventKind {
   Backward,  ///< `index`: backward step
 };
 
+/// One entry of the stream. EventKind says which of `index` and `bytes` it uses.
 struct ProfileEvent {
   EventKind kind = EventKind::Forward;
   int index = 0;
@@ -93,7 +95,9 @@ struct OffloadLink {
   double back_bytes_per_second = 0;
   double seconds = 0;  ///< of each transfer, beside those of its bytes
 
+  /// Whether anything can go over it.
   bool is_open() const { return out_bytes_per_second > 0 && back_bytes_per_second > 0; }
+  /// The time of one transfer of so many bytes: out, and back.
   double out_seconds(int64_t bytes) const { return seconds + static_cast<double>(bytes) / out_bytes_per_second; }
   double back_seconds(int64_t bytes) const { return seconds + static_cast<double>(bytes) / back_bytes_per_second; }
 

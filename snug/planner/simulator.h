@@ -26,6 +26,7 @@ struct Replay {
   std::vector<int> operators = {};
 };
 
+/// A storage that is there at the peak, and its bytes.
 struct LiveStorage {
   int storage = 0;
   int64_t bytes = 0;
@@ -56,6 +57,7 @@ class StepSimulator {
   /// Keeps a copy. Throws ConfigError where the profile contradicts itself.
   explicit StepSimulator(StepProfile profile);
 
+  /// What it simulates.
   const StepProfile& profile() const { return profile_; }
 
   /// Throws ConfigError unless there is one entry per storage, and for what leaves where the profile's link is not

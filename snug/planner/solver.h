@@ -20,6 +20,7 @@ struct Infeasible {
   int64_t smallest_feasible_bytes = 0;  ///< the smallest peak of any plan that was found
 };
 
+/// A plan within the budget, or the smallest budget for which there is one.
 using PlanAnswer = std::variant<RematPlan, Infeasible>;
 
 struct SolverOptions {
@@ -44,6 +45,7 @@ class PlanSolver {
   /// faster one that takes no more.
   RematPlan smallest();
 
+  /// How many plans it has simulated so far.
   int64_t simulations() const;
   /// Of all simulations, and of estimates of what a rebuild takes: see Simulation.
   int64_t steps() const;

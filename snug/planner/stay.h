@@ -19,6 +19,7 @@ struct Stay {
   Kind kind = Kind::Kept;
   int event = 0;  ///< of the profile; 0 but for From
 
+  /// One of each kind; once_rebuilt() is there from the first rebuild at all.
   static constexpr Stay streamed() { return {Kind::Streamed}; }
   static constexpr Stay offloaded() { return {Kind::Offloaded}; }
   static constexpr Stay kept() { return {Kind::Kept}; }

@@ -23,6 +23,7 @@ struct MicroBatchCandidate {
   int64_t own_bytes = 0;                     ///< there beside its activations, such as copies of its items
 };
 
+/// The step that is to fit, and what is there beside its activations.
 struct StepSearchOptions {
   int64_t batch = 0;             ///< items in a step
   int64_t budget = 0;            ///< bytes, for everything
@@ -40,6 +41,7 @@ struct StepChoice {
   int64_t peak_bytes = 0;     ///< predicted, of everything
   double seconds = 0;         ///< predicted, of the step
 
+  /// Seconds read back bit for bit.
   std::string to_json() const;
 
   /// Throws ConfigError for what is not a choice, or is one of another format version.

@@ -56,6 +56,7 @@ struct MatmulAccumulation {
   bool fp16_accumulation = false;  ///< FP16 products may sum in FP16 throughout
   bool tf32 = false;               ///< FP32 products may round their inputs to TF32, which has a mantissa of 10 bits
 };
+/// The settings of this process now.
 MatmulAccumulation matmul_accumulation();
 
 /// From now on, in the whole process, 16-bit matrix products sum in FP32. FP32 products, those of convolutions

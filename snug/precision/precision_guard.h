@@ -40,6 +40,7 @@ class PrecisionGuard {
     bool non_finite = false;
     double zeros = 0;  ///< share of elements that are exactly 0
   };
+  /// What the guard remembers of a region, for a snapshot.
   struct RegionState {
     bool is_full = false;
     int64_t streak = 0;      // steps in a row with trouble; in FP32: steps there
@@ -51,6 +52,7 @@ class PrecisionGuard {
   /// Throws ConfigError, naming the option, if one is out of range.
   explicit PrecisionGuard(PrecisionGuardOptions options = {});
 
+  /// Whether any evidence can move a region.
   bool is_on() const { return patience() > 0; }
 
   /// Takes one step's evidence, in the order in which forward entered the regions, the whole step ("") first. Gradients
@@ -58,9 +60,11 @@ class PrecisionGuard {
   /// FP32 yet, and only that region is blamed. Returns a line for each region that moves.
   std::vector<std::string> observe(const std::vector<std::pair<std::string, Evidence>>& step);
 
+  /// Whether the region is in FP32 now, and all those that are.
   bool is_full(const std::string& region) const;
   std::set<std::string> full_regions() const;
 
+  /// What it remembers, and back: a guard that is given it goes on from there.
   const std::map<std::string, RegionState>& regions() const { return regions_; }
   void restore(std::map<std::string, RegionState> regions) { regions_ = std::move(regions); }
 

@@ -62,6 +62,7 @@ class ActivationPlan {
   /// Throws ConfigError for what is no plan.
   static ActivationPlan from_json(std::string_view text);
 
+  /// What it was made from, and what it does with each storage.
   const StepProfile& profile() const;
   const RematPlan& choice() const;
 

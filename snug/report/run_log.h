@@ -28,6 +28,7 @@ struct MemoryByCategory {
   int64_t workspace = 0;    ///< allocated in the step and none of the others
   int64_t other = 0;        ///< what was there before: data, buffers, the rest of the program
 
+  /// The sum of all categories.
   int64_t total() const;
   friend bool operator==(const MemoryByCategory&, const MemoryByCategory&) = default;
 };

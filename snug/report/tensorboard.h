@@ -31,6 +31,7 @@ class TensorBoardFile {
   /// lacks are left out. Throws Error (disk full ...), as RunLog does.
   void write(const StepRecord& record);
 
+  /// The file that is written.
   const std::filesystem::path& path() const { return path_; }
 
  private:

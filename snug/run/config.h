@@ -25,6 +25,7 @@ enum class Checkpointing {
   Blocks,  ///< keep the input of every block
   Auto,    ///< what is fastest within the memory limit, operator by operator: see StepperOptions::memory_budget
 };
+/// "none", "blocks", "auto".
 std::string_view to_string(Checkpointing);
 /// Throws ConfigError and lists the names.
 Checkpointing checkpointing_from_string(std::string_view name);

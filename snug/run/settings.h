@@ -10,6 +10,7 @@
 
 namespace snug {
 
+/// A setting of a run: its name in the log, its flag, and how to read and write it.
 struct Setting {
   const char* name;   ///< in the log, such as "micro_batch"
   const char* flag;   ///< such as "--micro-batch"

@@ -37,6 +37,7 @@ struct StepPlan {
   /// What to do, in a sentence: see docs/which.md.
   std::string verdict() const;
 
+  /// The plan and everything that explain() tells.
   std::string to_json() const;
   /// Throws ConfigError for what is not a plan, or is one of another format version.
   static StepPlan from_json(std::string_view text);

@@ -188,6 +188,7 @@ class Stepper {
   std::optional<StepResult> accumulate(const Batch& micro, F&& loss_of) {
     return accumulate<Batch>(micro, std::forward<F>(loss_of));
   }
+  /// The same for a batch type of one's own.
   template <class B, class F>
   std::optional<StepResult> accumulate(const B& micro, F&& loss_of);
 

@@ -95,6 +95,7 @@ SNUG_C_API snug_status snug_model_train(snug_model* model, int on);
 SNUG_C_API snug_status snug_model_save_weights(const snug_model* model, const char* file);
 SNUG_C_API snug_status snug_model_load_weights(snug_model* model, const char* file);
 
+/* Outputs of a forward pass. Free them by snug_results_free. */
 typedef struct snug_results snug_results;
 
 /* All outputs of a forward pass without gradients, of arrays in the order of the inputs. */
@@ -123,6 +124,7 @@ typedef struct snug_stepper snug_stepper;
 SNUG_C_API snug_status snug_stepper_new(snug_model* model, const char* const* settings, snug_stepper** stepper);
 SNUG_C_API void snug_stepper_free(snug_stepper* stepper);
 
+/* What a step did. Times are in seconds, memory in bytes. */
 typedef struct snug_step {
   size_t size; /* sizeof(snug_step), set by the caller: later versions add members at the end */
   double loss, grad_norm, seconds;
@@ -153,17 +155,20 @@ SNUG_C_API snug_status snug_stepper_load(snug_stepper* stepper, const char* dire
 /* Bytes of all tensors that are alive in the process. */
 SNUG_C_API int64_t snug_live_bytes(void);
 
+/* Counts bytes of tensors from the moment it is made. */
 typedef struct snug_meter snug_meter;
 SNUG_C_API snug_status snug_meter_new(snug_meter** meter);
 /* Bytes above the level at which the meter began: now, and at most. */
 SNUG_C_API snug_status snug_meter_read(const snug_meter* meter, int64_t* live_bytes, int64_t* peak_bytes);
 SNUG_C_API void snug_meter_free(snug_meter* meter);
 
+/* A hard limit on bytes of tensors. */
 typedef struct snug_limit snug_limit;
 /* While it is there, an allocation beyond `bytes` of all tensors together is SNUG_OUT_OF_MEMORY. */
 SNUG_C_API snug_status snug_limit_new(int64_t bytes, snug_limit** limit);
 SNUG_C_API void snug_limit_free(snug_limit* limit);
 
+/* As torch.manual_seed and torch.set_num_threads. */
 SNUG_C_API snug_status snug_manual_seed(uint64_t seed);
 SNUG_C_API snug_status snug_set_threads(int count);
 
