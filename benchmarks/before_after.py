@@ -12,22 +12,8 @@ import os
 import re
 import statistics
 import sys
-import time
 
 import run
-
-
-class Program(run.Program):
-    """A benchmark program whose CPU time is counted."""
-
-    def cpu_seconds(self):
-        # The clock of another process: clock_getcpuclockid(3).
-        return time.clock_gettime((~self.process.pid << 3) | 2)
-
-    def time(self, case, repeats):
-        before = self.cpu_seconds()
-        super().time(case, repeats)
-        return self.cpu_seconds() - before
 
 
 def own_cases():
@@ -41,7 +27,7 @@ def own_cases():
 
 
 def measure(builds, program, case, calls, turns):
-    processes = [Program(build, program, "cpu") for build in builds]
+    processes = [run.Program(build, program, "cpu") for build in builds]
     try:
         for process in processes:
             process.run(case, 1)
@@ -49,7 +35,7 @@ def measure(builds, program, case, calls, turns):
         for turn in range(turns):
             order = [(turn + i) % len(builds) for i in range(len(builds))]
             for i in order if turn % 2 == 0 else reversed(order):
-                seconds[i].append(processes[i].run(case, calls) / calls)
+                seconds[i].append(processes[i].run(case, calls)[1] / calls)
         return seconds
     finally:
         for process in processes:

@@ -1,17 +1,24 @@
 """Lets the programs of benchmarks/ take turns and prints ratios; script/bench calls it.
 
-usage: run.py BUILD_DIR [--pairs N] [--only TEXT] [--device DEVICE] [--write FILE]
+In each turn the case, the one that it is divided by, and that one once more run one after the other, in another order each time.
+A ratio is the median over the turns of quotients within a turn. Beside it stand its bootstrap interval, the same of CPU time, the second
+case against itself (A/A), and a verdict on the target (benchmarks/ratios.py).
+
+usage: run.py BUILD_DIR [--pairs N] [--only TEXT] [--device DEVICE] [--write FILE] [--json FILE]
 """
 
 import argparse
 import datetime
+import json
 import os
 import pathlib
 import platform
 import re
-import statistics
 import subprocess
 import sys
+import time
+
+import ratios as stats
 
 ROOT = pathlib.Path(__file__).resolve().parent
 OWN_PYTHON = ROOT.parent / "build/venv/bin/python"
@@ -118,13 +125,24 @@ class Program:
         return line
 
     def run(self, case, repeats):
+        """Seconds of wall time and of CPU time."""
         with_it, _, without = case.partition(" - ")
-        return self.time(with_it, repeats) - (self.time(without, repeats) if without else 0.0)
+        wall, cpu = self.time(with_it, repeats)
+        if without:
+            less = self.time(without, repeats)
+            wall, cpu = wall - less[0], cpu - less[1]
+        return wall, cpu
+
+    def cpu_seconds(self):
+        """Of all threads of the process, not of processes that it starts. The clock of another process: clock_getcpuclockid(3)."""
+        return time.clock_gettime((~self.process.pid << 3) | 2)
 
     def time(self, case, repeats):
+        before = self.cpu_seconds()
         self.process.stdin.write(f"{case} {repeats}\n")
         self.process.stdin.flush()
-        return float(self.read())
+        wall = float(self.read())
+        return wall, self.cpu_seconds() - before
 
     def stop(self):
         self.process.stdin.close()
@@ -138,44 +156,76 @@ def cpu_name():
 
 
 def measure(programs, claim, pairs):
+    """Turns of (seconds of the case, of the other one, of the other one again), each (wall, CPU). Without another: of the case alone."""
     _, a, b, repeats, _ = claim
-    programs[a[0]].run(a[1], 1)
+    sides = [a, b, b] if b else [a, a]
+    for program, case in {side: None for side in sides}:
+        programs[program].run(case, 1)
+    turns = []
+    for turn in range(pairs):
+        order = [(turn + i) % len(sides) for i in range(len(sides))]
+        times = [None] * len(sides)
+        for i in order if turn % 2 == 0 else reversed(order):
+            times[i] = programs[sides[i][0]].run(sides[i][1], repeats)
+        turns.append(times)
+    return turns
+
+
+def result(claim, turns):
+    """A claim's entry in the JSON file."""
+    what, a, b, _, target = claim
+    wall, cpu = ([[side[clock] for side in turn] for turn in turns] for clock in (0, 1))
+    # A process that starts others is not where their CPU time is counted.
+    counts_cpu = b is not None and not any(side[0].startswith("python:data_parallel") for side in (a, b))
     if b is None:
-        return [programs[a[0]].run(a[1], repeats) for _ in range(pairs)]
-    programs[b[0]].run(b[1], 1)
-    ratios = []
-    for i in range(pairs):
-        first, second = (a, b) if i % 2 == 0 else (b, a)
-        times = {}
-        for side in (first, second):
-            times[side] = programs[side[0]].run(side[1], repeats)
-        ratios.append(times[a] / times[b])
-    return ratios
+        ratio, same = stats.summary([turn[0] for turn in wall]), stats.summary([turn[1] / turn[0] for turn in wall])
+    else:
+        ratio, same = stats.summary([turn[0] / turn[1] for turn in wall]), stats.summary([turn[2] / turn[1] for turn in wall])
+    at_most = isinstance(target, AtMost)
+    return {"what": what, "pairs": len(turns), "wall": ratio, "cpu": stats.summary([turn[0] / turn[1] for turn in cpu if turn[1] > 0]) if counts_cpu else None,
+            "same": same, "target": target, "at_most": at_most, "verdict": stats.verdict(target, at_most, ratio, same)}
+
+
+def row(entry):
+    def of(summary):
+        return f"{summary['median']:.2f} ({summary['low']:.2f} to {summary['high']:.2f})" if summary else ""
+
+    target = "" if entry["target"] is None else f"at most {entry['target']:g}" if entry["at_most"] else f"at least {entry['target']:g}"
+    wall = entry["wall"]
+    return (f"| {entry['what']} | {wall['median']:.2f} | {wall['lowest']:.2f} to {wall['highest']:.2f} | {target} | {wall['low']:.2f} to {wall['high']:.2f} "
+            f"| {of(entry['cpu'])} | {of(entry['same'])} | {entry['verdict'] or ''} |")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build")
-    parser.add_argument("--pairs", type=int, default=11)
+    parser.add_argument("--pairs", type=int, default=21)
     parser.add_argument("--only", default="")
     parser.add_argument("--device", default="cpu", help="of the programs that have a choice")
-    parser.add_argument("--write")
+    parser.add_argument("--write", help="the table, as Markdown")
+    parser.add_argument("--json", help="everything that was measured")
     arguments = parser.parse_args()
 
-    claims = [claim for claim in CLAIMS if arguments.only in claim[0]]
-    lines = [f"{datetime.date.today()}, {os.cpu_count()} cores of {cpu_name()}; {arguments.pairs} pairs in turns, script/bench", "",
-             "| ratio of times, unless another unit is named | median | lowest to highest | target |", "|---|---|---|---|"]
+    lines = [f"{datetime.date.today()}, {os.cpu_count()} cores of {cpu_name()}; {arguments.pairs} turns, script/bench", "",
+             "| ratio of times, unless another unit is named | median | lowest to highest | target | interval of 95 % | of CPU times | against itself | verdict |",
+             "|---|---|---|---|---|---|---|---|"]
     print("\n".join(lines), flush=True)
-    for claim in claims:
+    entries = []
+    for claim in CLAIMS:
+        if arguments.only not in claim[0]:
+            continue
         programs = {name: Program(arguments.build, name, arguments.device) for name, _ in filter(None, claim[1:3])}
-        ratios = measure(programs, claim, arguments.pairs)
+        entries.append(result(claim, measure(programs, claim, arguments.pairs)))
         for program in programs.values():
             program.stop()
-        target = "" if claim[4] is None else f"at most {claim[4]:g}" if isinstance(claim[4], AtMost) else f"at least {claim[4]:g}"
-        lines.append(f"| {claim[0]} | {statistics.median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} | {target} |")
+        lines.append(row(entries[-1]))
         print(lines[-1], flush=True)
     if arguments.write:
         pathlib.Path(arguments.write).write_text("\n".join(lines) + "\n")
+    if arguments.json:
+        machine = {"cpu": cpu_name(), "cores": os.cpu_count(), "device": arguments.device}
+        found = {"format": 1, "program": "script/bench", "date": str(datetime.date.today()), "machine": machine, "ratios": entries}
+        pathlib.Path(arguments.json).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
