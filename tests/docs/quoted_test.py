@@ -1,0 +1,72 @@
+"""Documents quote the figures of benchmarks/results/figures.json, which are those of the results; and each check can fail.
+
+usage: quoted_test.py ROOT
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
+sys.path.insert(0, str(ROOT / "tools"))
+
+import figures  # noqa: E402
+
+ENTRY = {"name": "a", "program": "p", "date": "2026-01-01", "machine": "m", "source": "benchmarks/results/r.md", "line": "row a", "value": 10.35, "low": 7.79,
+         "high": 26.28, "digits": 2, "unit": " x"}
+README = "| what | measured | by |\n|---|---|---|\n| speed | <!--=a-->10 x (7.8 to 26)<!--/--> | `p` |\n"
+
+
+class Quoted(unittest.TestCase):
+    def test_in_this_repository(self):
+        self.assertEqual(list(figures.problems(ROOT)), [])
+        self.assertEqual(list(figures.unmarked((ROOT / "README.md").read_text())), [])
+
+
+class Checks(unittest.TestCase):
+    def problems(self, readme=README, entry=ENTRY, results="| row a | 10.35 | 7.79 to 26.28 |\n"):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "benchmarks/results").mkdir(parents=True)
+            (root / "docs").mkdir()
+            (root / "README.md").write_text(readme)
+            (root / "benchmarks/results/r.md").write_text(results)
+            (root / figures.FILE).write_text(json.dumps({"figures": [entry]}))
+            found = list(figures.problems(root))
+            figures.write(root)
+            self.written = (root / "README.md").read_text()
+            return found
+
+    def test_pass_where_all_is_right(self):
+        self.assertEqual(self.problems(), [])
+        self.assertEqual(self.written, README)
+
+    def test_find(self):
+        for expected, given in (("README.md: a is '11 x'", {"readme": README.replace("10 x (7.8 to 26)", "11 x")}),
+                                ("README.md: b is not in", {"readme": README + "<!--=b-->1<!--/-->"}),
+                                ("has no end", {"readme": README + "<!--=a-->1\n"}),
+                                ("a is quoted nowhere", {"readme": ""}),
+                                ("does not say its machine", {"entry": {**ENTRY, "machine": ""}}),
+                                ("no line of", {"results": "| row a | 10.36 | 7.79 to 26.28 |\n"}),
+                                ("no line of", {"results": "| row b | 10.35 | 7.79 to 26.28 |\n"}),
+                                ("no line of", {"results": "| row a | 110.35 | 7.79 to 26.28 |\n"})):
+            found = self.problems(**given)
+            self.assertTrue(len(found) == 1 and expected in found[0], (expected, found))
+
+    def test_write_what_the_file_has(self):
+        self.problems(readme=README.replace("10 x (7.8 to 26)", "old"))
+        self.assertEqual(self.written, README)
+
+    def test_find_a_figure_of_the_readme_that_has_no_mark(self):
+        self.assertEqual(list(figures.unmarked(README.replace("| `p`", "and 1.25 | `p`"))), ["1.25"])
+
+    def test_round_halves_up_to_significant_digits(self):
+        from decimal import Decimal
+        for number, digits, text in (("6.55", 2, "6.6"), ("15.95", 2, "16"), ("0.0125", 2, "0.013"), ("1250", 2, "1300"), ("0.790", None, "0.790")):
+            self.assertEqual(figures.rounded(Decimal(number), digits), text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""Writes the figures that documents quote from the one file that holds them, benchmarks/results/figures.json.
+
+An entry has a name, where it was measured (`source`, a file of results, and `line`, words of the line there that has the numbers), the
+program and the date, and the numbers, as the source has them: `value`, and `low` and `high` where there is a spread; `digits` is how many
+significant ones are shown. A document quotes it between comments, which readers do not see: <!--=name-->1.10 (1.03 to 1.21)<!--/-->
+
+usage: figures.py ROOT            writes the figures into the documents
+       figures.py ROOT --check    changes nothing; a line for each that differs, and exit status 1
+"""
+
+import decimal
+import json
+import pathlib
+import re
+import sys
+
+FILE = "benchmarks/results/figures.json"
+MARK = re.compile(r"(<!--=([\w.]+)-->)(.*?)(<!--/-->)")
+
+
+def load(root):
+    return {entry["name"]: entry for entry in json.loads((root / FILE).read_text(), parse_float=decimal.Decimal, parse_int=decimal.Decimal)["figures"]}
+
+
+def rounded(number, digits):
+    """With so many significant digits, halves away from zero; None: as it is."""
+    if digits is None:
+        return f"{number:f}"
+    places = int(digits) - 1 - number.adjusted()
+    step = decimal.Decimal(1).scaleb(-places)
+    return f"{number.quantize(step, decimal.ROUND_HALF_UP):f}" if places > 0 else f"{int(number.quantize(step, decimal.ROUND_HALF_UP))}"
+
+
+def text_of(entry):
+    digits = entry.get("digits")
+    text = rounded(entry["value"], digits) + entry.get("unit", "")
+    if "low" in entry:
+        text += f" ({rounded(entry['low'], digits)} to {rounded(entry['high'], digits)})"
+    return text
+
+
+def documents(root):
+    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+def problems(root):
+    """What is wrong with the marks of the documents, and with the entries."""
+    entries, quoted = load(root), set()
+    for path in documents(root):
+        for _, name, shown, _ in MARK.findall(path.read_text()):
+            where = f"{path.relative_to(root)}: {name}"
+            quoted.add(name)
+            if name not in entries:
+                yield f"{where} is not in {FILE}"
+            elif shown != text_of(entries[name]):
+                yield f"{where} is {shown!r}, and {text_of(entries[name])!r} in {FILE}"
+        if path.read_text().count("<!--=") != len(MARK.findall(path.read_text())):
+            yield f"{path.relative_to(root)}: a figure's comment has no end on its line"
+    for name, entry in entries.items():
+        if name not in quoted:
+            yield f"{FILE}: {name} is quoted nowhere"
+        missing = [key for key in ("source", "line", "program", "date", "machine") if not entry.get(key)]
+        if missing:
+            yield f"{FILE}: {name} does not say its {', '.join(missing)}"
+            continue
+        lines = [line for line in (root / entry["source"]).read_text().splitlines() if entry["line"] in line]
+        numbers = [f"{entry[key]:f}" for key in ("value", "low", "high") if key in entry]
+        if not any(all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", line) for number in numbers) for line in lines):
+            yield f"{FILE}: no line of {entry['source']} with '{entry['line']}' has {', '.join(numbers)}"
+
+
+def unmarked(text):
+    """Numbers in the second column of the table of results that no mark holds; sizes of models and batches stand in the first."""
+    table = re.search(r"^\| what \| measured \| by \|\n\|[-| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    for row in table[1].splitlines():
+        cell = MARK.sub("", row.split(" | ")[1])
+        yield from re.findall(r"\d+\.\d+(?! million)\b", cell)
+
+
+def write(root):
+    entries = load(root)
+    for path in documents(root):
+        text = path.read_text()
+        new = MARK.sub(lambda m: m[1] + text_of(entries[m[2]]) + m[4] if m[2] in entries else m[0], text)
+        if new != text:
+            path.write_text(new)
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[2:] not in ([], ["--check"]):
+        sys.exit(__doc__)
+    root = pathlib.Path(sys.argv[1]).resolve()
+    if not sys.argv[2:]:
+        write(root)
+    found = list(problems(root)) + [f"README.md: {number} is in no mark" for number in unmarked((root / "README.md").read_text())]
+    print("\n".join(found) if found else "figures are those of the file")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
