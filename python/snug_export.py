@@ -12,6 +12,11 @@ torch.export loses torch.no_grad() inside torch.autocast, and the backward() of 
 
 import contextlib
 import inspect
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -22,8 +27,9 @@ class ExportDiffers(RuntimeError):
     """The exported model computes something else than the model."""
 
 
-def save(model, example_inputs, path, *, dynamic_shapes=None, loss=None, source_lines=False, sample_inputs=False):
-    """Writes `model` to `path`, a name that ends in .pt2.
+def save(model: torch.nn.Module, example_inputs: tuple[Any, ...], path: str | os.PathLike[str], *, dynamic_shapes: Any = None,
+         loss: Callable[[Any, Any], torch.Tensor] | None = None, source_lines: bool = False, sample_inputs: bool = False) -> None:
+    """Writes `model` to `path`, a name that ends in .pt2. A file that is there is replaced when the new one is whole.
 
     example_inputs: a tuple of what forward() takes. With `loss` one more, the target: the saved model returns loss(model(*inputs), target).
         Dimensions that may change must be larger than 1 in it.
@@ -31,8 +37,14 @@ def save(model, example_inputs, path, *, dynamic_shapes=None, loss=None, source_
     source_lines: keep file names and lines of this machine, for C++'s messages. Off: operators and layers are named all the same.
     sample_inputs: keep example_inputs in the file.
 
-    Raises ExportDiffers. Model, gradients and random generators are left as they were.
+    Raises ExportDiffers, ValueError for other names and numbers of inputs, and what torch.export raises. Model, gradients and
+    random generators are left as they were.
     """
+    path = pathlib.Path(path)
+    if path.suffix != ".pt2":
+        raise ValueError(f"snug_export.save: the name {path} does not end in .pt2, by which snug knows such files")
+    if not isinstance(example_inputs, tuple):
+        raise ValueError(f"snug_export.save: example_inputs is a {type(example_inputs).__name__}; give a tuple, such as (x, y)")
     if not torch.is_grad_enabled():
         raise RuntimeError("snug_export.save: torch.export drops all regions of no_grad() under no_grad(); call it outside")
     programs = {}
@@ -49,7 +61,9 @@ def save(model, example_inputs, path, *, dynamic_shapes=None, loss=None, source_
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:  # tensors without bytes: the weights are there by the other graph
         state = programs["eval"].state_dict
         programs["eval"]._state_dict = {name: mode.from_tensor(tensor) for name, tensor in state.items()}
-    package_pt2(path, exported_programs=programs)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=path.name) as folder:
+        package_pt2(pathlib.Path(folder) / path.name, exported_programs=programs)
+        os.replace(pathlib.Path(folder) / path.name, path)
 
 
 @contextlib.contextmanager
@@ -85,7 +99,7 @@ def _returning_loss(model, loss):
     if loss is None:
         yield
         return
-    forward = model.forward
+    forward, own = model.forward, vars(model).get("forward")
 
     def forward_with_loss(*inputs):
         return loss(forward(*inputs[:-1]), inputs[-1])
@@ -98,6 +112,8 @@ def _returning_loss(model, loss):
         yield
     finally:
         del model.forward
+        if own is not None:
+            model.forward = own
 
 
 def _clean(graph, source_lines):

@@ -87,9 +87,37 @@ class Refusals(unittest.TestCase):
             snug_export.save(model, (torch.ones(3, 4),), self.path)
         self.assertFalse(self.path.exists())
 
+    def test_other_names_and_inputs_are_refused(self):
+        with self.assertRaisesRegex(ValueError, "model.pt does not end in .pt2"):
+            snug_export.save(nn.Linear(4, 1), (torch.ones(3, 4),), self.path.with_suffix(".pt"))
+        with self.assertRaisesRegex(ValueError, "a list; give a tuple"):
+            snug_export.save(nn.Linear(4, 1), [torch.ones(3, 4)], self.path)
+        self.assertEqual(list(self.path.parent.iterdir()), [])
+
+    def test_a_disk_that_is_full_leaves_the_file_that_was_there(self):
+        self.path.write_text("before")
+        package = snug_export.package_pt2
+
+        def fails(file, **programs):
+            package(file, **programs)
+            raise OSError("no space left on device")
+
+        snug_export.package_pt2 = fails
+        try:
+            with self.assertRaisesRegex(OSError, "no space"):
+                snug_export.save(nn.Linear(4, 1), (torch.ones(3, 4),), self.path)
+        finally:
+            snug_export.package_pt2 = package
+        self.assertEqual(self.path.read_text(), "before")
+        self.assertEqual(list(self.path.parent.iterdir()), [self.path])
+
     def test_what_it_takes_is_written(self):
-        snug_export.save(nn.Linear(4, 1), (torch.ones(3, 4),), self.path)
-        self.assertTrue(self.path.exists())
+        model = nn.Linear(4, 1)
+        model.forward = own = lambda x: nn.functional.linear(x, model.weight, model.bias)
+        self.path.write_text("before")
+        snug_export.save(model, (torch.ones(3, 4), torch.ones(3, 1)), str(self.path), loss=nn.functional.mse_loss)
+        self.assertTrue(self.path.read_bytes().startswith(b"PK"))
+        self.assertIs(model.forward, own)
 
 
 if __name__ == "__main__":
