@@ -8,6 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "snug/core/error.h"
+#include "snug/optim/detail/adam_rules.h"
 
 namespace snug {
 namespace {
@@ -15,13 +16,13 @@ namespace {
 constexpr const char* kSteps = "steps";
 constexpr const char* kFactors = "factors";
 
-bool is_learning_rate(double value) { return std::isfinite(value) && value >= 0; }
+using detail::is_rate;
 
 std::vector<double> factors_of(torch::optim::Optimizer& optimizer) {
   std::vector<double> factors;
   for (const auto& group : optimizer.param_groups()) {
     const double lr = group.options().get_lr();
-    if (!is_learning_rate(lr) || (factors.empty() && lr == 0)) {
+    if (!is_rate(lr) || (factors.empty() && lr == 0)) {
       throw ConfigError(fmt::format(
           "LrSchedule: parameter group {} has the learning rate {}; give the first group one above 0 and each other "
           "group its share of that",
@@ -49,7 +50,7 @@ std::vector<double> saved_factors(const StateDict& state, size_t groups) {
   }
   const at::Tensor values = saved.cpu().contiguous();
   std::vector<double> factors(values.const_data_ptr<double>(), values.const_data_ptr<double>() + groups);
-  if (!std::all_of(factors.begin(), factors.end(), is_learning_rate)) {
+  if (!std::all_of(factors.begin(), factors.end(), is_rate)) {
     throw CorruptFile("LrSchedule.load_state_dict: factors has a number that is negative or not finite");
   }
   return factors;
@@ -77,7 +78,7 @@ void LrSchedule::step(bool stepped) {
 
 double LrSchedule::checked_rate(int64_t step) const {
   const double rate = rate_(step);
-  if (!is_learning_rate(rate)) {
+  if (!is_rate(rate)) {
     throw ConfigError(
         fmt::format("LrSchedule: the learning rate of step {} is {}; it must be finite and at least 0", step, rate));
   }

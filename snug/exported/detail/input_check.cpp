@@ -3,8 +3,8 @@
 #include <c10/util/StringUtil.h>
 #include <fmt/format.h>
 
+#include "snug/exported/detail/argument_reader.h"
 #include "snug/exported/detail/file_types.h"
-#include "snug/exported/detail/graph_reader.h"
 
 namespace snug::detail {
 namespace {
