@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   snug::Stepper stepper(*model, optimizer, {.memory_budget = budget});
   for (int step = 0; step < 50; ++step) {
     const auto result = stepper.step(some_batch(), [&](const snug::Batch& batch) {
-      return snug::Loss::mean(model->forward(batch.tensors()), batch.size());
+      return snug::Loss::mean(model->loss(batch.tensors()), batch.size());
     });
     if (step % 10 == 0) {
       std::cout << "step " << step << ": loss " << result.loss() << "\n";

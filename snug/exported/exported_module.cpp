@@ -63,6 +63,7 @@ std::string program_names(const detail::ZipArchive& archive) {
 ExportedModule::ExportedModule(const std::filesystem::path& file, const ExportedOptions& options)
     : torch::nn::Module("ExportedModule"),
       tensors_(std::make_unique<detail::ExportedTensors>()),
+      file_(file.string()),
       autocast_cache_(options.autocast_cache) {
   naming_the_file(file, [&] {
     const detail::ZipArchive archive(file);
@@ -103,6 +104,17 @@ at::Tensor ExportedModule::forward(const std::vector<at::Tensor>& inputs) {
     throw Error("ExportedModule: the program's first output is no tensor");
   }
   return outputs[0].toTensor();
+}
+
+at::Tensor ExportedModule::loss(const std::vector<at::Tensor>& inputs) {
+  at::Tensor loss = forward(inputs);
+  if (loss.dim() != 0 || !loss.is_floating_point()) {
+    throw ConfigError(fmt::format(
+        "ExportedModule.loss: {}: the first output '{}' is {} with {} dimensions and no loss; save a model that returns "
+        "its loss as a scalar, or give snug_export.save a loss=",
+        file_, output_names().front(), c10::toString(loss.scalar_type()), loss.dim()));
+  }
+  return loss;
 }
 
 at::Tensor ExportedModule::forward_named(const std::map<std::string, at::Tensor>& inputs) {

@@ -23,6 +23,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include "snug/core/error.h"
+
 namespace snug {
 
 namespace detail {
@@ -37,6 +39,14 @@ struct ExportedOptions {
   /// Autocast regions of the graph keep the weights they cast, as torch.autocast does by default; tracing writes that
   /// they do not. Off: as the file says.
   bool autocast_cache = true;
+};
+
+/// Inputs that a program was not exported for: the message has input, dimension and what is allowed there. No
+/// ConfigError: for a Stepper that looks for a micro-batch, a number of items that does not fit is one that does not
+/// run.
+class UnfitInput : public Error {
+ public:
+  using Error::Error;
 };
 
 /// An input as a program was exported for it.
@@ -58,14 +68,17 @@ class ExportedModule : public torch::nn::Module {
   explicit ExportedModule(const std::filesystem::path& file, const ExportedOptions& options = {});
   ~ExportedModule() override;
 
-  /// The first output, which is a tensor, of inputs in the order of input_names(). Throws Error, with input, dimension
-  /// and what is allowed, for inputs that the program was not exported for: other numbers of dimensions, sizes outside
-  /// their range, other dtypes.
+  /// The first output, which is a tensor, of inputs in the order of input_names(). Throws UnfitInput for other numbers
+  /// of inputs or dimensions, sizes outside their range, other dtypes.
   at::Tensor forward(const std::vector<at::Tensor>& inputs);
   /// The same of inputs by name. Throws ConfigError for names that are missing or unknown.
   at::Tensor forward_named(const std::map<std::string, at::Tensor>& inputs);
   /// All outputs, in the order of output_names(). Throws as forward does, and Error if an output is no tensor.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs);
+
+  /// As forward, of a program whose first output is its loss. Throws ConfigError unless it is a scalar of a
+  /// floating-point type.
+  at::Tensor loss(const std::vector<at::Tensor>& inputs);
 
   /// In the order in which forward() takes them, as the exported program names them.
   const std::vector<std::string>& input_names() const { return input_names_; }
@@ -96,6 +109,7 @@ class ExportedModule : public torch::nn::Module {
 
   std::unique_ptr<detail::ExportedTensors> tensors_;
   std::unique_ptr<detail::ExportedProgram> train_, eval_;  // eval_: null if the file has none
+  std::string file_;
   std::vector<std::string> input_names_;
   bool autocast_cache_;
 };

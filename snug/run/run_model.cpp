@@ -62,15 +62,8 @@ RunModel exported_model(const TrainConfig& config) {
   const auto model = load_exported(config.model);
   check_exported(*model, config);
   const bool counts_tokens = takes_tokens(model->inputs());
-  const auto loss_of = [model, counts_tokens, name = config.model](const Batch& batch) {
-    const at::Tensor loss = model->forward(batch.tensors());
-    if (loss.dim() != 0 || !loss.is_floating_point()) {
-      throw ConfigError(fmt::format(
-          "model: {}: its first output '{}' is {} with {} dimensions and no loss; save a model that returns "
-          "its loss as a scalar, or give snug_export.save a loss=",
-          name, model->output_names().front(), c10::toString(loss.scalar_type()), loss.dim()));
-    }
-    return Loss::mean(loss, counts_tokens ? batch[0].numel() : batch.size());
+  const auto loss_of = [model, counts_tokens](const Batch& batch) {
+    return Loss::mean(model->loss(batch.tensors()), counts_tokens ? batch[0].numel() : batch.size());
   };
   const auto buffers = [model] {
     auto tensors = model->state_dict();

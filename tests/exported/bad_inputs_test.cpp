@@ -26,7 +26,7 @@ class BadExportedInputs : public snug::testing::WithExportedModels {
       return "";
     } catch (const ConfigError& error) {
       return std::string("ConfigError: ") + error.what();  // a Stepper that looks for a micro-batch would give up
-    } catch (const Error& error) {
+    } catch (const UnfitInput& error) {
       return error.what();
     }
   }

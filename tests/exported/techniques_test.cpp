@@ -6,6 +6,7 @@
 
 #include "snug/core/error.h"
 #include "snug/distributed/data_parallel.h"
+#include "snug/distributed/sharded_optimizer.h"
 #include "snug/io/snapshot.h"
 #include "snug/io/stateful.h"
 #include "snug/memory/meter.h"
@@ -101,11 +102,16 @@ class ExportedTechniques : public snug::testing::WithExportedModels {
  protected:
   static std::vector<at::Tensor> step_states(const ExportedCase& test, const StepperOptions& options) {
     AdamW optimizer(test.model->parameters(), {.lr = 1e-2});
+    return step_states(test, options, optimizer);
+  }
+
+  static std::vector<at::Tensor> step_states(const ExportedCase& test, const StepperOptions& options,
+                                             torch::optim::Optimizer& optimizer) {
     Stepper stepper(*test.model, optimizer, options);
     torch::manual_seed(1234);
     for (int step = 0; step < 3; ++step) {
       stepper.step(Batch(large_batch(test)),
-                   [&](const Batch& batch) { return Loss::mean(test.model->forward(batch.tensors()), batch.size()); });
+                   [&](const Batch& batch) { return Loss::mean(test.model->loss(batch.tensors()), batch.size()); });
     }
     optimizer.zero_grad();
     return state_of(*test.model);
@@ -147,6 +153,15 @@ TEST_F(ExportedTechniques, DataParallelOfOneRankChangesNothing) {
   const auto group = init_process_group();
   DataParallel ddp(ranked.model, group);
   EXPECT_TRUE(same_bits(step_states(ranked, {.data_parallel = &ddp}), expected));
+}
+
+TEST_F(ExportedTechniques, AnOptimizerInSharesOfOneRankChangesNothing) {
+  const ExportedCase alone("tied"), sharded("tied");
+  const auto expected = step_states(alone, {});
+  ShardedOptimizer optimizer(sharded.model->parameters(), init_process_group(), [](const auto& groups) {
+    return std::make_unique<AdamW>(groups, AdamWOptions{.lr = 1e-2});
+  });
+  EXPECT_TRUE(same_bits(step_states(sharded, {}, optimizer), expected));
 }
 
 TEST_F(ExportedTechniques, CastingLeavesCountersAndMasks) {

@@ -5,13 +5,15 @@
 
 #include "snug/exported/detail/argument_reader.h"
 #include "snug/exported/detail/file_types.h"
+#include "snug/exported/exported_module.h"
 
 namespace snug::detail {
 namespace {
 
 template <class... T>
 [[noreturn]] void refuse(const InputAtExport& input, fmt::format_string<T...> what, T&&... values) {
-  throw Error(fmt::format("ExportedModule: input '{}' {}", input.name, fmt::format(what, std::forward<T>(values)...)));
+  throw UnfitInput(
+      fmt::format("ExportedModule: input '{}' {}", input.name, fmt::format(what, std::forward<T>(values)...)));
 }
 
 SizeAtExport read_size(const ExportJson& json) {
@@ -79,7 +81,7 @@ std::map<std::string, SizeRange> read_ranges(const ExportJson& constraints) {
 void check_inputs(const std::vector<InputAtExport>& expected, const std::map<std::string, SizeRange>& ranges,
                   const std::vector<c10::IValue>& given) {
   if (given.size() != expected.size()) {
-    throw Error(fmt::format("ExportedModule: {} inputs instead of {}", given.size(), expected.size()));
+    throw UnfitInput(fmt::format("ExportedModule: {} inputs instead of {}", given.size(), expected.size()));
   }
   std::map<std::string, int64_t> symbols;
   for (size_t i = 0; i < expected.size(); ++i) {

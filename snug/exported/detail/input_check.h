@@ -34,8 +34,7 @@ struct SizeRange {
 InputAtExport read_input(const ExportJson& argument, const ExportJson& tensors);
 std::map<std::string, SizeRange> read_ranges(const ExportJson& constraints);
 
-/// Throws Error with the input, the dimension and what is allowed there. No ConfigError: for a Stepper that looks for a
-/// micro-batch, a number of items that the program was not exported for is one that does not run.
+/// Throws UnfitInput.
 void check_inputs(const std::vector<InputAtExport>& expected, const std::map<std::string, SizeRange>& ranges,
                   const std::vector<c10::IValue>& given);
 
