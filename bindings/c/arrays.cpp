@@ -1,6 +1,7 @@
 #include "bindings/c/arrays.h"
 
 #include <array>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <utility>
@@ -34,6 +35,8 @@ at::ScalarType type_of(snug_dtype dtype) {
   throw ConfigError("array: dtype " + std::to_string(static_cast<int>(dtype)) + " is no snug_dtype");
 }
 
+static_assert(sizeof(snug_dtype) == 4 && sizeof(snug_status) == 4, "c.h says that they are of 32 bits");
+
 bool overflows(at::IntArrayRef sizes, int64_t item_bytes) {
   int64_t bytes = item_bytes;
   for (const int64_t size : sizes) {
@@ -64,8 +67,11 @@ at::Tensor tensor_of(const snug_array& array) {
   if (is_empty) {
     return at::empty(sizes, type);
   }
-  if (array.data == nullptr) {
-    throw ConfigError("array: data is null");
+  const auto address = reinterpret_cast<uintptr_t>(array.data);
+  if (array.data == nullptr || address % c10::elementSize(type) != 0) {
+    throw ConfigError(array.data == nullptr
+                          ? "array: data is null"
+                          : "array: data does not lie at a multiple of its type's size; copy it there");
   }
   return at::from_blob(array.data, sizes, type);
 }

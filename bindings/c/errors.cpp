@@ -9,6 +9,7 @@
 
 #include "snug/core/error.h"
 #include "snug/core/out_of_memory.h"
+#include "snug/exported/exported_module.h"
 
 namespace snug::c {
 namespace {
@@ -30,8 +31,9 @@ bool is_of_memory(const std::exception& error) {
 snug_status status_of(const std::exception& error) {
   return is_of_memory(error)                                   ? SNUG_OUT_OF_MEMORY
          : dynamic_cast<const CorruptFile*>(&error) != nullptr ? SNUG_CORRUPT_FILE
-         : dynamic_cast<const ConfigError*>(&error) != nullptr ? SNUG_INVALID_ARGUMENT
-                                                               : SNUG_ERROR;
+         : dynamic_cast<const ConfigError*>(&error) != nullptr || dynamic_cast<const UnfitInput*>(&error) != nullptr
+             ? SNUG_INVALID_ARGUMENT
+             : SNUG_ERROR;
 }
 
 snug_status failed(snug_status status, const char* text, int64_t smallest_budget = 0) noexcept {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
 
 #include "bindings/c/arrays.h"
 #include "bindings/c/errors.h"
@@ -23,10 +24,28 @@ const char* name_at(const std::vector<std::string>& names, size_t index) {
   return index < names.size() ? names[index].c_str() : nullptr;
 }
 
-void check_alike(const std::string& file, const std::string& name, const at::Tensor& now, const at::Tensor& read) {
-  if (now.sizes() != read.sizes() || now.scalar_type() != read.scalar_type()) {
-    throw snug::ConfigError(file + ": '" + name + "' has another type or other sizes than the model's");
+// Each tensor of a file under the name that it has in the model: tied weights may stand under any of theirs.
+std::map<std::string, at::Tensor> read_weights(const std::string& file, const snug_model& model) {
+  std::map<std::string, at::Tensor> result;
+  for (const auto& [name_in_file, read] : snug::load_safetensors(file)) {
+    const auto alias = model.module->aliases().find(name_in_file);
+    const std::string& name = alias == model.module->aliases().end() ? name_in_file : alias->second;
+    const auto found = model.tensors.find(name);
+    if (found == model.tensors.end()) {
+      throw snug::ConfigError(fmt::format("{} has a tensor '{}', which the model lacks", file, name_in_file));
+    }
+    if (found->second.sizes() != read.sizes() || found->second.scalar_type() != read.scalar_type()) {
+      throw snug::ConfigError(
+          fmt::format("{}: '{}' has another type or other sizes than the model's", file, name_in_file));
+    }
+    result[name] = read;
   }
+  for (const auto& [name, tensor] : model.tensors) {
+    if (!result.contains(name)) {
+      throw snug::ConfigError(fmt::format("{} has no tensor '{}', which the model has", file, name));
+    }
+  }
+  return result;
 }
 
 }  // namespace
@@ -89,15 +108,7 @@ snug_status snug_model_save_weights(const snug_model* model, const char* file) {
 snug_status snug_model_load_weights(snug_model* model, const char* file) {
   return guarded([&] {
     snug_model& of = required(model, "snug_model_load_weights: model");
-    const std::string path = &required(file, "snug_model_load_weights: file");
-    const auto read = snug::load_safetensors(path);
-    for (const auto& [name, tensor] : of.tensors) {
-      const auto found = read.find(name);
-      if (found == read.end()) {
-        throw snug::ConfigError(path + " has no tensor '" + name + "', which the model has");
-      }
-      check_alike(path, name, tensor, found->second);
-    }
+    const auto read = read_weights(&required(file, "snug_model_load_weights: file"), of);
     const at::NoGradGuard no_grad;
     for (auto& [name, tensor] : of.tensors) {
       tensor.copy_(read.at(name));
@@ -112,7 +123,7 @@ snug_status snug_model_forward(snug_model* model, const snug_array* inputs, size
     const at::NoGradGuard no_grad;
     auto made = std::make_unique<snug_results>();
     for (const at::Tensor& output : of.module->run(snug::c::tensors_of(inputs, count))) {
-      made->tensors.push_back(output.contiguous().clone());  // it may be an input, or a parameter
+      made->tensors.push_back(output.clone(at::MemoryFormat::Contiguous));  // it may be an input, or a parameter
     }
     result = made.release();
   });

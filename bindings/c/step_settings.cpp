@@ -18,7 +18,7 @@
 namespace snug::c {
 namespace {
 
-using Made = std::unique_ptr<torch::optim::Optimizer>;
+using MakeOptimizer = decltype(StepSettings::make_optimizer);
 
 class Texts {
  public:
@@ -56,8 +56,9 @@ class Texts {
 
   void check_all_taken() const {
     if (!values_.empty()) {
-      throw ConfigError(
-          fmt::format("snug_stepper_new: there is no setting '{}' for this optimizer", values_.begin()->first));
+      throw ConfigError(fmt::format(
+          "snug_stepper_new: there is no setting '{}' for this optimizer; snug/c.h has those that there are",
+          values_.begin()->first));
     }
   }
 
@@ -66,27 +67,37 @@ class Texts {
 };
 
 template <class Optimizer, class Options>
-auto maker(Options options) {
-  return [options](std::vector<at::Tensor> parameters) -> Made {
+MakeOptimizer maker(Options options) {
+  return [options](std::vector<at::Tensor> parameters) {
     return std::make_unique<Optimizer>(std::move(parameters), options);
   };
 }
 
-std::function<Made(std::vector<at::Tensor>)> optimizer_of(Texts& texts) {
+template <class Optimizer, class Options>
+MakeOptimizer adam_of(Texts& texts, Options options) {
+  options.lr = texts.number("lr", options.lr);
+  options.beta1 = texts.number("beta1", options.beta1);
+  options.beta2 = texts.number("beta2", options.beta2);
+  options.eps = texts.number("eps", options.eps);
+  options.weight_decay = texts.number("weight_decay", options.weight_decay);
+  return maker<Optimizer>(options);
+}
+
+MakeOptimizer optimizer_of(Texts& texts) {
   const std::string name = texts.take("optimizer").value_or("adamw");
-  const double lr = texts.number("lr", 1e-3);
   if (name == "adamw") {
-    return maker<AdamW>(AdamWOptions{.lr = lr, .weight_decay = texts.number("weight_decay", 0.01)});
+    return adam_of<AdamW>(texts, AdamWOptions());
   }
   if (name == "adamw8bit") {
-    return maker<AdamW8bit>(AdamW8bitOptions{.lr = lr, .weight_decay = texts.number("weight_decay", 0.01)});
+    return adam_of<AdamW8bit>(texts, AdamW8bitOptions());
   }
   if (name == "adam") {
-    return maker<Adam>(AdamOptions{.lr = lr, .weight_decay = texts.number("weight_decay", 0.0)});
+    return adam_of<Adam>(texts, AdamOptions());
   }
   if (name == "sgd") {
-    return maker<SGD>(SGDOptions{
-        .lr = lr, .momentum = texts.number("momentum", 0.0), .weight_decay = texts.number("weight_decay", 0.0)});
+    return maker<SGD>(SGDOptions{.lr = texts.number("lr", 1e-3),
+                                 .momentum = texts.number("momentum", 0.0),
+                                 .weight_decay = texts.number("weight_decay", 0.0)});
   }
   throw ConfigError(fmt::format("snug_stepper_new: optimizer is '{}'; give adamw, adam, sgd or adamw8bit", name));
 }

@@ -1,6 +1,7 @@
 #include "snug/step/stepper.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -32,14 +33,7 @@ struct snug_stepper {
   }
 
   snug::Loss loss_of(const snug::Batch& batch) const {
-    const at::Tensor loss = module->forward(batch.tensors());
-    if (loss.dim() != 0 || !loss.is_floating_point()) {
-      throw snug::ConfigError(
-          fmt::format("snug_stepper: the first output '{}' has {} dimensions and is no loss; export "
-                      "the model with its loss",
-                      module->output_names().front(), loss.dim()));
-    }
-    return snug::Loss::mean(loss, batch.size());
+    return snug::Loss::mean(module->loss(batch.tensors()), batch.size());
   }
 
   std::map<std::string, snug::Stateful> parts() {
@@ -121,8 +115,8 @@ const char* snug_stepper_explain(snug_stepper* stepper) {
 
 snug_status snug_stepper_set_lr(snug_stepper* stepper, double lr) {
   return guarded([&] {
-    if (!(lr >= 0)) {
-      throw snug::ConfigError(fmt::format("snug_stepper_set_lr: lr is {}; give 0 or more", lr));
+    if (!(lr >= 0) || std::isinf(lr)) {
+      throw snug::ConfigError(fmt::format("snug_stepper_set_lr: lr is {}; give a number of 0 or more", lr));
     }
     for (auto& group : required(stepper, "snug_stepper_set_lr: stepper").optimizer->param_groups()) {
       group.options().set_lr(lr);

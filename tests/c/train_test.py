@@ -7,6 +7,8 @@ usage: train_test.py LIBRARY TRAIN_C
 import array
 import ctypes
 import json
+import math
+import mmap
 import pathlib
 import subprocess
 import sys
@@ -17,6 +19,38 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 STEPS, LR = 4, 1e-2
+
+
+def write_safetensors(file, tensors):
+    """`tensors`: name to (sizes, floats)."""
+    header, data = {}, b""
+    for name, (sizes, floats) in tensors.items():
+        more = array.array("f", floats).tobytes()
+        header[name] = {"dtype": "F32", "shape": sizes, "data_offsets": [len(data), len(data) + len(more)]}
+        data += more
+    text = json.dumps(header).encode()
+    pathlib.Path(file).write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def on_threads(*functions, stack=0):
+    """Runs them at once. What they raise is raised here."""
+    errors = []
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    before = threading.stack_size(stack)
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    threading.stack_size(before)
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        raise error
 
 
 def make(folder):
@@ -40,6 +74,9 @@ def make(folder):
     blocks = [layer for _ in range(12) for layer in (nn.Linear(64, 64), nn.GELU(), nn.Dropout(0.1))]
     model, x, y = saved("model", nn.Linear(16, 64), *blocks, nn.Linear(64, 4))
     saved("without_dropout", nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 4))
+    tied = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
+    tied[2].weight = tied[0].weight
+    snug_export.save(tied, (torch.randn(4, 16),), folder / "tied.pt2")
     torch.manual_seed(5)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=LR, fused=True), []
     for _ in range(STEPS):
@@ -48,8 +85,10 @@ def make(folder):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
+    model.eval()
+    outputs = [nn.functional.cross_entropy(model(x), y).item()]
     state = {name: tensor.flatten().tolist() for name, tensor in model.state_dict().items()}
-    (folder / "found.json").write_text(json.dumps({"x": x.flatten().tolist(), "y": y.tolist(), "losses": losses, "state": state}))
+    (folder / "found.json").write_text(json.dumps({"x": x.flatten().tolist(), "y": y.tolist(), "losses": losses, "outputs": outputs, "state": state}))
 
 
 class CTest(unittest.TestCase):
@@ -67,17 +106,19 @@ class CTest(unittest.TestCase):
             snug("manual_seed", ctypes.c_uint64(seed))
         return [snug.step(stepper, BATCH) for _ in range(steps)]
 
-    def state(self):
+    def tensors(self, model):
+        """Of all, name to (sizes, floats)."""
         result = {}
-        for i in range(snug.library.snug_model_tensor_count(self.model)):
-            name, tensor = snug.library.snug_model_tensor_name(self.model, ctypes.c_size_t(i)), snug_c.Array()
-            snug("model_tensor", self.model, name, ctypes.byref(tensor))
+        for i in range(snug.library.snug_model_tensor_count(model)):
+            name, tensor = snug.library.snug_model_tensor_name(model, ctypes.c_size_t(i)), snug_c.Array()
+            snug("model_tensor", model, name, ctypes.byref(tensor))
             self.assertEqual(tensor.dtype, snug_c.FLOAT32)
-            items = 1
-            for k in range(tensor.dimensions):
-                items *= tensor.sizes[k]
-            result[name.decode()] = list((ctypes.c_float * items).from_address(tensor.data))
+            sizes = [tensor.sizes[k] for k in range(tensor.dimensions)]
+            result[name.decode()] = sizes, list((ctypes.c_float * math.prod(sizes)).from_address(tensor.data))
         return result
+
+    def state(self, model=None):
+        return {name: floats for name, (_, floats) in self.tensors(model or self.model).items()}
 
     def refuses(self, status, says, call):
         with self.assertRaises(snug_c.SnugError) as raised:
@@ -105,6 +146,83 @@ class Training(CTest):
         self.assertLessEqual(max(step.peak_bytes for step in found), budget)
         self.assertIn("rebuilt", snug.library.snug_stepper_explain(stepper).decode())
         self.assertEqual(self.state(), FOUND["state"])
+
+    def test_is_planned_before_it_begins(self):
+        peak = ctypes.c_int64(-1)
+        snug("stepper_plan", self.stepper(), BATCH, ctypes.c_size_t(2), ctypes.byref(peak))
+        self.assertEqual(peak.value, 0)  # there is no budget
+        with tempfile.TemporaryDirectory() as folder:
+            budget = snug.library.snug_live_bytes() + (4 << 20)
+            stepper = self.stepper(memory=budget, plan_folder=folder)
+            snug("stepper_plan", stepper, BATCH, ctypes.c_size_t(2), ctypes.byref(peak))
+            self.assertTrue(0 < peak.value <= budget)
+            self.assertEqual(len(list(pathlib.Path(folder).iterdir())), 1)
+            self.assertEqual(self.train(stepper, 1)[0].loss, FOUND["losses"][0])
+
+    def test_keeps_nothing_of_the_arrays_that_it_was_given(self):
+        stepper, losses = self.stepper(memory=snug.library.snug_live_bytes() + (4 << 20), micro_batch=512), []
+        snug("manual_seed", ctypes.c_uint64(5))
+        for _ in range(STEPS):
+            memory = mmap.mmap(-1, len(X) * X.itemsize)
+            memory.write(X.tobytes())
+            batch = snug_c.arrays((X, (512, 16), snug_c.FLOAT32), (Y, (512,), snug_c.INT64))
+            batch[0].data = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            losses.append(snug.step(stepper, batch).loss)
+            memory.close()  # who reads it from now on ends the process
+        self.assertEqual(losses, FOUND["losses"])
+
+    def test_on_a_small_stack_and_freed_on_another_thread(self):
+        stepper = snug.stepper(self.model, lr=LR, memory=snug.library.snug_live_bytes() + (4 << 20))
+        found, meter = [], ctypes.c_void_p()
+        snug("meter_new", ctypes.byref(meter))
+        on_threads(lambda: found.extend(self.train(stepper)), stack=512 << 10)
+        on_threads(lambda: snug.free("stepper", stepper), lambda: snug.free("meter", meter))
+        self.assertEqual([step.loss for step in found], FOUND["losses"])
+
+    def test_of_two_models_at_once_has_the_bits_of_one(self):
+        models = [snug.load(FOLDER / "without_dropout.pt2") for _ in range(3)]
+        steppers, before = [snug.stepper(model, lr=LR) for model in models], self.state(models[0])
+        self.train(steppers[0], 20, seed=None)
+        on_threads(*[lambda stepper=stepper: self.train(stepper, 20, seed=None) for stepper in steppers[1:]])
+        self.assertNotEqual(self.state(models[0]), before)
+        for model in models:
+            self.assertEqual(self.state(model), self.state(models[0]))
+        for model, stepper in zip(models, steppers):
+            snug.free("model", model)
+            self.train(stepper, 1, seed=None)  # the stepper keeps it alive
+            snug.free("stepper", stepper)
+
+    def test_takes_settings(self):
+        stepper, before = self.stepper(optimizer="sgd", momentum=0.9, weight_decay=0.1), self.state()
+        snug("stepper_set_lr", stepper, ctypes.c_double(0))
+        self.train(stepper, 1)
+        self.assertEqual(self.state(), before)
+        for lr in (-1, math.inf, math.nan):
+            self.refuses(2, "lr is", lambda: snug("stepper_set_lr", stepper, ctypes.c_double(lr)))
+        usual = self.train(self.stepper(), 3)
+        others = [dict(beta1=0.5), dict(beta2=0.5), dict(eps=1), dict(weight_decay=10), dict(optimizer="adam", weight_decay=1)]
+        weights = FOLDER / "before.safetensors"
+        for settings in others:
+            with self.subTest(settings):
+                write_safetensors(weights, {name: (sizes, before[name]) for name, (sizes, _) in self.tensors(self.model).items()})
+                snug("model_load_weights", self.model, str(weights).encode())
+                self.assertNotEqual(self.train(self.stepper(**settings), 3)[2].loss, usual[2].loss)
+
+    def test_tells_a_caller_what_it_has_room_for(self):
+        stepper, small = self.stepper(), snug_c.Step(size=0)
+        self.refuses(2, "size of result", lambda: snug("stepper_step", stepper, BATCH, ctypes.c_size_t(2), ctypes.byref(small)))
+        small.size, small.grad_norm = snug_c.Step.grad_norm.offset, -1  # of a version that had the loss alone
+        snug("manual_seed", ctypes.c_uint64(5))
+        snug("stepper_step", stepper, BATCH, ctypes.c_size_t(2), ctypes.byref(small))
+        self.assertEqual((small.loss, small.grad_norm), (FOUND["losses"][0], -1))
+
+        class Later(ctypes.Structure):
+            _fields_ = [("known", snug_c.Step), ("more", ctypes.c_int64)]
+
+        later = Later(snug_c.Step(size=ctypes.sizeof(Later)), 7)
+        snug("stepper_step", stepper, BATCH, ctypes.c_size_t(2), ctypes.byref(later))
+        self.assertEqual((later.known.items, later.known.size, later.more), (512, ctypes.sizeof(Later), 7))
+        snug("stepper_step", stepper, BATCH, ctypes.c_size_t(2), None)
 
     def test_that_does_not_fit_changes_nothing(self):
         before = self.state()
@@ -158,25 +276,41 @@ class Training(CTest):
             self.assertTrue((pathlib.Path(folder) / "trained.safetensors").exists())
 
 
-# In a new process, which has no torch: signals that are caught, and variables, before the library is there and after.
+# In a new process, which has no torch: signals that are caught, variables and threads, before the library is there and
+# after; then while a planned step has run, and when the library was closed.
 LOOKS_AROUND = """
-import ctypes, sys
+import array, ctypes, os, sys
+sys.path.insert(0, sys.argv[2])
+import snug_c
 def caught_and_set():
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
     environ, texts = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ"), []
     while environ[len(texts)] is not None:
         texts.append(environ[len(texts)])
     return status["SigCgt"], status["SigIgn"], status["SigBlk"], sorted(texts)
+def threads():
+    return len(os.listdir("/proc/self/task"))
 before = caught_and_set()
-library = ctypes.CDLL(sys.argv[1])
-assert library.snug_c_version() == 1
+snug = snug_c.Snug(sys.argv[1])
+assert snug.library.snug_c_version() == 1
+assert threads() == 1, threads()
+snug("set_threads", 1)
+model = snug.load(sys.argv[3])
+stepper = snug.stepper(model, memory=snug.library.snug_live_bytes() + (4 << 20))
+x, y = array.array("f", [0.5] * 512 * 16), array.array("q", [1] * 512)
+assert snug.step(stepper, snug_c.arrays((x, (512, 16), snug_c.FLOAT32), (y, (512,), snug_c.INT64))).loss > 0
 assert caught_and_set() == before, (before, caught_and_set())
+assert threads() == 1, threads()
+close = ctypes.CDLL(None).dlclose
+close.argtypes = [ctypes.c_void_p]
+assert close(snug.library._handle) == 0
+assert "libsnug." in open("/proc/self/maps").read()
 """
 
 
 class Loading(unittest.TestCase):
-    def test_leaves_signals_and_the_environment_as_they_are(self):
-        subprocess.run([sys.executable, "-c", LOOKS_AROUND, LIBRARY], check=True)
+    def test_leaves_signals_variables_and_threads_as_they_are(self):
+        subprocess.run([sys.executable, "-c", LOOKS_AROUND, LIBRARY, ROOT / "examples" / "c", FOLDER / "model.pt2"], check=True)
 
 
 class Models(CTest):
@@ -193,14 +327,38 @@ class Models(CTest):
             self.refuses(2, "weights.safetensors", lambda: snug("model_load_weights", other, file))
             snug.free("model", other)
 
+    def test_take_the_weights_that_they_have_and_no_others(self):
+        tied = snug.load(FOLDER / "tied.pt2")
+        self.addCleanup(lambda: snug.free("model", tied))
+        tensors = self.tensors(tied)
+        self.assertEqual(sorted(tensors), ["0.bias", "0.weight", "2.bias"])
+        sizes, floats = tensors["0.weight"]
+        halves = {**tensors, "0.weight": (sizes, [0.5] * len(floats))}
+        file = FOLDER / "weights.safetensors"
+
+        def load(weights):
+            write_safetensors(file, weights)
+            snug("model_load_weights", tied, str(file).encode())
+
+        self.refuses(2, "'more', which the model lacks", lambda: load({**halves, "more": halves["0.bias"]}))
+        self.refuses(2, "no tensor '2.bias'", lambda: load({n: t for n, t in halves.items() if n != "2.bias"}))
+        self.refuses(2, "'0.bias' has another type", lambda: load({**halves, "0.bias": ([15], [0.5] * 15)}))
+        self.assertEqual(self.tensors(tied), tensors)
+        load({name.replace("0.weight", "2.weight"): tensor for name, tensor in halves.items()})
+        self.assertEqual(self.tensors(tied), halves)
+        stepper = snug.stepper(tied)
+        self.addCleanup(lambda: snug.free("stepper", stepper))
+        self.refuses(2, "no loss", lambda: snug.step(stepper, snug_c.arrays((X, (4, 16), snug_c.FLOAT32))))
+
     def test_compute_outputs(self):
+        self.train(self.stepper())
         snug("model_train", self.model, 0)
         results = ctypes.c_void_p()
         snug("model_forward", self.model, BATCH, ctypes.c_size_t(2), ctypes.byref(results))
         loss = snug_c.Array()
         snug("results_get", results, ctypes.c_size_t(0), ctypes.byref(loss))
         self.assertEqual(loss.dimensions, 0)
-        self.assertGreater(ctypes.c_float.from_address(loss.data).value, 0)
+        self.assertEqual([ctypes.c_float.from_address(loss.data).value], FOUND["outputs"])
         self.refuses(2, "no result 1", lambda: snug("results_get", results, ctypes.c_size_t(1), ctypes.byref(loss)))
         snug.free("results", results)
 
@@ -208,10 +366,19 @@ class Models(CTest):
         stepper = self.stepper()
         flat = snug_c.arrays((X, (8192,), snug_c.FLOAT32), (Y, (512,), snug_c.INT64))
         self.refuses(2, "8192 and 512", lambda: snug.step(stepper, flat))
+        wide = snug_c.arrays((X, (128, 64), snug_c.FLOAT32), (Y, (128,), snug_c.INT64))
+        self.refuses(2, "64 in dimension 1", lambda: snug.step(stepper, wide))
+        long = snug_c.arrays((X, (512, 16), snug_c.FLOAT32), (Y, (512,), snug_c.FLOAT32))
+        self.refuses(2, "'target' is Float, but was Long", lambda: snug.step(stepper, long))
+        off = snug_c.arrays((X, (16, 16), snug_c.FLOAT32), (Y, (16,), snug_c.INT64))
+        off[0].data += 1
+        self.refuses(2, "multiple of its type's size", lambda: snug.step(stepper, off))
         self.refuses(2, "1 arrays", lambda: snug.step(stepper, snug_c.arrays((X, (512, 16), snug_c.FLOAT32))))
         self.refuses(2, "dtype 77", lambda: snug.step(stepper, snug_c.arrays((X, (512, 16), 77), (Y, (512,), snug_c.INT64))))
         self.refuses(2, "-1", lambda: snug.step(stepper, snug_c.arrays((X, (-1, 16), snug_c.FLOAT32), (Y, (512,), snug_c.INT64))))
         self.refuses(2, "momentun", lambda: self.stepper(momentun=0.9))
+        self.refuses(2, "eps is '1,5'", lambda: self.stepper(eps="1,5"))
+        self.refuses(2, "beta1", lambda: self.stepper(beta1="nan"))
         self.refuses(2, "lion", lambda: self.stepper(optimizer="lion"))
         self.refuses(2, "clip_norm", lambda: self.stepper(clip_norm="much"))
         self.refuses(2, "is null", lambda: snug("stepper_new", None, None, ctypes.byref(ctypes.c_void_p())))

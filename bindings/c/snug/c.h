@@ -10,7 +10,8 @@
  *   }
  *
  * No exception leaves a function. A function that returns a status writes its results where it succeeds alone. A handle
- * may be used by one thread at a time. Functions that free take null. Strings belong to their handle. More in
+ * may be used by one thread at a time, each time by another one, and be freed by any. Functions that free take null.
+ * Strings that are returned belong to their handle. Texts are UTF-8; paths are bytes, as the system takes them. More in
  * docs/bindings.md. */
 
 #include <stddef.h>
@@ -22,7 +23,8 @@
 extern "C" {
 #endif
 
-/* Grows with each release that adds or changes a function. */
+/* Grows with each release that adds a function, a setting or a member of snug_step. What is there is not changed: that
+ * takes another name of the library, libsnug_c.so.2. */
 #define SNUG_C_VERSION 1
 
 /* --- errors */
@@ -30,7 +32,7 @@ extern "C" {
 typedef enum snug_status {
   SNUG_OK = 0,
   SNUG_ERROR = 1,            /* what is none of the following; of files that cannot be read, too */
-  SNUG_INVALID_ARGUMENT = 2, /* an option or call that cannot work */
+  SNUG_INVALID_ARGUMENT = 2, /* an option, call or array that cannot work */
   SNUG_CORRUPT_FILE = 3,
   SNUG_OUT_OF_MEMORY = 4,
   SNUG_BUDGET_EXCEEDED = 5 /* see snug_last_smallest_budget */
@@ -46,6 +48,7 @@ SNUG_C_API int64_t snug_last_smallest_budget(void);
 
 /* --- arrays */
 
+/* An enum is 32 bits wide. */
 typedef enum snug_dtype {
   SNUG_FLOAT32 = 1,
   SNUG_FLOAT64 = 2,
@@ -59,8 +62,9 @@ typedef enum snug_dtype {
   SNUG_BOOL = 10
 } snug_dtype;
 
-/* Numbers in the memory of the CPU, in the order of C, without gaps. `data` may be null where a size is 0. Functions
- * read arrays that they are given until they return, and keep nothing of them. */
+/* Numbers in the memory of the CPU, in the order of C, without gaps, at an address that their size divides. `data` may
+ * be null where a size is 0. An item of SNUG_BOOL is a byte, 0 or 1. Functions read arrays that they are given until
+ * they return, and keep nothing of them. */
 typedef struct snug_array {
   void* data;
   const int64_t* sizes; /* as many as `dimensions` */
@@ -84,14 +88,15 @@ SNUG_C_API const char* snug_model_input_name(const snug_model* model, size_t ind
 SNUG_C_API const char* snug_model_output_name(const snug_model* model, size_t index);
 
 /* Parameters and buffers, in the order of their names, tied ones once. The array is of the model's own memory: it may
- * be read and written between steps, until the model and all of its steppers are freed. */
+ * be read and written between steps, until the model is freed. */
 SNUG_C_API size_t snug_model_tensor_count(const snug_model* model);
 SNUG_C_API const char* snug_model_tensor_name(const snug_model* model, size_t index);
 SNUG_C_API snug_status snug_model_tensor(const snug_model* model, const char* name, snug_array* tensor);
 
 /* Chooses the graph for training (1, as loaded) or for evaluation (0). */
 SNUG_C_API snug_status snug_model_train(snug_model* model, int on);
-/* Parameters and buffers as .safetensors. What does not fit the model is an error that changes nothing. */
+/* Parameters and buffers as .safetensors. A file that lacks one, has one that the model lacks, or one of another type
+ * or other sizes is SNUG_INVALID_ARGUMENT, and changes nothing. Tied ones may stand under any of their names. */
 SNUG_C_API snug_status snug_model_save_weights(const snug_model* model, const char* file);
 SNUG_C_API snug_status snug_model_load_weights(snug_model* model, const char* file);
 
@@ -113,7 +118,7 @@ typedef struct snug_stepper snug_stepper;
 /* Steps of a model whose first output is its loss: a scalar, the mean over the items of dimension 0. `settings` are
  * texts NAME=VALUE, with null at the end; null for none:
  *   optimizer     adamw, adam, sgd or adamw8bit; adamw if it is not named
- *   lr, weight_decay, momentum (of sgd)
+ *   lr, weight_decay, beta1, beta2, eps; of sgd lr, weight_decay, momentum
  *   memory        the most bytes of tensors during a step, such as 1GiB; without it there is no budget
  *   micro_batch   items at a time; 0, as it is by itself: all, or with `memory` as many as is fastest
  *   clip_norm     largest norm of all gradients together; 0: no clipping
@@ -126,7 +131,8 @@ SNUG_C_API void snug_stepper_free(snug_stepper* stepper);
 
 /* What a step did. Times are in seconds, memory in bytes. */
 typedef struct snug_step {
-  size_t size; /* sizeof(snug_step), set by the caller: later versions add members at the end */
+  size_t size; /* sizeof(snug_step), set by the caller: later versions add members at the end. Members that the library
+                * does not know stay as they are */
   double loss, grad_norm, seconds;
   int64_t stepped; /* 0 where gradients were not finite, in float16 */
   int64_t micro_batches, items, peak_bytes;
@@ -147,7 +153,8 @@ SNUG_C_API snug_status snug_stepper_set_lr(snug_stepper* stepper, double lr);
 /* Model, optimizer, stepper and random numbers as a snapshot in a directory, which keeps the last three: whole, or not
  * there. */
 SNUG_C_API snug_status snug_stepper_save(snug_stepper* stepper, const char* directory, int64_t step);
-/* Goes on from the newest snapshot. *step is its number, -1 where there is none. */
+/* Goes on from the newest snapshot. *step is its number, -1 where there is none. A snapshot that is damaged is
+ * SNUG_CORRUPT_FILE, and changes nothing. After any other error, model and stepper may be of the snapshot in part. */
 SNUG_C_API snug_status snug_stepper_load(snug_stepper* stepper, const char* directory, int64_t* step);
 
 /* --- memory of the CPU, and random numbers */
