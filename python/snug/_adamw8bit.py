@@ -1,6 +1,11 @@
 """AdamW8bit: AdamW whose two moments take one byte an element instead of four."""
 
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch.optim.optimizer import ParamsT
 
 from . import _snug
 from ._errors import ConfigError
@@ -16,18 +21,20 @@ class AdamW8bit(torch.optim.Optimizer):
     exp_avg_sq_max with an FP32 number per 256 elements.
     """
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2, *, min_elements=4096):
+    def __init__(self, params: ParamsT, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, *, min_elements: int = 4096) -> None:
         self._native = None
         self._min_elements = min_elements
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._native = _snug.AdamW8bit(self.param_groups, min_elements)
 
-    def add_param_group(self, param_group):
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """For the constructor alone: ConfigError after it."""
         if self._native is not None:
             raise ConfigError("AdamW8bit: groups cannot be added later; give all to the constructor")
         super().add_param_group(param_group)
 
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates every parameter that has a gradient. An error leaves parameters and state as they were."""
         loss = None
         if closure is not None:
@@ -36,19 +43,26 @@ class AdamW8bit(torch.optim.Optimizer):
         self._native_optimizer().step()
         return loss
 
-    def state_dict(self):
-        state = self._native.state_dict().get("state", {})
-        return {**super().state_dict(), "state": {int(index): of_one for index, of_one in state.items()}}
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim's: "state" by the parameters' numbers, and "param_groups"."""
+        def with_moments(_, state_dict):
+            state = self._native.state_dict().get("state", {})
+            return {**state_dict, "state": {int(index): of_one for index, of_one in state.items()}}
 
-    def load_state_dict(self, state_dict):
-        """Takes over moments and options. An error leaves the optimizer as it was. Moments that a hook of
-        register_load_state_dict_pre_hook changes are not seen: change them before the call."""
-        native = {"state": {str(index): of_one for index, of_one in state_dict["state"].items()},
-                  "param_groups": state_dict["param_groups"]}
+        with _as_hook(self.register_state_dict_post_hook(with_moments, prepend=True)):
+            return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over moments and options. An error leaves the optimizer as it was."""
+        def take_moments(_, state_dict):
+            state = {str(index): of_one for index, of_one in state_dict["state"].items()}
+            self._native.load_state_dict({"state": state, "param_groups": state_dict["param_groups"]})
+            return {**state_dict, "state": {}}
+
         before, groups = self._native.state_dict(), self.param_groups
-        self._native.load_state_dict(native)
         try:
-            super().load_state_dict({**state_dict, "state": {}})
+            with _as_hook(self.register_load_state_dict_pre_hook(take_moments)):
+                super().load_state_dict(state_dict)
         except BaseException:
             self._native.load_state_dict(before)
             self.param_groups = groups
@@ -68,6 +82,15 @@ class AdamW8bit(torch.optim.Optimizer):
     def _native_optimizer(self):
         self._native.set_options(self.param_groups)
         return self._native
+
+
+@contextlib.contextmanager
+def _as_hook(handle):
+    """Hooks of state_dict() and load_state_dict() hand the moments over, so that a program's own hooks see and change them."""
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def native_of(optimizer):

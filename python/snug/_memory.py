@@ -1,9 +1,12 @@
 """MemoryMeter and MemoryLimit."""
 
+from typing import Any
+
 import torch
 
 from . import _snug
 from ._adamw8bit import native_of
+from ._errors import ConfigError
 
 
 class MemoryMeter:
@@ -18,22 +21,25 @@ class MemoryMeter:
     the peak: parameters, gradients, optimizer_state, activations, workspace, outputs, before.
     """
 
-    def __init__(self, model=None, optimizer=None, device=None):
+    def __init__(self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None,
+                 device: torch.device | str | None = None) -> None:
         first = next(model.parameters(), None) if model is not None else None
         self._device = str(device if device is not None else first.device if first is not None else "cpu")
         self._attached = model, native_of(optimizer)
         self._open = []  # a meter for each block
         self._last = None
 
-    def __enter__(self):
+    def __enter__(self) -> "MemoryMeter":
         self._open.append(_snug.Meter(self._device, *self._attached))
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         self._last = self._open.pop().report()
 
-    def report(self):
-        """Of the innermost block that is open, as of now; after it, as at its end."""
+    def report(self) -> _snug.MemoryReport:
+        """Of the innermost block that is open, as of now; after it, as at its end. ConfigError where there was none."""
+        if not self._open and self._last is None:
+            raise ConfigError("MemoryMeter.report: no block has begun; open one by `with meter:`")
         return self._open[-1].report() if self._open else self._last
 
 
@@ -46,18 +52,18 @@ class MemoryLimit:
     bytes: a number, or a text such as "1.5GiB". ConfigError if more is taken already.
     """
 
-    def __init__(self, bytes, device="cpu"):
+    def __init__(self, bytes: int | str, device: torch.device | str = "cpu") -> None:
         self._arguments = str(torch.device(device)), bytes
         self._open = []  # a limit for each block
 
-    def __enter__(self):
+    def __enter__(self) -> "MemoryLimit":
         self._open.append(_snug.Limit(*self._arguments))
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: Any) -> None:
         self._open.pop()
 
 
-def live_bytes(device="cpu") -> int:
+def live_bytes(device: torch.device | str = "cpu") -> int:
     """Bytes of tensor memory alive on a device now."""
     return _snug.live_bytes(str(torch.device(device)))

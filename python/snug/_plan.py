@@ -1,11 +1,15 @@
 """Plans for the activations of a step that one writes oneself."""
 
+from collections.abc import Callable
+
+from torch import Tensor
+
 from . import _snug
 from ._environment import refuse_compiled_autograd
 from ._errors import BudgetExceeded
 
 
-def plan(loss_of, budget):
+def plan(loss_of: Callable[[], Tensor], budget: int | str) -> _snug.Plan:
     """The fastest exact way found to run a step's forward and backward within `budget`.
 
         plan = snug.plan(lambda: loss_of(batch), budget="8GiB")
@@ -28,7 +32,7 @@ def plan(loss_of, budget):
     return _snug.plan(loss_of, budget)
 
 
-def fits(loss_of, budget) -> bool:
+def fits(loss_of: Callable[[], Tensor], budget: int | str) -> bool:
     """Whether there is a plan for the step within `budget`. See plan()."""
     try:
         plan(loss_of, budget)
@@ -37,7 +41,7 @@ def fits(loss_of, budget) -> bool:
     return True
 
 
-def curve(loss_of, points=10):
+def curve(loss_of: Callable[[], Tensor], points: int = 10) -> list[tuple[int, float]]:
     """What the step takes under every budget: a list of (peak in bytes, seconds), plain training first. It runs the plain
     step, which must fit."""
     refuse_compiled_autograd()

@@ -1,11 +1,18 @@
 """Stepper: one training step within a number of bytes."""
 
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import torch
 
 from . import _snug
 from ._adamw8bit import AdamW8bit, native_of
 from ._environment import refuse_compiled_autograd
 from ._errors import ConfigError
+
+
+Batch = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
 
 
 class Stepper:
@@ -24,19 +31,20 @@ class Stepper:
     precision: what forward computes in: "float32", "bfloat16", "float16" (with loss scaling) or "auto".
     clip_norm: largest norm of all gradients together; 0: no clipping.
     split_batch_norm: whether a batch may be cut though the model normalises by its statistics.
-    offload: a folder on a disk that activations may go to meanwhile; for a model on a device "", its host's memory. plan_folder: a folder that keeps plans, so that the
-    next run plans nothing.
+    offload: a folder on a disk that activations may go to meanwhile; for a model on a device "", its host's memory.
+    plan_folder: a folder that keeps plans, so that the next run plans nothing.
     """
 
-    def __init__(self, model, optimizer, memory=None, *, micro_batch=0, precision="float32", clip_norm=0.0,
-                 split_batch_norm=False, offload=None, plan_folder=""):
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, memory: int | str | None = None, *,
+                 micro_batch: int = 0, precision: str = "float32", clip_norm: float = 0.0, split_batch_norm: bool = False,
+                 offload: str | os.PathLike[str] | None = None, plan_folder: str | os.PathLike[str] = "") -> None:
         refuse_compiled_autograd()
         self._optimizer = optimizer
         self._groups = _groups(optimizer)
         self._stepper = _snug.Stepper(model, native_of(optimizer), memory, micro_batch, precision, clip_norm, split_batch_norm,
                                       None if offload is None else str(offload), str(plan_folder))
 
-    def step(self, batch, loss_of):
+    def step(self, batch: Batch, loss_of: Callable[..., torch.Tensor | _snug.Loss]) -> _snug.StepResult:
         """One optimizer step over `batch`: a tensor, a tuple or list of tensors, or a dictionary of them, with one size along
         dimension 0. Gradients are set to zero first, and backward is called here.
 
@@ -51,9 +59,11 @@ class Stepper:
         if _groups(self._optimizer) != self._groups:
             raise ConfigError("Stepper.step: the optimizer has other parameters than before; make a new Stepper")
         if isinstance(self._optimizer, AdamW8bit):
+            if self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks:
+                raise ConfigError("Stepper.step: hooks of AdamW8bit's step would not be called, as C++ makes it; remove them")
             self._optimizer._native_optimizer()
             self._optimizer._opt_called = True  # which a schedule of torch's asks for
-        if isinstance(batch, dict):
+        if isinstance(batch, Mapping):
             names = list(batch)
             return self._stepper.step(list(batch.values()), lambda *tensors: loss_of(**dict(zip(names, tensors))))
         return self._stepper.step([batch] if isinstance(batch, torch.Tensor) else list(batch), loss_of)
@@ -72,7 +82,8 @@ _KEPT = 8
 _steppers = {}  # the last ones, by the optimizer's id: model and options, and the Stepper, which holds the optimizer
 
 
-def step(model, optimizer, batch, loss_of, memory=None, **options):
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Batch,
+         loss_of: Callable[..., torch.Tensor | _snug.Loss], memory: int | str | None = None, **options: Any) -> _snug.StepResult:
     """One step of a Stepper that is made when it is first needed, and again where the arguments are others. The last eight
     are kept. See Stepper."""
     wanted = id(model), memory, options

@@ -43,6 +43,8 @@ void bind_errors() {
       PyErr_SetString(error.ptr(), one.what());
     } catch (const c10::OutOfMemoryError& one) {
       PyErr_SetString(out_of_memory.ptr(), one.what_without_backtrace());
+    } catch (const c10::Error& one) {
+      PyErr_SetString(PyExc_RuntimeError, one.what_without_backtrace());
     } catch (python_error& one) {
       one.restore();
     }
@@ -53,7 +55,15 @@ Bytes bytes_of(const py::object& value) {
   if (value.is_none()) {
     return Bytes::unlimited();
   }
-  return py::isinstance<py::str>(value) ? Bytes::parse(value.cast<std::string>()) : Bytes(value.cast<int64_t>());
+  if (py::isinstance<py::str>(value)) {
+    return Bytes::parse(value.cast<std::string>());
+  }
+  try {
+    return Bytes(value.cast<int64_t>());
+  } catch (const py::cast_error&) {
+    throw ConfigError("bytes: " + py::repr(value).cast<std::string>() +
+                      " is no whole number; give one, such as 8 << 30, or a text such as \"8GiB\"");
+  }
 }
 
 py::object to_python(const StateDict& state) {

@@ -146,6 +146,8 @@ class Plans(unittest.TestCase):
             snug.plan(lambda: 3, "1GiB")
         with self.assertRaisesRegex(ValueError, "12 apples"):
             snug.plan(loss_of, "12 apples")
+        with self.assertRaisesRegex(ValueError, "1000000.0 is no whole number"):
+            snug.plan(loss_of, 1e6)
         with self.assertRaises(snug.ConfigError):
             snug.Plan.from_json("{}")
 
@@ -166,15 +168,17 @@ class Plans(unittest.TestCase):
 
         model, loss_of = made("mlp")
         plan = snug.plan(loss_of, "1GiB")
-        compiled_autograd.compiled_autograd_enabled, before = True, compiled_autograd.compiled_autograd_enabled
-        try:
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0))
+        with compiled_autograd._enable(lambda graph: graph):
             with self.assertRaisesRegex(snug.ConfigError, "compiled autograd"):
                 snug.plan(loss_of, "1GiB")
             with self.assertRaisesRegex(snug.ConfigError, "compiled autograd"):
                 with plan:
                     self.fail("the block began")
-        finally:
-            compiled_autograd.compiled_autograd_enabled = before
+            with self.assertRaisesRegex(snug.ConfigError, "compiled autograd"):
+                stepper.step(vectors(), lambda x: targets(model(x)))
+        with plan:
+            loss_of()
 
     def test_are_made_and_used_inside_of_autocast(self):
         model, loss_of = made("mlp")
@@ -250,6 +254,8 @@ class Memory(unittest.TestCase):
 
     def test_of_blocks_within_blocks_of_one_meter(self):
         meter = snug.MemoryMeter()
+        with self.assertRaisesRegex(snug.ConfigError, "no block has begun"):
+            meter.report()
         with meter:
             kept = torch.empty(1 << 20)
             with meter:

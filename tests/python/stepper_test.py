@@ -206,9 +206,57 @@ class Steps(unittest.TestCase):
             stepper.step((x, y), lambda x, y: "text")
         stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
 
+    def test_tell_an_error_of_libtorchs_without_the_frames_of_cpp(self):
+        model, x, y = problem(dropout=0)
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+        def written_in_place(x, y):
+            hidden = model(x).exp()
+            loss = F.mse_loss(hidden, y)
+            hidden.detach().add_(1)
+            return loss
+
+        with self.assertRaises(RuntimeError) as raised:
+            stepper.step((x, y), written_in_place)
+        self.assertIn("modified by an inplace operation", str(raised.exception))
+        self.assertNotIn("frame #", str(raised.exception))
+
+    def test_end_where_somebody_interrupts(self):
+        model, x, y = problem(dropout=0)
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory="1GiB")
+        calls = []
+
+        def interrupted(x, y):
+            calls.append(1)
+            raise KeyboardInterrupt
+
+        before = bits(model)
+        with self.assertRaises(KeyboardInterrupt):
+            stepper.step((x, y), interrupted)
+        self.assertEqual(len(calls), 1)
+        self.assertTrue(same(before, bits(model)))
+
+    def test_refuse_hooks_of_a_step_that_cpp_makes(self):
+        model, x, y = problem(dropout=0)
+        optimizer = snug.AdamW8bit(model.parameters(), lr=1e-2)
+        stepper, seen = snug.Stepper(model, optimizer), []
+        handle = optimizer.register_step_post_hook(lambda *_: seen.append(1))
+        before = bits(model)
+        with self.assertRaisesRegex(snug.ConfigError, "hooks"):
+            stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
+        self.assertTrue(same(before, bits(model)))
+        handle.remove()
+        stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
+        of_torch = torch.optim.SGD(model.parameters(), lr=0.1)
+        of_torch.register_step_post_hook(lambda *_: seen.append(1))
+        snug.step(model, of_torch, (x, y), lambda x, y: F.mse_loss(model(x), y))
+        self.assertEqual(seen, [1])
+
     def test_refuse_what_they_cannot_take(self):
         model, x, y = problem()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with self.assertRaisesRegex(snug.ConfigError, "8000000.0 is no whole number"):
+            snug.Stepper(model, optimizer, memory=8e6)
         with self.assertRaisesRegex(snug.ConfigError, "float8"):
             snug.Stepper(model, optimizer, precision="float8")
         with self.assertRaises(snug.ConfigError):
@@ -327,6 +375,26 @@ class AdamW8bit(unittest.TestCase):
             optimizer.load_state_dict(other)
         self.assertEqual(optimizer.param_groups[0]["lr"], 1e-2)
         self.assertEqual(by_hand(plain, optimizer, x, y, 2), by_hand(*model, x, y, 2))
+
+    def test_shows_its_state_to_hooks_and_takes_what_they_make_of_it(self):
+        plain, x, y = problem(dropout=0)
+        optimizer = snug.AdamW8bit(plain.parameters(), lr=1e-2, min_elements=256)
+        by_hand(plain, optimizer, x, y, 2)
+        state, model = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(plain)
+        doubled = copy.deepcopy(state)
+        for of_one in doubled["state"].values():
+            for name in ("exp_avg_max", "exp_avg"):
+                if name in of_one and of_one[name].is_floating_point():
+                    of_one[name] *= 2
+        optimizer.load_state_dict(doubled)
+        self.assertTrue(torch.equal(optimizer.state_dict()["state"][0]["exp_avg_max"], 2 * state["state"][0]["exp_avg_max"]))
+
+        again = snug.AdamW8bit(model.parameters(), lr=1e-2, min_elements=256)
+        again.register_load_state_dict_pre_hook(lambda _, given: {**given, "state": doubled["state"]})
+        again.register_state_dict_post_hook(lambda _, made: {**made, "moments": len(made["state"])})
+        again.load_state_dict(state)
+        self.assertEqual(again.state_dict()["moments"], len(state["state"]))
+        self.assertEqual(by_hand(plain, optimizer, x, y, 2), by_hand(model, again, x, y, 2))
 
     def test_stays_near_adamw(self):
         plain, x, y = problem(dropout=0)
