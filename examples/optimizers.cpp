@@ -62,6 +62,15 @@ Step bf16_weights(Model& model) {
   };
 }
 
+Step compact(Model& model) {
+  model->to(torch::kBFloat16);
+  auto optimizer = std::make_shared<snug::CompactAdamW>(model->parameters(), snug::CompactAdamWOptions{.lr = 1e-2});
+  auto guard = std::make_shared<snug::StepInBackward>(*optimizer);  // 5 bytes a parameter; without it, 7
+  return [optimizer, guard, model](const Tensor& x, const Tensor& y) mutable {
+    mse_loss(model->forward(x.to(torch::kBFloat16)).to(torch::kFloat), y).backward();
+  };
+}
+
 struct Outcome {
   double first, last;
   int64_t bytes;  // between two steps: weights, gradients, state
@@ -99,7 +108,8 @@ int main() {
            {"AdamW8bit", in_8_bits},
            {"state in a file", state_in_a_file},
            {"StepInBackward", in_backward},
-           {"BF16 weights, rounded at random", bf16_weights}}) {
+           {"BF16 weights, rounded at random", bf16_weights},
+           {"CompactAdamW in backward", compact}}) {
     const Outcome found = train(make);
     std::cout << name << ": loss " << found.first << " -> " << found.last << ", holds "
               << snug::Bytes(found.bytes).str() << "\n";

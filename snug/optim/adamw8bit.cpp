@@ -8,23 +8,34 @@
 #include "snug/core/error.h"
 #include "snug/kernels/detail/quantized_adamw.h"
 #include "snug/optim/detail/adam_rules.h"
+#include "snug/optim/detail/adamw_update.h"
+#include "snug/optim/detail/low_precision_adamw.h"
 
 namespace snug {
 namespace {
 
 using TorchAdamW = torch::optim::AdamWOptions;
 
+// `correction` is undefined for FP32 parameters.
 struct Element8bit {
   kernels::AdamWStep step;
-  at::Tensor parameter, gradient, exp_avg, exp_avg_max, exp_avg_sq, exp_avg_sq_max;
+  at::Tensor parameter, gradient, correction, exp_avg, exp_avg_max, exp_avg_sq, exp_avg_sq_max;
 
   /// `begin` is where a block begins.
   void update(int64_t begin, int64_t end) const {
-    const int64_t block = begin / kernels::kQuantizationBlock;
-    kernels::adamw8bit_update(
-        step, parameter.mutable_data_ptr<float>() + begin, gradient.const_data_ptr<float>() + begin,
-        exp_avg.mutable_data_ptr<uint8_t>() + begin, exp_avg_sq.mutable_data_ptr<uint8_t>() + begin,
-        exp_avg_max.mutable_data_ptr<float>() + block, exp_avg_sq_max.mutable_data_ptr<float>() + block, end - begin);
+    const auto moments =
+        kernels::EightBitMoments{exp_avg.mutable_data_ptr<uint8_t>(), exp_avg_sq.mutable_data_ptr<uint8_t>(),
+                                 exp_avg_max.mutable_data_ptr<float>(), exp_avg_sq_max.mutable_data_ptr<float>()}
+            .from(begin);
+    if (correction.defined()) {
+      kernels::adamw8bit_update(step, static_cast<kernels::BFloat16*>(parameter.mutable_data_ptr()) + begin,
+                                correction.mutable_data_ptr<int8_t>() + begin,
+                                static_cast<const kernels::BFloat16*>(gradient.const_data_ptr()) + begin, moments,
+                                end - begin);
+    } else {
+      kernels::adamw8bit_update(step, parameter.mutable_data_ptr<float>() + begin,
+                                gradient.const_data_ptr<float>() + begin, moments, end - begin);
+    }
   }
 };
 
@@ -44,7 +55,8 @@ AdamW8bit::AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions option
 
 AdamW8bit::AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options)
     : FusedOptimizer(groups, detail::to_adam_options<TorchAdamW>(options), detail::adam_rules<TorchAdamW>("AdamW8bit")),
-      min_elements_(options.min_elements) {
+      min_elements_(options.min_elements),
+      split_weights_(options.split_weights) {
   if (min_elements_ < 1) {
     throw ConfigError(fmt::format("AdamW8bit: min_elements is {}; it must be >= 1", min_elements_));
   }
@@ -57,16 +69,24 @@ void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,
     throw ConfigError(fmt::format("AdamW8bit: {} is not contiguous; make it contiguous() before its optimizer is made",
                                   describe(parameter)));
   }
-  state.tensors.emplace_back("step", at::zeros({}, parameter.options()));
+  const bool is_split = parameter.scalar_type() == at::kBFloat16;
+  const auto zeros = [&](int64_t count, at::ScalarType dtype) {
+    return at::zeros({count}, parameter.options().dtype(dtype));
+  };
+  state.tensors.emplace_back("step", detail::step_count_for(parameter));
   for (const auto& [values, maxima] :
        {std::pair{"exp_avg", "exp_avg_max"}, std::pair{"exp_avg_sq", "exp_avg_sq_max"}}) {
     if (is_small(parameter)) {
-      state.tensors.emplace_back(values, at::zeros_like(parameter, at::MemoryFormat::Preserve));
+      state.tensors.emplace_back(values, at::zeros_like(parameter, parameter.options().dtype(at::kFloat)));
     } else {
-      state.tensors.emplace_back(values, at::zeros({parameter.numel()}, parameter.options().dtype(at::kByte)));
-      state.tensors.emplace_back(maxima,
-                                 at::zeros({kernels::quantization_blocks(parameter.numel())}, parameter.options()));
+      state.tensors.emplace_back(values, zeros(parameter.numel(), at::kByte));
+      state.tensors.emplace_back(maxima, zeros(kernels::quantization_blocks(parameter.numel()), at::kFloat));
     }
+  }
+  if (is_split && is_small(parameter)) {
+    state.tensors.emplace_back("master", at::empty_like(state.at("exp_avg")).copy_(parameter));
+  } else if (is_split) {
+    state.tensors.emplace_back("correction", zeros(parameter.numel(), at::kChar));
   }
 }
 
@@ -84,7 +104,7 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
   const auto steps = at::_foreach_add(work.states_named("step"), 1);
   std::vector<Element8bit> large;
   Work small = work;
-  small.parameters.clear(), small.gradients.clear(), small.states.clear();
+  small.parameters.clear(), small.gradients.clear(), small.states.clear(), small.first_elements.clear();
   std::vector<at::Tensor> small_steps;
   for (size_t i = 0; i < work.parameters.size(); ++i) {
     const at::Tensor& parameter = work.parameters[i];
@@ -93,27 +113,50 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
       small.parameters.push_back(parameter);
       small.gradients.push_back(work.gradients[i]);
       small.states.push_back(&state);
+      small.first_elements.push_back(work.first_elements[i]);
       small_steps.push_back(steps[i]);
       continue;
     }
     const auto step = detail::kernel_step(o, steps[i].item<double>(), work.grad_scale);
-    large.push_back({step, parameter, work.gradients[i], state.at("exp_avg"), state.at("exp_avg_max"),
-                     state.at("exp_avg_sq"), state.at("exp_avg_sq_max")});
+    large.push_back({step, parameter, work.gradients[i],
+                     state.contains("correction") ? state.at("correction") : at::Tensor(), state.at("exp_avg"),
+                     state.at("exp_avg_max"), state.at("exp_avg_sq"), state.at("exp_avg_sq_max")});
   }
-  return [large = std::move(large), small = std::move(small), small_steps = std::move(small_steps), steps,
-          states = work.states, &o] {
+  return [large = std::move(large), update_small = prepare_small(small, small_steps), steps, states = work.states] {
     update_all(large);
-    if (!small.parameters.empty()) {
-      const auto [beta1, beta2] = o.betas();
-      at::_fused_adamw_(small.parameters, small.gradients, small.states_named("exp_avg"),
-                        small.states_named("exp_avg_sq"), /*max_exp_avg_sqs=*/{}, small_steps, o.lr(), beta1, beta2,
-                        o.weight_decay(), o.eps(), /*amsgrad=*/false, /*maximize=*/false,
-                        detail::if_defined(small.grad_scale));
-    }
+    update_small();
     for (size_t i = 0; i < states.size(); ++i) {
       states[i]->at("step") = steps[i];
     }
   };
+}
+
+// Those with FP32 moments.
+std::function<void()> AdamW8bit::prepare_small(const Work& small, const std::vector<at::Tensor>& steps) {
+  const auto& o = static_cast<const TorchAdamW&>(*small.options);
+  if (small.parameters.empty()) {
+    return [] {};
+  }
+  if (small.parameters.front().scalar_type() == at::kBFloat16) {
+    return detail::prepare_low_precision_adamw({.options = o,
+                                                .parameters = small.parameters,
+                                                .gradients = small.gradients,
+                                                .exp_avgs = small.states_named("exp_avg"),
+                                                .exp_avg_sqs = small.states_named("exp_avg_sq"),
+                                                .masters = small.states_named("master"),
+                                                .steps = steps,
+                                                .first_elements = small.first_elements,
+                                                .grad_scale = small.grad_scale,
+                                                .found_inf = {}});
+  }
+  return [call = detail::FusedAdamWCall{.options = o,
+                                        .parameters = small.parameters,
+                                        .gradients = small.gradients,
+                                        .exp_avgs = small.states_named("exp_avg"),
+                                        .exp_avg_sqs = small.states_named("exp_avg_sq"),
+                                        .steps = steps,
+                                        .grad_scale = small.grad_scale,
+                                        .found_inf = {}}] { detail::run_fused_adamw(call); };
 }
 
 }  // namespace snug

@@ -20,36 +20,47 @@ struct AdamW8bitOptions {
   double weight_decay = 0.01;
   /// Parameters with fewer elements keep FP32 moments. They are many, small, and often sensitive (biases, norms).
   int64_t min_elements = 4096;
+  /// For BF16 parameters: a byte of correction in the state makes the weight that is updated one of 24 bits, as in
+  /// CompactAdamW. Parameters with fewer than min_elements have an FP32 master instead. Do not combine with
+  /// Weights::Low, where the Stepper holds the masters.
+  bool split_weights = false;
 };
 
-/// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861). FP32 parameters on the CPU.
-/// Its groups hold torch::optim::AdamWOptions. State per parameter: step, exp_avg and exp_avg_sq as bytes, exp_avg_max
-/// and exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler, gradients keep their scale: they are
-/// unscaled on the way.
+/// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861). FP32 parameters on the CPU,
+/// and BF16 ones with split_weights. Its groups hold torch::optim::AdamWOptions. State per parameter: step, exp_avg and
+/// exp_avg_sq as bytes, exp_avg_max and exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler,
+/// gradients keep their scale: they are unscaled on the way.
 class AdamW8bit : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that
-  /// are neither FP32 nor 16-bit. step() throws it for 16-bit parameters, and for those that are not contiguous.
+  /// are neither FP32 nor 16-bit. step() throws it for 16-bit parameters, unless split_weights provides for
+  /// them, and for those that are not contiguous.
   explicit AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options = {});
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options = {});
 
   /// Blocks of 256 elements share a scale, and small parameters have none.
   int64_t shard_multiple() const override { return 0; }
-  bool takes(at::ScalarType dtype) const override { return dtype == at::kFloat; }
+  bool takes(at::ScalarType dtype) const override {
+    return dtype == at::kFloat || (dtype == at::kBFloat16 && split_weights_);
+  }
 
  protected:
   std::string_view why_not() const override {
-    return "it updates FP32 parameters; keep the model in FP32, or let a Stepper hold masters (Weights::Low)";
+    return "it updates FP32 parameters, and BF16 ones with {.split_weights = true}; convert the model, or let a Stepper "
+           "hold masters (Weights::Low)";
   }
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
+  std::optional<std::string_view> copied_state() const override { return "master"; }
   int64_t state_multiple() const override;
   std::function<void()> prepare(const Work& work) const override;
 
  private:
+  static std::function<void()> prepare_small(const Work& small, const std::vector<at::Tensor>& steps);
   bool is_small(const at::Tensor& parameter) const { return parameter.numel() < min_elements_; }
 
   int64_t min_elements_;
+  bool split_weights_;
 };
 
 }  // namespace snug

@@ -176,9 +176,8 @@ struct State {
     quantize(DynamicCode::kUnsigned, moment.data(), v.data(), v_max.data(), count);
   }
   void update(const AdamWStep& step, int64_t begin, int64_t end) {
-    const int64_t block = begin / kQuantizationBlock;
-    adamw8bit_update(step, p.data() + begin, g.data() + begin, m.data() + begin, v.data() + begin, m_max.data() + block,
-                     v_max.data() + block, end - begin);
+    const EightBitMoments state{m.data(), v.data(), m_max.data(), v_max.data()};
+    adamw8bit_update(step, p.data() + begin, g.data() + begin, state.from(begin), end - begin);
   }
   std::vector<float> decoded(DynamicCode code) const {
     std::vector<float> values(n);
@@ -246,6 +245,39 @@ TEST_P(QuantizedAdamW, AStepIsThatOfAdamWOnTheDecodedMoments) {
     }
     EXPECT_EQ(state.m_max.back() + state.v_max.back(), 14) << "written behind the end";
     EXPECT_EQ(state.g, before.g);
+  }
+}
+
+TEST_P(QuantizedAdamW, SplitWeightsTakeTheSameStepRoundedTo24Bits) {
+  for (const int64_t count : {1, 255, 256, 257, 1000}) {
+    State full(count);
+    State split(count);
+    std::vector<BFloat16> p(full.n + 8, BFloat16{7});
+    std::vector<BFloat16> g(full.n);
+    std::vector<int8_t> correction(full.n + 8, 7);
+    std::vector<int8_t> unused(full.n);
+    split_weights(full.p.data(), p.data(), correction.data(), count);
+    split_weights(full.g.data(), g.data(), unused.data(), count);
+    join_weights(p.data(), correction.data(), full.p.data(), count);  // the same weights and gradients in FP32
+    std::fill(unused.begin(), unused.end(), int8_t{0});
+    join_weights(g.data(), unused.data(), full.g.data(), count);
+    full.update(kStep, 0, count);
+    adamw8bit_update(kStep, p.data(), correction.data(), g.data(),
+                     {split.m.data(), split.v.data(), split.m_max.data(), split.v_max.data()}, count);
+    std::vector<BFloat16> expected_p(full.n);
+    std::vector<int8_t> expected_correction(full.n);
+    split_weights(full.p.data(), expected_p.data(), expected_correction.data(), count);
+    for (size_t i = 0; i < full.n; ++i) {
+      EXPECT_EQ(p[i].bits, expected_p[i].bits) << i;
+      EXPECT_EQ(correction[i], expected_correction[i]) << i;
+    }
+    EXPECT_EQ(split.m, full.m);
+    EXPECT_EQ(split.v, full.v);
+    EXPECT_EQ(split.m_max, full.m_max);
+    EXPECT_EQ(split.v_max, full.v_max);
+    for (size_t i = full.n; i < full.n + 8; ++i) {
+      EXPECT_EQ(p[i].bits + correction[i], 14) << "written behind the end";
+    }
   }
 }
 
@@ -342,7 +374,7 @@ double way_of_a_small_gradient() {
                          .weight_decay = 0,
                          .bias_correction1 = 1 - std::pow(0.9, i),
                          .bias_correction2 = 1 - std::pow(0.999, i)};
-    adamw8bit_update(step, p.data(), g.data(), m.data(), v.data(), &m_max, &v_max, 256);
+    adamw8bit_update(step, p.data(), g.data(), {m.data(), v.data(), &m_max, &v_max}, 256);
   }
   return std::abs(p[5]) / 1e-3;
 }

@@ -129,7 +129,65 @@ TEST(AdamW8bit, DoesNotDependOnTheNumberOfThreads) {
   EXPECT_TRUE(same_bits(run(1), run(2)));
 }
 
+std::vector<Tensor> parameters_in_bf16() {
+  auto all = parameters();
+  for (Tensor& parameter : all) {
+    parameter = parameter.detach().to(torch::kBFloat16).requires_grad_();
+  }
+  return all;
+}
+
+TEST(AdamW8bit, UpdatesBf16ParametersAsItDoesFp32OnesUpToRounding) {
+  const auto low = parameters_in_bf16();
+  auto full = clones_of(low);
+  for (Tensor& parameter : full) {
+    parameter = parameter.to(torch::kFloat).requires_grad_();
+  }
+  AdamW8bit optimizer(low, {.lr = 1e-3, .split_weights = true});
+  AdamW8bit reference(full, {.lr = 1e-3});
+  const auto start = clones_of(full);
+  for (uint64_t seed = 1; seed <= 30; ++seed) {  // most of these steps are below BF16's resolution
+    set_gradients(low, seed);
+    for (size_t i = 0; i < low.size(); ++i) {
+      full[i].mutable_grad() = low[i].grad().to(torch::kFloat);
+    }
+    optimizer.step();
+    reference.step();
+  }
+  for (size_t i = 0; i < low.size(); ++i) {
+    const Tensor rounded = full[i].detach().to(torch::kBFloat16);
+    EXPECT_LT((low[i] != rounded).sum().item<int64_t>(), low[i].numel() / 20 + 1) << i;
+    EXPECT_FALSE(same_bits(low[i].detach(), start[i].to(torch::kBFloat16))) << i;
+  }
+}
+
+TEST(AdamW8bit, InBf16TakesThreeBytesOfStateAndGoesOnToTheBit) {
+  const auto p = parameters_in_bf16();
+  AdamW8bit optimizer(p, {.lr = 0.01, .split_weights = true});
+  const int64_t foretold = optimizer.state_bytes_to_come();
+  train(optimizer, p, 1, 3);
+  const int64_t large = p[0].numel(), small = p[1].numel();
+  const int64_t state = testing::bytes_of(tensors_in(optimizer.state_dict()));
+  EXPECT_EQ(state, 4 + 3 * large + 2 * 4 * ((large + 255) / 256) + 4 + 3 * 4 * small);
+  EXPECT_EQ(foretold, state);
+  const auto q = clones_of(p);
+  for (const Tensor& t : q) {
+    t.requires_grad_();
+  }
+  AdamW8bit resumed(q, {.split_weights = true});
+  resumed.load_state_dict(optimizer.state_dict());
+  train(optimizer, p, 4, 6);
+  train(resumed, q, 4, 6);
+  EXPECT_TRUE(same_bits(clones_of(q), clones_of(p)));
+}
+
 TEST(AdamW8bit, RefusesWhatItCannotUpdate) {
+  EXPECT_THAT(error_of<ConfigError>([] {
+                const auto p = parameters_in_bf16();
+                AdamW8bit optimizer(p);
+                train(optimizer, p, 1, 1);
+              }),
+              HasSubstr("split_weights"));
   EXPECT_THAT(error_of<ConfigError>([] { AdamW8bit({torch::ones({2}, torch::kDouble)}); }), HasSubstr("parameter 0"));
   EXPECT_THAT(error_of<ConfigError>([] { AdamW8bit({torch::ones({2})}, {.min_elements = 0}); }),
               HasSubstr("min_elements is 0"));

@@ -13,23 +13,11 @@
 
 #include "snug/kernels/detail/dynamic_map.h"
 #include "snug/kernels/detail/quantized_adamw.h"
+#include "snug/kernels/detail/quantized_step_simd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-/// The minimum and the maximum of numbers of which at most one is negative, compared as integers. Some processors, such
-/// as Zen 5, have more units for integers, and the floating-point units limit these kernels.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V lesser(D d, V a, V b) {
-  const hn::RebindToSigned<D> di;
-  return hn::BitCast(d, hn::Min(hn::BitCast(di, a), hn::BitCast(di, b)));
-}
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V greater(D d, V a, V b) {
-  const hn::RebindToSigned<D> di;
-  return hn::BitCast(d, hn::Max(hn::BitCast(di, a), hn::BitCast(di, b)));
-}
 
 /// The number of bytes that are decoded or encoded at once: those of the longest vector of most processors.
 constexpr int64_t kPart = 64;

@@ -1,8 +1,6 @@
 #include "snug/kernels/detail/quantized_adamw.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
 // Compiles what follows once per instruction set.
 #undef HWY_TARGET_INCLUDE
@@ -11,6 +9,8 @@
 #include <hwy/highway.h>
 
 #include "snug/kernels/detail/dynamic_map_simd.h"
+#include "snug/kernels/detail/quantized_step_simd.h"
+#include "snug/kernels/detail/split_weights_simd.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {
@@ -19,55 +19,75 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::ScalableTag<float>;
 
-/// A number so small that its inverse is infinite becomes zero.
-HWY_INLINE float inverse_of(float largest) { return largest > 1e-37f ? 1 / largest : 0.0f; }
-
-/// The constants of a step, arranged for the fewest operations: not in torch's order, and not with its bits.
-///   m = beta1 m + m_rate g,  v = beta2 v + (v_root g)^2,  p = decay p + m / (slope sqrt(v) + floor).
-struct Factors {
-  explicit Factors(const AdamWStep& step)
-      : beta1(static_cast<float>(step.beta1)),
-        beta2(static_cast<float>(step.beta2)),
-        m_rate(static_cast<float>((1 - step.beta1) * step.inverse_scale)),
-        v_root(static_cast<float>(std::sqrt(1 - step.beta2) * step.inverse_scale)),
-        decay(static_cast<float>(1 - step.lr * step.weight_decay)) {
-    const double inverse_lr = -step.bias_correction1 / step.lr;
-    if (std::abs(inverse_lr) < kMostInverse) {
-      slope = static_cast<float>(inverse_lr / std::sqrt(step.bias_correction2));
-      floor = static_cast<float>(inverse_lr * step.eps);
-    }
-  }
-
-  static constexpr double kMostInverse = 1e30;
-
-  float beta1;
-  float beta2;
-  float m_rate;
-  float v_root;
-  float decay;
-  // With a learning rate of zero nothing moves.
-  float slope = 1;
-  float floor = std::numeric_limits<float>::infinity();
-};
-
 /// The moments of a block between decoding and rounding. They come multiplied by their betas.
 struct Moments {
   HWY_ALIGN float m[kQuantizationBlock];
   HWY_ALIGN float v[kQuantizationBlock];
 };
 
+/// Where weights and gradients lie: in FP32, or, below, in BF16 with a byte of correction.
+struct FullWeights {
+  float* parameter;
+  const float* gradient;
+
+  FullWeights from(int64_t begin) const { return {parameter + begin, gradient + begin}; }
+  HWY_INLINE hn::Vec<D> load_weight(int64_t i) const { return hn::LoadU(D(), parameter + i); }
+  HWY_INLINE hn::Vec<D> load_gradient(int64_t i) const { return hn::LoadU(D(), gradient + i); }
+  HWY_INLINE void store_weight(hn::Vec<D> weight, int64_t i) const { hn::StoreU(weight, D(), parameter + i); }
+
+  /// A block filled up with zeros.
+  struct Rest {
+    float parameter[kQuantizationBlock] = {};
+    float gradient[kQuantizationBlock] = {};
+    Rest(const FullWeights& from, int64_t count) {
+      std::copy_n(from.parameter, count, parameter);
+      std::copy_n(from.gradient, count, gradient);
+    }
+    FullWeights weights() { return {parameter, gradient}; }
+    void back(const FullWeights& to, int64_t count) const { std::copy_n(parameter, count, to.parameter); }
+  };
+};
+
+struct SplitWeights {
+  BFloat16* rounded;
+  int8_t* correction;
+  const BFloat16* gradient;
+
+  SplitWeights from(int64_t begin) const { return {rounded + begin, correction + begin, gradient + begin}; }
+  HWY_INLINE hn::Vec<D> load_weight(int64_t i) const { return load_split(D(), rounded + i, correction + i); }
+  HWY_INLINE hn::Vec<D> load_gradient(int64_t i) const { return load(D(), gradient + i); }
+  HWY_INLINE void store_weight(hn::Vec<D> weight, int64_t i) const {
+    store_split(D(), weight, rounded + i, correction + i);
+  }
+
+  struct Rest {
+    BFloat16 rounded[kQuantizationBlock] = {};
+    int8_t correction[kQuantizationBlock] = {};
+    BFloat16 gradient[kQuantizationBlock] = {};
+    Rest(const SplitWeights& from, int64_t count) {
+      std::copy_n(from.rounded, count, rounded);
+      std::copy_n(from.correction, count, correction);
+      std::copy_n(from.gradient, count, gradient);
+    }
+    SplitWeights weights() { return {rounded, correction, gradient}; }
+    void back(const SplitWeights& to, int64_t count) const {
+      std::copy_n(rounded, count, to.rounded);
+      std::copy_n(correction, count, to.correction);
+    }
+  };
+};
+
 /// Updates a part of a block and says how large its moments have become, lane by lane.
-template <class V>
-HWY_INLINE void update_part(const Factors& factors, const float* gradient, float* parameter, float* exp_avg,
-                            float* exp_avg_sq, V& m_largest, V& v_largest) {
+template <class Weights, class V>
+HWY_INLINE void update_part(const Factors& factors, const Weights& weights, float* exp_avg, float* exp_avg_sq,
+                            V& m_largest, V& v_largest) {
   const D d;
   for (int64_t i = 0; i < kPart; i += static_cast<int64_t>(hn::Lanes(d))) {
-    const V g = hn::LoadU(d, gradient + i);
-    const V m = hn::MulAdd(hn::Set(d, factors.m_rate), g, hn::Load(d, exp_avg + i));
-    const V root = hn::Mul(hn::Set(d, factors.v_root), g);
-    const V v = hn::MulAdd(root, root, hn::Load(d, exp_avg_sq + i));
-    const V way = hn::Div(m, hn::MulAdd(hn::Set(d, factors.slope), hn::Sqrt(v), hn::Set(d, factors.floor)));
-    hn::StoreU(hn::MulAdd(hn::Set(d, factors.decay), hn::LoadU(d, parameter + i), way), d, parameter + i);
+    V p = weights.load_weight(i);
+    V m = hn::Load(d, exp_avg + i);
+    V v = hn::Load(d, exp_avg_sq + i);
+    make_step(d, factors, weights.load_gradient(i), p, m, v);
+    weights.store_weight(p, i);
     hn::Store(m, d, exp_avg + i);
     hn::Store(v, d, exp_avg_sq + i);
     m_largest = greater(d, m_largest, hn::Abs(m));
@@ -75,48 +95,46 @@ HWY_INLINE void update_part(const Factors& factors, const float* gradient, float
   }
 }
 
+template <class Weights>
 struct Tensors {
-  float* parameter;
-  const float* gradient;
-  uint8_t* exp_avg;
-  uint8_t* exp_avg_sq;
-  float* exp_avg_max;
-  float* exp_avg_sq_max;
+  Weights weights;
+  EightBitMoments moments;
 };
 
 /// Updates block i and rounds the one before, part by part: together they keep all units of a processor busy.
-template <bool kUpdate, bool kEncode>
-HWY_INLINE void advance(const Factors& factors, const Tensors& tensors, int64_t i, Moments& now,
+template <bool kUpdate, bool kEncode, class Weights>
+HWY_INLINE void advance(const Factors& factors, const Tensors<Weights>& tensors, int64_t i, Moments& now,
                         const Moments& before) {
   const D d;
+  const EightBitMoments& state = tensors.moments;
   const int64_t begin = i * kQuantizationBlock;
   if constexpr (kUpdate) {
-    decode_block<true>(tensors.exp_avg + begin, factors.beta1 * tensors.exp_avg_max[i], now.m);
-    decode_block<false>(tensors.exp_avg_sq + begin, factors.beta2 * tensors.exp_avg_sq_max[i], now.v);
+    decode_block<true>(state.exp_avg + begin, factors.beta1 * state.exp_avg_max[i], now.m);
+    decode_block<false>(state.exp_avg_sq + begin, factors.beta2 * state.exp_avg_sq_max[i], now.v);
   }
-  const float m_inverse = kEncode ? inverse_of(tensors.exp_avg_max[i - 1]) : 0;
-  const float v_inverse = kEncode ? inverse_of(tensors.exp_avg_sq_max[i - 1]) : 0;
+  const float m_inverse = kEncode ? inverse_of(state.exp_avg_max[i - 1]) : 0;
+  const float v_inverse = kEncode ? inverse_of(state.exp_avg_sq_max[i - 1]) : 0;
   auto m_largest = hn::Zero(d);
   auto v_largest = hn::Zero(d);
   for (int64_t part = 0; part < kQuantizationBlock; part += kPart) {
     if constexpr (kUpdate) {
-      update_part(factors, tensors.gradient + begin + part, tensors.parameter + begin + part, now.m + part,
-                  now.v + part, m_largest, v_largest);
+      update_part(factors, tensors.weights.from(begin + part), now.m + part, now.v + part, m_largest, v_largest);
     }
     if constexpr (kEncode) {
       const int64_t to = begin - kQuantizationBlock + part;
-      encode_part<true>(before.m + part, m_inverse, tensors.exp_avg + to);
-      encode_part<false>(before.v + part, v_inverse, tensors.exp_avg_sq + to);
+      encode_part<true>(before.m + part, m_inverse, state.exp_avg + to);
+      encode_part<false>(before.v + part, v_inverse, state.exp_avg_sq + to);
     }
   }
   if constexpr (kUpdate) {
-    tensors.exp_avg_max[i] = hn::GetLane(hn::MaxOfLanes(d, m_largest));
-    tensors.exp_avg_sq_max[i] = hn::GetLane(hn::MaxOfLanes(d, v_largest));
+    state.exp_avg_max[i] = hn::GetLane(hn::MaxOfLanes(d, m_largest));
+    state.exp_avg_sq_max[i] = hn::GetLane(hn::MaxOfLanes(d, v_largest));
   }
 }
 
 /// Takes copies, which the compiler knows that no store changes.
-void update_blocks(Factors factors, Tensors tensors, int64_t count) {
+template <class Weights>
+void update_blocks(Factors factors, Tensors<Weights> tensors, int64_t count) {
   Moments moments[2];
   advance<true, false>(factors, tensors, 0, moments[0], moments[1]);
   for (int64_t i = 1; i < count; ++i) {
@@ -126,36 +144,40 @@ void update_blocks(Factors factors, Tensors tensors, int64_t count) {
 }
 
 /// The rest, in a block filled up with zeros.
-void update_rest(const Factors& factors, const Tensors& rest, int64_t count) {
-  float p[kQuantizationBlock] = {};
-  float g[kQuantizationBlock] = {};
+template <class Weights>
+void update_rest(const Factors& factors, const Tensors<Weights>& tensors, int64_t count) {
+  typename Weights::Rest weights(tensors.weights, count);
+  const EightBitMoments& state = tensors.moments;
   uint8_t m[kQuantizationBlock];
   uint8_t v[kQuantizationBlock] = {};
   std::fill_n(m, kQuantizationBlock, uint8_t{127});
-  std::copy_n(rest.parameter, count, p);
-  std::copy_n(rest.gradient, count, g);
-  std::copy_n(rest.exp_avg, count, m);
-  std::copy_n(rest.exp_avg_sq, count, v);
-  update_blocks(factors, {p, g, m, v, rest.exp_avg_max, rest.exp_avg_sq_max}, 1);
-  std::copy_n(p, count, rest.parameter);
-  std::copy_n(m, count, rest.exp_avg);
-  std::copy_n(v, count, rest.exp_avg_sq);
+  std::copy_n(state.exp_avg, count, m);
+  std::copy_n(state.exp_avg_sq, count, v);
+  update_blocks(factors, Tensors<Weights>{weights.weights(), {m, v, state.exp_avg_max, state.exp_avg_sq_max}}, 1);
+  weights.back(tensors.weights, count);
+  std::copy_n(m, count, state.exp_avg);
+  std::copy_n(v, count, state.exp_avg_sq);
 }
 
-void update(const AdamWStep& step, float* parameter, const float* gradient, uint8_t* exp_avg, uint8_t* exp_avg_sq,
-            float* exp_avg_max, float* exp_avg_sq_max, int64_t count) {
+template <class Weights>
+void update_all(const AdamWStep& step, const Weights& weights, const EightBitMoments& state, int64_t count) {
   const Factors factors(step);
-  const int64_t blocks = count / kQuantizationBlock;
-  const int64_t done = blocks * kQuantizationBlock;
-  if (blocks > 0) {
-    update_blocks(factors, {parameter, gradient, exp_avg, exp_avg_sq, exp_avg_max, exp_avg_sq_max}, blocks);
+  const int64_t done = count / kQuantizationBlock * kQuantizationBlock;
+  if (done > 0) {
+    update_blocks(factors, Tensors<Weights>{weights, state}, done / kQuantizationBlock);
   }
   if (count > done) {
-    update_rest(factors,
-                {parameter + done, gradient + done, exp_avg + done, exp_avg_sq + done, exp_avg_max + blocks,
-                 exp_avg_sq_max + blocks},
-                count - done);
+    update_rest(factors, Tensors<Weights>{weights.from(done), state.from(done)}, count - done);
   }
+}
+
+void update(const AdamWStep& step, float* parameter, const float* gradient, const EightBitMoments& state,
+            int64_t count) {
+  update_all(step, FullWeights{parameter, gradient}, state, count);
+}
+void update_split(const AdamWStep& step, BFloat16* parameter, int8_t* correction, const BFloat16* gradient,
+                  const EightBitMoments& state, int64_t count) {
+  update_all(step, SplitWeights{parameter, correction, gradient}, state, count);
 }
 
 template <bool kSigned>
@@ -212,14 +234,19 @@ HWY_AFTER_NAMESPACE();
 namespace snug::kernels {
 
 HWY_EXPORT(update);
+HWY_EXPORT(update_split);
 HWY_EXPORT(quantize_signed);
 HWY_EXPORT(quantize_unsigned);
 HWY_EXPORT(dequantize_signed);
 HWY_EXPORT(dequantize_unsigned);
 
-void adamw8bit_update(const AdamWStep& step, float* parameter, const float* gradient, uint8_t* exp_avg,
-                      uint8_t* exp_avg_sq, float* exp_avg_max, float* exp_avg_sq_max, int64_t count) {
-  HWY_DYNAMIC_DISPATCH(update)(step, parameter, gradient, exp_avg, exp_avg_sq, exp_avg_max, exp_avg_sq_max, count);
+void adamw8bit_update(const AdamWStep& step, float* parameter, const float* gradient, const EightBitMoments& state,
+                      int64_t count) {
+  HWY_DYNAMIC_DISPATCH(update)(step, parameter, gradient, state, count);
+}
+void adamw8bit_update(const AdamWStep& step, BFloat16* parameter, int8_t* correction, const BFloat16* gradient,
+                      const EightBitMoments& state, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(update_split)(step, parameter, correction, gradient, state, count);
 }
 
 void quantize(DynamicCode code, const float* values, uint8_t* codes, float* maxima, int64_t count) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "snug/kernels/detail/adamw_step.h"
+#include "snug/kernels/detail/split_weights.h"
 
 namespace snug::kernels {
 
@@ -19,11 +20,28 @@ constexpr int64_t kQuantizationBlock = 256;
 /// The number of maxima for `count` elements.
 constexpr int64_t quantization_blocks(int64_t count) { return (count + kQuantizationBlock - 1) / kQuantizationBlock; }
 
-/// One step of AdamW for `count` elements; the last block may be partial. The maxima have one element per block. A
-/// moment is zero if its block's maximum is zero, so the state may begin as zero bytes. Blocks do not depend on each
-/// other: parts of a tensor that begin at a multiple of 256 may go to different threads.
-void adamw8bit_update(const AdamWStep& step, float* parameter, const float* gradient, uint8_t* exp_avg,
-                      uint8_t* exp_avg_sq, float* exp_avg_max, float* exp_avg_sq_max, int64_t count);
+/// The moments of some elements. The maxima have one element per block. A moment is zero if its block's maximum is
+/// zero, so the state may begin as zero bytes.
+struct EightBitMoments {
+  uint8_t* exp_avg;
+  uint8_t* exp_avg_sq;
+  float* exp_avg_max;
+  float* exp_avg_sq_max;
+
+  /// The same from element `begin` on, where a block begins.
+  EightBitMoments from(int64_t begin) const {
+    const int64_t block = begin / kQuantizationBlock;
+    return {exp_avg + begin, exp_avg_sq + begin, exp_avg_max + block, exp_avg_sq_max + block};
+  }
+};
+
+/// One step of AdamW for `count` elements; the last block may be partial. Blocks do not depend on each other: parts of
+/// a tensor that begin at a multiple of 256 may go to different threads.
+void adamw8bit_update(const AdamWStep& step, float* parameter, const float* gradient, const EightBitMoments& state,
+                      int64_t count);
+/// The same for weights of 24 bits (see split_weights.h) and BF16 gradients.
+void adamw8bit_update(const AdamWStep& step, BFloat16* parameter, int8_t* correction, const BFloat16* gradient,
+                      const EightBitMoments& state, int64_t count);
 
 /// The two dynamic maps: for the first moment, and, without negative values, for the second.
 enum class DynamicCode { kSigned, kUnsigned };
