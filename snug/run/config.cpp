@@ -1,12 +1,14 @@
 #include "snug/run/config.h"
 
 #include <algorithm>
+#include <array>
 #include <initializer_list>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include "snug/core/error.h"
+#include "snug/run/run_model.h"
 #include "snug/run/settings.h"
 
 namespace snug {
@@ -32,6 +34,15 @@ std::string_view to_string(Checkpointing checkpointing) {
 }
 Checkpointing checkpointing_from_string(std::string_view name) {
   return from_string("checkpoint", name, {Checkpointing::None, Checkpointing::Blocks, Checkpointing::Auto});
+}
+
+std::string_view to_string(OptimizerChoice optimizer) {
+  constexpr std::array<std::string_view, 6> kNames{"adamw", "adamw8bit", "adam", "sgd", "muon", "compact-adamw"};
+  return kNames.at(static_cast<size_t>(optimizer));
+}
+OptimizerChoice optimizer_from_string(std::string_view name) {
+  using enum OptimizerChoice;
+  return from_string("optimizer", name, {AdamW, AdamW8bit, Adam, Sgd, Muon, CompactAdamW});
 }
 
 std::string_view to_string(Weights weights) { return weights == Weights::Full ? "full" : "low"; }
@@ -82,6 +93,18 @@ void TrainConfig::check() const {
     throw ConfigError(
         fmt::format("train: weights low goes with precision float16 or bfloat16, not with {}", to_string(precision)));
   }
+  if (optimizer == OptimizerChoice::CompactAdamW && (weights != Weights::Low || precision != Precision::BFloat16)) {
+    throw ConfigError(fmt::format(
+        "train: optimizer compact-adamw updates BF16 weights, and weights is {}, precision {}; give --weights low and "
+        "--precision bfloat16, or adamw8bit for a quarter of AdamW's state beside FP32 weights",
+        to_string(weights), to_string(precision)));
+  }
+  if (optimizer == OptimizerChoice::Muon && is_exported(model)) {
+    throw ConfigError(fmt::format(
+        "train: optimizer muon is not for embeddings and output layers, and an exported model such as {} does not say "
+        "which they are; give another optimizer",
+        model));
+  }
   if (guard_patience() > 0 && precision == Precision::Float32) {
     throw ConfigError(
         "train: precision_guard has nothing to guard in float32; give another precision, or leave it out");
@@ -116,6 +139,9 @@ TrainConfig TrainConfig::from_settings(const LogValues& saved, std::filesystem::
   TrainConfig config{.out = std::move(out)};
   for (const Setting& setting : settings()) {
     const auto found = std::find_if(saved.begin(), saved.end(), [&](const auto& s) { return s.first == setting.name; });
+    if (found == saved.end() && setting.is_later) {
+      continue;
+    }
     if (found == saved.end()) {
       throw CorruptFile(fmt::format(
           "TrainConfig: the run log has no setting '{}'; was it written by another version of snug?", setting.name));

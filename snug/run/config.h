@@ -30,6 +30,12 @@ std::string_view to_string(Checkpointing);
 /// Throws ConfigError and lists the names.
 Checkpointing checkpointing_from_string(std::string_view name);
 
+/// What updates the weights. See the classes of these names.
+enum class OptimizerChoice { AdamW, AdamW8bit, Adam, Sgd, Muon, CompactAdamW };
+/// "adamw", "adamw8bit", "adam", "sgd", "muon", "compact-adamw"; and back, or ConfigError with the names.
+std::string_view to_string(OptimizerChoice);
+OptimizerChoice optimizer_from_string(std::string_view name);
+
 /// "full", "low"; and back, or ConfigError with the names.
 std::string_view to_string(Weights);
 Weights weights_from_string(std::string_view name);
@@ -47,18 +53,21 @@ struct TrainConfig {
       0;  ///< sequences at a time; 0: the whole batch, or with Checkpointing::Auto what is fastest within the limit
   Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
-  Weights weights = Weights::Full;  ///< Low: 16-bit weights of `precision`'s type, with FP32 masters
+  /// Low: 16-bit weights of `precision`'s type, with FP32 masters or, with CompactAdamW, a byte of correction.
+  Weights weights = Weights::Full;
   /// The number of steps with trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never.
   /// See PrecisionGuard.
   std::optional<int64_t> precision_guard = {};
   std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit, else None
   /// Tensors saved for backward go to the host or, on a CPU, to a file in `out`. See SaveOnHost. With
-  /// Checkpointing::Auto, only those that a plan chooses, and so AdamW's moments: see StepperOptions::offload.
+  /// Checkpointing::Auto, only those that a plan chooses, and so the optimizer's state: see StepperOptions::offload.
   bool offload = false;
-  bool shard_optimizer = false;  ///< on several ranks, each keeps its share of AdamW's state: see ShardedOptimizer
+  /// CompactAdamW: with `weights` low in BF16. Muon: for a GPT, whose embeddings, biases and norms are AdamW's.
+  OptimizerChoice optimizer = OptimizerChoice::AdamW;
+  bool shard_optimizer = false;  ///< on several ranks, each keeps its share of the state: see ShardedOptimizer
   double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it
   LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch sequences, follows `batch`
-  double weight_decay = 0.1;
+  double weight_decay = 0.1;               ///< of matrices; Adam and SGD add it to the gradient
   double clip_norm = 1.0;
   int64_t steps = 1000;
   std::optional<int64_t> warmup_steps = {};  ///< at most `steps`, 0: none; not given: a twentieth of the steps
@@ -83,10 +92,10 @@ struct TrainConfig {
   /// `lr` for `batch` sequences.
   double peak_lr() const;
 
-  /// The settings in the run log: everything but `out`, in the order above, with numbers for values that were not
-  /// given.
+  /// The settings in the run log: everything but `out`, with numbers for values that were not given.
   LogValues to_settings() const;
-  /// Throws CorruptFile if a setting is missing or of another type.
+  /// Throws CorruptFile if a setting is missing or of another type. One that earlier versions did not have may be
+  /// missing: then it has its default.
   static TrainConfig from_settings(const LogValues& saved, std::filesystem::path out);
 };
 

@@ -21,6 +21,7 @@ struct Setting {
   /// `value`: of the type that get() has. Throws ConfigError, or Error for a name or number of bytes, if it cannot be.
   void (*set)(TrainConfig& config, const LogValue& value);
   std::optional<int64_t> least = {};  ///< of a whole number
+  bool is_later = false;              ///< logs of earlier versions do not have it
 };
 
 /// All of them but `out`, in the order of the log.

@@ -222,20 +222,21 @@ class Trainer::Impl {
     if (model_may_leave()) {
       return;
     }
-    int64_t bytes = 0;
-    for (const at::Tensor& parameter : model_.parameters()) {
-      const int64_t trained = parameter.requires_grad() ? parameter.numel() : 0;
-      bytes += trained * static_cast<int64_t>(sizeof(float));  // whatever type the weights have
+    int64_t gradients = 0;
+    for (const auto& group : optimizer_->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {  // FP32 masters, where there are some
+        gradients += parameter.requires_grad() ? static_cast<int64_t>(parameter.nbytes()) : 0;
+      }
     }
     const bool may_leave = state_may_leave();
-    const int64_t moments = may_leave ? 0 : 2 * bytes / (config_.shard_optimizer ? ranks_.size() : 1);
-    const Bytes least(live_bytes(device_).count() + bytes + moments);
+    const int64_t state = may_leave ? 0 : optimizer_.state_bytes_to_come();
+    const Bytes least(live_bytes(device_).count() + gradients + state);
     if (least > config_.memory) {
       throw BudgetExceeded(fmt::format(
           "train: {} needs at least {} on {} for the parameters and their gradients{}, more than the limit of {}; raise "
           "it, {}or train a smaller model",
-          config_.model, least.str(), device_.str(), may_leave ? "" : " and AdamW's two moments", config_.memory.str(),
-          plans() && !may_leave && device_.is_cpu() ? "add --offload, " : ""));
+          config_.model, least.str(), device_.str(), may_leave ? "" : " and the optimizer's state",
+          config_.memory.str(), plans() && !may_leave && device_.is_cpu() ? "add --offload, " : ""));
     }
   }
 
@@ -254,6 +255,11 @@ class Trainer::Impl {
   // may move first the blocks and after them the whole step to FP32.
   int64_t most_skips() const { return 2 * (kScaleSearch + config_.guard_patience()); }
 
+  // CompactAdamW takes 16-bit weights as they are.
+  bool keeps_masters() const {
+    return config_.weights == Weights::Low && config_.optimizer != OptimizerChoice::CompactAdamW;
+  }
+
   bool plans() const { return config_.checkpoint() == Checkpointing::Auto; }
 
   Stepper make_stepper() {
@@ -265,7 +271,7 @@ class Trainer::Impl {
     return {model_,
             *optimizer_,
             {.precision = config_.precision,
-             .weights = config_.weights,
+             .weights = keeps_masters() ? Weights::Low : Weights::Full,
              .micro_batch = config_.micro_batch,
              .memory_budget = plans() ? config_.memory : Bytes::unlimited(),
              .plan_folder = plans() ? plan_folder(config_.out) : std::filesystem::path(),
@@ -368,8 +374,8 @@ class Trainer::Impl {
     notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak",
                                         config_.memory.str(), file, planned_->micro_batches, planned_->items,
                                         plan->activations ? less : "all of each kept",
-                                        plan->model_in_file   ? ", weights, gradients and AdamW's moments in files"
-                                        : plan->state_in_file ? ", AdamW's moments in a file"
+                                        plan->model_in_file   ? ", weights, gradients and the optimizer's state in files"
+                                        : plan->state_in_file ? ", the optimizer's state in a file"
                                                               : "",
                                         Bytes(planned_->peak_bytes).str()));
   }

@@ -113,7 +113,7 @@ class Training(SnugTest):
         self.assertLess(4 * weights, in_memory)
         printed = self.train("on disk", "--memory", on_disk, "--micro-batch", "6", "--offload")
         self.assertRegex(printed, "offload: [1-9]")
-        self.assertIn("weights, gradients and AdamW's moments in files", printed)
+        self.assertIn("weights, gradients and the optimizer's state in files", printed)
         self.assertEqual(self.losses("plain"), self.losses("on disk"))
         self.assertLessEqual(max(r["peak_bytes"] for r in self.records("on disk")), on_disk)
 

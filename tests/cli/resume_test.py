@@ -141,6 +141,26 @@ class Owning(ResumeTest):
         self.goes_on_to_the_same_bits("whole", "run")
 
 
+class EachOptimizer(ResumeTest):
+    def test_trains_and_goes_on_to_the_same_bits_after_a_kill_and_another_is_refused(self):
+        losses = set()
+        for name in ("adamw", "adamw8bit", "adam", "sgd", "muon", "compact-adamw"):
+            flags = ["--optimizer", name]
+            if name == "compact-adamw":
+                flags += ["--weights", "low", "--precision", "bfloat16"]
+            with self.subTest(name):
+                self.train(f"whole-{name}", *flags)
+                self.killed(f"killed-{name}", log_has(5), *flags)
+                self.goes_on_to_the_same_bits(f"whole-{name}", f"killed-{name}")
+                losses.add(self.losses(f"whole-{name}")[-1])
+        self.assertEqual(len(losses), 6, "each is another optimizer")
+        self.refuses(2, "train", "--resume", "--out", self.folder / "whole-sgd", "--optimizer", "adamw",
+                     says=["optimizer = sgd", "adamw"])
+        self.refuses(2, "train", "--data", self.text, "--out", self.folder / "fp32", "--optimizer", "compact-adamw",
+                     says=["compact-adamw", "--weights low"])
+        self.refuses(2, "train", "--data", self.text, "--out", self.folder / "new", "--optimizer", "lion", says=["lion", "muon"])
+
+
 class Resuming(ResumeTest):
     def test_refuses_other_settings(self):
         self.train("run")

@@ -5,27 +5,65 @@
 
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/optim/adamw.h"
+#include "snug/optim/adamw8bit.h"
+#include "snug/optim/compact_adamw.h"
+#include "snug/optim/muon.h"
+#include "snug/optim/sgd.h"
 
 namespace snug::detail {
 namespace {
 
-using torch::optim::OptimizerParamGroup;
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+constexpr double kBeta1 = 0.9, kBeta2 = 0.99, kMomentum = 0.9;
+
+std::unique_ptr<torch::optim::OptimizerOptions> options_of(const TrainConfig& config, double weight_decay) {
+  if (config.optimizer == OptimizerChoice::Sgd) {
+    return std::make_unique<torch::optim::SGDOptions>(
+        torch::optim::SGDOptions(config.lr).momentum(kMomentum).weight_decay(weight_decay));
+  }
+  if (config.optimizer == OptimizerChoice::Adam) {
+    return std::make_unique<torch::optim::AdamOptions>(
+        torch::optim::AdamOptions(config.lr).betas({kBeta1, kBeta2}).weight_decay(weight_decay));
+  }
+  return std::make_unique<torch::optim::AdamWOptions>(
+      torch::optim::AdamWOptions(config.lr).betas({kBeta1, kBeta2}).weight_decay(weight_decay));
+}
 
 // Biases and norms are not decayed: GPT recipes usually decay only matrices, embeddings among them.
-std::vector<OptimizerParamGroup> parameter_groups(const torch::nn::Module& model, const TrainConfig& config) {
+Groups parameter_groups(const torch::nn::Module& model, const TrainConfig& config) {
+  if (config.optimizer == OptimizerChoice::Muon) {  // with steps of AdamW's size, so that one learning rate fits both
+    return muon_groups(model,
+                       {.lr = config.lr, .weight_decay = config.weight_decay, .adjust_lr = MuonRate::MatchRmsAdamW},
+                       {.lr = config.lr, .beta1 = kBeta1, .beta2 = kBeta2, .weight_decay = 0});
+  }
   std::vector<at::Tensor> matrices;
   std::vector<at::Tensor> others;
   for (const at::Tensor& parameter : model.parameters()) {
     (parameter.dim() >= 2 ? matrices : others).push_back(parameter);
   }
-  const auto options = [&](double weight_decay) {
-    return std::make_unique<torch::optim::AdamWOptions>(
-        torch::optim::AdamWOptions(config.lr).betas({0.9, 0.99}).weight_decay(weight_decay));
-  };
-  std::vector<OptimizerParamGroup> groups;
-  groups.emplace_back(std::move(matrices), options(config.weight_decay));
-  groups.emplace_back(std::move(others), options(0.0));
+  Groups groups;
+  groups.emplace_back(std::move(matrices), options_of(config, config.weight_decay));
+  groups.emplace_back(std::move(others), options_of(config, 0.0));
   return groups;
+}
+
+std::unique_ptr<FusedOptimizer> optimizer_of(OptimizerChoice choice, const Groups& groups) {
+  switch (choice) {
+    case OptimizerChoice::AdamW:
+      break;
+    case OptimizerChoice::AdamW8bit:
+      return std::make_unique<AdamW8bit>(groups);
+    case OptimizerChoice::Adam:
+      return std::make_unique<Adam>(groups);
+    case OptimizerChoice::Sgd:
+      return std::make_unique<SGD>(groups);
+    case OptimizerChoice::Muon:
+      return std::make_unique<Muon>(groups);
+    case OptimizerChoice::CompactAdamW:
+      return std::make_unique<CompactAdamW>(groups);
+  }
+  return std::make_unique<AdamW>(groups);
 }
 
 }  // namespace
@@ -33,13 +71,17 @@ std::vector<OptimizerParamGroup> parameter_groups(const torch::nn::Module& model
 RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config,
                            const std::shared_ptr<ProcessGroup>& group)
     : scratch_(config.out) {
-  const auto make = [](const std::vector<OptimizerParamGroup>& groups) { return std::make_unique<AdamW>(groups); };
+  const auto make = [choice = config.optimizer](const Groups& groups) { return optimizer_of(choice, groups); };
   const auto groups = parameter_groups(model, config);
   if (config.shard_optimizer && group != nullptr) {
     optimizer_ = std::make_unique<ShardedOptimizer>(groups, group, make);
   } else {
     optimizer_ = make(groups);
   }
+}
+
+int64_t RunOptimizer::state_bytes_to_come() const {
+  return dynamic_cast<const StatefulOptimizer&>(*optimizer_).state_bytes_to_come();
 }
 
 void RunOptimizer::while_whole(const std::function<void()>& save) {
