@@ -28,6 +28,8 @@
 #include "snug/core/rng.h"
 #include "snug/core/state.h"
 #include "snug/data/digits.h"
+#include "snug/data/item_source.h"
+#include "snug/data/loader.h"
 #include "snug/data/sampler.h"
 #include "snug/data/text_corpus.h"
 #include "snug/distributed/comm_hook.h"

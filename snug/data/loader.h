@@ -1,0 +1,77 @@
+#pragma once
+// Loader: batches of a data set, made by threads ahead of their use, in an order that a restart goes on with exactly.
+//
+//   snug::Loader loader(snug::tensor_items({images, labels}), {.batch = 64, .seed = 7});
+//   for (int epoch = 0; epoch < 10; ++epoch)
+//     while (auto batch = loader.next()) stepper.step(snug::Batch(*batch), loss_of);
+//   ... save loader.state_dict(), load it after a restart: next() gives the batch that was next
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/core/state.h"
+#include "snug/data/item_source.h"
+
+namespace snug {
+
+struct LoaderOptions {
+  /// Items in a batch, over all ranks; the last one of an epoch has what is left.
+  int64_t batch = 32;
+  /// Another order in each epoch, made from the seed (see Sampler); false: the order of the data set.
+  bool shuffle = true;
+  uint64_t seed = 0;
+  /// Whether an epoch ends before a last batch that would have fewer items.
+  bool drop_last = false;
+  /// Threads that get items. 0: next() gets them itself.
+  int workers = 2;
+  /// Batches that are ready or in the making while another one is used: the bound on memory. At least 1.
+  int ahead = 2;
+  /// This rank's part of each batch: a run of its items, as long as the others' or one longer.
+  int64_t rank = 0;
+  int64_t ranks = 1;
+};
+
+/// A worker makes one batch at a time; batches come in the order of the sampler, however many workers there are. Not
+/// for several threads at once.
+class Loader {
+ public:
+  /// Starts the workers. Throws ConfigError, naming the value, for a source without items or get(), and for options out
+  /// of range.
+  Loader(ItemSource source, LoaderOptions options);
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// The items of the next batch, stacked: one tensor for each of an item's, [n, ...]. None at the end of an epoch; the
+  /// call after that begins the next one. On a rank whose part of a last batch is empty, no tensors.
+  /// Throws Error, with number and name of the item, for what get() throws, for an item that has other sizes, types or
+  /// another number of tensors than the first of its batch, and for one without tensors. The loader then stands before
+  /// that batch, and next() tries it again.
+  std::optional<std::vector<at::Tensor>> next();
+
+  /// Returns when all batches that may be made ahead are ready: until the call of next() after that, no worker
+  /// allocates. For the first step within a memory_budget, which measures.
+  void wait();
+
+  /// The epoch of the batch that comes next, from 0, and how many of its items, of all ranks, were used.
+  int64_t epoch() const;
+  int64_t position() const;
+  /// Batches of an epoch.
+  int64_t batches() const;
+
+  /// Epoch, position, and what the order depends on. Batches that were made ahead do not count.
+  StateDict state_dict() const;
+  /// Goes on from there, on any number of ranks and workers. Throws CorruptFile, and has changed nothing, if the state
+  /// is of another size of data set, seed, batch or order.
+  void load_state_dict(const StateDict& state);
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace snug
