@@ -152,10 +152,7 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
         gradients.push_back(parameter.grad());
       }
     }
-    if (!gradients.empty()) {
-      at::_foreach_mul_(gradients, totals.correction);
-      std::for_each(gradients.begin(), gradients.end(), detail::let_go_of_pages);
-    }
+    detail::for_each_in_files(gradients, [&](at::TensorList some) { at::_foreach_mul_(some, totals.correction); });
   }
   return totals;
 }

@@ -14,8 +14,8 @@ namespace snug {
 
 /// While it lives, each CPU tensor of 64 KiB and more that this thread makes lies in a file of its own, which has no
 /// name. The system reads its pages when they are accessed and writes them back when it needs the memory. Such a tensor
-/// is used as any other, and stays in its file. It is no live tensor memory: no MemoryLimit counts it. A Stepper with
-/// `offload` brings it into memory where its plan says so.
+/// is used as any other. It is no live tensor memory: no MemoryLimit counts it. It stays in its file, unless a Stepper
+/// with `offload` plans its model into memory. Several of these end in the reverse of the order in which they began.
 ///
 /// Making such a tensor throws Error if the directory has no room. If the disk fails later, an access ends the process.
 /// After fork() both processes write to the same tensors.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <map>
 #include <optional>
@@ -41,21 +40,6 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   return lists;
 }
 
-// Those that lie in files one by one, so that few of their pages are in memory at a time.
-void for_each_list(const std::vector<at::Tensor>& gradients, const std::function<void(at::TensorList)>& call) {
-  const bool is_in_files = std::any_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) {
-    return gradient.is_cpu() && detail::FileMemory::holds(gradient.const_data_ptr());
-  });
-  if (!is_in_files) {
-    call(gradients);
-    return;
-  }
-  for (const at::Tensor& gradient : gradients) {
-    call({gradient});
-    detail::let_go_of_pages(gradient);
-  }
-}
-
 // torch refuses to clamp to a value that the type cannot hold.
 double largest_finite(c10::ScalarType type) {
   switch (type) {
@@ -83,7 +67,7 @@ at::Tensor norm_of(const Lists& lists, double norm_type) {
     // A norm of 16-bit gradients is often past what FP16 holds, and clipping by an infinite norm would make them all 0.
     const bool is_low = entry.first.second == at::kHalf || entry.first.second == at::kBFloat16;
     const auto type = is_low ? std::optional(at::kFloat) : std::nullopt;
-    for_each_list(entry.second, [&](at::TensorList gradients) {
+    detail::for_each_in_files(entry.second, [&](at::TensorList gradients) {
       for (const at::Tensor& norm : at::_foreach_norm(gradients, norm_type, type)) {
         norms.push_back(norm.to(device, /*non_blocking=*/true));
       }
@@ -107,7 +91,7 @@ void scale(const Lists& lists, double max_norm, const at::Tensor& norm) {
   }
   for (const auto& entry : lists) {
     const at::Tensor factor = coefficient.to(entry.second.front().device(), /*non_blocking=*/true);
-    for_each_list(entry.second, [&](at::TensorList gradients) { at::_foreach_mul_(gradients, factor); });
+    detail::for_each_in_files(entry.second, [&](at::TensorList gradients) { at::_foreach_mul_(gradients, factor); });
   }
 }
 

@@ -10,6 +10,7 @@
 #include "snug/core/bytes.h"
 #include "snug/core/detail/versioned_json.h"
 #include "snug/core/error.h"
+#include "snug/planner/bound.h"
 
 namespace snug {
 namespace {
@@ -103,16 +104,18 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
     choose_if_faster(solver.solve(options.budget - split.before), split, considered);
   }
   if (!result.choice) {
-    int64_t least = std::numeric_limits<int64_t>::max();
+    int64_t least = std::numeric_limits<int64_t>::max(), bound = least;
     for (size_t i = 0; i < all.size(); ++i) {
       const RematPlan smallest = solvers[i].smallest();
       least = std::min(least, all[i].before + smallest.peak_bytes);
+      bound = std::min(bound, all[i].before + plan::lower_bound_bytes(*all[i].candidate.simulator));
       if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // missed by the search
         choose_if_faster(smallest, all[i], result.considered[i]);
         choose_if_faster(solvers[i].solve(options.budget - all[i].before), all[i], result.considered[i]);
       }
     }
     result.smallest_feasible_bytes = result.choice ? 0 : std::max(optimizer, least);
+    result.lower_bound_bytes = result.choice ? 0 : std::max(optimizer, bound);
   }
   return result;
 }

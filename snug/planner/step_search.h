@@ -62,6 +62,7 @@ struct ConsideredStep {
 struct StepSearch {
   std::optional<StepChoice> choice = {};        ///< none if nothing fits
   int64_t smallest_feasible_bytes = 0;          ///< without a choice: the budget that would do
+  int64_t lower_bound_bytes = 0;                ///< without a choice: no plan of any candidate takes less
   std::vector<ConsideredStep> considered = {};  ///< in the order of their plain times
 
   /// For people: a line for each candidate.

@@ -374,7 +374,7 @@ class Trainer::Impl {
     notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak",
                                         config_.memory.str(), file, planned_->micro_batches, planned_->items,
                                         plan->activations ? less : "all of each kept",
-                                        plan->model_in_file   ? ", weights, gradients and the optimizer's state in files"
+                                        plan->model_in_file ? ", weights, gradients and the optimizer's state in files"
                                         : plan->state_in_file ? ", the optimizer's state in a file"
                                                               : "",
                                         Bytes(planned_->peak_bytes).str()));

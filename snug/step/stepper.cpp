@@ -418,6 +418,7 @@ class Stepper::Impl {
     copy_ahead_.wait();
     window_.abandon();
     parameters_.drop_gradients();
+    budget_.model_place().drop_gradients();
     scaler().cancel();
     precision_.forget_gradients();
     lost_updates_.reset();
@@ -503,7 +504,7 @@ class Stepper::Impl {
 
   StepResult close_window() {
     StepResult result;
-    budget_.model_place().lend_gradients();
+    budget_.model_place().end();
     const auto totals = sum_over_ranks();
     result.micro_batches = totals.micro_batches;
     result.items = totals.items;

@@ -32,7 +32,7 @@ def train_in_less_than_the_weights(out):
     deadline = time.monotonic() + 600
     while not list((out / "in files" / "snapshots").glob("*2*")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(2)
+    time.sleep(0.5)
     run.kill()
     run.wait()
     assert records(out / "in files")[-1]["step"] < 4

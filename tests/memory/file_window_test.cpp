@@ -136,8 +136,7 @@ TEST(FileWindow, CountsWhatOneOperatorTakesAboveTheWindow) {
   const detail::OperatorSeam seam;
   const detail::FileWindow window(storages_of(matrices));
   const int64_t before = live_bytes(torch::kCPU).count();
-  const Bytes for_all(before + 3 * kMiB), for_two(before + 2 * kMiB);  // the result, and two or one more of them
-  const auto add_all = [&] { return torch::stack(matrices).sum(); };   // stack makes 3 MiB of 3 MiB
+  const auto add_all = [&] { return torch::stack(matrices).sum(); };  // makes 3 MiB of 3 MiB, of which one counts
   {
     const MemoryLimit limit(torch::kCPU, Bytes(before + 5 * kMiB));
     EXPECT_NO_THROW(add_all());

@@ -1,5 +1,6 @@
 #include "snug/core/detail/file_memory.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -49,8 +50,27 @@ Held& held() {
   return *instance;
 }
 
+// Bytes from `data` to the end of the mapping that it is in; 0: it is in none. The mapping lives as long as its caller
+// holds the memory.
+int64_t held_from(const void* data) noexcept {
+  Held& all = held();
+  if (all.count.load(std::memory_order_relaxed) == 0) {
+    return 0;
+  }
+  const std::lock_guard lock(all.mutex);
+  const auto* address = static_cast<const char*>(data);
+  const auto after = all.mappings.upper_bound(address);
+  if (after == all.mappings.begin()) {
+    return 0;
+  }
+  const auto& [begin, bytes] = *std::prev(after);
+  return std::max<int64_t>(0, begin + bytes - address);
+}
+
+// Never beyond the mapping: other memory would lose what it has.
 void advise(const void* data, int64_t bytes, int advice) noexcept {
-  if (!FileMemory::holds(data)) {
+  bytes = std::min(bytes, held_from(data));
+  if (bytes == 0) {
     return;
   }
   static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
@@ -61,16 +81,7 @@ void advise(const void* data, int64_t bytes, int advice) noexcept {
 
 }  // namespace
 
-bool FileMemory::holds(const void* data) noexcept {
-  Held& all = held();
-  if (all.count.load(std::memory_order_relaxed) == 0) {
-    return false;
-  }
-  const std::lock_guard lock(all.mutex);
-  const auto* address = static_cast<const char*>(data);
-  auto after = all.mappings.upper_bound(address);
-  return after != all.mappings.begin() && address < std::prev(after)->first + std::prev(after)->second;
-}
+bool FileMemory::holds(const void* data) noexcept { return held_from(data) > 0; }
 
 void FileMemory::let_go(const void* data, int64_t bytes) noexcept { advise(data, bytes, MADV_DONTNEED); }
 void FileMemory::read_ahead(const void* data, int64_t bytes) noexcept { advise(data, bytes, MADV_WILLNEED); }
@@ -88,7 +99,11 @@ std::shared_ptr<FileMemory> FileMemory::in(const std::filesystem::path& director
   const auto close = c10::make_scope_exit([&] { ::close(descriptor); });
   ::unlink(name.c_str());
   // Without room on the disk, writing a page would end the process.
-  if (const int reason = bytes == 0 ? 0 : ::posix_fallocate(descriptor, 0, bytes); reason != 0) {
+  int reason = 0;
+  do {
+    reason = bytes == 0 ? 0 : ::posix_fallocate(descriptor, 0, bytes);
+  } while (reason == EINTR);
+  if (reason != 0) {
     fail("find room for", bytes, name, reason);
   }
   auto memory = std::shared_ptr<FileMemory>(new FileMemory(mapped(descriptor, bytes, MAP_SHARED, name), bytes));
@@ -117,6 +132,19 @@ FileMemory::~FileMemory() {
 void let_go_of_pages(const at::Tensor& tensor) {
   if (tensor.is_cpu() && tensor.numel() > 0) {
     FileMemory::let_go(tensor.const_data_ptr(), static_cast<int64_t>(tensor.nbytes()));
+  }
+}
+
+void for_each_in_files(const std::vector<at::Tensor>& tensors, const std::function<void(at::TensorList)>& work) {
+  const bool is_in_files = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return tensor.is_cpu() && FileMemory::holds(tensor.const_data_ptr());
+  });
+  if (!is_in_files && !tensors.empty()) {
+    work(tensors);
+  }
+  for (size_t i = 0; is_in_files && i < tensors.size(); ++i) {
+    work({tensors[i]});
+    let_go_of_pages(tensors[i]);
   }
 }
 

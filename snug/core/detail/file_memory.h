@@ -8,8 +8,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -47,6 +49,10 @@ class FileMemory final {
 
 /// FileMemory::let_go of all that it has.
 void let_go_of_pages(const at::Tensor& tensor);
+
+/// Calls `work` with all tensors, unless there are none. If some lie in files: one by one, and its pages are let go
+/// after each, so that few of them are in memory at a time.
+void for_each_in_files(const std::vector<at::Tensor>& tensors, const std::function<void(at::TensorList)>& work);
 
 /// The tensor at `offset`, in bytes. It keeps the memory alive.
 at::Tensor tensor_in(const std::shared_ptr<FileMemory>& memory, int64_t offset, at::IntArrayRef sizes,

@@ -40,15 +40,18 @@ bool has_lasting_gradient_hook(const at::Tensor& leaf) {
 }
 
 GradientHooks::~GradientHooks() {
-  for (const at::Tensor& leaf : leaves_) {
-    torch::autograd::impl::set_post_acc_grad_hooks(leaf, nullptr);
+  for (const auto& [leaf, hook] : hooks_) {
+    if (has_gradient_hook(leaf) && torch::autograd::impl::post_acc_grad_hooks(leaf).get() == hook) {
+      torch::autograd::impl::set_post_acc_grad_hooks(leaf, nullptr);
+    }
   }
 }
 
 void GradientHooks::set(const at::Tensor& leaf, std::function<void(const at::Tensor&)> call, Runs runs) {
-  leaves_.reserve(leaves_.size() + 1);
-  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::make_unique<Call>(std::move(call), runs));
-  leaves_.push_back(leaf);
+  hooks_.reserve(hooks_.size() + 1);
+  auto hook = std::make_unique<Call>(std::move(call), runs);
+  hooks_.emplace_back(leaf, hook.get());
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(hook));
 }
 
 }  // namespace snug::detail

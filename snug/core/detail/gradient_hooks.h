@@ -3,6 +3,7 @@
 // tensor, so a second user must find out that the place is taken.
 
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +21,7 @@ class GradientHooks final {
   enum class Runs { InStepsOnly, InProfilesToo };
 
   GradientHooks() = default;
-  /// Removes the hooks.
+  /// Removes the hooks, where no other has taken their place.
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
@@ -29,7 +30,7 @@ class GradientHooks final {
   void set(const at::Tensor& leaf, std::function<void(const at::Tensor& leaf)> call, Runs runs = Runs::InStepsOnly);
 
  private:
-  std::vector<at::Tensor> leaves_;
+  std::vector<std::pair<at::Tensor, const void*>> hooks_;  // by leaf
 };
 
 }  // namespace snug::detail

@@ -173,6 +173,8 @@ std::atomic<size_t> least_in_file{size_t{64} << 10};
 thread_local const std::filesystem::path* directory_of_files = nullptr;
 
 c10::DataPtr new_file(const std::filesystem::path& directory, size_t n) {
+  TORCH_CHECK_WITH(OutOfMemoryError, !is_the_one_to_fail(counters().countdown),
+                   "snug: this allocation was made to fail by a test");
   auto file =
       std::make_unique<std::shared_ptr<FileMemory>>(FileMemory::in(directory, static_cast<int64_t>(n + kHeaderBytes)));
   void* const base = (*file)->data();
@@ -318,9 +320,13 @@ size_t in_file_from() noexcept { return least_in_file; }
 size_t set_in_file_from(size_t bytes) noexcept { return least_in_file.exchange(bytes); }
 
 AllocationsInFile::AllocationsInFile(const std::filesystem::path& directory)
-    : before_(std::exchange(directory_of_files, &directory)) {}
+    : directory_(&directory), before_(std::exchange(directory_of_files, &directory)) {}
 
-AllocationsInFile::~AllocationsInFile() { directory_of_files = before_; }
+AllocationsInFile::~AllocationsInFile() {
+  if (directory_of_files == directory_) {  // else one that began later is still there
+    directory_of_files = before_;
+  }
+}
 
 void limit_cpu_bytes(int64_t bytes) {
   counters().limit = bytes;

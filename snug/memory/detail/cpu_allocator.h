@@ -70,7 +70,8 @@ size_t in_file_from() noexcept;
 size_t set_in_file_from(size_t bytes) noexcept;
 
 /// While it lives, what this thread allocates of in_file_from() bytes and more is FileMemory: no live bytes, and under
-/// no limit. `directory` must outlive it. Allocations throw Error if the file cannot be made.
+/// no limit. `directory` must outlive it. Allocations throw Error if the file cannot be made. Several end in the
+/// reverse of the order in which they began, on the thread that made them.
 class [[nodiscard]] AllocationsInFile final {
  public:
   explicit AllocationsInFile(const std::filesystem::path& directory);
@@ -79,6 +80,7 @@ class [[nodiscard]] AllocationsInFile final {
   AllocationsInFile& operator=(const AllocationsInFile&) = delete;
 
  private:
+  const std::filesystem::path* directory_;
   const std::filesystem::path* before_;
 };
 

@@ -73,7 +73,9 @@ void FileWindow::let_go() {
   }
   by_use_.clear();
   in_ = 0;
-  foreseen_ = std::exchange(came_, {});
+  if (!came_.empty()) {
+    foreseen_ = std::exchange(came_, {});
+  }
 }
 
 void FileWindow::begin(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
@@ -141,9 +143,15 @@ void FileWindow::trim() {
 }
 
 OperandsInFile::OperandsInFile(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  if (has_windows.load(std::memory_order_relaxed)) {
+  if (!has_windows.load(std::memory_order_relaxed)) {
+    return;
+  }
+  has_begun_ = true;
+  try {
     for_each_window([&](FileWindow& window) { window.begin(op, stack); });
-    has_begun_ = true;
+  } catch (...) {
+    for_each_window([](FileWindow& window) { window.end(); });
+    throw;
   }
 }
 

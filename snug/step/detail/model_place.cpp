@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/CPUAllocator.h>
+#include <fmt/format.h>
 
 #include "snug/core/detail/file_memory.h"
 #include "snug/core/error.h"
@@ -63,44 +64,58 @@ ModelFileBytes ModelPlace::bytes() const {
 }
 
 void ModelPlace::put(bool in_file) {
-  if (!can_leave() || in_file == is_in_file()) {
+  if (in_file == is_in_file() || (in_file && bytes().moved == 0)) {
     return;
   }
   if (in_file) {
-    move(true);
-    try {
-      collect_gradients();
-      window_.emplace(storages());
-    } catch (...) {
-      hooks_.reset();
-      gradients_.clear();
-      move(false);
-      throw;
-    }
-  } else {
+    enter();
+    return;
+  }
+  window_.reset();
+  drop_gradients();
+  try {
     move(false);
+  } catch (...) {
+    enter();
+    throw;
+  }
+}
+
+// Weights that have moved stay in their files if there is no memory for a window: they are right there, too.
+void ModelPlace::enter() {
+  try {
+    collect_gradients();
+    move(true);
+    window_.emplace(moved_);
+  } catch (...) {
     window_.reset();
-    hooks_.reset();
-    gradients_.clear();
+    drop_gradients();
+    throw;
   }
 }
 
 // All memory first, so that nothing has moved if there is too little.
 void ModelPlace::move(bool in_file) {
   std::vector<std::pair<c10::Storage, c10::DataPtr>> moves;
+  const std::vector<c10::Storage> all = storages();
+  moved_.clear();  // those that the model has no longer
   {
     const auto files = in_file ? std::make_unique<AllocationsInFile>(*directory_) : nullptr;
-    for (const c10::Storage& storage : storages()) {
+    for (const c10::Storage& storage : all) {
       if (FileMemory::holds(storage.data()) != in_file) {
         moves.emplace_back(storage, c10::GetCPUAllocator()->allocate(storage.nbytes()));
       }
     }
   }
   for (auto& [storage, memory] : moves) {
+    const void* const place = memory.get();
     std::memcpy(memory.get(), storage.data(), storage.nbytes());
     storage.set_data_ptr_noswap(std::move(memory));
+    FileMemory::let_go(place, static_cast<int64_t>(storage.nbytes()));
   }
-  moved_ = in_file ? storages() : std::vector<c10::Storage>();
+  if (in_file) {
+    moved_ = all;
+  }
 }
 
 // --- gradients
@@ -109,17 +124,35 @@ void ModelPlace::begin() {
   if (!is_in_file()) {
     return;
   }
-  const auto is_same = [](const c10::Storage& a, const c10::Storage& b) {
-    return a.unsafeGetStorageImpl() == b.unsafeGetStorageImpl();
+  for (const auto& [name, parameter] : parameters_.accumulated()) {
+    if (has_lasting_gradient_hook(parameter)) {
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' has got a hook that runs when its gradient is complete, while its "
+                      "gradient goes to a file; set the hook before the Stepper is made, or leave `offload` out",
+                      name));
+    }
+  }
+  const auto is_as_before = [](const c10::Storage& now, const c10::Storage& before) {
+    return now.unsafeGetStorageImpl() == before.unsafeGetStorageImpl() && FileMemory::holds(now.data());
   };
   const std::vector<c10::Storage> now = storages();
-  if (!std::equal(now.begin(), now.end(), moved_.begin(), moved_.end(), is_same)) {
+  if (std::equal(now.begin(), now.end(), moved_.begin(), moved_.end(), is_as_before)) {
+    collect_gradients();
+  } else {
     window_.reset();
-    move(true);
-    window_.emplace(now);
+    enter();
   }
-  collect_gradients();
   window_->let_go();
+}
+
+void ModelPlace::end() {
+  lend_gradients();
+  hooks_.reset();
+}
+
+void ModelPlace::drop_gradients() {
+  hooks_.reset();
+  gradients_.clear();
 }
 
 // A parameter that is frozen now keeps no file, as it gets no gradient.
@@ -135,7 +168,8 @@ void ModelPlace::collect_gradients() {
     // The program may hold the last step's.
     const bool is_free =
         known != before.end() && known->second.sum.use_count() == 1 && known->second.sum.storage().use_count() == 1 &&
-        known->second.sum.sizes() == parameter.sizes() && known->second.sum.strides() == parameter.strides();
+        known->second.sum.sizes() == parameter.sizes() && known->second.sum.strides() == parameter.strides() &&
+        known->second.sum.scalar_type() == parameter.scalar_type();
     gradient.sum = is_free ? std::move(known->second.sum)
                            : at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options());
     hooks_->set(
@@ -150,8 +184,12 @@ void ModelPlace::add(Gradient& to, const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
   const UnseenOperators unseen;
   at::Tensor& from = parameter.mutable_grad();
-  if (from.layout() != at::kStrided || from.scalar_type() != to.sum.scalar_type()) {
-    return;  // it stays where it is
+  if (from.layout() != at::kStrided) {  // it stays where it is, unless there is one to add it to
+    if (to.is_there) {
+      to.sum.add_(from);
+      from.reset();
+    }
+    return;
   }
   const bool is_first = !std::exchange(to.is_there, true);
   const auto add_some = [&](at::Tensor sum, const at::Tensor& more) {
@@ -172,7 +210,7 @@ void ModelPlace::add(Gradient& to, const at::Tensor& parameter) {
 void ModelPlace::lend_gradients() {
   for (const auto& [name, parameter] : parameters_.accumulated()) {
     const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
-    if (found != gradients_.end() && found->second.is_there) {
+    if (found != gradients_.end() && found->second.is_there && !parameter.grad().defined()) {
       parameter.mutable_grad() = found->second.sum;
     }
   }
@@ -181,7 +219,7 @@ void ModelPlace::lend_gradients() {
 void ModelPlace::take_gradients_back() {
   for (const auto& [name, parameter] : parameters_.accumulated()) {
     const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
-    if (found != gradients_.end() && found->second.is_there) {
+    if (found != gradients_.end() && found->second.is_there && parameter.grad().is_same(found->second.sum)) {
       parameter.mutable_grad().reset();
     }
   }

@@ -36,17 +36,22 @@ class ModelPlace {
   /// What the files take, and what stays in memory in their place. Zeros: the model cannot leave.
   ModelFileBytes bytes() const;
   /// No effect where it is there, or cannot leave. Throws Error if there can be no file, and as an allocation does;
-  /// then it is where it was.
+  /// then is_in_file() is as before. Drops gradients that were collected.
   void put(bool in_file);
 
-  // Without effect in memory:
+  // Without effect while the model is in memory:
 
   /// A window of micro-batches begins: no gradients are there, and those of the parameters that are trained now will be
-  /// collected. Weights whose storages were exchanged are moved again.
+  /// collected. Weights whose storages were exchanged are moved again. Throws ConfigError for a hook of the program's
+  /// that would take the gradients, and as put() does.
   void begin();
-  /// From here on they are the parameters' gradients, or are so no longer.
+  /// In the window: they are the parameters' gradients, or are so no longer.
   void lend_gradients();
   void take_gradients_back();
+  /// The window is over, and gradients are the parameters' own: backward passes of the program add to them.
+  void end();
+  /// It is over, and they are not wanted.
+  void drop_gradients();
 
  private:
   struct Gradient {
@@ -55,6 +60,7 @@ class ModelPlace {
   };
 
   std::vector<c10::Storage> storages() const;
+  void enter();
   void move(bool in_file);
   void collect_gradients();
   static void add(Gradient& to, const at::Tensor& parameter);

@@ -9,6 +9,7 @@
 
 #include "snug/core/detail/first_line.h"
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 
 namespace snug::detail {
 
@@ -20,7 +21,9 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
     const bool large_enough = step.batch <= known.trials.batch() || choice.micro_batches > 1;
     const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.batch) <= choice.items;
     const StepKind& kind = known.trials.kind();
-    if (large_enough && same_cut && covers(kind, step.kind) && (found == nullptr || kind == step.kind)) {
+    const bool is_for_this_place = stays_ != InFiles::Everything || known.plan.model_in_file;
+    if (is_for_this_place && large_enough && same_cut && covers(kind, step.kind) &&
+        (found == nullptr || kind == step.kind)) {
       found = &known;
     }
   }
@@ -42,11 +45,26 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
     return in_place(step);
   }
   if (is_outdated(*last_, step)) {
+    plan_again(step);
+  }
+  return in_place(step);
+}
+
+// With more bytes than before. Where that does not fit with the model in memory, in files.
+void StepPlanner::plan_again(const StepToPlan& step) {
+  const bool may_leave = !last_->plan.model_in_file && step.model_file.moved > 0;
+  try {
     step.trial.put(std::max(stays_, last_->trials.while_trying()));
     last_->trials.run_again(step, choices_.find(step), last_->plan.choice.items);
     choose(*last_, step);
+    return;
+  } catch (const BudgetExceeded&) {
+    if (!may_leave) {
+      throw;
+    }
   }
-  return in_place(step);
+  *last_ = *try_with(step, /*model_in_file=*/true);
+  is_refused_ = false;
 }
 
 // With the model in memory and with the model in files: the faster. Where neither will do, what the second asks for.
@@ -60,7 +78,11 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   }
   try {
     in_files = try_with(step, /*model_in_file=*/true);
-  } catch (const Error&) {  // no room for it, on the disk or in the budget
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const DistributedError&) {
+    throw;
+  } catch (const std::exception&) {  // no room for it, on the disk or in the budget
     if (!in_memory) {
       throw;
     }
@@ -80,7 +102,14 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
   if (!is_last_way && !known.trials.has_room()) {
     return std::nullopt;
   }
-  step.trial.put(known.trials.while_trying());
+  try {
+    step.trial.put(known.trials.while_trying());
+  } catch (const std::exception& error) {
+    if (is_last_way || !is_out_of_memory(error)) {
+      throw;
+    }
+    return std::nullopt;
+  }
   known.trials.run(step, choices_.find(step));
   if (!is_last_way && !known.trials.has_found()) {
     return std::nullopt;

@@ -86,6 +86,7 @@ class StepPlanner {
   };
 
   Known plan_anew(const StepToPlan& step);
+  void plan_again(const StepToPlan& step);
   std::optional<Known> try_with(const StepToPlan& step, bool model_in_file);
   bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);

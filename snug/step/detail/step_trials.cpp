@@ -273,7 +273,10 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     }
     if (!found.search.choice) {
       const int64_t left_free = std::exchange(left_free_, 0);
-      refuse(tried_.empty() ? smallest_budget(step) : found.search.smallest_feasible_bytes + left_free);
+      if (tried_.empty()) {
+        refuse(smallest_budget(step), 0);
+      }
+      refuse(found.search.smallest_feasible_bytes + left_free, found.search.lower_bound_bytes);
     }
     state_in_file_ = found.state_in_file;
     if (std::optional<StepPlan> plan = make_plan(step, found)) {
@@ -349,12 +352,16 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   const LimitPaused no_limit(limits_->device, limits_->budget);
   const auto enough_to_try = [&](int64_t bytes, int64_t items, int64_t slices) {
     constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
-    for (bytes = std::max(bytes, limits_->budget + 1);; bytes += std::max(kSmallThings, bytes / 32)) {
+    constexpr int kMostTries = 24;
+    bytes = std::max(bytes, limits_->budget + 1);
+    for (int tries = 0; tries < kMostTries; ++tries) {
       const MemoryLimit limit(limits_->device, Bytes(bytes - kSmallThings));
       if (StepTrials(*this).try_one(step, items, slices)) {
-        return bytes;
+        break;
       }
+      bytes += std::max(kSmallThings, bytes / 16);
     }
+    return bytes;
   };
   const bool is_free = step.micro_batch == 0 && pinned_by_.empty();
   for (int64_t items = is_free                ? 1
@@ -374,7 +381,8 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   }
 }
 
-void StepTrials::refuse(int64_t smallest) const {
+// `bound`: see StepSearch; 0: it is not known.
+void StepTrials::refuse(int64_t smallest, int64_t bound) const {
   std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",
                                  batch_, Bytes(limits_->budget).str());
   if (!pinned_by_.empty()) {
@@ -382,6 +390,9 @@ void StepTrials::refuse(int64_t smallest) const {
   }
   if (smallest > 0) {
     text += fmt::format("; {} ({} bytes) would do", Bytes(smallest).str(), smallest);
+    if (bound > 0) {
+      text += fmt::format(", and no plan of what was tried takes less than {} ({} bytes)", Bytes(bound).str(), bound);
+    }
   }
   throw BudgetExceeded(text, Bytes(smallest));
 }

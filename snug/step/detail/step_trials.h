@@ -99,7 +99,7 @@ class StepTrials {
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
   std::string told_of_state(const Found& found) const;
   int64_t smallest_budget(const StepToPlan& step) const;
-  [[noreturn]] void refuse(int64_t smallest) const;
+  [[noreturn]] void refuse(int64_t smallest, int64_t bound) const;
 
   // Idle state that has come since, as another step gave it a gradient, is alive now.
   int64_t fixed_bytes_of(const StepToPlan& step) const {
