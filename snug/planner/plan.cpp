@@ -65,6 +65,14 @@ Stays stays_of(const std::vector<int>& numbers) {
   return stays;
 }
 
+std::vector<int> numbers_in(const Json& json) {
+  std::vector<int> numbers;
+  for (const Json& number : json) {
+    numbers.push_back(detail::whole_number<int>(number));
+  }
+  return numbers;
+}
+
 struct Share {
   int count = 0;
   int64_t bytes = 0;
@@ -130,10 +138,10 @@ std::string RematPlan::to_json() const {
 
 RematPlan RematPlan::from_json(std::string_view text) {
   return detail::read_versioned_json(kPlanJson, text, [](const Json& json) {
-    return RematPlan{.stays = stays_of(json.at("hold_from").get<std::vector<int>>()),
-                     .peak_bytes = json.at("peak_bytes").get<int64_t>(),
+    return RematPlan{.stays = stays_of(numbers_in(json.at("hold_from"))),
+                     .peak_bytes = detail::whole_number<int64_t>(json.at("peak_bytes")),
                      .seconds = json.at("seconds").get<double>(),
-                     .plain_peak_bytes = json.at("plain_peak_bytes").get<int64_t>(),
+                     .plain_peak_bytes = detail::whole_number<int64_t>(json.at("plain_peak_bytes")),
                      .plain_seconds = json.at("plain_seconds").get<double>(),
                      .bound_seconds = json.at("bound_seconds").get<double>()};
   });

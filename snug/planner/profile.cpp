@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -43,7 +44,7 @@ Json values_json(const std::vector<ValueId>& values) {
 std::vector<ValueId> read_values(const Json& json) {
   std::vector<ValueId> values;
   for (const Json& value : json) {
-    values.push_back({value.at(0).get<int>(), value.at(1).get<int>()});
+    values.push_back({detail::whole_number<int>(value.at(0)), detail::whole_number<int>(value.at(1))});
   }
   return values;
 }
@@ -58,6 +59,7 @@ class Checker {
         uses_(profile.storages.size(), 0) {
     for (size_t s = 0; s < version_.size(); ++s) {
       require(profile_.storages[s].bytes >= 0, "storage {} has {} bytes", s, profile_.storages[s].bytes);
+      add_to_all(profile_.storages[s].bytes);
       if (profile_.storages[s].kind == StorageKind::External) {
         version_[s] = 0;
         held_[s] = true;
@@ -96,6 +98,12 @@ class Checker {
     }
   }
 
+  // Whatever is alive at a time is no more than all together.
+  void add_to_all(int64_t bytes) {
+    const bool fits = !__builtin_add_overflow(all_bytes_, bytes, &all_bytes_);
+    require(fits, "all together is more than {} bytes", std::numeric_limits<int64_t>::max());
+  }
+
   size_t storage(int index) const {
     require(index >= 0 && index < static_cast<int>(version_.size()), "there is no storage {}", index);
     return static_cast<size_t>(index);
@@ -108,6 +116,7 @@ class Checker {
     const ProfiledOperator& op = profile_.operators[next_operator_++];
     require(std::isfinite(op.seconds) && op.seconds >= 0 && op.workspace >= 0,
             "operator {} ({}) took {} s and {} bytes of workspace", index, op.name, op.seconds, op.workspace);
+    add_to_all(op.workspace);
     for (const ValueId& value : op.reads) {
       const size_t s = storage(value.storage);
       require(held_[s] && version_[s] == value.version,
@@ -151,6 +160,7 @@ class Checker {
       case EventKind::Allocate:
       case EventKind::Release:
         require(event.bytes >= 0, "{} bytes allocated or released", event.bytes);
+        add_to_all(event.bytes);
         own_ += event.kind == EventKind::Allocate ? event.bytes : -event.bytes;
         require(own_ >= 0, "{} bytes more are released than were allocated", -own_);
         return;
@@ -171,6 +181,7 @@ class Checker {
   size_t next_operator_ = 0;
   size_t position_ = 0;
   int64_t own_ = 0;
+  int64_t all_bytes_ = 0;
   bool backward_ = false;
 };
 
@@ -239,20 +250,20 @@ StepProfile StepProfile::from_json(std::string_view text) {
     StepProfile profile;
     profile.device = json.value("device", profile.device);
     for (const Json& s : json.at("storages")) {
-      profile.storages.push_back({s.at("name").get<std::string>(), s.at("bytes").get<int64_t>(),
+      profile.storages.push_back({s.at("name").get<std::string>(), detail::whole_number<int64_t>(s.at("bytes")),
                                   read_enum<StorageKind>(kKindNames, s.at("kind"))});
     }
     for (const Json& op : json.at("operators")) {
       profile.operators.push_back({op.at("name").get<std::string>(), op.at("seconds").get<double>(),
-                                   op.at("workspace").get<int64_t>(), read_values(op.at("reads")),
+                                   detail::whole_number<int64_t>(op.at("workspace")), read_values(op.at("reads")),
                                    read_values(op.at("writes")), op.at("replayable").get<bool>()});
     }
     for (const Json& step : json.at("backward")) {
       profile.backward.push_back({step.at("name").get<std::string>(), step.at("seconds").get<double>()});
     }
     for (const Json& event : json.at("events")) {
-      profile.events.push_back(
-          {read_enum<EventKind>(kEventNames, event.at(0)), event.at(1).get<int>(), event.at(2).get<int64_t>()});
+      profile.events.push_back({read_enum<EventKind>(kEventNames, event.at(0)), detail::whole_number<int>(event.at(1)),
+                                detail::whole_number<int64_t>(event.at(2))});
     }
     if (json.contains("link")) {
       const Json& link = json.at("link");

@@ -146,10 +146,10 @@ std::string StepChoice::to_json() const {
 
 StepChoice StepChoice::from_json(std::string_view text) {
   return detail::read_versioned_json(kChoiceJson, text, [](const Json& json) {
-    return StepChoice{.items = json.at("items").get<int64_t>(),
-                      .micro_batches = json.at("micro_batches").get<int64_t>(),
+    return StepChoice{.items = detail::whole_number<int64_t>(json.at("items")),
+                      .micro_batches = detail::whole_number<int64_t>(json.at("micro_batches")),
                       .plan = RematPlan::from_json(json.at("plan").dump()),
-                      .peak_bytes = json.at("peak_bytes").get<int64_t>(),
+                      .peak_bytes = detail::whole_number<int64_t>(json.at("peak_bytes")),
                       .seconds = json.at("seconds").get<double>()};
   });
 }

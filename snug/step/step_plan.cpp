@@ -98,7 +98,7 @@ std::string StepPlan::to_json() const {
 
 StepPlan StepPlan::from_json(std::string_view text) {
   return detail::read_versioned_json(kStepPlanJson, text, [](const Json& json) {
-    StepPlan plan{.budget_bytes = json.at("budget_bytes").get<int64_t>(),
+    StepPlan plan{.budget_bytes = detail::whole_number<int64_t>(json.at("budget_bytes")),
                   .choice = StepChoice::from_json(json.at("choice").dump()),
                   .slices = json.value("slices", int64_t{1}),
                   .state_in_file = json.value("state_in_file", false),

@@ -1,5 +1,6 @@
 #include "snug/core/detail/parse_json.h"
 
+#include <limits>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -24,6 +25,21 @@ TEST(ParseJson, ReadsTheRestAsItIs) {
   }
   EXPECT_THROW(parse_json<Json>("{"), Json::exception);
   EXPECT_TRUE(parse_json<Json>("{", /*allow_exceptions=*/false).is_discarded());
+}
+
+TEST(WholeNumber, IsTheNearestThatTheTypeHas) {
+  const auto read = [](const char* text) { return whole_number<int>(nlohmann::json::parse(text)); };
+  EXPECT_EQ(read("-7"), -7);
+  EXPECT_EQ(read("4294967297"), std::numeric_limits<int>::max());
+  EXPECT_EQ(read("18446744073709551615"), std::numeric_limits<int>::max());
+  EXPECT_EQ(read("-4294967297"), std::numeric_limits<int>::min());
+  EXPECT_EQ(whole_number<int64_t>(nlohmann::json::parse("9223372036854775807")), std::numeric_limits<int64_t>::max());
+}
+
+TEST(WholeNumber, IsNoFractionAndNoText) {
+  for (const char* text : {"1.0", "1e300", "\"1\"", "null", "true", "[1]"}) {
+    EXPECT_THROW(whole_number<int>(nlohmann::json::parse(text)), nlohmann::json::type_error) << text;
+  }
 }
 
 }  // namespace

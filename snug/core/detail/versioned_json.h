@@ -36,7 +36,7 @@ template <class Read>
 auto read_versioned_json(const JsonKind& kind, std::string_view text, Read&& read) {
   try {
     const auto json = parse_json<OrderedJson>(text);
-    if (const int version = json.at(kind.key).template get<int>(); version != kind.version) {
+    if (const int version = whole_number<int>(json.at(kind.key)); version != kind.version) {
       throw ConfigError(fmt::format("{}: format version is {}, this program reads {}; {}", kind.type, version,
                                     kind.version, kind.cure));
     }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "snug/exported/detail/argument_reader.h"
+#include "snug/core/detail/parse_json.h"
 #include "snug/exported/detail/file_types.h"
 #include "snug/exported/exported_module.h"
 
@@ -19,7 +20,7 @@ template <class... T>
 SizeAtExport read_size(const ExportJson& json) {
   const auto& [kind, value] = union_of(json);
   if (kind == "as_int") {
-    return {.fixed = value.get<int64_t>(), .symbol = {}};
+    return {.fixed = whole_number<int64_t>(value), .symbol = {}};
   }
   const std::string text = value.at("expr_str"), begin = "Symbol('";  // Symbol('s0', positive=True, integer=True)
   return {
@@ -70,8 +71,8 @@ std::map<std::string, SizeRange> read_ranges(const ExportJson& constraints) {
   std::map<std::string, SizeRange> ranges;
   for (const auto& [symbol, range] : constraints.items()) {
     const ExportJson &least = range.at("min_val"), &most = range.at("max_val");
-    SizeRange read{.least = least.is_null() ? 0 : least.get<int64_t>(),
-                   .most = most.is_null() ? SizeRange{}.most : most.get<int64_t>()};
+    SizeRange read{.least = least.is_null() ? 0 : whole_number<int64_t>(least),
+                   .most = most.is_null() ? SizeRange{}.most : whole_number<int64_t>(most)};
     // torch.export writes 2 for any size: it cannot see whether 1 is special. Python's check lets it pass, too.
     ranges[symbol] = {.least = read.least <= 2 ? 0 : read.least, .most = read.most};
   }

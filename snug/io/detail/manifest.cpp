@@ -42,9 +42,9 @@ Manifest parse(const Json& json, const std::string& folder) {
     throw CorruptFile(fmt::format("its manifest says format {}, version {}, but this program reads '{}', version {}",
                                   json.at("format").dump(), json.at("version").dump(), kFormat, kVersion));
   }
-  Manifest manifest{.step = json.at("step").get<int64_t>(), .parts = {}};
+  Manifest manifest{.step = whole_number<int64_t>(json.at("step")), .parts = {}};
   for (const auto& [name, entry] : json.at("files").items()) {
-    manifest.parts[name] = {.bytes = entry.at("bytes").get<int64_t>(),
+    manifest.parts[name] = {.bytes = whole_number<int64_t>(entry.at("bytes")),
                             .crc32 = parse_crc(entry.at("crc32").get<std::string>())};
   }
   return manifest;

@@ -28,7 +28,7 @@ void require(bool holds, const char* what) {
 // Conversions from other numbers may be undefined.
 int64_t whole_number(const Json& json, const char* key) {
   require(json.at(key).is_number_integer(), "numbers are not whole");
-  return json.at(key).get<int64_t>();
+  return detail::whole_number<int64_t>(json.at(key));
 }
 
 // Products of them are made where kinds are compared.

@@ -44,8 +44,8 @@ StepChoices StepChoices::parse(const std::string& text) {
   try {
     for (const nlohmann::json& one : nlohmann::json::parse(text)) {
       Choice choice{.kind = kind_from(one),
-                    .batch = one.at("batch").get<int64_t>(),
-                    .items = one.at("items").get<int64_t>(),
+                    .batch = whole_number<int64_t>(one.at("batch")),
+                    .items = whole_number<int64_t>(one.at("items")),
                     .slices = one.value("slices", int64_t{1})};
       if (choice.items < 1 || choice.items > choice.batch || choice.slices < 1) {
         throw CorruptFile(fmt::format("Stepper.load_state_dict: a micro-batch of {} items of {} in {} slices cannot be",

@@ -6,6 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "snug/core/detail/parse_json.h"
 #include "snug/step/detail/step_to_plan.h"
 
 namespace snug::detail {
@@ -22,9 +23,9 @@ inline nlohmann::json json_of(const StepKind& kind) {
 template <class Json>
 StepKind kind_from(const Json& json) {
   StepKind kind{.is_training = json.at("training").template get<bool>(),
-                .trained = json.at("trained").template get<uint32_t>()};
+                .trained = whole_number<uint32_t>(json.at("trained"))};
   for (const Json& tensor : json.at("tensors")) {
-    kind.shape.tensors.emplace_back(static_cast<at::ScalarType>(tensor.at(0).template get<int>()),
+    kind.shape.tensors.emplace_back(static_cast<at::ScalarType>(whole_number<int>(tensor.at(0))),
                                     tensor.at(1).template get<std::vector<int64_t>>());
   }
   return kind;

@@ -1,0 +1,124 @@
+// The targets that need no torch.
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "snug/core/bytes.h"
+#include "snug/core/error.h"
+#include "snug/distributed/launch_environment.h"
+#include "snug/exported/detail/zip_archive.h"
+#include "snug/io/detail/manifest.h"
+#include "snug/io/detail/safetensors_header.h"
+#include "snug/planner/plan.h"
+#include "snug/planner/profile.h"
+#include "snug/planner/simulator.h"
+#include "snug/planner/step_search.h"
+#include "snug/report/detail/run_log_parse.h"
+#include "snug/report/html_report.h"
+#include "tests/fuzz/same.h"
+#include "tests/fuzz/targets.h"
+
+namespace snug::fuzz {
+namespace {
+
+void read_bytes(std::string_view text) {
+  const Bytes bytes = Bytes::parse(text);
+  require_same(bytes.count() >= 0 &&
+               Bytes::parse(bytes.is_unlimited() ? "unlimited" : fmt::format("{}", bytes.count())) == bytes);
+}
+
+// Lines of NAME=value, as `env` prints them.
+void read_environment(std::string_view text) {
+  Environment environment;
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    const size_t equals = line.find('=');
+    if (equals != std::string_view::npos) {
+      environment[std::string(line.substr(0, equals))] = line.substr(equals + 1);
+    }
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+  }
+  const LaunchPlace place = read_launch_environment(environment);
+  require_same(place.rank >= 0 && place.rank < place.size && place.local_rank >= 0);
+}
+
+void read_manifest(std::string_view text) {
+  const detail::Manifest manifest = detail::parse_manifest(std::string(text), "folder");
+  const std::string written = detail::format_manifest(manifest);
+  require_same(detail::format_manifest(detail::parse_manifest(written, "folder")) == written);
+}
+
+template <class T>
+void read_json(std::string_view text) {
+  const T read = T::from_json(text);
+  const std::string written = read.to_json();
+  require_same(T::from_json(written).to_json() == written);
+}
+
+void read_profile(std::string_view text) {
+  read_json<StepProfile>(text);
+  const StepProfile profile = StepProfile::from_json(text);
+  StepSimulator(profile).run(keep_all(profile));
+}
+
+void read_log(std::string_view text) {
+  RunHistory history;
+  for (detail::LogLine& line : detail::parse_run_log(text, "log.jsonl")) {
+    if (auto* record = std::get_if<StepRecord>(&line.entry)) {
+      history.records.push_back(std::move(*record));
+    } else if (auto* event = std::get_if<RunEvent>(&line.entry)) {
+      history.events.push_back(std::move(*event));
+    } else {
+      history.settings = std::get<LogValues>(line.entry);
+    }
+  }
+  html_report(history);
+}
+
+void read_safetensors(std::string_view file) {
+  const auto size = static_cast<int64_t>(file.size());
+  const int64_t length = detail::parse_safetensors_length(file.substr(0, 8), size, "file");
+  const auto json = file.substr(detail::kSafetensorsPrefix, static_cast<size_t>(length));
+  const int64_t data = size - detail::kSafetensorsPrefix - length;
+  const detail::SafetensorsHeader header = detail::parse_safetensors_header(json, data, "file");
+  const std::string written = detail::format_safetensors_header(header, "file");
+  const auto again =
+      detail::parse_safetensors_header(std::string_view(written).substr(detail::kSafetensorsPrefix), data, "file");
+  require_same(detail::format_safetensors_header(again, "file") == written);
+}
+
+void read_zip(std::string_view bytes) {
+  const int file = ::memfd_create("zip", MFD_CLOEXEC);
+  require_same(file >= 0 && ::write(file, bytes.data(), bytes.size()) == std::ssize(bytes));
+  try {
+    const detail::ZipArchive archive(fmt::format("/proc/self/fd/{}", file));
+    for (const std::string& name : archive.names()) {
+      require_same(archive.size(name) <= std::ssize(bytes));
+      archive.text(name, std::ssize(bytes));
+    }
+  } catch (const Error&) {
+    ::close(file);
+    throw;
+  }
+  ::close(file);
+}
+
+}  // namespace
+
+const std::map<std::string_view, Target>& targets() {
+  static const std::map<std::string_view, Target> all{
+      {"bytes", read_bytes},     {"choice", read_json<StepChoice>}, {"environment", read_environment},
+      {"log", read_log},         {"manifest", read_manifest},       {"plan", read_json<RematPlan>},
+      {"profile", read_profile}, {"safetensors", read_safetensors}, {"zip", read_zip},
+  };
+  return all;
+}
+
+}  // namespace snug::fuzz
