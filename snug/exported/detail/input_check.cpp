@@ -3,8 +3,8 @@
 #include <c10/util/StringUtil.h>
 #include <fmt/format.h>
 
-#include "snug/exported/detail/argument_reader.h"
 #include "snug/core/detail/parse_json.h"
+#include "snug/exported/detail/argument_reader.h"
 #include "snug/exported/detail/file_types.h"
 #include "snug/exported/exported_module.h"
 
