@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/printable.h"
 #include "snug/core/error.h"
 #include "snug/core/nearest_name.h"
 
@@ -22,7 +23,7 @@ constexpr std::array kCommands{&snug::cli::add_train,     &snug::cli::add_sample
                                &snug::cli::add_plan,      &snug::cli::add_compare};
 
 int fail(int status, const std::string& message) {
-  fmt::print(stderr, "snug: {}\n", message);
+  fmt::print(stderr, "snug: {}\n", snug::cli::printable(message));
   return status;
 }
 

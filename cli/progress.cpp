@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "cli/printable.h"
 #include "snug/core/bytes.h"
 
 namespace snug::cli {
@@ -69,7 +70,7 @@ void Progress::step(const StepRecord& record) {
 }
 
 void Progress::note(const std::string& text) {
-  fmt::print("{}{}\n", bar_is_shown_ ? "\r\x1b[K" : "", text);
+  fmt::print("{}{}\n", bar_is_shown_ ? "\r\x1b[K" : "", printable(text));
   bar_is_shown_ = false;
   std::fflush(stdout);
 }

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/printable.h"
 #include "cli/run_folder.h"
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
@@ -31,7 +32,7 @@ void list_snapshots(const SnapshotsFlags& flags) {
   for (const SnapshotState& one : all) {
     std::string state = "whole";
     if (!one.damage.empty()) {
-      state = "damaged: " + one.damage;
+      state = "damaged: " + printable(one.damage);
       if (flags.repair) {
         state += fmt::format("; it is {} now", store.set_aside(one.step).filename().string());
       }
