@@ -105,7 +105,7 @@ TEST(StepperStateInFile, TheSmallestBudgetThatIsToldWillDo) {
   const int64_t before = live();
   std::optional<Bytes> smallest;
   {
-    PlannedTraining run(options(Bytes(before + kState.count() / 2), folder), wide());
+    PlannedTraining run(options(Bytes(before + kState.count() * 3 / 5), folder), wide());
     try {
       run.step(batch);
     } catch (const BudgetExceeded& error) {

@@ -20,7 +20,7 @@ GUIDE = {
     "Techniques": ["automatic", "activation-memory", "accumulation", "mixed-precision", "optimizers", "learning-rate"],
     "Several ranks": ["data-parallel", "start-ranks", "scaling"],
     "Other programs": ["own-data", "python-models", "python", "bindings"],
-    "Here": ["build-cuda", "devices", "packages", "exit-status", "compare"],
+    "Here": ["build-cuda", "devices", "packages", "exit-status", "reliability", "compare"],
 }
 # What pages link to beside pages: shown as it is.
 LINKED = ("bindings", "examples", "python", "script", "snug", "tests", "tools", "cli", "LICENSE", "requirements.txt", "packages.txt")
