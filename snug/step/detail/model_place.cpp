@@ -81,11 +81,12 @@ void ModelPlace::put(bool in_file) {
   }
 }
 
-// Weights that have moved stay in their files if there is no memory for a window: they are right there, too.
+// Weights first: they leave room for what is small of the gradients. They stay in their files if there is no memory for
+// a window: they are right there, too.
 void ModelPlace::enter() {
   try {
-    collect_gradients();
     move(true);
+    collect_gradients();
     window_.emplace(moved_);
   } catch (...) {
     window_.reset();

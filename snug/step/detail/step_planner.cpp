@@ -297,9 +297,8 @@ bool StepPlanner::step_down(bool had_other_operators) {
     last_->is_stale = true;
     return true;
   }
-  const int64_t for_activations = trials.bytes_for_activations();
-  const int64_t left_free = trials.left_free() + std::max<int64_t>({4096, trials.left_free(), for_activations / 32});
-  if (left_free > for_activations / 2) {
+  const int64_t left_free = trials.more_left_free();
+  if (left_free > trials.bytes_for_activations() / 2) {
     return false;
   }
   if (!last_->before) {

@@ -282,15 +282,15 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     if (std::optional<StepPlan> plan = make_plan(step, found)) {
       return *std::move(plan);
     }
-    if (const int64_t less = found.search.choice->items / 2;
-        at_most_ != RankSplit::kWhole && less >= 1 && pinned_by_.empty()) {
+    if (const int64_t items = found.search.choice->items, less = items / 2;
+        !tried_.contains(items) && at_most_ != RankSplit::kWhole && less >= 1 && pinned_by_.empty()) {
       try_at_most(step, before, less);  // nothing below was tried
     }
   }
 }
 
 // None: the recomputation has other bits each time, or takes more memory than predicted, and within that it does not
-// fit. Then the micro-batch is out of the question.
+// fit. Then the micro-batch is out of the question. Or it ran out of memory: then more is left free.
 std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Found& found) {
   StepPlan plan{.budget_bytes = limits_->budget,
                 .choice = *found.search.choice,
@@ -317,6 +317,12 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
       tried_.erase(choice.items);
+      return std::nullopt;
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) {
+        throw;
+      }
+      left_free_ = more_left_free();
       return std::nullopt;
     }
     choice.plan = plan.activations->choice();

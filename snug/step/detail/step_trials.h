@@ -49,6 +49,10 @@ class StepTrials {
   /// Bytes of the budget that plans leave free, since a step ran out of memory.
   int64_t left_free() const { return left_free_; }
   void set_left_free(int64_t bytes) { left_free_ = bytes; }
+  /// After a step ran out of memory with left_free().
+  int64_t more_left_free() const {
+    return left_free_ + std::max<int64_t>({4096, left_free_, bytes_for_activations() / 32});
+  }
   int64_t bytes_for_activations() const { return limits_->budget - fixed_bytes(state_in_file_); }
   /// From here on the state is in a file, whatever is faster.
   void keep_state_in_file() { must_be_in_file_ = true; }
