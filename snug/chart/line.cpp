@@ -21,6 +21,9 @@ constexpr int kHoverLines = 12;
 bool has_line(const Series& series) { return series.drawn != Drawn::Points; }
 
 bool has_dots(const Series& series) {
+  if (series.drawn == Drawn::BareLine) {
+    return false;
+  }
   return !has_line(series) || series.points.size() <= (series.drawn == Drawn::Line ? kFewPoints : kMostDots);
 }
 

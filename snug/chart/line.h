@@ -13,8 +13,8 @@
 
 namespace snug::chart {
 
-/// A line of few points always has dots; a line of many points never has them.
-enum class Drawn { Line, Points, LineAndPoints };
+/// A `Line` of few points has dots too; of many points it has none. A `BareLine` never has.
+enum class Drawn { Line, BareLine, Points, LineAndPoints };
 
 struct Series {
   std::string name;  ///< in the legend and under the pointer; empty: in neither

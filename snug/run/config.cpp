@@ -109,6 +109,10 @@ void TrainConfig::check() const {
     throw ConfigError(
         "train: precision_guard has nothing to guard in float32; give another precision, or leave it out");
   }
+  if (fp32_reductions && precision == Precision::Float32) {
+    throw ConfigError(
+        "train: fp32_reductions changes nothing in float32, where all is FP32; give another precision, or leave it out");
+  }
   if (checkpoint() == Checkpointing::Auto && memory.is_unlimited()) {
     throw ConfigError("train: checkpoint auto keeps a memory limit by what it computes again; give one with --memory");
   }

@@ -53,6 +53,7 @@ struct TrainConfig {
       0;  ///< sequences at a time; 0: the whole batch, or with Checkpointing::Auto what is fastest within the limit
   Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
+  bool fp32_reductions = false;  ///< in 16 bits on a CPU: see StepperOptions
   /// Low: 16-bit weights of `precision`'s type, with FP32 masters or, with CompactAdamW, a byte of correction.
   Weights weights = Weights::Full;
   /// The number of steps with trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never.

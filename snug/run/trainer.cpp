@@ -280,6 +280,7 @@ class Trainer::Impl {
              .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
              .precision_guard = {.patience = config_.guard_patience()},
              .gradient_noise = config_.micro_batch > 0 || plans(),
+             .fp32_reductions = config_.fp32_reductions,
              .data_parallel = data_parallel_.get()}};
   }
 
@@ -426,7 +427,8 @@ class Trainer::Impl {
     const at::NoGradGuard no_grad;
     std::optional<Autocast> autocast;
     if (config_.weights == Weights::Low) {  // as in training: what is measured is the 16-bit model
-      autocast.emplace(device_.type(), compute_dtype(config_.precision));
+      autocast.emplace(device_.type(), compute_dtype(config_.precision),
+                       AutocastOptions{.fp32_reductions = config_.fp32_reductions});
     }
     model_.eval();
     // In groups of so many, which a rank has as a whole.

@@ -288,5 +288,14 @@ TEST(Median, TakesTheMiddleOfTheFiniteValues) {
   EXPECT_TRUE(std::isnan(median({})));
 }
 
+TEST(LineChart, ABareLineHasNoDotsHoweverFewItsPointsAre) {
+  const auto drawn = [](Drawn how) {
+    return line_chart({.title = "t", .series = {{.look = "series-0", .points = {{1, 8}, {2, 9}}, .drawn = how}}},
+                      Medium::Image);
+  };
+  EXPECT_GT(drawn(Drawn::Line).size(), drawn(Drawn::BareLine).size());
+  EXPECT_EQ(drawn(Drawn::Line), drawn(Drawn::LineAndPoints));
+}
+
 }  // namespace
 }  // namespace snug::chart::chart_test

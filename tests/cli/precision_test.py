@@ -60,6 +60,15 @@ class Precision(SnugTest):
             self.assertEqual(counted, sample["elements"], sample["parameter"])
         self.assertIn("Sizes of gradients at step 8", (self.folder / "run" / "report.html").read_text())
 
+    def test_reductions_are_in_fp32_where_that_is_asked_for(self):
+        flags = ["--precision", "bfloat16", "--weights", "low"]
+        self.train("16 bits", *flags)
+        self.train("reductions", *flags, "--fp32-reductions")
+        losses = [[r["loss"] for r in self.records(run)] for run in ("16 bits", "reductions")]
+        self.assertNotEqual(*losses)
+        for one, other in zip(*losses):
+            self.assertAlmostEqual(one, other, delta=0.02 * one)
+
     def test_in_16_bits_the_share_of_lost_updates_is_logged_and_drawn(self):
         self.train("run", "--precision", "bfloat16", "--weights", "low", "--gradient-statistics", "8")
         samples = self.events("run", "gradients")

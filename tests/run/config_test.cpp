@@ -65,6 +65,15 @@ TEST(TrainConfig, GuardsThePrecisionThatAutoChoosesUnlessToldNotTo) {
   EXPECT_EQ(TrainConfig::from_settings(config.to_settings(), "run").guard_patience(), 0);
 }
 
+TEST(TrainConfig, RefusesFp32ReductionsWhereAllIsFp32) {
+  TrainConfig config = config_of(200);
+  config.fp32_reductions = true;
+  EXPECT_THAT([&] { config.check(); }, ThrowsMessage<ConfigError>(HasSubstr("fp32_reductions changes nothing")));
+  config.precision = Precision::BFloat16;
+  config.check();
+  EXPECT_TRUE(TrainConfig::from_settings(config.to_settings(), "run").fp32_reductions);
+}
+
 TEST(TrainConfig, ComesBackFromItsSettings) {
   TrainConfig config = config_of(200);
   config.snapshot_every = 0;
