@@ -21,6 +21,7 @@
 #include "cli/run_folder.h"
 #include "cli/slow_notice.h"
 #include "snug/core/error.h"
+#include "snug/core/file_system.h"
 #include "snug/distributed/process_group.h"
 #include "snug/report/tensorboard.h"
 #include "snug/run/run_model.h"
@@ -232,6 +233,9 @@ void run_train(const TrainFlags& flags) {
         "train: planning within {} before the first step: micro-batches are tried, and what to recompute is "
         "searched for",
         config.memory.str()));
+  }
+  if (is_first) {
+    remove_unfinished(report_path(config.out));  // the rest of a report that was killed
   }
   const TrainOutcome outcome = trainer.run({
       .on_step =

@@ -8,5 +8,6 @@ set(CPACK_PACKAGE_FILE_NAME "snug-${PROJECT_VERSION}-${CMAKE_SYSTEM_PROCESSOR}-t
 set(CPACK_RESOURCE_FILE_LICENSE "${PROJECT_SOURCE_DIR}/LICENSE")
 set(CPACK_STRIP_FILES ON)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
-set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libstdc++6, zlib1g")  # LibTorch is no Debian package, so its libraries are not looked up
+# LibTorch is no Debian package, so libraries are not looked up. The test `package` compares with what the library names.
+set(CPACK_DEBIAN_PACKAGE_DEPENDS "libc6, libgcc-s1, libgomp1, libhwy1, libstdc++6, zlib1g")
 include(CPack)

@@ -1,4 +1,4 @@
-"""A recipe for this source tree: conan create packaging/conan -c tools.build:skip_test=True
+"""A recipe for this source tree: conan create packaging/conan -s compiler.cppstd=20
 
 LibTorch is no Conan package: Torch_DIR names the one to build with, as for every other way to build snug.
 """
@@ -8,6 +8,7 @@ import pathlib
 
 from conan import ConanFile
 from conan.errors import ConanInvalidConfiguration
+from conan.tools.build import check_min_cppstd
 from conan.tools.cmake import CMake, CMakeDeps, CMakeToolchain, cmake_layout
 from conan.tools.files import copy
 
@@ -27,10 +28,12 @@ class Snug(ConanFile):
         copy(self, "CMakeLists.txt", root, self.export_sources_folder)
         for folder in ("snug", "cli", "cmake"):
             copy(self, "*", root / folder, os.path.join(self.export_sources_folder, folder))
+        copy(self, "benchmarks/peers/sin_cos.py", root, self.export_sources_folder)  # a part of the program
 
     def validate(self):
-        if self.settings.os != "Linux":
-            raise ConanInvalidConfiguration("snug runs on Linux only")
+        if self.settings.os != "Linux" or self.settings.arch != "x86_64":
+            raise ConanInvalidConfiguration("snug runs on Linux on x86-64 only")
+        check_min_cppstd(self, 20)
         if "Torch_DIR" not in os.environ:
             raise ConanInvalidConfiguration("set Torch_DIR to the share/cmake/Torch of a LibTorch from 2.11 on")
 
@@ -45,7 +48,10 @@ class Snug(ConanFile):
         cmake_layout(self)
 
     def generate(self):
-        CMakeDeps(self).generate()
+        dependencies = CMakeDeps(self)
+        dependencies.set_property("highway", "cmake_file_name", "hwy")  # as the library's own configuration has it
+        dependencies.set_property("highway::hwy", "cmake_target_name", "hwy::hwy")
+        dependencies.generate()
         toolchain = CMakeToolchain(self)
         for part in ("TESTS", "EXAMPLES", "PYTHON", "C"):
             toolchain.cache_variables[f"SNUG_BUILD_{part}"] = False

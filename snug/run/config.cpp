@@ -45,6 +45,13 @@ OptimizerChoice optimizer_from_string(std::string_view name) {
   return from_string("optimizer", name, {AdamW, AdamW8bit, Adam, Sgd, Muon, CompactAdamW});
 }
 
+std::string_view to_string(OnSpike what) {
+  return what == OnSpike::GoOn ? "go-on" : what == OnSpike::Skip ? "skip" : "roll-back";
+}
+OnSpike on_spike_from_string(std::string_view name) {
+  return from_string("on-spike", name, {OnSpike::GoOn, OnSpike::Skip, OnSpike::RollBack});
+}
+
 std::string_view to_string(Weights weights) { return weights == Weights::Full ? "full" : "low"; }
 Weights weights_from_string(std::string_view name) {
   return from_string("weights", name, {Weights::Full, Weights::Low});

@@ -36,6 +36,16 @@ enum class OptimizerChoice { AdamW, AdamW8bit, Adam, Sgd, Muon, CompactAdamW };
 std::string_view to_string(OptimizerChoice);
 OptimizerChoice optimizer_from_string(std::string_view name);
 
+/// What becomes of a step whose loss or gradients are not finite, or far above those of the steps before it.
+enum class OnSpike {
+  GoOn,      ///< it is made; a run whose parameters are not finite then ends
+  Skip,      ///< its update is left out
+  RollBack,  ///< the run goes back to its newest snapshot, and on with the data that come after the step's
+};
+/// "go-on", "skip", "roll-back"; and back, or ConfigError with the names.
+std::string_view to_string(OnSpike);
+OnSpike on_spike_from_string(std::string_view name);
+
 /// "full", "low"; and back, or ConfigError with the names.
 std::string_view to_string(Weights);
 Weights weights_from_string(std::string_view name);
@@ -76,6 +86,7 @@ struct TrainConfig {
       {};  ///< steps; 0: after the last step only; not given: twenty times in the run
   std::optional<int64_t> snapshot_every = {};  ///< steps; 0: after the last step only; not given: ten times in the run
   int64_t gradient_statistics_every = 0;       ///< steps between samples of the gradients' exponents; 0: none
+  OnSpike on_spike = OnSpike::GoOn;
   int64_t seed = 1;
   std::string device = "cpu";  ///< see parse_device; "cuda": this rank's device
 

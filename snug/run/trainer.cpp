@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -38,6 +39,7 @@
 #include "snug/run/detail/run_optimizer.h"
 #include "snug/run/detail/run_ranks.h"
 #include "snug/run/detail/run_records.h"
+#include "snug/run/detail/spike_watch.h"
 #include "snug/run/device.h"
 #include "snug/run/run_model.h"
 #include "snug/step/stepper.h"
@@ -46,7 +48,9 @@ namespace snug {
 namespace {
 
 constexpr int64_t kValidationSamples = 64;
-constexpr int64_t kScaleSearch = 16;  // steps from the scaler's first scale, 2^16, to 1
+constexpr int64_t kMostSpikes = 10;    // in a row
+constexpr int64_t kMostRollbacks = 3;  // to one snapshot
+constexpr int64_t kScaleSearch = 16;   // steps from the scaler's first scale, 2^16, to 1
 
 // Throws BudgetExceeded for any allocation that fails in `part` because of the limit. Without a limit the machine
 // itself is too small.
@@ -142,11 +146,20 @@ class Trainer::Impl {
       if (callbacks.on_step && ranks_.is_first()) {
         callbacks.on_step(record);
       }
-      detail::check_finite(record, model_);
+      if (!spike_.empty() && config_.on_spike == OnSpike::RollBack && snapshots_.latest()) {
+        roll_back(note);
+        continue;
+      }
+      if (!spike_.empty()) {
+        note(fmt::format("step {} skipped: {}", step_, spike_));
+      } else if (record.stepped && !std::isfinite(record.grad_norm)) {
+        detail::check_finite(record, model_);
+      }
+      count_spike();
       const bool last = step_ == config_.steps;
       const bool stop = ranks_.any(!last && callbacks.stop_requested && callbacks.stop_requested());
       if (stop || is_due(config_.snapshot_interval())) {
-        save_snapshot();
+        save_snapshot(record);
       }
       outcome = {
           .step = step_, .finished = last, .validation_loss = record.validation_loss.value_or(outcome.validation_loss)};
@@ -161,6 +174,11 @@ class Trainer::Impl {
       if (report.bytes_out + report.failed_writes > 0) {
         note("offload: " + report.str());
       }
+    }
+    if (outcome.finished && !std::isfinite(outcome.validation_loss)) {
+      throw NonFinite(
+          fmt::format("train: after the last step the held-out loss is {}; begin a new run with a lower --lr",
+                      outcome.validation_loss));
     }
     if (outcome.finished && ranks_.is_first()) {
       save_model();
@@ -277,11 +295,55 @@ class Trainer::Impl {
              .plan_folder = plans() ? plan_folder(config_.out) : std::filesystem::path(),
              .offload = planned_offload,
              .clip_norm = config_.clip_norm,
+             .accept_update = accept_update(),
              .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
              .precision_guard = {.patience = config_.guard_patience()},
              .gradient_noise = config_.micro_batch > 0 || plans(),
              .fp32_reductions = config_.fp32_reductions,
              .data_parallel = data_parallel_.get()}};
+  }
+
+  // With on_spike, a step out of line leaves the parameters as they are.
+  std::function<bool(double, double)> accept_update() {
+    if (config_.on_spike == OnSpike::GoOn) {
+      return {};
+    }
+    return [this](double loss, double grad_norm) {
+      spike_ = spikes_.judge(loss, grad_norm);
+      return spike_.empty();
+    };
+  }
+
+  // A run that nothing brings back into line ends.
+  void count_spike() {
+    spikes_in_a_row_ = spike_.empty() ? 0 : spikes_in_a_row_ + 1;
+    if (spikes_in_a_row_ > kMostSpikes) {
+      throw NonFinite(
+          fmt::format("train: {} steps in a row are out of line, the last one, {}, as {}; begin a new run "
+                      "with a lower --lr",
+                      spikes_in_a_row_, step_, spike_));
+    }
+  }
+
+  // Goes on from the newest snapshot, with the data that come next: those since the snapshot are left out.
+  void roll_back(const std::function<void(const std::string&)>& note) {
+    const int64_t from = step_, epoch = sampler_.epoch(), position = sampler_.position();
+    const std::string reason = std::exchange(spike_, {});
+    step_ = within_limit(config_, "the snapshot", [&] { return snapshots_.load_latest(parts()).value_or(0); });
+    ranks_.check_same_step(step_);
+    sampler_.seek(epoch, position);
+    if (++rollbacks_ > kMostRollbacks) {
+      throw NonFinite(
+          fmt::format("train: the run went back to step {} {} times, the last time from step {}, as {}; "
+                      "begin a new run with a lower --lr",
+                      step_, kMostRollbacks, from, reason));
+    }
+    if (ranks_.is_first()) {
+      set_damaged_aside(note);
+      log_ = detail::cut_log(config_, step_);
+      log_->event({.name = "roll back", .step = step_, .details = {{"from_step", from}, {"reason", reason}}});
+    }
+    note(fmt::format("went back from step {} to the snapshot of step {}: {}", from, step_, reason));
   }
 
   // Whether an action that is due every `interval` steps, and after the last one, is due after this step.
@@ -340,11 +402,14 @@ class Trainer::Impl {
   }
 
   // Refuses ranks whose models differ: the snapshot would hide the difference.
-  void save_snapshot() {
+  // None of parameters that are not finite.
+  void save_snapshot(const StepRecord& record) {
     if (data_parallel_) {
       data_parallel_->check_replicas();
     }
+    rollbacks_ = 0;
     within_limit(config_, fmt::format("the snapshot of step {}", step_), [&] {
+      detail::check_finite(record, model_);
       optimizer_.while_whole([&] {
         if (ranks_.is_first()) {
           log_->sync();
@@ -399,6 +464,7 @@ class Trainer::Impl {
       meter.attach(model_);
       meter.attach(*optimizer_);
       const auto begin = std::chrono::steady_clock::now();
+      spike_.clear();
       const StepResult result = stepper_.step(batch, task_.loss_of);
       const double loss = result.loss();  // waits for the device
       const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -407,6 +473,9 @@ class Trainer::Impl {
       StepRecord record = detail::record_of(step_, result, meter.report());
       notes = {.events = detail::events_of(step_, result), .changes = result.precision_changes};
       note_plan(notes);
+      if (!spike_.empty()) {
+        notes.events.push_back({.name = "spike", .step = step_, .details = {{"reason", spike_}}});
+      }
       if (result.stepped() && std::isfinite(result.first_grad_norm())) {
         noise_.add(std::pow(result.first_grad_norm(), 2), result.first_batch_items, std::pow(result.grad_norm(), 2),
                    result.batch_items);
@@ -485,6 +554,23 @@ class Trainer::Impl {
   }
 
   std::map<std::string, Stateful> parts() {
+    std::map<std::string, Stateful> all = parts_of_each_run();
+    if (config_.on_spike != OnSpike::GoOn) {
+      all["spikes"] = {[this] {
+                         StateDict state;
+                         state.set("window", spikes_.numbers());
+                         state.set("in_a_row", spikes_in_a_row_);
+                         return state;
+                       },
+                       [this](const StateDict& state) {
+                         spikes_.restore(state.get<std::string>("window"));
+                         spikes_in_a_row_ = state.get<int64_t>("in_a_row");
+                       }};
+    }
+    return all;
+  }
+
+  std::map<std::string, Stateful> parts_of_each_run() {
     return {
         {"data_and_model", data_and_model()},
         {"model", stateful(model_)},
@@ -555,6 +641,10 @@ class Trainer::Impl {
   std::optional<StepChoice> planned_;
   std::string plan_to_save_;
   int64_t updates_ = 0;  // steps that were not skipped
+  detail::SpikeWatch spikes_;
+  std::string spike_;  // why the last step is out of line
+  int64_t spikes_in_a_row_ = 0;
+  int64_t rollbacks_ = 0;  // since the newest snapshot was saved
 };
 
 Trainer::Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group)

@@ -60,8 +60,10 @@ class Trainer {
   ///   is made;
   /// - NonFinite, naming a parameter, if float16 continues to overflow at a loss scale of 1, for at least 32 skipped
   ///   steps in a row;
-  /// - NonFinite, naming a parameter, if a parameter is not finite after a step that was not skipped; no snapshot is
-  ///   made then.
+  /// - NonFinite, naming a parameter, if a parameter is not finite when a step has had gradients that are not, or
+  ///   before a snapshot is made: none is made then;
+  /// - NonFinite if with config.on_spike more than 10 steps in a row are out of line, or the run has gone back to the
+  ///   same snapshot more than 3 times; or if the held-out loss after the last step is not finite.
   TrainOutcome run(const TrainCallbacks& callbacks);
 
   /// Where the log, the snapshots, the trained model and, with Checkpointing::Auto, the plan (see StepPlan) of a run

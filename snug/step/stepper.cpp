@@ -186,9 +186,13 @@ class Stepper::Impl {
     if (result.items > 0) {
       unscale_and_look(result);
       clip(result);
-      write_parameters(result);  // just before, ranks agree that none has failed
-      precision_.move_regions(result);
-      update_scale();
+      if (is_accepted(result)) {
+        write_parameters(result);  // just before, ranks agree that none has failed
+        precision_.move_regions(result);
+        update_scale();
+      } else {
+        leave_out_update();
+      }
     } else {
       ranks_.confirm_writing();
     }
@@ -535,6 +539,24 @@ class Stepper::Impl {
   void clip(StepResult& result) {
     const auto updated = parameters_.updated();
     result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
+  }
+
+  bool is_accepted(const StepResult& result) {
+    if (!options_.accept_update) {
+      return true;
+    }
+    const bool scaler_skips = scaler().is_enabled() && !std::isfinite(result.grad_norm());
+    return scaler_skips || options_.accept_update(result.loss(), result.grad_norm());
+  }
+
+  void leave_out_update() {
+    ranks_.confirm_writing();
+    budget_.begin_writing();
+    precision_.forget_gradients();
+    lost_updates_.reset();
+    sample_gradients_ = false;
+    scaler().cancel();
+    parameters_.scatter();
   }
 
   // Until the first write a step that failed leaves all as it was, and may be made again.

@@ -115,6 +115,10 @@ struct StepperOptions {
   bool split_batch_norm = false;
   /// Largest norm of the gradients of all the optimizer's parameters together; 0: no clipping.
   double clip_norm = 0;
+  /// Asked before each update, with the step's loss and its gradients' norm as StepResult has them. false: the update
+  /// is left out, StepResult::stepped() says so, and the loss scale stays. Not asked where loss scaling leaves the
+  /// update out itself. Waits for the device. Ranks are asked about the same numbers, and all must answer alike.
+  std::function<bool(double loss, double grad_norm)> accept_update = {};
   /// Loss scaling, used with Precision::Float16 only.
   GradScalerOptions scaler = {};
   /// Moves regions named by PrecisionScope, or the whole step, to FP32 while 16 bits do not do. On with

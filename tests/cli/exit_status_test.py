@@ -4,6 +4,7 @@ usage: exit_status_test.py PATH-OF-SNUG [unittest arguments]
 """
 
 import json
+import os
 import pathlib
 import re
 import signal
@@ -16,8 +17,9 @@ DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "exit-status.m
 
 
 def newest_snapshot(run):
-    steps = (int(file.parent.name.removeprefix("step-")) for file in run.glob("**/step-*/manifest.json"))
-    return max(steps, default=0)
+    """A folder of this name is whole. It may be gone a moment later."""
+    names = os.listdir(run / "snapshots") if (run / "snapshots").exists() else []
+    return max((int(name.removeprefix("step-")) for name in names if re.fullmatch(r"step-\d+", name)), default=0)
 
 
 class ExitStatus(SnugTest):
@@ -26,12 +28,14 @@ class ExitStatus(SnugTest):
         before = newest_snapshot(run)
         with subprocess.Popen([SNUG, "train", "--out", run, *arguments], stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL, env=ENVIRONMENT) as training:
-            deadline = time.monotonic() + 120
-            while newest_snapshot(run) == before and training.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.05)
-            training.send_signal(number)
-            training.wait(timeout=120)
-        return training.returncode
+            try:
+                deadline = time.monotonic() + 120
+                while newest_snapshot(run) == before and training.poll() is None and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                training.send_signal(number)
+                return training.wait(timeout=120)
+            finally:
+                training.kill()
 
     def long_run(self, number):
         """A run without end that gets a signal: its status and folder."""

@@ -5,6 +5,7 @@ usage: resume_test.py PATH-OF-SNUG [unittest arguments]
 
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -101,6 +102,43 @@ class KillMinus9(ResumeTest):
         self.assertRegex(self.resume("stopped"), r"planned for 30.00 MiB \(read from .*/stopped/plans/plan-[0-9a-f]{16}\.json\)")
 
 
+class Spike(ResumeTest):
+    FLAGS = ["--batch", "1", "--steps", "60", "--snapshot-every", "10", "--validate-every", "0", "--lr", "0.003", "--warmup", "0"]
+
+    def setUp(self):
+        super().setUp()
+        noise = random.Random(1).randbytes(1000).decode("latin-1")
+        self.text.write_text("a" * 60000 + noise + "a" * 30000)  # one sample in some hundred is unlike all others
+
+    def test_is_noted_and_its_update_left_out_where_that_is_asked_for(self):
+        printed = self.train("run", *self.FLAGS, "--on-spike", "skip")
+        spikes = self.events("run", "spike")
+        self.assertTrue(spikes)
+        for spike in spikes:
+            record = next(r for r in self.records("run") if r["step"] == spike["step"])
+            self.assertFalse(record["stepped"])
+            self.assertIn(f"step {spike['step']} skipped: the ", printed)
+        self.assertIn("spike", (self.folder / "run" / "report.html").read_text())
+        self.train("plain", *self.FLAGS)
+        first = spikes[0]["step"]
+        self.assertEqual(self.losses("run")[:first], self.losses("plain")[:first])
+        self.assertNotEqual(self.losses("run")[first:], self.losses("plain")[first:])
+
+    def test_brings_the_run_back_to_its_newest_snapshot_also_after_a_kill(self):
+        flags = [*self.FLAGS, "--on-spike", "roll-back"]
+        self.assertIn("went back from step", self.train("whole", *flags))
+        backs = self.events("whole", "roll back")
+        self.assertTrue(all(back["step"] % 10 == 0 and back["from_step"] > back["step"] for back in backs))
+        self.assertEqual([record["step"] for record in self.records("whole")], list(range(1, 61)))
+        self.killed("killed", log_has(backs[0]["step"] + 5), *flags)
+        self.resume("killed")
+        self.assertEqual(self.model("whole"), self.model("killed"))
+
+    def test_without_end_ends_the_run(self):
+        self.refuses(1, "train", "--data", self.text, "--out", self.folder / "run", "--batch", "1", "--steps", "40", "--lr", "1e38",
+                     "--warmup", "0", "--on-spike", "skip", says=["--lr"])
+
+
 class Interrupting(ResumeTest):
     def interrupted(self, out, signal_number):
         """What a run prints that is told to stop once its log is there."""
@@ -120,6 +158,13 @@ class Interrupting(ResumeTest):
         command = shlex.split(printed.splitlines()[-1].split("Go on with: ")[1])
         self.assertEqual(command, ["snug", "train", "--resume", "--out", str(self.folder / out)])
         self.goes_on_to_the_same_bits("whole", out)
+
+    def test_removes_the_rest_of_a_report_that_was_killed(self):
+        self.train("run")
+        rest = self.folder / "run" / "report.html.tmp-0123456789abcdef"
+        rest.write_text("<html")
+        self.resume("run")
+        self.assertFalse(rest.exists())
 
     def test_by_sigterm_does_the_same(self):
         self.assertIn("Go on with", self.interrupted("stopped", signal.SIGTERM))
@@ -221,6 +266,12 @@ class Resuming(ResumeTest):
                      "--warmup", "6", "--snapshot-every", "1", says=["is not finite", "--lr"])
         last = self.records("run")[-1]["step"]
         self.assertEqual(max(p.name for p in (self.folder / "run" / "snapshots").iterdir()), f"step-{last - 1:08}")
+
+    def test_weights_that_became_infinite_by_finite_gradients_are_in_no_snapshot(self):
+        self.refuses(1, "train", "--data", self.text, "--out", self.folder / "run", "--batch", "1", "--steps", "1", "--lr", "1e39",
+                     "--warmup", "0", says=["is not finite", "--lr"])
+        self.assertFalse(list((self.folder / "run").glob("snapshots/*")))
+        self.assertFalse((self.folder / "run" / "model.safetensors").exists())
 
     def test_a_damaged_snapshot_is_passed_over_and_said_and_the_run_ends_with_the_same_bits(self):
         self.train("whole")

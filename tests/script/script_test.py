@@ -83,10 +83,15 @@ class Scripts(unittest.TestCase):
         self.assertNotIn("--label-exclude", self.run_script("test", "--all", "--torch", "2.11.0"))
         self.assertNotIn("--label-exclude", self.run_script("test", "--torch", "2.11.0", "--all"))
 
-    def test_test_runs_one_module_under_the_sanitizers_if_asked(self):
-        calls = self.run_script("test", "--sanitize", "activations")
-        self.assertIn("cmake --build --preset asan-torch --target test_activations\n", calls)
-        self.assertIn("ctest --test-dir build/asan-torch --output-on-failure -R ^activations$\n", calls)
+    def test_sanitize_runs_all_modules_or_those_it_is_told(self):
+        calls = self.run_script("sanitize")
+        self.assertIn("cmake --build --preset asan-torch\n", calls)
+        self.assertRegex(calls, "ctest --test-dir build/asan-torch .*-LE slow\n")
+        self.assertRegex(calls, "cmake --build --preset tsan-torch --target .*test_distributed")
+        calls = self.run_script("sanitize", "--part", "address", "activations", "optim")
+        self.assertIn("cmake --build --preset asan-torch --target test_activations test_optim\n", calls)
+        self.assertRegex(calls, r"ctest --test-dir build/asan-torch .*-R \^\(activations\|optim\)\$\n")
+        self.assertNotIn("tsan", calls)
 
     def test_test_with_another_torch_is_not_misled_by_the_shell(self):
         calls = self.run_script("test", "--torch", "2.11.0", Torch_DIR="/libtorch")
@@ -118,7 +123,7 @@ class Scripts(unittest.TestCase):
         self.assertIn("is no CUDA build of torch", self.output)
 
     def test_every_script_refuses_an_argument_it_does_not_know(self):
-        for script in ("setup", "test", "check-cuda"):
+        for script in ("setup", "test", "sanitize", "torture", "check-cuda"):
             self.run_script(script, "--nonsense", status=2)
             self.assertIn("usage:", self.output)
 

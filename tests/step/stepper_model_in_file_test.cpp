@@ -20,8 +20,12 @@
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/tensors_in_file.h"
+#include "snug/optim/sgd.h"
+#include "snug/step/detail/model_place.h"
+#include "snug/step/detail/trained_parameters.h"
 #include "snug/step/stepper.h"
 #include "tests/step/planned_training.h"
+#include "tests/support/failing_allocations.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
 #include "tests/support/small_models.h"
@@ -31,6 +35,8 @@ namespace snug::stepper_model_in_file_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::FailingAllocation;
+using testing::for_each_failing_allocation;
 using ::testing::HasSubstr;
 using testing::make_mlp;
 using testing::OneThread;
@@ -403,6 +409,25 @@ TEST(StepperModelInFile, LosesNothingWhicheverAllocationFails) {
     EXPECT_TRUE(bits_of(run.state()) == expected) << "allocation " << countdown;
   }
   EXPECT_GT(failed, 0);
+}
+
+TEST(ModelPlace, StaysInMemoryWhicheverAllocationFails) {
+  const TemporaryFolder folder;
+  nn::Sequential model = wide();
+  SGD optimizer(model->parameters(), {.lr = 0.1});
+  const detail::TrainedParameters parameters(*model, optimizer);
+  detail::ModelPlace place(*model, parameters, folder.path());
+  const auto in_files = [&] {
+    const auto all = model->parameters();
+    return std::count_if(all.begin(), all.end(),
+                         [](const Tensor& one) { return detail::FileMemory::holds(one.storage().data()); });
+  };
+  const int64_t failed = for_each_failing_allocation([&](FailingAllocation& allocation) {
+    const bool is_stopped = allocation.stops([&] { place.put(true); });
+    EXPECT_EQ(place.is_in_file(), !is_stopped);
+    EXPECT_EQ(in_files(), is_stopped ? 0 : 10) << "of 64 KiB and more";
+  });
+  EXPECT_GT(failed, 8) << "of weights and of gradients";
 }
 
 // --- any model

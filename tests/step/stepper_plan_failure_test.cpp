@@ -95,6 +95,25 @@ INSTANTIATE_TEST_SUITE_P(WholeOrInPartsPlannedOrPlain, StepperPlanFails,
                          [](const auto& of) { return of.param.name; });
 
 // Such as cuBLAS's, of its own memory.
+// The plan that is tried leaves more free where it runs out of memory. Whatever else fails of planning ends in an
+// error.
+TEST(StepperPlan, LeavesMoreFreeWhereItsTrialRunsOutOfMemory) {
+  const Batch batch = make_batch(256);
+  const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
+  PlannedTraining reference({.micro_batch = 256});
+  reference.step(batch);
+  int64_t left_free = 0;
+  for_each_failing_allocation({.is_thinned = true}, [&](FailingAllocation& allocation) {
+    PlannedTraining run({.micro_batch = 256, .memory_budget = Bytes(live() + plain * 8 / 10)});
+    if (allocation.stops<BudgetExceeded>([&] { run.step(batch); })) {
+      run.step(batch);
+    }
+    ASSERT_TRUE(same_bits(run.state(), reference.state()));
+    left_free += run.stepper.plan()->considered.find("ran out of memory when its plan was tried") != std::string::npos;
+  });
+  EXPECT_GT(left_free, 0);
+}
+
 TEST(StepperPlan, TakesLessWhereAnAllocationOfALibraryFails) {
   const Batch batch = make_batch(256);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });

@@ -1,6 +1,7 @@
 #include "snug/step/stepper.h"
 
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -198,6 +199,53 @@ TEST(Stepper, SkipsAStepWithoutItems) {
 }
 
 // --- gradients
+
+// A run of `options` that leaves out its second update has, after the third step, the bits of one without the second.
+void expect_left_out(StepperOptions options) {
+  std::vector<std::pair<double, double>> asked;
+  options.accept_update = [&](double loss, double grad_norm) {
+    asked.emplace_back(loss, grad_norm);
+    return asked.size() != 2;
+  };
+  AdamWTraining run(options);
+  options.accept_update = {};
+  AdamWTraining without(options);
+  run.step(regression_batch(4));
+  without.step(regression_batch(4));
+  const auto before = run.state();
+  const StepResult left_out = run.step(regression_batch(6));
+  EXPECT_FALSE(left_out.stepped());
+  EXPECT_EQ(asked.back(), std::pair(left_out.loss(), left_out.grad_norm()));
+  EXPECT_TRUE(same_bits(run.state(), before));
+  EXPECT_TRUE(run.step(regression_batch(4)).stepped());
+  without.step(regression_batch(4));
+  EXPECT_EQ(asked.size(), 3U);
+  EXPECT_TRUE(same_bits(run.state(), without.state()));
+  EXPECT_EQ(run.stepper.scaler().get_scale(), without.stepper.scaler().get_scale());
+}
+
+TEST(Stepper, LeavesOutAnUpdateThatIsNotAccepted) {
+  expect_left_out({});
+  expect_left_out({.micro_batch = 2, .clip_norm = 0.5});
+  expect_left_out({.precision = Precision::Float16, .scaler = {.init_scale = 64}});
+}
+
+TEST(Stepper, DoesNotAskAboutAnUpdateThatLossScalingLeavesOut) {
+  bool is_asked = false;
+  AdamWTraining run({.precision = Precision::Float16,
+                     .accept_update =
+                         [&](double, double) {
+                           is_asked = true;
+                           return true;
+                         },
+                     .scaler = {.init_scale = 64}});
+  run.stepper.step(regression_batch(4), [&](const Batch& micro) {
+    const Loss loss = run.loss_of(micro);
+    return Loss::sum(loss.value() * std::numeric_limits<float>::infinity(), loss.count());
+  });
+  EXPECT_FALSE(is_asked);
+  EXPECT_EQ(run.stepper.scaler().get_scale(), 32.0);
+}
 
 TEST(Stepper, ZeroesAlsoTheGradientsThatTheOptimizerDoesNotKnow) {
   const Batch batch = regression_batch(4);

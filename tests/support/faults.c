@@ -2,10 +2,13 @@
  *
  *   SNUG_FAULT_UNDER    the directory, absolute and without links
  *   SNUG_FAULT_KIND     fail: the operation fails (EIO; ENOSPC where it would write; ENOMEM); short: every write from the k-th on takes half of
- *                       its bytes; kill: the process is killed before it, a write after half of its bytes; count: nothing happens
+ *                       its bytes; full: from the k-th operation on each that needs room on the disk fails: write, mkdir, posix_fallocate, and
+ *                       open where it makes a file; kill: the process is killed before it, a write after half of its bytes; count: nothing happens
  *   SNUG_FAULT_AT       k, from 1
  *   SNUG_FAULT_OF       files (default) or memory: allocations of 64 KiB and more, of which three in a row fail
  *   SNUG_FAULT_COUNT    a file that gets the number of operations, a line for each with its name, when the program ends
+ *   SNUG_FAULT_CLOCK_BACK  so many seconds by which the machine's clock is set back when it has been asked once
+ *   SNUG_FAULT_CLOCK_TOLD  a file that gets the number of times that it was asked after that
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,12 +23,13 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { kDescriptors = 4096, kOperations = 1 << 16, kLarge = 64 << 10, kInARow = 3 /* as snug asks again */ };
 
 static atomic_char watched[kDescriptors];
-static atomic_long operations;
+static atomic_long operations, times_asked;
 static const char* names[kOperations];
 
 static const char* setting(const char* name) {
@@ -67,6 +71,10 @@ static int fails(const char* name, int of_memory) {
   }
   const long at = atol(setting("SNUG_FAULT_AT")), number = count(name);
   const int in_a_row = of_memory ? kInARow : 1;
+  if (is_kind("full")) {
+    return number >= at && (strcmp(name, "write") == 0 || strcmp(name, "mkdir") == 0 || strcmp(name, "create") == 0 ||
+                            strcmp(name, "fallocate") == 0);
+  }
   if (number < at || number >= at + in_a_row) {
     return 0;
   }
@@ -97,6 +105,11 @@ __attribute__((destructor)) static void tell(void) {
   for (long i = 0; descriptor >= 0 && i < atomic_load(&operations) && i < kOperations; ++i) {
     dprintf(descriptor, "%s\n", names[i]);
   }
+  const char* told = setting("SNUG_FAULT_CLOCK_TOLD");
+  const int clock = *told ? real(told, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+  if (clock >= 0) {
+    dprintf(clock, "%ld\n", atomic_load(&times_asked) - 1);
+  }
 }
 
 static int opened(int descriptor, const char* path) {
@@ -111,8 +124,9 @@ static int opened(int descriptor, const char* path) {
     va_start(arguments, flags); \
     const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0; \
     va_end(arguments); \
-    if (is_below(path) && fails("open", 0)) { \
-      errno = EIO; \
+    const int makes = (flags & O_CREAT) && access(path, F_OK) != 0; \
+    if (is_below(path) && fails(makes ? "create" : "open", 0)) { \
+      errno = makes ? ENOSPC : EIO; \
       return -1; \
     } \
     return opened(real(path, flags, mode), path); \
@@ -218,6 +232,14 @@ PREAD(pread64, off64_t)
 OF_DESCRIPTOR(fsync)
 OF_DESCRIPTOR(fdatasync)
 
+#define FALLOCATE(name, type) \
+  int name(int descriptor, type offset, type size) { \
+    REAL(int, #name, int, type, type) \
+    return is_watched(descriptor) && fails("fallocate", 0) ? ENOSPC : real(descriptor, offset, size); \
+  }
+FALLOCATE(posix_fallocate, off_t)
+FALLOCATE(posix_fallocate64, off64_t)
+
 int rename(const char* from, const char* to) {
   REAL(int, "rename", const char*, const char*)
   if (is_below(to) && fails("rename", 0)) {
@@ -234,6 +256,15 @@ int mkdir(const char* path, mode_t mode) {
     return -1;
   }
   return real(path, mode);
+}
+
+int clock_gettime(clockid_t clock, struct timespec* now) {
+  REAL(int, "clock_gettime", clockid_t, struct timespec*)
+  const int result = real(clock, now);
+  if (clock == CLOCK_REALTIME && result == 0 && atomic_fetch_add(&times_asked, 1) >= 1) {
+    now->tv_sec -= atol(setting("SNUG_FAULT_CLOCK_BACK"));
+  }
+  return result;
 }
 
 int posix_memalign(void** pointer, size_t alignment, size_t size) {

@@ -1,9 +1,9 @@
 """Makes every operation of a training run go wrong once, goes on, and compares with a run in which nothing did.
 
 A run of `snug train` writes, opens, syncs, renames and reads files, and allocates tensors. For each of these operations, one by one:
-it fails; or the process is killed at it (a write after half of its bytes). Then the run is resumed, or begun again where there was
-nothing yet. Its weights and its log must have the bits of the undisturbed run, its folder the same files, and a run that failed must
-have said why in one line.
+it fails; or the disk is full from it on until the run ends; or the process is killed at it (a write after half of its bytes). Then the
+run is resumed, or begun again where there was nothing yet. Its weights and its log must have the bits of the undisturbed run, its folder
+the same files, and a run that failed must have said why in one line.
 
 usage: torture.py PATH-OF-SNUG FAULTS.so [--say] [--sample N] [--seed N] [--only REGEX] [--table FILE]
 
@@ -34,6 +34,7 @@ RUNS = {
 FAULTS = {  # kind of fault, and of what
     "fails": ("fail", "files"),
     "takes half of the bytes": ("short", "files"),
+    "and all writes after it find the disk full": ("full", "files"),
     "is the last before kill -9": ("kill", "files"),
     "gets no memory": ("fail", "memory"),
 }

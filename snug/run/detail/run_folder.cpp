@@ -34,6 +34,8 @@ RunLog resume_log(const TrainConfig& config, int64_t step) {
   return RunLog::resume(Trainer::log_path(config.out), step, FileSystem::real(), settings);
 }
 
+RunLog cut_log(const TrainConfig& config, int64_t step) { return RunLog::resume(Trainer::log_path(config.out), step); }
+
 std::optional<double> logged_validation_loss(const std::filesystem::path& out, int64_t step) {
   const RunHistory history = read_run_log(Trainer::log_path(out));
   const auto record = std::find_if(history.records.begin(), history.records.end(),

@@ -20,6 +20,9 @@ void remove_rest_of_a_kill(const std::filesystem::path& out);
 /// The log, cut back to `step`, with the current memory limit of the run. Unfinished files of a kill are removed.
 RunLog resume_log(const TrainConfig& config, int64_t step);
 
+/// The log, cut back to `step`, where a run goes back to that step's snapshot.
+RunLog cut_log(const TrainConfig& config, int64_t step);
+
 /// The validation loss that was measured after `step`, the last one of a run: it is in the log before the snapshot is
 /// made.
 std::optional<double> logged_validation_loss(const std::filesystem::path& out, int64_t step);

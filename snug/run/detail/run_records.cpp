@@ -74,9 +74,6 @@ std::vector<RunEvent> events_of(int64_t step, const StepResult& result) {
 }
 
 void check_finite(const StepRecord& record, const torch::nn::Module& model) {
-  if (!record.stepped || std::isfinite(record.grad_norm)) {
-    return;
-  }
   constexpr double kLargest = std::numeric_limits<double>::infinity();
   const at::NoGradGuard no_grad;
   for (const auto& item : model.named_parameters()) {

@@ -22,8 +22,7 @@ RunEvent event_of(int64_t step, const StepPlan& plan);
 /// not as planned, "gradients" for each parameter whose gradient was sampled.
 std::vector<RunEvent> events_of(int64_t step, const StepResult& result);
 
-/// Throws NonFinite, naming the parameter, if a parameter is not finite after a step that was not skipped: no later
-/// step can repair it.
+/// Throws NonFinite, naming the parameter, if a parameter is not finite after the step: no later step can repair it.
 void check_finite(const StepRecord& record, const torch::nn::Module& model);
 
 }  // namespace snug::detail

@@ -81,8 +81,7 @@ void ModelPlace::put(bool in_file) {
   }
 }
 
-// Weights first: they leave room for what is small of the gradients. They stay in their files if there is no memory for
-// a window: they are right there, too.
+// Weights first: they leave room for what is small of the gradients. If there is no room for the rest, they come back.
 void ModelPlace::enter() {
   try {
     move(true);
@@ -91,6 +90,10 @@ void ModelPlace::enter() {
   } catch (...) {
     window_.reset();
     drop_gradients();
+    try {
+      move(false);
+    } catch (const std::exception&) {  // They stay in their files, and are right there, too.
+    }
     throw;
   }
 }

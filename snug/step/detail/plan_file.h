@@ -26,7 +26,7 @@ struct PlannedFor {
   int64_t optimizer_bytes = 0;
   StateFileBytes state_file = {};
   ModelFileBytes model_file = {};
-  int64_t left_free = 0;  ///< since a step ran out of memory
+  int64_t left_free = 0;  ///< since a step, or a plan that was tried, ran out of memory
 };
 
 struct SavedPlan {

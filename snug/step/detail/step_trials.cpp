@@ -266,25 +266,28 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
 
 StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
   const int64_t first = at_most_ != RankSplit::kWhole ? most_items() : same;
+  // Trying stopped at the first micro-batch that fits. Where its plan has failed, smaller ones are tried.
+  int64_t smallest = tried_.empty() || step.micro_batch > 0 ? 1 : tried_.begin()->first;
+  bool has_failed = false;
   for (;;) {
     Found found = search(first);
     if (!found.search.choice && first > 0) {
       found = search(0);
     }
-    if (!found.search.choice) {
-      const int64_t left_free = std::exchange(left_free_, 0);
+    if (found.search.choice) {
+      state_in_file_ = found.state_in_file;
+      if (std::optional<StepPlan> plan = make_plan(step, found)) {
+        return *std::move(plan);
+      }
+      has_failed = true;
+    } else if (has_failed && smallest > 1 && pinned_by_.empty()) {
+      smallest = try_at_most(step, before, smallest / 2);
+    } else {
+      const int64_t left_free = std::exchange(left_free_, 0), least = found.search.smallest_feasible_bytes;
       if (tried_.empty()) {
         refuse(smallest_budget(step), 0);
       }
-      refuse(found.search.smallest_feasible_bytes + left_free, found.search.lower_bound_bytes);
-    }
-    state_in_file_ = found.state_in_file;
-    if (std::optional<StepPlan> plan = make_plan(step, found)) {
-      return *std::move(plan);
-    }
-    if (const int64_t items = found.search.choice->items, less = items / 2;
-        !tried_.contains(items) && at_most_ != RankSplit::kWhole && less >= 1 && pinned_by_.empty()) {
-      try_at_most(step, before, less);  // nothing below was tried
+      refuse(least > 0 ? least + left_free : 0, found.search.lower_bound_bytes);
     }
   }
 }
@@ -323,6 +326,8 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
         throw;
       }
       left_free_ = more_left_free();
+      untried_ += fmt::format("{:>12} ran out of memory when its plan was tried: {} are left free\n", choice.items,
+                              Bytes(left_free_).str());
       return std::nullopt;
     }
     choice.plan = plan.activations->choice();

@@ -46,10 +46,10 @@ class StepTrials {
   /// Every operator of the micro-batch, all kept as in `choice`.
   ActivationPlan recorded(const StepChoice& choice) const;
   void set_at_most(int64_t items) { at_most_ = items; }
-  /// Bytes of the budget that plans leave free, since a step ran out of memory.
+  /// Bytes of the budget that plans leave free: since a step ran out of memory, or a plan when it was tried.
   int64_t left_free() const { return left_free_; }
   void set_left_free(int64_t bytes) { left_free_ = bytes; }
-  /// After a step ran out of memory with left_free().
+  /// After it ran out of memory with left_free().
   int64_t more_left_free() const {
     return left_free_ + std::max<int64_t>({4096, left_free_, bytes_for_activations() / 32});
   }
