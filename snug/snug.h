@@ -42,6 +42,7 @@
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/exported/exported_module.h"
 #include "snug/exported/script_module.h"
+#include "snug/io/async_snapshots.h"
 #include "snug/io/safetensors.h"
 #include "snug/io/snapshot.h"
 #include "snug/io/stateful.h"

@@ -116,12 +116,14 @@ void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const Pro
 }  // namespace
 
 void ProcessGroup::Impl::fail(std::string_view operation, const std::exception& error) const {
-  const std::string lost = heartbeat ? heartbeat->lost_ranks() : "";
+  const auto [lost, behind] = heartbeat ? heartbeat->missing_ranks() : detail::Heartbeat::Missing();
   throw DistributedError(fmt::format(
       "ProcessGroup.{}: failed on rank {} of {}: {}; {}", operation, group->getRank(), group->getSize(),
       detail::first_line(error),
-      lost.empty() ? "all ranks are alive: has one of them left out this call?"
-                   : fmt::format("rank {} has died, hangs or cannot be reached: see what it wrote last", lost)));
+      !lost.empty() ? fmt::format("rank {} has died, hangs or cannot be reached: see what it wrote last", lost)
+      : !behind.empty()
+          ? fmt::format("rank {} is alive, and has not come to this call: it hangs before it, or leaves it out", behind)
+          : "all ranks are alive: has one of them left out this call?"));
 }
 
 const c10::intrusive_ptr<c10d::Backend>& ProcessGroup::Impl::cuda_backend() {

@@ -87,6 +87,7 @@ struct TrainConfig {
   std::optional<int64_t> snapshot_every = {};  ///< steps; 0: after the last step only; not given: ten times in the run
   int64_t gradient_statistics_every = 0;       ///< steps between samples of the gradients' exponents; 0: none
   OnSpike on_spike = OnSpike::GoOn;
+  bool async_snapshots = false;  ///< written while training goes on, where there is memory to copy the state
   int64_t seed = 1;
   std::string device = "cpu";  ///< see parse_device; "cuda": this rank's device
 

@@ -203,6 +203,8 @@ constexpr std::array kSettings{
     Setting{"on_spike", "--on-spike", "WHAT",
             "Of a loss or gradients far above the last steps', or not finite: go-on (default), skip or roll-back",
             get_name<&T::on_spike>, set_name<&T::on_spike, on_spike_from_string>, std::nullopt, /*is_later=*/true},
+    Setting{"async_snapshots", "--async-snapshots", "", "Write snapshots from a copy while training goes on",
+            get<&T::async_snapshots>, set<&T::async_snapshots>, std::nullopt, /*is_later=*/true},
     Setting{"seed", "--seed", "N", "Of weights and data order (default 1)", get<&T::seed>, set<&T::seed>, 0},
     Setting{"device", "--device", "DEVICE", "cpu (default), cuda, cuda:1, or what else LibTorch finds", get<&T::device>,
             set<&T::device>},

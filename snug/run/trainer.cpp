@@ -23,6 +23,7 @@
 #include "snug/data/sampler.h"
 #include "snug/data/text_corpus.h"
 #include "snug/distributed/data_parallel.h"
+#include "snug/io/async_snapshots.h"
 #include "snug/io/safetensors.h"
 #include "snug/io/snapshot.h"
 #include "snug/io/stateful.h"
@@ -146,7 +147,7 @@ class Trainer::Impl {
       if (callbacks.on_step && ranks_.is_first()) {
         callbacks.on_step(record);
       }
-      if (!spike_.empty() && config_.on_spike == OnSpike::RollBack && snapshots_.latest()) {
+      if (!spike_.empty() && config_.on_spike == OnSpike::RollBack && newest_snapshot()) {
         roll_back(note);
         continue;
       }
@@ -167,6 +168,7 @@ class Trainer::Impl {
         break;
       }
     }
+    finish_snapshots(note);
     if (offload) {
       note("offload: " + offload->report().str());
     } else if (const auto plan = config_.offload ? stepper_.plan() : std::nullopt; plan && plan->activations) {
@@ -413,10 +415,35 @@ class Trainer::Impl {
       optimizer_.while_whole([&] {
         if (ranks_.is_first()) {
           log_->sync();
-          snapshots_.save(step_, parts());
+          if (config_.async_snapshots) {
+            saving_.save(step_, parts());
+          } else {
+            snapshots_.save(step_, parts());
+          }
         }
       });
     });
+  }
+
+  // The step of the one that all ranks can load.
+  std::optional<int64_t> newest_snapshot() {
+    saving_.wait();
+    ranks_.any(false);  // the first rank, which saves, has come here
+    return snapshots_.latest();
+  }
+
+  void finish_snapshots(const std::function<void(const std::string&)>& note) {
+    saving_.wait();
+    const AsyncSnapshots::Report& report = saving_.report();
+    if (report.saved > 0) {
+      note(report.str());
+      log_->event({.name = "snapshots",
+                   .step = step_,
+                   .details = {{"saved", report.saved},
+                               {"at_once", report.at_once},
+                               {"training_seconds", report.training_seconds},
+                               {"background_seconds", report.background_seconds}}});
+    }
   }
 
   // The notes of a step beside its record.
@@ -644,7 +671,8 @@ class Trainer::Impl {
   detail::SpikeWatch spikes_;
   std::string spike_;  // why the last step is out of line
   int64_t spikes_in_a_row_ = 0;
-  int64_t rollbacks_ = 0;  // since the newest snapshot was saved
+  int64_t rollbacks_ = 0;              // since the newest snapshot was saved
+  AsyncSnapshots saving_{snapshots_};  // last: it ends before the lock is given up
 };
 
 Trainer::Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group)

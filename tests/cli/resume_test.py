@@ -57,6 +57,14 @@ class KillMinus9(ResumeTest):
                 self.killed(f"killed{lines}", log_has(lines), *flags)
                 self.goes_on_to_the_same_bits("whole", f"killed{lines}")
 
+    def test_while_snapshots_are_written_behind_goes_on_to_the_same_bits(self):
+        self.train("whole")
+        self.killed("killed", log_has(5), "--async-snapshots")
+        self.assertRegex(self.resume("killed"), r"snapshots took \d+\.\d\d s of training, and")
+        self.assertEqual(self.model("whole"), self.model("killed"))
+        self.assertEqual(self.losses("whole"), self.losses("killed"))
+        self.assertEqual(self.events("killed", "snapshots")[-1]["at_once"], 0)
+
     def test_in_float16_goes_on_to_the_same_bits_and_loss_scales(self):
         flags = ["--precision", "float16", "--batch", "2", "--steps", "5"]
         self.train("whole", *flags)

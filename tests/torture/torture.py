@@ -29,6 +29,7 @@ NUMBERS = ("step", "loss", "learning_rate", "grad_norm", "validation_loss")  # o
 SMALL = ["--batch", "4", "--steps", "4", "--snapshot-every", "2", "--validate-every", "2"]
 RUNS = {
     "plain": [],
+    "with --async-snapshots": ["--async-snapshots"],
     "in a budget, with offload": ["--memory", "17MiB", "--micro-batch", "2", "--offload"],
 }
 FAULTS = {  # kind of fault, and of what

@@ -1,5 +1,6 @@
 #include "snug/distributed/detail/heartbeat.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -21,6 +22,7 @@ constexpr const char* kLost = "snug/lost";
 constexpr const char* kLeft = "snug/left";
 
 std::string beats_of(int rank) { return fmt::format("snug/beats/{}", rank); }
+std::string operations_of(int rank) { return fmt::format("snug/operations/{}", rank); }
 
 }  // namespace
 
@@ -50,32 +52,40 @@ class Heartbeat::State {
     changed_.wait_for(lock, kFarewell + kBeat, [this] { return is_done_; });
   }
 
-  std::string lost_ranks() {
+  void begin_operation() { ++operations_; }
+
+  Missing missing_ranks() {
     std::unique_lock lock(mutex_);
     has_looked_ = false;
     is_asked_ = true;
     changed_.notify_all();
     const bool answers = changed_.wait_for(lock, kAnswer, [this] { return has_looked_ || is_done_; });
     // It is rank 0 that serves the store, or who started it.
-    return lost_.empty() && (!answers || is_done_) && !serves_store_ ? "0" : lost_;
+    const bool has_lost_store = lost_.empty() && (!answers || is_done_) && !serves_store_;
+    return {.lost = has_lost_store ? "0" : lost_, .behind = behind_};
   }
 
  private:
   void beat() {
-    std::vector<std::vector<int64_t>> seen;  // of all ranks, since somebody asked
+    std::vector<std::vector<int64_t>> seen;  // beats of all ranks, since somebody asked
+    int64_t told = 0;                        // operations
     std::unique_lock lock(mutex_);
     while (!is_over_) {
       const bool is_asked = is_asked_;
       lock.unlock();
       store_->add(beats_of(rank_), 1);
+      const int64_t begun = operations_;
+      store_->add(operations_of(rank_), begun - std::exchange(told, begun));
       std::string lost = store_->check({kLost}) ? store_->get_to_str(kLost) : "";
       if (is_asked && lost.empty()) {
-        seen.push_back(read());
+        seen.push_back(read(beats_of));
         lost = seen.size() > kBeatsToWait ? find_lost(seen.front(), seen.back()) : "";
       }
       const bool is_known = !lost.empty() || seen.size() > kBeatsToWait;
+      const std::string behind = is_asked && is_known ? find_behind(begun) : "";
       lock.lock();
       lost_ = lost.empty() ? lost_ : lost;
+      behind_ = behind;
       if (is_asked && is_known) {
         has_looked_ = true;
         is_asked_ = false;
@@ -86,12 +96,23 @@ class Heartbeat::State {
     }
   }
 
-  std::vector<int64_t> read() {
-    std::vector<int64_t> beats;
+  std::vector<int64_t> read(std::string (*key_of)(int rank)) {
+    std::vector<int64_t> numbers;
     for (int rank = 0; rank < size_; ++rank) {
-      beats.push_back(store_->add(beats_of(rank), 0));
+      numbers.push_back(store_->add(key_of(rank), 0));
     }
-    return beats;
+    return numbers;
+  }
+
+  std::string find_behind(int64_t begun) {
+    const std::vector<int64_t> operations = read(operations_of);
+    std::vector<int> behind;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (operations[static_cast<size_t>(rank)] < begun) {
+        behind.push_back(rank);
+      }
+    }
+    return fmt::format("{}", fmt::join(behind, ", "));
   }
 
   // The first rank to find it out tells all others, and may be gone soon.
@@ -123,7 +144,8 @@ class Heartbeat::State {
   bool is_done_ = false;
   bool is_asked_ = false;
   bool has_looked_ = false;
-  std::string lost_;
+  std::string lost_, behind_;
+  std::atomic<int64_t> operations_ = 0;
 };
 
 Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool serves_store)
@@ -132,6 +154,7 @@ Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, 
 }
 
 Heartbeat::~Heartbeat() { state_->end(); }
-std::string Heartbeat::lost_ranks() { return state_->lost_ranks(); }
+void Heartbeat::begin_operation() { state_->begin_operation(); }
+Heartbeat::Missing Heartbeat::missing_ranks() { return state_->missing_ranks(); }
 
 }  // namespace snug::detail

@@ -1,7 +1,8 @@
 #pragma once
 // Heartbeat: finds out which rank is to blame for a failed operation. Gloo knows only that a connection broke, and a
-// timeout knows nothing. So each rank counts up a number in the store, twice a second. A rank whose number stands still
-// is gone, or hangs.
+// timeout knows nothing. So a thread of each rank counts up a number in the store, twice a second. A rank whose number
+// stands still is gone, or its process is stopped. A rank that has begun fewer operations than this one hangs before
+// the next, or has left one out.
 
 #include <memory>
 #include <string>
@@ -20,9 +21,16 @@ class Heartbeat final {
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  /// Call it when an operation has failed; it takes some beats of time. Returns the ranks that were found to be gone,
-  /// by this rank or by another before it: "2" or "2, 5"; empty: none.
-  std::string lost_ranks();
+  /// This rank begins an operation.
+  void begin_operation();
+
+  /// Ranks such as "2" or "2, 5"; empty: none.
+  struct Missing {
+    std::string lost;    ///< gone or stopped, as this rank has found out or another before it
+    std::string behind;  ///< alive, with fewer operations begun than this rank
+  };
+  /// Call it when an operation has failed; it takes some beats of time.
+  Missing missing_ranks();
 
  private:
   class State;

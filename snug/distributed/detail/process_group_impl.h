@@ -91,6 +91,9 @@ class ProcessGroup::Impl {
   template <class F>
   auto attempt(std::string_view operation, F&& part) const {
     const detail::UnseenOperators unseen;
+    if (heartbeat) {
+      heartbeat->begin_operation();
+    }
     try {
       return std::forward<F>(part)();
     } catch (const Error&) {

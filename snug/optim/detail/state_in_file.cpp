@@ -15,13 +15,13 @@ constexpr int64_t kAlignment = 64;  // of tensors, in the window and in the file
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-struct Span {
+struct FileSpan {
   int64_t begin, end;  // elements of a state tensor
 };
 
 // The part of a state tensor that belongs to some elements of its parameter. It has an element for each of them, or for
 // each `multiple` of them.
-Span span_of(const at::Tensor& tensor, int64_t of_parameter, int64_t multiple, int64_t begin, int64_t end) {
+FileSpan span_of(const at::Tensor& tensor, int64_t of_parameter, int64_t multiple, int64_t begin, int64_t end) {
   if (begin == 0 && end == of_parameter) {
     return {0, tensor.numel()};
   }
@@ -74,7 +74,7 @@ int64_t FusedOptimizer::StateInFile::Cut::bytes_of(const ParameterState& state, 
   int64_t bytes = 0;
   for (const auto& [name, tensor] : state.tensors) {
     if (tensor.dim() > 0) {
-      const Span span = span_of(tensor, state.made_for.numel(), multiple, begin, end);
+      const FileSpan span = span_of(tensor, state.made_for.numel(), multiple, begin, end);
       bytes += aligned((span.end - span.begin) * static_cast<int64_t>(tensor.element_size()));
     }
   }
@@ -131,7 +131,7 @@ void FusedOptimizer::StateInFile::write(ParameterState& state, std::string_view 
   const int64_t all = state.made_for.numel(), bytes = static_cast<int64_t>(like.element_size());
   for (size_t i = 0; i < place.sums.size(); ++i) {
     const int64_t begin = static_cast<int64_t>(i) * state.piece;
-    const Span span = span_of(like, all, cut_.multiple, begin, std::min(begin + state.piece, all));
+    const FileSpan span = span_of(like, all, cut_.multiple, begin, std::min(begin + state.piece, all));
     const at::Tensor part = elements_of(from, span.begin, span.end).to(like.scalar_type());
     uint64_t sum = 0;
     check(disk_.write(part.const_data_ptr(), (span.end - span.begin) * bytes, place.offset + span.begin * bytes, sum));
@@ -146,7 +146,7 @@ at::Tensor FusedOptimizer::StateInFile::read(const ParameterState& state, std::s
   const int64_t all = state.made_for.numel(), bytes = static_cast<int64_t>(like.element_size());
   for (size_t i = 0; i < place.sums.size(); ++i) {
     const int64_t begin = static_cast<int64_t>(i) * state.piece;
-    const Span span = span_of(like, all, cut_.multiple, begin, std::min(begin + state.piece, all));
+    const FileSpan span = span_of(like, all, cut_.multiple, begin, std::min(begin + state.piece, all));
     at::Tensor part = elements_of(result, span.begin, span.end);
     if (place.sums[i]) {
       check(disk_.read(part.mutable_data_ptr(), (span.end - span.begin) * bytes, place.offset + span.begin * bytes,
@@ -216,7 +216,7 @@ void FusedOptimizer::StateInFile::fill(const Block& block, const at::Tensor& mem
         continue;
       }
       InFile& place = whole.in_file.at(name);
-      const Span span = span_of(tensor, parameter.numel(), cut_.multiple, piece.begin, piece.end);
+      const FileSpan span = span_of(tensor, parameter.numel(), cut_.multiple, piece.begin, piece.end);
       const auto size = static_cast<int64_t>(tensor.element_size());
       const int64_t bytes = (span.end - span.begin) * size;
       const at::Tensor flat = memory.narrow(0, used, bytes).view(tensor.scalar_type());
