@@ -30,9 +30,13 @@ void save_safetensors(const std::filesystem::path& path, const std::map<std::str
 /// All tensors of the file, on the CPU, each in memory of its own: the file may be replaced or removed afterwards.
 /// Every field is checked before memory is allocated. Throws CorruptFile with the file, the field and the likely cause;
 /// Error if the file cannot be opened or read.
+/// A path that ends in .json is the index of a model in several files, as Hugging Face writes it
+/// (model.safetensors.index.json): all tensors of all of them. They lie beside the index, or are links there, and each
+/// holds just the tensors that the index gives it, else CorruptFile.
 std::map<std::string, at::Tensor> load_safetensors(const std::filesystem::path& path);
 
-/// The `metadata` the file was saved with; no tensor is read. Throws as load_safetensors does.
+/// The `metadata` the file was saved with; no tensor is read. Of an index its own, with values that are not text as
+/// JSON; no other file is read. Throws as load_safetensors does.
 std::map<std::string, std::string> read_safetensors_metadata(const std::filesystem::path& path);
 
 }  // namespace snug

@@ -327,6 +327,18 @@ class Models(CTest):
             self.refuses(2, "weights.safetensors", lambda: snug("model_load_weights", other, file))
             snug.free("model", other)
 
+    def test_load_weights_of_several_files_by_their_index(self):
+        with tempfile.TemporaryDirectory() as name:
+            folder, weight_map = pathlib.Path(name), {}
+            halves = {n: (sizes, [0.5] * len(floats)) for n, (sizes, floats) in self.tensors(self.model).items()}
+            for i, (tensor, values) in enumerate(halves.items()):
+                weight_map[tensor] = f"{i}.safetensors"
+                write_safetensors(folder / weight_map[tensor], {tensor: values})
+            index = folder / "model.safetensors.index.json"
+            index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+            snug("model_load_weights", self.model, str(index).encode())
+            self.assertEqual(self.tensors(self.model), halves)
+
     def test_take_the_weights_that_they_have_and_no_others(self):
         tied = snug.load(FOLDER / "tied.pt2")
         self.addCleanup(lambda: snug.free("model", tied))

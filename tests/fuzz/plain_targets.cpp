@@ -1,6 +1,7 @@
 // The targets that need no torch.
 
 #include <algorithm>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <variant>
@@ -16,6 +17,7 @@
 #include "snug/exported/detail/zip_archive.h"
 #include "snug/io/detail/manifest.h"
 #include "snug/io/detail/safetensors_header.h"
+#include "snug/io/detail/safetensors_index.h"
 #include "snug/planner/plan.h"
 #include "snug/planner/profile.h"
 #include "snug/planner/simulator.h"
@@ -94,6 +96,20 @@ void read_safetensors(std::string_view file) {
   require_same(detail::format_safetensors_header(again, "file") == written);
 }
 
+// No shard is outside the index's folder, and the tensors that the index names in one are just those that it must have.
+void read_index(std::string_view text) {
+  const detail::SafetensorsIndex index = detail::parse_safetensors_index(text, "file");
+  for (const auto& [shard, names] : index.shards) {
+    const std::filesystem::path path = std::filesystem::path("folder") / shard;
+    require_same(path.lexically_normal().parent_path() == "folder" && path.filename() == shard && !names.empty());
+    detail::SafetensorsHeader header;
+    for (const std::string& name : names) {
+      header.tensors.push_back({.name = name, .dtype = "U8", .shape = {0}});
+    }
+    detail::check_shard(index, shard, header, "file");
+  }
+}
+
 void read_zip(std::string_view bytes) {
   const int file = ::memfd_create("zip", MFD_CLOEXEC);
   require_same(file >= 0 && ::write(file, bytes.data(), bytes.size()) == std::ssize(bytes));
@@ -116,7 +132,8 @@ const std::map<std::string_view, Target>& targets() {
   static const std::map<std::string_view, Target> all{
       {"bytes", read_bytes},     {"choice", read_json<StepChoice>}, {"environment", read_environment},
       {"log", read_log},         {"manifest", read_manifest},       {"plan", read_json<RematPlan>},
-      {"profile", read_profile}, {"safetensors", read_safetensors}, {"zip", read_zip},
+      {"profile", read_profile}, {"safetensors", read_safetensors}, {"safetensors_index", read_index},
+      {"zip", read_zip},
   };
   return all;
 }

@@ -9,6 +9,8 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
+#include <unistd.h>
 
 #include "snug/core/error.h"
 #include "snug/io/detail/safetensors_file.h"
@@ -223,6 +225,90 @@ TEST(Safetensors, RefusesBooleansThatAreNeitherZeroNorOne) {
   write(folder / "mask", bytes);
   EXPECT_THAT([&] { load_safetensors(folder / "mask"); },
               ThrowsMessage<CorruptFile>(AllOf(HasSubstr("'mask'"), HasSubstr("BOOL"))));
+}
+
+// A model of three tensors in two files, and their index.
+void save_shards(const TemporaryFolder& folder) {
+  save_safetensors(folder / "1.safetensors", {{"a", at::ones({3})}, {"c", at::zeros({2}, at::kLong)}});
+  save_safetensors(folder / "2.safetensors", {{"b", at::full({2, 2}, 5.0)}});
+  write(
+      folder / "model.safetensors.index.json",
+      R"({"metadata": {"total_size": 44}, "weight_map": {"a": "1.safetensors", "b": "2.safetensors", "c": "1.safetensors"}})");
+}
+
+TEST(SafetensorsShards, AreLoadedByTheirIndex) {
+  TemporaryFolder folder;
+  save_shards(folder);
+  const std::filesystem::path index = folder / "model.safetensors.index.json";
+  const Tensors loaded = load_safetensors(index);
+  ASSERT_EQ(loaded.size(), 3u);
+  expect_same_bits(loaded.at("a"), at::ones({3}));
+  expect_same_bits(loaded.at("b"), at::full({2, 2}, 5.0));
+  expect_same_bits(loaded.at("c"), at::zeros({2}, at::kLong));
+  EXPECT_EQ(read_safetensors_metadata(index), (std::map<std::string, std::string>{{"total_size", "44"}}));
+}
+
+TEST(SafetensorsShards, AreFoundBesideALinkToTheIndex) {
+  TemporaryFolder folder, cache;
+  save_shards(cache);
+  for (const char* name : {"model.safetensors.index.json", "1.safetensors", "2.safetensors"}) {
+    std::filesystem::create_symlink(cache / name, folder / name);
+  }
+  std::filesystem::rename(cache / "model.safetensors.index.json", cache / "blob");
+  std::filesystem::remove(folder / "model.safetensors.index.json");
+  std::filesystem::create_symlink(cache / "blob", folder / "model.safetensors.index.json");
+  EXPECT_EQ(load_safetensors(folder / "model.safetensors.index.json").size(), 3u);
+}
+
+TEST(SafetensorsShards, AreOpenedOnceEach) {
+  TemporaryFolder folder;
+  save_shards(folder);
+  const int events = ::inotify_init1(IN_NONBLOCK | IN_CLOEXEC);
+  ASSERT_GE(::inotify_add_watch(events, folder.path().c_str(), IN_OPEN), 0);
+  load_safetensors(folder / "model.safetensors.index.json");
+  alignas(inotify_event) std::array<char, 4096> buffer;
+  std::map<std::string, int> opened;
+  for (ssize_t got; (got = ::read(events, buffer.data(), buffer.size())) > 0;) {
+    for (ssize_t at = 0; at < got;) {
+      const auto* event = reinterpret_cast<const inotify_event*>(buffer.data() + at);
+      ++opened[event->name];
+      at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+    }
+  }
+  ::close(events);
+  EXPECT_EQ(opened, (std::map<std::string, int>{
+                        {"model.safetensors.index.json", 1}, {"1.safetensors", 1}, {"2.safetensors", 1}}));
+}
+
+TEST(SafetensorsShards, AreRefusedUnlessAllAreThereAndAsTheIndexSays) {
+  TemporaryFolder folder;
+  save_shards(folder);
+  const std::filesystem::path index = folder / "model.safetensors.index.json";
+  const auto loading = [&] { load_safetensors(index); };
+  save_safetensors(folder / "1.safetensors", {{"a", at::ones({3})}});
+  EXPECT_THAT(loading, ThrowsMessage<CorruptFile>(
+                           AllOf(HasSubstr(index.string()), HasSubstr("'c'"), HasSubstr("1.safetensors"))));
+  save_safetensors(folder / "1.safetensors", {{"a", at::ones({3})}, {"b", at::ones({3})}, {"c", at::ones({3})}});
+  EXPECT_THAT(loading, ThrowsMessage<CorruptFile>(
+                           AllOf(HasSubstr(index.string()), HasSubstr("'b'"), HasSubstr("1.safetensors"))));
+  save_shards(folder);
+  write(folder / "2.safetensors", "short");
+  EXPECT_THAT(loading, ThrowsMessage<CorruptFile>(HasSubstr((folder / "2.safetensors").string())));
+  std::filesystem::remove(folder / "2.safetensors");
+  EXPECT_THAT(loading, ThrowsMessage<Error>(
+                           AllOf(HasSubstr(index.string()), HasSubstr("2.safetensors is not in the same folder"))));
+  write(index, R"({"weight_map": {"a": ")" + std::string(300, 'x') + "\"}}");
+  EXPECT_THAT(loading, ThrowsMessage<Error>(HasSubstr("is not in the same folder")));
+  write(index, R"({"weight_map": {"a": "model.safetensors.index.json"}})");
+  EXPECT_THAT(loading, ThrowsMessage<CorruptFile>(HasSubstr("header's length")));  // an index is no shard
+}
+
+TEST(SafetensorsShards, AreRefusedWithAnIndexAboveTheLimitOfAHeader) {
+  TemporaryFolder folder;
+  write(folder / "model.safetensors.index.json", "{}");
+  std::filesystem::resize_file(folder / "model.safetensors.index.json", 100'000'001);
+  EXPECT_THAT([&] { load_safetensors(folder / "model.safetensors.index.json"); },
+              ThrowsMessage<CorruptFile>(HasSubstr("the index has 100000001 bytes")));
 }
 
 TEST(Safetensors, LeavesTheOldFileOrTheNewOneWhateverFails) {

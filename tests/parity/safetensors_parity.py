@@ -1,8 +1,9 @@
-"""Files written by snug load in Python's safetensors, and the other way round.
+"""Files written by snug load in Python's safetensors, and the other way round; also several files with an index.
 
 usage: safetensors_parity.py PARITY_TOOL
 """
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -58,6 +59,17 @@ def main():
 
         save_file(known_tensors(), folder / "python", metadata={"format": "pt"})
         tool("check-tensors", folder / "python")
+
+        # Shards with an index, as transformers' save_pretrained writes them.
+        tensors, weight_map = known_tensors(), {}
+        names = sorted(tensors)
+        for i, part in enumerate((names[:7], names[7:8], names[8:]), 1):
+            shard = f"model-{i:05}-of-00003.safetensors"
+            save_file({name: tensors[name] for name in part}, folder / shard, metadata={"format": "pt"})
+            weight_map.update(dict.fromkeys(part, shard))
+        index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+        tool("check-tensors", folder / "model.safetensors.index.json")
 
         # Of one dtype, the two writers agree to the byte.
         same = {f"layer.{i}.weight": torch.randn(i, 3) for i in range(12)}

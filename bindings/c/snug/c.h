@@ -96,7 +96,8 @@ SNUG_C_API snug_status snug_model_tensor(const snug_model* model, const char* na
 /* Chooses the graph for training (1, as loaded) or for evaluation (0). */
 SNUG_C_API snug_status snug_model_train(snug_model* model, int on);
 /* Parameters and buffers as .safetensors. A file that lacks one, has one that the model lacks, or one of another type
- * or other sizes is SNUG_INVALID_ARGUMENT, and changes nothing. Tied ones may stand under any of their names. */
+ * or other sizes is SNUG_INVALID_ARGUMENT, and changes nothing. Tied ones may stand under any of their names. Weights
+ * in several files load by their index, model.safetensors.index.json. */
 SNUG_C_API snug_status snug_model_save_weights(const snug_model* model, const char* file);
 SNUG_C_API snug_status snug_model_load_weights(snug_model* model, const char* file);
 

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -13,49 +12,18 @@
 #include <nlohmann/json.hpp>
 
 #include "snug/core/error.h"
+#include "snug/io/detail/strict_json.h"
 
 namespace snug::detail {
 namespace {
 
 constexpr const char* kMetadata = "__metadata__";
 
-[[noreturn]] void fail(const std::string& file, const std::string& what) {
-  throw CorruptFile(
-      fmt::format("load_safetensors: {}: {}; is the file incomplete, damaged or of another format?", file, what));
-}
-
-// nlohmann silently keeps one of two equal keys, which the format forbids, and takes a zero byte for the end. Nothing
-// in a header is nested deeper than a shape.
-nlohmann::json parse_strictly(std::string_view text, const std::string& file) {
-  if (text.find('\0') != std::string_view::npos) {
-    fail(file, "the header is not JSON (it has a zero byte)");
-  }
-  std::vector<std::set<std::string>> keys;
-  const auto check = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {
-    if (depth > 3) {
-      fail(file, "the header is nested deeper than the format allows");
-    }
-    if (event == nlohmann::json::parse_event_t::object_start) {
-      keys.emplace_back();
-    } else if (event == nlohmann::json::parse_event_t::object_end) {
-      keys.pop_back();
-    } else if (event == nlohmann::json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
-      fail(file, fmt::format("the key '{}' is in the header twice", value.get<std::string>()));
-    }
-    return true;
-  };
-  try {
-    return nlohmann::json::parse(text, check);
-  } catch (const nlohmann::json::exception& error) {
-    fail(file, fmt::format("the header is not JSON ({})", error.what()));
-  }
-}
-
 const nlohmann::json& field(const nlohmann::json& entry, const char* name, const std::string& tensor,
                             const std::string& file) {
   const auto found = entry.find(name);
   if (found == entry.end()) {
-    fail(file, fmt::format("tensor '{}' has no {}", tensor, name));
+    refuse_safetensors(file, fmt::format("tensor '{}' has no {}", tensor, name));
   }
   return *found;
 }
@@ -70,8 +38,8 @@ std::vector<int64_t> whole_numbers(const nlohmann::json& list, const char* name,
     numbers.push_back(good ? item.get<int64_t>() : 0);
   }
   if (!good) {
-    fail(file, fmt::format("{} of tensor '{}' is {}, not a list of whole numbers >= 0", name, tensor,
-                           list.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
+    refuse_safetensors(
+        file, fmt::format("{} of tensor '{}' is {}, not a list of whole numbers >= 0", name, tensor, shown(list)));
   }
   return numbers;
 }
@@ -84,8 +52,8 @@ int64_t byte_size(const SafetensorsEntry& entry, const std::string& file) {
   for (const int64_t dimension : entry.shape) {
     empty = empty || dimension == 0;
     if (__builtin_mul_overflow(size, std::max<int64_t>(dimension, 1), &size)) {
-      fail(file, fmt::format("shape of tensor '{}' is [{}], more bytes than there can be", entry.name,
-                             fmt::join(entry.shape, ", ")));
+      refuse_safetensors(file, fmt::format("shape of tensor '{}' is [{}], more bytes than there can be", entry.name,
+                                           fmt::join(entry.shape, ", ")));
     }
   }
   return empty ? 0 : size;
@@ -93,12 +61,11 @@ int64_t byte_size(const SafetensorsEntry& entry, const std::string& file) {
 
 SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& value, const std::string& file) {
   if (!value.is_object()) {
-    fail(file, fmt::format("the entry of tensor '{}' is not an object", name));
+    refuse_safetensors(file, fmt::format("the entry of tensor '{}' is not an object", name));
   }
   const nlohmann::json& dtype = field(value, "dtype", name, file);
   if (!dtype.is_string() || safetensors_element_size(dtype.get<std::string>()) == 0) {
-    fail(file, fmt::format("dtype of tensor '{}' is {}, which is not known here", name,
-                           dtype.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)));
+    refuse_safetensors(file, fmt::format("dtype of tensor '{}' is {}, which is not known here", name, shown(dtype)));
   }
   SafetensorsEntry entry;
   entry.name = name;
@@ -106,26 +73,26 @@ SafetensorsEntry parse_entry(const std::string& name, const nlohmann::json& valu
   entry.shape = whole_numbers(field(value, "shape", name, file), "shape", name, file);
   const auto offsets = whole_numbers(field(value, "data_offsets", name, file), "data_offsets", name, file);
   if (offsets.size() != 2 || offsets[0] > offsets[1]) {
-    fail(file,
-         fmt::format("data_offsets of tensor '{}' are [{}], not a begin and an end", name, fmt::join(offsets, ", ")));
+    refuse_safetensors(file, fmt::format("data_offsets of tensor '{}' are [{}], not a begin and an end", name,
+                                         fmt::join(offsets, ", ")));
   }
   entry.begin = offsets[0];
   entry.end = offsets[1];
   if (const int64_t size = byte_size(entry, file); entry.end - entry.begin != size) {
-    fail(file, fmt::format("data_offsets of tensor '{}' are [{}, {}], but {} [{}] takes {} bytes", name, entry.begin,
-                           entry.end, entry.dtype, fmt::join(entry.shape, ", "), size));
+    refuse_safetensors(file, fmt::format("data_offsets of tensor '{}' are [{}, {}], but {} [{}] takes {} bytes", name,
+                                         entry.begin, entry.end, entry.dtype, fmt::join(entry.shape, ", "), size));
   }
   return entry;
 }
 
 std::map<std::string, std::string> parse_metadata(const nlohmann::json& value, const std::string& file) {
   if (!value.is_object()) {
-    fail(file, "__metadata__ is not an object");
+    refuse_safetensors(file, "__metadata__ is not an object");
   }
   std::map<std::string, std::string> metadata;
   for (const auto& [key, text] : value.items()) {
     if (!text.is_string()) {
-      fail(file, fmt::format("'{}' in __metadata__ is not text", key));
+      refuse_safetensors(file, fmt::format("'{}' in __metadata__ is not text", key));
     }
     metadata.emplace(key, text.get<std::string>());
   }
@@ -139,13 +106,14 @@ void order_and_check_coverage(std::vector<SafetensorsEntry>& tensors, int64_t da
   int64_t covered = 0;
   for (const SafetensorsEntry& entry : tensors) {
     if (entry.begin != covered) {
-      fail(file, fmt::format("data_offsets of tensor '{}' begin at {}, but the tensor before it ends at {}", entry.name,
-                             entry.begin, covered));
+      refuse_safetensors(
+          file, fmt::format("data_offsets of tensor '{}' begin at {}, but the tensor before it ends at {}", entry.name,
+                            entry.begin, covered));
     }
     covered = entry.end;
   }
   if (covered != data_size) {
-    fail(file, fmt::format("data_offsets end at {}, but {} bytes follow the header", covered, data_size));
+    refuse_safetensors(file, fmt::format("data_offsets end at {}, but {} bytes follow the header", covered, data_size));
   }
 }
 
@@ -177,25 +145,26 @@ int64_t safetensors_element_size(std::string_view dtype) {
 int64_t parse_safetensors_length(std::string_view prefix, int64_t file_size, const std::string& file) {
   static_assert(std::endian::native == std::endian::little, "tensors are written as they lie");
   if (prefix.size() < kSafetensorsPrefix) {
-    fail(file, fmt::format("the file has {} bytes, fewer than the header's length takes", prefix.size()));
+    refuse_safetensors(file, fmt::format("the file has {} bytes, fewer than the header's length takes", prefix.size()));
   }
   uint64_t length = 0;
   std::memcpy(&length, prefix.data(), sizeof length);
   if (length > static_cast<uint64_t>(kSafetensorsHeaderLimit)) {
-    fail(file, fmt::format("the header's length is given as {} bytes, the format allows {}", length,
-                           kSafetensorsHeaderLimit));
+    refuse_safetensors(file, fmt::format("the header's length is given as {} bytes, the format allows {}", length,
+                                         kSafetensorsHeaderLimit));
   }
   const auto result = static_cast<int64_t>(length);
   if (result > file_size - kSafetensorsPrefix) {
-    fail(file, fmt::format("the header's length is given as {} bytes, but the file has {} in all", length, file_size));
+    refuse_safetensors(
+        file, fmt::format("the header's length is given as {} bytes, but the file has {} in all", length, file_size));
   }
   return result;
 }
 
 SafetensorsHeader parse_safetensors_header(std::string_view json, int64_t data_size, const std::string& file) {
-  const nlohmann::json parsed = parse_strictly(json, file);
+  const nlohmann::json parsed = parse_strict_json(json, "header", file);
   if (!parsed.is_object()) {
-    fail(file, "the header is not a JSON object");
+    refuse_safetensors(file, "the header is not a JSON object");
   }
   SafetensorsHeader header;
   for (const auto& [name, value] : parsed.items()) {
