@@ -139,8 +139,8 @@ void long_run(const Subject& subject, snug::Bytes budget, int64_t steps) {
   }
 }
 
-// The rise of each peak above where it was before the first step; and the parts of the difference that can be named, as
-// they are after the step: pages of programs and libraries, blocks of malloc that hold no tensor, and its gaps.
+// The rise of each peak above where it was before the first step; and of the difference, as they are after the step:
+// pages of programs and libraries, and blocks of malloc that hold no tensor.
 template <class Model>
 void steps_of(const char* name, Model& model, const snug::Batch& batch, snug::Precision precision) {
   snug::AdamW optimizer(model->parameters(), {.lr = 1e-4});
@@ -150,11 +150,9 @@ void steps_of(const char* name, Model& model, const snug::Batch& batch, snug::Pr
     const int64_t live = snug::live_bytes(torch::kCPU).count();
     const snug::MemoryLimit limit(torch::kCPU, snug::Bytes(live + 4096));
     torch::empty({1});
-    MallocBytes heap = malloc_bytes();
-    heap.used -= live;
-    return heap;
+    return malloc_bytes().used - live;
   };
-  const MallocBytes heap_before = heap_without_tensors();
+  const int64_t heap_before = heap_without_tensors();
   const ProcessFigures before = process_figures();
   const int64_t live_before = snug::live_bytes(torch::kCPU).count();
   for (const char* which : {"1", "2", "3"}) {
@@ -162,18 +160,18 @@ void steps_of(const char* name, Model& model, const snug::Batch& batch, snug::Pr
     const auto result =
         stepper.step(batch, [&](const snug::Batch& micro) { return mean_loss(model->forward(micro[0]), micro[1]); });
     const ProcessFigures after = process_figures();
-    const MallocBytes heap = heap_without_tensors();
     const int64_t of_process = after.peak_resident - before.resident, of_tensors = result.peak_bytes - live_before;
+    const int64_t of_files = after.of_files - before.of_files, of_heap = heap_without_tensors() - heap_before;
     fmt::print("| {} | {} | {:.2f} | {:.2f} | {:+.2f} | {:+.2f} | {:+.2f} | {:+.2f} |\n", name, which, mib(of_process),
-               mib(of_tensors), mib(of_process - of_tensors), mib(after.of_files - before.of_files),
-               mib(heap.used - heap_before.used), mib(heap.free - heap_before.free));
+               mib(of_tensors), mib(of_process - of_tensors), mib(of_files), mib(of_heap),
+               mib(of_process - of_tensors - of_files - of_heap));
   }
 }
 
 void meter_against_process() {
   fmt::print(
-      "| model | step | peak of the process, MiB | peak of the meter, MiB | difference | file pages | malloc: used | malloc: "
-      "free |\n|---|---|---|---|---|---|---|---|\n");
+      "| model | step | peak of the process, MiB | peak of the meter, MiB | difference | file pages | malloc: used | rest "
+      "|\n|---|---|---|---|---|---|---|---|\n");
   using snug::Precision;
   for (const auto& [precision, name] : {std::pair(Precision::Float32, "gpt-tiny, 32 x 128 tokens"),
                                         std::pair(Precision::BFloat16, "the same in BF16")}) {
