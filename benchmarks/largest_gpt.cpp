@@ -132,7 +132,7 @@ int main(int argc, char** argv) {
   int64_t width = kWidthUnit;
   for (const Way& way : kWays) {
     const auto trains = [&](int64_t at) {
-      return snug::cli::fits(limit.count(), [&] {
+      return snug::cli::fits(torch::kCPU, limit.count(), [&] {
         Training training(way, at, limit, directory);
         training.step(tokens_of(way.is_torch ? kSequences : 2));
         training.step(tokens_of(way.is_torch ? kSequences : 2));
@@ -148,7 +148,7 @@ int main(int argc, char** argv) {
     training.step(tokens);  // makes plan and state
     const int64_t before = snug::live_bytes(torch::kCPU).count();
     const snug::MemoryMeter meter;
-    const double seconds = snug::cli::seconds_of([&] { training.step(tokens); });
+    const double seconds = snug::cli::seconds_of(torch::kCPU, [&] { training.step(tokens); });
     std::cout << fmt::format("| {} | {} | {:.1f} M | {} | {:.1f} | {:.0f} |", way.name, width,
                              static_cast<double>(training.parameters()) / 1e6,
                              snug::Bytes(meter.report().peak_bytes + before).str(), seconds,

@@ -15,14 +15,9 @@ namespace {
 
 using namespace snug::cli;
 
-TwoTasksData data_on(c10::Device device) {
-  const TwoTasksData data = two_tasks_data(20000);
-  return {data.x.to(device), data.y.to(device)};
-}
-
 snug::benchmarks::Prepare epochs(snug::Precision precision, c10::Device device) {
   return [=]() -> std::function<void()> {
-    const TwoTasksData data = data_on(device);
+    const TwoTasksData data = two_tasks_data(20000, device);
     const bool searches = precision == snug::Precision::Float32 && device.is_cpu();
     const int64_t micro_batch = searches ? fastest_micro_batch(data, kTwoTasksWidth, precision) : data.x.size(0);
     const Way way = stepper_loop("snug", data, kTwoTasksWidth, precision, micro_batch);

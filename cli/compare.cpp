@@ -21,6 +21,7 @@
 #include "snug/core/nearest_name.h"
 #include "snug/data/digits.h"
 #include "snug/distributed/launch_environment.h"
+#include "snug/run/device.h"
 
 namespace snug::cli {
 namespace {
@@ -31,6 +32,7 @@ struct Experiment {
   Section (*run)(const CompareFlags&);
   /// What this program does as one of the ranks that the experiment starts.
   void (*run_as_rank)(const CompareFlags&) = nullptr;
+  bool is_for_cpu_alone = false;
 };
 
 constexpr std::array kExperiments{
@@ -40,7 +42,7 @@ constexpr std::array kExperiments{
     Experiment{"accumulation", "one batch in many parts; BatchNorm; large and small batches", compare_accumulation,
                measure_accumulation_rank},
     Experiment{"data-parallel", "1, 2, 4 processes: bytes sent, time, share hidden", compare_data_parallel,
-               measure_data_parallel_rank},
+               measure_data_parallel_rank, /*is_for_cpu_alone=*/true},
     Experiment{"fit", "the largest GPT in a number of bytes, technique by technique", compare_fit},
     Experiment{"python", "ratios to Python PyTorch, as benchmarks/run.py measured them", compare_python},
 };
@@ -48,6 +50,7 @@ constexpr std::array kExperiments{
 struct Flags {
   std::vector<std::string> names;
   std::string out = "compare";
+  std::string device = "cpu";
   CompareFlags experiments;
 };
 
@@ -71,7 +74,12 @@ std::vector<Experiment> chosen(const Flags& flags) {
     if (is_named && !has_input) {
       throw ConfigError("compare: python draws what benchmarks/run.py measured; name that file with --results");
     }
-    if (is_named || (has_input && (wanted.empty() || wanted.contains("all")))) {
+    const bool is_left_out = experiment.is_for_cpu_alone && !flags.experiments.device.is_cpu();
+    if (is_named && is_left_out) {
+      throw ConfigError(
+          fmt::format("compare: {} is for the CPU alone; run it without --device {}", experiment.name, flags.device));
+    }
+    if (is_named || (has_input && !is_left_out && (wanted.empty() || wanted.contains("all")))) {
       result.push_back(experiment);
     }
   }
@@ -128,6 +136,21 @@ void check(const Flags& flags) {
   at_least("--pairs", flags.experiments.pairs, 1);
   at_least("--epochs", flags.experiments.epochs, 1);
   at_least("--points", flags.experiments.points, 100);
+  for (const auto& [flag, value] :
+       {std::pair{"--python", &flags.experiments.python}, {"--results", &flags.experiments.results}}) {
+    if (!value->empty() && !flags.experiments.device.is_cpu()) {
+      throw ConfigError(
+          fmt::format("compare: {} is about programs on the CPU; give it without --device {}", flag, flags.device));
+    }
+  }
+}
+
+// In words, for the page.
+std::string left_out(const Flags& flags) {
+  const std::vector<std::string>& names = flags.names;
+  const bool wants_all = names.empty() || std::find(names.begin(), names.end(), "all") != names.end();
+  return flags.experiments.device.is_cpu() || !wants_all ? ""
+                                                         : "; data-parallel is left out, as its ranks are for the CPU";
 }
 
 // Before hours of measuring.
@@ -146,7 +169,8 @@ void measure_as_rank(const std::vector<Experiment>& experiments, const Flags& fl
   experiments.front().run_as_rank(flags.experiments);
 }
 
-void run_compare(const Flags& flags) {
+void run_compare(Flags& flags) {
+  flags.experiments.device = make_current(parse_device("compare", flags.device));
   check(flags);
   const std::vector<Experiment> experiments = chosen(flags);
   if (read_launch_environment(process_environment()).launcher != LaunchPlace().launcher) {
@@ -156,7 +180,8 @@ void run_compare(const Flags& flags) {
   check_inputs(experiments, flags);
   std::setvbuf(stdout, nullptr, _IOLBF, 0);        // what goes to a file can be watched
   std::filesystem::create_directories(flags.out);  // at once, not after an hour of measuring
-  ComparisonPage page{.title = "Training under limits, side by side", .subtitle = machine()};
+  ComparisonPage page{.title = "Training under limits, side by side",
+                      .subtitle = machine(flags.experiments.device) + left_out(flags)};
   fmt::print("{}\n", page.subtitle);
   const std::filesystem::path file = std::filesystem::path(flags.out) / "index.html";
   for (const Experiment& experiment : experiments) {
@@ -164,7 +189,8 @@ void run_compare(const Flags& flags) {
     page.sections.push_back(experiment.run(flags.experiments));
     print_result(page.sections.back());
     for (const Exhibit& exhibit : page.sections.back().exhibits) {
-      write(std::filesystem::path(flags.out) / (exhibit.file + ".csv"), exhibit_csv(exhibit));
+      write(std::filesystem::path(flags.out) / (exhibit.file + ".csv"),
+            exhibit_csv(exhibit, flags.experiments.device.str()));
       if (const std::string picture = exhibit_svg(exhibit); !picture.empty()) {
         write(std::filesystem::path(flags.out) / (exhibit.file + ".svg"), picture);
       }
@@ -195,6 +221,8 @@ void add_compare(CLI::App& app) {
   command->add_option("experiments", flags->names, "Which (default all)")->type_name("EXPERIMENT")->take_all();
   command->add_flag("--quick", experiments.quick, "Smaller: all of them in about five minutes");
   command->add_option("--out", flags->out, "Where the page goes (default compare)")->type_name("DIR");
+  command->add_option("--device", flags->device, "cpu (default), cuda, cuda:1, or what else LibTorch finds")
+      ->type_name("DEVICE");
   command->add_option("--python", experiments.python, "sin-cos: an interpreter with torch, to compare with")
       ->type_name("PROGRAM");
   command->add_option("--results", experiments.results, "python: the table that benchmarks/run.py wrote")

@@ -25,6 +25,7 @@
 #include "snug/models/mlp.h"
 #include "snug/optim/schedule.h"
 #include "snug/optim/sgd.h"
+#include "snug/run/device.h"
 #include "snug/step/stepper.h"
 
 namespace snug::cli {
@@ -43,11 +44,12 @@ struct DigitsSplit {
   Split train, held_out;
 };
 
-DigitsSplit load(const std::string& folder) {
-  const Digits digits = load_digits(folder);
+DigitsSplit load(const CompareFlags& flags) {
+  const Digits digits = load_digits(flags.digits);
   const int64_t all = digits.images.size(0);
   const auto part = [&](int64_t begin, int64_t count) {
-    return Split{digits.images.narrow(0, begin, count), digits.labels.narrow(0, begin, count)};
+    return Split{digits.images.narrow(0, begin, count).to(flags.device),
+                 digits.labels.narrow(0, begin, count).to(flags.device)};
   };
   return {part(0, std::min(kTrained, all - 1)), part(std::min(kTrained, all - 1), all - std::min(kTrained, all - 1))};
 }
@@ -57,9 +59,11 @@ Tensor cross_entropy_sum(const Tensor& logits, const Tensor& labels) {
                                        nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
 }
 
-Mlp digits_mlp() {
+Mlp digits_mlp(c10::Device device) {
   torch::manual_seed(3);
-  return Mlp(MlpOptions{.sizes = {784, 256, 256, 10}});
+  Mlp model(MlpOptions{.sizes = {784, 256, 256, 10}});
+  move_to(*model, device);
+  return model;
 }
 
 // --- One batch of 512 in micro-batches.
@@ -94,7 +98,7 @@ Steps run_steps(Model& model, const Split& data, int64_t micro_batch, int64_t st
 }
 
 Steps mlp_steps(const Split& data, int64_t micro_batch, int64_t steps) {
-  Mlp model = digits_mlp();
+  Mlp model = digits_mlp(data.images.device());
   return run_steps(model, data, micro_batch, steps, [&](const Tensor& x) { return model->forward(x.flatten(1)); });
 }
 
@@ -105,7 +109,8 @@ void same_losses(Section& section, const Split& data, const CompareFlags& flags)
   const Steps whole = mlp_steps(data, 512, kSteps);
   std::vector<std::function<double()>> programs;
   for (const int64_t size : kMicroBatches) {
-    programs.emplace_back([&data, size] { return seconds_of([&] { mlp_steps(data, size, 4); }); });
+    programs.emplace_back(
+        [&data, size, device = flags.device] { return seconds_of(device, [&] { mlp_steps(data, size, 4); }); });
   }
   const Turns turns = take_turns(programs, flags.turns(7));
   Table table{.header = {"512 as", "largest relative difference of a loss", "activation peak", "time, 1 x 512 = 1"}};
@@ -170,6 +175,7 @@ NormResult train_with_norm(const NormRun& run, const DigitsSplit& digits, int64_
   } else if (run.norm == Norm::Momentum) {
     adjust_batch_norm_momentum(*model, 512 / run.micro_batch);
   }
+  move_to(*model, digits.train.images.device());
   std::optional<FrozenBatchNorm> frozen;
   if (run.norm == Norm::Frozen) {  // as in fine-tuning: statistics from before, here of the untrained network
     precise_batch_norm(*model, [&] { model->forward(digits.train.images.narrow(0, 0, 512)); });
@@ -237,19 +243,24 @@ void with_batch_norm(Section& section, const DigitsSplit& digits, const CompareF
     const NormResult result = train_with_norm(run, digits, steps);
     table.rows.push_back({run.name, fmt::format("{:.6f}", result.loss), percent(result.error)});
   }
-  for (const int ranks : {2, 4}) {
-    add_ranks(table, ranks, flags);
-  }
   section.findings.push_back(fmt::format(
       "With BatchNorm micro-batches of 8 are another training (held-out errors {} against {} with the "
       "whole batch). Frozen BatchNorm and GroupNorm look at one picture alone: a split changes only rounding, "
       "which {} steps let grow (frozen: {} and {}, last losses {} and {}; GroupNorm: {} and {}, {} and {}).",
       table.rows[1][2], table.rows[0][2], steps, table.rows[4][2], table.rows[5][2], table.rows[4][1], table.rows[5][1],
       table.rows[6][2], table.rows[7][2], table.rows[6][1], table.rows[7][1]));
-  section.findings.push_back(
-      fmt::format("On 4 ranks with 128 pictures each, BatchNorm ends at a training loss of {}, synchronised at {}, one "
-                  "process with all 512 at {}.",
-                  table.rows[table.rows.size() - 2][1], table.rows.back()[1], table.rows.front()[1]));
+  if (flags.device.is_cpu()) {
+    for (const int ranks : {2, 4}) {
+      add_ranks(table, ranks, flags);
+    }
+    section.findings.push_back(
+        fmt::format("On 4 ranks with 128 pictures each, BatchNorm ends at a training loss of {}, synchronised at {}, "
+                    "one process with all 512 at {}.",
+                    table.rows[table.rows.size() - 2][1], table.rows.back()[1], table.rows.front()[1]));
+  } else {
+    section.findings.emplace_back(
+        "BatchNorm over 2 and 4 ranks is left out: the ranks of this experiment are for the CPU.");
+  }
   section.exhibits.push_back(
       {.file = "accumulation-batch-norm",
        .title = "Normalisation over micro-batches",
@@ -272,14 +283,14 @@ struct BatchRun {
 };
 
 BatchRun train_with_batch(const DigitsSplit& digits, int64_t batch, LrScaling rule, int64_t epochs) {
-  Mlp model = digits_mlp();
+  Mlp model = digits_mlp(digits.train.images.device());
   SGD sgd(model->parameters(), {.lr = scale_learning_rate(0.02, batch, 64, rule), .momentum = 0.9});
   const int64_t count = digits.train.images.size(0);
   BatchRun run;
-  run.seconds = seconds_of([&] {
+  run.seconds = seconds_of(digits.train.images.device(), [&] {
     for (int64_t epoch = 0; epoch < epochs; ++epoch) {
       torch::manual_seed(static_cast<uint64_t>(100 + epoch));
-      const Tensor order = torch::randperm(count);
+      const Tensor order = torch::randperm(count).to(digits.train.images.device());
       for (int64_t begin = 0; begin + batch <= count; begin += batch) {
         const Tensor chosen = order.narrow(0, begin, batch);
         model->zero_grad();
@@ -299,7 +310,7 @@ BatchRun train_with_batch(const DigitsSplit& digits, int64_t batch, LrScaling ru
 // At the weights that training starts from: how far gradients of batches lie from their mean, squared, against the
 // mean's square.
 double gradient_variance(const Split& data, int64_t batch) {
-  Mlp model = digits_mlp();
+  Mlp model = digits_mlp(data.images.device());
   std::vector<Tensor> gradients;
   for (int64_t begin = 0; begin + batch <= data.images.size(0) && gradients.size() < 16; begin += batch) {
     model->zero_grad();
@@ -387,7 +398,7 @@ void sizes_of_batches(Section& section, const DigitsSplit& digits, const Compare
 
 void measure_accumulation_rank(const CompareFlags& flags) {
   const auto group = init_process_group();
-  const DigitsSplit digits = load(flags.digits);
+  const DigitsSplit digits = load(flags);
   for (const bool is_synchronised : {false, true}) {
     const NormResult result = train_on_ranks(group, is_synchronised, digits, norm_steps(flags));
     if (group->rank() == 0) {
@@ -404,7 +415,7 @@ Section compare_accumulation(const CompareFlags& flags) {
                       "A batch that does not fit is run in micro-batches whose gradients add up to the batch's. That "
                       "is exact, unless a layer "
                       "looks at more than one sample; and whether a large batch is wanted is another question."};
-  const DigitsSplit digits = load(flags.digits);
+  const DigitsSplit digits = load(flags);
   fmt::print("one batch of 512 in micro-batches\n");
   same_losses(section, digits.train, flags);
   fmt::print("BatchNorm over micro-batches\n");

@@ -87,17 +87,19 @@ void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, c
 }
 
 // For the bytes of the way by hand that offloads, a plan that may offload, too. None if it needs more.
-void add_automatic_with_disk(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
-                             const CompareFlags& flags) {
+void add_automatic_with_offload(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
+                                const CompareFlags& flags) {
   const auto by_hand =
       std::find_if(contenders.begin(), contenders.end(), [](const Contender& c) { return c.family == "offload"; });
   const Bytes budget(by_hand->activations + bytes_of(model.parameters()));
   drop_gradients(model.parameters());
-  const StepProfile profile = profile_step(contenders.front().forward, {.link = measure_offload_link()});
+  const StepProfile profile =
+      profile_step(contenders.front().forward, {.link = measure_offload_link({}, flags.device)});
   try {
     const ActivationPlan plan = plan_within(profile, budget, flags);
-    contenders.push_back(
-        {.family = "automatic", .label = "as offload, with a file", .forward = planned(model, input, plan)});
+    contenders.push_back({.family = "automatic",
+                          .label = flags.device.is_cpu() ? "as offload, with a file" : "as offload, with host memory",
+                          .forward = planned(model, input, plan)});
   } catch (const BudgetExceeded& error) {
     fmt::print("{}\n", error.what());
   }
@@ -133,7 +135,7 @@ std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flag
   };
   std::for_each(contenders.begin(), contenders.end(), measure_activations);
   add_automatic(contenders, model, input, flags);
-  add_automatic_with_disk(contenders, model, input, flags);
+  add_automatic_with_offload(contenders, model, input, flags);
   AdamW optimizer(parameters, {.lr = 0});  // so that all contenders have the same weights
   const std::vector<Tensor> expected = gradients_after(contenders.front(), parameters);
   optimizer.step();  // makes its state
@@ -148,9 +150,9 @@ std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flag
     contender.forward().backward();
     optimizer.step();
     contender.memory = meter.report();
-    programs.emplace_back([&contender, &parameters] {
+    programs.emplace_back([&contender, &parameters, device = flags.device] {
       drop_gradients(parameters);
-      return seconds_of([&] { contender.forward().backward(); });
+      return seconds_of(device, [&] { contender.forward().backward(); });
     });
   }
   const Turns turns = take_turns(programs, flags.turns(7));
@@ -330,11 +332,12 @@ Section compare_checkpointing(const CompareFlags& flags) {
   } else {
     models = {deep_gpt(12, 256, 256, 4), deep_mlp(32, 512, 512), deep_resnet(20, 32)};
   }
-  const Schedule schedule = recorded_schedule();
+  const Schedule schedule = recorded_schedule(flags.device);
   section.findings.push_back(schedule_finding(schedule));
   section.exhibits.push_back(schedule_exhibit(schedule));
   std::vector<Exhibit> batches;
-  for (const DeepModel& model : models) {
+  for (const DeepModel& on_cpu : models) {
+    const DeepModel model = on_device(on_cpu, flags.device);
     fmt::print("{}, batch {}\n", model.what, model.batch);
     const std::vector<Contender> contenders = measured(model, flags);
     const std::string made = fmt::format(

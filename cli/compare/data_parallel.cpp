@@ -63,7 +63,8 @@ class Work {
         const int64_t bytes = ddp_->bytes_reduced();
         const CommunicationTime before = ddp_->communication();
         group_->barrier();
-        const Tensor time = torch::full({}, seconds_of([&] { step(micro_batches, each == 1); }), torch::kDouble);
+        const Tensor time =
+            torch::full({}, seconds_of(torch::kCPU, [&] { step(micro_batches, each == 1); }), torch::kDouble);
         group_->all_reduce(time, ReduceOp::Max);
         const auto way = static_cast<size_t>(each);
         rows[way] = {.ranks = group_->size(), .micro_batches = micro_batches, .communicates_each = each};

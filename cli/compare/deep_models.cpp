@@ -13,6 +13,7 @@
 #include "snug/activations/sequential.h"
 #include "snug/models/gpt.h"
 #include "snug/models/resnet.h"
+#include "snug/run/device.h"
 
 namespace snug::cli {
 namespace {
@@ -125,7 +126,8 @@ DeepModel deep_gpt(int64_t layers, int64_t width, int64_t context, int64_t batch
   model.reversible = reversible_in_pairs(halves);
   model.input = [context](int64_t items) { return torch::randint(256, {items, context}); };
   model.loss = [gpt, context](const Tensor& tokens, const Layer& run) mutable {
-    Tensor h = gpt->token_embedding->forward(tokens) + gpt->position_embedding->forward(torch::arange(context));
+    Tensor h = gpt->token_embedding->forward(tokens) +
+               gpt->position_embedding->forward(torch::arange(context, tokens.device()));
     h = gpt->norm->forward(run(h));
     const Tensor logits = torch::matmul(h, gpt->head_weight().t());
     return torch::nn::functional::cross_entropy(logits.flatten(0, 1), tokens.flatten());
@@ -149,8 +151,15 @@ DeepModel deep_resnet(int64_t depth, int64_t batch) {
   model.input = [](int64_t items) { return torch::randn({items, 3, 32, 32}); };
   model.loss = [resnet](const Tensor& x, const Layer& run) mutable {
     const Tensor h = run(resnet->stem->forward(x));
-    return torch::nn::functional::cross_entropy(resnet->head->forward(h.mean({2, 3})), torch::arange(x.size(0)) % 10);
+    return torch::nn::functional::cross_entropy(resnet->head->forward(h.mean({2, 3})),
+                                                torch::arange(x.size(0), x.device()) % 10);
   };
+  return model;
+}
+
+DeepModel on_device(DeepModel model, c10::Device device) {
+  move_to(*model.module, device);
+  model.input = [make = std::move(model.input), device](int64_t items) { return make(items).to(device); };
   return model;
 }
 
@@ -174,7 +183,7 @@ std::vector<Technique> techniques_for(const DeepModel& model) {
              return x;
            }},
       {.name = "offload",
-       .label = "to a file",
+       .label = model.parameters().front().is_cpu() ? "to a file" : "to host memory",
        .run = [](const DeepModel& m, const Tensor& x) { return in_order(m.layers, x); },
        .offloads = true},
   };

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 namespace torch::nn {
 class Module;
@@ -38,6 +39,9 @@ struct DeepModel {
 DeepModel deep_mlp(int64_t layers, int64_t width, int64_t batch);
 DeepModel deep_gpt(int64_t layers, int64_t width, int64_t context, int64_t batch);
 DeepModel deep_resnet(int64_t depth, int64_t batch);
+
+/// The model and its inputs, there.
+DeepModel on_device(DeepModel model, c10::Device device);
 
 /// How a chain is run. `make` gives what runs it.
 struct Technique {

@@ -9,7 +9,7 @@
 namespace snug::cli {
 namespace {
 
-std::string quoted(const std::string& text) {
+std::string in_quotes(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) {
     return text;
   }
@@ -20,69 +20,61 @@ std::string quoted(const std::string& text) {
   return result + '"';
 }
 
-std::string line(const std::vector<std::string>& cells) {
-  std::string text;
-  for (size_t i = 0; i < cells.size(); ++i) {
-    text += (i == 0 ? "" : ",") + quoted(cells[i]);
-  }
-  return text + '\n';
-}
+using Rows = std::vector<std::vector<std::string>>;
 
 std::string number(double value) { return fmt::format("{}", value); }
 
-std::string csv(const Plot& plot) {
+Rows rows_of(const Plot& plot) {
   const auto title = [](const PlotAxis& axis, const char* otherwise) {
     return axis.title.empty() ? std::string(otherwise) : axis.title;
   };
-  std::string text = line({"curve", title(plot.x, "x"), title(plot.y, "y"), "label"});
+  Rows rows{{"curve", title(plot.x, "x"), title(plot.y, "y"), "label"}};
   for (const Curve& curve : plot.curves) {
     for (size_t i = 0; i < curve.x.size(); ++i) {
-      text += line({curve.name, number(curve.x[i]), number(curve.y[i]), curve.labels.empty() ? "" : curve.labels[i]});
+      rows.push_back({curve.name, number(curve.x[i]), number(curve.y[i]), curve.labels.empty() ? "" : curve.labels[i]});
     }
   }
-  return text;
+  return rows;
 }
 
-std::string csv(const Bars& bars) {
+Rows rows_of(const Bars& bars) {
   std::vector<std::string> header{"bar"};
   header.insert(header.end(), bars.parts.begin(), bars.parts.end());
   header.emplace_back("note");
-  std::string text = line(header);
+  Rows rows{header};
   for (const Bar& bar : bars.bars) {
     std::vector<std::string> cells{bar.name};
     for (const double value : bar.values) {
       cells.push_back(number(value));
     }
     cells.push_back(bar.note);
-    text += line(cells);
+    rows.push_back(cells);
   }
-  return text;
+  return rows;
 }
 
-std::string csv(const Table& table) {
-  std::string text = line(table.header);
-  for (const auto& row : table.rows) {
-    text += line(row);
-  }
-  return text;
+Rows rows_of(const Table& table) {
+  Rows rows{table.header};
+  rows.insert(rows.end(), table.rows.begin(), table.rows.end());
+  return rows;
 }
 
 const char* name_of(BlockRun::What what) {
   return what == BlockRun::What::Forward ? "forward" : what == BlockRun::What::Again ? "again" : "backward";
 }
 
-std::string csv(const Schedule& schedule) {
-  std::string text = line({"way", "time", "run", "block", "kept until", "kept by forward"});
+Rows rows_of(const Schedule& schedule) {
+  Rows rows{{"way", "time", "run", "block", "kept until", "kept by forward"}};
   for (const Schedule::Way& way : schedule.ways) {
     for (size_t i = 0; i < way.runs.size(); ++i) {
       const BlockRun& run = way.runs[i];
       const bool has_result = run.what != BlockRun::What::Backward;
-      text += line({way.name, fmt::format("{}", i), name_of(run.what), fmt::format("{}", run.block),
-                    has_result ? fmt::format("{}", run.kept_until) : "",
-                    has_result ? fmt::format("{:d}", run.is_kept) : ""});
+      rows.push_back({way.name, fmt::format("{}", i), name_of(run.what), fmt::format("{}", run.block),
+                      has_result ? fmt::format("{}", run.kept_until) : "",
+                      has_result ? fmt::format("{:d}", run.is_kept) : ""});
     }
   }
-  return text;
+  return rows;
 }
 
 }  // namespace
@@ -102,8 +94,16 @@ int64_t Schedule::Way::most_kept() const {
   return most;
 }
 
-std::string exhibit_csv(const Exhibit& exhibit) {
-  return std::visit([](const auto& content) { return csv(content); }, exhibit.content);
+std::string exhibit_csv(const Exhibit& exhibit, const std::string& device) {
+  std::string text, last = "device";
+  for (const auto& row : std::visit([](const auto& content) { return rows_of(content); }, exhibit.content)) {
+    for (const std::string& cell : row) {
+      text += in_quotes(cell) + ',';
+    }
+    text += in_quotes(last) + '\n';
+    last = device;
+  }
+  return text;
 }
 
 std::string exhibit_svg(const Exhibit& exhibit) { return exhibit_figure(exhibit, chart::Medium::Image); }

@@ -98,8 +98,9 @@ struct Exhibit {
 
 /// The numbers that are drawn, with a header line; doubles read back bit for bit. RFC 4180, but for line feeds as line
 /// ends. Columns of curves: curve, x, y, label. Of bars: one for each part. Of a schedule: way, time (the place among
-/// the runs), run, block, kept until, kept by forward (1 or 0).
-std::string exhibit_csv(const Exhibit& exhibit);
+/// the runs), run, block, kept until, kept by forward (1 or 0). The last column of all is `device`, on which it was
+/// measured.
+std::string exhibit_csv(const Exhibit& exhibit, const std::string& device);
 
 /// The figure as an SVG that stands by itself, for light and dark. Empty for a Table: comparison_markdown has its text.
 std::string exhibit_svg(const Exhibit& exhibit);

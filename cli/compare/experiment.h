@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <string>
 
+#include <c10/core/Device.h>
+
 #include "cli/compare/comparison_page.h"
 
 namespace snug::cli {
 
 struct CompareFlags {
   bool quick = false;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   std::string python = {};  ///< an interpreter that has torch; empty: no comparison with Python
   std::string digits = "build/data/digits";
   std::string results = {};  ///< of benchmarks/run.py; empty: python has nothing to draw

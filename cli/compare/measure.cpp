@@ -8,6 +8,7 @@
 #include <iterator>
 #include <thread>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -20,9 +21,21 @@
 
 namespace snug::cli {
 
-double seconds_of(const std::function<void()>& work) {
+namespace {
+
+void wait_for(c10::Device device) {
+  if (!device.is_cpu()) {
+    at::accelerator::synchronizeDevice(device.has_index() ? device.index() : at::accelerator::getDeviceIndex());
+  }
+}
+
+}  // namespace
+
+double seconds_of(c10::Device device, const std::function<void()>& work) {
+  wait_for(device);
   const auto start = std::chrono::steady_clock::now();
   work();
+  wait_for(device);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -75,17 +88,17 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
 
 StepBytes bytes_of_step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step) {
   drop_gradients(parameters);
-  const MemoryMeter meter;
+  const MemoryMeter meter(parameters.front().device());
   step();
   const int64_t peak = meter.report().peak_bytes;
   return {peak, peak - bytes_of(parameters)};
 }
 
-bool fits(int64_t bytes, const std::function<void()>& work) {
-  if (live_bytes(c10::DeviceType::CPU).count() > bytes) {
+bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work) {
+  if (live_bytes(device).count() > bytes) {
     return false;
   }
-  const MemoryLimit limit(c10::DeviceType::CPU, Bytes(bytes));
+  const MemoryLimit limit(device, Bytes(bytes));
   try {
     work();
     return true;
@@ -110,7 +123,7 @@ int64_t largest(int64_t most, const std::function<bool(int64_t)>& works) {
   return good;
 }
 
-std::string machine() {
+std::string machine(c10::Device device) {
   std::ifstream info("/proc/cpuinfo");
   std::string name = "an unknown processor";
   for (std::string line; std::getline(info, line);) {
@@ -122,7 +135,8 @@ std::string machine() {
   const std::time_t now = std::time(nullptr);
   std::array<char, 16> date = {};
   std::strftime(date.data(), date.size(), "%Y-%m-%d", std::localtime(&now));
-  return fmt::format("{} threads on {}, LibTorch {}, {}", at::get_num_threads(), name, TORCH_VERSION, date.data());
+  return fmt::format("{} threads on {}, LibTorch {}, {}, device {}", at::get_num_threads(), name, TORCH_VERSION,
+                     date.data(), device.str());
 }
 
 std::string bytes_text(int64_t bytes) { return Bytes(std::max<int64_t>(bytes, 0)).str(); }

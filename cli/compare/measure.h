@@ -8,13 +8,15 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 #include "cli/compare/exhibit.h"
 #include "snug/memory/meter.h"
 
 namespace snug::cli {
 
-double seconds_of(const std::function<void()>& work);
+/// Until the device has done it.
+double seconds_of(c10::Device device, const std::function<void()>& work);
 
 /// Of several runs.
 struct Spread {
@@ -44,7 +46,7 @@ Turns take_turns(const std::vector<std::function<double()>>& programs, int64_t r
 /// "1.46 (1.31 to 1.52)"
 std::string str(const Spread& spread);
 
-/// Forward and backward, with the gradients dropped before.
+/// Forward and backward, with the gradients dropped before; on the device of the parameters.
 struct StepBytes {
   int64_t peak = 0;         ///< above the level before the step
   int64_t activations = 0;  ///< the same, less the bytes of all gradients
@@ -54,15 +56,15 @@ StepBytes bytes_of_step(const std::vector<at::Tensor>& parameters, const std::fu
 void drop_gradients(const std::vector<at::Tensor>& parameters);
 int64_t bytes_of(const std::vector<at::Tensor>& tensors);
 
-/// Whether `work` stays within `bytes` of live tensor memory on the CPU.
-bool fits(int64_t bytes, const std::function<void()>& work);
+/// Whether `work` stays within `bytes` of live tensor memory on the device.
+bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work);
 
 /// The largest value in [1, most] of which `works` is true, if it is true of all smaller ones; 0: of none. Tries about
 /// 2 log2(result) values.
 int64_t largest(int64_t most, const std::function<bool(int64_t)>& works);
 
-/// "2 cores of AMD EPYC, LibTorch 2.13.0, 2026-11-21"
-std::string machine();
+/// "2 threads on AMD EPYC, LibTorch 2.13.0, 2026-11-21, device cpu"
+std::string machine(c10::Device device);
 
 /// "1.5 MiB" of a number of bytes, "12.3 %" of a share.
 std::string bytes_text(int64_t bytes);

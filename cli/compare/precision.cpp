@@ -14,6 +14,7 @@
 #include "cli/compare/experiment.h"
 #include "cli/compare/measure.h"
 #include "cli/compare/two_tasks.h"
+#include "snug/run/device.h"
 #include "snug/step/stepper.h"
 
 namespace snug::cli {
@@ -43,10 +44,11 @@ struct Run {
   std::unique_ptr<torch::optim::AdamW> adam;
   std::unique_ptr<Stepper> stepper;
 
-  explicit Run(const Recipe& recipe) : model(kNetworkWidth) {
+  Run(const Recipe& recipe, c10::Device device) : model(kNetworkWidth) {
     if (recipe.weights == Weights::Low) {
       model->to(torch::kBFloat16);
     }
+    move_to(*model, device);
     adam = std::make_unique<torch::optim::AdamW>(model->parameters());
     stepper = std::make_unique<Stepper>(
         model, *adam,
@@ -94,13 +96,13 @@ struct Measured {
   std::vector<double> dynamic;  // of each batch size
 };
 
-Measured measure_recipe(const Recipe& recipe, const std::vector<int64_t>& batches) {
+Measured measure_recipe(const Recipe& recipe, const std::vector<int64_t>& batches, c10::Device device) {
   Measured measured{.recipe = &recipe, .fixed = {}, .dynamic = {}};
-  Run run(recipe);
-  run.step(two_tasks_data(16));
+  Run run(recipe, device);
+  run.step(two_tasks_data(16, device));
   measured.fixed = static_bytes(run, recipe);
   for (const int64_t batch : batches) {
-    measured.dynamic.push_back(static_cast<double>(run.step(two_tasks_data(batch)).activation_peak_bytes));
+    measured.dynamic.push_back(static_cast<double>(run.step(two_tasks_data(batch, device)).activation_peak_bytes));
   }
   return measured;
 }
@@ -171,9 +173,9 @@ Exhibit largest_batches(Section& section, const CompareFlags& flags) {
   recipes.push_back({"FP32, micro-batches of 256", Precision::Float32, Weights::Full, 256});
   for (const Recipe& recipe : recipes) {
     const int64_t batch = largest(most, [&](int64_t items) {
-      return fits(limit, [&] {
-        Run run({recipe.name, recipe.precision, recipe.weights, std::min(recipe.micro_batch, items)});
-        run.step(two_tasks_data(items));
+      return fits(flags.device, limit, [&] {
+        Run run({recipe.name, recipe.precision, recipe.weights, std::min(recipe.micro_batch, items)}, flags.device);
+        run.step(two_tasks_data(items, flags.device));
       });
     });
     bars.bars.push_back(
@@ -207,7 +209,7 @@ Section compare_precision(const CompareFlags& flags) {
   }
   std::vector<Measured> all;
   for (const Recipe& recipe : kRecipes) {
-    all.push_back(measure_recipe(recipe, batches));
+    all.push_back(measure_recipe(recipe, batches, flags.device));
   }
   const size_t which = kShownBatch;
   const auto ratio = [&](size_t i) { return all[0].dynamic[i] / static_cast<double>(all[0].fixed.total()); };

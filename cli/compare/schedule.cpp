@@ -89,7 +89,7 @@ Tensor run_block(const Tensor& x, const Tensor& weight, int64_t block) {
 
 TORCH_LIBRARY(snug_compare, library) { library.def("block(Tensor x, Tensor weight, int block) -> Tensor"); }
 
-TORCH_LIBRARY_IMPL(snug_compare, CPU, library) { library.impl("block", run_block); }
+TORCH_LIBRARY_IMPL(snug_compare, CompositeExplicitAutograd, library) { library.impl("block", run_block); }
 
 class Product : public torch::autograd::Function<Product> {
  public:
@@ -158,8 +158,8 @@ NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, 
 
 }  // namespace
 
-Schedule recorded_schedule() {
-  const DeepModel model = chain();
+Schedule recorded_schedule(c10::Device device) {
+  const DeepModel model = on_device(chain(), device);
   const Tensor input = model.input(model.batch);
   const std::vector<Technique> techniques = techniques_for(model);
   const auto way = [&](const std::string& begin) -> std::function<Tensor()> {

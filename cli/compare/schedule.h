@@ -7,7 +7,7 @@
 namespace snug::cli {
 
 /// Runs a step of each.
-Schedule recorded_schedule();
+Schedule recorded_schedule(c10::Device device);
 
 /// The figure.
 Exhibit schedule_exhibit(Schedule schedule);

@@ -17,7 +17,7 @@ namespace snug::cli {
 void sweep_two_tasks_width(Section& section, const CompareFlags& flags, int64_t points) {
   const std::vector<int64_t> widths =
       flags.quick ? std::vector<int64_t>{150, 300, 600} : std::vector<int64_t>{150, 300, 600, 1200, 2400};
-  const TwoTasksData data = two_tasks_data(std::min<int64_t>(points, flags.quick ? 2000 : 4000));
+  const TwoTasksData data = two_tasks_data(std::min<int64_t>(points, flags.quick ? 2000 : 4000), flags.device);
   Table table{.header = {"width", "FP32, ms an epoch", "BF16, ms an epoch", "speedup", "saved, ms an epoch"}};
   Curve speedup{.name = "autocast to BF16", .x = {}, .y = {}, .drawn = Drawn::LineAndPoints};
   std::optional<int64_t> first;

@@ -27,12 +27,12 @@ at::Tensor TwoTasksImpl::forward(const at::Tensor& x) {
   return torch::cat({sine->forward(h), cosine->forward(h)}, 1);
 }
 
-TwoTasksData two_tasks_data(int64_t points) {
+TwoTasksData two_tasks_data(int64_t points, c10::Device device) {
   torch::manual_seed(1);
   const double end = 2 * std::numbers::pi;
   const at::Tensor x = torch::linspace(-end, end, points).index_select(0, torch::randperm(points)).unsqueeze(1);
   const at::Tensor truth = torch::cat({x.sin(), x.cos()}, 1);
-  return {x, truth + 0.02 * torch::rand_like(truth) - 0.01};
+  return {x.to(device), (truth + 0.02 * torch::rand_like(truth) - 0.01).to(device)};
 }
 
 at::Tensor two_tasks_loss(const at::Tensor& output, const at::Tensor& target) {
@@ -40,7 +40,7 @@ at::Tensor two_tasks_loss(const at::Tensor& output, const at::Tensor& target) {
 }
 
 double Way::seconds_of_epochs(int64_t epochs) const {
-  return seconds_of([&] {
+  return seconds_of(device, [&] {
     for (int64_t done = 0; done < epochs; ++done) {
       epoch(false);
     }
@@ -50,6 +50,7 @@ double Way::seconds_of_epochs(int64_t epochs) const {
 Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std::optional<c10::ScalarType> autocast) {
   torch::manual_seed(2);
   const auto model = std::make_shared<TwoTasks>(width);
+  move_to(**model, data.x.device());
   const auto adam =
       std::make_shared<torch::optim::Adam>((*model)->parameters(), torch::optim::AdamOptions(kTwoTasksRate));
   return {std::move(name),
@@ -59,7 +60,7 @@ Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std
             {
               std::optional<Autocast> scope;
               if (autocast) {
-                scope.emplace(torch::kCPU, *autocast);
+                scope.emplace(data.x.device().type(), *autocast);
               }
               loss = two_tasks_loss((*model)->forward(data.x), data.y);
             }
@@ -67,7 +68,7 @@ Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std
             adam->step();
             return wants_loss ? loss.item<double>() : 0.0;
           },
-          model};
+          model, data.x.device()};
 }
 
 Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Precision precision, int64_t micro_batch) {
@@ -91,7 +92,7 @@ Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Prec
             });
             return wants_loss ? result.loss() : 0.0;
           },
-          std::make_shared<TwoTasks>(state->model)};
+          std::make_shared<TwoTasks>(state->model), data.x.device()};
 }
 
 int64_t fastest_micro_batch(const TwoTasksData& data, int64_t width, Precision precision) {

@@ -30,11 +30,11 @@ class TwoTasksImpl : public torch::nn::Module {
 TORCH_MODULE(TwoTasks);
 
 /// x: `points` of linspace(-2 pi, 2 pi), permuted, [N, 1]; y: sin x and cos x with uniform noise in [-0.01, 0.01], [N,
-/// 2].
+/// 2]. The numbers are the same on every device.
 struct TwoTasksData {
   at::Tensor x, y;
 };
-TwoTasksData two_tasks_data(int64_t points);
+TwoTasksData two_tasks_data(int64_t points, c10::Device device);
 
 /// Mean squared error of the sine plus that of the cosine, in FP32.
 at::Tensor two_tasks_loss(const at::Tensor& output, const at::Tensor& target);
@@ -47,14 +47,15 @@ struct Way {
   std::string name;
   std::function<double(bool wants_loss)> epoch;
   std::shared_ptr<TwoTasks> model = {};
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
 
   double seconds_of_epochs(int64_t epochs) const;
 };
 
-/// The loop of the articles: torch's Adam, the whole batch at once; in 16 bits by autocast.
+/// The loop of the articles, on the device of the data: torch's Adam, the whole batch at once; in 16 bits by autocast.
 Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std::optional<c10::ScalarType> autocast);
 
-/// The same mathematics through the Stepper, on the device of the data: micro-batches that stay in the caches, and an
+/// The same mathematics through the Stepper: micro-batches that stay in the caches, and an
 /// optimizer that reads each weight once.
 Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Precision precision, int64_t micro_batch);
 

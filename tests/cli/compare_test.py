@@ -63,11 +63,13 @@ class Compare(SnugTest):
         return out, (out / "index.html").read_text(), done.stdout
 
     def figures(self, out, page):
-        """(file, HTML, rows of the CSV) of each figure."""
+        """(file, HTML, rows of the CSV without the device's name) of each figure."""
         result = []
         for figure in re.findall(r"<figure.*?</figure>", page, re.DOTALL):
             file = re.search(r'href="([^"]+)\.csv"', figure)[1]
-            result.append((file, figure, list(csv.reader(io.StringIO((out / f"{file}.csv").read_text())))))
+            rows = list(csv.reader(io.StringIO((out / f"{file}.csv").read_text())))
+            self.assertEqual([row[-1] for row in rows], ["device"] + ["cpu"] * (len(rows) - 1), file)
+            result.append((file, figure, [row[:-1] for row in rows]))
         return result
 
     def rows(self, out, file):
@@ -140,8 +142,10 @@ class Compare(SnugTest):
         self.assertIn("Time to train", (out / "results.md").read_text())
 
     def test_precision_counts_bytes(self):
-        out, page, _ = self.compare("precision", "--quick")
+        out, page, _ = self.compare("precision", "--quick", "--device", "cpu")
         self.check_page(out, page)
+        for text in (page, (out / "results.md").read_text()):
+            self.assertIn(", device cpu", text)
         dynamic = {}
         for row in self.rows(out, "precision-dynamic"):
             dynamic.setdefault(row["curve"], []).append(float(row["dynamic bytes"]))
@@ -232,7 +236,7 @@ class Compare(SnugTest):
         self.assertGreater(parameters[-1], 2 * parameters[0])
         limit = 200 * 2**20
         for row in self.rows(out, "fit-memory"):
-            held = sum(float(value) for name, value in row.items() if name not in ("bar", "note"))
+            held = sum(float(value) for name, value in row.items() if name not in ("bar", "note", "device"))
             self.assertLessEqual(held, limit, row)
         sequence = self.rows(out, "fit-sequence")
         self.assertEqual(len(sequence), 3)
@@ -257,7 +261,9 @@ class Compare(SnugTest):
         out = self.folder / "new"
         for status, arguments, says in ((2, ["sin-cosine"], ["sin-cosine", "sin-cos"]), (2, ["python"], ["--results"]),
                                         (2, ["sin-cos", "--pairs", "-1"], ["--pairs", "-1"]),
-                                        (2, ["sin-cos", "--points", "7"], ["--points"]), (2, ["--quik"], ["--quik", "--quick"])):
+                                        (2, ["sin-cos", "--points", "7"], ["--points"]),
+                                        (2, ["sin-cos", "--device", "abacus"], ["compare: ", "'abacus'", "(cpu"]),
+                                        (2, ["sin-cos", "--device", "cuda:99"], ["cuda:99"]), (2, ["--quik"], ["--quik", "--quick"])):
             self.refuses(status, "compare", *arguments, "--out", out, says=says)
             self.assertFalse(out.exists())
         self.refuses(1, "compare", "sin-cos", *SMALL, "--python", "no-such-python", "--out", out, says=["no-such-python"])

@@ -36,16 +36,17 @@ TEST(Exhibit, WritesCurvesAsCsvThatReadsBackBitForBit) {
   const double third = 1.0 / 3;
   const Exhibit exhibit =
       plot_of({{.name = "a, b", .x = {0, third}, .y = {1e-300, kNan}, .labels = {"", "say \"hi\""}}});
-  EXPECT_EQ(exhibit_csv(exhibit),
-            "curve,x,y,label\n\"a, b\",0,1e-300,\n\"a, b\",0.3333333333333333,nan,\"say \"\"hi\"\"\"\n");
+  EXPECT_EQ(exhibit_csv(exhibit, "cpu"),
+            "curve,x,y,label,device\n\"a, b\",0,1e-300,,cpu\n"
+            "\"a, b\",0.3333333333333333,nan,\"say \"\"hi\"\"\",cpu\n");
   EXPECT_EQ(std::stod("0.3333333333333333"), third);
 }
 
 TEST(Exhibit, WritesBarsAndTablesAsCsv) {
   const Exhibit bars{.file = "b", .title = "", .content = Bars{.parts = {"p", "q"}, .bars = {{"one", {1, 2}, "n"}}}};
-  EXPECT_EQ(exhibit_csv(bars), "bar,p,q,note\none,1,2,n\n");
+  EXPECT_EQ(exhibit_csv(bars, "cpu"), "bar,p,q,note,device\none,1,2,n,cpu\n");
   const Exhibit table{.file = "t", .title = "", .content = Table{.header = {"a", "b"}, .rows = {{"1", "2\n3"}}}};
-  EXPECT_EQ(exhibit_csv(table), "a,b\n1,\"2\n3\"\n");
+  EXPECT_EQ(exhibit_csv(table, "cuda:1"), "a,b,device\n1,\"2\n3\",cuda:1\n");
 }
 
 TEST(Exhibit, DrawsPointsWhereTheyLieOnItsAxes) {
@@ -109,11 +110,11 @@ Exhibit small_schedule() {
 }
 
 TEST(Exhibit, WritesASchedulesRunsAsCsv) {
-  EXPECT_EQ(exhibit_csv(small_schedule()),
-            "way,time,run,block,kept until,kept by forward\n"
-            "\"frugal, <by hand>\",0,forward,1,2,0\n\"frugal, <by hand>\",1,forward,2,3,1\n"
-            "\"frugal, <by hand>\",2,backward,2,,\n\"frugal, <by hand>\",3,again,1,5,0\n"
-            "\"frugal, <by hand>\",4,backward,1,,\n");
+  EXPECT_EQ(exhibit_csv(small_schedule(), "cpu"),
+            "way,time,run,block,kept until,kept by forward,device\n"
+            "\"frugal, <by hand>\",0,forward,1,2,0,cpu\n\"frugal, <by hand>\",1,forward,2,3,1,cpu\n"
+            "\"frugal, <by hand>\",2,backward,2,,,cpu\n\"frugal, <by hand>\",3,again,1,5,0,cpu\n"
+            "\"frugal, <by hand>\",4,backward,1,,,cpu\n");
 }
 
 TEST(Schedule, CountsWhatIsInMemoryAndWhatRunsAgain) {
