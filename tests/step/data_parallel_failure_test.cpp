@@ -251,21 +251,27 @@ TEST(StepperOnRanksFails, TogetherWhereOneCannotReadItsParametersAndNobodyIsBehi
   });
 }
 
-TEST(StepperOnRanksFails, AndNamesARankThatIsKilled) {
-  on_ranks(3, [] {
+class KilledRank : public ::testing::TestWithParam<When> {};
+
+TEST_P(KilledRank, OfEightIsNamedByTheOthers) {
+  on_ranks(8, [] {
     FailingRun run;
     run.expect_a_good_step();
-    if (run.group().rank() == 2) {
+    if (GetParam() == When::Before && run.group().rank() == 1) {
       ::_exit(0);
     }
     EXPECT_THAT(error_of<DistributedError>([&] {
                   for (;;) {
-                    run.step(When::Before, {});
+                    run.step(GetParam(), [] { ::_exit(0); });
                   }
                 }),
-                HasSubstr("rank 2 has died"));
+                HasSubstr("rank 1 has died"));
   });
 }
+
+INSTANTIATE_TEST_SUITE_P(InEachPhaseOfAStep, KilledRank,
+                         ::testing::Values(When::Before, When::FirstForward, When::FirstBackward, When::LastForward,
+                                           When::LastBackward));
 
 TEST(StepperOnRanksFails, AndNamesARankThatHasFewerBatchesAndDoesNotSaySo) {
   on_ranks(3, [] {
