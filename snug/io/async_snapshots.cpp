@@ -36,17 +36,17 @@ StateDict copy_of(const StateDict& state) {
   return copy;
 }
 
-using States = std::map<std::string, StateDict>;
+using Parts = std::map<std::string, Stateful>;
 
 // Null: there is no memory for it.
-std::shared_ptr<const States> copies_of(const std::map<std::string, Stateful>& parts) {
+std::unique_ptr<const Parts> copies_of(const Parts& parts) {
   const at::NoGradGuard no_grad;
   try {
-    const auto states = std::make_shared<States>();
+    auto copies = std::make_unique<Parts>();
     for (const auto& [name, part] : parts) {
-      states->emplace(name, copy_of(part.state()));
+      (*copies)[name].state = [state = copy_of(part.state())] { return state; };
     }
-    return states;
+    return copies;
   } catch (const std::exception& error) {
     if (!is_out_of_memory(error)) {
       throw;
@@ -74,14 +74,12 @@ AsyncSnapshots::~AsyncSnapshots() {
 void AsyncSnapshots::save(int64_t step, const std::map<std::string, Stateful>& parts) {
   const auto begin = Clock::now();
   finish();
-  if (const auto states = copies_of(parts)) {
-    under_way_ = std::async(std::launch::async, [this, step, states] {
+  if (auto copies = copies_of(parts)) {
+    // The future keeps this function until somebody waits; the copies go when they are written.
+    under_way_ = std::async(std::launch::async, [this, step, copies = std::move(copies)]() mutable {
       const auto thread_begin = Clock::now();
-      std::map<std::string, Stateful> copies;
-      for (const auto& [name, state] : *states) {
-        copies[name].state = [&state] { return state; };
-      }
-      store_.save(step, copies);
+      const auto own = std::move(copies);
+      store_.save(step, *own);
       return seconds_since(thread_begin);
     });
   } else {

@@ -1,8 +1,10 @@
 #include "snug/io/async_snapshots.h"
 
+#include <chrono>
 #include <future>
 #include <map>
 #include <string>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -82,6 +84,19 @@ TEST(AsyncSnapshots, SaveTheStateAsItWasWhateverIsDoneWithItMeanwhile) {
   EXPECT_EQ(store.load_latest(second.parts()), 1);
   EXPECT_EQ(second.number, 0);
   EXPECT_TRUE(at::equal(second.tensor, at::zeros({1000})));
+}
+
+TEST(AsyncSnapshots, HoldTheirCopiesNoLongerThanTheyWrite) {
+  const TemporaryFolder folder;
+  SnapshotStore store(folder.path());
+  Part part;
+  const Bytes before = live_bytes(at::kCPU);
+  AsyncSnapshots saving(store);
+  saving.save(1, part.parts());
+  for (int tries = 0; tries < 2000 && live_bytes(at::kCPU) > before; ++tries) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(live_bytes(at::kCPU), before) << "though nobody has waited for the save";
 }
 
 TEST(AsyncSnapshots, AreWrittenBeforeTheyEnd) {

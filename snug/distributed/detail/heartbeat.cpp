@@ -85,8 +85,8 @@ class Heartbeat::State {
       const std::string behind = is_asked && is_known ? find_behind(begun) : "";
       lock.lock();
       lost_ = lost.empty() ? lost_ : lost;
-      behind_ = behind;
       if (is_asked && is_known) {
+        behind_ = behind;
         has_looked_ = true;
         is_asked_ = false;
         seen.clear();
