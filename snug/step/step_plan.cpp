@@ -29,6 +29,37 @@ std::string cut_of(const StepChoice& choice) {
                      choice.items);
 }
 
+std::string table_of(const BytesByKind& bytes) {
+  std::string text = fmt::format("\n{:>20}    in memory      outside\n", "");
+  const auto row = [&](const char* kind, const PlacedBytes& placed) {
+    text += fmt::format("{:<20} {:>12} {:>12}\n", kind, Bytes(placed.in_memory).str(), Bytes(placed.outside).str());
+  };
+  row("weights, buffers", bytes.weights);
+  row("gradients", bytes.gradients);
+  row("optimizer's state", bytes.optimizer_state);
+  row("activations", bytes.activations);
+  return text;
+}
+
+Json json_of(const BytesByKind& bytes) {
+  const auto places = [](const PlacedBytes& placed) { return Json::array({placed.in_memory, placed.outside}); };
+  return {{"weights", places(bytes.weights)},
+          {"gradients", places(bytes.gradients)},
+          {"optimizer_state", places(bytes.optimizer_state)},
+          {"activations", places(bytes.activations)}};
+}
+
+BytesByKind bytes_from(const Json& json) {
+  const auto places = [&](const char* kind) {
+    const Json& placed = json.at(kind);
+    return PlacedBytes{detail::whole_number<int64_t>(placed.at(0)), detail::whole_number<int64_t>(placed.at(1))};
+  };
+  return {.weights = places("weights"),
+          .gradients = places("gradients"),
+          .optimizer_state = places("optimizer_state"),
+          .activations = places("activations")};
+}
+
 }  // namespace
 
 std::string StepPlan::explain() const {
@@ -36,6 +67,9 @@ std::string StepPlan::explain() const {
   std::string text =
       fmt::format("{}, {:.3f} ms a step and {} at its peak predicted, of {} allowed\n{}\n{}", cut_of(choice),
                   1e3 * choice.seconds, Bytes(choice.peak_bytes).str(), Bytes(budget_bytes).str(), file, considered);
+  if (bytes != BytesByKind()) {
+    text += table_of(bytes);
+  }
   if (slices > 1) {
     text += fmt::format("\nWhat the model runs by snug::sliced runs in {} slices, each computed again in backward.\n",
                         slices);
@@ -89,6 +123,7 @@ std::string StepPlan::to_json() const {
                                                      {"slices", slices},
                                                      {"state_in_file", state_in_file},
                                                      {"model_in_file", model_in_file},
+                                                     {"bytes", json_of(bytes)},
                                                      {"considered", considered}});
   if (activations) {
     json["activations"] = Json::parse(activations->to_json());
@@ -104,6 +139,9 @@ StepPlan StepPlan::from_json(std::string_view text) {
                   .state_in_file = json.value("state_in_file", false),
                   .model_in_file = json.value("model_in_file", false),
                   .considered = json.at("considered").get<std::string>()};
+    if (json.contains("bytes")) {
+      plan.bytes = bytes_from(json.at("bytes"));
+    }
     if (json.contains("activations")) {
       plan.activations = ActivationPlan::from_json(json.at("activations").dump());
     }

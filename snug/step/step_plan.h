@@ -15,6 +15,24 @@
 
 namespace snug {
 
+/// How many bytes of one kind are where.
+struct PlacedBytes {
+  int64_t in_memory = 0;  ///< of the model's device
+  int64_t outside = 0;    ///< in files; of a device's activations, in pinned memory of the host
+
+  friend bool operator==(const PlacedBytes&, const PlacedBytes&) = default;
+};
+
+/// The bytes of a step by kind. Workspace, the batch and small things are in none of them.
+struct BytesByKind {
+  PlacedBytes weights;          ///< buffers, too. With weights outside: the window through which they pass is in memory
+  PlacedBytes gradients;        ///< once backward has run
+  PlacedBytes optimizer_state;  ///< once there is one
+  PlacedBytes activations;      ///< of a micro-batch, when it has most
+
+  friend bool operator==(const BytesByKind&, const BytesByKind&) = default;
+};
+
 struct StepPlan {
   int64_t budget_bytes = 0;  ///< memory_budget
   /// The micro-batch, and what the step takes in seconds and bytes. Bytes are of everything: model, optimizer, batch,
@@ -24,6 +42,7 @@ struct StepPlan {
   bool state_in_file = false;   ///< the optimizer's, and not in memory
   bool model_in_file = false;   ///< weights, large buffers and gradients, likewise
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not
+  BytesByKind bytes = {};       ///< and where they are; all 0 where an earlier version of snug made the plan
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept, but in slices, as in plain training
 
   /// The file in StepperOptions::plan_folder that an earlier program left; empty: it was made here, or read by

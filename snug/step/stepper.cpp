@@ -25,6 +25,7 @@
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/detail/precision_regions.h"
+#include "snug/step/detail/bytes_by_kind.h"
 #include "snug/step/detail/optimizer_bytes.h"
 #include "snug/step/detail/ranked_step.h"
 #include "snug/step/detail/step_attempt.h"
@@ -398,6 +399,10 @@ class Stepper::Impl {
     void put(detail::InFiles what) override {
       stepper_.budget_.state_place().put(what != detail::InFiles::Nothing);
       stepper_.budget_.model_place().put(what == detail::InFiles::Everything);
+    }
+    BytesByKind bytes(detail::InFiles what) const override {
+      return detail::bytes_by_kind(stepper_.model_, stepper_.optimizer_, stepper_.parameters_,
+                                   stepper_.budget_.model_place(), stepper_.budget_.state_place(), what);
     }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.carried.empty() ? "" : "carried state";

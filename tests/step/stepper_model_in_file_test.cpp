@@ -90,6 +90,21 @@ void expect_as_predicted(int64_t peak, const std::optional<StepPlan>& plan) {
   EXPECT_GE(peak, plan->choice.peak_bytes - kSmallThings);
 }
 
+// Of AdamW, whose state is twice the weights. What is small stays, and weights pass through a window.
+void expect_all_outside(const BytesByKind& bytes, const std::vector<Tensor>& parameters) {
+  int64_t all = 0, small = 0, largest = 0;
+  for (const Tensor& parameter : parameters) {
+    const auto of_one = static_cast<int64_t>(parameter.nbytes());
+    all += of_one;
+    small += of_one < static_cast<int64_t>(detail::in_file_from()) ? of_one : 0;
+    largest = std::max(largest, of_one);
+  }
+  EXPECT_EQ(bytes.weights, (PlacedBytes{small + largest, all - small}));
+  EXPECT_EQ(bytes.gradients, (PlacedBytes{small, all - small}));
+  EXPECT_EQ(bytes.optimizer_state, (PlacedBytes{0, 2 * all}));
+  EXPECT_GT(bytes.activations.in_memory, 0);
+}
+
 // Half of the weights alone.
 TEST(StepperModelInFile, TrainsInLessThanItsWeightsWithTheBitsOfPlainTraining) {
   const TemporaryFolder folder;
@@ -113,6 +128,7 @@ TEST(StepperModelInFile, TrainsInLessThanItsWeightsWithTheBitsOfPlainTraining) {
     EXPECT_THAT(run.stepper.plan()->explain(), HasSubstr("Weights and gradients are in files"));
     EXPECT_THAT(run.stepper.plan()->verdict(), HasSubstr("go to files"));
     EXPECT_TRUE(StepPlan::from_json(run.stepper.plan()->to_json()).model_in_file);
+    expect_all_outside(run.stepper.plan()->bytes, run.model->parameters());
   }
 }
 

@@ -473,6 +473,18 @@ TEST(StepperPlan, IsPlainDataThatIsReadBack) {
   EXPECT_EQ(read.choice, plan.choice);
   EXPECT_EQ(read.budget_bytes, plan.budget_bytes);
   EXPECT_EQ(read.explain(), plan.explain());
+  EXPECT_EQ(read.bytes, plan.bytes);
+  EXPECT_THAT(plan.explain(), HasSubstr("optimizer's state"));
+  int64_t weights = 0;
+  for (const Tensor& parameter : run.model->parameters()) {
+    weights += static_cast<int64_t>(parameter.nbytes());
+  }
+  EXPECT_EQ(plan.bytes.weights, (PlacedBytes{weights, 0}));
+  EXPECT_EQ(plan.bytes.gradients, (PlacedBytes{weights, 0}));
+  const auto counters = static_cast<int64_t>(run.model->parameters().size() * sizeof(float));  // of steps
+  EXPECT_EQ(plan.bytes.optimizer_state, (PlacedBytes{2 * weights + counters, 0}));
+  EXPECT_GT(plan.bytes.activations.in_memory, 0);
+  EXPECT_LE(plan.bytes.activations.in_memory, plan.choice.plan.peak_bytes);
   EXPECT_THAT(error_of<ConfigError>([] { StepPlan::from_json("{}"); }), HasSubstr("plan again"));
   EXPECT_THAT(error_of<ConfigError>([] { StepPlan::from_json(R"({"snug_step_plan": 99})"); }),
               HasSubstr("version is 99"));

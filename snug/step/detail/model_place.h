@@ -35,6 +35,8 @@ class ModelPlace {
   bool was_made_in_file() const;
   /// What the files take, and what stays in memory in their place. Zeros: the model cannot leave.
   ModelFileBytes bytes() const;
+  /// Of what is beside: the window through which weights pass.
+  int64_t window_bytes() const { return FileWindow::bytes_for(storages()); }
   /// No effect where it is there, or cannot leave. Throws Error if there can be no file, and as an allocation does;
   /// then is_in_file() is as before. Drops gradients that were collected.
   void put(bool in_file);

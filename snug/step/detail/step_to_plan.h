@@ -9,6 +9,7 @@
 #include "snug/accumulation/micro_batch.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/step/detail/rank_split.h"
+#include "snug/step/step_plan.h"
 
 namespace snug::detail {
 
@@ -54,6 +55,8 @@ class StepTrial {
   virtual std::string pinned_by() const = 0;
   /// Puts that into files, and the rest into memory. No effect on what cannot leave. Throws as an allocation does.
   virtual void put(InFiles /*what*/) {}
+  /// The step's bytes with that in files; of activations, none.
+  virtual BytesByKind bytes(InFiles /*what*/) const { return {}; }
   /// What plans hold for: see describe_stepper.
   virtual std::string described() const = 0;
 };

@@ -40,6 +40,18 @@ std::string normalises_by_batch(const StepProfile& profile) {
   return {};
 }
 
+PlacedBytes bytes_of_activations(const StepProfile& profile, const RematPlan& plan) {
+  const StepSimulator simulator(profile);
+  PlacedBytes placed;
+  for (const LiveStorage& live : simulator.live_at_peak(plan.stays)) {
+    placed.in_memory += live.bytes;
+  }
+  for (const int storage : simulator.run(plan.stays).offloaded) {
+    placed.outside += profile.storages[static_cast<size_t>(storage)].bytes;
+  }
+  return placed;
+}
+
 // Gradients as the step will have them, while it is tried.
 class GradientsHeld {
  public:
@@ -299,7 +311,10 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
                 .choice = *found.search.choice,
                 .state_in_file = found.state_in_file,
                 .model_in_file = model_in_file_,
-                .considered = found.search.explain() + untried_ + told_of_state(found)};
+                .considered = found.search.explain() + untried_ + told_of_state(found),
+                .bytes = step.trial.bytes(model_in_file_        ? InFiles::Everything
+                                          : found.state_in_file ? InFiles::State
+                                                                : InFiles::Nothing)};
   StepChoice& choice = plan.choice;
   plan.slices = tried_.at(choice.items).slices;
   const SliceScope slices(plan.slices);
@@ -333,6 +348,8 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
     choice.plan = plan.activations->choice();
     choice.peak_bytes = std::max(bytes_of_update(found.state_in_file), beside + choice.plan.peak_bytes);
   }
+  plan.bytes.activations = bytes_of_activations(
+      plan.activations ? plan.activations->profile() : tried_.at(choice.items).profile, choice.plan);
   return plan;
 }
 
@@ -361,16 +378,18 @@ std::string StepTrials::told_of_state(const Found& found) const {
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   StepTrials trials = *this;
   const LimitPaused no_limit(limits_->device, limits_->budget);
-  const auto enough_to_try = [&](int64_t bytes, int64_t items, int64_t slices) {
+  const auto enough_to_try = [&](int64_t bytes, int64_t plain, int64_t items, int64_t slices) {
     constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
     constexpr int kMostTries = 24;
     bytes = std::max(bytes, limits_->budget + 1);
+    plain += 2 * kSmallThings;
     for (int tries = 0; tries < kMostTries; ++tries) {
       const MemoryLimit limit(limits_->device, Bytes(bytes - kSmallThings));
       if (StepTrials(*this).try_one(step, items, slices)) {
         break;
       }
-      bytes += std::max(kSmallThings, bytes / 16);
+      const int64_t more = bytes + std::max(kSmallThings, bytes / 16);
+      bytes = bytes < plain ? std::min(more, plain) : more;
     }
     return bytes;
   };
@@ -382,9 +401,11 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     const int64_t slices = trials.can_slice_ ? kMostSlices : 1;
     if (trials.try_one(step, items, slices)) {
       const bool in_file = state_can_leave();
-      const int64_t of_plan = PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest().peak_bytes;
-      const int64_t least = std::max(trials.bytes_of_update(in_file), trials.bytes_beside(items, in_file) + of_plan);
-      return enough_to_try(least, items, slices);
+      const RematPlan plan = PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest();
+      const auto with = [&](int64_t bytes) {
+        return std::max(trials.bytes_of_update(in_file), trials.bytes_beside(items, in_file) + bytes);
+      };
+      return enough_to_try(with(plan.peak_bytes), with(plan.plain_peak_bytes), items, slices);
     }
     if (!is_free || items == step.batch) {
       return 0;
