@@ -1,12 +1,22 @@
 #!/usr/bin/env python3
-"""Writes the figures that documents quote from the one file that holds them, benchmarks/results/figures.json.
+"""Writes the figures that documents quote from where they were measured: single ones from benchmarks/results/figures.json, tables and
+what programs printed from the files of results.
 
 An entry has a name, where it was measured (`source`, a file of results, and `line`, words of the line there that has the numbers), the
 program and the date, and the numbers, as the source has them: `value`, and `low` and `high` where there is a spread; `digits` is how many
 significant ones are shown. A document quotes it between comments, which readers do not see: <!--=name-->1.10 (1.03 to 1.21)<!--/-->
 
+A table, or a block between ```, is quoted whole. It is the first one after the first line of the file that has the words:
+
+    <!--from benchmarks/results/2026-11-25.md: words-->
+    | a | table |
+    <!--/from-->
+
 usage: figures.py ROOT            writes the figures into the documents
        figures.py ROOT --check    changes nothing; a line for each that differs, and exit status 1
+       figures.py ROOT --replace OLD NEW DATE
+                                  entries whose source is OLD take their numbers from the same places of NEW, a later file of the same
+                                  program, first; a line for each whose line is not there
 """
 
 import decimal
@@ -17,6 +27,7 @@ import sys
 
 FILE = "benchmarks/results/figures.json"
 MARK = re.compile(r"(<!--=([\w.]+)-->)(.*?)(<!--/-->)")
+BLOCK = re.compile(r"(<!--from ([^\s:]+): ([^\n]+?)-->\n)(.*?)(<!--/from-->)", re.DOTALL)
 
 
 def load(root):
@@ -40,8 +51,49 @@ def text_of(entry):
     return text
 
 
+def block_of(text, words):
+    """None: there is no such line, or nothing after it."""
+    found = re.search(rf"^[^\n]*{re.escape(words)}[^\n]*\n(?:.*?\n)??((?:\|[^\n]*\n)+|```\n.*?\n```\n)", text + "\n", re.DOTALL | re.MULTILINE)
+    return found and found[1]
+
+
+def block_quoted(root, source, words):
+    return block_of((root / source).read_text(), words) if (root / source).is_file() else None
+
+
 def documents(root):
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+
+
+NUMBER = re.compile(r"(?<![\d.])\d+(?:\.\d+)?(?![\d.]\d)")
+
+
+def replaced(entry, old, new):
+    """The entry with the numbers that stand in the line of `new` where those of the entry stand in the line of `old`. None: no such line."""
+    given = {key: f"{entry[key]:f}" for key in ("value", "low", "high") if key in entry}
+    for was in (line for line in old.splitlines() if entry["line"] in line):
+        before = NUMBER.findall(was)
+        if not all(number in before for number in given.values()):
+            continue
+        for line in new.splitlines():
+            now = NUMBER.findall(line)
+            if entry["line"] in line and len(now) == len(before):
+                return {**entry, **{key: decimal.Decimal(now[before.index(number)]) for key, number in given.items()}}
+    return None
+
+
+def replace(root, old, new, date):
+    """Yields the names of entries that cannot be found."""
+    texts = [(root / source).read_text() for source in (old, new)]
+    entries = []
+    for entry in load(root).values():
+        found = replaced(entry, *texts) if entry["source"] == old else entry
+        if found is None:
+            yield entry["name"]
+        entries.append({**found, "source": new, "date": date} if found and entry["source"] == old else entry)
+    # json has no decimals of its own: they go through it as marked texts.
+    text = json.dumps({"figures": entries}, indent=1, default=lambda number: f"@{number:f}@")
+    (root / FILE).write_text(re.sub(r'"@([\d.]+)@"', r"\1", text) + "\n")
 
 
 def problems(root):
@@ -55,6 +107,15 @@ def problems(root):
                 yield f"{where} is not in {FILE}"
             elif shown != text_of(entries[name]):
                 yield f"{where} is {shown!r}, and {text_of(entries[name])!r} in {FILE}"
+        for _, source, words, shown, _ in BLOCK.findall(path.read_text()):
+            where = f"{path.relative_to(root)}: from {source}: {words}"
+            measured = block_quoted(root, source, words)
+            if measured is None:
+                yield f"{where}: there is no such block"
+            elif shown != measured:
+                yield f"{where}: the document's block is another"
+        if path.read_text().count("<!--from ") != len(BLOCK.findall(path.read_text())):
+            yield f"{path.relative_to(root)}: a block's comment has no end"
         if path.read_text().count("<!--=") != len(MARK.findall(path.read_text())):
             yield f"{path.relative_to(root)}: a figure's comment has no end on its line"
     for name, entry in entries.items():
@@ -83,17 +144,20 @@ def write(root):
     for path in documents(root):
         text = path.read_text()
         new = MARK.sub(lambda m: m[1] + text_of(entries[m[2]]) + m[4] if m[2] in entries else m[0], text)
+        new = BLOCK.sub(lambda m: m[1] + (block_quoted(root, m[2], m[3]) or m[4]) + m[5], new)
         if new != text:
             path.write_text(new)
 
 
 def main():
-    if len(sys.argv) < 2 or sys.argv[2:] not in ([], ["--check"]):
+    is_replacement = len(sys.argv) == 6 and sys.argv[2] == "--replace"
+    if len(sys.argv) < 2 or not (is_replacement or sys.argv[2:] in ([], ["--check"])):
         sys.exit(__doc__)
     root = pathlib.Path(sys.argv[1]).resolve()
-    if not sys.argv[2:]:
+    found = [f"{name} is not in {sys.argv[4]}" for name in replace(root, *sys.argv[3:])] if is_replacement else []
+    if sys.argv[2:] != ["--check"]:
         write(root)
-    found = list(problems(root)) + [f"README.md: {number} is in no mark" for number in unmarked((root / "README.md").read_text())]
+    found += list(problems(root)) + [f"README.md: {number} is in no mark" for number in unmarked((root / "README.md").read_text())]
     print("\n".join(found) if found else "figures are those of the file")
     return 1 if found else 0
 

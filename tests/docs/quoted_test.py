@@ -55,9 +55,31 @@ class Checks(unittest.TestCase):
             found = self.problems(**given)
             self.assertTrue(len(found) == 1 and expected in found[0], (expected, found))
 
+    def test_hold_blocks_to_their_files(self):
+        results = "| row a | 10.35 | 7.79 to 26.28 |\n## A table\n\n`made by p`\n\n| x |\n|---|\n| 1 |\n\n## Printed\n\n```\n$ p\n| y |\n```\n"
+        table, printed = "| x |\n|---|\n| 1 |\n", "```\n$ p\n| y |\n```\n"
+        quoted = lambda words, block: f"{README}<!--from benchmarks/results/r.md: {words}-->\n{block}<!--/from-->\n"  # noqa: E731
+        for words, block in (("A table", table), ("Printed", printed)):
+            self.assertEqual(self.problems(quoted(words, block), results=results), [])
+            found = self.problems(quoted(words, block.replace("|\n", "!|\n")), results=results)
+            self.assertTrue(len(found) == 1 and "is another" in found[0], found)
+            self.assertEqual(self.written, quoted(words, block))
+        for readme, expected in ((quoted("No table", table), "no such block"),
+                                 (quoted("A table", table).replace("r.md:", "s.md:"), "no such block"),
+                                 (quoted("A table", table).replace("<!--/from-->", ""), "block's comment has no end")):
+            found = self.problems(readme, results=results)
+            self.assertTrue(len(found) == 1 and expected in found[0], (expected, found))
+
     def test_write_what_the_file_has(self):
         self.problems(readme=README.replace("10 x (7.8 to 26)", "old"))
         self.assertEqual(self.written, README)
+
+    def test_take_the_numbers_of_a_later_file(self):
+        old, new = "| row a | 3 | 10.35 | 7.79 to 26.28 |\n", "| row a | 3 | 9.9 | 8 to 12.50 |\n"
+        now = figures.replaced(figures.json.loads(json.dumps(ENTRY), parse_float=figures.decimal.Decimal), old, new)
+        self.assertEqual([f"{now[key]:f}" for key in ("value", "low", "high")], ["9.9", "8", "12.50"])
+        self.assertIsNone(figures.replaced(now, old, new))
+        self.assertIsNone(figures.replaced(ENTRY, old, new.replace("row a", "row b")))
 
     def test_find_a_figure_of_the_readme_that_has_no_mark(self):
         self.assertEqual(list(figures.unmarked(README.replace("| `p`", "and 1.25 | `p`"))), ["1.25"])
