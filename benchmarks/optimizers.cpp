@@ -13,6 +13,7 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/clip.h"
+#include "snug/optim/compact_adamw.h"
 #include "snug/precision/grad_scaler.h"
 
 namespace {
@@ -20,10 +21,19 @@ namespace {
 using snug::benchmarks::gpt_parameters;
 using snug::benchmarks::next_scale;
 
+std::vector<torch::Tensor> in_type(std::vector<torch::Tensor> parameters, torch::ScalarType dtype) {
+  for (torch::Tensor& parameter : parameters) {
+    const torch::Tensor gradient = parameter.grad().to(dtype);
+    parameter = parameter.detach().to(dtype).requires_grad_();
+    parameter.mutable_grad() = gradient;
+  }
+  return parameters;
+}
+
 template <class Optimizer, class Options>
-auto plain_step(int64_t d, Options options, c10::Device device) {
+auto plain_step(int64_t d, Options options, c10::Device device, torch::ScalarType dtype = torch::kFloat) {
   return [=]() -> std::function<void()> {
-    auto optimizer = std::make_shared<Optimizer>(gpt_parameters(d, device), options);
+    auto optimizer = std::make_shared<Optimizer>(in_type(gpt_parameters(d, device), dtype), options);
     return [optimizer] { optimizer->step(); };
   };
 }
@@ -57,6 +67,12 @@ int main(int argc, char** argv) {
   for (const auto& [d, size] : {std::pair{int64_t{384}, std::string()}, {768, "_large"}}) {
     cases["snug_adamw" + size] = plain_step<snug::AdamW>(d, options, device);
     cases["snug_adamw8bit" + size] = plain_step<snug::AdamW8bit>(d, options_8bit, device);
+    cases["snug_adamw8bit_bf16" + size] = plain_step<snug::AdamW8bit>(
+        d, snug::AdamW8bitOptions{.lr = 1e-4, .split_weights = true}, device, torch::kBFloat16);
+    cases["snug_compact" + size] =
+        plain_step<snug::CompactAdamW>(d, snug::CompactAdamWOptions{.lr = 1e-4}, device, torch::kBFloat16);
+    cases["snug_masters" + size] =
+        plain_step<snug::AdamW>(d, snug::AdamWOptions{.lr = 1e-4, .master_weights = true}, device, torch::kBFloat16);
     cases["snug_adamw_scaler" + size] = scaled_step<snug::AdamW>(d, options, false, device);
     cases["snug_adamw_unscale_clip" + size] = scaled_step<snug::AdamW>(d, options, true, device);
   }
