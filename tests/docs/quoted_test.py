@@ -5,6 +5,7 @@ usage: quoted_test.py ROOT
 
 import json
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -23,6 +24,14 @@ class Quoted(unittest.TestCase):
     def test_in_this_repository(self):
         self.assertEqual(list(figures.problems(ROOT)), [])
         self.assertEqual(list(figures.unmarked((ROOT / "README.md").read_text())), [])
+
+
+    def test_scaling_page_has_the_tables_of_its_program(self):
+        printed = subprocess.run([sys.executable, ROOT / "tools" / "scaling_model.py"], capture_output=True, text=True, check=True).stdout
+        rows = [line for line in printed.splitlines() if line.startswith("|")]
+        self.assertGreater(len(rows), 20)
+        page = (ROOT / "docs" / "scaling.md").read_text().splitlines()
+        self.assertEqual([row for row in rows if row not in page], [])
 
 
 class Checks(unittest.TestCase):
