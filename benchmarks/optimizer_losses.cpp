@@ -1,7 +1,8 @@
 // Whether an optimizer's rounding costs loss: a small GPT (2 blocks, d = 128, context 64) on text, 1,000 steps of batch
 // 16, with AdamW in FP32 and with the optimizers that keep less, each from the same seeds. Prints the held-out loss at
-// ten points of the way: AdamW's mean and standard deviation over seeds, which is the noise to compare with, and the
-// mean differences of the others.
+// ten points of the way: AdamW's mean and standard deviation over seeds, which is the noise to compare with, and of the
+// others the mean difference from it with the deviation of that. "BF16, masters" differs by the arithmetic in BF16;
+// what the other two in BF16 differ from it is the optimizer's.
 //
 // usage: optimizer_losses TEXT... [--steps N] [--seeds N]
 
@@ -137,7 +138,7 @@ int main(int argc, char** argv) {
       std::cerr << fmt::format("{}, seed {}: {:.4f}\n", kind.name, seed, of_kind.back().back());
     }
   }
-  std::cout << "| step | AdamW | its deviation over seeds |";
+  std::cout << fmt::format("Means over {} seeds.\n\n| step | AdamW | its deviation over seeds |", seeds);
   for (size_t k = 1; k < curves.size(); ++k) {
     std::cout << fmt::format(" {}, less AdamW |", kinds()[k].name);
   }

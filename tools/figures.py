@@ -6,7 +6,7 @@ An entry has a name, where it was measured (`source`, a file of results, and `li
 program and the date, and the numbers, as the source has them: `value`, and `low` and `high` where there is a spread; `digits` is how many
 significant ones are shown. A document quotes it between comments, which readers do not see: <!--=name-->1.10 (1.03 to 1.21)<!--/-->
 
-A table, or a block between ```, is quoted whole. It is the first one after the first line of the file that has the words:
+A table, or a block between ```, is quoted whole. It is the first one below a heading, or below the first line of the file that has the words:
 
     <!--from benchmarks/results/2026-11-25.md: words-->
     | a | table |
@@ -27,7 +27,7 @@ import sys
 
 FILE = "benchmarks/results/figures.json"
 MARK = re.compile(r"(<!--=([\w.]+)-->)(.*?)(<!--/-->)")
-BLOCK = re.compile(r"(<!--from ([^\s:]+): ([^\n]+?)-->\n)(.*?)(<!--/from-->)", re.DOTALL)
+BLOCK = re.compile(r"(<!--from ([^\s:]+): ([^\n]+?)-->\n)((?:(?!<!--from ).)*?)(<!--/from-->)", re.DOTALL)
 
 
 def load(root):
@@ -52,28 +52,47 @@ def text_of(entry):
 
 
 def block_of(text, words):
-    """None: there is no such line, or nothing after it."""
-    found = re.search(rf"^[^\n]*{re.escape(words)}[^\n]*\n(?:.*?\n)??((?:\|[^\n]*\n)+|```\n.*?\n```\n)", text + "\n", re.DOTALL | re.MULTILINE)
-    return found and found[1]
+    """Below a heading, if `words` are one as it stands, else below the first line that has them; not beyond the next heading. None: there is none."""
+    lines = text.splitlines()
+    begin = next((i for i, line in enumerate(lines) if (line == words if words.startswith("#") else words in line)), len(lines)) + 1
+    block = []
+    for line in lines[begin:]:
+        is_fenced = bool(block) and block[0] == "```"
+        if block and not (is_fenced or line.startswith("|")) or not is_fenced and re.match("#+ ", line):
+            break
+        if block or line.startswith("|") or line == "```":
+            block.append(line)
+        if is_fenced and line == "```":
+            break
+    return "\n".join(block) + "\n" if block else None
 
 
 def block_quoted(root, source, words):
     return block_of((root / source).read_text(), words) if (root / source).is_file() else None
 
 
+def unended(path):
+    text = path.read_text()
+    if text.count("<!--from ") != len(BLOCK.findall(text)):
+        yield "block"
+    if text.count("<!--=") != len(MARK.findall(text)):
+        yield "figure"
+
+
 def documents(root):
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
-NUMBER = re.compile(r"(?<![\d.])\d+(?:\.\d+)?(?![\d.]\d)")
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?![\d.]\d)")
 
 
 def replaced(entry, old, new):
-    """The entry with the numbers that stand in the line of `new` where those of the entry stand in the line of `old`. None: no such line."""
+    """The entry with the numbers that stand in the line of `new` where those of the entry stand in the line of `old`. None: there is no such
+    line, or one of the numbers stands in the old one more than once."""
     given = {key: f"{entry[key]:f}" for key in ("value", "low", "high") if key in entry}
     for was in (line for line in old.splitlines() if entry["line"] in line):
         before = NUMBER.findall(was)
-        if not all(number in before for number in given.values()):
+        if any(before.count(number) != 1 for number in given.values()):
             continue
         for line in new.splitlines():
             now = NUMBER.findall(line)
@@ -93,7 +112,7 @@ def replace(root, old, new, date):
         entries.append({**found, "source": new, "date": date} if found and entry["source"] == old else entry)
     # json has no decimals of its own: they go through it as marked texts.
     text = json.dumps({"figures": entries}, indent=1, default=lambda number: f"@{number:f}@")
-    (root / FILE).write_text(re.sub(r'"@([\d.]+)@"', r"\1", text) + "\n")
+    (root / FILE).write_text(re.sub(r'"@(-?[\d.]+)@"', r"\1", text) + "\n")
 
 
 def problems(root):
@@ -114,10 +133,8 @@ def problems(root):
                 yield f"{where}: there is no such block"
             elif shown != measured:
                 yield f"{where}: the document's block is another"
-        if path.read_text().count("<!--from ") != len(BLOCK.findall(path.read_text())):
-            yield f"{path.relative_to(root)}: a block's comment has no end"
-        if path.read_text().count("<!--=") != len(MARK.findall(path.read_text())):
-            yield f"{path.relative_to(root)}: a figure's comment has no end on its line"
+        for what in unended(path):
+            yield f"{path.relative_to(root)}: a {what}'s comment has no end"
     for name, entry in entries.items():
         if name not in quoted:
             yield f"{FILE}: {name} is quoted nowhere"
@@ -140,8 +157,11 @@ def unmarked(text):
 
 
 def write(root):
+    """Nothing in a document with a mark that has no end: what follows it might be lost."""
     entries = load(root)
     for path in documents(root):
+        if any(True for _ in unended(path)):
+            continue
         text = path.read_text()
         new = MARK.sub(lambda m: m[1] + text_of(entries[m[2]]) + m[4] if m[2] in entries else m[0], text)
         new = BLOCK.sub(lambda m: m[1] + (block_quoted(root, m[2], m[3]) or m[4]) + m[5], new)

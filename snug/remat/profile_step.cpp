@@ -34,7 +34,6 @@ using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
 constexpr size_t kMostRuns = 3, kLeastRuns = 2;  // the first one is cold
 constexpr size_t kOperatorsToTime = 10'000;      // of all runs together: so many have many alike, whose median is taken
-                                                 // and is not that of the cold ones, in one run as in several
 
 StepProfile profile_once(const std::function<at::Tensor()>& forward_and_loss, c10::Device device,
                          const Schedule& schedule, Bytes memory, detail::InitialisedParameters& parameters) {
@@ -184,9 +183,7 @@ StepProfile profile_on(c10::Device device, const std::function<at::Tensor()>& fo
   std::optional<FrugalSchedules> frugal;
   Schedule schedule;  // none: plainly
   const auto is_enough = [&](size_t runs) {
-    const size_t operators = profile ? profile->operators.size() : 0;
-    return runs == kMostRuns ||
-           (runs * operators >= kOperatorsToTime && (runs >= kLeastRuns || operators >= kOperatorsToTime));
+    return runs == kMostRuns || (runs >= kLeastRuns && runs * profile->operators.size() >= kOperatorsToTime);
   };
   for (size_t runs = 0; !is_enough(runs);) {
     try {

@@ -52,7 +52,11 @@ Json json_of(const BytesByKind& bytes) {
 BytesByKind bytes_from(const Json& json) {
   const auto places = [&](const char* kind) {
     const Json& placed = json.at(kind);
-    return PlacedBytes{detail::whole_number<int64_t>(placed.at(0)), detail::whole_number<int64_t>(placed.at(1))};
+    const PlacedBytes read{detail::whole_number<int64_t>(placed.at(0)), detail::whole_number<int64_t>(placed.at(1))};
+    if (placed.size() != 2 || read.in_memory < 0 || read.outside < 0) {
+      throw ConfigError(fmt::format("StepPlan: the bytes of {} are {}; give two numbers >= 0", kind, placed.dump()));
+    }
+    return read;
   };
   return {.weights = places("weights"),
           .gradients = places("gradients"),

@@ -23,12 +23,15 @@ struct PlacedBytes {
   friend bool operator==(const PlacedBytes&, const PlacedBytes&) = default;
 };
 
-/// The bytes of a step by kind. Workspace, the batch and small things are in none of them.
+/// The bytes of a step by kind, for people: at no moment are all of them there. Workspace, the batch and small things
+/// are in none of them.
 struct BytesByKind {
-  PlacedBytes weights;          ///< buffers, too. With weights outside: the window through which they pass is in memory
+  /// Buffers and the Stepper's FP32 masters, too. With weights outside: the window through which they pass is in
+  /// memory.
+  PlacedBytes weights;
   PlacedBytes gradients;        ///< once backward has run
-  PlacedBytes optimizer_state;  ///< once there is one
-  PlacedBytes activations;      ///< of a micro-batch, when it has most
+  PlacedBytes optimizer_state;  ///< of all parameters that are trained, once there is one
+  PlacedBytes activations;      ///< of a micro-batch: in memory at its peak, and outside at any time
 
   friend bool operator==(const BytesByKind&, const BytesByKind&) = default;
 };

@@ -78,6 +78,14 @@ class Checks(unittest.TestCase):
                                  (quoted("A table", table).replace("<!--/from-->", ""), "block's comment has no end")):
             found = self.problems(readme, results=results)
             self.assertTrue(len(found) == 1 and expected in found[0], (expected, found))
+        open_one = quoted("A table", "| old |\n").replace("<!--/from-->", "prose") + quoted("Printed", printed)
+        self.assertEqual(len(self.problems(open_one, results=results)), 1)
+        self.assertEqual(self.written, open_one)
+
+    def test_take_no_block_of_another_section(self):
+        text = "## A of 64\n\ncrashed\n\n## A\n\n| 1 |\n\n## B\n\n```\n## no heading\n| 2 |\n```\n| 3 |\n"
+        for words, block in (("## A", "| 1 |\n"), ("## A of 64", None), ("crashed", None), ("## B", "```\n## no heading\n| 2 |\n```\n"), ("## C", None)):
+            self.assertEqual(figures.block_of(text, words), block, words)
 
     def test_write_what_the_file_has(self):
         self.problems(readme=README.replace("10 x (7.8 to 26)", "old"))
@@ -89,6 +97,21 @@ class Checks(unittest.TestCase):
         self.assertEqual([f"{now[key]:f}" for key in ("value", "low", "high")], ["9.9", "8", "12.50"])
         self.assertIsNone(figures.replaced(now, old, new))
         self.assertIsNone(figures.replaced(ENTRY, old, new.replace("row a", "row b")))
+        twice = {**now, "value": now["low"]}
+        self.assertIsNone(figures.replaced(twice, "| row a | 8 | 8 to 12.50 |\n", "| row a | 9 | 7 to 12 |\n"))
+
+    def test_replace_a_source(self):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "benchmarks/results").mkdir(parents=True)
+            (root / "benchmarks/results/r.md").write_text("| row a | 10.35 | 7.79 to 26.28 |\n| row c | -0.5 |\n")
+            (root / "benchmarks/results/s.md").write_text("| row a | 11.35 | 8.79 to 27.28 |\n")
+            other = {"name": "c", "program": "p", "date": "d", "machine": "m", "source": "benchmarks/results/r.md", "line": "row c", "value": -0.5}
+            (root / figures.FILE).write_text(json.dumps({"figures": [ENTRY, other]}))
+            self.assertEqual(list(figures.replace(root, "benchmarks/results/r.md", "benchmarks/results/s.md", "2026-02-02")), ["c"])
+            a, c = json.loads((root / figures.FILE).read_text())["figures"]
+            self.assertEqual((a["value"], a["low"], a["high"], a["source"], a["date"]), (11.35, 8.79, 27.28, "benchmarks/results/s.md", "2026-02-02"))
+            self.assertEqual(c, other)
 
     def test_find_a_figure_of_the_readme_that_has_no_mark(self):
         self.assertEqual(list(figures.unmarked(README.replace("| `p`", "and 1.25 | `p`"))), ["1.25"])

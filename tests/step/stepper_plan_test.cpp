@@ -485,6 +485,17 @@ TEST(StepperPlan, IsPlainDataThatIsReadBack) {
   EXPECT_EQ(plan.bytes.optimizer_state, (PlacedBytes{2 * weights + counters, 0}));
   EXPECT_GT(plan.bytes.activations.in_memory, 0);
   EXPECT_LE(plan.bytes.activations.in_memory, plan.choice.plan.peak_bytes);
+  const auto edited = [&](const std::string& bytes) {
+    std::string json = plan.to_json();
+    const size_t begin = json.find("\"bytes\":"), end = json.find("},", begin) + 2;
+    return json.replace(begin, end - begin, bytes);
+  };
+  EXPECT_EQ(StepPlan::from_json(edited("")).bytes, BytesByKind()) << "of an earlier version";
+  for (const char* pair : {"[-1,0]", "[1]", "[1,2,3]", "[0.5,0]"}) {
+    const std::string kinds =
+        fmt::format(R"("bytes":{{"weights":{},"gradients":[0,0],"optimizer_state":[0,0],"activations":[0,0]}},)", pair);
+    EXPECT_THROW(StepPlan::from_json(edited(kinds)), ConfigError) << pair;
+  }
   EXPECT_THAT(error_of<ConfigError>([] { StepPlan::from_json("{}"); }), HasSubstr("plan again"));
   EXPECT_THAT(error_of<ConfigError>([] { StepPlan::from_json(R"({"snug_step_plan": 99})"); }),
               HasSubstr("version is 99"));

@@ -41,7 +41,8 @@ int64_t weight_bytes(const torch::nn::Module& model, const TrainedParameters& pa
   return sum.bytes();
 }
 
-// A state in a file is all that there will be: to count its tensors would read them.
+// Where the state can leave, what leaves is nearly all: counters of steps and a frozen parameter's state do not. To
+// count tensors in a file would read them.
 int64_t state_bytes(const torch::optim::Optimizer& optimizer, const StatePlace& place) {
   if (place.bytes().moved > 0) {
     return place.bytes().moved;

@@ -17,7 +17,7 @@ class Optimizer;
 
 namespace snug::detail {
 
-/// With `what` in files, as far as it can leave. FP32 masters of 16-bit weights are weights.
+/// With `what` in files, as far as it can leave. The FP32 masters that the Stepper makes are weights.
 BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                           const TrainedParameters& parameters, const ModelPlace& model_place,
                           const StatePlace& state_place, InFiles what);
