@@ -153,7 +153,7 @@ class Training(CTest):
         self.assertEqual(peak.value, 0)  # there is no budget
         with tempfile.TemporaryDirectory() as folder:
             budget = snug.library.snug_live_bytes() + (4 << 20)
-            stepper = self.stepper(memory=budget, plan_folder=folder)
+            stepper = self.stepper(memory=budget, plan_folder=folder, micro_batch=512)
             snug("stepper_plan", stepper, BATCH, ctypes.c_size_t(2), ctypes.byref(peak))
             self.assertTrue(0 < peak.value <= budget)
             self.assertEqual(len(list(pathlib.Path(folder).iterdir())), 1)
