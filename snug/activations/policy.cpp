@@ -74,7 +74,8 @@ Keep recompute_pointwise(std::string_view operator_name) {
 CheckpointPolicy policy_of(std::map<std::string, Keep> names) {
   const auto known = c10::Dispatcher::singleton().getAllOpNames();
   for (const auto& [name, keep] : names) {
-    if (std::none_of(known.begin(), known.end(), [&](const c10::OperatorName& op) { return op.name == name; })) {
+    if (std::none_of(known.begin(), known.end(),
+                     [&name = name](const c10::OperatorName& op) { return op.name == name; })) {
       throw ConfigError(
           fmt::format("policy_of: there is no operator '{}'; names are like aten::mm, without overload", name));
     }

@@ -45,7 +45,7 @@ void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers
   const at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> alike;  // in type and device
   for (const auto& [name, buffer] : buffers) {
-    const auto found = std::find_if(alike.begin(), alike.end(), [&](const auto& some) {
+    const auto found = std::find_if(alike.begin(), alike.end(), [&buffer = buffer](const auto& some) {
       return some[0].scalar_type() == buffer.scalar_type() && some[0].device() == buffer.device();
     });
     (found != alike.end() ? *found : alike.emplace_back()).push_back(buffer.detach());

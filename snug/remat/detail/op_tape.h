@@ -156,6 +156,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   c10::Storage bring(int storage);
   c10::Storage load(int storage);
   c10::Storage rebuild(int storage);
+  static void poison(const c10::Storage& memory);
   // Tells the listener that the memory which `work` takes is a replay's.
   template <class Work>
   void as_replay(const Work& work) {

@@ -81,20 +81,19 @@ void OpTape::watch(int storage, c10::StorageImpl& impl) {
   c10::DataPtr data = impl.set_data_ptr(c10::DataPtr());
   void* const address = data.get();
   const c10::Device device = data.device();
-  auto watch = std::make_unique<Watch>(weak_from_this(), storage, std::move(data));
+  auto watch = std::unique_ptr<Watch>(new Watch{weak_from_this(), storage, std::move(data)});
   impl.set_data_ptr_noswap({address, watch.release(), &Watch::release, device});
   at(storage).is_watched = true;
 }
 
-// So that nobody finds the old values by luck. A device's allocator would hand the same block out next.
-static void poison(c10::DataPtr data, size_t bytes) {
-  if (data.device().is_cpu()) {
-    std::memset(data.get(), 0xFF, bytes);
+// So that nobody finds old values there by luck.
+void OpTape::poison(const c10::Storage& memory) {
+  if (memory.device().is_cpu()) {
+    std::memset(memory.mutable_data(), 0xFF, memory.nbytes());
     return;
   }
   const UnseenOperators unseen;
-  const c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false);
-  storage_bytes(storage).fill_(0xFF);
+  storage_bytes(memory).fill_(0xFF);
 }
 
 void OpTape::dropped(int storage, c10::DataPtr data) {
@@ -114,7 +113,8 @@ void OpTape::dropped(int storage, c10::DataPtr data) {
     at(storage).holding.park(std::move(data));
     settle(storage);
   } else if (verifies_ && at(storage).is_counted && data.get() != nullptr) {
-    poison(std::move(data), static_cast<size_t>(at(storage).bytes));
+    const auto bytes = static_cast<size_t>(at(storage).bytes);  // an allocator may hand the block out next
+    poison(c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false));
   }
 }
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -33,6 +34,9 @@ class OpTape::Replay {
       for (const TapeOperator::Result& result : op.results) {
         const c10::IValue& value = stack[result.result];
         made_[result.storage] = (result.element ? value.toTensorVector()[*result.element] : value.toTensor()).storage();
+        if (tape_.verifies_ && makes_no_values(op.op)) {
+          poison(made_[result.storage]);  // what the program wrote there through a pointer
+        }
       }
       stack.clear();
       for (const int i : releases_.after(k)) {
@@ -70,6 +74,11 @@ class OpTape::Replay {
   std::span<const ValueId> writes(int op) const { return tape_.operators_[static_cast<size_t>(op)].writes; }
 
  private:
+  static bool makes_no_values(const c10::OperatorHandle& op) {
+    const std::string_view name = op.schema().name();
+    return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
+  }
+
   [[noreturn]] void throw_missing(ValueId value) const {
     const TapeStorage& storage = tape_.at(value.storage);
     if (storage.is_external()) {
