@@ -6,10 +6,7 @@
 #include <utility>
 #include <variant>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
@@ -24,6 +21,7 @@
 #include "snug/planner/step_search.h"
 #include "snug/report/detail/run_log_parse.h"
 #include "snug/report/html_report.h"
+#include "tests/fuzz/bytes_as_file.h"
 #include "tests/fuzz/same.h"
 #include "tests/fuzz/targets.h"
 
@@ -111,19 +109,12 @@ void read_index(std::string_view text) {
 }
 
 void read_zip(std::string_view bytes) {
-  const int file = ::memfd_create("zip", MFD_CLOEXEC);
-  require_same(file >= 0 && ::write(file, bytes.data(), bytes.size()) == std::ssize(bytes));
-  try {
-    const detail::ZipArchive archive(fmt::format("/proc/self/fd/{}", file));
-    for (const std::string& name : archive.names()) {
-      require_same(archive.size(name) <= std::ssize(bytes));
-      archive.text(name, std::ssize(bytes));
-    }
-  } catch (const Error&) {
-    ::close(file);
-    throw;
+  const BytesAsFile file(bytes);
+  const detail::ZipArchive archive(file.path());
+  for (const std::string& name : archive.names()) {
+    require_same(archive.size(name) <= std::ssize(bytes));
+    archive.text(name, std::ssize(bytes));
   }
-  ::close(file);
 }
 
 }  // namespace

@@ -9,11 +9,8 @@
 #include <vector>
 
 #include <ATen/ATen.h>
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "snug/core/error.h"
 #include "snug/exported/exported_module.h"
@@ -21,6 +18,7 @@
 #include "snug/report/detail/run_log_parse.h"
 #include "snug/run/config.h"
 #include "tests/exported/zip_bytes.h"
+#include "tests/fuzz/bytes_as_file.h"
 #include "tests/fuzz/same.h"
 #include "tests/fuzz/targets.h"
 
@@ -45,17 +43,9 @@ std::vector<testing::ZipRecord> records_of(std::string_view text) {
 
 // The graph is read, and not run: operators do what they are asked for, whatever memory it takes.
 void read_exported(std::string_view text) {
-  const std::string file = testing::zip_of(records_of(text));
-  const int memory = ::memfd_create("pt2", MFD_CLOEXEC);
-  require_same(memory >= 0 && ::write(memory, file.data(), file.size()) == std::ssize(file));
-  try {
-    const auto model = load_exported(fmt::format("/proc/self/fd/{}", memory));
-    require_same(!model->output_names().empty());
-  } catch (const Error&) {
-    ::close(memory);
-    throw;
-  }
-  ::close(memory);
+  const BytesAsFile file(testing::zip_of(records_of(text)));
+  const auto model = load_exported(file.path());
+  require_same(!model->output_names().empty());
 }
 
 // A run's log; its settings are in the first line.
