@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -38,6 +39,7 @@ constexpr auto kGrace = std::chrono::seconds(10);  // from SIGTERM to SIGKILL
 constexpr auto kUntilOthersNotice = std::chrono::seconds(3);
 constexpr int kPollMilliseconds = 50;
 constexpr int kNotFound = 127;  // as shells say it
+constexpr size_t kTokenDigits = 32;
 
 struct LaunchFlags {
   int ranks = 1;  // on this machine
@@ -51,6 +53,7 @@ struct LaunchFlags {
 struct Address {
   std::string host = "127.0.0.1";
   int port = 0;
+  std::string token = {};  // of those who may meet there; empty: as the environment says
 };
 
 std::vector<char*>& program() {
@@ -212,6 +215,16 @@ void check(const LaunchFlags& flags) {
   }
 }
 
+// For the ranks of this machine. Of several machines each must be given the same by the user.
+std::string token_of_job(const LaunchFlags& flags) {
+  std::string token;
+  std::random_device random;
+  while (flags.nodes == 1 && token.size() < kTokenDigits) {
+    token += fmt::format("{:08x}", random());
+  }
+  return token;
+}
+
 void set_variables(const LaunchFlags& flags, int rank, const Address& meeting, int attempt) {
   const auto set = [](const char* name, int value) { ::setenv(name, std::to_string(value).c_str(), 1); };
   set("RANK", rank);
@@ -221,6 +234,9 @@ void set_variables(const LaunchFlags& flags, int rank, const Address& meeting, i
   set("MASTER_PORT", meeting.port);
   set("TORCHELASTIC_RESTART_COUNT", attempt);
   ::setenv("MASTER_ADDR", meeting.host.c_str(), 1);
+  if (!meeting.token.empty()) {
+    ::setenv("SNUG_JOB_TOKEN", meeting.token.c_str(), /*overwrite=*/0);
+  }
   // Ranks that all take all cores are slower than one.
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / flags.ranks)).c_str(), /*overwrite=*/0);
@@ -342,8 +358,10 @@ void run_launch(const LaunchFlags& flags) {
   last_signal = 0;
   signals_so_far = 0;
   const SignalScope signals;
+  const std::string token = token_of_job(flags);
   for (int attempt = 0;; ++attempt) {
-    const Address meeting = meeting_place(flags);
+    Address meeting = meeting_place(flags);
+    meeting.token = token;
     std::vector<Rank> ranks;
     for (int local = 0; local < flags.ranks; ++local) {
       ranks.push_back(start(flags, flags.node_rank * flags.ranks + local, meeting, attempt));
@@ -404,8 +422,8 @@ void add_launch(CLI::App& app) {
       "What to start follows --, as in snug launch -n 4 -- ./train --lr 0.1. Each process gets torchrun's variables:\n"
       "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; and OMP_NUM_THREADS, if not set, "
       "so\n"
-      "that all share the cores. Lines of output begin with the rank. If a rank fails, it is named, and the others "
-      "are\n"
+      "that all share the cores; and SNUG_JOB_TOKEN, at random, by which ranks of other jobs are told apart (with\n"
+      "--nodes set it yourself). Lines of output begin with the rank. If a rank fails, it is named, and the others are\n"
       "stopped.");
   command->callback([flags] { run_launch(*flags); });
 }

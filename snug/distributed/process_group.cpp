@@ -61,8 +61,14 @@ void read_store(const std::string& store, detail::Meeting& meeting) {
       fmt::format("init_process_group: the store is '{}'; give \"tcp://HOST:PORT\" or \"file:///PATH\"", store));
 }
 
+// An option, or without it a variable.
+std::string either(const std::string& option, const Environment& environment, const std::string& variable) {
+  const auto found = environment.find(variable);
+  return option.empty() && found != environment.end() ? found->second : option;
+}
+
 detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environment& environment) {
-  detail::Meeting meeting{.timeout = options.timeout};
+  detail::Meeting meeting{.token = either(options.token, environment, "SNUG_JOB_TOKEN"), .timeout = options.timeout};
   if (options.rank.has_value() != options.size.has_value()) {
     throw ConfigError("init_process_group: of rank and size only one is given; give both or neither");
   }
@@ -254,10 +260,7 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   const Environment environment = options.environment ? std::move(*options.environment) : process_environment();
   const detail::Meeting meeting = find_meeting(options, environment);
   const LaunchPlace& place = meeting.place;
-  if (const auto named = environment.find("GLOO_SOCKET_IFNAME");
-      options.interface.empty() && named != environment.end()) {
-    options.interface = named->second;
-  }
+  options.interface = either(options.interface, environment, "GLOO_SOCKET_IFNAME");
   auto impl = std::make_unique<ProcessGroup::Impl>();
   impl->local_rank = place.local_rank;
   try {

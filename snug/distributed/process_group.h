@@ -33,6 +33,9 @@ struct ProcessGroupOptions {
   /// The network interface for the ranks' traffic, "eth0". Empty: the variable GLOO_SOCKET_IFNAME; without it, loopback
   /// if the store's host is loopback, otherwise the interface to which this machine's name leads.
   std::string interface = {};
+  /// The job's name at the meeting place: ranks with another one, or none, do not meet these ones. Empty: the variable
+  /// SNUG_JOB_TOKEN, which `snug launch` sets at random. It is no password: LibTorch's store tells it to all who ask.
+  std::string token = {};
   /// Used instead of this process's variables.
   std::optional<Environment> environment = {};
 };

@@ -19,7 +19,7 @@ PYTHON = [sys.executable, "-c"]
 
 class LaunchTest(unittest.TestCase):
     def environment(self, **more):
-        kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MASTER_PORT")}
+        kept = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MASTER_PORT", "SNUG_JOB_TOKEN")}
         return {**kept, "COLUMNS": "120", **more}
 
     def launch(self, *arguments, **environment):
@@ -60,6 +60,16 @@ class LaunchTest(unittest.TestCase):
         done = self.launch("-n", "1", "--port", "4321", "--", "sh", "-c", "echo $OMP_NUM_THREADS $MASTER_PORT",
                            OMP_NUM_THREADS="7")
         self.assertEqual(done.stdout, "[0] 7 4321\n")
+
+    def test_the_ranks_of_a_job_have_a_token_of_their_own(self):
+        def tokens(*flags, token=None):
+            done = self.launch(*flags, "--", "sh", "-c", "echo token=$SNUG_JOB_TOKEN", **({"SNUG_JOB_TOKEN": token} if token else {}))
+            return {line.split("token=")[1] for line in done.stdout.splitlines()}
+        first, second = tokens("-n", "2"), tokens("-n", "2")
+        self.assertEqual((len(first), len(second), len(first | second)), (1, 1, 2), "one for a job")
+        self.assertRegex(*first, "^[0-9a-f]{32}$")
+        self.assertEqual(tokens("-n", "1", token="mine"), {"mine"})
+        self.assertEqual(tokens("--nodes", "2", "--node-rank", "1", "--rendezvous", "localhost:1"), {""}, "others could not know it")
 
     def test_arguments_reach_the_program_as_they_are(self):
         words = ["--help", "-n", "--", "[1,2]", "", "a b", "--ranks=3"]

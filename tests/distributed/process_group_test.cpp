@@ -272,6 +272,25 @@ TEST(ProcessGroup, NamesTheRanksThatDoNotCome) {
   });
 }
 
+// Two jobs whose users chose the same port.
+TEST(ProcessGroup, DoesNotMeetARankOfAnotherJob) {
+  on_ranks(2, {{{"SNUG_JOB_TOKEN", "one"}}, {{"SNUG_JOB_TOKEN", "other"}}}, free_port(), [] {
+    EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),
+                AllOf(HasSubstr("1 of 2 ranks did not come"), HasSubstr("SNUG_JOB_TOKEN")));
+  });
+}
+
+TEST(ProcessGroup, MeetsWhoHasItsTokenFromTheOptionsOrTheVariable) {
+  on_ranks(2, {{{"SNUG_JOB_TOKEN", "one"}}, {}}, free_port(), [] {
+    ProcessGroupOptions options = quick();
+    options.token = this_rank() == 0 ? "" : "one";
+    const auto group = init_process_group(options);
+    const auto x = torch::ones({1});
+    group->all_reduce(x);
+    EXPECT_EQ(x.item<float>(), 2);
+  });
+}
+
 TEST(ProcessGroup, SaysThatRanksDisagreeOnTheirNumber) {
   on_ranks(2, {{}, {{"WORLD_SIZE", "3"}}}, free_port(), [] {
     EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),

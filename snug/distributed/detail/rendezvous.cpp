@@ -160,7 +160,7 @@ std::string wait_for_all(const Meeting& meeting, c10d::Store& store) {
     if (Clock::now() > deadline) {
       std::erase_if(missing, [&](int rank) { return store.check({rank_key(rank)}); });
       return fmt::format(
-          "init_process_group: {} of {} ranks did not come to {} within {} s: {}; were they started, and do they live?",
+          "init_process_group: {} of {} ranks did not come to {} within {} s: {}; were they started, do they live, and have all ranks the same SNUG_JOB_TOKEN?",
           missing.size(), meeting.place.size, meeting.where(), std::chrono::duration<double>(meeting.timeout).count(),
           fmt::join(missing, ", "));
     }
@@ -178,7 +178,8 @@ c10::intrusive_ptr<c10d::Store> open_this_store(const Meeting& meeting) {
     store = c10::make_intrusive<c10d::HashStore>();
   }
   store->setTimeout(meeting.timeout);
-  return store;
+  // A rank of another job has other keys.
+  return meeting.token.empty() ? store : prefixed("job " + meeting.token, store);
 }
 
 // The attempts of this process at one place.

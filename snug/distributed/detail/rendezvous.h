@@ -13,7 +13,8 @@ namespace snug::detail {
 
 struct Meeting {
   LaunchPlace place = {};
-  std::string file = {};  ///< instead of place.host and place.port
+  std::string file = {};   ///< instead of place.host and place.port
+  std::string token = {};  ///< the job's; empty: none
   std::chrono::milliseconds timeout = {};
 
   /// For messages: "tcp://host:1234", "file:///path", "memory".
