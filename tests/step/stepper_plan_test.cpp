@@ -156,6 +156,36 @@ TEST(StepperPlan, ThatCannotBeNamesABudgetThatWouldDo) {
   EXPECT_FALSE(with_budget(smallest->count())) << "it said so itself";
 }
 
+// The peak is where the first pooling goes backward: it needs its input and the gradient of that, whatever a plan does.
+// So a plan saves little, and its profile may need more than the step takes without.
+TEST(StepperPlan, ThatCannotBeNamesNoMoreThanAPlainStepTakes) {
+  const auto make = [] {
+    torch::manual_seed(3);
+    return nn::Sequential(nn::Conv2d(1, 10, 5), nn::MaxPool2d(2), nn::ReLU(), nn::Conv2d(10, 20, 5), nn::MaxPool2d(2),
+                          nn::ReLU(), nn::Flatten(), nn::Linear(320, 10));
+  };
+  for (const int64_t items : {32, 64, 128}) {
+    torch::manual_seed(7);
+    const Batch batch{torch::randn({items, 1, 28, 28}), torch::randn({items, 10})};
+    const int64_t plain = plain_bytes(batch, {}, make);
+    for (const int64_t share : {30, 70}) {
+      const int64_t before = live();
+      Bytes smallest(0);
+      try {
+        PlannedTraining run({.micro_batch = items, .memory_budget = Bytes(before + plain * share / 100)}, make());
+        run.step(batch);
+        ADD_FAILURE() << "that should not do";
+      } catch (const BudgetExceeded& error) {
+        smallest = error.smallest_feasible();
+      }
+      constexpr int64_t kSmallThings = 32 << 10;
+      EXPECT_LE(smallest.count(), before + plain + kSmallThings) << items << " items, plain: " << plain;
+      PlannedTraining again({.micro_batch = items, .memory_budget = smallest}, make());
+      EXPECT_LE(again.step(batch).peak_bytes, smallest.count());
+    }
+  }
+}
+
 // Most of what backward needs cannot be computed again.
 nn::Sequential with_masks() {
   torch::manual_seed(3);

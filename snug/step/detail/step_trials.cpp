@@ -378,7 +378,8 @@ std::string StepTrials::told_of_state(const Found& found) const {
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   StepTrials trials = *this;
   const LimitPaused no_limit(limits_->device, limits_->budget);
-  const auto enough_to_try = [&](int64_t bytes, int64_t items, int64_t slices) {
+  // `plain`: what the step takes without a plan, on the way there.
+  const auto enough_to_try = [&](int64_t bytes, int64_t plain, int64_t items, int64_t slices) {
     constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
     constexpr int kMostTries = 24;
     bytes = std::max(bytes, limits_->budget + 1);
@@ -387,7 +388,8 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
       if (StepTrials(*this).try_one(step, items, slices)) {
         break;
       }
-      bytes += std::max(kSmallThings, bytes / 16);
+      const int64_t more = bytes + std::max(kSmallThings, bytes / 16);
+      bytes = bytes < plain + kSmallThings ? std::min(more, plain + kSmallThings) : more;
     }
     return bytes;
   };
@@ -399,9 +401,11 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     const int64_t slices = trials.can_slice_ ? kMostSlices : 1;
     if (trials.try_one(step, items, slices)) {
       const bool in_file = state_can_leave();
-      const int64_t of_plan = PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest().peak_bytes;
-      const int64_t least = std::max(trials.bytes_of_update(in_file), trials.bytes_beside(items, in_file) + of_plan);
-      return enough_to_try(least, items, slices);
+      const RematPlan of_plan = PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest();
+      const auto with = [&](int64_t activations) {
+        return std::max(trials.bytes_of_update(in_file), trials.bytes_beside(items, in_file) + activations);
+      };
+      return enough_to_try(with(of_plan.peak_bytes), with(of_plan.plain_peak_bytes), items, slices);
     }
     if (!is_free || items == step.batch) {
       return 0;
