@@ -12,6 +12,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/utils/tensor_flatten.h>
+#include <torch/version.h>
 
 #include "snug/core/detail/gradient_hooks.h"
 #include "snug/core/error.h"
@@ -24,7 +25,11 @@
 // c10d's Reducer gathers gradients into buckets and calls a hook for each full bucket. This file adds the rules for
 // backward passes. The outputs of forward() carry a hook that notes the id of the backward pass in which it runs;
 // parameters carry a hook that compares the id. Both run before the Reducer's own hooks. A Reducer has fixed
-// parameters, so it is made anew if other parameters are frozen. Tried on LibTorch 2.11.0 and 2.13.0.
+// parameters, so it is made anew if other parameters are frozen. From LibTorch 2.15 on a bucket is there only from its
+// first gradient to the end of backward; then gradients hold what is left of it. Tried on LibTorch 2.11.0, 2.13.0 and
+// 2.15.0.
+
+#define SNUG_LAZY_BUCKETS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
 
 namespace snug {
 namespace {
@@ -37,6 +42,20 @@ std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& pa
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {first, static_cast<size_t>(cap)}));
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
+}
+
+// A bucket that is not there yet is made.
+void zero_bucket(c10d::GradBucket& bucket) {
+  at::Tensor& buffer = bucket.getBufferRef();
+  if (buffer.defined()) {
+    buffer.zero_();
+    return;
+  }
+  int64_t elements = 0;
+  for (const at::Tensor& parameter : bucket.getParameters()) {
+    elements += parameter.numel();
+  }
+  buffer = at::zeros({elements}, bucket.getParameters().front().options().requires_grad(false));
 }
 
 // All buffers for sending are allocated before the first one is sent: if a rank ran out of memory between two, the
@@ -237,7 +256,7 @@ void DataParallel::Impl::drop_reducer() {
 
 DataParallel::Impl::~Impl() { drop_reducer(); }
 
-// LibTorch 2.13 knows one argument more, which it gives a default.
+// LibTorch 2.13 and 2.14 know one argument more, which they give a default.
 void DataParallel::Impl::make_reducer() {
   const int64_t cap = options_.bucket.count();
   std::unordered_map<size_t, std::string> names;
@@ -248,7 +267,12 @@ void DataParallel::Impl::make_reducer() {
       parameters_, first_buckets(parameters_, cap), group_->impl().group, std::vector<bool>(parameters_.size(), false),
       cap, options_.find_unused_parameters, options_.gradient_as_bucket_view, std::move(names),
       std::min(kFirstBucket, cap), /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
-      /*bucket_bytes_cap_list=*/std::vector<int64_t>{});
+      /*bucket_bytes_cap_list=*/std::vector<int64_t>{}
+#if SNUG_LAZY_BUCKETS
+      ,
+      /*batched_grad_copy=*/false, /*lazy_bucket_allocation=*/true
+#endif
+  );
   auto hook = std::make_unique<Hook>(*this);
   hook_ = hook.get();
   reducer_->register_comm_hook(std::move(hook));
@@ -450,19 +474,30 @@ void DataParallel::Impl::send_zeros() {
     group_->all_reduce(
         at::zeros({static_cast<int64_t>(parameters_.size())}, at::TensorOptions(at::kInt).device(device)));
   };
-  std::vector<c10d::GradBucket> buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/false);
+  std::vector<c10d::GradBucket> buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/SNUG_LAZY_BUCKETS);
   const size_t first = hook_->launched();
   if (options_.static_graph && is_first_static_pass_) {
     tell_of_none();
   }
   for (size_t i = first; i < buckets.size(); ++i) {
-    buckets[i].getBufferRef().zero_();
+    zero_bucket(buckets[i]);
     hook_->runHook(buckets[i]);
   }
   if (options_.find_unused_parameters && !options_.static_graph && first < buckets.size()) {
     tell_of_none();
   }
   hook_->finish_all();
+}
+
+int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
+  int64_t all = 0, largest = 0;
+  for (const at::Tensor& parameter : parameters_) {
+    const auto bytes = static_cast<int64_t>(parameter.nbytes());
+    all += bytes;
+    largest = std::max(largest, bytes);
+  }
+  const int64_t beside = options_.gradient_as_bucket_view ? std::min(all, options_.bucket.count() + largest) : all;
+  return SNUG_LAZY_BUCKETS ? beside + largest : 0;
 }
 
 void DataParallel::Impl::start_over() {

@@ -39,6 +39,8 @@ struct DataParallelOptions {
   /// most 1 MiB, so that sending starts early.
   Bytes bucket = Bytes(25 << 20);
   /// Gradients lie in the buckets, which saves a copy of all of them. They must not be detached in place or resized.
+  /// With LibTorch 2.15 and later a bucket takes memory from its first gradient in backward until its gradients are
+  /// dropped; before, all the time.
   bool gradient_as_bucket_view = true;
   /// Looks in each forward's graph for parameters that took no part on some rank. Off: such a parameter is an error
   /// that names it.

@@ -361,7 +361,7 @@ class Stepper::Impl {
                        .trained = parameters.fingerprint()},
               .batch = batch_,
               .micro_batch = micro_batch,
-              .fixed_bytes = live + state_.bytes() + stepper_.budget_.own_bytes() +
+              .fixed_bytes = live + state_.bytes() + stepper_.budget_.own_bytes() + stepper_.ranks_.bucket_bytes() +
                              (place.is_in_file() ? state_file.moved : 0) +
                              (model_place.is_in_file() ? model_file.moved - model_file.beside : 0),
               .state_bytes = state_.bytes(),

@@ -6,9 +6,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <torch/version.h>
 
 #include "snug/activations/checkpoint.h"
 #include "snug/core/error.h"
+#include "snug/memory/limit.h"
 #include "snug/models/gpt.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/freezing.h"
@@ -152,6 +154,31 @@ TEST(DataParallel, SumsSharesOfALossOverUnequalNumbersOfItems) {
        })
         .backward();
     expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+  });
+}
+
+TEST(DataParallel, HasBucketsAllTheTimeOrFromLibTorch215OnWhileThereAreGradients) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_gpt();
+    int64_t bytes = 0;
+    for (const auto& parameter : model->parameters()) {
+      bytes += static_cast<int64_t>(parameter.nbytes());
+    }
+    const auto batch = tokens(4);
+    const int64_t before = live_bytes(torch::kCPU).count();
+    DataParallel ddp(model, group, {.bucket = Bytes(bytes / 4)});
+    for (int i = 0; i < 3; ++i) {  // buckets are made anew after the first
+      accumulate(ddp, own_parts(batch, *group, 2), [&](const torch::Tensor& part) { return gpt_loss(model, part); });
+      EXPECT_GE(live_bytes(torch::kCPU).count() - before, bytes);
+      model->zero_grad();
+    }
+    const int64_t left = live_bytes(torch::kCPU).count() - before;
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
+    EXPECT_LT(left, bytes / 16);
+#else
+    EXPECT_GE(left, bytes);
+#endif
   });
 }
 

@@ -45,6 +45,11 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void begin_rehearsal();
   void end_rehearsal();
 
+  /// What a backward pass that sends takes beside its gradients: a bucket, which is whole from its first gradient on,
+  /// or all of them where gradients do not lie in them; and a gradient that is not yet in its bucket. 0: buckets are
+  /// there all the time.
+  int64_t bucket_bytes_in_backward() const;
+
   bool has_static_graph() const { return options_.static_graph; }
 
   /// Looks which parameters are trained now, and returns whether they have changed. Changed parameters are sent in

@@ -51,6 +51,8 @@ RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of
   }
 }
 
+int64_t RankedStep::bucket_bytes() const { return is_alone() ? 0 : parallel_->impl().bucket_bytes_in_backward(); }
+
 int64_t RankedStep::from_rank_zero(int64_t value) const {
   if (is_alone()) {
     return value;

@@ -55,6 +55,8 @@ class RankedStep {
 
   bool is_alone() const { return parallel_ == nullptr; }
   Rehearsal rehearse() const { return Rehearsal(parallel_); }
+  /// See DataParallel::Impl::bucket_bytes_in_backward.
+  int64_t bucket_bytes() const;
   /// Rank 0's value.
   int64_t from_rank_zero(int64_t value) const;
   /// The smallest of all ranks. Throws ConfigError, on all, if only some of them plan for it.
