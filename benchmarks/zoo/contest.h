@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <ctime>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "snug/core/error.h"
 #include "snug/memory/meter.h"
 #include "snug/planner/bound.h"
+#include "snug/planner/step_search.h"
 #include "snug/remat/rematerialize.h"
 
 namespace snug::zoo {
@@ -26,14 +28,16 @@ struct Way {
   std::string name;
   Run run = run_plainly;
   int64_t micro_batches = 1;
-  std::optional<ActivationPlan> plan = {};
+  std::optional<ActivationPlan> plan = {};  ///< of each micro-batch
+  int64_t predicted_peak_bytes = 0;         ///< 0: nothing was predicted
+  double predicted_ratio = 0;
   double planning_seconds = 0;  ///< search alone; with a step that verifies where `corrected`
   bool corrected = false;  ///< plan_activations found that the plan did not come out as predicted, and made another
   int rival = -1;          ///< index of the way by hand whose bytes the plan may take
 
   int64_t peak_bytes = 0;
   int64_t replayed = 0;
-  bool same_bits = true;  ///< of loss and gradients; not of several micro-batches, which are summed in another order
+  bool same_bits = true;            ///< of loss and gradients, as of the same micro-batches without a plan
   std::vector<double> ratios = {};  ///< of its time to a plain step's, sorted
 
   double ratio() const { return ratios.empty() ? 0 : ratios[ratios.size() / 2]; }
@@ -88,6 +92,9 @@ class Contest {
     }
     for (size_t rival = first, end = ways.size(); rival < end; ++rival) {
       add_plan("plan in the bytes of " + ways[rival].name, ways[rival].peak_bytes, static_cast<int>(rival));
+      if (ways[rival].micro_batches > 1) {
+        add_choice(static_cast<int>(rival));
+      }
     }
   }
 
@@ -103,7 +110,41 @@ class Contest {
       way.planning_seconds += seconds_of([&] { way.plan = plan_activations(profile, forward(), budget); });
       inspect(way);
     }
+    way.predicted_peak_bytes = way.plan->predicted_peak_bytes;
+    way.predicted_ratio = way.plan->predicted_seconds / way.plan->plain_seconds;
     ways.push_back(std::move(way));
+  }
+
+  /// As a Stepper chooses: the faster of a plan for the batch and of one for each half of it.
+  void add_choice(int rival) {
+    Way& halves = ways[static_cast<size_t>(rival)];
+    const int64_t items = entry_.batch[0].size(0);
+    step(halves);  // its gradients stay: the second half's are added to them
+    const StepProfile of_half = profile_step([&] { return entry_.loss_of(part_of_batch(2, 0), run_plainly); });
+    StepSearchOptions options{.batch = items, .budget = halves.peak_bytes};
+    for (const Tensor& leaf : leaves_) {
+      options.gradient_bytes += leaf.grad().defined() ? static_cast<int64_t>(leaf.grad().nbytes()) : 0;
+    }
+    const StepSimulator whole(profile), half(of_half);
+    const auto search = [&] {
+      return search_step({{.items = items, .simulator = &whole}, {.items = items / 2, .simulator = &half}}, options);
+    };
+    Way way{.name = "a Stepper's choice in the bytes of " + halves.name, .rival = rival};
+    StepSearch found;
+    way.planning_seconds = seconds_of([&] { found = search(); });
+    if (!found.choice) {
+      options.budget = found.smallest_feasible_bytes;
+      found = search();
+    }
+    const StepChoice& choice = found.choice.value();
+    way.micro_batches = choice.micro_batches;
+    way.predicted_peak_bytes = choice.peak_bytes;
+    way.predicted_ratio = choice.seconds / choice.plan.plain_seconds;
+    if (choice.plan.peak_bytes < choice.plan.plain_peak_bytes) {
+      const int64_t gradients = choice.micro_batches > 1 ? options.gradient_bytes : 0;
+      way.plan = ActivationPlan(choice.micro_batches > 1 ? of_half : profile, Bytes(options.budget - gradients));
+    }
+    add(std::move(way));
   }
 
   /// Each way takes turns with plain steps; a plain step itself does so too, which tells how far ratios can be trusted.
@@ -172,18 +213,23 @@ class Contest {
 
   Tensor step(Way& way) {
     drop_gradients();
+    way.replayed = 0;
     torch::manual_seed(2);
     if (way.micro_batches == 1) {
       return pass(way, entry_.batch);
     }
     for (int64_t i = 0; i < way.micro_batches; ++i) {
-      Batch micro;
-      for (const Tensor& tensor : entry_.batch) {
-        micro.push_back(tensor.chunk(way.micro_batches)[static_cast<size_t>(i)]);
-      }
-      pass(way, micro);
+      pass(way, part_of_batch(way.micro_batches, i));
     }
     return {};
+  }
+
+  Batch part_of_batch(int64_t parts, int64_t i) const {
+    Batch part;
+    for (const Tensor& tensor : entry_.batch) {
+      part.push_back(tensor.chunk(parts)[static_cast<size_t>(i)]);
+    }
+    return part;
   }
 
   // Forward and backward. Returns the loss.
@@ -196,7 +242,7 @@ class Contest {
     const auto replayed = scope ? scope->replayed_operators() : nullptr;
     scope.reset();
     loss.backward(way.micro_batches == 1 ? Tensor() : torch::full({}, 1.0 / static_cast<double>(way.micro_batches)));
-    way.replayed = replayed ? replayed->load() : 0;
+    way.replayed += replayed ? replayed->load() : 0;
     return loss.detach();
   }
 
@@ -208,18 +254,16 @@ class Contest {
     for (const Tensor& leaf : leaves_) {
       bits.push_back(leaf.grad());
     }
-    if (plain_bits_.empty()) {
-      plain_bits_ = std::move(bits);
-      return;
-    }
-    way.same_bits = std::equal(bits.begin(), bits.end(), plain_bits_.begin(), [](const Tensor& a, const Tensor& b) {
+    const std::vector<Tensor>& right = bits_.try_emplace(way.micro_batches, bits).first->second;
+    way.same_bits = std::equal(bits.begin(), bits.end(), right.begin(), [](const Tensor& a, const Tensor& b) {
       return a.defined() == b.defined() && (!a.defined() || a.equal(b));
     });
   }
 
   Entry entry_;
   std::vector<Tensor> leaves_;
-  std::vector<Tensor> plain_bits_;  // loss, then gradients
+  // Loss, then gradients, of so many micro-batches without a plan; of several there is no one loss.
+  std::map<int64_t, std::vector<Tensor>> bits_;
 };
 
 }  // namespace snug::zoo
