@@ -103,18 +103,18 @@ inline pid_t start(const std::vector<std::string>& arguments, const Environment&
   return child;
 }
 
-// The exit status; -1 if it did not end by itself.
+// The exit status; minus the signal that ended it; minus SIGKILL's number where it took too long.
 inline int wait_for(pid_t child, std::chrono::steady_clock::time_point deadline) {
   int status = 0;
   while (::waitpid(child, &status, WNOHANG) == 0) {
     if (std::chrono::steady_clock::now() > deadline) {
       ::kill(child, SIGKILL);
       ::waitpid(child, &status, 0);
-      return -1;
+      return -SIGKILL;
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
 inline std::string read(const std::filesystem::path& path) {
@@ -163,7 +163,8 @@ void on_ranks(int size, const std::vector<Environment>& extra, int port, Body&& 
   const auto deadline = std::chrono::steady_clock::now() + kRanksTakeAtMost;
   for (int rank = 0; rank < size; ++rank) {
     const int status = ranks_detail::wait_for(children[static_cast<size_t>(rank)], deadline);
-    EXPECT_EQ(status, 0) << "rank " << rank << (status == -1 ? " crashed, or took too long; it wrote\n" : " wrote\n")
+    EXPECT_EQ(status, 0) << "rank " << rank
+                         << (status < 0 ? fmt::format(" was ended by signal {}; it wrote\n", -status) : " wrote\n")
                          << ranks_detail::read(folder / std::to_string(rank));
   }
 }
