@@ -129,7 +129,7 @@ int main(int argc, char** argv) {
   const snug::Bytes limit = snug::Bytes::parse(argc > 2 ? argv[2] : "1GiB");
   const int64_t width_in_files = argc > 3 ? std::atoi(argv[3]) : 1696;
   std::cout << "| way | width | parameters | peak of a step | s a step | tokens/s |\n|---|---|---|---|---|---|\n";
-  int64_t width = kWidthUnit;
+  int64_t from = 1;  // in units: what plain LibTorch trains, each way does
   for (const Way& way : kWays) {
     const auto trains = [&](int64_t at) {
       return snug::cli::fits(torch::kCPU, limit.count(), [&] {
@@ -138,10 +138,11 @@ int main(int argc, char** argv) {
         training.step(tokens_of(way.is_torch ? kSequences : 2));
       });
     };
-    const int64_t from = width / kWidthUnit;
-    width = way.all_in_files ? width_in_files : kWidthUnit * (from + snug::cli::largest(64, [&](int64_t more) {
-                                                                return trains(kWidthUnit * (from + more));
-                                                              }));
+    const int64_t width =
+        way.all_in_files ? width_in_files : kWidthUnit * (from + snug::cli::largest(64, [&](int64_t more) {
+                                                            return trains(kWidthUnit * (from + more));
+                                                          }));
+    from = way.is_torch ? width / kWidthUnit : from;
     const snug::MemoryLimit enforced(torch::kCPU, limit);
     Training training(way, width, limit, directory);
     const Tensor tokens = tokens_of(kSequences);
