@@ -139,7 +139,7 @@ class Contest {
     const StepChoice& choice = found.choice.value();
     way.micro_batches = choice.micro_batches;
     way.predicted_peak_bytes = choice.peak_bytes;
-    way.predicted_ratio = choice.seconds / choice.plan.plain_seconds;
+    way.predicted_ratio = choice.seconds / whole.run(keep_all(profile)).seconds;
     if (choice.plan.peak_bytes < choice.plan.plain_peak_bytes) {
       const int64_t gradients = choice.micro_batches > 1 ? options.gradient_bytes : 0;
       way.plan = ActivationPlan(choice.micro_batches > 1 ? of_half : profile, Bytes(options.budget - gradients));
