@@ -275,8 +275,10 @@ TEST(ProcessGroup, NamesTheRanksThatDoNotCome) {
 // Two jobs whose users chose the same port.
 TEST(ProcessGroup, DoesNotMeetARankOfAnotherJob) {
   on_ranks(2, {{{"SNUG_JOB_TOKEN", "one"}}, {{"SNUG_JOB_TOKEN", "other"}}}, free_port(), [] {
+    // Rank 0 may give up first, and with it the store.
     EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),
-                AllOf(HasSubstr("1 of 2 ranks did not come"), HasSubstr("SNUG_JOB_TOKEN")));
+                AnyOf(AllOf(HasSubstr("1 of 2 ranks did not come"), HasSubstr("SNUG_JOB_TOKEN")),
+                      HasSubstr("rank 1 lost tcp://")));
   });
 }
 

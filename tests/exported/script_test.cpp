@@ -88,8 +88,9 @@ TEST(ScriptModule, TrainsWithTheBitsOfTheScriptItself) {
     torch::manual_seed(3);
     script.forward({x}).toTensor().backward();
   }
+  const auto parameters = model->named_parameters();
   for (const auto& parameter : script.named_parameters()) {
-    if (const auto* own = model->named_parameters().find(parameter.name)) {
+    if (const auto* own = parameters.find(parameter.name)) {
       EXPECT_TRUE(same_bits(own->grad(), parameter.value.grad())) << parameter.name;
     }
   }

@@ -29,8 +29,8 @@ struct LastNode final : Node {
 
 template <typename Pointer>
 Pointer owning(Node* node) {
-  if constexpr (requires { Pointer::reclaim(node); }) {
-    return Pointer::reclaim(node);
+  if constexpr (requires { Pointer::unsafe_steal_from_new(node); }) {
+    return Pointer::unsafe_steal_from_new(node);  // counts it as owned once; reclaim() expects that it is so already
   } else {
     return Pointer(node);
   }

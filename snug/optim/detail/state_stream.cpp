@@ -1,7 +1,6 @@
 #include "snug/optim/detail/state_stream.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <fmt/format.h>
@@ -97,7 +96,7 @@ std::string StateStream::transfer(const Transfer& one) {
     } else if (*part.sum) {
       failure = disk_.read(part.memory, part.bytes, part.offset, **part.sum);
     } else {
-      std::memset(part.memory, 0, static_cast<size_t>(part.bytes));
+      std::fill_n(static_cast<char*>(part.memory), part.bytes, char{0});  // an empty part has no memory
     }
     if (!failure.empty()) {
       break;
