@@ -8,7 +8,9 @@
 // they are named. budgets: per cents of the plain step's peak, or the fewest bytes for which a plan is found; those
 // below these are passed over. MiB: how far memory rises above its level before the step, gradients included. time: of
 // the processor, over that of a plain step, as the median of N ratios, with the lowest and highest; the two take turns.
-// Exit status 1 if a way has other bits than the plain step, or a plan takes more bytes than predicted.
+// A Stepper's choice is the faster of a plan for the batch and of one for each half. Two ways whose medians each lie
+// within the other's range cannot be told apart. Exit status 1 if a way has other bits than the same micro-batches
+// without a plan, or a plan takes more bytes than predicted.
 
 #include <charconv>
 #include <iostream>

@@ -3,7 +3,7 @@
 // where it splits: more of them take no more memory. The last row is of a width that is given, since a model in files
 // is limited by the disk and by patience.
 //
-//   benchmark_largest_gpt DIRECTORY [LIMIT [WIDTH-IN-FILES]]      (1GiB, 1696: 414 million parameters)
+//   benchmark_largest_gpt DIRECTORY [LIMIT [WIDTH-IN-FILES]]      (1GiB, 1696: 415 million parameters)
 
 #include <cstdlib>
 #include <filesystem>

@@ -422,8 +422,8 @@ void add_launch(CLI::App& app) {
       "What to start follows --, as in snug launch -n 4 -- ./train --lr 0.1. Each process gets torchrun's variables:\n"
       "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; and OMP_NUM_THREADS, if not set, "
       "so\n"
-      "that all share the cores; and SNUG_JOB_TOKEN, at random, by which ranks of other jobs are told apart (with\n"
-      "--nodes set it yourself). Lines of output begin with the rank. If a rank fails, it is named, and the others are\n"
+      "that all share the cores; and SNUG_JOB_TOKEN, if not set, at random: by it ranks of other jobs are told\n"
+      "apart (with --nodes set it yourself). Lines of output begin with the rank. If a rank fails, it is named, and the others are\n"
       "stopped.");
   command->callback([flags] { run_launch(*flags); });
 }

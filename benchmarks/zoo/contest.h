@@ -143,6 +143,7 @@ class Contest {
     if (choice.plan.peak_bytes < choice.plan.plain_peak_bytes) {
       const int64_t gradients = choice.micro_batches > 1 ? options.gradient_bytes : 0;
       way.plan = ActivationPlan(choice.micro_batches > 1 ? of_half : profile, Bytes(options.budget - gradients));
+      way.predicted_peak_bytes = way.plan->predicted_peak_bytes + gradients;
     }
     add(std::move(way));
   }

@@ -26,13 +26,15 @@
 // backward passes. The outputs of forward() carry a hook that notes the id of the backward pass in which it runs;
 // parameters carry a hook that compares the id. Both run before the Reducer's own hooks. A Reducer has fixed
 // parameters, so it is made anew if other parameters are frozen. From LibTorch 2.15 on a bucket is there only from its
-// first gradient to the end of backward; then gradients hold what is left of it. Tried on LibTorch 2.11.0, 2.13.0 and
-// 2.15.0.
+// first gradient to the end of backward; after that its memory lives as long as one of its gradients. Tried on
+// LibTorch 2.11.0, 2.13.0 and 2.15.0.
 
 #define SNUG_LAZY_BUCKETS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
 
 namespace snug {
 namespace {
+
+constexpr bool kHasLazyBuckets = SNUG_LAZY_BUCKETS;
 
 constexpr int64_t kFirstBucket = 1 << 20;  // as in Python
 
@@ -42,20 +44,6 @@ std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& pa
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {first, static_cast<size_t>(cap)}));
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
-}
-
-// A bucket that is not there yet is made.
-void zero_bucket(c10d::GradBucket& bucket) {
-  at::Tensor& buffer = bucket.getBufferRef();
-  if (buffer.defined()) {
-    buffer.zero_();
-    return;
-  }
-  int64_t elements = 0;
-  for (const at::Tensor& parameter : bucket.getParameters()) {
-    elements += parameter.numel();
-  }
-  buffer = at::zeros({elements}, bucket.getParameters().front().options().requires_grad(false));
 }
 
 // All buffers for sending are allocated before the first one is sent: if a rank ran out of memory between two, the
@@ -91,12 +79,18 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
   explicit Hook(Impl& parent) : parent_(parent) {}
 
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    future->markCompleted(static_cast<int64_t>(start(bucket.getBufferRef(), bucket.getParameters())));
+    return future;
+  }
+
+  /// Returns the number of the bucket in this pass.
+  size_t start(const at::Tensor& gradients, const std::vector<at::Tensor>& parameters) {
     ProcessGroup& group = *parent_.group_;
     const int64_t before = group.traffic().all_reduce;
     if (launched_ == 0) {
       busy_before_ = group.impl().busy->seconds();
     }
-    const at::Tensor& gradients = bucket.getBufferRef();
     if (const int divisor = parent_.divides() ? group.size() : 1; divisor > 1) {
       gradients.div_(divisor);
     }
@@ -104,14 +98,11 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
     // static_graph.
     const size_t index = launched_;
     const CommHook& hook = parent_.options_.hook;
-    auto wait = hook ? hook(GradientBucket{index, gradients, bucket.getParameters()}, group)
-                     : group.start_all_reduce(gradients);
+    auto wait = hook ? hook(GradientBucket{index, gradients, parameters}, group) : group.start_all_reduce(gradients);
     started_[index] = {gradients, std::move(wait)};
     ++launched_;  // if the hook failed, it has sent nothing: send_zeros() is to call it again
     parent_.bytes_reduced_ += group.traffic().all_reduce - before;
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
-    future->markCompleted(static_cast<int64_t>(index));
-    return future;
+    return index;
   }
 
   at::Tensor parseHookResult(const c10::IValue& result) override { return finish(static_cast<size_t>(result.toInt())); }
@@ -281,6 +272,39 @@ void DataParallel::Impl::make_reducer() {
   }
   has_reduced_ = false;
   let_go_of_views();
+  note_buckets();
+}
+
+// For send_zeros(), which makes buckets that are not there. They are asked for here, since that makes all of them for a
+// moment, and a rank that fails may have no memory for it.
+void DataParallel::Impl::note_buckets() {
+  in_buckets_.clear();
+  if (kHasLazyBuckets) {
+    for (const c10d::GradBucket& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/true)) {
+      in_buckets_.push_back(bucket.getParameters());
+    }
+  }
+}
+
+// Those that this pass has not sent. All memory is taken before the first is sent.
+std::vector<GradientBucket> DataParallel::Impl::unsent_zeros() {
+  std::vector<GradientBucket> unsent;
+  if (!kHasLazyBuckets) {
+    std::vector<c10d::GradBucket> buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/false);
+    for (size_t i = hook_->launched(); i < buckets.size(); ++i) {
+      unsent.push_back({i, buckets[i].getBufferRef().zero_(), buckets[i].getParameters()});
+    }
+    return unsent;
+  }
+  for (size_t i = hook_->launched(); i < in_buckets_.size(); ++i) {
+    int64_t elements = 0;
+    for (const at::Tensor& parameter : in_buckets_[i]) {
+      elements += parameter.numel();
+    }
+    const auto options = in_buckets_[i].front().options().requires_grad(false);
+    unsent.push_back({i, at::zeros({elements}, options), in_buckets_[i]});
+  }
+  return unsent;
 }
 
 void DataParallel::Impl::begin_forward() {
@@ -334,6 +358,7 @@ void DataParallel::Impl::synchronize() {
   // The Reducer has rank 0 tell the others about them.
   if (reducer_ && group_->impl().attempt("broadcast", [&] { return reducer_->rebuild_buckets(); })) {
     let_go_of_views();
+    note_buckets();
   }
   if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
     send_buffers(*group_, buffers_);
@@ -474,30 +499,35 @@ void DataParallel::Impl::send_zeros() {
     group_->all_reduce(
         at::zeros({static_cast<int64_t>(parameters_.size())}, at::TensorOptions(at::kInt).device(device)));
   };
-  std::vector<c10d::GradBucket> buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/SNUG_LAZY_BUCKETS);
-  const size_t first = hook_->launched();
+  const std::vector<GradientBucket> unsent = unsent_zeros();
   if (options_.static_graph && is_first_static_pass_) {
     tell_of_none();
   }
-  for (size_t i = first; i < buckets.size(); ++i) {
-    zero_bucket(buckets[i]);
-    hook_->runHook(buckets[i]);
+  for (const GradientBucket& bucket : unsent) {
+    hook_->start(bucket.gradients, bucket.parameters);
   }
-  if (options_.find_unused_parameters && !options_.static_graph && first < buckets.size()) {
+  if (options_.find_unused_parameters && !options_.static_graph && !unsent.empty()) {
     tell_of_none();
   }
   hook_->finish_all();
 }
 
+// Buckets fill one after the other, unless parameters are of several kinds, or some get no gradient: their places are
+// filled at once. In the first pass the order is a guess, and a step that needs more is made again with less.
 int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
+  if (!kHasLazyBuckets) {
+    return 0;
+  }
   int64_t all = 0, largest = 0;
+  bool is_one_kind = true;
   for (const at::Tensor& parameter : parameters_) {
     const auto bytes = static_cast<int64_t>(parameter.nbytes());
     all += bytes;
     largest = std::max(largest, bytes);
+    is_one_kind = is_one_kind && parameter.options().type_equal(parameters_.front().options());
   }
-  const int64_t beside = options_.gradient_as_bucket_view ? std::min(all, options_.bucket.count() + largest) : all;
-  return SNUG_LAZY_BUCKETS ? beside + largest : 0;
+  const bool fill_in_turn = options_.gradient_as_bucket_view && !options_.find_unused_parameters && is_one_kind;
+  return fill_in_turn ? std::min(all, options_.bucket.count() + largest) : all;
 }
 
 void DataParallel::Impl::start_over() {
@@ -531,3 +561,5 @@ NoSync::NoSync(DataParallel& parent) : impl_(parent.impl_) { ++impl_->quiet_guar
 NoSync::~NoSync() { --impl_->quiet_guards; }
 
 }  // namespace snug
+
+#undef SNUG_LAZY_BUCKETS

@@ -40,7 +40,7 @@ struct DataParallelOptions {
   Bytes bucket = Bytes(25 << 20);
   /// Gradients lie in the buckets, which saves a copy of all of them. They must not be detached in place or resized.
   /// With LibTorch 2.15 and later a bucket takes memory from its first gradient in backward until its gradients are
-  /// dropped; before, all the time.
+  /// dropped, and gradients that were only set to zero are copied. Older versions hold it all the time.
   bool gradient_as_bucket_view = true;
   /// Looks in each forward's graph for parameters that took no part on some rank. Off: such a parameter is an error
   /// that names it.

@@ -62,13 +62,14 @@ void read_store(const std::string& store, detail::Meeting& meeting) {
 }
 
 // An option, or without it a variable.
-std::string either(const std::string& option, const Environment& environment, const std::string& variable) {
+std::string option_or_variable(const std::string& option, const Environment& environment, const std::string& variable) {
   const auto found = environment.find(variable);
   return option.empty() && found != environment.end() ? found->second : option;
 }
 
 detail::Meeting find_meeting(const ProcessGroupOptions& options, const Environment& environment) {
-  detail::Meeting meeting{.token = either(options.token, environment, "SNUG_JOB_TOKEN"), .timeout = options.timeout};
+  detail::Meeting meeting{.token = option_or_variable(options.token, environment, "SNUG_JOB_TOKEN"),
+                          .timeout = options.timeout};
   if (options.rank.has_value() != options.size.has_value()) {
     throw ConfigError("init_process_group: of rank and size only one is given; give both or neither");
   }
@@ -260,7 +261,7 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   const Environment environment = options.environment ? std::move(*options.environment) : process_environment();
   const detail::Meeting meeting = find_meeting(options, environment);
   const LaunchPlace& place = meeting.place;
-  options.interface = either(options.interface, environment, "GLOO_SOCKET_IFNAME");
+  options.interface = option_or_variable(options.interface, environment, "GLOO_SOCKET_IFNAME");
   auto impl = std::make_unique<ProcessGroup::Impl>();
   impl->local_rank = place.local_rank;
   try {

@@ -34,7 +34,8 @@ struct ProcessGroupOptions {
   /// if the store's host is loopback, otherwise the interface to which this machine's name leads.
   std::string interface = {};
   /// The job's name at the meeting place: ranks with another one, or none, do not meet these ones. Empty: the variable
-  /// SNUG_JOB_TOKEN, which `snug launch` sets at random. It is no password: LibTorch's store tells it to all who ask.
+  /// SNUG_JOB_TOKEN. `snug launch` on one machine sets it at random where it is not set. It is no password: LibTorch's
+  /// store tells it to all who ask.
   std::string token = {};
   /// Used instead of this process's variables.
   std::optional<Environment> environment = {};

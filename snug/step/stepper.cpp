@@ -361,7 +361,7 @@ class Stepper::Impl {
                        .trained = parameters.fingerprint()},
               .batch = batch_,
               .micro_batch = micro_batch,
-              .fixed_bytes = live + state_.bytes() + stepper_.budget_.own_bytes() + stepper_.ranks_.bucket_bytes() +
+              .fixed_bytes = live + state_.bytes() + stepper_.budget_.own_bytes() + bucket_bytes() +
                              (place.is_in_file() ? state_file.moved : 0) +
                              (model_place.is_in_file() ? model_file.moved - model_file.beside : 0),
               .state_bytes = state_.bytes(),
@@ -370,6 +370,10 @@ class Stepper::Impl {
               .state_file = state_file,
               .model_file = model_file,
               .is_within_window = is_within_window};
+    }
+    // Gradients for masters do not go through buckets.
+    int64_t bucket_bytes() const {
+      return stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
     }
     void load(int64_t items) override {
       source_.load({0, items}, std::nullopt);

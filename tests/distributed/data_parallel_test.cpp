@@ -173,11 +173,16 @@ TEST(DataParallel, HasBucketsAllTheTimeOrFromLibTorch215OnWhileThereAreGradients
       EXPECT_GE(live_bytes(torch::kCPU).count() - before, bytes);
       model->zero_grad();
     }
-    const int64_t left = live_bytes(torch::kCPU).count() - before;
+    const auto left = [&] { return live_bytes(torch::kCPU).count() - before; };
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15
-    EXPECT_LT(left, bytes / 16);
+    // Gloo's thread may hold a bucket a moment longer.
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (left() >= bytes / 16 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_LT(left(), bytes / 16);
 #else
-    EXPECT_GE(left, bytes);
+    EXPECT_GE(left(), bytes);
 #endif
   });
 }

@@ -272,13 +272,46 @@ TEST(ProcessGroup, NamesTheRanksThatDoNotCome) {
   });
 }
 
-// Two jobs whose users chose the same port.
+// Two jobs whose users chose the same port: the second does not disturb the first.
 TEST(ProcessGroup, DoesNotMeetARankOfAnotherJob) {
-  on_ranks(2, {{{"SNUG_JOB_TOKEN", "one"}}, {{"SNUG_JOB_TOKEN", "other"}}}, free_port(), [] {
-    // Rank 0 may give up first, and with it the store.
-    EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick(kSoon)); }),
-                AnyOf(AllOf(HasSubstr("1 of 2 ranks did not come"), HasSubstr("SNUG_JOB_TOKEN")),
-                      HasSubstr("rank 1 lost tcp://")));
+  for (const char* other : {"other", ""}) {
+    const testing::TemporaryFolder folder;
+    std::vector<Environment> extra(
+        3, Environment{{"WORLD_SIZE", "2"}, {"SNUG_JOB_TOKEN", "one"}, {"GONE", folder / "gone"}});
+    extra[2]["RANK"] = "1";
+    extra[2]["SNUG_JOB_TOKEN"] = other;
+    on_ranks(3, extra, free_port(), [] {
+      const std::filesystem::path gone = std::getenv("GONE");
+      if (this_rank() == 2) {
+        EXPECT_THAT(error_of<DistributedError>([] { init_process_group(quick()); }),
+                    AllOf(HasSubstr("of another job than this rank 1"), HasSubstr("SNUG_JOB_TOKEN")));
+        std::ofstream file(gone);
+        return;
+      }
+      const auto group = init_process_group(quick());
+      const auto x = torch::ones({1});
+      group->all_reduce(x);
+      EXPECT_EQ(x.item<float>(), 2);
+      while (!std::filesystem::exists(gone)) {  // the store ends with rank 0
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    });
+  }
+}
+
+TEST(ProcessGroup, MeetsInAFileThatAnotherJobUses) {
+  const testing::TemporaryFolder folder;
+  on_ranks(2, {{{"STORE", folder / "store"}}, {{"STORE", folder / "store"}}}, 1, [] {
+    std::vector<std::shared_ptr<ProcessGroup>> groups;  // the last one that leaves removes the file
+    for (const char* token : {"one", "another", ""}) {
+      ProcessGroupOptions options = quick();
+      options.store = std::string("file://") + std::getenv("STORE");
+      options.token = token;
+      groups.push_back(init_process_group(options));
+      const auto x = torch::ones({1});
+      groups.back()->all_reduce(x);
+      EXPECT_EQ(x.item<float>(), 2);
+    }
   });
 }
 

@@ -45,9 +45,8 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void begin_rehearsal();
   void end_rehearsal();
 
-  /// What a backward pass that sends takes beside its gradients: a bucket, which is whole from its first gradient on,
-  /// or all of them where gradients do not lie in them; and a gradient that is not yet in its bucket. 0: buckets are
-  /// there all the time.
+  /// The bytes of buckets in a backward pass that sends, beside its gradients: a bucket is whole from its first
+  /// gradient on. 0: buckets are there all the time.
   int64_t bucket_bytes_in_backward() const;
 
   bool has_static_graph() const { return options_.static_graph; }
@@ -87,6 +86,8 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void take_gradient(size_t index);
   void check_all_have_gradients() const;
   void let_go_of_views();
+  void note_buckets();
+  std::vector<GradientBucket> unsent_zeros();
 
   std::shared_ptr<ProcessGroup> group_;
   DataParallelOptions options_;
@@ -95,6 +96,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   std::vector<std::string> names_;  // of the ones that are
   std::vector<at::Tensor> parameters_;
   std::unordered_set<const c10::TensorImpl*> sent_;  // the same
+  std::vector<std::vector<at::Tensor>> in_buckets_;  // the same, bucket by bucket; where buckets are not always there
   NamedTensors buffers_;
   int64_t bytes_reduced_ = 0;
   CommunicationTime time_;

@@ -80,6 +80,22 @@ c10::intrusive_ptr<c10d::Store> connect_in_time(const std::string& host, const c
   return result.get();
 }
 
+// Whether the ranks at a store are of another job, which rank 0 says. False where the store goes away meanwhile: what
+// comes next finds that out.
+bool is_of_another_job(const Meeting& meeting, c10d::Store& store) {
+  constexpr const char* kJob = "snug/job";
+  const std::string job = "job " + meeting.token;
+  if (meeting.serves_store()) {
+    store.set(kJob, job);
+    return false;
+  }
+  try {
+    return store.get_to_str(kJob) != job;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
   const LaunchPlace& place = meeting.place;
   c10d::TCPStoreOptions options;
@@ -98,7 +114,9 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
     }
     // torchrun's agents keep one store for all attempts, which they count together.
     const bool is_kept = place.launcher_serves_store && !place.attempt.empty();
-    return is_kept ? prefixed("attempt " + place.attempt, store) : store;
+    if (place.launcher_serves_store || !is_of_another_job(meeting, *store)) {
+      return is_kept ? prefixed("attempt " + place.attempt, store) : store;
+    }
   } catch (const std::exception& error) {
     throw DistributedError(
         fmt::format("init_process_group: rank {} cannot {} {}: {}; {}", place.rank,
@@ -106,6 +124,10 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
                     options.isServer ? "is the port in use by another job? choose another MASTER_PORT"
                                      : "is rank 0 running, and is this its address?"));
   }
+  throw DistributedError(fmt::format(
+      "init_process_group: the ranks at {} are of another job than this rank {}; choose another MASTER_PORT, "
+      "or give all ranks of a job the same SNUG_JOB_TOKEN",
+      meeting.where(), place.rank));
 }
 
 std::string rank_key(int rank) { return fmt::format("snug/rank/{}", rank); }
@@ -160,7 +182,7 @@ std::string wait_for_all(const Meeting& meeting, c10d::Store& store) {
     if (Clock::now() > deadline) {
       std::erase_if(missing, [&](int rank) { return store.check({rank_key(rank)}); });
       return fmt::format(
-          "init_process_group: {} of {} ranks did not come to {} within {} s: {}; were they started, do they live, and have all ranks the same SNUG_JOB_TOKEN?",
+          "init_process_group: {} of {} ranks did not come to {} within {} s: {}; were they started, and do they live?",
           missing.size(), meeting.place.size, meeting.where(), std::chrono::duration<double>(meeting.timeout).count(),
           fmt::join(missing, ", "));
     }
@@ -242,7 +264,7 @@ std::string Meeting::where() const {
 
 bool is_loopback(const std::string& host) { return host == "127.0.0.1" || host == "localhost" || host == "::1"; }
 
-Attempt::Attempt(const Meeting& meeting) : where_(meeting.where()) {
+Attempt::Attempt(const Meeting& meeting) : where_(meeting.where() + " " + meeting.token) {
   const Attempts before = with_attempts(where_, [](Attempts& here) { ++here.formed; });
   formed_ = before.formed;
   failed_ = before.failed;

@@ -378,7 +378,7 @@ std::string StepTrials::told_of_state(const Found& found) const {
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   StepTrials trials = *this;
   const LimitPaused no_limit(limits_->device, limits_->budget);
-  // `plain`: what the step takes without a plan, on the way there.
+  // `plain`: bytes of the step without a plan, tried before anything larger.
   const auto enough_to_try = [&](int64_t bytes, int64_t plain, int64_t items, int64_t slices) {
     constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
     constexpr int kMostTries = 24;
