@@ -368,6 +368,27 @@ TEST(RanksWithinABudget, StopTogetherWhereOneFailsWhileItPlans) {
 
 // --- what optimizers need
 
+TEST(RanksWithinABudget, CountBuckets) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    for (const bool as_view : {true, false}) {
+      auto model = testing::make_mlp({32, 256, 256, 256, 256, 256, 256, 32});
+      DataParallel ddp(model, group,
+                       {.bucket = Bytes(bytes_of(model->parameters()) / 6), .gradient_as_bucket_view = as_view});
+      AdamW optimizer(model->parameters());
+      Stepper stepper(model, optimizer,
+                      {.micro_batch = 8, .memory_budget = Bytes(live() + 3 * kPlenty), .data_parallel = &ddp});
+      for (int i = 0; i < 3; ++i) {
+        const StepResult result = stepper.step(share(make_batch(32), *group), [&](const Batch& micro) {
+          return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
+        });
+        EXPECT_LE(result.peak_bytes, stepper.plan()->choice.peak_bytes) << "step " << i;
+        EXPECT_EQ(result.step_downs, 0);
+      }
+    }
+  });
+}
+
 TEST(RanksWithinABudget, CountWhatAShardedOptimizerGathersIn) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
