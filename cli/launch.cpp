@@ -53,7 +53,6 @@ struct LaunchFlags {
 struct Address {
   std::string host = "127.0.0.1";
   int port = 0;
-  std::string token = {};  // of those who may meet there; empty: as the environment says
 };
 
 std::vector<char*>& program() {
@@ -215,11 +214,10 @@ void check(const LaunchFlags& flags) {
   }
 }
 
-// For the ranks of this machine. Of several machines each must be given the same by the user.
-std::string token_of_job(const LaunchFlags& flags) {
+std::string random_token() {
   std::string token;
   std::random_device random;
-  while (flags.nodes == 1 && token.size() < kTokenDigits) {
+  while (token.size() < kTokenDigits) {
     token += fmt::format("{:08x}", random());
   }
   return token;
@@ -234,9 +232,6 @@ void set_variables(const LaunchFlags& flags, int rank, const Address& meeting, i
   set("MASTER_PORT", meeting.port);
   set("TORCHELASTIC_RESTART_COUNT", attempt);
   ::setenv("MASTER_ADDR", meeting.host.c_str(), 1);
-  if (!meeting.token.empty()) {
-    ::setenv("SNUG_JOB_TOKEN", meeting.token.c_str(), /*overwrite=*/0);
-  }
   // Ranks that all take all cores are slower than one.
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / flags.ranks)).c_str(), /*overwrite=*/0);
@@ -358,10 +353,11 @@ void run_launch(const LaunchFlags& flags) {
   last_signal = 0;
   signals_so_far = 0;
   const SignalScope signals;
-  const std::string token = token_of_job(flags);
+  if (flags.nodes == 1) {  // the ranks of several machines are given theirs by the user
+    ::setenv("SNUG_JOB_TOKEN", random_token().c_str(), /*overwrite=*/0);
+  }
   for (int attempt = 0;; ++attempt) {
-    Address meeting = meeting_place(flags);
-    meeting.token = token;
+    const Address meeting = meeting_place(flags);
     std::vector<Rank> ranks;
     for (int local = 0; local < flags.ranks; ++local) {
       ranks.push_back(start(flags, flags.node_rank * flags.ranks + local, meeting, attempt));
@@ -422,9 +418,9 @@ void add_launch(CLI::App& app) {
       "What to start follows --, as in snug launch -n 4 -- ./train --lr 0.1. Each process gets torchrun's variables:\n"
       "RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; and OMP_NUM_THREADS, if not set, "
       "so\n"
-      "that all share the cores; and SNUG_JOB_TOKEN, if not set, at random: by it ranks of other jobs are told\n"
-      "apart (with --nodes set it yourself). Lines of output begin with the rank. If a rank fails, it is named, and the others are\n"
-      "stopped.");
+      "that all share the cores; and SNUG_JOB_TOKEN, if not set, at random: by it ranks of other jobs are told apart\n"
+      "(with --nodes set it yourself). Lines of output begin with the rank. If a rank fails, it is named, and the\n"
+      "others are stopped.");
   command->callback([flags] { run_launch(*flags); });
 }
 

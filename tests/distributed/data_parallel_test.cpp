@@ -161,10 +161,7 @@ TEST(DataParallel, HasBucketsAllTheTimeOrFromLibTorch215OnWhileThereAreGradients
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     auto model = tiny_gpt();
-    int64_t bytes = 0;
-    for (const auto& parameter : model->parameters()) {
-      bytes += static_cast<int64_t>(parameter.nbytes());
-    }
+    const int64_t bytes = bytes_of(model->parameters());
     const auto batch = tokens(4);
     const int64_t before = live_bytes(torch::kCPU).count();
     DataParallel ddp(model, group, {.bucket = Bytes(bytes / 4)});
