@@ -150,6 +150,18 @@ OPEN(open64)
 FOPEN(fopen)
 FOPEN(fopen64)
 
+#define MAKE_UNIQUE(name) \
+  int name(char* pattern, int flags) { \
+    REAL(int, #name, char*, int) \
+    if (is_below(pattern) && fails("create", 0)) { \
+      errno = ENOSPC; \
+      return -1; \
+    } \
+    return opened(real(pattern, flags), pattern); \
+  }
+MAKE_UNIQUE(mkostemp)
+MAKE_UNIQUE(mkostemp64)
+
 int close(int descriptor) {
   REAL(int, "close", int)
   watch(descriptor, 0);

@@ -31,6 +31,8 @@ RUNS = {
     "plain": [],
     "with --async-snapshots": ["--async-snapshots"],
     "in a budget, with offload": ["--memory", "17MiB", "--micro-batch", "2", "--offload"],
+    "the optimizer's state in a file": ["--memory", "11MiB", "--micro-batch", "2", "--offload"],
+    "weights, gradients and state in files": ["--memory", "7MiB", "--micro-batch", "2", "--offload"],
 }
 FAULTS = {  # kind of fault, and of what
     "fails": ("fail", "files"),
