@@ -138,8 +138,7 @@ std::string str(const LogValue& value) {
   return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
 }
 
-// The run's own settings. What was given on the command line must agree with them, but for the memory limit: one that
-// was too small may be raised.
+// The run's own settings. What was given on the command line must agree with them, but for those that may change.
 TrainConfig resumed_config(const TrainFlags& flags) {
   const TrainConfig saved = TrainConfig::from_settings(read_run(flags.out).settings, flags.out);
   TrainConfig asked = saved;
@@ -147,7 +146,7 @@ TrainConfig resumed_config(const TrainFlags& flags) {
   const LogValues was = saved.to_settings();
   const LogValues is = asked.to_settings();
   for (size_t i = 0; i < was.size(); ++i) {
-    if (was[i].second != is[i].second && was[i].first != "memory") {
+    if (was[i].second != is[i].second && !settings()[i].may_change) {
       throw ConfigError(
           fmt::format("train: the run in '{}' was started with {} = {}, not {}; resume it without that flag, or begin "
                       "a new run",

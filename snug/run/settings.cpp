@@ -147,7 +147,7 @@ constexpr std::array kSettings{
     Setting{
         "memory", "--memory", "SIZE",
         "Most tensor memory, such as 300MiB: plans steps that stay below it; another one may be given with --resume",
-        get_memory, set_memory},
+        get_memory, set_memory, std::nullopt, /*is_later=*/false, /*may_change=*/true},
     Setting{"precision", "--precision", "NAME", "float32 (default), bfloat16, float16 or auto (measured)",
             get_name<&T::precision>, set_name<&T::precision, precision_from_string>},
     Setting{"fp32_reductions",
@@ -206,8 +206,9 @@ constexpr std::array kSettings{
     Setting{"async_snapshots", "--async-snapshots", "", "Write snapshots from a copy while training goes on",
             get<&T::async_snapshots>, set<&T::async_snapshots>, std::nullopt, /*is_later=*/true},
     Setting{"seed", "--seed", "N", "Of weights and data order (default 1)", get<&T::seed>, set<&T::seed>, 0},
-    Setting{"device", "--device", "DEVICE", "cpu (default), cuda, cuda:1, or what else LibTorch finds", get<&T::device>,
-            set<&T::device>},
+    Setting{"device", "--device", "DEVICE",
+            "cpu (default), cuda, cuda:1, or what else LibTorch finds; another one may be given with --resume",
+            get<&T::device>, set<&T::device>, std::nullopt, /*is_later=*/false, /*may_change=*/true},
 };
 
 }  // namespace

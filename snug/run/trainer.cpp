@@ -13,6 +13,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include "snug/activations/offload.h"
@@ -37,6 +38,7 @@
 #include "snug/run/detail/run_data.h"
 #include "snug/run/detail/run_folder.h"
 #include "snug/run/detail/run_inputs.h"
+#include "snug/run/detail/run_machine.h"
 #include "snug/run/detail/run_optimizer.h"
 #include "snug/run/detail/run_ranks.h"
 #include "snug/run/detail/run_records.h"
@@ -121,6 +123,7 @@ class Trainer::Impl {
         log_ = detail::resume_log(config_, step_);
       }
       note(fmt::format("resumed after step {}", step_));
+      note_other_machine(note);
     }
     TrainOutcome outcome{.step = step_, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
     if (step_ >= config_.steps) {  // killed between the last snapshot and the end
@@ -379,7 +382,7 @@ class Trainer::Impl {
       FileSystem::real().create_directories(config_.out);
       lock_folder();
       detail::remove_rest_of_a_kill(config_.out);
-      log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event()});
+      log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event(), machine(0)});
     }
     log_->write(record);
     for (const RunEvent& event : events) {
@@ -451,6 +454,23 @@ class Trainer::Impl {
     std::vector<RunEvent> events;
     std::vector<std::string> changes;
   };
+
+  RunEvent machine(int64_t step) const { return detail::machine_event(step, config_, ranks_.size(), stepper_); }
+
+  // Before the first step, where its bits need not be those that the run was to have.
+  void note_other_machine(const std::function<void(const std::string&)>& note) {
+    if (!ranks_.is_first()) {
+      return;
+    }
+    const RunEvent now = machine(step_);
+    const auto others = detail::other_than_before(now, read_run_log(log_path(config_.out)).events);
+    if (!others.empty()) {
+      log_->event(now);
+      note(fmt::format(
+          "goes on with {}: from here on, losses and weights may differ in their last bits from those of a run without a break",
+          fmt::join(others, "; ")));
+    }
+  }
 
   // Of the plan, if this step had another than the one before.
   void note_plan(StepNotes& notes) {

@@ -71,17 +71,18 @@ struct Steps {
   int64_t peak_bytes = 0;
 };
 
-Steps train(const TemporaryFolder& folder, const std::string& device, Bytes memory) {
+TrainConfig two_steps(const TemporaryFolder& folder, const std::string& device, Bytes memory) {
   std::ofstream text(folder / "text.txt");
   for (int i = 0; i < 200; ++i) {
     text << "Scene " << i << ". Enter the " << i * 7 % 13 << "th gentleman.\n";
   }
-  text.close();
   const auto out = folder / ("run-" + device + memory.str());
+  return {.data = {folder / "text.txt"}, .out = out, .batch = 4, .memory = memory, .steps = 2, .device = device};
+}
+
+Steps train(const TemporaryFolder& folder, const std::string& device, Bytes memory) {
   Steps steps;
-  Trainer trainer(
-      {.data = {folder / "text.txt"}, .out = out, .batch = 4, .memory = memory, .steps = 2, .device = device},
-      Start::Fresh);
+  Trainer trainer(two_steps(folder, device, memory), Start::Fresh);
   trainer.run({.on_step = [&](const StepRecord& record) {
     steps.losses.push_back(record.loss);
     steps.peak_bytes = std::max(steps.peak_bytes, record.peak_bytes);
@@ -96,6 +97,22 @@ TEST(RunOnAnAccelerator, RunsAsOnTheCpu) {
   ASSERT_EQ(there.losses.size(), 2);
   EXPECT_NEAR(there.losses[0], here.losses[0], 1e-5);
   EXPECT_NEAR(there.losses[1], here.losses[1], 1e-3);
+}
+
+TEST(RunOnAnAccelerator, GoesOnWithARunOfTheCpuAndSaysSo) {
+  const TemporaryFolder folder;
+  const Steps whole = train(folder, kind(), Bytes::unlimited());
+  TrainConfig config = two_steps(folder, "cpu", Bytes::unlimited());
+  Trainer(config, Start::Fresh).run({.stop_requested = [] { return true; }});  // after the first step
+  config.device = kind();
+  std::vector<std::string> said;
+  std::vector<double> losses;
+  Trainer(config, Start::Resume)
+      .run({.on_step = [&](const StepRecord& record) { losses.push_back(record.loss); },
+            .on_note = [&](const std::string& note) { said.push_back(note); }});
+  ASSERT_EQ(losses.size(), 1);
+  EXPECT_NEAR(losses[0], whole.losses[1], 1e-3);
+  EXPECT_THAT(said, ::testing::Contains(HasSubstr("device " + kind() + ", not cpu")));
 }
 
 TEST(RunOnAnAccelerator, KeepsALimitByAPlan) {

@@ -63,7 +63,7 @@ class Training(SnugTest):
         sampled = self.snug("sample", "--run", run, "--prompt", "Scene", "--count", "20")
         self.assertEqual(sampled.returncode, 0, sampled.stderr)
         self.assertTrue(sampled.stdout.startswith("Scene"))
-        self.assertEqual(self.snug("report", "--run", run).returncode, 0)
+        self.assertEqual(self.snug("report", run).returncode, 0)
         page = (run / "report.html").read_text()
         self.assertIn("<svg", page)
         self.assertIn("Scene", page)

@@ -61,7 +61,7 @@ class ExitStatus(SnugTest):
         run = self.folder / "damaged"
         weights = next(run.glob("**/step-*/*.safetensors"))
         weights.write_bytes(weights.read_bytes()[:-1])
-        return self.failed("snapshots", "--run", run)
+        return self.failed("snapshots", run)
 
     def provoke(self):
         """The provoked status by the documented one."""

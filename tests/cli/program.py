@@ -25,9 +25,9 @@ class SnugTest(unittest.TestCase):
         self.text = self.folder / "text.txt"
         self.text.write_text(TEXT)
 
-    def snug(self, *arguments):
+    def snug(self, *arguments, **variables):
         return subprocess.run([SNUG, *map(str, arguments)], capture_output=True, text=True, errors="replace",
-                              env=ENVIRONMENT, timeout=300)
+                              env={**ENVIRONMENT, **variables}, timeout=300)
 
     def train(self, out, *arguments):
         done = self.snug("train", "--data", self.text, "--out", f"{self.folder}/{out}", *SMALL, *arguments)

@@ -122,8 +122,10 @@ class Started(RanksTest):
         shutil.rmtree(self.folder / "run" / "snapshots" / "step-00000008")
         shutil.rmtree(self.folder / "run" / "snapshots" / "step-00000006")
         resume = [SNUG, "train", "--resume", "--out", self.folder / "run"]
-        for status, _, err in self.ended(self.started(2, resume)):
+        ended = self.ended(self.started(2, resume))
+        for status, _, err in ended:
             self.assertEqual((status, err), (0, ""))
+        self.assertIn("goes on with ranks 2, not 3: from here on, losses and weights may differ", ended[0][1])
         self.goes_as("one", "run")
 
 

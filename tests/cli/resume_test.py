@@ -6,7 +6,9 @@ usage: resume_test.py PATH-OF-SNUG [unittest arguments]
 import json
 import os
 import random
+import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -243,6 +245,27 @@ class Resuming(ResumeTest):
         self.assertEqual(settings["memory"], str(30 << 20))  # so it holds in the next one, too
         self.resume(out)
         self.refuses(3, "train", "--resume", "--out", self.folder / out, "--memory", "4MiB", says=["4.00 MiB"])
+
+    def test_says_before_the_first_step_what_is_other_there_and_may_change_last_bits(self):
+        run = self.folder / "run"
+
+        def said(*arguments, threads):
+            """The lines of that kind that are printed before the first step."""
+            shutil.rmtree(run / "snapshots" / "step-00000008", ignore_errors=True)  # so that there are steps to make
+            done = self.snug("train", "--out", run, *arguments, OMP_NUM_THREADS=str(threads))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            begin, _, rest = done.stdout.partition("\nstep ")
+            self.assertNotIn("last bits", rest)
+            return [line for line in begin.splitlines() if "last bits" in line]
+
+        self.assertEqual(said("--data", self.text, *SMALL, "--memory", "30MiB", threads=1), [])
+        self.assertEqual(said("--resume", threads=1), [])
+        self.assertIn("threads 2, not 1; micro_batch chosen for 31.00 MiB, not chosen for 30.00 MiB:",
+                      said("--resume", "--memory", "31MiB", threads=2)[0])
+        self.assertEqual(said("--resume", threads=2), [], "it is that of the run now")
+        log = run / "log.jsonl"
+        log.write_text(re.sub('"libtorch":"[^"]*"', '"libtorch":"1.13.1"', log.read_text()))
+        self.assertRegex(said("--resume", threads=2)[0], r"goes on with libtorch [2-9]\S*, not 1.13.1: from here on")
 
     def test_on_text_whose_path_is_not_utf8(self):
         path = os.fsencode(self.folder) + b"/r\xe9sum\xe9 100%\n.txt"

@@ -5,6 +5,7 @@
 
 #include "snug/core/file_system.h"
 #include "snug/run/detail/folder_lock.h"
+#include "snug/run/settings.h"
 #include "snug/run/trainer.h"
 
 namespace snug::detail {
@@ -29,9 +30,13 @@ void remove_rest_of_a_kill(const std::filesystem::path& out) {
 
 RunLog resume_log(const TrainConfig& config, int64_t step) {
   remove_rest_of_a_kill(config.out);
-  LogValues settings = config.to_settings();
-  std::erase_if(settings, [](const auto& setting) { return setting.first != "memory"; });
-  return RunLog::resume(Trainer::log_path(config.out), step, FileSystem::real(), settings);
+  LogValues changed;
+  for (const Setting& setting : settings()) {
+    if (setting.may_change) {
+      changed.emplace_back(setting.name, setting.get(config));
+    }
+  }
+  return RunLog::resume(Trainer::log_path(config.out), step, FileSystem::real(), changed);
 }
 
 RunLog cut_log(const TrainConfig& config, int64_t step) { return RunLog::resume(Trainer::log_path(config.out), step); }
