@@ -41,15 +41,17 @@ namespace snug::testing {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr auto kRanksTakeAtMost = std::chrono::minutes(10);  // the search for leaks at their ends takes long
+constexpr auto kRanksWaitAtMost = std::chrono::minutes(5);   // planning is many times slower
 #else
 constexpr auto kRanksTakeAtMost = std::chrono::seconds(60);
+constexpr auto kRanksWaitAtMost = std::chrono::seconds(20);
 #endif
 
 inline bool is_rank() { return std::getenv("SNUG_TEST_RANK") != nullptr; }
 inline int this_rank() { return std::atoi(std::getenv("SNUG_TEST_RANK")); }
 
 /// A short timeout, and loopback.
-inline ProcessGroupOptions quick(std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+inline ProcessGroupOptions quick(std::chrono::milliseconds timeout = kRanksWaitAtMost) {
   return {.timeout = timeout, .interface = "lo"};
 }
 

@@ -333,7 +333,7 @@ class SlowProducts final : public detail::OperatorPolicy {
   explicit SlowProducts(torch::ScalarType dtype) : dtype_(dtype) {}
   void call(const detail::OperatorCall& call, detail::Stack& stack) override {
     if (call.op.schema().name() == "aten::mm" && stack.back().toTensor().scalar_type() == dtype_) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     call.proceed(stack);
   }
