@@ -1,6 +1,7 @@
 // Autograd's engine with snug's in front of it.
 
 #include <any>
+#include <atomic>
 #include <optional>
 #include <stdexcept>
 #include <thread>
@@ -55,7 +56,7 @@ struct ForeignEngine final : detail::ForwardingEngine {
     ++asked;
     return ForwardingEngine::get_default_saved_variable_hooks();
   }
-  int passes = 0, asked = 0;
+  std::atomic<int> passes = 0, asked = 0;  // of all threads
 };
 ForeignEngine* foreign_engine = nullptr;
 
