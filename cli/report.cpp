@@ -97,7 +97,7 @@ void run_report(const ReportFlags& flags) {
 void add_report(CLI::App& app) {
   CLI::App* command = app.add_subcommand("report", "Write the report page of a run, or compare two runs");
   const auto flags = std::make_shared<ReportFlags>();
-  command->add_option("--run,folder", flags->run, "Run folder of snug train (default run)")->type_name("DIR");
+  add_run(*command, flags->run);
   command->add_option("--against", flags->against, "Another run: print a table of both instead")->type_name("DIR");
   command->callback([flags] { run_report(*flags); });
 }

@@ -23,6 +23,13 @@ std::string name_of(const std::filesystem::path& out) {
 
 }  // namespace
 
+void add_run(CLI::App& command, std::string& run) {
+  const auto add = [&](const char* name) {
+    return command.add_option(name, run, "Run folder of snug train (default run)")->type_name("DIR");
+  };
+  add("--run")->excludes(add("folder"));
+}
+
 std::string resume_command(const std::filesystem::path& out) {
   return fmt::format("snug train --resume --out {}", shell_quoted(out.string()));
 }

@@ -4,10 +4,15 @@
 #include <filesystem>
 #include <string>
 
+#include <CLI/CLI.hpp>
+
 #include "snug/models/gpt.h"
 #include "snug/report/run_log.h"
 
 namespace snug::cli {
+
+/// The folder of a run, as DIR or as --run DIR. `run` has the default, and must outlive the command.
+void add_run(CLI::App& command, std::string& run);
 
 /// What a person types to go on with the run in `out`, quoted where a shell wants it.
 std::string resume_command(const std::filesystem::path& out);

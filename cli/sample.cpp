@@ -39,7 +39,7 @@ void run_sample(const SampleFlags& flags) {
 void add_sample(CLI::App& app) {
   CLI::App* command = app.add_subcommand("sample", "Let a trained model write text");
   const auto flags = std::make_shared<SampleFlags>();
-  command->add_option("--run", flags->run, "Run folder of snug train (default run)")->type_name("DIR");
+  add_run(*command, flags->run);
   command->add_option("--prompt", flags->prompt, "Text to go on from (default: a line break)")->type_name("TEXT");
   command->add_option("--count", flags->count, "Bytes to write (default 500)")
       ->type_name("N")

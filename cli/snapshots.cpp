@@ -53,7 +53,7 @@ void list_snapshots(const SnapshotsFlags& flags) {
 void add_snapshots(CLI::App& app) {
   CLI::App* command = app.add_subcommand("snapshots", "List the snapshots of a run, and check every file of theirs");
   const auto flags = std::make_shared<SnapshotsFlags>();
-  command->add_option("--run,folder", flags->run, "Run folder of snug train (default run)")->type_name("DIR");
+  add_run(*command, flags->run);
   command->add_flag("--repair", flags->repair, "Rename damaged ones to *.damaged, so that none goes on from them");
   command->callback([flags] { list_snapshots(*flags); });
 }

@@ -134,23 +134,18 @@ void apply(const TrainFlags& flags, TrainConfig& config) {
   }
 }
 
-std::string str(const LogValue& value) {
-  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
-}
-
 // The run's own settings. What was given on the command line must agree with them, but for those that may change.
 TrainConfig resumed_config(const TrainFlags& flags) {
   const TrainConfig saved = TrainConfig::from_settings(read_run(flags.out).settings, flags.out);
   TrainConfig asked = saved;
   apply(flags, asked);
-  const LogValues was = saved.to_settings();
-  const LogValues is = asked.to_settings();
-  for (size_t i = 0; i < was.size(); ++i) {
-    if (was[i].second != is[i].second && !settings()[i].may_change) {
+  for (const Setting& setting : settings()) {
+    const LogValue was = setting.get(saved), is = setting.get(asked);
+    if (was != is && !setting.may_change_on_resume) {
       throw ConfigError(
           fmt::format("train: the run in '{}' was started with {} = {}, not {}; resume it without that flag, or begin "
                       "a new run",
-                      flags.out, was[i].first, str(was[i].second), str(is[i].second)));
+                      flags.out, setting.name, snug::to_string(was), snug::to_string(is)));
     }
   }
   return asked;

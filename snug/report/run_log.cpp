@@ -40,6 +40,10 @@ std::string with_changes(const detail::LogLine& line, const LogValues& changed) 
 
 }  // namespace
 
+std::string to_string(const LogValue& value) {
+  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
+}
+
 int64_t MemoryByCategory::total() const {
   return parameters + gradients + optimizer_state + activations + workspace + other;
 }

@@ -68,6 +68,9 @@ struct StepRecord {
 using LogValue = std::variant<std::string, int64_t, double, bool>;
 using LogValues = std::vector<std::pair<std::string, LogValue>>;
 
+/// As a message shows it.
+std::string to_string(const LogValue& value);
+
 /// Something that is no step: "snapshot", "resumed", "interrupted".
 struct RunEvent {
   std::string name;

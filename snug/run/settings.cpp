@@ -147,7 +147,7 @@ constexpr std::array kSettings{
     Setting{
         "memory", "--memory", "SIZE",
         "Most tensor memory, such as 300MiB: plans steps that stay below it; another one may be given with --resume",
-        get_memory, set_memory, std::nullopt, /*is_later=*/false, /*may_change=*/true},
+        get_memory, set_memory, std::nullopt, /*is_later=*/false, /*may_change_on_resume=*/true},
     Setting{"precision", "--precision", "NAME", "float32 (default), bfloat16, float16 or auto (measured)",
             get_name<&T::precision>, set_name<&T::precision, precision_from_string>},
     Setting{"fp32_reductions",
@@ -208,7 +208,7 @@ constexpr std::array kSettings{
     Setting{"seed", "--seed", "N", "Of weights and data order (default 1)", get<&T::seed>, set<&T::seed>, 0},
     Setting{"device", "--device", "DEVICE",
             "cpu (default), cuda, cuda:1, or what else LibTorch finds; another one may be given with --resume",
-            get<&T::device>, set<&T::device>, std::nullopt, /*is_later=*/false, /*may_change=*/true},
+            get<&T::device>, set<&T::device>, std::nullopt, /*is_later=*/false, /*may_change_on_resume=*/true},
 };
 
 }  // namespace

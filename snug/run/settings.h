@@ -22,7 +22,7 @@ struct Setting {
   void (*set)(TrainConfig& config, const LogValue& value);
   std::optional<int64_t> least = {};  ///< of a whole number
   bool is_later = false;              ///< logs of earlier versions do not have it
-  bool may_change = false;            ///< when the run is resumed
+  bool may_change_on_resume = false;
 };
 
 /// All of them but `out`, in the order of the log and of TrainConfig::to_settings.

@@ -54,6 +54,8 @@ constexpr int64_t kValidationSamples = 64;
 constexpr int64_t kMostSpikes = 10;    // in a row
 constexpr int64_t kMostRollbacks = 3;  // to one snapshot
 constexpr int64_t kScaleSearch = 16;   // steps from the scaler's first scale, 2^16, to 1
+constexpr std::string_view kOtherLastBits =
+    "from here on, losses and weights may differ in their last bits from those of an uninterrupted run";
 
 // Throws BudgetExceeded for any allocation that fails in `part` because of the limit. Without a limit the machine
 // itself is too small.
@@ -87,7 +89,7 @@ class Trainer::Impl {
         sampler_(data_->samples(Split::Train), static_cast<uint64_t>(config_.seed)),
         data_parallel_(
             within_limit(config_, "the buckets of gradients", [&] { return ranks_.data_parallel(task_.module); })),
-        optimizer_(model_, config_, ranks_.group()),
+        optimizer_(model_, config_, device_, ranks_.group()),
         stepper_(within_limit(config_, "the stepper", [&] { return make_stepper(); })),
         snapshots_(snapshots_path(config_.out), {.on_damaged = [this](int64_t step, const std::string& reason) {
                      damaged_.emplace_back(step, reason);
@@ -118,12 +120,7 @@ class Trainer::Impl {
     };
     note_precision(note);
     if (start_ == Start::Resume) {
-      if (ranks_.is_first()) {
-        set_damaged_aside(note);
-        log_ = detail::resume_log(config_, step_);
-      }
-      note(fmt::format("resumed after step {}", step_));
-      note_other_machine(note);
+      resume(note);
     }
     TrainOutcome outcome{.step = step_, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
     if (step_ >= config_.steps) {  // killed between the last snapshot and the end
@@ -330,6 +327,27 @@ class Trainer::Impl {
     }
   }
 
+  // After the snapshot is loaded.
+  void resume(const std::function<void(const std::string&)>& note) {
+    if (!ranks_.is_first()) {
+      return;
+    }
+    set_damaged_aside(note);
+    const RunHistory before = read_run_log(log_path(config_.out));
+    log_ = detail::resume_log(config_, step_);
+    note(fmt::format("resumed after step {}", step_));
+    if (step_ == config_.steps) {
+      return;
+    }
+    planned_before_ = detail::planned_micro_batch(before, step_);
+    const RunEvent now = machine(step_);
+    const auto changes = detail::machine_changes(detail::machine_of_step(before, step_), now.details);
+    if (!changes.empty()) {
+      note(fmt::format("goes on with {}: {}", fmt::join(changes, "; "), kOtherLastBits));
+    }
+    log_machine();
+  }
+
   // Goes on from the newest snapshot, with the data that come next: those since the snapshot are left out.
   void roll_back(const std::function<void(const std::string&)>& note) {
     const int64_t from = step_, epoch = sampler_.epoch(), position = sampler_.position();
@@ -346,6 +364,7 @@ class Trainer::Impl {
     if (ranks_.is_first()) {
       set_damaged_aside(note);
       log_ = detail::cut_log(config_, step_);
+      log_machine();
       log_->event({.name = "roll back", .step = step_, .details = {{"from_step", from}, {"reason", reason}}});
     }
     note(fmt::format("went back from step {} to the snapshot of step {}: {}", from, step_, reason));
@@ -455,20 +474,13 @@ class Trainer::Impl {
     std::vector<std::string> changes;
   };
 
-  RunEvent machine(int64_t step) const { return detail::machine_event(step, config_, ranks_.size(), stepper_); }
+  RunEvent machine(int64_t step) const { return detail::machine_event(step, ranks_.size(), device_); }
 
-  // Before the first step, where its bits need not be those that the run was to have.
-  void note_other_machine(const std::function<void(const std::string&)>& note) {
-    if (!ranks_.is_first()) {
-      return;
-    }
+  // So that the newest one in the log is that of the steps to come.
+  void log_machine() {
     const RunEvent now = machine(step_);
-    const auto others = detail::other_than_before(now, read_run_log(log_path(config_.out)).events);
-    if (!others.empty()) {
+    if (detail::newest_machine(read_run_log(log_path(config_.out))) != now.details) {
       log_->event(now);
-      note(fmt::format(
-          "goes on with {}: from here on, losses and weights may differ in their last bits from those of a run without a break",
-          fmt::join(others, "; ")));
     }
   }
 
@@ -479,18 +491,22 @@ class Trainer::Impl {
       return;
     }
     planned_ = plan->choice;
+    const int64_t before = std::exchange(planned_before_, 0);
+    const std::string other = before == 0 || before == planned_->items
+                                  ? ""
+                                  : fmt::format("; not of {} as before: {}", before, kOtherLastBits);
     const char* const less =
         config_.offload ? "some of each computed again or offloaded" : "some of each computed again";
     plan_to_save_ = plan->to_json();
     notes.events.push_back(detail::event_of(step_, *plan));
     const std::string file = plan->read_from.empty() ? "" : fmt::format(" (read from {})", plan->read_from.string());
-    notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak",
+    notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak{}",
                                         config_.memory.str(), file, planned_->micro_batches, planned_->items,
                                         plan->activations ? less : "all of each kept",
                                         plan->model_in_file ? ", weights, gradients and the optimizer's state in files"
                                         : plan->state_in_file ? ", the optimizer's state in a file"
                                                               : "",
-                                        Bytes(planned_->peak_bytes).str()));
+                                        Bytes(planned_->peak_bytes).str(), other));
   }
 
   StepRecord one_step(StepNotes& notes) {
@@ -686,6 +702,7 @@ class Trainer::Impl {
   std::optional<RunLog> log_;
   int64_t step_ = 0;
   std::optional<StepChoice> planned_;
+  int64_t planned_before_ = 0;  // the micro-batch of the run that is resumed, until there is a plan; 0: there was none
   std::string plan_to_save_;
   int64_t updates_ = 0;  // steps that were not skipped
   detail::SpikeWatch spikes_;

@@ -21,14 +21,14 @@ namespace snug {
 
 enum class Start {
   Fresh,   ///< a new run; its folder must not exist, or be empty
-  Resume,  ///< go on from the newest snapshot; the log is cut back to it; memory limit and device may be others
+  Resume,  ///< go on from the newest snapshot, to which the log is cut back; memory limit and device may be others
 };
 
 struct TrainCallbacks {
   /// Called after every step, when its record is in the log.
   std::function<void(const StepRecord&)> on_step = {};
-  /// Called with notes for the user: a slow precision, the step from which a run is resumed, and what is
-  /// other there than before, so that last bits may differ.
+  /// Called with notes for the user: a slow precision, the step from which a run is resumed, and before the first step
+  /// all that differs from before and may change last bits.
   std::function<void(const std::string&)> on_note = {};
   /// Called after every step; true, on any rank, ends the run with a snapshot.
   std::function<bool()> stop_requested = {};

@@ -12,6 +12,7 @@
 
 #include "cli/command.h"
 #include "snug/core/error.h"
+#include "snug/core/file_system.h"
 #include "snug/run/device.h"
 #include "snug/run/trainer.h"
 #include "tests/accelerator/accelerator.h"
@@ -21,7 +22,9 @@ namespace snug::program_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::TemporaryFolder;
 using ::testing::ThrowsMessage;
 
@@ -58,7 +61,7 @@ TEST(PlanOnAnAccelerator, ShowsTheCurveOfTheDeviceAndItsUnits) {
   const std::string shown = plan(kind());
   EXPECT_THAT(shown, AllOf(HasSubstr("100.0 %"), HasSubstr("The plain step takes"), HasSubstr("allocator of " + kind()),
                            HasSubstr("blocks of 512")));
-  EXPECT_THAT(plan("cpu"), ::testing::Not(HasSubstr("blocks of 512")));
+  EXPECT_THAT(plan("cpu"), Not(HasSubstr("blocks of 512")));
 }
 
 TEST(PlanOnAnAccelerator, ChoosesWithinABudget) {
@@ -99,11 +102,15 @@ TEST(RunOnAnAccelerator, RunsAsOnTheCpu) {
   EXPECT_NEAR(there.losses[1], here.losses[1], 1e-3);
 }
 
+void stop_after_a_step(const TrainConfig& config) {
+  Trainer(config, Start::Fresh).run({.stop_requested = [] { return true; }});
+}
+
 TEST(RunOnAnAccelerator, GoesOnWithARunOfTheCpuAndSaysSo) {
   const TemporaryFolder folder;
   const Steps whole = train(folder, kind(), Bytes::unlimited());
   TrainConfig config = two_steps(folder, "cpu", Bytes::unlimited());
-  Trainer(config, Start::Fresh).run({.stop_requested = [] { return true; }});  // after the first step
+  stop_after_a_step(config);
   config.device = kind();
   std::vector<std::string> said;
   std::vector<double> losses;
@@ -112,7 +119,40 @@ TEST(RunOnAnAccelerator, GoesOnWithARunOfTheCpuAndSaysSo) {
             .on_note = [&](const std::string& note) { said.push_back(note); }});
   ASSERT_EQ(losses.size(), 1);
   EXPECT_NEAR(losses[0], whole.losses[1], 1e-3);
-  EXPECT_THAT(said, ::testing::Contains(HasSubstr("device " + kind() + ", not cpu")));
+  EXPECT_THAT(said, Contains(HasSubstr("device " + kind() + ", not cpu")));
+}
+
+TEST(RunOnAnAccelerator, OfOneThatStoppedGoesOnOnTheCpu) {
+  const TemporaryFolder folder;
+  TrainConfig config = two_steps(folder, kind() + ":0", Bytes::unlimited());
+  stop_after_a_step(config);
+  config.device = "cpu";
+  std::vector<std::string> said;
+  EXPECT_TRUE(
+      Trainer(config, Start::Resume).run({.on_note = [&](const std::string& note) { said.push_back(note); }}).finished);
+  EXPECT_THAT(said, Contains(HasSubstr("goes on with device cpu, not " + kind() + ": ")));
+}
+
+TEST(RunOnAnAccelerator, GoesOnOnAnotherDeviceOfItsKindWithoutANote) {
+  const TemporaryFolder folder;
+  TrainConfig config = two_steps(folder, kind(), Bytes::unlimited());
+  stop_after_a_step(config);
+  config.device = kind() + ":0";
+  Trainer(config, Start::Resume).run({.on_note = [&](const std::string& note) {
+    EXPECT_THAT(note, Not(HasSubstr("last bits")));
+  }});
+}
+
+TEST(RunOnAnAccelerator, IsRefusedBeforeItsFirstStepWithAnOptimizerOfTheCpuAndItsLogIsNotTouched) {
+  const TemporaryFolder folder;
+  TrainConfig config = two_steps(folder, "cpu", Bytes::unlimited());
+  config.optimizer = OptimizerChoice::AdamW8bit;
+  stop_after_a_step(config);
+  const std::string log = FileSystem::real().read_file(Trainer::log_path(config.out));
+  config.device = kind();
+  EXPECT_THAT([&] { Trainer(config, Start::Resume); },
+              ThrowsMessage<ConfigError>(HasSubstr("adamw8bit runs on the CPU only, and the device is " + kind())));
+  EXPECT_EQ(FileSystem::real().read_file(Trainer::log_path(config.out)), log);
 }
 
 TEST(RunOnAnAccelerator, KeepsALimitByAPlan) {

@@ -12,7 +12,7 @@ from program import GOLDEN, SMALL, SnugTest, TEXT, main
 
 class Help(SnugTest):
     def test_is_as_recorded_and_fits_a_screen(self):
-        for command in ("", "train", "sample", "report", "plan"):
+        for command in ("", "train", "sample", "report", "snapshots", "plan"):
             with self.subTest(command):
                 shown = self.snug(*command.split(), "--help").stdout
                 golden = GOLDEN / f"help_{command or 'snug'}.txt"

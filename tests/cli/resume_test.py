@@ -246,26 +246,54 @@ class Resuming(ResumeTest):
         self.resume(out)
         self.refuses(3, "train", "--resume", "--out", self.folder / out, "--memory", "4MiB", says=["4.00 MiB"])
 
-    def test_says_before_the_first_step_what_is_other_there_and_may_change_last_bits(self):
+    def test_says_before_the_first_step_what_differs_from_before_and_may_change_last_bits(self):
         run = self.folder / "run"
 
         def said(*arguments, threads):
-            """The lines of that kind that are printed before the first step."""
-            shutil.rmtree(run / "snapshots" / "step-00000008", ignore_errors=True)  # so that there are steps to make
+            """The lines of that kind, all printed before the first step."""
             done = self.snug("train", "--out", run, *arguments, OMP_NUM_THREADS=str(threads))
             self.assertEqual(done.returncode, 0, done.stderr)
             begin, _, rest = done.stdout.partition("\nstep ")
             self.assertNotIn("last bits", rest)
             return [line for line in begin.splitlines() if "last bits" in line]
 
-        self.assertEqual(said("--data", self.text, *SMALL, "--memory", "30MiB", threads=1), [])
-        self.assertEqual(said("--resume", threads=1), [])
-        self.assertIn("threads 2, not 1; micro_batch chosen for 31.00 MiB, not chosen for 30.00 MiB:",
-                      said("--resume", "--memory", "31MiB", threads=2)[0])
-        self.assertEqual(said("--resume", threads=2), [], "it is that of the run now")
-        log = run / "log.jsonl"
-        log.write_text(re.sub('"libtorch":"[^"]*"', '"libtorch":"1.13.1"', log.read_text()))
-        self.assertRegex(said("--resume", threads=2)[0], r"goes on with libtorch [2-9]\S*, not 1.13.1: from here on")
+        def resumed(after, threads):
+            for path in run.glob("snapshots/*"):
+                if int(path.name[-8:]) > after:
+                    shutil.rmtree(path)
+            return said("--resume", threads=threads)
+
+        def machines(change):
+            """Changes the lines of the log that say what the run was on."""
+            log = run / "log.jsonl"
+            lines = [change(line) if '"event":"machine"' in line else line for line in log.read_text().splitlines(True)]
+            log.write_text("".join(lines))
+
+        self.assertEqual(said("--data", self.text, *SMALL, "--snapshot-every", "1", threads=1), [])
+        self.assertEqual(resumed(7, threads=1), [])
+        self.assertRegex(resumed(6, threads=2)[0], "goes on with threads 2, not 1: from here on, losses and weights may")
+        self.assertEqual(resumed(6, threads=1), [], "up to step 6 it was one thread")
+        self.assertEqual(len(resumed(6, threads=2)), 1)
+        self.assertEqual(resumed(7, threads=2), [], "step 7 was made by two")
+        self.assertEqual(len(resumed(7, threads=1)), 1)
+        self.assertEqual(resumed(8, threads=2), [], "no step is left")
+        machines(lambda line: re.sub('"libtorch":"[^"]*"', '"libtorch":"1.13.1"', line))
+        self.assertRegex(resumed(7, threads=2)[0], r"goes on with libtorch [2-9]\S*, not 1.13.1: from here on")
+        machines(lambda line: "")  # as in a log of an earlier version
+        self.assertEqual(resumed(6, threads=1), [])
+        self.assertEqual(len(resumed(7, threads=2)), 1)
+
+    def test_says_where_another_limit_leads_to_another_micro_batch(self):
+        flags = ["--batch", "64", "--steps", "3", "--snapshot-every", "1", "--model", "gpt-tiny"]
+        self.train("run", *flags, "--memory", "400MiB")
+        for limit in ("300MiB", "30MiB"):
+            shutil.rmtree(self.folder / "run" / "snapshots" / "step-00000003")
+            before = self.events("run", "plan")[-1]["micro_batch"]
+            printed = self.resume("run", "--memory", limit)
+            now = self.events("run", "plan")[-1]["micro_batch"]
+            note = f"; not of {before} as before: from here on, losses and weights may differ"
+            self.assertEqual(note in printed, now != before, printed)
+        self.assertNotEqual(now, before, "too little for a larger one")
 
     def test_on_text_whose_path_is_not_utf8(self):
         path = os.fsencode(self.folder) + b"/r\xe9sum\xe9 100%\n.txt"
@@ -317,7 +345,8 @@ class Resuming(ResumeTest):
         self.same_but_times("whole", "run")
         self.assertEqual(self.model("whole"), self.model("run"))
         self.assertTrue((snapshots / "step-00000008.damaged").is_dir())
-        self.assertEqual(self.snug("snapshots", "--run", self.folder / "run").stdout.count("whole"), 3)
+        self.assertEqual(self.snug("snapshots", self.folder / "run").stdout.count("whole"), 3)
+        self.refuses(2, "snapshots", self.folder / "run", "--run", self.folder / "run", says=["run"])
 
     def test_snapshots_that_are_damaged_are_set_aside_where_that_is_asked_for(self):
         self.train("run")

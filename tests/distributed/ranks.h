@@ -50,7 +50,7 @@ constexpr auto kRanksWaitAtMost = std::chrono::seconds(20);
 inline bool is_rank() { return std::getenv("SNUG_TEST_RANK") != nullptr; }
 inline int this_rank() { return std::atoi(std::getenv("SNUG_TEST_RANK")); }
 
-/// A short timeout, and loopback.
+/// Loopback, and a timeout that ends a test whose ranks hang.
 inline ProcessGroupOptions quick(std::chrono::milliseconds timeout = kRanksWaitAtMost) {
   return {.timeout = timeout, .interface = "lo"};
 }

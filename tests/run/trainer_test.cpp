@@ -1,12 +1,16 @@
 #include "snug/run/trainer.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <random>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -23,6 +27,7 @@ namespace snug::trainer_test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using testing::FailingAllocation;
 using ::testing::HasSubstr;
 using testing::TemporaryFolder;
@@ -300,6 +305,58 @@ TEST(Trainer, WritesWhatThePrecisionGuardDecidesIntoTheRunLog) {
   ASSERT_FALSE(logged.empty());
   EXPECT_THAT(logged.front(), HasSubstr("goes to float32: non-finite gradients for 3 steps"));
   EXPECT_THAT(notes, ::testing::IsSupersetOf(logged));
+}
+
+// Text of one letter but for a thousand bytes: in a batch of these the loss is far above all others.
+TrainConfig run_with_a_spike(const TemporaryFolder& folder) {
+  std::ofstream text(folder / "text.txt");
+  std::mt19937 random(1);
+  text << std::string(60000, 'a');
+  for (int i = 0; i < 1000; ++i) {
+    text << static_cast<char>(random() % 256);
+  }
+  text << std::string(30000, 'a');
+  return {.data = {folder / "text.txt"},
+          .out = folder / "run",
+          .batch = 1,
+          .lr = 0.003,
+          .steps = 60,
+          .warmup_steps = 0,
+          .validate_every = 0,
+          .snapshot_every = 5,
+          .on_spike = OnSpike::RollBack};
+}
+
+const RunEvent* newest(const RunHistory& log, const std::string& name) {
+  const auto found =
+      std::find_if(log.events.rbegin(), log.events.rend(), [&](const RunEvent& event) { return event.name == name; });
+  return found == log.events.rend() ? nullptr : &*found;
+}
+
+TEST(Trainer, HasTheMachineOfTheStepsToComeInItsLogWhereItGoesBackBehindItsResumption) {
+  const TemporaryFolder folder;
+  TrainConfig config = run_with_a_spike(folder);
+  Trainer(in(config, folder / "whole"), Start::Fresh).run({});
+  const RunEvent* back = newest(read_run_log(Trainer::log_path(folder / "whole")), "roll back");
+  ASSERT_NE(back, nullptr);
+  const int64_t resumed = back->step;
+  ASSERT_GT(resumed, 5) << "there is no older snapshot to go back to";
+  stop_after(resumed, config);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(threads + 1);
+  Trainer(config, Start::Resume).run({.on_step = [&](const StepRecord& record) {
+    if (record.step == resumed + 1) {
+      std::filesystem::remove(Trainer::snapshots_path(config.out) / fmt::format("step-{:08}", resumed) /
+                              "manifest.json");
+    }
+  }});
+  at::set_num_threads(threads);
+  const RunHistory log = read_run_log(Trainer::log_path(config.out));
+  ASSERT_NE(newest(log, "roll back"), nullptr);
+  EXPECT_LT(newest(log, "roll back")->step, resumed);
+  const RunEvent* machine = newest(log, "machine");
+  ASSERT_NE(machine, nullptr);
+  EXPECT_THAT(machine->details, Contains(std::pair<std::string, LogValue>("threads", int64_t{threads + 1})));
 }
 
 TEST(Trainer, SaysInTheRunLogThatMatrixProductsSumInFp32AndWithoutTf32) {

@@ -32,7 +32,7 @@ RunLog resume_log(const TrainConfig& config, int64_t step) {
   remove_rest_of_a_kill(config.out);
   LogValues changed;
   for (const Setting& setting : settings()) {
-    if (setting.may_change) {
+    if (setting.may_change_on_resume) {
       changed.emplace_back(setting.name, setting.get(config));
     }
   }

@@ -17,7 +17,8 @@ bool holds_something(const std::filesystem::path& out);
 /// Removes unfinished files of a kill. Only the one process that writes may call this and the next function.
 void remove_rest_of_a_kill(const std::filesystem::path& out);
 
-/// The log, cut back to `step`, with the settings that may change as they are now. Unfinished files of a kill are removed.
+/// The log, cut back to `step`, with the settings that may change as they are now. Unfinished files of a kill are
+/// removed.
 RunLog resume_log(const TrainConfig& config, int64_t step);
 
 /// The log, cut back to `step`, where a run goes back to that step's snapshot.

@@ -1,54 +1,70 @@
 #include "snug/run/detail/run_machine.h"
 
 #include <algorithm>
+#include <limits>
 #include <string_view>
 #include <variant>
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <c10/core/DeviceType.h>
 #include <fmt/format.h>
 #include <torch/version.h>
 
 namespace snug::detail {
 namespace {
 
-constexpr std::string_view kName = "machine";
+constexpr std::string_view kName = "machine", kDevice = "device";
 
-std::string str(const LogValue& value) {
-  return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
+const LogValue* find(const LogValues& values, std::string_view name) {
+  const auto found = std::find_if(values.begin(), values.end(), [&](const auto& one) { return one.first == name; });
+  return found == values.end() ? nullptr : &found->second;
+}
+
+// The newest of a step before `end`.
+const RunEvent* newest_before(const RunHistory& log, int64_t end) {
+  const auto found = std::find_if(log.events.rbegin(), log.events.rend(),
+                                  [&](const RunEvent& event) { return event.name == kName && event.step < end; });
+  return found == log.events.rend() ? nullptr : &*found;
 }
 
 }  // namespace
 
-RunEvent machine_event(int64_t step, const TrainConfig& config, int64_t ranks, const Stepper& stepper) {
-  const bool is_chosen = config.micro_batch == 0 && config.checkpoint() == Checkpointing::Auto;
-  const int64_t given = config.micro_batch == 0 ? config.batch : config.micro_batch;
+RunEvent machine_event(int64_t step, int64_t ranks, c10::Device device) {
   return {.name = std::string(kName),
           .step = step,
           .details = {{"ranks", ranks},
                       {"threads", int64_t{at::get_num_threads()}},
                       {"libtorch", std::string(TORCH_VERSION)},
-                      {"cpu", at::get_cpu_capability()},
-                      {"device", config.device},
-                      {"precision", std::string(to_string(stepper.precision()))},
-                      {"micro_batch", is_chosen ? "chosen for " + config.memory.str() : std::to_string(given)}}};
+                      {"cpu_capability", at::get_cpu_capability()},
+                      {std::string(kDevice), c10::DeviceTypeName(device.type(), /*lower_case=*/true)}}};
 }
 
-std::vector<std::string> other_than_before(const RunEvent& machine, const std::vector<RunEvent>& events) {
-  const auto before =
-      std::find_if(events.rbegin(), events.rend(), [](const RunEvent& event) { return event.name == kName; });
-  std::vector<std::string> all;
-  if (before == events.rend()) {
-    return all;
+LogValues newest_machine(const RunHistory& log) {
+  const RunEvent* newest = newest_before(log, std::numeric_limits<int64_t>::max());
+  return newest == nullptr ? LogValues{} : newest->details;
+}
+
+LogValues machine_of_step(const RunHistory& log, int64_t step) {
+  if (step == 0) {
+    return {};
   }
-  for (const auto& [name, value] : machine.details) {
-    const auto was = std::find_if(before->details.begin(), before->details.end(),
-                                  [&name = name](const auto& detail) { return detail.first == name; });
-    if (was != before->details.end() && was->second != value) {
-      all.push_back(fmt::format("{} {}, not {}", name, str(value), str(was->second)));
+  if (const RunEvent* event = newest_before(log, step)) {
+    return event->details;
+  }
+  const auto* device = std::get_if<std::string>(find(log.settings, kDevice));
+  return device == nullptr ? LogValues{} : LogValues{{std::string(kDevice), device->substr(0, device->find(':'))}};
+}
+
+std::vector<std::string> machine_changes(const LogValues& before, const LogValues& now) {
+  std::vector<std::string> changes;
+  for (const auto& [name, value] : now) {
+    const LogValue* was = find(before, name);
+    if (was != nullptr && *was != value) {
+      changes.push_back(fmt::format("{} {}, not {}", name, to_string(value), to_string(*was)));
     }
   }
-  return all;
+  return changes;
 }
 
 }  // namespace snug::detail

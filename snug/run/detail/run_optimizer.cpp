@@ -3,6 +3,9 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
+
+#include "snug/core/error.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
@@ -68,9 +71,17 @@ std::unique_ptr<FusedOptimizer> optimizer_of(OptimizerChoice choice, const Group
 
 }  // namespace
 
-RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config,
+RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
                            const std::shared_ptr<ProcessGroup>& group)
     : scratch_(config.out) {
+  const bool is_for_cpu =
+      config.optimizer == OptimizerChoice::AdamW8bit || config.optimizer == OptimizerChoice::CompactAdamW;
+  if (is_for_cpu && !device.is_cpu()) {
+    throw ConfigError(
+        fmt::format("train: the optimizer {} runs on the CPU only, and the device is {}; give --device "
+                    "cpu or, to a new run, another --optimizer",
+                    to_string(config.optimizer), device.str()));
+  }
   const auto make = [choice = config.optimizer](const Groups& groups) { return optimizer_of(choice, groups); };
   const auto groups = parameter_groups(model, config);
   if (config.shard_optimizer && group != nullptr) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -15,8 +16,10 @@ namespace snug::detail {
 
 class RunOptimizer {
  public:
-  /// `group`: null for a run on one rank.
-  RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, const std::shared_ptr<ProcessGroup>& group);
+  /// `group`: null for a run on one rank. Throws ConfigError for an optimizer that cannot update parameters on
+  /// `device`.
+  RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
+               const std::shared_ptr<ProcessGroup>& group);
 
   torch::optim::Optimizer& operator*() const { return *optimizer_; }
   torch::optim::Optimizer* operator->() const { return optimizer_.get(); }

@@ -1,8 +1,10 @@
 #include "snug/run/detail/run_records.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
+#include <variant>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -11,6 +13,11 @@
 #include "snug/core/error.h"
 
 namespace snug::detail {
+namespace {
+
+const std::string kPlan = "plan", kMicroBatch = "micro_batch";
+
+}  // namespace
 
 StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory) {
   StepRecord record;
@@ -37,13 +44,24 @@ StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport&
 }
 
 RunEvent event_of(int64_t step, const StepPlan& plan) {
-  return {.name = "plan",
+  return {.name = kPlan,
           .step = step,
-          .details = {{"micro_batch", plan.choice.items},
+          .details = {{kMicroBatch, plan.choice.items},
                       {"micro_batches", plan.choice.micro_batches},
                       {"predicted_peak_bytes", plan.choice.peak_bytes},
                       {"predicted_seconds", plan.choice.seconds},
                       {"explanation", plan.explain()}}};
+}
+
+int64_t planned_micro_batch(const RunHistory& log, int64_t step) {
+  const auto plan = std::find_if(log.events.rbegin(), log.events.rend(),
+                                 [&](const RunEvent& event) { return event.name == kPlan && event.step <= step; });
+  if (plan == log.events.rend()) {
+    return 0;
+  }
+  const auto size = std::find_if(plan->details.begin(), plan->details.end(),
+                                 [](const auto& detail) { return detail.first == kMicroBatch; });
+  return size == plan->details.end() ? 0 : std::get<int64_t>(size->second);
 }
 
 std::vector<RunEvent> events_of(int64_t step, const StepResult& result) {

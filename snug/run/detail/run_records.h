@@ -18,6 +18,9 @@ StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport&
 /// "plan": the plan with which memory_budget was met.
 RunEvent event_of(int64_t step, const StepPlan& plan);
 
+/// The micro-batch of the newest plan in the log up to `step`; 0 where none is.
+int64_t planned_micro_batch(const RunHistory& log, int64_t step);
+
 /// Events of a step: "precision" for each region that the guard moved, "out of memory" and "deviation" if a step was
 /// not as planned, "gradients" for each parameter whose gradient was sampled.
 std::vector<RunEvent> events_of(int64_t step, const StepResult& result);

@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Type.h>
 #include <nlohmann/json.hpp>
@@ -16,7 +17,8 @@ namespace snug::detail {
 namespace {
 
 nlohmann::json described(const std::string& name, const at::Tensor& tensor) {
-  return {name, c10::toString(tensor.scalar_type()), tensor.sizes().vec(), tensor.requires_grad()};
+  return {name, c10::DeviceTypeName(tensor.device().type()), c10::toString(tensor.scalar_type()), tensor.sizes().vec(),
+          tensor.requires_grad()};
 }
 
 }  // namespace
