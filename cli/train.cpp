@@ -145,7 +145,7 @@ TrainConfig resumed_config(const TrainFlags& flags) {
       throw ConfigError(
           fmt::format("train: the run in '{}' was started with {} = {}, not {}; resume it without that flag, or begin "
                       "a new run",
-                      flags.out, setting.name, snug::to_string(was), snug::to_string(is)));
+                      flags.out, setting.name, text_of(was), text_of(is)));
     }
   }
   return asked;

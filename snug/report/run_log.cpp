@@ -31,17 +31,27 @@ std::string with_changes(const detail::LogLine& line, const LogValues& changed) 
   const auto& before = std::get<LogValues>(line.entry);
   LogValues settings = before;
   for (auto& [name, value] : settings) {
-    const auto found =
-        std::find_if(changed.begin(), changed.end(), [&, &key = name](const auto& one) { return one.first == key; });
-    value = found == changed.end() ? value : found->second;
+    const LogValue* now = find_value(changed, name);
+    value = now == nullptr ? value : *now;
   }
   return settings == before ? std::string(line.text) : detail::settings_line(settings);
 }
 
 }  // namespace
 
-std::string to_string(const LogValue& value) {
+std::string text_of(const LogValue& value) {
   return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
+}
+
+const LogValue* find_value(const LogValues& values, std::string_view name) {
+  const auto found = std::find_if(values.begin(), values.end(), [&](const auto& one) { return one.first == name; });
+  return found == values.end() ? nullptr : &found->second;
+}
+
+const RunEvent* newest_event(const RunHistory& log, std::string_view name, int64_t last_step) {
+  const auto found = std::find_if(log.events.rbegin(), log.events.rend(),
+                                  [&](const RunEvent& event) { return event.name == name && event.step <= last_step; });
+  return found == log.events.rend() ? nullptr : &*found;
 }
 
 int64_t MemoryByCategory::total() const {

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -68,8 +69,11 @@ struct StepRecord {
 using LogValue = std::variant<std::string, int64_t, double, bool>;
 using LogValues = std::vector<std::pair<std::string, LogValue>>;
 
-/// As a message shows it.
-std::string to_string(const LogValue& value);
+/// Strings as they are, numbers in the shortest form that reads back, true or false.
+std::string text_of(const LogValue& value);
+
+/// The value of that name; null where there is none.
+const LogValue* find_value(const LogValues& values, std::string_view name);
 
 /// Something that is no step: "snapshot", "resumed", "interrupted".
 struct RunEvent {
@@ -123,6 +127,9 @@ struct RunHistory {
   std::vector<StepRecord> records;
   std::vector<RunEvent> events;
 };
+
+/// The last of the events with that name, of those up to `last_step`; null where there is none.
+const RunEvent* newest_event(const RunHistory& log, std::string_view name, int64_t last_step);
 
 /// Reads the log of a finished or running run. A last line without its line end (torn by a kill, or being written) is
 /// left out. Throws CorruptFile with the line's number for any other line that RunLog cannot have written; Error if the

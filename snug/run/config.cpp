@@ -149,18 +149,18 @@ LogValues TrainConfig::to_settings() const {
 TrainConfig TrainConfig::from_settings(const LogValues& saved, std::filesystem::path out) {
   TrainConfig config{.out = std::move(out)};
   for (const Setting& setting : settings()) {
-    const auto found = std::find_if(saved.begin(), saved.end(), [&](const auto& s) { return s.first == setting.name; });
-    if (found == saved.end() && setting.is_later) {
+    const LogValue* found = find_value(saved, setting.name);
+    if (found == nullptr && setting.is_later) {
       continue;
     }
-    if (found == saved.end()) {
+    if (found == nullptr) {
       throw CorruptFile(fmt::format(
           "TrainConfig: the run log has no setting '{}'; was it written by another version of snug?", setting.name));
     }
-    if (found->second.index() != setting.get(config).index()) {
+    if (found->index() != setting.get(config).index()) {
       throw CorruptFile(fmt::format("TrainConfig: the setting '{}' in the run log has the wrong type", setting.name));
     }
-    setting.set(config, found->second);
+    setting.set(config, *found);
   }
   return config;
 }

@@ -327,25 +327,24 @@ class Trainer::Impl {
     }
   }
 
-  // After the snapshot is loaded.
+  // After the snapshot is loaded. A run whose steps are all made keeps its settings.
   void resume(const std::function<void(const std::string&)>& note) {
     if (!ranks_.is_first()) {
       return;
     }
     set_damaged_aside(note);
-    const RunHistory before = read_run_log(log_path(config_.out));
-    log_ = detail::resume_log(config_, step_);
     note(fmt::format("resumed after step {}", step_));
     if (step_ == config_.steps) {
+      log_ = detail::cut_log(config_, step_);
       return;
     }
+    const RunHistory before = read_run_log(log_path(config_.out));
+    log_ = detail::resume_log(config_, step_);
     planned_before_ = detail::planned_micro_batch(before, step_);
-    const RunEvent now = machine(step_);
-    const auto changes = detail::machine_changes(detail::machine_of_step(before, step_), now.details);
-    if (!changes.empty()) {
+    if (const auto changes = detail::machine_changes(before, machine()); !changes.empty()) {
       note(fmt::format("goes on with {}: {}", fmt::join(changes, "; "), kOtherLastBits));
     }
-    log_machine();
+    log_machine(before);
   }
 
   // Goes on from the newest snapshot, with the data that come next: those since the snapshot are left out.
@@ -363,8 +362,9 @@ class Trainer::Impl {
     }
     if (ranks_.is_first()) {
       set_damaged_aside(note);
+      const RunHistory before = read_run_log(log_path(config_.out));
       log_ = detail::cut_log(config_, step_);
-      log_machine();
+      log_machine(before);
       log_->event({.name = "roll back", .step = step_, .details = {{"from_step", from}, {"reason", reason}}});
     }
     note(fmt::format("went back from step {} to the snapshot of step {}: {}", from, step_, reason));
@@ -401,7 +401,8 @@ class Trainer::Impl {
       FileSystem::real().create_directories(config_.out);
       lock_folder();
       detail::remove_rest_of_a_kill(config_.out);
-      log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event(), machine(0)});
+      log_ = RunLog::create(log_path(config_.out), config_.to_settings(),
+                            {matmul_accumulation_event(), detail::machine_event(0, ranks_.size(), device_)});
     }
     log_->write(record);
     for (const RunEvent& event : events) {
@@ -474,12 +475,12 @@ class Trainer::Impl {
     std::vector<std::string> changes;
   };
 
-  RunEvent machine(int64_t step) const { return detail::machine_event(step, ranks_.size(), device_); }
+  RunEvent machine() const { return detail::machine_event(step_, ranks_.size(), device_); }
 
-  // So that the newest one in the log is that of the steps to come.
-  void log_machine() {
-    const RunEvent now = machine(step_);
-    if (detail::newest_machine(read_run_log(log_path(config_.out))) != now.details) {
+  // So that it is that of the steps to come. `before`: the log before it was cut back to this step.
+  void log_machine(const RunHistory& before) {
+    const RunEvent now = machine();
+    if (detail::machine_after(before, step_) != now.details) {
       log_->event(now);
     }
   }
@@ -491,22 +492,22 @@ class Trainer::Impl {
       return;
     }
     planned_ = plan->choice;
-    const int64_t before = std::exchange(planned_before_, 0);
-    const std::string other = before == 0 || before == planned_->items
-                                  ? ""
-                                  : fmt::format("; not of {} as before: {}", before, kOtherLastBits);
     const char* const less =
         config_.offload ? "some of each computed again or offloaded" : "some of each computed again";
     plan_to_save_ = plan->to_json();
     notes.events.push_back(detail::event_of(step_, *plan));
     const std::string file = plan->read_from.empty() ? "" : fmt::format(" (read from {})", plan->read_from.string());
-    notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak{}",
+    notes.changes.push_back(fmt::format("planned for {}{}: {} micro-batches of {}, {}{}; {} at the peak",
                                         config_.memory.str(), file, planned_->micro_batches, planned_->items,
                                         plan->activations ? less : "all of each kept",
                                         plan->model_in_file ? ", weights, gradients and the optimizer's state in files"
                                         : plan->state_in_file ? ", the optimizer's state in a file"
                                                               : "",
-                                        Bytes(planned_->peak_bytes).str(), other));
+                                        Bytes(planned_->peak_bytes).str()));
+    if (const int64_t before = std::exchange(planned_before_, 0); before != 0 && before != planned_->items) {
+      notes.changes.push_back(
+          fmt::format("micro-batches of {}, not of {} as before: {}", planned_->items, before, kOtherLastBits));
+    }
   }
 
   StepRecord one_step(StepNotes& notes) {

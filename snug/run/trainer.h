@@ -28,7 +28,7 @@ struct TrainCallbacks {
   /// Called after every step, when its record is in the log.
   std::function<void(const StepRecord&)> on_step = {};
   /// Called with notes for the user: a slow precision, the step from which a run is resumed, and before the first step
-  /// all that differs from before and may change last bits.
+  /// which of ranks, threads, LibTorch, CPU and device differ from before, so that last bits may differ.
   std::function<void(const std::string&)> on_note = {};
   /// Called after every step; true, on any rank, ends the run with a snapshot.
   std::function<bool()> stop_requested = {};

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/DeviceAccelerator.h>
 #include <CLI/CLI.hpp>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -15,6 +16,7 @@
 #include "snug/core/file_system.h"
 #include "snug/run/device.h"
 #include "snug/run/trainer.h"
+#include "snug/step/detail/step_description.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/temporary_folder.h"
 
@@ -106,53 +108,73 @@ void stop_after_a_step(const TrainConfig& config) {
   Trainer(config, Start::Fresh).run({.stop_requested = [] { return true; }});
 }
 
-TEST(RunOnAnAccelerator, GoesOnWithARunOfTheCpuAndSaysSo) {
+// What is said when the second step is made on another device, and the loss of that step.
+struct Resumed {
+  std::vector<std::string> said;
+  double loss = 0;
+};
+
+Resumed resumed(const TemporaryFolder& folder, const std::string& from, const std::string& to) {
+  TrainConfig config = two_steps(folder, from, Bytes::unlimited());
+  stop_after_a_step(config);
+  config.device = to;
+  Resumed now;
+  const TrainOutcome outcome = Trainer(config, Start::Resume)
+                                   .run({.on_step = [&](const StepRecord& record) { now.loss = record.loss; },
+                                         .on_note = [&](const std::string& note) { now.said.push_back(note); }});
+  EXPECT_TRUE(outcome.finished);
+  return now;
+}
+
+TEST(RunOnAnAccelerator, GoesOnWithARunOfTheCpuAndTheCpuWithItsAndBothSaySo) {
   const TemporaryFolder folder;
   const Steps whole = train(folder, kind(), Bytes::unlimited());
-  TrainConfig config = two_steps(folder, "cpu", Bytes::unlimited());
-  stop_after_a_step(config);
-  config.device = kind();
-  std::vector<std::string> said;
-  std::vector<double> losses;
-  Trainer(config, Start::Resume)
-      .run({.on_step = [&](const StepRecord& record) { losses.push_back(record.loss); },
-            .on_note = [&](const std::string& note) { said.push_back(note); }});
-  ASSERT_EQ(losses.size(), 1);
-  EXPECT_NEAR(losses[0], whole.losses[1], 1e-3);
-  EXPECT_THAT(said, Contains(HasSubstr("device " + kind() + ", not cpu")));
+  const std::string first = kind() + ":0";
+  const Resumed there = resumed(folder, "cpu", first);
+  EXPECT_NEAR(there.loss, whole.losses[1], 1e-3);
+  EXPECT_THAT(there.said, Contains(HasSubstr("goes on with device " + first + ", not cpu, where random numbers")));
+  const Resumed here = resumed(folder, first, "cpu");
+  EXPECT_NEAR(here.loss, whole.losses[1], 1e-3);
+  EXPECT_THAT(here.said, Contains(HasSubstr("goes on with device cpu, not " + first)));
 }
 
-TEST(RunOnAnAccelerator, OfOneThatStoppedGoesOnOnTheCpu) {
+TEST(RunOnAnAccelerator, TellsOneDeviceOfAKindFromAnother) {
+  if (at::accelerator::deviceCount() < 2) {
+    GTEST_SKIP() << "there is one device";
+  }
   const TemporaryFolder folder;
-  TrainConfig config = two_steps(folder, kind() + ":0", Bytes::unlimited());
-  stop_after_a_step(config);
-  config.device = "cpu";
-  std::vector<std::string> said;
-  EXPECT_TRUE(
-      Trainer(config, Start::Resume).run({.on_note = [&](const std::string& note) { said.push_back(note); }}).finished);
-  EXPECT_THAT(said, Contains(HasSubstr("goes on with device cpu, not " + kind() + ": ")));
+  EXPECT_THAT(resumed(folder, kind(), kind() + ":0").said, Not(Contains(HasSubstr("last bits"))));
+  const std::string first = kind() + ":0", second = kind() + ":1";
+  EXPECT_THAT(resumed(folder, first, second).said, Contains(HasSubstr("device " + second + ", not " + first)));
 }
 
-TEST(RunOnAnAccelerator, GoesOnOnAnotherDeviceOfItsKindWithoutANote) {
-  const TemporaryFolder folder;
-  TrainConfig config = two_steps(folder, kind(), Bytes::unlimited());
-  stop_after_a_step(config);
-  config.device = kind() + ":0";
-  Trainer(config, Start::Resume).run({.on_note = [&](const std::string& note) {
-    EXPECT_THAT(note, Not(HasSubstr("last bits")));
-  }});
-}
-
-TEST(RunOnAnAccelerator, IsRefusedBeforeItsFirstStepWithAnOptimizerOfTheCpuAndItsLogIsNotTouched) {
+TEST(RunOnAnAccelerator, IsRefusedBeforeItsFirstStepWithAnOptimizerOfTheCpuAndALogIsNotTouched) {
   const TemporaryFolder folder;
   TrainConfig config = two_steps(folder, "cpu", Bytes::unlimited());
   config.optimizer = OptimizerChoice::AdamW8bit;
   stop_after_a_step(config);
   const std::string log = FileSystem::real().read_file(Trainer::log_path(config.out));
   config.device = kind();
-  EXPECT_THAT([&] { Trainer(config, Start::Resume); },
+  EXPECT_THAT([&] { Trainer(config, Start::Resume).run({}); },
               ThrowsMessage<ConfigError>(HasSubstr("adamw8bit runs on the CPU only, and the device is " + kind())));
   EXPECT_EQ(FileSystem::real().read_file(Trainer::log_path(config.out)), log);
+  config = two_steps(folder, kind(), Bytes::unlimited());
+  config.optimizer = OptimizerChoice::CompactAdamW;
+  config.weights = Weights::Low;
+  config.precision = Precision::BFloat16;
+  EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); }, ThrowsMessage<ConfigError>(HasSubstr("compact-adamw")));
+  EXPECT_FALSE(std::filesystem::exists(config.out));
+}
+
+TEST(PlansOnAnAccelerator, AreNotThoseOfTheCpu) {
+  torch::nn::Linear model(2, 2);
+  const torch::optim::SGD optimizer(model->parameters(), 0.1);
+  const auto described = [&] {
+    return detail::describe_stepper(*model, optimizer, {}, Precision::Float32, Bytes::parse("1MiB"));
+  };
+  const std::string here = described();
+  move_to(*model, testing::accelerator());
+  EXPECT_NE(described(), here);
 }
 
 TEST(RunOnAnAccelerator, KeepsALimitByAPlan) {

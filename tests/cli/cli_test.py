@@ -60,7 +60,7 @@ class Training(SnugTest):
         self.assertEqual([r["step"] for r in self.records("run")], list(range(1, 9)))
         self.assertLess(self.losses("run")[-1], self.losses("run")[0])
         self.assertEqual(sorted(p.name for p in (run / "snapshots").iterdir()), ["step-00000004", "step-00000006", "step-00000008"])
-        sampled = self.snug("sample", "--run", run, "--prompt", "Scene", "--count", "20")
+        sampled = self.snug("sample", run, "--prompt", "Scene", "--count", "20")
         self.assertEqual(sampled.returncode, 0, sampled.stderr)
         self.assertTrue(sampled.stdout.startswith("Scene"))
         self.assertEqual(self.snug("report", run).returncode, 0)

@@ -420,6 +420,26 @@ TEST(ReadRunLog, InsistsOnASettingsLineItUnderstands) {
   }
 }
 
+TEST(NewestEvent, IsTheLastOfItsNameUpToAStep) {
+  const RunHistory log{.events = {{.name = "plan", .step = 1, .details = {{"micro_batch", int64_t{4}}}},
+                                  {.name = "plan", .step = 3},
+                                  {.name = "machine", .step = 3},
+                                  {.name = "plan", .step = 3, .details = {{"micro_batch", int64_t{2}}}}}};
+  EXPECT_EQ(newest_event(log, "plan", 3), &log.events[3]);
+  EXPECT_EQ(newest_event(log, "plan", 2), log.events.data());
+  EXPECT_EQ(newest_event(log, "plan", 0), nullptr);
+  EXPECT_EQ(newest_event(log, "spike", 3), nullptr);
+  EXPECT_EQ(*find_value(log.events[3].details, "micro_batch"), LogValue(int64_t{2}));
+  EXPECT_EQ(find_value(log.events[3].details, "micro"), nullptr);
+}
+
+TEST(TextOf, ShowsEachKindOfValue) {
+  EXPECT_EQ(text_of("a b"), "a b");
+  EXPECT_EQ(text_of(int64_t{-3}), "-3");
+  EXPECT_EQ(text_of(0.1), "0.1");
+  EXPECT_EQ(text_of(true), "true");
+}
+
 TEST(MemoryByCategory, AddsUpAllCategories) { EXPECT_EQ(example_record(1).memory.total(), 21); }
 
 }  // namespace

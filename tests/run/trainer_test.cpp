@@ -12,6 +12,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -327,22 +328,18 @@ TrainConfig run_with_a_spike(const TemporaryFolder& folder) {
           .on_spike = OnSpike::RollBack};
 }
 
-const RunEvent* newest(const RunHistory& log, const std::string& name) {
-  const auto found =
-      std::find_if(log.events.rbegin(), log.events.rend(), [&](const RunEvent& event) { return event.name == name; });
-  return found == log.events.rend() ? nullptr : &*found;
-}
-
 TEST(Trainer, HasTheMachineOfTheStepsToComeInItsLogWhereItGoesBackBehindItsResumption) {
   const TemporaryFolder folder;
   TrainConfig config = run_with_a_spike(folder);
   Trainer(in(config, folder / "whole"), Start::Fresh).run({});
-  const RunEvent* back = newest(read_run_log(Trainer::log_path(folder / "whole")), "roll back");
+  const RunHistory whole = read_run_log(Trainer::log_path(folder / "whole"));
+  const RunEvent* back = newest_event(whole, "roll back", config.steps);
   ASSERT_NE(back, nullptr);
   const int64_t resumed = back->step;
   ASSERT_GT(resumed, 5) << "there is no older snapshot to go back to";
   stop_after(resumed, config);
   const int threads = at::get_num_threads();
+  const auto put_back = c10::make_scope_exit([&] { at::set_num_threads(threads); });
   at::set_num_threads(threads + 1);
   Trainer(config, Start::Resume).run({.on_step = [&](const StepRecord& record) {
     if (record.step == resumed + 1) {
@@ -350,11 +347,10 @@ TEST(Trainer, HasTheMachineOfTheStepsToComeInItsLogWhereItGoesBackBehindItsResum
                               "manifest.json");
     }
   }});
-  at::set_num_threads(threads);
   const RunHistory log = read_run_log(Trainer::log_path(config.out));
-  ASSERT_NE(newest(log, "roll back"), nullptr);
-  EXPECT_LT(newest(log, "roll back")->step, resumed);
-  const RunEvent* machine = newest(log, "machine");
+  ASSERT_NE(newest_event(log, "roll back", config.steps), nullptr);
+  EXPECT_LT(newest_event(log, "roll back", config.steps)->step, resumed);
+  const RunEvent* machine = newest_event(log, "machine", config.steps);
   ASSERT_NE(machine, nullptr);
   EXPECT_THAT(machine->details, Contains(std::pair<std::string, LogValue>("threads", int64_t{threads + 1})));
 }

@@ -39,7 +39,10 @@ RunLog resume_log(const TrainConfig& config, int64_t step) {
   return RunLog::resume(Trainer::log_path(config.out), step, FileSystem::real(), changed);
 }
 
-RunLog cut_log(const TrainConfig& config, int64_t step) { return RunLog::resume(Trainer::log_path(config.out), step); }
+RunLog cut_log(const TrainConfig& config, int64_t step) {
+  remove_rest_of_a_kill(config.out);
+  return RunLog::resume(Trainer::log_path(config.out), step);
+}
 
 std::optional<double> logged_validation_loss(const std::filesystem::path& out, int64_t step) {
   const RunHistory history = read_run_log(Trainer::log_path(out));

@@ -17,12 +17,11 @@ bool holds_something(const std::filesystem::path& out);
 /// Removes unfinished files of a kill. Only the one process that writes may call this and the next function.
 void remove_rest_of_a_kill(const std::filesystem::path& out);
 
-/// The log, cut back to `step`, with the settings that may change as they are now. Unfinished files of a kill are
-/// removed.
-RunLog resume_log(const TrainConfig& config, int64_t step);
-
-/// The log, cut back to `step`, where a run goes back to that step's snapshot.
+/// The log, cut back to `step`. Unfinished files of a kill are removed.
 RunLog cut_log(const TrainConfig& config, int64_t step);
+
+/// The same, with the settings that may change as they are now.
+RunLog resume_log(const TrainConfig& config, int64_t step);
 
 /// The validation loss that was measured after `step`, the last one of a run: it is in the log before the snapshot is
 /// made.

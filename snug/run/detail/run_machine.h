@@ -13,16 +13,14 @@
 namespace snug::detail {
 
 /// "machine": the number of ranks, and of this rank the threads, the version of LibTorch, the CPU's vector instructions
-/// and the kind of device. It holds for the steps after `step`. Two models of one kind of device are not told apart.
+/// and the device, of which the model is not told. It holds for the steps after `step`.
 RunEvent machine_event(int64_t step, int64_t ranks, c10::Device device);
 
-/// The details of the newest "machine" in the log; none where it has none, as a log of an earlier version.
-LogValues newest_machine(const RunHistory& log);
+/// The machine that the steps after `step` were to have had; none where the log has none.
+LogValues machine_after(const RunHistory& log, int64_t step);
 
-/// The machine that made the step `step`; none for step 0. Of a log of an earlier version its kind of device alone.
-LogValues machine_of_step(const RunHistory& log, int64_t step);
-
-/// "threads 1, not 2" for each value that is another than before. Names that only one of the two has are passed over.
-std::vector<std::string> machine_changes(const LogValues& before, const LogValues& now);
+/// "threads 1, not 2" for each value of `now` that is another than in the machine that made the step of `now`. None for
+/// step 0, which nobody made, and where the log has no machine.
+std::vector<std::string> machine_changes(const RunHistory& log, const RunEvent& now);
 
 }  // namespace snug::detail

@@ -74,12 +74,12 @@ std::unique_ptr<FusedOptimizer> optimizer_of(OptimizerChoice choice, const Group
 RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
                            const std::shared_ptr<ProcessGroup>& group)
     : scratch_(config.out) {
-  const bool is_for_cpu =
+  const bool needs_cpu =
       config.optimizer == OptimizerChoice::AdamW8bit || config.optimizer == OptimizerChoice::CompactAdamW;
-  if (is_for_cpu && !device.is_cpu()) {
+  if (needs_cpu && !device.is_cpu()) {
     throw ConfigError(
         fmt::format("train: the optimizer {} runs on the CPU only, and the device is {}; give --device "
-                    "cpu or, to a new run, another --optimizer",
+                    "cpu, or begin a run with another --optimizer",
                     to_string(config.optimizer), device.str()));
   }
   const auto make = [choice = config.optimizer](const Groups& groups) { return optimizer_of(choice, groups); };

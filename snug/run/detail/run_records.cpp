@@ -1,6 +1,5 @@
 #include "snug/run/detail/run_records.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -15,7 +14,7 @@
 namespace snug::detail {
 namespace {
 
-const std::string kPlan = "plan", kMicroBatch = "micro_batch";
+constexpr const char *kPlan = "plan", *kMicroBatch = "micro_batch";
 
 }  // namespace
 
@@ -54,14 +53,9 @@ RunEvent event_of(int64_t step, const StepPlan& plan) {
 }
 
 int64_t planned_micro_batch(const RunHistory& log, int64_t step) {
-  const auto plan = std::find_if(log.events.rbegin(), log.events.rend(),
-                                 [&](const RunEvent& event) { return event.name == kPlan && event.step <= step; });
-  if (plan == log.events.rend()) {
-    return 0;
-  }
-  const auto size = std::find_if(plan->details.begin(), plan->details.end(),
-                                 [](const auto& detail) { return detail.first == kMicroBatch; });
-  return size == plan->details.end() ? 0 : std::get<int64_t>(size->second);
+  const RunEvent* plan = newest_event(log, kPlan, step);
+  const LogValue* size = plan == nullptr ? nullptr : find_value(plan->details, kMicroBatch);
+  return size == nullptr ? 0 : std::get<int64_t>(*size);
 }
 
 std::vector<RunEvent> events_of(int64_t step, const StepResult& result) {
