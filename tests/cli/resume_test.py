@@ -81,6 +81,7 @@ class KillMinus9(ResumeTest):
         (self.folder / "empty").mkdir()
         (self.folder / "torn").mkdir()
         (self.folder / "torn" / "log.jsonl.tmp-0123456789abcdef").write_text('{"snug_r')
+        (self.folder / "torn" / "snug-unnamed-a1B2c3").touch()
         for out in ("early", "empty", "torn"):
             with self.subTest(out):
                 self.refuses(2, "train", "--resume", "--out", self.folder / out, says=["no run", out])
@@ -173,8 +174,10 @@ class Interrupting(ResumeTest):
         self.train("run")
         rest = self.folder / "run" / "report.html.tmp-0123456789abcdef"
         rest.write_text("<html")
+        unnamed = self.folder / "run" / "snug-unnamed-a1B2c3"  # where the file system has no O_TMPFILE
+        unnamed.touch()
         self.resume("run")
-        self.assertFalse(rest.exists())
+        self.assertFalse(rest.exists() or unnamed.exists())
 
     def test_by_sigterm_does_the_same(self):
         self.assertIn("Go on with", self.interrupted("stopped", signal.SIGTERM))

@@ -124,7 +124,7 @@ static int opened(int descriptor, const char* path) {
     va_start(arguments, flags); \
     const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0; \
     va_end(arguments); \
-    const int makes = (flags & O_CREAT) && access(path, F_OK) != 0; \
+    const int makes = (flags & O_TMPFILE) == O_TMPFILE || ((flags & O_CREAT) && access(path, F_OK) != 0); \
     if (is_below(path) && fails(makes ? "create" : "open", 0)) { \
       errno = makes ? ENOSPC : EIO; \
       return -1; \

@@ -3,7 +3,7 @@
 Training is killed, and so is its first resumption; the second one has to end with the weights, the log and the files of the undisturbed
 run. On two ranks one of them is killed, and the launcher has to end the other. A report that is killed leaves the old page or the new one.
 
-usage: kills.py PATH-OF-SNUG FAULTS.so [--kills N] [--seed N] [--table FILE]
+usage: kills.py PATH-OF-SNUG FAULTS.so [--kills N] [--seed N] [--only REGEX] [--table FILE]
 
   --kills N     so many of each kind (default 4)
   --table FILE  writes a table of what was tried, in Markdown
@@ -15,6 +15,7 @@ import contextlib
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -161,6 +162,7 @@ def main():
     parser.add_argument("faults", type=pathlib.Path)
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="kinds that this regular expression finds")
     parser.add_argument("--table", type=pathlib.Path)
     arguments = parser.parse_args()
     kinds = {f"training, {name}, and its resumption are killed": lambda killer, flags=flags: killer.training(flags, arguments.kills)
@@ -170,6 +172,8 @@ def main():
               CLOCK_SET_BACK: lambda killer: killer.clock((arguments.kills + 9) // 10)}
     rows, wrong = [], 0
     for number, (kind, trials) in enumerate(kinds.items()):
+        if not re.search(arguments.only, kind):
+            continue
         became = collections.Counter()
         with tempfile.TemporaryDirectory() as base:
             folder = pathlib.Path(base).resolve()

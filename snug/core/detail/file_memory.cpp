@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "snug/core/bytes.h"
+#include "snug/core/detail/unnamed_file.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
@@ -91,22 +92,21 @@ std::shared_ptr<FileMemory> FileMemory::of(int descriptor, int64_t bytes, const 
 }
 
 std::shared_ptr<FileMemory> FileMemory::in(const std::filesystem::path& directory, int64_t bytes) {
-  std::string name = (directory / "snug-memory-XXXXXX").string();
-  const int descriptor = ::mkostemp(name.data(), O_CLOEXEC);
+  const std::string file = fmt::format("a file in {}", directory.string());
+  const int descriptor = open_unnamed(directory);
   if (descriptor < 0) {
-    fail("make a file for", bytes, directory.string(), errno);
+    fail("make", bytes, file, errno);
   }
   const auto close = c10::make_scope_exit([&] { ::close(descriptor); });
-  ::unlink(name.c_str());
   // Without room on the disk, writing a page would end the process.
   int reason = 0;
   do {
     reason = bytes == 0 ? 0 : ::posix_fallocate(descriptor, 0, bytes);
   } while (reason == EINTR);
   if (reason != 0) {
-    fail("find room for", bytes, name, reason);
+    fail("find room for", bytes, file, reason);
   }
-  auto memory = std::shared_ptr<FileMemory>(new FileMemory(mapped(descriptor, bytes, MAP_SHARED, name), bytes));
+  auto memory = std::shared_ptr<FileMemory>(new FileMemory(mapped(descriptor, bytes, MAP_SHARED, file), bytes));
   if (bytes > 0) {
     Held& all = held();
     const std::lock_guard lock(all.mutex);

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <system_error>
 
-#include <fcntl.h>
 #include <fmt/format.h>
 
 #include "snug/core/bytes.h"
 #include "snug/core/detail/bytes_hash.h"
+#include "snug/core/detail/unnamed_file.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
@@ -64,15 +63,13 @@ std::filesystem::path spill_folder(const std::filesystem::path& directory) {
 }
 
 SpillDisk::SpillDisk(const std::filesystem::path& directory, SpillCalls& calls) : calls_(calls) {
-  const std::filesystem::path folder = spill_folder(directory);
-  path_ = (folder / "snug-offload-XXXXXX").string();
-  descriptor_ = ::mkostemp(path_.data(), O_CLOEXEC);
+  folder_ = spill_folder(directory).string();
+  descriptor_ = open_unnamed(folder_);
   if (descriptor_ < 0) {
     const int error = errno;
-    throw Error(fmt::format("offload: cannot make a file in '{}': {}; give a directory that can be written to",
-                            folder.string(), reason_of(error)));
+    throw Error(fmt::format("offload: cannot make a file in '{}': {}; give a directory that can be written to", folder_,
+                            reason_of(error)));
   }
-  ::unlink(path_.c_str());
 }
 
 SpillDisk::~SpillDisk() { ::close(descriptor_); }
@@ -110,8 +107,8 @@ std::string SpillDisk::failure(const char* what, int64_t bytes, int error) const
   if (error == 0) {
     return {};
   }
-  return fmt::format("cannot {} the spill file '{}': {}", fmt::format(fmt::runtime(what), Bytes(bytes).str()), path_,
-                     reason_of(error));
+  return fmt::format("cannot {} the spill file in '{}': {}", fmt::format(fmt::runtime(what), Bytes(bytes).str()),
+                     folder_, reason_of(error));
 }
 
 }  // namespace snug::detail

@@ -1,5 +1,5 @@
 #pragma once
-// SpillDisk: a file without a name. A read reports an error if it does not return the bytes that were written.
+// SpillDisk: bytes in a file without a name. A read reports an error if it does not return the bytes that were written.
 
 #include <cstddef>
 #include <cstdint>
@@ -53,13 +53,14 @@ class SpillDisk final {
   void shorten(int64_t size);
 
   int descriptor() const { return descriptor_; }
-  const std::string& path() const { return path_; }
+  /// Where the file is.
+  const std::string& folder() const { return folder_; }
 
  private:
   std::string failure(const char* what, int64_t bytes, int error) const;
 
   SpillCalls& calls_;
-  std::string path_;
+  std::string folder_;
   int descriptor_ = -1;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "snug/core/detail/unnamed_file.h"
 #include "snug/core/file_system.h"
 #include "snug/run/detail/folder_lock.h"
 #include "snug/run/settings.h"
@@ -18,13 +19,18 @@ bool holds_something(const std::filesystem::path& out) {
   const auto names = files.list(out);
   return !std::all_of(names.begin(), names.end(), [&](const std::string& name) {
     return name == Trainer::plan_folder(out).filename() || name == FolderLock::file(out).filename() ||
-           is_unfinished(name, Trainer::log_path(out));
+           is_unfinished(name, Trainer::log_path(out)) || name.starts_with(kUnnamedPrefix);
   });
 }
 
 void remove_rest_of_a_kill(const std::filesystem::path& out) {
   for (const auto& file : {Trainer::log_path(out), Trainer::plan_path(out), Trainer::model_path(out)}) {
     remove_unfinished(file);
+  }
+  for (const std::string& name : FileSystem::real().list(out)) {
+    if (name.starts_with(kUnnamedPrefix)) {
+      FileSystem::real().remove_all(out / name);
+    }
   }
 }
 
