@@ -7,6 +7,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <CLI/CLI.hpp>
+#include <c10/util/ScopeExit.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -144,6 +145,7 @@ TEST(RunOnAnAccelerator, TellsOneDeviceOfAKindFromAnother) {
   }
   const TemporaryFolder folder;
   EXPECT_THAT(resumed(folder, kind(), kind() + ":0").said, Not(Contains(HasSubstr("last bits"))));
+  const auto put_back = c10::make_scope_exit([] { at::accelerator::setDeviceIndex(0); });
   const std::string first = kind() + ":0", second = kind() + ":1";
   EXPECT_THAT(resumed(folder, first, second).said, Contains(HasSubstr("device " + second + ", not " + first)));
 }
@@ -162,7 +164,8 @@ TEST(RunOnAnAccelerator, IsRefusedBeforeItsFirstStepWithAnOptimizerOfTheCpuAndAL
   config.optimizer = OptimizerChoice::CompactAdamW;
   config.weights = Weights::Low;
   config.precision = Precision::BFloat16;
-  EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); }, ThrowsMessage<ConfigError>(HasSubstr("compact-adamw")));
+  EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); },
+              ThrowsMessage<ConfigError>(HasSubstr("compact-adamw runs on the CPU only")));
   EXPECT_FALSE(std::filesystem::exists(config.out));
 }
 

@@ -2,7 +2,7 @@
  *
  *   SNUG_FAULT_UNDER    the directory, absolute and without links
  *   SNUG_FAULT_KIND     fail: the operation fails (EIO; ENOSPC where it would write; ENOMEM); short: every write from the k-th on takes half of
- *                       its bytes; full: from the k-th operation on each that needs room on the disk fails: write, mkdir, posix_fallocate, and
+ *                       its bytes; named: the file system has no O_TMPFILE; full: from the k-th operation on each that needs room on the disk fails: write, mkdir, posix_fallocate, and
  *                       open and mkostemp where they make a file; kill: the process is killed before it, a write after half of its bytes; count: nothing happens
  *   SNUG_FAULT_AT       k, from 1
  *   SNUG_FAULT_OF       files (default) or memory: allocations of 64 KiB and more, of which three in a row fail
@@ -125,6 +125,10 @@ static int opened(int descriptor, const char* path) {
     const mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(arguments, mode_t) : 0; \
     va_end(arguments); \
     const int makes = (flags & O_TMPFILE) == O_TMPFILE || ((flags & O_CREAT) && access(path, F_OK) != 0); \
+    if (is_below(path) && (flags & O_TMPFILE) == O_TMPFILE && is_kind("named")) { \
+      errno = EOPNOTSUPP; \
+      return -1; \
+    } \
     if (is_below(path) && fails(makes ? "create" : "open", 0)) { \
       errno = makes ? ENOSPC : EIO; \
       return -1; \

@@ -5,6 +5,7 @@ run. On two ranks one of them is killed, and the launcher has to end the other. 
 
 usage: kills.py PATH-OF-SNUG FAULTS.so [--kills N] [--seed N] [--only REGEX] [--table FILE]
 
+  --only REGEX  only the kinds that it finds
   --kills N     so many of each kind (default 4)
   --table FILE  writes a table of what was tried, in Markdown
 """
@@ -188,6 +189,8 @@ def main():
                 print(f"{kind}: {error}", flush=True)
         rows.append((kind, sum(became.values()), ", ".join(f"{what}: {count}" for what, count in sorted(became.items()))))
         print(*rows[-1], sep=" | ", flush=True)
+    if not rows:
+        sys.exit(f"kills: no kind has {arguments.only!r} in its name")
     if arguments.table:
         lines = ["| what | times | then |", "|---|---|---|"]
         arguments.table.write_text("\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n")

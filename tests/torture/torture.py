@@ -37,10 +37,12 @@ RUNS = {
 FAULTS = {  # kind of fault, and of what
     "fails": ("fail", "files"),
     "takes half of the bytes": ("short", "files"),
+    "finds a file system without O_TMPFILE": ("named", "files"),
     "and all writes after it find the disk full": ("full", "files"),
     "is the last before kill -9": ("kill", "files"),
     "gets no memory": ("fail", "memory"),
 }
+UNNOTICED = ("short", "named")
 
 
 class Wrong(Exception):
@@ -85,6 +87,8 @@ class Torture:
             done = self.new(out, arguments, at=at, kind=kind, of=of)
             self.said = done.stderr.strip()
             became = "not noticed" if done.returncode == 0 else "killed" if done.returncode == -9 else "refused, and gone on"
+            if kind in UNNOTICED and done.returncode != 0:
+                raise Wrong(f"ended with {done.returncode} and said: {done.stderr}")
             if done.returncode not in (0, -9) and (len(done.stderr.strip().splitlines()) != 1 or not done.stderr.startswith("snug: ")):
                 raise Wrong(f"ended with {done.returncode} and said: {done.stderr or done.stdout}")
             if done.returncode != 0:
@@ -126,7 +130,7 @@ def main():
                 if not re.search(arguments.only, f"{run}: {fault}"):
                     continue
                 names = torture.operations(flags, of)
-                if kind == "short":
+                if kind in UNNOTICED:
                     numbers = [1]  # from the first on
                 else:
                     numbers = range(1, len(names) + 1)

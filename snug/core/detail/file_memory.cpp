@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <mutex>
@@ -95,7 +94,7 @@ std::shared_ptr<FileMemory> FileMemory::in(const std::filesystem::path& director
   const std::string file = fmt::format("a file in {}", directory.string());
   const int descriptor = open_unnamed(directory);
   if (descriptor < 0) {
-    fail("make", bytes, file, errno);
+    fail("make a file for", bytes, directory.string(), errno);
   }
   const auto close = c10::make_scope_exit([&] { ::close(descriptor); });
   // Without room on the disk, writing a page would end the process.

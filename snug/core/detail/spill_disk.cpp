@@ -107,8 +107,10 @@ std::string SpillDisk::failure(const char* what, int64_t bytes, int error) const
   if (error == 0) {
     return {};
   }
-  return fmt::format("cannot {} the spill file in '{}': {}", fmt::format(fmt::runtime(what), Bytes(bytes).str()),
-                     folder_, reason_of(error));
+  return fmt::format("cannot {} {}: {}", fmt::format(fmt::runtime(what), Bytes(bytes).str()), description(),
+                     reason_of(error));
 }
+
+std::string SpillDisk::description() const { return fmt::format("the spill file in '{}'", folder_); }
 
 }  // namespace snug::detail

@@ -34,7 +34,7 @@ class SpillCalls {
 /// The system's temporary directory if `directory` is empty. Throws Error if there is none.
 std::filesystem::path spill_folder(const std::filesystem::path& directory);
 
-/// Any thread may use it. Methods return a text that names the file and the reason of a failure; empty if nothing
+/// Any thread may use it. Methods return a text that names the folder and the reason of a failure; empty if nothing
 /// failed.
 class SpillDisk final {
  public:
@@ -53,8 +53,8 @@ class SpillDisk final {
   void shorten(int64_t size);
 
   int descriptor() const { return descriptor_; }
-  /// Where the file is.
-  const std::string& folder() const { return folder_; }
+  /// For messages: the file, which has no name, by its folder.
+  std::string description() const;
 
  private:
   std::string failure(const char* what, int64_t bytes, int error) const;

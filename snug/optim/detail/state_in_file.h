@@ -43,7 +43,7 @@ class FusedOptimizer::StateInFile {
   static bool is_written(const ParameterState& state, std::string_view tensor);
   /// All of the file as it is then, and a tensor in it, which takes no tensor memory.
   std::shared_ptr<detail::FileMemory> mapped() const {
-    return detail::FileMemory::of(disk_.descriptor(), end_, disk_.folder());
+    return detail::FileMemory::of(disk_.descriptor(), end_, disk_.description());
   }
   static at::Tensor lent(const ParameterState& state, std::string_view tensor,
                          const std::shared_ptr<detail::FileMemory>& memory);

@@ -14,7 +14,8 @@ namespace snug::detail {
 /// counts as empty.
 bool holds_something(const std::filesystem::path& out);
 
-/// Removes unfinished files of a kill. Only the one process that writes may call this and the next function.
+/// Removes unfinished files of a kill. Only the one process that writes may call this and the next two functions, and
+/// not while a snapshot is written behind.
 void remove_rest_of_a_kill(const std::filesystem::path& out);
 
 /// The log, cut back to `step`. Unfinished files of a kill are removed.

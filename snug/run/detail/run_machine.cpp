@@ -1,7 +1,5 @@
 #include "snug/run/detail/run_machine.h"
 
-#include <string_view>
-
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <fmt/format.h>
