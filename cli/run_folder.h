@@ -1,5 +1,5 @@
 #pragma once
-// Reading a run folder, and writing its report.
+// The folder of a run: its option, reading it, and writing its report.
 
 #include <filesystem>
 #include <string>

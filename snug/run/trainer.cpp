@@ -341,7 +341,7 @@ class Trainer::Impl {
     const RunHistory before = read_run_log(log_path(config_.out));
     log_ = detail::resume_log(config_, step_);
     planned_before_ = detail::planned_micro_batch(before, step_);
-    if (const auto changes = detail::machine_changes(before, machine()); !changes.empty()) {
+    if (const auto changes = detail::machine_changes(before, machine(step_)); !changes.empty()) {
       note(fmt::format("goes on with {}: {}", fmt::join(changes, "; "), kOtherLastBits));
     }
     log_machine(before);
@@ -401,8 +401,7 @@ class Trainer::Impl {
       FileSystem::real().create_directories(config_.out);
       lock_folder();
       detail::remove_rest_of_a_kill(config_.out);
-      log_ = RunLog::create(log_path(config_.out), config_.to_settings(),
-                            {matmul_accumulation_event(), detail::machine_event(0, ranks_.size(), device_)});
+      log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event(), machine(0)});
     }
     log_->write(record);
     for (const RunEvent& event : events) {
@@ -475,11 +474,11 @@ class Trainer::Impl {
     std::vector<std::string> changes;
   };
 
-  RunEvent machine() const { return detail::machine_event(step_, ranks_.size(), device_); }
+  RunEvent machine(int64_t step) const { return detail::machine_event(step, ranks_.size(), device_); }
 
   // So that it is that of the steps to come. `before`: the log before it was cut back to this step.
   void log_machine(const RunHistory& before) {
-    const RunEvent now = machine();
+    const RunEvent now = machine(step_);
     if (detail::machine_after(before, step_) != now.details) {
       log_->event(now);
     }

@@ -279,7 +279,8 @@ TEST_P(StateInFile, IsUnchangedOrRefusesToGoOnWhicheverCallFails) {
       set_gradients(outside.parameters, 3);
     } else {
       ++refused;
-      ASSERT_THAT(failure, AllOf(HasSubstr("spill file in"), HasSubstr("snapshot"))) << "call " << number;
+      ASSERT_THAT(failure, AllOf(HasSubstr("spill file in '" + folder.path().string()), HasSubstr("snapshot")))
+          << "call " << number;
       ASSERT_THAT(error_of<Error>([&] { outside.optimizer->step(); }), HasSubstr("midway"));
       for (size_t i = 0; i < parameters_before.size(); ++i) {
         outside.parameters[i].detach().copy_(parameters_before[i]);

@@ -1,6 +1,5 @@
 #include "snug/run/trainer.h"
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <limits>

@@ -2,8 +2,9 @@
  *
  *   SNUG_FAULT_UNDER    the directory, absolute and without links
  *   SNUG_FAULT_KIND     fail: the operation fails (EIO; ENOSPC where it would write; ENOMEM); short: every write from the k-th on takes half of
- *                       its bytes; named: the file system has no O_TMPFILE; full: from the k-th operation on each that needs room on the disk fails: write, mkdir, posix_fallocate, and
- *                       open and mkostemp where they make a file; kill: the process is killed before it, a write after half of its bytes; count: nothing happens
+ *                       its bytes; named: the file system has no O_TMPFILE; full: from the k-th operation on each that needs room on the disk
+ *                       fails: write, mkdir, posix_fallocate, and open and mkostemp where they make a file; kill: the process is killed before
+ *                       it, a write after half of its bytes; count: nothing happens
  *   SNUG_FAULT_AT       k, from 1
  *   SNUG_FAULT_OF       files (default) or memory: allocations of 64 KiB and more, of which three in a row fail
  *   SNUG_FAULT_COUNT    a file that gets the number of operations, a line for each with its name, when the program ends

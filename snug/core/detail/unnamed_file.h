@@ -10,8 +10,11 @@ namespace snug::detail {
 /// descriptor; -1, and errno, where there can be none. On a file system without O_TMPFILE: open_and_unlink().
 int open_unnamed(const std::filesystem::path& directory);
 
-/// The same. For an instant it has a name that begins so, and a kill in that instant leaves it behind.
+/// With it begins the name that a file of open_and_unlink() has for an instant. A kill in that instant leaves it
+/// behind.
 inline constexpr std::string_view kUnnamedPrefix = "snug-unnamed-";
+
+/// The same as open_unnamed(), on any file system.
 int open_and_unlink(const std::filesystem::path& directory);
 
 }  // namespace snug::detail

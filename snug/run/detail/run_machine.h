@@ -19,8 +19,8 @@ RunEvent machine_event(int64_t step, int64_t ranks, c10::Device device);
 /// The machine that the steps after `step` were to have had; none where the log has none.
 LogValues machine_after(const RunHistory& log, int64_t step);
 
-/// "threads 1, not 2" for each value of `now` that is another than in the machine that made the step of `now`. None for
-/// step 0, which nobody made, and where the log has no machine.
+/// "threads 1, not 2" for each value of `now` that differs from the machine that made the step `now.step`. None for
+/// step 0, which no machine made, and where the log has none.
 std::vector<std::string> machine_changes(const RunHistory& log, const RunEvent& now);
 
 }  // namespace snug::detail
