@@ -14,6 +14,7 @@
 #include "snug/distributed/detail/nccl_backend.h"
 #include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/detail/rendezvous.h"
+#include "snug/distributed/detail/sigpipe_blocked.h"
 #include "snug/memory/detail/operator_mode.h"
 
 namespace snug {
@@ -264,6 +265,7 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   options.interface = option_or_variable(options.interface, environment, "GLOO_SOCKET_IFNAME");
   auto impl = std::make_unique<ProcessGroup::Impl>();
   impl->local_rank = place.local_rank;
+  const detail::SigpipeBlocked in_new_threads;
   try {
     detail::Attempt attempt(meeting);
     impl->store = detail::open_store(meeting, attempt);

@@ -1,6 +1,11 @@
 #include "snug/distributed/process_group.h"
 
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <set>
 #include <sstream>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,6 +68,46 @@ TEST(ProcessGroup, DoesWhatItSaysOnThreeRanks) {
     EXPECT_EQ(group->traffic().broadcast, 48);
     EXPECT_EQ(group->traffic().all_gather, 8);
     EXPECT_EQ(group->traffic().reduce_scatter, 24);
+  });
+}
+
+std::set<std::string> threads() {
+  std::set<std::string> found;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
+    found.insert(thread.path().filename());
+  }
+  return found;
+}
+
+bool blocks_sigpipe(const std::string& thread) {
+  std::ifstream status("/proc/self/task/" + thread + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigBlk:")) {
+      return (std::stoull(line.substr(7), nullptr, 16) >> (SIGPIPE - 1) & 1U) != 0;
+    }
+  }
+  return false;
+}
+
+TEST(ProcessGroup, WritesToARankThatHasDiedWithoutDyingItself) {
+  if (!std::filesystem::exists("/proc/self/task")) {
+    GTEST_SKIP() << "needs /proc";
+  }
+  on_ranks(2, [] {
+    const auto before = threads();
+    const auto group = init_process_group(quick());
+    group->barrier();
+    size_t with_network = 0;
+    for (const std::string& thread : threads()) {
+      if (before.contains(thread)) {
+        EXPECT_FALSE(blocks_sigpipe(thread)) << "a thread that was there before the group was made";
+      } else {
+        EXPECT_TRUE(blocks_sigpipe(thread)) << "thread " << thread;
+        with_network++;
+      }
+    }
+    EXPECT_GT(with_network, 0U);
+    group->barrier();
   });
 }
 
