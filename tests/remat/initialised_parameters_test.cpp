@@ -3,12 +3,14 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "snug/core/error.h"
 #include "snug/remat/rematerialize.h"
+#include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 
 namespace snug::initialised_parameters_test {
@@ -68,6 +70,24 @@ TEST(InitialisedParameters, OneThatAFirstForwardPassWithoutRoomInitialisesIsAnEr
     EXPECT_THAT(Scaled{.is_exchanged = is_exchanged}.error_of_planning(Bytes(kRows * kWidth * 9)),
                 HasSubstr("a parameter of sizes [16]"));
   }
+}
+
+// As recurrent layers of cuDNN do with theirs, to find out whether they lie one behind the other.
+TEST(InitialisedParameters, OneWhoseMemoryIsLookedAtBeforeItIsReadIsNotMadeByThat) {
+  const Tensor x = torch::randn({kRows, kWidth});
+  Tensor weight = torch::randn({kWidth, kWidth}).requires_grad_();
+  const auto forward = [&] {
+    const Tensor memory = torch::empty({0}).set_(weight.storage(), 0, {kWidth * kWidth}, {1});
+    return (x.mm(weight).tanh().sigmoid() * memory.numel()).square().mean();
+  };
+  forward().backward();
+  const Tensor expected = std::exchange(weight.mutable_grad(), Tensor());
+  const StepProfile profile = profile_step(forward);
+  {
+    const Rematerialize plan(plan_activations(profile, forward, testing::smallest_feasible(profile)));
+    forward().backward();
+  }
+  EXPECT_TRUE(torch::equal(weight.grad(), expected));
 }
 
 TEST(InitialisedParameters, OneOfALazyModuleIsAnError) {

@@ -50,7 +50,9 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
   traits.is_collective = name.starts_with("c10d") || name.starts_with("_c10d");
   const bool is_torchs_own = name.starts_with("aten::");
   traits.is_random = op.hasTag(at::Tag::nondeterministic_seeded);
-  for (size_t i = 0; is_torchs_own && traits.is_random && i < arguments.size(); ++i) {
+  traits.has_own_state = name == "aten::_cudnn_rnn" || name == "aten::miopen_rnn";
+  const bool may_have_dropout = is_torchs_own && (traits.is_random || traits.has_own_state);
+  for (size_t i = 0; may_have_dropout && i < arguments.size(); ++i) {
     const std::string& argument = arguments[i].name();
     if (argument == "dropout_p" || argument == "dropout") {
       traits.dropout = static_cast<int>(i);
@@ -71,11 +73,17 @@ std::vector<size_t> OperatorTraits::written_by(const Arguments& arguments) const
   return result;
 }
 
-bool OperatorTraits::draws(const Arguments& arguments) const {
+bool OperatorTraits::has_dropout(const Arguments& arguments) const {
   const auto says = [&](int argument, const c10::IValue& value) {
     return argument >= 0 && arguments[static_cast<size_t>(argument)] == value;
   };
-  return is_random && !says(dropout, 0.0) && !says(train, false);
+  return !says(dropout, 0.0) && !says(train, false);
+}
+
+bool OperatorTraits::draws(const Arguments& arguments) const { return is_random && has_dropout(arguments); }
+
+bool OperatorTraits::draws_from_own_state(const Arguments& arguments) const {
+  return has_own_state && has_dropout(arguments);
 }
 
 bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor) {

@@ -36,12 +36,18 @@ struct OperatorTraits {
   int stream = -1;               ///< the argument that names a stream, as record_stream() has; it writes nothing
   bool is_view = false;          ///< only looks at the memory of an argument in another way
   bool reads_no_values = false;  ///< looks at the shape and the kind of its arguments only, as zeros_like does
+  bool has_own_state = false;    ///< draws from a state that it keeps and moves itself, and no generator tells of
   bool is_collective = false;    ///< writes to its arguments, though its schema does not say so
 
   /// The arguments that this call writes.
   std::vector<size_t> written_by(const Arguments& arguments) const;
   /// Whether this call draws from a generator.
   bool draws(const Arguments& arguments) const;
+  /// Whether this call draws numbers that nobody can draw again.
+  bool draws_from_own_state(const Arguments& arguments) const;
+
+ private:
+  bool has_dropout(const Arguments& arguments) const;
 };
 
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);

@@ -116,7 +116,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   TapeOperator record{call.op, call.context()};
   const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
-  record.is_replayable = !traits.is_collective;
+  record.is_replayable = !traits.is_collective && !traits.draws_from_own_state(arguments);
   record.arguments.resize(arguments.size());
   const auto is_statistic = [&](size_t i) {
     return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
@@ -152,7 +152,8 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
         }
       }
       record.arguments[i] = list;
-    } else if (arguments[i].isStorage()) {  // as set_() takes; the tape does not know what holds it
+    } else if (arguments[i].isStorage()) {  // the tape does not know what holds it
+      record.given.push_back(arguments[i].toStorage().unsafeGetStorageImpl());
       record.is_replayable = false;
     } else {
       record.arguments[i] = arguments[i];
@@ -307,6 +308,10 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     }
     if (!tensor.has_storage() || tensor.is_inference()) {
       record.is_replayable = false;
+      return;
+    }
+    if (std::ranges::find(record.given, tensor.storage().unsafeGetStorageImpl()) != record.given.end()) {
+      add_storage(tensor, -1);  // nobody has read it yet
       return;
     }
     const int number = add_storage(tensor, static_cast<int>(operators_.size()));
