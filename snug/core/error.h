@@ -24,6 +24,12 @@ class ConfigError : public Error {
   using Error::Error;
 };
 
+/// A limit below what is taken already, by tensors and by gaps between them. is_out_of_memory() is true of it.
+class LimitBelowUse : public ConfigError {
+ public:
+  using ConfigError::ConfigError;
+};
+
 /// A file whose content does not follow its format. The message names the file.
 class CorruptFile : public Error {
  public:

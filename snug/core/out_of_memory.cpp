@@ -31,7 +31,8 @@ constexpr std::array<std::string_view, 4> kOfAllocators = {"MemoryLimit: an allo
 }  // namespace
 
 bool is_out_of_memory(const std::exception& error) {
-  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+      dynamic_cast<const LimitBelowUse*>(&error) != nullptr) {
     return true;
   }
   if (const auto* of_libtorch = dynamic_cast<const c10::Error*>(&error)) {

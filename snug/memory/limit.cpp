@@ -12,6 +12,15 @@ namespace snug {
 
 Bytes live_bytes(c10::Device device) { return Bytes(detail::device_memory(device.type()).live(detail::ready(device))); }
 
+Bytes smallest_limit(c10::Device device) {
+  device = detail::ready(device);
+  detail::DeviceMemory& memory = detail::device_memory(device.type());
+  if (memory.reserved(device) > memory.live(device)) {
+    memory.give_back(device);
+  }
+  return Bytes(memory.reserved(device));
+}
+
 MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), bytes_(bytes.count()) {
   if (bytes.is_unlimited()) {
     return;
@@ -20,8 +29,8 @@ MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), byt
   device_ = detail::ready(device);
   const Bytes live = live_bytes(device_);
   if (live > bytes) {
-    throw ConfigError(fmt::format("MemoryLimit: {} of tensors are alive on {} already, more than the limit of {}",
-                                  live.str(), device_.str(), bytes.str()));
+    throw LimitBelowUse(fmt::format("MemoryLimit: {} of tensors are alive on {} already, more than the limit of {}",
+                                    live.str(), device_.str(), bytes.str()));
   }
   detail::DeviceMemory& memory = detail::device_memory(device_.type());
   if (!memory.has_cap()) {

@@ -33,8 +33,8 @@ class OperatorSeam;
 /// device's runtime allocates.
 class [[nodiscard]] MemoryLimit final {
  public:
-  /// Throws ConfigError if more than `bytes` is taken already (the message has both numbers), if the device cannot be
-  /// used, or if another library has replaced snug's allocator of CPU memory.
+  /// Throws LimitBelowUse if more than `bytes` is taken already (the message has both numbers), and ConfigError if the
+  /// device cannot be used, or if another library has replaced snug's allocator of CPU memory.
   MemoryLimit(c10::Device device, Bytes bytes);
   /// Where operators are looked at: on the thread that made the limit.
   ~MemoryLimit();
@@ -50,5 +50,9 @@ class [[nodiscard]] MemoryLimit final {
 /// Bytes of tensor memory alive on `device` now: on the CPU as requested by tensors, elsewhere as counted by the
 /// device's allocator. A device without an index is the current one. Pinned host memory is not counted.
 Bytes live_bytes(c10::Device device);
+
+/// The smallest MemoryLimit that can be set now: live bytes, and on CUDA the gaps between tensors that its allocator
+/// cannot give back. What it can, it gives back.
+Bytes smallest_limit(c10::Device device);
 
 }  // namespace snug

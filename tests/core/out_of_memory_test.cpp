@@ -41,6 +41,8 @@ TEST(OutOfMemory, IsNoOtherFailure) {
   EXPECT_FALSE(is_out_of_memory(std::runtime_error("out of patience")));
   EXPECT_FALSE(is_out_of_memory(std::bad_alloc()));
   EXPECT_FALSE(is_out_of_memory(Error("CUDA out of memory")));
+  EXPECT_FALSE(is_out_of_memory(ConfigError("MemoryLimit: an allocation of")));
+  EXPECT_TRUE(is_out_of_memory(LimitBelowUse("more is taken")));
 }
 
 }  // namespace

@@ -57,6 +57,21 @@ TEST_P(OnDevice, AWiderLimitInsideATighterOneDoesNotWidenIt) {
   EXPECT_NO_THROW(tensor_of(500 * kMiB));
 }
 
+TEST_P(OnDevice, ALimitCannotBeBelowWhatIsTaken) {
+  const Tensor tensor = tensor_of(3 * kMiB);
+  const Bytes smallest = smallest_limit(device());
+  EXPECT_GE(smallest.count(), live());
+  const auto limit_at = [&](int64_t bytes) { const MemoryLimit limit(device(), Bytes(bytes)); };
+  try {
+    limit_at(smallest.count());
+  } catch (const LimitBelowUse& error) {
+    ADD_FAILURE() << error.what();
+  } catch (const ConfigError& error) {
+    GTEST_SKIP() << error.what();  // built without CUDA's headers
+  }
+  EXPECT_THROW(limit_at(smallest.count() - 1), LimitBelowUse);
+}
+
 TEST_P(OnDevice, AMeterCountsTensorsOfTheCurrentDevice) {
   const MemoryMeter meter{device()};
   const Tensor tensor = tensor_of(kMiB);

@@ -116,7 +116,7 @@ inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const 
                               c10::Device device = torch::kCPU) {
   const int64_t before = live(device);
   PlannedTraining tight({}, make());
-  options.memory_budget = Bytes(live(device) + (32 << 10));
+  options.memory_budget = Bytes(smallest_limit(device).count() + (32 << 10));
   Stepper stepper(tight.model, tight.optimizer, options);
   try {
     stepper.step(batch, [&](const Batch& micro) { return tight.loss_of(micro); });

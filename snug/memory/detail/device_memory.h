@@ -49,8 +49,8 @@ class DeviceMemory {
   /// Makes one allocation of any device of this type throw c10::OutOfMemoryError (see fail_allocation_after).
   virtual int64_t fail_after(int64_t countdown);
 
-  /// Adds a cap on reserved bytes. Of several the smallest holds. Gives back what is in its way. Throws ConfigError if
-  /// more is reserved all the same, or the device cannot be capped at that.
+  /// Adds a cap on reserved bytes. Of several the smallest holds. Gives back what is in its way. Throws
+  /// LimitBelowUse if more is reserved all the same, and ConfigError if the device cannot be capped at that.
   void add_limit(c10::Device device, int64_t bytes);
   /// Removes one cap of `bytes`, which must have been added.
   void remove_limit(c10::Device device, int64_t bytes) noexcept;

@@ -159,13 +159,12 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
     fixed_bytes_ += idle_state_bytes_;
     idle_state_bytes_ = trusts_idle_state_ ? step.trial.idle_state_bytes() : 0;
     fixed_bytes_ -= idle_state_bytes_;
-  } catch (const ConfigError&) {
-    throw;
   } catch (const DistributedError&) {
     throw;
   } catch (const std::exception& error) {
     const bool is_memory = is_out_of_memory(error);
-    if (!is_memory && (items == step.batch || step.micro_batch > 0)) {
+    const bool is_misuse = dynamic_cast<const ConfigError*>(&error) != nullptr;
+    if (!is_memory && (is_misuse || items == step.batch || step.micro_batch > 0)) {
       throw;
     }
     note(is_memory ? "does not run within the budget"
@@ -383,9 +382,16 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
     constexpr int kMostTries = 24;
     bytes = std::max(bytes, limits_->budget + 1);
+    const auto runs = [&] {
+      try {
+        const MemoryLimit limit(limits_->device, Bytes(bytes - kSmallThings));
+        return StepTrials(*this).try_one(step, items, slices);
+      } catch (const LimitBelowUse&) {
+        return false;
+      }
+    };
     for (int tries = 0; tries < kMostTries; ++tries) {
-      const MemoryLimit limit(limits_->device, Bytes(bytes - kSmallThings));
-      if (StepTrials(*this).try_one(step, items, slices)) {
+      if (runs()) {
         break;
       }
       const int64_t more = bytes + std::max(kSmallThings, bytes / 16);
