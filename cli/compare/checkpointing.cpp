@@ -144,7 +144,7 @@ std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flag
     contender.has_same_bits = same_bits(gradients_after(contender, parameters), expected);
     measure_activations(contender);
     drop_gradients(parameters);
-    MemoryMeter meter;
+    MemoryMeter meter(flags.device);
     meter.attach(*model.module);
     meter.attach(optimizer);
     contender.forward().backward();

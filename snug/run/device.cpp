@@ -1,9 +1,12 @@
 #include "snug/run/device.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/AllocatorConfig.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
@@ -33,6 +36,17 @@ void replace_content(const at::Tensor& tensor, c10::Device device) {
   tensor.unsafeGetTensorImpl()->_change_backend_component_keys(device);
 }
 
+// A choice in the environment stands.
+void use_expandable_segments() {
+  for (const char* variable : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
+    const char* const settings = std::getenv(variable);
+    if (settings != nullptr && std::string_view(settings).find("expandable_segments") != std::string_view::npos) {
+      return;
+    }
+  }
+  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
+}
+
 }  // namespace
 
 c10::Device parse_device(std::string_view where, const std::string& name) {
@@ -50,6 +64,9 @@ c10::Device parse_device(std::string_view where, const std::string& name) {
 }
 
 c10::Device make_current(c10::Device device) {
+  if (device.is_cuda()) {
+    use_expandable_segments();
+  }
   if (device.has_index() && !device.is_cpu()) {
     at::accelerator::setDeviceIndex(device.index());
   }
