@@ -15,6 +15,12 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent
 FIELDS = ["model", "language", "method", "setting", "peak_bytes", "time", "lowest", "highest"]
 TITLES = {"gpt": "GPT, 12 blocks, 4 x 256 tokens, d = 256", "resnet": "ResNet-20, 32 pictures of 32 x 32"}
+# Measured by script/gpu-trial, and drawn by --from.
+TITLES_ON_GPU = {"gpt-base": "GPT, 12 blocks, 8 x 1024 tokens, d = 768, on a GPU"}
+
+
+def titles_of(rows):
+    return {model: title for model, title in {**TITLES, **TITLES_ON_GPU}.items() if any(row["model"] == model for row in rows)}
 
 
 def measure(build, pairs):
@@ -32,7 +38,7 @@ def measure(build, pairs):
 
 def markdown(rows):
     text, off = "", []
-    for model, title in TITLES.items():
+    for model, title in titles_of(rows).items():
         own = [row for row in rows if row["model"] == model]
         plain = {row["language"]: int(row["peak_bytes"]) for row in own if row["method"] == "keep everything"}
         text += f"{title}:\n\n| way | activation peak, bytes | of all | time, keeping everything = 1 | lowest to highest |\n|---|---|---|---|---|\n"
@@ -66,7 +72,7 @@ def main():
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(rows)
-    for model, title in TITLES.items():
+    for model, title in titles_of(rows).items():
         with open(out / f"budget_sweep_{model}.svg", "w") as file:
             subprocess.run([str(pathlib.Path(arguments.build) / "benchmarks/budget_sweep_figure"), str(out / "budget_sweep.csv"), model, title],
                            check=True, stdout=file)

@@ -22,8 +22,8 @@ struct AutocastOptions {
   bool cache = true;
   /// On a CPU: run softmax, normalisations, losses, sums, norms, exponentials and the like in FP32, as autocast does on
   /// CUDA, instead of in the type of their inputs. 16-bit inputs are cast. A given `dtype` argument is kept, and so is
-  /// a batch normalisation whose running statistics are 16-bit. No effect on other devices, whose lists have these
-  /// operators already.
+  /// a batch normalisation whose running statistics are 16-bit. No effect on other devices: LibTorch's lists for them
+  /// have most of these operators, CUDA's all but mean, batch_norm and rms_norm.
   bool fp32_reductions = false;
 };
 

@@ -5,12 +5,20 @@
 #include <functional>
 #include <vector>
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "tests/support/move_to.h"
 #include "tests/support/sim_device/sim_device.h"
 
 namespace snug::testing {
+
+/// Begins a test of what only the simulated accelerator shows: times that are known, streams that run late, allocations
+/// that are refused on demand.
+#define SNUG_SKIP_UNLESS_SIMULATED()                      \
+  if (!sim_device::is_present()) {                        \
+    GTEST_SKIP() << "only the simulated accelerator can"; \
+  }
 
 inline c10::Device accelerator() { return sim_device::is_present() ? sim_device::device() : c10::Device(torch::kCUDA); }
 

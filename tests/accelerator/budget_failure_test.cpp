@@ -35,6 +35,7 @@ testing::AllocationSweep on_the_device(bool is_thinned) {
 
 // Whether the allocator keeps limits, or operators do.
 class BudgetOnAnAcceleratorFails : public ::testing::TestWithParam<bool> {
+  void SetUp() override { SNUG_SKIP_UNLESS_SIMULATED(); }
   sim_device::WithCap cap_{GetParam()};
 };
 INSTANTIATE_TEST_SUITE_P(OfAllocatorOrOperators, BudgetOnAnAcceleratorFails, ::testing::Bool());

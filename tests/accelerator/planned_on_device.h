@@ -1,5 +1,6 @@
 #pragma once
-// The small training of tests/step/planned_training.h on the simulated accelerator.
+// The small training of tests/step/planned_training.h on an accelerator. On a GPU its batches are larger, since the
+// allowance for gaps in CUDA's memory is more than the small ones take.
 
 #include <cstdint>
 #include <functional>
@@ -7,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "snug/step/stepper.h"
+#include "tests/accelerator/accelerator.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/move_to.h"
 #include "tests/support/sim_device/sim_device.h"
@@ -15,7 +17,11 @@ namespace snug::testing::planned_on_device {
 
 namespace nn = torch::nn;
 using planned::PlannedTraining;
-using sim_device::device;
+
+inline c10::Device device() { return accelerator(); }
+
+/// Of the `small` number of items on the simulated accelerator.
+inline int64_t items(int64_t small) { return sim_device::is_present() ? small : small * 512; }
 
 inline int64_t live() { return planned::live(device()); }
 

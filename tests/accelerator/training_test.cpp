@@ -71,16 +71,13 @@ TEST(TrainingOnAnAccelerator, KeepsTheCastsOfAnOpenRegionThroughARecomputation) 
 
 TEST(TrainingOnAnAccelerator, CompressesAndRestoresOnTheDevice) {
   const Tensor x = leaf({64, 64});
-  const auto gradient_on = [&](c10::Device device) {
-    const Tensor t = x.detach().to(device).requires_grad_();
-    Tensor y;
-    {
-      const SaveCompressed narrow(Compression::BFloat16);
-      y = (t * 1.5).sin();
-    }
-    return gradients(y, {t}).front();
-  };
-  EXPECT_TRUE(same_bits(gradient_on(accelerator()).cpu(), gradient_on(torch::kCPU)));
+  Tensor y;
+  {
+    const SaveCompressed narrow(Compression::BFloat16);
+    y = (x * 1.5).sin();
+  }
+  const Tensor saved = (x.detach() * 1.5).to(torch::kBFloat16).to(torch::kFloat);
+  EXPECT_TRUE(same_bits(gradients(y, {x}).front(), saved.cos() * 1.5));
 }
 
 template <typename Optimizer, typename Options>
