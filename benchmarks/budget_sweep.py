@@ -51,7 +51,8 @@ def markdown(rows):
             text += (f"| {way} | {peak:,} | {peak / plain[row['language']]:.1%} | {float(row['time']):.3f} | "
                      f"{float(row['lowest']):.3f} to {float(row['highest']):.3f} |\n")
         text += "\n"
-    return text + f"Measured and predicted peaks of the {len(off)} plans differ by at most {max(off, default=0)} bytes.\n"
+    differ = f"differ by at most {max(off)} bytes" if max(off, default=0) > 0 else "are equal"
+    return text + f"Measured and predicted peaks of the {len(off)} plans {differ}.\n"
 
 
 def main():

@@ -18,6 +18,7 @@ inline c10::Device take_device(int& argc, char** argv) {
     return c10::Device(c10::kCPU);
   }
   const c10::Device device = make_current(parse_device("benchmark", found[1]));
+  use_growing_segments(device);
   std::rotate(found, found + 2, end);
   argc -= 2;
   return device;

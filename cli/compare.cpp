@@ -171,6 +171,7 @@ void measure_as_rank(const std::vector<Experiment>& experiments, const Flags& fl
 
 void run_compare(Flags& flags) {
   flags.experiments.device = make_current(parse_device("compare", flags.device));
+  use_growing_segments(flags.experiments.device);
   check(flags);
   const std::vector<Experiment> experiments = chosen(flags);
   if (read_launch_environment(process_environment()).launcher != LaunchPlace().launcher) {

@@ -187,6 +187,7 @@ void run_plan(const PlanFlags& flags) {
     throw ConfigError(fmt::format("plan: --batch is {}; give a number of sequences >= 1", flags.batch));
   }
   const c10::Device device = make_current(parse_device("plan", flags.device));
+  use_growing_segments(device);
   if (flags.offloads && device.is_cpu() == flags.offload.empty()) {
     throw ConfigError(device.is_cpu() ? "plan: --offload is empty; give a directory on a disk"
                                       : "plan: memory of a device goes to host memory; give --offload no directory");

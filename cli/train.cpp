@@ -214,6 +214,7 @@ void run_train(const TrainFlags& flags) {
     config.out = flags.out;
   }
   check_board(flags.tensorboard, config);
+  use_growing_segments(parse_device("train", config.device));
   const auto group = join_ranks(flags.timeout);
   Trainer trainer(config, resumes ? Start::Resume : Start::Fresh, group);
   const bool is_first = !group || group->rank() == 0;

@@ -95,7 +95,7 @@ StepBytes bytes_of_step(const std::vector<at::Tensor>& parameters, const std::fu
 }
 
 bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work) {
-  if (live_bytes(device).count() > bytes) {
+  if (smallest_limit(device).count() > bytes) {
     return false;
   }
   const MemoryLimit limit(device, Bytes(bytes));

@@ -32,7 +32,7 @@ namespace snug {
 enum class Determinism {
   None,      ///< only the number of saved tensors
   Metadata,  ///< and shape, dtype and device of each, and by which operators of what it was made
-  Values,    ///< and the bits of each, by a hash: reads every saved tensor twice, on a GPU over the bus
+  Values,    ///< and the bits of each, by a hash: reads every saved tensor twice
 };
 
 struct CheckpointOptions {
@@ -115,6 +115,8 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 /// - Operators that take no generator (native_dropout, fused attention with dropout on a GPU, operators of other
 ///   libraries): while one of these runs again, the default generator is set back, so that another thread's draw at
 ///   that moment repeats numbers.
+/// - Recurrent layers of cuDNN with dropout draw from a state of cuDNN's own, and so draw anew in the recomputation:
+///   their gradients are then not those of the loss. Leave them out of regions, or put dropout between layers.
 /// - Two draws by one operator with operands of the same sizes are told apart only by their order.
 /// Random numbers of other code: numbers that a function of your own draws from a default generator without an operator
 /// are drawn anew in the recomputation, and a seed that `fn` sets is set again, unless draws_unseen is set. If such new

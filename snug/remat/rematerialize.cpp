@@ -145,10 +145,14 @@ ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_l
                           budget);
 }
 
-ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
-                                Bytes budget) {
+ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
+                                std::optional<RematPlan> found) {
   for (int k = 0;; ++k) {
-    ActivationPlan plan(profile, budget);
+    const ActivationPlan plan =
+        found
+            ? ActivationPlan(std::make_shared<const ActivationPlan::Content>(StepSimulator(profile), *std::move(found)))
+            : ActivationPlan(profile, budget);
+    found.reset();
     const ActivationPlan::Trial trial = plan.try_step(forward_and_loss);
     const int64_t more = trial.peak_bytes - plan.predicted_peak_bytes;
     if (trial.different.empty() && more <= 0) {

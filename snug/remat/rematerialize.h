@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -68,7 +69,8 @@ class ActivationPlan {
 
  private:
   friend class Rematerialize;
-  friend ActivationPlan plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes);
+  friend ActivationPlan plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes,
+                                         std::optional<RematPlan>);
   struct Content;
   struct Trial {
     std::set<int> different;  // storages that had other bits when they were rebuilt
@@ -87,8 +89,10 @@ class ActivationPlan {
 /// is rebuilt in more time than its way to disk, or from a device to host memory, and back goes there.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 OffloadLink link = {});
-/// The same with a profile of it that was taken before.
-ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget);
+/// The same with a profile of it that was taken before. `found`, a plan for that profile and budget that a search has
+/// found already, is tried before another is searched for.
+ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
+                                std::optional<RematPlan> found = {});
 
 /// While it lives, one forward pass on this thread runs under the plan. Backward comes after it, once or more often
 /// (then what was held for a single pass is rebuilt again). Tensors may be smaller than those that were profiled, as in

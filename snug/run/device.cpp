@@ -1,8 +1,7 @@
 #include "snug/run/device.h"
 
 #include <algorithm>
-#include <cstdlib>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include <ATen/DeviceAccelerator.h>
@@ -36,17 +35,6 @@ void replace_content(const at::Tensor& tensor, c10::Device device) {
   tensor.unsafeGetTensorImpl()->_change_backend_component_keys(device);
 }
 
-// A choice in the environment stands.
-void use_expandable_segments() {
-  for (const char* variable : {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}) {
-    const char* const settings = std::getenv(variable);
-    if (settings != nullptr && std::string_view(settings).find("expandable_segments") != std::string_view::npos) {
-      return;
-    }
-  }
-  c10::CachingAllocator::setAllocatorSettings("expandable_segments:True");
-}
-
 }  // namespace
 
 c10::Device parse_device(std::string_view where, const std::string& name) {
@@ -64,13 +52,17 @@ c10::Device parse_device(std::string_view where, const std::string& name) {
 }
 
 c10::Device make_current(c10::Device device) {
-  if (device.is_cuda()) {
-    use_expandable_segments();
-  }
   if (device.has_index() && !device.is_cpu()) {
     at::accelerator::setDeviceIndex(device.index());
   }
   return device;
+}
+
+void use_growing_segments(c10::Device device) {
+  const std::string settings = c10::CachingAllocator::getAllocatorSettings();
+  if (device.is_cuda() && settings.find("expandable_segments") == std::string::npos) {
+    c10::CachingAllocator::setAllocatorSettings(settings + (settings.empty() ? "" : ",") + "expandable_segments:True");
+  }
 }
 
 void move_to(torch::nn::Module& module, c10::Device device) {

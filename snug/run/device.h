@@ -20,9 +20,13 @@ namespace snug {
 c10::Device parse_device(std::string_view where, const std::string& name);
 
 /// Makes `device` the current one of this thread, so that nothing is allocated on another by default. Returns it.
-/// Does nothing for the CPU and for a device without an index. From here on CUDA's allocator has segments that grow,
-/// with fewer gaps between tensors, unless PYTORCH_ALLOC_CONF names expandable_segments.
+/// Does nothing for the CPU and for a device without an index.
 c10::Device make_current(c10::Device device);
+
+/// Asks CUDA's allocator for segments that grow (expandable_segments), which leave fewer gaps between tensors. Its
+/// other settings stay, and so does one of these segments. Holds for the whole process, so it is for programs. Does
+/// nothing for other devices.
+void use_growing_segments(c10::Device device);
 
 /// module.to(device), also where LibTorch's C++ modules refuse it: for a backend of one's own (PrivateUse1). There the
 /// parameters must not have been used by autograd yet.

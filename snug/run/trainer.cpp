@@ -199,7 +199,11 @@ class Trainer::Impl {
       throw BudgetExceeded(fmt::format("train: {} of tensors are alive already, more than the limit of {}",
                                        live_bytes(device_).str(), config_.memory.str()));
     }
-    return std::make_unique<MemoryLimit>(device_, config_.memory);
+    try {
+      return std::make_unique<MemoryLimit>(device_, config_.memory);
+    } catch (const LimitBelowUse& error) {
+      throw BudgetExceeded(fmt::format("train: {}", error.what()));
+    }
   }
 
   Start start_checked(Start start) const {

@@ -76,6 +76,7 @@ struct Plain {
 };
 
 TEST(PlansThatOffloadFromAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredictedTime) {
+  const testing::KernelsThatRepeatThemselves kernels;
   int ran = 0, offloaded = 0;
   for (uint64_t seed = 0; seed < number_of_models(); ++seed) {
     const RandomModel model = model_on_device(seed);
@@ -107,6 +108,7 @@ TEST(PlansThatOffloadFromAnAccelerator, GiveRandomModelsTheirBitsThePredictedPea
 }
 
 TEST(PlansThatOffloadFromAnAccelerator, MayBeAnyOnes) {
+  const testing::KernelsThatRepeatThemselves kernels;
   int mixed = 0;
   for (uint64_t seed = 0; seed < number_of_models(); ++seed) {
     const RandomModel model = model_on_device(seed);

@@ -39,6 +39,7 @@ using testing::unpacks_itself;
 using torch::Tensor;
 
 TEST(PlansOnAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredictedTime) {
+  const testing::KernelsThatRepeatThemselves kernels;
   int ran = 0, replayed = 0;
   for (uint64_t seed = 0; seed < number_of_models(); ++seed) {
     const RandomModel model = model_on_device(seed);

@@ -61,6 +61,7 @@ TEST_P(OnDevice, ALimitCannotBeBelowWhatIsTaken) {
   const Tensor tensor = tensor_of(3 * kMiB);
   const Bytes smallest = smallest_limit(device());
   EXPECT_GE(smallest.count(), live());
+  EXPECT_TRUE(smallest.count() == live() || GetParam() == torch::kCUDA) << "only CUDA's allocator has gaps";
   const auto limit_at = [&](int64_t bytes) { const MemoryLimit limit(device(), Bytes(bytes)); };
   try {
     limit_at(smallest.count());

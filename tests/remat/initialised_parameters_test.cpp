@@ -77,12 +77,15 @@ TEST(InitialisedParameters, OneWhoseMemoryIsLookedAtBeforeItIsReadIsNotMadeByTha
   const Tensor x = torch::randn({kRows, kWidth});
   Tensor weight = torch::randn({kWidth, kWidth}).requires_grad_();
   const auto forward = [&] {
-    const Tensor memory = torch::empty({0}).set_(weight.storage(), 0, {kWidth * kWidth}, {1});
-    return (x.mm(weight).tanh().sigmoid() * memory.numel()).square().mean();
+    const Tensor memory = torch::empty({0}).set_(weight.storage(), 0, {kWidth, kWidth}, {kWidth, 1});
+    return (x.mm(memory).detach() + x.mm(weight).tanh().sigmoid()).square().mean();
   };
   forward().backward();
   const Tensor expected = std::exchange(weight.mutable_grad(), Tensor());
   const StepProfile profile = profile_step(forward);
+  for (const ProfiledOperator& op : profile.operators) {
+    EXPECT_NE(op.name, kOtherWrite) << "set_() changes no memory";
+  }
   {
     const Rematerialize plan(plan_activations(profile, forward, testing::smallest_feasible(profile)));
     forward().backward();

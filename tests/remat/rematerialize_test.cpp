@@ -356,6 +356,16 @@ TEST(PlanActivations, IsAnErrorWherePlanAfterPlanRisesHigherThanPredicted) {
   EXPECT_THROW(plan_activations(profile, [&] { return step.loss(); }, budget), Error);
 }
 
+TEST(PlanActivations, TriesAPlanThatASearchHasFoundBeforeItSearches) {
+  Chain chain;
+  const auto loss = [&] { return chain.loss(); };
+  const StepProfile profile = profile_step(loss);
+  const RematPlan frugal = ActivationPlan(profile, smallest_feasible(profile), kSearch).choice();
+  const ActivationPlan plan = plan_activations(profile, loss, Bytes::unlimited(), frugal);
+  EXPECT_LT(frugal.peak_bytes, frugal.plain_peak_bytes);
+  EXPECT_EQ(plan.choice(), frugal);
+}
+
 TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
   Chain chain;
   const StepProfile profile = profile_step([&] { return chain.loss(); });

@@ -1,5 +1,5 @@
 #pragma once
-// Random models on the accelerator, with kernels that repeat themselves where there are such.
+// Random models on the accelerator.
 
 #include <algorithm>
 
@@ -12,9 +12,24 @@
 
 namespace snug::testing {
 
+/// While it lives, a GPU computes with kernels that repeat themselves, where LibTorch has such.
+class [[nodiscard]] KernelsThatRepeatThemselves {
+ public:
+  KernelsThatRepeatThemselves() { set(true); }
+  ~KernelsThatRepeatThemselves() { set(false); }
+  KernelsThatRepeatThemselves(const KernelsThatRepeatThemselves&) = delete;
+  KernelsThatRepeatThemselves& operator=(const KernelsThatRepeatThemselves&) = delete;
+
+ private:
+  static void set(bool on) {
+    if (!sim_device::is_present()) {
+      at::globalContext().setDeterministicCuDNN(on);
+      at::globalContext().setDeterministicAlgorithms(on, /*warn_only=*/on);
+    }
+  }
+};
+
 inline RandomModel model_on_device(uint64_t seed) {
-  at::globalContext().setDeterministicCuDNN(true);
-  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
   RandomModel model = random_model(seed);
   move_to(*model.module, accelerator());
   model.input = model.input.detach().to(accelerator()).requires_grad_(model.input.requires_grad());
@@ -38,6 +53,9 @@ inline bool runs_on_device(const RandomModel& model) {
 
 // Some kernels of CUDA add in an order that changes from run to run.
 inline bool repeats_itself(Step& step) {
+  if (sim_device::is_present()) {
+    return true;
+  }
   const Outcome once = step.run(std::nullopt), again = step.run(std::nullopt);
   return torch::equal(once.loss, again.loss) && same_bits(once.gradients, again.gradients);
 }

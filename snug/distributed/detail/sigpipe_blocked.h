@@ -1,7 +1,7 @@
 #pragma once
-// SigpipeBlocked: threads that are started in its scope do not take SIGPIPE. Gloo's threads and those of c10d's store
-// write to sockets without MSG_NOSIGNAL, so a write to a rank that has just died ends the process before anything can
-// say which rank it was. With the signal blocked the write fails with EPIPE, which they know. Python ignores the signal
+// SigpipeBlocked: threads that are started in its scope do not take SIGPIPE. Gloo writes to sockets by writev(), which
+// knows no MSG_NOSIGNAL, so a write to a rank that has just died ends the process before anything can say which rank it
+// was. With the signal blocked the write fails with EPIPE, which they know. Python ignores the signal
 // for the whole process; a library leaves that to the program.
 
 #include <csignal>

@@ -119,7 +119,7 @@ SNUG_DEVICE float gelu_derivative(float z) {
   return t.factor + z * t.e * t.inverse * t.inverse * slope;
 }
 
-/// The ways to compute with FP16. None has been timed on a GPU yet: the choice is by error.
+/// The ways to compute with FP16. They have not been compared in time on a GPU: the choice is by error.
 enum class HalfVariant {
   kFloat,      ///< FP32 between load and store, with exp: what bias_gelu uses
   kFloatTanh,  ///< FP32 between load and store, with tanh

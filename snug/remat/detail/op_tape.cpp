@@ -17,6 +17,17 @@ namespace {
 
 const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
+// Memory, and not tensors on it, as set_() takes.
+auto given_as_such(const Arguments& arguments) {
+  c10::SmallVector<const c10::StorageImpl*, 1> given;
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isStorage()) {
+      given.push_back(argument.toStorage().unsafeGetStorageImpl());
+    }
+  }
+  return given;
+}
+
 }  // namespace
 
 OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener)
@@ -39,6 +50,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   }
   meet_streams_before(operators_.size());
   const size_t first_result = stack.size() - call.op.schema().arguments().size();
+  const Memories given = given_as_such(Arguments(call.op, stack));
   TapeOperator record = read_arguments(call, stack);
   note_streams(record, traits_of(call.op).stream);
   for (const TapeOperator::Operand& operand : record.operands) {
@@ -62,7 +74,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
     record.drew_from = call.random.before;
     record.is_replayable = record.is_replayable && record.drew_from.defined() && draws_the_same_again(call.op);
   }
-  const auto made = read_results(record, stack, first_result);
+  const auto made = read_results(record, given, stack, first_result);
   if (record.results.empty() && record.writes.empty()) {
     if (listener_ != nullptr) {
       listener_->after_view();
@@ -153,7 +165,6 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
       }
       record.arguments[i] = list;
     } else if (arguments[i].isStorage()) {  // the tape does not know what holds it
-      record.given.push_back(arguments[i].toStorage().unsafeGetStorageImpl());
       record.is_replayable = false;
     } else {
       record.arguments[i] = arguments[i];
@@ -294,8 +305,8 @@ void OpTape::note_alias(int storage, const at::Tensor& tensor, bool was_written)
   }
 }
 
-std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& record, const Stack& stack,
-                                                              size_t first_result) {
+std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& record, const Memories& given,
+                                                              const Stack& stack, size_t first_result) {
   std::vector<std::pair<int, const void*>> made;
   const bool has_written = !record.writes.empty();
   const auto read = [&](const at::Tensor& tensor, size_t result, std::optional<size_t> element) {
@@ -310,8 +321,8 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
       record.is_replayable = false;
       return;
     }
-    if (std::ranges::find(record.given, tensor.storage().unsafeGetStorageImpl()) != record.given.end()) {
-      add_storage(tensor, -1);  // nobody has read it yet
+    if (std::ranges::find(given, tensor.storage().unsafeGetStorageImpl()) != given.end()) {
+      at(add_storage(tensor, -1)).counts.back().expect(has_written ? 1 : 0);  // no operator has read it yet
       return;
     }
     const int number = add_storage(tensor, static_cast<int>(operators_.size()));

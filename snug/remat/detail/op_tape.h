@@ -105,6 +105,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   class Replay;
 
   // Recording.
+  using Memories = c10::SmallVector<const c10::StorageImpl*, 1>;
   TapeStorage& at(int storage) { return storages_[static_cast<size_t>(storage)]; }
   std::optional<int> known_number_of(const at::Tensor& tensor) const;
   int number_of(const at::Tensor& tensor);
@@ -122,7 +123,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   static bool is_lent(const at::Tensor& tensor);
   void trust(const at::Tensor& tensor);
   void take_back_writes(const TapeOperator& record);
-  std::vector<std::pair<int, const void*>> read_results(TapeOperator& record, const Stack& stack, size_t first_result);
+  std::vector<std::pair<int, const void*>> read_results(TapeOperator& record, const Memories& given, const Stack& stack,
+                                                        size_t first_result);
   void follow_schedule(const TapeOperator& record);
   void save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
                        const std::vector<at::Tensor>& statistics);

@@ -34,7 +34,6 @@ struct TapeOperator {
   c10::SmallVector<Result, 1> results;  // those that are new storages
   c10::SmallVector<ValueId, 3> needs;   // what it read, and the version before of what it wrote
   c10::SmallVector<ValueId, 2> writes;
-  c10::SmallVector<const c10::StorageImpl*, 1> given;  // as such, and not as a tensor on them: by set_()
   bool is_replayable = true;
   at::Generator drew_from = {};  // as it was
 };

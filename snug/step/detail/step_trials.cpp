@@ -329,7 +329,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       step.trial.load(choice.items);
       plan.activations = plan_activations(
           tried_.at(choice.items).profile, [&] { return step.trial.loss(); },
-          Bytes(limits_->budget - left_free_ - beside));
+          Bytes(limits_->budget - left_free_ - beside), choice.plan);
     } catch (const BudgetExceeded&) {
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
@@ -381,17 +381,10 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   const auto enough_to_try = [&](int64_t bytes, int64_t plain, int64_t items, int64_t slices) {
     constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
     constexpr int kMostTries = 24;
-    bytes = std::max(bytes, limits_->budget + 1);
-    const auto runs = [&] {
-      try {
-        const MemoryLimit limit(limits_->device, Bytes(bytes - kSmallThings));
-        return StepTrials(*this).try_one(step, items, slices);
-      } catch (const LimitBelowUse&) {
-        return false;
-      }
-    };
+    bytes = std::max({bytes, limits_->budget + 1, smallest_limit(limits_->device).count() + kSmallThings});
     for (int tries = 0; tries < kMostTries; ++tries) {
-      if (runs()) {
+      const MemoryLimit limit(limits_->device, Bytes(bytes - kSmallThings));
+      if (StepTrials(*this).try_one(step, items, slices)) {
         break;
       }
       const int64_t more = bytes + std::max(kSmallThings, bytes / 16);

@@ -100,7 +100,11 @@ void check_budget(Bytes budget, c10::Device device) {
     throw BudgetExceeded(fmt::format("Stepper: {} of tensors are alive outside of the step, more than memory_budget {}",
                                      live.str(), budget.str()));
   }
-  const MemoryLimit can_be_set(device, budget);
+  try {
+    const MemoryLimit can_be_set(device, budget);
+  } catch (const LimitBelowUse& error) {
+    throw BudgetExceeded(fmt::format("Stepper: memory_budget {} is too small: {}", budget.str(), error.what()));
+  }
 }
 
 }  // namespace snug::detail
