@@ -172,8 +172,8 @@ SNUG_C_API void snug_meter_free(snug_meter* meter);
 
 /* A hard limit on bytes of tensors. */
 typedef struct snug_limit snug_limit;
-/* While it is there, an allocation beyond `bytes` of all tensors together is SNUG_OUT_OF_MEMORY. So is this call if more
- * is taken already. */
+/* While it is there, an allocation beyond `bytes` of all tensors together is SNUG_OUT_OF_MEMORY. So is this call if
+ * more is taken already. */
 SNUG_C_API snug_status snug_limit_new(int64_t bytes, snug_limit** limit);
 SNUG_C_API void snug_limit_free(snug_limit* limit);
 
