@@ -214,7 +214,9 @@ void run_train(const TrainFlags& flags) {
     config.out = flags.out;
   }
   check_board(flags.tensorboard, config);
-  use_growing_segments(parse_device("train", config.device));
+  if (config.device.starts_with("cuda")) {  // whether it is there, all ranks find out together
+    use_growing_segments(c10::kCUDA);
+  }
   const auto group = join_ranks(flags.timeout);
   Trainer trainer(config, resumes ? Start::Resume : Start::Fresh, group);
   const bool is_first = !group || group->rank() == 0;

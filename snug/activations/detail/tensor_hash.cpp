@@ -46,7 +46,7 @@ at::Tensor hash_of_words(const at::Tensor& words, const at::Tensor& factors) {
   return fold_(mixed, 33).mul_(factors).sum();
 }
 
-// Where the tensor is: nothing is copied to the host, nor in the device but for its last bytes.
+// Where the tensor is: a number per chunk goes to the host. Only chunks that are no aligned words are copied first.
 uint64_t hash_on_device(const at::Tensor& plain) {
   const at::Tensor bytes = plain.view({-1}).view(at::kByte);
   const at::Tensor all_factors = factors(kChunk / 8, plain.device());
