@@ -117,7 +117,7 @@ struct StepProfile {
   /// if its speeds are none or its kind is not for the device.
   void check() const;
 
-  /// Per storage: is it asked for by the backward pass?
+  /// Whether the backward pass asks for it, for each storage.
   std::vector<bool> saved_storages() const;
 
   /// Seconds of all operators, forward and backward, once.

@@ -1,4 +1,4 @@
-"""The site of README.md, docs/ and the headers has no dead link and no public name without a contract; and the rules can fail.
+"""The site of README.md, docs/ and the headers has no dead link, no public name without a contract and no contract without an end; and the rules can fail.
 
 usage: site_test.py ROOT
 """
@@ -87,6 +87,30 @@ class Contracts(unittest.TestCase):
                 (root / f"snug/core/h{number}.h").write_text(f"#pragma once\n{head}namespace snug {{\n\n{body}\n\n}}\n")
             missing = [name.split(": ")[1] for name in api.undocumented(root, api.run_doxygen(root, root / "out"))]
             self.assertEqual(sorted(missing), sorted(name for *_, name in self.HEADERS if name))
+
+    # A header's text, and the end that is no sentence.
+    ENDS = [
+        ("/// Throws Error\nint f();", "3: Throws Error"),
+        ("class A {\n  /// Words.\n  /// Throws\n  int f();\n};", "5: Throws"),
+        ("/// Words.\nint f();  ///< words", None),
+        ("/// One of:\nint f();", None),
+        ("/// Words:\n///\n///   f();\nint f();", None),
+    ]
+
+    def test_end_with_a_sentence_or_code(self):
+        def ends(core, c="/* Words. */\n"):
+            with tempfile.TemporaryDirectory() as folder:
+                root = pathlib.Path(folder).resolve()
+                for name, text in (("snug/core/h.h", core), ("bindings/c/snug/c.h", c)):
+                    (root / name).parent.mkdir(parents=True)
+                    (root / name).write_text(text)
+                return list(api.unfinished(root))
+
+        for body, end in self.ENDS:
+            self.assertEqual(ends(f"#pragma once\n\n{body}\n"), [f"snug/core/h.h:{end}"] if end else [], body)
+        self.assertEqual(ends("#pragma once\n// A header of\n\n"), ["snug/core/h.h:2: A header of"])
+        self.assertEqual(ends("#pragma once\n// A header:\n//   f();\n\n"), [])
+        self.assertEqual(ends("#pragma once\n", "/* --- errors */\n\n/* Words\n * and */\nint f(void);\n"), ["bindings/c/snug/c.h:4: and"])
 
 
 if __name__ == "__main__":

@@ -133,6 +133,19 @@ def undocumented(root, xml):
                 yield f"{place.get('file')}:{place.get('line')}: {member.get('kind')} {owner}::{name}"
 
 
+COMMENT = re.compile(r"(?:^ *///(?!<).*\n)+|^/\* (?!---)(?:.|\n)*?\*/|\A#pragma once\n(?://.*\n)+", re.MULTILINE)
+
+
+def unfinished(root):
+    """Contracts, and comments that open headers, that end neither with a sentence nor with code, as `file:line: its end`."""
+    for header in (header for headers in public_headers(root).values() for header in headers):
+        text = header.read_text()
+        for comment in COMMENT.finditer(text):
+            last = re.sub(r"^ *(///?|/?\*)?|\*/$", "", comment[0].rstrip().splitlines()[-1]).rstrip()
+            if not last.endswith((".", ":", ";")) and not last.startswith("  "):
+                yield f"{header.relative_to(root)}:{text.count(chr(10), 0, comment.start()) + comment[0].rstrip().count(chr(10)) + 1}: {last.strip()}"
+
+
 def public_headers(root):
     """Module -> its headers, as installed."""
     modules = {"c": [root / "bindings/c/snug/c.h"]}

@@ -2,7 +2,8 @@
 """Makes the site: the guide from README.md and docs/, the API reference from the public headers, and a search that works from
 a file:// URL. Needs doxygen, and Sphinx with the packages that requirements.txt names.
 
-usage: make_site.py ROOT OUT       OUT/html/index.html is the first page; exit status 1 for a dead link or a name without a contract
+usage: make_site.py ROOT OUT       OUT/html/index.html is the first page; exit status 1 for a dead link, a name without a contract
+                                   or a contract without an end
 """
 
 import pathlib
@@ -75,7 +76,8 @@ suppress_warnings = ["misc.highlighting_failure", "myst.header", "duplicate_decl
 
 
 def make(root, out):
-    """Writes OUT/html. Returns a line for each dead link, public name without a contract, and thing that a page loads from elsewhere."""
+    """Writes OUT/html. Returns a line for each dead link, public name without a contract, contract that does not end in a sentence, and
+    thing that a page loads from elsewhere."""
     source = out / "source"
     stage(root, source)
     xml = api.run_doxygen(root, out / "doxygen")
@@ -83,7 +85,8 @@ def make(root, out):
     (source / "conf.py").write_text(configuration(xml, version))
     shutil.rmtree(out / "html", ignore_errors=True)
     subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-d", out / "doctrees", source, out / "html"], check=True)
-    return ([f"no contract: {name}" for name in api.undocumented(root, xml)] + [f"dead link: {link}" for link in links.dead_links(out / "html")]
+    return ([f"no contract: {name}" for name in api.undocumented(root, xml)] + [f"no sentence at its end: {end}" for end in api.unfinished(root)]
+            + [f"dead link: {link}" for link in links.dead_links(out / "html")]
             + [f"not of the site: {link}" for link in links.loads_from_elsewhere(out / "html")])
 
 
