@@ -40,7 +40,8 @@ struct Place {
 
 struct Job {
   Place place;
-  std::vector<int64_t> indices = {};       // of this rank
+  std::vector<int64_t> indices = {};       // of this rank's items; of one that shows what items are, if it has none
+  bool is_empty = false;                   // it has none
   bool is_taken = false, is_done = false;  // by a worker
   std::vector<at::Tensor> batch = {};
   std::exception_ptr error = {};
@@ -179,19 +180,25 @@ class Loader::Impl {
         planned_ = {planned_.epoch + 1, 0};
       }
       const int64_t count = std::min(options_.batch, used() - planned_.position);
-      jobs_.push_back(std::make_shared<Job>(Job{.place = planned_, .indices = share_of(planned_, count)}));
+      auto indices = share_of(planned_, count, options_.rank, options_.ranks);
+      const bool is_empty = indices.empty();
+      if (is_empty) {
+        indices = share_of(planned_, 1, 0, 1);
+      }
+      jobs_.push_back(
+          std::make_shared<Job>(Job{.place = planned_, .indices = std::move(indices), .is_empty = is_empty}));
       planned_.position += count;
     }
   }
 
-  // The data set's numbers of this rank's items in the batch.
-  std::vector<int64_t> share_of(const Place& place, int64_t count) {
+  // The data set's numbers of a rank's items in a batch of `count`.
+  std::vector<int64_t> share_of(const Place& place, int64_t count, int64_t rank, int64_t ranks) {
     if (options_.shuffle) {
       order_.seek(place.epoch, place.position);
-      return order_.next(count, options_.rank, options_.ranks);
+      return order_.next(count, rank, ranks);
     }
-    const int64_t begin = share_begin(count, options_.rank, options_.ranks);
-    std::vector<int64_t> indices(static_cast<size_t>(share_begin(count, options_.rank + 1, options_.ranks) - begin));
+    const int64_t begin = share_begin(count, rank, ranks);
+    std::vector<int64_t> indices(static_cast<size_t>(share_begin(count, rank + 1, ranks) - begin));
     std::iota(indices.begin(), indices.end(), place.position + begin);
     return indices;
   }
@@ -274,7 +281,8 @@ class Loader::Impl {
     }
     std::vector<at::Tensor> batch;
     for (const auto& column : columns) {
-      batch.push_back(at::stack(column));
+      const at::Tensor items = at::stack(column);
+      batch.push_back(job.is_empty ? items.narrow(0, 0, 0).clone() : items);
     }
     return batch;
   }

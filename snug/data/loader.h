@@ -47,7 +47,9 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   /// The items of the next batch, stacked: one tensor for each of an item's, [n, ...]. None at the end of an epoch; the
-  /// call after that begins the next one. On a rank whose part of a last batch is empty, no tensors.
+  /// call after that begins the next one. A rank whose part of a last batch is empty gets tensors without items,
+  /// [0, ...], of the sizes and types of another rank's item, for which it calls get(): a Stepper takes them as any
+  /// other batch.
   /// Throws Error, with number and name of the item, for what get() throws, for an item that has other sizes, types or
   /// another number of tensors than the first of its batch, and for one without tensors. The loader then stands before
   /// that batch, and next() tries it again.

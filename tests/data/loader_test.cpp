@@ -36,7 +36,7 @@ std::vector<int64_t> drawn(Loader& loader, int count) {
   std::vector<int64_t> all;
   while (count > 0) {
     if (const auto batch = loader.next()) {
-      const auto items = batch->empty() ? std::vector<int64_t>() : values(batch->front());
+      const auto items = values(batch->front());
       all.insert(all.end(), items.begin(), items.end());
       --count;
     } else {
@@ -146,6 +146,24 @@ TEST(Loader, DividesEachBatchAmongRanksAlsoAfterARestartOnAnotherNumber) {
       }
     }
     EXPECT_EQ(together, rest) << ranks << " ranks";
+  }
+}
+
+TEST(Loader, GivesARankWithoutItemsTensorsOfNoItems) {
+  const auto source = tensor_items({torch::rand({9, 2, 3}), torch::arange(9)});
+  for (const bool shuffle : {true, false}) {
+    Loader loader(source, {.batch = 4, .shuffle = shuffle, .rank = 0, .ranks = 2});
+    StateDict state = loader.state_dict();
+    state.set("position", int64_t{8});
+    loader.load_state_dict(state);  // its first batch is one without items
+    const auto batch = loader.next();
+    ASSERT_TRUE(batch);
+    ASSERT_EQ(batch->size(), 2U);
+    EXPECT_EQ((*batch)[0].sizes(), at::IntArrayRef({0, 2, 3}));
+    EXPECT_EQ((*batch)[0].scalar_type(), torch::kFloat);
+    EXPECT_EQ((*batch)[1].sizes(), at::IntArrayRef({0}));
+    EXPECT_EQ((*batch)[1].scalar_type(), torch::kLong);
+    EXPECT_FALSE(loader.next());
   }
 }
 

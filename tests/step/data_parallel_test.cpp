@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "snug/data/loader.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/models/gpt.h"
@@ -91,6 +92,23 @@ TEST(StepperOnRanks, TakesUnequalSharesAndNone) {
     }
     EXPECT_FALSE(run.step(batch_slice(batch, 0, 0)).stepped());  // nobody has any
     EXPECT_TRUE(same_bits(group->all_gather(run.model->parameters()[0])[0], run.model->parameters()[0].detach()));
+  });
+}
+
+// Three items for two ranks: the last batch has one.
+TEST(StepperOnRanks, TakesEveryBatchOfALoader) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto source = tensor_items(tiny_batch(3).tensors());
+    Training alone;
+    Training run(group, {});
+    Loader whole(source, {.batch = 2});
+    Loader loader(source, {.batch = 2, .rank = group->rank(), .ranks = group->size()});
+    while (const auto batch = loader.next()) {
+      const StepResult one = alone.step(Batch(*whole.next()));
+      EXPECT_EQ(run.step(Batch(*batch)).items, one.items);
+      EXPECT_TRUE(close_in_norm(gradients_of(*run.model), gradients_of(*alone.model), 1e-6));
+    }
   });
 }
 
