@@ -172,7 +172,7 @@ class Training(CTest):
         self.assertEqual(losses, FOUND["losses"])
 
     def test_on_a_small_stack_and_freed_on_another_thread(self):
-        stepper = snug.stepper(self.model, lr=LR, memory=snug.library.snug_live_bytes() + (4 << 20))
+        stepper = snug.stepper(self.model, lr=LR, memory=snug.library.snug_live_bytes() + (4 << 20), micro_batch=512)
         found, meter = [], ctypes.c_void_p()
         snug("meter_new", ctypes.byref(meter))
         on_threads(lambda: found.extend(self.train(stepper)), stack=512 << 10)

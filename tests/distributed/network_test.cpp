@@ -129,10 +129,8 @@ void expect_step(const std::shared_ptr<ProcessGroup>& group, const CommHook& hoo
   const auto sent = static_cast<double>(bytes_on_the_wire() - before);
   EXPECT_GT(sent, 0.99 * expected);
   EXPECT_LT(sent, 1.2 * expected);
-  // No sooner than the link allows, but for what it lets pass at once; and of that order, whatever else the machine
-  // does.
+  // No sooner than the link allows, but for what it lets pass at once.
   EXPECT_GT(seconds, 0.8 * expected / kBytesPerSecond);
-  EXPECT_LT(seconds, 10 * expected / kBytesPerSecond);
 }
 
 TEST(SlowNetwork, IsUsedAsTheModelSays) {

@@ -162,7 +162,9 @@ TEST(StepperModelInFile, AProgramReadsWeightsAndGradientsBetweenSteps) {
     PlannedTraining plain({}, wide());
     expected = train(plain);
   }
-  PlannedTraining run(options(Bytes(live() + 4 * kMiB), folder), wide());
+  StepperOptions with = options(Bytes(live() + 4 * kMiB), folder);
+  with.micro_batch = 64;
+  PlannedTraining run(with, wide());
   EXPECT_TRUE(train(run) == expected);
   EXPECT_TRUE(is_in_file(run.model));
   const Tensor held = run.model->parameters()[2].grad(), values = held.clone();
@@ -284,6 +286,7 @@ TEST(StepperModelInFile, IsInPlansThatAreReadBack) {
   const auto run = [&] {
     StepperOptions with = options(Bytes(live() + 4 * kMiB), folder);
     with.plan_folder = plans.path();
+    with.micro_batch = 64;
     PlannedTraining training(with, wide());
     training.step(batch);
     const int calls = training.calls;
