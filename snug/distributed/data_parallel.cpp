@@ -7,6 +7,7 @@
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
@@ -46,23 +47,33 @@ std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& pa
   return buckets;
 }
 
+void check_can_be_sent(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  if (!detail::can_be_sent(tensor)) {
+    throw ConfigError(fmt::format(
+        "DataParallel: {} '{}' is a {}, which ranks cannot send; make it a dense tensor, or keep it outside "
+        "of the model",
+        kind, name, tensor.toString()));
+  }
+}
+
 // All buffers for sending are allocated before the first one is sent: if a rank ran out of memory between two, the
 // others would miss it in the second.
-void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers) {
+void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers, bool takes_them) {
   const at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> alike;  // in type and device
   for (const auto& [name, buffer] : buffers) {
-    const auto found = std::find_if(alike.begin(), alike.end(), [&buffer = buffer](const auto& some) {
-      return some[0].scalar_type() == buffer.scalar_type() && some[0].device() == buffer.device();
+    const at::Tensor sent = detail::as_sent(buffer);
+    const auto found = std::find_if(alike.begin(), alike.end(), [&](const auto& some) {
+      return some[0].scalar_type() == sent.scalar_type() && some[0].device() == sent.device();
     });
-    (found != alike.end() ? *found : alike.emplace_back()).push_back(buffer.detach());
+    (found != alike.end() ? *found : alike.emplace_back()).push_back(sent);
   }
   std::vector<at::Tensor> flat;
   for (const auto& some : alike) {
     flat.push_back(torch::utils::flatten_dense_tensors(some));
   }
   group.broadcast(flat);
-  for (size_t i = 0; i < alike.size(); ++i) {
+  for (size_t i = 0; takes_them && i < alike.size(); ++i) {
     const auto received = torch::utils::unflatten_dense_tensors(flat[i], alike[i]);
     for (size_t j = 0; j < received.size(); ++j) {
       alike[i][j].copy_(received[j]);
@@ -99,7 +110,7 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
     const size_t index = launched_;
     const CommHook& hook = parent_.options_.hook;
     auto wait = hook ? hook(GradientBucket{index, gradients, parameters}, group) : group.start_all_reduce(gradients);
-    started_[index] = {gradients, std::move(wait)};
+    started_[index] = {gradients, parameters, std::move(wait)};
     ++launched_;  // if the hook failed, it has sent nothing: send_zeros() is to call it again
     parent_.bytes_reduced_ += group.traffic().all_reduce - before;
     return index;
@@ -122,6 +133,7 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
  private:
   struct Started {
     at::Tensor gradients = {};
+    std::vector<at::Tensor> parameters = {};
     std::function<void()> wait = {};
   };
 
@@ -131,6 +143,10 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
     const auto begin = std::chrono::steady_clock::now();
     const Started started = started_.extract(index).mapped();
     started.wait();
+    if (parent_.options_.reduction == Reduction::Sum && parent_.options_.find_unused_parameters &&
+        !parent_.options_.gradient_as_bucket_view) {
+      give_sums_back(started.gradients, started.parameters);
+    }
     parent_.time_.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     parent_.bytes_reduced_ += group.traffic().all_reduce - before;
     if (started_.empty()) {
@@ -140,6 +156,21 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
       }
     }
     return started.gradients;
+  }
+
+  // The Reducer leaves out a parameter that no rank used, whose sum of an earlier pass rank 0 alone has kept.
+  static void give_sums_back(const at::Tensor& gradients, const std::vector<at::Tensor>& parameters) {
+    int64_t begin = 0;
+    for (const at::Tensor& parameter : parameters) {
+      const at::Tensor sum = gradients.narrow(0, begin, parameter.numel());
+      if (const at::Tensor& gradient = parameter.grad(); gradient.defined()) {
+        const bool has_its_strides = parameter.is_non_overlapping_and_dense();
+        gradient.detach().copy_(has_its_strides
+                                    ? sum.as_strided(parameter.sizes(), parameter.strides(), sum.storage_offset())
+                                    : sum.view(parameter.sizes()));
+      }
+      begin += parameter.numel();
+    }
   }
 
   Impl& parent_;
@@ -173,6 +204,7 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
     if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
       continue;  // registered under two names
     }
+    check_can_be_sent("parameter", name, tensor);
     all_.emplace_back(name, tensor);
     sent.push_back(tensor);
     is_any_trained = is_any_trained || tensor.requires_grad();
@@ -184,6 +216,7 @@ DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buf
     throw ConfigError("DataParallel: bucket is 0 bytes; give what several parameters take together, such as 25 MiB");
   }
   for (const auto& [name, tensor] : buffers) {
+    check_can_be_sent("buffer", name, tensor);
     sent.push_back(tensor);
   }
   group_->broadcast(sent);
@@ -237,6 +270,7 @@ void DataParallel::Impl::make_hooks() {
 
 // Its destructor takes back its own hooks first.
 void DataParallel::Impl::drop_reducer() {
+  logger_.reset();
   reducer_.reset();
   hook_ = nullptr;
   for (auto& [key, accumulator] : hooks_) {
@@ -254,7 +288,7 @@ void DataParallel::Impl::make_reducer() {
   for (size_t i = 0; i < names_.size(); ++i) {
     names[i] = names_[i];
   }
-  reducer_ = std::make_unique<c10d::Reducer>(
+  reducer_ = std::make_shared<c10d::Reducer>(
       parameters_, first_buckets(parameters_, cap), group_->impl().group, std::vector<bool>(parameters_.size(), false),
       cap, options_.find_unused_parameters, options_.gradient_as_bucket_view, std::move(names),
       std::min(kFirstBucket, cap), /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
@@ -264,6 +298,8 @@ void DataParallel::Impl::make_reducer() {
       /*batched_grad_copy=*/false, /*lazy_bucket_allocation=*/true
 #endif
   );
+  logger_ = std::make_shared<c10d::Logger>(reducer_);
+  reducer_->set_logger(logger_);
   auto hook = std::make_unique<Hook>(*this);
   hook_ = hook.get();
   reducer_->register_comm_hook(std::move(hook));
@@ -361,27 +397,34 @@ void DataParallel::Impl::synchronize() {
     note_buckets();
   }
   if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
-    send_buffers(*group_, buffers_);
+    // A graph that waits for its backward pass may have saved some: they stay as they are.
+    send_buffers(*group_, buffers_, /*takes_them=*/group_->rank() != 0 && waiting_.expired());
   }
 }
 
 void DataParallel::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
-  if (!reducer_) {
-    return;
+  const bool is_trained = reducer_ != nullptr;
+  const bool is_quiet = quiet_guards > 0;
+  std::shared_ptr<void> waiting = waiting_.lock();
+  if (!waiting) {
+    waiting_ = waiting = std::make_shared<bool>();
   }
   bool has_graph = false;
-  const bool is_quiet = quiet_guards > 0;
   for (const at::Tensor& output : outputs) {
     if (output.requires_grad() && !output.is_leaf()) {
       has_graph = true;
-      output.register_hook([weak = weak_from_this(), is_quiet](const at::Tensor& /*gradient*/) {
+      output.register_hook([weak = weak_from_this(), is_trained, is_quiet, waiting](const at::Tensor& /*gradient*/) {
         if (const auto impl = weak.lock()) {
-          impl->enter_backward(is_quiet);
+          if (is_trained) {
+            impl->enter_backward(is_quiet);
+          } else {
+            impl->waiting_.reset();
+          }
         }
       });
     }
   }
-  if (has_graph && !is_quiet) {
+  if (is_trained && has_graph && !is_quiet) {
     if (!is_prepared_) {
       reducer_->prepare_for_forward();  // counts steps, for its statistics
       hook_->reset();
@@ -413,6 +456,18 @@ void DataParallel::Impl::enter_backward(bool forward_was_quiet) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] { end_backward(); });
   }
   pass_ = pass;
+  waiting_.reset();
+  leave_sums_to_rank_zero();
+}
+
+// The next sum is to count them once.
+void DataParallel::Impl::leave_sums_to_rank_zero() {
+  for (const at::Tensor& parameter : parameters_) {
+    const bool is_summed = summed_.erase(parameter.unsafeGetTensorImpl()) > 0;
+    if (is_summed && parameter.grad().defined() && group_->rank() != 0) {
+      parameter.grad().detach().zero_();
+    }
+  }
 }
 
 // Called when the graph is done, before the Reducer ends the communication that it has started. Work that is queued
@@ -428,6 +483,9 @@ void DataParallel::Impl::end_backward() {
   torch::autograd::Engine::get_default_engine().queue_callback([this] {
     let_go_of_views();
     is_reduced_ = true;
+    if (options_.reduction == Reduction::Sum) {
+      summed_.insert(sent_.begin(), sent_.end());
+    }
     if (!std::exchange(has_reduced_, true)) {
       is_check_due_ = true;
     }
@@ -450,6 +508,13 @@ void DataParallel::Impl::begin_rehearsal() { ++group_->impl().rehearsals; }
 void DataParallel::Impl::end_rehearsal() { --group_->impl().rehearsals; }
 
 void DataParallel::Impl::take_gradient(size_t index) {
+  const at::Tensor& gradient = parameters_[index].grad();
+  if (gradient.defined() && gradient.layout() != at::kStrided) {
+    throw ConfigError(fmt::format(
+        "DataParallel: the gradient of parameter '{}' is {}, and the ranks add up dense ones only; make it dense, as an "
+        "Embedding without sparse(true) does",
+        names_[index], c10::str(gradient.layout())));
+  }
   if (group_->impl().rehearsals > 0) {
     return;
   }
@@ -479,7 +544,8 @@ void DataParallel::Impl::check_all_have_gradients() const {
 
 void DataParallel::Impl::begin_step() {
   is_in_forward_ = is_prepared_ = false;  // of a step that was given up
-  is_reduced_ = reducer_ == nullptr;      // there is nothing to be
+  waiting_.reset();
+  is_reduced_ = reducer_ == nullptr;  // there is nothing to be
   if (hook_ != nullptr) {
     hook_->reset();
   }
@@ -533,6 +599,8 @@ int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
 void DataParallel::Impl::start_over() {
   is_in_forward_ = is_prepared_ = is_step_begun_ = is_reduced_ = is_check_due_ = false;
   pass_ = -1;
+  waiting_.reset();
+  summed_.clear();
   drop_reducer();
   take_trained();
 }

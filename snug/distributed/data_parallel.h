@@ -30,8 +30,11 @@
 namespace snug {
 
 enum class BufferSync {
-  FromRankZero,  ///< before each forward() with gradients, outside NoSync: rank 0's running statistics are everyone's
-  Never,         ///< after the constructor, which gives everyone rank 0's, they are each rank's own
+  /// Before each forward() with gradients, outside NoSync, every rank gets rank 0's running statistics. While the graph
+  /// of an earlier forward() waits for its backward pass, they stay as they are, since it may need them.
+  FromRankZero,
+  /// After the constructor, which gives every rank those of rank 0, they are each rank's own.
+  Never,
 };
 
 struct DataParallelOptions {
@@ -43,7 +46,7 @@ struct DataParallelOptions {
   /// dropped, and gradients that were only set to zero are copied. Older versions hold it all the time.
   bool gradient_as_bucket_view = true;
   /// Looks in each forward's graph for parameters that took no part on some rank. Off: such a parameter is an error
-  /// that names it.
+  /// that names it. On: several forward() before one backward() use the same parameters.
   bool find_unused_parameters = false;
   /// The same parameters are used in the same order in every step. Cannot be used with NoSync.
   bool static_graph = false;
@@ -71,7 +74,8 @@ class DataParallel final {
   /// Compares parameters and buffers over all ranks, then gives every rank the values of rank 0. `model` is a module
   /// holder or a pointer to a module. Its parameters must stay the same tensors from here on, and gradients must be
   /// dense. Throws ConfigError, on every rank and with the same words, if a parameter differs in name, shape or dtype
-  /// or is frozen on some ranks (the message names the first one), and if no parameter has gradients.
+  /// or is frozen on some ranks (the message names the first one), if no parameter has gradients, and if a parameter or
+  /// buffer cannot be sent, being sparse or quantized.
   template <class M>
   DataParallel(M& model, std::shared_ptr<ProcessGroup> group, DataParallelOptions options = {})
       : DataParallel(named(model->named_parameters()), named(model->named_buffers()), std::move(group),
@@ -85,8 +89,14 @@ class DataParallel final {
   /// Calls `fn()` and returns its result: a loss, outputs, a Loss, or containers of them. One backward pass that starts
   /// there sums the gradients; when it has returned, they are the same on all ranks. Parameters may be frozen and
   /// unfrozen between a backward pass and the next forward(), the same ones on every rank; if they differ, ranks detect
-  /// it or wait until the timeout. Throws ConfigError if a StepInBackward would take gradients before they are summed.
-  /// Backward throws ConfigError
+  /// it or wait until the timeout. A gradient that is there when a backward pass begins is added to: one that an
+  /// earlier pass has summed counts once, and what passes inside NoSync have added on this rank is summed.
+  ///
+  /// Throws ConfigError if a StepInBackward would take gradients before they are summed. Backward throws ConfigError if
+  /// - it did not start at what a forward() returned, or is the second that starts there;
+  /// - forward() was called inside NoSync and backward outside, or the other way round;
+  /// - a parameter got no gradient (the message names it; see find_unused_parameters), or a sparse one.
+  /// It throws DistributedError if a rank is lost.
   template <class F>
   auto forward(F&& fn) {
     const ForwardScope scope(*this);

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_real.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
@@ -18,6 +19,32 @@
 #include "snug/memory/detail/operator_mode.h"
 
 namespace snug {
+
+bool detail::can_be_sent(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && !tensor.is_quantized();
+}
+
+at::Tensor detail::as_sent(const at::Tensor& tensor) {
+  at::Tensor sent = tensor.detach();
+  for (int64_t dim = 0; dim < sent.dim(); ++dim) {
+    if (sent.stride(dim) == 0 && sent.size(dim) > 1) {
+      sent = sent.narrow(dim, 0, 1);
+    }
+  }
+  switch (sent.element_size()) {
+    case 1:
+      return sent.view(at::kByte);
+    case 2:
+      return sent.view(at::kHalf);
+    case 4:
+      return sent.view(at::kInt);
+    case 8:
+      return sent.view(at::kLong);
+    default:
+      return at::view_as_real(sent);  // the widest type is a pair of doubles
+  }
+}
+
 namespace {
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
@@ -184,16 +211,20 @@ std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, R
 }
 
 void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
-  std::vector<at::Tensor> plain;
+  std::vector<at::Tensor> sent;
   for (const at::Tensor& tensor : tensors) {
-    plain.push_back(tensor.detach());
+    if (!detail::can_be_sent(tensor)) {
+      throw ConfigError(fmt::format("ProcessGroup.broadcast: a tensor is {}; give dense ones",
+                                    tensor.defined() ? tensor.toString() : "undefined"));
+    }
+    sent.push_back(detail::as_sent(tensor));
   }
   if (impl_->rehearsals == 0) {
     for (const at::Tensor& tensor : tensors) {
       impl_->connects(tensor.device());  // the group has its backend from here on
       impl_->traffic.broadcast += static_cast<int64_t>(tensor.nbytes());
     }
-    impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, plain, Impl::kBroadcastChunk, root); });
+    impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, sent, Impl::kBroadcastChunk, root); });
   }
   for (const at::Tensor& tensor : tensors) {
     detail::report_unseen_write(tensor);

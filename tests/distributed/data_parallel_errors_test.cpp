@@ -187,6 +187,37 @@ TEST(DataParallelErrors, NothingToTrain) {
   });
 }
 
+TEST(DataParallelErrors, ABufferThatIsNotDense) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    auto model = tiny_model();
+    model->register_buffer("table", torch::eye(3).to_sparse());
+    EXPECT_THAT(error_of<ConfigError>([&] { DataParallel(model, group); }),
+                AllOf(HasSubstr("buffer 'table' is a Sparse"), HasSubstr("Float")));
+    auto other = tiny_model();
+    other->register_buffer("table", group->rank() == 0 ? torch::eye(3) : torch::eye(3).to_sparse());
+    EXPECT_THAT(error_of<ConfigError>([&] { DataParallel(other, group); }),
+                AllOf(HasSubstr("rank 0 has buffer 'table': Float [3, 3],"), HasSubstr("[3, 3], not dense")));
+    EXPECT_THAT(error_of<ConfigError>([&] { group->broadcast({torch::eye(3).to_sparse()}); }), HasSubstr("Sparse"));
+  });
+}
+
+TEST(DataParallelErrors, ASparseGradient) {
+  on_ranks(2, [] {
+    auto model = tiny_model();
+    torch::nn::Embedding table(torch::nn::EmbeddingOptions(4, 6).sparse(true));
+    model->register_module("table", table);
+    DataParallel ddp(model, init_process_group(quick()));
+    const auto loss = [&] { return model->forward(table->forward(torch::arange(4))).sum(); };
+    const auto names_it = AllOf(HasSubstr("the gradient of parameter 'table.weight' is Sparse"), HasSubstr("dense"));
+    {
+      const NoSync quiet(ddp);
+      EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward(loss).backward(); }), names_it);
+    }
+    EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward(loss).backward(); }), names_it);
+  });
+}
+
 TEST(DataParallelErrors, ARankThatDies) {
   on_ranks(2, [] {
     auto model = tiny_model();

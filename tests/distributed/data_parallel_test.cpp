@@ -220,6 +220,49 @@ TEST(DataParallel, TakesSeveralForwardsBeforeABackward) {
   });
 }
 
+// As the discriminator of a GAN does with real and made pictures.
+TEST(DataParallel, TakesSeveralForwardsOfBatchNormBeforeABackward) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto make = [] {
+      torch::manual_seed(1);
+      return torch::nn::Sequential(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
+    };
+    const auto loss_of = [](torch::nn::Sequential& model, const torch::Tensor& x) {
+      return model->forward(x).square().mean();
+    };
+    std::vector<torch::nn::Sequential> alone = {make(), make()};  // as each rank would train
+    auto model = make();
+    DataParallel ddp(model, group);
+    torch::Tensor loss;  // outlives its backward pass
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      const auto items = [&](int rank, int k) {
+        return tiny_batch(5, static_cast<uint64_t>(10 * step + 2 * rank + k))[0];
+      };
+      for (int rank = 0; rank < 2; ++rank) {
+        auto& plain = alone[static_cast<size_t>(rank)];
+        plain->zero_grad();
+        const auto first = loss_of(plain, items(rank, 0)), second = loss_of(plain, items(rank, 1));
+        (first + second).backward();
+      }
+      loss = ddp.forward([&] { return loss_of(model, items(group->rank(), 0)); });
+      loss = loss + ddp.forward([&] { return loss_of(model, items(group->rank(), 1)); });
+      loss.backward();
+      for (size_t i = 0; i < model->parameters().size(); ++i) {
+        const auto mean = (alone[0]->parameters()[i].grad() + alone[1]->parameters()[i].grad()) / 2;
+        EXPECT_TRUE(close_in_norm(model->parameters()[i].grad(), mean, 1e-5)) << "step " << step << ", parameter " << i;
+      }
+      ddp.forward([&] {  // has rank 0's statistics now
+        for (size_t i = 0; i < model->buffers().size(); ++i) {
+          EXPECT_TRUE(same_bits(model->buffers()[i], alone[0]->buffers()[i])) << "step " << step << ", buffer " << i;
+        }
+        return torch::zeros({});
+      });
+    }
+  });
+}
+
 TEST(DataParallel, WorksWithCheckpointsAndALayerUsedTwice) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
@@ -283,6 +326,76 @@ TEST(DataParallel, FindsParametersThatOneRankDidNotUse) {
       model->zero_grad();
       ddp.forward([&] { return model->forward(x, group->rank() == 0); }).backward();
       expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+    }
+  });
+}
+
+TEST(DataParallel, FindsOtherUnusedParametersInEachStep) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    const auto is_used = [](int step, int rank) { return step % 3 != 2 && (step + rank) % 2 == 0; };
+    torch::manual_seed(1);
+    Branch whole;
+    torch::manual_seed(1);
+    Branch model;
+    const auto x = tiny_batch(4)[0];
+    DataParallel ddp(model, group, {.find_unused_parameters = true});
+    for (int step = 0; step < 6; ++step) {
+      whole->zero_grad();
+      model->zero_grad();
+      ((whole->forward(x, is_used(step, 0)) + whole->forward(x, is_used(step, 1))) / 2).backward();
+      ddp.forward([&] { return model->forward(x, is_used(step, group->rank())); }).backward();
+      for (size_t i = 0; i < model->parameters().size(); ++i) {
+        const auto gradient = model->parameters()[i].grad(), expected = whole->parameters()[i].grad();
+        ASSERT_EQ(gradient.defined(), expected.defined()) << "step " << step << ", parameter " << i;
+        if (expected.defined()) {
+          EXPECT_TRUE(close_in_norm(gradient, expected, 1e-6)) << "step " << step << ", parameter " << i;
+        }
+      }
+    }
+  });
+}
+
+// Whole numbers, so that any order of additions has the same bits.
+TEST(DataParallel, CountsWhatAnEarlierPassHasSummedOnce) {
+  on_ranks(3, [] {
+    const auto group = init_process_group(quick());
+    for (const auto& options :
+         {DataParallelOptions{.gradient_as_bucket_view = true}, DataParallelOptions{.gradient_as_bucket_view = false},
+          DataParallelOptions{.gradient_as_bucket_view = false, .find_unused_parameters = true},
+          DataParallelOptions{.gradient_as_bucket_view = true, .find_unused_parameters = true}}) {
+      Branch model;
+      DataParallelOptions summing = options;
+      summing.reduction = Reduction::Sum;
+      DataParallel ddp(model, group, summing);
+      const auto x = torch::ones({1, 6});
+      std::vector<float> expected = {0, 0};
+      const auto pass = [&](float factor, bool both, bool is_quiet) {
+        std::optional<NoSync> quiet;
+        if (is_quiet) {
+          quiet.emplace(ddp);
+        }
+        ddp.forward([&] {
+             const auto y = model->always->forward(x).sum() * factor * (group->rank() + 1);
+             return both ? y + model->sometimes->forward(x).sum() * factor * (group->rank() + 1) : y;
+           })
+            .backward();
+        expected[0] += 6 * factor;  // 1 + 2 + 3 ranks
+        expected[1] += both ? 6 * factor : 0;
+        if (!is_quiet) {
+          EXPECT_TRUE(torch::equal(model->always->bias.grad(), torch::full({2}, expected[0])));
+          EXPECT_TRUE(torch::equal(model->sometimes->bias.grad(), torch::full({2}, expected[1])));
+        }
+      };
+      pass(1, true, false);
+      pass(10, true, false);
+      pass(100, true, true);
+      pass(1000, true, false);
+      pass(10000, !options.find_unused_parameters, false);
+      pass(1, true, false);
+      model->zero_grad();
+      expected = {0, 0};
+      pass(1, true, false);
     }
   });
 }
@@ -382,6 +495,44 @@ TEST(DataParallel, GivesEveryoneRankZerosParametersAndBuffers) {
         return mean_loss(model, own_batch(*group));
       });
     }
+  });
+}
+
+TEST(DataParallel, GivesEveryoneRankZerosBuffersOfAnyTypeAndStrides) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::nn::Linear model(6, 2);
+    const auto values = [](int64_t base) { return torch::arange(6, torch::kInt).reshape({2, 3}) + base; };
+    for (const auto type :
+         {torch::kBool, torch::kChar, torch::kByte, torch::kShort, torch::kUInt16, torch::kUInt32, torch::kHalf,
+          torch::kBFloat16, torch::kDouble, torch::kFloat8_e4m3fn, torch::kComplexFloat, torch::kComplexDouble}) {
+      model->register_buffer(c10::toString(type), values(group->rank()).to(type));
+    }
+    model->register_buffer("turned", values(group->rank()).t());
+    model->register_buffer("expanded", values(group->rank()).slice(1, 0, 1).expand({2, 3}));
+    model->register_buffer("scalar", torch::full({}, group->rank()));
+    model->register_buffer("empty", torch::empty({0, 3}));
+    const auto expect_those_of_rank_zero = [&] {
+      for (const auto& [name, buffer] : model->named_buffers().pairs()) {
+        const auto expected = name == "turned"     ? values(0).t()
+                              : name == "expanded" ? values(0).slice(1, 0, 1).expand({2, 3})
+                              : name == "scalar"   ? torch::zeros({})
+                              : name == "empty"    ? torch::empty({0, 3})
+                                                   : values(0).to(buffer.scalar_type());
+        EXPECT_TRUE(same_bits(buffer, expected.to(buffer.scalar_type()))) << name;
+      }
+    };
+    DataParallel ddp(model, group);
+    expect_those_of_rank_zero();
+    for (const auto& [name, buffer] : model->named_buffers().pairs()) {
+      if (group->rank() == 1 && name != "expanded") {
+        buffer.zero_();
+      }
+    }
+    ddp.forward([&] {
+      expect_those_of_rank_zero();
+      return torch::zeros({});
+    });
   });
 }
 

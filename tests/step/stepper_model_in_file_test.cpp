@@ -162,9 +162,7 @@ TEST(StepperModelInFile, AProgramReadsWeightsAndGradientsBetweenSteps) {
     PlannedTraining plain({}, wide());
     expected = train(plain);
   }
-  StepperOptions with = options(Bytes(live() + 4 * kMiB), folder);
-  with.micro_batch = 64;
-  PlannedTraining run(with, wide());
+  PlannedTraining run(options(Bytes(live() + 4 * kMiB), folder), wide());
   EXPECT_TRUE(train(run) == expected);
   EXPECT_TRUE(is_in_file(run.model));
   const Tensor held = run.model->parameters()[2].grad(), values = held.clone();

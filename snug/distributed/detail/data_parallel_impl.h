@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "snug/distributed/data_parallel.h"
@@ -83,6 +84,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   void synchronize();
   void enter_backward(bool forward_was_quiet);
   void end_backward();
+  void leave_sums_to_rank_zero();
   void take_gradient(size_t index);
   void check_all_have_gradients() const;
   void let_go_of_views();
@@ -101,7 +103,8 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   int64_t bytes_reduced_ = 0;
   CommunicationTime time_;
   std::vector<std::pair<uintptr_t, Accumulator>> hooks_;
-  std::unique_ptr<c10d::Reducer> reducer_;  // null where nothing is trained
+  std::shared_ptr<c10d::Reducer> reducer_;  // null where nothing is trained
+  std::shared_ptr<c10d::Logger> logger_;    // the Reducer's, which calls it without looking whether there is one
   Hook* hook_ = nullptr;                    // the Reducer's
 
   bool is_in_forward_ = false;
@@ -113,6 +116,8 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   bool is_check_due_ = false;
   std::atomic<int> pass_ = -1;  // the backward pass that started at an output of ours
   std::vector<uint8_t> has_gradient_;
+  std::unordered_set<const c10::TensorImpl*> summed_;  // parameters whose gradients Reduction::Sum has summed
+  std::weak_ptr<void> waiting_;  // there while the graph of a forward() waits for its backward pass
 };
 
 }  // namespace snug

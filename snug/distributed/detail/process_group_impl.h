@@ -23,6 +23,13 @@
 namespace snug {
 namespace detail {
 
+/// Whether a broadcast can send it: memory with strides, of a type whose elements are bytes.
+bool can_be_sent(const at::Tensor& tensor);
+
+/// The tensor's memory as a broadcast sends it. Gloo knows few types, and a broadcast copies bytes: so it is a view as
+/// a type of the same width that Gloo knows. Of a dimension that is expanded it has one entry.
+at::Tensor as_sent(const at::Tensor& tensor);
+
 /// The time, in seconds, during which at least one of several operations was running. Its methods may be called from
 /// several threads.
 class BusyTime {

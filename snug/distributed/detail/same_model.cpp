@@ -17,9 +17,9 @@ namespace {
 std::string describe(const std::string& kind, const DataParallel::NamedTensors& tensors) {
   std::string text;
   for (const auto& [name, tensor] : tensors) {
-    text +=
-        fmt::format("{} '{}': {} [{}]{}\n", kind, name, c10::toString(tensor.scalar_type()),
-                    fmt::join(tensor.sizes(), ", "), kind == "parameter" && !tensor.requires_grad() ? ", frozen" : "");
+    text += fmt::format("{} '{}': {} [{}]{}{}\n", kind, name, c10::toString(tensor.scalar_type()),
+                        fmt::join(tensor.sizes(), ", "), tensor.layout() == at::kStrided ? "" : ", not dense",
+                        kind == "parameter" && !tensor.requires_grad() ? ", frozen" : "");
   }
   return text;
 }
