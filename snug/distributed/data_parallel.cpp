@@ -5,6 +5,7 @@
 #include <cmath>
 #include <unordered_set>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
@@ -398,43 +399,54 @@ void DataParallel::Impl::synchronize() {
   }
   if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
     // A graph that waits for its backward pass may have saved some: they stay as they are.
-    send_buffers(*group_, buffers_, /*takes_them=*/group_->rank() != 0 && waiting_.expired());
+    send_buffers(*group_, buffers_, /*takes_them=*/group_->rank() != 0 && !is_any_waiting());
   }
 }
 
 void DataParallel::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
   const bool is_trained = reducer_ != nullptr;
   const bool is_quiet = quiet_guards > 0;
-  std::shared_ptr<void> waiting = waiting_.lock();
-  if (!waiting) {
-    waiting_ = waiting = std::make_shared<bool>();
-  }
-  bool has_graph = false;
   for (const at::Tensor& output : outputs) {
-    if (output.requires_grad() && !output.is_leaf()) {
-      has_graph = true;
-      output.register_hook([weak = weak_from_this(), is_trained, is_quiet, waiting](const at::Tensor& /*gradient*/) {
-        if (const auto impl = weak.lock()) {
-          if (is_trained) {
-            impl->enter_backward(is_quiet);
-          } else {
-            impl->waiting_.reset();
-          }
-        }
-      });
+    if (!output.requires_grad() || output.is_leaf()) {
+      continue;
     }
-  }
-  if (is_trained && has_graph && !is_quiet) {
-    if (!is_prepared_) {
-      reducer_->prepare_for_forward();  // counts steps, for its statistics
-      hook_->reset();
+    const auto* const node = output.grad_fn().get();
+    output.register_hook([weak = weak_from_this(), is_trained, is_quiet, node](const at::Tensor& /*gradient*/) {
+      const auto impl = weak.lock();
+      if (impl && is_trained) {
+        impl->enter_backward(is_quiet, node);
+      } else if (impl) {
+        std::erase_if(impl->waiting_, [node](const auto& other) { return other.lock().get() == node; });
+      }
+    });
+    if (!is_quiet) {
+      waiting_.push_back(detail::weak(output.grad_fn()));
+      is_prepared_ = is_prepared_ || is_trained;
     }
-    reducer_->prepare_for_backward(options_.find_unused_parameters ? outputs : std::vector<at::Tensor>{});
-    is_prepared_ = true;
   }
 }
 
-void DataParallel::Impl::enter_backward(bool forward_was_quiet) {
+bool DataParallel::Impl::is_any_waiting() {
+  std::erase_if(waiting_, [](const auto& graph) { return graph.expired(); });
+  return !waiting_.empty();
+}
+
+// Outputs of forward() that the running backward pass comes to, as the Reducer takes them: it looks which parameters
+// are in their graphs. `output` is where the pass is now; where it starts there, autograd does not list it.
+std::vector<at::Tensor> DataParallel::Impl::roots_of_this_pass(const torch::autograd::Node* output) const {
+  const detail::UnseenOperators unseen;
+  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  std::vector<at::Tensor> roots;
+  for (const auto& graph : waiting_) {
+    if (const auto node = graph.lock(); node && (node.get() == output || nodes->contains(node.get()))) {
+      at::Tensor& root = roots.emplace_back(at::empty({0}));
+      torch::autograd::impl::set_gradient_edge(root, torch::autograd::Edge(node, 0));
+    }
+  }
+  return roots;
+}
+
+void DataParallel::Impl::enter_backward(bool forward_was_quiet, const torch::autograd::Node* output) {
   const int pass = detail::current_pass();
   if (forward_was_quiet != (quiet_guards > 0)) {
     throw ConfigError(
@@ -453,10 +465,14 @@ void DataParallel::Impl::enter_backward(bool forward_was_quiet) {
     }
     is_prepared_ = false;
     std::fill(has_gradient_.begin(), has_gradient_.end(), uint8_t{0});
+    hook_->reset();
+    reducer_->prepare_for_forward();  // counts steps, for its statistics
+    reducer_->prepare_for_backward(options_.find_unused_parameters ? roots_of_this_pass(output)
+                                                                   : std::vector<at::Tensor>{});
+    waiting_.clear();
     torch::autograd::Engine::get_default_engine().queue_callback([this] { end_backward(); });
   }
   pass_ = pass;
-  waiting_.reset();
   leave_sums_to_rank_zero();
 }
 
@@ -544,7 +560,7 @@ void DataParallel::Impl::check_all_have_gradients() const {
 
 void DataParallel::Impl::begin_step() {
   is_in_forward_ = is_prepared_ = false;  // of a step that was given up
-  waiting_.reset();
+  waiting_.clear();
   is_reduced_ = reducer_ == nullptr;  // there is nothing to be
   if (hook_ != nullptr) {
     hook_->reset();
@@ -599,7 +615,7 @@ int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
 void DataParallel::Impl::start_over() {
   is_in_forward_ = is_prepared_ = is_step_begun_ = is_reduced_ = is_check_due_ = false;
   pass_ = -1;
-  waiting_.reset();
+  waiting_.clear();
   summed_.clear();
   drop_reducer();
   take_trained();

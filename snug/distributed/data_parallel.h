@@ -46,7 +46,7 @@ struct DataParallelOptions {
   /// dropped, and gradients that were only set to zero are copied. Older versions hold it all the time.
   bool gradient_as_bucket_view = true;
   /// Looks in each forward's graph for parameters that took no part on some rank. Off: such a parameter is an error
-  /// that names it. On: several forward() before one backward() use the same parameters.
+  /// that names it.
   bool find_unused_parameters = false;
   /// The same parameters are used in the same order in every step. Cannot be used with NoSync.
   bool static_graph = false;

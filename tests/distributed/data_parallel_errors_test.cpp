@@ -215,6 +215,8 @@ TEST(DataParallelErrors, ASparseGradient) {
       EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward(loss).backward(); }), names_it);
     }
     EXPECT_THAT(error_of<ConfigError>([&] { ddp.forward(loss).backward(); }), names_it);
+    table->weight.requires_grad_(false);
+    EXPECT_NO_THROW(ddp.forward(loss).backward());
   });
 }
 

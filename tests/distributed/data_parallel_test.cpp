@@ -356,6 +356,27 @@ TEST(DataParallel, FindsOtherUnusedParametersInEachStep) {
   });
 }
 
+TEST(DataParallel, FindsParametersThatOneOfSeveralForwardsUses) {
+  on_ranks(2, [] {
+    const auto group = init_process_group(quick());
+    torch::manual_seed(1);
+    Branch whole;
+    torch::manual_seed(1);
+    Branch model;
+    const auto x = tiny_batch(4)[0];
+    DataParallel ddp(model, group, {.find_unused_parameters = true});
+    for (const bool first : {true, false, true}) {
+      whole->zero_grad();
+      model->zero_grad();
+      (whole->forward(x, first) + whole->forward(x, !first)).backward();
+      auto loss = ddp.forward([&] { return model->forward(x, first); });
+      loss = loss + ddp.forward([&] { return model->forward(x, !first); });
+      loss.backward();
+      expect_all_close(gradients_of(*model), gradients_of(*whole), 1e-6);
+    }
+  });
+}
+
 // Whole numbers, so that any order of additions has the same bits.
 TEST(DataParallel, CountsWhatAnEarlierPassHasSummedOnce) {
   on_ranks(3, [] {

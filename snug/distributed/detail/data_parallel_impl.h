@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -17,6 +18,19 @@
 #include "snug/distributed/data_parallel.h"
 
 namespace snug {
+namespace detail {
+
+// LibTorch 2.11 shares nodes of graphs in one way, later versions in another.
+template <class T>
+std::weak_ptr<T> weak(const std::shared_ptr<T>& pointer) {
+  return pointer;
+}
+template <class T>
+c10::weak_intrusive_ptr<T> weak(const c10::intrusive_ptr<T>& pointer) {
+  return c10::weak_intrusive_ptr<T>(pointer);
+}
+
+}  // namespace detail
 
 class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
  public:
@@ -73,6 +87,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
 
  private:
   class Hook;
+  using WeakNode = decltype(detail::weak(std::declval<at::Tensor>().grad_fn()));
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<at::Tensor>()));
 
   void make_hooks();
@@ -82,8 +97,10 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   bool divides() const { return options_.reduction == Reduction::Mean && !is_step_begun_; }
   void check_nobody_takes_gradients() const;
   void synchronize();
-  void enter_backward(bool forward_was_quiet);
+  void enter_backward(bool forward_was_quiet, const torch::autograd::Node* output);
   void end_backward();
+  bool is_any_waiting();
+  std::vector<at::Tensor> roots_of_this_pass(const torch::autograd::Node* output) const;
   void leave_sums_to_rank_zero();
   void take_gradient(size_t index);
   void check_all_have_gradients() const;
@@ -117,7 +134,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   std::atomic<int> pass_ = -1;  // the backward pass that started at an output of ours
   std::vector<uint8_t> has_gradient_;
   std::unordered_set<const c10::TensorImpl*> summed_;  // parameters whose gradients Reduction::Sum has summed
-  std::weak_ptr<void> waiting_;  // there while the graph of a forward() waits for its backward pass
+  std::vector<WeakNode> waiting_;                      // outputs of forward() that no backward pass has come to
 };
 
 }  // namespace snug
