@@ -1,6 +1,6 @@
 #pragma once
 // A subcommand of the program: a function that adds it to the command line. How its callback ends becomes the exit
-// status: 0 done, 1 failed, 2 bad usage, 3 does not fit into memory, 130 interrupted (143 by SIGTERM).
+// status: 0 done, 1 failed, 2 bad usage, 3 does not fit into memory, 130 interrupted (129 by SIGHUP, 143 by SIGTERM).
 
 #include <CLI/CLI.hpp>
 

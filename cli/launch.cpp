@@ -28,6 +28,8 @@
 #include <unistd.h>
 
 #include "cli/command.h"
+#include "cli/output.h"
+#include "cli/signals.h"
 #include "snug/core/error.h"
 
 namespace snug::cli {
@@ -60,38 +62,6 @@ std::vector<char*>& program() {
   return words;
 }
 
-volatile std::sig_atomic_t last_signal = 0;
-volatile std::sig_atomic_t signals_so_far = 0;
-void note_signal(int signal) {
-  last_signal = signal;
-  signals_so_far = signals_so_far + 1;
-}
-
-// Catches the signals that are for the ranks.
-class [[nodiscard]] SignalScope final {
- public:
-  SignalScope() {
-    struct sigaction action = {};
-    action.sa_handler = note_signal;
-    action.sa_flags = SA_RESTART;  // a write goes on; poll() does not
-    ::sigfillset(&action.sa_mask);
-    for (size_t i = 0; i < kSignals.size(); ++i) {
-      ::sigaction(kSignals[i], &action, &before_[i]);
-    }
-  }
-  ~SignalScope() {
-    for (size_t i = 0; i < kSignals.size(); ++i) {
-      ::sigaction(kSignals[i], &before_[i], nullptr);
-    }
-  }
-  SignalScope(const SignalScope&) = delete;
-  SignalScope& operator=(const SignalScope&) = delete;
-
- private:
-  static constexpr std::array kSignals = {SIGINT, SIGTERM, SIGHUP};
-  std::array<struct sigaction, kSignals.size()> before_ = {};
-};
-
 // Shows what arrives in a pipe, each line after the rank's name.
 class Stream {
  public:
@@ -117,7 +87,6 @@ class Stream {
     if (partial_.size() > kLongestLine) {
       end_line();
     }
-    std::fflush(to_);
     return static_cast<size_t>(count);
   }
 
@@ -130,7 +99,6 @@ class Stream {
     }
     if (!partial_.empty()) {
       end_line();
-      std::fflush(to_);
     }
   }
 
@@ -144,10 +112,12 @@ class Stream {
 
   void show_lines() {
     size_t start = 0;
+    std::string lines;
     for (size_t end = 0; (end = partial_.find('\n', start)) != std::string::npos; start = end + 1) {
-      fmt::print(to_, "[{}] {}\n", rank_, std::string_view(partial_).substr(start, end - start));
+      lines += fmt::format("[{}] {}\n", rank_, std::string_view(partial_).substr(start, end - start));
     }
     partial_.erase(0, start);
+    show(to_, lines);
   }
 
   int descriptor_;
@@ -258,6 +228,7 @@ Rank start(const LaunchFlags& flags, int rank, const Address& meeting, int attem
     ::dup2(out[1], STDOUT_FILENO);
     ::dup2(err[1], STDERR_FILENO);
     set_variables(flags, rank, meeting, attempt);
+    restore_ignored_signals();
     ::execvp(program().front(), program().data());
     ::dprintf(STDERR_FILENO, "snug: cannot start '%s': %s\n", program().front(), std::strerror(errno));
     ::_exit(kNotFound);
@@ -301,19 +272,16 @@ void wait_for_output(const std::vector<Rank>& ranks) {
 // How the first failed, "rank 2 ..."; empty: all went well, or a signal came.
 std::string run_all(std::vector<Rank>& ranks) {
   std::string failure;
-  int seen = 0;       // of the signals that came
-  int passed_on = 0;  // at as many times
+  int passed_on = 0;  // of the signals that came
   auto deadline = Clock::time_point::max();
   const auto any_alive = [&] {
     return std::any_of(ranks.begin(), ranks.end(), [](const Rank& r) { return r.is_alive; });
   };
   while (any_alive()) {
     wait_for_output(ranks);
-    if (const int now = signals_so_far;
-        seen < now) {  // those that come together are one, as `timeout` sends to a program and then its group
-      seen = now;
+    if (passed_on < stops()) {
       ++passed_on;
-      send_to_all(ranks, last_signal);
+      send_to_all(ranks, last_stop());
       if (passed_on == 2) {  // they are to end at once
         deadline = Clock::now() + kGrace;
       }
@@ -350,9 +318,8 @@ void run_launch(const LaunchFlags& flags) {
   }
   check(flags);
   program().push_back(nullptr);
-  last_signal = 0;
-  signals_so_far = 0;
-  const SignalScope signals;
+  catch_stops(SecondStop::IsCounted);
+  ignore_signal(SIGPIPE);
   if (flags.nodes == 1) {  // the ranks of several machines are given theirs by the user
     ::setenv("SNUG_JOB_TOKEN", random_token().c_str(), /*overwrite=*/0);
   }
@@ -363,7 +330,7 @@ void run_launch(const LaunchFlags& flags) {
       ranks.push_back(start(flags, flags.node_rank * flags.ranks + local, meeting, attempt));
     }
     const std::string failure = run_all(ranks);
-    if (const int signal = last_signal; signal != 0) {
+    if (const int signal = last_stop(); signal != 0) {
       throw Interrupted{signal};
     }
     if (failure.empty()) {
@@ -372,7 +339,8 @@ void run_launch(const LaunchFlags& flags) {
     if (attempt == flags.max_restarts) {
       throw Error(fmt::format("launch: {}; the others were stopped", failure));
     }
-    fmt::print(stderr, "snug: launch: {}; starting all again, {} of {}\n", failure, attempt + 1, flags.max_restarts);
+    show(stderr,
+         fmt::format("snug: launch: {}; starting all again, {} of {}\n", failure, attempt + 1, flags.max_restarts));
     if (flags.nodes > 1) {
       std::this_thread::sleep_for(kUntilOthersNotice);  // their ranks have lost these, and are started again as well
     }

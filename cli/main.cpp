@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
@@ -12,7 +13,9 @@
 #include <fmt/format.h>
 
 #include "cli/command.h"
+#include "cli/output.h"
 #include "cli/printable.h"
+#include "cli/signals.h"
 #include "snug/core/error.h"
 #include "snug/core/nearest_name.h"
 
@@ -23,7 +26,7 @@ constexpr std::array kCommands{&snug::cli::add_train,     &snug::cli::add_sample
                                &snug::cli::add_plan,      &snug::cli::add_compare};
 
 int fail(int status, const std::string& message) {
-  fmt::print(stderr, "snug: {}\n", snug::cli::printable(message));
+  snug::cli::show(stderr, fmt::format("snug: {}\n", snug::cli::printable(message)));
   return status;
 }
 
@@ -38,7 +41,8 @@ std::vector<std::string> known_words(const CLI::App& app) {
   return known;
 }
 
-// An unknown word is named together with the known one that is nearest; other errors speak for themselves.
+// An unknown word is named together with the known one that is nearest, or the value that it may be a part of; other
+// errors speak for themselves.
 std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   const bool has_command = !app.get_subcommands().empty();
   const bool has_unknown_word =
@@ -47,15 +51,22 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
     return error.what();
   }
   const CLI::App& command = has_command ? *app.get_subcommands().front() : app;
-  const auto known = known_words(command);
+  const auto known = known_words(command), unknown = command.remaining();
+  const auto is_in = [](const auto& words, const std::string& word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
   for (int i = has_command ? 2 : 1; i < argc; ++i) {
     const std::string argument = argv[i];
     const std::string word = argument.substr(0, argument.find('='));
-    const bool is_unknown = std::find(known.begin(), known.end(), word) == known.end();
-    if (is_unknown && (!has_command || std::string(error.what()).find(argument) != std::string::npos)) {
-      return fmt::format("'{}' is unknown; did you mean '{}'? See snug {}--help", word, snug::nearest_name(word, known),
-                         has_command ? command.get_name() + " " : "");
+    if (has_command ? !is_in(unknown, argument) : is_in(known, word)) {
+      continue;
     }
+    if (has_command && i > 2 && !word.starts_with('-')) {
+      return fmt::format("'{1}' is a word too many; if it belongs to '{0}', write both as one word: '{0} {1}'",
+                         argv[i - 1], argument);
+    }
+    return fmt::format("'{}' is unknown; did you mean '{}'? See snug {}--help", word, snug::nearest_name(word, known),
+                       has_command ? command.get_name() + " " : "");
   }
   return error.what();
 }
@@ -72,6 +83,7 @@ int without_dashes(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  snug::cli::ignore_signal(SIGXFSZ);
   CLI::App app("Trains models and batches that do not fit in memory, and trains them fast.", "snug");
   app.require_subcommand(1);
   app.option_defaults()->take_last();  // of a flag given twice the last holds

@@ -35,6 +35,8 @@ struct PlanFlags {
   bool explain = false;
 };
 
+const char* samples_of(const PlanFlags& flags) { return is_exported(flags.model) ? "samples" : "sequences"; }
+
 struct PlannedModel {
   PlannedModel(const PlanFlags& flags, c10::Device on);
 
@@ -109,9 +111,9 @@ void print_curve(PlannedModel& model, const PlanFlags& flags) {
   const int64_t fixed = 3 * model.parameters;  // weights and AdamW's two moments
   const PlanCurve curve = plan_curve(StepSimulator(profile));
   fmt::print(
-      "{}, {} sequences at once, FP32, AdamW: {} of parameters and optimizer state, and during forward and "
+      "{}, {} {} at once, FP32, AdamW: {} of parameters and optimizer state, and during forward and "
       "backward\n\n{}\n",
-      flags.model, flags.batch, Bytes(fixed).str(), curve.table());
+      flags.model, flags.batch, samples_of(flags), Bytes(fixed).str(), curve.table());
   constexpr int64_t kKiB = 1024;
   const int64_t least = fixed + curve.smallest_feasible_bytes();
   fmt::print("In all at least {} (--memory {}KiB) at once; with --memory, smaller micro-batches are looked for too.\n",
@@ -184,7 +186,7 @@ void run_plan(const PlanFlags& flags) {
     return;
   }
   if (flags.batch < 1) {
-    throw ConfigError(fmt::format("plan: --batch is {}; give a number of sequences >= 1", flags.batch));
+    throw ConfigError(fmt::format("plan: --batch is {}; give a number >= 1", flags.batch));
   }
   const c10::Device device = make_current(parse_device("plan", flags.device));
   use_growing_segments(device);
@@ -192,8 +194,8 @@ void run_plan(const PlanFlags& flags) {
     throw ConfigError(device.is_cpu() ? "plan: --offload is empty; give a directory on a disk"
                                       : "plan: memory of a device goes to host memory; give --offload no directory");
   }
-  const SlowNotice planning(fmt::format("plan: steps of {} are tried with {} sequences, and plans are searched for",
-                                        flags.model, flags.batch));
+  const SlowNotice planning(fmt::format("plan: steps of {} are tried with {} {}, and plans are searched for",
+                                        flags.model, flags.batch, samples_of(flags)));
   PlannedModel model(flags, device);
   if (flags.memory.empty()) {
     print_curve(model, flags);
@@ -208,7 +210,9 @@ void add_plan(CLI::App& app) {
   CLI::App* command = app.add_subcommand("plan", "Show what a training step takes under every budget");
   const auto flags = std::make_shared<PlanFlags>();
   command->add_option("--model", flags->model, "As for snug train")->type_name("NAME")->capture_default_str();
-  command->add_option("--batch", flags->batch, "Sequences in a step")->type_name("N")->capture_default_str();
+  command->add_option("--batch", flags->batch, "Sequences, or other samples, in a step")
+      ->type_name("N")
+      ->capture_default_str();
   command->add_option("--device", flags->device, "cpu, cuda, cuda:1, or what else LibTorch finds")
       ->type_name("DEVICE")
       ->capture_default_str();

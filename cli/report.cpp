@@ -79,7 +79,7 @@ void print_comparison(const ReportFlags& flags) {
   bytes_row("peak of all tensors", [](const StepRecord& r) { return r.peak_bytes; });
   const double left = median_speed(a);
   const double right = median_speed(b);
-  row("tokens/s, median", fmt::format("{:.0f}", left), fmt::format("{:.0f}", right), change(left, right));
+  row(item_of(a) + "/s, median", fmt::format("{:.0f}", left), fmt::format("{:.0f}", right), change(left, right));
   fmt::print("largest relative difference of a step's loss: {:.2g}\n", difference);
 }
 

@@ -43,6 +43,12 @@ RunHistory read_run(const std::filesystem::path& out) {
   return read_run_log(path);
 }
 
+std::string item_of(const RunHistory& run) {
+  const LogValue* model = find_value(run.settings, "model");
+  const auto* name = model == nullptr ? nullptr : std::get_if<std::string>(model);
+  return std::string(item_name(name == nullptr ? "" : *name));
+}
+
 Gpt load_model(const std::filesystem::path& out) {
   const TrainConfig config = TrainConfig::from_settings(read_run(out).settings, out);
   if (is_exported(config.model)) {
@@ -73,7 +79,8 @@ void write_report(const std::filesystem::path& out, std::string sample) {
   if (sample.empty() && files.exists(sample_path(out))) {
     sample = files.read_file(sample_path(out));
   }
-  const std::string page = html_report(read_run(out), {.title = name_of(out), .sample = std::move(sample)});
+  const RunHistory run = read_run(out);
+  const std::string page = html_report(run, {.title = name_of(out), .sample = std::move(sample), .item = item_of(run)});
   replace_file(report_path(out), page);
 }
 

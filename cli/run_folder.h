@@ -20,6 +20,9 @@ std::string resume_command(const std::filesystem::path& out);
 /// The run's log. Throws ConfigError if there is no run in `out`.
 RunHistory read_run(const std::filesystem::path& out);
 
+/// What the records of a run count as items, in the plural.
+std::string item_of(const RunHistory& run);
+
 /// The trained model of a run. Throws ConfigError if it has none yet.
 Gpt load_model(const std::filesystem::path& out);
 

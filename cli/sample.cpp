@@ -1,8 +1,7 @@
 // snug sample: lets the model of a run write.
 
-#include <array>
 #include <memory>
-#include <string_view>
+#include <string>
 
 #include <fmt/format.h>
 
@@ -31,7 +30,7 @@ void run_sample(const SampleFlags& flags) {
                                                        .top_k = flags.top_k,
                                                        .seed = static_cast<uint64_t>(flags.seed)});
   fmt::print("{}\n", text);
-  FileSystem::real().write_file(sample_path(flags.run), std::array<std::string_view, 1>{text});
+  replace_file(sample_path(flags.run), text);
 }
 
 }  // namespace

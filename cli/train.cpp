@@ -19,6 +19,7 @@
 #include "cli/command.h"
 #include "cli/progress.h"
 #include "cli/run_folder.h"
+#include "cli/signals.h"
 #include "cli/slow_notice.h"
 #include "snug/core/error.h"
 #include "snug/core/file_system.h"
@@ -44,17 +45,6 @@ struct TrainFlags {
 
 // The rank whose fault it is ends first, so that a launcher names that one.
 constexpr auto kAfterYou = std::chrono::milliseconds(500);
-
-volatile std::sig_atomic_t interrupted_by = 0;
-
-// The second one ends the program at once.
-extern "C" void on_interrupt(int signal) {
-  if (interrupted_by != 0) {
-    std::signal(signal, SIG_DFL);
-    std::raise(signal);
-  }
-  interrupted_by = signal;
-}
 
 // One name for a file, however it is given: a run may be resumed from elsewhere, and by another spelling.
 std::filesystem::path one_name(const std::string& path) {
@@ -82,8 +72,8 @@ int64_t parse_micro_batch(const std::string& text) {
 
 int64_t micro_batch_of(int64_t batch, int64_t accumulate, int ranks) {
   if (accumulate < 1 || accumulate > batch / ranks || batch % (accumulate * ranks) != 0) {
-    throw ConfigError(fmt::format("train: --accumulate is {}; it must divide the batch of {} sequences on {} rank{}",
-                                  accumulate, batch, ranks, ranks == 1 ? "" : "s"));
+    throw ConfigError(fmt::format("train: --accumulate is {}; it must divide the batch of {} on {} rank{}", accumulate,
+                                  batch, ranks, ranks == 1 ? "" : "s"));
   }
   return batch / accumulate / ranks;
 }
@@ -139,9 +129,11 @@ TrainConfig resumed_config(const TrainFlags& flags) {
   const TrainConfig saved = TrainConfig::from_settings(read_run(flags.out).settings, flags.out);
   TrainConfig asked = saved;
   apply(flags, asked);
+  constexpr std::string_view kModel = "model";
+  const bool is_moved_model = is_exported(saved.model) && is_exported(asked.model);  // a file, known by its sum
   for (const Setting& setting : settings()) {
     const LogValue was = setting.get(saved), is = setting.get(asked);
-    if (was != is && !setting.may_change_on_resume) {
+    if (was != is && !(setting.may_change_on_resume && (setting.name != kModel || is_moved_model))) {
       throw ConfigError(
           fmt::format("train: the run in '{}' was started with {} = {}, not {}; resume it without that flag, or begin "
                       "a new run",
@@ -221,9 +213,9 @@ void run_train(const TrainFlags& flags) {
   Trainer trainer(config, resumes ? Start::Resume : Start::Fresh, group);
   const bool is_first = !group || group->rank() == 0;
   Board board(is_first ? flags.tensorboard : "", config.out);
-  std::signal(SIGINT, on_interrupt);
-  std::signal(SIGTERM, on_interrupt);
-  Progress progress(config.steps);
+  catch_stops(SecondStop::EndsTheProgram);
+  ignore_signal(SIGPIPE);
+  Progress progress(config.steps, std::string(item_name(config.model)));
   std::optional<SlowNotice> planning;
   if (is_first && config.checkpoint() == Checkpointing::Auto) {
     planning.emplace(fmt::format(
@@ -242,7 +234,7 @@ void run_train(const TrainFlags& flags) {
             board.write(record, progress);
           },
       .on_note = [&](const std::string& text) { progress.note(text); },
-      .stop_requested = [] { return interrupted_by != 0; },
+      .stop_requested = [] { return last_stop() != 0; },
   });
   if (is_first) {
     write_report(config.out, /*sample=*/{});
@@ -252,7 +244,7 @@ void run_train(const TrainFlags& flags) {
       progress.note(
           fmt::format("interrupted after step {}, and saved. Go on with: {}", outcome.step, resume_command(flags.out)));
     }
-    throw Interrupted{interrupted_by != 0 ? static_cast<int>(interrupted_by) : SIGTERM};  // it may be another rank's
+    throw Interrupted{last_stop() != 0 ? last_stop() : SIGTERM};  // it may be another rank's
   }
   if (!is_first) {
     return;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "snug/core/detail/fnv1a.h"
+#include "snug/core/detail/system_reason.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -21,7 +22,7 @@ namespace {
 using Path = FileSystem::Path;
 
 [[noreturn]] void fail(std::string_view operation, const Path& path, const std::error_code& reason) {
-  throw Error(fmt::format("FileSystem.{}: {}: {}", operation, path.string(), reason.message()));
+  throw Error(fmt::format("FileSystem.{}: {}: {}", operation, path.string(), detail::system_reason(reason)));
 }
 
 [[noreturn]] void fail_with_errno(std::string_view operation, const Path& path) {

@@ -117,7 +117,7 @@ int64_t TextCorpus::number_of_windows(int64_t length, Split split) const {
   if (length >= size) {
     throw ConfigError(
         fmt::format("TextCorpus: the {} part of {} has {} tokens, too few for a window of {} and "
-                    "its last target; give more text or a shorter context",
+                    "its last target; give more text",
                     name_of(split), source_, size, length));
   }
   return size - length;

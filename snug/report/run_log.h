@@ -50,7 +50,7 @@ struct StepRecord {
   std::optional<double> validation_loss = {};  ///< where it was measured after this step
   double learning_rate = 0;
   double grad_norm = 0;                             ///< before clipping
-  std::optional<double> gradient_noise_scale = {};  ///< sequences up to which a larger batch pays, where it is known
+  std::optional<double> gradient_noise_scale = {};  ///< size up to which a larger batch pays, where it is known
   double loss_scale = 1;
   bool stepped = true;  ///< false: the scaler skipped the step for Inf or NaN in the gradients
   int64_t items = 0;

@@ -58,9 +58,9 @@ struct TrainConfig {
   std::vector<std::filesystem::path> data;
   std::filesystem::path out;       ///< the run folder
   std::string model = "gpt-tiny";  ///< see gpt_configuration; or a file of torch.export, which ends in .pt2
-  int64_t batch = 64;              ///< sequences per optimizer step
+  int64_t batch = 64;              ///< samples per optimizer step, of a GPT sequences
   int64_t micro_batch =
-      0;  ///< sequences at a time; 0: the whole batch, or with Checkpointing::Auto what is fastest within the limit
+      0;  ///< samples at a time; 0: the whole batch, or with Checkpointing::Auto what is fastest within the limit
   Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
   bool fp32_reductions = false;  ///< in 16 bits on a CPU: see StepperOptions
@@ -77,7 +77,7 @@ struct TrainConfig {
   OptimizerChoice optimizer = OptimizerChoice::AdamW;
   bool shard_optimizer = false;  ///< on several ranks, each keeps its share of the state: see ShardedOptimizer
   double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it
-  LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch sequences, follows `batch`
+  LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch samples, follows `batch`
   double weight_decay = 0.1;               ///< of matrices; Adam and SGD add it to the gradient
   double clip_norm = 1.0;
   int64_t steps = 1000;
@@ -102,7 +102,7 @@ struct TrainConfig {
   int64_t guard_patience() const;
   int64_t validation_interval() const;
   int64_t snapshot_interval() const;
-  /// `lr` for `batch` sequences.
+  /// `lr` for `batch` samples.
   double peak_lr() const;
 
   /// The settings in the run log: everything but `out`, with numbers for values that were not given.

@@ -83,6 +83,8 @@ RunModel exported_model(const TrainConfig& config) {
 
 bool is_exported(std::string_view name) { return name.ends_with(".pt2"); }
 
+std::string_view item_name(std::string_view model) { return is_exported(model) ? "items" : "tokens"; }
+
 RunModel run_model(const TrainConfig& config, c10::Device device) {
   torch::manual_seed(static_cast<uint64_t>(config.seed));
   RunModel model = is_exported(config.model) ? exported_model(config) : gpt_model(config);

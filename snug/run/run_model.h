@@ -36,6 +36,9 @@ struct RunModel {
 /// Whether `name` is a file of torch.export, and no configuration of a GPT.
 bool is_exported(std::string_view name);
 
+/// What StepRecord::items counts for such a model, in the plural: "tokens" of a GPT, else "items".
+std::string_view item_name(std::string_view model);
+
 /// The model that `config` names, on `device` and of its weights' type; a GPT's weights are random by config.seed.
 /// Throws as gpt_configuration and load_exported do, and ConfigError for settings that the model cannot have.
 RunModel run_model(const TrainConfig& config, c10::Device device);

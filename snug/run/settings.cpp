@@ -134,15 +134,18 @@ LogValue get_checkpoint(const TrainConfig& config) { return std::string(to_strin
 using T = TrainConfig;
 
 constexpr std::array kSettings{
-    Setting{"data", "--data", "PATH",
-            "Files or folders of text; for a .pt2 model also .bin (16-bit tokens) or .safetensors; a tenth is held out",
-            get_data, set_data},
+    Setting{
+        "data", "--data", "PATH",
+        "Files or folders of text; for a .pt2 model also .bin (16-bit tokens) or .safetensors; a tenth is held out; "
+        "where it has moved, give it with --resume",
+        get_data, set_data, std::nullopt, /*is_later=*/false, /*may_change_on_resume=*/true},
     Setting{
         "model", "--model", "NAME",
         "gpt-tiny (default), gpt-small, gpt-medium, gpt-base, or a file of torch.export (.pt2) that returns its loss",
-        get<&T::model>, set<&T::model>},
-    Setting{"batch", "--batch", "N", "Sequences per optimizer step (default 64)", get<&T::batch>, set<&T::batch>, 1},
-    Setting{"micro_batch", "--micro-batch", "N|auto", "Sequences at a time; same gradients, less memory",
+        get<&T::model>, set<&T::model>, std::nullopt, /*is_later=*/false, /*may_change_on_resume=*/true},
+    Setting{"batch", "--batch", "N", "Sequences, or other samples, per optimizer step (default 64)", get<&T::batch>,
+            set<&T::batch>, 1},
+    Setting{"micro_batch", "--micro-batch", "N|auto", "So many of them at a time; same gradients, less memory",
             get<&T::micro_batch>, set<&T::micro_batch>, 0},
     Setting{
         "memory", "--memory", "SIZE",

@@ -22,6 +22,7 @@ struct Setting {
   void (*set)(TrainConfig& config, const LogValue& value);
   std::optional<int64_t> least = {};  ///< of a whole number
   bool is_later = false;              ///< logs of earlier versions do not have it
+  /// Of data, and of a model in a file, only the place: a run knows them by their sums.
   bool may_change_on_resume = false;
 };
 

@@ -8,7 +8,10 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <system_error>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -57,19 +60,28 @@ constexpr int64_t kScaleSearch = 16;   // steps from the scaler's first scale, 2
 constexpr std::string_view kOtherLastBits =
     "from here on, losses and weights may differ in their last bits from those of an uninterrupted run";
 
+std::string names_of(const std::vector<std::filesystem::path>& paths) {
+  return paths.front().string() + (paths.size() > 1 ? fmt::format(" and {} more", paths.size() - 1) : "");
+}
+
 // Throws BudgetExceeded for any allocation that fails in `part` because of the limit. Without a limit the machine
-// itself is too small.
+// itself is too small. `cure`: what takes less, where there is something.
 template <class F>
-auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
+auto within_limit(const TrainConfig& config, std::string_view what, std::string_view cure, F&& part) {
   try {
     return part();
   } catch (const c10::Error& error) {
     if (config.memory.is_unlimited() || !is_out_of_memory(error)) {
       throw;
     }
-    throw BudgetExceeded(
-        fmt::format("train: {} does not fit into {}: {}", what, config.memory.str(), error.what_without_backtrace()));
+    throw BudgetExceeded(fmt::format("train: {} does not fit into {}: {}{}{}", what, config.memory.str(),
+                                     error.what_without_backtrace(), cure.empty() ? "" : "; less is taken by ", cure));
   }
+}
+
+template <class F>
+auto within_limit(const TrainConfig& config, std::string_view what, F&& part) {
+  return within_limit(config, what, /*cure=*/{}, std::forward<F>(part));
 }
 
 }  // namespace
@@ -82,7 +94,7 @@ class Trainer::Impl {
         start_(start_checked(start)),
         device_(make_current(detail::device_of_rank(config_.device, ranks_.local_rank()))),
         limit_(make_limit()),
-        task_(within_limit(config_, "the model", [&] { return make_model(); })),
+        task_(within_limit(config_, "the model", smaller_model(), [&] { return make_model(); })),
         model_(*task_.module),
         data_(within_limit(config_, "the data", [&] { return detail::load_run_data(config_, task_.inputs); })),
         data_checksum_(data_->checksum()),
@@ -207,6 +219,12 @@ class Trainer::Impl {
   }
 
   Start start_checked(Start start) const {
+    std::error_code unreadable;  // reading what is there says more about it
+    const auto there = std::filesystem::status(config_.out, unreadable);
+    if (start == Start::Fresh && std::filesystem::exists(there) && !std::filesystem::is_directory(there)) {
+      throw ConfigError(
+          fmt::format("train: --out '{}' is there already and is no folder; give another one", config_.out.string()));
+    }
     if (start == Start::Fresh && ranks_.is_first() && detail::holds_something(config_.out)) {
       throw ConfigError(fmt::format(
           "train: the run folder '{}' is there already and not empty; go on with it by --resume, or give another --out",
@@ -220,12 +238,42 @@ class Trainer::Impl {
       throw ConfigError(fmt::format("train: there is no run in '{}' to resume; leave --resume out to begin one",
                                     config_.out.string()));
     }
+    if (start == Start::Resume) {
+      check_not_moved();
+    }
     return start;
+  }
+
+  // Of files that the log of a run names.
+  void check_not_moved() const {
+    const auto check = [&](const std::filesystem::path& path, const char* what) {
+      std::error_code unreadable;
+      if (std::filesystem::status(path, unreadable).type() == std::filesystem::file_type::not_found) {
+        throw ConfigError(fmt::format(
+            "train: there is no {}, the {} of the run in '{}'; if it has moved, say by --{} where it is now",
+            path.string(), what, config_.out.string(), what));
+      }
+    };
+    for (const auto& path : config_.data) {
+      check(path, "data");
+    }
+    if (is_exported(config_.model)) {
+      check(config_.model, "model");
+    }
   }
 
   // Whether a plan may put the optimizer's state, or weights and gradients too, into files.
   bool state_may_leave() const { return config_.offload && plans() && device_.is_cpu(); }
-  bool model_may_leave() const { return state_may_leave() && ranks_.size() == 1 && config_.weights == Weights::Full; }
+  bool model_could_leave() const {
+    return plans() && device_.is_cpu() && ranks_.size() == 1 && config_.weights == Weights::Full;
+  }
+  bool model_may_leave() const { return config_.offload && model_could_leave(); }
+
+  // What takes less memory than the model as it is.
+  const char* smaller_model() const {
+    return model_could_leave() && !config_.offload ? "a smaller --model, or its weights in a file (--offload)"
+                                                   : "a smaller --model";
+  }
 
   // In files if it does not fit into memory. Its weights are the same there.
   RunModel make_model() const {
@@ -315,7 +363,7 @@ class Trainer::Impl {
       return {};
     }
     return [this](double loss, double grad_norm) {
-      spike_ = spikes_.judge(loss, grad_norm);
+      spike_ = spikes_.judge(detail::without_nan_sign(loss), detail::without_nan_sign(grad_norm));
       return spike_.empty();
     };
   }
@@ -514,7 +562,9 @@ class Trainer::Impl {
   }
 
   StepRecord one_step(StepNotes& notes) {
-    return within_limit(config_, fmt::format("step {}", step_ + 1), [&] {
+    const char* const less =
+        plans() ? "" : "smaller micro-batches (--micro-batch) or recomputation (--checkpoint auto)";
+    return within_limit(config_, fmt::format("step {}", step_ + 1), less, [&] {
       const double lr = schedule_.at(updates_);  // a skipped step is none to the schedule
       for (auto& group : optimizer_->param_groups()) {
         group.options().set_lr(lr);
@@ -548,7 +598,7 @@ class Trainer::Impl {
                    result.batch_items);
         record.gradient_noise_scale = noise_.scale();
       }
-      record.loss = loss;
+      record.loss = detail::without_nan_sign(loss);
       record.learning_rate = lr;
       record.seconds = seconds;
       record.items_per_second = static_cast<double>(result.items) / seconds;
@@ -586,7 +636,7 @@ class Trainer::Impl {
       items += count;
     }
     model_.train();
-    return ranks_.sum(sum) / ranks_.sum(items);
+    return detail::without_nan_sign(ranks_.sum(sum) / ranks_.sum(items));
   }
 
   // The first part of a snapshot, by its name: nothing is loaded for another model or other data.
@@ -604,18 +654,21 @@ class Trainer::Impl {
         [this](const StateDict& state) {
           if (state.get<int64_t>("size") != sampler_.size()) {
             throw ConfigError(fmt::format(
-                "train: the run was started on text or data with {} samples, now there are {}; give the same --data",
-                state.get<int64_t>("size"), sampler_.size()));
+                "train: the run in '{}' was started on text or data with {} samples, and {} has {}; give the same by "
+                "--data, from wherever it lies now, or begin a new run",
+                config_.out.string(), state.get<int64_t>("size"), names_of(config_.data), sampler_.size()));
           }
           if (state.get<int64_t>("text_crc32") != data_checksum_) {
-            throw ConfigError(
-                "train: the text has changed since the run was started, or the data in its place; give it back its "
-                "bytes, or begin a new run");
+            throw ConfigError(fmt::format(
+                "train: the bytes of {} are not those that the run in '{}' was started on; give these by --data, from "
+                "wherever they lie now, or begin a new run",
+                names_of(config_.data), config_.out.string()));
           }
           if (task_.checksum != 0 && state.get<int64_t>("model_crc32") != task_.checksum) {
             throw ConfigError(fmt::format(
-                "train: {} has changed since the run was started; give the file back its bytes, or begin a new run",
-                config_.model));
+                "train: the bytes of {} are not those of the model with which the run in '{}' was started; give these "
+                "by --model, from wherever they lie now, or begin a new run",
+                config_.model, config_.out.string()));
           }
         }};
   }

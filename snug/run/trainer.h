@@ -20,8 +20,10 @@
 namespace snug {
 
 enum class Start {
-  Fresh,   ///< a new run; its folder must not exist, or be empty
-  Resume,  ///< go on from the newest snapshot, to which the log is cut back; memory limit and device may be others
+  Fresh,  ///< a new run; its folder must not exist, or be empty
+  /// Go on from the newest snapshot, to which the log is cut back. Memory limit and device may be others. Data and an
+  /// exported model may lie elsewhere; the snapshot knows their bytes by their sums.
+  Resume,
 };
 
 struct TrainCallbacks {
@@ -46,8 +48,9 @@ class Trainer {
  public:
   /// Reads the data, builds model and optimizer, and loads the snapshot for Resume. Writes nothing.
   /// Throws ConfigError for settings or data that cannot work or a run folder that exists (Fresh) or does not (Resume),
-  /// or if the text is not that of the run (Resume); CorruptFile for a damaged run folder; BudgetExceeded if the limit
-  /// is too small for the model, its gradients and the optimizer's state.
+  /// or if data or an exported model are not there, or are not those of the run by their bytes (Resume); CorruptFile
+  /// for a damaged run folder; BudgetExceeded if the limit is too small for the model, its gradients and the
+  /// optimizer's state.
   ///
   /// With a `group`, each of its ranks trains on its share of every batch, and the run is that of one rank but for
   /// rounding. Rank 0 alone writes the run folder and calls on_step and on_note; to resume, on the same number of ranks

@@ -232,6 +232,22 @@ class BadInput(SnugTest):
         self.refuses_to_train(3, *data, "--memory", "13MiB", says=["13.00 MiB", "would do"])    # not the first step
         self.refuses_to_train(3, *data, "--memory", "20MiB", "--checkpoint", "none", says=["20.00 MiB", "step 1"])
 
+    def test_what_does_not_fit_is_answered_by_cures_that_can_help(self):
+        self.refuses_to_train(3, "--data", self.text, "--memory", "1MiB", says=["the model does not fit", "smaller --model", "--offload"])
+        done = self.snug("train", "--data", self.text, "--out", self.folder / "new", "--memory", "1MiB", "--offload", "--weights", "low",
+                         "--precision", "bfloat16")
+        for useless in ("micro-batch", "checkpoint", "--offload"):
+            self.assertNotIn(useless, done.stderr)
+
+    def test_a_run_folder_that_is_a_file_is_named(self):
+        self.refuses(2, "train", "--data", self.text, "--out", self.text, says=["text.txt", "is no folder"])
+        self.assertEqual(self.text.read_text(), TEXT)
+
+    def test_too_little_text_asks_for_more(self):
+        little = self.folder / "little.txt"
+        little.write_text("a" * 300)
+        self.refuses_to_train(2, "--data", little, says=["little.txt", "30 tokens", "give more text\n"])
+
     def test_a_run_folder_that_exists_is_not_touched(self):
         self.train("run")
         before = (self.folder / "run" / "log.jsonl").read_bytes()
@@ -242,6 +258,7 @@ class BadInput(SnugTest):
     def test_unknown_words_name_the_nearest_known_one(self):
         self.refuses(2, "train", "--dta", "x", says=["--dta", "--data"])
         self.refuses(2, "trian", says=["trian", "train"])
+        self.refuses(2, "train", "--data", "x", "--memory", "30", "MB", "--seed", "1", says=["'MB' is a word too many", "'30 MB'"])
         self.refuses(2, "sample", "--temprature", "1", says=["--temperature"])
         self.refuses(2, "report", "--run", self.folder / "absent", says=["absent"])
         self.refuses(2, "sample", "--run", self.folder / "absent", says=["absent"])

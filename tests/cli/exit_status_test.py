@@ -70,6 +70,7 @@ class ExitStatus(SnugTest):
             1: self.damaged(),
             2: self.failed("train", "--no-such-option"),
             3: self.failed("train", "--data", self.text, "--out", self.folder / "none", *SMALL, "--memory", "1MiB"),
+            129: self.saved_when_signalled(signal.SIGHUP),
             130: self.saved_when_signalled(signal.SIGINT),
             143: self.saved_when_signalled(signal.SIGTERM),
         }

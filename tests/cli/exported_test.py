@@ -53,6 +53,8 @@ class Training(ExportedTest):
                 self.assertLess(sum(losses[-5:]), 0.95 * sum(losses[:5]))
                 self.assertIn("held-out loss", printed)
                 self.assertNotIn("nats per byte", printed)
+                self.assertIn(" items/s ", printed)
+                self.assertIn("Items per second", (self.folder / model / "report.html").read_text())
                 self.assertTrue((self.folder / model / "report.html").exists())
 
     def test_in_micro_batches_has_the_losses_of_the_whole_batch_but_for_rounding(self):
@@ -141,17 +143,34 @@ class Resuming(ExportedTest):
         with data.open("r+b") as file:
             file.seek(-3, os.SEEK_END)
             file.write(b"\x01")
-        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["data", "changed"])
+        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["data.safetensors are not those", "--data"])
         shutil.copy(MADE / "rows" / "a.safetensors", data)
         with model.open("ab") as file:
             file.write(b"\0")
         self.refuses(1, "train", "--resume", "--out", self.folder / "run", says=["model.pt2", "damaged"])
         shutil.copy(MADE / "without_dropout.pt2", model)
-        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["model.pt2", "changed"])
+        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["model.pt2 are not those", "--model"])
         os.remove(model)
-        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["model.pt2"])
+        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["model.pt2, the model of the run", "--model"])
+        self.refuses(2, "train", "--resume", "--out", self.folder / "run", "--model", "gpt-tiny", says=["model = ", "gpt-tiny"])
         shutil.copy(MADE / "rows.pt2", model)
         self.assertEqual(self.resumed("run").returncode, 0)
+
+    def test_goes_on_with_a_model_and_data_that_have_moved(self):
+        model, data = self.folder / "model.pt2", self.folder / "data.safetensors"
+        shutil.copy(MADE / "rows.pt2", model)
+        shutil.copy(MADE / "rows" / "a.safetensors", data)
+        self.run_of("whole", model, data)
+        self.run_of("run", model, data)
+        self.cut_back("run", 4)
+        model.rename(self.folder / "moved.pt2")
+        data.rename(self.folder / "moved.safetensors")
+        done = self.resumed("run", "--model", self.folder / "moved.pt2", "--data", self.folder / "moved.safetensors")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.losses("whole"), self.losses("run"))
+        with_settings = (self.folder / "run" / "log.jsonl").read_text().splitlines()[0]
+        self.assertIn("moved.pt2", with_settings)
+        self.assertIn("moved.safetensors", with_settings)
 
 
 class Refusals(ExportedTest):
@@ -178,7 +197,7 @@ class Planning(ExportedTest):
     def test_prints_the_curve_and_what_lies_at_the_peak(self):
         done = self.snug("plan", "--model", MADE / "words.pt2", "--batch", "32", "--explain")
         self.assertEqual(done.returncode, 0, done.stderr)
-        for text in ("words.pt2", "In all at least", "The most frugal plan", "The plain step takes"):
+        for text in ("words.pt2, 32 samples at once", "In all at least", "The most frugal plan", "The plain step takes"):
             self.assertIn(text, done.stdout)
 
     def test_within_a_budget_prints_the_choice_or_ends_with_3(self):

@@ -147,10 +147,48 @@ class LaunchTest(unittest.TestCase):
                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment()) as launcher:
                 for line in ("ready", "got 1", "got 2"):
                     self.assertEqual(launcher.stdout.readline(), f"[0] {line}\n")
+                    if line == "got 1":
+                        time.sleep(0.2)  # what comes within a tenth of a second is one
                     if line != "got 2":
                         launcher.send_signal(signal.SIGINT)
                 _, err = launcher.communicate(timeout=60)
             self.assertEqual((launcher.returncode, err), (130, ""))
+
+    def test_leaves_ignored_what_is_ignored_and_so_do_its_ranks(self):
+        ignored = {signal.SIGHUP, signal.SIGINT}
+
+        def ignore():
+            for number in ignored:
+                signal.signal(number, signal.SIG_IGN)
+
+        program = "grep SigIgn /proc/self/status; echo ready; read line < FIFO"
+        with tempfile.TemporaryDirectory() as folder:
+            fifo = pathlib.Path(folder) / "fifo"
+            os.mkfifo(fifo)
+            with subprocess.Popen([SNUG, "launch", "-n", "1", "--", "sh", "-c", program.replace("FIFO", str(fifo))],
+                                  stdout=subprocess.PIPE, text=True, env=self.environment(), preexec_fn=ignore) as launcher:
+                mask = int(launcher.stdout.readline().split()[-1], 16)
+                self.assertEqual(launcher.stdout.readline(), "[0] ready\n")
+                for number in ignored:
+                    launcher.send_signal(number)
+                fifo.write_text("go on\n")
+                self.assertEqual(launcher.wait(timeout=60), 0)
+        known = (*ignored, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ)
+        self.assertEqual({number for number in known if mask >> (number - 1) & 1}, ignored)
+
+    def test_goes_on_where_nobody_reads_its_output(self):
+        with tempfile.TemporaryDirectory() as folder:
+            end = pathlib.Path(folder) / "end"
+            program = f"echo first; read line < {folder}/fifo; echo second; echo third; echo end > {end}"
+            os.mkfifo(f"{folder}/fifo")
+            with subprocess.Popen([SNUG, "launch", "-n", "1", "--", "sh", "-c", program], stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True, env=self.environment()) as launcher:
+                self.assertEqual(launcher.stdout.readline(), "[0] first\n")
+                launcher.stdout.close()
+                pathlib.Path(folder, "fifo").write_text("go on\n")
+                self.assertRegex(launcher.stderr.read(), r"\Asnug: standard output cannot be written: [^\n]+\n\Z")
+                self.assertEqual(launcher.wait(timeout=60), 0)
+            self.assertTrue(end.exists())
 
     def test_heeds_a_signal_while_a_rank_writes_without_end(self):
         with subprocess.Popen([SNUG, "launch", "-n", "1", "--", "yes", ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import resource
 import shlex
 import shutil
 import signal
@@ -29,9 +30,9 @@ class ResumeTest(SnugTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
-    def started(self, out, *arguments):
+    def started(self, out, *arguments, **more):
         return subprocess.Popen([SNUG, "train", "--data", self.text, "--out", self.folder / out, *SMALL, *arguments],
-                                stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+                                stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, **more)
 
     def killed(self, out, is_time, *arguments):
         """Starts a run and kills it as soon as is_time(its folder)."""
@@ -179,6 +180,62 @@ class Interrupting(ResumeTest):
         self.resume("run")
         self.assertFalse(rest.exists() or unnamed.exists())
 
+    def test_by_several_signals_at_once_is_interrupting_once(self):
+        with self.started("run", "--steps", "80") as process:
+            while not log_has(1)(self.folder / "run"):
+                time.sleep(0.01)
+            for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):  # when it goes on, it gets both
+                process.send_signal(number)
+            printed, _ = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 128 + signal.SIGHUP)
+        self.assertIn("and saved", printed)
+
+    def test_by_a_second_signal_ends_it_at_once_but_for_a_hangup(self):
+        for second in (signal.SIGTERM, signal.SIGHUP):
+            with self.subTest(second), self.started(f"run{second}", "--batch", "256", "--steps", "80") as process:
+                while not log_has(1)(self.folder / f"run{second}"):
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.2)
+                process.send_signal(second)
+                printed, _ = process.communicate(timeout=120)
+                saved = 128 + signal.SIGINT  # also where its step has ended before the second came
+                self.assertIn(process.returncode, (saved, -signal.SIGTERM) if second == signal.SIGTERM else (saved,))
+
+    def test_by_a_signal_that_is_ignored_does_nothing(self):
+        def ignore():
+            for number in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+
+        with self.started("run", preexec_fn=ignore) as process:
+            while not log_has(1)(self.folder / "run"):
+                time.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGHUP)
+            printed, _ = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 0)
+        self.assertIn("done: ", printed)
+
+    def test_by_a_reader_that_goes_away_does_nothing_and_is_said(self):
+        with self.started("run", stderr=subprocess.PIPE) as process:
+            self.assertIn("step 1/8", process.stdout.readline())
+            process.stdout.close()
+            self.assertRegex(process.stderr.read(), r"\Asnug: standard output cannot be written: [^\n]+\n\Z")
+            self.assertEqual(process.wait(timeout=120), 0)
+        self.assertTrue((self.folder / "run" / "model.safetensors").exists())
+
+    def test_by_a_limit_of_files_is_an_error_and_leaves_nothing_in_halves(self):
+        self.train("whole")
+        self.killed("run", log_has(7))
+        before = sorted(path.name for path in (self.folder / "run" / "snapshots").iterdir() if "." not in path.name)
+        limit = 4 << 20  # bytes: weights do, the optimizer's state does not
+        limited = subprocess.run([SNUG, "train", "--resume", "--out", self.folder / "run"], capture_output=True, text=True,
+                                 env=ENVIRONMENT, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+        self.assertEqual(limited.returncode, 1, limited.stderr)
+        self.assertRegex(limited.stderr, r"\Asnug: [^\n]*snapshots[^\n]*: File too large \(see ulimit -f\)\n\Z")
+        self.assertEqual(sorted(path.name for path in (self.folder / "run" / "snapshots").iterdir()), before)
+        self.goes_on_to_the_same_bits("whole", "run")
+
     def test_by_sigterm_does_the_same(self):
         self.assertIn("Go on with", self.interrupted("stopped", signal.SIGTERM))
         steps = len(self.records("stopped"))
@@ -232,9 +289,37 @@ class Resuming(ResumeTest):
         for spelling in (f"{self.folder}/run/../text.txt", f"{self.folder}//./text.txt", link / "text.txt"):
             self.resume("run", "--data", spelling)
         self.text.write_text(TEXT.replace("gentleman", "gentlefol", 1))
-        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["the text has changed"])
+        self.refuses(2, "train", "--resume", "--out", self.folder / "run", says=["text.txt are not those", "--data"])
         self.text.write_text(TEXT)
         self.resume("run")
+
+    def test_on_data_that_have_moved_goes_on_to_the_same_bits(self):
+        self.train("whole")
+        self.killed("run", log_has(7))  # there is a snapshot
+        run, moved, other = self.folder / "run", self.folder / "elsewhere" / "moved.txt", self.folder / "other.txt"
+        moved.parent.mkdir()
+        self.text.rename(moved)
+        other.write_text(TEXT.replace("gentleman", "gentlefol", 1))
+        log = (run / "log.jsonl").read_bytes()
+        resume = ("train", "--resume", "--out", run)
+        self.refuses(2, *resume, says=[f"{self.text}, the data of the run", "--data"])
+        self.refuses(2, *resume, "--data", self.folder / "absent.txt", says=["absent.txt, the data of the run", "--data"])
+        self.refuses(2, *resume, "--data", other, says=["other.txt are not those", "--data"])
+        self.assertEqual((run / "log.jsonl").read_bytes(), log)
+        self.killed_again(run, moved)
+        settings = json.loads((run / "log.jsonl").read_text().splitlines()[0])["settings"]
+        self.assertEqual(settings["data"], str(moved.resolve()))  # so it need not be given again
+        self.resume("run")
+        self.assertEqual(self.model("whole"), self.model("run"))
+        self.assertEqual(self.losses("whole"), self.losses("run"))
+
+    def killed_again(self, run, data):
+        """Resumes a run on these data, and kills it as soon as its log names them."""
+        with subprocess.Popen([SNUG, "train", "--resume", "--out", run, "--data", data], stdout=subprocess.DEVNULL,
+                              env=ENVIRONMENT) as process:
+            while process.poll() is None and str(data.resolve()) not in (run / "log.jsonl").read_text():
+                time.sleep(0.002)
+            process.kill()
 
     def test_within_the_limit_or_another_one(self):
         flags = ["--batch", "1", "--steps", "4", "--snapshot-every", "1", "--memory", "15MiB"]
@@ -330,7 +415,7 @@ class Resuming(ResumeTest):
 
     def test_what_became_nan_ends_with_a_snapshot_from_before(self):
         self.refuses(1, "train", "--data", self.text, "--out", self.folder / "run", "--batch", "1", "--steps", "6", "--lr", "1e38",
-                     "--warmup", "6", "--snapshot-every", "1", says=["is not finite", "--lr"])
+                     "--warmup", "6", "--snapshot-every", "1", says=["is not finite", "a norm of nan", "--lr"])
         last = self.records("run")[-1]["step"]
         self.assertEqual(max(p.name for p in (self.folder / "run" / "snapshots").iterdir()), f"step-{last - 1:08}")
 

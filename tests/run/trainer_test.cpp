@@ -1,5 +1,6 @@
 #include "snug/run/trainer.h"
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -20,6 +21,7 @@
 #include "snug/io/snapshot.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/precision.h"
+#include "snug/run/detail/run_records.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/temporary_folder.h"
 
@@ -239,7 +241,26 @@ TEST(Trainer, RefusesToResumeOnOtherText) {
   std::fstream text(config.data.front(), std::ios::in | std::ios::out);
   text << "scene";  // as long as it was
   text.close();
-  EXPECT_THAT([&] { Trainer(config, Start::Resume); }, ThrowsMessage<ConfigError>(HasSubstr("the text has changed")));
+  EXPECT_THAT([&] { Trainer(config, Start::Resume); },
+              ThrowsMessage<ConfigError>(HasSubstr("are not those that the run")));
+}
+
+TEST(Trainer, ResumesOnTheSameTextAtAnotherPlace) {
+  TemporaryFolder folder;
+  TrainConfig config = small_run(folder);
+  stop_after(1, config);
+  const std::filesystem::path before = config.data.front();
+  std::filesystem::rename(before, folder / "moved.txt");
+  EXPECT_THAT([&] { Trainer(config, Start::Resume); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("there is no " + before.string()), HasSubstr("--data"))));
+  config.data = {folder / "moved.txt"};
+  EXPECT_TRUE(Trainer(config, Start::Resume).run({}).finished);
+}
+
+TEST(Trainer, ShowsWhatIsNoNumberWithoutASign) {
+  const double nan = std::copysign(std::numeric_limits<double>::quiet_NaN(), -1);
+  EXPECT_EQ(fmt::format("{}", detail::without_nan_sign(nan)), "nan");
+  EXPECT_EQ(detail::without_nan_sign(-2.5), -2.5);
 }
 
 // After its first update the weights are so large that nothing is finite any more.

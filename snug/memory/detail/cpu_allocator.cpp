@@ -130,7 +130,7 @@ void charge(int64_t bytes) {
     c.live.fetch_sub(bytes);
     TORCH_CHECK_WITH(OutOfMemoryError, false, "MemoryLimit: an allocation of ", Bytes(bytes).str(),
                      " on cpu would make ", Bytes(live).str(), " of live tensor memory; the limit is ",
-                     Bytes(limit).str(), ". Raise it, use smaller micro-batches, or checkpoint.");
+                     Bytes(limit).str(), "; raise it, or keep less alive at once");
   }
   make_way(live);
 }

@@ -6,11 +6,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "snug/core/detail/system_reason.h"
+
 namespace snug::detail {
 
 Error system_error(std::string_view where, const std::filesystem::path& path, int reason) {
   return Error(
-      fmt::format("{}: {}: {}", where, path.string(), std::error_code(reason, std::generic_category()).message()));
+      fmt::format("{}: {}: {}", where, path.string(), system_reason(std::error_code(reason, std::generic_category()))));
 }
 
 void append_whole(int file, std::string_view bytes, std::string_view who, const std::filesystem::path& path) {

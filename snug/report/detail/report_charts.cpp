@@ -136,7 +136,7 @@ std::string gradient_noise_chart(const Records& records) {
     return "";
   }
   return chart::line_chart({.title = "Gradient noise scale",
-                            .caption = "sequences a batch up to which a larger one pays",
+                            .caption = "size of a batch up to which a larger one pays",
                             .series = {{.name = "", .look = "gradient-norm", .points = points, .marks_gaps = false}},
                             .y = {.log_base = log_base_for(points)}});
 }

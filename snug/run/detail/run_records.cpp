@@ -18,10 +18,14 @@ constexpr const char *kPlan = "plan", *kMicroBatch = "micro_batch";
 
 }  // namespace
 
+double without_nan_sign(double number) {
+  return std::isnan(number) ? std::numeric_limits<double>::quiet_NaN() : number;
+}
+
 StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory) {
   StepRecord record;
   record.step = step;
-  record.grad_norm = result.grad_norm();
+  record.grad_norm = without_nan_sign(result.grad_norm());
   record.loss_scale = result.scale();
   record.stepped = result.stepped();
   record.items = result.items;

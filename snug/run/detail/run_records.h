@@ -12,6 +12,9 @@
 
 namespace snug::detail {
 
+/// The same number, and a NaN without its sign, which says nothing and would be shown.
+double without_nan_sign(double number);
+
 /// The record of a step with all values but the loss, learning rate and times. Waits for the device.
 StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory);
 
