@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/detail/file_memory.h"
+#include "snug/core/detail/lazy_values.h"
 #include "snug/core/error.h"
 
 // The loss of a step is L = (sum of s_i) / (sum of n_i) over micro-batches with sums s_i and counts n_i. The divisor N
@@ -149,7 +150,7 @@ AccumulationWindow::Totals AccumulationWindow::close(const SumOverRanks& sum_ove
     std::vector<at::Tensor> gradients;
     for (const auto& [name, parameter] : parameters_) {
       if (parameter.grad().defined()) {
-        gradients.push_back(parameter.grad());
+        gradients.push_back(detail::resolved_gradient(parameter));
       }
     }
     detail::for_each_in_files(gradients, [&](at::TensorList some) { at::_foreach_mul_(some, totals.correction); });

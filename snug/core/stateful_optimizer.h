@@ -16,8 +16,9 @@ namespace snug {
 
 /// A place for an optimizer's state outside of memory.
 struct StateFile {
-  /// On a disk; empty: the system's temporary directory, which on many systems is itself memory. The file has no name,
-  /// so it disappears with the process: what is to survive belongs into a snapshot.
+  /// On a disk; a relative path is that of the call that it is given to; empty: the system's temporary directory, which
+  /// on many systems is itself memory. The file has no name, so it disappears with the process: what is to survive
+  /// belongs into a snapshot.
   std::filesystem::path directory = {};
   /// Tensor memory through which an update streams the state, in three parts: one is computed while another is read
   /// and the third is written. More only where a parameter must stay whole whose state is larger than a third of this.
@@ -36,7 +37,9 @@ class StatefulOptimizer {
  public:
   virtual ~StatefulOptimizer() = default;
 
-  /// Everything that step() depends on besides parameters and gradients, learning rates included.
+  /// Everything that step() depends on besides parameters and gradients, learning rates included. As in Python, tensors
+  /// are those of the state itself, which the next step changes, and numbers are those of now: save it at once, or
+  /// clone the tensors, to keep what it says.
   virtual StateDict state_dict() const = 0;
 
   /// The part of state_dict() that this process holds, as the very tensors and not as copies: for counting bytes.
@@ -51,6 +54,10 @@ class StatefulOptimizer {
   virtual int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& /*gets_gradient*/) const {
     return 0;
   }
+  /// Whether the number is known. If it is not, and before_writing() returns false, a Stepper makes the update without
+  /// the limit of its memory_budget: one that ran out of memory midway would leave some parameters updated. The next
+  /// step plans with the state that is there by then.
+  virtual bool knows_state_to_come() const { return true; }
 
   /// Bytes that an update allocates in this process beside that state, and frees again, with the state in memory.
   virtual int64_t workspace_bytes() const { return 0; }
@@ -79,7 +86,8 @@ class StatefulOptimizer {
   /// What keep_state_in() would change, or has changed. Zeros: nothing.
   virtual StateFileBytes bytes_with_state_in(const StateFile& /*file*/) const { return {}; }
 
-  /// Restores a state that state_dict() returned. Throws CorruptFile if it does not fit; then nothing has changed.
+  /// Restores a state that state_dict() returned, by a copy. Throws CorruptFile if it does not fit; then nothing has
+  /// changed.
   virtual void load_state_dict(const StateDict& state) = 0;
 };
 

@@ -16,6 +16,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/detail/file_memory.h"
+#include "snug/core/detail/unnamed_file.h"
 #include "snug/core/error.h"
 #include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/detail/same_model.h"
@@ -59,6 +60,7 @@ class ShardedOptimizer::Impl {
   void lend_gradients() const;
   bool is_well_on_all_ranks(bool is_well) const;
   void gather() const;
+  int64_t gathering_bytes() const;
   std::vector<at::Tensor> own_pieces() const;
   bool has_own() const { return own != nullptr; }
   StateDict own_state() const { return own ? own->state_dict().get<StateDict>("state") : StateDict(); }
@@ -433,19 +435,24 @@ int64_t ShardedOptimizer::state_bytes_to_come_of(const std::function<bool(const 
   return impl_->has_own() ? impl_->own->state_bytes_to_come() : 0;
 }
 
+// That of the own share's update is free again before the shares are gathered.
+int64_t ShardedOptimizer::workspace_bytes() const {
+  impl_->take_new_parameters(param_groups_);
+  return std::max(impl_->gathering_bytes(), impl_->has_own() ? impl_->own->workspace_bytes() : 0);
+}
+
 // A broadcast of several tensors copies them together first, and Gloo's threads may hold the copies of the last ones a
 // little longer.
-int64_t ShardedOptimizer::workspace_bytes() const {
+int64_t ShardedOptimizer::Impl::gathering_bytes() const {
   constexpr size_t kCopies = 3;  // what is sent, and one for each of two threads
-  if (impl_->group->size() == 1) {
+  if (group->size() == 1) {
     return 0;
   }
-  impl_->take_new_parameters(param_groups_);
-  std::vector<int64_t> bytes(static_cast<size_t>(impl_->group->size()));
+  std::vector<int64_t> bytes(static_cast<size_t>(group->size()));
   int64_t largest = 0;
-  for (size_t i = 0; i < impl_->pieces.size(); ++i) {
-    const auto of_piece = static_cast<int64_t>(impl_->views[i].nbytes());
-    bytes[static_cast<size_t>(impl_->pieces[i].rank)] += of_piece;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto of_piece = static_cast<int64_t>(views[i].nbytes());
+    bytes[static_cast<size_t>(pieces[i].rank)] += of_piece;
     largest = std::max(largest, of_piece);
   }
   std::sort(bytes.begin(), bytes.end(), std::greater<>());
@@ -459,7 +466,7 @@ bool ShardedOptimizer::keep_state_in(const StateFile& file) {
   if (impl_->has_own() && !impl_->own->keep_state_in(file)) {
     return false;
   }
-  impl_->state_file = file;
+  impl_->state_file = StateFile{.directory = detail::lasting(file.directory), .window = file.window};
   return true;
 }
 
@@ -479,7 +486,7 @@ StateFileBytes ShardedOptimizer::bytes_with_state_in(const StateFile& file) cons
     return {};
   }
   StateFileBytes bytes = impl_->own->bytes_with_state_in(file);
-  bytes.workspace = std::max(bytes.workspace, workspace_bytes());
+  bytes.workspace = std::max(bytes.workspace, impl_->gathering_bytes());
   return bytes;
 }
 

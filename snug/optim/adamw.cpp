@@ -1,5 +1,7 @@
 #include "snug/optim/adamw.h"
 
+#include <map>
+#include <string>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -9,6 +11,7 @@
 #include "snug/optim/detail/adam_rules.h"
 #include "snug/optim/detail/adamw_update.h"
 #include "snug/optim/detail/low_precision_adamw.h"
+#include "snug/precision/detail/low_precision.h"
 
 namespace snug {
 namespace {
@@ -32,7 +35,7 @@ AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW
   if (master_weights_ && stochastic_rounding_) {
     throw ConfigError("AdamW: master_weights and stochastic_rounding are two cures of one trouble; choose one");
   }
-  check_construction(groups);
+  finish_construction(groups);
 }
 
 bool AdamW::takes(at::ScalarType dtype) const {
@@ -62,6 +65,28 @@ void AdamW::make_state(ParameterState& state, const at::Tensor& parameter,
   }
 }
 
+int64_t AdamW::workspace_bytes() const {
+  struct Counts {
+    int64_t elements = 0, parameters = 0;
+  };
+  int64_t bytes = 0;
+  for (const auto& group : param_groups()) {
+    std::map<std::pair<std::string, at::ScalarType>, Counts> by_kind;  // each with a workspace of its own
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.requires_grad() && detail::is_low(parameter) && takes(parameter.scalar_type())) {
+        Counts& counts = by_kind[{parameter.device().str(), parameter.scalar_type()}];
+        counts.elements += parameter.numel();
+        ++counts.parameters;
+      }
+    }
+    for (const auto& [kind, counts] : by_kind) {
+      bytes += detail::low_precision_workspace_bytes(counts.elements, counts.parameters, master_weights_,
+                                                     c10::Device(kind.first));
+    }
+  }
+  return bytes;
+}
+
 std::function<void()> AdamW::prepare(const Work& work) const {
   StepCounts steps(work.states_named("step"), work.found_inf);
   std::function<void()> update;
@@ -89,7 +114,7 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamOptions options)
     : FusedOptimizer(groups, detail::to_adam_options<TorchAdam>(options), detail::adam_rules<TorchAdam>("Adam")) {
-  check_construction(groups);
+  finish_construction(groups);
 }
 
 void Adam::make_state(ParameterState& state, const at::Tensor& parameter, const torch::optim::OptimizerOptions&) const {

@@ -31,7 +31,9 @@ struct AdamWOptions {
 };
 
 /// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101), on at::_fused_adamw_. Its groups
-/// hold torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and master where there is one.
+/// hold torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and master where there is one. On
+/// other devices than the CPU an update of 16-bit parameters takes a workspace, see workspace_bytes(): 16 MiB at most
+/// for each group with masters, 68 MiB with stochastic rounding, and 2 KiB for each tensor.
 class AdamW : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that
@@ -42,6 +44,7 @@ class AdamW : public FusedOptimizer {
   explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options = {});
 
   bool takes(at::ScalarType dtype) const override;
+  int64_t workspace_bytes() const override;
 
  protected:
   std::string_view why_not() const override;

@@ -60,7 +60,7 @@ AdamW8bit::AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& group
   if (min_elements_ < 1) {
     throw ConfigError(fmt::format("AdamW8bit: min_elements is {}; it must be >= 1", min_elements_));
   }
-  check_construction(groups);
+  finish_construction(groups);
 }
 
 void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,
@@ -101,7 +101,8 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
     return [] {};
   }
   const auto& o = static_cast<const TorchAdamW&>(*work.options);
-  const auto steps = at::_foreach_add(work.states_named("step"), 1);
+  const detail::StepCounts counts(work.states_named("step"), {});
+  const std::vector<at::Tensor>& steps = counts.counted;
   std::vector<Element8bit> large;
   Work small = work;
   small.parameters.clear(), small.gradients.clear(), small.states.clear(), small.first_elements.clear();
@@ -122,13 +123,11 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
                      state.contains("correction") ? state.at("correction") : at::Tensor(), state.at("exp_avg"),
                      state.at("exp_avg_max"), state.at("exp_avg_sq"), state.at("exp_avg_sq_max")});
   }
-  return [large = std::move(large), update_small = prepare_small(small, small_steps), steps, states = work.states] {
+  const auto update = [large = std::move(large), update_small = prepare_small(small, small_steps)] {
     update_all(large);
     update_small();
-    for (size_t i = 0; i < states.size(); ++i) {
-      states[i]->at("step") = steps[i];
-    }
   };
+  return detail::and_count(update, work, counts);
 }
 
 // Those with FP32 moments.

@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "snug/core/detail/file_memory.h"
+#include "snug/core/detail/lazy_values.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -28,6 +29,7 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
     if (!parameter.grad().defined()) {
       continue;
     }
+    detail::resolved_gradient(parameter);
     if (parameter.grad().is_sparse() && !parameter.grad().is_coalesced()) {
       parameter.mutable_grad() = parameter.grad().coalesce();  // the norm wants the sums over repeated rows
     }

@@ -45,7 +45,7 @@ CompactAdamW::CompactAdamW(std::vector<at::Tensor> parameters, CompactAdamWOptio
 CompactAdamW::CompactAdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, CompactAdamWOptions options)
     : FusedOptimizer(groups, detail::to_adam_options<AdamWGroup>(options),
                      detail::adam_rules<AdamWGroup>("CompactAdamW")) {
-  check_construction(groups);
+  finish_construction(groups);
 }
 
 void CompactAdamW::make_state(ParameterState& state, const at::Tensor& parameter,
@@ -80,12 +80,13 @@ std::function<void()> CompactAdamW::prepare(const Work& work) const {
     return [] {};
   }
   const auto& o = static_cast<const AdamWGroup&>(*work.options);
-  const auto steps = at::_foreach_add(work.states_named("step"), 1);
+  const detail::StepCounts counts(work.states_named("step"), {});
   std::vector<CompactUpdate> updates;
   for (size_t i = 0; i < work.parameters.size(); ++i) {
     const at::Tensor& parameter = work.parameters[i];
     const ParameterState& state = *work.states[i];
-    CompactUpdate update{detail::kernel_step(o, steps[i].item<double>(), work.grad_scale), parameter.numel(), {}, {}};
+    CompactUpdate update{
+        detail::kernel_step(o, counts.counted[i].item<double>(), work.grad_scale), parameter.numel(), {}, {}};
     update.tensors = {.parameter = bfloats(parameter),
                       .correction = state.at("correction").mutable_data_ptr<int8_t>(),
                       .gradient = bfloats(work.gradients[i]),
@@ -99,12 +100,7 @@ std::function<void()> CompactAdamW::prepare(const Work& work) const {
     }
     updates.push_back(std::move(update));
   }
-  return [updates = std::move(updates), steps, states = work.states] {
-    make_updates(updates);
-    for (size_t i = 0; i < states.size(); ++i) {
-      states[i]->at("step") = steps[i];
-    }
-  };
+  return detail::and_count([updates = std::move(updates)] { make_updates(updates); }, work, counts);
 }
 
 at::Tensor CompactAdamW::full_weight(const at::Tensor& parameter) const {

@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "snug/core/detail/allocated_bytes.h"
+#include "snug/core/detail/lazy_values.h"
 #include "snug/core/error.h"
 #include "snug/optim/detail/state_in_file.h"
 #include "snug/precision/autocast.h"
@@ -25,7 +26,8 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
 
 // Kernels walk the memory of all tensors alike, so a gradient must lie in memory as its parameter does.
 at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& gradient) {
-  return same_layout(parameter, gradient) ? gradient : at::empty_like(parameter).copy_(gradient);
+  const bool is_there = same_layout(parameter, gradient) && !detail::is_lazy(gradient);
+  return is_there ? gradient : at::empty_like(parameter).copy_(gradient);
 }
 
 std::string kind_of(const at::Tensor& t, c10::Device device) {
@@ -142,19 +144,44 @@ void FusedOptimizer::number_elements(const std::vector<uint64_t>& first) {
   }
 }
 
-// --- checks
+// --- groups
 
-void FusedOptimizer::check_construction(const std::vector<torch::optim::OptimizerParamGroup>& given) const {
-  for (const auto& group : given) {  // torch's base class drops options of another optimizer without a word
-    if (group.has_options()) {
-      check_options(group.options());
+// torch's base class puts the defaults in the place of options that it does not know, or that are not of their type,
+// without a word.
+void FusedOptimizer::take_options(torch::optim::OptimizerParamGroup& group,
+                                  const torch::optim::OptimizerParamGroup& given) const {
+  if (given.has_options()) {
+    check_options(given.options());
+    if (!rules_.are_torchs) {
+      group.set_options(given.options().clone());
     }
   }
+}
+
+void FusedOptimizer::finish_construction(const std::vector<torch::optim::OptimizerParamGroup>& given) {
+  for (size_t g = 0; g < given.size(); ++g) {
+    take_options(param_groups_[g], given[g]);
+  }
+  check_groups();
+}
+
+void FusedOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  torch::optim::Optimizer::add_param_group(with_leaves({group}).front());
+  auto take_back = c10::make_scope_exit([&] { param_groups_.pop_back(); });
+  take_options(param_groups_.back(), group);
+  check_groups();
+  take_back.release();
+}
+
+// --- checks
+
+void FusedOptimizer::check_groups() const {
   std::unordered_set<const void*> seen;
   for (const auto& group : param_groups_) {
     check_options(group.options());
     for (const at::Tensor& parameter : group.params()) {
       check_parameter(parameter);
+      check_in_group(parameter, group.options());
       if (!seen.insert(parameter.unsafeGetTensorImpl()).second) {
         throw ConfigError(fmt::format("{}: {} is in the groups twice; give each once", name(), describe(parameter)));
       }
@@ -181,6 +208,12 @@ void FusedOptimizer::check_parameter(const at::Tensor& parameter) const {
   if (!parameter.is_non_overlapping_and_dense()) {
     throw ConfigError(
         fmt::format("{}: {} of shape [{}] is a view with gaps, which the kernel would write over; make it contiguous()",
+                    name(), describe(parameter), fmt::join(parameter.sizes(), ", ")));
+  }
+  if (detail::is_lazy(parameter)) {
+    throw ConfigError(
+        fmt::format("{}: {} of shape [{}] is a view whose memory has the negative of its values, or the conjugate; "
+                    "clone() it",
                     name(), describe(parameter), fmt::join(parameter.sizes(), ", ")));
   }
 }
@@ -304,7 +337,8 @@ void FusedOptimizer::step_parameter(const at::Tensor& parameter) {
 FusedOptimizer::ParameterState FusedOptimizer::state_without_memory(
     const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
   ParameterState state;
-  state.made_for = at::empty_like(parameter, parameter.options().device(at::kMeta));
+  const auto dtype = takes(parameter.scalar_type()) ? parameter.scalar_type() : at::kFloat;  // of its master
+  state.made_for = at::empty_like(parameter, parameter.options().device(at::kMeta).dtype(dtype));
   state.device = parameter.device();
   make_state(state, state.made_for, options);
   return state;

@@ -38,7 +38,15 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
     StateDict (*to_state)(const torch::optim::OptimizerOptions& options);
     /// Throws ConfigError for options that are not offered.
     std::unique_ptr<torch::optim::OptimizerOptions> (*from_state)(std::string_view optimizer, const StateDict& state);
+    /// Whether the defaults are of one of torch's types: then what a group leaves at its default is theirs, as torch
+    /// does it.
+    bool are_torchs = true;
   };
+
+  /// Adds a group; without options it gets the defaults. Throws ConfigError, naming the parameter or option, as the
+  /// constructor does; then nothing has changed. Not virtual in torch: through a reference to torch::optim::Optimizer
+  /// it is torch's, which checks less, and gives Muon's groups the defaults in the place of their options.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   /// Updates every parameter that has a gradient. All memory is allocated, and all shapes, types and devices are
   /// checked (ConfigError), before anything is written: an error leaves parameters and state as they were. Returns the
@@ -64,7 +72,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// first read that fails. A later read or write that fails leaves an update that is half made: step() throws Error,
   /// also when it is called again, until load_state_dict() has brought back a state. Throws ConfigError for parameters
   /// elsewhere and for a window that is too small, Error if the file cannot be made or written; then nothing has
-  /// changed. The state_dict() of such an optimizer lies in the file, not in tensor memory.
+  /// changed. A relative directory is that of the call, whatever the program's directory is later. The state_dict() of
+  /// such an optimizer lies in the file, not in tensor memory.
   bool keep_state_in(const StateFile& file) final;
   /// Tests give other system calls.
   void keep_state_in(const StateFile& file, detail::SpillCalls& calls);
@@ -82,7 +91,12 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   /// Python's names: `state.INDEX.NAME`, of a state tensor, and `param_groups.GROUP.OPTION`, a group's parameters by
   /// their indices under params. Where Python has a list or tuple (param_groups, betas, params), a StateDict with the
-  /// names 0, 1, ...
+  /// names 0, 1, ... As in Python it takes no memory: its tensors, counts of steps too, are the state itself, and show
+  /// what later steps make of it; options are numbers, as they are now. To keep the state of now, clone the tensors, or
+  /// save it at once, as torch::save and snapshots do. load_state_dict(), and whatever moves the state
+  /// (keep_state_in(), keep_state_in_memory(), a plan of a Stepper with StepperOptions::offload), puts other tensors in
+  /// the place of these, which then stay as they are. Those that lie in a file are for reading: the optimizer does not
+  /// see what is written into them, and where it was written they no longer show the state.
   StateDict state_dict() const final;
   /// Copies the state. Takes Python's states too, except for their options that are None, and ignores those of their
   /// options that say how a step is computed (foreach, fused, capturable). Throws ConfigError for options that are not
@@ -130,9 +144,12 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
 
   FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  std::unique_ptr<torch::optim::OptimizerOptions> defaults, const OptionRules& rules);
-  /// Call it at the end of the constructor: checks groups, options and parameters.
-  void check_construction(const std::vector<torch::optim::OptimizerParamGroup>& given) const;
+  /// Call it at the end of the constructor: takes the options of the groups, and checks these and the parameters.
+  void finish_construction(const std::vector<torch::optim::OptimizerParamGroup>& given);
 
+  /// Throws ConfigError, naming the parameter, if it cannot be in a group with these options.
+  virtual void check_in_group(const at::Tensor& /*parameter*/,
+                              const torch::optim::OptimizerOptions& /*options*/) const {}
   /// For the error message: why a type is not supported (see takes()), and the cure.
   virtual std::string_view why_not() const;
   /// Adds the tensors of a first state, which begin as zeros but for copied_state(). Each is a scalar, or has an
@@ -149,8 +166,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   virtual int64_t state_multiple() const { return shard_multiple(); }
   /// False: keep_state_in() does nothing. An update in blocks prepares all of them first, so their workspaces add up.
   virtual bool state_may_leave() const { return true; }
-  /// Allocates all memory of the update. The returned function only writes: into tensors of the states, of which it may
-  /// replace the scalars.
+  /// Allocates all memory of the update. The returned function only writes: into parameters, gradients and the tensors
+  /// of the states, which stay the same tensors, since state_dict() has given them away.
   virtual std::function<void()> prepare(const Work& work) const = 0;
 
   /// Removes repeated tensors: parameters() of a model names those of a shared module once for each use.
@@ -169,6 +186,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   };
   Place place_of(const at::Tensor& parameter) const;
 
+  void take_options(torch::optim::OptimizerParamGroup& group, const torch::optim::OptimizerParamGroup& given) const;
+  void check_groups() const;
   void check_options(const torch::optim::OptimizerOptions& options) const { rules_.check(name(), options); }
   void check_parameter(const at::Tensor& parameter) const;
   void check_type(const at::Tensor& parameter) const;

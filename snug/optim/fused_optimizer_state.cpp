@@ -10,6 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/ranges.h>
 
+#include "snug/core/detail/unnamed_file.h"
 #include "snug/core/error.h"
 #include "snug/optim/detail/state_archive.h"
 #include "snug/optim/detail/state_in_file.h"
@@ -145,7 +146,8 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
   half_made_.clear();
 }
 
-// --- in memory, or in a file
+// --- in memory, or in a file. A move makes new tensors of all, scalars too: who holds a state_dict() keeps the old
+// ones.
 
 bool FusedOptimizer::keep_state_in(const StateFile& file) {
   if (!state_may_leave()) {
@@ -170,16 +172,17 @@ void FusedOptimizer::keep_state_in(const StateFile& file, detail::SpillCalls& ca
       }
     }
   }
-  auto next = std::make_unique<StateInFile>(file, state_multiple(), calls);
+  const StateFile lasting_file{.directory = detail::lasting(file.directory), .window = file.window};
+  auto next = std::make_unique<StateInFile>(lasting_file, state_multiple(), calls);
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> moved;
   for (const auto& [key, known] : state_) {
     const auto& state = static_cast<const ParameterState&>(*known);
     auto& to = *moved.emplace_back(key, std::make_unique<ParameterState>(state)).second;
     to.in_file.clear();
     for (auto& [tensor_name, tensor] : to.tensors) {
-      if (tensor.dim() > 0) {
-        tensor = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
-      }
+      tensor = tensor.dim() == 0
+                   ? tensor.clone()
+                   : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
     }
     next->place(to);
     for (const auto& [tensor_name, place] : to.in_file) {
@@ -203,9 +206,7 @@ void FusedOptimizer::keep_state_in_memory() {
     auto& state = static_cast<ParameterState&>(*known);
     ParameterState& to = moved.emplace_back(&state, state).second;
     for (auto& [tensor_name, tensor] : to.tensors) {
-      if (state.in_file.contains(tensor_name)) {
-        tensor = in_file_->read(state, tensor_name);
-      }
+      tensor = state.in_file.contains(tensor_name) ? in_file_->read(state, tensor_name) : tensor.clone();
     }
     to.in_file.clear();
   }

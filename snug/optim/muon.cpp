@@ -100,15 +100,6 @@ std::unique_ptr<OptimizerOptions> muon_from_state(std::string_view name, const S
   return std::make_unique<MuonGroup>(o);
 }
 
-void check_matrix(const at::Tensor& parameter, const std::string& described) {
-  if (parameter.dim() != 2) {
-    throw ConfigError(
-        fmt::format("Muon: {} has {} dimensions, and Muon is for matrices; give it to AdamW (muon_groups "
-                    "divides a model's parameters)",
-                    described, parameter.dim()));
-  }
-}
-
 // Room for the update of one matrix after the other, made before anything is written.
 class NewtonSchulz {
  public:
@@ -194,20 +185,16 @@ Muon::Muon(std::vector<at::Tensor> matrices, MuonOptions options)
 
 Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions options)
     : FusedOptimizer(groups, std::make_unique<MuonGroup>(options),
-                     {"Muon", check_muon, muon_to_state, muon_from_state}) {
-  // LibTorch knows the options of its own optimizers, and puts the defaults in the place of others.
-  for (size_t g = 0; g < groups.size(); ++g) {
-    if (groups[g].has_options()) {
-      param_groups()[g].set_options(groups[g].options().clone());
-    }
-  }
-  check_construction(groups);
-  for (const OptimizerParamGroup& group : param_groups()) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (muon_options(group.options()) != nullptr) {
-        check_matrix(parameter, describe(parameter));
-      }
-    }
+                     {"Muon", check_muon, muon_to_state, muon_from_state, /*are_torchs=*/false}) {
+  finish_construction(groups);
+}
+
+void Muon::check_in_group(const at::Tensor& parameter, const OptimizerOptions& options) const {
+  if (muon_options(options) != nullptr && parameter.dim() != 2) {
+    throw ConfigError(
+        fmt::format("Muon: {} has {} dimensions, and Muon is for matrices; give it to AdamW (muon_groups "
+                    "divides a model's parameters)",
+                    describe(parameter), parameter.dim()));
   }
 }
 

@@ -65,6 +65,7 @@ class Muon : public FusedOptimizer {
  protected:
   void make_state(ParameterState& state, const at::Tensor& parameter,
                   const torch::optim::OptimizerOptions& options) const override;
+  void check_in_group(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const override;
   std::function<void()> prepare(const Work& work) const override;
   bool state_may_leave() const override { return false; }
 };

@@ -72,7 +72,7 @@ SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions options)
     : FusedOptimizer(groups, std::make_unique<TorchSGD>(to_torch(options)),
                      {"SGD", check_sgd, sgd_to_state, sgd_from_state}) {
-  check_construction(groups);
+  finish_construction(groups);
 }
 
 void SGD::make_state(ParameterState& state, const at::Tensor& parameter,

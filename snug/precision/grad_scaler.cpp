@@ -94,7 +94,7 @@ class GradScaler::Impl {
 
   PerOptimizer& state_of(const torch::optim::Optimizer& optimizer);
   void refuse_fp16(const std::vector<detail::ParameterPlace>& places) const;
-  void agree(const detail::FoundInf& found_inf) const;
+  void agree(detail::FoundInf& found_inf) const;
   void look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const;
   StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
   at::Tensor found_by_all() const;
@@ -171,11 +171,16 @@ void GradScaler::Impl::refuse_fp16(const std::vector<detail::ParameterPlace>& pl
   }
 }
 
-void GradScaler::Impl::agree(const detail::FoundInf& found_inf) const {
+// Who has no gradients speaks with the others all the same.
+void GradScaler::Impl::agree(detail::FoundInf& found_inf) const {
+  if (!agree_) {
+    return;
+  }
+  if (found_inf.empty()) {
+    found_inf.emplace_back(scale_.scale.device(), detail::scalar_on(scale_.scale.device(), 0.0));
+  }
   for (const auto& [device, tensor] : found_inf) {
-    if (agree_) {
-      agree_(tensor);
-    }
+    agree_(tensor);
   }
 }
 
@@ -224,11 +229,8 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
     look_for_culprit(state, places);
     grad_scale = scale_.scale;
   }
-  if (state.found_inf.empty()) {
-    throw ConfigError("GradScaler.step: no parameter of this optimizer has a gradient; call backward() first");
-  }
   const std::vector<at::Tensor> all = tensors_of(state.found_inf);
-  at::Tensor found = all.front();
+  at::Tensor found = all.empty() ? detail::scalar_on(scale_.scale.device(), 0.0) : all.front();
   for (size_t i = 1; i < all.size(); ++i) {
     found = found.maximum(all[i].to(found.device(), true));
   }
@@ -260,7 +262,8 @@ StepOutcome GradScaler::Impl::step(torch::optim::Optimizer& optimizer) {
     unscale_(optimizer);
   }
   if (state.found_inf.empty()) {
-    throw ConfigError("GradScaler.step: no parameter of this optimizer has a gradient; call backward() first");
+    throw ConfigError(
+        "GradScaler.step: no parameter of this optimizer has a gradient; call backward() first, or leave the step out");
   }
   prepare_update();
   StepOutcome outcome(tensors_of(state.found_inf));

@@ -93,7 +93,8 @@ class GradScaler {
 
   /// Unscales if that was not done, and steps unless a gradient is not finite. Waits for the device unless the
   /// optimizer is GradientScalingAware, as snug's are. Empties autocast's cache of cast weights, because they are out
-  /// of date.
+  /// of date. Where no parameter of the optimizer has a gradient, one that is GradientScalingAware updates nothing, as
+  /// Python's fused ones; for another it is a ConfigError, as in Python.
   StepOutcome step(torch::optim::Optimizer& optimizer);
 
   /// Adapts the scale to the results of the steps, or sets it to `new_scale`, and prepares the optimizers for the next

@@ -21,6 +21,7 @@
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/detail/backward_pass.h"
+#include "snug/memory/detail/device_memory.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
@@ -183,12 +184,13 @@ class Stepper::Impl {
   }
 
   StepResult close_and_write() {
-    StepResult result = close_window();  // on ranks: gradients, items and losses are now those of all
+    std::optional<detail::LimitPaused> unlimited;  // to the end: what the update leaves may be above the limit
+    StepResult result = close_window();            // on ranks: gradients, items and losses are now those of all
     if (result.items > 0) {
       unscale_and_look(result);
       clip(result);
       if (is_accepted(result)) {
-        write_parameters(result);  // just before, ranks agree that none has failed
+        write_parameters(result, unlimited);  // just before, ranks agree that none has failed
         precision_.move_regions(result);
         update_scale();
       } else {
@@ -569,7 +571,7 @@ class Stepper::Impl {
   }
 
   // Until the first write a step that failed leaves all as it was, and may be made again.
-  void write_parameters(StepResult& result) {
+  void write_parameters(StepResult& result, std::optional<detail::LimitPaused>& unlimited) {
     const auto begin = [this] {
       ranks_.confirm_writing();
       budget_.begin_writing();
@@ -585,6 +587,10 @@ class Stepper::Impl {
     });
     if (!begins_late) {
       begin();
+    }
+    // Where it may allocate anything while it writes, want of memory would leave it half made.
+    if (!begins_late && !budget_.limit().is_unlimited() && !detail::knows_state_to_come(optimizer_)) {
+      unlimited.emplace(device(), budget_.limit().count());
     }
     result.outcome_ = scaler().step(optimizer_);
     const auto lost_updates = std::exchange(lost_updates_, std::nullopt);
@@ -637,7 +643,7 @@ class Stepper::Impl {
 
 Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {
   detail::check(options);
-  impl_ = std::make_unique<Impl>(model, optimizer, options);
+  impl_ = std::make_unique<Impl>(model, optimizer, detail::lasting(options));
 }
 
 Stepper::~Stepper() = default;

@@ -61,13 +61,16 @@ struct StepperOptions {
   Precision precision = Precision::Float32;
   /// Low: gradients are gathered to FP32 after each micro-batch, then unscaled, clipped and stepped on masters, which
   /// are rounded into the model. The Stepper puts the masters into the optimizer in the model's place, so the optimizer
-  /// must not have stepped before. Every step writes the masters to the model, one that skips its update too: change
-  /// masters, not the model's weights.
+  /// must not have stepped on 16-bit weights before. Every step writes the masters to the model, one that skips its
+  /// update too: change masters, not the model's weights. When the Stepper ends, or its constructor throws, the
+  /// optimizer gets the model's weights back and keeps its state, so that another Stepper can go on with it (but for a
+  /// ShardedOptimizer that has stepped); that one's masters are the rounded weights, unless state_dict() of this one is
+  /// loaded into it.
   Weights weights = Weights::Full;
   /// Items per micro-batch in step(); 0: the whole batch at once, or, with a memory_budget, as many as is fastest
   /// within it. Smaller: less activation memory, same gradients.
   int64_t micro_batch = 0;
-  /// accumulate(): micro-batches per optimizer step.
+  /// accumulate(): micro-batches per optimizer step, 1 to 2147483647.
   int64_t accumulate = 1;
   /// flush(): see Tail.
   Tail tail = Tail::Exact;
@@ -76,7 +79,10 @@ struct StepperOptions {
   /// then computes again; gradients stay those of plain training with that micro-batch, to the bit; where not even one
   /// item fits, a model that leaves its snug::sliced to the plan is cut into slices, and gradients differ by rounding.
   /// What cannot be kept is BudgetExceeded. The choice is made in the first step for a shape of batch, which calls
-  /// loss_of some more times while no other thread should allocate tensors, and is plan(). What the model or loss_of
+  /// loss_of some more times while no other thread should allocate tensors, and is plan(). The optimizer's state and
+  /// workspace are foreseen for snug's optimizers, torch's Adam, AdamW, RMSprop, SGD and Adagrad, and what implements
+  /// StatefulOptimizer. Of others the first step shows the state, and the next one plans anew; since they might run out
+  /// of memory with some parameters updated, their update is made without the limit. What the model or loss_of
   /// keeps besides parameters, buffers, torch's default generators and `carried` these calls would move on: if their
   /// losses tell of it, it is a ConfigError. Several ranks take the smallest budget of all, and the smallest
   /// micro-batch that one of them has to cut its share into; where one runs out of memory, all make the step again.
@@ -86,23 +92,24 @@ struct StepperOptions {
   Bytes memory_budget = Bytes::unlimited();
   /// false: memory_budget is a limit only, and everything is as the other options have it.
   bool plan = true;
-  /// A directory, which need not be there yet: plans are kept in it, so that the next program that makes the same steps
-  /// tries nothing and makes them with the same bits. Files are found by versions, threads, options, and the names,
-  /// types and sizes of parameters and buffers. Where the model's operators have become others all the same, the first
-  /// step says so (StepResult::plan_deviation), and the next one plans anew. A file that cannot be used, or written, is
-  /// no error: StepPlan::considered says why. Empty: plans are forgotten at the program's end.
+  /// A directory, which need not be there yet; a relative path is that of the constructor's call. Plans are kept in it,
+  /// so that the next program that makes the same steps tries nothing and makes them with the same bits. Files are
+  /// found by versions, threads, options, and the names, types and sizes of parameters and buffers. Where the model's
+  /// operators have become others all the same, the first step says so (StepResult::plan_deviation), and the next one
+  /// plans anew. A file that cannot be used, or written, is no error: StepPlan::considered says why. Empty: plans are
+  /// forgotten at the program's end.
   std::filesystem::path plan_folder = {};
-  /// A directory on a disk: then `plan` may also let activations go to a file there, where that takes less time than to
-  /// compute them again, or where they cannot be. The state of one of snug's optimizers may go there as well, to a file
-  /// of its own (keep_state_in, with a window of an eighth of the state, at most 24 MiB): it is there from the
-  /// beginning and until a plan brings it into memory. With that state the plan may also let weights, buffers of 64 KiB
-  /// and more, and gradients go to files, where nothing else fits or where that takes less time
-  /// (StepPlan::model_in_file). Weights are used as ever, also between steps, but their addresses (data_ptr) change
-  /// when they move. A gradient is that of the last step until the next one begins; one that the program still holds
-  /// then stays as it is. Weights and gradients do not leave memory with data_parallel, Weights::Low, an optimizer
-  /// whose state cannot leave, or where a parameter has a hook after its gradient. TensorsInFile builds a model that
-  /// does not fit. On other devices than the CPU an empty path: activations go to pinned memory of the host, and
-  /// nothing else. The speed of the way is measured once. See measure_offload_link.
+  /// A directory on a disk; a relative path is that of the constructor's call. Then `plan` may also let activations go
+  /// to a file there, where that takes less time than to compute them again, or where they cannot be. The state of one
+  /// of snug's optimizers may go there as well, to a file of its own (keep_state_in, with a window of an eighth of the
+  /// state, at most 24 MiB): it is there from the beginning and until a plan brings it into memory. With that state the
+  /// plan may also let weights, buffers of 64 KiB and more, and gradients go to files, where nothing else fits or where
+  /// that takes less time (StepPlan::model_in_file). Weights are used as ever, also between steps, but their addresses
+  /// (data_ptr) change when they move. A gradient is that of the last step until the next one begins; one that the
+  /// program still holds then stays as it is. Weights and gradients do not leave memory with data_parallel,
+  /// Weights::Low, an optimizer whose state cannot leave, or where a parameter has a hook after its gradient.
+  /// TensorsInFile builds a model that does not fit. On other devices than the CPU an empty path: activations go to
+  /// pinned memory of the host, and nothing else. The speed of the way is measured once. See measure_offload_link.
   std::optional<std::filesystem::path> offload = {};
   /// Tensors that loss_of reads and assigns anew, such as the hidden state that a recurrent network hands to the next
   /// step, detached. Not owned: they must outlive the Stepper and stay where they are. Wherever a planned memory_budget
@@ -169,7 +176,7 @@ class Stepper {
   ///   any exception               loss_of, forward, backward     yes, but for writes of loss_of  planned: yes; else no
   ///   BudgetExceeded or           forward, backward              yes                             planned: yes; else no
   ///   c10::OutOfMemoryError       one of snug's optimizers       yes                             planned: yes; else no
-  ///                               one of torch's optimizers      no: it allocates as it writes   no
+  ///                               another optimizer              no: it allocates as it writes   no
   ///   BudgetExceeded              another rank, out of memory    yes                             planned: yes; else no
   ///   DistributedError            another rank, for any reason   yes                             planned: yes; else no
   ///   DistributedError            a rank is lost in the update   no: go on from a snapshot       no
@@ -225,8 +232,9 @@ class Stepper {
   /// themselves.
   std::map<std::string, at::Tensor> full_precision_parameters() const;
 
-  /// Precision, scaler, the micro-batches that were chosen, and masters where there are any. Throws ConfigError inside
-  /// an open accumulation window, whose gradients it does not hold.
+  /// Precision, scaler, the micro-batches that were chosen, and masters where there are any. As in an optimizer's
+  /// state_dict(), numbers are those of now and tensors the masters themselves, which later steps change. Throws
+  /// ConfigError inside an open accumulation window, whose gradients it does not hold.
   StateDict state_dict() const;
   /// Throws ConfigError for a state of another precision (unless this is Auto) or other weights, CorruptFile for what
   /// no Stepper saved; then nothing has changed.

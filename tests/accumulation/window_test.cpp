@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "tests/support/lazy_gradient.h"
 #include "tests/support/tensors.h"
 
 namespace snug::window_test {
@@ -245,6 +246,21 @@ TEST(WindowCounts, AnFp16LossOverMoreItemsThanFp16CanCountKeepsItsGradient) {
     EXPECT_EQ(t.window.close().items, kItems);
     EXPECT_NEAR(t.gradient(), 0.5, 0.5 * std::ldexp(1.0, -8)) << on_a_device;  // two roundings to FP16 subnormals
   }
+}
+
+TEST(Window, CorrectsAGradientWhoseMemoryHasTheNegative) {
+  const Tensor w = testing::one();
+  AccumulationWindow window{{{"w", w}}};
+  window.begin();
+  const auto loss = [&](int64_t items) {
+    const Tensor z = torch::complex(torch::ones_like(w), w);
+    return Loss::sum(torch::real(torch::conj(z) * torch::complex(torch::zeros({1}), torch::full({1}, 0.7))).sum(),
+                     items);
+  };
+  window.weigh(loss(1), /*expected_parts=*/2).backward();  // two items were expected
+  ASSERT_TRUE(w.grad().is_neg());
+  window.close();
+  EXPECT_FLOAT_EQ(w.grad().item<float>(), 0.7f);
 }
 
 }  // namespace

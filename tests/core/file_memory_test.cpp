@@ -62,5 +62,14 @@ TEST(FileMemory, SaysWhereThereIsNoRoom) {
               ThrowsMessage<Error>(AllOf(HasSubstr("find room for"), HasSubstr(folder.path().string()))));
 }
 
+TEST(FileMemory, IsNotOfASparseTensor) {
+  const at::Tensor sparse = at::eye(3).to_sparse();
+  EXPECT_FALSE(is_in_file(sparse));
+  let_go_of_pages(sparse);
+  int tensors = 0;
+  for_each_in_files({sparse, at::ones({2})}, [&](at::TensorList some) { tensors += static_cast<int>(some.size()); });
+  EXPECT_EQ(tensors, 2);
+}
+
 }  // namespace
 }  // namespace snug::detail::file_memory_test

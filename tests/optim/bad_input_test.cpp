@@ -15,6 +15,7 @@
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/sgd.h"
 #include "snug/precision/grad_scaler.h"
+#include "tests/support/lazy_gradient.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 
@@ -222,6 +223,32 @@ TEST(BadInput, OfOneOptimizersStateIsRefusedByTheOther) {
               HasSubstr("Adam.load_state_dict: decoupled_weight_decay is true"));
   EXPECT_THAT(error_of<ConfigError>([&] { decoupled.load_state_dict(coupled.state_dict()); }),
               HasSubstr("AdamW.load_state_dict: decoupled_weight_decay is false"));
+}
+
+TEST(BadInput, AGradientWhoseMemoryHasTheNegativeIsUsedByItsValues) {
+  const auto check = [](const char* name, const auto& make) {
+    const Tensor lazy = testing::one(), plain = testing::one();
+    const auto of_lazy = make(lazy), of_plain = make(plain);
+    testing::set_lazy_gradient(lazy);
+    ASSERT_TRUE(lazy.grad().is_neg());
+    plain.mutable_grad() = lazy.grad().clone().resolve_neg();
+    of_lazy->step();
+    of_plain->step();
+    EXPECT_TRUE(testing::same_bits(lazy.detach(), plain.detach())) << name;
+  };
+  using Parameters = std::vector<Tensor>;
+  check("AdamW", [](const Tensor& p) { return std::make_unique<AdamW>(Parameters{p}); });
+  check("Adam", [](const Tensor& p) { return std::make_unique<Adam>(Parameters{p}); });
+  check("SGD", [](const Tensor& p) { return std::make_unique<SGD>(Parameters{p}, SGDOptions{.lr = 0.1}); });
+  check("AdamW8bit", [](const Tensor& p) {
+    return std::make_unique<AdamW8bit>(Parameters{p}, AdamW8bitOptions{.lr = 0.1, .min_elements = 1});
+  });
+}
+
+TEST(BadInput, AParameterWhoseMemoryHasTheNegativeIsRefused) {
+  const Tensor lazy = torch::_neg_view(torch::ones({3})).requires_grad_();
+  ASSERT_TRUE(lazy.is_neg());
+  EXPECT_THAT(error_of<ConfigError>([&] { AdamW({lazy}); }), HasSubstr("clone() it"));
 }
 
 }  // namespace

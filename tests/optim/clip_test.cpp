@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "tests/support/lazy_gradient.h"
 #include "tests/support/tensors.h"
 
 namespace snug::clip_test {
@@ -272,6 +273,14 @@ TEST(ClipGradNorm, OfFp64GradientsIsFp64AlsoNextToOthers) {
   EXPECT_EQ(clip_grad_norm_(p, 1.0).item<double>(), 5.0);
   EXPECT_NEAR(p[1].grad().item<double>(), 4 / (5 + 1e-6), 1e-15);
   EXPECT_EQ(p[0].grad().scalar_type(), torch::kFloat);
+}
+
+TEST(ClipGradNorm, TakesGradientsWhoseMemoryHasTheNegative) {
+  const Tensor p = testing::one();
+  testing::set_lazy_gradient(p);
+  ASSERT_TRUE(p.grad().is_neg());
+  EXPECT_FLOAT_EQ(clip_grad_norm_({p}, 0.35).item<float>(), 0.7f);
+  EXPECT_NEAR(p.grad().item<float>(), 0.35, 1e-6);
 }
 
 }  // namespace

@@ -191,6 +191,33 @@ TEST(Muon, RefusesWhatIsNoMatrixAndOptionsOutOfRange) {
   EXPECT_EQ(Muon(matrices()).shard_multiple(), 0);
 }
 
+TEST(Muon, AGroupThatIsAddedKeepsItsOptionsAndIsCheckedAsInTheConstructor) {
+  using torch::optim::OptimizerParamGroup;
+  const auto matrix = [] { return torch::randn({8, 8}).requires_grad_(); };
+  const Tensor by_adamw = matrix(), fast = matrix();
+  Muon optimizer(std::vector{matrix()}, {.lr = 0.02});
+  optimizer.add_param_group(OptimizerParamGroup({by_adamw}, std::make_unique<torch::optim::AdamWOptions>(3e-4)));
+  optimizer.add_param_group(OptimizerParamGroup({fast}, std::make_unique<MuonGroup>(MuonOptions{.lr = 0.5})));
+  optimizer.add_param_group(OptimizerParamGroup(std::vector{matrix()}));
+  const auto rate = [&](size_t group) { return optimizer.param_groups()[group].options().get_lr(); };
+  EXPECT_EQ(rate(1), 3e-4);
+  EXPECT_EQ(rate(2), 0.5);
+  EXPECT_EQ(rate(3), 0.02);
+  train(optimizer, {by_adamw}, 1, 1);
+  const auto state = optimizer.state_dict().get<StateDict>("state");
+  EXPECT_TRUE(state.get<StateDict>("1").contains("exp_avg"));
+
+  const auto refused = [&](std::vector<Tensor> parameters, std::unique_ptr<torch::optim::OptimizerOptions> options) {
+    return error_of<ConfigError>(
+        [&] { optimizer.add_param_group(OptimizerParamGroup(std::move(parameters), std::move(options))); });
+  };
+  EXPECT_THAT(refused({matrix()}, std::make_unique<torch::optim::SGDOptions>(0.1)), HasSubstr("another optimizer"));
+  EXPECT_THAT(refused({torch::zeros({3}, torch::requires_grad())}, std::make_unique<MuonGroup>()),
+              HasSubstr("1 dimensions"));
+  EXPECT_THAT(refused({fast}, std::make_unique<MuonGroup>()), HasSubstr("twice"));
+  EXPECT_EQ(optimizer.param_groups().size(), 4u) << "a refused group is not there";
+}
+
 TEST(Muon, KeepsItsStateInMemory) {
   Muon optimizer(matrices());
   EXPECT_FALSE(optimizer.keep_state_in(StateFile()));

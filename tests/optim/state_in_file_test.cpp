@@ -174,6 +174,44 @@ TEST_P(StateInFile, MovesThereAndBackBetweenSteps) {
   EXPECT_TRUE(same_bits(moved.all(), memory.all()));
 }
 
+// In memory and in a file alike: all of it or nothing.
+TEST_P(StateInFile, AStateDictShowsTheStateOfNowUntilItMovesAndThenStaysAsItIs) {
+  for (const bool is_in_file : {false, true}) {
+    Training training(GetParam());
+    if (is_in_file) {
+      training.optimizer->keep_state_in(file());
+    }
+    training.steps(1, 2);
+    const StateDict kept = training.optimizer->state_dict();
+    training.steps(3, 5);
+    const auto now = tensors_in(training.optimizer->state_dict());
+    EXPECT_TRUE(same_bits(tensors_in(kept), now)) << is_in_file;
+    if (is_in_file) {
+      training.optimizer->keep_state_in_memory();
+    } else {
+      training.optimizer->keep_state_in(file());
+    }
+    training.steps(6, 7);
+    EXPECT_TRUE(same_bits(tensors_in(kept), now)) << is_in_file;
+    training.optimizer->load_state_dict(kept);
+    EXPECT_TRUE(same_bits(tensors_in(training.optimizer->state_dict()), now)) << is_in_file;
+  }
+}
+
+TEST(StateInFileOfAdamW, StaysInTheDirectoryOfTheCallWhereTheProgramGoesToAnother) {
+  const TemporaryFolder folder, elsewhere;
+  const auto before = std::filesystem::current_path();
+  const auto parameters = parameters_for(kinds().front());
+  AdamW optimizer(parameters);
+  std::filesystem::current_path(folder.path());
+  std::filesystem::create_directory("state");
+  optimizer.keep_state_in({.directory = "state"});
+  std::filesystem::current_path(elsewhere.path());
+  train(optimizer, parameters, 1, 2);
+  EXPECT_NO_THROW(optimizer.load_state_dict(optimizer.state_dict())) << "which makes a new file";
+  std::filesystem::current_path(before);
+}
+
 TEST_P(StateInFile, IsLoadedFromStateInMemoryAndBack) {
   Training memory(GetParam());
   memory.steps(1, 3);

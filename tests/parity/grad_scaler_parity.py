@@ -26,7 +26,7 @@ def gradient(rng, scale):
 def wrong_order(session, rng):
     """Calls that are mostly errors."""
     optimizer = rng.randrange(len(session.optimizers))
-    # A step without any gradient is an error for both kinds of optimizer here, in Python for SGD alone.
+    # Python's fused optimizers end with an AttributeError where a gradient comes after an unscale_() that found none.
     may_be_without = isinstance(session.optimizers[optimizer], torch.optim.SGD)
     rng.choice(
         [

@@ -15,6 +15,7 @@
 #include "snug/core/error.h"
 #include "snug/optim/adamw.h"
 #include "tests/support/failing_allocations.h"
+#include "tests/support/lazy_gradient.h"
 #include "tests/support/tensors.h"
 
 namespace snug::grad_scaler_test {
@@ -264,14 +265,45 @@ TEST(GradScaler, EveryCallOutOfOrderIsAnErrorThatSaysWhatToDo) {
   EXPECT_NO_THROW(scaler.unscale_(t.optimizer)) << "a new round";
 }
 
-TEST(GradScaler, AStepWithoutAnyGradientIsAnErrorForBothKindsOfOptimizer) {
-  Trained t;
+// As Python's fused optimizers, and its others.
+TEST(GradScaler, AStepWithoutAnyGradientUpdatesNothingOrIsAnErrorAsInPython) {
+  Trained t, with_gradient;
   AdamW aware({t.p});
   GradScaler scaler = warm();
   EXPECT_THAT(error_of<ConfigError>([&] { scaler.step(t.optimizer); }),
               HasSubstr("no parameter of this optimizer has a gradient"));
-  EXPECT_THAT(error_of<ConfigError>([&] { scaler.step(aware); }),
-              HasSubstr("no parameter of this optimizer has a gradient"));
+  EXPECT_TRUE(scaler.step(aware));
+  EXPECT_TRUE(t.is(1.0f, 2.0f));
+  EXPECT_THAT(error_of<ConfigError>([&] { scaler.update(); }), HasSubstr("found a gradient"));
+  with_gradient.set_gradient(kInf, 1.0f);
+  EXPECT_FALSE(scaler.step(with_gradient.optimizer));
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 32768.0);
+}
+
+TEST(GradScaler, AgreesAlsoWhereNoParameterHasAGradient) {
+  Trained t;
+  AdamW aware({t.p});
+  GradScaler scaler = warm();
+  int calls = 0;
+  scaler.agree_by([&](const Tensor& found_inf) {
+    ++calls;
+    found_inf.fill_(1);  // another process has found something
+  });
+  EXPECT_FALSE(scaler.step(aware));
+  scaler.update();
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(scaler.get_scale(), 32768.0);
+}
+
+TEST(GradScaler, UnscalesAGradientWhoseMemoryHasTheNegative) {
+  const Tensor p = testing::one();
+  torch::optim::SGD optimizer(std::vector{p}, torch::optim::SGDOptions(1.0));
+  GradScaler scaler = warm({.init_scale = 2});
+  testing::set_lazy_gradient(p);
+  ASSERT_TRUE(p.grad().is_neg());
+  scaler.unscale_(optimizer);
+  EXPECT_FLOAT_EQ(p.grad().item<float>(), 0.35f);
 }
 
 TEST(GradScaler, UnscalingWithoutAnyGradientLeavesNothingToUpdateFor) {

@@ -1,3 +1,8 @@
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -5,6 +10,7 @@
 #include "snug/core/error.h"
 #include "snug/optim/adamw.h"
 #include "snug/step/stepper.h"
+#include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
@@ -205,6 +211,66 @@ TEST(LowWeightsErrors, AStateOfOtherWeightsIsRefusedBothWays) {
               HasSubstr("weights low, this one has full"));
   EXPECT_THAT(error_of<ConfigError>([&] { low.stepper->load_state_dict(full.state_dict()); }),
               HasSubstr("weights full, this one has low"));
+}
+
+// What a Stepper needs to try again, whatever its constructor threw.
+TEST(LowWeightsErrors, AConstructorThatThrowsLeavesTheOptimizerTheModelsWeights) {
+  auto model = tiny_model();
+  model->to(torch::kBFloat16);
+  AdamW optimizer(model->parameters());
+  StepperOptions options{.precision = Precision::BFloat16, .weights = Weights::Low};
+  StepperOptions tight = options, noisy = options;
+  tight.memory_budget = Bytes(1);
+  noisy.gradient_noise = true;
+  EXPECT_THROW(Stepper(model, optimizer, tight), BudgetExceeded);
+  EXPECT_THROW(Stepper(model, optimizer, noisy), ConfigError);
+  for (size_t i = 0; i < model->parameters().size(); ++i) {
+    EXPECT_TRUE(optimizer.param_groups()[0].params()[i].is_same(model->parameters()[i]));
+  }
+  EXPECT_NO_THROW(Stepper(model, optimizer, options));
+}
+
+TEST_P(LowWeights, GoOnUnderAnotherStepperWithTheSameOptimizer) {
+  const Batch batch = tiny_batch(8);
+  const auto train = [&](auto optimizer_of, bool other_stepper) {
+    auto model = tiny_model();
+    model->to(type_of(GetParam()));
+    const auto optimizer = optimizer_of(model->parameters());
+    const StepperOptions options{.precision = GetParam(), .weights = Weights::Low};
+    std::optional<Stepper> stepper(std::in_place, model, *optimizer, options);
+    for (int step = 0; step < 4; ++step) {
+      if (other_stepper && step == 2) {
+        const StateDict state = stepper->state_dict();
+        stepper.reset();
+        stepper.emplace(model, *optimizer, options);
+        stepper->load_state_dict(state);
+      }
+      stepper->step(batch,
+                    [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); });
+    }
+    return testing::clones_of(optimizer->param_groups()[0].params());
+  };
+  const auto check = [&](const char* name, auto make) {
+    EXPECT_TRUE(same_bits(train(make, true), train(make, false))) << name;
+  };
+  using Parameters = std::vector<Tensor>;
+  check("AdamW", [](const Parameters& p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.01}); });
+  check("torch's AdamW",
+        [](const Parameters& p) { return std::make_unique<torch::optim::AdamW>(p, torch::optim::AdamWOptions(0.01)); });
+}
+
+// As a program does that saves the optimizer when its Stepper is gone, and resumes by loading it first.
+TEST_P(LowWeights, TheStateIsSavedAfterTheStepperAndLoadedBeforeTheNext) {
+  const Batch batch = tiny_batch(8);
+  auto model = tiny_model();
+  model->to(type_of(GetParam()));
+  AdamW optimizer(model->parameters(), {.lr = 0.01}), resumed(model->parameters(), {.lr = 0.01});
+  const StepperOptions options{.precision = GetParam(), .weights = Weights::Low};
+  const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
+  Stepper(model, optimizer, options).step(batch, loss_of);
+  resumed.load_state_dict(optimizer.state_dict());
+  EXPECT_TRUE(same_bits(testing::tensors_in(resumed.state_dict()), testing::tensors_in(optimizer.state_dict())));
+  EXPECT_TRUE(Stepper(model, resumed, options).step(batch, loss_of).stepped());
 }
 
 TEST_P(LowWeights, OfASparseEmbeddingAreTrained) {

@@ -101,6 +101,18 @@ TEST_F(PlanFolder, SavesTheTrialsOfAPlanThatCutsTheBatch) {
   EXPECT_GT(expect_second_tries_nothing(smallest + smallest / 4, {}).micro_batches, 1);
 }
 
+TEST_F(PlanFolder, IsThatOfTheConstructorWhereTheProgramGoesElsewhere) {
+  const TemporaryFolder elsewhere;
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  PlannedTraining run({.memory_budget = Bytes(int64_t{1} << 30), .plan_folder = "plans"});
+  std::filesystem::current_path(elsewhere.path());
+  run.step(batch);
+  std::filesystem::current_path(before);
+  EXPECT_TRUE(std::filesystem::exists(folder / "plans"));
+  EXPECT_TRUE(FileSystem::real().list(elsewhere.path()).empty());
+}
+
 TEST_F(PlanFolder, ServesPlanForAndIsSaidByThePlan) {
   const auto plan = [&] {
     PlannedTraining run({.memory_budget = Bytes(int64_t{1} << 30), .plan_folder = folder.path()});

@@ -132,6 +132,22 @@ TEST(StepperModelInFile, TrainsInLessThanItsWeightsWithTheBitsOfPlainTraining) {
   }
 }
 
+// A gradient that the program holds makes the next step put its own into a new file.
+TEST(StepperModelInFile, ARelativeDirectoryIsThatOfTheConstructorWhereTheProgramGoesElsewhere) {
+  const TemporaryFolder folder, elsewhere;
+  const Batch batch = make_batch(64);
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  std::filesystem::create_directory("run");
+  PlannedTraining run({.micro_batch = 64, .memory_budget = Bytes(live() + 4 * kMiB), .offload = "run"}, wide());
+  run.step(batch);
+  std::filesystem::current_path(elsewhere.path());
+  const Tensor held = run.model->parameters()[2].grad();
+  EXPECT_NO_THROW(run.step(batch));
+  std::filesystem::current_path(before);
+  EXPECT_TRUE(run.stepper.plan()->model_in_file);
+}
+
 TEST(StepperModelInFile, StaysInMemoryWhereThatFits) {
   const TemporaryFolder folder;
   const Batch batch = make_batch(16);

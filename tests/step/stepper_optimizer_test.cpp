@@ -159,6 +159,22 @@ TEST(StepperOptimizer, TakesSparseGradients) {
   EXPECT_TRUE(testing::close_in_norm(train(true), train(false), 1e-6));
 }
 
+// A target that is ignored does not count, so the divisor of the first micro-batch is corrected.
+TEST(StepperOptimizer, TakesSparseGradientsOfMicroBatchesWithOtherCounts) {
+  const auto train = [](bool sparse) {
+    torch::manual_seed(1);
+    auto embedding = torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 2).sparse(sparse));
+    torch::optim::SGD optimizer(embedding->parameters(), torch::optim::SGDOptions(0.1));
+    Stepper stepper(embedding, optimizer, {.micro_batch = 2});
+    stepper.step(Batch{torch::tensor({1, 3, 0, 5, 3})}, [&](const Batch& micro) {
+      const Tensor counted = micro[0].masked_select(micro[0] > 0);
+      return Loss::sum(embedding->forward(counted).square().sum(), counted.numel());
+    });
+    return embedding->weight.detach().clone();
+  };
+  EXPECT_TRUE(testing::close_in_norm(train(true), train(false), 1e-6));
+}
+
 // The first step also makes the optimizer's state, which is no activation.
 TEST(StepResultTest, ActivationPeakIsThatOfForwardAndBackwardWithoutGradientsOrOptimizerState) {
   const Batch batch = tiny_batch(256);

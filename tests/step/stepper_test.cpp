@@ -373,6 +373,7 @@ TEST(Stepper, RefusesOptionsThatCannotWork) {
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
   EXPECT_THROW(Stepper(model, optimizer, {.micro_batch = -1}), ConfigError);
   EXPECT_THROW(Stepper(model, optimizer, {.accumulate = 0}), ConfigError);
+  EXPECT_THROW(Stepper(model, optimizer, {.accumulate = int64_t{1} << 62}), ConfigError) << "its items overflow";
   EXPECT_THROW(Stepper(model, optimizer, {.clip_norm = -1}), ConfigError);
   torch::nn::Sequential empty{torch::nn::Tanh()};
   EXPECT_THROW(Stepper(empty, optimizer), ConfigError);

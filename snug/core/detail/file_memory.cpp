@@ -129,19 +129,21 @@ FileMemory::~FileMemory() {
 }
 
 void let_go_of_pages(const at::Tensor& tensor) {
-  if (tensor.is_cpu() && tensor.numel() > 0) {
+  if (is_in_file(tensor)) {
     FileMemory::let_go(tensor.const_data_ptr(), static_cast<int64_t>(tensor.nbytes()));
   }
 }
 
+bool is_in_file(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.has_storage() && FileMemory::holds(tensor.storage().data());
+}
+
 void for_each_in_files(const std::vector<at::Tensor>& tensors, const std::function<void(at::TensorList)>& work) {
-  const bool is_in_files = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
-    return tensor.is_cpu() && FileMemory::holds(tensor.const_data_ptr());
-  });
-  if (!is_in_files && !tensors.empty()) {
+  const bool are_in_files = std::any_of(tensors.begin(), tensors.end(), is_in_file);
+  if (!are_in_files && !tensors.empty()) {
     work(tensors);
   }
-  for (size_t i = 0; is_in_files && i < tensors.size(); ++i) {
+  for (size_t i = 0; are_in_files && i < tensors.size(); ++i) {
     work({tensors[i]});
     let_go_of_pages(tensors[i]);
   }

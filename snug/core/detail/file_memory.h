@@ -19,7 +19,8 @@ namespace snug::detail {
 
 class FileMemory final {
  public:
-  /// The first `bytes` of an open file. Writes to this memory stay in this process. Throws Error, naming `file`.
+  /// The first `bytes` of an open file. Writes to this memory stay in this process; writes to the file show here, but
+  /// for pages of this memory that were written. Throws Error, naming `file`.
   static std::shared_ptr<FileMemory> of(int descriptor, int64_t bytes, const std::string& file);
   /// Zeros, in a file without a name in `directory`, for which room is reserved on the disk. Throws Error if the file
   /// cannot be made that long.
@@ -46,6 +47,9 @@ class FileMemory final {
   int64_t bytes_;
   bool is_held_ = false;  // in the list that holds() looks at
 };
+
+/// Whether it lies in memory that FileMemory::in() gave. False of a sparse tensor, which has no memory of its own.
+bool is_in_file(const at::Tensor& tensor);
 
 /// FileMemory::let_go of all that it has.
 void let_go_of_pages(const at::Tensor& tensor);

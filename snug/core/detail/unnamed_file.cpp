@@ -9,6 +9,10 @@
 
 namespace snug::detail {
 
+std::filesystem::path lasting(const std::filesystem::path& directory) {
+  return directory.empty() ? directory : std::filesystem::absolute(directory);
+}
+
 int open_unnamed(const std::filesystem::path& directory) {
   const int descriptor = ::open(directory.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600);
   const bool is_unknown = descriptor < 0 && (errno == EOPNOTSUPP || errno == EISDIR);

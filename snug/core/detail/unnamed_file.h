@@ -6,6 +6,10 @@
 
 namespace snug::detail {
 
+/// The same directory, however the program changes its own later. An empty path, which means another place in each use,
+/// stays empty.
+std::filesystem::path lasting(const std::filesystem::path& directory);
+
 /// A new file in `directory`, to be read and written. It is gone when it is closed, also by a kill. Returns its
 /// descriptor; -1, and errno, where there can be none. On a file system without O_TMPFILE: open_and_unlink().
 int open_unnamed(const std::filesystem::path& directory);

@@ -95,7 +95,8 @@ DeviceMemory& device_memory(c10::DeviceType type);
 /// Must come before the first device_memory(type): from a static initialiser.
 void register_device_memory(c10::DeviceType type, std::unique_ptr<DeviceMemory> memory);
 
-/// While it lives, caps of exactly `bytes` are off. Its one purpose is to find out how large a cap must be.
+/// While it lives, caps of exactly `bytes` are off: to find out how large a cap must be, and for what must not fail
+/// midway.
 class [[nodiscard]] LimitPaused final {
  public:
   LimitPaused(c10::Device device, int64_t bytes);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/adamw.h>
 
@@ -31,14 +32,12 @@ struct StepCounts {
   std::vector<at::Tensor> counted, after;
 };
 
-/// `update`, which then also puts the counts into the states of `work`.
+/// `update`, which then also writes the counts into those of the states of `work`: a state_dict() shows them.
 template <class Work>
 std::function<void()> and_count(std::function<void()> update, const Work& work, const StepCounts& steps) {
-  return [update = std::move(update), states = work.states, after = steps.after] {
+  return [update = std::move(update), counts = work.states_named("step"), after = steps.after] {
     update();
-    for (size_t i = 0; i < states.size(); ++i) {
-      states[i]->at("step") = after[i];
-    }
+    at::_foreach_copy_(counts, after);
   };
 }
 

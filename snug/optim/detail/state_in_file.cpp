@@ -283,11 +283,6 @@ FusedOptimizer::StateInFile::Streamed FusedOptimizer::StateInFile::stream(
 
 void FusedOptimizer::StateInFile::Streamed::finish() {
   for (size_t i = 0; i < states.size(); ++i) {
-    for (auto& [name, tensor] : whole[i]->tensors) {
-      if (!whole[i]->in_file.contains(name)) {
-        tensor = states[i]->at(name);
-      }
-    }
     whole[i]->is_fresh = states[i]->is_fresh;
   }
 }

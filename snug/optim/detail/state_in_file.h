@@ -41,22 +41,22 @@ class FusedOptimizer::StateInFile {
   at::Tensor read(const ParameterState& state, std::string_view tensor);
   /// Whether all of it was written.
   static bool is_written(const ParameterState& state, std::string_view tensor);
-  /// All of the file as it is then, and a tensor in it, which takes no tensor memory.
+  /// All of the file, and a tensor in it, which takes no tensor memory. It shows what the file has when it is read, and
+  /// after write() or an update what these have written; but what the program writes into it stays in this process.
   std::shared_ptr<detail::FileMemory> mapped() const {
     return detail::FileMemory::of(disk_.descriptor(), end_, disk_.description());
   }
   static at::Tensor lent(const ParameterState& state, std::string_view tensor,
                          const std::shared_ptr<detail::FileMemory>& memory);
 
-  /// An update that streams through the window. `run` throws Error, after which `has_begun` tells whether anything was
-  /// changed.
+  /// An update that streams through the window. Until `stream->run()` nothing has been changed.
   struct Streamed {
     std::vector<std::unique_ptr<ParameterState>> states;  // of the pieces
     std::vector<ParameterState*> whole;                   // whose pieces they are
     at::Tensor window;
     std::unique_ptr<detail::StateStream> stream;
 
-    /// What an update changes in a state besides the tensors in the file.
+    /// What an update changes in a state besides its tensors.
     void finish();
   };
   /// Allocates the window and prepares all blocks by `prepare`. Reads the first: throws Error if it cannot be read.

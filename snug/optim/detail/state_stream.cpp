@@ -38,12 +38,15 @@ void StateStream::wait_for_first() {
   if (!blocks_.empty()) {
     wait_for(1);
   }
+  const std::lock_guard lock(mutex_);
+  if (!failure_.empty()) {
+    throw Error(failure_);
+  }
 }
 
 void StateStream::run() {
   for (size_t i = 0; i < blocks_.size(); ++i) {
     wait_for(i == 0 ? 1 : 2 * i);  // those up to its own read
-    has_begun_ = true;
     blocks_[i].update();
     enqueue({i, true});
     if (i + kReadAhead < blocks_.size()) {
@@ -64,7 +67,7 @@ void StateStream::enqueue(Transfer one) {
 void StateStream::wait_for(size_t transfers) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return done_ >= transfers || !failure_.empty(); });
-  if (!failure_.empty()) {
+  if (done_ < transfers) {
     throw Error(failure_);
   }
 }
@@ -81,7 +84,7 @@ void StateStream::work() {
     std::string failure = transfer(next);
     lock.lock();
     failure_ = std::move(failure);
-    ++done_;
+    done_ += failure_.empty() ? 1 : 0;
     changed_.notify_all();
   }
 }

@@ -44,12 +44,12 @@ class StateStream final {
   StateStream(const StateStream&) = delete;
   StateStream& operator=(const StateStream&) = delete;
 
-  /// Throws Error if the first block cannot be read.
+  /// Throws Error if the first block cannot be read, or if a later one is known to be unreadable; then nothing has been
+  /// updated, and run() must not be called.
   void wait_for_first();
   /// Updates all blocks and returns when they are written. Throws Error if one can be neither read nor written; those
-  /// before it have been updated.
+  /// before it have been updated: after wait_for_first(), at least the first.
   void run();
-  bool has_begun() const { return has_begun_; }
 
  private:
   struct Transfer {
@@ -60,15 +60,15 @@ class StateStream final {
   void work();
   std::string transfer(const Transfer& one);
   void enqueue(Transfer one);
+  // Throws Error if one of them has failed, or cannot be made because an earlier one has.
   void wait_for(size_t transfers);
 
   SpillDisk& disk_;
   std::vector<StateBlock> blocks_;
-  bool has_begun_ = false;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::vector<Transfer> transfers_;  // in the order in which they are made
-  size_t done_ = 0;
+  size_t done_ = 0;                  // without a failure
   bool is_stopping_ = false;
   std::string failure_;
   std::thread thread_;

@@ -13,6 +13,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "snug/core/detail/in_parts.h"
+#include "snug/core/detail/lazy_values.h"
 #include "snug/kernels/detail/finite.h"
 #include "snug/precision/detail/loss_scale.h"
 
@@ -38,8 +39,8 @@ std::vector<ParameterPlace> gradients_of(const torch::optim::Optimizer& optimize
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     const auto& parameters = optimizer.param_groups()[group].params();
     for (size_t index = 0; index < parameters.size(); ++index) {
-      const at::Tensor& gradient = parameters[index].grad();
-      if (gradient.defined() && seen.insert(gradient.unsafeGetTensorImpl()).second) {
+      if (parameters[index].grad().defined() &&
+          seen.insert(resolved_gradient(parameters[index]).unsafeGetTensorImpl()).second) {
         places.push_back({parameters[index], group, index});
       }
     }

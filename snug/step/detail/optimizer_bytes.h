@@ -15,13 +15,18 @@ class Optimizer;
 
 namespace snug::detail {
 
-/// Bytes that an optimizer allocates and gives back in a step. snug's say so themselves; of torch's, which go parameter
-/// by parameter, about three times the largest.
+/// Bytes that an optimizer allocates and gives back in a step. A StatefulOptimizer says so itself. torch's go parameter
+/// by parameter, so it is what the largest takes; so it is of others with torch's options, and else about three times
+/// the largest.
 int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
 
+/// Whether the next number is known: of each StatefulOptimizer that does not say otherwise, and of torch's Adam, AdamW,
+/// RMSprop, SGD and Adagrad. Others may keep anything, or hand gradients on to optimizers that have their state
+/// already.
+bool knows_state_to_come(const torch::optim::Optimizer& optimizer);
+
 /// Bytes of state that an optimizer will allocate in its first step, for the parameters that it has none for and that
-/// get a gradient. Right for snug's, and for torch's Adam, AdamW, RMSprop and SGD; 0 for others: then the second step
-/// plans again.
+/// get a gradient. 0 where it is not known: then the second step plans again.
 int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer,
                             const std::function<bool(const at::Tensor&)>& gets_gradient);
 /// The same, of all that are trained.

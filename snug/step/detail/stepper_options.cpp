@@ -1,10 +1,13 @@
 #include "snug/step/detail/stepper_options.h"
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
+#include "snug/core/detail/unnamed_file.h"
 #include "snug/core/error.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/distributed/sync_batch_norm.h"
@@ -34,8 +37,10 @@ void check(const StepperOptions& options) {
     throw ConfigError(fmt::format("Stepper: micro_batch is {}; give a number of items, or 0 for the whole batch",
                                   options.micro_batch));
   }
-  if (options.accumulate < 1) {
-    throw ConfigError(fmt::format("Stepper: accumulate is {}; it must be >= 1", options.accumulate));
+  constexpr int64_t kMostAccumulated = std::numeric_limits<int32_t>::max();  // their items can be counted
+  if (options.accumulate < 1 || options.accumulate > kMostAccumulated) {
+    throw ConfigError(
+        fmt::format("Stepper: accumulate is {}; it must be 1 to {}", options.accumulate, kMostAccumulated));
   }
   if (options.precision_guard.patience.value_or(0) > 0 && options.precision == Precision::Float32) {
     throw ConfigError(
@@ -58,6 +63,14 @@ void check(const StepperOptions& options) {
     throw ConfigError(
         fmt::format("Stepper: clip_norm is {}; it must be >= 0, and 0 turns clipping off", options.clip_norm));
   }
+}
+
+StepperOptions lasting(StepperOptions options) {
+  options.plan_folder = lasting(options.plan_folder);
+  if (options.offload) {
+    options.offload = lasting(*options.offload);
+  }
+  return options;
 }
 
 Precision check_state(const StateDict& state, const StepperOptions& options, Precision precision) {

@@ -10,6 +10,9 @@ namespace snug::detail {
 /// Throws ConfigError, naming the value, for options that cannot work.
 void check(const StepperOptions& options);
 
+/// With directories that stay the same however the program changes its own.
+StepperOptions lasting(StepperOptions options);
+
 /// Throws BudgetExceeded if more than that is alive already, ConfigError if it cannot be kept on that device.
 void check_budget(Bytes budget, c10::Device device);
 

@@ -15,6 +15,7 @@
 #include "snug/core/error.h"
 #include "snug/core/gradient_scaling.h"
 #include "snug/core/stateful_optimizer.h"
+#include "snug/memory/detail/optimizer_tensors.h"
 #include "snug/optim/fused_optimizer.h"
 #include "snug/precision/detail/low_precision.h"
 
@@ -32,6 +33,16 @@ TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Opt
     }
   }
   throw ConfigError("Stepper: the optimizer holds none of the model's parameters; was it made for another model?");
+}
+
+// A sharded optimizer has its state elsewhere: it cannot take other parameters once it has stepped.
+TrainedParameters::~TrainedParameters() {
+  try {
+    if (masters_ && (!optimizer_.state().empty() || state_tensors(optimizer_).empty())) {
+      exchange(masters_->parameters(), masters_->low());
+    }
+  } catch (...) {  // then the masters stay
+  }
 }
 
 bool TrainedParameters::refresh() {
@@ -237,22 +248,37 @@ void TrainedParameters::make_masters(Precision precision) {
         "AdamW's master_weights or stochastic_rounding, would have no effect; make it without",
         c10::toString(dtype)));
   }
-  if (!optimizer_.state().empty()) {
-    throw ConfigError("Stepper: the optimizer has stepped before, on other weights than the masters; make a new one");
+  for (const at::Tensor& state : state_tensors(optimizer_)) {
+    if (state.defined() && is_low(state)) {
+      throw ConfigError("Stepper: the optimizer has stepped before, on other weights than the masters; make a new one");
+    }
   }
   masters_.emplace(model_.parameters());
-  std::unordered_map<const void*, at::Tensor> master_of;
-  for (size_t i = 0; i < masters_->low().size(); ++i) {
-    master_of.emplace(masters_->low()[i].unsafeGetTensorImpl(), masters_->parameters()[i]);
+  exchange(masters_->low(), masters_->parameters());
+  refresh();
+}
+
+// In the optimizer, whose state of a parameter becomes that of the one in its place.
+void TrainedParameters::exchange(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+  std::unordered_map<const void*, at::Tensor> in_place_of;
+  for (size_t i = 0; i < from.size(); ++i) {
+    in_place_of.emplace(from[i].unsafeGetTensorImpl(), to[i]);
   }
   for (auto& group : optimizer_.param_groups()) {
     for (at::Tensor& parameter : group.params()) {
-      if (const auto found = master_of.find(parameter.unsafeGetTensorImpl()); found != master_of.end()) {
-        parameter = found->second;
+      void* const key = parameter.unsafeGetTensorImpl();
+      const auto found = in_place_of.find(key);
+      if (found == in_place_of.end() || found->second.is_same(parameter)) {
+        continue;
+      }
+      parameter = found->second;
+      if (const auto state = optimizer_.state().find(key); state != optimizer_.state().end()) {
+        auto moved = std::move(state->second);
+        optimizer_.state().erase(state);
+        optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(moved);
       }
     }
   }
-  refresh();
 }
 
 void TrainedParameters::gather_gradients() {

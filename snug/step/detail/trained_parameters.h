@@ -33,12 +33,16 @@ class TrainedParameters {
   /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of
   /// another model.
   TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
+  /// The optimizer gets the model's parameters back in the place of masters, and keeps its state.
+  ~TrainedParameters();
+  TrainedParameters(const TrainedParameters&) = delete;
+  TrainedParameters& operator=(const TrainedParameters&) = delete;
 
   /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated, or FP16 gradients unscaled, in 16
   /// bits.
   void check_full_weights(bool is_scaled) const;
   /// Makes masters and puts them into the optimizer in the place of the model's 16-bit weights. Throws ConfigError if
-  /// these are not of `precision`'s type, if the optimizer updates these itself, or if it has stepped before.
+  /// these are not of `precision`'s type, if the optimizer updates these itself, or if it has a state of 16 bits.
   void make_masters(Precision precision);
 
   /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap where
@@ -90,6 +94,7 @@ class TrainedParameters {
   std::vector<Seen> look() const;
   void name_all();
   bool optimizer_takes(at::ScalarType dtype) const;
+  void exchange(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to);
   std::string name_of(const at::Tensor& parameter) const;
 
   torch::nn::Module& model_;
