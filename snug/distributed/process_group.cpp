@@ -164,6 +164,7 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) { start_all
 
 std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, ReduceOp op) {
   check("all_reduce", tensor);
+  detail::report_coming_write(tensor);
   if (impl_->rehearsals > 0) {
     detail::report_unseen_write(tensor);
     return [] {};
@@ -186,6 +187,7 @@ std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, R
 void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   std::vector<at::Tensor> plain;
   for (const at::Tensor& tensor : tensors) {
+    detail::report_coming_write(tensor);
     plain.push_back(tensor.detach());
   }
   if (impl_->rehearsals == 0) {
