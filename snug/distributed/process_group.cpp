@@ -191,6 +191,7 @@ void ProcessGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) { start_all
 
 std::function<void()> ProcessGroup::start_all_reduce(const at::Tensor& tensor, ReduceOp op) {
   check("all_reduce", tensor);
+  detail::report_coming_write(tensor);
   if (impl_->rehearsals > 0) {
     detail::report_unseen_write(tensor);
     return [] {};
@@ -217,6 +218,7 @@ void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
       throw ConfigError(fmt::format("ProcessGroup.broadcast: a tensor is {}; give dense ones",
                                     tensor.defined() ? tensor.toString() : "undefined"));
     }
+    detail::report_coming_write(tensor);
     sent.push_back(detail::as_sent(tensor));
   }
   if (impl_->rehearsals == 0) {

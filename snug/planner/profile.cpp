@@ -228,6 +228,9 @@ std::string StepProfile::to_json() const {
                                  {"reads", values_json(op.reads)},
                                  {"writes", values_json(op.writes)},
                                  {"replayable", op.replayable}});
+    if (op.reads_batch_statistics) {
+      json["operators"].back()["reads_batch_statistics"] = true;
+    }
   }
   for (const BackwardStep& step : backward) {
     json["backward"].push_back({{"name", step.name}, {"seconds", step.seconds}});
@@ -256,7 +259,8 @@ StepProfile StepProfile::from_json(std::string_view text) {
     for (const Json& op : json.at("operators")) {
       profile.operators.push_back({op.at("name").get<std::string>(), op.at("seconds").get<double>(),
                                    detail::whole_number<int64_t>(op.at("workspace")), read_values(op.at("reads")),
-                                   read_values(op.at("writes")), op.at("replayable").get<bool>()});
+                                   read_values(op.at("writes")), op.at("replayable").get<bool>(),
+                                   op.value("reads_batch_statistics", false)});
     }
     for (const Json& step : json.at("backward")) {
       profile.backward.push_back({step.at("name").get<std::string>(), step.at("seconds").get<double>()});

@@ -47,6 +47,7 @@ struct ProfiledOperator {
   std::vector<ValueId> reads = {};   ///< at their versions when it ran
   std::vector<ValueId> writes = {};  ///< version 0 allocates, unless the storage is external
   bool replayable = true;            ///< false: random, collective, or with effects outside its outputs
+  bool reads_batch_statistics = false;  ///< normalises by the mean and variance of the items it is given together
 
   friend bool operator==(const ProfiledOperator&, const ProfiledOperator&) = default;
 };

@@ -11,12 +11,12 @@
 
 #include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
-#include "snug/core/rng.h"
 #include "snug/planner/bound.h"
 #include "snug/remat/detail/op_tape.h"
 #include "snug/remat/detail/recorded_step.h"
 #include "snug/remat/detail/tape_recorder.h"
 #include "snug/remat/detail/tape_schedule.h"
+#include "snug/remat/detail/trial.h"
 
 namespace snug {
 namespace {
@@ -131,12 +131,12 @@ ActivationPlan ActivationPlan::from_json(std::string_view text) {
 const StepProfile& ActivationPlan::profile() const { return content_->simulator.profile(); }
 const RematPlan& ActivationPlan::choice() const { return content_->plan; }
 
-ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>& forward_and_loss) const {
-  const RngGuard generators;
+ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>& forward_and_loss,
+                                               detail::EffectJournal& journal) const {
   detail::TapeRecorder recorder(detail::device_of(profile()));
   const auto tape = std::make_shared<OpTape>(content_->schedule(), &recorder);
   tape->verify_values();
-  detail::record_step(forward_and_loss, tape, recorder);
+  detail::record_step(forward_and_loss, tape, recorder, journal);
   return {tape->different(), recorder.peak_bytes()};
 }
 
@@ -147,13 +147,20 @@ ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_l
 
 ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 std::optional<RematPlan> found) {
+  detail::EffectJournal journal;
+  journal.begin();
+  return detail::plan_activations(std::move(profile), forward_and_loss, budget, std::move(found), journal);
+}
+
+ActivationPlan detail::plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                        Bytes budget, std::optional<RematPlan> found, EffectJournal& journal) {
   for (int k = 0;; ++k) {
     const ActivationPlan plan =
         found
             ? ActivationPlan(std::make_shared<const ActivationPlan::Content>(StepSimulator(profile), *std::move(found)))
             : ActivationPlan(profile, budget);
     found.reset();
-    const ActivationPlan::Trial trial = plan.try_step(forward_and_loss);
+    const ActivationPlan::Trial trial = plan.try_step(forward_and_loss, journal);
     const int64_t more = trial.peak_bytes - plan.predicted_peak_bytes;
     if (trial.different.empty() && more <= 0) {
       return plan;
@@ -205,8 +212,11 @@ Rematerialize::~Rematerialize() {
 }
 
 std::string Rematerialize::deviation() const {
+  return follows_plan() ? impl_->tape->growth() : impl_->tape->deviation();
+}
+bool Rematerialize::follows_plan() const {
   impl_->operators->tell_if_switched_off();
-  return impl_->tape->deviation();
+  return impl_->tape->deviation().empty();
 }
 std::shared_ptr<const std::atomic<int64_t>> Rematerialize::replayed_operators() const {
   return impl_->tape->replayed();

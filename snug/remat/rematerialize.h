@@ -38,6 +38,14 @@
 
 namespace snug {
 
+class ActivationPlan;
+
+namespace detail {
+class EffectJournal;
+ActivationPlan plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes, std::optional<RematPlan>,
+                                EffectJournal&);
+}  // namespace detail
+
 /// What to keep, to rebuild and to offload in one forward and backward pass. Copies share their content, which does not
 /// change.
 class ActivationPlan {
@@ -69,14 +77,14 @@ class ActivationPlan {
 
  private:
   friend class Rematerialize;
-  friend ActivationPlan plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes,
-                                         std::optional<RematPlan>);
+  friend ActivationPlan detail::plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes,
+                                                 std::optional<RematPlan>, detail::EffectJournal&);
   struct Content;
   struct Trial {
     std::set<int> different;  // storages that had other bits when they were rebuilt
     int64_t peak_bytes;       // as measured
   };
-  Trial try_step(const std::function<at::Tensor()>& forward_and_loss) const;
+  Trial try_step(const std::function<at::Tensor()>& forward_and_loss, detail::EffectJournal& journal) const;
   explicit ActivationPlan(std::shared_ptr<const Content> content);
   std::shared_ptr<const Content> content_;
 };
@@ -111,8 +119,11 @@ class [[nodiscard]] Rematerialize final {
   Rematerialize(const Rematerialize&) = delete;
   Rematerialize& operator=(const Rematerialize&) = delete;
 
-  /// The first operator that was another than in the profile, in words; empty if there was none so far.
+  /// The first operator that was another than in the profile, or had larger results, in words; empty if there was none
+  /// so far.
   std::string deviation() const;
+  /// Whether all operators so far were those of the profile. Their results may be larger.
+  bool follows_plan() const;
   /// The number of operators that ran again. It lives on, and counts, while backward runs.
   std::shared_ptr<const std::atomic<int64_t>> replayed_operators() const;
 

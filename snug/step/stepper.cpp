@@ -74,8 +74,15 @@ class Stepper::Impl {
   }
 
   std::optional<StepResult> accumulate_one(const MicroBatches& source) {
-    const auto repeats = window_.size() == 0 ? Repeats::Alone : Repeats::Never;
-    return make_or_repeat(repeats, [&] { return add_micro_batch(source); });
+    const bool is_first = window_.size() == 0;
+    try {
+      return make_or_repeat(is_first ? Repeats::Alone : Repeats::Never, [&] { return add_micro_batch(source); });
+    } catch (const BudgetExceeded&) {
+      if (!is_first && budget_.plans()) {
+        plan_for_later_windows(source);
+      }
+      throw;
+    }
   }
 
   std::optional<StepResult> flush() {
@@ -165,6 +172,7 @@ class Stepper::Impl {
     open_window();
     const int64_t size = micro_batch_of(source);
     start_measuring();
+    note_effects();
     agree_on_passes(source.items, size);
     for (int64_t begin = 0; begin < source.items; begin += size) {
       const Range now{begin, std::min(begin + size, source.items)};
@@ -216,6 +224,7 @@ class Stepper::Impl {
     if (is_first) {
       start_measuring();
     }
+    note_effects();
     source.load({0, source.items}, std::nullopt);
     run_micro_batch(source, {.items = source.items,
                              .parts = static_cast<double>(options_.accumulate),
@@ -223,6 +232,18 @@ class Stepper::Impl {
                              .is_first = is_first,
                              .is_last = window_.size() + 1 == options_.accumulate});
     return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
+  }
+
+  // The window was dropped at a micro-batch for which there was no room beside its gradients.
+  void plan_for_later_windows(const MicroBatches& source) {
+    budget_.begin_step();
+    detail::attempt_step(device(), budget_.limit(), [&] {
+      Trial trial(*this, source, source.items * options_.accumulate);
+      budget_.plan_here(trial.step(source.items));
+    });
+    budget_.journal().end();
+    source.load({0, 0}, std::nullopt);
+    parameters_.drop_gradients();
   }
 
   // Where `part` runs out of memory it is made again, from where it began, under a plan that takes less. Whatever
@@ -236,9 +257,11 @@ class Stepper::Impl {
       seam.emplace();
     }
     begin_try(repeats);
-    if (budget_.plans()) {
-      take_backup();
-    }
+    budget_.begin_step();
+    const auto end_step = c10::make_scope_exit([&] {
+      effects_.reset();
+      budget_.journal().end();
+    });
     for (;; begin_try(repeats)) {
       std::optional<StepResult> result;
       const Attempt attempt = try_once([&] { result = part(); });
@@ -255,20 +278,13 @@ class Stepper::Impl {
       } catch (...) {
         error = std::current_exception();
       }
-      budget_.go_back();  // last: while the others hear of it, they may send buffers
+      effects_.reset();   // while the others hear of it, they may send buffers
+      budget_.go_back();
       if (!is_repeated) {
         std::rethrow_exception(error);
       }
       budget_.count_step_down();
       give_up.release();
-    }
-  }
-
-  void take_backup() {
-    if (const Attempt backup = try_once([&] { budget_.take_backup(); }); !backup.is_made()) {
-      abandon();
-      tell_ranks(backup, /*takes_less=*/false);
-      std::rethrow_exception(backup.error);
     }
   }
 
@@ -351,39 +367,46 @@ class Stepper::Impl {
       unload();  // what a failed try has left
       is_cut_by_hand_ = micro_batch > 0;
       const detail::TrainedParameters& parameters = stepper_.parameters_;
-      const bool is_within_window = stepper_.window_.size() > 0;
-      const int64_t live = live_bytes(stepper_.device()).count() - (is_within_window ? parameters.gradient_bytes() : 0);
-      const detail::StatePlace& place = stepper_.budget_.state_place();
-      const StateFileBytes state_file = place.bytes();
-      const detail::ModelPlace& model_place = stepper_.budget_.model_place();
-      const detail::ModelFileBytes model_file = model_place.bytes();
       return {.trial = *this,
               .kind = {.shape = source_.shape,
-                       .is_training = stepper_.model_.is_training(),
+                       .modes = detail::modes_of(stepper_.model_, stepper_.precision_.regions()),
                        .trained = parameters.fingerprint()},
               .batch = batch_,
               .micro_batch = micro_batch,
-              .fixed_bytes = live + state_.bytes() + stepper_.budget_.own_bytes() + bucket_bytes() +
-                             (place.is_in_file() ? state_file.moved : 0) +
-                             (model_place.is_in_file() ? model_file.moved - model_file.beside : 0),
+              .fixed_bytes = fixed_bytes(),
               .state_bytes = state_.bytes(),
               .gradient_bytes = parameters.bytes_of_all_gradients(),
               .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
-              .state_file = state_file,
-              .model_file = model_file,
-              .is_within_window = is_within_window};
+              .state_file = stepper_.budget_.state_place().bytes(),
+              .model_file = stepper_.budget_.model_place().bytes(),
+              .is_within_window = is_within_window()};
     }
+    bool is_within_window() const { return stepper_.window_.size() > 0; }
+    // As if nothing were in files.
+    int64_t fixed_bytes() const override {
+      const detail::StatePlace& state = stepper_.budget_.state_place();
+      const detail::ModelPlace& model = stepper_.budget_.model_place();
+      const detail::ModelFileBytes model_file = model.bytes();
+      return live_bytes(stepper_.device()).count() - (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) +
+             state_.bytes() + stepper_.budget_.own_bytes() + bucket_bytes() +
+             (state.is_in_file() ? state.bytes().moved : 0) +
+             (model.is_in_file() ? model_file.moved - model_file.beside : 0);
+    }
+    detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
     // Gradients for masters do not go through buckets.
     int64_t bucket_bytes() const {
       return stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
     }
-    void load(int64_t items) override {
+    void load(int64_t items, bool to_measure) override {
       source_.load({0, items}, std::nullopt);
-      is_part_ = items < batch_;
+      is_part_ = items < batch_ && !to_measure;
     }
-    void unload() override { source_.load({0, 0}, std::nullopt); }
+    // Gradients that a trial has held go as well.
+    void unload() override {
+      source_.load({0, 0}, std::nullopt);
+      journal().forget_gradients([&](const at::Tensor& leaf) { return stepper_.parameters_.holds(leaf); });
+    }
     at::Tensor loss() override {
-      stepper_.budget_.restore_carried();
       stepper_.budget_.model_place().begin();
       const detail::PrecisionRegionsScope regions(stepper_.precision_.regions());
       const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
@@ -395,6 +418,7 @@ class Stepper::Impl {
         throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
       }
       state_.note(loss.value());
+      check_new_buffers();
       return loss.value();
     }
     void hold_gradients(bool held) override { stepper_.parameters_.hold_zero_gradients(held); }
@@ -420,6 +444,18 @@ class Stepper::Impl {
     }
 
    private:
+    // A buffer that an earlier call has made and registered would be moved on by each trial.
+    void check_new_buffers() {
+      for (const auto& buffer : stepper_.model_.named_buffers()) {
+        if (!journal().is_registered(buffer.value()) && journal().has_written(buffer.value())) {
+          throw ConfigError(fmt::format(
+              "Stepper: forward registers the buffer '{}' when it is called first, and writes to it from then on; "
+              "planning calls it several times, and training would not go on from where it began. Call it once before",
+              buffer.key()));
+        }
+      }
+    }
+
     Impl& stepper_;
     const MicroBatches& source_;
     int64_t batch_;
@@ -460,9 +496,19 @@ class Stepper::Impl {
     ranks_.begin(options_.weights == Weights::Low);
   }
 
+  // From here on, what the step changes outside of itself is noted.
+  void note_effects() {
+    if (budget_.plans()) {
+      effects_.emplace(budget_.journal(), [this](const at::Tensor& leaf) { return parameters_.holds(leaf); });
+    }
+  }
+
   void run_micro_batch(const MicroBatches& source, const MicroBatch& micro) {
     parameters_.check_unchanged();
     batch_items_ += micro.items;
+    if (effects_) {
+      effects_->begin_forward();
+    }
     const detail::SliceScope slices(budget_.slices());
     const detail::PrecisionRegionsScope regions(precision_.regions());
     std::optional<NoSync> quiet;
@@ -471,6 +517,9 @@ class Stepper::Impl {
     }
     const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
     if (weighted.defined()) {
+      if (effects_) {
+        effects_->begin_backward();
+      }
       detail::go_backward(scaler().scale(weighted));
       parameters_.gather_gradients();
       if (options_.gradient_noise && micro.is_split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
@@ -562,7 +611,7 @@ class Stepper::Impl {
 
   void leave_out_update() {
     ranks_.confirm_writing();
-    budget_.begin_writing();
+    begin_writing();
     precision_.forget_gradients();
     lost_updates_.reset();
     sample_gradients_ = false;
@@ -570,11 +619,16 @@ class Stepper::Impl {
     parameters_.scatter();
   }
 
+  void begin_writing() {
+    effects_.reset();
+    budget_.begin_writing();
+  }
+
   // Until the first write a step that failed leaves all as it was, and may be made again.
   void write_parameters(StepResult& result, std::optional<detail::LimitPaused>& unlimited) {
     const auto begin = [this] {
       ranks_.confirm_writing();
-      budget_.begin_writing();
+      begin_writing();
     };
     auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
     // Without data_parallel it is for a ShardedOptimizer to speak with the others.
@@ -639,6 +693,7 @@ class Stepper::Impl {
   int64_t batch_items_ = 0;
   int64_t steps_ = 0;
   std::optional<detail::StepWatch> watch_;
+  std::optional<detail::EffectJournal::Run> effects_;  // of a planned step, until parameters are written
 };
 
 Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {

@@ -18,8 +18,16 @@ bool moves_statistics(const std::string& name) {
          name == "aten::batch_norm_gather_stats_with_counts";
 }
 
+// Backward passes and the parts of synchronised ones, which compute or apply statistics that were gathered, are not.
+bool is_batch_norm(const std::string& name) {
+  return name.starts_with("aten::") && name.find("batch_norm") != std::string::npos &&
+         name.find("backward") == std::string::npos &&
+         !name.ends_with("_elemt") && !name.ends_with("_no_update");
+}
+
 OperatorTraits read_traits(const c10::OperatorHandle& op) {
   OperatorTraits traits;
+  traits.may_normalise = is_batch_norm(op.schema().name());
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (const auto* alias = arguments[i].alias_info(); alias != nullptr && alias->isWrite()) {
@@ -28,13 +36,11 @@ OperatorTraits read_traits(const c10::OperatorHandle& op) {
     if (arguments[i].type()->kind() == c10::TypeKind::StreamObjType) {
       traits.stream = static_cast<int>(i);
     }
-    if (moves_statistics(op.schema().name())) {
-      const std::string& name = arguments[i].name();
-      if (name == "running_mean" || name == "running_var") {
-        traits.statistics.push_back(i);
-      } else if (name == "training") {
-        traits.training = static_cast<int>(i);
-      }
+    const std::string& name = arguments[i].name();
+    if (moves_statistics(op.schema().name()) && (name == "running_mean" || name == "running_var")) {
+      traits.statistics.push_back(i);
+    } else if (name == "training" && traits.may_normalise) {
+      traits.training = static_cast<int>(i);
     }
   }
   if (traits.stream >= 0) {
@@ -81,6 +87,12 @@ bool OperatorTraits::has_dropout(const Arguments& arguments) const {
 }
 
 bool OperatorTraits::draws(const Arguments& arguments) const { return is_random && has_dropout(arguments); }
+
+bool OperatorTraits::reads_batch_statistics(const Arguments& arguments) const {
+  const bool is_training = may_normalise && (training < 0 || arguments[static_cast<size_t>(training)].toBool());
+  return is_training && arguments[0].isTensor() && arguments[0].toTensor().dim() > 0 &&
+         arguments[0].toTensor().size(0) > 1;
+}
 
 bool OperatorTraits::draws_from_own_state(const Arguments& arguments) const {
   return has_own_state && has_dropout(arguments);

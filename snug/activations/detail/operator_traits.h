@@ -37,12 +37,16 @@ struct OperatorTraits {
   bool is_view = false;          ///< only looks at the memory of an argument in another way
   bool reads_no_values = false;  ///< looks at the shape and the kind of its arguments only, as zeros_like does
   bool has_own_state = false;    ///< draws from a state that it keeps and moves itself, and no generator tells of
+  bool may_normalise = false;    ///< batch normalisation: see reads_batch_statistics()
   bool is_collective = false;    ///< writes to its arguments, though its schema does not say so
 
   /// The arguments that this call writes.
   std::vector<size_t> written_by(const Arguments& arguments) const;
   /// Whether this call draws from a generator.
   bool draws(const Arguments& arguments) const;
+  /// Whether this call normalises by the statistics of several items. Instance normalisation calls the same operators
+  /// with one item.
+  bool reads_batch_statistics(const Arguments& arguments) const;
   /// Whether this call draws numbers that nobody can draw again.
   bool draws_from_own_state(const Arguments& arguments) const;
 

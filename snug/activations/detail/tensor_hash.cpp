@@ -10,18 +10,10 @@
 #include <c10/core/GradMode.h>
 
 #include "snug/core/detail/bytes_hash.h"
+#include "snug/memory/detail/aside.h"
 
 namespace snug::detail {
 namespace {
-
-thread_local int hashes = 0;  // under way
-
-struct Hashing {
-  Hashing() { ++hashes; }
-  ~Hashing() { --hashes; }
-  Hashing(const Hashing&) = delete;
-  Hashing& operator=(const Hashing&) = delete;
-};
 
 // A few of these are made while a tensor is hashed on its device.
 constexpr int64_t kChunk = int64_t{2} << 20;
@@ -65,13 +57,11 @@ uint64_t hash_on_device(const at::Tensor& plain) {
 
 }  // namespace
 
-bool hashes_now() noexcept { return hashes > 0; }
-
 uint64_t tensor_hash(const at::Tensor& tensor) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.device().is_meta()) {
     return 0;
   }
-  const Hashing hashing;
+  const Aside none_of_the_step;
   const c10::NoGradGuard no_grad;
   // Another layout takes a copy, for which there may be no memory on the device.
   const bool has_plain_layout = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();

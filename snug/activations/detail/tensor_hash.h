@@ -12,7 +12,4 @@ namespace snug::detail {
 /// without plain elements (sparse, undefined).
 uint64_t tensor_hash(const at::Tensor& tensor);
 
-/// Whether this thread is inside tensor_hash(). Its allocations there are no part of a step.
-bool hashes_now() noexcept;
-
 }  // namespace snug::detail

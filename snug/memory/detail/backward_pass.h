@@ -1,10 +1,42 @@
 #pragma once
 // How snug runs backward passes.
 
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/AutogradState.h>
 
+namespace torch::autograd {
+struct Edge;
+using edge_list = std::vector<Edge>;
+}  // namespace torch::autograd
+
 namespace snug::detail {
+
+/// Is shown the backward passes that begin on this thread and accumulate gradients, before each of them runs. Python's
+/// backward() is not seen where the program calls it; snug's own calls are.
+class BackwardObserver {
+ public:
+  virtual ~BackwardObserver() = default;
+  virtual void before_pass(const torch::autograd::edge_list& roots) = 0;
+};
+
+/// While it lives, `observer` is shown this thread's passes. Scopes end in the reverse of the order in which they began.
+class [[nodiscard]] BackwardObserverScope final {
+ public:
+  explicit BackwardObserverScope(BackwardObserver& observer);
+  ~BackwardObserverScope();
+  BackwardObserverScope(const BackwardObserverScope&) = delete;
+  BackwardObserverScope& operator=(const BackwardObserverScope&) = delete;
+
+ private:
+  friend void show_pass_to_observers(const torch::autograd::edge_list& roots);
+  BackwardObserver& observer_;
+  BackwardObserverScope* outside_;
+};
+
+/// For the engine.
+void show_pass_to_observers(const torch::autograd::edge_list& roots);
 
 /// While it lives, backward passes that begin on this thread stay on it. LibTorch would run them on one thread per
 /// device for every device but the CPU. Policies and scopes of this thread are unknown there, and this thread waits for

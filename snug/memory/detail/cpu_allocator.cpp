@@ -128,6 +128,7 @@ void charge(int64_t bytes) {
   const int64_t limit = c.limit.load(std::memory_order_relaxed);
   if (live > limit) {
     c.live.fetch_sub(bytes);
+    tell(kCpu, [&](MemoryObserver& observer) { observer.on_refused(bytes); });
     TORCH_CHECK_WITH(OutOfMemoryError, false, "MemoryLimit: an allocation of ", Bytes(bytes).str(),
                      " on cpu would make ", Bytes(live).str(), " of live tensor memory; the limit is ",
                      Bytes(limit).str(), "; raise it, or keep less alive at once");

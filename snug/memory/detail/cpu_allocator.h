@@ -15,6 +15,8 @@ class MemoryObserver {
   virtual ~MemoryObserver() = default;
   virtual void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept = 0;
   virtual void on_free(c10::Device device, const void* data, int64_t bytes) noexcept = 0;
+  /// An allocation that a limit forbade: on the CPU.
+  virtual void on_refused(int64_t /*bytes*/) noexcept {}
   /// Autograd keeps the storage that begins at `data` for backward.
   virtual void on_saved_for_backward(const void* data) noexcept = 0;
 };

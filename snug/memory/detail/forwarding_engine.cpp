@@ -78,6 +78,9 @@ void wait_for_device_threads(torch::autograd::Engine& engine, const variable_lis
 variable_list ForwardingEngine::execute(const torch::autograd::edge_list& roots, const variable_list& inputs,
                                         bool keep_graph, bool create_graph, bool accumulate_grad,
                                         const torch::autograd::edge_list& outputs) {
+  if (accumulate_grad) {
+    show_pass_to_observers(roots);
+  }
   const bool is_outermost = current_pass() < 0;
   try {
     return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);

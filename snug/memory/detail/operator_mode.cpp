@@ -202,6 +202,12 @@ void report_unseen_write(const at::Tensor& tensor) {
   }
 }
 
+void report_coming_write(const at::Tensor& tensor) {
+  for (const OperatorScope* scope = innermost; scope != nullptr; scope = scope->outside_) {
+    scope->policy_.before_unseen_write(tensor);
+  }
+}
+
 UnseenOperators::UnseenOperators() : before_(std::exchange(innermost, nullptr)) {}
 
 UnseenOperators::~UnseenOperators() { innermost = before_; }

@@ -61,6 +61,8 @@ class OperatorPolicy {
   virtual void call(const OperatorCall& call, Stack& stack) = 0;
   /// Code that is no operator has written to the tensor; see report_unseen_write.
   virtual void unseen_write(const at::Tensor&) {}
+  /// Such code is about to write; see report_coming_write. May throw.
+  virtual void before_unseen_write(const at::Tensor&) {}
   /// At the end of a scope, or when it is asked: somebody switched the dispatch key off within it, so operators went
   /// unseen. Must not throw.
   virtual void was_switched_off() {}
@@ -94,6 +96,7 @@ class [[nodiscard]] OperatorScope final {
  private:
   friend struct OperatorDispatch;
   friend void report_unseen_write(const at::Tensor& tensor);
+  friend void report_coming_write(const at::Tensor& tensor);
   OperatorPolicy& policy_;
   const OperatorScope* outside_;
   OperatorSeam seam_;
@@ -106,6 +109,8 @@ void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack
 
 /// Tells the policies of this thread that a tensor got values from elsewhere, for example from another process.
 void report_unseen_write(const at::Tensor& tensor);
+/// Tells them that it will get such values.
+void report_coming_write(const at::Tensor& tensor);
 
 /// While it lives, no policy sees the operators that this thread calls. For the side work of hooks.
 class [[nodiscard]] UnseenOperators final {

@@ -19,23 +19,23 @@ namespace {
 
 }  // namespace
 
-void InitialisedParameters::check(const std::vector<at::Tensor>& leaves, const TapeRecorder& recorder) const {
+void InitialisedParameters::check(const std::vector<at::Tensor>& leaves, const EffectJournal& journal) const {
   for (const at::Tensor& leaf : leaves) {
     const c10::StorageImpl* memory = leaf.has_storage() ? leaf.storage().unsafeGetStorageImpl() : nullptr;
     if (made_.contains(memory)) {
       refuse_to_initialise(leaf, "makes the values (as by set_data) of");
     }
-    if (written_.contains(memory) && !recorder.has_written_outside(memory)) {
+    if (written_.contains(memory) && !journal.has_written(memory)) {
       refuse_to_initialise(leaf, "writes in place to");
     }
   }
 }
 
-void InitialisedParameters::note(const OpTape& tape, const TapeRecorder& recorder) {
+void InitialisedParameters::note(const OpTape& tape, const EffectJournal& journal) {
   for (const auto& memory : tape.made_and_alive()) {
     made_.try_emplace(memory._unsafe_get_target(), memory);
   }
-  for (const auto& memory : recorder.written_outside()) {
+  for (const auto& memory : journal.written()) {
     written_.try_emplace(memory._unsafe_get_target(), memory);
   }
 }

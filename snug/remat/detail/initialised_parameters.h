@@ -9,17 +9,17 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
+#include "snug/remat/detail/effect_journal.h"
 #include "snug/remat/detail/op_tape.h"
-#include "snug/remat/detail/tape_recorder.h"
 
 namespace snug::detail {
 
 class InitialisedParameters {
  public:
-  /// Throws ConfigError if an earlier run made one of `leaves`, or wrote it where this run, which is recorded, has not.
-  void check(const std::vector<at::Tensor>& leaves, const TapeRecorder& recorder) const;
+  /// Throws ConfigError if an earlier run made one of `leaves`, or wrote it where this run has not.
+  void check(const std::vector<at::Tensor>& leaves, const EffectJournal& journal) const;
   /// The run is over, or has failed.
-  void note(const OpTape& tape, const TapeRecorder& recorder);
+  void note(const OpTape& tape, const EffectJournal& journal);
 
  private:
   // As long as it is remembered, no other memory has its address.

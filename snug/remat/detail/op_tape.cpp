@@ -129,6 +129,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
   const Arguments arguments(call.op, stack);
   record.is_replayable = !traits.is_collective && !traits.draws_from_own_state(arguments);
+  record.reads_batch_statistics = traits.reads_batch_statistics(arguments);
   record.arguments.resize(arguments.size());
   const auto is_statistic = [&](size_t i) {
     return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
@@ -209,9 +210,6 @@ void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
   }
   if (storage.is_external()) {
     record.is_replayable = false;
-    if (listener_ != nullptr) {
-      listener_->before_outside_write(tensor);
-    }
   }
   storage.producers.push_back(static_cast<int>(operators_.size()));
   record.writes.push_back({number, storage.last_version()});
@@ -267,9 +265,6 @@ void OpTape::unseen_write(const at::Tensor& tensor) {
     return;
   }
   const int number = number_of(tensor);
-  if (listener_ != nullptr && at(number).is_external()) {
-    listener_->before_outside_write(tensor);
-  }
   count_of(number, tensor).expect();
   note_unseen_write(number);
 }
@@ -352,7 +347,8 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
 void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made) {
   ProfiledOperator op{.name = c10::toString(record.op.operator_name()),
                       .writes = {record.writes.begin(), record.writes.end()},
-                      .replayable = record.is_replayable};
+                      .replayable = record.is_replayable,
+                      .reads_batch_statistics = record.reads_batch_statistics};
   for (const ValueId& value : record.needs) {
     const bool is_written = std::any_of(record.writes.begin(), record.writes.end(),
                                         [&](ValueId write) { return write.storage == value.storage; });

@@ -91,6 +91,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   bool is_asked_early(int storage) const { return storages_[static_cast<size_t>(storage)].is_asked_early; }
   /// The first operator that was another than the schedule's, in words; empty if there was none.
   const std::string& deviation() const { return cursor_.deviation(); }
+  /// The first operator whose results were larger than scheduled. The schedule goes on.
+  const std::string& growth() const { return growth_; }
   /// Whether operators went unseen because somebody switched the operator mode off within the scope.
   bool missed_operators() const { return missed_operators_; }
   /// Operators that ran again.
@@ -181,6 +183,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void slot_is_gone(Slot& slot);
 
   ScheduleCursor cursor_;
+  std::string growth_;
   std::shared_ptr<OffloadStore> store_;  // outlives what it has stored
   TapeListener* listener_;
   std::vector<TapeStorage> storages_;

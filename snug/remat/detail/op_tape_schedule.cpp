@@ -17,7 +17,7 @@
 namespace snug::detail {
 namespace {
 
-// A shorter last batch may take less than was planned for, not more.
+// A shorter last batch takes less than was planned for.
 bool fits(std::span<const int64_t> bytes, std::span<const int64_t> planned) {
   return std::equal(bytes.begin(), bytes.end(), planned.begin(), planned.end(), std::less_equal<>());
 }
@@ -35,15 +35,20 @@ void OpTape::follow_schedule(const TapeOperator& record) {
   for (const auto& result : record.results) {
     bytes.push_back(at(result.storage).counted_bytes());
   }
-  const bool is_due =
-      due != nullptr && due->op == record.op.operator_name() && fits({bytes.data(), bytes.size()}, due->bytes);
-  if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
-    std::string deviation = fmt::format(
+  const auto told = [&] {
+    return fmt::format(
         "operator {} is {} ({} bytes) and was {}", k, c10::toString(record.op.operator_name()), fmt::join(bytes, " + "),
         due == nullptr ? "none" : fmt::format("{} ({} bytes)", c10::toString(due->op), fmt::join(due->bytes, " + ")));
-    deviation += is_due ? ", on other operands" : "";
-    cursor_.deviate(std::move(deviation), first >= 0 ? first : static_cast<int>(storages_.size()));
+  };
+  const bool is_due =
+      due != nullptr && due->op == record.op.operator_name() && due->bytes.size() == static_cast<size_t>(bytes.size());
+  if (!is_due || due->wiring != wiring_of(record.needs, record.writes)) {
+    cursor_.deviate(told() + (is_due ? ", on other operands" : ""),
+                    first >= 0 ? first : static_cast<int>(storages_.size()));
     return;
+  }
+  if (growth_.empty() && !fits({bytes.data(), bytes.size()}, due->bytes)) {
+    growth_ = told();
   }
   for (const auto& result : record.results) {
     const TapeSchedule::ForStorage* scheduled = cursor_.of(result.storage);

@@ -3,20 +3,17 @@
 
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
+#include "snug/remat/detail/effect_journal.h"
 #include "snug/remat/detail/initialised_parameters.h"
 #include "snug/remat/detail/tape_recorder.h"
 
 namespace snug::detail {
-
-/// The leaves into which a backward pass from `loss` accumulates.
-std::vector<at::Tensor> leaves_of(const at::Tensor& loss);
 
 struct RecordedStep {
   bool goes_backward = true;
@@ -36,11 +33,11 @@ struct OtherDevice : ConfigError {
         device(of_loss) {}
 };
 
-/// Runs a step on a tape that `recorder` listens to. Gradients and buffers are as before afterwards, also if it throws;
-/// generators are not. Throws OtherDevice, and ConfigError where the loss is none, where hooks would run that must not,
+/// Runs a step on a tape that `recorder` listens to, and has `journal` take back what it changed, also if it throws.
+/// Throws OtherDevice, and ConfigError where the loss is none, where hooks would run that must not,
 /// or where an earlier run initialised a parameter.
 void record_step(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
-                 TapeRecorder& recorder, RecordedStep options = {});
+                 TapeRecorder& recorder, EffectJournal& journal, RecordedStep options = {});
 
 /// The accelerator that this process uses, or else the CPU.
 c10::Device likely_device();

@@ -34,8 +34,6 @@ class TapeListener {
   virtual void on_unused(int storage) = 0;
   virtual void before_replay() = 0;
   virtual void after_replay() = 0;
-  /// Something outside of the tape was written, or is about to be, for the first time.
-  virtual void before_outside_write(const at::Tensor& tensor) = 0;
 };
 
 }  // namespace snug::detail

@@ -35,6 +35,7 @@ struct TapeOperator {
   c10::SmallVector<ValueId, 3> needs;   // what it read, and the version before of what it wrote
   c10::SmallVector<ValueId, 2> writes;
   bool is_replayable = true;
+  bool reads_batch_statistics = false;
   at::Generator drew_from = {};  // as it was
 };
 

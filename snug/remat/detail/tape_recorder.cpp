@@ -2,12 +2,11 @@
 
 #include <algorithm>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/clone.h>
+#include <utility>
+
 #include <torch/csrc/autograd/function.h>
 
-#include "snug/activations/detail/storage_views.h"
-#include "snug/activations/detail/tensor_hash.h"
+#include "snug/memory/detail/aside.h"
 
 namespace snug::detail {
 
@@ -127,32 +126,6 @@ void TapeRecorder::move_drops_of_unused() {
   profile_.events = std::move(events);
 }
 
-void TapeRecorder::before_outside_write(const at::Tensor& tensor) {
-  if (!known_outside_.insert(tensor.storage().unsafeGetStorageImpl()).second) {
-    return;
-  }
-  const Place before = place_.exchange(Place::Aside);
-  outside_.push_back({tensor.storage().getWeakStorageImpl(), at::clone(storage_bytes(tensor))});
-  place_ = before;
-}
-
-std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> TapeRecorder::written_outside() const {
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> result;
-  for (const Outside& one : outside_) {
-    result.push_back(one.memory);
-  }
-  return result;
-}
-
-void TapeRecorder::restore_outside() {
-  const c10::NoGradGuard no_grad;
-  for (const Outside& one : outside_) {
-    if (auto memory = one.memory.lock()) {
-      storage_bytes(c10::Storage(std::move(memory))).copy_(one.before);
-    }
-  }
-}
-
 // --- memory
 
 void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept {
@@ -160,7 +133,7 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
     return;
   }
   const std::lock_guard lock(mutex_);
-  if (place_ == Place::Aside || hashes_now()) {
+  if (Aside::is_now()) {
     aside_.insert(data);
     return;
   }
@@ -173,8 +146,7 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
   change_level(bytes);
 }
 
-// What was there before the recording began does not lower the level: the prediction is for steps that begin without
-// it.
+// What was there before the recording began does not lower the level.
 void TapeRecorder::on_free(c10::Device device, const void* data, int64_t bytes) noexcept {
   if (device != device_) {
     return;
@@ -185,9 +157,29 @@ void TapeRecorder::on_free(c10::Device device, const void* data, int64_t bytes) 
   } else if (own_.erase(data) > 0) {
     change_rise(-bytes);
     change_level(-bytes);
-  } else {
-    aside_.erase(data);
+  } else if (aside_.erase(data) == 0) {
+    let_go_ += bytes;
+    let_go_in_gap_ += bytes;
   }
+}
+
+void TapeRecorder::on_refused(int64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (is_backward_ && !Aside::is_now()) {
+    refused_ = {profile_.events.size(), std::max(high_, level_ + bytes), rise_ + bytes};
+  }
+}
+
+std::optional<TapeRecorder::Unfinished> TapeRecorder::take_unfinished() {
+  observation_.reset();
+  if (!refused_) {
+    return std::nullopt;
+  }
+  fill_in_times();
+  profile_.events.resize(refused_->events);
+  add(EventKind::Allocate, 0, refused_->high);
+  add(EventKind::Release, 0, refused_->high);
+  return Unfinished{take(), refused_->rise};
 }
 
 void TapeRecorder::change_rise(int64_t bytes) {
@@ -209,6 +201,9 @@ void TapeRecorder::end_gap() {
     add(EventKind::Release, 0, high_ - level_);
   }
   level_ = high_ = 0;
+  if (const int64_t bytes = std::exchange(let_go_in_gap_, 0); bytes > 0) {
+    add(EventKind::Release, kFromBefore, bytes);
+  }
 }
 
 // --- backward

@@ -39,20 +39,20 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   StepProfile take() { return std::move(profile_); }
   /// What autograd saved in the forward pass: a storage, and the number of operators before it.
   const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
-  /// While `pause`, what is allocated is no part of the step.
-  void pause(bool pause) { place_ = pause ? Place::Aside : Place::Between; }
-  /// What the forward pass wrote to memory from outside.
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> written_outside() const;
-  bool has_written_outside(const c10::StorageImpl* memory) const { return known_outside_.contains(memory); }
-  /// Puts back what the forward pass wrote to memory from outside: running statistics and the like.
-  void restore_outside();
+  /// What the recording learned although the backward pass ran out of memory: events until then, with the bytes that
+  /// were refused, and how far memory would have risen. Empty: nothing was refused in it.
+  struct Unfinished {
+    StepProfile profile;
+    int64_t demand_bytes;
+  };
+  std::optional<Unfinished> take_unfinished();
+  /// Bytes that were alive when the recording began and were released in it. Release events of memory `kFromBefore` say
+  /// when; they are in the profile until they are taken out or counted in (see profile_step.cpp).
+  int64_t let_go_bytes() const { return let_go_; }
+  static constexpr int kFromBefore = 1;
 
  private:
-  struct Outside {
-    c10::weak_intrusive_ptr<c10::StorageImpl> memory;  // which may be gone with the tensor that was written
-    at::Tensor before;                                 // as bytes
-  };
-  enum class Place { Between, Operator, Replay, Aside };
+  enum class Place { Between, Operator, Replay };
 
   void on_storage(int storage, int64_t bytes, bool is_external) override;
   void before_operator() override;
@@ -67,10 +67,10 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_unused(int storage) override;
   void before_replay() override { place_ = Place::Replay; }
   void after_replay() override { place_ = Place::Between; }
-  void before_outside_write(const at::Tensor& tensor) override;
 
   void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
   void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override;
+  void on_refused(int64_t bytes) noexcept override;
   void on_saved_for_backward(const void*) noexcept override {}
 
   void add(EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
@@ -91,15 +91,20 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   std::unordered_set<const void*> of_tape_;       // storages of the tape, and what a replay took
   std::unordered_set<const void*> aside_;         // what the recording itself took
   int64_t rise_ = 0, peak_ = 0;                   // of all but that
+  int64_t let_go_ = 0, let_go_in_gap_ = 0;        // of memory from before; since the last event
   std::mutex
       mutex_;  // threads of an operator allocate too; taken after the allocator's, so nothing is allocated under it
   OperatorClock::Mark operator_began_ = 0, step_began_ = 0;
   std::string step_name_;
   bool is_backward_ = false;
+  // In backward, where memory was refused last.
+  struct Refused {
+    size_t events;
+    int64_t high, rise;
+  };
+  std::optional<Refused> refused_;
   std::unordered_map<int, size_t> unused_since_;  // the event before which the last unused tensor was released
   std::vector<std::pair<int, size_t>> packed_;
-  std::vector<Outside> outside_;
-  std::unordered_set<const void*> known_outside_;
   std::optional<MemoryObservation> observation_;
 };
 

@@ -11,7 +11,7 @@
 
 #include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/stateful_optimizer.h"
-#include "snug/remat/detail/recorded_step.h"
+#include "snug/remat/detail/effect_journal.h"
 
 namespace snug::detail {
 namespace {

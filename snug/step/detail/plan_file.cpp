@@ -17,7 +17,7 @@ namespace {
 using Json = OrderedJson;
 
 constexpr JsonKind kPlanFileJson{
-    .key = "snug_plan_file", .type = "plan_folder", .noun = "file of plans", .cure = "plan again"};
+    .key = "snug_plan_file", .type = "plan_folder", .noun = "file of plans", .cure = "plan again", .version = 2};
 
 void require(bool holds, const char* what) {
   if (!holds) {
@@ -46,6 +46,8 @@ Json json_of(const PlannedFor& counts) {
   return {{"batch", counts.batch},
           {"at_most", counts.at_most},
           {"fixed_bytes", counts.fixed_bytes},
+          {"effect_bytes", counts.effect_bytes},
+          {"kept_bytes", counts.kept_bytes},
           {"idle_state_bytes", counts.idle_state_bytes},
           {"gradient_bytes", counts.gradient_bytes},
           {"optimizer_bytes", counts.optimizer_bytes},
@@ -61,6 +63,8 @@ PlannedFor planned_for_from(const Json& json) {
       .batch = whole_number(json, "batch"),
       .at_most = whole_number(json, "at_most"),
       .fixed_bytes = whole_number(json, "fixed_bytes"),
+      .effect_bytes = whole_number(json, "effect_bytes"),
+      .kept_bytes = whole_number(json, "kept_bytes"),
       .idle_state_bytes = whole_number(json, "idle_state_bytes"),
       .gradient_bytes = whole_number(json, "gradient_bytes"),
       .optimizer_bytes = whole_number(json, "optimizer_bytes"),
@@ -89,7 +93,8 @@ void check(const SavedPlan& saved) {
                         (plan.model_in_file ? counts.model_file.moved - counts.model_file.beside : 0);
   const int64_t workspace = plan.state_in_file ? counts.state_file.workspace : counts.optimizer_bytes;
   const int64_t gradients = plan.model_in_file ? 0 : counts.gradient_bytes;
-  for (const int64_t bytes : {counts.fixed_bytes - moved, counts.idle_state_bytes, gradients, workspace,
+  for (const int64_t bytes : {counts.fixed_bytes - moved, counts.effect_bytes, counts.kept_bytes,
+                              counts.idle_state_bytes, gradients, workspace,
                               counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
     require(bytes >= 0 && bytes <= plan.budget_bytes, "bytes are not within its budget");
   }

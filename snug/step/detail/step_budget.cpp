@@ -3,7 +3,6 @@
 #include <utility>
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/util/ScopeExit.h>
 
 #include "snug/activations/measure_offload_link.h"
@@ -14,52 +13,11 @@
 
 namespace snug::detail {
 
-void StepBackup::take() {
-  const at::NoGradGuard no_grad;
-  generators_ = RngState::capture();
-  buffers_ = model_.buffers();
-  copies_.resize(buffers_.size());
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (!copies_[i].defined() || !copies_[i].sizes().equals(buffers_[i].sizes()) ||
-        copies_[i].dtype() != buffers_[i].dtype()) {
-      copies_[i] = at::empty_like(buffers_[i]);
-    }
-    copies_[i].copy_(buffers_[i]);
-  }
-  carried_before_.clear();
-  for (const at::Tensor* carried : carried_) {
-    carried_before_.push_back(*carried);
-  }
-}
-
-void StepBackup::restore() const {
-  const at::NoGradGuard no_grad;
-  generators_->restore();
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    at::Tensor(buffers_[i]).copy_(copies_[i]);
-  }
-  restore_carried();
-}
-
-void StepBackup::restore_carried() const {
-  for (size_t i = 0; i < carried_.size(); ++i) {
-    *carried_[i] = carried_before_[i];
-  }
-}
-
-int64_t StepBackup::bytes() const {
-  int64_t bytes = 0;
-  for (const at::Tensor& copy : copies_) {
-    bytes += allocated_bytes(copy);
-  }
-  return bytes;
-}
-
 // In a step each parameter has three scalars: two of an optimizer such as AdamW, and its norm. On a CPU they are small.
 int64_t StepBudget::own_bytes() const {
   constexpr int64_t kScalar = sizeof(float), kScalars = 3, kSmallThings = 16 << 10;
   const int64_t rounding = allocated_bytes(kScalar, parameters_.device()) - kScalar;
-  return backup_.bytes() + kSmallThings + kScalars * rounding * static_cast<int64_t>(parameters_.all().size());
+  return kSmallThings + kScalars * rounding * static_cast<int64_t>(parameters_.all().size());
 }
 
 // None: it stays in memory. An update of all parameters at once would bring them all in, gradients that other ranks add
@@ -78,7 +36,8 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
       budget_(options.memory_budget),
       state_place_(optimizer, options.offload, parameters.device()),
       model_place_(model, parameters, directory_of_model(options, state_place_, ranks)),
-      backup_(model, options.carried) {
+      model_(model),
+      carried_(options.carried) {
   const c10::Device device = parameters.device();
   const bool plans = options.plan && (device.is_cpu() || at::isAccelerator(device.type()));
   budget_ = ranks.smallest_budget(options.memory_budget, plans);
@@ -125,10 +84,11 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
 
 const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
   const Rehearsal rehearsal = ranks_.rehearse();
-  const auto put_back = c10::make_scope_exit([&] { backup_.restore_carried(); });
   const StepPlan* plan = planner_->plan(step);
+  step.trial.unload();
   if (!step.is_within_window) {
-    model_place_.begin();  // trials have left gradients
+    model_place_.begin();          // trials have left gradients in files
+    parameters_.drop_gradients();  // and where loss_of went backward by Python's own engine
   }
   return plan;
 }
@@ -136,31 +96,42 @@ const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
 void StepBudget::forget_tries() {
   step_downs_ = 0;
   deviation_.clear();
+  follows_plan_ = true;
 }
 
-void StepBudget::take_backup() {
-  is_writing_ = false;
-  backup_.take();
+void StepBudget::begin_step() {
+  if (planner_) {
+    journal_.begin(model_.buffers(), carried_);
+  }
 }
+
+void StepBudget::begin_writing() { journal_.end(); }
 
 // Each rank takes less of its own: where another one ran out of memory, there is nothing to be done here.
 bool StepBudget::take_less(Repeats repeats) {
   constexpr int64_t kMostStepDowns = 4;
-  if (!planner_ || ranks_.is_dropped() || is_writing_ || !planner_->step_down(!deviation_.empty())) {
+  if (!planner_ || ranks_.is_dropped() || !journal_.is_open() || !planner_->step_down(no_room())) {
     return false;
   }
   const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
   if (!can_repeat) {
-    planner_->settle();  // for the next one
+    planner_->settle(PlanEvent::Made);  // for the next one
   }
   return can_repeat && step_downs_ < kMostStepDowns;
 }
 
+PlanEvent StepBudget::no_room() const {
+  const StepPlan* plan = last_plan();
+  return plan != nullptr && !plan->activations && planner_->recorded() == nullptr ? PlanEvent::NoRoomKeptAll
+         : !follows_plan_                                                         ? PlanEvent::NoRoomOtherwise
+         : !deviation_.empty()                                                    ? PlanEvent::NoRoomLarger
+                                                                                  : PlanEvent::NoRoom;
+}
+
 void StepBudget::go_back() {
   deviation_.clear();
-  if (planner_ && !is_writing_) {
-    backup_.restore();
-  }
+  follows_plan_ = true;
+  journal_.take_back();
 }
 
 void StepBudget::give_up() {
@@ -182,6 +153,7 @@ Loss StepBudget::forward(const std::function<Loss()>& forward) {
     if (deviation_.empty()) {
       deviation_ = scope.deviation();
     }
+    follows_plan_ = follows_plan_ && scope.follows_plan();
   });
   return forward();
 }
@@ -189,13 +161,9 @@ Loss StepBudget::forward(const std::function<Loss()>& forward) {
 void StepBudget::finish(StepResult& result) {
   result.step_downs = std::exchange(step_downs_, 0);
   result.plan_deviation = std::exchange(deviation_, {});
+  const bool was_planned = std::exchange(follows_plan_, true);
   if (planner_) {
-    planner_->settle();
-  }
-  if (!result.plan_deviation.empty()) {
-    planner_->forget();
-  }
-  if (planner_) {
+    planner_->settle(was_planned ? PlanEvent::Made : PlanEvent::MadeOtherwise);
     planner_->save();
   }
 }

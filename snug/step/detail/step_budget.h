@@ -14,7 +14,7 @@
 #include <torch/nn/module.h>
 
 #include "snug/accumulation/loss.h"
-#include "snug/core/rng.h"
+#include "snug/remat/detail/effect_journal.h"
 #include "snug/step/detail/model_place.h"
 #include "snug/step/detail/ranked_step.h"
 #include "snug/step/detail/state_place.h"
@@ -24,25 +24,6 @@
 #include "snug/step/step_result.h"
 
 namespace snug::detail {
-
-/// What a forward pass changes besides gradients: buffers, the default generators, and what StepperOptions::carried
-/// names. That is assigned and not written, so holding the old tensor is enough.
-class StepBackup {
- public:
-  StepBackup(torch::nn::Module& model, std::vector<at::Tensor*> carried)
-      : model_(model), carried_(std::move(carried)) {}
-  void take();
-  void restore() const;
-  void restore_carried() const;
-  int64_t bytes() const;
-
- private:
-  torch::nn::Module& model_;
-  std::optional<RngState> generators_;
-  std::vector<at::Tensor> buffers_, copies_;
-  std::vector<at::Tensor*> carried_;
-  std::vector<at::Tensor> carried_before_;
-};
 
 class StepBudget {
  public:
@@ -70,8 +51,7 @@ class StepBudget {
   /// Where the model is: in memory if it fits there, until a plan says otherwise.
   ModelPlace& model_place() { return model_place_; }
 
-  /// Room for what a step needs beside its tensors: loss sums, scales, states of generators; and, while it is planned,
-  /// more copies of buffers.
+  /// Room for what a step needs beside its tensors: loss sums, scales, states of generators.
   int64_t own_bytes() const;
 
   /// The plan for a step, the same micro-batch on all ranks. Null where it has no items.
@@ -81,12 +61,11 @@ class StepBudget {
 
   /// Forgets how the last window went.
   void forget_tries();
-  /// Notes where a planned step begins.
-  void take_backup();
-  /// Each trial begins with the carried state of the step.
-  void restore_carried() const { backup_.restore_carried(); }
+  /// A planned step begins here: all that it changes outside of itself can be taken back.
+  void begin_step();
+  EffectJournal& journal() { return journal_; }
   /// Parameters are written from here on: nothing is put back in this step any more, nor is it repeated.
-  void begin_writing() { is_writing_ = true; }
+  void begin_writing();
   /// Out of memory: the plan is to take less. True: the step can be made again with it, if `repeats` allows.
   bool take_less(Repeats repeats);
   /// Puts buffers, generators and carried state back to where the step began, unless parameters were written.
@@ -99,10 +78,12 @@ class StepBudget {
   /// Runs `forward` under the last plan.
   Loss forward(const std::function<Loss()>& forward);
 
-  /// At the end of a step: says what was not as planned. Then that is forgotten, with the plan.
+  /// At the end of a step: says what was not as planned.
   void finish(StepResult& result);
 
  private:
+  PlanEvent no_room() const;
+
   RankedStep& ranks_;
   TrainedParameters& parameters_;
   Bytes budget_;  // the smallest of all ranks
@@ -110,10 +91,12 @@ class StepBudget {
   ModelPlace model_place_;
   std::optional<StepPlanner> planner_;
   std::exception_ptr no_link_;  // why it cannot be used for offload
-  StepBackup backup_;
-  bool is_writing_ = false;
+  torch::nn::Module& model_;
+  std::vector<at::Tensor*> carried_;
+  EffectJournal journal_;  // open until parameters are written
   int64_t step_downs_ = 0;
   std::string deviation_;
+  bool follows_plan_ = true;  // but for results that are larger
 };
 
 }  // namespace snug::detail

@@ -16,13 +16,13 @@ inline nlohmann::json json_of(const StepKind& kind) {
   for (const auto& [type, sizes] : kind.shape.tensors) {
     tensors.push_back({static_cast<int>(type), sizes});
   }
-  return {{"training", kind.is_training}, {"trained", kind.trained}, {"tensors", tensors}};
+  return {{"modes", kind.modes}, {"trained", kind.trained}, {"tensors", tensors}};
 }
 
 /// Throws nlohmann's exceptions where a field is missing or of another type.
 template <class Json>
 StepKind kind_from(const Json& json) {
-  StepKind kind{.is_training = json.at("training").template get<bool>(),
+  StepKind kind{.modes = whole_number<uint32_t>(json.at("modes")),
                 .trained = whole_number<uint32_t>(json.at("trained"))};
   for (const Json& tensor : json.at("tensors")) {
     kind.shape.tensors.emplace_back(static_cast<at::ScalarType>(whole_number<int>(tensor.at(0))),

@@ -31,40 +31,37 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
 }
 
 const StepPlan* StepPlanner::plan(const StepToPlan& step) {
-  is_refused_ = false;
-  if (step.is_within_window) {
-    last_ = find(step);
-    return last_ == nullptr ? nullptr : &last_->plan;
+  last_ = nullptr;  // where it throws
+  Known* known = find_or_read(step);
+  if (known == nullptr && step.is_within_window && step.model_file.moved > 0) {
+    return nullptr;  // gradients of the window may be in files
   }
-  last_ = find_or_read(step);
-  if (last_ == nullptr) {
-    Known known = plan_anew(step);
+  if (known == nullptr) {
+    Known made = plan_anew(step);
     known_.remove_if(
         [&](const Known& old) { return old.trials.batch() <= step.batch && covers(step.kind, old.trials.kind()); });
-    last_ = &known_.emplace_back(std::move(known));
-    return in_place(step);
+    known = &known_.emplace_back(std::move(made));
+  } else if (is_outdated(*known, step) && !step.is_within_window) {
+    plan_again(*known, step);
   }
-  if (is_outdated(*last_, step)) {
-    plan_again(step);
-  }
+  last_ = known;
   return in_place(step);
 }
 
 // With more bytes than before. Where that does not fit with the model in memory, in files.
-void StepPlanner::plan_again(const StepToPlan& step) {
-  const bool may_leave = !last_->plan.model_in_file && step.model_file.moved > 0;
+void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
+  const bool may_leave = !known.plan.model_in_file && step.model_file.moved > 0;
   try {
-    step.trial.put(std::max(stays_, last_->trials.while_trying()));
-    last_->trials.run_again(step, choices_.find(step), last_->plan.choice.items);
-    choose(*last_, step);
+    step.trial.put(std::max(stays_, known.trials.while_trying()));
+    known.trials.run_again(step, choices_.find(step), known.plan.choice.items);
+    choose(known, step);
     return;
   } catch (const BudgetExceeded&) {
     if (!may_leave) {
       throw;
     }
   }
-  *last_ = *try_with(step, /*model_in_file=*/true);
-  is_refused_ = false;
+  known = *try_with(step, /*model_in_file=*/true);
 }
 
 // With the model in memory and with the model in files: the faster. Where neither will do, what the second asks for.
@@ -86,7 +83,6 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
     if (!in_memory) {
       throw;
     }
-    is_refused_ = false;
   }
   if (!in_memory || (in_files && in_files->plan.choice.seconds < in_memory->plan.choice.seconds)) {
     return *std::move(in_files);
@@ -143,12 +139,7 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
   if (stays_ != InFiles::Nothing) {
     known.trials.keep_state_in_file();
   }
-  try {
-    known.plan = known.trials.choose(step, choices_.find(step), same);
-  } catch (const BudgetExceeded&) {
-    is_refused_ = true;
-    throw;
-  }
+  known.plan = known.trials.choose(step, choices_.find(step), same);
   known.is_stale = false;
   if (!folder_.empty()) {
     known.recorded = known.plan.activations ? std::nullopt : std::optional(known.trials.recorded(known.plan.choice));
@@ -173,7 +164,6 @@ bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const 
 
 RankSplit StepPlanner::look(const StepToPlan& step) {
   last_ = step.batch > 0 ? find_or_read(step) : nullptr;
-  is_refused_ = false;
   if (last_ != nullptr) {
     RankSplit own = planned(step);
     own.is_planned = !is_outdated(*last_, step);
@@ -223,10 +213,10 @@ StepPlanner::Known* StepPlanner::find_or_read(const StepToPlan& step) {
     read(step);
   }
   Known* found = find(step);
-  for (; found != nullptr && found->is_read && !holds(*found, step); found = find(step)) {
+  for (; found != nullptr && found->state == PlanState::Read && !holds(*found, step); found = find(step)) {
     forget(found);
   }
-  if (found != nullptr && found->is_read) {
+  if (found != nullptr && found->state == PlanState::Read) {
     remember(*found);
   }
   return found;
@@ -239,8 +229,8 @@ void StepPlanner::read(const StepToPlan& step) {
       const bool in_file = saved.plan.model_in_file;
       known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.planned_for, limits_, in_file),
                         .plan = std::move(saved.plan),
-                        .recorded = std::move(saved.recorded),
-                        .is_read = true});
+                        .state = PlanState::Read,
+                        .recorded = std::move(saved.recorded)});
     }
   } catch (const std::exception& error) {
     why_not_read_ = fmt::format("{} was not used: {}\n", file_->path().filename().string(), first_line(error));
@@ -282,55 +272,55 @@ void StepPlanner::save() {
   }
 }
 
-// --- when it was not as planned
+// --- what happens to a plan
 
-bool StepPlanner::step_down(bool had_other_operators) {
-  if (last_ == nullptr || is_refused_) {
+bool StepPlanner::step_down(PlanEvent event) {
+  constexpr int kMostTimesLeftFree = 2;
+  if (last_ == nullptr) {
     return false;
   }
-  if (had_other_operators || last_->is_read) {
-    forget();
-    return true;
+  if (!before_) {
+    before_.emplace(Before{*last_, choices_});
   }
-  StepTrials& trials = last_->trials;
-  if (trials.count_idle_state()) {
-    last_->is_stale = true;
-    return true;
+  PlanNext next = next_of(last_->state, event);
+  if (next == PlanNext::LeaveMoreFree) {
+    if (last_->trials.count_idle_state()) {
+      last_->is_stale = true;
+      return true;
+    }
+    if (before_->times_left_free++ < kMostTimesLeftFree && last_->trials.leave_more_free()) {
+      last_->is_stale = true;
+      return true;
+    }
+    next = PlanNext::PlanAnew;
   }
-  const int64_t left_free = trials.more_left_free();
-  if (left_free > trials.bytes_for_activations() / 2) {
+  if (std::exchange(before_->is_anew, true)) {
     return false;
   }
-  if (!last_->before) {
-    last_->before = {trials.left_free(), trials.at_most(), last_->plan, choices_};
-  }
-  trials.set_left_free(left_free);
-  last_->is_stale = true;
+  forget(std::exchange(last_, nullptr));
   return true;
 }
 
-void StepPlanner::settle() {
-  if (last_ != nullptr) {
-    last_->before.reset();
-    last_->is_proven = last_->is_proven || !last_->is_stale;
+void StepPlanner::settle(PlanEvent event) {
+  before_.reset();
+  if (last_ == nullptr || last_->is_stale) {
+    return;
+  }
+  if (next_of(last_->state, event) == PlanNext::PlanAnew) {
+    forget(std::exchange(last_, nullptr));
+  } else {
+    last_->state = PlanState::Proven;
   }
 }
 
 void StepPlanner::give_up() {
-  if (last_ == nullptr || !last_->before) {
+  if (!before_) {
     return;
   }
-  BeforeStepDown before = *std::exchange(last_->before, std::nullopt);
-  last_->trials.set_left_free(before.left_free);
-  last_->trials.set_at_most(before.at_most);
-  last_->plan = std::move(before.plan);
-  last_->is_stale = false;
+  Before before = *std::exchange(before_, std::nullopt);
+  known_.remove_if([&](const Known& one) { return one.trials.kind() == before.known.trials.kind(); });
+  last_ = &known_.emplace_back(std::move(before.known));
   choices_ = std::move(before.choices);
-}
-
-void StepPlanner::forget() {
-  forget(last_);
-  last_ = nullptr;
 }
 
 void StepPlanner::forget(const Known* known) {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "snug/core/bytes.h"
+#include "snug/step/detail/plan_life.h"
 #include "snug/step/detail/rank_split.h"
 #include "snug/step/detail/step_choices.h"
 #include "snug/step/detail/step_to_plan.h"
@@ -29,8 +30,8 @@ class StepPlanner {
   StepPlanner(const StepPlanner&) = delete;  // plans refer to its limits
   StepPlanner& operator=(const StepPlanner&) = delete;
 
-  /// The plan for a step: one made earlier if it will do. Null within a window, if there is none for such a
-  /// micro-batch. Throws BudgetExceeded, with the smallest budget that would do, if nothing fits.
+  /// The plan for a step: one made earlier if it will do. Null within a window, if nothing can be tried there. Throws
+  /// BudgetExceeded, with the smallest budget that would do, if nothing fits.
   const StepPlan* plan(const StepToPlan& step);
 
   // On several ranks each calls look(), and then plan() until what they all said is settled, and then keep().
@@ -41,17 +42,16 @@ class StepPlanner {
   /// The choice of all ranks is this one's.
   void keep(const StepToPlan& step, const AgreedSplit& agreed);
 
-  /// Under the last plan a step ran out of memory: the next one is to leave some more free, or, if the step ran other
-  /// operators than planned, is to be made anew. False: that will not do.
-  bool step_down(bool had_other_operators);
-  /// The step was made: the plan it was made under stays.
-  void settle();
+  // What happens to the last plan: see plan_life.h.
+  /// The step ran out of memory. False: no other plan is to be had.
+  bool step_down(PlanEvent event);
+  /// The step was made, as planned or with other operators.
+  void settle(PlanEvent event);
+  /// It was not, however often it was made again: plans are again what they were before it.
+  void give_up();
+
   /// Plans go to the file, where they are others than there. What cannot be written is said in the plan.
   void save();
-  /// It was not, however often it was made again: the plan is again what it was before that.
-  void give_up();
-  /// The last plan was for other operators than those that ran: it is to be made anew.
-  void forget();
 
   /// A run that is resumed with them makes the same ones.
   std::string choices() const { return choices_.to_text(); }
@@ -60,33 +60,31 @@ class StepPlanner {
   /// How the first step under a plan that was read, and keeps everything, is watched: so operators that have become
   /// others are noticed. Null: it need not be.
   const ActivationPlan* recorded() const {
-    return last_ != nullptr && last_->is_read && !last_->is_proven && last_->recorded ? &*last_->recorded : nullptr;
+    return last_ != nullptr && last_->state == PlanState::Read && last_->recorded ? &*last_->recorded : nullptr;
   }
 
   /// Null: there is none.
   const StepPlan* last() const { return last_ == nullptr ? nullptr : &last_->plan; }
 
  private:
-  // What a step that runs out of memory changes.
-  struct BeforeStepDown {
-    int64_t left_free;
-    int64_t at_most;
-    StepPlan plan;
-    StepChoices choices;
-  };
   struct Known {
     StepTrials trials;
     StepPlan plan = {};
-    bool is_stale = false;
+    PlanState state = PlanState::Tried;
+    bool is_stale = false;                        // to be chosen again, from what was tried
     int64_t shared_batch = 0;                     // the largest that this choice was remembered for
-    std::optional<BeforeStepDown> before = {};    // while the step is made again
     std::optional<ActivationPlan> recorded = {};  // see SavedPlan; where there is a file
-    bool is_read = false;                         // from the file: nothing was tried
-    bool is_proven = false;                       // a step was made under it
+  };
+  // What a step that runs out of memory begins with.
+  struct Before {
+    Known known;
+    StepChoices choices;
+    int times_left_free = 0;  // in this step
+    bool is_anew = false;     // it was planned anew in this step
   };
 
   Known plan_anew(const StepToPlan& step);
-  void plan_again(const StepToPlan& step);
+  void plan_again(Known& known, const StepToPlan& step);
   std::optional<Known> try_with(const StepToPlan& step, bool model_in_file);
   bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);
@@ -105,7 +103,7 @@ class StepPlanner {
   Known* last_ = nullptr;
   // Once a plan has had something in files, it stays there: it does not go back and forth between batches.
   InFiles stays_ = InFiles::Nothing;
-  bool is_refused_ = false;  // there is no plan, so less cannot be asked of it
+  std::optional<Before> before_;  // while the step is made again
   std::filesystem::path folder_;
   std::optional<PlanFile> file_;  // from the first look at it on
   bool is_news_ = false;          // the file has other plans

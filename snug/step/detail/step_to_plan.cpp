@@ -1,6 +1,12 @@
 #include "snug/step/detail/step_to_plan.h"
 
 #include <algorithm>
+#include <string>
+
+#include <torch/nn/module.h>
+
+#include "snug/core/detail/fnv1a.h"
+#include "snug/precision/detail/precision_regions.h"
 
 namespace snug::detail {
 namespace {
@@ -38,8 +44,20 @@ bool covers(const BatchShape& large, const BatchShape& small) {
 
 }  // namespace
 
+uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* regions) {
+  std::string modes;
+  model.apply([&](const torch::nn::Module& module) { modes += module.is_training() ? 'T' : 'E'; });
+  uint32_t hash = fnv1a(modes);
+  if (regions != nullptr) {
+    for (const std::string& region : regions->in_full) {
+      hash = fnv1a("\n", fnv1a(region, hash));
+    }
+  }
+  return hash;
+}
+
 bool covers(const StepKind& large, const StepKind& small) {
-  return large.is_training == small.is_training && large.trained == small.trained && covers(large.shape, small.shape);
+  return large.modes == small.modes && large.trained == small.trained && covers(large.shape, small.shape);
 }
 
 }  // namespace snug::detail

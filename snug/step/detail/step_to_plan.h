@@ -8,19 +8,29 @@
 
 #include "snug/accumulation/micro_batch.h"
 #include "snug/core/stateful_optimizer.h"
+#include "snug/remat/detail/effect_journal.h"
 #include "snug/step/detail/rank_split.h"
 #include "snug/step/step_plan.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace snug::detail {
+
+struct PrecisionRegions;
 
 /// Steps of one kind save the same tensors, for batches of the same size.
 struct StepKind {
   BatchShape shape = {};
-  bool is_training = true;  // the model's mode
-  uint32_t trained = 0;     // tells which parameters are not frozen
+  uint32_t modes = 0;    // a hash: which modules are in training mode, which regions are in FP32
+  uint32_t trained = 0;  // likewise: which parameters are not frozen
 
   friend bool operator==(const StepKind&, const StepKind&) = default;
 };
+
+/// StepKind::modes. `regions`: null where none can be moved.
+uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* regions);
 
 /// What a model takes with its weights and gradients in files.
 struct ModelFileBytes {
@@ -41,8 +51,8 @@ class StepTrial {
   StepTrial& operator=(const StepTrial&) = delete;
   virtual ~StepTrial() = default;
 
-  /// The first `items` items, until unload().
-  virtual void load(int64_t items) = 0;
+  /// The first `items` items, until unload(). `to_measure`: of a batch that the step does not cut into such parts.
+  virtual void load(int64_t items, bool to_measure = false) = 0;
   virtual void unload() = 0;
   /// Forward and loss of the items that are loaded, as the step will run them.
   virtual at::Tensor loss() = 0;
@@ -57,6 +67,10 @@ class StepTrial {
   virtual void put(InFiles /*what*/) {}
   /// The step's bytes with that in files; of activations, none.
   virtual BytesByKind bytes(InFiles /*what*/) const { return {}; }
+  /// StepToPlan::fixed_bytes, as it is now. No items are loaded, and no gradients are held.
+  virtual int64_t fixed_bytes() const = 0;
+  /// Of the step: takes back what its trials change.
+  virtual EffectJournal& journal() = 0;
   /// What plans hold for: see describe_stepper.
   virtual std::string described() const = 0;
 };
@@ -74,7 +88,7 @@ struct StepToPlan {
   int64_t optimizer_bytes = 0;          // workspace of the optimizer's part
   StateFileBytes state_file = {};       // with the state in a file: what of fixed_bytes is not there, and the workspace
   ModelFileBytes model_file = {};       // with the model in files: what of fixed_bytes is not there, and what is beside
-  bool is_within_window = false;        // there are gradients of earlier micro-batches, so nothing can be tried
+  bool is_within_window = false;        // there are gradients of earlier micro-batches
 };
 
 /// Whether a plan for steps of kind `large` serves those of kind `small`: no side of a tensor is longer, and at most a

@@ -16,6 +16,8 @@
 #include "snug/core/out_of_memory.h"
 #include "snug/memory/detail/device_memory.h"
 #include "snug/memory/limit.h"
+#include "snug/planner/detail/extrapolate.h"
+#include "snug/remat/detail/trial.h"
 #include "snug/step/detail/same_losses.h"
 
 namespace snug::detail {
@@ -28,7 +30,7 @@ constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; s
 // Statistics of the batch are not those of its parts. Operators that write to what was there before keep running ones.
 std::string normalises_by_batch(const StepProfile& profile) {
   for (const ProfiledOperator& op : profile.operators) {
-    if (op.name.find("batch_norm") != std::string::npos) {
+    if (op.reads_batch_statistics) {
       return op.name;
     }
     for (const ValueId& value : op.writes) {
@@ -94,6 +96,8 @@ StepTrials::StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanL
       kind_(std::move(kind)),
       batch_(planned_for.batch),
       fixed_bytes_(planned_for.fixed_bytes),
+      effect_bytes_(planned_for.effect_bytes),
+      kept_bytes_(planned_for.kept_bytes),
       gradient_bytes_(planned_for.gradient_bytes),
       optimizer_bytes_(planned_for.optimizer_bytes),
       state_file_(planned_for.state_file),
@@ -108,6 +112,8 @@ PlannedFor StepTrials::planned_for() const {
   return {.batch = batch_,
           .at_most = at_most_,
           .fixed_bytes = fixed_bytes_,
+          .effect_bytes = effect_bytes_,
+          .kept_bytes = kept_bytes_,
           .idle_state_bytes = idle_state_bytes_,
           .gradient_bytes = gradient_bytes_,
           .optimizer_bytes = optimizer_bytes_,
@@ -125,10 +131,19 @@ ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
 void StepTrials::run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
 
 void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t items) {
-  fixed_bytes_ = std::max(fixed_bytes_, fixed_bytes_of(step));
+  fixed_bytes_ += more_than_before(step);
   idle_state_bytes_ = std::min(idle_state_bytes_, step.state_bytes);
   at_most_ = step.at_most;
   try_slices(step, at_most_ != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
+}
+
+bool StepTrials::leave_more_free() {
+  const int64_t more = more_left_free();
+  if (more > bytes_for_activations() / 2) {
+    return false;
+  }
+  left_free_ = more;
+  return true;
 }
 
 bool StepTrials::count_idle_state() {
@@ -139,6 +154,31 @@ bool StepTrials::count_idle_state() {
 
 // --- trying
 
+void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) {
+  StepTrial& trial = step.trial;
+  int64_t kept = 0;
+  trial.unload();
+  {
+    const GradientsHeld gradients(trial, holds_gradients(step, items));
+    const DeviceMemory& memory = device_memory(limits_->device.type());
+    const int64_t before = memory.live(limits_->device);
+    trial.load(items, /*to_measure=*/measured_for_ > 0);
+    const int64_t loaded = memory.live(limits_->device) - before;
+    SameLosses losses;
+    const auto forward = losses.of([&] { return trial.loss(); });
+    ProfiledStep found = profile_step(forward, {.link = limits_->link}, trial.journal(),
+                                      {.counts_kept = true, .persists = is_least(step, items)});
+    tried_.insert_or_assign(items, Tried{std::move(found.profile), loaded, slices});
+    trial.unload();
+    kept = found.kept_bytes;
+  }
+  kept_bytes_ = std::max(kept_bytes_, kept);
+  idle_state_bytes_ = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
+  const int64_t copies = trial.journal().bytes();
+  effect_bytes_ = std::max(effect_bytes_, copies);
+  fixed_bytes_ = trial.fixed_bytes() - copies - kept - idle_state_bytes_;
+}
+
 // False: it does not run within the budget.
 bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) {
   const auto note = [&](std::string_view what) {
@@ -147,18 +187,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   const SliceScope scope(slices);
   tried_.erase(items);
   try {
-    const GradientsHeld gradients(step.trial, micro_batches(items) > 1 && !model_in_file_);
-    step.trial.unload();
-    const DeviceMemory& memory = device_memory(limits_->device.type());
-    const int64_t before = memory.live(limits_->device);
-    step.trial.load(items);
-    const int64_t loaded = memory.live(limits_->device) - before;
-    SameLosses losses;
-    const auto forward = losses.of([&] { return step.trial.loss(); });
-    tried_.insert_or_assign(items, Tried{profile_step(forward, {.link = limits_->link}), loaded, slices});
-    fixed_bytes_ += idle_state_bytes_;
-    idle_state_bytes_ = trusts_idle_state_ ? step.trial.idle_state_bytes() : 0;
-    fixed_bytes_ -= idle_state_bytes_;
+    profile(step, items, slices);
   } catch (const DistributedError&) {
     throw;
   } catch (const std::exception& error) {
@@ -175,7 +204,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
     pinned_by_ = step.trial.pinned_by();
   }
   const bool has_run = tried_.contains(items);
-  if (has_run && pinned_by_.empty() && step.kind.is_training && !limits_->splits_batch_norm) {
+  if (has_run && pinned_by_.empty() && !limits_->splits_batch_norm) {
     pinned_by_ = normalises_by_batch(tried_.at(items).profile);
   }
   return has_run;
@@ -203,8 +232,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   for (int64_t items = step.batch; items >= 1; items /= 2) {
     const bool has_run = tried_.contains(items) || try_one(step, items);
     if (!pinned_by_.empty()) {
-      std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.batch; });
-      return step.batch;
+      return try_whole(step);
     }
     is_feasible = is_feasible || (has_run && search(items).search.choice);
     if (++tries >= kCandidates && is_feasible) {
@@ -214,6 +242,15 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   return 1;
 }
 
+// The batch must not be cut, as a part of it may have told.
+int64_t StepTrials::try_whole(const StepToPlan& step) {
+  std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.batch; });
+  if (tried_.empty()) {
+    try_one(step, step.batch);
+  }
+  return step.batch;
+}
+
 // So many, or the half, or its half and so on. Returns the smallest that may be tried.
 int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, int64_t items) {
   for (;; items /= 2) {
@@ -221,8 +258,7 @@ int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, in
       try_one(step, items, before != nullptr ? before->slices : 1);
     }
     if (!pinned_by_.empty()) {
-      std::erase_if(tried_, [&](const auto& entry) { return entry.first < batch_; });
-      return batch_;
+      return try_whole(step);
     }
     if (items == 1 || search(items).search.choice) {
       return items;
@@ -324,12 +360,12 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       choice.plan.seconds <= choice.plan.plain_seconds && choice.plan.peak_bytes >= choice.plan.plain_peak_bytes;
   if (!is_plain) {
     const int64_t beside = bytes_beside(choice.items, found.state_in_file);
-    const GradientsHeld gradients(step.trial, choice.micro_batches > 1 && !model_in_file_);
+    const GradientsHeld gradients(step.trial, holds_gradients(step, choice.items));
     try {
       step.trial.load(choice.items);
       plan.activations = plan_activations(
           tried_.at(choice.items).profile, [&] { return step.trial.loss(); },
-          Bytes(limits_->budget - left_free_ - beside), choice.plan);
+          Bytes(limits_->budget - left_free_ - beside), choice.plan, step.trial.journal());
     } catch (const BudgetExceeded&) {
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
@@ -372,44 +408,33 @@ std::string StepTrials::told_of_state(const Found& found) const {
                      elsewhere);
 }
 
-// Where nothing ran within the budget: by a run without it, as frugal as can be, of the least that can be run at once.
-// It must also do for trying a step, whose plan is made before the bytes of the backward pass are known.
+// Where nothing that the step may run has run within the budget: parts of it may have. Two of them tell what the least
+// that it may run takes. 0: nobody knows, as more must not be alive than the budget.
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
-  StepTrials trials = *this;
-  const LimitPaused no_limit(limits_->device, limits_->budget);
-  // `plain`: bytes of the step without a plan, tried before anything larger.
-  const auto enough_to_try = [&](int64_t bytes, int64_t plain, int64_t items, int64_t slices) {
-    constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
-    constexpr int kMostTries = 24;
-    bytes = std::max({bytes, limits_->budget + 1, smallest_limit(limits_->device).count() + kSmallThings});
-    for (int tries = 0; tries < kMostTries; ++tries) {
-      const MemoryLimit limit(limits_->device, Bytes(bytes - kSmallThings));
-      if (StepTrials(*this).try_one(step, items, slices)) {
-        break;
-      }
-      const int64_t more = bytes + std::max(kSmallThings, bytes / 16);
-      bytes = bytes < plain + kSmallThings ? std::min(more, plain + kSmallThings) : more;
+  constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
+  const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.batch) : step.batch;
+  if (!is_least(step, items)) {
+    return 0;  // a single item has not run
+  }
+  StepTrials parts = *this;
+  parts.measured_for_ = items;
+  const int64_t slices = can_slice_ ? kMostSlices : 1;
+  for (int64_t part = items / 2; part >= 2; part /= 2) {
+    if (!parts.try_one(step, part, slices) || !parts.try_one(step, part / 2, slices)) {
+      continue;
     }
-    return bytes;
-  };
-  const bool is_free = step.micro_batch == 0 && pinned_by_.empty();
-  for (int64_t items = is_free                ? 1
-                       : step.micro_batch > 0 ? std::min(step.micro_batch, step.batch)
-                                              : step.batch;
-       ; items = std::min(2 * items, step.batch)) {
-    const int64_t slices = trials.can_slice_ ? kMostSlices : 1;
-    if (trials.try_one(step, items, slices)) {
-      const bool in_file = state_can_leave();
-      const RematPlan of_plan = PlanSolver(StepSimulator(trials.tried_.at(items).profile)).smallest();
-      const auto with = [&](int64_t activations) {
-        return std::max(trials.bytes_of_update(in_file), trials.bytes_beside(items, in_file) + activations);
-      };
-      return enough_to_try(with(of_plan.peak_bytes), with(of_plan.plain_peak_bytes), items, slices);
-    }
-    if (!is_free || items == step.batch) {
+    const Tried &large = parts.tried_.at(part), &small = parts.tried_.at(part / 2);
+    const auto whole = extrapolated({small.profile, part / 2}, {large.profile, part}, items);
+    if (!whole) {
       return 0;
     }
+    const bool in_file = state_can_leave();
+    const int64_t loaded = large.loaded_bytes / part * items * (micro_batches(items) > 1 ? 2 : 1);
+    const int64_t beside = parts.fixed_bytes(in_file) + loaded + (micro_batches(items) > 1 ? gradient_bytes() : 0);
+    const int64_t peak = PlanSolver(StepSimulator(*whole)).smallest().peak_bytes;
+    return std::max(parts.bytes_of_update(in_file), beside + peak) + kSmallThings;
   }
+  return 0;
 }
 
 // `bound`: see StepSearch; 0: it is not known.
@@ -424,6 +449,15 @@ void StepTrials::refuse(int64_t smallest, int64_t bound) const {
     if (bound > 0) {
       text += fmt::format(", and no plan of what was tried takes less than {} ({} bytes)", Bytes(bound).str(), bound);
     }
+  }
+  if (smallest == 0) {
+    const bool in_file = state_can_leave();
+    const int64_t least = std::max(fixed_bytes(in_file), bytes_of_update(in_file));
+    text += least > limits_->budget
+                ? fmt::format("; weights, gradients, the optimizer's state and what an update takes are {} ({} bytes)",
+                              Bytes(least).str(), least)
+                : std::string("; the least of it that can be run needs more, and how much is not known, since nothing "
+                              "was run beyond it");
   }
   throw BudgetExceeded(text, Bytes(smallest));
 }

@@ -48,18 +48,14 @@ class StepTrials {
   void set_at_most(int64_t items) { at_most_ = items; }
   /// Bytes of the budget that plans leave free: since a step ran out of memory, or a plan when it was tried.
   int64_t left_free() const { return left_free_; }
-  void set_left_free(int64_t bytes) { left_free_ = bytes; }
-  /// After it ran out of memory with left_free().
-  int64_t more_left_free() const {
-    return left_free_ + std::max<int64_t>({4096, left_free_, bytes_for_activations() / 32});
-  }
-  int64_t bytes_for_activations() const { return limits_->budget - fixed_bytes(state_in_file_); }
+  /// After it ran out of memory with left_free(). False: half of the room would be.
+  bool leave_more_free();
   /// From here on the state is in a file, whatever is faster.
   void keep_state_in_file() { must_be_in_file_ = true; }
 
   /// Bytes that such a step takes beside what plans so far have counted on.
   int64_t more_than_before(const StepToPlan& step) const {
-    return std::max<int64_t>(0, fixed_bytes_of(step) - fixed_bytes_);
+    return std::max<int64_t>(0, fixed_bytes_of(step) - fixed_bytes_ - kept_bytes_);
   }
   /// A step ran out of memory: state that no trial gave a gradient may have come after all, for branches that other
   /// items reach. It is counted from here on. False: there was none.
@@ -95,8 +91,10 @@ class StepTrials {
   };
 
   bool try_one(const StepToPlan& step, int64_t items, int64_t slices = 1);
+  void profile(const StepToPlan& step, int64_t items, int64_t slices);
   int64_t try_all(const StepToPlan& step, const Choice* before);
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
+  int64_t try_whole(const StepToPlan& step);
   void try_slices(const StepToPlan& step, int64_t items);
   Found search(int64_t only) const;
   StepSearch search_with(int64_t only, bool state_in_file) const;
@@ -109,16 +107,28 @@ class StepTrials {
   int64_t fixed_bytes_of(const StepToPlan& step) const {
     return step.fixed_bytes - std::min(idle_state_bytes_, step.state_bytes);
   }
+  // No smaller micro-batch will do.
+  bool is_least(const StepToPlan& step, int64_t items) const {
+    return items == 1 || step.micro_batch > 0 || (!pinned_by_.empty() && items == step.batch);
+  }
   int64_t most_items() const { return std::min(at_most_, batch_); }
   int64_t micro_batches(int64_t items) const { return (batch_ + items - 1) / items; }
   // Two at once, where there is a next one.
   int64_t loaded_bytes(int64_t items) const {
     return tried_.at(items).loaded_bytes * (micro_batches(items) > 1 ? 2 : 1);
   }
+  int64_t more_left_free() const {
+    return left_free_ + std::max<int64_t>({4096, left_free_, bytes_for_activations() / 32});
+  }
+  int64_t bytes_for_activations() const { return limits_->budget - fixed_bytes(state_in_file_); }
+  // Gradients as the step will have them, while it is tried; within a window they are there.
+  bool holds_gradients(const StepToPlan& step, int64_t items) const {
+    return micro_batches(std::max(items, measured_for_)) > 1 && !model_in_file_ && !step.is_within_window;
+  }
   bool state_can_leave() const { return state_file_.moved > 0; }
   // What is idle is counted nowhere.
   int64_t fixed_bytes(bool state_in_file) const {
-    return fixed_bytes_ - (state_in_file ? std::max<int64_t>(0, state_file_.moved - idle_state_bytes_) : 0) -
+    return fixed_bytes_ + effect_bytes_ - (state_in_file ? std::max<int64_t>(0, state_file_.moved - idle_state_bytes_) : 0) -
            (model_in_file_ ? model_file_.moved - model_file_.beside : 0);
   }
   int64_t gradient_bytes() const { return model_in_file_ ? 0 : gradient_bytes_; }
@@ -139,6 +149,8 @@ class StepTrials {
   StepKind kind_;
   int64_t batch_;
   int64_t fixed_bytes_;
+  int64_t effect_bytes_ = 0;  // of copies of what the step writes outside of itself
+  int64_t kept_bytes_ = 0;    // the most that a step finds of results that the program has kept; in the profiles
   int64_t gradient_bytes_;
   int64_t optimizer_bytes_;
   StateFileBytes state_file_;
@@ -154,6 +166,7 @@ class StepTrials {
   std::string pinned_by_;           // why the batch is not cut
   std::string untried_;             // those that did not run, for people
   bool can_slice_ = false;          // the model asked how many
+  int64_t measured_for_ = 0;        // items of a micro-batch that cannot run, of which parts are tried; 0: no such
 };
 
 }  // namespace snug::detail

@@ -57,6 +57,10 @@ bool TrainedParameters::refresh() {
   seen_.clear();  // if naming throws, the next refresh is to throw too
   name_all();
   seen_ = std::move(now);
+  held_.clear();
+  for (const Seen& seen : seen_) {
+    held_.insert(seen.parameter.unsafeGetTensorImpl());
+  }
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,8 @@ class TrainedParameters {
   const NamedTensors& accumulated() const { return accumulated_; }
   /// The one of those that gets the gradient of `parameter`: its master, where it has one.
   const at::Tensor& accumulated_for(const at::Tensor& parameter) const;
+  /// Whether drop_gradients() drops that of `leaf`.
+  bool holds(const at::Tensor& leaf) const { return held_.contains(leaf.unsafeGetTensorImpl()); }
   /// A hash of the names of all(), the same in each run.
   uint32_t fingerprint() const { return fingerprint_; }
   /// Those that the optimizer holds.
@@ -100,7 +103,8 @@ class TrainedParameters {
   torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;
   std::optional<MasterWeights> masters_;
-  std::vector<Seen> seen_;  // by the last refresh
+  std::vector<Seen> seen_;                // by the last refresh
+  std::unordered_set<const void*> held_;  // of those
   NamedTensors all_, accumulated_;
   uint32_t fingerprint_ = 0;
 };

@@ -1,0 +1,359 @@
+#include "snug/remat/detail/effect_journal.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/clone.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "snug/activations/detail/operator_traits.h"
+#include "snug/activations/detail/storage_views.h"
+#include "snug/core/detail/allocated_bytes.h"
+#include "snug/memory/detail/aside.h"
+
+namespace snug::detail {
+namespace {
+
+bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
+
+bool is_all_zero(const at::Tensor& tensor) {
+  if (!is_strided(tensor) || !tensor.is_non_overlapping_and_dense() || tensor.is_conj() || tensor.is_neg()) {
+    return false;
+  }
+  if (!tensor.is_cpu()) {
+    return !tensor.as_strided({tensor.numel()}, {1}).view(at::kByte).any().item<bool>();
+  }
+  const auto* first = static_cast<const char*>(tensor.const_data_ptr());
+  return std::all_of(first, first + tensor.nbytes(), [](char c) { return c == 0; });
+}
+
+// Each strided tensor that holds a part of the values. Others, such as those of oneDNN, have no parts to copy.
+template <class F>
+void visit_parts(const at::Tensor& tensor, const F& f) {
+  if (tensor.layout() == at::kSparse) {
+    f(tensor._indices());
+    f(tensor._values());
+  } else if (const auto layout = tensor.layout();
+             layout == at::kSparseCsr || layout == at::kSparseBsr || layout == at::kSparseCsc ||
+             layout == at::kSparseBsc) {
+    const bool by_rows = layout == at::kSparseCsr || layout == at::kSparseBsr;
+    f(by_rows ? tensor.crow_indices() : tensor.ccol_indices());
+    f(by_rows ? tensor.col_indices() : tensor.row_indices());
+    f(tensor.values());
+  } else if (tensor.has_storage()) {
+    f(tensor);
+  }
+}
+
+bool looks_the_same(const c10::TensorImpl& a, const c10::TensorImpl& b) {
+  return a.unsafe_storage().unsafeGetStorageImpl() == b.unsafe_storage().unsafeGetStorageImpl() &&
+         a.dtype() == b.dtype() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.storage_offset() == b.storage_offset();
+}
+
+}  // namespace
+
+// --- beginning and end
+
+void EffectJournal::begin(const std::vector<at::Tensor>& registered, const std::vector<at::Tensor*>& carried) {
+  end();
+  generators_ = RngState::capture();
+  carried_ = carried;
+  for (const at::Tensor* tensor : carried_) {
+    carried_before_.push_back(*tensor);
+  }
+  const UnseenOperators unseen;
+  for (const at::Tensor& buffer : registered) {
+    registered_.insert(buffer.unsafeGetTensorImpl());
+    note_view(buffer);
+    visit_parts(buffer, [&](const at::Tensor& part) {
+      registered_memory_.insert(part.storage().unsafeGetStorageImpl());
+    });
+  }
+}
+
+void EffectJournal::end() {
+  generators_.reset();
+  carried_before_.clear();
+  memory_.clear();
+  views_.clear();
+  gradients_.clear();
+  registered_.clear();
+  registered_memory_.clear();
+  made_.clear();
+  bytes_ = 0;
+}
+
+EffectJournal::Run::Run(EffectJournal& journal, std::function<bool(const at::Tensor& leaf)> drops_gradient)
+    : journal_(journal), operators_(std::in_place, static_cast<OperatorPolicy&>(journal)), passes_(journal) {
+  journal_.drops_gradient_ = std::move(drops_gradient);
+  journal_.is_forward_ = true;
+  journal_.made_.clear();
+  for (auto& [address, memory] : journal_.memory_) {
+    memory.is_in_latest_run = false;
+  }
+}
+
+void EffectJournal::Run::begin_forward() {
+  journal_.is_forward_ = true;
+  if (!operators_) {
+    operators_.emplace(static_cast<OperatorPolicy&>(journal_));
+  }
+}
+
+void EffectJournal::Run::begin_backward() {
+  journal_.is_forward_ = false;
+  if (journal_.registered_memory_.empty()) {
+    operators_.reset();
+  }
+}
+
+// --- writes
+
+void EffectJournal::call(const OperatorCall& call, Stack& stack) {
+  const OperatorTraits& traits = traits_of(call.op);
+  if (traits.is_view) {
+    call.proceed(stack);
+    return;
+  }
+  const size_t below = stack.size() - call.op.schema().arguments().size();
+  if (!traits.written.empty() || !traits.statistics.empty() || traits.is_collective) {
+    visit_written(traits, Arguments(call.op, stack), [&](const at::Tensor& tensor, size_t) { note_write(tensor); });
+  }
+  call.proceed(stack);
+  if (is_forward_) {
+    note_results(stack, below);
+  }
+}
+
+// A result whose memory nobody else has is new.
+void EffectJournal::note_results(const Stack& stack, size_t first) {
+  const auto note = [this](const at::Tensor& tensor) {
+    if (tensor.defined() && tensor.has_storage() && tensor.storage().use_count() == 1) {
+      made_.insert(tensor.storage().unsafeGetStorageImpl());
+    }
+  };
+  for (size_t i = first; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) {
+      note(stack[i].toTensor());
+    } else if (stack[i].isTensorList()) {
+      for (const at::Tensor& tensor : stack[i].toTensorVector()) {
+        note(tensor);
+      }
+    }
+  }
+}
+
+void EffectJournal::note_write(const at::Tensor& tensor) {
+  if (!is_open() || !tensor.defined()) {
+    return;
+  }
+  const UnseenOperators unseen;
+  bool was_there = false;
+  visit_parts(tensor, [&](const at::Tensor& part) {
+    const c10::StorageImpl* memory = part.storage().unsafeGetStorageImpl();
+    if (is_forward_ ? made_.count(memory) == 0 : registered_memory_.contains(memory)) {
+      note_memory(part);
+      was_there = true;
+    }
+  });
+  if (was_there) {
+    note_view(tensor);
+  }
+}
+
+void EffectJournal::note_memory(const at::Tensor& tensor) {
+  c10::StorageImpl* const memory = tensor.storage().unsafeGetStorageImpl();
+  if (const auto noted = memory_.find(memory); noted != memory_.end()) {
+    noted->second.is_in_latest_run = true;
+    return;
+  }
+  const bool has_values = memory->nbytes() > 0 && memory->data() != nullptr && !memory->device().is_meta();
+  memory_.emplace(memory, Memory{.storage = tensor.storage().getWeakStorageImpl(),
+                                 .bytes = memory->nbytes(),
+                                 .values = has_values ? copy_of(storage_bytes(tensor)) : at::Tensor(),
+                                 .is_in_latest_run = true});
+}
+
+void EffectJournal::note_view(const at::Tensor& tensor) {
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  const bool is_python_s = impl->key_set().has(c10::DispatchKey::Python);  // a class of its own, which may do anything
+  if (!is_python_s && !views_.contains(impl)) {
+    views_.emplace(impl, View{tensor, at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true))});
+  }
+}
+
+// Zeros need no copy.
+at::Tensor EffectJournal::copy_of(const at::Tensor& tensor) {
+  const Aside none_of_the_step;
+  const c10::NoGradGuard no_grad;
+  if (is_all_zero(tensor)) {
+    return {};
+  }
+  at::Tensor copy = at::clone(tensor);
+  bytes_ += bytes_of(copy);
+  return copy;
+}
+
+int64_t EffectJournal::bytes_of(const at::Tensor& copy) {
+  int64_t bytes = 0;
+  visit_parts(copy, [&](const at::Tensor& part) { bytes += allocated_bytes(part); });
+  return bytes;
+}
+
+// --- gradients
+
+void EffectJournal::before_pass(const torch::autograd::edge_list& roots) {
+  if (is_open()) {
+    note_gradients(leaves_of(roots));
+  }
+}
+
+void EffectJournal::note_gradients(const std::vector<at::Tensor>& leaves) {
+  const UnseenOperators unseen;
+  for (const at::Tensor& leaf : leaves) {
+    const void* name = leaf.unsafeGetTensorImpl();
+    if (gradients_.contains(name) || (drops_gradient_ && drops_gradient_(leaf))) {
+      continue;
+    }
+    const at::Tensor& gradient = leaf.grad();
+    gradients_.emplace(name, Gradient{leaf, gradient, gradient.defined() ? copy_of(gradient) : at::Tensor()});
+  }
+}
+
+void EffectJournal::forget_gradients(const std::function<bool(const at::Tensor& leaf)>& of) {
+  const UnseenOperators unseen;
+  std::erase_if(gradients_, [&](const auto& entry) {
+    const Gradient& one = entry.second;
+    const bool is_theirs = of(one.leaf);
+    bytes_ -= is_theirs && one.values.defined() ? bytes_of(one.values) : 0;
+    return is_theirs;
+  });
+}
+
+std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots) {
+  std::vector<at::Tensor> leaves;
+  ska::flat_hash_set<const torch::autograd::Node*> seen;
+  std::vector<const torch::autograd::edge_list*> pending{&roots};
+  while (!pending.empty()) {
+    const torch::autograd::edge_list& edges = *pending.back();
+    pending.pop_back();
+    for (const torch::autograd::Edge& edge : edges) {
+      if (!edge.is_valid() || !seen.insert(&*edge.function).second) {
+        continue;
+      }
+      const auto& next = edge.function->next_edges();
+      if (!next.empty()) {
+        pending.push_back(&next);
+      } else if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&*edge.function)) {
+        leaves.push_back(leaf->variable);
+      }
+    }
+  }
+  return leaves;
+}
+
+std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
+  return loss.grad_fn() ? leaves_of(torch::autograd::edge_list{torch::autograd::Edge(loss.grad_fn(), 0)})
+                        : std::vector<at::Tensor>();
+}
+
+// --- the way back
+
+void EffectJournal::take_back() {
+  if (!is_open()) {
+    return;
+  }
+  const UnseenOperators unseen;
+  const Aside none_of_the_step;
+  const c10::NoGradGuard no_grad;
+  for (const auto& [address, memory] : memory_) {
+    restore(memory);
+  }
+  for (const auto& [address, view] : views_) {
+    restore(view);
+  }
+  for (const auto& [address, gradient] : gradients_) {
+    restore(gradient);
+  }
+  generators_->restore();
+  for (size_t i = 0; i < carried_before_.size(); ++i) {
+    *carried_[i] = carried_before_[i];
+  }
+}
+
+// Larger memory than before serves as it is, with fewer bytes. Where it was given back, there is new memory.
+void EffectJournal::restore(const Memory& memory) {
+  const auto impl = memory.storage.lock();
+  if (!impl) {
+    return;
+  }
+  if (impl->nbytes() < memory.bytes) {
+    impl->set_data_ptr(c10::GetAllocator(impl->device_type())->allocate(memory.bytes));
+  }
+  if (impl->nbytes() != memory.bytes) {
+    impl->set_nbytes(memory.bytes);
+  }
+  if (impl->nbytes() == 0 || impl->data() == nullptr) {
+    return;
+  }
+  at::Tensor bytes = storage_bytes(c10::Storage(impl));
+  if (memory.values.defined()) {
+    bytes.copy_(memory.values);
+  } else {
+    bytes.zero_();
+  }
+}
+
+void EffectJournal::restore(const View& view) {
+  c10::TensorImpl& now = *view.tensor.unsafeGetTensorImpl();
+  const c10::TensorImpl& before = *view.before.unsafeGetTensorImpl();
+  const bool is_other = !is_strided(view.before) || !before.has_storage() || !looks_the_same(now, before);
+  if (is_other && now.has_compatible_shallow_copy_type(before.key_set())) {
+    now.shallow_copy_from(view.before.getIntrusivePtr());
+  }
+}
+
+void EffectJournal::restore(const Gradient& one) {
+  if (one.values.defined()) {
+    at::Tensor(one.gradient).copy_(one.values);
+  } else if (one.gradient.defined()) {
+    at::Tensor(one.gradient).zero_();
+  }
+  one.leaf.mutable_grad() = one.gradient;
+}
+
+// --- what the latest run has written
+
+bool EffectJournal::has_written(const c10::StorageImpl* memory) const {
+  const auto noted = memory_.find(memory);
+  return noted != memory_.end() && noted->second.is_in_latest_run;
+}
+
+bool EffectJournal::has_written(const at::Tensor& tensor) const {
+  const UnseenOperators unseen;
+  bool is_written = false;
+  visit_parts(tensor, [&](const at::Tensor& part) {
+    is_written = is_written || has_written(part.storage().unsafeGetStorageImpl());
+  });
+  return is_written;
+}
+
+std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> EffectJournal::written() const {
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> result;
+  for (const auto& [address, memory] : memory_) {
+    if (memory.is_in_latest_run) {
+      result.push_back(memory.storage);
+    }
+  }
+  return result;
+}
+
+bool EffectJournal::is_registered(const at::Tensor& tensor) const {
+  return registered_.contains(tensor.unsafeGetTensorImpl());
+}
+
+}  // namespace snug::detail
