@@ -146,10 +146,10 @@ class FrugalSchedules {
     tape->drop_everything(store);
     detail::record_step(forward_and_loss, tape, recorder, {.goes_backward = false});
     auto packed = recorder.packed();
-    std::erase_if(packed, [&](const auto& one) { return tape->is_asked_early(one.first); });
+    std::erase_if(packed, [&](const auto& one) { return tape->is_asked_inside(one.first); });
     StepProfile profile = recorder.take();
     std::erase_if(profile.events, [&](const ProfileEvent& event) {
-      return event.kind == EventKind::Drop && tape->is_asked_early(event.index);  // it stays
+      return event.kind == EventKind::Drop && tape->is_asked_inside(event.index);  // it stays
     });
     add_guessed_backward(profile, packed);
     profile.link = link;

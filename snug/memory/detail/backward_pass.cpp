@@ -1,5 +1,7 @@
 #include "snug/memory/detail/backward_pass.h"
 
+#include <utility>
+
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "snug/memory/detail/saved_tensor_policy.h"
@@ -8,7 +10,19 @@
 
 namespace snug::detail {
 
+namespace {
+
+thread_local int pass_around = -1;  // the outermost one, while others run inside of it
+
+}  // namespace
+
 int current_pass() { return torch::autograd::get_current_graph_task_id(); }
+
+int outermost_pass() { return pass_around >= 0 ? pass_around : current_pass(); }
+
+PassBegins::PassBegins() : before_(std::exchange(pass_around, outermost_pass())) {}
+
+PassBegins::~PassBegins() { pass_around = before_; }
 
 void go_backward(const at::Tensor& loss) {
   install_engine();

@@ -79,6 +79,7 @@ variable_list ForwardingEngine::execute(const torch::autograd::edge_list& roots,
                                         bool keep_graph, bool create_graph, bool accumulate_grad,
                                         const torch::autograd::edge_list& outputs) {
   const bool is_outermost = current_pass() < 0;
+  const PassBegins begins;
   try {
     return inner_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   } catch (...) {

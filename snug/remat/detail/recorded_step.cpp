@@ -176,6 +176,7 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
   limit.emplace(device, above(Bytes(level.count() + copies), options.memory));
   recorder.begin_backward();
   go_backward(loss);
+  tape->backward_is_over();
   recorder.stop();
 }
 
