@@ -215,6 +215,9 @@ const std::vector<Seam>& seams() {
 TEST(TensorKinds, EachPassesEverySeamWithTheBitsOfPlainTraining) {
   for (size_t kind = 0; kind < kinds().size(); ++kind) {
     for (const bool made_inside : {false, true}) {
+      if (made_inside && kinds()[kind].name == "freed") {
+        continue;  // no operator frees what it has just made
+      }
       const Model model{.kind = kind, .made_inside = made_inside};
       const Tensor plain = gradient_of(model, model.loss());
       for (const Seam& seam : seams()) {
