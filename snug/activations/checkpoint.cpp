@@ -8,8 +8,10 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_make_dual.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/ranges.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -18,6 +20,7 @@
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/activations/detail/training_modes.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/core/detail/torchscript_as_it_is.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
@@ -37,6 +40,9 @@
 // detail/region_operators.h handles memory from outside of the region, results that a policy keeps, and random numbers.
 //
 // Backward passes inside the callable save tensors too, and may ask for Slots before the forward has come to its end.
+//
+// Forward-mode AD: LibTorch forgets all tangents when their level ends, which is before backward. So the tangents of
+// the inputs are inputs too, and the recomputation has a level of its own, unless there is one.
 
 namespace snug::detail {
 namespace {
@@ -79,10 +85,34 @@ struct Slot {
   at::Tensor recomputed = {};
 };
 
+constexpr uint64_t kLevel = 0;  // LibTorch has one level of forward-mode AD, for the process
+
+bool is_forward_mode() { return torch::autograd::ForwardADLevel::try_get_by_idx(kLevel) != nullptr; }
+
+class ForwardModeScope {
+ public:
+  explicit ForwardModeScope(bool is_needed) : is_mine_(is_needed && !is_forward_mode()) {
+    if (is_mine_) {
+      torch::autograd::ForwardADLevel::get_next_idx();
+    }
+  }
+  ~ForwardModeScope() {
+    if (is_mine_) {
+      torch::autograd::ForwardADLevel::release_idx(kLevel);
+    }
+  }
+  ForwardModeScope(const ForwardModeScope&) = delete;
+  ForwardModeScope& operator=(const ForwardModeScope&) = delete;
+
+ private:
+  bool is_mine_;
+};
+
 // The inputs of a region may be the only owner of the region before it, and so on to the first region. They are
 // released one after the other. Releasing each inside the next would need a stack as deep as the chain is long.
 struct Beginning {
   std::vector<torch::autograd::SavedVariable> inputs = {};
+  std::vector<torch::autograd::SavedVariable> tangents = {};  // one for each input, if any has one
   std::function<void(const std::vector<at::Tensor>&)> recompute = {};
   TrainingModes modes = TrainingModes(nullptr);
 
@@ -109,6 +139,7 @@ struct Frame {
   Beginning begin;
   bool input_was_written = false;  // then there is nothing to recompute from
   bool forward_is_complete = false;
+  bool was_forward_mode = is_forward_mode();
   // A backward pass inside the forward recomputed something that the recomputation will find ready, so the operators
   // after it have other origins.
   bool was_recomputed_in_forward = false;
@@ -126,6 +157,8 @@ struct Frame {
   void let_go_unless_asked_by(const torch::autograd::Node* node);
   void recompute(int pass);
   size_t slots_needed() const;
+  std::vector<at::Tensor> arguments() const;
+  std::string cure() const;
   std::string name() const { return options.label.empty() ? "checkpoint" : "checkpoint '" + options.label + "'"; }
 };
 
@@ -178,7 +211,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
 
   std::any pack(const at::Tensor& tensor) override {
     const size_t index = count_++;
-    saved_bytes_ += tensor.has_storage() ? tensor.storage().nbytes() : kSmallRegion;
+    saved_bytes_ += has_bytes(tensor) ? tensor.storage().nbytes() : kSmallRegion;
     operators_.saved(tensor);
     const auto kept = std::make_shared<at::Tensor>(tensor.detach());
     mark_as_saved(*kept);
@@ -236,16 +269,13 @@ class RecomputePolicy final : public SavedTensorPolicy {
     const Metadata& then = frame_.metadata[index];
     const Metadata now(tensor, operators_.origin_of(tensor), /*with_values=*/false);
     if (!now.is_alike(then)) {
-      throw Error(
-          fmt::format("{}: saved tensor {}, {}, was {} in forward and is {} in the recomputation; the callable must do "
-                      "the same each time (does it depend on state that changed since?)",
-                      frame_.name(), index, operators_.place(), then.str(), now.str()));
+      throw Error(fmt::format("{}: saved tensor {}, {}, was {} in forward and is {} in the recomputation; {}",
+                              frame_.name(), index, operators_.place(), then.str(), now.str(), frame_.cure()));
     }
     if (!frame_.was_recomputed_in_forward && !now.came_about_like(then)) {
-      throw Error(fmt::format(
-          "{}: saved tensor {}, {}, {}, came about in another way in forward than in the recomputation; the "
-          "callable must do the same each time (does it depend on state that changed since?)",
-          frame_.name(), index, operators_.place(), now.str()));
+      throw Error(
+          fmt::format("{}: saved tensor {}, {}, {}, came about in another way in forward than in the recomputation; {}",
+                      frame_.name(), index, operators_.place(), now.str(), frame_.cure()));
     }
     if (then.is_filled_later) {
       operators_.saved_unfilled(tensor, [this, index](const at::Tensor& filled) { check_values(index, filled); });
@@ -307,6 +337,17 @@ class SavingInputs {
   bool before_;
 };
 
+// One for each input, or none at all.
+std::vector<at::Tensor> tangents_of(const std::vector<at::Tensor>& inputs) {
+  std::vector<at::Tensor> tangents;
+  bool any = false;
+  for (size_t i = 0; is_forward_mode() && i < inputs.size(); ++i) {
+    tangents.push_back(inputs[i].defined() ? at::Tensor(inputs[i]._fw_grad(kLevel)) : at::Tensor());
+    any = any || tangents.back().defined();
+  }
+  return any ? tangents : std::vector<at::Tensor>();
+}
+
 // Outside a backward pass each request is a pass of its own.
 int pass_of_request() {
   static std::atomic<int> next_own_pass{-2};
@@ -356,28 +397,45 @@ size_t Frame::slots_needed() const {
   return needed;
 }
 
+// Under the level of the recomputation.
+std::vector<at::Tensor> Frame::arguments() const {
+  std::vector<at::Tensor> all;
+  for (size_t i = 0; i < begin.inputs.size(); ++i) {
+    at::Tensor input = begin.inputs[i].unpack();
+    const at::Tensor tangent = begin.tangents.empty() ? at::Tensor() : begin.tangents[i].unpack();
+    const bool is_lost = tangent.defined() && !input._fw_grad(kLevel).defined();
+    all.push_back(is_lost ? at::_make_dual(input, tangent, kLevel) : std::move(input));
+  }
+  return all;
+}
+
+std::string Frame::cure() const {
+  return std::string("the callable must do the same each time (does it depend on state that changed since?)") +
+         (was_forward_mode ? "; under forward-mode AD, pass every tensor that has a tangent as an argument: those of "
+                             "captured tensors are lost before backward"
+                           : "");
+}
+
 void Frame::recompute(int pass) {
   if (input_was_written) {
     throw Error(fmt::format("{}: cannot recompute, since the callable wrote to an argument in place", name()));
   }
   was_recomputed_in_forward = was_recomputed_in_forward || !forward_is_complete;
-  std::vector<at::Tensor> arguments;
-  for (const auto& input : begin.inputs) {
-    arguments.push_back(input.unpack());
-  }
+  const ForwardModeScope forward_mode(!begin.tangents.empty());
+  const std::vector<at::Tensor> inputs = arguments();
   const c10::impl::ForceDispatchKeyGuard dispatch_scope(dispatch);
   const AutocastStateScope autocast_scope(autocast);
   const at::AutoGradMode enable_grad(true);
   const SliceScope slice_scope(slices);
   const TorchScriptAsItIs torch_script;
-  RecomputeOperators seen(operators, arguments, name());
+  RecomputeOperators seen(operators, inputs, name());
   const OperatorScope operator_scope(seen);
   const auto policy = std::make_shared<RecomputePolicy>(*this, pass, seen);
   const PolicyScope scope(policy);
   const ClosedAtEnd closed(*policy);
   try {
     const TrainingModes::Scope modes_scope(begin.modes);
-    begin.recompute(arguments);
+    begin.recompute(inputs);
   } catch (...) {
     if (!seen.has_stopped()) {
       throw;
@@ -388,10 +446,8 @@ void Frame::recompute(int pass) {
   }
   // A callable whose forward is under way has more to save.
   if (forward_is_complete ? policy->count() != slots.size() : policy->count() < slots.size()) {
-    throw Error(fmt::format(
-        "{}: {} tensors were saved in forward and {} in the recomputation, {}; the callable must do the same "
-        "each time (does it depend on state that changed since?)",
-        name(), slots.size(), policy->count(), seen.place()));
+    throw Error(fmt::format("{}: {} tensors were saved in forward and {} in the recomputation, {}; {}", name(),
+                            slots.size(), policy->count(), seen.place(), cure()));
   }
 }
 
@@ -413,6 +469,10 @@ class CheckpointForward::Impl {
         frame_->begin.inputs.emplace_back(input, /*is_output=*/false);
         writes_.push_back(input.defined() ? WriteCount(input) : WriteCount());
       }
+      const std::vector<at::Tensor> tangents = tangents_of(inputs);
+      for (const at::Tensor& tangent : tangents) {
+        frame_->begin.tangents.emplace_back(tangent, /*is_output=*/false);
+      }
     }
     frame_->begin.recompute = std::move(recompute);
     frame_->begin.modes = TrainingModes(std::exchange(frame_->options.module, nullptr));
@@ -428,6 +488,7 @@ class CheckpointForward::Impl {
   ~Impl() {
     if (written_input()) {
       frame_->begin.inputs.clear();
+      frame_->begin.tangents.clear();
       frame_->input_was_written = true;
     }
   }
@@ -447,8 +508,8 @@ class CheckpointForward::Impl {
     }
     if (operators_->wrote_to_outside_sparse()) {
       throw ConfigError(fmt::format(
-          "{}: the callable wrote to a tensor from outside that cannot be copied (a sparse one), so that its "
-          "recomputation would write once more; write out of place, or outside of the region",
+          "{}: the callable wrote to a tensor from outside that cannot be copied (a sparse one, or a wrapper), so that "
+          "its recomputation would write once more; write out of place, or outside of the region",
           frame_->name()));
     }
     operators_->close();

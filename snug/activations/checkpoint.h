@@ -132,12 +132,16 @@ decltype(auto) run_callable(F& callable, Arguments&& arguments) {
 /// give each of them a buffer of its own. Other side effects happen twice. Memory from outside that `fn` only reads is
 /// read again: do not change captured tensors until backward, just like tensors that autograd saves. TorchScript
 /// functions that are not optimised yet run unoptimised, operator by operator.
+/// Forward-mode AD: the tangents of tensors in `args` are kept until backward, too, and the recomputation has them
+/// again. LibTorch forgets a captured tensor's tangent when its level ends: pass such a tensor as an argument. The
+/// recomputation enters a level of its own, of which LibTorch allows one for the process, so no other thread may be in
+/// one meanwhile.
 /// Throws ConfigError, naming the label, if `fn` wrote in place to one of the tensors in `args`, or with a gradient to
-/// a tensor that it captured, or to a sparse tensor from outside. Backward throws snug::Error, naming label, operator
-/// and its place in the sequence, if the recomputation differs from the forward. It throws c10::Error, as LibTorch does
-/// for a saved tensor, if the recomputation reads memory from outside that was written since.
-/// Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0), plus the handling of memory and module
-/// modes described above.
+/// a tensor that it captured, or to a tensor from outside that has no memory of its own (a sparse one, or a wrapper of
+/// others). Backward throws snug::Error, naming label, operator and its place in the sequence, if the recomputation
+/// differs from the forward. It throws c10::Error, as LibTorch does for a saved tensor, if the recomputation reads
+/// memory from outside that was written since. Algorithm: torch/utils/checkpoint.py, non-reentrant form (torch 2.13.0),
+/// plus the handling of memory and module modes described above.
 template <class F, class... Args>
 auto checkpoint(CheckpointOptions options, F&& fn, Args&&... args) {
   using Arguments = std::tuple<std::decay_t<Args>...>;

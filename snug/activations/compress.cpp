@@ -12,6 +12,7 @@
 #include "snug/activations/detail/block_codes.h"
 #include "snug/activations/detail/late_copies.h"
 #include "snug/activations/detail/packed_mask.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
 // The unit of compression is a run of memory. If the tensor has at least a quarter of its storage, the run is the whole
@@ -53,8 +54,8 @@ Origin origin_of(const at::Tensor& tensor) {
 }
 
 bool is_plain_memory(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_nested() && !tensor.is_neg() &&
-         !tensor.is_conj() && tensor.numel() > 0 && tensor.const_data_ptr() != nullptr;
+  return detail::can_be_read(tensor) && !tensor.is_nested() && !tensor.is_neg() && !tensor.is_conj() &&
+         tensor.numel() > 0;
 }
 
 struct Span {

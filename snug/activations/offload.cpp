@@ -16,6 +16,7 @@
 #include "snug/activations/detail/kept_elsewhere.h"
 #include "snug/activations/detail/late_copies.h"
 #include "snug/activations/detail/offload_store.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/saved_tensor_policy.h"
 
@@ -30,11 +31,11 @@ bool is_held_anyway(const at::Tensor& tensor) {
   return tensor.is_view() ? tensor._base().is_leaf() : tensor.is_leaf() && tensor.requires_grad();
 }
 
-// A plain tensor is fully described by its memory, sizes, strides and the like. Sparse, quantized and wrapped tensors
-// are classes of their own.
+// A plain tensor is fully described by its memory, sizes, strides and the like. Quantized and nested tensors are
+// classes of their own.
 bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return typeid(impl) == typeid(c10::TensorImpl) && tensor.has_storage() && tensor.dim() > 0;
+  return typeid(impl) == typeid(c10::TensorImpl) && detail::has_bytes(tensor) && tensor.dim() > 0;
 }
 
 class OffloadPolicy;
@@ -149,9 +150,8 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
   }
 
   std::any pack(const at::Tensor& tensor) override {
-    const bool is_large = tensor.has_storage() && static_cast<int64_t>(tensor.storage().nbytes()) >=
-                                                      std::max<int64_t>(1, options_.min_bytes.count());
-    if (!is_large || !is_plain(tensor) || is_held_anyway(tensor)) {
+    const int64_t least = std::max<int64_t>(1, options_.min_bytes.count());
+    if (!is_plain(tensor) || static_cast<int64_t>(tensor.storage().nbytes()) < least || is_held_anyway(tensor)) {
       return tensor.detach();
     }
     detail::mark_as_saved(tensor);

@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim.h>
 
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/allocation_log.h"
 #include "snug/memory/detail/device.h"
 #include "snug/memory/detail/device_memory.h"
@@ -70,7 +71,7 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
 std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::named_storages() const {
   std::unordered_map<const void*, Named> named;
   const auto name = [&](const at::Tensor& tensor, Category category) {
-    if (tensor.defined() && tensor.has_storage() && is_mine(tensor.device())) {
+    if (detail::has_bytes(tensor) && is_mine(tensor.device())) {
       named.try_emplace(tensor.storage().data(), Named{category, static_cast<int64_t>(tensor.storage().nbytes())});
     }
   };

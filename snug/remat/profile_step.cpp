@@ -70,14 +70,16 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   const auto taken = [&] { return live_bytes(device).count() - step.journal.bytes(); };
   const int64_t before = taken();
   detail::TapeRecorder recorder(device);
+  const auto tape = std::make_shared<OpTape>(schedule, &recorder);
   step.unfinished.reset();
   try {
     detail::record_step(
-        step.forward_and_loss, std::make_shared<OpTape>(schedule, &recorder), recorder, step.journal,
+        step.forward_and_loss, tape, recorder, step.journal,
         {.memory = schedule ? Bytes::unlimited() : step.options.memory, .parameters = &step.parameters});
   } catch (...) {
     step.unfinished = recorder.take_unfinished();
     step.packed = recorder.packed();
+    std::erase_if(step.packed, [&](const auto& one) { return tape->is_asked_inside(one.first); });
     throw;
   }
   const int64_t let_go = recorder.let_go_bytes();
@@ -228,11 +230,11 @@ class FrugalSchedules {
     tape->drop_everything(store);
     detail::record_step(step.forward_and_loss, tape, recorder, step.journal, {.goes_backward = false});
     auto packed = recorder.packed();
-    std::erase_if(packed, [&](const auto& one) { return tape->is_asked_early(one.first); });
+    std::erase_if(packed, [&](const auto& one) { return tape->is_asked_inside(one.first); });
     StepProfile profile = recorder.take();
     std::erase_if(profile.events, [&](const ProfileEvent& event) {
       return is_from_before(event) ||
-             (event.kind == EventKind::Drop && tape->is_asked_early(event.index));  // it stays
+             (event.kind == EventKind::Drop && tape->is_asked_inside(event.index));  // it stays
     });
     add_guessed_backward(profile, packed);
     profile.link = step.options.link;

@@ -2,8 +2,9 @@
 
 import torch
 import torch.nn.functional as F
+import torch.utils._pytree as pytree
 import torch.utils.checkpoint
-from torch import nn
+from torch import func, nn
 
 
 class Mlp(nn.Module):
@@ -98,6 +99,74 @@ class Cond(Mlp):
     def forward(self, x):
         x = super().forward(x)
         return torch.cond(x.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (x,))
+
+
+class Wrapper(torch.Tensor):
+    """A tensor that has no memory of its own, and hands operators on to another."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, requires_grad=False)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = lambda value: value.inner if isinstance(value, Wrapper) else value
+        result = func(*pytree.tree_map(plain, args), **pytree.tree_map(plain, kwargs or {}))
+        return pytree.tree_map(lambda value: Wrapper(value) if isinstance(value, torch.Tensor) else value, result)
+
+
+class OwnMemory(torch.Tensor):
+    """A tensor whose memory is its own, and that sees operators."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+def jagged(x):
+    return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 3, 10, len(x)]))
+
+
+class Unwrapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.inner
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return Wrapper(gradient)
+
+
+class Wrapped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return Wrapper(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.inner if isinstance(gradient, Wrapper) else gradient
+
+
+#: name: the loss of a model and a batch, made of derivatives by torch.func or of tensors of a kind of their own
+KINDS = {
+    "jvp": lambda f, x: sum(part.square().mean() for part in func.jvp(f, (x,), (torch.cos(x),))),
+    "jacfwd": lambda f, x: sum(func.jacfwd(f)(row).square().sum() for row in x[:2]),
+    "jacrev": lambda f, x: sum(func.jacrev(f)(row).square().sum() for row in x[:2]),
+    "hessian": lambda f, x: func.hessian(lambda row: f(row).sum())(x[0, :]).diagonal().sum().square() + f(x).mean(),
+    "vmap": lambda f, x: func.vmap(f)(x).square().mean(),
+    "vmap of grad": lambda f, x: func.vmap(func.grad(lambda row: f(row).square().sum()))(x).square().mean(),
+    "vmap of jvp": lambda f, x: func.vmap(lambda row: func.jvp(f, (row,), (torch.ones_like(row),))[1])(x).square().mean(),
+    "functionalize": lambda f, x: func.functionalize(f)(x).square().mean(),
+    "jagged": lambda f, x: f(jagged(x)).values().square().mean(),
+    "nested": lambda f, x: torch.cat(f[0](torch.nested.as_nested_tensor([x[:3], x[3:]])).unbind()).square().mean() + f(x).mean(),
+    "wrapper": lambda f, x: Unwrapped.apply(Wrapped.apply(f(x)).sin() * 2).square().mean() + f(x).mean(),
+    "own memory": lambda f, x: f(x.as_subclass(OwnMemory)).as_subclass(torch.Tensor).square().mean(),
+    "sparse": lambda f, x: torch.sparse.mm(f(x).detach().relu().to_sparse(), f(x).T).square().mean(),
+    "oneDNN": lambda f, x: (f(x).to_mkldnn().relu().to_dense() + f(x)).square().mean(),
+}
 
 
 def vectors(items=64):

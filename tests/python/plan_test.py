@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import snug
-from models import MODELS, Checkpointed, Mlp, made, targets, vectors
+from models import KINDS, MODELS, Checkpointed, Mlp, made, targets, vectors
 
 
 def trained(model, loss_of, plan=None):
@@ -162,6 +162,19 @@ class Plans(unittest.TestCase):
         plain, _ = trained(model, loss_of)
         plan = as_small_as(loss_of, 0.5)
         self.assertTrue(same_bits(plain, trained(model, loss_of, plan)[0]))
+
+    def test_take_derivatives_by_torch_func_and_tensors_of_every_kind(self):
+        for name, loss_of_kind in KINDS.items():
+            with self.subTest(name):
+                torch.manual_seed(1)
+                model, x = nn.Sequential(*[layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.Tanh())]), vectors()
+                loss_of = lambda: loss_of_kind(model, x)
+                plain, _ = trained(model, loss_of)
+                plan = as_small_as(loss_of, 0.7)
+                planned, peak = trained(model, loss_of, plan)
+                self.assertTrue(same_bits(plain, planned))
+                self.assertEqual(plan.deviation, "")
+                self.assertLessEqual(peak, plan.peak_bytes)
 
     def test_refuse_compiled_autograd(self):
         import torch._dynamo.compiled_autograd as compiled_autograd

@@ -83,6 +83,7 @@ class Step {
     for (size_t i = 0; i < buffers.size(); ++i) {
       buffers[i].copy_(buffers_[i]);
     }
+    model_.kept->clear();  // a prediction is for steps that begin without them
     torch::manual_seed(1);
   }
 

@@ -29,6 +29,7 @@ class Build {
   Build(nn::Module& owner, uint64_t seed) : owner_(owner), random_(seed) {}
 
   int64_t width = 0;
+  std::shared_ptr<std::vector<Tensor>> kept = std::make_shared<std::vector<Tensor>>();  // results, by the program
 
   int64_t below(int64_t n) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(n)); }
   bool maybe() { return below(2) == 0; }

@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "tests/support/random_blocks.h"
+#include "tests/support/random_derivative_blocks.h"
 #include "tests/support/random_unseen_blocks.h"
 
 namespace snug::testing {
@@ -60,6 +61,11 @@ constexpr Kind kKinds[] = {
     {"exchanged_storage", false, exchanged_storage},
     {"unrolled_loop", false, unrolled_loop},
     {"instance_norm", true, instance_norm},
+    {"tangents", false, tangents},
+    {"vmapped", false, vmapped},
+    {"equilibrium", false, equilibrium},
+    {"gradient_hook", false, gradient_hook},
+    {"kept_results", false, kept_results},
 };
 
 // Token numbers in, and out over the same embedding.
@@ -87,6 +93,7 @@ RandomModel random_model(uint64_t seed) {
   RandomModel model;
   model.module = std::make_shared<nn::Module>("RandomModel");
   Build build(*model.module, seed);
+  model.kept = build.kept;
   const Kind& certain = kKinds[seed % std::size(kKinds)];
   if (certain.picture) {
     build.width = build.even(4, 10);

@@ -1,7 +1,7 @@
 #pragma once
 // Random small models for tests that must hold for any model: from a seed, a few blocks of kinds that make life hard
 // for whoever drops and rebuilds activations (writes in place, views, random operators, shared weights, buffers,
-// autocast, recurrent layers ...).
+// autocast, recurrent layers, derivatives in the forward pass, hooks ...).
 //
 //   RandomModel model = random_model(7);
 //   torch::manual_seed(1);                    // for dropout
@@ -21,6 +21,7 @@ struct RandomModel {
   std::string description;                           ///< the seed, the input's shape and the kinds of blocks
   std::vector<std::string> kinds;                    ///< of the blocks, in order
   std::shared_ptr<torch::nn::Module> module;         ///< in training mode
+  std::shared_ptr<std::vector<torch::Tensor>> kept;  ///< results of the last forward pass, with their graphs
   torch::Tensor input;                               ///< [batch, ...]; may require a gradient, may be token numbers
   std::function<torch::Tensor(torch::Tensor)> loss;  ///< a scalar, of the input or of some of its rows
 

@@ -9,6 +9,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "snug/activations/detail/operator_traits.h"
+#include "snug/core/detail/has_bytes.h"
 
 namespace snug::detail {
 
@@ -89,7 +90,7 @@ void LateCopies::call(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
   std::vector<c10::Storage> written;
   visit_written(traits, Arguments(call.op, stack), [&](const at::Tensor& tensor, size_t) {
-    if (tensor.has_storage()) {
+    if (has_bytes(tensor)) {
       written.push_back(tensor.storage());
     }
   });

@@ -20,6 +20,7 @@
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/held.h"
 #include "snug/memory/detail/operator_mode.h"
 
@@ -39,7 +40,7 @@ struct StoragePart {
 /// may use it.
 class LateCopy {
  public:
-  /// `tensor` has a storage; it is held at first. `copies` must outlive this object.
+  /// `tensor` has bytes; they are held at first. `copies` must outlive this object.
   LateCopy(LateCopies& copies, const at::Tensor& tensor, const StoragePart& part);
   virtual ~LateCopy();
   LateCopy(const LateCopy&) = delete;
@@ -94,7 +95,7 @@ class LateCopies final : public OperatorPolicy {
  public:
   void call(const OperatorCall& call, Stack& stack) override;
   void unseen_write(const at::Tensor& tensor) override {
-    if (tensor.has_storage()) {
+    if (has_bytes(tensor)) {
       hold_again(tensor.storage());
     }
   }

@@ -12,6 +12,7 @@
 
 #include "snug/activations/detail/kept_elsewhere.h"
 #include "snug/activations/detail/storage_views.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/core/error.h"
 #include "snug/memory/detail/backward_pass.h"
 
@@ -38,7 +39,7 @@ bool all_are_views(const MemoryNames& given, const Stack& stack, size_t first_re
     bool found = false;
     visit_tensors_in(stack[i], [&](const at::Tensor& result) {
       found = true;
-      all = all && result.has_storage() && is_among(given, result);
+      all = all && has_bytes(result) && is_among(given, result);
     });
     all = all && found;
   }
@@ -93,13 +94,13 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   const FilledSaves filled = just_saved_.take(arguments, written);
   const CallKey key = policy_ ? keys_.next(entered.origin, arguments) : 0;
   const MemoryNames given = policy_ ? memory_in(arguments) : MemoryNames();
-  // Of the tensor that is written, if it is the only one: transposing or resizing in place is not absorbed. Sparse and
-  // nested tensors have no strides.
+  // Of the tensor that is written, if it is the only one: transposing or resizing in place is not absorbed. Nested
+  // tensors and those without bytes have no strides.
   std::optional<Geometry> before;
   at::Tensor target;
   if (!kept_memory_.empty() && written.size() == 1 && arguments[written.front()].isTensor()) {
     target = arguments[written.front()].toTensor();
-    if (target.has_storage() && !target.is_nested()) {
+    if (has_bytes(target) && !target.is_nested()) {
       before.emplace(target);
     }
   }
@@ -202,7 +203,7 @@ void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
   if (values_.is_own(tensor)) {
     return;
   }
-  if (!tensor.has_storage() || values_.is_part_of_sparse(tensor)) {
+  if (!has_bytes(tensor) || values_.is_part_of_sparse(tensor)) {
     wrote_to_outside_sparse_ = true;
     return;
   }
@@ -222,7 +223,7 @@ void ForwardOperators::keep_result(CallKey key, Keep keep, const Stack& stack, s
   result.packer = keep == Keep::Offload ? offload_packer() : keep == Keep::Compress ? compress_packer() : nullptr;
   for (size_t i = first_result; i < stack.size(); ++i) {
     const c10::IValue& value = stack[i];
-    if (!value.isTensor() || !value.toTensor().defined() || !value.toTensor().has_storage()) {
+    if (!value.isTensor() || !has_bytes(value.toTensor())) {
       result.values.push_back({value});
       continue;
     }
@@ -425,11 +426,11 @@ const c10::Storage* RecomputeOperators::scratch_of(const at::Tensor& tensor, boo
   if (!tensor.defined() || values_.is_own(tensor)) {
     return nullptr;
   }
-  if (!tensor.has_storage()) {
+  if (!has_bytes(tensor)) {
     if (is_written) {
       throw Error(
           fmt::format("{}: the recomputation is about to write once more to a tensor from outside of the region that "
-                      "cannot be copied (a sparse one); write out of place, or outside of the region",
+                      "cannot be copied (a sparse one, or a wrapper); write out of place, or outside of the region",
                       region_));
     }
     return nullptr;

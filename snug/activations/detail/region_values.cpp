@@ -54,11 +54,11 @@ Origin of_kind_and_sizes(Origin origin, const at::Tensor& tensor) {
 }
 
 int64_t offset_of(const at::Tensor& tensor) {
-  return tensor.has_storage() && !tensor.is_nested() ? tensor.storage_offset() : 0;
+  return has_bytes(tensor) && !tensor.is_nested() ? tensor.storage_offset() : 0;
 }
 
 std::vector<int64_t> strides_of(const at::Tensor& tensor) {
-  return tensor.has_storage() && !tensor.is_nested() ? tensor.strides().vec() : std::vector<int64_t>();
+  return has_bytes(tensor) && !tensor.is_nested() ? tensor.strides().vec() : std::vector<int64_t>();
 }
 
 // Autocast caches casts of parameters, so the recomputation may find a cast that the forward makes, or the other way
@@ -208,7 +208,7 @@ RegionValues::Call RegionValues::enter(const c10::OperatorHandle& op, const Oper
       if (!is_out) {
         call.origin = made_of(call.origin, operand(tensor, is_written));
       }
-      call.shows_sparse = call.shows_sparse || (traits.is_view && !tensor.has_storage() && !is_own(tensor));
+      call.shows_sparse = call.shows_sparse || (traits.is_view && !has_bytes(tensor) && !is_own(tensor));
     });
   }
   if (is_of_numbers_alone(call.origin)) {
@@ -224,12 +224,12 @@ RegionValues::Call RegionValues::enter(const c10::OperatorHandle& op, const Oper
 
 bool RegionValues::leave(const Call& call, const Stack& stack, size_t first_result) {
   bool has_new = false;
-  bool all_have_storage = true;
+  bool all_have_bytes = true;
   size_t index = 0;
   for (size_t i = first_result; i < stack.size(); ++i) {
     visit_tensors_in(stack[i], [&](const at::Tensor& result) {
       const Origin origin = of_result(call.origin, index++);
-      all_have_storage = all_have_storage && result.has_storage();
+      all_have_bytes = all_have_bytes && has_bytes(result);
       if (names_.count(memory_of(result)) == 0) {
         places_[add(result, /*is_own=*/!call.shows_sparse, origin)].is_part_of_sparse = call.shows_sparse;
         has_new = true;
@@ -240,7 +240,7 @@ bool RegionValues::leave(const Call& call, const Stack& stack, size_t first_resu
     Place& place = places_[call.written[i]];
     place.origin = made_of(place.origin, derived(derived(call.origin, kWritten), i));
   }
-  return has_new && all_have_storage;
+  return has_new && all_have_bytes;
 }
 
 Origin origin_by_sizes(const c10::OperatorHandle& op, const Arguments& arguments) {

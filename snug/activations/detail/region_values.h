@@ -14,29 +14,30 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "snug/activations/detail/operator_traits.h"
+#include "snug/core/detail/has_bytes.h"
 
 namespace snug::detail {
 
-/// The address of a storage or, for a tensor without one, such as a sparse one, of the tensor.
+/// The address of a storage or, for a tensor without bytes of its own, such as a sparse one, of the tensor.
 using MemoryName = const void*;
 inline MemoryName memory_of(const at::Tensor& tensor) {
-  return tensor.has_storage() ? static_cast<MemoryName>(tensor.storage().unsafeGetStorageImpl())
-                              : tensor.unsafeGetTensorImpl();
+  return has_bytes(tensor) ? static_cast<MemoryName>(tensor.storage().unsafeGetStorageImpl())
+                           : tensor.unsafeGetTensorImpl();
 }
 
 /// Keeps the address of some memory from being given to other memory; does not hold the memory.
 class MemoryAddress {
  public:
   explicit MemoryAddress(const at::Tensor& tensor)
-      : storage_(tensor.has_storage() ? tensor.storage().getWeakStorageImpl() : WeakStorage(Storage())),
-        tensor_((tensor.has_storage() ? at::Tensor() : tensor).getIntrusivePtr()) {}
+      : storage_(has_bytes(tensor) ? tensor.storage().getWeakStorageImpl() : WeakStorage(Storage())),
+        tensor_((has_bytes(tensor) ? at::Tensor() : tensor).getIntrusivePtr()) {}
   bool is_alive() const { return storage_.use_count() > 0 || tensor_.use_count() > 0; }
 
  private:
   using Storage = c10::intrusive_ptr<c10::StorageImpl>;
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
   WeakStorage storage_;
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;  // of one without a storage
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;  // of one without bytes
 };
 
 /// The origin of the content of some memory: a hash of the operators that made it and of the values from outside that
@@ -90,7 +91,7 @@ class RegionValues {
   };
   Call enter(const c10::OperatorHandle& op, const OperatorTraits& traits, const Arguments& arguments,
              const std::vector<size_t>& written);
-  /// The results of the call are on the stack. Returns whether any is in new memory, and all have a storage.
+  /// The results of the call are on the stack. Returns whether any is in new memory, and all have bytes.
   bool leave(const Call& call, const Stack& stack, size_t first_result);
 
   /// Calls f(tensor) for each tensor from outside that the operator reads without writing it.

@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include "snug/core/detail/bytes_hash.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/aside.h"
 
 namespace snug::detail {
@@ -58,7 +59,7 @@ uint64_t hash_on_device(const at::Tensor& plain) {
 }  // namespace
 
 uint64_t tensor_hash(const at::Tensor& tensor) {
-  if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.device().is_meta()) {
+  if (!can_be_read(tensor)) {
     return 0;
   }
   const Aside none_of_the_step;

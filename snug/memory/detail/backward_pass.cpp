@@ -10,7 +10,12 @@
 
 namespace snug::detail {
 
-static thread_local BackwardObserverScope* innermost_observer = nullptr;
+namespace {
+
+thread_local int pass_around = -1;  // the outermost one, while others run inside of it
+thread_local BackwardObserverScope* innermost_observer = nullptr;
+
+}  // namespace
 
 BackwardObserverScope::BackwardObserverScope(BackwardObserver& observer)
     : observer_(observer), outside_(std::exchange(innermost_observer, this)) {
@@ -26,6 +31,12 @@ void show_pass_to_observers(const torch::autograd::edge_list& roots) {
 }
 
 int current_pass() { return torch::autograd::get_current_graph_task_id(); }
+
+int outermost_pass() { return pass_around >= 0 ? pass_around : current_pass(); }
+
+PassBegins::PassBegins() : before_(std::exchange(pass_around, outermost_pass())) {}
+
+PassBegins::~PassBegins() { pass_around = before_; }
 
 void go_backward(const at::Tensor& loss) {
   install_engine();

@@ -57,6 +57,21 @@ class [[nodiscard]] BackwardOnThisThread final {
 /// The number of the innermost backward pass that runs on this thread, different for each pass; -1 if none runs.
 int current_pass();
 
+/// The number of the pass that all others of this thread run inside of; -1 if none runs.
+int outermost_pass();
+
+/// Made by the engine when a pass begins: remembers which one it is inside of.
+class [[nodiscard]] PassBegins final {
+ public:
+  PassBegins();
+  ~PassBegins();
+  PassBegins(const PassBegins&) = delete;
+  PassBegins& operator=(const PassBegins&) = delete;
+
+ private:
+  int before_;
+};
+
 /// loss.backward(), on this thread. If it throws, no tensor of the pass stays alive (see ForwardingEngine).
 void go_backward(const at::Tensor& loss);
 

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "snug/core/detail/computed_gradients.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/custom_function.h"
 #include "snug/memory/detail/operator_mode.h"
 
@@ -24,7 +25,7 @@ inline bool is_shared(const at::Tensor& tensor) {
 
 /// Returns `kept`, or a copy of it if a custom Function asks for it and its memory is shared.
 inline at::Tensor not_adopted(at::Tensor kept) {
-  if (!kept.defined() || !kept.has_storage() || kept.is_nested() || !is_shared(kept) ||
+  if (!can_be_read(kept) || kept.is_nested() || !is_shared(kept) ||
       !kept.is_non_overlapping_and_dense()) {  // which autograd never takes as it is
     return kept;
   }

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/cpu_allocator.h"
 #include "snug/memory/detail/forwarding_engine.h"
 #include "snug/memory/detail/not_adopted.h"
@@ -104,7 +105,7 @@ Engine& engine_in_front() { return *in_front; }
 }  // namespace
 
 void mark_as_saved(const at::Tensor& tensor) {
-  if (saved_tensors_are_observed() && tensor.defined() && tensor.has_storage()) {
+  if (saved_tensors_are_observed() && has_bytes(tensor)) {
     report_saved_for_backward(tensor.storage().data());
   }
 }

@@ -12,6 +12,7 @@
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/detail/storage_views.h"
 #include "snug/core/detail/allocated_bytes.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/aside.h"
 
 namespace snug::detail {
@@ -43,7 +44,7 @@ void visit_parts(const at::Tensor& tensor, const F& f) {
     f(by_rows ? tensor.crow_indices() : tensor.ccol_indices());
     f(by_rows ? tensor.col_indices() : tensor.row_indices());
     f(tensor.values());
-  } else if (tensor.has_storage()) {
+  } else if (has_bytes(tensor)) {
     f(tensor);
   }
 }
@@ -171,7 +172,7 @@ void EffectJournal::note_memory(const at::Tensor& tensor) {
     noted->second.is_in_latest_run = true;
     return;
   }
-  const bool has_values = memory->nbytes() > 0 && memory->data() != nullptr && !memory->device().is_meta();
+  const bool has_values = memory->nbytes() > 0;
   memory_.emplace(memory, Memory{.storage = tensor.storage().getWeakStorageImpl(),
                                  .bytes = memory->nbytes(),
                                  .values = has_values ? copy_of(storage_bytes(tensor)) : at::Tensor(),
@@ -190,7 +191,7 @@ void EffectJournal::note_view(const at::Tensor& tensor) {
 at::Tensor EffectJournal::copy_of(const at::Tensor& tensor) {
   const Aside none_of_the_step;
   const c10::NoGradGuard no_grad;
-  if (is_all_zero(tensor)) {
+  if (is_strided(tensor) && (!can_be_read(tensor) || is_all_zero(tensor))) {
     return {};
   }
   at::Tensor copy = at::clone(tensor);
@@ -320,7 +321,7 @@ void EffectJournal::restore(const View& view) {
 void EffectJournal::restore(const Gradient& one) {
   if (one.values.defined()) {
     at::Tensor(one.gradient).copy_(one.values);
-  } else if (one.gradient.defined()) {
+  } else if (can_be_read(one.gradient)) {
     at::Tensor(one.gradient).zero_();
   }
   one.leaf.mutable_grad() = one.gradient;

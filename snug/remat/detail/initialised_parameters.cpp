@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "snug/core/detail/has_bytes.h"
 #include "snug/core/error.h"
 
 namespace snug::detail {
@@ -21,7 +22,7 @@ namespace {
 
 void InitialisedParameters::check(const std::vector<at::Tensor>& leaves, const EffectJournal& journal) const {
   for (const at::Tensor& leaf : leaves) {
-    const c10::StorageImpl* memory = leaf.has_storage() ? leaf.storage().unsafeGetStorageImpl() : nullptr;
+    const c10::StorageImpl* memory = has_bytes(leaf) ? leaf.storage().unsafeGetStorageImpl() : nullptr;
     if (made_.contains(memory)) {
       refuse_to_initialise(leaf, "makes the values (as by set_data) of");
     }

@@ -6,6 +6,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "snug/activations/detail/operator_traits.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/backward_pass.h"
 
 // Recording. Whether the operators are those scheduled is in op_tape_schedule.cpp; in whose hands a storage is, in
@@ -92,7 +93,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
 
 // Null: none of the operators has seen it.
 std::optional<int> OpTape::known_number_of(const at::Tensor& tensor) const {
-  const auto found = tensor.has_storage() ? numbers_.find(name_of(tensor)) : numbers_.end();
+  const auto found = has_bytes(tensor) ? numbers_.find(name_of(tensor)) : numbers_.end();
   return found != numbers_.end() ? std::optional(found->second) : std::nullopt;
 }
 
@@ -185,7 +186,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
 
 void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument,
                          std::optional<size_t> element) {
-  if (!tensor.has_storage() || tensor.is_inference()) {
+  if (!has_bytes(tensor) || tensor.is_inference()) {
     record.is_replayable = false;
     return;
   }
@@ -199,7 +200,7 @@ void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t 
 }
 
 void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
-  if (!tensor.has_storage()) {
+  if (!has_bytes(tensor)) {
     record.is_replayable = false;
     return;
   }
@@ -232,7 +233,7 @@ WriteCount& OpTape::count_of(int storage, const at::Tensor& tensor) {
 void OpTape::expect_writes(const std::vector<at::Tensor>& written) {
   std::vector<const void*> counters;
   for (const at::Tensor& tensor : written) {
-    if (tensor.has_storage() && !tensor.is_inference()) {
+    if (has_bytes(tensor) && !tensor.is_inference()) {
       counters.push_back(WriteCount::counter_of(tensor));
       const auto writes = std::count(counters.begin(), counters.end(), counters.back());
       count_of(number_of(tensor), tensor).expect(static_cast<uint32_t>(writes));
@@ -261,7 +262,7 @@ void OpTape::take_back_writes(const TapeOperator& record) {
 
 void OpTape::unseen_write(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  if (is_closed_ || !tensor.defined() || !tensor.has_storage()) {
+  if (is_closed_ || !has_bytes(tensor)) {
     return;
   }
   const int number = number_of(tensor);
@@ -312,7 +313,7 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
       note_alias(*known, tensor, /*was_written=*/has_written);
       return;
     }
-    if (!tensor.has_storage() || tensor.is_inference()) {
+    if (!has_bytes(tensor) || tensor.is_inference()) {
       record.is_replayable = false;
       return;
     }

@@ -11,7 +11,8 @@
 //
 // A backward pass inside the forward pass (forces from an energy, a penalty on gradients) is part of the latter. What
 // it asks for is kept till autograd lets go of it, since nobody knows how long such a pass needs it; what it computes
-// and saves itself is treated like the rest.
+// and saves itself is treated like the rest. Likewise what a pass inside the backward pass asks for that keeps its
+// graph (a hook that solves an equation, as deep equilibrium models have).
 //
 // A write that no operator explains, as custom functions make through a pointer before they say mark_dirty, moves a
 // tensor's count; what it wrote is not rebuilt. Nor is what operators read from memory that the program lends, as a
@@ -77,6 +78,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   /// The forward pass is over. Unpacking does this too, unless it belongs to a backward pass inside the forward pass,
   /// which the schedule knows of or a listener is to hear of.
   void close();
+  /// Tells the listener of what autograd still has then.
+  void backward_is_over();
   void forget_listener();
   /// From now on holds only what cannot be rebuilt, or puts that into `store`. Without a schedule only; for a forward
   /// pass without backward.
@@ -88,7 +91,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   /// Memory that its operators made and that somebody has.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_and_alive() const;
   /// Whether a backward pass inside the forward pass has asked for it.
-  bool is_asked_early(int storage) const { return storages_[static_cast<size_t>(storage)].is_asked_early; }
+  bool is_asked_inside(int storage) const { return storages_[static_cast<size_t>(storage)].is_asked_inside; }
   /// The first operator that was another than the schedule's, in words; empty if there was none.
   const std::string& deviation() const { return cursor_.deviation(); }
   /// The first operator whose results were larger than scheduled. The schedule goes on.
@@ -175,7 +178,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void judge_all_again();
   void bring_back_what_is_kept();
   void note_place(int storage, const c10::Storage& memory);
-  bool note_early_ask(int storage);
+  bool note_ask_inside(int storage);
   at::Tensor values_of(const Slot& slot);
   void begin_unpacking(Slot& slot);
   void let_go();

@@ -124,8 +124,8 @@ bool OpTape::is_kept(int storage) const {
   const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
   const bool is_dropped = scheduled != nullptr
                               ? !scheduled->keep_if_saved || (keeps_graph_ && cursor_.is_let_go(*scheduled))
-                              : drops_everything_ && !s.is_asked_early;
-  return !is_dropped || (!s.is_rebuildable && !goes_away(storage));
+                              : drops_everything_;
+  return !is_dropped || s.is_asked_inside || (!s.is_rebuildable && !goes_away(storage));
 }
 
 // Whether it is put away when nobody holds it, because it is needed later.

@@ -8,6 +8,7 @@
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/detail/storage_views.h"
 #include "snug/activations/detail/tensor_hash.h"
+#include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/backward_pass.h"
 #include "snug/remat/detail/op_tape.h"
 #include "snug/remat/detail/tape_slot.h"
@@ -16,6 +17,8 @@
 
 namespace snug::detail {
 namespace {
+
+bool this_pass_keeps_its_graph() { return current_pass() < 0 || torch::autograd::get_current_graph_task_keep_graph(); }
 
 // None of the tape's operators, whatever it takes to read the values.
 uint64_t hash_of(const at::Tensor& tensor) {
@@ -31,7 +34,7 @@ std::any OpTape::pack(const at::Tensor& tensor) {
     cursor_.deviate(
         "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
   }
-  if (is_closed_ || !tensor.has_storage()) {
+  if (is_closed_ || !has_bytes(tensor)) {
     return tensor.detach();
   }
   const std::optional<int> known = known_number_of(tensor);
@@ -94,17 +97,15 @@ void OpTape::close() {
 }
 
 void OpTape::begin_unpacking(Slot& slot) {
-  const int pass = current_pass();
-  const bool kept_graph = std::exchange(keeps_graph_, pass < 0 || torch::autograd::get_current_graph_task_keep_graph());
-  if (cursor_.begin(pass)) {
-    if (keeps_graph_) {
-      judge_all_again();
-    }
-    if (kept_graph) {
-      bring_back_what_is_kept();
-    }
+  const bool kept_graph = std::exchange(keeps_graph_, this_pass_keeps_its_graph());
+  const bool begins = cursor_.begin(outermost_pass());
+  if (keeps_graph_ && (begins || !kept_graph)) {
+    judge_all_again();
   }
-  slot.pass = pass;
+  if (kept_graph && begins) {
+    bring_back_what_is_kept();
+  }
+  slot.pass = current_pass();
   cursor_.arrive(slot.storage);
   meet_streams_of_unpacking();
 }
@@ -124,16 +125,21 @@ void OpTape::let_go() {
   }
 }
 
-// A schedule knows what nothing asks for but a backward pass inside the forward pass: it has no unpacking of it.
-bool OpTape::note_early_ask(int storage) {
+// Where a step is recorded, the pass of the step keeps no graph. A schedule knows what passes inside ask for: it has no
+// unpacking of it.
+bool OpTape::note_ask_inside(int storage) {
   TapeStorage& s = at(storage);
-  if (!is_closed_ && !s.is_asked_early) {
-    const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
-    const bool is_expected =
-        scheduled != nullptr && scheduled->unpacked_at.empty() && cursor_.due(operators_.size()) != nullptr;
-    s.is_asked_early = listener_ != nullptr || is_expected;
+  if (s.is_asked_inside) {
+    return true;
   }
-  return s.is_asked_early;
+  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+  const bool may_be_inside = is_closed_ || cursor_.due(operators_.size()) != nullptr;
+  s.is_asked_inside = (scheduled != nullptr && scheduled->unpacked_at.empty() && may_be_inside) ||
+                      (listener_ != nullptr && (!is_closed_ || this_pass_keeps_its_graph()));
+  if (s.is_asked_inside && listener_ != nullptr) {
+    listener_->on_asked_inside(storage);
+  }
+  return s.is_asked_inside;
 }
 
 at::Tensor OpTape::values_of(const Slot& slot) {
@@ -157,10 +163,12 @@ at::Tensor OpTape::unpack(std::any& packed) {
   }
   Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
   const std::lock_guard lock(mutex_);
-  if (note_early_ask(slot.storage)) {
+  if (!note_ask_inside(slot.storage)) {
+    close();
+  }
+  if (note_ask_inside(slot.storage)) {
     return values_of(slot);
   }
-  close();
   if (slot.pass >= 0 && slot.pass == current_pass()) {
     return values_of(slot);
   }
@@ -178,6 +186,16 @@ at::Tensor OpTape::unpack(std::any& packed) {
     listener_->after_unpack();
   }
   return result;
+}
+
+// What the program has kept of the graph, or a hook that goes backward, is unused from here on.
+void OpTape::backward_is_over() {
+  const std::lock_guard lock(mutex_);
+  for (int s = 0; listener_ != nullptr && s < std::ssize(storages_); ++s) {
+    if (at(s).slots > 0) {
+      listener_->on_unused(s);
+    }
+  }
 }
 
 void OpTape::slot_is_gone(Slot& slot) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "snug/core/detail/has_bytes.h"
 #include "snug/remat/detail/op_tape.h"
 
 // A schedule on the tape: what of it holds for the operators that come, and what is saved of it where they are others.
@@ -109,7 +110,7 @@ void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::T
   };
   std::vector<ValueId> writes;
   for (const at::Tensor& tensor : written) {
-    if (tensor.has_storage()) {
+    if (has_bytes(tensor)) {
       const int storage = number_of(tensor);
       const ValueId value{storage, at(storage).last_version() + 1};
       if (std::find(writes.begin(), writes.end(), value) == writes.end()) {
@@ -119,7 +120,7 @@ void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::T
     }
   }
   for (const at::Tensor& tensor : statistics) {
-    if (tensor.has_storage()) {
+    if (has_bytes(tensor)) {
       note(number_of(tensor));
     }
   }

@@ -81,6 +81,7 @@ void run_step(const std::function<at::Tensor()>& forward_and_loss, const std::sh
   recorder.begin_backward();
   effects.begin_backward();
   go_backward(loss);
+  tape->backward_is_over();
   recorder.stop();
 }
 

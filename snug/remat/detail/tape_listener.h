@@ -32,6 +32,9 @@ class TapeListener {
   /// A saved tensor on it was released and not asked for by the backward pass; or the program has let go of what a
   /// backward pass inside the forward pass had from there.
   virtual void on_unused(int storage) = 0;
+  /// For the first time, a backward pass inside another asks for it, or one inside the forward pass: it counts as
+  /// dropped when the last tensor on it is released, and as never unpacked.
+  virtual void on_asked_inside(int storage) = 0;
   virtual void before_replay() = 0;
   virtual void after_replay() = 0;
 };

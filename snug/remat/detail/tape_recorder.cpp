@@ -84,6 +84,7 @@ void TapeRecorder::on_done(int storage) {
   const std::lock_guard lock(mutex_);
   end_gap();
   add(EventKind::Done, storage);
+  unused_since_[storage] = profile_.events.size();
 }
 
 void TapeRecorder::on_unused(int storage) {
@@ -92,9 +93,13 @@ void TapeRecorder::on_unused(int storage) {
   unused_since_[storage] = profile_.events.size();
 }
 
-// What autograd saves and backward never asks for is kept as in plain training: until autograd releases it.
+// What autograd saves and the backward pass never asks for, or a pass inside asks for, is kept as in plain training:
+// until autograd releases it.
 void TapeRecorder::move_drops_of_unused() {
-  const std::vector<bool> asked_for = profile_.saved_storages();
+  std::vector<bool> asked_for = profile_.saved_storages();
+  for (const int storage : asked_inside_) {
+    asked_for[static_cast<size_t>(storage)] = false;
+  }
   std::vector<ProfileEvent> events;
   std::unordered_map<size_t, std::vector<int>> moved;
   for (const auto& [storage, event] : unused_since_) {
@@ -106,6 +111,9 @@ void TapeRecorder::move_drops_of_unused() {
     const ProfileEvent& event = profile_.events[e];
     const auto found = event.kind == EventKind::Drop ? unused_since_.find(event.index) : unused_since_.end();
     return found != unused_since_.end() && found->second > e && !asked_for[static_cast<size_t>(event.index)];
+  };
+  const auto is_of_inside = [&](const ProfileEvent& event) {
+    return (event.kind == EventKind::Unpack || event.kind == EventKind::Done) && asked_inside_.contains(event.index);
   };
   std::unordered_set<int> dropped_before;
   for (size_t e = 0; e <= profile_.events.size(); ++e) {
@@ -119,7 +127,7 @@ void TapeRecorder::move_drops_of_unused() {
     }
     if (is_moved(e)) {
       dropped_before.insert(profile_.events[e].index);
-    } else {
+    } else if (!is_of_inside(profile_.events[e])) {
       events.push_back(profile_.events[e]);
     }
   }

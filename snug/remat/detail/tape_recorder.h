@@ -65,6 +65,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_done(int storage) override;
   void on_pack(int storage) override { packed_.push_back({storage, profile_.operators.size()}); }
   void on_unused(int storage) override;
+  void on_asked_inside(int storage) override { asked_inside_.insert(storage); }
   void before_replay() override { place_ = Place::Replay; }
   void after_replay() override { place_ = Place::Between; }
 
@@ -104,6 +105,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   };
   std::optional<Refused> refused_;
   std::unordered_map<int, size_t> unused_since_;  // the event before which the last unused tensor was released
+  std::unordered_set<int> asked_inside_;
   std::vector<std::pair<int, size_t>> packed_;
   std::optional<MemoryObservation> observation_;
 };

@@ -31,10 +31,10 @@ struct TapeStorage {
   bool is_rebuildable = true;  // by operators that are on the tape
 
   // Who needs it.
-  int slots = 0;                // tensors on it that autograd has saved and not released
-  int uses = 0;                 // of those, how many backward has asked for
-  bool claimed = false;         // the schedule wants it to stay
-  bool is_asked_early = false;  // by a backward pass inside the forward pass
+  int slots = 0;                 // tensors on it that autograd has saved and not released
+  int uses = 0;                  // of those, how many backward has asked for
+  bool claimed = false;          // the schedule wants it to stay
+  bool is_asked_inside = false;  // by a backward pass inside the forward pass or inside another
 
   // In whose hands it is.
   Holding holding;
