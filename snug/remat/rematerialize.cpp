@@ -1,5 +1,6 @@
 #include "snug/remat/rematerialize.h"
 
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -11,6 +12,7 @@
 
 #include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/core/rng.h"
 #include "snug/planner/bound.h"
 #include "snug/remat/detail/op_tape.h"
@@ -148,14 +150,34 @@ ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_l
 ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 std::optional<RematPlan> found) {
   for (int k = 0;; ++k) {
-    const ActivationPlan plan =
-        found
-            ? ActivationPlan(std::make_shared<const ActivationPlan::Content>(StepSimulator(profile), *std::move(found)))
-            : ActivationPlan(profile, budget);
-    found.reset();
-    const ActivationPlan::Trial trial = plan.try_step(forward_and_loss);
+    std::exception_ptr refusal;  // of the budget; then the least that it names is tried in its place
+    const auto plan_now = [&] {
+      if (found) {
+        return ActivationPlan(
+            std::make_shared<const ActivationPlan::Content>(StepSimulator(profile), *std::exchange(found, {})));
+      }
+      try {
+        return ActivationPlan(profile, budget);
+      } catch (const BudgetExceeded& error) {
+        refusal = std::current_exception();
+        return ActivationPlan(profile, error.smallest_feasible());
+      }
+    };
+    const ActivationPlan plan = plan_now();
+    ActivationPlan::Trial trial;
+    try {
+      trial = plan.try_step(forward_and_loss);
+    } catch (const std::exception& error) {
+      if (refusal && is_out_of_memory(error)) {  // of a MemoryLimit in force
+        std::rethrow_exception(refusal);
+      }
+      throw;
+    }
     const int64_t more = trial.peak_bytes - plan.predicted_peak_bytes;
     if (trial.different.empty() && more <= 0) {
+      if (refusal) {
+        std::rethrow_exception(refusal);
+      }
       return plan;
     }
     if (trial.different.empty()) {
@@ -165,6 +187,9 @@ ActivationPlan plan_activations(StepProfile profile, const std::function<at::Ten
         return ActivationPlan(
             std::make_shared<const ActivationPlan::Content>(StepSimulator(std::move(profile)), std::move(choice)));
       }
+    }
+    if (k == kVerifications && refusal) {
+      std::rethrow_exception(refusal);
     }
     if (k == kVerifications) {
       throw Error(trial.different.empty()
