@@ -180,6 +180,22 @@ at::Tensor OpTape::unpack(std::any& packed) {
   return result;
 }
 
+// Only the tape holds it, and only for this one.
+bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
+  const auto* slot = std::any_cast<std::shared_ptr<Slot>>(&packed);
+  if (slot == nullptr) {
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  const TapeStorage& storage = at((*slot)->storage);
+  constexpr size_t kTapeAndResult = 2, kOwnTapeAndStrong = 3;
+  const c10::Storage& memory = unpacked.storage();
+  const bool is_last = (*slot)->is_used && storage.slots == 1 && !storage.claimed && !goes_away((*slot)->storage);
+  (*slot)->is_given = is_last && storage.holding.is_own() && memory.use_count() == kTapeAndResult &&
+                      memory.getWeakStorageImpl().weak_use_count() == kOwnTapeAndStrong;
+  return (*slot)->is_given;
+}
+
 void OpTape::slot_is_gone(Slot& slot) {
   const std::lock_guard lock(mutex_);
   TapeStorage& storage = at(slot.storage);
@@ -193,6 +209,12 @@ void OpTape::slot_is_gone(Slot& slot) {
     listener_->on_unused(slot.storage);
   }
   settle(slot.storage);
+  if (slot.is_given) {
+    if (const c10::Storage memory = storage.holding.find(); memory && listener_ != nullptr) {
+      listener_->on_given_away(slot.storage, memory.data());
+    }
+    storage.holding.lose_sight();
+  }
   if (!slot.is_used && cursor_.is_guess()) {
     cursor_.arrive(slot.storage);  // the guess was that somebody would ask for it
     let_go();

@@ -1,0 +1,60 @@
+#include "snug/memory/detail/not_adopted.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/clone.h>
+
+#include "snug/core/detail/computed_gradients.h"
+#include "snug/memory/detail/custom_function.h"
+#include "snug/memory/detail/operator_mode.h"
+
+namespace snug::detail {
+namespace {
+
+thread_local CheckedFunction* checked_function = nullptr;
+
+// Whether something else uses the tensor's memory, or holds a weak pointer through which it may use it later.
+bool is_shared(const at::Tensor& tensor) {
+  constexpr uint32_t kOwnAndStrong = 2;
+  return tensor.storage().use_count() > 1 || tensor.storage().getWeakStorageImpl().weak_use_count() > kOwnAndStrong;
+}
+
+}  // namespace
+
+at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bool(const at::Tensor&)>& gives_away) {
+  if (!kept.defined() || !kept.has_storage() || kept.is_nested() || !is_shared(kept)) {
+    return kept;
+  }
+  const auto node = torch::autograd::get_current_node();
+  // CopySlices, the node of a write to a view, copies the result of the function below it.
+  if (node == nullptr || !is_custom_function(*node) || node.get() == computes_its_gradients ||
+      node->name() == "torch::autograd::CopySlices" || gives_away(kept)) {
+    return kept;
+  }
+  if (is_as_saved && checked_function != nullptr && checked_function->node_ == node.get()) {
+    checked_function->handed_out_.push_back(kept.storage().unsafeGetStorageImpl());
+    return kept;
+  }
+  if (!kept.is_non_overlapping_and_dense()) {  // which autograd never takes as it is
+    return kept;
+  }
+  const UnseenOperators unseen;
+  return at::clone(kept);
+}
+
+CheckedFunction::CheckedFunction()
+    : node_(torch::autograd::get_current_node().get()), outer_(std::exchange(checked_function, this)) {}
+
+CheckedFunction::~CheckedFunction() { checked_function = outer_; }
+
+at::Tensor CheckedFunction::own(const at::Tensor& returned) const {
+  if (!returned.defined() || !returned.has_storage() ||
+      std::ranges::find(handed_out_, returned.storage().unsafeGetStorageImpl()) == handed_out_.end()) {
+    return returned;
+  }
+  const UnseenOperators unseen;
+  return at::clone(returned);
+}
+
+}  // namespace snug::detail
