@@ -15,7 +15,8 @@
 
 namespace snug {
 
-/// State of the CPU's default generator and of the default generator of every device of the accelerator in use.
+/// State of the CPU's default generator and of the default generator of every device of the accelerator in use. In
+/// Python also of `random` and numpy.random, which state_dict() leaves out and comparisons leave alone.
 class RngState {
  public:
   /// The state of all those generators now.

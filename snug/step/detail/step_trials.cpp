@@ -153,7 +153,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
     const int64_t before = memory.live(limits_->device);
     step.trial.load(items);
     const int64_t loaded = memory.live(limits_->device) - before;
-    SameLosses losses;
+    SameLosses losses("Stepper", ", or set plan = false");
     const auto forward = losses.of([&] { return step.trial.loss(); });
     tried_.insert_or_assign(items, Tried{profile_step(forward, {.link = limits_->link}), loaded, slices});
     fixed_bytes_ += idle_state_bytes_;
