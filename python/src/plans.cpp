@@ -7,8 +7,10 @@
 
 #include "python/src/bind.h"
 #include "snug/core/error.h"
+#include "snug/memory/detail/not_adopted.h"
 #include "snug/planner/curve.h"
 #include "snug/remat/rematerialize.h"
+#include "snug/step/detail/same_losses.h"
 
 namespace snug::python {
 namespace {
@@ -59,15 +61,38 @@ class Plan {
   std::shared_ptr<const std::atomic<int64_t>> replayed_;
 };
 
+// The backward pass of a Function of Python's: apply(node, *gradients).
+py::object run_checked(const py::function& apply, const py::object& node, const py::args& gradients) {
+  const detail::CheckedFunction check;
+  py::object returned = apply(node, *gradients);
+  if (!check.has_handed_out()) {
+    return returned;
+  }
+  const auto own = [&](const py::handle& one) {
+    return THPVariable_Check(one.ptr()) ? py::cast(check.own(one.cast<at::Tensor>()))
+                                        : py::reinterpret_borrow<py::object>(one);
+  };
+  if (!py::isinstance<py::tuple>(returned)) {
+    return own(returned);
+  }
+  py::tuple all(py::len(returned));
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i] = own(returned.cast<py::tuple>()[i]);
+  }
+  return all;
+}
+
 std::shared_ptr<Plan> make_plan(py::function loss_of, const py::object& budget) {
   const Bytes bytes = bytes_of(budget);
-  const auto forward = forward_and_loss(std::move(loss_of));
+  detail::SameLosses losses("snug.plan");
+  const auto forward = losses.of(forward_and_loss(std::move(loss_of)));
   const py::gil_scoped_release no_lock;
   return std::make_shared<Plan>(plan_activations(forward, bytes));
 }
 
 std::vector<std::pair<int64_t, double>> curve(py::function loss_of, int points) {
-  const auto forward = forward_and_loss(std::move(loss_of));
+  detail::SameLosses losses("snug.curve");
+  const auto forward = losses.of(forward_and_loss(std::move(loss_of)));
   const py::gil_scoped_release no_lock;
   std::vector<std::pair<int64_t, double>> result;
   const StepProfile profile = profile_step(forward);
@@ -101,6 +126,7 @@ void bind_plans(py::module_& module) {
                   [](const std::string& text) { return std::make_shared<Plan>(ActivationPlan::from_json(text)); });
   module.def("plan", &make_plan);
   module.def("curve", &curve);
+  module.def("run_checked", &run_checked);
 }
 
 }  // namespace snug::python
