@@ -8,8 +8,8 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "python/src/bind.h"
-#include "snug/core/detail/other_generators.h"
 #include "snug/core/error.h"
+#include "snug/core/rng.h"
 
 namespace snug::python {
 namespace {
@@ -41,13 +41,13 @@ void restore_random_state(const std::any& state) {
 }  // namespace
 
 void bind_generators() {
-  detail::other_generators() = {.capture = []() -> std::any {
-                                  return with_lock([]() -> std::any {
-                                    const auto environment = py::module_::import("snug._environment");
-                                    return Shared<py::object>(environment.attr("random_state")());
-                                  });
-                                },
-                                .restore = &restore_random_state};
+  set_other_generators({.capture = []() -> std::any {
+                          return with_lock([]() -> std::any {
+                            const auto environment = py::module_::import("snug._environment");
+                            return Shared<py::object>(environment.attr("random_state")());
+                          });
+                        },
+                        .restore = &restore_random_state});
 }
 
 void bind_errors() {

@@ -7,10 +7,9 @@
 
 #include "python/src/bind.h"
 #include "snug/core/error.h"
-#include "snug/memory/detail/not_adopted.h"
+#include "snug/memory/checked_function.h"
 #include "snug/planner/curve.h"
 #include "snug/remat/rematerialize.h"
-#include "snug/step/detail/same_losses.h"
 
 namespace snug::python {
 namespace {
@@ -63,9 +62,9 @@ class Plan {
 
 // The backward pass of a Function of Python's: apply(node, *gradients).
 py::object run_checked(const py::function& apply, const py::object& node, const py::args& gradients) {
-  const detail::CheckedFunction check;
+  const CheckedFunction check;
   py::object returned = apply(node, *gradients);
-  if (!check.has_handed_out()) {
+  if (check.is_right_as_it_is()) {
     return returned;
   }
   const auto own = [&](const py::handle& one) {
@@ -84,15 +83,13 @@ py::object run_checked(const py::function& apply, const py::object& node, const 
 
 std::shared_ptr<Plan> make_plan(py::function loss_of, const py::object& budget) {
   const Bytes bytes = bytes_of(budget);
-  detail::SameLosses losses("snug.plan");
-  const auto forward = losses.of(forward_and_loss(std::move(loss_of)));
+  const auto forward = forward_and_loss(std::move(loss_of));
   const py::gil_scoped_release no_lock;
   return std::make_shared<Plan>(plan_activations(forward, bytes));
 }
 
 std::vector<std::pair<int64_t, double>> curve(py::function loss_of, int points) {
-  detail::SameLosses losses("snug.curve");
-  const auto forward = losses.of(forward_and_loss(std::move(loss_of)));
+  const auto forward = forward_and_loss(std::move(loss_of));
   const py::gil_scoped_release no_lock;
   std::vector<std::pair<int64_t, double>> result;
   const StepProfile profile = profile_step(forward);

@@ -8,7 +8,6 @@
 
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
-#include "snug/memory/detail/device_memory.h"
 #include "snug/memory/limit.h"
 
 namespace snug::python {
@@ -74,7 +73,7 @@ PythonOptimizer::PythonOptimizer(const py::object& optimizer, Bytes limit)
 
 at::Tensor PythonOptimizer::step(LossClosure closure) {
   const at::Tensor loss = closure ? closure() : at::Tensor();
-  std::optional<detail::LimitPaused> no_limit;
+  std::optional<LimitPaused> no_limit;
   if (!limit_.is_unlimited()) {
     const c10::Device device = param_groups().front().params().front().device();
     const int64_t state =
@@ -84,7 +83,7 @@ at::Tensor PythonOptimizer::step(LossClosure closure) {
       C10_THROW_ERROR(OutOfMemoryError,
                       "the optimizer's state would make " + with_state.str() + " of live tensor memory");
     }
-    no_limit.emplace(device, limit_.count());
+    no_limit.emplace(device, limit_);
   }
   with_lock([&] { optimizer_->attr("step")(); });
   return loss;

@@ -12,7 +12,6 @@
 #include <fmt/format.h>
 
 #include "snug/core/detail/generators.h"
-#include "snug/core/detail/other_generators.h"
 #include "snug/core/error.h"
 
 namespace snug {
@@ -57,12 +56,15 @@ at::Generator read(const StateDict& dict, const std::string& name, const at::Gen
   return copy;
 }
 
-}  // namespace
-
-detail::OtherGenerators& detail::other_generators() {
-  static auto& generators = *new OtherGenerators;  // never destroyed: states may be restored at the program's end
+// Never destroyed: states may be restored at the program's end.
+OtherGenerators& other_generators() {
+  static auto& generators = *new OtherGenerators;
   return generators;
 }
+
+}  // namespace
+
+void set_other_generators(OtherGenerators generators) { other_generators() = std::move(generators); }
 
 struct RngState::Copies {
   std::vector<at::Generator> of_device;  // at most one of each; the CPU's is the first
@@ -74,7 +76,7 @@ RngState RngState::capture() {
   for (const at::Generator& generator : generators_in_use()) {
     copies->of_device.push_back(copy_of(generator));
   }
-  if (const auto& capture = detail::other_generators().capture) {
+  if (const auto& capture = other_generators().capture) {
     copies->others = capture();
   }
   return RngState(std::move(copies));
@@ -103,7 +105,7 @@ void RngState::restore() const {
     detail::copy_state(copy, generator);
   }
   if (copies_->others.has_value()) {
-    detail::other_generators().restore(copies_->others);
+    other_generators().restore(copies_->others);
   }
 }
 

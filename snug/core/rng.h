@@ -9,6 +9,8 @@
 // The generators belong to the process: numbers that other threads draw between capture() and restore() are drawn again
 // afterwards.
 
+#include <any>
+#include <functional>
 #include <memory>
 
 #include "snug/core/state.h"
@@ -39,6 +41,14 @@ class RngState {
   explicit RngState(std::shared_ptr<const Copies> copies) : copies_(std::move(copies)) {}
   std::shared_ptr<const Copies> copies_;
 };
+
+/// Random generators of a language that snug is bound to, as Python's `random`. `restore` must not throw.
+struct OtherGenerators {
+  std::function<std::any()> capture;
+  std::function<void(const std::any&)> restore;
+};
+/// From now on RngState takes them along in this process.
+void set_other_generators(OtherGenerators generators);
 
 /// The generators as a part of a snapshot.
 Stateful stateful_rng();

@@ -17,6 +17,7 @@
 #include "snug/planner/bound.h"
 #include "snug/remat/detail/op_tape.h"
 #include "snug/remat/detail/recorded_step.h"
+#include "snug/remat/detail/same_losses.h"
 #include "snug/remat/detail/tape_recorder.h"
 #include "snug/remat/detail/tape_schedule.h"
 
@@ -143,8 +144,9 @@ ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>
 }
 
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {
-  return plan_activations(profile_step(forward_and_loss, {.memory = budget, .link = std::move(link)}), forward_and_loss,
-                          budget);
+  detail::SameLosses losses("plan_activations");
+  const auto forward = losses.of(forward_and_loss);
+  return plan_activations(profile_step(forward, {.memory = budget, .link = std::move(link)}), forward, budget);
 }
 
 ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,

@@ -1,18 +1,15 @@
 #include "snug/memory/detail/not_adopted.h"
 
-#include <algorithm>
-#include <utility>
-
 #include <ATen/ops/clone.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "snug/core/detail/computed_gradients.h"
+#include "snug/memory/checked_function.h"
 #include "snug/memory/detail/custom_function.h"
 #include "snug/memory/detail/operator_mode.h"
 
 namespace snug::detail {
 namespace {
-
-thread_local CheckedFunction* checked_function = nullptr;
 
 // Whether something else uses the tensor's memory, or holds a weak pointer through which it may use it later.
 bool is_shared(const at::Tensor& tensor) {
@@ -32,8 +29,7 @@ at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bo
       node->name() == "torch::autograd::CopySlices" || gives_away(kept)) {
     return kept;
   }
-  if (is_as_saved && checked_function != nullptr && checked_function->node_ == node.get()) {
-    checked_function->handed_out_.push_back(kept.storage().unsafeGetStorageImpl());
+  if (is_as_saved && CheckedFunction::may_have(node.get(), kept.storage().unsafeGetStorageImpl())) {
     return kept;
   }
   if (!kept.is_non_overlapping_and_dense()) {  // which autograd never takes as it is
@@ -41,20 +37,6 @@ at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bo
   }
   const UnseenOperators unseen;
   return at::clone(kept);
-}
-
-CheckedFunction::CheckedFunction()
-    : node_(torch::autograd::get_current_node().get()), outer_(std::exchange(checked_function, this)) {}
-
-CheckedFunction::~CheckedFunction() { checked_function = outer_; }
-
-at::Tensor CheckedFunction::own(const at::Tensor& returned) const {
-  if (!returned.defined() || !returned.has_storage() ||
-      std::ranges::find(handed_out_, returned.storage().unsafeGetStorageImpl()) == handed_out_.end()) {
-    return returned;
-  }
-  const UnseenOperators unseen;
-  return at::clone(returned);
 }
 
 }  // namespace snug::detail

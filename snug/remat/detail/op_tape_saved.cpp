@@ -188,11 +188,12 @@ bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
   }
   const std::lock_guard lock(mutex_);
   const TapeStorage& storage = at((*slot)->storage);
-  constexpr size_t kTapeAndResult = 2, kOwnTapeAndStrong = 3;
+  constexpr size_t kTapeAndResult = 2, kOwnAndStrong = 2;
   const c10::Storage& memory = unpacked.storage();
+  const size_t of_tape = storage.holding.address() == memory.unsafeGetStorageImpl() ? 1 : 0;
   const bool is_last = (*slot)->is_used && storage.slots == 1 && !storage.claimed && !goes_away((*slot)->storage);
   (*slot)->is_given = is_last && storage.holding.is_own() && memory.use_count() == kTapeAndResult &&
-                      memory.getWeakStorageImpl().weak_use_count() == kOwnTapeAndStrong;
+                      memory.getWeakStorageImpl().weak_use_count() == kOwnAndStrong + of_tape;
   return (*slot)->is_given;
 }
 

@@ -16,7 +16,7 @@
 #include "snug/core/out_of_memory.h"
 #include "snug/memory/detail/device_memory.h"
 #include "snug/memory/limit.h"
-#include "snug/step/detail/same_losses.h"
+#include "snug/remat/detail/same_losses.h"
 
 namespace snug::detail {
 namespace {
@@ -376,7 +376,7 @@ std::string StepTrials::told_of_state(const Found& found) const {
 // It must also do for trying a step, whose plan is made before the bytes of the backward pass are known.
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   StepTrials trials = *this;
-  const LimitPaused no_limit(limits_->device, limits_->budget);
+  const LimitPaused no_limit(limits_->device, Bytes(limits_->budget));
   // `plain`: bytes of the step without a plan, tried before anything larger.
   const auto enough_to_try = [&](int64_t bytes, int64_t plain, int64_t items, int64_t slices) {
     constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
