@@ -6,17 +6,19 @@
     snug_export.save(model, (x, y), "model.pt2", loss=torch.nn.functional.cross_entropy,
                      dynamic_shapes=({0: Dim("batch")}, {0: Dim("batch")}))
 
-Needs torch alone, 2.11 or newer. Nothing is written unless the exported model computes what the model computes, to the bit:
-torch.export loses torch.no_grad() inside torch.autocast, and the backward() of an autograd.Function, without a word.
+Needs torch alone, 2.11 or newer. Nothing is written unless the exported model computes what the model computes, to the bit
+(or within a tolerance that you give): torch.export loses torch.no_grad() inside torch.autocast, and the backward() of an autograd.Function, without a word.
 """
 
 import contextlib
 import inspect
+import math
 import os
 import pathlib
 import tempfile
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -28,7 +30,8 @@ class ExportDiffers(RuntimeError):
 
 
 def save(model: torch.nn.Module, example_inputs: tuple[Any, ...], path: str | os.PathLike[str], *, dynamic_shapes: Any = None,
-         loss: Callable[[Any, Any], torch.Tensor] | None = None, source_lines: bool = False, sample_inputs: bool = False) -> None:
+         loss: Callable[[Any, Any], torch.Tensor] | None = None, source_lines: bool = False, sample_inputs: bool = False,
+         tolerance: float = 0.0) -> None:
     """Writes `model` to `path`, a name that ends in .pt2. A file that is there is replaced when the new one is whole.
 
     example_inputs: a tuple of what forward() takes. With `loss` one more, the target: the saved model returns loss(model(*inputs), target).
@@ -36,6 +39,8 @@ def save(model: torch.nn.Module, example_inputs: tuple[Any, ...], path: str | os
     dynamic_shapes: as torch.export.export takes it, an entry for each of example_inputs.
     source_lines: keep file names and lines of this machine, for C++'s messages. Off: operators and layers are named all the same.
     sample_inputs: keep example_inputs in the file.
+    tolerance: how far an output, gradient or buffer of the exported model may be from the model's, as a share of its largest
+        value. Then training in C++ has not the bits of training in Python. 0: the same bits, and nothing else is written.
 
     Raises ExportDiffers, ValueError for other names and numbers of inputs, and what torch.export raises. Model, gradients and
     random generators are left as they were.
@@ -54,7 +59,7 @@ def save(model: torch.nn.Module, example_inputs: tuple[Any, ...], path: str | os
             program = torch.export.export(model, example_inputs, dynamic_shapes=dynamic_shapes)
             for graph in program.graph_module.modules():
                 _clean(graph, source_lines)
-            _compare(model, program, example_inputs, training)
+            _compare(model, program, example_inputs, training, tolerance)
             if not sample_inputs:
                 program._example_inputs = None
             programs[name] = program
@@ -148,23 +153,46 @@ def _some_gradient(output):
     return torch.arange(output.numel(), device=output.device).cos().view(output.shape).to(output.dtype)
 
 
-def _compare(model, program, inputs, training):
+def _compare(model, program, inputs, training, tolerance):
     expected, _ = _run(model, inputs, training)
     exported = program.module()
     found, leaks = _run(exported, inputs, training)
     constants = {f"buffer {name}" for name, _ in exported.named_buffers()} - expected.keys()
-    differing = [n for n in expected if n not in found or not _same(expected[n], found[n])]
-    differing += [n for n in found if n not in expected and n not in constants]
-    differing += [f"gradient of buffer {name}" for name in leaks]
-    if differing:
-        raise ExportDiffers(
-            f"snug_export.save: {'train' if training else 'eval'}: the exported model differs in {', '.join(differing[:5])}"
-            f"{' ...' if len(differing) > 5 else ''}. Known causes: torch.no_grad() inside torch.autocast (put the autocast inside), an "
-            "autograd.Function (register an operator), values that change from call to call"
-        )
+    distances = _distances(expected, found, constants) | {f"gradient of buffer {name}": math.inf for name in leaks}
+    distance = max(distances.values(), default=0.0)
+    if distance <= tolerance:
+        return
+    names = list(distances)
+    raise ExportDiffers(
+        f"snug_export.save: {'train' if training else 'eval'}: the exported model differs in {', '.join(names[:5])}"
+        f"{' ...' if len(names) > 5 else ''}{'' if math.isinf(distance) else f', by up to {distance:.1e} of its largest value'}. "
+        + _cause(model, found, constants, inputs, training))
+
+
+def _cause(model, found, constants, inputs, training):
+    with mock.patch.multiple(torch.compiler, _is_compiling_flag=True, _is_exporting_flag=True):
+        as_exported, _ = _run(model, inputs, training)
+    if not _distances(as_exported, found, constants):
+        return ("The model asks torch.compiler.is_exporting(), and computes in another way then, as sdpa attention of transformers "
+                "does, which may be turned off: model.set_attn_implementation(\"eager\"). Or give a tolerance, which accepts it")
+    return ("Known causes: torch.no_grad() inside torch.autocast (put the autocast inside), an autograd.Function (register an "
+            "operator), values that change from call to call; or kernels that round in another way, which a tolerance accepts")
+
+
+def _distances(expected, found, constants):
+    """Of all that has other bits: the largest difference, as a share of the largest value; infinity where it cannot be told."""
+    names = [*expected, *(name for name in found if name not in expected and name not in constants)]
+    return {name: _distance(expected.get(name), found.get(name)) for name in names if not _same(expected.get(name), found.get(name))}
+
+
+def _distance(a, b):
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype or not (a.is_floating_point() or a.is_complex()):
+        return math.inf
+    distance = ((a - b).abs().max() / a.abs().max()).item()
+    return distance if math.isfinite(distance) else math.inf
 
 
 def _same(a, b):
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return False
     return torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))

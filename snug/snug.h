@@ -47,6 +47,7 @@
 #include "snug/io/snapshot.h"
 #include "snug/io/stateful.h"
 #include "snug/kernels/bias_gelu.h"
+#include "snug/memory/checked_function.h"
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "snug/memory/saved_tensors.h"

@@ -8,18 +8,19 @@
 See docs/python.md.
 """
 
-import torch as _torch  # before _snug, which is linked to its libraries
+from ._build import SNUG as __version__
+from ._environment import prepare as _prepare
+
+_prepare()  # first: it tells whether _snug, which is linked to torch's libraries, can be loaded
 
 from ._adamw8bit import AdamW8bit
-from ._environment import let_higher_order_operators_pass as _let_pass
 from ._errors import BudgetExceeded, ConfigError, CorruptFile, Error
 from ._memory import MemoryLimit, MemoryMeter, live_bytes
 from ._plan import curve, fits, plan
 from ._snug import Loss, Plan, StepResult
 from ._stepper import Stepper, step
 
-_let_pass()
-del _let_pass, _torch
+del _prepare
 
 __all__ = ["AdamW8bit", "BudgetExceeded", "ConfigError", "CorruptFile", "Error", "Loss", "MemoryLimit", "MemoryMeter", "Plan",
            "StepResult", "Stepper", "curve", "fits", "live_bytes", "plan", "step"]

@@ -1,5 +1,7 @@
 """The errors of snug, as in C++ (snug/core/error.h)."""
 
+import torch
+
 
 class Error(RuntimeError):
     """The base of all errors that snug raises on purpose."""
@@ -13,8 +15,9 @@ class CorruptFile(Error):
     """A file, or a state, whose content does not follow its format."""
 
 
-class BudgetExceeded(Error):
-    """A step that does not fit into the bytes that it was given."""
+class BudgetExceeded(Error, torch.OutOfMemoryError):
+    """A step that does not fit into the bytes that it was given. What catches torch.OutOfMemoryError, to go on with a smaller
+    batch, catches it, too."""
 
     #: The smallest budget, in bytes, for which a plan was found; 0 if none was looked for.
     smallest_feasible: int = 0

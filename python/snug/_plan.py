@@ -18,15 +18,16 @@ def plan(loss_of: Callable[[], Tensor], budget: int | str) -> _snug.Plan:
             loss = loss_of(batch)
         loss.backward()
 
-    loss_of: takes nothing, returns the loss, a scalar tensor. It is called a few times, and backward runs; gradients, buffers,
-    and the default random generators are put back after each.
+    loss_of: takes nothing, returns the loss, a scalar tensor. It is called a few times, and backward runs; gradients, buffers
+    that are written in place, torch's default generators, `random` and numpy.random are put back after each. What else it
+    moves on, such as a counter or a generator of its own, is not. Where that changes the loss, ConfigError is raised.
     budget: the most bytes that the step may take above the level of memory at the call, new gradients included; a number,
     or a text such as "8GiB".
 
     Returns a Plan: peak_bytes and seconds are predicted, plain_peak_bytes and plain_seconds are those without a plan. After a
     block, `deviation` names the first operator that was another than planned for ("" where there was none), and
     replayed_operators counts those that ran again. The forward pass belongs into the block, backward behind it.
-    Raises BudgetExceeded, whose smallest_feasible is the least budget that was found.
+    Raises BudgetExceeded, whose smallest_feasible is the least budget that was found, and tried.
     """
     refuse_compiled_autograd()
     return _snug.plan(loss_of, budget)

@@ -1,5 +1,6 @@
 // The module _snug: snug's C++ library in Python. The package snug (python/snug) is what people use.
 
+#include <any>
 #include <cstdint>
 #include <exception>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "python/src/bind.h"
 #include "snug/core/error.h"
+#include "snug/core/rng.h"
 
 namespace snug::python {
 namespace {
@@ -20,7 +22,33 @@ void set_budget_exceeded(const py::handle& type, const BudgetExceeded& error) {
   PyErr_SetObject(type.ptr(), value.ptr());
 }
 
+// A state is put back in destructors, where nothing may be thrown: a signal that comes while Python runs there is
+// raised again later.
+void restore_random_state(const std::any& state) {
+  with_lock([&] {
+    const auto restore = [&] {
+      py::module_::import("snug._environment").attr("set_random_state")(**std::any_cast<Shared<py::object>>(&state));
+    };
+    try {
+      restore();
+    } catch (const py::error_already_set&) {
+      restore();
+      PyErr_SetInterrupt();
+    }
+  });
+}
+
 }  // namespace
+
+void bind_generators() {
+  set_other_generators({.capture = []() -> std::any {
+                          return with_lock([]() -> std::any {
+                            const auto environment = py::module_::import("snug._environment");
+                            return Shared<py::object>(environment.attr("random_state")());
+                          });
+                        },
+                        .restore = &restore_random_state});
+}
 
 void bind_errors() {
   static py::object config_error, corrupt_file, budget_exceeded, error, out_of_memory;  // the module is never unloaded
@@ -113,6 +141,7 @@ StateDict from_python(const py::dict& state) {
 PYBIND11_MODULE(_snug, module) {
   module.doc() = "snug's C++ library; use the package snug";
   snug::python::bind_errors();
+  snug::python::bind_generators();
   snug::python::bind_memory(module);
   snug::python::bind_plans(module);
   snug::python::bind_optimizers(module);

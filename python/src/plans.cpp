@@ -7,6 +7,7 @@
 
 #include "python/src/bind.h"
 #include "snug/core/error.h"
+#include "snug/memory/checked_function.h"
 #include "snug/planner/curve.h"
 #include "snug/remat/rematerialize.h"
 
@@ -59,6 +60,27 @@ class Plan {
   std::shared_ptr<const std::atomic<int64_t>> replayed_;
 };
 
+// The backward pass of a Function of Python's: apply(node, *gradients).
+py::object run_checked(const py::function& apply, const py::object& node, const py::args& gradients) {
+  const CheckedFunction check;
+  py::object returned = apply(node, *gradients);
+  if (check.is_right_as_it_is()) {
+    return returned;
+  }
+  const auto own = [&](const py::handle& one) {
+    return THPVariable_Check(one.ptr()) ? py::cast(check.own(one.cast<at::Tensor>()))
+                                        : py::reinterpret_borrow<py::object>(one);
+  };
+  if (!py::isinstance<py::tuple>(returned)) {
+    return own(returned);
+  }
+  py::tuple all(py::len(returned));
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i] = own(returned.cast<py::tuple>()[i]);
+  }
+  return all;
+}
+
 std::shared_ptr<Plan> make_plan(py::function loss_of, const py::object& budget) {
   const Bytes bytes = bytes_of(budget);
   const auto forward = forward_and_loss(std::move(loss_of));
@@ -101,6 +123,7 @@ void bind_plans(py::module_& module) {
                   [](const std::string& text) { return std::make_shared<Plan>(ActivationPlan::from_json(text)); });
   module.def("plan", &make_plan);
   module.def("curve", &curve);
+  module.def("run_checked", &run_checked);
 }
 
 }  // namespace snug::python

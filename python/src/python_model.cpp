@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "snug/core/error.h"
+#include "snug/core/rng.h"
+#include "snug/memory/limit.h"
 
 namespace snug::python {
 namespace {
@@ -46,22 +49,6 @@ void add_tensors(torch::nn::Module& root, const py::iterable& named, const Regis
   }
 }
 
-double number(const py::handle& group, const char* name) {
-  const py::object value = group.attr("get")(name, 0);
-  return value.is_none() ? 0 : value.cast<double>();
-}
-
-// How many numbers of a parameter's type Python's optimizers keep for each of its elements.
-int64_t numbers_kept(const std::string& optimizer, const py::handle& group) {
-  if (optimizer == "Adam" || optimizer == "AdamW") {
-    return number(group, "amsgrad") != 0 ? 3 : 2;
-  }
-  if (optimizer == "RMSprop") {
-    return 1 + (number(group, "momentum") > 0 ? 1 : 0) + (number(group, "centered") != 0 ? 1 : 0);
-  }
-  return optimizer == "SGD" && number(group, "momentum") != 0 ? 1 : 0;
-}
-
 }  // namespace
 
 PythonModule::PythonModule(const py::object& model) : model_(model) {
@@ -78,30 +65,42 @@ PythonModule::PythonModule(const py::object& model) : model_(model) {
 
 void PythonModule::update() { train(model_->attr("training").cast<bool>()); }
 
-PythonOptimizer::PythonOptimizer(const py::object& optimizer)
-    : Optimizer(groups_of(optimizer), std::make_unique<PythonOptions>()), optimizer_(optimizer) {}
+PythonOptimizer::PythonOptimizer(const py::object& optimizer, Bytes limit)
+    : Optimizer(groups_of(optimizer), std::make_unique<PythonOptions>()),
+      optimizer_(optimizer),
+      first_step_(py::module_::import("snug._first_step").attr("FirstStep")(optimizer)),
+      limit_(limit) {}
 
 at::Tensor PythonOptimizer::step(LossClosure closure) {
   const at::Tensor loss = closure ? closure() : at::Tensor();
+  std::optional<LimitPaused> no_limit;
+  if (!limit_.is_unlimited()) {
+    const c10::Device device = param_groups().front().params().front().device();
+    const int64_t state =
+        state_bytes_to_come_of([](const at::Tensor& parameter) { return parameter.grad().defined(); });
+    const Bytes with_state(live_bytes(device).count() + state);
+    if (state > 0 && with_state > limit_) {
+      C10_THROW_ERROR(OutOfMemoryError,
+                      "the optimizer's state would make " + with_state.str() + " of live tensor memory");
+    }
+    no_limit.emplace(device, limit_);
+  }
   with_lock([&] { optimizer_->attr("step")(); });
   return loss;
 }
 
 int64_t PythonOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
+  const RngGuard generators;
   return with_lock([&] {
-    const auto name = py::type::of(*optimizer_).attr("__name__").cast<std::string>();
-    const py::object state = optimizer_->attr("state");
-    int64_t bytes = 0;
-    for (const py::handle group : optimizer_->attr("param_groups")) {
-      const int64_t kept = numbers_kept(name, group);
-      for (const py::handle parameter : group["params"]) {
-        const auto tensor = parameter.cast<at::Tensor>();
-        if (kept > 0 && !state.attr("__contains__")(parameter).cast<bool>() && gets_gradient(tensor)) {
-          bytes += kept * static_cast<int64_t>(tensor.nbytes());
+    py::list parameters;
+    for (const auto& group : param_groups()) {
+      for (const at::Tensor& parameter : group.params()) {
+        if (gets_gradient(parameter)) {
+          parameters.append(py::cast(parameter));
         }
       }
     }
-    return bytes;
+    return first_step_->attr("state_bytes")(parameters).cast<int64_t>();
   });
 }
 

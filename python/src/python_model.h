@@ -21,14 +21,16 @@ class PythonModule : public torch::nn::Module {
   Shared<pybind11::object> model_;
 };
 
-/// A torch.optim.Optimizer. step() calls Python's, and takes the lock for it.
+/// A torch.optim.Optimizer. step() calls Python's, and takes the lock for it. That writes parameter by parameter, so
+/// what stopped it halfway would leave half of them updated. Therefore a MemoryLimit of `limit` bytes is off meanwhile;
+/// where the state alone would go above it, c10::OutOfMemoryError is thrown before.
 class PythonOptimizer final : public torch::optim::Optimizer, public StatefulOptimizer {
  public:
   /// With the lock.
-  explicit PythonOptimizer(const pybind11::object& optimizer);
+  explicit PythonOptimizer(const pybind11::object& optimizer, Bytes limit = Bytes::unlimited());
 
   at::Tensor step(LossClosure closure = nullptr) override;
-  /// Python's Adam, AdamW, RMSprop and SGD; 0 for others: then the second step plans again.
+  /// As a first step on small parameters shows it; 0 where that fails: then the second step plans again.
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;
   int64_t workspace_bytes() const override;
   /// Tensors under numbers: for counting bytes.
@@ -38,7 +40,8 @@ class PythonOptimizer final : public torch::optim::Optimizer, public StatefulOpt
   void load_state_dict(const StateDict& state) override;
 
  private:
-  Shared<pybind11::object> optimizer_;
+  Shared<pybind11::object> optimizer_, first_step_;
+  Bytes limit_;
 };
 
 }  // namespace snug::python

@@ -45,4 +45,10 @@ MemoryLimit::~MemoryLimit() {
   }
 }
 
+LimitPaused::LimitPaused(c10::Device device, Bytes bytes) : device_(detail::ready(device)), bytes_(bytes.count()) {
+  detail::device_memory(device_.type()).pause_limit(device_, bytes_);
+}
+
+LimitPaused::~LimitPaused() { detail::device_memory(device_.type()).resume_limit(device_, bytes_); }
+
 }  // namespace snug

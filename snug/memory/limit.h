@@ -7,6 +7,7 @@
 //     train();   // an allocation past 1 GiB throws c10::OutOfMemoryError, with live memory where it was
 //   }
 
+#include <cstdint>
 #include <memory>
 
 #include <c10/core/Device.h>
@@ -45,6 +46,20 @@ class [[nodiscard]] MemoryLimit final {
   c10::Device device_;
   int64_t bytes_;
   std::unique_ptr<detail::OperatorSeam> seam_;  // null where the allocator keeps the limit
+};
+
+/// While it lives, limits of exactly `bytes` on `device` are off: for work that must not stop halfway, and to find out
+/// how large a limit must be.
+class [[nodiscard]] LimitPaused final {
+ public:
+  LimitPaused(c10::Device device, Bytes bytes);
+  ~LimitPaused();
+  LimitPaused(const LimitPaused&) = delete;
+  LimitPaused& operator=(const LimitPaused&) = delete;
+
+ private:
+  c10::Device device_;
+  int64_t bytes_;
 };
 
 /// Bytes of tensor memory alive on `device` now: on the CPU as requested by tensors, elsewhere as counted by the

@@ -1,5 +1,6 @@
 #include "snug/remat/rematerialize.h"
 
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -11,9 +12,11 @@
 
 #include "snug/core/detail/parse_json.h"
 #include "snug/core/error.h"
+#include "snug/core/out_of_memory.h"
 #include "snug/planner/bound.h"
 #include "snug/remat/detail/op_tape.h"
 #include "snug/remat/detail/recorded_step.h"
+#include "snug/remat/detail/same_losses.h"
 #include "snug/remat/detail/tape_recorder.h"
 #include "snug/remat/detail/tape_schedule.h"
 #include "snug/remat/detail/trial.h"
@@ -141,8 +144,9 @@ ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>
 }
 
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {
-  return plan_activations(profile_step(forward_and_loss, {.memory = budget, .link = std::move(link)}), forward_and_loss,
-                          budget);
+  detail::SameLosses losses("plan_activations");
+  const auto forward = losses.of(forward_and_loss);
+  return plan_activations(profile_step(forward, {.memory = budget, .link = std::move(link)}), forward, budget);
 }
 
 ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
@@ -155,14 +159,34 @@ ActivationPlan plan_activations(StepProfile profile, const std::function<at::Ten
 ActivationPlan detail::plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
                                         Bytes budget, std::optional<RematPlan> found, EffectJournal& journal) {
   for (int k = 0;; ++k) {
-    const ActivationPlan plan =
-        found
-            ? ActivationPlan(std::make_shared<const ActivationPlan::Content>(StepSimulator(profile), *std::move(found)))
-            : ActivationPlan(profile, budget);
-    found.reset();
-    const ActivationPlan::Trial trial = plan.try_step(forward_and_loss, journal);
+    std::exception_ptr refusal;  // of the budget; then the least that it names is tried in its place
+    const auto plan_now = [&] {
+      if (found) {
+        return ActivationPlan(
+            std::make_shared<const ActivationPlan::Content>(StepSimulator(profile), *std::exchange(found, {})));
+      }
+      try {
+        return ActivationPlan(profile, budget);
+      } catch (const BudgetExceeded& error) {
+        refusal = std::current_exception();
+        return ActivationPlan(profile, error.smallest_feasible());
+      }
+    };
+    const ActivationPlan plan = plan_now();
+    ActivationPlan::Trial trial;
+    try {
+      trial = plan.try_step(forward_and_loss, journal);
+    } catch (const std::exception& error) {
+      if (refusal && is_out_of_memory(error)) {  // of a MemoryLimit in force
+        std::rethrow_exception(refusal);
+      }
+      throw;
+    }
     const int64_t more = trial.peak_bytes - plan.predicted_peak_bytes;
     if (trial.different.empty() && more <= 0) {
+      if (refusal) {
+        std::rethrow_exception(refusal);
+      }
       return plan;
     }
     if (trial.different.empty()) {
@@ -172,6 +196,9 @@ ActivationPlan detail::plan_activations(StepProfile profile, const std::function
         return ActivationPlan(
             std::make_shared<const ActivationPlan::Content>(StepSimulator(std::move(profile)), std::move(choice)));
       }
+    }
+    if (k == kVerifications && refusal) {
+      std::rethrow_exception(refusal);
     }
     if (k == kVerifications) {
       throw Error(trial.different.empty()

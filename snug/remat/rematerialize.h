@@ -81,8 +81,8 @@ class ActivationPlan {
                                                  std::optional<RematPlan>, detail::EffectJournal&);
   struct Content;
   struct Trial {
-    std::set<int> different;  // storages that had other bits when they were rebuilt
-    int64_t peak_bytes;       // as measured
+    std::set<int> different = {};  // storages that had other bits when they were rebuilt
+    int64_t peak_bytes = 0;        // as measured
   };
   Trial try_step(const std::function<at::Tensor()>& forward_and_loss, detail::EffectJournal& journal) const;
   explicit ActivationPlan(std::shared_ptr<const Content> content);
@@ -92,13 +92,15 @@ class ActivationPlan {
 /// The fastest plan found whose peak stays within `budget` bytes above the level of memory at the call, new gradients
 /// included. Calls `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan, to see that
 /// what is rebuilt has the same bits and that memory rises no higher than predicted. What has not is kept or offloaded
-/// from then on; what rises higher is planned for. Throws BudgetExceeded, whose smallest_feasible() says what would do,
-/// and Error where plan after plan does not come out as predicted. With `link`, which measure_offload_link gives, what
-/// is rebuilt in more time than its way to disk, or from a device to host memory, and back goes there.
+/// from then on; what rises higher is planned for. Throws BudgetExceeded, whose smallest_feasible() says what would do:
+/// that is tried in the same way, unless a MemoryLimit forbids it, or plan after plan comes out otherwise. Throws
+/// ConfigError where the calls give other losses, as with a callable that keeps state of its own, and Error
+/// where plan after plan does not come out as predicted. With `link`, which measure_offload_link gives, what is rebuilt
+/// in more time than its way to disk, or from a device to host memory, and back goes there.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 OffloadLink link = {});
-/// The same with a profile of it that was taken before. `found`, a plan for that profile and budget that a search has
-/// found already, is tried before another is searched for.
+/// The same with a profile of it that was taken before, but for the comparison of losses. `found`, a plan for that
+/// profile and budget that a search has found already, is tried before another is searched for.
 ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 std::optional<RematPlan> found = {});
 

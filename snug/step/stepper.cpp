@@ -192,7 +192,7 @@ class Stepper::Impl {
   }
 
   StepResult close_and_write() {
-    std::optional<detail::LimitPaused> unlimited;  // to the end: what the update leaves may be above the limit
+    std::optional<LimitPaused> unlimited;  // to the end: what the update leaves may be above the limit
     StepResult result = close_window();            // on ranks: gradients, items and losses are now those of all
     if (result.items > 0) {
       unscale_and_look(result);
@@ -625,7 +625,7 @@ class Stepper::Impl {
   }
 
   // Until the first write a step that failed leaves all as it was, and may be made again.
-  void write_parameters(StepResult& result, std::optional<detail::LimitPaused>& unlimited) {
+  void write_parameters(StepResult& result, std::optional<LimitPaused>& unlimited) {
     const auto begin = [this] {
       ranks_.confirm_writing();
       begin_writing();
@@ -644,7 +644,7 @@ class Stepper::Impl {
     }
     // Where it may allocate anything while it writes, want of memory would leave it half made.
     if (!begins_late && !budget_.limit().is_unlimited() && !detail::knows_state_to_come(optimizer_)) {
-      unlimited.emplace(device(), budget_.limit().count());
+      unlimited.emplace(device(), budget_.limit());
     }
     result.outcome_ = scaler().step(optimizer_);
     const auto lost_updates = std::exchange(lost_updates_, std::nullopt);

@@ -70,7 +70,7 @@ TEST_P(Limits, AreOffWhilePaused) {
   const Bytes bytes(live() + 10 * kMiB);
   const MemoryLimit limit(device(), bytes);
   {
-    const detail::LimitPaused paused(device(), bytes.count());
+    const LimitPaused paused(device(), bytes);
     EXPECT_NO_THROW(tensor_of(20 * kMiB));
   }
   EXPECT_THROW(tensor_of(20 * kMiB), c10::OutOfMemoryError);
@@ -110,7 +110,7 @@ TEST(LimitsOfOperators, LetPassWhatTakesNothing) {
   const sim_device::WithCap without(false);
   const Bytes bytes(live() + 10 * kMiB);
   const MemoryLimit limit(device(), bytes);
-  std::optional<detail::LimitPaused> paused(std::in_place, device(), bytes.count());
+  std::optional<LimitPaused> paused(std::in_place, device(), bytes);
   const Tensor tensor = tensor_of(20 * kMiB);
   paused.reset();
   EXPECT_NO_THROW(tensor.fill_(1));

@@ -4,7 +4,9 @@
 
 #include <any>
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -113,6 +115,56 @@ TEST_P(SavedAsGradient, IsNotWhatThePolicyGivesOutAgain) {
 
 INSTANTIATE_TEST_SUITE_P(, SavedAsGradient, ::testing::ValuesIn(policies()),
                          [](const auto& test) { return test.param.name; });
+
+// As a compiled region does: it saves what it has computed inside, and writes to that in backward.
+struct Region : torch::autograd::Function<Region> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x) {
+    const Tensor inside = x.tanh(), last = inside.sin();
+    context->save_for_backward({inside, last});
+    return last * inside;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    const Tensor inside = saved[0], by_last = saved[1].add_(inside * inside.cos());
+    return {gradients[0] * by_last * (1 - inside * inside)};
+  }
+};
+
+TEST(SavedByAFunction, IsHandedOverWithoutACopyWhereNobodyElseNeedsIt) {
+  const Tensor x = torch::randn({256, 256}).requires_grad_();
+  const auto forward = [&] {
+    Tensor h = x;
+    for (int i = 0; i < 4; ++i) {
+      h = Region::apply(h.exp());
+    }
+    return h.sum();
+  };
+  const auto trained = [&](const std::optional<ActivationPlan>& plan) {
+    const MemoryMeter meter;
+    Tensor loss;
+    {
+      std::optional<Rematerialize> scope;
+      if (plan) {
+        scope.emplace(*plan);
+      }
+      loss = forward();
+    }
+    const Tensor gradient = torch::autograd::grad({loss}, {x})[0];
+    return std::pair(gradient, meter.report().peak_bytes);
+  };
+  const auto [plain, plain_peak] = trained(std::nullopt);
+  const ActivationPlan plan = plan_activations(forward, Bytes::unlimited());
+  const auto [planned, planned_peak] = trained(plan);
+  EXPECT_TRUE(same_bits(planned, plain));
+  EXPECT_EQ(planned_peak, plan.predicted_peak_bytes);
+  EXPECT_LE(planned_peak, plain_peak);
+  const StepProfile profile = profile_step(forward);
+  const ActivationPlan smallest(profile, smallest_feasible(profile));
+  const auto [rebuilt, smallest_peak] = trained(smallest);
+  EXPECT_TRUE(same_bits(rebuilt, plain));
+  EXPECT_LE(smallest_peak, smallest.predicted_peak_bytes);
+}
 
 }  // namespace
 }  // namespace snug::saved_as_gradient_test

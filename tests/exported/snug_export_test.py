@@ -53,6 +53,18 @@ class OwnBackward(nn.Module):
         return Doubled.apply(self.norm(self.layer(x))).square().mean()
 
 
+class OtherwiseWhileExported(nn.Module):
+    """As attention of transformers is: the same values but for rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.layer(x).square()
+        return (y / 3 if torch.compiler.is_exporting() else y * (1 / 3)).mean()
+
+
 class Refusals(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -80,6 +92,19 @@ class Refusals(unittest.TestCase):
 
     def test_an_own_backward_is_refused(self):
         self.refuses(OwnBackward(), snug_export.ExportDiffers, "gradient of .*autograd.Function")
+
+    def test_a_model_that_computes_in_another_way_while_it_is_exported_is_refused_with_the_difference(self):
+        self.refuses(OtherwiseWhileExported(), snug_export.ExportDiffers, r"by up to .*e-0[78] of .*torch.compiler.is_exporting")
+
+    def test_a_tolerance_accepts_rounding_and_no_more(self):
+        torch.manual_seed(1)
+        model, inputs = OtherwiseWhileExported(), (torch.randn(3, 4),)
+        with self.assertRaises(snug_export.ExportDiffers):
+            snug_export.save(model, inputs, self.path, tolerance=1e-9)
+        snug_export.save(model, inputs, self.path, tolerance=1e-6)
+        self.assertTrue(self.path.read_bytes().startswith(b"PK"))
+        with self.assertRaises(snug_export.ExportDiffers):
+            snug_export.save(NoGradInAutocast(), inputs, self.path, tolerance=1e-6)
 
     def test_an_export_under_no_grad_is_refused(self):
         model = nn.Linear(4, 1)

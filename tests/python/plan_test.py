@@ -3,14 +3,16 @@
 import copy
 import gc
 import multiprocessing
+import random
 import threading
 import unittest
 
+import numpy
 import torch
 from torch import nn
 
 import snug
-from models import KINDS, MODELS, Checkpointed, Mlp, made, targets, vectors
+from models import KINDS, MODELS, Checkpointed, Mlp, Shown, made, targets, vectors
 
 
 def trained(model, loss_of, plan=None):
@@ -120,12 +122,58 @@ class Plans(unittest.TestCase):
         model, loss_of = made("mlp")
         with self.assertRaises(snug.BudgetExceeded) as raised:
             snug.plan(loss_of, 1000)
+        self.assertIsInstance(raised.exception, torch.OutOfMemoryError)
         least = raised.exception.smallest_feasible
         self.assertTrue(snug.fits(loss_of, least))
         self.assertFalse(snug.fits(loss_of, 1000))
         points = snug.curve(loss_of, points=4)
         self.assertEqual(points[0][0], snug.plan(loss_of, "1GiB").peak_bytes)
         self.assertEqual(sorted(points, reverse=True), points)
+
+    def test_name_a_budget_that_does_where_results_are_other_when_they_are_rebuilt(self):
+        torch.manual_seed(1)
+        layers = [(nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()) for i in range(5)]
+        model, x = nn.Sequential(*[layer for three in layers for layer in three]), torch.randn(4, 3, 24, 24)
+
+        def loss_of():
+            with torch.backends.mkldnn.flags(enabled=False):  # the replay has other convolutions
+                return model(x).square().mean()
+
+        with self.assertRaises(snug.BudgetExceeded) as raised:
+            snug.plan(loss_of, 1 << 20)
+        least = raised.exception.smallest_feasible
+        plan = snug.plan(loss_of, least)
+        self.assertLessEqual(plan.peak_bytes, least)
+        self.assertTrue(same_bits(trained(model, loss_of)[0], trained(model, loss_of, plan)[0]))
+
+    def test_put_back_the_states_of_random_and_numpy(self):
+        model, _ = made("mlp")
+        x = vectors()
+
+        def loss_of():
+            share = numpy.random.beta(0.2, 0.2)
+            return targets(model(share * x + (1 - share) * x.flip(0))[random.sample(range(64), 32)])
+
+        before = random.getstate(), numpy.random.get_state()[1:]
+        plan = as_small_as(loss_of, 0.5)
+        self.assertEqual(random.getstate(), before[0])
+        self.assertTrue(all(numpy.array_equal(a, b) for a, b in zip(before[1], numpy.random.get_state()[1:])))
+        results = []
+        for of in (None, plan):
+            random.seed(3), numpy.random.seed(3)
+            results.append(trained(model, loss_of, of)[0])
+        self.assertTrue(same_bits(*results))
+
+    def test_refuse_a_model_that_keeps_state_which_planning_has_moved_on(self):
+        model, loss_of = made("mlp")
+        calls = []
+
+        def warmed_up():
+            calls.append(1)
+            return loss_of() * len(calls) / 100
+
+        with self.assertRaisesRegex(snug.ConfigError, "gave the losses .* a counter"):
+            snug.plan(warmed_up, "1GiB")
 
     def test_pass_on_what_the_model_raises_and_leave_nothing_behind(self):
         model, loss_of = made("mlp")
@@ -175,6 +223,44 @@ class Plans(unittest.TestCase):
                 self.assertTrue(same_bits(plain, planned))
                 self.assertEqual(plan.deviation, "")
                 self.assertLessEqual(peak, plan.peak_bytes)
+
+    def test_of_compiled_regions_take_what_plain_training_takes(self):
+        for items in (32, 1024):  # most of what is saved are parameters, and most are activations
+            with self.subTest(items):
+                torch.manual_seed(1)
+                torch._dynamo.reset()
+                model, x = Mlp(dropout=0), vectors(items)
+                compiled = torch.compile(lambda: targets(model(x)), backend="aot_eager")
+                trained(model, compiled)  # which compiles it
+                plain, plain_peak = trained(model, compiled)
+                plan = snug.plan(compiled, "1GiB")
+                planned, peak = trained(model, compiled, plan)
+                self.assertTrue(same_bits(plain, planned))
+                self.assertEqual(peak, plan.peak_bytes)
+                self.assertLessEqual(peak, plain_peak)
+
+    def test_give_a_function_no_gradient_that_is_somebody_elses_memory(self):
+        for taken in (lambda t: t, lambda t: t.t()):
+            with self.subTest(taken):
+                torch.manual_seed(1)
+                model = nn.Linear(64, 64, bias=False)
+                shown = nn.Parameter(torch.randn(64, 64))
+
+                def loss_of():
+                    return (Shown.apply(shown, model.weight, taken) + Shown.apply(shown, torch.tanh(model.weight), taken)).sum()
+
+                with snug.plan(loss_of, "1GiB"):
+                    loss = loss_of()
+                weight = model.weight.detach().clone()
+                loss.backward()
+                self.assertTrue(torch.equal(shown.grad, taken(weight) + taken(torch.tanh(weight))))
+                shown.grad = None
+                with snug.plan(loss_of, "1GiB"):
+                    loss = Shown.apply(shown, model.weight, taken).sum()
+                loss.backward()
+                self.assertTrue(torch.equal(shown.grad, taken(weight)))
+                shown.grad.zero_()
+                self.assertTrue(torch.equal(model.weight, weight))
 
     def test_refuse_compiled_autograd(self):
         import torch._dynamo.compiled_autograd as compiled_autograd

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import random
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import unittest
 import warnings
 import weakref
 
+import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -24,6 +26,38 @@ OPTIMIZERS = {
 }
 #: Bytes of state for each byte of parameters.
 STATE = {"adamw": 2, "sgd": 1, "adamw8bit": 0.6}
+
+
+class MyAdamW(torch.optim.AdamW):
+    pass
+
+
+class StateAsItWrites(torch.optim.Optimizer):
+    """As optimizers of third parties do: state is made where a parameter is first met, between the updates of others."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 1e-3})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            state["mean"].lerp_(parameter.grad, 0.1)
+            state["square"].lerp_(parameter.grad.square(), 0.001)
+            parameter.addcdiv_(state["mean"], state["square"].sqrt().add_(1e-8), value=-1e-3)
+
+
+class LargeWorkspace(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 1e-3 * parameter.grad.sign()
+            torch.empty(16 << 20, dtype=torch.uint8)
 
 
 def problem(dropout=0.1):
@@ -190,6 +224,87 @@ class Steps(unittest.TestCase):
         losses = [stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y)).loss for _ in range(2)]
         self.assertEqual(losses, expected)
 
+    def test_are_planned_with_the_state_that_any_optimizer_will_make(self):
+        x = torch.randn(16, 256)
+        for make in (torch.optim.NAdam, torch.optim.Adadelta, torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adafactor,
+                     MyAdamW, StateAsItWrites):
+            with self.subTest(make.__name__):
+                torch.manual_seed(1)
+                model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)])
+                optimizer = make(model.parameters())
+                before = bits(model)
+                with self.assertRaises(snug.BudgetExceeded) as raised:
+                    memory = snug.live_bytes() + sum(p.nbytes for p in model.parameters())  # gradients alone
+                    snug.Stepper(model, optimizer, memory=memory).step(x, lambda x: model(x).square().mean())
+                self.assertTrue(same(before, bits(model)))
+                self.assertEqual(len(optimizer.state), 0)
+                memory = raised.exception.smallest_feasible
+                stepper = snug.Stepper(model, optimizer, memory=memory)
+                del raised
+                for _ in range(3):
+                    self.assertLessEqual(stepper.step(x, lambda x: model(x).square().mean()).peak_bytes, memory)
+
+    def test_are_refused_before_the_update_where_the_state_does_not_fit_into_a_limit(self):
+        torch.manual_seed(1)
+        model, x = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]), torch.randn(16, 256)
+        before = bits(model)
+        memory = snug.live_bytes() + 2 * sum(p.nbytes for p in model.parameters())
+        stepper = snug.Stepper(model, StateAsItWrites(model.parameters()), memory=memory, plan=False)
+        with self.assertRaisesRegex(snug.BudgetExceeded, "state"):
+            stepper.step(x, lambda x: model(x).square().mean())
+        self.assertTrue(same(before, bits(model)))
+
+    def test_make_an_update_whole_where_the_optimizer_takes_more_than_it_has_shown(self):
+        torch.manual_seed(1)
+        model, x = nn.Sequential(*[nn.Linear(256, 256) for _ in range(4)]), torch.randn(16, 256)
+        before = bits(model)
+        memory = snug.live_bytes() + (8 << 20)
+        result = snug.Stepper(model, LargeWorkspace(model.parameters()), memory=memory).step(x, lambda x: model(x).square().mean())
+        self.assertGreater(result.peak_bytes, memory)
+        self.assertFalse(any(torch.equal(a, b) for a, b in zip(before, bits(model))))
+
+    def test_mix_a_batch_by_random_numbers_of_numpy(self):
+        plain, x, y = problem(dropout=0)
+        model = copy.deepcopy(plain)
+
+        def loss_of(model, x, y):
+            share = numpy.random.beta(0.2, 0.2)
+            return F.mse_loss(model(share * x + (1 - share) * x.flip(0)), y) * random.random()
+
+        def trained(step):
+            random.seed(2), numpy.random.seed(2)
+            return [step() for _ in range(3)]
+
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+
+        def by_hand():
+            optimizer.zero_grad()
+            loss = loss_of(plain, x, y)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        expected = trained(by_hand)
+        stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=budget_for(model, 0.6, x, y), micro_batch=128)
+        self.assertEqual(trained(lambda: stepper.step((x, y), lambda x, y: loss_of(model, x, y)).loss), expected)
+        self.assertTrue(same(bits(plain), bits(model)))
+        self.assertIn("rebuilt", stepper.plan)
+
+    def test_name_options_that_there_are_where_a_model_keeps_state(self):
+        model, x, y = problem(dropout=0)
+        calls = []
+
+        def warmed_up(x, y):
+            calls.append(1)
+            return F.mse_loss(model(x), y) * len(calls)
+
+        def stepper(**options):
+            return snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory=budget_for(model, 0.6, x, y), **options)
+
+        with self.assertRaisesRegex(snug.ConfigError, "plan = false"):
+            stepper(micro_batch=128).step((x, y), warmed_up)
+        self.assertEqual(stepper(micro_batch=32, plan=False).step((x, y), warmed_up).micro_batches, 4)
+
     def test_pass_on_errors_and_go_on(self):
         model, x, y = problem()
         stepper = snug.Stepper(model, torch.optim.SGD(model.parameters(), lr=0.1), memory="1GiB")
@@ -261,7 +376,13 @@ class Steps(unittest.TestCase):
             snug.Stepper(model, optimizer, precision="float8")
         with self.assertRaises(snug.ConfigError):
             snug.Stepper(model, optimizer, micro_batch=-1)
+        with self.assertRaisesRegex(snug.ConfigError, "LBFGS.* asks for a closure"):
+            snug.Stepper(model, torch.optim.LBFGS(model.parameters()))
         stepper = snug.Stepper(model, optimizer)
+        for batch, says in ((None, "batch is a NoneType"), ("text", r"batch\[0\] is a str"), ((x, None), r"batch\[1\] is a NoneType"),
+                            ((x, (y, y)), r"batch\[1\] is a tuple"), ({"x": x, "name": "text"}, r"batch\['name'\] is a str")):
+            with self.assertRaisesRegex(snug.ConfigError, says):
+                stepper.step(batch, lambda x, y: F.mse_loss(model(x), y))
         optimizer.add_param_group({"params": [torch.zeros(1, requires_grad=True)]})
         with self.assertRaisesRegex(snug.ConfigError, "other parameters"):
             stepper.step((x, y), lambda x, y: F.mse_loss(model(x), y))
@@ -415,6 +536,12 @@ class AdamW8bit(unittest.TestCase):
 
 
 class Import(unittest.TestCase):
+    def test_is_refused_beside_another_torch(self):
+        code = "import torch; torch.__version__ = '9.8.0'; import snug"
+        run = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
+        self.assertRegex(run.stderr, r"ImportError: snug \d.* built against torch 2\..*, and this is torch 9.8.0")
+        self.assertRegex(snug.__version__, r"^\d+\.\d+\.\d+$")
+
     def test_may_come_after_backward_passes_and_hooks(self):
         code = """
 import torch

@@ -54,15 +54,10 @@ struct Layers {
 
 // With the least bytes for which one is found.
 ActivationPlan checked_plan(const Forward& forward, Bytes budget = Bytes(1)) {
-  for (int tries = 0;; ++tries) {
-    try {
-      return plan_activations(forward, budget);
-    } catch (const BudgetExceeded& error) {
-      if (tries == 5) {
-        throw;
-      }
-      budget = error.smallest_feasible();
-    }
+  try {
+    return plan_activations(forward, budget);
+  } catch (const BudgetExceeded& error) {
+    return plan_activations(forward, error.smallest_feasible());
   }
 }
 

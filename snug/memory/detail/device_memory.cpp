@@ -156,12 +156,6 @@ void register_device_memory(c10::DeviceType type, std::unique_ptr<DeviceMemory> 
   all.memories[type] = std::move(memory);
 }
 
-LimitPaused::LimitPaused(c10::Device device, int64_t bytes) : device_(ready(device)), bytes_(bytes) {
-  device_memory(device_.type()).pause_limit(device_, bytes_);
-}
-
-LimitPaused::~LimitPaused() { device_memory(device_.type()).resume_limit(device_, bytes_); }
-
 MemoryObservation::MemoryObservation(MemoryObserver& observer, c10::Device device, SavedTensors saved)
     : observer_(observer) {
   device = ready(device);

@@ -95,20 +95,6 @@ DeviceMemory& device_memory(c10::DeviceType type);
 /// Must come before the first device_memory(type): from a static initialiser.
 void register_device_memory(c10::DeviceType type, std::unique_ptr<DeviceMemory> memory);
 
-/// While it lives, caps of exactly `bytes` are off: to find out how large a cap must be, and for what must not fail
-/// midway.
-class [[nodiscard]] LimitPaused final {
- public:
-  LimitPaused(c10::Device device, int64_t bytes);
-  ~LimitPaused();
-  LimitPaused(const LimitPaused&) = delete;
-  LimitPaused& operator=(const LimitPaused&) = delete;
-
- private:
-  c10::Device device_;
-  int64_t bytes_;
-};
-
 /// While it lives, `observer` is told of allocations and releases on `device`: on the CPU of those of all threads,
 /// elsewhere of those of this thread and of its backward passes, through LibTorch's channel for memory profilers
 /// (c10::DebugInfoKind::PROFILER_STATE), whose place it takes. Not to be destroyed on another thread.

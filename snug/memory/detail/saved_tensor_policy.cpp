@@ -54,7 +54,9 @@ class PolicyHooks final : public SavedVariableHooks {
                 "at version ",
                 version_counter_.current_version(), "; expected version ", saved_version_,
                 " instead. Clone it before the write, or write out of place.");
-    return not_adopted(policy_->unpack(packed_));
+    const bool is_as_saved = std::any_cast<at::Tensor>(&packed_) != nullptr;
+    return not_adopted(policy_->unpack(packed_), is_as_saved,
+                       [this](const at::Tensor& unpacked) { return policy_->gives_away(packed_, unpacked); });
   }
 
  private:

@@ -18,6 +18,9 @@ class SavedTensorPolicy {
   /// Called without gradient mode. Must not keep `tensor` itself (a detached alias is fine).
   virtual std::any pack(const at::Tensor& tensor) = 0;
   virtual at::Tensor unpack(std::any& packed) = 0;
+  /// Whether the memory of `unpacked`, which unpack() has just returned, is for who has asked alone: when `packed` is
+  /// gone the policy does not look at it again. Asked where else a copy would be made (not_adopted.h).
+  virtual bool gives_away(std::any& /*packed*/, const at::Tensor& /*unpacked*/) { return false; }
 };
 
 /// While it lives, `policy` is asked on this thread. nullptr: autograd's own behaviour.

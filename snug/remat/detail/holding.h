@@ -35,6 +35,8 @@ class Holding {
   /// Where it was seen last. No other storage has this address while it is remembered here.
   const c10::StorageImpl* address() const { return seen_._unsafe_get_target(); }
   void see(const c10::Storage& memory) { seen_ = memory.getWeakStorageImpl(); }
+  /// It is somebody's who may write other values there.
+  void lose_sight() { seen_.reset(); }
 
   /// Held or parked.
   bool is_own() const { return !std::holds_alternative<std::monostate>(own_); }

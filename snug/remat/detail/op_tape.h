@@ -75,6 +75,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void was_switched_off() override;
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
+  bool gives_away(std::any& packed, const at::Tensor& unpacked);
   /// The forward pass is over. Unpacking does this too, unless it belongs to a backward pass inside the forward pass,
   /// which the schedule knows of or a listener is to hear of.
   void close();
@@ -213,6 +214,7 @@ class TapePolicy final : public SavedTensorPolicy {
   explicit TapePolicy(std::shared_ptr<OpTape> tape) : tape_(std::move(tape)) {}
   std::any pack(const at::Tensor& tensor) override { return tape_->pack(tensor); }
   at::Tensor unpack(std::any& packed) override { return tape_->unpack(packed); }
+  bool gives_away(std::any& packed, const at::Tensor& unpacked) override { return tape_->gives_away(packed, unpacked); }
 
  private:
   std::shared_ptr<OpTape> tape_;

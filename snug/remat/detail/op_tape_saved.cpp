@@ -198,6 +198,23 @@ void OpTape::backward_is_over() {
   }
 }
 
+// Only the tape holds it, and only for this one.
+bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
+  const auto* slot = std::any_cast<std::shared_ptr<Slot>>(&packed);
+  if (slot == nullptr) {
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  const TapeStorage& storage = at((*slot)->storage);
+  constexpr size_t kTapeAndResult = 2, kOwnAndStrong = 2;
+  const c10::Storage& memory = unpacked.storage();
+  const size_t of_tape = storage.holding.address() == memory.unsafeGetStorageImpl() ? 1 : 0;
+  const bool is_last = (*slot)->is_used && storage.slots == 1 && !storage.claimed && !goes_away((*slot)->storage);
+  (*slot)->is_given = is_last && storage.holding.is_own() && memory.use_count() == kTapeAndResult &&
+                      memory.getWeakStorageImpl().weak_use_count() == kOwnAndStrong + of_tape;
+  return (*slot)->is_given;
+}
+
 void OpTape::slot_is_gone(Slot& slot) {
   const std::lock_guard lock(mutex_);
   TapeStorage& storage = at(slot.storage);
@@ -211,6 +228,12 @@ void OpTape::slot_is_gone(Slot& slot) {
     listener_->on_unused(slot.storage);
   }
   settle(slot.storage);
+  if (slot.is_given) {
+    if (const c10::Storage memory = storage.holding.find(); memory && listener_ != nullptr) {
+      listener_->on_given_away(slot.storage, memory.data());
+    }
+    storage.holding.lose_sight();
+  }
   if (!slot.is_used && cursor_.is_guess()) {
     cursor_.arrive(slot.storage);  // the guess was that somebody would ask for it
     let_go();

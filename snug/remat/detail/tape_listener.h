@@ -27,6 +27,8 @@ class TapeListener {
   virtual void on_unpack(int storage) = 0;
   virtual void after_unpack() = 0;
   virtual void on_done(int storage) = 0;
+  /// After on_done: the custom function that had asked for it goes on with its memory, at `data`.
+  virtual void on_given_away(int storage, const void* data) = 0;
   /// Autograd saves a tensor on it.
   virtual void on_pack(int storage) = 0;
   /// A saved tensor on it was released and not asked for by the backward pass; or the program has let go of what a

@@ -87,6 +87,16 @@ void TapeRecorder::on_done(int storage) {
   unused_since_[storage] = profile_.events.size();
 }
 
+// From here on it is memory of the backward pass, as a copy would be.
+void TapeRecorder::on_given_away(int storage, const void* data) {
+  const std::lock_guard lock(mutex_);
+  if (of_tape_.erase(data) > 0) {
+    const int64_t bytes = profile_.storages[static_cast<size_t>(storage)].bytes;
+    own_.emplace(data, bytes);
+    change_level(bytes);
+  }
+}
+
 void TapeRecorder::on_unused(int storage) {
   const std::lock_guard lock(mutex_);
   end_gap();

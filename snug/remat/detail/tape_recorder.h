@@ -63,6 +63,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_unpack(int storage) override;
   void after_unpack() override;
   void on_done(int storage) override;
+  void on_given_away(int storage, const void* data) override;
   void on_pack(int storage) override { packed_.push_back({storage, profile_.operators.size()}); }
   void on_unused(int storage) override;
   void on_asked_inside(int storage) override { asked_inside_.insert(storage); }

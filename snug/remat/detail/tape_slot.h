@@ -21,6 +21,7 @@ struct OpTape::Slot {
   at::Tensor shape;                     // without memory
   int pass = -1;                        // the last one that asked for it
   bool is_used = false;                 // backward has it, and will release it
+  bool is_given = false;                // with its memory
   std::optional<uint64_t> values = {};  // a hash, to compare with what is rebuilt
   int version = 0;                      // of which
 };

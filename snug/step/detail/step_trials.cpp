@@ -17,8 +17,8 @@
 #include "snug/memory/detail/device_memory.h"
 #include "snug/memory/limit.h"
 #include "snug/planner/detail/extrapolate.h"
+#include "snug/remat/detail/same_losses.h"
 #include "snug/remat/detail/trial.h"
-#include "snug/step/detail/same_losses.h"
 
 namespace snug::detail {
 namespace {
@@ -164,7 +164,7 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
     const int64_t before = memory.live(limits_->device);
     trial.load(items, /*to_measure=*/measured_for_ > 0);
     const int64_t loaded = memory.live(limits_->device) - before;
-    SameLosses losses;
+    SameLosses losses("Stepper", ", or set plan = false");
     const auto forward = losses.of([&] { return trial.loss(); });
     ProfiledStep found = profile_step(forward, {.link = limits_->link}, trial.journal(),
                                       {.counts_kept = true, .persists = is_least(step, items)});

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +22,10 @@ namespace snug::detail {
 /// them differ, planning has moved on. ConfigError then.
 class SameLosses {
  public:
+  /// `who` plans, and `another_cure` is its own, in words.
+  explicit SameLosses(std::string who, std::string another_cure = {})
+      : who_(std::move(who)), another_cure_(std::move(another_cure)) {}
+
   std::function<at::Tensor()> of(std::function<at::Tensor()> forward) {
     return [this, forward = std::move(forward)] {
       at::Tensor loss = forward();
@@ -43,17 +48,17 @@ class SameLosses {
     }
     if (std::bit_cast<uint64_t>(first_->first) != std::bit_cast<uint64_t>(loss) && first_->second == generators) {
       throw ConfigError(fmt::format(
-          "Stepper: to plan for a memory_budget forward runs several times, and on the same items it gave the "
-          "losses {} and {}; the model or loss_of keeps something besides parameters, buffers and torch's "
-          "default generators, as a hidden state in a member, a counter or random numbers of its own, and training "
-          "would go on from where planning left it; or only the first call sets a parameter, as in lazy modules (then "
-          "call it once before); or it does not compute the same each time. Name tensors "
-          "that are assigned anew in StepperOptions::carried, keep state in a registered buffer and write that in "
-          "place, give it with the batch, or set plan = false",
-          first_->first, loss));
+          "{}: planning runs forward several times, and on the same items it gave the losses {} and {}; the model or its "
+          "loss keeps something besides parameters, buffers and default generators, as a hidden state in a member, a "
+          "counter or random numbers of its own, and training would go on from where planning left it; or only the first "
+          "call sets a parameter, as in lazy modules (then call it once before); or it does not compute the same each "
+          "time. Keep state in a registered buffer and write that in place, or give it with the batch (StepperOptions "
+          "says how to name tensors that are assigned anew){}",
+          who_, first_->first, loss, another_cure_));
     }
   }
 
+  std::string who_, another_cure_;
   std::optional<std::pair<double, RngState>> first_;  // and the generators after it
 };
 
