@@ -43,10 +43,10 @@ struct ValueId {
 struct ProfiledOperator {
   std::string name = {};
   double seconds = 0;
-  int64_t workspace = 0;             ///< bytes above its outputs, while it runs
-  std::vector<ValueId> reads = {};   ///< at their versions when it ran
-  std::vector<ValueId> writes = {};  ///< version 0 allocates, unless the storage is external
-  bool replayable = true;            ///< false: random, collective, or with effects outside its outputs
+  int64_t workspace = 0;                ///< bytes above its outputs, while it runs
+  std::vector<ValueId> reads = {};      ///< at their versions when it ran
+  std::vector<ValueId> writes = {};     ///< version 0 allocates, unless the storage is external
+  bool replayable = true;               ///< false: random, collective, or with effects outside its outputs
   bool reads_batch_statistics = false;  ///< normalises by the mean and variance of the items it is given together
 
   friend bool operator==(const ProfiledOperator&, const ProfiledOperator&) = default;

@@ -266,8 +266,7 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
   std::optional<FrugalSchedules> frugal;
   Schedule schedule;  // none: plainly
   const auto is_enough = [&](size_t runs) {
-    return runs == kMostRuns ||
-           (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
+    return runs == kMostRuns || (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
   };
   for (size_t runs = 0; !is_enough(runs);) {
     try {

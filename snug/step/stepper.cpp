@@ -193,7 +193,7 @@ class Stepper::Impl {
 
   StepResult close_and_write() {
     std::optional<LimitPaused> unlimited;  // to the end: what the update leaves may be above the limit
-    StepResult result = close_window();            // on ranks: gradients, items and losses are now those of all
+    StepResult result = close_window();    // on ranks: gradients, items and losses are now those of all
     if (result.items > 0) {
       unscale_and_look(result);
       clip(result);
@@ -278,7 +278,7 @@ class Stepper::Impl {
       } catch (...) {
         error = std::current_exception();
       }
-      effects_.reset();   // while the others hear of it, they may send buffers
+      effects_.reset();  // while the others hear of it, they may send buffers
       budget_.go_back();
       if (!is_repeated) {
         std::rethrow_exception(error);

@@ -110,20 +110,23 @@ inline int64_t plain_bytes(const Batch& batch, StepperOptions options, const std
   return plain.step(batch).peak_bytes - before;
 }
 
-// The smallest budget for a step of the batch, in micro-batches of any size, above what is alive without the
-// PlannedTraining.
+// A budget for a step of the batch, in micro-batches of any size, above what is alive without the PlannedTraining: the
+// smallest that is named, once the budget is large enough for something of the step to run.
 inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const std::function<nn::Sequential()>& make,
                               c10::Device device = torch::kCPU) {
-  const int64_t before = live(device);
-  PlannedTraining tight({}, make());
-  options.memory_budget = Bytes(smallest_limit(device).count() + (32 << 10));
-  Stepper stepper(tight.model, tight.optimizer, options);
-  try {
-    stepper.step(batch, [&](const Batch& micro) { return tight.loss_of(micro); });
-    ADD_FAILURE() << "this is too little for anything";
-    return 0;
-  } catch (const BudgetExceeded& error) {
-    return error.smallest_feasible().count() - before;
+  for (int64_t room = 32 << 10;; room += room / 4) {
+    const int64_t before = live(device);
+    PlannedTraining tight({}, make());
+    options.memory_budget = Bytes(smallest_limit(device).count() + room);
+    Stepper stepper(tight.model, tight.optimizer, options);
+    try {
+      stepper.step(batch, [&](const Batch& micro) { return tight.loss_of(micro); });
+      return options.memory_budget.count() - before;
+    } catch (const BudgetExceeded& error) {
+      if (error.smallest_feasible().count() > 0) {
+        return error.smallest_feasible().count() - before;
+      }
+    }
   }
 }
 

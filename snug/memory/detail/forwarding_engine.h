@@ -22,10 +22,10 @@ class ForwardingEngine : public torch::autograd::Engine {
 
   Engine& inner() const { return inner_; }
 
-  /// Runs a backward pass, which observers of the thread are shown if it accumulates gradients. If it fails, none of its gradients stays alive. By itself LibTorch keeps the gradients that
-  /// were on their way to other nodes until the next pass begins on the thread, and those of devices' threads for an
-  /// unknown time. Therefore empty passes follow a failed one, on this thread and on those, unless it ran inside
-  /// another pass of this thread.
+  /// Runs a backward pass, which observers of the thread are shown if it accumulates gradients. If it fails, none of
+  /// its gradients stays alive. By itself LibTorch keeps the gradients that were on their way to other nodes until the
+  /// next pass begins on the thread, and those of devices' threads for an unknown time. Therefore empty passes follow a
+  /// failed one, on this thread and on those, unless it ran inside another pass of this thread.
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
                                          const torch::autograd::variable_list& inputs, bool keep_graph,
                                          bool create_graph, bool accumulate_grad,

@@ -15,8 +15,7 @@ bool is_alike(const StepProfile& a, const StepProfile& b) {
   };
   return a.device == b.device && a.backward.size() == b.backward.size() &&
          std::ranges::equal(a.operators, b.operators, same_operator) &&
-         std::ranges::equal(a.storages, b.storages, same_storage) &&
-         std::ranges::equal(a.events, b.events, same_event);
+         std::ranges::equal(a.storages, b.storages, same_storage) && std::ranges::equal(a.events, b.events, same_event);
 }
 
 }  // namespace

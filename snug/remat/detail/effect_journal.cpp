@@ -37,9 +37,8 @@ void visit_parts(const at::Tensor& tensor, const F& f) {
   if (tensor.layout() == at::kSparse) {
     f(tensor._indices());
     f(tensor._values());
-  } else if (const auto layout = tensor.layout();
-             layout == at::kSparseCsr || layout == at::kSparseBsr || layout == at::kSparseCsc ||
-             layout == at::kSparseBsc) {
+  } else if (const auto layout = tensor.layout(); layout == at::kSparseCsr || layout == at::kSparseBsr ||
+                                                  layout == at::kSparseCsc || layout == at::kSparseBsc) {
     const bool by_rows = layout == at::kSparseCsr || layout == at::kSparseBsr;
     f(by_rows ? tensor.crow_indices() : tensor.ccol_indices());
     f(by_rows ? tensor.col_indices() : tensor.row_indices());
@@ -70,9 +69,8 @@ void EffectJournal::begin(const std::vector<at::Tensor>& registered, const std::
   for (const at::Tensor& buffer : registered) {
     registered_.insert(buffer.unsafeGetTensorImpl());
     note_view(buffer);
-    visit_parts(buffer, [&](const at::Tensor& part) {
-      registered_memory_.insert(part.storage().unsafeGetStorageImpl());
-    });
+    visit_parts(buffer,
+                [&](const at::Tensor& part) { registered_memory_.insert(part.storage().unsafeGetStorageImpl()); });
   }
 }
 

@@ -1,7 +1,6 @@
 #include "snug/remat/detail/tape_recorder.h"
 
 #include <algorithm>
-
 #include <utility>
 
 #include <torch/csrc/autograd/function.h>

@@ -93,9 +93,9 @@ void check(const SavedPlan& saved) {
                         (plan.model_in_file ? counts.model_file.moved - counts.model_file.beside : 0);
   const int64_t workspace = plan.state_in_file ? counts.state_file.workspace : counts.optimizer_bytes;
   const int64_t gradients = plan.model_in_file ? 0 : counts.gradient_bytes;
-  for (const int64_t bytes : {counts.fixed_bytes - moved, counts.effect_bytes, counts.kept_bytes,
-                              counts.idle_state_bytes, gradients, workspace,
-                              counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
+  for (const int64_t bytes :
+       {counts.fixed_bytes - moved, counts.effect_bytes, counts.kept_bytes, counts.idle_state_bytes, gradients,
+        workspace, counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
     require(bytes >= 0 && bytes <= plan.budget_bytes, "bytes are not within its budget");
   }
   require(plan.activations.has_value() != recorded.has_value(), "operators are missing");

@@ -456,8 +456,9 @@ void StepTrials::refuse(int64_t smallest, int64_t bound) const {
     text += least > limits_->budget
                 ? fmt::format("; weights, gradients, the optimizer's state and what an update takes are {} ({} bytes)",
                               Bytes(least).str(), least)
-                : std::string("; the least of it that can be run needs more, and how much is not known, since nothing "
-                              "was run beyond it");
+                : std::string(
+                      "; the least of it that can be run needs more, and how much is not known, since nothing "
+                      "was run beyond it");
   }
   throw BudgetExceeded(text, Bytes(smallest));
 }

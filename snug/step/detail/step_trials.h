@@ -128,7 +128,8 @@ class StepTrials {
   bool state_can_leave() const { return state_file_.moved > 0; }
   // What is idle is counted nowhere.
   int64_t fixed_bytes(bool state_in_file) const {
-    return fixed_bytes_ + effect_bytes_ - (state_in_file ? std::max<int64_t>(0, state_file_.moved - idle_state_bytes_) : 0) -
+    return fixed_bytes_ + effect_bytes_ -
+           (state_in_file ? std::max<int64_t>(0, state_file_.moved - idle_state_bytes_) : 0) -
            (model_in_file_ ? model_file_.moved - model_file_.beside : 0);
   }
   int64_t gradient_bytes() const { return model_in_file_ ? 0 : gradient_bytes_; }
