@@ -1,0 +1,166 @@
+// When a plan is proven, doubted and made anew: steps that grow, windows that grow, modes of parts of a model, and
+// budgets that are refused.
+
+#include "snug/step/detail/plan_life.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/memory/detail/cpu_allocator.h"
+#include "snug/optim/sgd.h"
+#include "snug/step/stepper.h"
+#include "tests/step/planned_training.h"
+#include "tests/support/tensors.h"
+
+namespace snug::plan_life_test {
+namespace {
+
+using detail::next_of;
+using detail::PlanEvent;
+using detail::PlanNext;
+using detail::PlanState;
+using torch::Tensor;
+using namespace testing::planned;
+
+TEST(PlanLife, IsNotTrustedFromAFileAndNotDoubtedForOtherOperatorsThatFit) {
+  EXPECT_EQ(next_of(PlanState::Read, PlanEvent::MadeOtherwise), PlanNext::PlanAnew);
+  EXPECT_EQ(next_of(PlanState::Tried, PlanEvent::MadeOtherwise), PlanNext::Prove);
+  EXPECT_EQ(next_of(PlanState::Proven, PlanEvent::NoRoomLarger), PlanNext::LeaveMoreFree);
+  EXPECT_EQ(next_of(PlanState::Proven, PlanEvent::NoRoomKeptAll), PlanNext::PlanAnew);
+}
+
+struct Deep : torch::nn::Module {
+  Deep() {
+    for (int i = 0; i < 8; ++i) {
+      layers.push_back(register_module(std::to_string(i), torch::nn::Linear(64, 64)));
+    }
+  }
+  Tensor forward(Tensor h) {
+    for (int k = 0; k < depth; ++k) {
+      h = h + torch::gelu(layers[static_cast<size_t>(k)](h));
+    }
+    return h;
+  }
+  std::vector<torch::nn::Linear> layers;
+  int depth = 8;
+};
+
+// How many of four steps are made, of which the first is small: of one layer, or of few rows.
+int steps_made(bool by_rows, bool small_first) {
+  torch::manual_seed(1);
+  Deep model;
+  SGD optimizer(model.parameters(), {.lr = 0.01});
+  Stepper stepper(model, optimizer, {.memory_budget = Bytes(live() + (1150 << 10))});
+  const Tensor x = torch::randn({512, 64});
+  int made = 0;
+  for (int step = 0; step < 4; ++step) {
+    const bool is_small = small_first && step == 0;
+    model.depth = is_small && !by_rows ? 1 : 8;
+    const Tensor mask = (torch::arange(512) < (is_small && by_rows ? 32 : 512)).to(torch::kFloat);
+    try {
+      stepper.step({x, mask}, [&](const Batch& micro) {
+        return Loss::mean(model.forward(micro[0].index({micro[1] > 0})).square().mean(), micro.size());
+      });
+      ++made;
+    } catch (const BudgetExceeded&) {
+    }
+  }
+  return made;
+}
+
+TEST(PlanLife, OfStepsThatGrowGoesOnAnew) {
+  for (const bool by_rows : {false, true}) {
+    SCOPED_TRACE(by_rows);
+    ASSERT_EQ(steps_made(by_rows, /*small_first=*/false), 4);
+    EXPECT_EQ(steps_made(by_rows, /*small_first=*/true), 4);
+  }
+}
+
+int windows_made(const std::vector<int64_t>& sizes) {
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int i = 0; i < 8; ++i) {
+    model->push_back(torch::nn::Linear(64, 64));
+    model->push_back(torch::nn::GELU());
+  }
+  SGD optimizer(model->parameters(), {.lr = 0.01});
+  Stepper stepper(model, optimizer, {.accumulate = 2, .memory_budget = Bytes(live() + (1350 << 10))});
+  int made = 0;
+  for (int window = 0; window < 3; ++window) {
+    try {
+      for (const int64_t size : sizes) {
+        made += stepper.accumulate({torch::randn({size, 64})},
+                                   [&](const Batch& micro) {
+                                     return Loss::mean(model->forward(micro[0]).square().mean(), micro.size());
+                                   })
+                        .has_value()
+                    ? 1
+                    : 0;
+      }
+    } catch (const BudgetExceeded&) {
+    }
+  }
+  return made;
+}
+
+TEST(PlanLife, OfWindowsWhoseLaterMicroBatchIsLargerIsThatOfEach) {
+  ASSERT_EQ(windows_made({512, 64}), 3);
+  EXPECT_EQ(windows_made({64, 512}), 3);
+}
+
+TEST(PlanLife, BatchesAreNotCutWhereAPartOfTheModelNormalisesByThem) {
+  torch::manual_seed(1);
+  torch::nn::Sequential body(torch::nn::Linear(kWidth, 64), torch::nn::ReLU()),
+      head(torch::nn::Linear(64, 64), torch::nn::BatchNorm1d(64), torch::nn::GELU(), torch::nn::Linear(64, kWidth));
+  struct : torch::nn::Module {
+  } model;
+  model.register_module("body", body.ptr());
+  model.register_module("head", head.ptr());
+  model.eval();
+  head->train();
+  SGD optimizer(model.parameters(), {.lr = 0.1});
+  const Batch batch = make_batch(4096);
+  Stepper stepper(model, optimizer, {.memory_budget = Bytes(live() + (2 << 20))});
+  try {
+    const StepResult result = stepper.step(batch, [&](const Batch& micro) {
+      return Loss::mean(torch::mse_loss(head->forward(body->forward(micro[0])), micro[1]), micro.size());
+    });
+    EXPECT_EQ(result.micro_batches, 1);
+  } catch (const BudgetExceeded& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("the batch is not split because of"));
+  }
+}
+
+TEST(PlanLife, ABudgetIsRefusedWithinItself) {
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int i = 0; i < 12; ++i) {
+    model->push_back(torch::nn::Linear(128, 128));
+    model->push_back(torch::nn::BatchNorm1d(128));
+    model->push_back(torch::nn::GELU());
+  }
+  SGD optimizer(model->parameters(), {.lr = 0.01});
+  const Tensor x = torch::randn({8192, 128});
+  const Bytes budget(live() + (6 << 20));
+  Stepper stepper(model, optimizer, {.memory_budget = budget});
+  detail::restart_cpu_peak();
+  std::optional<Bytes> smallest;
+  try {
+    stepper.step(
+        {x}, [&](const Batch& micro) { return Loss::mean(model->forward(micro[0]).square().mean(), micro.size()); });
+  } catch (const BudgetExceeded& error) {
+    smallest = error.smallest_feasible();
+  }
+  EXPECT_LE(detail::peak_cpu_bytes(), budget.count());
+  ASSERT_TRUE(smallest);
+  EXPECT_GT(smallest->count(), budget.count()) << "parts of the batch tell what all of it takes";
+}
+
+}  // namespace
+}  // namespace snug::plan_life_test
