@@ -143,12 +143,14 @@ TEST(StepperPlan, TakesLessWhereAnAllocationOfALibraryFails) {
 class LayersToPlan final : public detail::StepTrial {
  public:
   LayersToPlan(Tensor weight, std::function<Tensor(const Tensor&)> layer)
-      : weight_(std::move(weight)), layer_(std::move(layer)) {}
+      : weight_(std::move(weight)), layer_(std::move(layer)) {
+    journal_.begin();
+  }
 
   detail::StepToPlan step() {
     return {.trial = *this, .batch = 64, .gradient_bytes = static_cast<int64_t>(weight_.nbytes())};
   }
-  void load(int64_t items) override { items_ = items; }
+  void load(int64_t items, bool) override { items_ = items; }
   void unload() override {}
   Tensor loss() override {
     Tensor hidden = torch::ones({items_, 1}) * weight_;
@@ -160,9 +162,12 @@ class LayersToPlan final : public detail::StepTrial {
   void hold_gradients(bool) override {}
   int64_t idle_state_bytes() const override { return 0; }
   std::string pinned_by() const override { return ""; }
+  int64_t fixed_bytes() const override { return 0; }
+  detail::EffectJournal& journal() override { return journal_; }
   std::string described() const override { return ""; }
 
  private:
+  detail::EffectJournal journal_;
   Tensor weight_;
   std::function<Tensor(const Tensor&)> layer_;
   int64_t items_ = 0;
@@ -179,8 +184,8 @@ TEST(StepPlanner, HasTheFirstPlanAgainAfterAStepWasGivenUp) {
   detail::StepPlanner planner(Bytes(plain * 9 / 10), false);
   const StepChoice first = planner.plan(step)->choice;
   const std::string choices = planner.choices();
-  for (int i = 0; i < 4; ++i) {
-    EXPECT_TRUE(planner.step_down(false));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(planner.step_down(detail::PlanEvent::NoRoom));
     planner.plan(step);
   }
   const StepChoice last = planner.plan(step)->choice;
@@ -188,9 +193,9 @@ TEST(StepPlanner, HasTheFirstPlanAgainAfterAStepWasGivenUp) {
   planner.give_up();
   EXPECT_EQ(planner.plan(step)->choice, first);
   EXPECT_EQ(planner.choices(), choices);
-  planner.step_down(false);
+  planner.step_down(detail::PlanEvent::NoRoom);
   const StepChoice made = planner.plan(step)->choice;
-  planner.settle();
+  planner.settle(detail::PlanEvent::Made);
   planner.give_up();  // another step
   EXPECT_EQ(planner.plan(step)->choice, made);
 }

@@ -176,6 +176,7 @@ TEST(StepperStateInFile, ARunIsResumedWithinTheSameBudget) {
 // A step of 64 items that keeps ten results of 64 KiB, beside a MiB of state.
 class LayersAndState final : public detail::StepTrial {
  public:
+  LayersAndState() { journal_.begin(); }
   detail::StepToPlan step() {
     return {.trial = *this,
             .batch = 64,
@@ -184,7 +185,7 @@ class LayersAndState final : public detail::StepTrial {
             .gradient_bytes = static_cast<int64_t>(weight_.nbytes()),
             .state_file = {.moved = kMiB, .workspace = 1024}};
   }
-  void load(int64_t items) override { items_ = items; }
+  void load(int64_t items, bool) override { items_ = items; }
   void unload() override {}
   Tensor loss() override {
     Tensor hidden = torch::ones({items_, 1}) * weight_;
@@ -196,12 +197,15 @@ class LayersAndState final : public detail::StepTrial {
   void hold_gradients(bool) override {}
   int64_t idle_state_bytes() const override { return 0; }
   std::string pinned_by() const override { return ""; }
+  int64_t fixed_bytes() const override { return kMiB; }
+  detail::EffectJournal& journal() override { return journal_; }
   std::string described() const override { return ""; }
   void put(detail::InFiles what) override { places.push_back(what != detail::InFiles::Nothing); }
 
   std::vector<bool> places;
 
  private:
+  detail::EffectJournal journal_;
   Tensor matrix_ = torch::full({256, 256}, 0.01);
   Tensor weight_ = torch::full({256}, 0.5, torch::requires_grad());
   int64_t items_ = 0;
