@@ -223,7 +223,7 @@ TEST_F(PlanFolder, IgnoresADamagedFileSaysWhyAndReplacesIt) {
                                         "no JSON",
                                         good.substr(0, good.size() / 2),
                                         std::string(100'000, '['),
-                                        with("\"snug_plan_file\":1", "\"snug_plan_file\":2"),
+                                        with("\"snug_plan_file\":2", "\"snug_plan_file\":9"),
                                         with("\"holds_for\":\"", "\"holds_for\":\" "),
                                         with("\"batch\":512", "\"batch\":511.5"),
                                         with("\"batch\":512", "\"batch\":-1"),

@@ -113,6 +113,9 @@ TEST(StepperStateInFile, TheSmallestBudgetThatIsToldWillDo) {
       run.step(batch);
     } catch (const BudgetExceeded& error) {
       smallest = error.smallest_feasible();
+      if (smallest.count() == 0) {
+        continue;  // nothing of the step has run
+      }
       ++refused;
       ASSERT_GT(smallest.count(), budget.count()) << error.what();
     }

@@ -181,7 +181,10 @@ void EffectJournal::note_view(const at::Tensor& tensor) {
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   const bool is_python_s = impl->key_set().has(c10::DispatchKey::Python);  // a class of its own, which may do anything
   if (!is_python_s && !views_.contains(impl)) {
-    views_.emplace(impl, View{tensor, at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true))});
+    const bool holds_memory = is_registered(tensor) || !is_strided(tensor);
+    views_.emplace(impl, View{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                              holds_memory ? at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true))
+                                           : without_memory(tensor)});
   }
 }
 
@@ -307,9 +310,22 @@ void EffectJournal::restore(const Memory& memory) {
   }
 }
 
-void EffectJournal::restore(const View& view) {
-  c10::TensorImpl& now = *view.tensor.unsafeGetTensorImpl();
+void EffectJournal::restore(const View& view) const {
+  const auto tensor = view.tensor.lock();
+  if (!tensor) {
+    return;
+  }
+  c10::TensorImpl& now = *tensor;
   const c10::TensorImpl& before = *view.before.unsafeGetTensorImpl();
+  const bool has_memory = before.has_storage() && before.unsafe_storage().nbytes() > 0;
+  if (is_strided(view.before) && !has_memory && now.dtype() == before.dtype()) {
+    if (now.sizes() != before.sizes() || now.strides() != before.strides()) {
+      now.set_sizes_and_strides(before.sizes(), before.strides(), before.storage_offset());
+    }
+    if (!registered_.contains(&now)) {
+      return;
+    }
+  }
   const bool is_other = !is_strided(view.before) || !before.has_storage() || !looks_the_same(now, before);
   if (is_other && now.has_compatible_shallow_copy_type(before.key_set())) {
     now.shallow_copy_from(view.before.getIntrusivePtr());

@@ -94,9 +94,11 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
     at::Tensor values;  // undefined: zeros, or none
     bool is_in_latest_run;
   };
-  // How a tensor looked at its memory.
+  // How a tensor looked at its memory. Only of a registered one `before` holds the memory: another's owner may take it
+  // back.
   struct View {
-    at::Tensor tensor, before;
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    at::Tensor before;
   };
   struct Gradient {
     at::Tensor leaf, gradient, values;  // undefined values: zeros
@@ -113,7 +115,7 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
   at::Tensor copy_of(const at::Tensor& tensor);
   static int64_t bytes_of(const at::Tensor& copy);
   static void restore(const Memory& memory);
-  static void restore(const View& view);
+  void restore(const View& view) const;
   static void restore(const Gradient& gradient);
 
   std::optional<RngState> generators_;
