@@ -184,7 +184,8 @@ void EffectJournal::note_view(const at::Tensor& tensor) {
     const bool holds_memory = is_registered(tensor) || !is_strided(tensor);
     views_.emplace(impl, View{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
                               holds_memory ? at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true))
-                                           : without_memory(tensor)});
+                                           : without_memory(tensor),
+                              impl->unsafe_storage().unsafeGetStorageImpl()});
   }
 }
 
@@ -319,7 +320,8 @@ void EffectJournal::restore(const View& view) const {
   const c10::TensorImpl& before = *view.before.unsafeGetTensorImpl();
   const bool has_memory = before.has_storage() && before.unsafe_storage().nbytes() > 0;
   if (is_strided(view.before) && !has_memory && now.dtype() == before.dtype()) {
-    if (now.sizes() != before.sizes() || now.strides() != before.strides()) {
+    const bool is_on_it = now.unsafe_storage().unsafeGetStorageImpl() == view.memory;
+    if (is_on_it && (now.sizes() != before.sizes() || now.strides() != before.strides())) {
       now.set_sizes_and_strides(before.sizes(), before.strides(), before.storage_offset());
     }
     if (!registered_.contains(&now)) {

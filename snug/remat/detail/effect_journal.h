@@ -99,6 +99,7 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
   struct View {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     at::Tensor before;
+    const c10::StorageImpl* memory;  // by its name
   };
   struct Gradient {
     at::Tensor leaf, gradient, values;  // undefined values: zeros
