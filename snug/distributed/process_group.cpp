@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
@@ -43,6 +44,11 @@ at::Tensor detail::as_sent(const at::Tensor& tensor) {
     default:
       return at::view_as_real(sent);  // the widest type is a pair of doubles
   }
+}
+
+void detail::all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceOp op) {
+  const UnseenOperators unseen;
+  group.all_reduce(at::from_blob(numbers.data(), {static_cast<int64_t>(numbers.size())}, at::kLong), op);
 }
 
 namespace {

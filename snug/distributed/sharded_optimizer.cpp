@@ -10,7 +10,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/ScopeExit.h>
 #include <c10/util/accumulate.h>
 #include <fmt/format.h>
@@ -230,8 +229,8 @@ void ShardedOptimizer::Impl::lend_gradients() const {
 }
 
 bool ShardedOptimizer::Impl::is_well_on_all_ranks(bool is_well) const {
-  int failed = is_well ? 0 : 1;  // for which no memory need be there
-  group->all_reduce(at::from_blob(&failed, {1}, at::kInt), ReduceOp::Max);
+  int64_t failed = is_well ? 0 : 1;  // for which no memory need be there
+  detail::all_reduce(*group, {&failed, 1}, ReduceOp::Max);
   return failed == 0;
 }
 

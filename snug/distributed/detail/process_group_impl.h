@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -29,6 +30,10 @@ bool can_be_sent(const at::Tensor& tensor);
 /// The tensor's memory as a broadcast sends it. Gloo knows few types, and a broadcast copies bytes: so it is a view as
 /// a type of the same width that Gloo knows. Of a dimension that is expanded it has one entry.
 at::Tensor as_sent(const at::Tensor& tensor);
+
+/// Of numbers of the host, in place. Allocates nothing. No policy of operators sees it: their memory is the caller's
+/// again when this returns, while a thread of Gloo may keep the tensor that lies on it.
+void all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceOp op = ReduceOp::Sum);
 
 /// The time, in seconds, during which at least one of several operations was running. Its methods may be called from
 /// several threads.

@@ -3,12 +3,12 @@
 #include <cstdint>
 #include <exception>
 
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
 
 #include "snug/core/detail/bytes_hash.h"
 #include "snug/core/error.h"
+#include "snug/distributed/detail/process_group_impl.h"
 
 namespace snug::detail {
 namespace {
@@ -33,9 +33,8 @@ void check_replicas(ProcessGroup& group, const DataParallel::NamedTensors& tenso
     own.back() = 1;
   }
   std::vector<int64_t> least = own, most = own;
-  const auto size = static_cast<int64_t>(own.size());
-  group.all_reduce(at::from_blob(least.data(), {size}, at::kLong), ReduceOp::Min);
-  group.all_reduce(at::from_blob(most.data(), {size}, at::kLong), ReduceOp::Max);
+  all_reduce(group, least, ReduceOp::Min);
+  all_reduce(group, most, ReduceOp::Max);
   if (failure) {
     std::rethrow_exception(failure);
   }

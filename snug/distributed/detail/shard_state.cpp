@@ -9,7 +9,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/accumulate.h>
@@ -17,6 +16,7 @@
 #include <fmt/ranges.h>
 
 #include "snug/core/error.h"
+#include "snug/distributed/detail/process_group_impl.h"
 #include "snug/optim/detail/state_archive.h"
 
 namespace snug::detail {
@@ -120,8 +120,8 @@ void send(ProcessGroup& group, int to, const Transfer& transfer) {
 
 // A rank that had no room must not leave the others waiting in an exchange.
 void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
-  int failed = error ? 1 : 0;
-  group.all_reduce(at::from_blob(&failed, {1}, at::kInt), ReduceOp::Max);
+  int64_t failed = error ? 1 : 0;
+  all_reduce(group, {&failed, 1}, ReduceOp::Max);
   if (error) {
     std::rethrow_exception(error);
   }

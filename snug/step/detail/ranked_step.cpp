@@ -12,6 +12,7 @@
 
 #include "snug/core/error.h"
 #include "snug/distributed/detail/data_parallel_impl.h"
+#include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/join.h"
 
 namespace snug::detail {
@@ -69,7 +70,7 @@ std::vector<int64_t> RankedStep::gather(const std::vector<int64_t>& own) const {
   std::copy(
       own.begin(), own.end(),
       all.begin() + static_cast<std::ptrdiff_t>(own.size()) * static_cast<std::ptrdiff_t>(parallel_->group().rank()));
-  parallel_->group().all_reduce(at::from_blob(all.data(), {static_cast<int64_t>(all.size())}, at::kLong));
+  all_reduce(parallel_->group(), all);
   return all;
 }
 

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
+#include <ATen/native/TensorFactories.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
@@ -226,11 +228,20 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) { run_on_device(op, *
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
+// Zeros that take no bytes: what derivatives that are zero are.
+at::Tensor zero_tensor(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                       std::optional<at::Device> device, std::optional<bool>) {
+  static at::native::ZeroTensorAllocator allocator(*device);
+  const c10::DispatchKeySet keys({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor});
+  return at::detail::empty_generic(sizes, &allocator, keys, dtype.value_or(at::kFloat), std::nullopt);
+}
+
 // Without kernels of its own a device would get compositions of other operators for these, with other bits.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name : {"native_layer_norm", "native_group_norm", "silu_backward", "mish_backward"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
+  m.impl("_efficientzerotensor", TORCH_FN(zero_tensor));
 }
 
 }  // namespace
