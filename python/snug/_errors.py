@@ -19,5 +19,5 @@ class BudgetExceeded(Error, torch.OutOfMemoryError):
     """A step that does not fit into the bytes that it was given. What catches torch.OutOfMemoryError, to go on with a smaller
     batch, catches it, too."""
 
-    #: The smallest budget, in bytes, for which a plan was found; 0 if none was looked for.
+    #: The smallest budget, in bytes, that would do; 0: it is not known, since nothing is run beyond the budget to find out.
     smallest_feasible: int = 0

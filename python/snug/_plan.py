@@ -25,7 +25,7 @@ def plan(loss_of: Callable[[], Tensor], budget: int | str) -> _snug.Plan:
     or a text such as "8GiB".
 
     Returns a Plan: peak_bytes and seconds are predicted, plain_peak_bytes and plain_seconds are those without a plan. After a
-    block, `deviation` names the first operator that was another than planned for ("" where there was none), and
+    block, `deviation` names the first operator that was another than planned for, or had larger results ("": none), and
     replayed_operators counts those that ran again. The forward pass belongs into the block, backward behind it.
     Raises BudgetExceeded, whose smallest_feasible is the least budget that was found, and tried.
     """

@@ -42,7 +42,8 @@ class BudgetExceeded : public Error {
   explicit BudgetExceeded(const std::string& message, Bytes smallest_feasible = Bytes(0))
       : Error(message), smallest_feasible_(smallest_feasible) {}
 
-  /// The smallest budget for which a plan was found; 0 if none was looked for.
+  /// The smallest budget for which a plan was found, or, where the whole could not run, for which its parts tell that
+  /// there is one. 0: it is not known, since nothing is run beyond the budget to find out.
   Bytes smallest_feasible() const noexcept { return smallest_feasible_; }
 
  private:

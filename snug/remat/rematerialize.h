@@ -106,13 +106,14 @@ ActivationPlan plan_activations(StepProfile profile, const std::function<at::Ten
 
 /// While it lives, one forward pass on this thread runs under the plan. Backward comes after it, once or more often
 /// (then what was held for a single pass is rebuilt again). Tensors may be smaller than those that were profiled, as in
-/// a shorter batch. Operators that are others, or whose results are larger, are noticed: from the first on, everything
-/// is kept, and what was dropped is rebuilt before they write to what it was made of, which costs memory, never the
-/// result. Where the plan drops what something else writes to between forward and backward, backward throws
-/// snug::Error. What the plan offloads is written when the last tensor on it is gone, and is there again when backward
-/// first needs it; the step waits for it, or goes on, as the plan has it. What cannot be written stays in memory, and
-/// offloaded() tells; what cannot be read back makes backward throw snug::Error. Hooks and checkpointed regions inside
-/// handle what is saved inside of them.
+/// a shorter batch. Operators that are others are noticed: from the first on, everything is kept, and what was dropped
+/// is rebuilt before they write to what it was made of, which costs memory, never the result. Results that are larger
+/// are noticed, too: they are kept, dropped and rebuilt as the plan has it, and the peak is higher. Where the plan
+/// drops what something else writes to between forward and backward, backward throws snug::Error. What the plan
+/// offloads is written when the last tensor on it is gone, and is there again when backward first needs it; the step
+/// waits for it, or goes on, as the plan has it. What cannot be written stays in memory, and offloaded() tells; what
+/// cannot be read back makes backward throw snug::Error. Hooks and checkpointed regions inside handle what is saved
+/// inside of them.
 class [[nodiscard]] Rematerialize final {
  public:
   /// Throws Error if the plan offloads, and there can be no file in the directory of its profile's link.

@@ -39,8 +39,11 @@ class StepResult {
   /// How far memory rose in forward and backward above its level before the step, less the bytes of all gradients: what
   /// activations and workspace cost at their peak. The optimizer's part of the step is not in it.
   int64_t activation_peak_bytes = 0;
-  /// The first operator that was another than planned for, in words; empty: none. From there on everything was kept,
-  /// and the next step is planned anew.
+  /// The first operator that was another than planned for, or had larger results, in words; empty: none was noticed.
+  /// From another operator on everything was kept; larger results are dropped and rebuilt as planned, and take more.
+  /// The plan stays, unless it came from plan_folder, no step had been made under it, and operators were others: then
+  /// the next step plans anew. Operators are not compared under a plan that keeps everything, but in the first step
+  /// under one from plan_folder.
   std::string plan_deviation;
   /// How often the step ran out of memory, on any rank, and was made again under a plan that takes less.
   int64_t step_downs = 0;

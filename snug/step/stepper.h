@@ -78,26 +78,37 @@ struct StepperOptions {
   /// batch, gradients, activations. It is kept by choosing the micro-batch, and by dropping activations that backward
   /// then computes again; gradients stay those of plain training with that micro-batch, to the bit; where not even one
   /// item fits, a model that leaves its snug::sliced to the plan is cut into slices, and gradients differ by rounding.
-  /// What cannot be kept is BudgetExceeded. The choice is made in the first step for a shape of batch, which calls
-  /// loss_of some more times while no other thread should allocate tensors, and is plan(). The optimizer's state and
-  /// workspace are foreseen for snug's optimizers, torch's Adam, AdamW, RMSprop, SGD and Adagrad, and what implements
-  /// StatefulOptimizer. Of others the first step shows the state, and the next one plans anew; since they might run out
-  /// of memory with some parameters updated, their update is made without the limit. What the model or loss_of
-  /// keeps besides parameters, buffers, torch's default generators and `carried` these calls would move on: if their
-  /// losses tell of it, it is a ConfigError. Several ranks take the smallest budget of all, and the smallest
-  /// micro-batch that one of them has to cut its share into; where one runs out of memory, all make the step again.
-  /// They need not try the same, so while one tries, what loss_of sends over the group of data_parallel (SyncBatchNorm,
-  /// an all_reduce of a metric) is not sent, and its own values stand for those of all; over another group it must not
-  /// send: else plan = false. MemoryLimit says how exactly it is enforced on each device.
+  /// What cannot be kept is BudgetExceeded, which is found out within the budget: its smallest_feasible() is 0 where
+  /// that does not tell what would do. The choice is made in the first step for a shape of batch, a set of modules in
+  /// training mode, of parameters that are trained and of regions in FP32. It calls loss_of some more times while no
+  /// other thread should allocate tensors, and is plan(). A step that runs out of memory all the same is made again
+  /// under a plan that leaves more free, or that is made anew, at most four times; accumulate() says when it does so.
+  /// The optimizer's state and workspace are foreseen for snug's optimizers, torch's Adam, AdamW, RMSprop, SGD and
+  /// Adagrad, and what implements StatefulOptimizer. Of others the first step shows the state, and the next one plans
+  /// anew; since they might run out of memory with some parameters updated, their update is made without the limit.
+  /// After each of these calls, and where a step is made again or throws, these are as they were before:
+  /// - memory that was there before and that operators of the forward pass have written, on the thread of the call;
+  /// - registered buffers, with their memory and sizes;
+  /// - gradients that a backward pass has added to, also one inside loss_of or in a hook; but a step that throws drops
+  ///   those of the model and the optimizer;
+  /// - torch's default generators, and what `carried` names.
+  /// What else the model or loss_of keeps, these calls would move on: members, counters, other generators, what is
+  /// written through a pointer, and what hooks write in the backward pass, but to buffers. If the losses tell of it, it
+  /// is a ConfigError, as is a buffer that the first call of loss_of registers and later ones write.
+  /// Several ranks take the smallest budget of all, and the smallest micro-batch that one of them has to cut its share
+  /// into; where one runs out of memory, all make the step again. They need not try the same, so while one tries, what
+  /// loss_of sends over the group of data_parallel (SyncBatchNorm, an all_reduce of a metric) is not sent, and its own
+  /// values stand for those of all; over another group it must not send: else plan = false. MemoryLimit says how
+  /// exactly it is enforced on each device.
   Bytes memory_budget = Bytes::unlimited();
   /// false: memory_budget is a limit only, and everything is as the other options have it.
   bool plan = true;
   /// A directory, which need not be there yet; a relative path is that of the constructor's call. Plans are kept in it,
   /// so that the next program that makes the same steps tries nothing and makes them with the same bits. Files are
   /// found by versions, threads, options, and the names, types and sizes of parameters and buffers. Where the model's
-  /// operators have become others all the same, the first step says so (StepResult::plan_deviation), and the next one
-  /// plans anew. A file that cannot be used, or written, is no error: StepPlan::considered says why. Empty: plans are
-  /// forgotten at the program's end.
+  /// operators have become others all the same, the first step under such a plan says so (StepResult::plan_deviation),
+  /// and the next one plans anew. A file that cannot be used, or written, is no error: StepPlan::considered says why.
+  /// Empty: plans are forgotten at the program's end.
   std::filesystem::path plan_folder = {};
   /// A directory on a disk; a relative path is that of the constructor's call. Then `plan` may also let activations go
   /// to a file there, where that takes less time than to compute them again, or where they cannot be. The state of one
@@ -113,9 +124,9 @@ struct StepperOptions {
   std::optional<std::filesystem::path> offload = {};
   /// Tensors that loss_of reads and assigns anew, such as the hidden state that a recurrent network hands to the next
   /// step, detached. Not owned: they must outlive the Stepper and stay where they are. Wherever a planned memory_budget
-  /// puts buffers back, these are put back too. Assign them (h = next.detach()): the elements of a tensor that is
-  /// written in place do not come back, unless it is a buffer. Any shape will do; `plan` does not cut the batch then.
-  /// With a smaller micro_batch the state goes from each micro-batch to the next. ConfigError for a null pointer.
+  /// puts buffers back, these are put back too: the tensor that was there, and its elements as memory_budget says. Any
+  /// shape will do; `plan` does not cut the batch then. With a smaller micro_batch the state goes from each micro-batch
+  /// to the next. ConfigError for a null pointer.
   std::vector<at::Tensor*> carried = {};
   /// Whether `plan` may cut a batch although the model normalises by its statistics, which are then those of the
   /// micro-batch.
@@ -172,7 +183,8 @@ class Stepper {
   /// A step that throws drops the gradients. What else is as before it:
   ///
   ///   thrown                      by                             parameters, optimizer, scaler   buffers, generators,
-  ///                                                                                              carried
+  ///                                                                                              carried, gradients of
+  ///                                                                                              other leaves
   ///   any exception               loss_of, forward, backward     yes, but for writes of loss_of  planned: yes; else no
   ///   BudgetExceeded or           forward, backward              yes                             planned: yes; else no
   ///   c10::OutOfMemoryError       one of snug's optimizers       yes                             planned: yes; else no
@@ -182,10 +194,11 @@ class Stepper {
   ///   DistributedError            a rank is lost in the update   no: go on from a snapshot       no
   ///   NonFinite                   too many skipped steps         yes, but for the scaler         no
   ///
-  /// "planned": under a memory_budget that is planned for. loss_of may write parameters, as a layer does that masks its
-  /// own weight, if it runs once and alone: in one micro-batch, without a planned budget, data_parallel and
-  /// Weights::Low. Else such a write is a ConfigError that names the parameter, since the gradient would be of several
-  /// models; such a layer computes with weight * mask there.
+  /// "planned": under a memory_budget that is planned for, which lists what is as before. Other leaves are those that
+  /// neither the model nor the optimizer holds. loss_of may write parameters, as a layer does that masks its own
+  /// weight, if it runs once and alone: in one micro-batch, without a planned budget, data_parallel and Weights::Low.
+  /// Else such a write is a ConfigError that names the parameter, since the gradient would be of several models; such a
+  /// layer computes with weight * mask there.
   template <class F>
   StepResult step(const Batch& batch, F&& loss_of) {
     return step<Batch>(batch, std::forward<F>(loss_of));
@@ -194,7 +207,11 @@ class Stepper {
   template <class B, class F>
   StepResult step(const B& batch, F&& loss_of);
 
-  /// For loaders that yield micro-batches: adds one, and steps after every `accumulate` of them.
+  /// For loaders that yield micro-batches: adds one, and steps after every `accumulate` of them. What it throws drops
+  /// the window. One that runs out of memory is made again, as in step(), only if it is the first of its window and
+  /// there are no other ranks. Under a planned memory_budget a later one that is larger than those before it is planned
+  /// for beside their gradients. Where it finds no room there, BudgetExceeded drops this window, and the next ones have
+  /// a plan for it if there is one.
   template <class F>
   std::optional<StepResult> accumulate(const Batch& micro, F&& loss_of) {
     return accumulate<Batch>(micro, std::forward<F>(loss_of));
@@ -207,8 +224,13 @@ class Stepper {
   /// that made a step.
   std::optional<StepResult> flush();
 
-  /// How memory_budget was met in the last step; none without a budget, before the first step, and after one that was
-  /// not as planned.
+  /// How memory_budget was met in the last step, also where other operators ran than planned for. After a step that ran
+  /// out of memory however often it was made again, it is the plan from before that step. None in these cases:
+  /// - there is no budget, `plan` is false, or there was no step yet;
+  /// - no plan was found for the step, so that it threw;
+  /// - this rank had no items;
+  /// - in accumulate(), a micro-batch larger than those before it was run without a plan, as weights may be in files;
+  /// - it was the first step under a plan from plan_folder, and operators were others.
   std::optional<StepPlan> plan() const;
   /// Plans for such a batch now, as step() would in its first step. Throws as step() does, and ConfigError on several
   /// ranks, which plan together in step() only.

@@ -43,7 +43,7 @@ SNUG_C_API int snug_c_version(void);
 /* The text of this thread's last error, until its next one; "" where there was none. It belongs to the thread, since a
  * function that fails to make a handle has no handle to keep it. */
 SNUG_C_API const char* snug_last_error(void);
-/* After SNUG_BUDGET_EXCEEDED: the fewest bytes for which a plan was found; 0 where none was looked for. */
+/* After SNUG_BUDGET_EXCEEDED: the fewest bytes that would do; 0 where that is not known. */
 SNUG_C_API int64_t snug_last_smallest_budget(void);
 
 /* --- arrays */

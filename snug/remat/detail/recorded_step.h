@@ -34,8 +34,8 @@ struct OtherDevice : ConfigError {
 };
 
 /// Runs a step on a tape that `recorder` listens to, and has `journal` take back what it changed, also if it throws.
-/// Throws OtherDevice, and ConfigError where the loss is none, where hooks would run that must not,
-/// or where an earlier run initialised a parameter.
+/// Throws OtherDevice, and ConfigError where the loss is none, where hooks would run that must not, or where an earlier
+/// run initialised a parameter.
 void record_step(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
                  TapeRecorder& recorder, EffectJournal& journal, RecordedStep options = {});
 

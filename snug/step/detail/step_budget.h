@@ -66,9 +66,10 @@ class StepBudget {
   EffectJournal& journal() { return journal_; }
   /// Parameters are written from here on: nothing is put back in this step any more, nor is it repeated.
   void begin_writing();
-  /// Out of memory: the plan is to take less. True: the step can be made again with it, if `repeats` allows.
+  /// Out of memory: the plan is to take less, or to be made anew (plan_life.h). True: the step can be made again with
+  /// it, if `repeats` allows.
   bool take_less(Repeats repeats);
-  /// Puts buffers, generators and carried state back to where the step began, unless parameters were written.
+  /// Takes back what the step has changed outside of itself, unless parameters were written.
   void go_back();
   /// The step will be made again.
   void count_step_down() { ++step_downs_; }
