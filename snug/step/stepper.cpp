@@ -21,7 +21,6 @@
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/detail/backward_pass.h"
-#include "snug/memory/detail/device_memory.h"
 #include "snug/memory/detail/operator_mode.h"
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
@@ -171,8 +170,8 @@ class Stepper::Impl {
   StepResult make_step(const MicroBatches& source) {
     open_window();
     const int64_t size = micro_batch_of(source);
+    note_effects();  // the buffers of rank 0 come
     start_measuring();
-    note_effects();
     agree_on_passes(source.items, size);
     for (int64_t begin = 0; begin < source.items; begin += size) {
       const Range now{begin, std::min(begin + size, source.items)};
@@ -221,10 +220,10 @@ class Stepper::Impl {
       Trial trial(*this, source, source.items * options_.accumulate);
       budget_.plan_here(trial.step(source.items));
     }
+    note_effects();
     if (is_first) {
       start_measuring();
     }
-    note_effects();
     source.load({0, source.items}, std::nullopt);
     run_micro_batch(source, {.items = source.items,
                              .parts = static_cast<double>(options_.accumulate),
@@ -256,15 +255,22 @@ class Stepper::Impl {
     if (budget_.model_place().can_leave()) {
       seam.emplace();
     }
-    begin_try(repeats);
-    budget_.begin_step();
+    bool has_begun = false;
     const auto end_step = c10::make_scope_exit([&] {
       effects_.reset();
       budget_.journal().end();
     });
-    for (;; begin_try(repeats)) {
+    for (;;) {
+      if (repeats == Repeats::OnAllRanks && budget_.plans()) {
+        ranks_.begin_split();
+      }
       std::optional<StepResult> result;
-      const Attempt attempt = try_once([&] { result = part(); });
+      const Attempt attempt = detail::attempt_step(device(), budget_.limit(), [&] {
+        if (!std::exchange(has_begun, true)) {
+          budget_.begin_step();
+        }
+        result = part();
+      });
       if (attempt.is_made()) {
         return result;
       }
@@ -287,14 +293,6 @@ class Stepper::Impl {
       give_up.release();
     }
   }
-
-  void begin_try(Repeats repeats) {
-    if (repeats == Repeats::OnAllRanks && budget_.plans()) {
-      ranks_.begin_split();
-    }
-  }
-
-  Attempt try_once(const std::function<void()>& part) { return detail::attempt_step(device(), budget_.limit(), part); }
 
   // True: all make it again.
   bool tell_ranks(const Attempt& attempt, bool takes_less) {
@@ -387,9 +385,9 @@ class Stepper::Impl {
       const detail::StatePlace& state = stepper_.budget_.state_place();
       const detail::ModelPlace& model = stepper_.budget_.model_place();
       const detail::ModelFileBytes model_file = model.bytes();
-      return live_bytes(stepper_.device()).count() - (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) +
-             state_.bytes() + stepper_.budget_.own_bytes() + bucket_bytes() +
-             (state.is_in_file() ? state.bytes().moved : 0) +
+      return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
+             (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_.bytes() +
+             stepper_.budget_.own_bytes() + bucket_bytes() + (state.is_in_file() ? state.bytes().moved : 0) +
              (model.is_in_file() ? model_file.moved - model_file.beside : 0);
     }
     detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
@@ -516,10 +514,10 @@ class Stepper::Impl {
       quiet.emplace(ranks_.parallel());
     }
     const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
+    if (effects_) {
+      effects_->begin_backward();
+    }
     if (weighted.defined()) {
-      if (effects_) {
-        effects_->begin_backward();
-      }
       detail::go_backward(scaler().scale(weighted));
       parameters_.gather_gradients();
       if (options_.gradient_noise && micro.is_split && window_.size() == 1 && std::isfinite(window_.to_mean())) {

@@ -5,6 +5,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -20,12 +21,15 @@ namespace {
 
 bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
 
+// To ask a device is to wait for it, which is not worth it for little.
 bool is_all_zero(const at::Tensor& tensor) {
+  constexpr size_t kWorthWaiting = 1 << 20;
   if (!is_strided(tensor) || !tensor.is_non_overlapping_and_dense() || tensor.is_conj() || tensor.is_neg()) {
     return false;
   }
   if (!tensor.is_cpu()) {
-    return !tensor.as_strided({tensor.numel()}, {1}).view(at::kByte).any().item<bool>();
+    return tensor.nbytes() >= kWorthWaiting &&
+           !tensor.as_strided({tensor.numel()}, {1}).view(at::kByte).any().item<bool>();
   }
   const auto* first = static_cast<const char*>(tensor.const_data_ptr());
   return std::all_of(first, first + tensor.nbytes(), [](char c) { return c == 0; });
@@ -185,7 +189,7 @@ void EffectJournal::note_view(const at::Tensor& tensor) {
     views_.emplace(impl, View{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
                               holds_memory ? at::Tensor(impl->shallow_copy_and_detach(c10::VariableVersion(0), true))
                                            : without_memory(tensor),
-                              impl->unsafe_storage().unsafeGetStorageImpl()});
+                              impl->unsafe_storage().unsafeGetStorageImpl(), holds_memory});
   }
 }
 
@@ -223,7 +227,8 @@ void EffectJournal::note_gradients(const std::vector<at::Tensor>& leaves) {
       continue;
     }
     const at::Tensor& gradient = leaf.grad();
-    gradients_.emplace(name, Gradient{leaf, gradient, gradient.defined() ? copy_of(gradient) : at::Tensor()});
+    gradients_.emplace(name, Gradient{c10::weak_intrusive_ptr<c10::TensorImpl>(leaf.getIntrusivePtr()), gradient,
+                                      gradient.defined() ? copy_of(gradient) : at::Tensor()});
   }
 }
 
@@ -231,9 +236,10 @@ void EffectJournal::forget_gradients(const std::function<bool(const at::Tensor& 
   const UnseenOperators unseen;
   std::erase_if(gradients_, [&](const auto& entry) {
     const Gradient& one = entry.second;
-    const bool is_theirs = of(one.leaf);
-    bytes_ -= is_theirs && one.values.defined() ? bytes_of(one.values) : 0;
-    return is_theirs;
+    const auto leaf = one.leaf.lock();
+    const bool is_forgotten = !leaf || of(at::Tensor(leaf));
+    bytes_ -= is_forgotten && one.values.defined() ? bytes_of(one.values) : 0;
+    return is_forgotten;
   });
 }
 
@@ -295,6 +301,7 @@ void EffectJournal::restore(const Memory& memory) {
     return;
   }
   if (impl->nbytes() < memory.bytes) {
+    const c10::OptionalDeviceGuard device(impl->device());
     impl->set_data_ptr(c10::GetAllocator(impl->device_type())->allocate(memory.bytes));
   }
   if (impl->nbytes() != memory.bytes) {
@@ -311,22 +318,21 @@ void EffectJournal::restore(const Memory& memory) {
   }
 }
 
-void EffectJournal::restore(const View& view) const {
+// A tensor whose memory is another's gets its sizes back, on the memory that it had.
+void EffectJournal::restore(const View& view) {
   const auto tensor = view.tensor.lock();
   if (!tensor) {
     return;
   }
   c10::TensorImpl& now = *tensor;
   const c10::TensorImpl& before = *view.before.unsafeGetTensorImpl();
-  const bool has_memory = before.has_storage() && before.unsafe_storage().nbytes() > 0;
-  if (is_strided(view.before) && !has_memory && now.dtype() == before.dtype()) {
-    const bool is_on_it = now.unsafe_storage().unsafeGetStorageImpl() == view.memory;
-    if (is_on_it && (now.sizes() != before.sizes() || now.strides() != before.strides())) {
+  if (!view.holds_memory) {
+    const bool is_on_it = now.has_storage() && now.unsafe_storage().unsafeGetStorageImpl() == view.memory;
+    if (is_on_it && now.dtype() == before.dtype() &&
+        (now.sizes() != before.sizes() || now.strides() != before.strides())) {
       now.set_sizes_and_strides(before.sizes(), before.strides(), before.storage_offset());
     }
-    if (!registered_.contains(&now)) {
-      return;
-    }
+    return;
   }
   const bool is_other = !is_strided(view.before) || !before.has_storage() || !looks_the_same(now, before);
   if (is_other && now.has_compatible_shallow_copy_type(before.key_set())) {
@@ -335,12 +341,16 @@ void EffectJournal::restore(const View& view) const {
 }
 
 void EffectJournal::restore(const Gradient& one) {
+  const auto leaf = one.leaf.lock();
+  if (!leaf) {
+    return;
+  }
   if (one.values.defined()) {
     at::Tensor(one.gradient).copy_(one.values);
   } else if (can_be_read(one.gradient)) {
     at::Tensor(one.gradient).zero_();
   }
-  one.leaf.mutable_grad() = one.gradient;
+  at::Tensor(leaf).mutable_grad() = one.gradient;
 }
 
 // --- what the latest run has written

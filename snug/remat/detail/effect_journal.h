@@ -100,9 +100,12 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     at::Tensor before;
     const c10::StorageImpl* memory;  // by its name
+    bool holds_memory;
   };
+  // Of a leaf that the step may have made itself, and that is gone with what it was made for.
   struct Gradient {
-    at::Tensor leaf, gradient, values;  // undefined values: zeros
+    c10::weak_intrusive_ptr<c10::TensorImpl> leaf;
+    at::Tensor gradient, values;  // undefined values: zeros
   };
 
   void call(const OperatorCall& call, Stack& stack) override;
@@ -112,11 +115,11 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
   void note_write(const at::Tensor& tensor);
   void note_memory(const at::Tensor& tensor);
   void note_view(const at::Tensor& tensor);
-  void note_results(const Stack& stack, size_t count);
+  void note_results(const Stack& stack, size_t first);
   at::Tensor copy_of(const at::Tensor& tensor);
   static int64_t bytes_of(const at::Tensor& copy);
   static void restore(const Memory& memory);
-  void restore(const View& view) const;
+  static void restore(const View& view);
   static void restore(const Gradient& gradient);
 
   std::optional<RngState> generators_;

@@ -94,6 +94,9 @@ const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
 }
 
 void StepBudget::forget_tries() {
+  if (planner_) {
+    planner_->begin_step();
+  }
   step_downs_ = 0;
   deviation_.clear();
   follows_plan_ = true;

@@ -67,7 +67,8 @@ class StepTrial {
   virtual void put(InFiles /*what*/) {}
   /// The step's bytes with that in files; of activations, none.
   virtual BytesByKind bytes(InFiles /*what*/) const { return {}; }
-  /// StepToPlan::fixed_bytes, as it is now. No items are loaded, and no gradients are held.
+  /// StepToPlan::fixed_bytes, as it is now, without copies in the journal. No items are loaded, and no gradients are
+  /// held.
   virtual int64_t fixed_bytes() const = 0;
   /// Of the step: takes back what its trials change.
   virtual EffectJournal& journal() = 0;

@@ -174,9 +174,8 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
   }
   kept_bytes_ = std::max(kept_bytes_, kept);
   idle_state_bytes_ = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
-  const int64_t copies = trial.journal().bytes();
-  effect_bytes_ = std::max(effect_bytes_, copies);
-  fixed_bytes_ = trial.fixed_bytes() - copies - kept - idle_state_bytes_;
+  effect_bytes_ = std::max(effect_bytes_, trial.journal().bytes());
+  fixed_bytes_ = trial.fixed_bytes() - kept - idle_state_bytes_;
 }
 
 // False: it does not run within the budget.
@@ -193,7 +192,8 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   } catch (const std::exception& error) {
     const bool is_memory = is_out_of_memory(error);
     const bool is_misuse = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    if (!is_memory && (is_misuse || items == step.batch || step.micro_batch > 0)) {
+    const bool is_part = measured_for_ > 0 || (items < step.batch && step.micro_batch == 0);
+    if (!is_memory && (is_misuse || !is_part)) {
       throw;
     }
     note(is_memory ? "does not run within the budget"
