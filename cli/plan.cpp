@@ -151,6 +151,9 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
       return;
     }
   } catch (const BudgetExceeded& error) {
+    if (error.smallest_feasible().count() == 0) {
+      throw;  // nothing runs in so little, so nobody knows
+    }
     takes = error.smallest_feasible();
   }
   throw BudgetExceeded(

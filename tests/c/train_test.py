@@ -226,7 +226,7 @@ class Training(CTest):
 
     def test_that_does_not_fit_changes_nothing(self):
         before = self.state()
-        budget = snug.library.snug_live_bytes() + 100_000
+        budget = snug.library.snug_live_bytes() + 300_000
         error = self.refuses(snug_c.BUDGET_EXCEEDED, "", lambda: self.train(self.stepper(memory=budget), 1))
         self.assertGreater(error.smallest_budget, budget)
         limit = ctypes.c_void_p()
