@@ -57,8 +57,8 @@ void check_can_be_sent(const char* kind, const std::string& name, const at::Tens
   }
 }
 
-// All buffers for sending are allocated before the first one is sent: if a rank ran out of memory between two, the
-// others would miss it in the second.
+// All memory is allocated before the first one is sent: if a rank ran out of memory between two, the others would miss
+// it in the second.
 void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers, bool takes_them) {
   const at::NoGradGuard no_grad;
   std::vector<std::vector<at::Tensor>> alike;  // in type and device
@@ -72,6 +72,9 @@ void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers
   std::vector<at::Tensor> flat;
   for (const auto& some : alike) {
     flat.push_back(torch::utils::flatten_dense_tensors(some));
+    for (size_t i = 0; takes_them && i < some.size(); ++i) {
+      detail::report_coming_write(some[i]);  // a journal copies them
+    }
   }
   group.broadcast(flat);
   for (size_t i = 0; takes_them && i < alike.size(); ++i) {
