@@ -18,11 +18,11 @@ namespace snug::detail {
 
 /// Bytes and items that a plan was made for.
 struct PlannedFor {
-  int64_t batch = 0;             ///< items
-  int64_t at_most = 0;           ///< items in a micro-batch, for other ranks' sake
-  int64_t fixed_bytes = 0;       ///< alive all the time, but for state that is idle
-  int64_t effect_bytes = 0;      ///< of copies of what the step writes outside of itself
-  int64_t kept_bytes = 0;        ///< of results that the program keeps until the next step: see ProfiledStep
+  int64_t batch = 0;         ///< items
+  int64_t at_most = 0;       ///< items in a micro-batch, for other ranks' sake
+  int64_t fixed_bytes = 0;   ///< alive all the time, but for state that is idle
+  int64_t effect_bytes = 0;  ///< of copies of what the step writes outside of itself
+  int64_t kept_bytes = 0;    ///< of results that the program keeps until the next step, in profiles: see ProfiledStep
   int64_t idle_state_bytes = 0;  ///< of parameters that get no gradient: fixed_bytes is without
   int64_t gradient_bytes = 0;
   int64_t optimizer_bytes = 0;

@@ -18,7 +18,7 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
   for (Known& known : known_) {
     const StepChoice& choice = known.plan.choice;
     // What was planned as one micro-batch has no room for the gradients that several keep.
-    const bool large_enough = step.batch <= known.trials.batch() || choice.micro_batches > 1;
+    const bool large_enough = step.batch <= known.trials.counts().batch || choice.micro_batches > 1;
     const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.batch) <= choice.items;
     const StepKind& kind = known.trials.kind();
     const bool is_for_this_place = stays_ != InFiles::Everything || known.plan.model_in_file;
@@ -38,8 +38,9 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   }
   if (known == nullptr) {
     Known made = plan_anew(step);
-    known_.remove_if(
-        [&](const Known& old) { return old.trials.batch() <= step.batch && covers(step.kind, old.trials.kind()); });
+    known_.remove_if([&](const Known& old) {
+      return old.trials.counts().batch <= step.batch && covers(step.kind, old.trials.kind());
+    });
     known = &known_.emplace_back(std::move(made));
   } else if (is_outdated(*known, step) && !step.is_within_window) {
     plan_again(*known, step);
@@ -135,7 +136,7 @@ const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
 }
 
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
-  const int64_t same = known.trials.left_free() > 0 ? known.plan.choice.items : 0;
+  const int64_t same = known.trials.counts().left_free > 0 ? known.plan.choice.items : 0;
   if (stays_ != InFiles::Nothing) {
     known.trials.keep_state_in_file();
   }
@@ -150,13 +151,14 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
 }
 
 void StepPlanner::remember(const Known& known) {
-  choices_.remember({known.trials.kind(), known.trials.batch(), known.plan.choice.items, known.plan.slices});
+  choices_.remember({known.trials.kind(), known.trials.counts().batch, known.plan.choice.items, known.plan.slices});
 }
 
 bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const {
   const StepChoice& choice = known.plan.choice;
   const StepTrials& trials = known.trials;
-  return known.is_stale || choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.left_free() ||
+  return known.is_stale ||
+         choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
          std::min(choice.items, step.batch) > step.at_most;
 }
 
@@ -176,7 +178,7 @@ RankSplit StepPlanner::look(const StepToPlan& step) {
 
 RankSplit StepPlanner::planned(const StepToPlan& step) const {
   const StepChoice& choice = last_->plan.choice;
-  const int64_t chosen = choice.micro_batches > 1 ? choice.items : last_->trials.at_most();
+  const int64_t chosen = choice.micro_batches > 1 ? choice.items : last_->trials.counts().at_most;
   return {.at_most = step.micro_batch > 0 ? RankSplit::kWhole : chosen, .batch = step.batch, .is_planned = true};
 }
 
@@ -186,8 +188,8 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
     return;
   }
   Known& known = *last_;
-  const int64_t batch = std::max(known.trials.batch(), agreed.largest_batch);
-  if (known.trials.at_most() == agreed.at_most && known.shared_batch >= batch) {
+  const int64_t batch = std::max(known.trials.counts().batch, agreed.largest_batch);
+  if (known.trials.counts().at_most == agreed.at_most && known.shared_batch >= batch) {
     return;
   }
   known.trials.set_at_most(agreed.at_most);
@@ -240,7 +242,7 @@ void StepPlanner::read(const StepToPlan& step) {
 // As trials would have it now: with the micro-batch of the run that goes on, and without a sixteenth of the budget to
 // spare.
 bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
-  const PlannedFor counts = read.trials.planned_for();
+  const PlannedFor& counts = read.trials.counts();
   const StepPlan& plan = read.plan;
   const OffloadLink* link = plan.activations ? &plan.activations->profile().link : nullptr;
   const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
@@ -260,7 +262,7 @@ void StepPlanner::save() {
   std::vector<SavedPlan> plans;
   for (const Known& known : known_) {
     if (!known.is_stale) {
-      plans.push_back({known.trials.kind(), known.trials.planned_for(), known.plan, known.recorded});
+      plans.push_back({known.trials.kind(), known.trials.counts(), known.plan, known.recorded});
     }
   }
   try {

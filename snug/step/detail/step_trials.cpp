@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +15,6 @@
 #include "snug/core/error.h"
 #include "snug/core/out_of_memory.h"
 #include "snug/memory/detail/device_memory.h"
-#include "snug/memory/limit.h"
 #include "snug/planner/detail/extrapolate.h"
 #include "snug/remat/detail/same_losses.h"
 #include "snug/remat/detail/trial.h"
@@ -54,73 +53,39 @@ PlacedBytes bytes_of_activations(const StepProfile& profile, const RematPlan& pl
   return placed;
 }
 
-// Gradients as the step will have them, while it is tried.
-class GradientsHeld {
- public:
-  GradientsHeld(StepTrial& trial, bool held) : trial_(trial), held_(held) {
-    if (held_) {
-      trial_.hold_gradients(true);
+// Until the end of what it returns: gradients as the step will have them, while it is tried.
+auto gradients_held(StepTrial& trial, bool held) {
+  auto drop = c10::make_scope_exit([&trial, held] {
+    if (held) {
+      trial.hold_gradients(false);
     }
+  });
+  if (held) {
+    trial.hold_gradients(true);
   }
-  ~GradientsHeld() {
-    if (held_) {
-      trial_.hold_gradients(false);
-    }
-  }
-  GradientsHeld(const GradientsHeld&) = delete;
-  GradientsHeld& operator=(const GradientsHeld&) = delete;
-
- private:
-  StepTrial& trial_;
-  bool held_;
-};
+  return drop;
+}
 
 }  // namespace
 
-StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file)
-    : limits_(&limits),
-      kind_(step.kind),
-      batch_(step.batch),
-      fixed_bytes_(step.fixed_bytes),
-      gradient_bytes_(step.gradient_bytes),
-      optimizer_bytes_(step.optimizer_bytes),
-      state_file_(step.state_file),
-      model_file_(step.model_file),
-      model_in_file_(model_in_file),
-      must_be_in_file_(model_in_file),
-      at_most_(step.at_most),
-      left_free_(device_memory(limits.device.type()).gaps()) {}
-
-StepTrials::StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanLimits& limits, bool model_in_file)
+StepTrials::StepTrials(StepKind kind, const PlannedFor& counts, const PlanLimits& limits, bool model_in_file)
     : limits_(&limits),
       kind_(std::move(kind)),
-      batch_(planned_for.batch),
-      fixed_bytes_(planned_for.fixed_bytes),
-      effect_bytes_(planned_for.effect_bytes),
-      kept_bytes_(planned_for.kept_bytes),
-      gradient_bytes_(planned_for.gradient_bytes),
-      optimizer_bytes_(planned_for.optimizer_bytes),
-      state_file_(planned_for.state_file),
-      model_file_(planned_for.model_file),
+      counts_(counts),
       model_in_file_(model_in_file),
-      must_be_in_file_(model_in_file),
-      idle_state_bytes_(planned_for.idle_state_bytes),
-      at_most_(planned_for.at_most),
-      left_free_(planned_for.left_free) {}
+      state_must_be_in_file_(model_in_file) {}
 
-PlannedFor StepTrials::planned_for() const {
-  return {.batch = batch_,
-          .at_most = at_most_,
-          .fixed_bytes = fixed_bytes_,
-          .effect_bytes = effect_bytes_,
-          .kept_bytes = kept_bytes_,
-          .idle_state_bytes = idle_state_bytes_,
-          .gradient_bytes = gradient_bytes_,
-          .optimizer_bytes = optimizer_bytes_,
-          .state_file = state_file_,
-          .model_file = model_file_,
-          .left_free = left_free_};
-}
+StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file)
+    : StepTrials(step.kind,
+                 {.batch = step.batch,
+                  .at_most = step.at_most,
+                  .fixed_bytes = step.fixed_bytes,
+                  .gradient_bytes = step.gradient_bytes,
+                  .optimizer_bytes = step.optimizer_bytes,
+                  .state_file = step.state_file,
+                  .model_file = step.model_file,
+                  .left_free = device_memory(limits.device.type()).gaps()},
+                 limits, model_in_file) {}
 
 ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
   const nlohmann::json both{{"plan", nlohmann::json::parse(choice.plan.to_json())},
@@ -131,10 +96,10 @@ ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
 void StepTrials::run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
 
 void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t items) {
-  fixed_bytes_ += more_than_before(step);
-  idle_state_bytes_ = std::min(idle_state_bytes_, step.state_bytes);
-  at_most_ = step.at_most;
-  try_slices(step, at_most_ != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
+  counts_.fixed_bytes += more_than_before(step);
+  counts_.idle_state_bytes = std::min(counts_.idle_state_bytes, step.state_bytes);
+  counts_.at_most = step.at_most;
+  try_slices(step, counts_.at_most != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
 }
 
 bool StepTrials::leave_more_free() {
@@ -142,14 +107,14 @@ bool StepTrials::leave_more_free() {
   if (more > bytes_for_activations() / 2) {
     return false;
   }
-  left_free_ = more;
+  counts_.left_free = more;
   return true;
 }
 
 bool StepTrials::count_idle_state() {
   trusts_idle_state_ = false;
-  fixed_bytes_ += idle_state_bytes_;
-  return std::exchange(idle_state_bytes_, 0) > 0;
+  counts_.fixed_bytes += counts_.idle_state_bytes;
+  return std::exchange(counts_.idle_state_bytes, 0) > 0;
 }
 
 // --- trying
@@ -159,7 +124,7 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
   int64_t kept = 0;
   trial.unload();
   {
-    const GradientsHeld gradients(trial, holds_gradients(step, items));
+    const auto gradients = gradients_held(trial, holds_gradients(step, items));
     const DeviceMemory& memory = device_memory(limits_->device.type());
     const int64_t before = memory.live(limits_->device);
     trial.load(items, /*to_measure=*/measured_for_ > 0);
@@ -172,10 +137,10 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
     trial.unload();
     kept = found.kept_bytes;
   }
-  kept_bytes_ = std::max(kept_bytes_, kept);
-  idle_state_bytes_ = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
-  effect_bytes_ = std::max(effect_bytes_, trial.journal().bytes());
-  fixed_bytes_ = trial.fixed_bytes() - kept - idle_state_bytes_;
+  counts_.kept_bytes = std::max(counts_.kept_bytes, kept);
+  counts_.idle_state_bytes = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
+  counts_.effect_bytes = std::max(counts_.effect_bytes, trial.journal().bytes());
+  counts_.fixed_bytes = trial.fixed_bytes() - kept - counts_.idle_state_bytes;
 }
 
 // False: it does not run within the budget.
@@ -218,7 +183,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
     pinned_by_.clear();  // the user has decided
     return items;
   }
-  if (at_most_ != RankSplit::kWhole) {
+  if (counts_.at_most != RankSplit::kWhole) {
     return try_at_most(step, before, most_items());
   }
   if (before != nullptr) {
@@ -280,7 +245,7 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 
 // The faster of both places for the state; where neither will do, the one that asks for less.
 StepTrials::Found StepTrials::search(int64_t only) const {
-  if (!state_can_leave() || must_be_in_file_) {
+  if (!state_can_leave() || state_must_be_in_file_) {
     return {search_with(only, state_can_leave()), state_can_leave(), std::nullopt};
   }
   StepSearch memory = search_with(only, false), file = search_with(only, true);
@@ -295,7 +260,7 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
   std::list<StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
   for (const auto& [items, tried] : tried_) {
-    if (only == 0 ? items <= at_most_ : items == only) {
+    if (only == 0 ? items <= counts_.at_most : items == only) {
       candidates.push_back(
           {.items = items, .simulator = &simulators.emplace_back(tried.profile), .own_bytes = loaded_bytes(items)});
     }
@@ -303,8 +268,8 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
   if (candidates.empty()) {
     return {};
   }
-  return search_step(candidates, {.batch = batch_,
-                                  .budget = limits_->budget - left_free_,
+  return search_step(candidates, {.batch = counts_.batch,
+                                  .budget = limits_->budget - counts_.left_free,
                                   .fixed_bytes = fixed_bytes(state_in_file),
                                   .gradient_bytes = gradient_bytes(),
                                   .optimizer_bytes = workspace_bytes(state_in_file),
@@ -312,7 +277,7 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
 }
 
 StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
-  const int64_t first = at_most_ != RankSplit::kWhole ? most_items() : same;
+  const int64_t first = counts_.at_most != RankSplit::kWhole ? most_items() : same;
   // Trying stopped at the first micro-batch that fits. Where its plan has failed, smaller ones are tried.
   int64_t smallest = tried_.empty() || step.micro_batch > 0 ? 1 : tried_.begin()->first;
   bool has_failed = false;
@@ -330,7 +295,7 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     } else if (has_failed && smallest > 1 && pinned_by_.empty()) {
       smallest = try_at_most(step, before, smallest / 2);
     } else {
-      const int64_t left_free = std::exchange(left_free_, 0), least = found.search.smallest_feasible_bytes;
+      const int64_t left_free = std::exchange(counts_.left_free, 0), least = found.search.smallest_feasible_bytes;
       if (tried_.empty()) {
         refuse(smallest_budget(step), 0);
       }
@@ -360,12 +325,12 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       choice.plan.seconds <= choice.plan.plain_seconds && choice.plan.peak_bytes >= choice.plan.plain_peak_bytes;
   if (!is_plain) {
     const int64_t beside = bytes_beside(choice.items, found.state_in_file);
-    const GradientsHeld gradients(step.trial, holds_gradients(step, choice.items));
+    const auto gradients = gradients_held(step.trial, holds_gradients(step, choice.items));
     try {
       step.trial.load(choice.items);
       plan.activations = plan_activations(
           tried_.at(choice.items).profile, [&] { return step.trial.loss(); },
-          Bytes(limits_->budget - left_free_ - beside), choice.plan, step.trial.journal());
+          Bytes(limits_->budget - counts_.left_free - beside), choice.plan, step.trial.journal());
     } catch (const BudgetExceeded&) {
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
@@ -375,9 +340,9 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       if (!is_out_of_memory(error)) {
         throw;
       }
-      left_free_ = more_left_free();
+      counts_.left_free = more_left_free();
       untried_ += fmt::format("{:>12} ran out of memory when its plan was tried: {} are left free\n", choice.items,
-                              Bytes(left_free_).str());
+                              Bytes(counts_.left_free).str());
       return std::nullopt;
     }
     choice.plan = plan.activations->choice();
@@ -400,10 +365,10 @@ std::string StepTrials::told_of_state(const Found& found) const {
     elsewhere = other ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other->seconds)
                       : fmt::format("nothing fits {}", where);
   }
-  return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(state_file_.moved).str(),
+  return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(counts_.state_file.moved).str(),
                      found.state_in_file
                          ? fmt::format("in a file, which takes {:.3f} ms of a step and a workspace of {}",
-                                       1e3 * state_seconds(true), Bytes(state_file_.workspace).str())
+                                       1e3 * state_seconds(true), Bytes(counts_.state_file.workspace).str())
                          : "in memory",
                      elsewhere);
 }
@@ -440,7 +405,7 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
 // `bound`: see StepSearch; 0: it is not known.
 void StepTrials::refuse(int64_t smallest, int64_t bound) const {
   std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",
-                                 batch_, Bytes(limits_->budget).str());
+                                 counts_.batch, Bytes(limits_->budget).str());
   if (!pinned_by_.empty()) {
     text += fmt::format("; the batch is not split because of {}", pinned_by_);
   }
