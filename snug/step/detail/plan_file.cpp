@@ -42,36 +42,34 @@ bool has_sizes(const StepKind& kind) {
   });
 }
 
+// Calls f(key, number).
+template <class Counts, class F>
+void each_count(Counts& counts, const F& f) {
+  f("batch", counts.batch);
+  f("at_most", counts.at_most);
+  f("fixed_bytes", counts.fixed_bytes);
+  f("effect_bytes", counts.effect_bytes);
+  f("kept_bytes", counts.kept_bytes);
+  f("idle_state_bytes", counts.idle_state_bytes);
+  f("gradient_bytes", counts.gradient_bytes);
+  f("optimizer_bytes", counts.optimizer_bytes);
+  f("moved_bytes", counts.state_file.moved);
+  f("workspace_in_file", counts.state_file.workspace);
+  f("moved_model_bytes", counts.model_file.moved);
+  f("beside_model_bytes", counts.model_file.beside);
+  f("left_free", counts.left_free);
+}
+
 Json json_of(const PlannedFor& counts) {
-  return {{"batch", counts.batch},
-          {"at_most", counts.at_most},
-          {"fixed_bytes", counts.fixed_bytes},
-          {"effect_bytes", counts.effect_bytes},
-          {"kept_bytes", counts.kept_bytes},
-          {"idle_state_bytes", counts.idle_state_bytes},
-          {"gradient_bytes", counts.gradient_bytes},
-          {"optimizer_bytes", counts.optimizer_bytes},
-          {"moved_bytes", counts.state_file.moved},
-          {"workspace_in_file", counts.state_file.workspace},
-          {"moved_model_bytes", counts.model_file.moved},
-          {"beside_model_bytes", counts.model_file.beside},
-          {"left_free", counts.left_free}};
+  Json json;
+  each_count(counts, [&](const char* key, int64_t number) { json[key] = number; });
+  return json;
 }
 
 PlannedFor planned_for_from(const Json& json) {
-  return {
-      .batch = whole_number(json, "batch"),
-      .at_most = whole_number(json, "at_most"),
-      .fixed_bytes = whole_number(json, "fixed_bytes"),
-      .effect_bytes = whole_number(json, "effect_bytes"),
-      .kept_bytes = whole_number(json, "kept_bytes"),
-      .idle_state_bytes = whole_number(json, "idle_state_bytes"),
-      .gradient_bytes = whole_number(json, "gradient_bytes"),
-      .optimizer_bytes = whole_number(json, "optimizer_bytes"),
-      .state_file = {.moved = whole_number(json, "moved_bytes"), .workspace = whole_number(json, "workspace_in_file")},
-      .model_file = {.moved = whole_number(json, "moved_model_bytes"),
-                     .beside = whole_number(json, "beside_model_bytes")},
-      .left_free = whole_number(json, "left_free")};
+  PlannedFor counts;
+  each_count(counts, [&](const char* key, int64_t& number) { number = whole_number(json, key); });
+  return counts;
 }
 
 void check_run(const ActivationPlan& of_one, const RematPlan& choice) {

@@ -125,10 +125,10 @@ bool StepBudget::take_less(Repeats repeats) {
 
 PlanEvent StepBudget::no_room() const {
   const StepPlan* plan = last_plan();
-  return plan != nullptr && !plan->activations && planner_->recorded() == nullptr ? PlanEvent::NoRoomKeptAll
-         : !follows_plan_                                                         ? PlanEvent::NoRoomOtherwise
-         : !deviation_.empty()                                                    ? PlanEvent::NoRoomLarger
-                                                                                  : PlanEvent::NoRoom;
+  if (plan != nullptr && !plan->activations && planner_->recorded() == nullptr) {
+    return PlanEvent::NoRoomKeptAll;
+  }
+  return follows_plan_ ? PlanEvent::NoRoom : PlanEvent::NoRoomOtherwise;
 }
 
 void StepBudget::go_back() {

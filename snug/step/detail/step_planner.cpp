@@ -284,17 +284,12 @@ bool StepPlanner::step_down(PlanEvent event) {
   if (!before_) {
     before_.emplace(Before{*last_, choices_});
   }
-  PlanNext next = next_of(last_->state, event);
-  if (next == PlanNext::LeaveMoreFree) {
-    if (last_->trials.count_idle_state()) {
+  if (next_of(last_->state, event) == PlanNext::LeaveMoreFree) {
+    StepTrials& trials = last_->trials;
+    if (trials.count_idle_state() || (before_->times_left_free++ < kMostTimesLeftFree && trials.leave_more_free())) {
       last_->is_stale = true;
       return true;
     }
-    if (before_->times_left_free++ < kMostTimesLeftFree && last_->trials.leave_more_free()) {
-      last_->is_stale = true;
-      return true;
-    }
-    next = PlanNext::PlanAnew;
   }
   if (std::exchange(before_->is_anew, true)) {
     return false;
