@@ -108,8 +108,6 @@ void StepBudget::begin_step() {
   }
 }
 
-void StepBudget::begin_writing() { journal_.end(); }
-
 // Each rank takes less of its own: where another one ran out of memory, there is nothing to be done here.
 bool StepBudget::take_less(Repeats repeats) {
   constexpr int64_t kMostStepDowns = 4;

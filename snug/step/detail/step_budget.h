@@ -61,11 +61,10 @@ class StepBudget {
 
   /// Forgets how the last window went.
   void forget_tries();
-  /// A planned step begins here: all that it changes outside of itself can be taken back.
+  /// A planned step begins here: until its journal ends, all that it changes outside of itself can be taken back.
   void begin_step();
+  /// It is to end before parameters are written. The step is not repeated then.
   EffectJournal& journal() { return journal_; }
-  /// Parameters are written from here on: nothing is put back in this step any more, nor is it repeated.
-  void begin_writing();
   /// Out of memory: the plan is to take less, or to be made anew (plan_life.h). True: the step can be made again with
   /// it, if `repeats` allows.
   bool take_less(Repeats repeats);
