@@ -1,6 +1,6 @@
 #pragma once
 // PlanFile: the plans of a Stepper in a file, for the next program that makes the same steps. The file's name is a hash
-// of all that plans depend on (step_description.h), and its content begins with that text, so that files of other
+// of all that plans depend on (describe_stepper), and its content begins with that text, so that files of other
 // Steppers lie beside it.
 
 #include <cstdint>

@@ -54,14 +54,7 @@ RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of
 
 int64_t RankedStep::bucket_bytes() const { return is_alone() ? 0 : parallel_->impl().bucket_bytes_in_backward(); }
 
-int64_t RankedStep::from_rank_zero(int64_t value) const {
-  if (is_alone()) {
-    return value;
-  }
-  const at::Tensor tensor = at::full({1}, value, at::kLong);
-  parallel_->group().broadcast({tensor});
-  return tensor.item<int64_t>();
-}
+int64_t RankedStep::from_rank_zero(int64_t value) const { return is_alone() ? value : gather({value}).front(); }
 
 // [rank][number], of as many numbers as `own` has.
 std::vector<int64_t> RankedStep::gather(const std::vector<int64_t>& own) const {
@@ -170,10 +163,8 @@ void RankedStep::begin_split() {
 
 AgreedSplit RankedStep::agree_on_split(const RankSplit& own) {
   std::vector<RankSplit> splits;
-  for (const RankWord& word : talk(
-           Talk::Split, {.split_at_most = own.at_most, .split_batch = own.batch, .split_is_planned = own.is_planned})) {
-    splits.push_back(
-        {.at_most = word.split_at_most, .batch = word.split_batch, .is_planned = word.split_is_planned != 0});
+  for (const RankWord& word : talk(Talk::Split, {.split = own})) {
+    splits.push_back(word.split);
   }
   const AgreedSplit agreed = agree(splits);
   if (agreed.is_settled) {

@@ -28,7 +28,6 @@
 
 #include "snug/core/bytes.h"
 #include "snug/distributed/data_parallel.h"
-#include "snug/step/detail/rank_split.h"
 #include "snug/step/detail/rank_verdict.h"
 
 namespace snug::detail {

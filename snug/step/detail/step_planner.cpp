@@ -76,12 +76,10 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   }
   try {
     in_files = try_with(step, /*model_in_file=*/true);
-  } catch (const ConfigError&) {
-    throw;
-  } catch (const DistributedError&) {
-    throw;
-  } catch (const std::exception&) {  // no room for it, on the disk or in the budget
-    if (!in_memory) {
+  } catch (const std::exception& error) {
+    const bool is_no_room = dynamic_cast<const ConfigError*>(&error) == nullptr &&  // on the disk or in the budget
+                            dynamic_cast<const DistributedError*>(&error) == nullptr;
+    if (!in_memory || !is_no_room) {
       throw;
     }
   }
@@ -128,9 +126,7 @@ bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step)
 
 const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
   const StepPlan& plan = last_->plan;
-  stays_ = std::max(stays_, plan.model_in_file   ? InFiles::Everything
-                            : plan.state_in_file ? InFiles::State
-                                                 : InFiles::Nothing);
+  stays_ = std::max(stays_, in_files(plan));
   step.trial.put(stays_);
   return &plan;
 }

@@ -9,7 +9,7 @@
 #include "snug/accumulation/micro_batch.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/remat/detail/effect_journal.h"
-#include "snug/step/detail/rank_split.h"
+#include "snug/step/detail/rank_verdict.h"
 #include "snug/step/step_plan.h"
 
 namespace torch::nn {
@@ -42,6 +42,10 @@ struct ModelFileBytes {
 
 /// What of a step is in files: nothing; the optimizer's state; that, the weights and the gradients.
 enum class InFiles : uint8_t { Nothing, State, Everything };
+
+inline InFiles in_files(const StepPlan& plan) {
+  return plan.model_in_file ? InFiles::Everything : plan.state_in_file ? InFiles::State : InFiles::Nothing;
+}
 
 /// The micro-batches of a step, to run before the step itself does.
 class StepTrial {

@@ -311,10 +311,8 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
                 .choice = *found.search.choice,
                 .state_in_file = found.state_in_file,
                 .model_in_file = model_in_file_,
-                .considered = found.search.explain() + untried_ + told_of_state(found),
-                .bytes = step.trial.bytes(model_in_file_        ? InFiles::Everything
-                                          : found.state_in_file ? InFiles::State
-                                                                : InFiles::Nothing)};
+                .considered = found.search.explain() + untried_ + told_of_state(found)};
+  plan.bytes = step.trial.bytes(in_files(plan));
   StepChoice& choice = plan.choice;
   plan.slices = tried_.at(choice.items).slices;
   const SliceScope slices(plan.slices);

@@ -13,7 +13,7 @@
 
 #include "snug/planner/step_search.h"
 #include "snug/step/detail/plan_file.h"
-#include "snug/step/detail/rank_split.h"
+#include "snug/step/detail/rank_verdict.h"
 #include "snug/step/detail/step_choices.h"
 #include "snug/step/detail/step_to_plan.h"
 #include "snug/step/step_plan.h"

@@ -2,14 +2,24 @@
 
 #include <algorithm>
 #include <limits>
+#include <typeinfo>
 #include <utility>
 
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Type.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/version.h>
 
 #include "snug/core/detail/unnamed_file.h"
 #include "snug/core/error.h"
 #include "snug/distributed/data_parallel.h"
+#include "snug/distributed/process_group.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/limit.h"
 
@@ -120,4 +130,37 @@ void check_budget(Bytes budget, c10::Device device) {
   }
 }
 
+static nlohmann::json described(const std::string& name, const at::Tensor& tensor) {
+  return {name, c10::DeviceTypeName(tensor.device().type()), c10::toString(tensor.scalar_type()), tensor.sizes().vec(),
+          tensor.requires_grad()};
+}
+
+std::string describe_stepper(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
+                             const StepperOptions& options, Precision precision, Bytes budget) {
+  nlohmann::json tensors = nlohmann::json::array();
+  for (const auto& parameter : model.named_parameters()) {
+    tensors.push_back(described(parameter.key(), parameter.value()));
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    tensors.push_back(described(buffer.key(), buffer.value()));
+  }
+  const DataParallel* parallel = options.data_parallel;
+  return nlohmann::json{{"snug", SNUG_VERSION},
+                        {"torch", TORCH_VERSION},
+                        {"cpu", at::get_cpu_capability()},
+                        {"threads", at::get_num_threads()},
+                        {"rank", parallel != nullptr ? parallel->group().rank() : 0},
+                        {"ranks", parallel != nullptr ? parallel->group().size() : 1},
+                        {"budget", budget.count()},
+                        {"offload", options.offload ? options.offload->string() : ""},
+                        {"precision", to_string(precision)},
+                        {"low_weights", options.weights == Weights::Low},
+                        {"fp32_reductions", options.fp32_reductions},
+                        {"micro_batch", options.micro_batch},
+                        {"carried", !options.carried.empty()},
+                        {"split_batch_norm", options.split_batch_norm},
+                        {"optimizer", c10::demangle(typeid(optimizer).name())},
+                        {"tensors", tensors}}
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // names need not be UTF-8
+}
 }  // namespace snug::detail
