@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
 
 #include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
@@ -61,32 +60,17 @@ bool is_torchs(const optim::Optimizer& optimizer) {
   return is_a.operator()<optim::Adam, optim::AdamW, optim::RMSprop, optim::SGD, optim::Adagrad>();
 }
 
-// Each storage once.
-class Sum {
- public:
-  void add(const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.has_storage() && seen_.insert(tensor.storage().unsafeGetStorageImpl()).second) {
-      bytes_ += allocated_bytes(static_cast<int64_t>(tensor.storage().nbytes()), tensor.device());
-    }
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  std::unordered_set<const void*> seen_;
-  int64_t bytes_ = 0;
-};
-
 int64_t weight_bytes(const torch::nn::Module& model, const TrainedParameters& parameters) {
-  Sum sum;
+  AllocatedBytes bytes;
   for (const auto& tensors : {model.parameters(), model.buffers()}) {
     for (const at::Tensor& tensor : tensors) {
-      sum.add(tensor);
+      bytes.add(tensor);
     }
   }
   for (const auto& [name, tensor] : parameters.full_precision()) {
-    sum.add(tensor);
+    bytes.add(tensor);
   }
-  return sum.bytes();
+  return bytes.count();
 }
 
 // Where the state can leave, what leaves is nearly all: counters of steps and a frozen parameter's state do not. To
@@ -95,11 +79,11 @@ int64_t state_bytes(const torch::optim::Optimizer& optimizer, const StatePlace& 
   if (place.bytes().moved > 0) {
     return place.bytes().moved;
   }
-  Sum sum;
+  AllocatedBytes bytes;
   for (const at::Tensor& tensor : state_tensors(optimizer)) {
-    sum.add(tensor);
+    bytes.add(tensor);
   }
-  return sum.bytes() + state_bytes_to_come(optimizer);
+  return bytes.count() + state_bytes_to_come(optimizer);
 }
 
 }  // namespace
