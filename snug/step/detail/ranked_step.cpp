@@ -16,23 +16,6 @@
 #include "snug/distributed/join.h"
 
 namespace snug::detail {
-Rehearsal::Rehearsal(DataParallel* parallel) : parallel_(parallel) {
-  if (parallel_ == nullptr) {
-    return;
-  }
-  if (parallel_->impl().has_static_graph()) {
-    throw ConfigError(
-        "Stepper: memory_budget is planned by passes of its own, which a DataParallel with static_graph would take for "
-        "steps; leave static_graph out, or set plan = false");
-  }
-  parallel_->impl().begin_rehearsal();
-}
-
-Rehearsal::~Rehearsal() {
-  if (parallel_ != nullptr) {
-    parallel_->impl().end_rehearsal();
-  }
-}
 
 RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model) : parallel_(parallel) {
   if (is_alone()) {
@@ -50,6 +33,19 @@ RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of
           name));
     }
   }
+}
+
+std::shared_ptr<void> RankedStep::rehearse() const {
+  if (is_alone()) {
+    return nullptr;
+  }
+  if (parallel_->impl().has_static_graph()) {
+    throw ConfigError(
+        "Stepper: memory_budget is planned by passes of its own, which a DataParallel with static_graph would take for "
+        "steps; leave static_graph out, or set plan = false");
+  }
+  parallel_->impl().begin_rehearsal();
+  return {parallel_, [](DataParallel* parallel) { parallel->impl().end_rehearsal(); }};
 }
 
 int64_t RankedStep::bucket_bytes() const { return is_alone() ? 0 : parallel_->impl().bucket_bytes_in_backward(); }

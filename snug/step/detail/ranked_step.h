@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -32,20 +33,6 @@
 
 namespace snug::detail {
 
-/// While it lives, passes may run on one rank alone, to plan a step: what they would send is not sent. Their gradients
-/// are to be dropped.
-class [[nodiscard]] Rehearsal final {
- public:
-  /// `parallel`: null alone. Throws ConfigError where it would remember such passes.
-  explicit Rehearsal(DataParallel* parallel);
-  ~Rehearsal();
-  Rehearsal(const Rehearsal&) = delete;
-  Rehearsal& operator=(const Rehearsal&) = delete;
-
- private:
-  DataParallel* parallel_;
-};
-
 class RankedStep {
  public:
   using NamedTensors = DataParallel::NamedTensors;
@@ -53,7 +40,9 @@ class RankedStep {
   RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model);
 
   bool is_alone() const { return parallel_ == nullptr; }
-  Rehearsal rehearse() const { return Rehearsal(parallel_); }
+  /// Until what it returns is let go of, passes may run on one rank alone, to plan a step: what they would send is not
+  /// sent. Their gradients are to be dropped. Throws ConfigError where it would remember such passes.
+  [[nodiscard]] std::shared_ptr<void> rehearse() const;
   /// See DataParallel::Impl::bucket_bytes_in_backward.
   int64_t bucket_bytes() const;
   /// Rank 0's value.

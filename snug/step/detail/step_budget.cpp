@@ -83,7 +83,7 @@ const StepPlan* StepBudget::plan(StepToPlan step) {
 }
 
 const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
-  const Rehearsal rehearsal = ranks_.rehearse();
+  const auto rehearsal = ranks_.rehearse();
   const StepPlan* plan = planner_->plan(step);
   step.trial.unload();
   if (!step.is_within_window) {
