@@ -212,8 +212,7 @@ class Stepper::Impl {
       open_window();
     }
     if (budget_.plans()) {
-      Trial trial(*this, source, source.items * options_.accumulate);
-      budget_.plan_here(trial.step(source.items));
+      plan_in_window(source);
     }
     note_effects();
     if (is_first) {
@@ -226,13 +225,15 @@ class Stepper::Impl {
     return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
   }
 
+  void plan_in_window(const MicroBatches& source) {
+    Trial trial(*this, source, source.items * options_.accumulate);
+    budget_.plan_here(trial.step(source.items));
+  }
+
   // The window was dropped at a micro-batch for which there was no room beside its gradients.
   void plan_for_later_windows(const MicroBatches& source) {
     budget_.begin_step();
-    detail::attempt_step(device(), budget_.limit(), [&] {
-      Trial trial(*this, source, source.items * options_.accumulate);
-      budget_.plan_here(trial.step(source.items));
-    });
+    detail::attempt_step(device(), budget_.limit(), [&] { plan_in_window(source); });
     budget_.journal().end();
     source.load({0, 0}, std::nullopt);
     parameters_.drop_gradients();

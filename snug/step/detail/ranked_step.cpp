@@ -151,12 +151,6 @@ void RankedStep::drop(const std::string& why) {
   throw ConfigError(why);
 }
 
-void RankedStep::begin_split() {
-  if (!is_alone()) {
-    stage_ = Stage::Splitting;
-  }
-}
-
 AgreedSplit RankedStep::agree_on_split(const RankSplit& own) {
   std::vector<RankSplit> splits;
   for (const RankWord& word : talk(Talk::Split, {.split = own})) {
@@ -245,12 +239,6 @@ void RankedStep::confirm_writing() {
   if (!is_alone()) {
     talk(Talk::Write, {});
     stage_ = Stage::Writing;
-  }
-}
-
-void RankedStep::written() {
-  if (!is_alone()) {
-    stage_ = Stage::Written;
   }
 }
 

@@ -60,7 +60,7 @@ class RankedStep {
   void open(uint32_t trained);
 
   /// A step begins that all ranks split alike: agree_on_split(), until it is settled.
-  void begin_split();
+  void begin_split() { stage_ = Stage::Splitting; }
   /// Talk::Split.
   AgreedSplit agree_on_split(const RankSplit& own);
 
@@ -90,7 +90,7 @@ class RankedStep {
   /// Talk::Write. From here on a rank that fails stays behind.
   void confirm_writing();
   /// From here on it does not: all have written.
-  void written();
+  void written() { stage_ = Stage::Written; }
   /// The step is made.
   void end();
 

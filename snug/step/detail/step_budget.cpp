@@ -97,9 +97,7 @@ void StepBudget::forget_tries() {
   if (planner_) {
     planner_->begin_step();
   }
-  step_downs_ = 0;
-  deviation_.clear();
-  follows_plan_ = true;
+  tries_ = {};
 }
 
 void StepBudget::begin_step() {
@@ -118,7 +116,7 @@ bool StepBudget::take_less(Repeats repeats) {
   if (!can_repeat) {
     planner_->settle(PlanEvent::Made);  // for the next one
   }
-  return can_repeat && step_downs_ < kMostStepDowns;
+  return can_repeat && tries_.step_downs < kMostStepDowns;
 }
 
 PlanEvent StepBudget::no_room() const {
@@ -126,12 +124,11 @@ PlanEvent StepBudget::no_room() const {
   if (plan != nullptr && !plan->activations && planner_->recorded() == nullptr) {
     return PlanEvent::NoRoomKeptAll;
   }
-  return follows_plan_ ? PlanEvent::NoRoom : PlanEvent::NoRoomOtherwise;
+  return tries_.follows_plan ? PlanEvent::NoRoom : PlanEvent::NoRoomOtherwise;
 }
 
 void StepBudget::go_back() {
-  deviation_.clear();
-  follows_plan_ = true;
+  tries_ = {.step_downs = tries_.step_downs};
   journal_.take_back();
 }
 
@@ -151,20 +148,20 @@ Loss StepBudget::forward(const std::function<Loss()>& forward) {
   }
   const Rematerialize scope(*watched);
   const auto note_deviation = c10::make_scope_exit([&] {
-    if (deviation_.empty()) {
-      deviation_ = scope.deviation();
+    if (tries_.deviation.empty()) {
+      tries_.deviation = scope.deviation();
     }
-    follows_plan_ = follows_plan_ && scope.follows_plan();
+    tries_.follows_plan = tries_.follows_plan && scope.follows_plan();
   });
   return forward();
 }
 
 void StepBudget::finish(StepResult& result) {
-  result.step_downs = std::exchange(step_downs_, 0);
-  result.plan_deviation = std::exchange(deviation_, {});
-  const bool was_planned = std::exchange(follows_plan_, true);
+  Tries tries = std::exchange(tries_, {});
+  result.step_downs = tries.step_downs;
+  result.plan_deviation = std::move(tries.deviation);
   if (planner_) {
-    planner_->settle(was_planned ? PlanEvent::Made : PlanEvent::MadeOtherwise);
+    planner_->settle(tries.follows_plan ? PlanEvent::Made : PlanEvent::MadeOtherwise);
     planner_->save();
   }
 }

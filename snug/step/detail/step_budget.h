@@ -71,7 +71,7 @@ class StepBudget {
   /// Takes back what the step has changed outside of itself, unless parameters were written.
   void go_back();
   /// The step will be made again.
-  void count_step_down() { ++step_downs_; }
+  void count_step_down() { ++tries_.step_downs; }
   /// It will not: plans are as before it.
   void give_up();
 
@@ -94,9 +94,11 @@ class StepBudget {
   torch::nn::Module& model_;
   std::vector<at::Tensor*> carried_;
   EffectJournal journal_;  // open until parameters are written
-  int64_t step_downs_ = 0;
-  std::string deviation_;
-  bool follows_plan_ = true;  // but for results that are larger
+  struct Tries {
+    int64_t step_downs = 0;
+    std::string deviation = {};
+    bool follows_plan = true;  // but for results that are larger
+  } tries_;                    // of the step or window
 };
 
 }  // namespace snug::detail

@@ -130,19 +130,15 @@ void check_budget(Bytes budget, c10::Device device) {
   }
 }
 
-static nlohmann::json described(const std::string& name, const at::Tensor& tensor) {
-  return {name, c10::DeviceTypeName(tensor.device().type()), c10::toString(tensor.scalar_type()), tensor.sizes().vec(),
-          tensor.requires_grad()};
-}
-
 std::string describe_stepper(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                              const StepperOptions& options, Precision precision, Bytes budget) {
   nlohmann::json tensors = nlohmann::json::array();
-  for (const auto& parameter : model.named_parameters()) {
-    tensors.push_back(described(parameter.key(), parameter.value()));
-  }
-  for (const auto& buffer : model.named_buffers()) {
-    tensors.push_back(described(buffer.key(), buffer.value()));
+  for (const auto& all : {model.named_parameters(), model.named_buffers()}) {
+    for (const auto& entry : all) {
+      const at::Tensor& tensor = entry.value();
+      tensors.push_back({entry.key(), c10::DeviceTypeName(tensor.device().type()), c10::toString(tensor.scalar_type()),
+                         tensor.sizes().vec(), tensor.requires_grad()});
+    }
   }
   const DataParallel* parallel = options.data_parallel;
   return nlohmann::json{{"snug", SNUG_VERSION},

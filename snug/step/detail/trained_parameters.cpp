@@ -13,7 +13,6 @@
 #include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/detail/fnv1a.h"
 #include "snug/core/error.h"
-#include "snug/core/gradient_scaling.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/memory/detail/optimizer_tensors.h"
 #include "snug/optim/fused_optimizer.h"
