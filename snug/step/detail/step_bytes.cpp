@@ -12,8 +12,8 @@
 
 #include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/stateful_optimizer.h"
+#include "snug/memory/detail/backward_pass.h"
 #include "snug/memory/detail/optimizer_tensors.h"
-#include "snug/remat/detail/effect_journal.h"
 
 namespace snug::detail {
 namespace {
