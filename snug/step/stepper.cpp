@@ -360,14 +360,14 @@ class Stepper::Impl {
               .kind = {.shape = source_.shape,
                        .modes = detail::modes_of(stepper_.model_, stepper_.precision_.regions()),
                        .trained = parameters.fingerprint()},
-              .batch = batch_,
+              .counts = {.batch = batch_,
+                         .fixed_bytes = fixed_bytes(),
+                         .gradient_bytes = parameters.bytes_of_all_gradients(),
+                         .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
+                         .state_file = stepper_.budget_.state_place().bytes(),
+                         .model_file = stepper_.budget_.model_place().bytes()},
               .micro_batch = micro_batch,
-              .fixed_bytes = fixed_bytes(),
               .state_bytes = state_.bytes(),
-              .gradient_bytes = parameters.bytes_of_all_gradients(),
-              .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
-              .state_file = stepper_.budget_.state_place().bytes(),
-              .model_file = stepper_.budget_.model_place().bytes(),
               .is_within_window = is_within_window()};
     }
     bool is_within_window() const { return stepper_.window_.size() > 0; }

@@ -60,14 +60,14 @@ void each_count(Counts& counts, const F& f) {
   f("left_free", counts.left_free);
 }
 
-Json json_of(const PlannedFor& counts) {
+Json json_of(const StepCounts& counts) {
   Json json;
   each_count(counts, [&](const char* key, int64_t number) { json[key] = number; });
   return json;
 }
 
-PlannedFor planned_for_from(const Json& json) {
-  PlannedFor counts;
+StepCounts counts_from(const Json& json) {
+  StepCounts counts;
   each_count(counts, [&](const char* key, int64_t& number) { number = whole_number(json, key); });
   return counts;
 }
@@ -117,9 +117,8 @@ std::vector<SavedPlan> PlanFile::read() const {
     }
     std::vector<SavedPlan> all;
     for (const Json& one : json.at("plans")) {
-      SavedPlan saved{.kind = kind_from(one),
-                      .planned_for = planned_for_from(one),
-                      .plan = StepPlan::from_json(one.at("plan").dump())};
+      SavedPlan saved{
+          .kind = kind_from(one), .counts = counts_from(one), .plan = StepPlan::from_json(one.at("plan").dump())};
       if (one.contains("recorded")) {
         saved.recorded = ActivationPlan::from_json(one.at("recorded").dump());
       }
@@ -134,7 +133,7 @@ std::vector<SavedPlan> PlanFile::read() const {
 void PlanFile::write(const std::vector<SavedPlan>& plans) const {
   Json all = Json::array();
   for (const SavedPlan& saved : plans) {
-    Json one = json_of(saved.planned_for);
+    Json one = json_of(saved.counts);
     one.update(Json(detail::json_of(saved.kind)));
     one["plan"] = Json::parse(saved.plan.to_json());
     if (saved.recorded) {

@@ -66,20 +66,20 @@ void StepBudget::check() const {
 // Ranks that have planned for such a step before need not try anything, so where all have they go on at once.
 const StepPlan* StepBudget::plan(StepToPlan step) {
   if (ranks_.is_alone()) {
-    return step.batch > 0 ? plan_here(step) : nullptr;
+    return step.counts.batch > 0 ? plan_here(step) : nullptr;
   }
   RankSplit own = planner_->look(step);
   AgreedSplit all = ranks_.agree_on_split(own);
   while (!all.is_settled) {
-    step.at_most = all.at_most;
-    if (step.batch > 0) {
+    step.counts.at_most = all.at_most;
+    if (step.counts.batch > 0) {
       plan_here(step);
       own = planner_->planned(step);
     }
     all = ranks_.agree_on_split(own);
   }
   planner_->keep(step, all);
-  return step.batch > 0 ? planner_->last() : nullptr;
+  return step.counts.batch > 0 ? planner_->last() : nullptr;
 }
 
 const StepPlan* StepBudget::plan_here(const StepToPlan& step) {

@@ -68,7 +68,7 @@ auto gradients_held(StepTrial& trial, bool held) {
 
 }  // namespace
 
-StepTrials::StepTrials(StepKind kind, const PlannedFor& counts, const PlanLimits& limits, bool model_in_file)
+StepTrials::StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits& limits, bool model_in_file)
     : limits_(&limits),
       kind_(std::move(kind)),
       counts_(counts),
@@ -76,16 +76,9 @@ StepTrials::StepTrials(StepKind kind, const PlannedFor& counts, const PlanLimits
       state_must_be_in_file_(model_in_file) {}
 
 StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file)
-    : StepTrials(step.kind,
-                 {.batch = step.batch,
-                  .at_most = step.at_most,
-                  .fixed_bytes = step.fixed_bytes,
-                  .gradient_bytes = step.gradient_bytes,
-                  .optimizer_bytes = step.optimizer_bytes,
-                  .state_file = step.state_file,
-                  .model_file = step.model_file,
-                  .left_free = device_memory(limits.device.type()).gaps()},
-                 limits, model_in_file) {}
+    : StepTrials(step.kind, step.counts, limits, model_in_file) {
+  counts_.left_free = device_memory(limits.device.type()).gaps();
+}
 
 ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
   const nlohmann::json both{{"plan", nlohmann::json::parse(choice.plan.to_json())},
@@ -98,7 +91,7 @@ void StepTrials::run(const StepToPlan& step, const Choice* before) { try_slices(
 void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t items) {
   counts_.fixed_bytes += more_than_before(step);
   counts_.idle_state_bytes = std::min(counts_.idle_state_bytes, step.state_bytes);
-  counts_.at_most = step.at_most;
+  counts_.at_most = step.counts.at_most;
   try_slices(step, counts_.at_most != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
 }
 
@@ -157,7 +150,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   } catch (const std::exception& error) {
     const bool is_memory = is_out_of_memory(error);
     const bool is_misuse = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    const bool is_part = measured_for_ > 0 || (items < step.batch && step.micro_batch == 0);
+    const bool is_part = measured_for_ > 0 || (items < step.counts.batch && step.micro_batch == 0);
     if (!is_memory && (is_misuse || !is_part)) {
       throw;
     }
@@ -178,7 +171,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
 // Returns the smallest that may be tried.
 int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   if (step.micro_batch > 0) {
-    const int64_t items = std::min(step.micro_batch, step.batch);
+    const int64_t items = std::min(step.micro_batch, step.counts.batch);
     try_one(step, items, before != nullptr && before->items == items ? before->slices : 1);
     pinned_by_.clear();  // the user has decided
     return items;
@@ -187,14 +180,14 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
     return try_at_most(step, before, most_items());
   }
   if (before != nullptr) {
-    const int64_t items = std::min(before->items, step.batch);
+    const int64_t items = std::min(before->items, step.counts.batch);
     if (try_one(step, items, before->slices) && search(items).search.choice) {
       return items;
     }
   }
   int64_t tries = 0;
   bool is_feasible = false;
-  for (int64_t items = step.batch; items >= 1; items /= 2) {
+  for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
     const bool has_run = tried_.contains(items) || try_one(step, items);
     if (!pinned_by_.empty()) {
       return try_whole(step);
@@ -209,17 +202,17 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
 
 // The batch must not be cut, as a part of it may have told.
 int64_t StepTrials::try_whole(const StepToPlan& step) {
-  std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.batch; });
+  std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.counts.batch; });
   if (tried_.empty()) {
-    try_one(step, step.batch);
+    try_one(step, step.counts.batch);
   }
-  return step.batch;
+  return step.counts.batch;
 }
 
 // So many, or the half, or its half and so on. Returns the smallest that may be tried.
 int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, int64_t items) {
   for (;; items /= 2) {
-    if (!tried_.contains(items) && items <= step.batch) {
+    if (!tried_.contains(items) && items <= step.counts.batch) {
       try_one(step, items, before != nullptr ? before->slices : 1);
     }
     if (!pinned_by_.empty()) {
@@ -375,7 +368,7 @@ std::string StepTrials::told_of_state(const Found& found) const {
 // that it may run takes. 0: nobody knows, as more must not be alive than the budget.
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
-  const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.batch) : step.batch;
+  const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.counts.batch) : step.counts.batch;
   if (!is_least(step, items)) {
     return 0;  // a single item has not run
   }

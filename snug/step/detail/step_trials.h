@@ -35,11 +35,11 @@ class StepTrials {
   /// Nothing is tried yet. `limits` must outlive it. `model_in_file`: weights and gradients are in files.
   StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file);
   /// For a plan of another program, which tried.
-  StepTrials(StepKind kind, const PlannedFor& counts, const PlanLimits& limits, bool model_in_file);
+  StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits& limits, bool model_in_file);
 
   const StepKind& kind() const { return kind_; }
   /// What plans count with.
-  const PlannedFor& counts() const { return counts_; }
+  const StepCounts& counts() const { return counts_; }
   /// What is in files while it tries: as much as can be, since trials have most room then.
   InFiles while_trying() const { return model_in_file_ ? InFiles::Everything : InFiles::State; }
   /// Every operator of the micro-batch, all kept as in `choice`.
@@ -102,11 +102,11 @@ class StepTrials {
 
   // Idle state that has come since, as another step gave it a gradient, is alive now.
   int64_t fixed_bytes_of(const StepToPlan& step) const {
-    return step.fixed_bytes - std::min(counts_.idle_state_bytes, step.state_bytes);
+    return step.counts.fixed_bytes - std::min(counts_.idle_state_bytes, step.state_bytes);
   }
   // No smaller micro-batch will do.
   bool is_least(const StepToPlan& step, int64_t items) const {
-    return items == 1 || step.micro_batch > 0 || (!pinned_by_.empty() && items == step.batch);
+    return items == 1 || step.micro_batch > 0 || (!pinned_by_.empty() && items == step.counts.batch);
   }
   int64_t most_items() const { return std::min(counts_.at_most, counts_.batch); }
   int64_t micro_batches(int64_t items) const { return (counts_.batch + items - 1) / items; }
@@ -148,7 +148,7 @@ class StepTrials {
 
   const PlanLimits* limits_;
   StepKind kind_;
-  PlannedFor counts_;
+  StepCounts counts_;
   bool model_in_file_;
   bool state_in_file_ = false;  // in the last plan
   bool state_must_be_in_file_ = false;

@@ -31,7 +31,7 @@ Precision resolve(Precision precision, c10::Device device);
 GradScalerOptions scaler_options(GradScalerOptions options, Precision precision);
 PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked);
 
-/// All that plans depend on, but for what is told with each of them (StepKind, PlannedFor) and the operators of the
+/// All that plans depend on, but for what is told with each of them (StepKind, StepCounts) and the operators of the
 /// model, which a step shows: versions, threads, rank, options, and the names, types, sizes and kinds of device of
 /// parameters and buffers. Two Steppers with one description may use each other's plans. `budget`: the smallest of all
 /// ranks.
