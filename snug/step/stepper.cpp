@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
@@ -309,8 +308,10 @@ class Stepper::Impl {
     }
   }
 
+  // Auto is measured, and all take what rank 0 has found.
   Precision resolve_together(Precision asked) const {
-    return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(detail::resolve(asked, device()))));
+    const Precision own = asked == Precision::Auto ? measured_precision(device()) : asked;
+    return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(own)));
   }
 
   [[noreturn]] static void refuse_to_split_whole() {

@@ -14,13 +14,6 @@
 #include "snug/step/detail/trained_parameters.h"
 #include "snug/step/step_plan.h"
 
-namespace torch::nn {
-class Module;
-}
-namespace torch::optim {
-class Optimizer;
-}
-
 namespace snug::detail {
 
 /// Bytes that an optimizer allocates and gives back in a step. A StatefulOptimizer says so itself. torch's go parameter

@@ -86,8 +86,6 @@ ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
   return ActivationPlan::from_json(both.dump());
 }
 
-void StepTrials::run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
-
 void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t items) {
   counts_.fixed_bytes += more_than_before(step);
   counts_.idle_state_bytes = std::min(counts_.idle_state_bytes, step.state_bytes);

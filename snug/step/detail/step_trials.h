@@ -65,7 +65,7 @@ class StepTrials {
   /// After run(): whether something fits.
   bool has_found() const { return search(0).search.choice.has_value(); }
   /// Tries until something fits, if anything does. `before`: the choice of an earlier run, tried first, or null.
-  void run(const StepToPlan& step, const Choice* before);
+  void run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
   /// The same for a step that has outgrown a plan of micro-batches of `items`.
   void run_again(const StepToPlan& step, const Choice* before, int64_t items);
   /// The fastest plan that fits; micro-batches of `same` items come first after a step ran out of memory, because then

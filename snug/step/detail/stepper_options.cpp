@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <typeinfo>
-#include <utility>
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -24,23 +23,6 @@
 #include "snug/memory/limit.h"
 
 namespace snug::detail {
-
-Precision resolve(Precision precision, c10::Device device) {
-  return precision == Precision::Auto ? measured_precision(device) : precision;
-}
-
-GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
-  options.enabled = options.enabled && precision == Precision::Float16;
-  return options;
-}
-
-// Auto is a choice that nobody has tried on the model, so it comes with a guard.
-PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked) {
-  if (asked == Precision::Auto && !options.patience) {
-    options.patience = PrecisionGuardOptions::kPatienceOfAuto;
-  }
-  return options;
-}
 
 void check(const StepperOptions& options) {
   if (options.micro_batch < 0) {
