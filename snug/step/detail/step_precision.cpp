@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 
 #include "snug/precision/autocast.h"
+#include "snug/precision/detail/guard_evidence.h"
 #include "snug/precision/precision_scope.h"
-#include "snug/step/detail/guard_evidence.h"
 
 namespace snug::detail {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/step/detail/guard_evidence.h"
+#include "snug/precision/detail/guard_evidence.h"
 
 #include <string_view>
 
@@ -18,7 +18,7 @@ bool belongs(const std::string& parameter, const std::string& region) {
 
 // [whether one is not finite, zeros, elements] of some gradients, on their device. Two passes over each that only read.
 // The smallest and the largest number tell of inf and NaN, and unlike a sum they are finite where all numbers are.
-at::Tensor counts_of(const std::vector<at::Tensor>& gradients) {
+at::Tensor bad_zeros_elements(const std::vector<at::Tensor>& gradients) {
   std::vector<at::Tensor> extremes, others;
   double elements = 0;
   for (const at::Tensor& gradient : gradients) {
@@ -74,7 +74,7 @@ std::vector<std::pair<std::string, PrecisionGuard::Evidence>> gradient_evidence(
   std::erase_if(names, [&](const std::string& name) { return !gradients.contains(name); });
   std::vector<at::Tensor> counts;
   for (const std::string& name : names) {
-    counts.push_back(counts_of(gradients[name]));
+    counts.push_back(bad_zeros_elements(gradients[name]));
   }
   std::vector<std::pair<std::string, PrecisionGuard::Evidence>> evidence;
   if (names.empty()) {
