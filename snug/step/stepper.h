@@ -176,9 +176,9 @@ class Stepper {
   ~Stepper();
   Stepper(Stepper&&) noexcept;
 
-  /// One optimizer step over `batch`: a Batch, or a type of one's own, see micro_batch.h. Micro-batches are moved to the
-  /// model's device, one ahead of the one in use; the rest stays where it is. `loss_of(const Batch&)` returns a Loss.
-  /// With a memory_budget the first step for a shape of batch calls it some more times, to plan.
+  /// One optimizer step over `batch`: a Batch, or a type of one's own, see micro_batch.h. Micro-batches are moved to
+  /// the model's device, one ahead of the one in use; the rest stays where it is. `loss_of(const Batch&)` returns a
+  /// Loss. With a memory_budget the first step for a shape of batch calls it some more times, to plan.
   ///
   /// A step that throws drops the gradients. What else is as before it:
   ///
