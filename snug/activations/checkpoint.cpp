@@ -326,17 +326,6 @@ struct ClosedAtEnd {
   RecomputePolicy& policy;
 };
 
-class SavingInputs {
- public:
-  SavingInputs() : before_(std::exchange(saving_inputs_of_a_region, true)) {}
-  ~SavingInputs() { saving_inputs_of_a_region = before_; }
-  SavingInputs(const SavingInputs&) = delete;
-  SavingInputs& operator=(const SavingInputs&) = delete;
-
- private:
-  bool before_;
-};
-
 // One for each input, or none at all.
 std::vector<at::Tensor> tangents_of(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> tangents;
@@ -464,7 +453,7 @@ class CheckpointForward::Impl {
     }
     frame_->options = std::move(options);
     {
-      const SavingInputs saving;
+      const Replaced saving(saving_inputs_of_a_region, true);
       for (const at::Tensor& input : inputs) {
         frame_->begin.inputs.emplace_back(input, /*is_output=*/false);
         writes_.push_back(input.defined() ? WriteCount(input) : WriteCount());

@@ -29,39 +29,46 @@ std::string cut_of(const StepChoice& choice) {
                      choice.items);
 }
 
+constexpr struct {
+  const char* key;
+  const char* label;
+  PlacedBytes BytesByKind::* placed;
+} kKinds[] = {{"weights", "weights, buffers", &BytesByKind::weights},
+              {"gradients", "gradients", &BytesByKind::gradients},
+              {"optimizer_state", "optimizer's state", &BytesByKind::optimizer_state},
+              {"activations", "activations", &BytesByKind::activations}};
+
 std::string table_of(const BytesByKind& bytes) {
   std::string text = fmt::format("\n{:>20}    in memory      outside\n", "");
-  const auto row = [&](const char* kind, const PlacedBytes& placed) {
-    text += fmt::format("{:<20} {:>12} {:>12}\n", kind, Bytes(placed.in_memory).str(), Bytes(placed.outside).str());
-  };
-  row("weights, buffers", bytes.weights);
-  row("gradients", bytes.gradients);
-  row("optimizer's state", bytes.optimizer_state);
-  row("activations", bytes.activations);
+  for (const auto& kind : kKinds) {
+    const PlacedBytes& placed = bytes.*kind.placed;
+    text +=
+        fmt::format("{:<20} {:>12} {:>12}\n", kind.label, Bytes(placed.in_memory).str(), Bytes(placed.outside).str());
+  }
   return text;
 }
 
 Json json_of(const BytesByKind& bytes) {
-  const auto places = [](const PlacedBytes& placed) { return Json::array({placed.in_memory, placed.outside}); };
-  return {{"weights", places(bytes.weights)},
-          {"gradients", places(bytes.gradients)},
-          {"optimizer_state", places(bytes.optimizer_state)},
-          {"activations", places(bytes.activations)}};
+  Json json;
+  for (const auto& kind : kKinds) {
+    const PlacedBytes& placed = bytes.*kind.placed;
+    json[kind.key] = {placed.in_memory, placed.outside};
+  }
+  return json;
 }
 
 BytesByKind bytes_from(const Json& json) {
-  const auto places = [&](const char* kind) {
-    const Json& placed = json.at(kind);
+  BytesByKind bytes;
+  for (const auto& kind : kKinds) {
+    const Json& placed = json.at(kind.key);
     const PlacedBytes read{detail::whole_number<int64_t>(placed.at(0)), detail::whole_number<int64_t>(placed.at(1))};
     if (placed.size() != 2 || read.in_memory < 0 || read.outside < 0) {
-      throw ConfigError(fmt::format("StepPlan: the bytes of {} are {}; give two numbers >= 0", kind, placed.dump()));
+      throw ConfigError(
+          fmt::format("StepPlan: the bytes of {} are {}; give two numbers >= 0", kind.key, placed.dump()));
     }
-    return read;
-  };
-  return {.weights = places("weights"),
-          .gradients = places("gradients"),
-          .optimizer_state = places("optimizer_state"),
-          .activations = places("activations")};
+    bytes.*kind.placed = read;
+  }
+  return bytes;
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
@@ -25,12 +24,10 @@
 #include "snug/memory/limit.h"
 #include "snug/optim/clip.h"
 #include "snug/precision/detail/precision_regions.h"
-#include "snug/step/detail/bytes_by_kind.h"
-#include "snug/step/detail/optimizer_bytes.h"
 #include "snug/step/detail/ranked_step.h"
 #include "snug/step/detail/step_attempt.h"
 #include "snug/step/detail/step_budget.h"
-#include "snug/step/detail/step_description.h"
+#include "snug/step/detail/step_bytes.h"
 #include "snug/step/detail/step_precision.h"
 #include "snug/step/detail/step_watch.h"
 #include "snug/step/detail/stepper_options.h"
@@ -114,14 +111,15 @@ class Stepper::Impl {
     const Precision saved = detail::check_state(state, options_, precision());
     // All that may throw comes before the first write.
     detail::StepPrecision restored = precision_.restored(state, saved, parameters_.all());
-    const bool has_choices = budget_.plans() && state.contains("micro_batches");
-    auto choices =
-        has_choices ? detail::StepChoices::parse(state.get<std::string>("micro_batches")) : detail::StepChoices();
+    std::optional<detail::StepChoices> choices;
+    if (budget_.plans() && state.contains("micro_batches")) {
+      choices = detail::StepChoices::parse(state.get<std::string>("micro_batches"));
+    }
     if (options_.weights == Weights::Low) {
       parameters_.load_masters(state.get<StateDict>("masters"));
     }
-    if (has_choices) {
-      budget_.planner().set_choices(std::move(choices));
+    if (choices) {
+      budget_.planner().set_choices(*std::move(choices));
     }
     precision_ = std::move(restored);
     ranks_.catch_up();
@@ -160,9 +158,9 @@ class Stepper::Impl {
   struct MicroBatch {
     int64_t items;
     double parts;  // how many of its size the window is expected to have
-    bool is_split;
-    bool is_first;
     bool is_last;
+
+    bool is_split() const { return parts > 1; }
   };
 
   // --- the step, from top to bottom
@@ -181,11 +179,7 @@ class Stepper::Impl {
       }
       source.load(now, ahead);
       const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
-      run_micro_batch(source, {.items = now.end - now.begin,
-                               .parts = parts,
-                               .is_split = size < source.items,
-                               .is_first = begin == 0,
-                               .is_last = now.end == source.items});
+      run_micro_batch(source, {.items = now.end - now.begin, .parts = parts, .is_last = now.end == source.items});
     }
     return close_and_write();
   }
@@ -217,8 +211,7 @@ class Stepper::Impl {
       open_window();
     }
     if (budget_.plans()) {
-      Trial trial(*this, source, source.items * options_.accumulate);
-      budget_.plan_here(trial.step(source.items));
+      plan_in_window(source);
     }
     note_effects();
     if (is_first) {
@@ -227,19 +220,19 @@ class Stepper::Impl {
     source.load({0, source.items}, std::nullopt);
     run_micro_batch(source, {.items = source.items,
                              .parts = static_cast<double>(options_.accumulate),
-                             .is_split = options_.accumulate > 1,
-                             .is_first = is_first,
                              .is_last = window_.size() + 1 == options_.accumulate});
     return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
+  }
+
+  void plan_in_window(const MicroBatches& source) {
+    Trial trial(*this, source, source.items * options_.accumulate);
+    budget_.plan_here(trial.step(source.items));
   }
 
   // The window was dropped at a micro-batch for which there was no room beside its gradients.
   void plan_for_later_windows(const MicroBatches& source) {
     budget_.begin_step();
-    detail::attempt_step(device(), budget_.limit(), [&] {
-      Trial trial(*this, source, source.items * options_.accumulate);
-      budget_.plan_here(trial.step(source.items));
-    });
+    detail::attempt_step(device(), budget_.limit(), [&] { plan_in_window(source); });
     budget_.journal().end();
     source.load({0, 0}, std::nullopt);
     parameters_.drop_gradients();
@@ -256,10 +249,7 @@ class Stepper::Impl {
       seam.emplace();
     }
     bool has_begun = false;
-    const auto end_step = c10::make_scope_exit([&] {
-      effects_.reset();
-      budget_.journal().end();
-    });
+    const auto end_step = c10::make_scope_exit([&] { keep_effects(); });
     for (;;) {
       if (repeats == Repeats::OnAllRanks && budget_.plans()) {
         ranks_.begin_split();
@@ -318,8 +308,10 @@ class Stepper::Impl {
     }
   }
 
+  // Auto is measured, and all take what rank 0 has found.
   Precision resolve_together(Precision asked) const {
-    return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(detail::resolve(asked, device()))));
+    const Precision own = asked == Precision::Auto ? measured_precision(device()) : asked;
+    return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(own)));
   }
 
   [[noreturn]] static void refuse_to_split_whole() {
@@ -369,32 +361,29 @@ class Stepper::Impl {
               .kind = {.shape = source_.shape,
                        .modes = detail::modes_of(stepper_.model_, stepper_.precision_.regions()),
                        .trained = parameters.fingerprint()},
-              .batch = batch_,
+              .counts = {.batch = batch_,
+                         .fixed_bytes = fixed_bytes(),
+                         .gradient_bytes = parameters.bytes_of_all_gradients(),
+                         .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
+                         .state_file = stepper_.budget_.state_place().bytes(),
+                         .model_file = stepper_.budget_.model_place().bytes()},
               .micro_batch = micro_batch,
-              .fixed_bytes = fixed_bytes(),
               .state_bytes = state_.bytes(),
-              .gradient_bytes = parameters.bytes_of_all_gradients(),
-              .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
-              .state_file = stepper_.budget_.state_place().bytes(),
-              .model_file = stepper_.budget_.model_place().bytes(),
               .is_within_window = is_within_window()};
     }
     bool is_within_window() const { return stepper_.window_.size() > 0; }
-    // As if nothing were in files.
+    // As if nothing were in files. Gradients for masters do not go through buckets.
     int64_t fixed_bytes() const override {
       const detail::StatePlace& state = stepper_.budget_.state_place();
       const detail::ModelPlace& model = stepper_.budget_.model_place();
       const detail::ModelFileBytes model_file = model.bytes();
+      const int64_t buckets = stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
       return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
              (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_.bytes() +
-             stepper_.budget_.own_bytes() + bucket_bytes() + (state.is_in_file() ? state.bytes().moved : 0) +
+             stepper_.budget_.own_bytes() + buckets + (state.is_in_file() ? state.bytes().moved : 0) +
              (model.is_in_file() ? model_file.moved - model_file.beside : 0);
     }
     detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
-    // Gradients for masters do not go through buckets.
-    int64_t bucket_bytes() const {
-      return stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
-    }
     void load(int64_t items, bool to_measure) override {
       source_.load({0, items}, std::nullopt);
       is_part_ = items < batch_ && !to_measure;
@@ -520,7 +509,7 @@ class Stepper::Impl {
     if (weighted.defined()) {
       detail::go_backward(scaler().scale(weighted));
       parameters_.gather_gradients();
-      if (options_.gradient_noise && micro.is_split && window_.size() == 1 && std::isfinite(window_.to_mean())) {
+      if (options_.gradient_noise && micro.is_split() && window_.size() == 1 && std::isfinite(window_.to_mean())) {
         budget_.model_place().lend_gradients();
         first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
         budget_.model_place().take_gradients_back();
@@ -532,14 +521,14 @@ class Stepper::Impl {
   // Where forward runs once, as in plain training, it may write parameters, as a layer does that masks its own weight.
   // Not so on ranks, of which one may have no data to run it on, nor where the optimizer's masters overwrite the model.
   bool may_write_parameters(const MicroBatch& micro) const {
-    return micro.is_first && micro.is_last && !budget_.plans() && ranks_.is_alone() &&
+    return window_.size() == 0 && micro.is_last && !budget_.plans() && ranks_.is_alone() &&
            options_.weights == Weights::Full;
   }
 
   at::Tensor weighted_loss(const MicroBatches& source, const MicroBatch& micro) {
     const Loss loss =
         budget_.forward([&] { return precision_.forward([&] { return source.loss_of(/*is_last_time=*/true); }); });
-    if (micro.is_split && loss.kind() == Loss::Kind::Whole) {
+    if (micro.is_split() && loss.kind() == Loss::Kind::Whole) {
       refuse_to_split_whole();
     }
     if (may_write_parameters(micro)) {
@@ -608,7 +597,6 @@ class Stepper::Impl {
   }
 
   void leave_out_update() {
-    ranks_.confirm_writing();
     begin_writing();
     precision_.forget_gradients();
     lost_updates_.reset();
@@ -617,28 +605,31 @@ class Stepper::Impl {
     parameters_.scatter();
   }
 
+  // Until here a step that failed leaves all as it was, and may be made again.
   void begin_writing() {
-    effects_.reset();
-    budget_.begin_writing();
+    ranks_.confirm_writing();
+    keep_effects();
   }
 
-  // Until the first write a step that failed leaves all as it was, and may be made again.
+  // Nothing is put back in this step any more.
+  void keep_effects() {
+    effects_.reset();
+    budget_.journal().end();
+  }
+
   void write_parameters(StepResult& result, std::optional<LimitPaused>& unlimited) {
-    const auto begin = [this] {
-      ranks_.confirm_writing();
-      begin_writing();
-    };
     auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
     // Without data_parallel it is for a ShardedOptimizer to speak with the others.
     const bool agrees_itself = ranks_.is_alone() && dynamic_cast<ShardedOptimizer*>(&optimizer_) != nullptr;
-    const bool begins_late = stateful != nullptr && !agrees_itself && stateful->before_writing(begin);
+    const bool begins_late =
+        stateful != nullptr && !agrees_itself && stateful->before_writing([this] { begin_writing(); });
     const auto take_back = c10::make_scope_exit([&] {
       if (begins_late) {
         stateful->before_writing({});
       }
     });
     if (!begins_late) {
-      begin();
+      begin_writing();
     }
     // Where it may allocate anything while it writes, want of memory would leave it half made.
     if (!begins_late && !budget_.limit().is_unlimited() && !detail::knows_state_to_come(optimizer_)) {

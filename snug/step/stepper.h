@@ -176,9 +176,9 @@ class Stepper {
   ~Stepper();
   Stepper(Stepper&&) noexcept;
 
-  /// One optimizer step over `batch`. Micro-batches are moved to the model's device, one ahead of the one in use; the
-  /// rest stays where it is. `loss_of(const Batch&)` returns a Loss. With a memory_budget the first step for a shape of
-  /// batch calls it some more times, to plan.
+  /// One optimizer step over `batch`: a Batch, or a type of one's own, see micro_batch.h. Micro-batches are moved to
+  /// the model's device, one ahead of the one in use; the rest stays where it is. `loss_of(const Batch&)` returns a
+  /// Loss. With a memory_budget the first step for a shape of batch calls it some more times, to plan.
   ///
   /// A step that throws drops the gradients. What else is as before it:
   ///
@@ -199,26 +199,20 @@ class Stepper {
   /// weight, if it runs once and alone: in one micro-batch, without a planned budget, data_parallel and Weights::Low.
   /// Else such a write is a ConfigError that names the parameter, since the gradient would be of several models; such a
   /// layer computes with weight * mask there.
-  template <class F>
-  StepResult step(const Batch& batch, F&& loss_of) {
-    return step<Batch>(batch, std::forward<F>(loss_of));
+  template <class B = Batch, class F>
+  StepResult step(const B& batch, F&& loss_of) {
+    return step_over(source_of(batch, loss_of));
   }
-  /// The same for a batch type of one's own, see micro_batch.h.
-  template <class B, class F>
-  StepResult step(const B& batch, F&& loss_of);
 
   /// For loaders that yield micro-batches: adds one, and steps after every `accumulate` of them. What it throws drops
   /// the window. One that runs out of memory is made again, as in step(), only if it is the first of its window and
   /// there are no other ranks. Under a planned memory_budget a later one that is larger than those before it is planned
   /// for beside their gradients. Where it finds no room there, BudgetExceeded drops this window, and the next ones have
   /// a plan for it if there is one.
-  template <class F>
-  std::optional<StepResult> accumulate(const Batch& micro, F&& loss_of) {
-    return accumulate<Batch>(micro, std::forward<F>(loss_of));
+  template <class B = Batch, class F>
+  std::optional<StepResult> accumulate(const B& micro, F&& loss_of) {
+    return accumulate_one(source_of(micro, loss_of));
   }
-  /// The same for a batch type of one's own.
-  template <class B, class F>
-  std::optional<StepResult> accumulate(const B& micro, F&& loss_of);
 
   /// End of an epoch: deals with a window that has fewer than `accumulate` micro-batches as `tail` says. A result if
   /// that made a step.
@@ -234,12 +228,9 @@ class Stepper {
   std::optional<StepPlan> plan() const;
   /// Plans for such a batch now, as step() would in its first step. Throws as step() does, and ConfigError on several
   /// ranks, which plan together in step() only.
-  template <class B, class F>
-  std::optional<StepPlan> plan_for(const B& batch, F&& loss_of);
-  /// plan_for's name of before, for one release.
-  template <class B, class F>
-  std::optional<StepPlan> plan(const B& batch, F&& loss_of) {
-    return plan_for(batch, std::forward<F>(loss_of));
+  template <class B = Batch, class F>
+  std::optional<StepPlan> plan_for(const B& batch, F&& loss_of) {
+    return plan_over(source_of(batch, loss_of));
   }
 
   /// The precision that Auto became, or the one that was asked for.
@@ -371,21 +362,6 @@ Stepper::MicroBatches Stepper::source_of(const B& batch, F& loss_of) {
             return loss_of(current);
           },
   };
-}
-
-template <class B, class F>
-StepResult Stepper::step(const B& batch, F&& loss_of) {
-  return step_over(source_of(batch, loss_of));
-}
-
-template <class B, class F>
-std::optional<StepPlan> Stepper::plan_for(const B& batch, F&& loss_of) {
-  return plan_over(source_of(batch, loss_of));
-}
-
-template <class B, class F>
-std::optional<StepResult> Stepper::accumulate(const B& micro, F&& loss_of) {
-  return accumulate_one(source_of(micro, loss_of));
 }
 
 }  // namespace snug

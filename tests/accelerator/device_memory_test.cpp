@@ -17,7 +17,7 @@
 #include "snug/memory/limit.h"
 #include "snug/memory/meter.h"
 #include "snug/optim/adamw.h"
-#include "snug/step/detail/optimizer_bytes.h"
+#include "snug/step/detail/step_bytes.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/tensors.h"
 

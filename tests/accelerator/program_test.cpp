@@ -17,7 +17,7 @@
 #include "snug/core/file_system.h"
 #include "snug/run/device.h"
 #include "snug/run/trainer.h"
-#include "snug/step/detail/step_description.h"
+#include "snug/step/detail/stepper_options.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/temporary_folder.h"
 

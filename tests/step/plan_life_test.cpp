@@ -28,11 +28,23 @@ using detail::PlanState;
 using torch::Tensor;
 using namespace testing::planned;
 
-TEST(PlanLife, IsNotTrustedFromAFileAndNotDoubtedForOtherOperatorsThatFit) {
-  EXPECT_EQ(next_of(PlanState::Read, PlanEvent::MadeOtherwise), PlanNext::PlanAnew);
-  EXPECT_EQ(next_of(PlanState::Tried, PlanEvent::MadeOtherwise), PlanNext::Prove);
-  EXPECT_EQ(next_of(PlanState::Proven, PlanEvent::NoRoomLarger), PlanNext::LeaveMoreFree);
-  EXPECT_EQ(next_of(PlanState::Proven, PlanEvent::NoRoomKeptAll), PlanNext::PlanAnew);
+// As the comment in plan_life.h has it.
+TEST(PlanLife, IsATable) {
+  using enum PlanNext;
+  struct Row {
+    PlanEvent event;
+    PlanNext read, tried, proven;
+  };
+  for (const Row& row :
+       {Row{PlanEvent::Made, Prove, Prove, Prove}, Row{PlanEvent::MadeOtherwise, PlanAnew, Prove, Prove},
+        Row{PlanEvent::NoRoom, PlanAnew, LeaveMoreFree, LeaveMoreFree},
+        Row{PlanEvent::NoRoomOtherwise, PlanAnew, PlanAnew, PlanAnew},
+        Row{PlanEvent::NoRoomKeptAll, PlanAnew, LeaveMoreFree, PlanAnew}}) {
+    SCOPED_TRACE(static_cast<int>(row.event));
+    EXPECT_EQ(next_of(PlanState::Read, row.event), row.read);
+    EXPECT_EQ(next_of(PlanState::Tried, row.event), row.tried);
+    EXPECT_EQ(next_of(PlanState::Proven, row.event), row.proven);
+  }
 }
 
 struct Deep : torch::nn::Module {

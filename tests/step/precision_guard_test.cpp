@@ -11,8 +11,8 @@
 #include "snug/activations/checkpoint.h"
 #include "snug/core/error.h"
 #include "snug/optim/sgd.h"
+#include "snug/precision/detail/guard_evidence.h"
 #include "snug/precision/precision_scope.h"
-#include "snug/step/detail/guard_evidence.h"
 #include "snug/step/stepper.h"
 #include "tests/support/tensors.h"
 

@@ -148,7 +148,7 @@ class LayersToPlan final : public detail::StepTrial {
   }
 
   detail::StepToPlan step() {
-    return {.trial = *this, .batch = 64, .gradient_bytes = static_cast<int64_t>(weight_.nbytes())};
+    return {.trial = *this, .counts = {.batch = 64, .gradient_bytes = static_cast<int64_t>(weight_.nbytes())}};
   }
   void load(int64_t items, bool) override { items_ = items; }
   void unload() override {}
@@ -179,7 +179,7 @@ TEST(StepPlanner, HasTheFirstPlanAgainAfterAStepWasGivenUp) {
     return x.mm(torch::full({256, 256}, 0.01)).sigmoid();  // takes time, so no more of it is made again than must be
   });
   detail::StepToPlan step = layers.step();
-  step.micro_batch = step.batch;  // else measured times choose it
+  step.micro_batch = step.counts.batch;  // else measured times choose it
   const int64_t plain = detail::StepPlanner(Bytes(1 << 30), false).plan(step)->choice.peak_bytes;
   // Without a byte to spare, so that less has to do.
   const int64_t tight = detail::StepPlanner(Bytes(plain * 9 / 10), false).plan(step)->choice.peak_bytes;
@@ -211,7 +211,7 @@ TEST(StepPlanner, GoesOnToLessThanOtherRanksTakeWhereThatCannotBeComputedAgain) 
     return x * mask;
   });
   detail::StepToPlan step = layers.step();
-  step.at_most = 64;
+  step.counts.at_most = 64;
   const int64_t plain = detail::StepPlanner(Bytes(1 << 30), false).plan(step)->choice.peak_bytes;
   detail::StepPlanner planner(Bytes(plain * 3 / 4), false);
   EXPECT_EQ(planner.plan(step)->choice.items, 32);

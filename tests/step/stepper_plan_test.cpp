@@ -14,7 +14,7 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/sgd.h"
-#include "snug/step/detail/optimizer_bytes.h"
+#include "snug/step/detail/step_bytes.h"
 #include "snug/step/stepper.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/small_models.h"

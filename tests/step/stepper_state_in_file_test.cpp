@@ -182,11 +182,11 @@ class LayersAndState final : public detail::StepTrial {
   LayersAndState() { journal_.begin(); }
   detail::StepToPlan step() {
     return {.trial = *this,
-            .batch = 64,
-            .micro_batch = 64,
-            .fixed_bytes = kMiB,
-            .gradient_bytes = static_cast<int64_t>(weight_.nbytes()),
-            .state_file = {.moved = kMiB, .workspace = 1024}};
+            .counts = {.batch = 64,
+                       .fixed_bytes = kMiB,
+                       .gradient_bytes = static_cast<int64_t>(weight_.nbytes()),
+                       .state_file = {.moved = kMiB, .workspace = 1024}},
+            .micro_batch = 64};
   }
   void load(int64_t items, bool) override { items_ = items; }
   void unload() override {}

@@ -3,16 +3,14 @@
 // number.
 
 #include <cstdint>
-#include <utility>
+
+#include "snug/core/detail/replaced.h"
 
 namespace snug::detail {
 
 class [[nodiscard]] SliceScope final {
  public:
-  explicit SliceScope(int64_t slices) : slices_(slices), outer_(std::exchange(innermost(), this)) {}
-  ~SliceScope() { innermost() = outer_; }
-  SliceScope(const SliceScope&) = delete;
-  SliceScope& operator=(const SliceScope&) = delete;
+  explicit SliceScope(int64_t slices) : slices_(slices), innermost_(innermost(), this) {}
 
   /// Whether there was anything to cut.
   bool was_asked() const { return was_asked_; }
@@ -33,7 +31,7 @@ class [[nodiscard]] SliceScope final {
   static SliceScope*& innermost();
 
   int64_t slices_;
-  SliceScope* outer_;
+  Replaced<SliceScope*> innermost_;
   bool was_asked_ = false;
 };
 

@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/AutogradState.h>
 
+#include "snug/core/detail/replaced.h"
+
 namespace torch::autograd {
 struct Edge;
 using edge_list = std::vector<Edge>;
@@ -65,13 +67,15 @@ int outermost_pass();
 class [[nodiscard]] PassBegins final {
  public:
   PassBegins();
-  ~PassBegins();
-  PassBegins(const PassBegins&) = delete;
-  PassBegins& operator=(const PassBegins&) = delete;
 
  private:
-  int before_;
+  Replaced<int> around_;
 };
+
+/// The leaves into which a backward pass from `roots` accumulates.
+std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots);
+/// From `loss`.
+std::vector<at::Tensor> leaves_of(const at::Tensor& loss);
 
 /// loss.backward(), on this thread. If it throws, no tensor of the pass stays alive (see ForwardingEngine).
 void go_backward(const at::Tensor& loss);

@@ -1,13 +1,11 @@
 #include "snug/memory/detail/forwarding_engine.h"
 
 #include <algorithm>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/input_buffer.h>
 
@@ -47,21 +45,8 @@ variable_list one_of_each_device(const torch::autograd::edge_list& roots, const 
     }
   };
   std::for_each(inputs.begin(), inputs.end(), add);
-  std::unordered_set<const Node*> seen;
-  std::vector<const torch::autograd::edge_list*> pending{&roots};
-  while (!pending.empty()) {
-    const auto& edges = *pending.back();
-    pending.pop_back();
-    for (const auto& edge : edges) {
-      if (!edge.is_valid() || !seen.insert(&*edge.function).second) {
-        continue;
-      }
-      if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&*edge.function)) {
-        add(leaf->variable);
-      }
-      pending.push_back(&edge.function->next_edges());
-    }
-  }
+  const variable_list leaves = leaves_of(roots);
+  std::for_each(leaves.begin(), leaves.end(), add);
   return found;
 }
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <utility>
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/grad_mode.h>
@@ -52,24 +51,13 @@ thread_local const OperatorScope* innermost = nullptr;  // of the scopes that se
 thread_local int open_seams = 0;
 thread_local bool key_was_included = false;  // before the first of them
 
-class InnermostIs {
- public:
-  explicit InnermostIs(const OperatorScope* scope) : before_(std::exchange(innermost, scope)) {}
-  ~InnermostIs() { innermost = before_; }
-  InnermostIs(const InnermostIs&) = delete;
-  InnermostIs& operator=(const InnermostIs&) = delete;
-
- private:
-  const OperatorScope* before_;
-};
-
 }  // namespace
 
 struct OperatorDispatch {
   static void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const OperatorScope* scope,
                   RandomDraw& random, Stack& stack) {
     if (scope != nullptr) {
-      const InnermostIs outside(scope->outside_);
+      const Replaced outside(innermost, scope->outside_);
       scope->policy_.call(OperatorCall(op, keys, scope->outside_, random), stack);
       return;
     }
@@ -208,8 +196,6 @@ void report_coming_write(const at::Tensor& tensor) {
   }
 }
 
-UnseenOperators::UnseenOperators() : before_(std::exchange(innermost, nullptr)) {}
-
-UnseenOperators::~UnseenOperators() { innermost = before_; }
+UnseenOperators::UnseenOperators() : innermost_(innermost, nullptr) {}
 
 }  // namespace snug::detail

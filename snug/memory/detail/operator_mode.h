@@ -13,6 +13,7 @@
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "snug/core/detail/replaced.h"
 #include "snug/memory/detail/backward_pass.h"
 #include "snug/memory/detail/random_draw.h"
 
@@ -116,12 +117,9 @@ void report_coming_write(const at::Tensor& tensor);
 class [[nodiscard]] UnseenOperators final {
  public:
   UnseenOperators();
-  ~UnseenOperators();
-  UnseenOperators(const UnseenOperators&) = delete;
-  UnseenOperators& operator=(const UnseenOperators&) = delete;
 
  private:
-  const OperatorScope* before_;
+  Replaced<const OperatorScope*> innermost_;
 };
 
 }  // namespace snug::detail

@@ -1,7 +1,6 @@
 #include "snug/precision/detail/precision_regions.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace snug::detail {
 namespace {
@@ -19,8 +18,6 @@ void PrecisionRegions::enter(const std::string& name) {
 PrecisionRegions* current_precision_regions() { return current_regions; }
 void set_current_precision_regions(PrecisionRegions* regions) { current_regions = regions; }
 
-PrecisionRegionsScope::PrecisionRegionsScope(PrecisionRegions* regions)
-    : previous_(std::exchange(current_regions, regions)) {}
-PrecisionRegionsScope::~PrecisionRegionsScope() { current_regions = previous_; }
+PrecisionRegionsScope::PrecisionRegionsScope(PrecisionRegions* regions) : current_(current_regions, regions) {}
 
 }  // namespace snug::detail

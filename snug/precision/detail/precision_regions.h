@@ -8,6 +8,8 @@
 
 #include <c10/core/DeviceType.h>
 
+#include "snug/core/detail/replaced.h"
+
 namespace snug::detail {
 
 struct PrecisionRegions {
@@ -26,12 +28,9 @@ void set_current_precision_regions(PrecisionRegions* regions);
 class [[nodiscard]] PrecisionRegionsScope final {
  public:
   explicit PrecisionRegionsScope(PrecisionRegions* regions);
-  ~PrecisionRegionsScope();
-  PrecisionRegionsScope(const PrecisionRegionsScope&) = delete;
-  PrecisionRegionsScope& operator=(const PrecisionRegionsScope&) = delete;
 
  private:
-  PrecisionRegions* previous_;
+  Replaced<PrecisionRegions*> current_;
 };
 
 }  // namespace snug::detail

@@ -6,9 +6,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/DeviceGuard.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "snug/activations/detail/operator_traits.h"
 #include "snug/activations/detail/storage_views.h"
@@ -65,9 +62,8 @@ bool looks_the_same(const c10::TensorImpl& a, const c10::TensorImpl& b) {
 void EffectJournal::begin(const std::vector<at::Tensor>& registered, const std::vector<at::Tensor*>& carried) {
   end();
   generators_ = RngState::capture();
-  carried_ = carried;
-  for (const at::Tensor* tensor : carried_) {
-    carried_before_.push_back(*tensor);
+  for (at::Tensor* place : carried) {
+    carried_.emplace_back(place, *place);
   }
   const UnseenOperators unseen;
   for (const at::Tensor& buffer : registered) {
@@ -80,7 +76,7 @@ void EffectJournal::begin(const std::vector<at::Tensor>& registered, const std::
 
 void EffectJournal::end() {
   generators_.reset();
-  carried_before_.clear();
+  carried_.clear();
   memory_.clear();
   views_.clear();
   gradients_.clear();
@@ -134,19 +130,12 @@ void EffectJournal::call(const OperatorCall& call, Stack& stack) {
 
 // A result whose memory nobody else has is new.
 void EffectJournal::note_results(const Stack& stack, size_t first) {
-  const auto note = [this](const at::Tensor& tensor) {
-    if (tensor.defined() && tensor.has_storage() && tensor.storage().use_count() == 1) {
-      made_.insert(tensor.storage().unsafeGetStorageImpl());
-    }
-  };
   for (size_t i = first; i < stack.size(); ++i) {
-    if (stack[i].isTensor()) {
-      note(stack[i].toTensor());
-    } else if (stack[i].isTensorList()) {
-      for (const at::Tensor& tensor : stack[i].toTensorVector()) {
-        note(tensor);
+    visit_tensors_in(stack[i], [this](const at::Tensor& tensor) {
+      if (tensor.defined() && tensor.has_storage() && tensor.storage().use_count() == 1) {
+        made_.insert(tensor.storage().unsafeGetStorageImpl());
       }
-    }
+    });
   }
 }
 
@@ -243,33 +232,6 @@ void EffectJournal::forget_gradients(const std::function<bool(const at::Tensor& 
   });
 }
 
-std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots) {
-  std::vector<at::Tensor> leaves;
-  ska::flat_hash_set<const torch::autograd::Node*> seen;
-  std::vector<const torch::autograd::edge_list*> pending{&roots};
-  while (!pending.empty()) {
-    const torch::autograd::edge_list& edges = *pending.back();
-    pending.pop_back();
-    for (const torch::autograd::Edge& edge : edges) {
-      if (!edge.is_valid() || !seen.insert(&*edge.function).second) {
-        continue;
-      }
-      const auto& next = edge.function->next_edges();
-      if (!next.empty()) {
-        pending.push_back(&next);
-      } else if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&*edge.function)) {
-        leaves.push_back(leaf->variable);
-      }
-    }
-  }
-  return leaves;
-}
-
-std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
-  return loss.grad_fn() ? leaves_of(torch::autograd::edge_list{torch::autograd::Edge(loss.grad_fn(), 0)})
-                        : std::vector<at::Tensor>();
-}
-
 // --- the way back
 
 void EffectJournal::take_back() {
@@ -289,8 +251,8 @@ void EffectJournal::take_back() {
     restore(gradient);
   }
   generators_->restore();
-  for (size_t i = 0; i < carried_before_.size(); ++i) {
-    *carried_[i] = carried_before_[i];
+  for (const auto& [place, before] : carried_) {
+    *place = before;
   }
 }
 

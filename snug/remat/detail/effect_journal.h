@@ -24,6 +24,7 @@
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -123,8 +124,7 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
   static void restore(const Gradient& gradient);
 
   std::optional<RngState> generators_;
-  std::vector<at::Tensor*> carried_;
-  std::vector<at::Tensor> carried_before_;
+  std::vector<std::pair<at::Tensor*, at::Tensor>> carried_;  // and what was there
   std::unordered_map<const c10::StorageImpl*, Memory> memory_;
   std::unordered_map<const void*, View> views_;
   std::unordered_map<const void*, Gradient> gradients_;
@@ -137,10 +137,5 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
   bool is_forward_ = true;
   int64_t bytes_ = 0;
 };
-
-/// The leaves into which a backward pass from `roots` accumulates.
-std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots);
-/// From `loss`.
-std::vector<at::Tensor> leaves_of(const at::Tensor& loss);
 
 }  // namespace snug::detail

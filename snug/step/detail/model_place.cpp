@@ -71,10 +71,8 @@ void ModelPlace::put(bool in_file) {
     enter();
     return;
   }
-  window_.reset();
-  drop_gradients();
   try {
-    move(false);
+    leave();
   } catch (...) {
     enter();
     throw;
@@ -88,14 +86,18 @@ void ModelPlace::enter() {
     collect_gradients();
     window_.emplace(moved_);
   } catch (...) {
-    window_.reset();
-    drop_gradients();
     try {
-      move(false);
+      leave();
     } catch (const std::exception&) {  // They stay in their files, and are right there, too.
     }
     throw;
   }
+}
+
+void ModelPlace::leave() {
+  window_.reset();
+  drop_gradients();
+  move(false);
 }
 
 // All memory first, so that nothing has moved if there is too little.

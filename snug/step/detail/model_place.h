@@ -63,6 +63,7 @@ class ModelPlace {
 
   std::vector<c10::Storage> storages() const;
   void enter();
+  void leave();
   void move(bool in_file);
   void collect_gradients();
   static void add(Gradient& to, const at::Tensor& parameter);

@@ -42,36 +42,34 @@ bool has_sizes(const StepKind& kind) {
   });
 }
 
-Json json_of(const PlannedFor& counts) {
-  return {{"batch", counts.batch},
-          {"at_most", counts.at_most},
-          {"fixed_bytes", counts.fixed_bytes},
-          {"effect_bytes", counts.effect_bytes},
-          {"kept_bytes", counts.kept_bytes},
-          {"idle_state_bytes", counts.idle_state_bytes},
-          {"gradient_bytes", counts.gradient_bytes},
-          {"optimizer_bytes", counts.optimizer_bytes},
-          {"moved_bytes", counts.state_file.moved},
-          {"workspace_in_file", counts.state_file.workspace},
-          {"moved_model_bytes", counts.model_file.moved},
-          {"beside_model_bytes", counts.model_file.beside},
-          {"left_free", counts.left_free}};
+// Calls f(key, number).
+template <class Counts, class F>
+void each_count(Counts& counts, const F& f) {
+  f("batch", counts.batch);
+  f("at_most", counts.at_most);
+  f("fixed_bytes", counts.fixed_bytes);
+  f("effect_bytes", counts.effect_bytes);
+  f("kept_bytes", counts.kept_bytes);
+  f("idle_state_bytes", counts.idle_state_bytes);
+  f("gradient_bytes", counts.gradient_bytes);
+  f("optimizer_bytes", counts.optimizer_bytes);
+  f("moved_bytes", counts.state_file.moved);
+  f("workspace_in_file", counts.state_file.workspace);
+  f("moved_model_bytes", counts.model_file.moved);
+  f("beside_model_bytes", counts.model_file.beside);
+  f("left_free", counts.left_free);
 }
 
-PlannedFor planned_for_from(const Json& json) {
-  return {
-      .batch = whole_number(json, "batch"),
-      .at_most = whole_number(json, "at_most"),
-      .fixed_bytes = whole_number(json, "fixed_bytes"),
-      .effect_bytes = whole_number(json, "effect_bytes"),
-      .kept_bytes = whole_number(json, "kept_bytes"),
-      .idle_state_bytes = whole_number(json, "idle_state_bytes"),
-      .gradient_bytes = whole_number(json, "gradient_bytes"),
-      .optimizer_bytes = whole_number(json, "optimizer_bytes"),
-      .state_file = {.moved = whole_number(json, "moved_bytes"), .workspace = whole_number(json, "workspace_in_file")},
-      .model_file = {.moved = whole_number(json, "moved_model_bytes"),
-                     .beside = whole_number(json, "beside_model_bytes")},
-      .left_free = whole_number(json, "left_free")};
+Json json_of(const StepCounts& counts) {
+  Json json;
+  each_count(counts, [&](const char* key, int64_t number) { json[key] = number; });
+  return json;
+}
+
+StepCounts counts_from(const Json& json) {
+  StepCounts counts;
+  each_count(counts, [&](const char* key, int64_t& number) { number = whole_number(json, key); });
+  return counts;
 }
 
 void check_run(const ActivationPlan& of_one, const RematPlan& choice) {
@@ -119,9 +117,8 @@ std::vector<SavedPlan> PlanFile::read() const {
     }
     std::vector<SavedPlan> all;
     for (const Json& one : json.at("plans")) {
-      SavedPlan saved{.kind = kind_from(one),
-                      .planned_for = planned_for_from(one),
-                      .plan = StepPlan::from_json(one.at("plan").dump())};
+      SavedPlan saved{
+          .kind = kind_from(one), .counts = counts_from(one), .plan = StepPlan::from_json(one.at("plan").dump())};
       if (one.contains("recorded")) {
         saved.recorded = ActivationPlan::from_json(one.at("recorded").dump());
       }
@@ -136,7 +133,7 @@ std::vector<SavedPlan> PlanFile::read() const {
 void PlanFile::write(const std::vector<SavedPlan>& plans) const {
   Json all = Json::array();
   for (const SavedPlan& saved : plans) {
-    Json one = json_of(saved.planned_for);
+    Json one = json_of(saved.counts);
     one.update(Json(detail::json_of(saved.kind)));
     one["plan"] = Json::parse(saved.plan.to_json());
     if (saved.recorded) {

@@ -9,6 +9,19 @@
 
 namespace snug::detail {
 
+AgreedSplit agree(const std::vector<RankSplit>& ranks) {
+  AgreedSplit all{.is_settled = true};
+  for (const RankSplit& rank : ranks) {
+    all.at_most = std::min(all.at_most, rank.at_most);
+    all.largest_batch = std::max(all.largest_batch, rank.batch);
+  }
+  for (const RankSplit& rank : ranks) {
+    const bool cuts_alike = std::min(rank.at_most, rank.batch) == std::min(all.at_most, rank.batch);
+    all.is_settled = all.is_settled && rank.is_planned != 0 && cuts_alike;
+  }
+  return all;
+}
+
 Verdict judge(const std::vector<RankWord>& words) {
   Verdict verdict;
   bool is_known = true;

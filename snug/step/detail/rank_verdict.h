@@ -1,12 +1,16 @@
 #pragma once
-// The words of ranks in a step, and their verdict if one of them has failed.
+// The words of ranks in a step, the micro-batch that they come to, and their verdict if one of them has failed.
+//
+// With a memory_budget each rank has one to keep, and a share of the batch that may be larger or smaller than
+// another's. A rank that must cut its share decides for those that need not, or could have larger parts: so the bits of
+// a step depend on no rank's own measurements alone, and one saved choice is enough to make the same steps again.
+// Slices (snug::sliced) are not agreed on: each rank has its own number, and gradients differ by rounding.
 
 #include <cstdint>
-#include <string>
+#include <limits>
 #include <vector>
 
 #include "snug/core/bytes.h"
-#include "snug/step/detail/rank_split.h"
 
 namespace snug::detail {
 
@@ -30,7 +34,27 @@ enum class Talk {
   Write,    ///< nothing, before the first parameter is written
 };
 
-/// The word of one rank. Every talk carries all of it, so a rank that fails is heard in the next talk, whichever it is.
+/// What one rank has to say of the micro-batch.
+struct RankSplit {
+  static constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
+
+  /// Items in its micro-batches, or that an earlier agreement allows; kWhole: it sees no need to cut.
+  int64_t at_most = kWhole;
+  int64_t batch = 0;       ///< items of its share
+  int64_t is_planned = 0;  ///< 1: its plan for that is made; without items: there is none to make
+};
+
+struct AgreedSplit {
+  int64_t at_most = RankSplit::kWhole;  ///< items in the micro-batches of every rank
+  int64_t largest_batch = 0;
+  bool is_settled = false;  ///< every rank's plan is for that; otherwise all plan for it, and say what came of it
+};
+
+/// The smallest that any has said.
+AgreedSplit agree(const std::vector<RankSplit>& ranks);
+
+/// The word of one rank, which travels as numbers of 8 bytes. Every talk carries all of it, so a rank that fails is
+/// heard in the next talk, whichever it is.
 struct RankWord {
   int64_t failure = 0;   // RankFailure
   int64_t smallest = 0;  // bytes that a failed rank needs; 0: it does not know
@@ -39,7 +63,7 @@ struct RankWord {
   double items = 0;      // in Items, expected; in Sums, counted
   double loss_sum = 0;
   int64_t batch_items = 0;
-  int64_t split_at_most = 0, split_batch = 0, split_is_planned = 0;  // RankSplit
+  RankSplit split = {};
 };
 
 /// How the step goes, by the words of all ranks.

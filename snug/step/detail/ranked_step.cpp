@@ -16,23 +16,6 @@
 #include "snug/distributed/join.h"
 
 namespace snug::detail {
-Rehearsal::Rehearsal(DataParallel* parallel) : parallel_(parallel) {
-  if (parallel_ == nullptr) {
-    return;
-  }
-  if (parallel_->impl().has_static_graph()) {
-    throw ConfigError(
-        "Stepper: memory_budget is planned by passes of its own, which a DataParallel with static_graph would take for "
-        "steps; leave static_graph out, or set plan = false");
-  }
-  parallel_->impl().begin_rehearsal();
-}
-
-Rehearsal::~Rehearsal() {
-  if (parallel_ != nullptr) {
-    parallel_->impl().end_rehearsal();
-  }
-}
 
 RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model) : parallel_(parallel) {
   if (is_alone()) {
@@ -52,16 +35,22 @@ RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of
   }
 }
 
+std::shared_ptr<void> RankedStep::rehearse() const {
+  if (is_alone()) {
+    return nullptr;
+  }
+  if (parallel_->impl().has_static_graph()) {
+    throw ConfigError(
+        "Stepper: memory_budget is planned by passes of its own, which a DataParallel with static_graph would take for "
+        "steps; leave static_graph out, or set plan = false");
+  }
+  parallel_->impl().begin_rehearsal();
+  return {parallel_, [](DataParallel* parallel) { parallel->impl().end_rehearsal(); }};
+}
+
 int64_t RankedStep::bucket_bytes() const { return is_alone() ? 0 : parallel_->impl().bucket_bytes_in_backward(); }
 
-int64_t RankedStep::from_rank_zero(int64_t value) const {
-  if (is_alone()) {
-    return value;
-  }
-  const at::Tensor tensor = at::full({1}, value, at::kLong);
-  parallel_->group().broadcast({tensor});
-  return tensor.item<int64_t>();
-}
+int64_t RankedStep::from_rank_zero(int64_t value) const { return is_alone() ? value : gather({value}).front(); }
 
 // [rank][number], of as many numbers as `own` has.
 std::vector<int64_t> RankedStep::gather(const std::vector<int64_t>& own) const {
@@ -162,18 +151,10 @@ void RankedStep::drop(const std::string& why) {
   throw ConfigError(why);
 }
 
-void RankedStep::begin_split() {
-  if (!is_alone()) {
-    stage_ = Stage::Splitting;
-  }
-}
-
 AgreedSplit RankedStep::agree_on_split(const RankSplit& own) {
   std::vector<RankSplit> splits;
-  for (const RankWord& word : talk(
-           Talk::Split, {.split_at_most = own.at_most, .split_batch = own.batch, .split_is_planned = own.is_planned})) {
-    splits.push_back(
-        {.at_most = word.split_at_most, .batch = word.split_batch, .is_planned = word.split_is_planned != 0});
+  for (const RankWord& word : talk(Talk::Split, {.split = own})) {
+    splits.push_back(word.split);
   }
   const AgreedSplit agreed = agree(splits);
   if (agreed.is_settled) {
@@ -258,12 +239,6 @@ void RankedStep::confirm_writing() {
   if (!is_alone()) {
     talk(Talk::Write, {});
     stage_ = Stage::Writing;
-  }
-}
-
-void RankedStep::written() {
-  if (!is_alone()) {
-    stage_ = Stage::Written;
   }
 }
 

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -28,24 +29,9 @@
 
 #include "snug/core/bytes.h"
 #include "snug/distributed/data_parallel.h"
-#include "snug/step/detail/rank_split.h"
 #include "snug/step/detail/rank_verdict.h"
 
 namespace snug::detail {
-
-/// While it lives, passes may run on one rank alone, to plan a step: what they would send is not sent. Their gradients
-/// are to be dropped.
-class [[nodiscard]] Rehearsal final {
- public:
-  /// `parallel`: null alone. Throws ConfigError where it would remember such passes.
-  explicit Rehearsal(DataParallel* parallel);
-  ~Rehearsal();
-  Rehearsal(const Rehearsal&) = delete;
-  Rehearsal& operator=(const Rehearsal&) = delete;
-
- private:
-  DataParallel* parallel_;
-};
 
 class RankedStep {
  public:
@@ -54,7 +40,9 @@ class RankedStep {
   RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model);
 
   bool is_alone() const { return parallel_ == nullptr; }
-  Rehearsal rehearse() const { return Rehearsal(parallel_); }
+  /// Until what it returns is let go of, passes may run on one rank alone, to plan a step: what they would send is not
+  /// sent. Their gradients are to be dropped. Throws ConfigError where it would remember such passes.
+  [[nodiscard]] std::shared_ptr<void> rehearse() const;
   /// See DataParallel::Impl::bucket_bytes_in_backward.
   int64_t bucket_bytes() const;
   /// Rank 0's value.
@@ -72,7 +60,7 @@ class RankedStep {
   void open(uint32_t trained);
 
   /// A step begins that all ranks split alike: agree_on_split(), until it is settled.
-  void begin_split();
+  void begin_split() { stage_ = Stage::Splitting; }
   /// Talk::Split.
   AgreedSplit agree_on_split(const RankSplit& own);
 
@@ -102,7 +90,7 @@ class RankedStep {
   /// Talk::Write. From here on a rank that fails stays behind.
   void confirm_writing();
   /// From here on it does not: all have written.
-  void written();
+  void written() { stage_ = Stage::Written; }
   /// The step is made.
   void end();
 

@@ -10,20 +10,6 @@
 
 namespace snug::detail {
 
-namespace {
-
-// In a handler.
-StepAttempt out_of_memory(Bytes budget, const std::exception& error) {
-  if (budget.is_unlimited()) {
-    return {.outcome = StepAttempt::Outcome::OutOfMemory, .error = std::current_exception()};
-  }
-  const BudgetExceeded exceeded(
-      fmt::format("Stepper.step: the step does not fit into memory_budget {}: {}", budget.str(), first_line(error)));
-  return {.outcome = StepAttempt::Outcome::OutOfMemory, .error = std::make_exception_ptr(exceeded)};
-}
-
-}  // namespace
-
 StepAttempt attempt_step(c10::Device device, Bytes budget, const std::function<void()>& part) {
   using Outcome = StepAttempt::Outcome;
   try {
@@ -36,8 +22,15 @@ StepAttempt attempt_step(c10::Device device, Bytes budget, const std::function<v
   } catch (const DistributedError&) {
     return {.outcome = Outcome::GroupLost, .error = std::current_exception()};
   } catch (const std::exception& error) {
-    return is_out_of_memory(error) ? out_of_memory(budget, error)
-                                   : StepAttempt{.outcome = Outcome::Failed, .error = std::current_exception()};
+    if (!is_out_of_memory(error)) {
+      return {.outcome = Outcome::Failed, .error = std::current_exception()};
+    }
+    if (budget.is_unlimited()) {
+      return {.outcome = Outcome::OutOfMemory, .error = std::current_exception()};
+    }
+    const BudgetExceeded exceeded(
+        fmt::format("Stepper.step: the step does not fit into memory_budget {}: {}", budget.str(), first_line(error)));
+    return {.outcome = Outcome::OutOfMemory, .error = std::make_exception_ptr(exceeded)};
   } catch (...) {
     return {.outcome = Outcome::Failed, .error = std::current_exception()};
   }

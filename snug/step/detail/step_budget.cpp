@@ -66,24 +66,24 @@ void StepBudget::check() const {
 // Ranks that have planned for such a step before need not try anything, so where all have they go on at once.
 const StepPlan* StepBudget::plan(StepToPlan step) {
   if (ranks_.is_alone()) {
-    return step.batch > 0 ? plan_here(step) : nullptr;
+    return step.counts.batch > 0 ? plan_here(step) : nullptr;
   }
   RankSplit own = planner_->look(step);
   AgreedSplit all = ranks_.agree_on_split(own);
   while (!all.is_settled) {
-    step.at_most = all.at_most;
-    if (step.batch > 0) {
+    step.counts.at_most = all.at_most;
+    if (step.counts.batch > 0) {
       plan_here(step);
       own = planner_->planned(step);
     }
     all = ranks_.agree_on_split(own);
   }
   planner_->keep(step, all);
-  return step.batch > 0 ? planner_->last() : nullptr;
+  return step.counts.batch > 0 ? planner_->last() : nullptr;
 }
 
 const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
-  const Rehearsal rehearsal = ranks_.rehearse();
+  const auto rehearsal = ranks_.rehearse();
   const StepPlan* plan = planner_->plan(step);
   step.trial.unload();
   if (!step.is_within_window) {
@@ -97,9 +97,7 @@ void StepBudget::forget_tries() {
   if (planner_) {
     planner_->begin_step();
   }
-  step_downs_ = 0;
-  deviation_.clear();
-  follows_plan_ = true;
+  tries_ = {};
 }
 
 void StepBudget::begin_step() {
@@ -107,8 +105,6 @@ void StepBudget::begin_step() {
     journal_.begin(model_.buffers(), carried_);
   }
 }
-
-void StepBudget::begin_writing() { journal_.end(); }
 
 // Each rank takes less of its own: where another one ran out of memory, there is nothing to be done here.
 bool StepBudget::take_less(Repeats repeats) {
@@ -120,20 +116,19 @@ bool StepBudget::take_less(Repeats repeats) {
   if (!can_repeat) {
     planner_->settle(PlanEvent::Made);  // for the next one
   }
-  return can_repeat && step_downs_ < kMostStepDowns;
+  return can_repeat && tries_.step_downs < kMostStepDowns;
 }
 
 PlanEvent StepBudget::no_room() const {
   const StepPlan* plan = last_plan();
-  return plan != nullptr && !plan->activations && planner_->recorded() == nullptr ? PlanEvent::NoRoomKeptAll
-         : !follows_plan_                                                         ? PlanEvent::NoRoomOtherwise
-         : !deviation_.empty()                                                    ? PlanEvent::NoRoomLarger
-                                                                                  : PlanEvent::NoRoom;
+  if (plan != nullptr && !plan->activations && planner_->recorded() == nullptr) {
+    return PlanEvent::NoRoomKeptAll;
+  }
+  return tries_.follows_plan ? PlanEvent::NoRoom : PlanEvent::NoRoomOtherwise;
 }
 
 void StepBudget::go_back() {
-  deviation_.clear();
-  follows_plan_ = true;
+  tries_ = {.step_downs = tries_.step_downs};
   journal_.take_back();
 }
 
@@ -153,20 +148,20 @@ Loss StepBudget::forward(const std::function<Loss()>& forward) {
   }
   const Rematerialize scope(*watched);
   const auto note_deviation = c10::make_scope_exit([&] {
-    if (deviation_.empty()) {
-      deviation_ = scope.deviation();
+    if (tries_.deviation.empty()) {
+      tries_.deviation = scope.deviation();
     }
-    follows_plan_ = follows_plan_ && scope.follows_plan();
+    tries_.follows_plan = tries_.follows_plan && scope.follows_plan();
   });
   return forward();
 }
 
 void StepBudget::finish(StepResult& result) {
-  result.step_downs = std::exchange(step_downs_, 0);
-  result.plan_deviation = std::exchange(deviation_, {});
-  const bool was_planned = std::exchange(follows_plan_, true);
+  Tries tries = std::exchange(tries_, {});
+  result.step_downs = tries.step_downs;
+  result.plan_deviation = std::move(tries.deviation);
   if (planner_) {
-    planner_->settle(was_planned ? PlanEvent::Made : PlanEvent::MadeOtherwise);
+    planner_->settle(tries.follows_plan ? PlanEvent::Made : PlanEvent::MadeOtherwise);
     planner_->save();
   }
 }

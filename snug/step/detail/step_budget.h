@@ -7,7 +7,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -61,18 +60,17 @@ class StepBudget {
 
   /// Forgets how the last window went.
   void forget_tries();
-  /// A planned step begins here: all that it changes outside of itself can be taken back.
+  /// A planned step begins here: until its journal ends, all that it changes outside of itself can be taken back.
   void begin_step();
+  /// It is to end before parameters are written. The step is not repeated then.
   EffectJournal& journal() { return journal_; }
-  /// Parameters are written from here on: nothing is put back in this step any more, nor is it repeated.
-  void begin_writing();
   /// Out of memory: the plan is to take less, or to be made anew (plan_life.h). True: the step can be made again with
   /// it, if `repeats` allows.
   bool take_less(Repeats repeats);
   /// Takes back what the step has changed outside of itself, unless parameters were written.
   void go_back();
   /// The step will be made again.
-  void count_step_down() { ++step_downs_; }
+  void count_step_down() { ++tries_.step_downs; }
   /// It will not: plans are as before it.
   void give_up();
 
@@ -95,9 +93,11 @@ class StepBudget {
   torch::nn::Module& model_;
   std::vector<at::Tensor*> carried_;
   EffectJournal journal_;  // open until parameters are written
-  int64_t step_downs_ = 0;
-  std::string deviation_;
-  bool follows_plan_ = true;  // but for results that are larger
+  struct Tries {
+    int64_t step_downs = 0;
+    std::string deviation = {};
+    bool follows_plan = true;  // but for results that are larger
+  } tries_;                    // of the step or window
 };
 
 }  // namespace snug::detail

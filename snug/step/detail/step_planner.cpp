@@ -18,8 +18,8 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
   for (Known& known : known_) {
     const StepChoice& choice = known.plan.choice;
     // What was planned as one micro-batch has no room for the gradients that several keep.
-    const bool large_enough = step.batch <= known.trials.batch() || choice.micro_batches > 1;
-    const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.batch) <= choice.items;
+    const bool large_enough = step.counts.batch <= known.trials.counts().batch || choice.micro_batches > 1;
+    const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.counts.batch) <= choice.items;
     const StepKind& kind = known.trials.kind();
     const bool is_for_this_place = stays_ != InFiles::Everything || known.plan.model_in_file;
     if (is_for_this_place && large_enough && same_cut && covers(kind, step.kind) &&
@@ -33,13 +33,14 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
 const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   last_ = nullptr;  // where it throws
   Known* known = find_or_read(step);
-  if (known == nullptr && step.is_within_window && step.model_file.moved > 0) {
+  if (known == nullptr && step.is_within_window && step.counts.model_file.moved > 0) {
     return nullptr;  // gradients of the window may be in files
   }
   if (known == nullptr) {
     Known made = plan_anew(step);
-    known_.remove_if(
-        [&](const Known& old) { return old.trials.batch() <= step.batch && covers(step.kind, old.trials.kind()); });
+    known_.remove_if([&](const Known& old) {
+      return old.trials.counts().batch <= step.counts.batch && covers(step.kind, old.trials.kind());
+    });
     known = &known_.emplace_back(std::move(made));
   } else if (is_outdated(*known, step) && !step.is_within_window) {
     plan_again(*known, step);
@@ -50,7 +51,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
 
 // With more bytes than before. Where that does not fit with the model in memory, in files.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
-  const bool may_leave = !known.plan.model_in_file && step.model_file.moved > 0;
+  const bool may_leave = !known.plan.model_in_file && step.counts.model_file.moved > 0;
   try {
     step.trial.put(std::max(stays_, known.trials.while_trying()));
     known.trials.run_again(step, choices_.find(step), known.plan.choice.items);
@@ -75,12 +76,10 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   }
   try {
     in_files = try_with(step, /*model_in_file=*/true);
-  } catch (const ConfigError&) {
-    throw;
-  } catch (const DistributedError&) {
-    throw;
-  } catch (const std::exception&) {  // no room for it, on the disk or in the budget
-    if (!in_memory) {
+  } catch (const std::exception& error) {
+    const bool is_no_room = dynamic_cast<const ConfigError*>(&error) == nullptr &&  // on the disk or in the budget
+                            dynamic_cast<const DistributedError*>(&error) == nullptr;
+    if (!in_memory || !is_no_room) {
       throw;
     }
   }
@@ -94,7 +93,7 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
 // None: nothing fits, or less than what there is; then the other way is tried.
 std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, bool model_in_file) {
   Known known{.trials = StepTrials(step, limits_, model_in_file)};
-  const bool is_last_way = model_in_file || step.model_file.moved == 0;
+  const bool is_last_way = model_in_file || step.counts.model_file.moved == 0;
   if (!is_last_way && !known.trials.has_room()) {
     return std::nullopt;
   }
@@ -116,26 +115,25 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
 
 // Whether more time goes into what fits with the model in memory than gradients take that go to a file and come back.
 bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step) const {
-  if (step.model_file.moved == 0 || !limits_.link.is_open()) {
+  if (step.counts.model_file.moved == 0 || !limits_.link.is_open()) {
     return false;
   }
   const StepChoice& choice = in_memory.plan.choice;
   const double recomputing =
       static_cast<double>(choice.micro_batches) * (choice.plan.seconds - choice.plan.plain_seconds);
-  return recomputing > limits_.link.out_seconds(step.gradient_bytes) + limits_.link.back_seconds(step.gradient_bytes);
+  return recomputing >
+         limits_.link.out_seconds(step.counts.gradient_bytes) + limits_.link.back_seconds(step.counts.gradient_bytes);
 }
 
 const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
   const StepPlan& plan = last_->plan;
-  stays_ = std::max(stays_, plan.model_in_file   ? InFiles::Everything
-                            : plan.state_in_file ? InFiles::State
-                                                 : InFiles::Nothing);
+  stays_ = std::max(stays_, in_files(plan));
   step.trial.put(stays_);
   return &plan;
 }
 
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
-  const int64_t same = known.trials.left_free() > 0 ? known.plan.choice.items : 0;
+  const int64_t same = known.trials.counts().left_free > 0 ? known.plan.choice.items : 0;
   if (stays_ != InFiles::Nothing) {
     known.trials.keep_state_in_file();
   }
@@ -150,34 +148,37 @@ void StepPlanner::choose(Known& known, const StepToPlan& step) {
 }
 
 void StepPlanner::remember(const Known& known) {
-  choices_.remember({known.trials.kind(), known.trials.batch(), known.plan.choice.items, known.plan.slices});
+  choices_.remember({known.trials.kind(), known.trials.counts().batch, known.plan.choice.items, known.plan.slices});
 }
 
 bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const {
   const StepChoice& choice = known.plan.choice;
   const StepTrials& trials = known.trials;
-  return known.is_stale || choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.left_free() ||
-         std::min(choice.items, step.batch) > step.at_most;
+  return known.is_stale ||
+         choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
+         std::min(choice.items, step.counts.batch) > step.counts.at_most;
 }
 
 // --- with other ranks
 
 RankSplit StepPlanner::look(const StepToPlan& step) {
-  last_ = step.batch > 0 ? find_or_read(step) : nullptr;
+  last_ = step.counts.batch > 0 ? find_or_read(step) : nullptr;
   if (last_ != nullptr) {
     RankSplit own = planned(step);
     own.is_planned = !is_outdated(*last_, step);
     return own;
   }
-  const auto* const before = step.batch > 0 && step.micro_batch == 0 ? choices_.find(step) : nullptr;
+  const auto* const before = step.counts.batch > 0 && step.micro_batch == 0 ? choices_.find(step) : nullptr;
   const bool was_cut = before != nullptr && before->items < before->batch;
-  return {.at_most = was_cut ? before->items : RankSplit::kWhole, .batch = step.batch, .is_planned = step.batch == 0};
+  return {.at_most = was_cut ? before->items : RankSplit::kWhole,
+          .batch = step.counts.batch,
+          .is_planned = step.counts.batch == 0};
 }
 
 RankSplit StepPlanner::planned(const StepToPlan& step) const {
   const StepChoice& choice = last_->plan.choice;
-  const int64_t chosen = choice.micro_batches > 1 ? choice.items : last_->trials.at_most();
-  return {.at_most = step.micro_batch > 0 ? RankSplit::kWhole : chosen, .batch = step.batch, .is_planned = true};
+  const int64_t chosen = choice.micro_batches > 1 ? choice.items : last_->trials.counts().at_most;
+  return {.at_most = step.micro_batch > 0 ? RankSplit::kWhole : chosen, .batch = step.counts.batch, .is_planned = true};
 }
 
 // It is remembered for the largest share of all, as any rank may be the one that saves it.
@@ -186,8 +187,8 @@ void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
     return;
   }
   Known& known = *last_;
-  const int64_t batch = std::max(known.trials.batch(), agreed.largest_batch);
-  if (known.trials.at_most() == agreed.at_most && known.shared_batch >= batch) {
+  const int64_t batch = std::max(known.trials.counts().batch, agreed.largest_batch);
+  if (known.trials.counts().at_most == agreed.at_most && known.shared_batch >= batch) {
     return;
   }
   known.trials.set_at_most(agreed.at_most);
@@ -227,7 +228,7 @@ void StepPlanner::read(const StepToPlan& step) {
   try {
     for (SavedPlan& saved : file_->read()) {
       const bool in_file = saved.plan.model_in_file;
-      known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.planned_for, limits_, in_file),
+      known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.counts, limits_, in_file),
                         .plan = std::move(saved.plan),
                         .state = PlanState::Read,
                         .recorded = std::move(saved.recorded)});
@@ -240,17 +241,18 @@ void StepPlanner::read(const StepToPlan& step) {
 // As trials would have it now: with the micro-batch of the run that goes on, and without a sixteenth of the budget to
 // spare.
 bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
-  const PlannedFor counts = read.trials.planned_for();
+  const StepCounts& counts = read.trials.counts();
   const StepPlan& plan = read.plan;
   const OffloadLink* link = plan.activations ? &plan.activations->profile().link : nullptr;
   const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
   return !is_outdated(read, step) && plan.budget_bytes == limits_.budget &&
-         counts.gradient_bytes == step.gradient_bytes && counts.optimizer_bytes == step.optimizer_bytes &&
-         counts.state_file == step.state_file && counts.model_file == step.model_file &&
-         counts.fixed_bytes - step.fixed_bytes <= limits_.budget / 16 &&
+         counts.gradient_bytes == step.counts.gradient_bytes && counts.optimizer_bytes == step.counts.optimizer_bytes &&
+         counts.state_file == step.counts.state_file && counts.model_file == step.counts.model_file &&
+         counts.fixed_bytes - step.counts.fixed_bytes <= limits_.budget / 16 &&
          (link == nullptr || !link->is_open() || link->directory == limits_.link.directory) &&
-         (before == nullptr || (std::min(before->items, step.batch) == std::min(plan.choice.items, step.batch) &&
-                                before->slices == plan.slices));
+         (before == nullptr ||
+          (std::min(before->items, step.counts.batch) == std::min(plan.choice.items, step.counts.batch) &&
+           before->slices == plan.slices));
 }
 
 void StepPlanner::save() {
@@ -260,7 +262,7 @@ void StepPlanner::save() {
   std::vector<SavedPlan> plans;
   for (const Known& known : known_) {
     if (!known.is_stale) {
-      plans.push_back({known.trials.kind(), known.trials.planned_for(), known.plan, known.recorded});
+      plans.push_back({known.trials.kind(), known.trials.counts(), known.plan, known.recorded});
     }
   }
   try {
@@ -282,17 +284,12 @@ bool StepPlanner::step_down(PlanEvent event) {
   if (!before_) {
     before_.emplace(Before{*last_, choices_});
   }
-  PlanNext next = next_of(last_->state, event);
-  if (next == PlanNext::LeaveMoreFree) {
-    if (last_->trials.count_idle_state()) {
+  if (next_of(last_->state, event) == PlanNext::LeaveMoreFree) {
+    StepTrials& trials = last_->trials;
+    if (trials.count_idle_state() || (before_->times_left_free++ < kMostTimesLeftFree && trials.leave_more_free())) {
       last_->is_stale = true;
       return true;
     }
-    if (before_->times_left_free++ < kMostTimesLeftFree && last_->trials.leave_more_free()) {
-      last_->is_stale = true;
-      return true;
-    }
-    next = PlanNext::PlanAnew;
   }
   if (std::exchange(before_->is_anew, true)) {
     return false;

@@ -12,7 +12,7 @@
 
 #include "snug/core/bytes.h"
 #include "snug/step/detail/plan_life.h"
-#include "snug/step/detail/rank_split.h"
+#include "snug/step/detail/rank_verdict.h"
 #include "snug/step/detail/step_choices.h"
 #include "snug/step/detail/step_to_plan.h"
 #include "snug/step/detail/step_trials.h"

@@ -3,11 +3,26 @@
 #include <ATen/ATen.h>
 
 #include "snug/precision/autocast.h"
+#include "snug/precision/detail/guard_evidence.h"
 #include "snug/precision/precision_scope.h"
-#include "snug/step/detail/guard_evidence.h"
-#include "snug/step/detail/stepper_options.h"
 
 namespace snug::detail {
+namespace {
+
+GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
+  options.enabled = options.enabled && precision == Precision::Float16;
+  return options;
+}
+
+// Auto is a choice that nobody has tried on the model, so it comes with a guard.
+PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked) {
+  if (asked == Precision::Auto && !options.patience) {
+    options.patience = PrecisionGuardOptions::kPatienceOfAuto;
+  }
+  return options;
+}
+
+}  // namespace
 
 StepPrecision::StepPrecision(const StepperOptions& options, Precision precision, c10::Device device,
                              std::function<void(const at::Tensor&)> agree_by, const NamedTensors& parameters)

@@ -1,8 +1,10 @@
 #include "snug/step/detail/step_to_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <string>
 
+#include <c10/util/accumulate.h>
 #include <torch/nn/module.h>
 
 #include "snug/core/detail/fnv1a.h"
@@ -14,32 +16,20 @@ namespace {
 int64_t elements(const BatchShape& shape) {
   int64_t count = 0;
   for (const auto& [type, sizes] : shape.tensors) {
-    int64_t of_one = 1;
-    for (const int64_t size : sizes) {
-      of_one *= size;
-    }
-    count += of_one;
+    count += c10::multiply_integers(sizes);
   }
   return count;
 }
 
 // Whether a plan for batches of shape `large` will do for `small`: no side is longer, and not much is wasted.
 bool covers(const BatchShape& large, const BatchShape& small) {
-  if (large == small) {
-    return true;
-  }
-  if (large.tensors.size() != small.tensors.size()) {
-    return false;
-  }
-  for (size_t i = 0; i < large.tensors.size(); ++i) {
-    const auto& [large_type, large_sizes] = large.tensors[i];
-    const auto& [small_type, small_sizes] = small.tensors[i];
-    if (large_type != small_type || large_sizes.size() != small_sizes.size() ||
-        !std::equal(large_sizes.begin(), large_sizes.end(), small_sizes.begin(), std::greater_equal<>())) {
-      return false;
-    }
-  }
-  return 5 * elements(large) <= 6 * elements(small);
+  const auto is_no_smaller = [](const auto& a, const auto& b) {
+    return a.first == b.first &&
+           std::equal(a.second.begin(), a.second.end(), b.second.begin(), b.second.end(), std::greater_equal<>());
+  };
+  return large == small || (std::equal(large.tensors.begin(), large.tensors.end(), small.tensors.begin(),
+                                       small.tensors.end(), is_no_smaller) &&
+                            5 * elements(large) <= 6 * elements(small));
 }
 
 }  // namespace

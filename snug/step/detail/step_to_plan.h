@@ -9,7 +9,7 @@
 #include "snug/accumulation/micro_batch.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/remat/detail/effect_journal.h"
-#include "snug/step/detail/rank_split.h"
+#include "snug/step/detail/rank_verdict.h"
 #include "snug/step/step_plan.h"
 
 namespace torch::nn {
@@ -43,6 +43,10 @@ struct ModelFileBytes {
 /// What of a step is in files: nothing; the optimizer's state; that, the weights and the gradients.
 enum class InFiles : uint8_t { Nothing, State, Everything };
 
+inline InFiles in_files(const StepPlan& plan) {
+  return plan.model_in_file ? InFiles::Everything : plan.state_in_file ? InFiles::State : InFiles::Nothing;
+}
+
 /// The micro-batches of a step, to run before the step itself does.
 class StepTrial {
  public:
@@ -67,7 +71,7 @@ class StepTrial {
   virtual void put(InFiles /*what*/) {}
   /// The step's bytes with that in files; of activations, none.
   virtual BytesByKind bytes(InFiles /*what*/) const { return {}; }
-  /// StepToPlan::fixed_bytes, as it is now, without copies in the journal. No items are loaded, and no gradients are
+  /// StepCounts::fixed_bytes, as it is now, without copies in the journal. No items are loaded, and no gradients are
   /// held.
   virtual int64_t fixed_bytes() const = 0;
   /// Of the step: takes back what its trials change.
@@ -76,20 +80,31 @@ class StepTrial {
   virtual std::string described() const = 0;
 };
 
+/// Bytes and items that a plan is made for.
+struct StepCounts {
+  int64_t batch = 0;                    ///< items
+  int64_t at_most = RankSplit::kWhole;  ///< items in a micro-batch: what all ranks have agreed on
+  int64_t fixed_bytes = 0;              ///< alive all the time: everything but gradients and activations
+  int64_t gradient_bytes = 0;           ///< of all
+  int64_t optimizer_bytes = 0;          ///< workspace of the optimizer's part
+  StateFileBytes state_file = {};       ///< with the state in a file: what is not in memory, and the workspace
+  ModelFileBytes model_file = {};       ///< with the model in files: what is not in memory, and what is beside
+
+  // Which trials show:
+  int64_t effect_bytes = 0;  ///< of copies of what the step writes outside of itself
+  int64_t kept_bytes = 0;    ///< of results that the program keeps until the next step, in profiles: see ProfiledStep
+  int64_t idle_state_bytes = 0;  ///< of parameters that get no gradient: fixed_bytes is without
+  int64_t left_free = 0;         ///< since a step, or a plan that was tried, ran out of memory
+};
+
 /// What a step is, before it is planned.
 struct StepToPlan {
   StepTrial& trial;
   StepKind kind = {};
-  int64_t batch = 0;                    // items
-  int64_t micro_batch = 0;              // items in each; 0: to be chosen
-  int64_t at_most = RankSplit::kWhole;  // items in each: what all ranks have agreed on
-  int64_t fixed_bytes = 0;              // alive all the time: everything but gradients and activations
-  int64_t state_bytes = 0;              // of those: state that the optimizer may have yet to allocate
-  int64_t gradient_bytes = 0;           // of all
-  int64_t optimizer_bytes = 0;          // workspace of the optimizer's part
-  StateFileBytes state_file = {};       // with the state in a file: what of fixed_bytes is not there, and the workspace
-  ModelFileBytes model_file = {};       // with the model in files: what of fixed_bytes is not there, and what is beside
-  bool is_within_window = false;        // there are gradients of earlier micro-batches
+  StepCounts counts = {};
+  int64_t micro_batch = 0;        // items in each; 0: to be chosen
+  int64_t state_bytes = 0;        // of fixed_bytes: state that the optimizer may have yet to allocate
+  bool is_within_window = false;  // there are gradients of earlier micro-batches
 };
 
 /// Whether a plan for steps of kind `large` serves those of kind `small`: no side of a tensor is longer, and at most a

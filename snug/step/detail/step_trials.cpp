@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -15,7 +15,6 @@
 #include "snug/core/error.h"
 #include "snug/core/out_of_memory.h"
 #include "snug/memory/detail/device_memory.h"
-#include "snug/memory/limit.h"
 #include "snug/planner/detail/extrapolate.h"
 #include "snug/remat/detail/same_losses.h"
 #include "snug/remat/detail/trial.h"
@@ -54,72 +53,31 @@ PlacedBytes bytes_of_activations(const StepProfile& profile, const RematPlan& pl
   return placed;
 }
 
-// Gradients as the step will have them, while it is tried.
-class GradientsHeld {
- public:
-  GradientsHeld(StepTrial& trial, bool held) : trial_(trial), held_(held) {
-    if (held_) {
-      trial_.hold_gradients(true);
+// Until the end of what it returns: gradients as the step will have them, while it is tried.
+auto gradients_held(StepTrial& trial, bool held) {
+  auto drop = c10::make_scope_exit([&trial, held] {
+    if (held) {
+      trial.hold_gradients(false);
     }
+  });
+  if (held) {
+    trial.hold_gradients(true);
   }
-  ~GradientsHeld() {
-    if (held_) {
-      trial_.hold_gradients(false);
-    }
-  }
-  GradientsHeld(const GradientsHeld&) = delete;
-  GradientsHeld& operator=(const GradientsHeld&) = delete;
-
- private:
-  StepTrial& trial_;
-  bool held_;
-};
+  return drop;
+}
 
 }  // namespace
 
-StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file)
-    : limits_(&limits),
-      kind_(step.kind),
-      batch_(step.batch),
-      fixed_bytes_(step.fixed_bytes),
-      gradient_bytes_(step.gradient_bytes),
-      optimizer_bytes_(step.optimizer_bytes),
-      state_file_(step.state_file),
-      model_file_(step.model_file),
-      model_in_file_(model_in_file),
-      must_be_in_file_(model_in_file),
-      at_most_(step.at_most),
-      left_free_(device_memory(limits.device.type()).gaps()) {}
-
-StepTrials::StepTrials(StepKind kind, const PlannedFor& planned_for, const PlanLimits& limits, bool model_in_file)
+StepTrials::StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits& limits, bool model_in_file)
     : limits_(&limits),
       kind_(std::move(kind)),
-      batch_(planned_for.batch),
-      fixed_bytes_(planned_for.fixed_bytes),
-      effect_bytes_(planned_for.effect_bytes),
-      kept_bytes_(planned_for.kept_bytes),
-      gradient_bytes_(planned_for.gradient_bytes),
-      optimizer_bytes_(planned_for.optimizer_bytes),
-      state_file_(planned_for.state_file),
-      model_file_(planned_for.model_file),
+      counts_(counts),
       model_in_file_(model_in_file),
-      must_be_in_file_(model_in_file),
-      idle_state_bytes_(planned_for.idle_state_bytes),
-      at_most_(planned_for.at_most),
-      left_free_(planned_for.left_free) {}
+      state_must_be_in_file_(model_in_file) {}
 
-PlannedFor StepTrials::planned_for() const {
-  return {.batch = batch_,
-          .at_most = at_most_,
-          .fixed_bytes = fixed_bytes_,
-          .effect_bytes = effect_bytes_,
-          .kept_bytes = kept_bytes_,
-          .idle_state_bytes = idle_state_bytes_,
-          .gradient_bytes = gradient_bytes_,
-          .optimizer_bytes = optimizer_bytes_,
-          .state_file = state_file_,
-          .model_file = model_file_,
-          .left_free = left_free_};
+StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file)
+    : StepTrials(step.kind, step.counts, limits, model_in_file) {
+  counts_.left_free = device_memory(limits.device.type()).gaps();
 }
 
 ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
@@ -128,13 +86,11 @@ ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
   return ActivationPlan::from_json(both.dump());
 }
 
-void StepTrials::run(const StepToPlan& step, const Choice* before) { try_slices(step, try_all(step, before)); }
-
 void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t items) {
-  fixed_bytes_ += more_than_before(step);
-  idle_state_bytes_ = std::min(idle_state_bytes_, step.state_bytes);
-  at_most_ = step.at_most;
-  try_slices(step, at_most_ != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
+  counts_.fixed_bytes += more_than_before(step);
+  counts_.idle_state_bytes = std::min(counts_.idle_state_bytes, step.state_bytes);
+  counts_.at_most = step.counts.at_most;
+  try_slices(step, counts_.at_most != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
 }
 
 bool StepTrials::leave_more_free() {
@@ -142,14 +98,14 @@ bool StepTrials::leave_more_free() {
   if (more > bytes_for_activations() / 2) {
     return false;
   }
-  left_free_ = more;
+  counts_.left_free = more;
   return true;
 }
 
 bool StepTrials::count_idle_state() {
   trusts_idle_state_ = false;
-  fixed_bytes_ += idle_state_bytes_;
-  return std::exchange(idle_state_bytes_, 0) > 0;
+  counts_.fixed_bytes += counts_.idle_state_bytes;
+  return std::exchange(counts_.idle_state_bytes, 0) > 0;
 }
 
 // --- trying
@@ -159,7 +115,7 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
   int64_t kept = 0;
   trial.unload();
   {
-    const GradientsHeld gradients(trial, holds_gradients(step, items));
+    const auto gradients = gradients_held(trial, holds_gradients(step, items));
     const DeviceMemory& memory = device_memory(limits_->device.type());
     const int64_t before = memory.live(limits_->device);
     trial.load(items, /*to_measure=*/measured_for_ > 0);
@@ -172,10 +128,10 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
     trial.unload();
     kept = found.kept_bytes;
   }
-  kept_bytes_ = std::max(kept_bytes_, kept);
-  idle_state_bytes_ = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
-  effect_bytes_ = std::max(effect_bytes_, trial.journal().bytes());
-  fixed_bytes_ = trial.fixed_bytes() - kept - idle_state_bytes_;
+  counts_.kept_bytes = std::max(counts_.kept_bytes, kept);
+  counts_.idle_state_bytes = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
+  counts_.effect_bytes = std::max(counts_.effect_bytes, trial.journal().bytes());
+  counts_.fixed_bytes = trial.fixed_bytes() - kept - counts_.idle_state_bytes;
 }
 
 // False: it does not run within the budget.
@@ -192,7 +148,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   } catch (const std::exception& error) {
     const bool is_memory = is_out_of_memory(error);
     const bool is_misuse = dynamic_cast<const ConfigError*>(&error) != nullptr;
-    const bool is_part = measured_for_ > 0 || (items < step.batch && step.micro_batch == 0);
+    const bool is_part = measured_for_ > 0 || (items < step.counts.batch && step.micro_batch == 0);
     if (!is_memory && (is_misuse || !is_part)) {
       throw;
     }
@@ -213,23 +169,23 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
 // Returns the smallest that may be tried.
 int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   if (step.micro_batch > 0) {
-    const int64_t items = std::min(step.micro_batch, step.batch);
+    const int64_t items = std::min(step.micro_batch, step.counts.batch);
     try_one(step, items, before != nullptr && before->items == items ? before->slices : 1);
     pinned_by_.clear();  // the user has decided
     return items;
   }
-  if (at_most_ != RankSplit::kWhole) {
+  if (counts_.at_most != RankSplit::kWhole) {
     return try_at_most(step, before, most_items());
   }
   if (before != nullptr) {
-    const int64_t items = std::min(before->items, step.batch);
+    const int64_t items = std::min(before->items, step.counts.batch);
     if (try_one(step, items, before->slices) && search(items).search.choice) {
       return items;
     }
   }
   int64_t tries = 0;
   bool is_feasible = false;
-  for (int64_t items = step.batch; items >= 1; items /= 2) {
+  for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
     const bool has_run = tried_.contains(items) || try_one(step, items);
     if (!pinned_by_.empty()) {
       return try_whole(step);
@@ -244,17 +200,17 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
 
 // The batch must not be cut, as a part of it may have told.
 int64_t StepTrials::try_whole(const StepToPlan& step) {
-  std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.batch; });
+  std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.counts.batch; });
   if (tried_.empty()) {
-    try_one(step, step.batch);
+    try_one(step, step.counts.batch);
   }
-  return step.batch;
+  return step.counts.batch;
 }
 
 // So many, or the half, or its half and so on. Returns the smallest that may be tried.
 int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, int64_t items) {
   for (;; items /= 2) {
-    if (!tried_.contains(items) && items <= step.batch) {
+    if (!tried_.contains(items) && items <= step.counts.batch) {
       try_one(step, items, before != nullptr ? before->slices : 1);
     }
     if (!pinned_by_.empty()) {
@@ -280,7 +236,7 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 
 // The faster of both places for the state; where neither will do, the one that asks for less.
 StepTrials::Found StepTrials::search(int64_t only) const {
-  if (!state_can_leave() || must_be_in_file_) {
+  if (!state_can_leave() || state_must_be_in_file_) {
     return {search_with(only, state_can_leave()), state_can_leave(), std::nullopt};
   }
   StepSearch memory = search_with(only, false), file = search_with(only, true);
@@ -295,7 +251,7 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
   std::list<StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
   for (const auto& [items, tried] : tried_) {
-    if (only == 0 ? items <= at_most_ : items == only) {
+    if (only == 0 ? items <= counts_.at_most : items == only) {
       candidates.push_back(
           {.items = items, .simulator = &simulators.emplace_back(tried.profile), .own_bytes = loaded_bytes(items)});
     }
@@ -303,8 +259,8 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
   if (candidates.empty()) {
     return {};
   }
-  return search_step(candidates, {.batch = batch_,
-                                  .budget = limits_->budget - left_free_,
+  return search_step(candidates, {.batch = counts_.batch,
+                                  .budget = limits_->budget - counts_.left_free,
                                   .fixed_bytes = fixed_bytes(state_in_file),
                                   .gradient_bytes = gradient_bytes(),
                                   .optimizer_bytes = workspace_bytes(state_in_file),
@@ -312,7 +268,7 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
 }
 
 StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
-  const int64_t first = at_most_ != RankSplit::kWhole ? most_items() : same;
+  const int64_t first = counts_.at_most != RankSplit::kWhole ? most_items() : same;
   // Trying stopped at the first micro-batch that fits. Where its plan has failed, smaller ones are tried.
   int64_t smallest = tried_.empty() || step.micro_batch > 0 ? 1 : tried_.begin()->first;
   bool has_failed = false;
@@ -330,7 +286,7 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     } else if (has_failed && smallest > 1 && pinned_by_.empty()) {
       smallest = try_at_most(step, before, smallest / 2);
     } else {
-      const int64_t left_free = std::exchange(left_free_, 0), least = found.search.smallest_feasible_bytes;
+      const int64_t left_free = std::exchange(counts_.left_free, 0), least = found.search.smallest_feasible_bytes;
       if (tried_.empty()) {
         refuse(smallest_budget(step), 0);
       }
@@ -346,10 +302,8 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
                 .choice = *found.search.choice,
                 .state_in_file = found.state_in_file,
                 .model_in_file = model_in_file_,
-                .considered = found.search.explain() + untried_ + told_of_state(found),
-                .bytes = step.trial.bytes(model_in_file_        ? InFiles::Everything
-                                          : found.state_in_file ? InFiles::State
-                                                                : InFiles::Nothing)};
+                .considered = found.search.explain() + untried_ + told_of_state(found)};
+  plan.bytes = step.trial.bytes(in_files(plan));
   StepChoice& choice = plan.choice;
   plan.slices = tried_.at(choice.items).slices;
   const SliceScope slices(plan.slices);
@@ -360,12 +314,12 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       choice.plan.seconds <= choice.plan.plain_seconds && choice.plan.peak_bytes >= choice.plan.plain_peak_bytes;
   if (!is_plain) {
     const int64_t beside = bytes_beside(choice.items, found.state_in_file);
-    const GradientsHeld gradients(step.trial, holds_gradients(step, choice.items));
+    const auto gradients = gradients_held(step.trial, holds_gradients(step, choice.items));
     try {
       step.trial.load(choice.items);
       plan.activations = plan_activations(
           tried_.at(choice.items).profile, [&] { return step.trial.loss(); },
-          Bytes(limits_->budget - left_free_ - beside), choice.plan, step.trial.journal());
+          Bytes(limits_->budget - counts_.left_free - beside), choice.plan, step.trial.journal());
     } catch (const BudgetExceeded&) {
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
@@ -375,9 +329,9 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       if (!is_out_of_memory(error)) {
         throw;
       }
-      left_free_ = more_left_free();
+      counts_.left_free = more_left_free();
       untried_ += fmt::format("{:>12} ran out of memory when its plan was tried: {} are left free\n", choice.items,
-                              Bytes(left_free_).str());
+                              Bytes(counts_.left_free).str());
       return std::nullopt;
     }
     choice.plan = plan.activations->choice();
@@ -400,10 +354,10 @@ std::string StepTrials::told_of_state(const Found& found) const {
     elsewhere = other ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other->seconds)
                       : fmt::format("nothing fits {}", where);
   }
-  return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(state_file_.moved).str(),
+  return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(counts_.state_file.moved).str(),
                      found.state_in_file
                          ? fmt::format("in a file, which takes {:.3f} ms of a step and a workspace of {}",
-                                       1e3 * state_seconds(true), Bytes(state_file_.workspace).str())
+                                       1e3 * state_seconds(true), Bytes(counts_.state_file.workspace).str())
                          : "in memory",
                      elsewhere);
 }
@@ -412,7 +366,7 @@ std::string StepTrials::told_of_state(const Found& found) const {
 // that it may run takes. 0: nobody knows, as more must not be alive than the budget.
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
-  const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.batch) : step.batch;
+  const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.counts.batch) : step.counts.batch;
   if (!is_least(step, items)) {
     return 0;  // a single item has not run
   }
@@ -440,7 +394,7 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
 // `bound`: see StepSearch; 0: it is not known.
 void StepTrials::refuse(int64_t smallest, int64_t bound) const {
   std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",
-                                 batch_, Bytes(limits_->budget).str());
+                                 counts_.batch, Bytes(limits_->budget).str());
   if (!pinned_by_.empty()) {
     text += fmt::format("; the batch is not split because of {}", pinned_by_);
   }

@@ -2,35 +2,27 @@
 
 #include <algorithm>
 #include <limits>
-#include <utility>
+#include <typeinfo>
 
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Type.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <torch/version.h>
 
 #include "snug/core/detail/unnamed_file.h"
 #include "snug/core/error.h"
 #include "snug/distributed/data_parallel.h"
+#include "snug/distributed/process_group.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory/limit.h"
 
 namespace snug::detail {
-
-Precision resolve(Precision precision, c10::Device device) {
-  return precision == Precision::Auto ? measured_precision(device) : precision;
-}
-
-GradScalerOptions scaler_options(GradScalerOptions options, Precision precision) {
-  options.enabled = options.enabled && precision == Precision::Float16;
-  return options;
-}
-
-// Auto is a choice that nobody has tried on the model, so it comes with a guard.
-PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked) {
-  if (asked == Precision::Auto && !options.patience) {
-    options.patience = PrecisionGuardOptions::kPatienceOfAuto;
-  }
-  return options;
-}
 
 void check(const StepperOptions& options) {
   if (options.micro_batch < 0) {
@@ -120,4 +112,33 @@ void check_budget(Bytes budget, c10::Device device) {
   }
 }
 
+std::string describe_stepper(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
+                             const StepperOptions& options, Precision precision, Bytes budget) {
+  nlohmann::json tensors = nlohmann::json::array();
+  for (const auto& all : {model.named_parameters(), model.named_buffers()}) {
+    for (const auto& entry : all) {
+      const at::Tensor& tensor = entry.value();
+      tensors.push_back({entry.key(), c10::DeviceTypeName(tensor.device().type()), c10::toString(tensor.scalar_type()),
+                         tensor.sizes().vec(), tensor.requires_grad()});
+    }
+  }
+  const DataParallel* parallel = options.data_parallel;
+  return nlohmann::json{{"snug", SNUG_VERSION},
+                        {"torch", TORCH_VERSION},
+                        {"cpu", at::get_cpu_capability()},
+                        {"threads", at::get_num_threads()},
+                        {"rank", parallel != nullptr ? parallel->group().rank() : 0},
+                        {"ranks", parallel != nullptr ? parallel->group().size() : 1},
+                        {"budget", budget.count()},
+                        {"offload", options.offload ? options.offload->string() : ""},
+                        {"precision", to_string(precision)},
+                        {"low_weights", options.weights == Weights::Low},
+                        {"fp32_reductions", options.fp32_reductions},
+                        {"micro_batch", options.micro_batch},
+                        {"carried", !options.carried.empty()},
+                        {"split_batch_norm", options.split_batch_norm},
+                        {"optimizer", c10::demangle(typeid(optimizer).name())},
+                        {"tensors", tensors}}
+      .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // names need not be UTF-8
+}
 }  // namespace snug::detail

@@ -1,5 +1,8 @@
 #pragma once
-// What a Stepper makes of its options before it starts.
+// What a Stepper makes of its options before it starts, and the description by which the plans of an earlier program
+// are found.
+
+#include <string>
 
 #include <c10/core/Device.h>
 
@@ -23,9 +26,11 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
 /// are, is another.
 Precision check_state(const StateDict& state, const StepperOptions& options, Precision precision);
 
-/// Auto is measured.
-Precision resolve(Precision precision, c10::Device device);
-GradScalerOptions scaler_options(GradScalerOptions options, Precision precision);
-PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked);
+/// All that plans depend on, but for what is told with each of them (StepKind, StepCounts) and the operators of the
+/// model, which a step shows: versions, threads, rank, options, and the names, types, sizes and kinds of device of
+/// parameters and buffers. Two Steppers with one description may use each other's plans. `budget`: the smallest of all
+/// ranks.
+std::string describe_stepper(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
+                             const StepperOptions& options, Precision precision, Bytes budget);
 
 }  // namespace snug::detail

@@ -13,7 +13,6 @@
 #include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/detail/fnv1a.h"
 #include "snug/core/error.h"
-#include "snug/core/gradient_scaling.h"
 #include "snug/core/stateful_optimizer.h"
 #include "snug/memory/detail/optimizer_tensors.h"
 #include "snug/optim/fused_optimizer.h"
@@ -27,12 +26,10 @@ TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Opt
   for (const at::Tensor& parameter : model.parameters()) {
     own.insert(parameter.unsafeGetTensorImpl());
   }
-  for (const at::Tensor& parameter : updated()) {
-    if (own.contains(parameter.unsafeGetTensorImpl())) {
-      return;
-    }
+  const std::vector<at::Tensor> all = updated();
+  if (std::none_of(all.begin(), all.end(), [&](const auto& one) { return own.contains(one.unsafeGetTensorImpl()); })) {
+    throw ConfigError("Stepper: the optimizer holds none of the model's parameters; was it made for another model?");
   }
-  throw ConfigError("Stepper: the optimizer holds none of the model's parameters; was it made for another model?");
 }
 
 // A sharded optimizer has its state elsewhere: it cannot take other parameters once it has stepped.
@@ -96,9 +93,7 @@ std::vector<TrainedParameters::Seen> TrainedParameters::look() const {
   if (masters_) {
     add(masters_->parameters());
   }
-  for (const auto& group : optimizer_.param_groups()) {
-    add(group.params());
-  }
+  add(updated());
   return now;
 }
 
@@ -163,24 +158,16 @@ std::vector<at::Tensor> TrainedParameters::updated() const {
 }
 
 const at::Tensor& TrainedParameters::accumulated_for(const at::Tensor& parameter) const {
-  for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
-    if (masters_->low()[i].is_same(parameter)) {
-      return masters_->parameters()[i];
-    }
-  }
-  return parameter;
+  const auto master = master_of_.find(parameter.unsafeGetTensorImpl());
+  return master != master_of_.end() ? master->second : parameter;
 }
 
 int64_t TrainedParameters::gradient_bytes() const {
-  int64_t bytes = 0;
-  std::unordered_set<const void*> seen;
+  AllocatedBytes bytes;
   for (const auto& [name, parameter] : all_) {
-    const at::Tensor& gradient = parameter.grad();
-    if (gradient.defined() && gradient.has_storage() && seen.insert(gradient.storage().unsafeGetStorageImpl()).second) {
-      bytes += allocated_bytes(static_cast<int64_t>(gradient.storage().nbytes()), gradient.device());
-    }
+    bytes.add(parameter.grad());
   }
-  return bytes;
+  return bytes.count();
 }
 
 int64_t TrainedParameters::bytes_of_all_gradients() const {
@@ -258,6 +245,9 @@ void TrainedParameters::make_masters(Precision precision) {
     }
   }
   masters_.emplace(model_.parameters());
+  for (size_t i = 0; i < masters_->low().size(); ++i) {
+    master_of_.emplace(masters_->low()[i].unsafeGetTensorImpl(), masters_->parameters()[i]);
+  }
   exchange(masters_->low(), masters_->parameters());
   refresh();
 }
@@ -300,14 +290,7 @@ void TrainedParameters::scatter() {
 std::map<std::string, at::Tensor> TrainedParameters::full_precision() const {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& entry : model_.named_parameters()) {
-    at::Tensor full = entry.value();
-    for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
-      if (masters_->low()[i].is_same(full)) {
-        full = masters_->parameters()[i];
-        break;
-      }
-    }
-    parameters.emplace(entry.key(), full);
+    parameters.emplace(entry.key(), accumulated_for(entry.value()));
   }
   return parameters;
 }

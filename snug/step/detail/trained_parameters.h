@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -103,6 +104,7 @@ class TrainedParameters {
   torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;
   std::optional<MasterWeights> masters_;
+  std::unordered_map<const void*, at::Tensor> master_of_;
   std::vector<Seen> seen_;                // by the last refresh
   std::unordered_set<const void*> held_;  // of those
   NamedTensors all_, accumulated_;

@@ -1,8 +1,9 @@
-#include "snug/step/detail/optimizer_bytes.h"
+#include "snug/step/detail/step_bytes.h"
 
 #include <algorithm>
 #include <optional>
 
+#include <torch/nn/module.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -11,7 +12,8 @@
 
 #include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/stateful_optimizer.h"
-#include "snug/remat/detail/effect_journal.h"
+#include "snug/memory/detail/backward_pass.h"
+#include "snug/memory/detail/optimizer_tensors.h"
 
 namespace snug::detail {
 namespace {
@@ -58,6 +60,32 @@ bool is_torchs(const optim::Optimizer& optimizer) {
   return is_a.operator()<optim::Adam, optim::AdamW, optim::RMSprop, optim::SGD, optim::Adagrad>();
 }
 
+int64_t weight_bytes(const torch::nn::Module& model, const TrainedParameters& parameters) {
+  AllocatedBytes bytes;
+  for (const auto& tensors : {model.parameters(), model.buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      bytes.add(tensor);
+    }
+  }
+  for (const auto& [name, tensor] : parameters.full_precision()) {
+    bytes.add(tensor);
+  }
+  return bytes.count();
+}
+
+// Where the state can leave, what leaves is nearly all: counters of steps and a frozen parameter's state do not. To
+// count tensors in a file would read them.
+int64_t state_bytes(const torch::optim::Optimizer& optimizer, const StatePlace& place) {
+  if (place.bytes().moved > 0) {
+    return place.bytes().moved;
+  }
+  AllocatedBytes bytes;
+  for (const at::Tensor& tensor : state_tensors(optimizer)) {
+    bytes.add(tensor);
+  }
+  return bytes.count() + state_bytes_to_come(optimizer);
+}
+
 }  // namespace
 
 int64_t workspace_bytes(const optim::Optimizer& optimizer) {
@@ -100,10 +128,6 @@ int64_t state_bytes_to_come(const optim::Optimizer& optimizer,
   return bytes;
 }
 
-int64_t state_bytes_to_come(const optim::Optimizer& optimizer) {
-  return state_bytes_to_come(optimizer, [](const at::Tensor& parameter) { return parameter.requires_grad(); });
-}
-
 StateToCome::StateToCome(const optim::Optimizer& optimizer, const TrainedParameters& parameters)
     : optimizer_(optimizer), parameters_(parameters), bytes_(state_bytes_to_come(optimizer)) {}
 
@@ -119,4 +143,25 @@ int64_t StateToCome::idle_bytes() const {
          });
 }
 
+BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
+                          const TrainedParameters& parameters, const ModelPlace& model_place,
+                          const StatePlace& state_place, InFiles what) {
+  BytesByKind bytes;
+  bytes.weights.in_memory = weight_bytes(model, parameters);
+  bytes.gradients.in_memory = parameters.bytes_of_all_gradients();
+  bytes.optimizer_state.in_memory = state_bytes(optimizer, state_place);
+  if (what != InFiles::Nothing) {
+    bytes.optimizer_state.outside = state_place.bytes().moved;
+    bytes.optimizer_state.in_memory -= bytes.optimizer_state.outside;
+  }
+  if (what == InFiles::Everything) {
+    const ModelFileBytes model_file = model_place.bytes();
+    const int64_t window = model_place.window_bytes(), small_gradients = model_file.beside - window;
+    bytes.weights.outside = model_file.moved;
+    bytes.weights.in_memory += window - model_file.moved;
+    bytes.gradients.outside = bytes.gradients.in_memory - small_gradients;
+    bytes.gradients.in_memory = small_gradients;
+  }
+  return bytes;
+}
 }  // namespace snug::detail

@@ -1,4 +1,4 @@
-#include "snug/step/detail/guard_evidence.h"
+#include "snug/precision/detail/guard_evidence.h"
 
 #include <string_view>
 
@@ -18,7 +18,7 @@ bool belongs(const std::string& parameter, const std::string& region) {
 
 // [whether one is not finite, zeros, elements] of some gradients, on their device. Two passes over each that only read.
 // The smallest and the largest number tell of inf and NaN, and unlike a sum they are finite where all numbers are.
-at::Tensor counts_of(const std::vector<at::Tensor>& gradients) {
+at::Tensor bad_zeros_elements(const std::vector<at::Tensor>& gradients) {
   std::vector<at::Tensor> extremes, others;
   double elements = 0;
   for (const at::Tensor& gradient : gradients) {
@@ -35,6 +35,16 @@ at::Tensor counts_of(const std::vector<at::Tensor>& gradients) {
   const at::Tensor bad = at::isfinite(at::stack(extremes)).logical_not().any().to(at::kDouble);
   const at::Tensor zeros = elements - at::stack(others).sum().to(at::kDouble);
   return at::stack({bad, zeros, at::full_like(zeros, elements)});
+}
+
+// Calls f(name, field).
+template <class Region, class F>
+void each_field(Region& region, const F& f) {
+  f("is_full", region.is_full);
+  f("streak", region.streak);
+  f("stay", region.stay);
+  f("since_back", region.since_back);
+  f("zeros_in_full", region.zeros_in_full);
 }
 
 }  // namespace
@@ -64,7 +74,7 @@ std::vector<std::pair<std::string, PrecisionGuard::Evidence>> gradient_evidence(
   std::erase_if(names, [&](const std::string& name) { return !gradients.contains(name); });
   std::vector<at::Tensor> counts;
   for (const std::string& name : names) {
-    counts.push_back(counts_of(gradients[name]));
+    counts.push_back(bad_zeros_elements(gradients[name]));
   }
   std::vector<std::pair<std::string, PrecisionGuard::Evidence>> evidence;
   if (names.empty()) {
@@ -84,11 +94,7 @@ StateDict state_of(const PrecisionGuard& guard) {
   StateDict state;
   for (const auto& [name, region] : guard.regions()) {
     StateDict entry;
-    entry.set("is_full", region.is_full);
-    entry.set("streak", region.streak);
-    entry.set("stay", region.stay);
-    entry.set("since_back", region.since_back);
-    entry.set("zeros_in_full", region.zeros_in_full);
+    each_field(region, [&](const char* field, const auto& value) { entry.set(field, value); });
     state.set("region:" + name, std::move(entry));
   }
   return state;
@@ -104,11 +110,8 @@ std::map<std::string, PrecisionGuard::RegionState> regions_from(const StateDict&
           entry.name));
     }
     const auto& saved = state.get<StateDict>(entry.name);
-    const PrecisionGuard::RegionState region{.is_full = saved.get<bool>("is_full"),
-                                             .streak = saved.get<int64_t>("streak"),
-                                             .stay = saved.get<int64_t>("stay"),
-                                             .since_back = saved.get<int64_t>("since_back"),
-                                             .zeros_in_full = saved.get<double>("zeros_in_full")};
+    PrecisionGuard::RegionState region;
+    each_field(region, [&]<class T>(const char* field, T& value) { value = saved.get<T>(field); });
     if (region.streak < 0 || region.stay < (region.is_full ? 1 : 0) || region.since_back < 0 ||
         !(region.zeros_in_full >= 0 && region.zeros_in_full <= 1)) {
       throw CorruptFile(fmt::format(

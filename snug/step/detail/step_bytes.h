@@ -1,5 +1,6 @@
 #pragma once
-// What an optimizer will allocate, as far as that can be told before it steps.
+// What an optimizer will allocate, as far as that can be told before it steps, and what a plan tells of a step's bytes
+// besides activations.
 
 #include <cstdint>
 #include <functional>
@@ -7,11 +8,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "snug/step/detail/model_place.h"
+#include "snug/step/detail/state_place.h"
+#include "snug/step/detail/step_to_plan.h"
 #include "snug/step/detail/trained_parameters.h"
-
-namespace torch::optim {
-class Optimizer;
-}
+#include "snug/step/step_plan.h"
 
 namespace snug::detail {
 
@@ -26,11 +27,10 @@ int64_t workspace_bytes(const torch::optim::Optimizer& optimizer);
 bool knows_state_to_come(const torch::optim::Optimizer& optimizer);
 
 /// Bytes of state that an optimizer will allocate in its first step, for the parameters that it has none for and that
-/// get a gradient. 0 where it is not known: then the second step plans again.
+/// get a gradient: those that are trained, if nothing else is said. 0 where it is not known: then the second step plans
+/// again.
 int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer,
-                            const std::function<bool(const at::Tensor&)>& gets_gradient);
-/// The same, of all that are trained.
-int64_t state_bytes_to_come(const torch::optim::Optimizer& optimizer);
+                            const std::function<bool(const at::Tensor&)>& gets_gradient = &at::Tensor::requires_grad);
 
 /// The state that an optimizer has yet to allocate, of all that is trained or of those that a loss gives no gradient
 /// to: a generator's, while its discriminator trains.
@@ -51,5 +51,11 @@ class StateToCome {
   int64_t bytes_;
   std::unordered_set<const void*> reached_;
 };
+
+/// Weights, gradients and optimizer state with `what` in files, as far as it can leave. The FP32 masters that the
+/// Stepper makes are weights.
+BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
+                          const TrainedParameters& parameters, const ModelPlace& model_place,
+                          const StatePlace& state_place, InFiles what);
 
 }  // namespace snug::detail

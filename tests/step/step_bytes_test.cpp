@@ -1,4 +1,4 @@
-#include "snug/step/detail/optimizer_bytes.h"
+#include "snug/step/detail/step_bytes.h"
 
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,7 @@
 
 // What an optimizer's step allocates is foretold; for optimizers that snug does not know it is found out.
 
-namespace snug::optimizer_bytes_test {
+namespace snug::step_bytes_test {
 namespace {
 
 namespace optim = torch::optim;
@@ -133,4 +133,4 @@ TEST(OptimizerBytes, AnUpdateThatMakesStateNobodyKnewOfIsNotLeftHalfMade) {
 }
 
 }  // namespace
-}  // namespace snug::optimizer_bytes_test
+}  // namespace snug::step_bytes_test
