@@ -91,6 +91,7 @@ EffectJournal::Run::Run(EffectJournal& journal, std::function<bool(const at::Ten
   journal_.drops_gradient_ = std::move(drops_gradient);
   journal_.is_forward_ = true;
   journal_.made_.clear();
+  journal_.forget_what_is_gone();
   for (auto& [address, memory] : journal_.memory_) {
     memory.is_in_latest_run = false;
   }
@@ -98,6 +99,7 @@ EffectJournal::Run::Run(EffectJournal& journal, std::function<bool(const at::Ten
 
 void EffectJournal::Run::begin_forward() {
   journal_.is_forward_ = true;
+  journal_.forget_what_is_gone();
   if (!operators_) {
     operators_.emplace(static_cast<OperatorPolicy&>(journal_));
   }
@@ -108,6 +110,35 @@ void EffectJournal::Run::begin_backward() {
   if (journal_.registered_memory_.empty()) {
     operators_.reset();
   }
+}
+
+// What a micro-batch has made, and nobody can look at any more, would be kept once for each of them.
+void EffectJournal::forget_what_is_gone() {
+  const UnseenOperators unseen;
+  forget_gradients([](const at::Tensor&) { return false; });
+  std::erase_if(views_, [](const auto& entry) { return entry.second.tensor.expired(); });
+  std::erase_if(memory_, [&](const auto& entry) {
+    const Memory& memory = entry.second;
+    const bool is_gone = memory.storage.expired();
+    bytes_ -= is_gone && memory.values.defined() ? bytes_of(memory.values) : 0;
+    return is_gone;
+  });
+}
+
+int64_t EffectJournal::bytes_to_come() const {
+  const UnseenOperators unseen;
+  int64_t bytes = 0;
+  for (const auto& [address, memory] : memory_) {
+    const auto storage = memory.storage.lock();
+    bytes += memory.values.defined() ? bytes_of(memory.values)
+             : storage               ? allocated_bytes(static_cast<int64_t>(memory.bytes), storage->device())
+                                     : 0;
+  }
+  for (const auto& [address, one] : gradients_) {
+    const auto leaf = one.leaf.lock();
+    bytes += one.values.defined() ? bytes_of(one.values) : leaf ? allocated_bytes(at::Tensor(leaf)) : 0;
+  }
+  return bytes;
 }
 
 // --- writes

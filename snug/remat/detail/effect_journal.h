@@ -16,8 +16,12 @@
 // - Memory that a forward pass makes stays in the program's hands: a cache, a result that is looked at later. That is
 //   the program's; nothing is done about it.
 //
-// Not seen: writes that no operator makes, through a pointer; and, in the outermost backward pass, writes to anything
-// but registered buffers and gradients.
+// Not seen are
+//
+// - writes that no operator makes, through a pointer;
+// - what other threads do that the forward pass starts;
+// - writes to memory of the program on which the step itself puts a tensor (from_blob) that is gone when it ends;
+// - in the outermost backward pass, writes to anything but registered buffers and gradients.
 
 #include <cstdint>
 #include <functional>
@@ -80,6 +84,8 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
 
   /// Of the copies that it holds.
   int64_t bytes() const { return bytes_; }
+  /// Of those that a later step will hold, when zeros have become other values and leaves have gradients.
+  int64_t bytes_to_come() const;
   /// Whether the latest run has written to memory that was there before the run.
   bool has_written(const at::Tensor& tensor) const;
   bool has_written(const c10::StorageImpl* memory) const;
@@ -113,6 +119,7 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
   void before_unseen_write(const at::Tensor& tensor) override { note_write(tensor); }
   void before_pass(const torch::autograd::edge_list& roots) override;
 
+  void forget_what_is_gone();
   void note_write(const at::Tensor& tensor);
   void note_memory(const at::Tensor& tensor);
   void note_view(const at::Tensor& tensor);

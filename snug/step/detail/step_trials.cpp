@@ -130,7 +130,7 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
   }
   counts_.kept_bytes = std::max(counts_.kept_bytes, kept);
   counts_.idle_state_bytes = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
-  counts_.effect_bytes = std::max(counts_.effect_bytes, trial.journal().bytes());
+  counts_.effect_bytes = std::max(counts_.effect_bytes, trial.journal().bytes_to_come());
   counts_.fixed_bytes = trial.fixed_bytes() - kept - counts_.idle_state_bytes;
 }
 
@@ -149,7 +149,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
     const bool is_memory = is_out_of_memory(error);
     const bool is_misuse = dynamic_cast<const ConfigError*>(&error) != nullptr;
     const bool is_part = measured_for_ > 0 || (items < step.counts.batch && step.micro_batch == 0);
-    if (!is_memory && (is_misuse || !is_part)) {
+    if (!is_memory && ((is_misuse && measured_for_ == 0) || !is_part)) {
       throw;
     }
     note(is_memory ? "does not run within the budget"

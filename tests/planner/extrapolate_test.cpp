@@ -1,0 +1,106 @@
+// The profile of a large micro-batch from two small ones: exact where bytes are linear in the items, and none where the
+// two are not alike.
+
+#include "snug/planner/detail/extrapolate.h"
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "snug/planner/solver.h"
+#include "tests/planner/sample_profiles.h"
+
+namespace snug::extrapolate_test {
+namespace {
+
+using detail::extrapolated;
+using testing::ProfileBuilder;
+
+// A step whose bytes and seconds are linear in its items, with parts that stay the same.
+StepProfile step_of(int64_t items, int operators = 4) {
+  ProfileBuilder builder;
+  const auto seconds = 0.5 + 0.25 * static_cast<double>(items);
+  int x = builder.external(64 * items);
+  const int weight = builder.external(4096);
+  for (int i = 0; i < operators; ++i) {
+    x = builder.op("layer", seconds, 256 * items + 48, {x, weight}, {x}, i % 2 == 0, 32 * items + 512);
+    builder.parameters(4096);
+  }
+  builder.op("loss", seconds, 4, {x}, {x});
+  return builder.finish();
+}
+
+TEST(Extrapolated, GoesOnAlongTheLineThroughBothProfiles) {
+  const StepProfile small = step_of(2), large = step_of(4);
+  for (const int64_t items : {4, 5, 8, 64}) {
+    SCOPED_TRACE(items);
+    const auto found = extrapolated({small, 2}, {large, 4}, items);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(*found, step_of(items));
+    found->check();
+  }
+}
+
+TEST(Extrapolated, GoesBackAlongItAsWell) {
+  const auto found = extrapolated({step_of(4), 4}, {step_of(8), 8}, 2);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(*found, step_of(2));
+}
+
+TEST(Extrapolated, TellsTheSmallestPeakOfTheWhole) {
+  const auto smallest = [](const StepProfile& profile) {
+    return PlanSolver(StepSimulator(profile)).smallest().peak_bytes;
+  };
+  const auto found = extrapolated({step_of(2, 12), 2}, {step_of(4, 12), 4}, 32);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(smallest(*found), smallest(step_of(32, 12)));
+}
+
+TEST(Extrapolated, HasNoBytesAndSecondsBelowZero) {
+  StepProfile small = step_of(2);
+  const StepProfile large = step_of(4);
+  small.storages[1].bytes = 8192;  // as it grows, it gets smaller
+  small.operators[0].workspace = 1 << 20;
+  small.operators[0].seconds = 100;
+  small.backward[0].seconds = 100;
+  const auto found = extrapolated({small, 2}, {large, 4}, 64);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->storages[1].bytes, 0);
+  EXPECT_EQ(found->operators[0].workspace, 0);
+  EXPECT_EQ(found->operators[0].seconds, 0);
+  EXPECT_EQ(found->backward[0].seconds, 0);
+}
+
+TEST(Extrapolated, IsNoneWhereTheTwoAreNotAlike) {
+  const std::vector<std::pair<std::string, std::function<void(StepProfile&)>>> others = {
+      {"another operator", [](StepProfile& of) { of.operators[1].name = "other"; }},
+      {"one more operator", [](StepProfile& of) { of = step_of(4, 5); }},
+      {"another operand", [](StepProfile& of) { of.operators[1].reads.pop_back(); }},
+      {"another result", [](StepProfile& of) { of.operators[1].writes[0].version += 1; }},
+      {"a random one", [](StepProfile& of) { of.operators[1].replayable = false; }},
+      {"memory of another kind", [](StepProfile& of) { of.storages[2].kind = StorageKind::Pinned; }},
+      {"another moment", [](StepProfile& of) { std::swap(of.events[0], of.events[1]); }},
+      {"one more event", [](StepProfile& of) { of.events.push_back({EventKind::Allocate, 0, 8}); }},
+      {"one more backward operator", [](StepProfile& of) { of.backward.push_back({"more", 1}); }},
+      {"another device", [](StepProfile& of) { of.device = "cuda:0"; }},
+  };
+  const StepProfile small = step_of(2);
+  for (const auto& [name, change] : others) {
+    SCOPED_TRACE(name);
+    StepProfile large = step_of(4);
+    ASSERT_TRUE(extrapolated({small, 2}, {large, 4}, 8));
+    change(large);
+    EXPECT_FALSE(extrapolated({small, 2}, {large, 4}, 8));
+  }
+}
+
+TEST(Extrapolated, IsNoneForTwoOfTheSameItems) {
+  EXPECT_FALSE(extrapolated({step_of(4), 4}, {step_of(4), 4}, 8));
+  EXPECT_FALSE(extrapolated({step_of(4), 4}, {step_of(2), 2}, 8));
+}
+
+}  // namespace
+}  // namespace snug::extrapolate_test

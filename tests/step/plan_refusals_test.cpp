@@ -1,0 +1,99 @@
+// Where a budget is refused: what is thrown, and what the next step makes of it.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "snug/core/error.h"
+#include "snug/optim/sgd.h"
+#include "snug/step/stepper.h"
+#include "tests/step/planned_training.h"
+#include "tests/support/tensors.h"
+
+namespace snug::plan_refusals_test {
+namespace {
+
+using testing::clones_of;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::same_bits;
+using torch::Tensor;
+using namespace testing::planned;
+
+// Parts of the micro-batch are tried, to tell what the whole takes; one item alone has no variance.
+TEST(PlanRefusals, OfAMicroBatchAreNotTheModelsErrorAboutPartsOfIt) {
+  torch::manual_seed(1);
+  nn::BatchNorm1d norm(64);
+  nn::Linear head(64, 64);
+  nn::Sequential model(head, norm);
+  SGD optimizer(model->parameters(), {.lr = 0.1});
+  const Tensor x = torch::randn({4, 64, 4096});
+  Stepper stepper(model, optimizer, {.micro_batch = 4, .memory_budget = Bytes(live() + (7 << 20))});
+  std::vector<int64_t> tried;
+  const auto step = [&] {
+    stepper.step({x}, [&](const Batch& micro) {
+      tried.push_back(micro.size());
+      const Tensor h = (head->weight.mean() * micro[0]).sigmoid();
+      return Loss::mean(norm->forward(h.mean(2)).square().mean(), micro.size());
+    });
+  };
+  EXPECT_THAT(error_of<BudgetExceeded>(step), HasSubstr("no plan was found"));
+  EXPECT_THAT(tried, ::testing::Contains(1));
+}
+
+// Gradients of a window are copied while a later micro-batch is tried, for which there is no room.
+struct Windows {
+  nn::Sequential model;
+  SGD optimizer{model->parameters(), {.lr = 0.1}};
+  std::optional<Stepper> stepper;
+
+  Windows() : model(make_model()) {}
+
+  static nn::Sequential make_model() { return testing::make_mlp({kWidth, 512, 512, kWidth}); }
+
+  void begin(int64_t room) {
+    stepper.emplace(model, optimizer, StepperOptions{.accumulate = 2, .memory_budget = Bytes(live() + room)});
+  }
+  std::optional<StepResult> accumulate(const Batch& batch) {
+    return stepper->accumulate(batch, [this](const Batch& micro) {
+      return Loss::mean(torch::mse_loss(model->forward(micro[0]), micro[1]), micro.size());
+    });
+  }
+};
+
+constexpr int64_t kSmall = 4, kLarge = 128;
+
+// Such that a window fits whichever of its micro-batches is large, and not a copy of all gradients beside.
+int64_t room_for_windows() {
+  Windows windows;
+  windows.begin(int64_t{1} << 26);
+  const int64_t before = live();
+  windows.accumulate(make_batch(kLarge));
+  const int64_t room = windows.stepper->plan()->choice.peak_bytes - before;
+  windows.stepper->flush();
+  return room + testing::bytes_of(windows.model->parameters()) / 4;
+}
+
+TEST(PlanRefusals, OfAWindowAreOfThatOneAlone) {
+  const int64_t room = room_for_windows();
+  const Batch small = make_batch(kSmall), large = make_batch(kLarge);
+  Windows windows;
+  const auto before = clones_of(windows.model->parameters());
+  windows.begin(room);
+  windows.accumulate(small);
+  EXPECT_THROW(windows.accumulate(large), BudgetExceeded);
+  EXPECT_TRUE(same_bits(windows.model->parameters(), before));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_FALSE(windows.accumulate(small));
+    const auto result = windows.accumulate(large);
+    ASSERT_TRUE(result && result->stepped());
+    EXPECT_LE(result->peak_bytes, windows.stepper->plan()->budget_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace snug::plan_refusals_test
