@@ -117,14 +117,11 @@ int64_t live() { return live_bytes(torch::kCPU).count(); }
 int64_t tight_bytes(const Cell& cell, const Batch& batch) {
   const int64_t before = live();
   const int64_t plain = Training(cell, Bytes::unlimited()).step(batch).peak_bytes - before;
-  for (int64_t room = 24 << 10;; room += room / 16) {
+  for (int64_t room = plain * 5 / 8;; room += plain / 8) {
     try {
       Training(cell, Bytes(before + room)).step(batch);
       return (plain + room) / 2;
-    } catch (const BudgetExceeded& error) {
-      if (error.smallest_feasible().count() > 0) {
-        return (plain + error.smallest_feasible().count() - before) / 2;
-      }
+    } catch (const BudgetExceeded&) {
     }
   }
 }
