@@ -385,7 +385,9 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     const bool in_file = state_can_leave();
     const int64_t loaded = large.loaded_bytes / part * items * (micro_batches(items) > 1 ? 2 : 1);
     const int64_t beside = parts.fixed_bytes(in_file) + loaded + (micro_batches(items) > 1 ? gradient_bytes() : 0);
-    const int64_t peak = PlanSolver(StepSimulator(*whole)).smallest().peak_bytes;
+    const RematPlan least = PlanSolver(StepSimulator(*whole)).smallest();
+    // It is tried under a guess first, which takes more than the least.
+    const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
     return std::max(parts.bytes_of_update(in_file), beside + peak) + kSmallThings;
   }
   return 0;
