@@ -196,9 +196,7 @@ std::optional<TapeRecorder::Unfinished> TapeRecorder::take_unfinished() {
   profile_.events.resize(refused_->events);
   add(EventKind::Allocate, 0, refused_->high);
   add(EventKind::Release, 0, refused_->high);
-  for (auto& [storage, event] : unused_since_) {
-    event = std::min(event, profile_.events.size());
-  }
+  std::erase_if(unused_since_, [&](const auto& one) { return one.second > refused_->events; });  // with the graph
   move_drops_of_unused();
   return Unfinished{take(), refused_->rise};
 }
