@@ -196,7 +196,12 @@ std::optional<TapeRecorder::Unfinished> TapeRecorder::take_unfinished() {
   profile_.events.resize(refused_->events);
   add(EventKind::Allocate, 0, refused_->high);
   add(EventKind::Release, 0, refused_->high);
-  std::erase_if(unused_since_, [&](const auto& one) { return one.second > refused_->events; });  // with the graph
+  // What the graph has let go of, when the error ended it, is not unused, but for what nothing but a pass inside needs.
+  std::erase_if(unused_since_,
+                [&](const auto& one) { return one.second > refused_->events && !asked_inside_.contains(one.first); });
+  for (auto& [storage, event] : unused_since_) {
+    event = std::min(event, profile_.events.size());
+  }
   move_drops_of_unused();
   return Unfinished{take(), refused_->rise};
 }
