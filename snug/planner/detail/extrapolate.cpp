@@ -42,8 +42,17 @@ std::optional<StepProfile> extrapolated(const ProfiledItems& small, const Profil
   for (size_t i = 0; i < result.backward.size(); ++i) {
     result.backward[i].seconds = seconds(small.profile.backward[i].seconds, result.backward[i].seconds);
   }
+  // Levels go on along the line, and not what leads from one to the next, which is rounded.
+  int64_t of_small = 0, of_large = 0, level = 0;
   for (size_t i = 0; i < result.events.size(); ++i) {
-    result.events[i].bytes = bytes(small.profile.events[i].bytes, result.events[i].bytes);
+    ProfileEvent& event = result.events[i];
+    if (event.kind == EventKind::Allocate || event.kind == EventKind::Release) {
+      const int64_t sign = event.kind == EventKind::Allocate ? 1 : -1;
+      of_small += sign * small.profile.events[i].bytes;
+      of_large += sign * event.bytes;
+      event.bytes = std::max<int64_t>(0, sign * (bytes(of_small, of_large) - level));
+      level += sign * event.bytes;
+    }
   }
   return result;
 }

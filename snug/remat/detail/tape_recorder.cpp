@@ -196,11 +196,10 @@ std::optional<TapeRecorder::Unfinished> TapeRecorder::take_unfinished() {
   profile_.events.resize(refused_->events);
   add(EventKind::Allocate, 0, refused_->high);
   add(EventKind::Release, 0, refused_->high);
-  // What the graph has let go of, when the error ended it, is not unused, but for what nothing but a pass inside needs.
-  std::erase_if(unused_since_,
-                [&](const auto& one) { return one.second > refused_->events && !asked_inside_.contains(one.first); });
-  for (auto& [storage, event] : unused_since_) {
-    event = std::min(event, profile_.events.size());
+  // What the graph has let go of when the error ended it is not unused. What a pass inside asks for stays to the end.
+  std::erase_if(unused_since_, [&](const auto& one) { return one.second > refused_->events; });
+  for (const int storage : asked_inside_) {
+    unused_since_.try_emplace(storage, profile_.events.size());
   }
   move_drops_of_unused();
   return Unfinished{take(), refused_->rise};

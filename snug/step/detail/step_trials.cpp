@@ -393,8 +393,9 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   return 0;
 }
 
-// `bound`: see StepSearch; 0: it is not known.
+// `bound`: see StepSearch; 0: it is not known. What ran out of memory in as little as is given names no budget.
 void StepTrials::refuse(int64_t smallest, int64_t bound) const {
+  smallest = smallest > limits_->budget ? smallest : 0;
   std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",
                                  counts_.batch, Bytes(limits_->budget).str());
   if (!pinned_by_.empty()) {
