@@ -95,7 +95,7 @@ const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
 
 void StepBudget::forget_tries() {
   if (planner_) {
-    planner_->begin_step();
+    planner_->forget_tries();
   }
   tries_ = {};
 }

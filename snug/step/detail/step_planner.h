@@ -43,8 +43,8 @@ class StepPlanner {
   void keep(const StepToPlan& step, const AgreedSplit& agreed);
 
   // What happens to the last plan: see plan_life.h.
-  /// The first try of a step.
-  void begin_step() { before_.reset(); }
+  /// The first try of a step comes.
+  void forget_tries() { before_.reset(); }
   /// The step ran out of memory. False: no other plan is to be had.
   bool step_down(PlanEvent event);
   /// The step was made, as planned or with other operators.
