@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/native/Resize.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -188,6 +189,33 @@ TEST(Rematerialize, ReadsNoTableThatWentWithItsStackFrame) {
   };
   const ActivationPlan plan = checked_plan(forward);
   EXPECT_TRUE(same_bits(run(plan, forward, {x}).gradients, run(std::nullopt, forward, {x}).gradients));
+}
+
+// As shards of weights that are gathered for a layer and let go of after it.
+TEST(Rematerialize, RebuildsNothingFromMemoryThatTheProgramGaveBack) {
+  const Layers layers(4);
+  const Tensor table = torch::zeros({128, 64});
+  const auto bytes = static_cast<int64_t>(table.nbytes());
+  const Forward forward = [&] {
+    at::native::resize_bytes_nocuda(table.storage(), bytes);
+    table.fill_(0.125);
+    const Tensor loss = layers.loss([&](const Tensor& h) { return h + table; });
+    at::native::resize_bytes_nocuda(table.storage(), 0);
+    return loss;
+  };
+  const ActivationPlan plan = checked_plan(forward);
+  EXPECT_TRUE(
+      same_bits(run(plan, forward, layers.weights).gradients, run(std::nullopt, forward, layers.weights).gradients));
+}
+
+TEST(Rematerialize, SaysThatMemoryWasGivenBackBeforeBackward) {
+  const Layers layers(4);
+  const Tensor table = torch::full({128, 64}, 0.125);
+  const Forward forward = [&] { return layers.loss([&](const Tensor& h) { return h + table; }); };
+  const ActivationPlan plan = checked_plan(forward);
+  const auto give_back = [&] { at::native::resize_bytes_nocuda(table.storage(), 0); };
+  EXPECT_THAT([&] { (void)run(plan, forward, layers.weights, give_back); },
+              ::testing::ThrowsMessage<Error>(::testing::HasSubstr("its memory given back")));
 }
 
 TEST(Rematerialize, HoldsNoMemoryThatTheProgramLends) {

@@ -171,9 +171,7 @@ c10::Storage OpTape::find(int storage) {
     }
     s.holding.hold(memory);
   }
-  c10::Storage memory = s.holding.find();
-  const bool is_given_back = memory && static_cast<int64_t>(memory.nbytes()) < s.bytes;  // resized by the program
-  return is_given_back ? c10::Storage() : memory;
+  return s.was_given_back() ? c10::Storage() : s.holding.find();
 }
 
 // Its memory is in other hands than before. In the forward pass the program may go on with it.

@@ -48,6 +48,11 @@ struct TapeStorage {
   bool was_written_unseen() const {
     return std::any_of(counts.begin(), counts.end(), [](const WriteCount& count) { return count.moved(); });
   }
+  // The program resized it: a table that is made anew in each step, a shard that was gathered for one operator.
+  bool was_given_back() const {
+    const c10::Storage memory = holding.find();
+    return memory && static_cast<int64_t>(memory.nbytes()) < bytes;
+  }
   int64_t counted_bytes() const { return is_counted ? bytes : 0; }
 };
 
