@@ -305,8 +305,8 @@ class Trainer::Impl {
     const Bytes least(live_bytes(device_).count() + gradients + state);
     if (least > config_.memory) {
       throw BudgetExceeded(fmt::format(
-          "train: {} needs at least {} on {} for the parameters and their gradients{}, more than the limit of {}; raise "
-          "it, {}or train a smaller model",
+          "train: {} takes {} on {} for the parameters and their gradients{} alone, and a step needs more; the limit is "
+          "{}; raise it, {}or train a smaller model",
           config_.model, least.str(), device_.str(), may_leave ? "" : " and the optimizer's state",
           config_.memory.str(), plans() && !may_leave && device_.is_cpu() ? "add --offload, " : ""));
     }

@@ -255,6 +255,33 @@ TEST(Rematerialize, LeavesNothingBehindWhenTheGraphIsDroppedOrTheForwardThrows) 
   EXPECT_EQ(live_bytes(torch::kCPU).count(), before);
 }
 
+// The graph of a result that the program keeps is the beginning of the forward pass, and has the plan in hand.
+TEST(Rematerialize, ThatThrowsKeepsNothingForAResultThatIsKept) {
+  Chain chain;
+  Tensor kept;
+  const auto forward = [&] {
+    kept = chain.first->forward(chain.input).sigmoid();
+    Tensor h = kept;
+    for (int layer = 0; layer < 6; ++layer) {
+      h = h.sin().exp();
+    }
+    return h.sum();
+  };
+  const StepProfile profile = profile_step(forward);
+  kept = Tensor();
+  const Bytes halfway(
+      (smallest_feasible(profile).count() + ActivationPlan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes) / 2);
+  const ActivationPlan plan(profile, halfway, kSearch);
+  const int64_t before = live_bytes(torch::kCPU).count();
+  try {
+    const Rematerialize scope(plan);
+    forward();
+    throw std::runtime_error("in the forward pass");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_EQ(live_bytes(torch::kCPU).count(), before + static_cast<int64_t>(kept.nbytes()));
+}
+
 TEST(Rematerialize, ThatRunsOutOfMemoryInBackwardLeavesNothingBehind) {
   Chain chain;
   const StepProfile profile = profile_step([&] { return chain.loss(); });

@@ -105,6 +105,7 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
     run_step(forward_and_loss, tape, recorder, journal, options);
   } catch (...) {
     failure = std::current_exception();
+    tape->close();  // a result that the program has kept, and its graph with it, may keep the tape for long
   }
   tape->forget_listener();
   if (options.parameters != nullptr) {
