@@ -83,8 +83,8 @@ class OpTape::Replay {
     const TapeStorage& storage = tape_.at(value.storage);
     if (storage.is_external()) {
       throw CannotRebuild(
-          "Rematerialize: a parameter, buffer or input was written in place, or its memory given back, after the "
-          "forward pass read it, and is needed to rebuild what backward asks for; go backward before you change it");
+          "Rematerialize: a parameter, buffer or input was written in place after the forward pass read it, or its memory "
+          "given back, and is needed to rebuild what backward asks for; go backward before you change it");
     }
     throw CannotRebuild(
         fmt::format("Rematerialize: the result of operator {}, which is needed to rebuild what backward asks for, is "
