@@ -17,7 +17,7 @@ import figures  # noqa: E402
 
 ENTRY = {"name": "a", "program": "p", "date": "2026-01-01", "machine": "m", "source": "benchmarks/results/r.md", "line": "row a", "value": 10.35, "low": 7.79,
          "high": 26.28, "digits": 2, "unit": " x"}
-README = "| what | measured | by |\n|---|---|---|\n| speed | <!--=a-->10 x (7.8 to 26)<!--/--> | `p` |\n"
+README = "## What it costs\n\n| what | measured | by |\n|---|---|---|\n| speed | <!--=a-->10 x (7.8 to 26)<!--/--> | `p` |\n"
 
 
 class Quoted(unittest.TestCase):
