@@ -30,7 +30,7 @@ class Quoted(unittest.TestCase):
         printed = subprocess.run([sys.executable, ROOT / "tools" / "scaling_model.py"], capture_output=True, text=True, check=True).stdout
         rows = [line for line in printed.splitlines() if line.startswith("|")]
         self.assertGreater(len(rows), 20)
-        page = (ROOT / "docs" / "scaling.md").read_text().splitlines()
+        page = (ROOT / "benchmarks" / "results" / "scaling-model.md").read_text().splitlines()
         self.assertEqual([row for row in rows if row not in page], [])
 
 
