@@ -1,5 +1,5 @@
 // A network that learns sine and cosine at once: in FP32 and in BF16, and with one backward pass for each task, so that
-// only one head's graph is alive at a time. docs/by-hand.md and docs/precision.md name it.
+// only one head's graph is alive at a time. See docs/by-hand.md and docs/precision.md.
 
 #include <iostream>
 #include <numbers>
