@@ -77,9 +77,9 @@ StepProfile profile_of(PlannedModel& planned, const PlanFlags& flags) {
                       {.link = flags.offloads ? measure_offload_link(flags.offload, planned.device) : OffloadLink{}});
 }
 
-// The rows of docs/which.md.
+// The techniques of docs/fit.md. Users of the program may not have the page, so the text says the advice itself.
 std::string advice(const char* one_device, const char* several) {
-  return fmt::format("One device: {}; several: {} (docs/which.md).", one_device, several);
+  return fmt::format("One device: {}; several: {}.", one_device, several);
 }
 
 std::string advice_for_time() {

@@ -1,5 +1,5 @@
 // Every technique for activations that is switched on by hand, on one small model: gradients equal plain training's,
-// and fewer bytes are held for backward. docs/activation-memory.md shows these functions.
+// and fewer bytes are held for backward. docs/by-hand.md shows these functions.
 
 #include <functional>
 #include <iostream>

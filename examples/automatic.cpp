@@ -1,4 +1,4 @@
-// A model within a number of bytes: by a plan, by a Stepper, and with a disk. docs/automatic.md shows this code.
+// A model within a number of bytes: by a plan, by a Stepper, and with a disk. docs/plans.md shows this code.
 
 #include <filesystem>
 #include <iostream>

@@ -1,5 +1,5 @@
 // Training on several ranks: by a loop of one's own, and by a Stepper. Started alone it is a group of one; on two
-// ranks by `snug launch -n 2 -- data_parallel`. docs/data-parallel.md shows these functions.
+// ranks by `snug launch -n 2 -- data_parallel`. docs/ranks.md shows these functions.
 
 #include <iostream>
 #include <memory>

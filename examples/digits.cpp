@@ -1,5 +1,5 @@
 // A whole program: pictures of digits through a loader with workers, a ResNet, a schedule, averaged weights,
-// validation, and snapshots from which a run that was stopped goes on to the same bits. docs/own-data.md shows it.
+// validation, and snapshots from which a run that was stopped goes on to the same bits. docs/start.md shows it.
 //
 //   digits FOLDER-OF-IDX-FILES RUN-FOLDER [STEPS] [EPOCHS]       `-` as the first: made-up pictures, for a test
 

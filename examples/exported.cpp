@@ -1,4 +1,4 @@
-// Trains a model that Python exported, on random batches, within a budget of bytes. See docs/python-models.md.
+// Trains a model that Python exported, on random batches, within a budget of bytes. See docs/exported.md.
 //
 //   exported MODEL.pt2 TRAINED.safetensors [MEMORY]
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// 16 items for each input of the model in docs/python-models.md: 8 numbers, and which of 3 classes they belong to.
+// 16 items for each input of the model in docs/exported.md: 8 numbers, and which of 3 classes they belong to.
 snug::Batch some_batch() {
   const auto x = torch::randn({16, 8});
   return {x, x.slice(1, 0, 3).argmax(1)};

@@ -1,4 +1,4 @@
-// What a Python program says, in C++. docs/from-python.md shows these functions beside their Python.
+// What a Python program says, in C++. docs/pytorch.md shows these functions beside their Python.
 
 #include <cmath>
 #include <filesystem>

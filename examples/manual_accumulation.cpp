@@ -1,5 +1,5 @@
 // Gradient accumulation in three ways: the four lines that everybody knows, right where all parts have the same size
-// and the loss is a mean; a window, for a loop of one's own and parts of any size; and a Stepper. docs/accumulation.md
+// and the loss is a mean; a window, for a loop of one's own and parts of any size; and a Stepper. docs/by-hand.md
 // shows these functions.
 
 #include <iostream>

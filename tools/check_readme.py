@@ -1,7 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that README.md shows examples/quickstart.cpp as it is, that pages in docs/ which name
-an example show its code (```python blocks are others'), and that the files they link to exist.
-The diffs of examples/adopted are whole, name a commit, and change as many lines as is said there, at most ten.
+"""Checks README.md, the pages of docs/ and the diffs of examples/adopted.
+
+- README.md has fewer than 100 lines and 700 words. Its first ```python block is part of examples/python/quickstart.py, and its first
+  ```cpp block is part of examples/quickstart.cpp; the tests run both programs.
+- Each ```cpp block of a page is part of a source that the page links to.
+- Links lead to files of the repository.
+- The diffs of examples/adopted are whole, name a commit, and change as many lines as examples/adopted/README.md says, at most ten.
 
 usage: check_readme.py ROOT
 """
@@ -9,25 +13,44 @@ usage: check_readme.py ROOT
 import pathlib
 import re
 import sys
+import textwrap
+
+LINES, WORDS = 100, 700
+BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)")
 
 root = pathlib.Path(sys.argv[1])
 readme = (root / "README.md").read_text()
 problems = []
-shown = re.search(r"```cpp\n(.*?)```", readme, re.DOTALL)[1].strip()
-if shown != (root / "examples" / "quickstart.cpp").read_text().strip():
-    problems.append("README.md: its code is not examples/quickstart.cpp")
-for target in re.findall(r"\]\(([^)#:]+)\)", readme):
-    if not (root / target).exists():
-        problems.append(f"README.md: links to {target}, which is not there")
+
+
+def is_part(code, source):
+    """Whether the lines of `code` stand in `source` one after the other, as they are or further to the right."""
+    return any(f"\n{textwrap.indent(code, ' ' * indent)}" in f"\n{source}" for indent in range(0, 9, 2))
+
+
+def links_of(document, text):
+    """The files that `text` links to. Adds to `problems` each that is missing."""
+    found = [document.parent / link for link in LINK.findall(BLOCK.sub("", text))]
+    problems.extend(f"{document.relative_to(root)}: links to {file.relative_to(document.parent)}, which is not there" for file in found if not file.exists())
+    return found
+
+
+for language, example in (("python", "examples/python/quickstart.py"), ("cpp", "examples/quickstart.cpp")):
+    shown = next((code for name, code in BLOCK.findall(readme) if name == language), None)
+    if shown is None or not is_part(shown, (root / example).read_text()):
+        problems.append(f"README.md: its first {language} block is not part of {example}")
+links_of(root / "README.md", readme)
+for number, of, limit in ((len(readme.splitlines()), "lines", LINES), (len(re.sub(r"<!--.*?-->", "", readme).split()), "words", WORDS)):
+    if number >= limit:
+        problems.append(f"README.md: {number} {of}; there must be fewer than {limit}")
+
 for page in sorted((root / "docs").glob("*.md")):
-    blocks = r"```\w*\n(.*?)```"
-    text = re.sub(blocks, "", page.read_text(), flags=re.DOTALL)
-    links = re.findall(r"\]\(([^)#:]+)\)", text)
-    problems += [f"docs/{page.name}: links to {link}, which is not there" for link in links if not (page.parent / link).exists()]
-    example = next((page.parent / link for link in links if link.endswith(".cpp")), None)
-    for language, code in re.findall(r"```(\w*)\n(.*?)```", page.read_text(), re.DOTALL) if example else []:
-        if language != "python" and code not in example.read_text():
-            problems.append(f"docs/{page.name}: this code is not in {example.name}: {code.splitlines()[0]}")
+    text = page.read_text()
+    sources = [file.read_text() for file in links_of(page, text) if file.suffix == ".cpp" and file.exists()]
+    for language, code in BLOCK.findall(text):
+        if language == "cpp" and not any(is_part(code, source) for source in sources):
+            problems.append(f"docs/{page.name}: this code is in no source that the page links to: {code.splitlines()[0]}")
 
 
 def changed(diff):
@@ -51,7 +74,5 @@ for file in sorted(adopted.glob("*.diff")):
         problems.append(f"examples/adopted/README.md: {file.name} has {count[0]} new lines for {count[1]} old ones")
     if not re.search(r"\b[0-9a-f]{40}\b", diff.split("diff --git")[0]):
         problems.append(f"{file.name}: its first lines name no commit")
-if len(readme.splitlines()) > 200:
-    problems.append(f"README.md: {len(readme.splitlines())} lines, more than 200")
-print("\n".join(problems) if problems else "README.md is in order")
+print("\n".join(problems) if problems else "README.md and the pages are in order")
 sys.exit(1 if problems else 0)

@@ -149,11 +149,10 @@ def problems(root):
 
 
 def unmarked(text):
-    """Numbers in the second column of the table of results that no mark holds; sizes of models and batches stand in the first."""
-    table = re.search(r"^\| what \| measured \| by \|\n\|[-| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-    for row in table[1].splitlines():
-        cell = MARK.sub("", row.split(" | ")[1])
-        yield from re.findall(r"\d+\.\d+(?! million)\b", cell)
+    """Numbers with a decimal point below "## What it costs" that stand in no mark, no quoted block and no code."""
+    section = re.search(r"^## What it costs\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    rest = MARK.sub("", BLOCK.sub("", section[1])) if section else ""
+    return re.findall(r"\d+\.\d+", re.sub(r"`[^`]*`|\([^)]*\)", "", rest))
 
 
 def write(root):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How data parallelism scales, by a formula and by a simulation, and whether both are right about 1 to 4 measured ranks.
 
-usage: scaling_model.py                      tables for 8 to 4,096 GPUs, as in docs/scaling.md
+usage: scaling_model.py                      tables for 8 to 4,096 GPUs, as in benchmarks/results/scaling-model.md
        scaling_model.py --measure BUILD_DIR  runs BUILD_DIR/benchmarks/data_parallel on ranks whose links `tc` slows down, each in a
                                              network namespace, and compares; needs root
        scaling_model.py --self-test          the formula against the simulation

@@ -3,7 +3,7 @@
 // operators and the weights. Operators are called one by one through LibTorch's dispatcher, so autograd, autocast,
 // plans and budgets see what they would see of the same model in C++, and losses, gradients and weights have Python's
 // bits. python/snug_export.py saves such files with a graph for train() and one for eval(), the weights once. How to:
-// docs/python-models.md.
+// docs/exported.md.
 //
 //   auto model = snug::load_exported("model.pt2");
 //   snug::AdamW optimizer(model->parameters(), {.lr = 1e-3});

@@ -16,7 +16,7 @@
 //     loss.backward();
 //   }
 //
-// The idea, the search and its sources: docs/automatic.md.
+// The idea, the search and its sources: docs/plans.md.
 
 #include <atomic>
 #include <cstdint>

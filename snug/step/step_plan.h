@@ -56,7 +56,7 @@ struct StepPlan {
   /// costs.
   std::string explain() const;
 
-  /// What to do, in a sentence: see docs/which.md.
+  /// What to do, in a sentence. docs/fit.md has the techniques and when to use them.
   std::string verdict() const;
 
   /// The plan and everything that explain() tells.

@@ -1,5 +1,5 @@
 """Command lines that nobody would type: options of each command with values of any kind. Each ends with a status of
-docs/exit-status.md, says in one line what is wrong, and shows bytes of unknown origin escaped.
+docs/program.md, says in one line what is wrong, and shows bytes of unknown origin escaped.
 
 usage: command_line_test.py PATH-OF-SNUG [unittest arguments]
 

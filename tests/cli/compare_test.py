@@ -174,7 +174,7 @@ class Compare(SnugTest):
             (out, "checkpointing-schedule.svg"), (GOLDEN.parent.parent / "docs" / "figures", "schedule.svg")))
         self.assertIn("<svg xmlns=", fresh)
         panels = [picture.split('class="name"')[:4] for picture in (fresh, shown)]  # but the plan's, which depends on times
-        self.assertEqual(*panels, "renew docs/figures/schedule.svg, see docs/compare.md")
+        self.assertEqual(*panels, "renew docs/figures/schedule.svg, see docs/program.md")
 
     def check_recorded(self, rows):
         """The recorded runs of 12 blocks are those that each way has in theory."""

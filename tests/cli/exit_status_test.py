@@ -1,4 +1,4 @@
-"""Provokes each exit status of docs/exit-status.md.
+"""Provokes each exit status of docs/program.md.
 
 usage: exit_status_test.py PATH-OF-SNUG [unittest arguments]
 """
@@ -13,7 +13,7 @@ import time
 
 from program import ENVIRONMENT, SMALL, SNUG, SnugTest, main
 
-DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "exit-status.md"
+DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "program.md"
 
 
 def newest_snapshot(run):

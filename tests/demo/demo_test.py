@@ -1,4 +1,4 @@
-"""The demo, whole: trains, samples and compares as a newcomer would, and holds it to what the README says.
+"""The demo, whole: trains, samples and compares as a newcomer would, and holds it to docs/start.md.
 
 usage: demo_test.py ROOT-OF-THE-PROJECT
 """

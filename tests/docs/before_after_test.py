@@ -66,8 +66,8 @@ class BeforeAfter(unittest.TestCase):
         self.assertIn(len(text.splitlines()), range(120, 161))
         self.assertNotIn("snug", text)
 
-    def test_the_readme_shows_the_lines_that_are_changed(self):
-        shown = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1].splitlines()
+    def test_the_page_shows_the_lines_that_are_changed(self):
+        shown = re.search(r"```diff\n(.*?)```", (ROOT / "docs" / "start.md").read_text(), re.DOTALL)[1].splitlines()
         removed, added = changed_lines()
         self.assertEqual([line[1:] for line in shown if line[0] == "-"], removed)
         self.assertEqual([line[1:] for line in shown if line[0] == "+"], added)

@@ -17,7 +17,7 @@ import figures  # noqa: E402
 
 ENTRY = {"name": "a", "program": "p", "date": "2026-01-01", "machine": "m", "source": "benchmarks/results/r.md", "line": "row a", "value": 10.35, "low": 7.79,
          "high": 26.28, "digits": 2, "unit": " x"}
-README = "| what | measured | by |\n|---|---|---|\n| speed | <!--=a-->10 x (7.8 to 26)<!--/--> | `p` |\n"
+README = "## What it costs\n\n| what | measured | by |\n|---|---|---|\n| speed | <!--=a-->10 x (7.8 to 26)<!--/--> | `p` |\n"
 
 
 class Quoted(unittest.TestCase):
@@ -30,7 +30,7 @@ class Quoted(unittest.TestCase):
         printed = subprocess.run([sys.executable, ROOT / "tools" / "scaling_model.py"], capture_output=True, text=True, check=True).stdout
         rows = [line for line in printed.splitlines() if line.startswith("|")]
         self.assertGreater(len(rows), 20)
-        page = (ROOT / "docs" / "scaling.md").read_text().splitlines()
+        page = (ROOT / "benchmarks" / "results" / "scaling-model.md").read_text().splitlines()
         self.assertEqual([row for row in rows if row not in page], [])
 
 

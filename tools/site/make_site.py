@@ -17,11 +17,11 @@ import links
 
 # The guide, in the order of a first reading. A page of docs/ that is in no group is an error of Sphinx.
 GUIDE = {
-    "Begin": ["from-python", "which", "fit", "memory", "articles", "wrong", "glossary"],
-    "Techniques": ["automatic", "activation-memory", "accumulation", "mixed-precision", "optimizers", "learning-rate"],
-    "Several ranks": ["data-parallel", "start-ranks", "scaling"],
-    "Other programs": ["own-data", "python-models", "python", "bindings"],
-    "Here": ["build-cuda", "devices", "packages", "exit-status", "reliability", "compare"],
+    "Begin": ["start", "python", "pytorch", "fit"],
+    "Within a budget": ["budget", "plans"],
+    "Parts": ["by-hand", "precision", "optimizers", "ranks"],
+    "Other languages": ["exported", "c"],
+    "Reference": ["program", "devices", "renamed"],
 }
 # What pages link to beside pages: shown as it is.
 LINKED = ("bindings", "examples", "python", "script", "snug", "tests", "tools", "cli", "LICENSE", "requirements.txt", "packages.txt")

@@ -12,7 +12,7 @@
  * No exception leaves a function. A function that returns a status writes its results where it succeeds alone. A handle
  * may be used by one thread at a time, each time by another one, and be freed by any. Functions that free take null.
  * Strings that are returned belong to their handle. Texts are UTF-8; paths are bytes, as the system takes them. More in
- * docs/bindings.md. */
+ * docs/c.md. */
 
 #include <stddef.h>
 #include <stdint.h>
