@@ -32,13 +32,13 @@ class BuffersBefore:
     """Which tensors are the registered buffers of `modules`. What stands in these is C++'s to put back."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._before = [(module, buffers, dict(buffers), set(_non_persistent(module)))
+        self._before = [(module, buffers, dict(buffers.items()), set(_non_persistent(module)))
                         for module in modules if (buffers := vars(module).get("_buffers")) is not None]
 
     def put_back(self) -> None:
         """Takes out what was registered since, and puts in what was removed or replaced."""
         for module, buffers, before, non_persistent in self._before:
-            if not _same(dict(buffers), before):
+            if not _same(dict(buffers.items()), before):
                 _put_back(buffers, before)
                 for name in before:
                     vars(module).pop(name, None)  # what became an attribute in place of a buffer that was removed
@@ -55,9 +55,9 @@ def _same(now, before):
     return list(now) == list(before) and all(now[name] is before[name] for name in before)
 
 
-# The buffers of a module of TorchScript are no dictionary: they are replaced one by one, and always the same.
+# Those of a module of TorchScript are no dictionary, but always have the same names.
 def _put_back(buffers, before):
-    if list(buffers) != list(before):
+    if list(buffers.keys()) != list(before):
         buffers.clear()
         buffers.update(before)
     for name, buffer in before.items():

@@ -2,9 +2,11 @@
 
 import copy
 import gc
+import random
 import unittest
 import weakref
 
+import numpy
 import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.distributed as dist
@@ -67,7 +69,7 @@ class Resized(nn.Module):
         self.register_buffer("seen", torch.empty(0))
 
     def forward(self, x):
-        torch.add(x.detach(), 1, out=self.room)
+        torch.add(x[:1].detach(), 1, out=self.room)
         with torch.no_grad():
             count = self.seen.numel()
             self.seen.resize_(count + 64)
@@ -96,12 +98,12 @@ def loss_of(model, x):
     return model(x).square().mean()
 
 
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=1e-3)
+def sgd(model, make=torch.optim.SGD):
+    return make(model.parameters(), lr=1e-3)
 
 
-def by_hand(model, batches, plan=None):
-    optimizer, losses = sgd(model), []
+def by_hand(model, batches, plan=None, make=torch.optim.SGD):
+    optimizer, losses = sgd(model, make), []
     for x in batches:
         optimizer.zero_grad()
         if plan is None:
@@ -135,74 +137,82 @@ def stepper_for(model, x):
     return snug.Stepper(model, sgd(model), memory=budget_for(model, x), micro_batch=len(x))
 
 
+def for_each_keeper(check):
+    """Each in a frame of its own, so that budgets have nothing of the one before."""
+
+    def test(self):
+        for keeper in KEEPERS:
+            with self.subTest(keeper.__name__):
+                gc.collect()
+                check(self, keeper)
+
+    return test
+
+
 class Buffers(unittest.TestCase):
-    def test_are_as_before_a_plan_and_training_under_it_has_plain_trainings_bits(self):
-        for keeper in KEEPERS:
-            with self.subTest(keeper.__name__):
-                model, batches = problem(keeper)
-                plain = copy.deepcopy(model)
-                before, tensors = kept(model), list(model.buffers())
-                largest = snug.plan(lambda: loss_of(model, batches[0]), "1GiB")
-                plan = snug.plan(lambda: loss_of(model, batches[0]), largest.peak_bytes * 2 // 3)
-                snug.curve(lambda: loss_of(model, batches[0]), 3)
-                self.assertEqual(kept(model), before)
-                self.assertTrue(all(a is b for a, b in zip(model.buffers(), tensors)))
-                self.assertEqual(by_hand(model, batches, plan), by_hand(plain, batches))
-                self.assertEqual(kept(model), kept(plain))
-                self.assertLess(plan.peak_bytes, largest.peak_bytes)
+    @for_each_keeper
+    def test_are_as_before_a_plan_and_training_under_it_has_plain_trainings_bits(self, keeper):
+        model, batches = problem(keeper)
+        plain = copy.deepcopy(model)
+        before, tensors = kept(model), list(model.buffers())
+        largest = snug.plan(lambda: loss_of(model, batches[0]), "1GiB")
+        plan = snug.plan(lambda: loss_of(model, batches[0]), largest.peak_bytes * 2 // 3)
+        snug.curve(lambda: loss_of(model, batches[0]), 3)
+        self.assertEqual(kept(model), before)
+        self.assertTrue(all(a is b for a, b in zip(model.buffers(), tensors)))
+        self.assertEqual(by_hand(model, batches, plan), by_hand(plain, batches))
+        self.assertEqual(kept(model), kept(plain))
+        self.assertLess(plan.peak_bytes, largest.peak_bytes)
 
-    def test_of_a_stepper_that_plans_are_those_of_the_plain_loop(self):
-        for keeper in KEEPERS:
-            with self.subTest(keeper.__name__):
-                model, batches = problem(keeper)
-                plain = copy.deepcopy(model)
-                stepper = stepper_for(model, batches[0])
-                losses = [stepper.step(x, lambda x: loss_of(model, x)).loss for x in batches]
-                self.assertEqual(losses, by_hand(plain, batches))
-                self.assertEqual(kept(model), kept(plain))
-                self.assertIn("rebuilt", stepper.plan)
+    @for_each_keeper
+    def test_of_a_stepper_that_plans_are_those_of_the_plain_loop(self, keeper):
+        model, batches = problem(keeper)
+        plain = copy.deepcopy(model)
+        stepper = stepper_for(model, batches[0])
+        losses = [stepper.step(x, lambda x: loss_of(model, x)).loss for x in batches]
+        self.assertEqual(losses, by_hand(plain, batches))
+        self.assertEqual(kept(model), kept(plain))
+        self.assertIn("rebuilt", stepper.plan)
 
-    def test_are_put_back_after_a_step_that_failed(self):
-        for keeper in KEEPERS:
-            with self.subTest(keeper.__name__):
-                model, batches = problem(keeper)
-                plain = copy.deepcopy(model)
-                stepper = stepper_for(model, batches[0])
+    @for_each_keeper
+    def test_are_put_back_after_a_step_that_failed(self, keeper):
+        model, batches = problem(keeper)
+        plain = copy.deepcopy(model)
+        stepper = stepper_for(model, batches[0])
 
-                def broken(x):
-                    loss_of(model, x)
-                    raise KeyError("mine")
+        def broken(x):
+            loss_of(model, x)
+            raise KeyError("mine")
 
-                losses = []
-                for x in batches:
-                    before, tensors = kept(model), list(model.buffers())
-                    with self.assertRaisesRegex(KeyError, "mine"):
-                        stepper.step(x, broken)
-                    self.assertEqual(kept(model), before)
-                    self.assertTrue(all(a is b for a, b in zip(model.buffers(), tensors)))
-                    losses.append(stepper.step(x, lambda x: loss_of(model, x)).loss)
-                self.assertEqual(losses, by_hand(plain, batches))
+        losses = []
+        for x in batches:
+            before, tensors = kept(model), list(model.buffers())
+            with self.assertRaisesRegex(KeyError, "mine"):
+                stepper.step(x, broken)
+            self.assertEqual(kept(model), before)
+            self.assertTrue(all(a is b for a, b in zip(model.buffers(), tensors)))
+            losses.append(stepper.step(x, lambda x: loss_of(model, x)).loss)
+        self.assertEqual(losses, by_hand(plain, batches))
 
-    def test_are_put_back_before_a_step_is_made_again(self):
-        for keeper in KEEPERS:
-            with self.subTest(keeper.__name__):
-                model, batches = problem(keeper)
-                plain = copy.deepcopy(model)
-                stepper, calls = stepper_for(model, batches[0]), []
+    @for_each_keeper
+    def test_are_put_back_before_a_step_is_made_again(self, keeper):
+        model, batches = problem(keeper)
+        plain = copy.deepcopy(model)
+        stepper, calls = stepper_for(model, batches[0]), []
 
-                def out_of_memory_once(x):
-                    calls.append(1)
-                    loss = loss_of(model, x)
-                    if len(calls) == 1:
-                        torch.empty(1 << 30, dtype=torch.uint8)
-                    return loss
+        def out_of_memory_once(x):
+            calls.append(1)
+            loss = loss_of(model, x)
+            if len(calls) == 1:
+                torch.empty(1 << 30, dtype=torch.uint8)
+            return loss
 
-                losses = [stepper.step(x, lambda x: loss_of(model, x)).loss for x in batches[:2]]
-                again = stepper.step(batches[2], out_of_memory_once)
-                self.assertEqual(again.step_downs, 1)
-                losses += [again.loss, stepper.step(batches[3], lambda x: loss_of(model, x)).loss]
-                self.assertEqual(losses, by_hand(plain, batches))
-                self.assertEqual(kept(model), kept(plain))
+        losses = [stepper.step(x, lambda x: loss_of(model, x)).loss for x in batches[:2]]
+        again = stepper.step(batches[2], out_of_memory_once)
+        self.assertEqual(again.step_downs, 1)
+        losses += [again.loss, stepper.step(batches[3], lambda x: loss_of(model, x)).loss]
+        self.assertEqual(losses, by_hand(plain, batches))
+        self.assertEqual(kept(model), kept(plain))
 
     def test_that_were_replaced_are_not_kept_alive(self):
         for memory in (None, "1GiB"):
@@ -315,6 +325,25 @@ class ShardedModels(unittest.TestCase):
         model = Mlp()
         snug.plan(lambda: loss_of(model, x), "1GiB")
         self.assertEqual(len(self.gradients(sharded, x)), 8)
+
+
+class Noisy(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["lr"] = 1e-3 * random.random() * numpy.random.random()
+        super().step(closure)
+
+
+class RandomNumbers(unittest.TestCase):
+    def test_that_an_optimizer_draws_are_those_of_the_plain_loop(self):
+        """A Stepper has a copy of it make a step, to see its state."""
+        model, batches = problem(nn.Identity)
+        plain = copy.deepcopy(model)
+        random.seed(2), numpy.random.seed(2)
+        losses = by_hand(plain, batches, make=Noisy)
+        random.seed(2), numpy.random.seed(2)
+        stepper = snug.Stepper(model, sgd(model, Noisy), memory="1GiB")
+        self.assertEqual([stepper.step(x, lambda x: loss_of(model, x)).loss for x in batches], losses)
 
 
 class ForwardDerivatives(unittest.TestCase):
