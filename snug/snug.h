@@ -25,6 +25,7 @@
 #include "snug/core/bytes.h"
 #include "snug/core/error.h"
 #include "snug/core/out_of_memory.h"
+#include "snug/core/other_state.h"
 #include "snug/core/rng.h"
 #include "snug/core/state.h"
 #include "snug/data/digits.h"

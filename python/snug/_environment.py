@@ -1,9 +1,10 @@
-"""Where snug meets other versions of PyTorch, parts of it that a plan does not know, and random numbers that are not torch's."""
+"""Where snug meets other versions of PyTorch, and parts of it that a plan does not know."""
 
+import contextlib
 import functools
-import random
 import sys
-from typing import Any
+import threading
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch._ops
@@ -21,20 +22,6 @@ def prepare() -> None:
                           f"install torch {built}, or build snug again: pip install --no-build-isolation ./python")
     let_higher_order_operators_pass()
     check_what_functions_return()
-
-
-def random_state() -> tuple[Any, Any]:
-    """Of Python's `random`, and of numpy.random, if that is loaded."""
-    numpy = sys.modules.get("numpy.random")
-    return random.getstate(), numpy and numpy.get_state()
-
-
-def set_random_state(state: tuple[Any, Any]) -> None:
-    """Puts back what random_state() has returned."""
-    of_random, of_numpy = state
-    random.setstate(of_random)
-    if of_numpy:
-        sys.modules["numpy.random"].set_state(of_numpy)
 
 
 def check_what_functions_return() -> None:
@@ -55,6 +42,40 @@ def refuse_compiled_autograd() -> None:
     module = sys.modules.get("torch._dynamo.compiled_autograd")
     if module is not None and getattr(module, "compiled_autograd_enabled", False):
         raise ConfigError("snug: compiled autograd is on, in which nothing can be planned; turn it off around the step")
+
+
+def refuse_sharded_model(model: torch.nn.Module) -> None:
+    """ConfigError for a model of FSDP, or one that has a part of it."""
+    for module in model.modules():
+        if _is_sharded(module):
+            raise _sharded(module, "plan=False makes `memory` a limit alone")
+
+
+@contextlib.contextmanager
+def sharded_models_are_refused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """ConfigError, within the block, where this thread runs one of those `modules` that are sharded by FSDP."""
+    thread = threading.get_ident()
+
+    def refuse(module, _):
+        if threading.get_ident() == thread:
+            raise _sharded(module, "leave out the plan")
+
+    with contextlib.ExitStack() as hooks:
+        for module in modules:
+            if _is_sharded(module):
+                hooks.callback(module.register_forward_pre_hook(refuse, prepend=True).remove)
+        yield
+
+
+def _is_sharded(module):
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel))
+
+
+def _sharded(module, cure):
+    return ConfigError(f"snug: {type(module).__name__} is sharded by FSDP (fully_shard or FullyShardedDataParallel), which gives the memory of "
+                       "parameters back and takes it again during a step; what a plan computes again would read other values there, and "
+                       f"gradients would be wrong. Plan the model as it is before, or in DistributedDataParallel, or {cure}")
 
 
 def let_higher_order_operators_pass() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 import torch
 
+from ._other_state import random_state, set_random_state
+
 #: Sizes of a small parameter, all different, so that a state's sizes tell which of the parameter's they are.
 _SIZES = (2, 3, 5, 7, 11, 13, 17)
 
@@ -50,7 +52,7 @@ def _small(parameter):
 def _try(optimizer):
     """The state that a step makes for each kind of parameter in a group: the size of an element, whether there are as many as in
     the parameter, and the shape. Nothing where the step fails."""
-    small, memo = {}, {id(optimizer.state): collections.defaultdict(dict)}
+    small, memo, random_before = {}, {id(optimizer.state): collections.defaultdict(dict)}, random_state()
     for index, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
             if len(parameter.shape) <= len(_SIZES):
@@ -65,6 +67,8 @@ def _try(optimizer):
             inspect.unwrap(type(twin).step)(twin)  # without the hooks around it
     except Exception:
         return dict.fromkeys(small, ())
+    finally:
+        set_random_state(random_before)
     return {kind: [(value.element_size(), value.numel() == one.numel(), tuple(value.shape))
                    for value in twin.state.get(one, {}).values() if isinstance(value, torch.Tensor)]
             for kind, one in small.items()}

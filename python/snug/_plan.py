@@ -1,12 +1,14 @@
 """Plans for the activations of a step that one writes oneself."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
 from . import _snug
-from ._environment import refuse_compiled_autograd
+from ._environment import refuse_compiled_autograd, sharded_models_are_refused
 from ._errors import BudgetExceeded
+from ._other_state import buffers_are_put_back, live_modules
 
 
 def plan(loss_of: Callable[[], Tensor], budget: int | str) -> _snug.Plan:
@@ -29,8 +31,8 @@ def plan(loss_of: Callable[[], Tensor], budget: int | str) -> _snug.Plan:
     replayed_operators counts those that ran again. The forward pass belongs into the block, backward behind it.
     Raises BudgetExceeded, whose smallest_feasible is the least budget that was found, and tried.
     """
-    refuse_compiled_autograd()
-    return _snug.plan(loss_of, budget)
+    with _trials():
+        return _snug.plan(loss_of, budget)
 
 
 def fits(loss_of: Callable[[], Tensor], budget: int | str) -> bool:
@@ -45,5 +47,14 @@ def fits(loss_of: Callable[[], Tensor], budget: int | str) -> bool:
 def curve(loss_of: Callable[[], Tensor], points: int = 10) -> list[tuple[int, float]]:
     """What the step takes under every budget: a list of (peak in bytes, seconds), plain training first. It runs the plain
     step, which must fit."""
+    with _trials():
+        return _snug.curve(loss_of, points)
+
+
+@contextlib.contextmanager
+def _trials() -> Iterator[None]:
+    """Steps that are no steps of training. Which modules they use cannot be told from a function."""
     refuse_compiled_autograd()
-    return _snug.curve(loss_of, points)
+    modules = live_modules()
+    with buffers_are_put_back(modules), sharded_models_are_refused(modules):
+        yield

@@ -9,8 +9,9 @@ import torch
 
 from . import _snug
 from ._adamw8bit import AdamW8bit, native_of
-from ._environment import refuse_compiled_autograd
+from ._environment import refuse_compiled_autograd, refuse_sharded_model
 from ._errors import ConfigError
+from ._other_state import buffers_are_put_back
 
 
 Batch = torch.Tensor | Sequence[torch.Tensor] | Mapping[str, torch.Tensor]
@@ -45,7 +46,10 @@ class Stepper:
                  plan: bool = True) -> None:
         refuse_compiled_autograd()
         _refuse_closures(optimizer)
-        self._optimizer = optimizer
+        self._model, self._optimizer = model, optimizer
+        self._plans = plan and memory is not None
+        if self._plans:
+            refuse_sharded_model(model)
         self._groups = _groups(optimizer)
         self._stepper = _snug.Stepper(model, native_of(optimizer), memory, micro_batch, precision, clip_norm, split_batch_norm,
                                       None if offload is None else str(offload), str(plan_folder), plan)
@@ -70,10 +74,12 @@ class Stepper:
                 raise ConfigError("Stepper.step: hooks of AdamW8bit's step would not be called, as C++ makes it; remove them")
             self._optimizer._native_optimizer()
             self._optimizer._opt_called = True  # which a schedule of torch's asks for
+        tensors, of_tensors = _tensors_of(batch), loss_of
         if isinstance(batch, Mapping):
             names = list(batch)
-            return self._stepper.step(_tensors_of(batch), lambda *tensors: loss_of(**dict(zip(names, tensors))))
-        return self._stepper.step(_tensors_of(batch), loss_of)
+            of_tensors = lambda *tensors: loss_of(**dict(zip(names, tensors)))
+        with buffers_are_put_back(self._model.modules() if self._plans else ()):
+            return self._stepper.step(tensors, of_tensors)
 
     @property
     def plan(self) -> str:

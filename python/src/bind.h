@@ -9,8 +9,8 @@ namespace snug::python {
 
 /// What C++ throws becomes an error of snug._errors, or torch.OutOfMemoryError.
 void bind_errors();
-/// Planning puts back Python's `random` and numpy.random as it does torch's generators.
-void bind_generators();
+/// Planning puts back what snug._other_state knows of.
+void bind_other_state();
 void bind_memory(pybind11::module_& module);
 void bind_plans(pybind11::module_& module);
 void bind_optimizers(pybind11::module_& module);

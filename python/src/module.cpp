@@ -9,7 +9,7 @@
 
 #include "python/src/bind.h"
 #include "snug/core/error.h"
-#include "snug/core/rng.h"
+#include "snug/core/other_state.h"
 
 namespace snug::python {
 namespace {
@@ -24,11 +24,9 @@ void set_budget_exceeded(const py::handle& type, const BudgetExceeded& error) {
 
 // A state is put back in destructors, where nothing may be thrown: a signal that comes while Python runs there is
 // raised again later.
-void restore_random_state(const std::any& state) {
+void restore_other_state(const std::any& state) {
   with_lock([&] {
-    const auto restore = [&] {
-      py::module_::import("snug._environment").attr("set_random_state")(**std::any_cast<Shared<py::object>>(&state));
-    };
+    const auto restore = [&] { (*std::any_cast<Shared<py::object>>(&state))->attr("put_back")(); };
     try {
       restore();
     } catch (const py::error_already_set&) {
@@ -40,14 +38,13 @@ void restore_random_state(const std::any& state) {
 
 }  // namespace
 
-void bind_generators() {
-  set_other_generators({.capture = []() -> std::any {
-                          return with_lock([]() -> std::any {
-                            const auto environment = py::module_::import("snug._environment");
-                            return Shared<py::object>(environment.attr("random_state")());
-                          });
-                        },
-                        .restore = &restore_random_state});
+void bind_other_state() {
+  set_other_state({.capture = []() -> std::any {
+                     return with_lock([]() -> std::any {
+                       return Shared<py::object>(py::module_::import("snug._other_state").attr("OtherState")());
+                     });
+                   },
+                   .restore = &restore_other_state});
 }
 
 void bind_errors() {
@@ -141,7 +138,7 @@ StateDict from_python(const py::dict& state) {
 PYBIND11_MODULE(_snug, module) {
   module.doc() = "snug's C++ library; use the package snug";
   snug::python::bind_errors();
-  snug::python::bind_generators();
+  snug::python::bind_other_state();
   snug::python::bind_memory(module);
   snug::python::bind_plans(module);
   snug::python::bind_optimizers(module);

@@ -6,9 +6,22 @@
 #include <string>
 #include <vector>
 
+#include <torch/nn/cloneable.h>
+
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
 #include "snug/memory/limit.h"
+
+namespace torch::nn {
+
+// A module lets nobody remove its buffers but what clones modules.
+template <>
+class Cloneable<snug::python::PythonModule> {
+ public:
+  static void clear(Module& module) { module.buffers_.clear(); }
+};
+
+}  // namespace torch::nn
 
 namespace snug::python {
 namespace {
@@ -56,14 +69,25 @@ PythonModule::PythonModule(const py::object& model) : model_(model) {
               [](torch::nn::Module& module, const std::string& name, const at::Tensor& tensor) {
                 module.register_parameter(name, tensor, tensor.requires_grad());
               });
-  add_tensors(*this, model.attr("named_buffers")(),
-              [](torch::nn::Module& module, const std::string& name, const at::Tensor& tensor) {
-                module.register_buffer(name, tensor);
-              });
   update();
 }
 
-void PythonModule::update() { train(model_->attr("training").cast<bool>()); }
+void PythonModule::update() {
+  forget_buffers();
+  add_tensors(*this, model_->attr("named_buffers")(),
+              [](torch::nn::Module& module, const std::string& name, const at::Tensor& tensor) {
+                module.register_buffer(name, tensor);
+              });
+  train(model_->attr("training").cast<bool>());
+}
+
+void PythonModule::forget_buffers() {
+  using Buffers = torch::nn::Cloneable<PythonModule>;
+  Buffers::clear(*this);
+  for (const auto& module : modules(/*include_self=*/false)) {
+    Buffers::clear(*module);
+  }
+}
 
 PythonOptimizer::PythonOptimizer(const py::object& optimizer, Bytes limit)
     : Optimizer(groups_of(optimizer), std::make_unique<PythonOptions>()),

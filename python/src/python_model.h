@@ -14,8 +14,10 @@ class PythonModule : public torch::nn::Module {
  public:
   /// With the lock.
   explicit PythonModule(const pybind11::object& model);
-  /// Takes over whether the model trains. With the lock.
+  /// Takes over whether the model trains, and its buffers. With the lock.
   void update();
+  /// Until update(): what the model puts in their place frees them.
+  void forget_buffers();
 
  private:
   Shared<pybind11::object> model_;

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
+
 #include "python/src/bind.h"
 #include "python/src/python_model.h"
 #include "snug/core/error.h"
@@ -25,11 +27,13 @@ class PythonStepper {
     }
     auto& used = of_python_ ? *of_python_ : optimizer.cast<torch::optim::Optimizer&>();
     stepper_.emplace(*model_, used, std::move(options));
+    model_->forget_buffers();
   }
 
   // `loss_of` takes the tensors of a micro-batch.
   StepResult step(std::vector<at::Tensor> batch, py::function loss_of) {
     model_->update();
+    const auto forget_buffers = c10::make_scope_exit([&] { model_->forget_buffers(); });
     const Shared<py::function> function(std::move(loss_of));
     const py::gil_scoped_release no_lock;
     return stepper_->step(Batch(std::move(batch)),

@@ -1,7 +1,6 @@
 #include "snug/core/rng.h"
 
 #include <algorithm>
-#include <any>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -56,28 +55,16 @@ at::Generator read(const StateDict& dict, const std::string& name, const at::Gen
   return copy;
 }
 
-// Never destroyed: states may be restored at the program's end.
-OtherGenerators& other_generators() {
-  static auto& generators = *new OtherGenerators;
-  return generators;
-}
-
 }  // namespace
-
-void set_other_generators(OtherGenerators generators) { other_generators() = std::move(generators); }
 
 struct RngState::Copies {
   std::vector<at::Generator> of_device;  // at most one of each; the CPU's is the first
-  std::any others;                       // no part of comparisons and dictionaries
 };
 
 RngState RngState::capture() {
   auto copies = std::make_shared<Copies>();
   for (const at::Generator& generator : generators_in_use()) {
     copies->of_device.push_back(copy_of(generator));
-  }
-  if (const auto& capture = other_generators().capture) {
-    copies->others = capture();
   }
   return RngState(std::move(copies));
 }
@@ -103,9 +90,6 @@ void RngState::restore() const {
     at::Generator generator = default_generator(copy.device());
     const std::lock_guard lock(generator.mutex());
     detail::copy_state(copy, generator);
-  }
-  if (copies_->others.has_value()) {
-    other_generators().restore(copies_->others);
   }
 }
 

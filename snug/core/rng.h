@@ -9,16 +9,13 @@
 // The generators belong to the process: numbers that other threads draw between capture() and restore() are drawn again
 // afterwards.
 
-#include <any>
-#include <functional>
 #include <memory>
 
 #include "snug/core/state.h"
 
 namespace snug {
 
-/// State of the CPU's default generator and of the default generator of every device of the accelerator in use. In
-/// Python also of `random` and numpy.random, which state_dict() leaves out and comparisons leave alone.
+/// State of the CPU's default generator and of the default generator of every device of the accelerator in use.
 class RngState {
  public:
   /// The state of all those generators now.
@@ -41,14 +38,6 @@ class RngState {
   explicit RngState(std::shared_ptr<const Copies> copies) : copies_(std::move(copies)) {}
   std::shared_ptr<const Copies> copies_;
 };
-
-/// Random generators of a language that snug is bound to, as Python's `random`. `restore` must not throw.
-struct OtherGenerators {
-  std::function<std::any()> capture;
-  std::function<void(const std::any&)> restore;
-};
-/// From now on RngState takes them along in this process.
-void set_other_generators(OtherGenerators generators);
 
 /// The generators as a part of a snapshot.
 Stateful stateful_rng();

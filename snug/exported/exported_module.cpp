@@ -18,7 +18,7 @@ std::string message(const std::filesystem::path& file, const std::string& what) 
   return fmt::format("load_exported: {}: {}", file.string(), what);
 }
 
-constexpr const char* kDamaged = "is the file incomplete, damaged or of another format?";
+constexpr const char* kDamagedModel = "is the file incomplete, damaged or of another format?";
 
 // What parsers throw becomes an error of the file, with its name.
 template <class F>
@@ -28,14 +28,14 @@ void naming_the_file(const std::filesystem::path& file, F read) {
   } catch (const ConfigError& error) {
     throw ConfigError(message(file, error.what()));
   } catch (const CorruptFile& error) {
-    throw CorruptFile(message(file, fmt::format("{}; {}", error.what(), kDamaged)));
+    throw CorruptFile(message(file, fmt::format("{}; {}", error.what(), kDamagedModel)));
   } catch (const detail::ExportJson::exception& error) {
     throw CorruptFile(
-        message(file, fmt::format("its JSON is not that of torch.export ({}); {}", error.what(), kDamaged)));
+        message(file, fmt::format("its JSON is not that of torch.export ({}); {}", error.what(), kDamagedModel)));
   } catch (const c10::OutOfMemoryError&) {
     throw;
   } catch (const c10::Error& error) {
-    throw CorruptFile(message(file, fmt::format("{}; {}", error.what_without_backtrace(), kDamaged)));
+    throw CorruptFile(message(file, fmt::format("{}; {}", error.what_without_backtrace(), kDamagedModel)));
   }
 }
 

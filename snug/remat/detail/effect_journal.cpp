@@ -11,6 +11,7 @@
 #include "snug/activations/detail/storage_views.h"
 #include "snug/core/detail/allocated_bytes.h"
 #include "snug/core/detail/has_bytes.h"
+#include "snug/core/other_state.h"
 #include "snug/memory/detail/aside.h"
 
 namespace snug::detail {
@@ -61,6 +62,9 @@ bool looks_the_same(const c10::TensorImpl& a, const c10::TensorImpl& b) {
 
 void EffectJournal::begin(const std::vector<at::Tensor>& registered, const std::vector<at::Tensor*>& carried) {
   end();
+  if (const auto& capture = other_state().capture) {
+    other_state_ = capture();
+  }
   generators_ = RngState::capture();
   for (at::Tensor* place : carried) {
     carried_.emplace_back(place, *place);
@@ -76,6 +80,7 @@ void EffectJournal::begin(const std::vector<at::Tensor>& registered, const std::
 
 void EffectJournal::end() {
   generators_.reset();
+  other_state_.reset();
   carried_.clear();
   memory_.clear();
   views_.clear();
@@ -282,6 +287,9 @@ void EffectJournal::take_back() {
     restore(gradient);
   }
   generators_->restore();
+  if (other_state_.has_value()) {
+    other_state().restore(other_state_);
+  }
   for (const auto& [place, before] : carried_) {
     *place = before;
   }

@@ -11,7 +11,7 @@
 //   buffers and tensors that operators write are noted as they look at their memory; sparse tensors too.
 // - A backward pass leaves gradients in leaves. The engine shows each pass before it runs (backward_pass.h), also one
 //   inside the forward pass: the leaves that it reaches are noted, with the gradients that they have by then.
-// - The default generators move on.
+// - The default generators move on, and what a language keeps that snug is bound to (OtherState).
 // - The program assigns tensors anew that it has named (StepperOptions::carried).
 // - Memory that a forward pass makes stays in the program's hands: a cache, a result that is looked at later. That is
 //   the program's; nothing is done about it.
@@ -23,6 +23,7 @@
 // - writes to memory of the program on which the step itself puts a tensor (from_blob) that is gone when it ends;
 // - in the outermost backward pass, writes to anything but registered buffers and gradients.
 
+#include <any>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -131,6 +132,7 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
   static void restore(const Gradient& gradient);
 
   std::optional<RngState> generators_;
+  std::any other_state_;
   std::vector<std::pair<at::Tensor*, at::Tensor>> carried_;  // and what was there
   std::unordered_map<const c10::StorageImpl*, Memory> memory_;
   std::unordered_map<const void*, View> views_;
