@@ -41,7 +41,6 @@
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/exported/exported_module.h"
-#include "snug/exported/script_module.h"
 #include "snug/io/async_snapshots.h"
 #include "snug/io/safetensors.h"
 #include "snug/io/snapshot.h"

@@ -17,7 +17,7 @@ import links
 
 # The guide, in the order of a first reading. A page of docs/ that is in no group is an error of Sphinx.
 GUIDE = {
-    "Begin": ["from-python", "which", "fit", "memory", "articles", "wrong", "glossary"],
+    "Begin": ["from-python", "which", "fit", "memory", "articles", "wrong", "glossary", "renamed"],
     "Techniques": ["automatic", "activation-memory", "accumulation", "mixed-precision", "optimizers", "learning-rate"],
     "Several ranks": ["data-parallel", "start-ranks", "scaling"],
     "Other programs": ["own-data", "python-models", "python", "bindings"],
