@@ -36,7 +36,6 @@
 #include "snug/distributed/data_parallel.h"
 #include "snug/distributed/join.h"
 #include "snug/distributed/launch_environment.h"
-#include "snug/distributed/power_sgd.h"
 #include "snug/distributed/process_group.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
