@@ -55,7 +55,6 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/clip.h"
-#include "snug/optim/compact_adamw.h"
 #include "snug/optim/ema.h"
 #include "snug/optim/gradient_noise.h"
 #include "snug/optim/lr_schedule.h"
