@@ -105,7 +105,7 @@ TEST(Ema, WithWarmUpBeginsWithSmallDecays) {
   }
 }
 
-TEST(Ema, WidensManyWeightsInPartsAndGetsTheSame) {
+TEST(Ema, WidensManyWeightsOneByOneAndGetsTheSame) {
   std::vector<Tensor> low;
   for (int i = 0; i < 5; ++i) {
     low.push_back(torch::full({4, 600, 1000}, i, torch::kBFloat16));  // 9.6 MB each in FP32
@@ -127,7 +127,7 @@ TEST(Ema, WidensManyWeightsInPartsAndGetsTheSame) {
 TEST(Ema, WhicheverAllocationFailsNothingHasChangedAndTheUpdateCanBeMadeAgain) {
   std::vector<Tensor> p = random_parameters();
   for (int i = 0; i < 3; ++i) {
-    p.push_back(torch::full({3 << 20}, i, torch::kBFloat16));  // the second one fills the first part
+    p.push_back(torch::full({3 << 20}, i, torch::kBFloat16));
   }
   for (const int64_t updates_before : {0, 1}) {
     for_each_failing_allocation([&](FailingAllocation& allocation) {
