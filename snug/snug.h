@@ -57,7 +57,6 @@
 #include "snug/optim/clip.h"
 #include "snug/optim/ema.h"
 #include "snug/optim/gradient_noise.h"
-#include "snug/optim/lr_schedule.h"
 #include "snug/optim/muon.h"
 #include "snug/optim/schedule.h"
 #include "snug/optim/sgd.h"
