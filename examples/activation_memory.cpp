@@ -78,10 +78,12 @@ Tensor a_slice_at_a_time(Model& model, const Tensor& rows) {
   return snug::sliced([&](const Tensor& slice) { return plain(model, slice); }, rows, {.slices = 8});
 }
 
-std::vector<Tensor> one_head_at_a_time(Model& model, const Tensor& h, const Tensor& targets) {
-  const auto head = [&](const Tensor& x) { return loss_without_logits(model, x, targets); };
-  const auto norm = [](const Tensor& x) { return x.square().mean(); };
-  return snug::backward_each(h, {head, norm});
+// One head at a time, the last one first, as in backward of the sum; then the trunk.
+void one_head_at_a_time(Model& model, const Tensor& h, const Tensor& targets) {
+  const Tensor split = h.detach().requires_grad_();
+  split.square().mean().backward();
+  loss_without_logits(model, split, targets).backward();
+  h.backward(split.grad());
 }
 
 Model make_model() {

@@ -1,8 +1,11 @@
 // The loops that articles on training under limits show, with snug: docs/articles.md has these functions beside the
 // articles' own, and what became of their claims.
 
+#include <algorithm>
 #include <iostream>
 #include <numbers>
+#include <utility>
+#include <vector>
 
 #include <snug/snug.h>
 
@@ -44,10 +47,21 @@ float in_16_bits(SinCos& model, const Tensor& x, const Tensor& y, snug::Precisio
   return loss;
 }
 
+void both_tasks_at_once(SinCos& model, const Tensor& x, const Tensor& y) {
+  const Tensor h = model.trunk->forward(x);
+  const Tensor sine = squared_error(model.sine->forward(h), y.narrow(1, 0, 1));
+  const Tensor cosine = squared_error(model.cosine->forward(h), y.narrow(1, 1, 1));
+  (sine + cosine).backward();
+}
+
+// Each head goes forward and backward by itself, as far as the trunk's output; then the trunk goes backward once. The
+// last head comes first, as in backward of the sum.
 void one_task_at_a_time(SinCos& model, const Tensor& x, const Tensor& y) {
-  snug::backward_each(model.trunk->forward(x),
-                      {[&](const Tensor& h) { return squared_error(model.sine->forward(h), y.narrow(1, 0, 1)); },
-                       [&](const Tensor& h) { return squared_error(model.cosine->forward(h), y.narrow(1, 1, 1)); }});
+  const Tensor h = model.trunk->forward(x);
+  const Tensor split = h.detach().requires_grad_();
+  squared_error(model.cosine->forward(split), y.narrow(1, 1, 1)).backward();
+  squared_error(model.sine->forward(split), y.narrow(1, 0, 1)).backward();
+  h.backward(split.grad());
 }
 
 Tensor in_segments(Sequential& model, const Tensor& x) { return snug::checkpoint_sequential(model, 2, x); }
@@ -57,6 +71,22 @@ void accumulated(Sequential& model, torch::optim::Optimizer& optimizer, const sn
   stepper.step(batch, [&](const snug::Batch& micro) {
     return snug::Loss::mean(torch::mse_loss(model->forward(micro[0]), micro[1]), micro.size());
   });
+}
+
+// The gradients of a step with `tasks`, and the most bytes that it holds.
+template <class Tasks>
+std::pair<std::vector<Tensor>, int64_t> with_both(const Tasks& tasks, const Tensor& x, const Tensor& y) {
+  torch::manual_seed(1);
+  SinCos model;
+  tasks(model, x, y);  // makes the gradients
+  model.zero_grad(/*set_to_none=*/false);
+  const snug::MemoryMeter meter;
+  tasks(model, x, y);
+  std::vector<Tensor> gradients;
+  for (const Tensor& parameter : model.parameters()) {
+    gradients.push_back(parameter.grad());
+  }
+  return {gradients, meter.report().peak_bytes};
 }
 
 Tensor gradient_of(const Sequential& model) { return model->parameters()[0].grad().clone(); }
@@ -71,7 +101,13 @@ int main() {
   const float first = in_16_bits(model, x, y, snug::Precision::BFloat16, 1);
   const float last = in_16_bits(model, x, y, snug::Precision::BFloat16, 50);
   std::cout << "sine and cosine in BF16: loss " << first << " -> " << last << "\n";
-  one_task_at_a_time(model, x, y);
+
+  const auto [of_the_sum, peak_of_the_sum] = with_both(both_tasks_at_once, x, y);
+  const auto [one_by_one, peak_one_by_one] = with_both(one_task_at_a_time, x, y);
+  const bool same_tasks = std::equal(of_the_sum.begin(), of_the_sum.end(), one_by_one.begin(),
+                                     [](const Tensor& a, const Tensor& b) { return torch::equal(a, b); });
+  std::cout << "one task at a time: " << (same_tasks ? "the same bits" : "other gradients") << ", at most "
+            << snug::Bytes(peak_one_by_one).str() << " instead of " << snug::Bytes(peak_of_the_sum).str() << "\n";
 
   Sequential simple(Linear(10, 20), ReLU(), Linear(20, 30), ReLU(), Linear(30, 40));
   const Tensor input = torch::randn({20, 10});
@@ -84,7 +120,7 @@ int main() {
 
   snug::SGD optimizer(simple->parameters(), {.lr = 0.01});
   accumulated(simple, optimizer, {input, torch::zeros({20, 40})});
-  if (!same || !(last < first)) {
+  if (!same || !same_tasks || peak_one_by_one >= peak_of_the_sum || !(last < first)) {
     return 1;
   }
   std::cout << "articles: done\n";

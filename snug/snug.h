@@ -10,7 +10,6 @@
 #include "snug/accumulation/micro_batch.h"
 #include "snug/accumulation/precise_batch_norm.h"
 #include "snug/accumulation/window.h"
-#include "snug/activations/backward_each.h"
 #include "snug/activations/checkpoint.h"
 #include "snug/activations/chunked_loss.h"
 #include "snug/activations/measure_offload_link.h"
