@@ -1,4 +1,4 @@
-#include "snug/kernels/detail/split_weights.h"
+#include "tests/kernels/split_weights.h"
 
 #include <bit>
 #include <cmath>
