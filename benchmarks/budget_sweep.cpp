@@ -162,7 +162,8 @@ class Sweep {
     const auto forward = [this] { return subject_.loss(keep_everything, 0, subject_.batch); };
     clear_gradients();
     const snug::StepProfile profile = snug::profile_step(forward);
-    const int64_t least = snug::plan_curve(snug::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+    const int64_t least =
+        snug::plan::plan_curve(snug::plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
     const int64_t most = peak_of(plain_);
     for (const int share : per_cents) {
       peaks.push_back(most * share / 100);

@@ -136,8 +136,8 @@ std::function<void()> operators_plain() {
 }
 
 // Halfway between plain training and the most frugal plan.
-int64_t middle_budget(const snug::StepSimulator& simulator) {
-  const snug::PlanCurve ends = snug::plan_curve(simulator, {.points = 2});
+int64_t middle_budget(const snug::plan::StepSimulator& simulator) {
+  const snug::plan::PlanCurve ends = snug::plan::plan_curve(simulator, {.points = 2});
   return (ends.points.front().plain_peak_bytes + ends.smallest_feasible_bytes()) / 2;
 }
 
@@ -145,7 +145,7 @@ std::function<void()> operators_planned() {
   const Tensor x = torch::ones({8}, torch::requires_grad());
   const auto forward = [x] { return small_operators(x); };
   const snug::StepProfile profile = snug::profile_step(forward);
-  const snug::ActivationPlan plan(profile, snug::Bytes(middle_budget(snug::StepSimulator(profile))));
+  const snug::ActivationPlan plan(profile, snug::Bytes(middle_budget(snug::plan::StepSimulator(profile))));
   return [forward, plan] {
     const snug::Rematerialize scope(plan);
     forward();
@@ -162,13 +162,13 @@ snug::StepProfile profile_48() {
 
 // Ten budgets.
 std::function<void()> curve_48() {
-  return [simulator = snug::StepSimulator(profile_48())] { snug::plan_curve(simulator); };
+  return [simulator = snug::plan::StepSimulator(profile_48())] { snug::plan::plan_curve(simulator); };
 }
 
 std::function<void()> search_48() {
-  const snug::StepSimulator simulator(profile_48());
+  const snug::plan::StepSimulator simulator(profile_48());
   const auto search = [simulator, budget = middle_budget(simulator)] {
-    return std::get<snug::RematPlan>(snug::PlanSolver(simulator).solve(budget));
+    return std::get<snug::RematPlan>(snug::plan::PlanSolver(simulator).solve(budget));
   };
   std::fprintf(stderr, "search_48: at most %.2f %% slower than the best possible plan\n", 100 * search().gap());
   return search;

@@ -24,7 +24,7 @@
 #include "snug/memory/tensors_in_file.h"
 #include "snug/models/gpt.h"
 #include "snug/optim/adamw.h"
-#include "snug/optim/compact_adamw.h"
+#include "snug/optim/adamw8bit.h"
 #include "snug/step/stepper.h"
 
 namespace {
@@ -46,7 +46,7 @@ constexpr Way kWays[] = {
     {.name = "plain LibTorch", .is_torch = true},
     {.name = "micro-batches of 1"},
     {.name = "plan", .plans = true},
-    {.name = "plan, CompactAdamW (rounds)", .plans = true, .is_compact = true},
+    {.name = "plan, AdamW8bit in BF16 (rounds)", .plans = true, .is_compact = true},
     {.name = "plan, state in a file", .plans = true, .state_in_file = true},
     {.name = "plan, weights, gradients and state in files", .plans = true, .all_in_files = true},
 };
@@ -63,7 +63,8 @@ class Training {
     in_files.reset();
     if (way.is_compact) {
       model_->to(torch::kBFloat16);
-      optimizer_ = std::make_unique<snug::CompactAdamW>(model_->parameters());
+      optimizer_ =
+          std::make_unique<snug::AdamW8bit>(model_->parameters(), snug::AdamW8bitOptions{.split_weights = true});
     } else if (way.is_torch) {
       optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters());
       return;

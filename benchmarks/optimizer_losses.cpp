@@ -24,7 +24,6 @@
 #include "snug/models/gpt.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
-#include "snug/optim/compact_adamw.h"
 #include "snug/optim/schedule.h"
 #include "snug/step/stepper.h"
 
@@ -56,8 +55,6 @@ std::vector<Kind> kinds() {
                         snug::AdamWOptions{.weight_decay = kDecay, .master_weights = true}),
       kind<snug::AdamW8bit>("BF16, AdamW8bit", torch::kBFloat16,
                             snug::AdamW8bitOptions{.weight_decay = kDecay, .split_weights = true}),
-      kind<snug::CompactAdamW>("BF16, CompactAdamW", torch::kBFloat16,
-                               snug::CompactAdamWOptions{.weight_decay = kDecay}),
   };
 }
 

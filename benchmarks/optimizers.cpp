@@ -13,7 +13,6 @@
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
 #include "snug/optim/clip.h"
-#include "snug/optim/compact_adamw.h"
 #include "snug/precision/grad_scaler.h"
 
 namespace {
@@ -69,8 +68,6 @@ int main(int argc, char** argv) {
     cases["snug_adamw8bit" + size] = plain_step<snug::AdamW8bit>(d, options_8bit, device);
     cases["snug_adamw8bit_bf16" + size] = plain_step<snug::AdamW8bit>(
         d, snug::AdamW8bitOptions{.lr = 1e-4, .split_weights = true}, device, torch::kBFloat16);
-    cases["snug_compact" + size] =
-        plain_step<snug::CompactAdamW>(d, snug::CompactAdamWOptions{.lr = 1e-4}, device, torch::kBFloat16);
     cases["snug_masters" + size] =
         plain_step<snug::AdamW>(d, snug::AdamWOptions{.lr = 1e-4, .master_weights = true}, device, torch::kBFloat16);
     cases["snug_adamw_scaler" + size] = scaled_step<snug::AdamW>(d, options, false, device);

@@ -39,7 +39,7 @@ class PlannedGpt {
     nlohmann::json again = step(nullptr, 0);
     again["same_bits"] = same_bits(take_gradients(), expected);
     const snug::StepProfile profile = snug::profile_step([this] { return loss(); });
-    const auto curve = snug::plan_curve(snug::StepSimulator(profile), {.points = 5});
+    const auto curve = snug::plan::plan_curve(snug::plan::StepSimulator(profile), {.points = 5});
     nlohmann::json plans = nlohmann::json::array();
     for (const auto& point : curve.points) {
       const snug::ActivationPlan plan(profile, snug::Bytes(point.peak_bytes));

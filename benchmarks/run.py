@@ -46,8 +46,6 @@ CLAIMS = [
          ("python:optimizers", "fused_unscale_clip" + size), ("optimizers", "snug_adamw_unscale_clip" + size), 2 * calls, 1.0),
         (name + "AdamW step: snug / snug 8-bit",
          ("optimizers", "snug_adamw" + size), ("optimizers", "snug_adamw8bit" + size), 2 * calls, 1.3),
-        (name + "BF16 weights: AdamW with masters / CompactAdamW",
-         ("optimizers", "snug_masters" + size), ("optimizers", "snug_compact" + size), 2 * calls, 1.0),
         (name + "BF16 weights: AdamW with masters / AdamW8bit with split weights",
          ("optimizers", "snug_masters" + size), ("optimizers", "snug_adamw8bit_bf16" + size), 2 * calls, 1.0),
         (name + "AdamW step with GradScaler / without",

@@ -109,7 +109,7 @@ std::string units(c10::Device device) {
 void print_curve(PlannedModel& model, const PlanFlags& flags) {
   const StepProfile profile = profile_of(model, flags);
   const int64_t fixed = 3 * model.parameters;  // weights and AdamW's two moments
-  const PlanCurve curve = plan_curve(StepSimulator(profile));
+  const plan::PlanCurve curve = plan::plan_curve(plan::StepSimulator(profile));
   fmt::print(
       "{}, {} {} at once, FP32, AdamW: {} of parameters and optimizer state, and during forward and "
       "backward\n\n{}\n",
@@ -119,7 +119,7 @@ void print_curve(PlannedModel& model, const PlanFlags& flags) {
   fmt::print("In all at least {} (--memory {}KiB) at once; with --memory, smaller micro-batches are looked for too.\n",
              Bytes(least).str(), (least + kKiB - 1) / kKiB);
   if (flags.explain) {
-    fmt::print("\nThe most frugal plan:\n{}", explain(StepSimulator(profile), curve.points.back()));
+    fmt::print("\nThe most frugal plan:\n{}", explain(plan::StepSimulator(profile), curve.points.back()));
   }
   const int64_t plain = fixed + curve.points.front().plain_peak_bytes;
   fmt::print("{}The plain step takes {}; {}\n", units(model.device), Bytes(plain).str(),

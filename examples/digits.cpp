@@ -63,18 +63,15 @@ int main(int argc, char** argv) try {
 
   snug::ResNet model(snug::ResNetOptions{.depth = 8, .widths = {8, 16, 32}, .in_channels = 1});
   snug::SGD optimizer(model->parameters(), {.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-4});
-  snug::LrSchedule schedule(
-      optimizer,
-      snug::WarmupCosine{.peak = 0.1, .warmup_steps = loader.batches() / 2, .total_steps = epochs * loader.batches()});
+  const snug::WarmupCosine schedule{
+      .peak = 0.1, .warmup_steps = loader.batches() / 2, .total_steps = epochs * loader.batches()};
   snug::Ema ema(model->parameters(), {.decay = 0.99, .warm_up = true});
   snug::Stepper stepper(model, optimizer, {.clip_norm = 1.0});
 
   snug::SnapshotStore snapshots(fs::path(argv[2]) / "snapshots");
   const std::map<std::string, snug::Stateful> parts{
-      {"model", snug::stateful(model)},       {"optimizer", snug::stateful(optimizer)},
-      {"schedule", snug::stateful(schedule)}, {"ema", snug::stateful(ema)},
-      {"stepper", snug::stateful(stepper)},   {"loader", snug::stateful(loader)},
-      {"random", snug::stateful_rng()}};
+      {"model", snug::stateful(model)},     {"optimizer", snug::stateful(optimizer)}, {"ema", snug::stateful(ema)},
+      {"stepper", snug::stateful(stepper)}, {"loader", snug::stateful(loader)},       {"random", snug::stateful_rng()}};
   int64_t step = snapshots.load_latest(parts).value_or(0);
   if (step > 0) {
     std::cout << "resumed after step " << step << "\n";
@@ -89,10 +86,10 @@ int main(int argc, char** argv) try {
       std::cout << "epoch " << loader.epoch() << ": held-out accuracy " << accuracy(model, digits) << "\n";
       continue;
     }
+    optimizer.param_groups()[0].options().set_lr(schedule.at(step));
     const auto result = stepper.step(snug::Batch(*batch), [&](const snug::Batch& micro) {
       return snug::Loss::mean(torch::nn::functional::cross_entropy(model->forward(micro[0]), micro[1]), micro.size());
     });
-    schedule.step(result.stepped());
     ema.update();
     ++step;
     ++made;

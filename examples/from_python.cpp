@@ -91,11 +91,13 @@ void on_all_ranks(Model& model, const std::vector<snug::Batch>& micro_batches) {
 }
 
 void scheduled(Model& model, torch::optim::Optimizer& optimizer, snug::GradScaler& scaler) {
-  snug::LrSchedule schedule(optimizer, snug::WarmupCosine{.peak = 1e-3, .warmup_steps = 10, .total_steps = 100});
+  const snug::WarmupCosine schedule{.peak = 1e-3, .warmup_steps = 10, .total_steps = 100};
   snug::Ema ema(model->parameters(), {.decay = 0.999});
+  for (auto& group : optimizer.param_groups()) {
+    group.options().set_lr(schedule.at(ema.updates()));
+  }
   scaler.scale(model->forward(torch::randn({4, 8})).square().mean()).backward();
   if (scaler.step(optimizer)) {
-    schedule.step();
     ema.update();
   }
   scaler.update();

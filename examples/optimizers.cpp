@@ -64,7 +64,8 @@ Step bf16_weights(Model& model) {
 
 Step compact(Model& model) {
   model->to(torch::kBFloat16);
-  auto optimizer = std::make_shared<snug::CompactAdamW>(model->parameters(), snug::CompactAdamWOptions{.lr = 1e-2});
+  auto optimizer =
+      std::make_shared<snug::AdamW8bit>(model->parameters(), snug::AdamW8bitOptions{.lr = 1e-2, .split_weights = true});
   auto guard = std::make_shared<snug::StepInBackward>(*optimizer);  // 5 bytes a parameter; without it, 7
   return [optimizer, guard, model](const Tensor& x, const Tensor& y) mutable {
     mse_loss(model->forward(x.to(torch::kBFloat16)).to(torch::kFloat), y).backward();
@@ -109,7 +110,7 @@ int main() {
            {"state in a file", state_in_a_file},
            {"StepInBackward", in_backward},
            {"BF16 weights, rounded at random", bf16_weights},
-           {"CompactAdamW in backward", compact}}) {
+           {"AdamW8bit of BF16 weights, in backward", compact}}) {
     const Outcome found = train(make);
     std::cout << name << ": loss " << found.first << " -> " << found.last << ", holds "
               << snug::Bytes(found.bytes).str() << "\n";

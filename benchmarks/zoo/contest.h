@@ -70,7 +70,7 @@ class Contest {
         floor_bytes = error.smallest_feasible().count();
       }
     });
-    least_bytes = lower_bound_bytes(StepSimulator(profile));
+    least_bytes = lower_bound_bytes(plan::StepSimulator(profile));
   }
 
   /// As a program does that begins with nothing, in half of the plain peak or the floor.
@@ -125,7 +125,7 @@ class Contest {
     for (const Tensor& leaf : leaves_) {
       options.gradient_bytes += leaf.grad().defined() ? static_cast<int64_t>(leaf.grad().nbytes()) : 0;
     }
-    const StepSimulator whole(profile), half(of_half);
+    const plan::StepSimulator whole(profile), half(of_half);
     const auto search = [&] {
       return search_step({{.items = items, .simulator = &whole}, {.items = items / 2, .simulator = &half}}, options);
     };
@@ -139,7 +139,7 @@ class Contest {
     const StepChoice& choice = found.choice.value();
     way.micro_batches = choice.micro_batches;
     way.predicted_peak_bytes = choice.peak_bytes;
-    way.predicted_ratio = choice.seconds / whole.run(keep_all(profile)).seconds;
+    way.predicted_ratio = choice.seconds / whole.run(plan::keep_all(profile)).seconds;
     if (choice.plan.peak_bytes < choice.plan.plain_peak_bytes) {
       const int64_t gradients = choice.micro_batches > 1 ? options.gradient_bytes : 0;
       way.plan = ActivationPlan(choice.micro_batches > 1 ? of_half : profile, Bytes(options.budget - gradients));

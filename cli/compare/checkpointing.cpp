@@ -70,7 +70,7 @@ void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, c
   const int64_t gradients = bytes_of(model.parameters());
   drop_gradients(model.parameters());
   const StepProfile profile = profile_step(contenders.front().forward);
-  const int64_t least = plan_curve(StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
   const int64_t plain = contenders.front().activations;
   std::map<int64_t, std::string> budgets{{plain / 2, "half"}, {plain / 4, "a quarter"}};
   for (const Contender& contender : contenders) {

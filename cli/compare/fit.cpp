@@ -218,7 +218,7 @@ void ladder(Section& section, const Sizes& sizes) {
 
 // A limit between what every block checkpointed takes and the least that a plan can do with, above the weights.
 int64_t limit_for_plans_alone(const StepProfile& profile, int64_t every_block) {
-  const int64_t least = plan_curve(StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
   return (least + std::max(least, every_block)) / 2;
 }
 

@@ -149,7 +149,7 @@ NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, 
   const int64_t bytes = bytes_of_step(parameters, [&] { forward().backward(); }).peak;
   drop_gradients(parameters);
   const StepProfile profile = profile_step(plain);
-  const int64_t least = plan_curve(StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
   const std::string times =
       least > bytes ? fmt::format("{:.2f} times ", static_cast<double>(least) / static_cast<double>(bytes)) : "";
   return {.name = fmt::format("automatic, in {}the bytes of sqrt(n) segments", times),

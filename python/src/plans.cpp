@@ -94,7 +94,7 @@ std::vector<std::pair<int64_t, double>> curve(py::function loss_of, int points) 
   std::vector<std::pair<int64_t, double>> result;
   const StepProfile profile = profile_step(forward);
   const plan::StepSimulator simulator(profile);
-  for (const RematPlan& one : plan_curve(simulator, {.points = points}).points) {
+  for (const RematPlan& one : plan::plan_curve(simulator, {.points = points}).points) {
     result.emplace_back(one.peak_bytes, one.seconds);
   }
   return result;

@@ -15,13 +15,13 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/python/update_graph_executor_opt.h>
 
 #include "snug/activations/detail/region_operators.h"
 #include "snug/activations/detail/slice_scope.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/activations/detail/training_modes.h"
 #include "snug/core/detail/has_bytes.h"
-#include "snug/core/detail/torchscript_as_it_is.h"
 #include "snug/core/error.h"
 #include "snug/core/rng.h"
 #include "snug/memory/detail/custom_function.h"
@@ -46,6 +46,20 @@
 
 namespace snug::detail {
 namespace {
+
+// At first TorchScript runs a function operator by operator, to profile it. Later it turns the function into a graph,
+// which saves other tensors in another order. While this object lives, functions that are no graph yet do not become
+// one on this thread.
+class [[nodiscard]] TorchScriptAsItIs final {
+ public:
+  TorchScriptAsItIs() { torch::jit::setGraphExecutorOptimize(false); }
+  ~TorchScriptAsItIs() { torch::jit::setGraphExecutorOptimize(before_); }
+  TorchScriptAsItIs(const TorchScriptAsItIs&) = delete;
+  TorchScriptAsItIs& operator=(const TorchScriptAsItIs&) = delete;
+
+ private:
+  bool before_ = torch::jit::getGraphExecutorOptimize();
+};
 
 struct Metadata {
   std::vector<int64_t> sizes;

@@ -18,7 +18,6 @@ enum class Keep {
   Recompute,  ///< dropped; run again when backward needs it
   Save,       ///< kept until the region's backward is done
   Offload,    ///< kept as SaveOnHost keeps it, with its default options
-  Compress,   ///< kept in BF16, as SaveCompressed does: lossy
 };
 
 /// Asked for each operator of the forward, by its name without overload, such as "aten::mm". Operators are those below

@@ -59,7 +59,6 @@ class TextCorpus {
 
   /// All the tokens of a split: uint8 or uint16 [size].
   const at::Tensor& tokens(Split split) const;
-  const at::Tensor& bytes(Split split) const { return tokens(split); }  ///< its name of before, for one release
 
  private:
   TextCorpus(at::Tensor train, at::Tensor validation, std::string source);

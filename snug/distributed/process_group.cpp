@@ -1,6 +1,8 @@
 #include "snug/distributed/process_group.h"
 
 #include <algorithm>
+#include <csignal>
+#include <ctime>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -8,6 +10,7 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/view_as_real.h>
 #include <fmt/format.h>
+#include <pthread.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "snug/core/detail/first_line.h"
@@ -16,7 +19,6 @@
 #include "snug/distributed/detail/nccl_backend.h"
 #include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/detail/rendezvous.h"
-#include "snug/distributed/detail/sigpipe_blocked.h"
 #include "snug/memory/detail/operator_mode.h"
 
 namespace snug {
@@ -52,6 +54,42 @@ void detail::all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceO
 }
 
 namespace {
+
+// Threads that are started in its scope do not take SIGPIPE. Gloo writes to sockets by writev(), which
+// knows no MSG_NOSIGNAL, so a write to a rank that has just died ends the process before anything can say which rank it
+// was. With the signal blocked the write fails with EPIPE, which they know. Python ignores the signal
+// for the whole process; a library leaves that to the program.
+class [[nodiscard]] SigpipeBlocked final {
+ public:
+  SigpipeBlocked() {
+    ::sigset_t pending;
+    ::sigpending(&pending);
+    was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
+    ::pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
+  }
+  /// Takes what a write of this thread has raised meanwhile.
+  ~SigpipeBlocked() {
+    const timespec at_once = {};
+    if (!was_pending_) {
+      ::sigtimedwait(&sigpipe_, nullptr, &at_once);
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SigpipeBlocked(const SigpipeBlocked&) = delete;
+  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
+
+ private:
+  static ::sigset_t only_sigpipe() {
+    ::sigset_t set;
+    ::sigemptyset(&set);
+    ::sigaddset(&set, SIGPIPE);
+    return set;
+  }
+
+  ::sigset_t sigpipe_ = only_sigpipe();
+  ::sigset_t before_{};
+  bool was_pending_ = false;
+};
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
   switch (op) {
@@ -304,7 +342,7 @@ std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options) {
   options.interface = option_or_variable(options.interface, environment, "GLOO_SOCKET_IFNAME");
   auto impl = std::make_unique<ProcessGroup::Impl>();
   impl->local_rank = place.local_rank;
-  const detail::SigpipeBlocked in_new_threads;
+  const SigpipeBlocked in_new_threads;
   try {
     detail::Attempt attempt(meeting);
     impl->store = detail::open_store(meeting, attempt);

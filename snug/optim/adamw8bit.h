@@ -20,9 +20,11 @@ struct AdamW8bitOptions {
   double weight_decay = 0.01;
   /// Parameters with fewer elements keep FP32 moments. They are many, small, and often sensitive (biases, norms).
   int64_t min_elements = 4096;
-  /// For BF16 parameters: a byte of correction in the state makes the weight that is updated one of 24 bits, as in
-  /// CompactAdamW. Parameters with fewer than min_elements have an FP32 master instead. Do not combine with
-  /// Weights::Low, where the Stepper holds the masters.
+  /// For BF16 parameters, after FlashOptim (arXiv:2602.23349): the weight that is updated has 24 bits. Its nearest BF16
+  /// number is the model's parameter, and a byte in the state has the rest. With the gradient that makes 7 bytes a
+  /// parameter, 5 with StepInBackward. A step below 2^-17 to 2^-16 of its weight is lost. A parameter that is written
+  /// between steps keeps its correction: at most half of BF16's last place. Parameters with fewer than min_elements
+  /// have an FP32 master instead. Do not combine with Weights::Low, where the Stepper holds the masters.
   bool split_weights = false;
 };
 

@@ -18,82 +18,32 @@ namespace {
 
 constexpr const char* kUpdates = "updates";
 constexpr const char* kAverages = "averages";
-constexpr int64_t kWidenedNumbers = int64_t{4} << 20;  // 16 MiB in FP32
 
 using detail::is_low;
+using Tensors = std::vector<at::Tensor>;
 
-bool is_wide(const at::Tensor& tensor) {
-  return tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble;
+bool can_be_averaged(const at::Tensor& p) {
+  return p.defined() && (is_low(p) || p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble);
 }
 
-at::Tensor average_of(const at::Tensor& parameter) {
-  const auto options = parameter.options().dtype(is_low(parameter) ? at::kFloat : parameter.scalar_type());
-  return at::empty_like(parameter, options, at::MemoryFormat::Preserve).copy_(parameter);
-}
-
-// Parameters that an update takes in together: from the last part's end to this one's, with so many 16-bit numbers.
-struct Part {
-  size_t end = 0;
-  int64_t low_numbers = 0;
-};
-
-std::vector<Part> parts_of(const std::vector<at::Tensor>& parameters) {
-  std::vector<Part> parts(1);
-  for (const at::Tensor& parameter : parameters) {
-    if (parts.back().low_numbers > kWidenedNumbers) {
-      parts.push_back({.end = parts.back().end});
-    }
-    ++parts.back().end;
-    parts.back().low_numbers += is_low(parameter) ? parameter.numel() : 0;
-  }
-  return parts;
-}
-
-// Room for the widened numbers of one part, on each device that has any.
-std::vector<at::Tensor> room_for(const std::vector<Part>& parts, const std::vector<at::Tensor>& parameters) {
-  int64_t most = 0;
-  for (const Part& part : parts) {
-    most = std::max(most, part.low_numbers);
-  }
-  std::vector<at::Tensor> room;
-  for (const at::Tensor& parameter : parameters) {
-    const auto is_there = [&](const at::Tensor& flat) { return flat.device() == parameter.device(); };
-    if (is_low(parameter) && std::none_of(room.begin(), room.end(), is_there)) {
-      room.push_back(at::empty({most}, parameter.options().dtype(at::kFloat)));
+// A tensor like each average, without values. All of one type and device share memory for the largest of them.
+Tensors scratch_like(Tensors averages) {
+  Tensors sorted = averages, shared;
+  std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.numel() > b.numel(); });
+  const auto find = [&](const at::Tensor& like) {
+    return std::find_if(shared.begin(), shared.end(), [&](const at::Tensor& flat) {
+      return flat.scalar_type() == like.scalar_type() && flat.device() == like.device();
+    });
+  };
+  for (const at::Tensor& average : sorted) {
+    if (find(average) == shared.end()) {
+      shared.push_back(at::empty({average.numel()}, average.options()));
     }
   }
-  return room;
-}
-
-// `parameter` in FP32, written into `room` from `begin` on, in the layout of its average.
-at::Tensor widened(const at::Tensor& parameter, const at::Tensor& average, const std::vector<at::Tensor>& room,
-                   int64_t begin) {
-  const auto flat =
-      std::find_if(room.begin(), room.end(), [&](const at::Tensor& t) { return t.device() == parameter.device(); });
-  return flat->as_strided(average.sizes(), average.strides(), begin).copy_(parameter);
-}
-
-// The part of `scratch` that has a parameter's size.
-at::Tensor scratch_like(const std::vector<at::Tensor>& scratch, const at::Tensor& parameter) {
-  for (const at::Tensor& flat : scratch) {
-    if (flat.scalar_type() == parameter.scalar_type() && flat.device() == parameter.device()) {
-      return flat.narrow(0, 0, parameter.numel()).view(parameter.sizes());
-    }
+  for (at::Tensor& average : averages) {
+    average = find(average)->as_strided(average.sizes(), average.strides());
   }
-  throw Error("Ema: no scratch of this type");  // not reached: the constructor made one for every parameter
-}
-
-void reserve(std::vector<at::Tensor>& scratch, const at::Tensor& parameter) {
-  for (at::Tensor& flat : scratch) {
-    if (flat.scalar_type() == parameter.scalar_type() && flat.device() == parameter.device()) {
-      if (flat.numel() < parameter.numel()) {
-        flat = at::Tensor();  // first free the smaller one
-        flat = at::empty({parameter.numel()}, parameter.options());
-      }
-      return;
-    }
-  }
-  scratch.push_back(at::empty({parameter.numel()}, parameter.options()));
+  return averages;
 }
 
 }  // namespace
@@ -109,14 +59,25 @@ Ema::Ema(std::vector<at::Tensor> parameters, EmaOptions options)
     throw ConfigError("Ema: there are no parameters; was the model built before?");
   }
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i].defined() || !(is_low(parameters_[i]) || is_wide(parameters_[i]))) {
-      throw ConfigError(
-          fmt::format("Ema: parameter {} is {}; only FP16, BF16, FP32 and FP64 can be averaged", i,
-                      parameters_[i].defined() ? c10::toString(parameters_[i].scalar_type()) : "undefined"));
+  for (const at::Tensor& p : parameters_) {
+    if (!can_be_averaged(p)) {
+      throw ConfigError(fmt::format("Ema: parameter {} is {}; only FP16, BF16, FP32 and FP64 can be averaged",
+                                    averages_.size(), p.defined() ? c10::toString(p.scalar_type()) : "undefined"));
     }
-    averages_.push_back(average_of(parameters_[i]));
+    const auto type = is_low(p) ? at::kFloat : p.scalar_type();
+    averages_.push_back(at::empty_like(p, p.options().dtype(type), at::MemoryFormat::Preserve).copy_(p));
   }
+}
+
+// The averages of 16-bit parameters, or of the others.
+std::vector<at::Tensor> Ema::averages_of(bool low) const {
+  Tensors found;
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    if (is_low(parameters_[i]) == low) {
+      found.push_back(averages_[i]);
+    }
+  }
+  return found;
 }
 
 void Ema::refuse_in_scope(const char* what) const {
@@ -130,23 +91,14 @@ void Ema::update() {
   const auto n = static_cast<double>(updates_);
   const double decay = options_.warm_up ? std::min(options_.decay, (1 + n) / (10 + n)) : options_.decay;
   const at::NoGradGuard no_grad;
-  const std::vector<Part> parts = parts_of(parameters_);
-  const std::vector<at::Tensor> room = room_for(parts, parameters_);  // nothing is asked for after the first write
-  size_t i = 0;
-  for (const Part& part : parts) {
-    std::vector<at::Tensor> averages, now;
-    for (int64_t begin = 0; i < part.end; ++i) {
-      averages.push_back(averages_[i]);
-      now.push_back(parameters_[i].detach());
-      if (is_low(parameters_[i])) {
-        now.back() = widened(now.back(), averages_[i], room, begin);
-        begin += parameters_[i].numel();
-      }
-    }
+  const Tensors scratch = scratch_like(averages_of(/*low=*/true));  // nothing is asked for after the first write
+  auto wide = scratch.begin();
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    const at::Tensor now = is_low(parameters_[i]) ? (wide++)->copy_(parameters_[i]) : parameters_[i].detach();
     if (updates_ == 0) {
-      at::_foreach_copy_(averages, now);
+      averages_[i].copy_(now);
     } else {
-      at::_foreach_lerp_(averages, now, 1 - decay);
+      averages_[i].lerp_(now, 1 - decay);
     }
   }
   ++updates_;
@@ -154,11 +106,10 @@ void Ema::update() {
 
 StateDict Ema::state_dict() const {
   refuse_in_scope("state_dict");
-  StateDict averages;
+  StateDict averages, state;
   for (size_t i = 0; i < averages_.size(); ++i) {
     averages.set(std::to_string(i), averages_[i]);
   }
-  StateDict state;
   state.set(kUpdates, updates_);
   state.set(kAverages, std::move(averages));
   return state;
@@ -173,7 +124,7 @@ void Ema::load_state_dict(const StateDict& state) {
         fmt::format("Ema.load_state_dict: {} averages after {} updates were saved; the model has {} parameters",
                     saved.size(), updates, averages_.size()));
   }
-  std::vector<at::Tensor> from;
+  Tensors from;
   for (size_t i = 0; i < averages_.size(); ++i) {
     from.push_back(saved.get<at::Tensor>(std::to_string(i)));
     if (from[i].sizes() != averages_[i].sizes() || from[i].scalar_type() != averages_[i].scalar_type()) {
@@ -193,41 +144,30 @@ void Ema::load_state_dict(const StateDict& state) {
 Ema::Scope::Scope(Ema& ema) : ema_(ema) {
   ema.refuse_in_scope("Scope");
   const at::NoGradGuard no_grad;
+  const Tensors scratch = scratch_like(ema.averages_of(/*low=*/false));
+  auto wide = scratch.begin();
   for (const at::Tensor& parameter : ema.parameters_) {
-    kept_.push_back(is_low(parameter) ? parameter.detach().clone() : at::Tensor());
-    if (!is_low(parameter)) {
-      reserve(scratch_, parameter);
-    }
+    kept_.push_back(is_low(parameter) ? parameter.detach().clone() : *wide++);
   }
-  for (size_t i = 0; i < kept_.size(); ++i) {
-    if (kept_[i].defined()) {
-      ema.parameters_[i].copy_(ema.averages_[i]);
-    } else {
-      exchange(ema.parameters_[i], ema.averages_[i]);
-    }
-  }
-  ema.in_scope_ = true;
-  clear_autocast_cache();
+  exchange();
 }
 
-Ema::Scope::~Scope() {
+Ema::Scope::~Scope() { exchange(); }
+
+void Ema::Scope::exchange() {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < kept_.size(); ++i) {
-    if (kept_[i].defined()) {
-      ema_.parameters_[i].copy_(kept_[i]);
-    } else {
-      exchange(ema_.parameters_[i], ema_.averages_[i]);
+    const at::Tensor &parameter = ema_.parameters_[i], &average = ema_.averages_[i];
+    if (is_low(parameter)) {
+      parameter.copy_(ema_.in_scope_ ? kept_[i] : average);
+      continue;
     }
+    kept_[i].copy_(parameter);
+    parameter.copy_(average);
+    average.copy_(kept_[i]);
   }
-  ema_.in_scope_ = false;
+  ema_.in_scope_ = !ema_.in_scope_;
   clear_autocast_cache();
-}
-
-void Ema::Scope::exchange(const at::Tensor& parameter, const at::Tensor& average) {
-  const at::Tensor scratch = scratch_like(scratch_, parameter);
-  scratch.copy_(parameter);
-  parameter.copy_(average);
-  average.copy_(scratch);
 }
 
 }  // namespace snug

@@ -38,8 +38,8 @@ class Ema {
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
 
-  /// Adds the current weights to the averages. 16-bit weights are widened some 16 MiB at a time. Throws ConfigError
-  /// within a Scope. If memory runs out, nothing has changed.
+  /// Adds the current weights to the averages. 16-bit weights are widened one by one. Throws ConfigError within a
+  /// Scope. If memory runs out, nothing has changed.
   void update();
 
   /// How often update() has run.
@@ -64,14 +64,14 @@ class Ema {
     Scope& operator=(const Scope&) = delete;
 
    private:
-    void exchange(const at::Tensor& parameter, const at::Tensor& average);
+    void exchange();
 
     Ema& ema_;
-    std::vector<at::Tensor> kept_;     // the 16-bit weights; undefined for the others
-    std::vector<at::Tensor> scratch_;  // flat, one for each type and device
+    std::vector<at::Tensor> kept_;  // the 16-bit weights; scratch for the others
   };
 
  private:
+  std::vector<at::Tensor> averages_of(bool low) const;
   void refuse_in_scope(const char* what) const;
 
   EmaOptions options_;

@@ -1,9 +1,12 @@
 #pragma once
 // The learning rate as a pure function of the optimizer step, so that a resumed run needs no schedule state at all.
-// LrSchedule (lr_schedule.h) puts it, or any other function of the step, into an optimizer.
+// Count the steps that were made: where a GradScaler skips some, warm-up and decay still take the given number of
+// updates.
 //
-//   snug::WarmupCosine schedule{.peak = 3e-4, .warmup_steps = 100, .total_steps = 2000, .floor = 3e-5};
-//   options.lr(schedule.at(step));                                             // step counts from 0
+//   const snug::WarmupCosine schedule{.peak = 3e-4, .warmup_steps = 100, .total_steps = 2000, .floor = 3e-5};
+//   for (auto& group : optimizer.param_groups()) {
+//     group.options().set_lr(schedule.at(step));                               // step counts from 0
+//   }
 //   double lr = snug::scale_learning_rate(3e-4, 512, 64, LrScaling::Sqrt);     // tuned at batch 64, run at 512
 
 #include <cstdint>

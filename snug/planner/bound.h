@@ -13,9 +13,3 @@ double lower_bound_seconds(const StepSimulator& simulator, int64_t budget);
 int64_t lower_bound_bytes(const StepSimulator& simulator);
 
 }  // namespace snug::plan
-
-namespace snug {  // its name of before, for one release
-
-using plan::lower_bound_seconds;
-
-}  // namespace snug

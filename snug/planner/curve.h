@@ -39,11 +39,3 @@ struct CurveOptions {
 PlanCurve plan_curve(const StepSimulator& simulator, CurveOptions options = {});
 
 }  // namespace snug::plan
-
-namespace snug {  // their names of before, for one release
-
-using plan::CurveOptions;
-using plan::plan_curve;
-using plan::PlanCurve;
-
-}  // namespace snug

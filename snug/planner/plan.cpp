@@ -26,41 +26,41 @@ constexpr int kOffloaded = -2;
 constexpr int kKept = -1;
 constexpr int kNever = std::numeric_limits<int>::max();
 
-int number_of(Stay stay) {
+int number_of(plan::Stay stay) {
   switch (stay.kind) {
-    case Stay::Kind::Streamed:
+    case plan::Stay::Kind::Streamed:
       return kStreamed;
-    case Stay::Kind::Offloaded:
+    case plan::Stay::Kind::Offloaded:
       return kOffloaded;
-    case Stay::Kind::Kept:
+    case plan::Stay::Kind::Kept:
       return kKept;
-    case Stay::Kind::From:
+    case plan::Stay::Kind::From:
       return stay.event;
-    case Stay::Kind::Never:
+    case plan::Stay::Kind::Never:
       return kNever;
   }
   throw Error("RematPlan: a storage of an unknown kind of stay");
 }
 
-Stay stay_of(int number) {
+plan::Stay stay_of(int number) {
   if (number < kStreamed) {
     throw ConfigError(fmt::format("RematPlan: a storage stays from event {}, which is none; plan again", number));
   }
-  return number == kStreamed    ? Stay::streamed()
-         : number == kOffloaded ? Stay::offloaded()
-         : number == kKept      ? Stay::kept()
-         : number == kNever     ? Stay::never()
-                                : Stay::from(number);
+  return number == kStreamed    ? plan::Stay::streamed()
+         : number == kOffloaded ? plan::Stay::offloaded()
+         : number == kKept      ? plan::Stay::kept()
+         : number == kNever     ? plan::Stay::never()
+                                : plan::Stay::from(number);
 }
 
-std::vector<int> numbers_of(const Stays& stays) {
+std::vector<int> numbers_of(const plan::Stays& stays) {
   std::vector<int> numbers(stays.size());
   std::ranges::transform(stays, numbers.begin(), number_of);
   return numbers;
 }
 
-Stays stays_of(const std::vector<int>& numbers) {
-  Stays stays(numbers.size());
+plan::Stays stays_of(const std::vector<int>& numbers) {
+  plan::Stays stays(numbers.size());
   std::ranges::transform(numbers, stays.begin(), stay_of);
   return stays;
 }
@@ -102,7 +102,7 @@ std::string table(const Shares& rows, int limit) {
 }
 
 // What leaves, by its maker, with the seconds of its way out and back.
-std::map<std::string, Share> transfers(const StepSimulator& simulator, const Simulation& run) {
+std::map<std::string, Share> transfers(const plan::StepSimulator& simulator, const plan::Simulation& run) {
   const StepProfile& profile = simulator.profile();
   std::map<std::string, Share> moved;
   const auto share_of = [&](int s) -> Share& {
@@ -116,7 +116,7 @@ std::map<std::string, Share> transfers(const StepSimulator& simulator, const Sim
     share.bytes += bytes_of(s);
     share.seconds += profile.link.out_seconds(bytes_of(s));
   }
-  for (const Replay& replay : run.replays) {
+  for (const plan::Replay& replay : run.replays) {
     for (const int s : replay.loads) {
       share_of(s).seconds += profile.link.back_seconds(bytes_of(s));
     }
@@ -147,9 +147,9 @@ RematPlan RematPlan::from_json(std::string_view text) {
   });
 }
 
-std::string explain(const StepSimulator& simulator, const RematPlan& plan, int rows) {
+std::string explain(const plan::StepSimulator& simulator, const RematPlan& plan, int rows) {
   const StepProfile& profile = simulator.profile();
-  const Simulation run = simulator.run(plan.stays);
+  const plan::Simulation run = simulator.run(plan.stays);
   if (run.impossible >= 0) {
     throw ConfigError(
         fmt::format("explain: the plan drops storage {}, which nothing can rebuild; it belongs to another profile",
@@ -157,7 +157,7 @@ std::string explain(const StepSimulator& simulator, const RematPlan& plan, int r
   }
   std::map<std::string, Share> replayed;
   std::map<std::string, Share> alive;
-  for (const Replay& replay : run.replays) {
+  for (const plan::Replay& replay : run.replays) {
     for (const int index : replay.operators) {
       const ProfiledOperator& op = profile.operators[static_cast<size_t>(index)];
       Share& share = replayed[op.name];
@@ -169,7 +169,7 @@ std::string explain(const StepSimulator& simulator, const RematPlan& plan, int r
     }
   }
   int64_t named = 0;
-  for (const LiveStorage& live : simulator.live_at_peak(plan.stays)) {
+  for (const plan::LiveStorage& live : simulator.live_at_peak(plan.stays)) {
     const int op = simulator.producer({live.storage, 0});
     const std::string maker = op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name;
     Share& share = alive[live.rebuilt ? maker + " (rebuilt)" : maker];

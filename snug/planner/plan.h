@@ -11,7 +11,7 @@
 namespace snug {
 
 struct RematPlan {
-  Stays stays = {};
+  plan::Stays stays = {};
   int64_t peak_bytes = 0;  ///< predicted, above the level before the step
   double seconds = 0;      ///< predicted: plain_seconds, all replays and transfers
   int64_t plain_peak_bytes = 0;
@@ -33,6 +33,6 @@ struct RematPlan {
 /// For people: peak and time against plain training and the bound, what is rebuilt or goes to disk and what that costs
 /// by operator, and who is alive at the peak; at most `rows` lines of each. Throws ConfigError if plan and profile do
 /// not belong together.
-std::string explain(const StepSimulator& simulator, const RematPlan& plan, int rows = 8);
+std::string explain(const plan::StepSimulator& simulator, const RematPlan& plan, int rows = 8);
 
 }  // namespace snug

@@ -86,13 +86,3 @@ class StepSimulator {
 };
 
 }  // namespace snug::plan
-
-namespace snug {  // their names of before, for one release
-
-using plan::keep_all;
-using plan::LiveStorage;
-using plan::Replay;
-using plan::Simulation;
-using plan::StepSimulator;
-
-}  // namespace snug

@@ -56,12 +56,3 @@ class PlanSolver {
 };
 
 }  // namespace snug::plan
-
-namespace snug {  // their names of before, for one release
-
-using plan::Infeasible;
-using plan::PlanAnswer;
-using plan::PlanSolver;
-using plan::SolverOptions;
-
-}  // namespace snug

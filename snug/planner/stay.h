@@ -40,10 +40,3 @@ struct Stay {
 using Stays = std::vector<Stay>;
 
 }  // namespace snug::plan
-
-namespace snug {
-
-using plan::Stay;
-using plan::Stays;
-
-}  // namespace snug

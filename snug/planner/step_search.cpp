@@ -40,7 +40,7 @@ struct Split {
   int64_t micro_batches;
   double times;  // full micro-batches that take as long as all of them
   int64_t before;
-  Simulation plain;
+  plan::Simulation plain;
 
   double seconds(double of_one, const StepSearchOptions& options) const {
     return times * of_one + options.optimizer_seconds;
@@ -54,7 +54,7 @@ std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, co
     const int64_t count = (options.batch + items - 1) / items;
     all.push_back({candidate, count, static_cast<double>(options.batch) / static_cast<double>(items),
                    options.fixed_bytes + candidate.own_bytes + (count > 1 ? options.gradient_bytes : 0),
-                   candidate.simulator->run(keep_all(candidate.simulator->profile()))});
+                   candidate.simulator->run(plan::keep_all(candidate.simulator->profile()))});
   }
   std::stable_sort(all.begin(), all.end(), [](const Split& a, const Split& b) {
     const double first = a.times * a.plain.seconds;
@@ -71,8 +71,8 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
   const int64_t optimizer = options.fixed_bytes + options.gradient_bytes + options.optimizer_bytes;
   const std::vector<Split> all = splits(candidates, options);
   StepSearch result;
-  std::vector<PlanSolver> solvers;
-  const auto choose_if_faster = [&](const PlanAnswer& answer, const Split& split, ConsideredStep& considered) {
+  std::vector<plan::PlanSolver> solvers;
+  const auto choose_if_faster = [&](const plan::PlanAnswer& answer, const Split& split, ConsideredStep& considered) {
     const RematPlan* plan = std::get_if<RematPlan>(&answer);
     if (plan == nullptr) {
       return;
@@ -88,7 +88,7 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
     }
   };
   for (const Split& split : all) {
-    PlanSolver& solver = solvers.emplace_back(*split.candidate.simulator, options.solver);
+    plan::PlanSolver& solver = solvers.emplace_back(*split.candidate.simulator, options.solver);
     ConsideredStep& considered = result.considered.emplace_back(ConsideredStep{
         split.candidate.items, split.micro_batches, std::max(optimizer, split.before + split.plain.peak_bytes),
         split.seconds(split.plain.seconds, options)});

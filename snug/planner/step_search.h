@@ -18,9 +18,9 @@
 namespace snug {
 
 struct MicroBatchCandidate {
-  int64_t items = 0;                         ///< in every micro-batch; the last may have fewer
-  const StepSimulator* simulator = nullptr;  ///< of one with that many; not owned
-  int64_t own_bytes = 0;                     ///< there beside its activations, such as copies of its items
+  int64_t items = 0;                               ///< in every micro-batch; the last may have fewer
+  const plan::StepSimulator* simulator = nullptr;  ///< of one with that many; not owned
+  int64_t own_bytes = 0;                           ///< there beside its activations, such as copies of its items
 };
 
 /// The step that is to fit, and what is there beside its activations.
@@ -31,7 +31,7 @@ struct StepSearchOptions {
   int64_t gradient_bytes = 0;    ///< there from the second micro-batch on, and for the optimizer
   int64_t optimizer_bytes = 0;   ///< workspace of the optimizer's step
   double optimizer_seconds = 0;  ///< of its step
-  SolverOptions solver = {};
+  plan::SolverOptions solver = {};
 };
 
 struct StepChoice {

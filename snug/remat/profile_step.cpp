@@ -195,7 +195,7 @@ class FrugalSchedules {
  private:
   static constexpr size_t kMostTries = 24;
 
-  Schedule schedule_of(const StepSimulator& simulator, const RematPlan& plan) const {
+  Schedule schedule_of(const plan::StepSimulator& simulator, const RematPlan& plan) const {
     auto schedule = detail::make_schedule(simulator.profile(), plan.stays, simulator.run(plan.stays), store_);
     schedule.is_guess = true;
     return std::make_shared<const detail::TapeSchedule>(std::move(schedule));
@@ -210,17 +210,17 @@ class FrugalSchedules {
     add_rest_of_backward(profile, step.packed);
     profile.link = step.options.link;
     profile.device = simulator_.profile().device;
-    const StepSimulator simulator(std::move(profile));
-    const RematPlan plan = PlanSolver(simulator, kSearch).smallest();
+    const plan::StepSimulator simulator(std::move(profile));
+    const RematPlan plan = plan::PlanSolver(simulator, kSearch).smallest();
     return plan.peak_bytes < step.unfinished->demand_bytes ? schedule_of(simulator, plan) : nullptr;
   }
 
-  static constexpr SolverOptions kSearch{.work = 2'000'000};
+  static constexpr plan::SolverOptions kSearch{.work = 2'000'000};
 
   // PlanSolver::smallest searches longer. This is a guess's.
-  static int64_t about_the_smallest_peak(PlanSolver& solver) {
-    const PlanAnswer answer = solver.solve(0);
-    const auto* no_plan = std::get_if<Infeasible>(&answer);
+  static int64_t about_the_smallest_peak(plan::PlanSolver& solver) {
+    const plan::PlanAnswer answer = solver.solve(0);
+    const auto* no_plan = std::get_if<plan::Infeasible>(&answer);
     return no_plan != nullptr ? no_plan->smallest_feasible_bytes : 0;
   }
 
@@ -243,8 +243,8 @@ class FrugalSchedules {
   }
 
   std::shared_ptr<detail::OffloadStore> store_;  // null: nothing may be offloaded
-  StepSimulator simulator_;
-  PlanSolver solver_;
+  plan::StepSimulator simulator_;
+  plan::PlanSolver solver_;
   int64_t smallest_;
   size_t tried_ = 0;
 };

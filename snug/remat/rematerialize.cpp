@@ -32,7 +32,7 @@ constexpr int kVerifications = 5;
 void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
   profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, bytes});
   profile.events.push_back({EventKind::Release, 0, bytes});
-  for (Stay& stay : plan.stays) {
+  for (plan::Stay& stay : plan.stays) {
     stay.event += stay.event > 0 ? 1 : 0;
   }
   plan.peak_bytes += bytes;
@@ -44,10 +44,10 @@ void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
 // --- plan
 
 struct ActivationPlan::Content {
-  const StepSimulator simulator;
+  const plan::StepSimulator simulator;
   const RematPlan plan;
 
-  Content(StepSimulator of, RematPlan chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
+  Content(plan::StepSimulator of, RematPlan chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
     const int impossible = simulator.run(plan.stays).impossible;
     if (impossible >= 0) {
       throw ConfigError(
@@ -71,11 +71,11 @@ struct ActivationPlan::Content {
     return schedule_ && schedule_->store ? schedule_->store->report() : OffloadReport{};
   }
 
-  static std::shared_ptr<const Content> solve(const StepProfile& profile, Bytes budget, SolverOptions options) {
-    StepSimulator simulator(profile);
-    PlanSolver solver(simulator, options);
-    PlanAnswer answer = solver.solve(budget.count());
-    if (std::holds_alternative<Infeasible>(answer)) {
+  static std::shared_ptr<const Content> solve(const StepProfile& profile, Bytes budget, plan::SolverOptions options) {
+    plan::StepSimulator simulator(profile);
+    plan::PlanSolver solver(simulator, options);
+    plan::PlanAnswer answer = solver.solve(budget.count());
+    if (std::holds_alternative<plan::Infeasible>(answer)) {
       const Bytes bytes(solver.smallest().peak_bytes);  // which the search for a fast one may miss
       if (bytes > budget) {
         const Bytes bound(lower_bound_bytes(simulator));
@@ -105,7 +105,7 @@ ActivationPlan::ActivationPlan(std::shared_ptr<const Content> content)
       plain_seconds(content->plan.plain_seconds),
       content_(std::move(content)) {}
 
-ActivationPlan::ActivationPlan(const StepProfile& profile, Bytes budget, SolverOptions options)
+ActivationPlan::ActivationPlan(const StepProfile& profile, Bytes budget, plan::SolverOptions options)
     : ActivationPlan(Content::solve(profile, budget, options)) {}
 
 std::string ActivationPlan::explain() const { return snug::explain(content_->simulator, content_->plan); }
@@ -124,7 +124,7 @@ ActivationPlan ActivationPlan::from_json(std::string_view text) {
     throw ConfigError("ActivationPlan.from_json: this is no plan with its profile, as to_json writes it");
   }
   RematPlan plan = RematPlan::from_json(json["plan"].dump());
-  StepSimulator simulator(StepProfile::from_json(json["profile"].dump()));
+  plan::StepSimulator simulator(StepProfile::from_json(json["profile"].dump()));
   if (plan.stays.size() != simulator.profile().storages.size()) {
     throw ConfigError("ActivationPlan.from_json: the plan and the profile do not belong together");
   }
@@ -163,7 +163,7 @@ ActivationPlan detail::plan_activations(StepProfile profile, const std::function
     const auto plan_now = [&] {
       if (found) {
         return ActivationPlan(
-            std::make_shared<const ActivationPlan::Content>(StepSimulator(profile), *std::exchange(found, {})));
+            std::make_shared<const ActivationPlan::Content>(plan::StepSimulator(profile), *std::exchange(found, {})));
       }
       try {
         return ActivationPlan(profile, budget);
@@ -193,8 +193,8 @@ ActivationPlan detail::plan_activations(StepProfile profile, const std::function
       RematPlan choice = plan.choice();
       add_unexplained(profile, choice, more);
       if (trial.peak_bytes <= budget.count()) {
-        return ActivationPlan(
-            std::make_shared<const ActivationPlan::Content>(StepSimulator(std::move(profile)), std::move(choice)));
+        return ActivationPlan(std::make_shared<const ActivationPlan::Content>(plan::StepSimulator(std::move(profile)),
+                                                                              std::move(choice)));
       }
     }
     if (k == kVerifications && refusal) {

@@ -58,7 +58,7 @@ class ActivationPlan {
 
   /// Plans for a profile that was taken before; `options` limit the search. What plan_activations verifies is not
   /// verified here. Throws BudgetExceeded as plan_activations does.
-  ActivationPlan(const StepProfile& profile, Bytes budget, SolverOptions options = {});
+  ActivationPlan(const StepProfile& profile, Bytes budget, plan::SolverOptions options = {});
 
   /// For people: what is alive at the peak, what is rebuilt or offloaded and what that costs, how far from the fastest
   /// plan it can be.

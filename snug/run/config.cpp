@@ -37,12 +37,12 @@ Checkpointing checkpointing_from_string(std::string_view name) {
 }
 
 std::string_view to_string(OptimizerChoice optimizer) {
-  constexpr std::array<std::string_view, 6> kNames{"adamw", "adamw8bit", "adam", "sgd", "muon", "compact-adamw"};
+  constexpr std::array<std::string_view, 5> kNames{"adamw", "adamw8bit", "adam", "sgd", "muon"};
   return kNames.at(static_cast<size_t>(optimizer));
 }
 OptimizerChoice optimizer_from_string(std::string_view name) {
   using enum OptimizerChoice;
-  return from_string("optimizer", name, {AdamW, AdamW8bit, Adam, Sgd, Muon, CompactAdamW});
+  return from_string("optimizer", name, {AdamW, AdamW8bit, Adam, Sgd, Muon});
 }
 
 std::string_view to_string(OnSpike what) {
@@ -76,6 +76,10 @@ Checkpointing TrainConfig::checkpoint() const {
   return checkpointing.value_or(memory.is_unlimited() ? Checkpointing::None : Checkpointing::Auto);
 }
 int64_t TrainConfig::warmup() const { return warmup_steps.value_or(part_of(steps, 20)); }
+bool TrainConfig::splits_weights() const {
+  return optimizer == OptimizerChoice::AdamW8bit && weights == Weights::Low && precision == Precision::BFloat16;
+}
+
 int64_t TrainConfig::guard_patience() const {
   return precision_guard.value_or(precision == Precision::Auto ? PrecisionGuardOptions::kPatienceOfAuto : 0);
 }
@@ -99,12 +103,6 @@ void TrainConfig::check() const {
   if (weights == Weights::Low && (precision == Precision::Float32 || precision == Precision::Auto)) {
     throw ConfigError(
         fmt::format("train: weights low goes with precision float16 or bfloat16, not with {}", to_string(precision)));
-  }
-  if (optimizer == OptimizerChoice::CompactAdamW && (weights != Weights::Low || precision != Precision::BFloat16)) {
-    throw ConfigError(fmt::format(
-        "train: optimizer compact-adamw updates BF16 weights, and weights is {}, precision {}; give --weights low and "
-        "--precision bfloat16, or adamw8bit for a quarter of AdamW's state beside FP32 weights",
-        to_string(weights), to_string(precision)));
   }
   if (optimizer == OptimizerChoice::Muon && is_exported(model)) {
     throw ConfigError(fmt::format(

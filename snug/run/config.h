@@ -31,8 +31,8 @@ std::string_view to_string(Checkpointing);
 Checkpointing checkpointing_from_string(std::string_view name);
 
 /// What updates the weights. See the classes of these names.
-enum class OptimizerChoice { AdamW, AdamW8bit, Adam, Sgd, Muon, CompactAdamW };
-/// "adamw", "adamw8bit", "adam", "sgd", "muon", "compact-adamw"; and back, or ConfigError with the names.
+enum class OptimizerChoice { AdamW, AdamW8bit, Adam, Sgd, Muon };
+/// "adamw", "adamw8bit", "adam", "sgd", "muon"; and back, or ConfigError with the names.
 std::string_view to_string(OptimizerChoice);
 OptimizerChoice optimizer_from_string(std::string_view name);
 
@@ -64,7 +64,7 @@ struct TrainConfig {
   Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
   bool fp32_reductions = false;  ///< in 16 bits on a CPU: see StepperOptions
-  /// Low: 16-bit weights of `precision`'s type, with FP32 masters or, with CompactAdamW, a byte of correction.
+  /// Low: 16-bit weights of `precision`'s type, with FP32 masters; or see splits_weights().
   Weights weights = Weights::Full;
   /// The number of steps with trouble before the blocks move to FP32; 0: never; not given: 20 with Auto, else never.
   /// See PrecisionGuard.
@@ -73,7 +73,7 @@ struct TrainConfig {
   /// Tensors saved for backward go to the host or, on a CPU, to a file in `out`. See SaveOnHost. With
   /// Checkpointing::Auto, only those that a plan chooses, and so the optimizer's state: see StepperOptions::offload.
   bool offload = false;
-  /// CompactAdamW: with `weights` low in BF16. Muon: for a GPT, whose embeddings, biases and norms are AdamW's.
+  /// Muon: for a GPT, whose embeddings, biases and norms are AdamW's.
   OptimizerChoice optimizer = OptimizerChoice::AdamW;
   bool shard_optimizer = false;  ///< on several ranks, each keeps its share of the state: see ShardedOptimizer
   double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it
@@ -100,6 +100,9 @@ struct TrainConfig {
   Checkpointing checkpoint() const;
   int64_t warmup() const;
   int64_t guard_patience() const;
+  /// AdamW8bit with `weights` low in BF16 keeps a byte of each weight in the place of its FP32 master: see
+  /// AdamW8bitOptions::split_weights.
+  bool splits_weights() const;
   int64_t validation_interval() const;
   int64_t snapshot_interval() const;
   /// `lr` for `batch` samples.

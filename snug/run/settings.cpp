@@ -161,8 +161,7 @@ constexpr std::array kSettings{
             set<&T::fp32_reductions>,
             {},
             true},
-    Setting{"weights", "--weights", "WHAT",
-            "full: FP32 (default); low: 16-bit weights with FP32 masters (compact-adamw: without)",
+    Setting{"weights", "--weights", "WHAT", "full: FP32 (default); low: 16-bit weights with FP32 masters",
             get_name<&T::weights>, set_name<&T::weights, weights_from_string>},
     Setting{"precision_guard", "--precision-guard", "N",
             "Compute the blocks in float32 after N steps of overflow or underflow (default: 20 with auto)",
@@ -177,8 +176,8 @@ constexpr std::array kSettings{
     Setting{"optimizer",
             "--optimizer",
             "NAME",
-            "adamw (default), adamw8bit (a quarter of its state), adam, sgd (momentum 0.9), muon, or compact-adamw (in "
-            "the place of masters and moments, 3 bytes a weight; with --weights low)",
+            "adamw (default), adamw8bit (a quarter of its state; with --weights low in bfloat16, 3 bytes a weight in "
+            "the place of masters and moments), adam, sgd (momentum 0.9), or muon",
             get_name<&T::optimizer>,
             set_name<&T::optimizer, optimizer_from_string>,
             {},

@@ -327,10 +327,7 @@ class Trainer::Impl {
   // may move first the blocks and after them the whole step to FP32.
   int64_t most_skips() const { return 2 * (kScaleSearch + config_.guard_patience()); }
 
-  // CompactAdamW takes 16-bit weights as they are.
-  bool keeps_masters() const {
-    return config_.weights == Weights::Low && config_.optimizer != OptimizerChoice::CompactAdamW;
-  }
+  bool keeps_masters() const { return config_.weights == Weights::Low && !config_.splits_weights(); }
 
   bool plans() const { return config_.checkpoint() == Checkpointing::Auto; }
 

@@ -18,9 +18,9 @@ constexpr detail::JsonKind kStepPlanJson{
 
 // In one word, or three.
 std::string way_of(const ActivationPlan& plan) {
-  const Simulation run = StepSimulator(plan.profile()).run(plan.choice().stays);
-  const bool rebuilds =
-      std::any_of(run.replays.begin(), run.replays.end(), [](const Replay& one) { return !one.operators.empty(); });
+  const plan::Simulation run = plan::StepSimulator(plan.profile()).run(plan.choice().stays);
+  const bool rebuilds = std::any_of(run.replays.begin(), run.replays.end(),
+                                    [](const plan::Replay& one) { return !one.operators.empty(); });
   return run.offloaded.empty() ? "recompute" : rebuilds ? "recompute and offload" : "offload";
 }
 

@@ -23,6 +23,8 @@
 namespace snug::accelerator_budget_failure_test {
 namespace {
 
+using plan::Stay;
+using plan::StepSimulator;
 using testing::FailingAllocation;
 using testing::for_each_failing_allocation;
 using testing::same_bits;

@@ -16,10 +16,10 @@ inline OffloadLink link() {
 }
 
 /// Every storage goes `way`, which may be impossible for some.
-inline Stays all_leaving(const StepProfile& profile, Stay way) {
-  Stays plan(profile.storages.size(), Stay::kept());
+inline plan::Stays all_leaving(const StepProfile& profile, plan::Stay way) {
+  plan::Stays plan(profile.storages.size(), plan::Stay::kept());
   for (size_t s = 0; s < plan.size(); ++s) {
-    plan[s] = profile.storages[s].bytes > 0 ? way : Stay::kept();
+    plan[s] = profile.storages[s].bytes > 0 ? way : plan::Stay::kept();
   }
   return plan;
 }

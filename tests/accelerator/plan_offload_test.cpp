@@ -23,6 +23,10 @@
 namespace snug::accelerator_plan_offload_test {
 namespace {
 
+using plan::Simulation;
+using plan::Stay;
+using plan::Stays;
+using plan::StepSimulator;
 using sim_device::host_reads;
 using sim_device::kBlock;
 using sim_device::kBytesPerSecond;

@@ -162,11 +162,11 @@ TEST(RunOnAnAccelerator, IsRefusedBeforeItsFirstStepWithAnOptimizerOfTheCpuAndAL
               ThrowsMessage<ConfigError>(HasSubstr("adamw8bit runs on the CPU only, and the device is " + kind())));
   EXPECT_EQ(FileSystem::real().read_file(Trainer::log_path(config.out)), log);
   config = two_steps(folder, kind(), Bytes::unlimited());
-  config.optimizer = OptimizerChoice::CompactAdamW;
+  config.optimizer = OptimizerChoice::AdamW8bit;
   config.weights = Weights::Low;
   config.precision = Precision::BFloat16;
   EXPECT_THAT([&] { Trainer(config, Start::Fresh).run({}); },
-              ThrowsMessage<ConfigError>(HasSubstr("compact-adamw runs on the CPU only")));
+              ThrowsMessage<ConfigError>(HasSubstr("adamw8bit runs on the CPU only")));
   EXPECT_FALSE(std::filesystem::exists(config.out));
 }
 

@@ -16,6 +16,9 @@
 namespace snug::streams_test {
 namespace {
 
+using plan::Stay;
+using plan::Stays;
+using plan::StepSimulator;
 using sim_device::LazyStreams;
 using testing::accelerator;
 using testing::leaf;

@@ -8,7 +8,6 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/compress.h"
 #include "snug/memory/detail/backward_pass.h"
 #include "snug/memory/detail/peak_watch.h"
 #include "snug/memory/limit.h"
@@ -67,17 +66,6 @@ TEST(TrainingOnAnAccelerator, KeepsTheCastsOfAnOpenRegionThroughARecomputation) 
   EXPECT_EQ(operators_of_product(), 1);
   detail::go_backward(checkpoint(two_layers, x, v, w).sum());
   EXPECT_EQ(operators_of_product(), 1);
-}
-
-TEST(TrainingOnAnAccelerator, CompressesAndRestoresOnTheDevice) {
-  const Tensor x = leaf({64, 64});
-  Tensor y;
-  {
-    const SaveCompressed narrow(Compression::BFloat16);
-    y = (x * 1.5).sin();
-  }
-  const Tensor saved = (x.detach() * 1.5).to(torch::kBFloat16).to(torch::kFloat);
-  EXPECT_TRUE(same_bits(gradients(y, {x}).front(), saved.cos() * 1.5));
 }
 
 template <typename Optimizer, typename Options>

@@ -12,7 +12,6 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/compress.h"
 #include "snug/activations/sequential.h"
 #include "snug/core/error.h"
 #include "snug/models/resnet.h"

@@ -179,7 +179,7 @@ TEST(CheckpointPolicy, ComputesAllResultsOfAnOperatorAgainIfOneWasReadBeforeItWa
     (keep ? checkpoint({.policy = policy_of({{"aten::native_layer_norm", *keep}})}, f, x) : f(x)).sum().backward();
     return x.grad();
   };
-  for (const Keep keep : {Keep::Save, Keep::Offload, Keep::Compress}) {
+  for (const Keep keep : {Keep::Save, Keep::Offload}) {
     EXPECT_TRUE(same_bits(gradient(keep), gradient(std::nullopt)));
   }
 }
@@ -210,7 +210,7 @@ TEST(CheckpointPolicy, ComputesAResultAgainThatACustomFunctionWroteThroughAPoint
     (keep ? checkpoint({.policy = policy_of({{"aten::mm", *keep}})}, f, x, w) : f(x, w)).sum().backward();
     return x.grad();
   };
-  for (const Keep keep : {Keep::Save, Keep::Offload, Keep::Compress}) {
+  for (const Keep keep : {Keep::Save, Keep::Offload}) {
     EXPECT_TRUE(same_bits(gradient(keep), gradient(std::nullopt)));
   }
 }
@@ -328,7 +328,7 @@ TEST(CheckpointPolicy, ComputesAResultAgainThatWasWrittenAfterTheRegion) {
     y.sum().backward();
     return x.grad();
   };
-  for (const Keep keep : {Keep::Save, Keep::Offload, Keep::Compress}) {
+  for (const Keep keep : {Keep::Save, Keep::Offload}) {
     EXPECT_TRUE(same_bits(gradient(keep), gradient(std::nullopt)));
   }
 }
@@ -352,23 +352,13 @@ TEST(CheckpointPolicy, WorksInSeveralBackwardPassesAndNested) {
   EXPECT_TRUE(same_bits(gradient(2), gradient(0)));
 }
 
-TEST(CheckpointPolicy, OffloadsExactlyAndCompressesWithinItsBound) {
+TEST(CheckpointPolicy, OffloadsExactly) {
   const GptRun plain = run_gpt(std::nullopt);
   const auto products = [](Keep keep) {
     return std::map<std::string, Keep>{{"aten::addmm", keep}, {"aten::mm", keep}};
   };
   const GptRun offloaded = run_gpt(policy_of(products(Keep::Offload)));
   EXPECT_TRUE(same_bits(offloaded.gradients, plain.gradients));
-  const GptRun compressed = run_gpt(policy_of(products(Keep::Compress)));
-  const GptRun saved = run_gpt(policy_of(products(Keep::Save))), all = run_gpt(kNothing);
-  EXPECT_GT(saved.held, all.held);
-  EXPECT_EQ(compressed.held - all.held, (saved.held - all.held) / 2);
-  bool differs = false;
-  for (size_t i = 0; i < plain.gradients.size(); ++i) {
-    EXPECT_TRUE(close_in_norm(compressed.gradients[i], plain.gradients[i], 0.05));
-    differs = differs || !torch::equal(compressed.gradients[i], plain.gradients[i]);
-  }
-  EXPECT_TRUE(differs) << "BF16 rounds";
 }
 
 TEST(CheckpointPolicy, OfAnOperatorThatDoesNotExistIsRefused) {

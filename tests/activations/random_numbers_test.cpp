@@ -26,6 +26,9 @@
 namespace snug::random_numbers_test {
 namespace {
 
+using plan::PlanSolver;
+using plan::SolverOptions;
+using plan::StepSimulator;
 using testing::DrawingThread;
 using testing::kSearch;
 using testing::number_of_models;

@@ -13,7 +13,6 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/compress.h"
 #include "snug/activations/offload.h"
 #include "snug/memory/meter.h"
 #include "snug/memory/saved_tensors.h"
@@ -75,11 +74,6 @@ std::vector<Policy> policies() {
           {"SaveOnHost",
            [](const Parameters& p) {
              const SaveOnHost scope({.min_bytes = Bytes(1)});
-             return p.loss();
-           }},
-          {"SaveCompressed",
-           [](const Parameters& p) {
-             const SaveCompressed scope(Compression::BFloat16);
              return p.loss();
            }},
           {"Checkpoint",

@@ -65,7 +65,7 @@ void read_json(std::string_view text) {
 void read_profile(std::string_view text) {
   read_json<StepProfile>(text);
   const StepProfile profile = StepProfile::from_json(text);
-  StepSimulator(profile).run(keep_all(profile));
+  plan::StepSimulator(profile).run(plan::keep_all(profile));
 }
 
 void read_log(std::string_view text) {

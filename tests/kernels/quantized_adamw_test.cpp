@@ -10,6 +10,7 @@
 #include <gmock/gmock.h>
 
 #include "snug/kernels/detail/simd_targets.h"
+#include "tests/kernels/split_weights.h"
 
 namespace snug::kernels::quantized_adamw_test {
 namespace {

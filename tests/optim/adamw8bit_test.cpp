@@ -10,8 +10,13 @@
 #include <torch/torch.h>
 
 #include "snug/core/error.h"
+#include "snug/memory/meter.h"
+#include "snug/optim/clip.h"
+#include "snug/optim/step_in_backward.h"
 #include "snug/precision/grad_scaler.h"
+#include "snug/step/stepper.h"
 #include "tests/support/optimizers.h"
+#include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
 namespace snug::adamw8bit_test {
@@ -27,9 +32,9 @@ using testing::train;
 using torch::Tensor;
 
 /// A matrix that is quantised, with a last block that is not full, and a bias that is not.
-std::vector<Tensor> parameters() {
+std::vector<Tensor> parameters(at::ScalarType dtype = torch::kFloat) {
   torch::manual_seed(1);
-  return {torch::randn({100, 77}).requires_grad_(), torch::randn({77}).requires_grad_()};
+  return {torch::randn({100, 77}).to(dtype).requires_grad_(), torch::randn({77}).to(dtype).requires_grad_()};
 }
 
 TEST(AdamW8bit, TakesStepsCloseToThoseOfAdamW) {
@@ -58,9 +63,9 @@ TEST(AdamW8bit, KeepsAQuarterOfTheState) {
 }
 
 TEST(AdamW8bit, UnscalesAndSkipsWithAScaler) {
-  const auto run = [](double scale, bool with_skip) {
-    const auto p = parameters();
-    AdamW8bit optimizer(p, {.lr = 0.01});
+  const auto run = [](double scale, bool with_skip, at::ScalarType dtype) {
+    const auto p = parameters(dtype);
+    AdamW8bit optimizer(p, {.lr = 0.01, .split_weights = dtype == torch::kBFloat16});
     GradScaler scaler({.init_scale = scale});
     scaler.scale(torch::ones({}));
     for (uint64_t seed = 1; seed <= 4; ++seed) {
@@ -79,8 +84,10 @@ TEST(AdamW8bit, UnscalesAndSkipsWithAScaler) {
     all.insert(all.end(), state.begin(), state.end());
     return all;
   };
-  EXPECT_TRUE(same_bits(run(1024, true), run(1024, false)));
-  EXPECT_TRUE(same_bits(run(1024, false), run(1, false)));
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    EXPECT_TRUE(same_bits(run(1024, true, dtype), run(1024, false, dtype)));
+    EXPECT_TRUE(same_bits(run(1024, false, dtype), run(1, false, dtype)));
+  }
 }
 
 TEST(AdamW8bit, GoesOnToTheBitAfterLoading) {
@@ -116,29 +123,23 @@ TEST(AdamW8bit, RefusesParametersThatAreNotContiguous) {
 }
 
 TEST(AdamW8bit, DoesNotDependOnTheNumberOfThreads) {
-  const auto run = [](int threads) {
+  const auto run = [](int threads, at::ScalarType dtype) {
     const int before = torch::get_num_threads();
     torch::set_num_threads(threads);
     torch::manual_seed(1);
-    const Tensor p = torch::randn({300, 1000}).requires_grad_();
-    AdamW8bit optimizer({p}, {.lr = 0.01});
+    const Tensor p = torch::randn({300, 1000}).to(dtype).requires_grad_();
+    AdamW8bit optimizer({p}, {.lr = 0.01, .split_weights = dtype == torch::kBFloat16});
     train(optimizer, {p}, 1, 3);
     torch::set_num_threads(before);
     return p.detach().clone();
   };
-  EXPECT_TRUE(same_bits(run(1), run(2)));
-}
-
-std::vector<Tensor> parameters_in_bf16() {
-  auto all = parameters();
-  for (Tensor& parameter : all) {
-    parameter = parameter.detach().to(torch::kBFloat16).requires_grad_();
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    EXPECT_TRUE(same_bits(run(1, dtype), run(2, dtype)));
   }
-  return all;
 }
 
 TEST(AdamW8bit, UpdatesBf16ParametersAsItDoesFp32OnesUpToRounding) {
-  const auto low = parameters_in_bf16();
+  const auto low = parameters(torch::kBFloat16);
   auto full = clones_of(low);
   for (Tensor& parameter : full) {
     parameter = parameter.to(torch::kFloat).requires_grad_();
@@ -162,7 +163,7 @@ TEST(AdamW8bit, UpdatesBf16ParametersAsItDoesFp32OnesUpToRounding) {
 }
 
 TEST(AdamW8bit, InBf16TakesThreeBytesOfStateAndGoesOnToTheBit) {
-  const auto p = parameters_in_bf16();
+  const auto p = parameters(torch::kBFloat16);
   AdamW8bit optimizer(p, {.lr = 0.01, .split_weights = true});
   const int64_t foretold = optimizer.state_bytes_to_come();
   train(optimizer, p, 1, 3);
@@ -181,9 +182,120 @@ TEST(AdamW8bit, InBf16TakesThreeBytesOfStateAndGoesOnToTheBit) {
   EXPECT_TRUE(same_bits(clones_of(q), clones_of(p)));
 }
 
+torch::nn::Sequential bf16_model() {
+  auto model = testing::tiny_model();
+  model->to(torch::kBFloat16);
+  return model;
+}
+
+Loss loss_of(torch::nn::Sequential& model, const Batch& batch) {
+  return testing::squared_error(model->forward(batch[0].to(torch::kBFloat16)), batch[1]);
+}
+
+// Without a parameter that has an FP32 state.
+AdamW8bitOptions all_split(double lr) { return {.lr = lr, .min_elements = 1, .split_weights = true}; }
+
+TEST(AdamW8bit, InBf16TakesSevenBytesAParameterWithItsGradient) {
+  constexpr int64_t kElements = 256 * 1000;
+  const Tensor p = torch::zeros({256, 1000}, torch::kBFloat16).requires_grad_();
+  AdamW8bit optimizer({p}, {.split_weights = true});
+  train(optimizer, {p}, 1, 1);
+  const int64_t all = testing::bytes_of({p.detach(), p.grad()}) + testing::bytes_of(tensors_in(optimizer.state_dict()));
+  EXPECT_EQ(all, 7 * kElements + 2 * 4 * kElements / 256 + 4) << "two maxima a block, and the count";
+}
+
+TEST(AdamW8bit, InBf16TakesFiveBytesAParameterWithUpdatesInBackward) {
+  constexpr int64_t kWidth = 256, kLayers = 6, kElements = kLayers * kWidth * kWidth;
+  torch::manual_seed(1);
+  torch::nn::Sequential model;
+  for (int i = 0; i < kLayers; ++i) {
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+  }
+  model->to(torch::kBFloat16);
+  AdamW8bit optimizer(model->parameters(), {.split_weights = true});
+  const StepInBackward in_backward(optimizer);
+  const Tensor x = torch::randn({1, kWidth}).to(torch::kBFloat16);
+  model->forward(x).square().mean().backward();  // makes the state
+  const MemoryMeter meter;
+  model->forward(x).square().mean().backward();
+  EXPECT_LT(meter.report().peak_bytes, 3 * 2 * kWidth * kWidth) << "of six gradients, one or two at a time";
+  const int64_t state = testing::bytes_of(tensors_in(optimizer.state_dict()));
+  EXPECT_EQ(testing::bytes_of(clones_of(model->parameters())) + state,
+            5 * kElements + 2 * 4 * kElements / 256 + kLayers * 4);
+}
+
+TEST(AdamW8bit, InBf16StepsBelowBf16sResolutionCount) {
+  const Tensor p = torch::ones({100}, torch::kBFloat16).requires_grad_();
+  AdamW8bitOptions options = all_split(1e-4);
+  options.weight_decay = 0;
+  AdamW8bit optimizer({p}, options);
+  for (int i = 0; i < 100; ++i) {
+    p.mutable_grad() = torch::ones_like(p);
+    optimizer.step();
+  }
+  EXPECT_NEAR(p[7].item<float>(), 0.99, 0.004);
+}
+
+TEST(AdamW8bit, InBf16UpdatesInBackwardWithTheSameBits) {
+  auto plain = bf16_model(), early = bf16_model();
+  AdamW8bit plain_optimizer(plain->parameters(), all_split(0.01)),
+      early_optimizer(early->parameters(), all_split(0.01));
+  const StepInBackward in_backward(early_optimizer);
+  for (uint64_t i = 0; i < 10; ++i) {
+    const Batch batch = testing::tiny_batch(8, i);
+    plain_optimizer.zero_grad();
+    loss_of(plain, batch).value().backward();
+    plain_optimizer.step();
+    loss_of(early, batch).value().backward();
+  }
+  EXPECT_TRUE(same_bits(clones_of(early->parameters()), clones_of(plain->parameters())));
+}
+
+TEST(AdamW8bit, InBf16AStepperTrainsAsALoopByHandDoes) {
+  auto by_hand = bf16_model(), stepped = bf16_model();
+  AdamW8bit hand_optimizer(by_hand->parameters(), all_split(0.01)), optimizer(stepped->parameters(), all_split(0.01));
+  Stepper stepper(stepped, optimizer, {.clip_norm = 0.5});
+  for (uint64_t i = 0; i < 10; ++i) {
+    const Batch batch = testing::tiny_batch(8, i);
+    hand_optimizer.zero_grad();
+    const Loss loss = loss_of(by_hand, batch);
+    (loss.value() / static_cast<double>(loss.count())).backward();
+    clip_grad_norm_(by_hand->parameters(), 0.5);
+    hand_optimizer.step();
+    stepper.step(batch, [&](const Batch& micro) { return loss_of(stepped, micro); });
+  }
+  EXPECT_TRUE(same_bits(clones_of(stepped->parameters()), clones_of(by_hand->parameters())));
+}
+
+TEST(AdamW8bit, InBf16RefusesMastersBesideItsOwn) {
+  auto model = bf16_model();
+  AdamW8bit optimizer(model->parameters(), all_split(0.01));
+  EXPECT_THAT(error_of<ConfigError>([&] {
+                Stepper stepper(model, optimizer, {.precision = Precision::BFloat16, .weights = Weights::Low});
+                stepper.step(testing::tiny_batch(4), [&](const Batch& micro) { return loss_of(model, micro); });
+              }),
+              HasSubstr("weights = Low"));
+}
+
+TEST(AdamW8bit, InBf16RefusesTheStateOfAnotherOptimizer) {
+  const auto p = parameters(torch::kBFloat16);
+  AdamW8bit optimizer(p, all_split(0.01));
+  train(optimizer, p, 1, 1);
+  AdamW with_masters(p, {.master_weights = true});
+  EXPECT_THROW(with_masters.load_state_dict(optimizer.state_dict()), Error);
+  train(with_masters, p, 1, 1);
+  EXPECT_THROW(optimizer.load_state_dict(with_masters.state_dict()), Error);
+  const auto q = testing::random_parameters();
+  AdamW8bit in_fp32(q, {.min_elements = 1});
+  train(in_fp32, q, 1, 1);
+  const auto r = testing::random_parameters(torch::kBFloat16);
+  AdamW8bit other(r, all_split(0.01));
+  EXPECT_THROW(other.load_state_dict(in_fp32.state_dict()), Error);
+}
+
 TEST(AdamW8bit, RefusesWhatItCannotUpdate) {
   EXPECT_THAT(error_of<ConfigError>([] {
-                const auto p = parameters_in_bf16();
+                const auto p = parameters(torch::kBFloat16);
                 AdamW8bit optimizer(p);
                 train(optimizer, p, 1, 1);
               }),

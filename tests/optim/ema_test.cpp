@@ -12,7 +12,6 @@
 #include "snug/io/stateful.h"
 #include "snug/memory/meter.h"
 #include "snug/optim/adamw.h"
-#include "snug/optim/lr_schedule.h"
 #include "snug/optim/schedule.h"
 #include "snug/precision/grad_scaler.h"
 #include "tests/support/failing_allocations.h"
@@ -105,7 +104,7 @@ TEST(Ema, WithWarmUpBeginsWithSmallDecays) {
   }
 }
 
-TEST(Ema, WidensManyWeightsInPartsAndGetsTheSame) {
+TEST(Ema, WidensManyWeightsOneByOneAndGetsTheSame) {
   std::vector<Tensor> low;
   for (int i = 0; i < 5; ++i) {
     low.push_back(torch::full({4, 600, 1000}, i, torch::kBFloat16));  // 9.6 MB each in FP32
@@ -127,7 +126,7 @@ TEST(Ema, WidensManyWeightsInPartsAndGetsTheSame) {
 TEST(Ema, WhicheverAllocationFailsNothingHasChangedAndTheUpdateCanBeMadeAgain) {
   std::vector<Tensor> p = random_parameters();
   for (int i = 0; i < 3; ++i) {
-    p.push_back(torch::full({3 << 20}, i, torch::kBFloat16));  // the second one fills the first part
+    p.push_back(torch::full({3 << 20}, i, torch::kBFloat16));
   }
   for (const int64_t updates_before : {0, 1}) {
     for_each_failing_allocation([&](FailingAllocation& allocation) {
@@ -266,25 +265,27 @@ TEST(Ema, RefusesDecaysAndParametersThatAreNone) {
 }
 
 /// Weights, averages and learning rate after six updates, with steps between them that overflow. Those are gated as the
-/// headers of Ema and LrSchedule show, or not at all.
+/// headers of Ema and WarmupCosine show, or not at all.
 std::vector<Tensor> six_updates(bool with_overflows, bool gated = true) {
   const auto p = testing::random_parameters();
   AdamW optimizer(p);
   GradScaler scaler({.init_scale = 1024});
   scaler.scale(torch::ones({}));
   Ema ema(p, {.decay = 0.9, .warm_up = true});
-  LrSchedule schedule(optimizer, WarmupCosine{.peak = 0.1, .warmup_steps = 3, .total_steps = 8});
+  const WarmupCosine schedule{.peak = 0.1, .warmup_steps = 3, .total_steps = 8};
+  int64_t updates = 0;
   const auto step = [&](bool finite, uint64_t seed) {
     testing::set_gradients(p, seed, 1024);
     if (!finite) {
       p[1].mutable_grad()[5] = INFINITY;
     }
+    optimizer.param_groups()[0].options().set_lr(schedule.at(updates));
     const StepOutcome outcome = scaler.step(optimizer);
     EXPECT_EQ(outcome, finite);
     if (outcome || !gated) {
       ema.update();
+      ++updates;
     }
-    schedule.step(outcome || !gated);
     scaler.update(1024.0);
   };
   for (uint64_t seed = 1; seed <= 6; ++seed) {
@@ -296,7 +297,7 @@ std::vector<Tensor> six_updates(bool with_overflows, bool gated = true) {
   auto all = clones_of(p);
   const auto averages = clones_of(ema.averages());
   all.insert(all.end(), averages.begin(), averages.end());
-  all.push_back(torch::tensor({schedule.lr(), static_cast<double>(ema.updates())}, torch::kDouble));
+  all.push_back(torch::tensor({schedule.at(updates), static_cast<double>(ema.updates())}, torch::kDouble));
   return all;
 }
 

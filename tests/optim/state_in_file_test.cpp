@@ -24,7 +24,6 @@
 #include "snug/memory/meter.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
-#include "snug/optim/compact_adamw.h"
 #include "snug/optim/sgd.h"
 #include "snug/optim/step_in_backward.h"
 #include "snug/precision/grad_scaler.h"
@@ -80,8 +79,7 @@ std::vector<Kind> kinds() {
           kind<SGD>("SGDWithMomentum", SGDOptions{.lr = 0.01, .momentum = 0.9, .nesterov = true}),
           kind<SGD>("SGDWithDampening", SGDOptions{.lr = 0.01, .momentum = 0.9, .dampening = 0.5}),
           kind<AdamW8bit>("AdamW8bit", AdamW8bitOptions{.lr = 0.01}),
-          kind<AdamW8bit>("AdamW8bitInBf16", AdamW8bitOptions{.lr = 0.01, .split_weights = true}, torch::kBFloat16),
-          kind<CompactAdamW>("CompactAdamW", CompactAdamWOptions{.lr = 0.01}, torch::kBFloat16)};
+          kind<AdamW8bit>("AdamW8bitInBf16", AdamW8bitOptions{.lr = 0.01, .split_weights = true}, torch::kBFloat16)};
 }
 
 // Cut ones and small ones, a scalar, one without elements, and one whose memory is not in the order of its dimensions.
@@ -90,7 +88,7 @@ std::vector<Tensor> parameters_for(const Kind& kind) {
   std::vector<Tensor> parameters{torch::randn({100'003}), torch::randn({7}),   torch::randn({3, 33'000}),
                                  torch::randn({}),        torch::randn({0}),   torch::randn({64, 65}),
                                  torch::randn({64}),      torch::randn({4097})};
-  if (kind.name.rfind("AdamW8bit", 0) != 0 && kind.name != "CompactAdamW") {
+  if (kind.name.rfind("AdamW8bit", 0) != 0) {
     parameters.push_back(torch::randn({4, 32, 20, 21}).contiguous(torch::MemoryFormat::ChannelsLast));
   }
   for (Tensor& parameter : parameters) {

@@ -18,7 +18,6 @@
 
 #include "snug/optim/clip.h"
 #include "snug/optim/ema.h"
-#include "snug/optim/lr_schedule.h"
 #include "snug/optim/schedule.h"
 
 namespace {
@@ -54,18 +53,14 @@ std::string text_of(const Tensor& tensor) {
   return text_of(std::vector<double>(wide.data_ptr<double>(), wide.data_ptr<double>() + wide.numel()));
 }
 
-/// The rates that an optimizer gets, with a skipped step before each that counts.
 std::string cosine(std::istream& words) {
   const double peak = number(words);
   const int64_t warmup = count(words), total = count(words);
   const snug::WarmupCosine schedule{peak, warmup, total, number(words)};
-  torch::optim::SGD optimizer({torch::ones({1}, torch::requires_grad())}, torch::optim::SGDOptions(1));
-  snug::LrSchedule in_optimizer(optimizer, schedule);
+  const int64_t steps = count(words);
   std::vector<double> rates;
-  for (int64_t left = count(words); left > 0; --left) {
-    rates.push_back(optimizer.param_groups()[0].options().get_lr());
-    in_optimizer.step(false);
-    in_optimizer.step(true);
+  for (int64_t step = 0; step < steps; ++step) {
+    rates.push_back(schedule.at(step));
   }
   return text_of(rates);
 }

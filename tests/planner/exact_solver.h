@@ -13,14 +13,14 @@ namespace snug::testing {
 
 class BranchAndBound {
  public:
-  BranchAndBound(const StepSimulator& simulator, int64_t budget)
-      : simulator_(simulator), budget_(budget), plan_(keep_all(simulator.profile())) {
+  BranchAndBound(const plan::StepSimulator& simulator, int64_t budget)
+      : simulator_(simulator), budget_(budget), plan_(plan::keep_all(simulator.profile())) {
     const StepProfile& profile = simulator.profile();
     const std::vector<bool> saved = profile.saved_storages();
     own_ = detail::own_seconds(simulator, saved);
     if (profile.link.is_open()) {
-      ways_.push_back(Stay::offloaded());
-      ways_.push_back(Stay::streamed());
+      ways_.push_back(plan::Stay::offloaded());
+      ways_.push_back(plan::Stay::streamed());
     }
     for (size_t s = 0; s < saved.size(); ++s) {
       if (profile.storages[s].kind != StorageKind::External) {
@@ -32,12 +32,12 @@ class BranchAndBound {
     branch(0, profile.plain_seconds());
   }
 
-  PlanAnswer answer() const {
+  plan::PlanAnswer answer() const {
     if (best_.empty()) {
-      return Infeasible{smallest_};
+      return plan::Infeasible{smallest_};
     }
-    const Simulation run = simulator_.run(best_);
-    const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
+    const plan::Simulation run = simulator_.run(best_);
+    const plan::Simulation plain = simulator_.run(plan::keep_all(simulator_.profile()));
     return RematPlan{best_, run.peak_bytes, run.seconds, plain.peak_bytes, plain.seconds, run.seconds};
   }
 
@@ -48,7 +48,7 @@ class BranchAndBound {
       return;
     }
     if (depth == order_.size()) {
-      const Simulation run = simulator_.run(plan_);
+      const plan::Simulation run = simulator_.run(plan_);
       if (run.impossible < 0) {
         smallest_ = std::min(smallest_, run.peak_bytes);
         if (run.peak_bytes <= budget_ && run.seconds < best_seconds_) {
@@ -59,13 +59,13 @@ class BranchAndBound {
       return;
     }
     const size_t s = static_cast<size_t>(order_[depth]);
-    const Stay before = plan_[s];
+    const plan::Stay before = plan_[s];
     const double away =
         std::min(own_[s], detail::least_transfer_seconds(simulator_.profile()));  // it may be rebuilt with another
-    for (const Stay choice : ways_) {
+    for (const plan::Stay choice : ways_) {
       plan_[s] = choice;
       // A saved storage may stay in the program's hands until the backward pass: then it costs nothing to drop it.
-      branch(depth + 1, bound + (choice == Stay::kept() || !gone(s) ? 0 : choice.leaves() ? away : own_[s]));
+      branch(depth + 1, bound + (choice == plan::Stay::kept() || !gone(s) ? 0 : choice.leaves() ? away : own_[s]));
     }
     plan_[s] = before;
   }
@@ -80,11 +80,11 @@ class BranchAndBound {
     return gone_[s];
   }
 
-  const StepSimulator& simulator_;
+  const plan::StepSimulator& simulator_;
   int64_t budget_;
-  Stays plan_, best_;
+  plan::Stays plan_, best_;
   std::vector<int> order_;
-  std::vector<Stay> ways_ = {Stay::kept(), Stay::once_rebuilt(), Stay::never()};
+  std::vector<plan::Stay> ways_ = {plan::Stay::kept(), plan::Stay::once_rebuilt(), plan::Stay::never()};
   std::vector<double> own_;
   std::vector<bool> gone_;
   double best_seconds_ = 0;
@@ -93,7 +93,7 @@ class BranchAndBound {
 
 /// Of all plans that keep each storage, hold it once it is rebuilt, never hold it or, with a link, offload it. It takes
 /// time in powers of their number.
-inline PlanAnswer solve_exactly(const StepSimulator& simulator, int64_t budget) {
+inline plan::PlanAnswer solve_exactly(const plan::StepSimulator& simulator, int64_t budget) {
   return BranchAndBound(simulator, budget).answer();
 }
 

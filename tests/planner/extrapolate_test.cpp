@@ -17,6 +17,8 @@ namespace snug::extrapolate_test {
 namespace {
 
 using detail::extrapolated;
+using plan::PlanSolver;
+using plan::StepSimulator;
 using testing::ProfileBuilder;
 
 // A step whose bytes and seconds are linear in its items, with parts that stay the same.

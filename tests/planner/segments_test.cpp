@@ -21,6 +21,7 @@ namespace {
 using detail::Room;
 using detail::Segments;
 using detail::SegmentTable;
+using plan::keep_all;
 using plan::PlanSolver;
 using plan::Simulation;
 using plan::StepSimulator;

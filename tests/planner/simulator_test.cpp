@@ -17,6 +17,13 @@
 namespace snug::simulator_test {
 namespace {
 
+using plan::keep_all;
+using plan::LiveStorage;
+using plan::Replay;
+using plan::Simulation;
+using plan::Stay;
+using plan::Stays;
+using plan::StepSimulator;
 using testing::gpt_profile;
 using ::testing::HasSubstr;
 using testing::ProfileBuilder;

@@ -15,6 +15,16 @@
 namespace snug::solver_test {
 namespace {
 
+using plan::Infeasible;
+using plan::keep_all;
+using plan::lower_bound_seconds;
+using plan::PlanAnswer;
+using plan::PlanSolver;
+using plan::Replay;
+using plan::Simulation;
+using plan::SolverOptions;
+using plan::Stay;
+using plan::StepSimulator;
 using testing::deep_chain;
 using testing::gpt_gradient_bytes;
 using testing::gpt_profile;

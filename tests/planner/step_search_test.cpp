@@ -12,6 +12,12 @@
 namespace snug::step_search_test {
 namespace {
 
+using plan::keep_all;
+using plan::plan_curve;
+using plan::PlanCurve;
+using plan::Simulation;
+using plan::SolverOptions;
+using plan::StepSimulator;
 using testing::gpt_profile;
 using ::testing::HasSubstr;
 using testing::random_profile;

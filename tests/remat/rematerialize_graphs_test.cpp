@@ -17,6 +17,12 @@
 namespace snug::rematerialize_graphs_test {
 namespace {
 
+using plan::keep_all;
+using plan::PlanSolver;
+using plan::SolverOptions;
+using plan::Stay;
+using plan::Stays;
+using plan::StepSimulator;
 using testing::gradients;
 using testing::kSearch;
 using testing::number_of_models;

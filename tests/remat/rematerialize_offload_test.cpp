@@ -29,6 +29,10 @@
 namespace snug::rematerialize_offload_test {
 namespace {
 
+using plan::keep_all;
+using plan::Stay;
+using plan::Stays;
+using plan::StepSimulator;
 using testing::error_of;
 using testing::gradients;
 using ::testing::HasSubstr;

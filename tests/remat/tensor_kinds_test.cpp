@@ -12,7 +12,6 @@
 #include <torch/torch.h>
 
 #include "snug/activations/checkpoint.h"
-#include "snug/activations/compress.h"
 #include "snug/activations/detail/tensor_hash.h"
 #include "snug/activations/offload.h"
 #include "snug/core/detail/has_bytes.h"
@@ -136,22 +135,20 @@ struct Model {
 struct Seam {
   std::string name;
   std::function<Tensor(const Model&)> gradient;
-  bool is_exact = true;
 };
 
 Tensor gradient_of(const Model& model, const Tensor& loss) { return torch::autograd::grad({loss}, {model.weight})[0]; }
 
-Seam region(std::string name, const CheckpointOptions& options, bool is_exact = true) {
+Seam region(std::string name, const CheckpointOptions& options) {
   return {std::move(name),
           [options](const Model& model) {
             const auto body = [model](const Tensor& x, const Tensor& of) { return model.run(x, of); };
             return gradient_of(model, checkpoint(options, body, model.input, model.outside));
-          },
-          is_exact};
+          }};
 }
 
 template <class Scope, class... Args>
-Seam scope(std::string name, bool is_exact, Args... arguments) {
+Seam scope(std::string name, Args... arguments) {
   return {std::move(name),
           [=](const Model& model) {
             Tensor loss;
@@ -160,8 +157,7 @@ Seam scope(std::string name, bool is_exact, Args... arguments) {
               loss = model.loss();
             }
             return gradient_of(model, loss);
-          },
-          is_exact};
+          }};
 }
 
 Seam plan(std::string name, bool is_smallest) {
@@ -183,19 +179,15 @@ Seam plan(std::string name, bool is_smallest) {
 const std::vector<Seam>& seams() {
   static const std::vector<Seam> all{
       scope<SavedTensorHooks>(
-          "hooks", true, [](const Tensor& t) { return std::any(t.detach()); },
+          "hooks", [](const Tensor& t) { return std::any(t.detach()); },
           [](std::any& packed) { return std::any_cast<Tensor>(packed); }),
-      scope<MemoryMeter>("meter", true),
-      scope<SaveOnHost>("offload", true, OffloadOptions{.min_bytes = Bytes(0)}),
-      scope<SaveCompressed>("compressed to Float16", false, Compression::Float16,
-                            CompressOptions{.min_bytes = Bytes(0)}),
-      scope<SaveCompressed>("compressed to Int4", false, Compression::Int4, CompressOptions{.min_bytes = Bytes(0)}),
+      scope<MemoryMeter>("meter"),
+      scope<SaveOnHost>("offload", OffloadOptions{.min_bytes = Bytes(0)}),
       region("region", {}),
       region("region with values", {.determinism = Determinism::Values}),
       region("region to its end", {.early_stop = false, .determinism = Determinism::Values}),
       region("region that keeps", {.policy = [](std::string_view) { return Keep::Save; }}),
       region("region that offloads", {.policy = [](std::string_view) { return Keep::Offload; }}),
-      region("region that compresses", {.policy = [](std::string_view) { return Keep::Compress; }}, false),
       {"offloaded region",
        [](const Model& model) {
          const auto body = [model](const Tensor& x, const Tensor& of) { return model.run(x, of); };
@@ -224,11 +216,7 @@ TEST(TensorKinds, EachPassesEverySeamWithTheBitsOfPlainTraining) {
         SCOPED_TRACE(kinds()[kind].name + (made_inside ? ", made inside; " : ", from outside; ") + seam.name);
         Tensor found;
         ASSERT_NO_THROW(found = seam.gradient(model));
-        if (seam.is_exact) {
-          EXPECT_TRUE(same_bits(found, plain));
-        } else {
-          EXPECT_TRUE(testing::close_in_norm(found, plain, 0.5));
-        }
+        EXPECT_TRUE(same_bits(found, plain));
       }
     }
   }

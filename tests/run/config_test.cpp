@@ -109,7 +109,7 @@ TEST(Settings, AreAllInTheLogOnceAndComeBackFromIt) {
   config.weights = Weights::Low;
   config.memory = Bytes(123456789);
   config.offload = config.shard_optimizer = true;
-  config.optimizer = OptimizerChoice::CompactAdamW;
+  config.optimizer = OptimizerChoice::AdamW8bit;
   config.lr = 0.1 + 0.2;
   config.seed = 7;
   const LogValues saved = config.to_settings();
@@ -127,19 +127,22 @@ TEST(Settings, AreAllInTheLogOnceAndComeBackFromIt) {
 }
 
 TEST(Settings, OptimizersHaveNamesAndSayWhatTheyGoWith) {
-  for (const char* name : {"adamw", "adamw8bit", "adam", "sgd", "muon", "compact-adamw"}) {
+  for (const char* name : {"adamw", "adamw8bit", "adam", "sgd", "muon"}) {
     EXPECT_EQ(to_string(optimizer_from_string(name)), name);
   }
   EXPECT_THAT([] { optimizer_from_string("lion"); },
-              ThrowsMessage<ConfigError>(AllOf(HasSubstr("lion"), HasSubstr("compact-adamw"))));
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("lion"), HasSubstr("muon"))));
   TrainConfig config = config_of(200);
   config.data = {"text"};
   config.out = "run";
-  config.optimizer = OptimizerChoice::CompactAdamW;
-  EXPECT_THAT([&] { config.check(); }, ThrowsMessage<ConfigError>(HasSubstr("--weights low and --precision bfloat16")));
+  config.optimizer = OptimizerChoice::AdamW8bit;
+  EXPECT_FALSE(config.splits_weights());
   config.weights = Weights::Low;
   config.precision = Precision::BFloat16;
   config.check();
+  EXPECT_TRUE(config.splits_weights());
+  config.precision = Precision::Float16;
+  EXPECT_FALSE(config.splits_weights()) << "a byte of correction is for BF16";
   config.optimizer = OptimizerChoice::Muon;
   config.check();
   config.model = "model.pt2";

@@ -20,8 +20,8 @@
 namespace snug::testing {
 
 /// Any plan, as it would be read from a file; none if it cannot be executed.
-inline std::optional<ActivationPlan> plan_of(const StepSimulator& simulator, const Stays& stays) {
-  const Simulation run = simulator.run(stays);
+inline std::optional<ActivationPlan> plan_of(const plan::StepSimulator& simulator, const plan::Stays& stays) {
+  const plan::Simulation run = simulator.run(stays);
   if (run.impossible >= 0) {
     return std::nullopt;
   }
@@ -113,7 +113,7 @@ inline std::vector<torch::Tensor> gradients(const RandomModel& model, Step& step
   return gradients_of(model.leaves());
 }
 
-inline constexpr SolverOptions kSearch{.work = 1'000'000};  // small models need little
+inline constexpr plan::SolverOptions kSearch{.work = 1'000'000};  // small models need little
 
 // From which on a plan was found, in bytes.
 inline Bytes smallest_feasible(const StepProfile& profile) {

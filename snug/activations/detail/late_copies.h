@@ -1,5 +1,5 @@
 #pragma once
-// LateCopies: the moment at which offload and compression copy the memory of a saved tensor.
+// LateCopies: the moment at which offload copies the memory of a saved tensor.
 //
 // By itself autograd keeps an alias of a saved tensor. The alias sees later writes that autograd does not count: writes
 // to other parts of an unsafe_chunk, as in recurrent layers; writes through .data(); writes to an argument that is

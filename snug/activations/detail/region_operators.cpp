@@ -138,7 +138,7 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
 }
 
 bool ForwardOperators::must_compare_values() {
-  if (!draws_ || record_.draws->repeats_unseen || rounds_) {
+  if (!draws_ || record_.draws->repeats_unseen) {
     return false;
   }
   if (!record_.draws->has_moved) {
@@ -219,8 +219,7 @@ void ForwardOperators::keep_what_was_there(const at::Tensor& tensor) {
 
 void ForwardOperators::keep_result(CallKey key, Keep keep, const Stack& stack, size_t first_result) {
   KeptResult result;
-  rounds_ = rounds_ || keep == Keep::Compress;
-  result.packer = keep == Keep::Offload ? offload_packer() : keep == Keep::Compress ? compress_packer() : nullptr;
+  result.packer = keep == Keep::Offload ? offload_packer() : nullptr;
   for (size_t i = first_result; i < stack.size(); ++i) {
     const c10::IValue& value = stack[i];
     if (!value.isTensor() || !has_bytes(value.toTensor())) {

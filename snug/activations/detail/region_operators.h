@@ -95,7 +95,6 @@ class ForwardOperators final : public OperatorPolicy {
   CallKeys keys_;
   std::unordered_map<MemoryName, CallKey> kept_memory_;
   FilledSaves just_saved_;
-  bool rounds_ = false;                  // a kept result
   std::optional<CallKey> to_be_packed_;  // the last one kept; the next operator may still write it, as a bias is added
 };
 

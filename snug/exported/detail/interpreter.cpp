@@ -4,16 +4,46 @@
 #include <iterator>
 #include <utility>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 
 #include "snug/core/error.h"
-#include "snug/exported/detail/autocast_region.h"
 #include "snug/exported/detail/schema_value.h"
 
 namespace snug::detail {
 namespace {
+
+// Autocast with the settings of a region in the graph, as Python's context manager enters and leaves it.
+class [[nodiscard]] AutocastRegion final {
+ public:
+  AutocastRegion(c10::DeviceType device, c10::ScalarType dtype, bool enabled, bool cache)
+      : device_(device),
+        was_enabled_(at::autocast::is_autocast_enabled(device)),
+        had_cache_(at::autocast::is_autocast_cache_enabled()),
+        dtype_before_(at::autocast::get_autocast_dtype(device)) {
+    at::autocast::set_autocast_enabled(device, enabled);
+    at::autocast::set_autocast_dtype(device, dtype);
+    at::autocast::set_autocast_cache_enabled(cache);
+    at::autocast::increment_nesting();
+  }
+  AutocastRegion(const AutocastRegion&) = delete;
+  AutocastRegion& operator=(const AutocastRegion&) = delete;
+  ~AutocastRegion() {
+    if (at::autocast::decrement_nesting() == 0) {
+      at::autocast::clear_cache();
+    }
+    at::autocast::set_autocast_enabled(device_, was_enabled_);
+    at::autocast::set_autocast_dtype(device_, dtype_before_);
+    at::autocast::set_autocast_cache_enabled(had_cache_);
+  }
+
+ private:
+  c10::DeviceType device_;
+  bool was_enabled_, had_cache_;
+  c10::ScalarType dtype_before_;
+};
 
 using Values = std::vector<c10::IValue>;
 

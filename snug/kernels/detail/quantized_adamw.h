@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "snug/kernels/detail/adamw_step.h"
-#include "snug/kernels/detail/split_weights.h"
+#include "snug/kernels/detail/master_adamw.h"
 
 namespace snug::kernels {
 
@@ -39,7 +39,7 @@ struct EightBitMoments {
 /// a tensor that begin at a multiple of 256 may go to different threads.
 void adamw8bit_update(const AdamWStep& step, float* parameter, const float* gradient, const EightBitMoments& state,
                       int64_t count);
-/// The same for weights of 24 bits (see split_weights.h) and BF16 gradients.
+/// The same for weights of 24 bits (see split_weights_simd.h) and BF16 gradients.
 void adamw8bit_update(const AdamWStep& step, BFloat16* parameter, int8_t* correction, const BFloat16* gradient,
                       const EightBitMoments& state, int64_t count);
 

@@ -1,5 +1,10 @@
-// Weights of 24 bits between memory and vectors of FP32: see split_weights.h. Included once per instruction set: see
-// adamw_simd.h.
+// Weights of 24 bits in two tensors, after FlashOptim's weight splitting (arXiv:2602.23349), in integer arithmetic: no
+// bit of the 24 is lost. They are the upper 24 bits of an FP32 number, rounded to nearest: 15 bits of a fraction, so
+// that rounding moves a weight by 2^-16 of itself at most. `rounded` is the nearest BF16 number, which the model
+// computes with; halves are rounded away from zero. `correction` says how far the weight is from it, in 256ths of the
+// distance to the next BF16 number, at most half of that distance. A correction of zero belongs to a weight that is a
+// BF16 number. Any two of them make a number: where the BF16 part was replaced by another one, the correction moves it
+// by half a unit at most, and never beyond zero. Included once per instruction set: see adamw_simd.h.
 #if defined(SNUG_KERNELS_DETAIL_SPLIT_WEIGHTS_SIMD_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef SNUG_KERNELS_DETAIL_SPLIT_WEIGHTS_SIMD_H
 #undef SNUG_KERNELS_DETAIL_SPLIT_WEIGHTS_SIMD_H
@@ -12,7 +17,7 @@
 #include <hwy/highway.h>
 
 #include "snug/kernels/detail/half_simd.h"
-#include "snug/kernels/detail/split_weights.h"
+#include "snug/kernels/detail/master_adamw.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {

@@ -28,7 +28,7 @@ Descent::Descent(const plan::StepSimulator& simulator, const StorageUses& uses, 
 // operator, the storage that it was last counted for. None: by this estimate it cannot be rebuilt, and may be offloaded
 // instead. Without a link there is always a number, and the simulation tells: here it is not known what the program or
 // an earlier unpacking still holds.
-std::optional<double> Descent::seconds_to_rebuild(int storage, const Stays& plan, std::vector<int>& seen) {
+std::optional<double> Descent::seconds_to_rebuild(int storage, const plan::Stays& plan, std::vector<int>& seen) {
   double seconds = kTiny;
   bool is_possible = true;
   std::vector<ValueId> pending = {{storage, simulator_.last_version(storage)}};
@@ -37,7 +37,7 @@ std::optional<double> Descent::seconds_to_rebuild(int storage, const Stays& plan
     pending.pop_back();
     const int op = simulator_.producer(value);
     const bool is_at_hand = value.storage != storage && value.version == simulator_.last_version(value.storage) &&
-                            plan[at(value.storage)] <= Stay::kept();
+                            plan[at(value.storage)] <= plan::Stay::kept();
     if (op >= 0 && !is_at_hand && seen[at(op)] != storage) {
       seen[at(op)] = storage;
       pool_.add_steps(1);
@@ -59,15 +59,15 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
   std::vector<std::pair<double, Candidate>> ranked;
   std::vector<int> seen(profile_.operators.size(), -1);
   for (int s = 0; s < static_cast<int>(profile_.storages.size()); ++s) {
-    const Stay stay = point.plan[at(s)];
+    const plan::Stay stay = point.plan[at(s)];
     const int last_use = point.run.last_use[at(s)];
-    const int last = stay == Stay::kept() ? std::min(uses_.unpacked_at[at(s)], std::max(0, last_use)) : last_use;
+    const int last = stay == plan::Stay::kept() ? std::min(uses_.unpacked_at[at(s)], std::max(0, last_use)) : last_use;
     // What is rebuilt and held was gone until the backward pass first asked for it.
-    const int first =
-        stay == Stay::kept() ? uses_.dropped_at[at(s)] : std::max(uses_.dropped_at[at(s)], uses_.unpacked_at[at(s)]);
+    const int first = stay == plan::Stay::kept() ? uses_.dropped_at[at(s)]
+                                                 : std::max(uses_.dropped_at[at(s)], uses_.unpacked_at[at(s)]);
     const StorageKind kind = profile_.storages[at(s)].kind;
     const bool is_fixed = kind == StorageKind::External || (kind == StorageKind::Pinned && !uses_.may_leave[at(s)]);
-    if (stay == Stay::never() || is_fixed || first >= last || over[at(last)] == over[at(first)]) {
+    if (stay == plan::Stay::never() || is_fixed || first >= last || over[at(last)] == over[at(first)]) {
       continue;
     }
     const int64_t bytes = profile_.storages[at(s)].bytes;
@@ -81,8 +81,8 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
     const double transfer = uses_.may_leave[at(s)] ? kTiny + way : std::numeric_limits<double>::infinity();
     const double seconds = std::min(rebuild.value_or(transfer), transfer);
     const double relief = static_cast<double>(bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
-    const Stay leaving = transfers == Transfers::Hidden ? Stay::streamed() : Stay::offloaded();
-    const Stay choice = seconds == transfer ? leaving : Stay::once_rebuilt();
+    const plan::Stay leaving = transfers == Transfers::Hidden ? plan::Stay::streamed() : plan::Stay::offloaded();
+    const plan::Stay choice = seconds == transfer ? leaving : plan::Stay::once_rebuilt();
     ranked.push_back({relief / seconds, {s, choice, rebuild.has_value()}});
   }
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -98,7 +98,7 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
   const std::vector<Candidate> ranked = candidates(from, budget, transfers);
   std::optional<PlanPoint> best;
   double best_ratio = 0;
-  const auto consider = [&](const Stays& plan, double weight) {
+  const auto consider = [&](const plan::Stays& plan, double weight) {
     PlanPoint point = pool_.evaluate(plan, budget);
     if (point.possible() && point.overflow < from.overflow) {
       const double ratio =
@@ -110,22 +110,23 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
     }
   };
   for (size_t many = ranked.size() / 4; many > 1; many /= 4) {
-    Stays plan = from.plan;
+    plan::Stays plan = from.plan;
     for (size_t i = 0; i < many; ++i) {
-      Stay& stay = plan[at(ranked[i].storage)];
+      plan::Stay& stay = plan[at(ranked[i].storage)];
       const bool is_less = ranked[i].choice.leaves() || stay < ranked[i].choice;
-      stay = is_less ? ranked[i].choice : Stay::never();
+      stay = is_less ? ranked[i].choice : plan::Stay::never();
     }
     consider(plan, 1.2);  // a little worse is as good, for the time it saves
   }
   for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && pool_.work_left() > 0; ++first) {
     const auto& [s, cheaper, can_be_rebuilt] = ranked[first];
-    for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::streamed(), Stay::offloaded()}) {
-      const Stay stay = from.plan[at(s)];
+    for (const plan::Stay choice :
+         {plan::Stay::once_rebuilt(), plan::Stay::never(), plan::Stay::streamed(), plan::Stay::offloaded()}) {
+      const plan::Stay stay = from.plan[at(s)];
       const bool is_less = choice.leaves() ? uses_.may_leave[at(s)] && (!stay.leaves() || stay < choice)
                                            : can_be_rebuilt && stay < choice;
       if (is_less) {
-        Stays plan = from.plan;
+        plan::Stays plan = from.plan;
         plan[at(s)] = choice;
         consider(plan, 1);
       }

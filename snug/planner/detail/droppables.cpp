@@ -13,7 +13,7 @@ constexpr double kNoWay = std::numeric_limits<double>::infinity();
 // What else has to run for a storage: see the top of bound.cpp.
 class Feeders {
  public:
-  Feeders(const StepSimulator& simulator, const std::vector<bool>& saved)
+  Feeders(const plan::StepSimulator& simulator, const std::vector<bool>& saved)
       : simulator_(simulator),
         profile_(simulator.profile()),
         saved_(saved),
@@ -70,7 +70,7 @@ class Feeders {
     return count;
   }
 
-  const StepSimulator& simulator_;
+  const plan::StepSimulator& simulator_;
   const StepProfile& profile_;
   const std::vector<bool>& saved_;
   std::vector<int> reader_;   // per storage: the operator that needs it, if it is one
@@ -81,7 +81,7 @@ class Feeders {
 
 double least_transfer_seconds(const StepProfile& profile) { return profile.link.is_open() ? 0 : kNoWay; }
 
-std::vector<double> own_seconds(const StepSimulator& simulator, const std::vector<bool>& saved) {
+std::vector<double> own_seconds(const plan::StepSimulator& simulator, const std::vector<bool>& saved) {
   const StepProfile& profile = simulator.profile();
   std::vector<double> seconds(saved.size(), 0);
   for (const ProfiledOperator& op : profile.operators) {
@@ -101,7 +101,7 @@ std::vector<double> own_seconds(const StepSimulator& simulator, const std::vecto
   return seconds;
 }
 
-std::vector<Droppable> droppables(const StepSimulator& simulator) {
+std::vector<Droppable> droppables(const plan::StepSimulator& simulator) {
   const StepProfile& profile = simulator.profile();
   const std::vector<bool> saved = profile.saved_storages();
   const std::vector<double> seconds = own_seconds(simulator, saved);

@@ -18,11 +18,11 @@ struct Droppable {
 };
 
 /// Those that autograd saves and that can be rebuilt or offloaded, in the order of seconds a byte.
-std::vector<Droppable> droppables(const StepSimulator& simulator);
+std::vector<Droppable> droppables(const plan::StepSimulator& simulator);
 
 /// Per storage: of the operators that wrote it. One that wrote several of the `saved` storages is shared out among
 /// them. Infinity: one of them cannot run again.
-std::vector<double> own_seconds(const StepSimulator& simulator, const std::vector<bool>& saved);
+std::vector<double> own_seconds(const plan::StepSimulator& simulator, const std::vector<bool>& saved);
 
 /// The least that a storage's way out and back adds to a step: nothing, as streams may be hidden. Infinity without a
 /// link.

@@ -18,13 +18,13 @@ Filling::Filling(const plan::StepSimulator& simulator, const StorageUses& uses, 
       profile_(simulator.profile()),
       uses_(uses),
       pool_(pool),
-      ways_(profile_.storages.size(), {Stay::kept(), Stay::once_rebuilt(), Stay::never()}) {
+      ways_(profile_.storages.size(), {plan::Stay::kept(), plan::Stay::once_rebuilt(), plan::Stay::never()}) {
   for (int s = 0; s < static_cast<int>(profile_.storages.size()); ++s) {
     if (profile_.storages[at(s)].kind != StorageKind::External) {
       choices_.push_back(s);
       if (uses_.may_leave[at(s)]) {
-        ways_[at(s)].push_back(Stay::streamed());
-        ways_[at(s)].push_back(Stay::offloaded());
+        ways_[at(s)].push_back(plan::Stay::streamed());
+        ways_[at(s)].push_back(plan::Stay::offloaded());
       }
     }
   }
@@ -42,19 +42,19 @@ std::vector<Filling::Gain> Filling::gains(const PlanPoint& point) const {
   std::vector<Gain> result;
   for (const int s : choices_) {
     const int op = simulator_.last_producer(s);
-    const Stay stay = point.plan[at(s)];
+    const plan::Stay stay = point.plan[at(s)];
     const auto bytes = static_cast<double>(profile_.storages[at(s)].bytes);
-    if (op < 0 || times[at(op)] == 0 || stay <= Stay::kept() || bytes == 0) {
+    if (op < 0 || times[at(op)] == 0 || stay <= plan::Stay::kept() || bytes == 0) {
       continue;
     }
     const double seconds = profile_.operators[at(op)].seconds;
     const int first = first_at[at(op)];
-    const int held_from = stay == Stay::never() ? point.run.last_use[at(s)] : std::max(first, stay.event);
+    const int held_from = stay == plan::Stay::never() ? point.run.last_use[at(s)] : std::max(first, stay.event);
     if (uses_.dropped_at[at(s)] <= held_from) {
-      result.push_back({times[at(op)] * seconds / bytes, s, Stay::kept(), uses_.dropped_at[at(s)], held_from});
+      result.push_back({times[at(op)] * seconds / bytes, s, plan::Stay::kept(), uses_.dropped_at[at(s)], held_from});
     }
-    if (stay != Stay::once_rebuilt() && times[at(op)] > 1 && first <= held_from) {
-      result.push_back({(times[at(op)] - 1) * seconds / bytes, s, Stay::once_rebuilt(), first, held_from});
+    if (stay != plan::Stay::once_rebuilt() && times[at(op)] > 1 && first <= held_from) {
+      result.push_back({(times[at(op)] - 1) * seconds / bytes, s, plan::Stay::once_rebuilt(), first, held_from});
     }
   }
   std::stable_sort(result.begin(), result.end(), [](const Gain& a, const Gain& b) { return a.value > b.value; });
@@ -76,7 +76,7 @@ PlanPoint Filling::fill(PlanPoint from, int64_t budget) {
     size_t fitting = 0;
     size_t too_many = taken.size() + 1;
     for (size_t many = taken.size(); many > fitting && pool_.work_left() > 0; many = (fitting + too_many) / 2) {
-      Stays plan = from.plan;
+      plan::Stays plan = from.plan;
       for (size_t i = 0; i < many; ++i) {
         plan[at(taken[i].storage)] = std::min(plan[at(taken[i].storage)], taken[i].choice);
       }
@@ -95,7 +95,7 @@ PlanPoint Filling::fill(PlanPoint from, int64_t budget) {
 }
 
 // One change, taken if it overflows less, or fits and is faster, or is as fast with a lower peak.
-bool Filling::improve(PlanPoint& best, const Stays& plan, int64_t budget) {
+bool Filling::improve(PlanPoint& best, const plan::Stays& plan, int64_t budget) {
   PlanPoint point = pool_.evaluate(plan, budget);
   const auto order = [](const PlanPoint& p) { return std::tuple(p.overflow, p.run.seconds, p.run.peak_bytes); };
   const bool better = point.possible() && (!best.possible() || order(point) < order(best));
@@ -108,9 +108,9 @@ bool Filling::improve(PlanPoint& best, const Stays& plan, int64_t budget) {
 bool Filling::change_one(PlanPoint& best, int64_t budget, int64_t limit) {
   bool improved = false;
   for (const int s : choices_) {
-    for (const Stay choice : ways_[at(s)]) {
+    for (const plan::Stay choice : ways_[at(s)]) {
       if (choice != best.plan[at(s)] && pool_.work_left() > limit) {
-        Stays plan = best.plan;
+        plan::Stays plan = best.plan;
         plan[at(s)] = choice;
         improved = improve(best, plan, budget) || improved;
       }
@@ -122,15 +122,15 @@ bool Filling::change_one(PlanPoint& best, int64_t budget, int64_t limit) {
 bool Filling::swap_two(PlanPoint& best, int64_t budget, int64_t limit) {
   for (const int s : choices_) {
     for (const int other : choices_) {
-      for (const Stay first : ways_[at(s)]) {
-        for (const Stay second : ways_[at(other)]) {
+      for (const plan::Stay first : ways_[at(s)]) {
+        for (const plan::Stay second : ways_[at(other)]) {
           if (pool_.work_left() <= limit) {
             return false;
           }
           if (s == other || first == best.plan[at(s)] || second == best.plan[at(other)]) {
             continue;
           }
-          Stays plan = best.plan;
+          plan::Stays plan = best.plan;
           plan[at(s)] = first;
           plan[at(other)] = second;
           if (improve(best, plan, budget)) {

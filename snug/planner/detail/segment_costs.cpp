@@ -19,7 +19,7 @@ class Costs {
         profile_(simulator.profile()),
         uses_(uses),
         segments_(segments),
-        plain_(simulator.run(keep_all(profile_))),
+        plain_(simulator.run(plan::keep_all(profile_))),
         storages_(static_cast<int>(profile_.storages.size())),
         operators_(static_cast<int>(profile_.operators.size())) {}
 

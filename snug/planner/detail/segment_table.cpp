@@ -265,18 +265,18 @@ std::optional<plan::Stays> SegmentTable::within(int64_t bytes) const {
 }
 
 plan::Stays SegmentTable::plan_of(int slots) const {
-  plan::Stays plan(segments_.saved.size(), Stay::never());
+  plan::Stays plan(segments_.saved.size(), plan::Stay::never());
   for (size_t s = 0; s < plan.size(); ++s) {
-    plan[s] = segments_.droppable[s] ? Stay::never() : Stay::kept();
+    plan[s] = segments_.droppable[s] ? plan::Stay::never() : plan::Stay::kept();
   }
-  write(Inputs::All, 0, count_ - 1, slots, Stay::kept(), plan);
+  write(Inputs::All, 0, count_ - 1, slots, plan::Stay::kept(), plan);
   return plan;
 }
 
 // `from`: kept in the forward pass itself, or the event in which these segments run again.
-void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, Stay from, plan::Stays& plan) const {
+void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, plan::Stay from, plan::Stays& plan) const {
   const Choice choice = cell(inputs, first, last).choice[at(slots_left)];
-  const auto hold = [&](int s, Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };
+  const auto hold = [&](int s, plan::Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };
   const auto hold_inputs = [&](Inputs wanted) {
     return [&, wanted](int s) {
       if (wanted == Inputs::All || segments_.saved[at(s)]) {
@@ -294,7 +294,7 @@ void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, Sta
       hold(s, from);
     }
     for (const int s : option.dropped) {
-      hold(s, std::max(from, Stay::from(segment.backward_begin)));
+      hold(s, std::max(from, plan::Stay::from(segment.backward_begin)));
     }
     if (first < last) {
       visit_crossing(first, first + 1, last, hold_inputs(choice.rest));
@@ -305,7 +305,7 @@ void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, Sta
     const int cut = choice.number;
     visit_crossing(first, cut, last, hold_inputs(choice.rest));
     write(choice.rest, cut, last, slots_left - slots(crossing(choice.rest, first, cut, last), cut), from, plan);
-    write(Inputs::All, first, cut - 1, slots_left, Stay::from(segments_.list[at(cut - 1)].backward_begin), plan);
+    write(Inputs::All, first, cut - 1, slots_left, plan::Stay::from(segments_.list[at(cut - 1)].backward_begin), plan);
   }
 }
 

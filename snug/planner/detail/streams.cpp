@@ -13,7 +13,8 @@ using plan::Stay;
 using plan::Stays;
 
 // The times at which events begin if the program waits for no stream.
-std::vector<double> begin_times(const StepProfile& profile, const Stays& plan, const std::vector<plan::Replay>& replays,
+std::vector<double> begin_times(const StepProfile& profile, const plan::Stays& plan,
+                                const std::vector<plan::Replay>& replays,
                                 const std::vector<bool>& leaves_when_dropped) {
   std::vector<double> begins;
   begins.reserve(profile.events.size());
@@ -27,11 +28,11 @@ std::vector<double> begin_times(const StepProfile& profile, const Stays& plan, c
       now += profile.operators[at(i)].seconds;
     } else if (event.kind == EventKind::Backward) {
       now += profile.backward[at(i)].seconds;
-    } else if (event.kind == EventKind::Drop && leaves_when_dropped[at(i)] && plan[at(i)] == Stay::offloaded()) {
+    } else if (event.kind == EventKind::Drop && leaves_when_dropped[at(i)] && plan[at(i)] == plan::Stay::offloaded()) {
       now += profile.link.out_seconds(profile.storages[at(i)].bytes);
     } else if (event.kind == EventKind::Unpack && replay != replays.end() && at(replay->event) == e) {
       for (const int s : replay->loads) {
-        now += plan[at(s)] == Stay::offloaded() ? profile.link.back_seconds(profile.storages[at(s)].bytes) : 0;
+        now += plan[at(s)] == plan::Stay::offloaded() ? profile.link.back_seconds(profile.storages[at(s)].bytes) : 0;
       }
       for (const int op : replay->operators) {
         now += profile.operators[at(op)].seconds;
@@ -60,8 +61,8 @@ bool is_operator(const StepProfile& profile, size_t event) {
 
 }  // namespace
 
-StreamPlaces place_streams(const StepProfile& profile, const Stays& plan, const std::vector<plan::Replay>& replays,
-                           const std::vector<bool>& leaves_when_dropped) {
+StreamPlaces place_streams(const StepProfile& profile, const plan::Stays& plan,
+                           const std::vector<plan::Replay>& replays, const std::vector<bool>& leaves_when_dropped) {
   StreamPlaces places{std::vector<int>(plan.size(), -1), std::vector<int>(plan.size(), -1)};
   const std::vector<double> begins = begin_times(profile, plan, replays, leaves_when_dropped);
   const std::vector<int> unpackings = unpackings_of(profile);
@@ -71,7 +72,8 @@ StreamPlaces place_streams(const StepProfile& profile, const Stays& plan, const 
   size_t by = 0;
   for (size_t e = 0; e < forward; ++e) {
     const int s = profile.events[e].index;
-    if (profile.events[e].kind != EventKind::Drop || plan[at(s)] != Stay::streamed() || !leaves_when_dropped[at(s)]) {
+    if (profile.events[e].kind != EventKind::Drop || plan[at(s)] != plan::Stay::streamed() ||
+        !leaves_when_dropped[at(s)]) {
       continue;
     }
     written = std::max(written, begins[e]) + profile.link.out_seconds(profile.storages[at(s)].bytes);
@@ -85,7 +87,7 @@ StreamPlaces place_streams(const StepProfile& profile, const Stays& plan, const 
   std::vector<std::pair<int, int>> loads;  // storage, and the event that needs it
   for (const plan::Replay& replay : replays) {
     for (const int s : replay.loads) {
-      if (plan[at(s)] == Stay::streamed()) {
+      if (plan[at(s)] == plan::Stay::streamed()) {
         loads.emplace_back(s, replay.event);
       }
     }

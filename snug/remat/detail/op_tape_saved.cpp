@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <any>
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -11,11 +13,29 @@
 #include "snug/core/detail/has_bytes.h"
 #include "snug/memory/detail/backward_pass.h"
 #include "snug/remat/detail/op_tape.h"
-#include "snug/remat/detail/tape_slot.h"
 
 // The tensors that autograd saves, from where it saves them until it releases them.
 
 namespace snug::detail {
+
+// What stands in the place of a tensor that autograd saves.
+struct OpTape::Slot {
+  Slot(std::shared_ptr<OpTape> on, int of, at::Tensor tensor)
+      : tape(std::move(on)), storage(of), shape(std::move(tensor)) {}
+  ~Slot() { tape->slot_is_gone(*this); }
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+
+  std::shared_ptr<OpTape> tape;
+  int storage;
+  at::Tensor shape;                     // without memory
+  int pass = -1;                        // the last one that asked for it
+  bool is_used = false;                 // backward has it, and will release it
+  bool is_given = false;                // with its memory
+  std::optional<uint64_t> values = {};  // a hash, to compare with what is rebuilt
+  int version = 0;                      // of which
+};
+
 namespace {
 
 bool this_pass_keeps_its_graph() { return current_pass() < 0 || torch::autograd::get_current_graph_task_keep_graph(); }

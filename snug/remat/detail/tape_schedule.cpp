@@ -50,7 +50,7 @@ size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes
   return hash;
 }
 
-TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const Simulation& simulation,
+TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store) {
   TapeSchedule schedule{.device = device_of(profile)};
   std::vector<int> place_of(profile.operators.size(), -1);  // among those of the schedule
@@ -72,7 +72,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const 
   const std::vector<bool> asked_for = profile.saved_storages();
   for (size_t s = 0; s < profile.storages.size(); ++s) {
     const int last_use = simulation.last_use[s];
-    const bool is_kept = plan[s] == Stay::kept() && last_use >= 0;
+    const bool is_kept = plan[s] == plan::Stay::kept() && last_use >= 0;
     const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
     const bool is_offloaded = plan[s].leaves() && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
     if (is_offloaded && schedule.store == nullptr) {
@@ -82,7 +82,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const 
     if (needed_until >= 0) {
       schedule.unpackings[static_cast<size_t>(needed_until)].last_for.push_back(static_cast<int>(s));
     }
-    if (is_offloaded && plan[s] == Stay::streamed()) {
+    if (is_offloaded && plan[s] == plan::Stay::streamed()) {
       if (const int event = simulation.written_by[s]; event >= 0) {
         const int op = profile.events[static_cast<size_t>(event)].index;
         schedule.operators[static_cast<size_t>(place_of[static_cast<size_t>(op)])].waits_for.push_back(
@@ -103,7 +103,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const 
                                                   : static_cast<int>(hold_from - event_of.begin()),
                                  .is_pinned = profile.storages[s].kind == StorageKind::Pinned,
                                  .is_offloaded = is_offloaded,
-                                 .streams = is_offloaded && plan[s] == Stay::streamed(),
+                                 .streams = is_offloaded && plan[s] == plan::Stay::streamed(),
                                  .needed_until = needed_until});
   }
   for (size_t n = 0; n < schedule.unpackings.size(); ++n) {

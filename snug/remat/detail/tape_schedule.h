@@ -54,7 +54,7 @@ size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes
 
 /// How a tape follows a plan. `simulation` is that of the plan. Offloaded storages go to `store`; without one, to a
 /// store of the profile's link: throws Error if there can be none.
-TapeSchedule make_schedule(const StepProfile& profile, const Stays& plan, const Simulation& simulation,
+TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store = nullptr);
 
 }  // namespace snug::detail

@@ -9,7 +9,6 @@
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/optim/adamw.h"
 #include "snug/optim/adamw8bit.h"
-#include "snug/optim/compact_adamw.h"
 #include "snug/optim/muon.h"
 #include "snug/optim/sgd.h"
 
@@ -51,20 +50,18 @@ Groups parameter_groups(const torch::nn::Module& model, const TrainConfig& confi
   return groups;
 }
 
-std::unique_ptr<FusedOptimizer> optimizer_of(OptimizerChoice choice, const Groups& groups) {
-  switch (choice) {
+std::unique_ptr<FusedOptimizer> optimizer_of(const TrainConfig& config, const Groups& groups) {
+  switch (config.optimizer) {
     case OptimizerChoice::AdamW:
       break;
     case OptimizerChoice::AdamW8bit:
-      return std::make_unique<AdamW8bit>(groups);
+      return std::make_unique<AdamW8bit>(groups, AdamW8bitOptions{.split_weights = config.splits_weights()});
     case OptimizerChoice::Adam:
       return std::make_unique<Adam>(groups);
     case OptimizerChoice::Sgd:
       return std::make_unique<SGD>(groups);
     case OptimizerChoice::Muon:
       return std::make_unique<Muon>(groups);
-    case OptimizerChoice::CompactAdamW:
-      return std::make_unique<CompactAdamW>(groups);
   }
   return std::make_unique<AdamW>(groups);
 }
@@ -74,15 +71,13 @@ std::unique_ptr<FusedOptimizer> optimizer_of(OptimizerChoice choice, const Group
 RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
                            const std::shared_ptr<ProcessGroup>& group)
     : scratch_(config.out) {
-  const bool needs_cpu =
-      config.optimizer == OptimizerChoice::AdamW8bit || config.optimizer == OptimizerChoice::CompactAdamW;
-  if (needs_cpu && !device.is_cpu()) {
+  if (config.optimizer == OptimizerChoice::AdamW8bit && !device.is_cpu()) {
     throw ConfigError(
         fmt::format("train: the optimizer {} runs on the CPU only, and the device is {}; give --device "
                     "cpu, or begin a run with another --optimizer",
                     to_string(config.optimizer), device.str()));
   }
-  const auto make = [choice = config.optimizer](const Groups& groups) { return optimizer_of(choice, groups); };
+  const auto make = [&config](const Groups& groups) { return optimizer_of(config, groups); };
   const auto groups = parameter_groups(model, config);
   if (config.shard_optimizer && group != nullptr) {
     optimizer_ = std::make_unique<ShardedOptimizer>(groups, group, make);

@@ -74,7 +74,7 @@ StepCounts counts_from(const Json& json) {
 
 void check_run(const ActivationPlan& of_one, const RematPlan& choice) {
   require(of_one.choice() == choice, "choice is of other operators");
-  const Simulation run = StepSimulator(of_one.profile()).run(choice.stays);
+  const plan::Simulation run = plan::StepSimulator(of_one.profile()).run(choice.stays);
   require(run.peak_bytes == choice.peak_bytes, "peak is not that of its operators");
 }
 

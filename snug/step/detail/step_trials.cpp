@@ -42,9 +42,9 @@ std::string normalises_by_batch(const StepProfile& profile) {
 }
 
 PlacedBytes bytes_of_activations(const StepProfile& profile, const RematPlan& plan) {
-  const StepSimulator simulator(profile);
+  const plan::StepSimulator simulator(profile);
   PlacedBytes placed;
-  for (const LiveStorage& live : simulator.live_at_peak(plan.stays)) {
+  for (const plan::LiveStorage& live : simulator.live_at_peak(plan.stays)) {
     placed.in_memory += live.bytes;
   }
   for (const int storage : simulator.run(plan.stays).offloaded) {
@@ -248,7 +248,7 @@ StepTrials::Found StepTrials::search(int64_t only) const {
 
 // Over all micro-batches that were tried and are not too large for other ranks, or those of `only` items.
 StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
-  std::list<StepSimulator> simulators;
+  std::list<plan::StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
   for (const auto& [items, tried] : tried_) {
     if (only == 0 ? items <= counts_.at_most : items == only) {
@@ -385,7 +385,7 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     const bool in_file = state_can_leave();
     const int64_t loaded = large.loaded_bytes / part * items * (micro_batches(items) > 1 ? 2 : 1);
     const int64_t beside = parts.fixed_bytes(in_file) + loaded + (micro_batches(items) > 1 ? gradient_bytes() : 0);
-    const RematPlan least = PlanSolver(StepSimulator(*whole)).smallest();
+    const RematPlan least = plan::PlanSolver(plan::StepSimulator(*whole)).smallest();
     // It is tried under a guess first, which takes more than the least.
     const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
     return std::max(parts.bytes_of_update(in_file), beside + peak) + kSmallThings;

@@ -1,10 +1,10 @@
-#include "snug/kernels/detail/split_weights.h"
+#include "tests/kernels/split_weights.h"
 
 #include <algorithm>
 
 // Compiles what follows once per instruction set.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "snug/kernels/detail/split_weights.cpp"
+#define HWY_TARGET_INCLUDE "tests/kernels/split_weights.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
