@@ -129,11 +129,6 @@ int64_t save_and_resume(Model& model, torch::optim::Optimizer& optimizer, const 
 
 }  // namespace
 
-void numbers_for_tensorboard(const std::filesystem::path& folder) {
-  snug::TensorBoardFile board(folder);
-  board.write({.step = 1, .loss = 0.7, .learning_rate = 1e-3});  // and all else that a StepRecord holds
-}
-
 int main() {
   torch::manual_seed(1);
   Model model = make_model();
@@ -154,7 +149,6 @@ int main() {
   under_a_limit(model, x);
   const auto folder = std::filesystem::temp_directory_path() / "snug_from_python";
   all_well = all_well && save_and_resume(model, optimizer, folder) == 7;
-  numbers_for_tensorboard(folder / "boards");
   std::filesystem::remove_all(folder);
   if (!all_well) {
     return 1;
