@@ -140,8 +140,7 @@ struct Seam {
 Tensor gradient_of(const Model& model, const Tensor& loss) { return torch::autograd::grad({loss}, {model.weight})[0]; }
 
 Seam region(std::string name, const CheckpointOptions& options) {
-  return {std::move(name),
-          [options](const Model& model) {
+  return {std::move(name), [options](const Model& model) {
             const auto body = [model](const Tensor& x, const Tensor& of) { return model.run(x, of); };
             return gradient_of(model, checkpoint(options, body, model.input, model.outside));
           }};
@@ -149,8 +148,7 @@ Seam region(std::string name, const CheckpointOptions& options) {
 
 template <class Scope, class... Args>
 Seam scope(std::string name, Args... arguments) {
-  return {std::move(name),
-          [=](const Model& model) {
+  return {std::move(name), [=](const Model& model) {
             Tensor loss;
             {
               const Scope keeps(arguments...);
