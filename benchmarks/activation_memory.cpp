@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "snug/chart/line.h"
+#include "program/chart/line.h"
 #include "tests/support/depth_techniques.h"
 
 namespace {

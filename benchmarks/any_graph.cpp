@@ -20,7 +20,7 @@
 
 #include "benchmarks/zoo/contest.h"
 #include "benchmarks/zoo/zoo.h"
-#include "snug/core/file_system.h"
+#include "snug/file_system.h"
 
 namespace snug::any_graph {
 namespace {

@@ -3,7 +3,7 @@
 // moves as many bytes as the forward pass must: its share of the time is the forward's share of the memory bandwidth.
 // See script/bench.
 
-#include "snug/kernels/bias_gelu.h"
+#include "snug/extra/bias_gelu.h"
 
 #include <functional>
 #include <map>

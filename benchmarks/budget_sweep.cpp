@@ -23,15 +23,13 @@
 #include <torch/torch.h>
 
 #include "benchmarks/device.h"
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/sequential.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/models/gpt.h"
-#include "snug/models/resnet.h"
-#include "snug/planner/curve.h"
-#include "snug/remat/rematerialize.h"
+#include "program/models/gpt.h"
+#include "program/models/resnet.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
 
 namespace {
 

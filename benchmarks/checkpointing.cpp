@@ -13,12 +13,11 @@
 #include <torch/torch.h>
 
 #include "benchmarks/serve.h"
-#include "snug/activations/checkpoint.h"
-#include "snug/memory/meter.h"
-#include "snug/models/gpt.h"
-#include "snug/planner/curve.h"
-#include "snug/planner/solver.h"
-#include "snug/remat/rematerialize.h"
+#include "program/models/gpt.h"
+#include "snug/checkpoint.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
 
 namespace {
 

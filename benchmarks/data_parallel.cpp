@@ -23,7 +23,7 @@
 #include <unistd.h>
 
 #include "benchmarks/serve.h"
-#include "snug/models/gpt.h"
+#include "program/models/gpt.h"
 
 namespace {
 

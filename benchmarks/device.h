@@ -6,7 +6,7 @@
 
 #include <ATen/DeviceAccelerator.h>
 
-#include "snug/run/device.h"
+#include "program/run/device.h"
 
 namespace snug::benchmarks {
 

@@ -17,15 +17,12 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "cli/compare/measure.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/memory/tensors_in_file.h"
-#include "snug/models/gpt.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/step/stepper.h"
+#include "program/compare/measure.h"
+#include "program/models/gpt.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/stepper.h"
 
 namespace {
 

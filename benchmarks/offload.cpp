@@ -4,7 +4,7 @@
 //
 //   benchmark_offload DIRECTORY [TURNS]
 
-#include "snug/activations/offload.h"
+#include "snug/offload.h"
 
 #include <algorithm>
 #include <chrono>
@@ -17,10 +17,10 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "snug/chart/median.h"
-#include "snug/memory/meter.h"
-#include "snug/models/gpt.h"
-#include "snug/remat/rematerialize.h"
+#include "program/chart/median.h"
+#include "program/models/gpt.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
 
 namespace {
 

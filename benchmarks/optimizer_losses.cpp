@@ -19,13 +19,12 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "snug/data/sampler.h"
-#include "snug/data/text_corpus.h"
-#include "snug/models/gpt.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/optim/schedule.h"
-#include "snug/step/stepper.h"
+#include "program/datasets/text_corpus.h"
+#include "program/models/gpt.h"
+#include "snug/adamw.h"
+#include "snug/sampler.h"
+#include "snug/schedule.h"
+#include "snug/stepper.h"
 
 namespace {
 

@@ -10,10 +10,9 @@
 #include "benchmarks/device.h"
 #include "benchmarks/gpt_parameters.h"
 #include "benchmarks/serve.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/optim/clip.h"
-#include "snug/precision/grad_scaler.h"
+#include "snug/adamw.h"
+#include "snug/clip.h"
+#include "snug/grad_scaler.h"
 
 namespace {
 

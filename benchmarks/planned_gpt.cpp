@@ -15,10 +15,10 @@
 #include <torch/torch.h>
 
 #include "benchmarks/device.h"
-#include "snug/memory/meter.h"
-#include "snug/models/gpt.h"
-#include "snug/planner/curve.h"
-#include "snug/remat/rematerialize.h"
+#include "program/models/gpt.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include <fmt/format.h>
 
-#include "snug/chart/line.h"
+#include "program/chart/line.h"
 
 namespace {
 

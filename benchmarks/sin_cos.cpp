@@ -9,7 +9,7 @@
 
 #include "benchmarks/device.h"
 #include "benchmarks/serve.h"
-#include "cli/compare/two_tasks.h"
+#include "program/compare/two_tasks.h"
 
 namespace {
 

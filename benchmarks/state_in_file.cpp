@@ -16,11 +16,10 @@
 #include <torch/torch.h>
 
 #include "benchmarks/gpt_parameters.h"
-#include "snug/activations/measure_offload_link.h"
-#include "snug/chart/median.h"
-#include "snug/memory/meter.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
+#include "program/chart/median.h"
+#include "snug/adamw.h"
+#include "snug/memory.h"
+#include "snug/offload.h"
 
 namespace {
 

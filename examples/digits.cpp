@@ -3,11 +3,15 @@
 //
 //   digits FOLDER-OF-IDX-FILES RUN-FOLDER [STEPS] [EPOCHS]       `-` as the first: made-up pictures, for a test
 
+#include "program/datasets/digits.h"
+
 #include <cstdlib>
 #include <iostream>
 #include <string>
 
 #include <snug/snug.h>
+
+#include "program/models/resnet.h"
 
 namespace {
 

@@ -5,18 +5,18 @@ usage: check_layers.py [ROOT]        exit status 1 and a line for each breach
        check_layers.py --self-test   shows that each rule can fail
 
 Rules:
-  1. An #include goes from a module to one that the ```layers block of ARCHITECTURE.md allows, directly or through others.
+  1. An #include goes from a module to a module that the ```layers block of ARCHITECTURE.md allows, directly or through others. The
+     ```public block says to which module each header of include/snug/ belongs.
   2. Sources named torch-free in the ```torch-free block include nothing of torch, not even through snug's own headers.
-  3. Public headers, those of snug/ outside detail/, include of torch at most ATen/core/Tensor.h and the small headers of c10/core;
-     in exported, models, optim, distributed, step and run also those of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
-  4. detail/ headers are included by the library and its tests only. Public headers include neither these nor chart's:
-     they are not installed.
+  3. Public headers, those of include/snug/, include of torch at most ATen/core/Tensor.h and the small headers of c10/core; in the
+     modules exported, optim, distributed and step also headers of torch/nn/ or torch/optim/. Only snug.h includes an umbrella header.
+  4. Headers of src/ are included by the library, the program and the tests only. Public headers include only public headers.
   5. The library includes nothing of the program, the tests or the like, and not the umbrella snug.h.
   6. CUDA sources (.cu, .cuh) include nothing of torch, so that nvcc compiles them alone.
-  7. Every module of snug/ has a line in the ```layers block.
-  8. Our own files are included by their path from the root, or rules 1 to 6 would not see where they lie.
-  9. Nine of ten C++ and CUDA files of snug/ have at most 250 lines: a file may be long where its thought is.
-  10. Each file that ARCHITECTURE.md names by a path of snug/ is there.
+  7. Every module has a line in the ```layers block, and every public header a module in the ```public block.
+  8. Files of the project are included by their path from the root, or from include/.
+  9. Nine of ten C++ and CUDA files of the library and the program have at most 250 lines: a file may be long where its thought is.
+  10. Each file that ARCHITECTURE.md names by a path of src/, program/ or include/snug/ exists.
 """
 
 import pathlib
@@ -25,13 +25,13 @@ import sys
 import tempfile
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
-RELATIVE = re.compile(r'^\s*#\s*include\s+"(\.[^"]*|detail/[^"]*|[^/"]+)"', re.MULTILINE)
+RELATIVE = re.compile(r'^\s*#\s*include\s+"(\.[^"]*|[^/"]+)"', re.MULTILINE)
 TORCH = re.compile(r"^(ATen|torch|c10|caffe2)/")
 PUBLIC = re.compile(r"^(ATen/core/Tensor\.h|c10/core/\w+\.h)$")
 BUILT_ON = re.compile(r"^torch/(nn|optim)/.+\.h$")
-NOT_INSTALLED = ("chart",)
-MAY_BUILD_ON_TORCH = ("exported", "models", "optim", "distributed", "step", "run")
-NAMED = re.compile(r"`([a-z]+/[\w/]+\.(?:cpp|h))`")
+MAY_BUILD_ON_TORCH = ("exported", "optim", "distributed", "step")
+NAMED = re.compile(r"`((?:[a-z_]+/)+\w+\.(?:cpp|h))`")
+FOLDERS = ("include/snug", "src", "program", "tests", "examples", "benchmarks", "bindings", "python")
 SUFFIXES = ("*.h", "*.cpp", "*.cu", "*.cuh")
 MAX_LINES = 250
 
@@ -43,11 +43,11 @@ def block(text, name):
     return [line.split("#")[0].strip() for line in found[1].splitlines() if line.split("#")[0].strip()]
 
 
-def allowed_modules(lines):
-    direct = {}
-    for line in lines:
-        module, _, below = line.partition(":")
-        direct[module.strip()] = set(below.replace(",", " ").split())
+def table(lines):
+    return {key.strip(): set(values.replace(",", " ").split()) for key, _, values in (line.partition(":") for line in lines)}
+
+
+def allowed_modules(direct):
     closed = {}
 
     def close(module, path=()):
@@ -68,17 +68,27 @@ class Tree:
         self.root = root
         text = (root / "ARCHITECTURE.md").read_text()
         self.named = NAMED.findall(text)
-        self.allowed = allowed_modules(block(text, "layers"))
+        self.allowed = allowed_modules(table(block(text, "layers")))
+        self.module_of_header = {f"snug/{header}.h": module for module, headers in table(block(text, "public")).items() for header in headers}
         self.torch_free = block(text, "torch-free")
-        self.files = sorted(p for folder in ("snug", "cli", "tests", "examples", "benchmarks", "bindings", "python")
-                            for suffix in SUFFIXES for p in (root / folder).rglob(suffix))
+        self.files = sorted(p for folder in FOLDERS for suffix in SUFFIXES for p in (root / folder).rglob(suffix))
         self.includes = {self.name(p): INCLUDE.findall(p.read_text()) for p in self.files}
 
     def name(self, path):
-        return path.relative_to(self.root).as_posix()
+        """The file as an #include names it."""
+        return path.relative_to(self.root).as_posix().removeprefix("include/")
+
+    def module(self, name):
+        """None: the file belongs to no module, as tests do."""
+        top, *below = name.split("/")
+        if top == "snug":
+            return self.module_of_header.get(name)
+        if top == "program":
+            return below[0] if below[0] in self.allowed else "program"
+        return below[0] if top == "src" else None
 
     def is_torch_free(self, name):
-        return any(re.fullmatch(rf"snug/{pattern}\.(h|cpp)", name) for pattern in self.torch_free)
+        return any(re.fullmatch(rf"(src|program|snug)/{pattern}\.(h|cpp)", name) for pattern in self.torch_free)
 
     def reaches_torch(self, name, seen):
         for include in self.includes.get(name, []):
@@ -93,79 +103,80 @@ class Tree:
 
     def breaches(self):
         for path in self.named:
-            if not (self.root / "snug" / path).is_file():
-                yield f"ARCHITECTURE.md: names {path}, which is not in snug/"
-        lengths = sorted(p.read_text().count("\n") for p in self.files if self.name(p).startswith("snug/"))
+            if not any((self.root / folder / path).is_file() for folder in ("src", "include", "program", ".")):
+                yield f"ARCHITECTURE.md: names {path}, which does not exist"
+        lengths = sorted(p.read_text().count("\n") for p in self.files if self.name(p).startswith(("snug/", "src/", "program/")))
         if lengths and lengths[len(lengths) * 9 // 10] > MAX_LINES:
-            yield f"snug/: one of ten files has {lengths[len(lengths) * 9 // 10]} lines or more; at most {MAX_LINES}"
+            yield f"one of ten files has {lengths[len(lengths) * 9 // 10]} lines or more; at most {MAX_LINES}"
         for path in self.files:
             name = self.name(path)
-            text = path.read_text()
-            for include in RELATIVE.findall(text):
+            for include in RELATIVE.findall(path.read_text()):
                 yield f"{name}: includes {include}; write its path from the root"
             kind = "torch-free" if self.is_torch_free(name) else "CUDA" if path.suffix in (".cu", ".cuh") else None
             chain = self.reaches_torch(name, set()) if kind else None
             if chain:
                 yield f"{name}: is {kind}, but includes {' -> '.join(chain[1:])}"
-            top, *below = name.split("/")
-            module = "cli" if top == "cli" else below[0] if top == "snug" and len(below) > 1 else None
-            if module and module not in self.allowed:
+            module = self.module(name)
+            if module not in self.allowed and (module or name.startswith("snug/")) and name != "snug/snug.h":
                 yield f"{name}: module '{module}' is not in the layers of ARCHITECTURE.md"
                 module = None
             for include in self.includes[name]:
-                if top == "snug" and module:
-                    yield from self.breaches_of_the_library(name, module, include)
-                if "/detail/" in include and top not in ("snug", "tests"):
-                    yield f"{name}: includes {include}, which is internal to the library"
-                parts = include.split("/")
-                if module and parts[0] == "snug" and len(parts) > 2 and parts[1] not in self.allowed[module]:
-                    yield f"{name}: {module} must not include {parts[1]} ({include})"
+                yield from self.breaches_of(name, module, include)
 
-    def breaches_of_the_library(self, name, module, include):
-        if include.split("/")[0] in ("cli", "tests", "examples", "benchmarks", "bindings", "python") or include == "snug/snug.h":
+    def breaches_of(self, name, module, include):
+        top, other = name.split("/")[0], self.module(include)
+        if top in ("src", "snug") and name != "snug/snug.h" and (include.split("/")[0] in FOLDERS[2:] or include == "snug/snug.h"):
             yield f"{name}: the library includes {include}, which is above it"
-        if not name.endswith((".h", ".cuh")) or "/detail/" in name or module in NOT_INSTALLED:
-            return
-        built_on = module in MAY_BUILD_ON_TORCH and BUILT_ON.match(include)
-        if TORCH.match(include) and not PUBLIC.match(include) and not built_on:
-            yield f"{name}: a public header includes {include}"
-        if "/detail/" in include or include.startswith(tuple(f"snug/{module}/" for module in NOT_INSTALLED)):
+        elif include.startswith("src/") and top == "snug":
             yield f"{name}: a public header includes {include}, which is not installed"
+        elif include.startswith("src/") and top not in ("src", "program", "tests"):
+            yield f"{name}: includes {include}, which is internal to the library"
+        elif module and other and other not in self.allowed[module]:
+            yield f"{name}: {module} must not include {other} ({include})"
+        if top == "snug" and name != "snug/snug.h" and TORCH.match(include) and not PUBLIC.match(include):
+            if not (module in MAY_BUILD_ON_TORCH and BUILT_ON.match(include)):
+                yield f"{name}: a public header includes {include}"
 
 
 def self_test():
-    layers = "```layers\nchart:\ncore:\nmemory: chart, core\noptim: core\ncli: memory\n```\n```torch-free\ncore/plain\n```\n"
+    blocks = ("```layers\nchart:\ncore:\nmemory: core\noptim: core\nprogram: chart, memory\n```\n"
+              "```public\ncore: core\nmemory: memory\noptim: sgd\n```\n```torch-free\ncore/plain\n```\n")
     tensor = "#include <ATen/core/Tensor.h>\n"
     cases = [
-        ("must not include", {"snug/core/a.h": '#include "snug/memory/b.h"\n'}),
-        ("must not include", {"snug/core/a.cu": '#include "snug/memory/b.h"\n'}),
-        ("is torch-free", {"snug/core/plain.h": '#include "snug/core/t.h"\n', "snug/core/t.h": tensor}),
-        ("is CUDA", {"snug/core/a.cu": '#include "snug/core/t.h"\n', "snug/core/t.h": tensor}),
-        ("a public header includes", {"snug/memory/a.h": "#include <torch/torch.h>\n"}),
-        ("a public header includes", {"snug/optim/a.h": "#include <torch/optim.h>\n"}),
-        ("a public header includes", {"snug/memory/a.h": "#include <torch/nn/pimpl.h>\n"}),
-        ("a public header includes", {"snug/memory/a.h": "#include <ATen/ops/add.h>\n"}),
-        ("which is not installed", {"snug/memory/a.h": '#include "snug/memory/detail/a.h"\n'}),
-        ("which is not installed", {"snug/memory/a.h": '#include "snug/chart/a.h"\n'}),
-        ("internal to the library", {"cli/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
-        ("internal to the library", {"bindings/c/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
-        ("internal to the library", {"benchmarks/a.cpp": '#include "snug/memory/detail/a.h"\n'}),
-        ("which is above it", {"snug/core/a.cpp": '#include "cli/a.h"\n'}),
-        ("which is above it", {"snug/core/a.cpp": '#include "snug/snug.h"\n'}),
-        ("one of ten files", {"snug/core/a.cpp": "\n" * (MAX_LINES + 1)}),
-        ("write its path from the root", {"snug/core/a.cpp": '#include "../memory/a.h"\n'}),
-        ("write its path from the root", {"snug/core/a.h": '#include "detail/a.h"\n'}),
-        ("not in the layers", {"snug/new/a.h": "#include <vector>\n"}),
-        ("which is not in snug/", {"ARCHITECTURE.md": layers + "See `core/gone.cpp`.\n"}),
-        (None, {"snug/optim/a.h": "#include <torch/optim/adam.h>\n" + tensor, "snug/core/a.h": "#include <c10/core/Device.h>\n",
-                "snug/snug.h": "#include <torch/torch.h>\n", "snug/core/detail/a.h": "#include <torch/torch.h>\n",
-                "snug/chart/a.h": '#include "snug/chart/b.h"\n', "snug/memory/a.cpp": '#include "snug/chart/a.h"\n',
-                "tests/a.cpp": '#include "snug/memory/detail/a.h"\n#include "snug/snug.h"\n'}),
+        ("must not include", {"src/core/a.h": '#include "src/memory/b.h"\n'}),
+        ("must not include", {"src/core/a.h": '#include "snug/memory.h"\n'}),
+        ("must not include", {"include/snug/core.h": '#include "snug/memory.h"\n'}),
+        ("must not include", {"src/core/a.cu": '#include "src/memory/b.h"\n'}),
+        ("must not include", {"program/chart/a.h": '#include "src/memory/b.h"\n'}),
+        ("is torch-free", {"src/core/plain.h": '#include "src/core/t.h"\n', "src/core/t.h": tensor}),
+        ("is torch-free", {"src/core/plain.h": '#include "snug/core.h"\n', "include/snug/core.h": tensor}),
+        ("is CUDA", {"src/core/a.cu": '#include "src/core/t.h"\n', "src/core/t.h": tensor}),
+        ("a public header includes", {"include/snug/memory.h": "#include <torch/torch.h>\n"}),
+        ("a public header includes", {"include/snug/sgd.h": "#include <torch/optim.h>\n"}),
+        ("a public header includes", {"include/snug/memory.h": "#include <torch/nn/pimpl.h>\n"}),
+        ("a public header includes", {"include/snug/memory.h": "#include <ATen/ops/add.h>\n"}),
+        ("which is not installed", {"include/snug/memory.h": '#include "src/memory/a.h"\n'}),
+        ("internal to the library", {"bindings/c/a.cpp": '#include "src/memory/a.h"\n'}),
+        ("internal to the library", {"benchmarks/a.cpp": '#include "src/memory/a.h"\n'}),
+        ("which is above it", {"src/core/a.cpp": '#include "program/a.h"\n'}),
+        ("which is above it", {"include/snug/core.h": '#include "program/chart/a.h"\n'}),
+        ("which is above it", {"src/core/a.cpp": '#include "snug/snug.h"\n'}),
+        ("one of ten files", {"src/core/a.cpp": "\n" * (MAX_LINES + 1)}),
+        ("write its path from the root", {"src/core/a.cpp": '#include "../memory/a.h"\n'}),
+        ("write its path from the root", {"src/core/a.h": '#include "a.h"\n'}),
+        ("not in the layers", {"src/new/a.h": "#include <vector>\n"}),
+        ("not in the layers", {"include/snug/new.h": "#include <vector>\n"}),
+        ("which does not exist", {"ARCHITECTURE.md": blocks + "See `core/gone.cpp`.\n"}),
+        (None, {"include/snug/sgd.h": "#include <torch/optim/adam.h>\n" + tensor, "include/snug/core.h": "#include <c10/core/Device.h>\n",
+                "include/snug/snug.h": '#include <torch/torch.h>\n#include "snug/core.h"\n', "src/core/a.h": "#include <torch/torch.h>\n",
+                "program/chart/a.h": '#include "program/chart/b.h"\n', "program/a.cpp": '#include "program/chart/a.h"\n#include "src/memory/a.h"\n',
+                "src/memory/a.cpp": '#include "src/core/a.h"\n#include "snug/core.h"\n',
+                "tests/a.cpp": '#include "src/memory/a.h"\n#include "snug/snug.h"\n'}),
     ]
     for expected, files in cases:
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
-            (root / "ARCHITECTURE.md").write_text(layers)
+            (root / "ARCHITECTURE.md").write_text(blocks)
             for name, text in files.items():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text)

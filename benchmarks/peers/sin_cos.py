@@ -1,4 +1,4 @@
-"""One epoch of sin-cos in FP32 and under autocast, in the lines of cli/compare/two_tasks.cpp. `snug compare sin-cos --python` runs it, too.
+"""One epoch of sin-cos in FP32 and under autocast, in the lines of program/compare/two_tasks.cpp. `snug compare sin-cos --python` runs it, too.
 
 usage: sin_cos.py [POINTS]
 """

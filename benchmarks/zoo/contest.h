@@ -14,12 +14,11 @@
 #include <fmt/format.h>
 
 #include "benchmarks/zoo/entry.h"
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
-#include "snug/memory/meter.h"
-#include "snug/planner/bound.h"
-#include "snug/planner/step_search.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
 
 namespace snug::zoo {
 

@@ -7,9 +7,9 @@
 
 #include <c10/util/Exception.h>
 
-#include "snug/core/error.h"
-#include "snug/core/out_of_memory.h"
+#include "snug/core.h"
 #include "snug/exported/exported_module.h"
+#include "snug/state.h"
 
 namespace snug::c {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "snug/c.h"
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::c {
 

@@ -1,3 +1,5 @@
+#include "snug/memory.h"
+
 #include <memory>
 #include <string>
 
@@ -5,8 +7,6 @@
 #include <ATen/Parallel.h>
 
 #include "bindings/c/errors.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
 
 struct snug_meter {
   snug::MemoryMeter meter{c10::Device(c10::kCPU)};

@@ -9,7 +9,7 @@
 
 #include "bindings/c/arrays.h"
 #include "bindings/c/errors.h"
-#include "snug/io/safetensors.h"
+#include "snug/safetensors.h"
 
 struct snug_results {
   std::vector<at::Tensor> tensors;

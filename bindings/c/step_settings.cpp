@@ -9,11 +9,9 @@
 
 #include <fmt/format.h>
 
-#include "snug/core/bytes.h"
-#include "snug/core/error.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/optim/sgd.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/sgd.h"
 
 namespace snug::c {
 namespace {

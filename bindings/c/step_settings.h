@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
-#include "snug/step/stepper.h"
+#include "snug/stepper.h"
 
 namespace snug::c {
 

@@ -1,4 +1,4 @@
-#include "snug/step/stepper.h"
+#include "snug/stepper.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,9 +14,8 @@
 #include "bindings/c/errors.h"
 #include "bindings/c/model.h"
 #include "bindings/c/step_settings.h"
-#include "snug/core/rng.h"
-#include "snug/io/snapshot.h"
-#include "snug/io/stateful.h"
+#include "snug/snapshot.h"
+#include "snug/state.h"
 
 struct snug_stepper {
   snug_stepper(const snug_model& of, const snug::c::StepSettings& settings)

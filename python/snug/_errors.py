@@ -1,4 +1,4 @@
-"""The errors of snug, as in C++ (snug/core/error.h)."""
+"""The errors of snug, as in C++ (include/snug/core.h)."""
 
 import torch
 

@@ -2,8 +2,8 @@
 // The parts of the module _snug.
 
 #include "python/src/python_callable.h"
-#include "snug/core/bytes.h"
-#include "snug/core/state.h"
+#include "snug/core.h"
+#include "snug/state.h"
 
 namespace snug::python {
 

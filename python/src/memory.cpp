@@ -1,11 +1,11 @@
+#include "snug/memory.h"
+
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "python/src/bind.h"
 #include "python/src/python_model.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
 
 namespace snug::python {
 namespace {

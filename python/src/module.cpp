@@ -8,8 +8,8 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "python/src/bind.h"
-#include "snug/core/error.h"
-#include "snug/core/other_state.h"
+#include "snug/core.h"
+#include "snug/state.h"
 
 namespace snug::python {
 namespace {

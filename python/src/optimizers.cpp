@@ -5,7 +5,7 @@
 #include <torch/optim/adamw.h>
 
 #include "python/src/bind.h"
-#include "snug/optim/adamw8bit.h"
+#include "snug/adamw.h"
 
 namespace snug::python {
 namespace {

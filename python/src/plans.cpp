@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "python/src/bind.h"
-#include "snug/core/error.h"
-#include "snug/memory/checked_function.h"
-#include "snug/planner/curve.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/core.h"
+#include "snug/extra/checked_function.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
 
 namespace snug::python {
 namespace {

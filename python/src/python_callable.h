@@ -8,7 +8,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::python {
 

@@ -8,9 +8,9 @@
 
 #include <torch/nn/cloneable.h>
 
-#include "snug/core/error.h"
-#include "snug/core/rng.h"
-#include "snug/memory/limit.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/state.h"
 
 namespace torch::nn {
 

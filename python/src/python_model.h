@@ -5,7 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "python/src/python_callable.h"
-#include "snug/core/stateful_optimizer.h"
+#include "snug/stateful_optimizer.h"
 
 namespace snug::python {
 

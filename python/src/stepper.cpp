@@ -1,4 +1,4 @@
-#include "snug/step/stepper.h"
+#include "snug/stepper.h"
 
 #include <memory>
 #include <optional>
@@ -10,7 +10,7 @@
 
 #include "python/src/bind.h"
 #include "python/src/python_model.h"
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::python {
 namespace {

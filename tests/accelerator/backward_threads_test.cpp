@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/memory/detail/backward_pass.h"
-#include "snug/memory/saved_tensors.h"
+#include "snug/checkpoint.h"
+#include "snug/memory.h"
+#include "src/memory/backward_pass.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/tensors.h"
 

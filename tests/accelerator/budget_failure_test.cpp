@@ -8,11 +8,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/offload.h"
-#include "snug/core/error.h"
-#include "snug/memory/detail/saved_tensor_policy.h"
-#include "snug/remat/rematerialize.h"
-#include "snug/step/stepper.h"
+#include "snug/core.h"
+#include "snug/offload.h"
+#include "snug/plan.h"
+#include "snug/stepper.h"
+#include "src/memory/saved_tensor_policy.h"
 #include "tests/accelerator/offload_plans.h"
 #include "tests/accelerator/planned_on_device.h"
 #include "tests/support/failing_allocations.h"

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/step/stepper.h"
+#include "snug/core.h"
+#include "snug/stepper.h"
 #include "tests/accelerator/planned_on_device.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/tensors.h"

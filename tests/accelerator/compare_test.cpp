@@ -11,9 +11,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/command.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
+#include "program/command.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/temporary_folder.h"
 

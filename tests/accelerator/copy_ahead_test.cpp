@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/step/stepper.h"
+#include "snug/stepper.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/tensors.h"
 

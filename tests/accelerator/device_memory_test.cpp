@@ -1,6 +1,6 @@
 // Counts and limits of memory on an accelerator.
 
-#include "snug/memory/detail/device_memory.h"
+#include "src/memory/device_memory.h"
 
 #include <memory>
 #include <optional>
@@ -10,14 +10,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/detail/allocated_bytes.h"
-#include "snug/core/error.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/memory/detail/peak_watch.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/detail/step_bytes.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "src/core/allocated_bytes.h"
+#include "src/memory/operator_mode.h"
+#include "src/memory/peak_watch.h"
+#include "src/step/step_bytes.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/tensors.h"
 

@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/memory/meter.h"
-#include "snug/optim/adamw.h"
+#include "snug/adamw.h"
+#include "snug/memory.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/tensors.h"
 

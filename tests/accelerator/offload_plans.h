@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "snug/remat/rematerialize.h"
+#include "snug/plan.h"
 #include "tests/support/sim_device/sim_device.h"
 
 namespace snug::testing::offload_plans {

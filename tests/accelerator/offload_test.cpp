@@ -1,6 +1,6 @@
 // SaveOnHost on an accelerator: to pinned memory, by streams that run as late as they may.
 
-#include "snug/activations/offload.h"
+#include "snug/offload.h"
 
 #include <optional>
 #include <vector>
@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/memory/meter.h"
+#include "snug/memory.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"

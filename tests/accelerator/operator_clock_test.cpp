@@ -1,12 +1,12 @@
 // The time of operators where the device is faster than the host.
 
-#include "snug/remat/detail/operator_clock.h"
+#include "src/remat/operator_clock.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/planner/profile.h"
-#include "snug/remat/profile_step.h"
+#include "snug/plan.h"
+#include "snug/profile.h"
 #include "tests/accelerator/accelerator.h"
 
 namespace snug::operator_clock_test {

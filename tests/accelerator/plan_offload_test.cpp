@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/measure_offload_link.h"
-#include "snug/core/error.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/core.h"
+#include "snug/offload.h"
+#include "snug/plan.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/accelerator/offload_plans.h"
 #include "tests/support/model_on_device.h"

@@ -1,5 +1,7 @@
 // Plans on an accelerator: random models under five budgets.
 
+#include "snug/plan.h"
+
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -10,10 +12,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/meter.h"
-#include "snug/remat/rematerialize.h"
-#include "snug/step/stepper.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/stepper.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/model_on_device.h"
 #include "tests/support/move_to.h"

@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-#include "snug/step/stepper.h"
+#include "snug/stepper.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/move_to.h"

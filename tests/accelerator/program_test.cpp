@@ -12,12 +12,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "cli/command.h"
-#include "snug/core/error.h"
-#include "snug/core/file_system.h"
-#include "snug/run/device.h"
-#include "snug/run/trainer.h"
-#include "snug/step/detail/stepper_options.h"
+#include "program/command.h"
+#include "program/run/device.h"
+#include "program/run/trainer.h"
+#include "snug/core.h"
+#include "snug/file_system.h"
+#include "src/step/stepper_options.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/temporary_folder.h"
 

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/remat/rematerialize.h"
+#include "snug/plan.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"

@@ -1,6 +1,6 @@
 // Hashes of tensors that are computed on their device.
 
-#include "snug/activations/detail/tensor_hash.h"
+#include "src/activations/tensor_hash.h"
 
 #include <functional>
 #include <set>

@@ -1,4 +1,4 @@
-#include "snug/accumulation/batch_norm.h"
+#include "snug/extra/batch_norm.h"
 
 #include <cmath>
 #include <stdexcept>
@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/tensors.h"
 
 namespace snug::batch_norm_test {

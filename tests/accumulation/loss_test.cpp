@@ -1,11 +1,10 @@
-#include "snug/accumulation/loss.h"
-
 #include <cmath>
 #include <limits>
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/accumulation.h"
+#include "snug/core.h"
 
 namespace snug::loss_test {
 namespace {

@@ -1,8 +1,7 @@
-#include "snug/accumulation/micro_batch.h"
-
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/accumulation.h"
+#include "snug/core.h"
 
 namespace snug::micro_batch_test {
 namespace {

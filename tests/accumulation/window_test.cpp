@@ -1,5 +1,3 @@
-#include "snug/accumulation/window.h"
-
 #include <cmath>
 #include <random>
 #include <string>
@@ -10,7 +8,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/accumulation.h"
+#include "snug/core.h"
 #include "tests/support/lazy_gradient.h"
 #include "tests/support/tensors.h"
 

@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
+#include "snug/checkpoint.h"
 #include "tests/support/tensors.h"
 
 // What checkpoint() takes and gives: containers of tensors, plain values, any callable.

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
+#include "snug/checkpoint.h"
 #include "tests/support/tensors.h"
 
 // Regions whose callable goes backward itself, as a gradient penalty does.

@@ -11,9 +11,9 @@
 #include <torch/jit.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/memory/saved_tensors.h"
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/memory.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

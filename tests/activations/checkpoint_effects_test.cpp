@@ -11,11 +11,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/sequential.h"
-#include "snug/core/error.h"
-#include "snug/models/resnet.h"
-#include "snug/precision/autocast.h"
+#include "program/models/resnet.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
 #include "tests/support/tensors.h"
 
 namespace snug::checkpoint_effects_test {

@@ -6,11 +6,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/saved_tensors.h"
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/support/tensors.h"
 
 // What goes wrong inside or between the two calls of a region must be an error that names the region, never a wrong

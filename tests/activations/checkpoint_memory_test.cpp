@@ -7,11 +7,10 @@
 #include <pthread.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/offload.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/offload.h"
 #include "tests/support/tensors.h"
 
 namespace snug::checkpoint_memory_test {

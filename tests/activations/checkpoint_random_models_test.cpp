@@ -9,8 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/policy.h"
+#include "snug/checkpoint.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
 

@@ -1,4 +1,4 @@
-#include "snug/activations/checkpoint.h"
+#include "snug/checkpoint.h"
 
 #include <array>
 #include <functional>
@@ -10,8 +10,8 @@
 #include <torch/jit.h>
 #include <torch/torch.h>
 
-#include "snug/memory/saved_tensors.h"
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
+#include "snug/memory.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

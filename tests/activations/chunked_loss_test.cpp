@@ -1,4 +1,4 @@
-#include "snug/activations/chunked_loss.h"
+#include "snug/chunked_loss.h"
 
 #include <cmath>
 #include <limits>
@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/meter.h"
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/support/tensors.h"
 
 namespace snug::chunked_loss_test {

@@ -11,15 +11,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/offload.h"
-#include "snug/activations/sequential.h"
-#include "snug/core/error.h"
-#include "snug/memory/meter.h"
-#include "snug/memory/saved_tensors.h"
-#include "snug/models/gpt.h"
-#include "snug/models/resnet.h"
-#include "snug/precision/autocast.h"
+#include "program/models/gpt.h"
+#include "program/models/resnet.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/offload.h"
 #include "tests/support/tensors.h"
 
 namespace snug::composition_test {

@@ -17,14 +17,12 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/offload.h"
-#include "snug/activations/policy.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/models/gpt.h"
-#include "snug/step/stepper.h"
+#include "program/models/gpt.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/offload.h"
+#include "snug/stepper.h"
 #include "tests/support/late_writes.h"
 #include "tests/support/random_model.h"
 #include "tests/support/small_models.h"

@@ -1,4 +1,4 @@
-#include "snug/activations/detail/operator_traits.h"
+#include "src/activations/operator_traits.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>

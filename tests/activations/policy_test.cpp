@@ -1,5 +1,3 @@
-#include "snug/activations/policy.h"
-
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,12 +11,12 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/memory/meter.h"
-#include "snug/models/gpt.h"
-#include "snug/precision/autocast.h"
+#include "program/models/gpt.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "src/memory/operator_mode.h"
 #include "tests/support/tensors.h"
 
 namespace snug::policy_test {

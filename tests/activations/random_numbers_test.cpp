@@ -15,10 +15,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/reversible.h"
-#include "snug/core/error.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/extra/reversible.h"
+#include "snug/plan.h"
 #include "tests/support/drawing_thread.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"

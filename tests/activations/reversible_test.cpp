@@ -1,4 +1,4 @@
-#include "snug/activations/reversible.h"
+#include "snug/extra/reversible.h"
 
 #include <cmath>
 #include <functional>
@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
-#include "snug/memory/meter.h"
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

@@ -12,11 +12,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/offload.h"
-#include "snug/memory/meter.h"
-#include "snug/memory/saved_tensors.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/checkpoint.h"
+#include "snug/memory.h"
+#include "snug/offload.h"
+#include "snug/plan.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 

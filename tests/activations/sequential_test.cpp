@@ -1,5 +1,3 @@
-#include "snug/activations/sequential.h"
-
 #include <algorithm>
 #include <functional>
 #include <vector>
@@ -8,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
 #include "tests/support/tensors.h"
 
 namespace snug::sequential_test {

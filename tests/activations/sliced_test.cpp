@@ -1,5 +1,3 @@
-#include "snug/activations/sliced.h"
-
 #include <functional>
 #include <limits>
 #include <stdexcept>
@@ -9,11 +7,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/detail/slice_scope.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "src/activations/slice_scope.h"
 #include "tests/support/tensors.h"
 
 namespace snug::sliced_test {

@@ -1,4 +1,4 @@
-#include "snug/activations/detail/spill_file.h"
+#include "src/activations/spill_file.h"
 
 #include <algorithm>
 #include <atomic>
@@ -17,7 +17,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/temporary_folder.h"
 
 // No torch here, so that the sanitizers can say something of the threads.

@@ -6,14 +6,14 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/chart/area.h"
-#include "snug/chart/axis.h"
-#include "snug/chart/bars.h"
-#include "snug/chart/line.h"
-#include "snug/chart/median.h"
-#include "snug/chart/tag.h"
-#include "snug/chart/text.h"
-#include "snug/chart/thinning.h"
+#include "program/chart/area.h"
+#include "program/chart/axis.h"
+#include "program/chart/bars.h"
+#include "program/chart/line.h"
+#include "program/chart/median.h"
+#include "program/chart/tag.h"
+#include "program/chart/text.h"
+#include "program/chart/thinning.h"
 
 namespace snug::chart::chart_test {
 namespace {

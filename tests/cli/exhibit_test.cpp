@@ -1,6 +1,6 @@
 // Exhibits: what is drawn is what the CSV says, and the page loads nothing.
 
-#include "cli/compare/exhibit.h"
+#include "program/compare/exhibit.h"
 
 #include <cmath>
 #include <limits>
@@ -8,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
-#include "cli/compare/comparison_page.h"
-#include "cli/compare/exhibit_figures.h"
+#include "program/compare/comparison_page.h"
+#include "program/compare/exhibit_figures.h"
 
 namespace snug::cli::exhibit_test {
 namespace {

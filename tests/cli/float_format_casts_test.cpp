@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "cli/float_format.h"
+#include "program/float_format.h"
 
 namespace snug::cli::float_format_casts_test {
 namespace {

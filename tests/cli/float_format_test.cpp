@@ -1,7 +1,7 @@
 // Rounding against tables of all numbers of a format, made from its bit patterns by the definition in IEEE 754, and
 // against the compiler.
 
-#include "cli/float_format.h"
+#include "program/float_format.h"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "cli/printable.h"
+#include "program/printable.h"
 
 #include <string>
 

@@ -1,4 +1,4 @@
-#include "cli/progress.h"
+#include "program/progress.h"
 
 #include <string>
 #include <vector>

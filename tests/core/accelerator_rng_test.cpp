@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/rng.h"
+#include "snug/state.h"
 
 namespace snug::accelerator_rng_test {
 namespace {

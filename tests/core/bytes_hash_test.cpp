@@ -1,6 +1,6 @@
 // The hash of memory: equal for equal bytes, another one for any other.
 
-#include "snug/core/detail/bytes_hash.h"
+#include "src/core/bytes_hash.h"
 
 #include <set>
 #include <string>

@@ -1,11 +1,9 @@
-#include "snug/core/bytes.h"
-
 #include <limits>
 #include <string>
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::bytes_test {
 namespace {

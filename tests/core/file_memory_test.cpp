@@ -1,4 +1,4 @@
-#include "snug/core/detail/file_memory.h"
+#include "src/core/file_memory.h"
 
 #include <array>
 #include <string>
@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "snug/core/error.h"
-#include "snug/core/file_system.h"
-#include "snug/memory/limit.h"
+#include "snug/core.h"
+#include "snug/file_system.h"
+#include "snug/memory.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::detail::file_memory_test {

@@ -1,4 +1,4 @@
-#include "snug/core/file_system.h"
+#include "snug/file_system.h"
 
 #include <array>
 #include <atomic>
@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
 

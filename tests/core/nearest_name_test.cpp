@@ -1,4 +1,4 @@
-#include "snug/core/nearest_name.h"
+#include "src/core/nearest_name.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,3 @@
-#include "snug/core/out_of_memory.h"
-
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -7,7 +5,8 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
+#include "snug/state.h"
 
 namespace snug::out_of_memory_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/core/detail/parallel.h"
+#include "src/core/parallel.h"
 
 #include <map>
 #include <mutex>

@@ -1,4 +1,4 @@
-#include "snug/core/detail/parse_json.h"
+#include "src/core/parse_json.h"
 
 #include <limits>
 #include <string>

@@ -1,10 +1,9 @@
-#include "snug/core/rng.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
+#include "snug/state.h"
 #include "tests/support/tensors.h"
 
 namespace snug::rng_test {

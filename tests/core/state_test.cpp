@@ -1,10 +1,10 @@
-#include "snug/core/state.h"
+#include "snug/state.h"
 
 #include <ATen/ops/ones.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::state_test {
 namespace {

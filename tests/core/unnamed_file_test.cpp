@@ -1,4 +1,4 @@
-#include "snug/core/detail/unnamed_file.h"
+#include "src/core/unnamed_file.h"
 
 #include <array>
 #include <cerrno>

@@ -1,4 +1,4 @@
-#include "snug/data/digits.h"
+#include "program/datasets/digits.h"
 
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::digits_test {

@@ -1,4 +1,4 @@
-#include "snug/data/loader.h"
+#include "snug/loader.h"
 
 #include <atomic>
 #include <chrono>
@@ -13,9 +13,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::loader_test {

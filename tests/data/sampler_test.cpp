@@ -1,4 +1,4 @@
-#include "snug/data/sampler.h"
+#include "snug/sampler.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::sampler_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/data/text_corpus.h"
+#include "program/datasets/text_corpus.h"
 
 #include <filesystem>
 #include <fstream>
@@ -13,7 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::text_corpus_test {

@@ -1,5 +1,3 @@
-#include "snug/distributed/comm_hook.h"
-
 #include <string>
 #include <vector>
 

@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
-#include "snug/optim/sgd.h"
-#include "snug/optim/step_in_backward.h"
+#include "snug/sgd.h"
+#include "snug/step_in_backward.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"

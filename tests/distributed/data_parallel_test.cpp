@@ -8,10 +8,10 @@
 #include <torch/torch.h>
 #include <torch/version.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/models/gpt.h"
+#include "program/models/gpt.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/freezing.h"
 #include "tests/support/small_models.h"

@@ -1,14 +1,12 @@
-#include "snug/distributed/join.h"
-
 #include <optional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
-#include "snug/optim/sgd.h"
+#include "snug/sgd.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"

@@ -15,7 +15,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"

@@ -12,7 +12,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 

@@ -1,4 +1,4 @@
-#include "snug/distributed/detail/shard_layout.h"
+#include "src/distributed/shard_layout.h"
 
 #include <algorithm>
 #include <numeric>

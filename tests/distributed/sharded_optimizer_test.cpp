@@ -8,15 +8,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "program/models/gpt.h"
+#include "snug/adamw.h"
+#include "snug/clip.h"
+#include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
-#include "snug/memory/limit.h"
-#include "snug/models/gpt.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/optim/clip.h"
-#include "snug/optim/sgd.h"
-#include "snug/step/stepper.h"
+#include "snug/memory.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"

@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "snug/adamw.h"
 #include "snug/distributed/sharded_optimizer.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
+#include "snug/memory.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"

@@ -7,12 +7,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/accumulation/batch_norm.h"
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
+#include "program/models/resnet.h"
+#include "snug/adamw.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
-#include "snug/models/resnet.h"
-#include "snug/optim/adamw.h"
+#include "snug/extra/batch_norm.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 

@@ -6,11 +6,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/memory/limit.h"
-#include "snug/models/gpt.h"
-#include "snug/precision/autocast.h"
-#include "snug/precision/grad_scaler.h"
-#include "snug/step/stepper.h"
+#include "program/models/gpt.h"
+#include "snug/autocast.h"
+#include "snug/grad_scaler.h"
+#include "snug/memory.h"
+#include "snug/stepper.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

@@ -81,10 +81,10 @@ class Contracts(unittest.TestCase):
     def test_are_comments_beside_a_name_above_its_group_or_at_the_top(self):
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder).resolve()
-            (root / "snug/core").mkdir(parents=True)
+            (root / "include/snug").mkdir(parents=True)
             (root / "bindings/c/snug").mkdir(parents=True)
             for number, (head, body, _) in enumerate(self.HEADERS):
-                (root / f"snug/core/h{number}.h").write_text(f"#pragma once\n{head}namespace snug {{\n\n{body}\n\n}}\n")
+                (root / f"include/snug/h{number}.h").write_text(f"#pragma once\n{head}namespace snug {{\n\n{body}\n\n}}\n")
             missing = [name.split(": ")[1] for name in api.undocumented(root, api.run_doxygen(root, root / "out"))]
             self.assertEqual(sorted(missing), sorted(name for *_, name in self.HEADERS if name))
 
@@ -101,14 +101,14 @@ class Contracts(unittest.TestCase):
         def ends(core, c="/* Words. */\n"):
             with tempfile.TemporaryDirectory() as folder:
                 root = pathlib.Path(folder).resolve()
-                for name, text in (("snug/core/h.h", core), ("bindings/c/snug/c.h", c)):
+                for name, text in (("include/snug/h.h", core), ("bindings/c/snug/c.h", c)):
                     (root / name).parent.mkdir(parents=True)
                     (root / name).write_text(text)
                 return list(api.unfinished(root))
 
         for body, end in self.ENDS:
-            self.assertEqual(ends(f"#pragma once\n\n{body}\n"), [f"snug/core/h.h:{end}"] if end else [], body)
-        self.assertEqual(ends("#pragma once\n// A header of\n\n"), ["snug/core/h.h:2: A header of"])
+            self.assertEqual(ends(f"#pragma once\n\n{body}\n"), [f"include/snug/h.h:{end}"] if end else [], body)
+        self.assertEqual(ends("#pragma once\n// A header of\n\n"), ["include/snug/h.h:2: A header of"])
         self.assertEqual(ends("#pragma once\n// A header:\n//   f();\n\n"), [])
         self.assertEqual(ends("#pragma once\n", "/* --- errors */\n\n/* Words\n * and */\nint f(void);\n"), ["bindings/c/snug/c.h:4: and"])
 

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/state.h"
-#include "snug/optim/adamw.h"
+#include "snug/adamw.h"
+#include "snug/state.h"
 #include "tests/exported/exported_files.h"
 #include "tests/support/tensors.h"
 

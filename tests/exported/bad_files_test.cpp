@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "snug/core/error.h"
-#include "snug/core/file_system.h"
-#include "snug/exported/detail/zip_archive.h"
+#include "snug/core.h"
+#include "snug/file_system.h"
+#include "src/exported/zip_archive.h"
 #include "tests/exported/exported_files.h"
 #include "tests/exported/zip_bytes.h"
 #include "tests/support/temporary_folder.h"

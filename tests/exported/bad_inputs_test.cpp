@@ -6,9 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/exported/exported_files.h"
 
 namespace snug::exported_bad_inputs_test {

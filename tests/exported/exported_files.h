@@ -11,7 +11,7 @@
 #include <torch/torch.h>
 
 #include "snug/exported/exported_module.h"
-#include "snug/io/safetensors.h"
+#include "snug/safetensors.h"
 
 namespace snug::testing {
 

@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/memory/meter.h"
-#include "snug/optim/adamw.h"
-#include "snug/remat/rematerialize.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/stepper.h"
 #include "tests/exported/as_python.h"
 
 namespace snug::exported_less_memory_test {

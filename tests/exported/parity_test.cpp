@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "snug/adamw.h"
 #include "snug/exported/exported_module.h"
-#include "snug/optim/adamw.h"
 #include "tests/exported/as_python.h"
 #include "tests/support/tensors.h"
 

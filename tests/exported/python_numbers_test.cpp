@@ -1,6 +1,6 @@
 // Python's arithmetic on sizes. The expected values are those that Python 3 prints.
 
-#include "snug/exported/detail/python_numbers.h"
+#include "src/exported/python_numbers.h"
 
 #include <cmath>
 #include <limits>
@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::python_numbers_test {
 namespace {

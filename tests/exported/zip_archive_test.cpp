@@ -1,6 +1,6 @@
 // Archives of records that lie in them as they are, made here byte by byte, and damaged.
 
-#include "snug/exported/detail/zip_archive.h"
+#include "src/exported/zip_archive.h"
 
 #include <string>
 #include <vector>
@@ -8,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/core/file_system.h"
+#include "snug/core.h"
+#include "snug/file_system.h"
 #include "tests/exported/zip_bytes.h"
 #include "tests/support/temporary_folder.h"
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "snug/io/detail/checksum.h"
+#include "src/io/checksum.h"
 
 namespace snug::testing {
 

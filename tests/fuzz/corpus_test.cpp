@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/fuzz/targets.h"
 
 namespace snug::fuzz::corpus_test {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/fuzz/targets.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t size) {

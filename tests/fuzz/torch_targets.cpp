@@ -12,11 +12,11 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "snug/core/error.h"
+#include "program/report/run_log_parse.h"
+#include "program/run/config.h"
+#include "snug/core.h"
 #include "snug/exported/exported_module.h"
-#include "snug/io/detail/state_json.h"
-#include "snug/report/detail/run_log_parse.h"
-#include "snug/run/config.h"
+#include "src/io/state_json.h"
 #include "tests/exported/zip_bytes.h"
 #include "tests/fuzz/bytes_as_file.h"
 #include "tests/fuzz/same.h"

@@ -1,5 +1,3 @@
-#include "snug/io/async_snapshots.h"
-
 #include <chrono>
 #include <future>
 #include <map>
@@ -10,8 +8,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/snapshot.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/forwarding_file_system.h"
 #include "tests/support/temporary_folder.h"

@@ -1,4 +1,4 @@
-#include "snug/io/detail/safetensors_header.h"
+#include "src/io/safetensors_header.h"
 
 #include <cstring>
 #include <string>
@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::detail::safetensors_header_test {
 namespace {

@@ -1,11 +1,11 @@
-#include "snug/io/detail/safetensors_index.h"
+#include "src/io/safetensors_index.h"
 
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::detail::safetensors_index_test {
 namespace {

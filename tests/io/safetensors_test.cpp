@@ -1,4 +1,4 @@
-#include "snug/io/safetensors.h"
+#include "snug/safetensors.h"
 
 #include <algorithm>
 #include <array>
@@ -12,8 +12,8 @@
 #include <sys/inotify.h>
 #include <unistd.h>
 
-#include "snug/core/error.h"
-#include "snug/io/detail/safetensors_file.h"
+#include "snug/core.h"
+#include "src/io/safetensors_file.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/unsynced_file_system.h"

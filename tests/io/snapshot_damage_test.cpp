@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/io/snapshot.h"
+#include "snug/core.h"
+#include "snug/snapshot.h"
 #include "tests/io/two_parts.h"
 #include "tests/support/temporary_folder.h"
 

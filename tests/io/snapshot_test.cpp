@@ -1,4 +1,4 @@
-#include "snug/io/snapshot.h"
+#include "snug/snapshot.h"
 
 #include <bit>
 #include <cmath>
@@ -11,9 +11,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/io/safetensors.h"
-#include "snug/memory/limit.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/safetensors.h"
 #include "tests/io/two_parts.h"
 #include "tests/support/temporary_folder.h"
 

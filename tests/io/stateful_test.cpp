@@ -1,5 +1,3 @@
-#include "snug/io/stateful.h"
-
 #include <memory>
 #include <string>
 #include <utility>
@@ -9,9 +7,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/core/stateful_optimizer.h"
-#include "snug/io/snapshot.h"
+#include "snug/core.h"
+#include "snug/snapshot.h"
+#include "snug/stateful_optimizer.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::stateful_test {

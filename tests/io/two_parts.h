@@ -12,7 +12,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include "snug/io/snapshot.h"
+#include "snug/snapshot.h"
 
 namespace snug::testing {
 

@@ -1,4 +1,4 @@
-#include "snug/kernels/bias_gelu.h"
+#include "snug/extra/bias_gelu.h"
 
 #include <any>
 #include <cstdint>
@@ -10,10 +10,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/meter.h"
-#include "snug/memory/saved_tensors.h"
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/support/tensors.h"
 
 namespace snug::bias_gelu_test {

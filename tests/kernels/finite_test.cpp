@@ -1,4 +1,4 @@
-#include "snug/kernels/detail/finite.h"
+#include "src/kernels/finite.h"
 
 #include <limits>
 #include <string>
@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/kernels/detail/simd_targets.h"
+#include "src/kernels/simd_targets.h"
 
 namespace snug::kernels::finite_test {
 namespace {

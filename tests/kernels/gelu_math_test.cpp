@@ -1,6 +1,6 @@
 // The formulas of bias_gelu's CUDA kernel, on every FP16 number there is, against FP64.
 
-#include "snug/kernels/detail/gelu_math.h"
+#include "src/kernels/gelu_math.h"
 
 #include <array>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "snug/kernels/detail/master_adamw.h"
+#include "src/kernels/master_adamw.h"
 
 #include <algorithm>
 #include <bit>
@@ -10,7 +10,7 @@
 
 #include <gmock/gmock.h>
 
-#include "snug/kernels/detail/simd_targets.h"
+#include "src/kernels/simd_targets.h"
 
 namespace snug::kernels::master_adamw_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/kernels/detail/quantized_adamw.h"
+#include "src/kernels/quantized_adamw.h"
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 
 #include <gmock/gmock.h>
 
-#include "snug/kernels/detail/simd_targets.h"
+#include "src/kernels/simd_targets.h"
 #include "tests/kernels/split_weights.h"
 
 namespace snug::kernels::quantized_adamw_test {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "snug/kernels/detail/master_adamw.h"
+#include "src/kernels/master_adamw.h"
 
 namespace snug::kernels {
 

@@ -9,8 +9,8 @@
 
 #include <gmock/gmock.h>
 
-#include "snug/kernels/detail/master_adamw.h"
-#include "snug/kernels/detail/simd_targets.h"
+#include "src/kernels/master_adamw.h"
+#include "src/kernels/simd_targets.h"
 
 namespace snug::kernels::stochastic_adamw_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/memory/detail/allocation_log.h"
+#include "src/memory/allocation_log.h"
 
 #include <cstdint>
 #include <map>

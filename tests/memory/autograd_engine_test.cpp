@@ -13,14 +13,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/backward_pass.h"
-#include "snug/memory/detail/forwarding_engine.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/memory/detail/saved_tensor_policy.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/memory/saved_tensors.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "src/memory/backward_pass.h"
+#include "src/memory/forwarding_engine.h"
+#include "src/memory/operator_mode.h"
+#include "src/memory/saved_tensor_policy.h"
 #include "tests/support/hooked_model.h"
 #include "tests/support/tensors.h"
 

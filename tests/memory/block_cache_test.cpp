@@ -1,6 +1,6 @@
 // BlockCache: blocks come back to requests of their own size, and go when there is no room for them.
 
-#include "snug/memory/detail/block_cache.h"
+#include "src/memory/block_cache.h"
 
 #include <array>
 #include <vector>

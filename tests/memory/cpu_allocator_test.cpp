@@ -1,4 +1,4 @@
-#include "snug/memory/detail/cpu_allocator.h"
+#include "src/memory/cpu_allocator.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <dlfcn.h>
@@ -7,10 +7,9 @@
 #include <link.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/peak_watch.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "src/memory/peak_watch.h"
 #include "tests/support/tensors.h"
 
 namespace snug::cpu_allocator_test {

@@ -5,11 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
-#include "snug/memory/detail/peak_watch.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "src/memory/cpu_allocator.h"
+#include "src/memory/peak_watch.h"
 #include "tests/support/tensors.h"
 
 // What holds on every kind of device: on the CPU and, where its program has one, on the accelerator.

@@ -1,7 +1,7 @@
 // FileWindow and TensorsInFile: tensors in files are used as any others, are no tensor memory, and few of their bytes
 // are in memory at a time.
 
-#include "snug/memory/detail/file_window.h"
+#include "src/memory/file_window.h"
 
 #include <cstdint>
 #include <fstream>
@@ -12,11 +12,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/detail/file_memory.h"
-#include "snug/core/error.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/tensors_in_file.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "src/core/file_memory.h"
+#include "src/memory/operator_mode.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tensors.h"
 

@@ -1,4 +1,4 @@
-#include "snug/memory/detail/held.h"
+#include "src/memory/held.h"
 
 #include <gtest/gtest.h>
 #include <torch/types.h>

@@ -1,5 +1,3 @@
-#include "snug/memory/limit.h"
-
 #include <thread>
 #include <vector>
 
@@ -7,9 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
-#include "snug/memory/detail/peak_watch.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "src/memory/cpu_allocator.h"
+#include "src/memory/peak_watch.h"
 #include "tests/support/tensors.h"
 
 namespace snug::limit_test {

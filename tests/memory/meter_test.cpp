@@ -1,5 +1,3 @@
-#include "snug/memory/meter.h"
-
 #include <functional>
 #include <memory>
 #include <thread>
@@ -9,9 +7,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/memory/limit.h"
-#include "snug/memory/saved_tensors.h"
-#include "snug/optim/adamw.h"
+#include "snug/adamw.h"
+#include "snug/memory.h"
 #include "tests/support/tensors.h"
 
 namespace snug::meter_test {

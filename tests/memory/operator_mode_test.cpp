@@ -1,4 +1,4 @@
-#include "snug/memory/detail/operator_mode.h"
+#include "src/memory/operator_mode.h"
 
 #include <algorithm>
 #include <cstdio>

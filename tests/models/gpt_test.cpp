@@ -1,4 +1,4 @@
-#include "snug/models/gpt.h"
+#include "program/models/gpt.h"
 
 #include <cmath>
 #include <limits>
@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::gpt_test {
 namespace {

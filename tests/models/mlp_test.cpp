@@ -1,4 +1,4 @@
-#include "snug/models/mlp.h"
+#include "program/models/mlp.h"
 
 #include <string>
 #include <vector>
@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::mlp_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/models/resnet.h"
+#include "program/models/resnet.h"
 
 #include <filesystem>
 #include <vector>
@@ -7,10 +7,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/accumulation/batch_norm.h"
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
-#include "snug/data/digits.h"
+#include "program/datasets/digits.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/extra/batch_norm.h"
 #include "tests/support/tensors.h"
 
 namespace snug::resnet_test {

@@ -1,4 +1,4 @@
-#include "snug/models/sample_text.h"
+#include "program/models/sample_text.h"
 
 #include <cmath>
 #include <limits>
@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::sample_text_test {
 namespace {

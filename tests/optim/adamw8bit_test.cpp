@@ -1,5 +1,3 @@
-#include "snug/optim/adamw8bit.h"
-
 #include <map>
 #include <mutex>
 #include <set>
@@ -9,12 +7,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/meter.h"
-#include "snug/optim/clip.h"
-#include "snug/optim/step_in_backward.h"
-#include "snug/precision/grad_scaler.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/clip.h"
+#include "snug/core.h"
+#include "snug/grad_scaler.h"
+#include "snug/memory.h"
+#include "snug/step_in_backward.h"
+#include "snug/stepper.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"

@@ -7,8 +7,8 @@
 #include <torch/torch.h>
 #include <torch/version.h>
 
-#include "snug/core/error.h"
-#include "snug/optim/adamw.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/optim/adamw.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 

@@ -1,4 +1,4 @@
-#include "snug/optim/adamw.h"
+#include "snug/adamw.h"
 
 #include <cmath>
 #include <limits>
@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"

@@ -10,11 +10,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/optim/sgd.h"
-#include "snug/precision/grad_scaler.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/grad_scaler.h"
+#include "snug/sgd.h"
 #include "tests/support/lazy_gradient.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"

@@ -1,4 +1,4 @@
-#include "snug/optim/clip.h"
+#include "snug/clip.h"
 
 #include <cmath>
 #include <limits>
@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/lazy_gradient.h"
 #include "tests/support/tensors.h"
 

@@ -1,4 +1,4 @@
-#include "snug/optim/ema.h"
+#include "snug/extra/ema.h"
 
 #include <cmath>
 #include <stdexcept>
@@ -8,12 +8,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/io/stateful.h"
-#include "snug/memory/meter.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/schedule.h"
-#include "snug/precision/grad_scaler.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/grad_scaler.h"
+#include "snug/memory.h"
+#include "snug/schedule.h"
+#include "snug/snapshot.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"

@@ -1,4 +1,4 @@
-#include "snug/optim/gradient_noise.h"
+#include "snug/extra/gradient_noise.h"
 
 #include <cmath>
 #include <limits>
@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::gradient_noise_test {
 namespace {

@@ -1,13 +1,13 @@
-#include "snug/optim/detail/low_precision_adamw.h"
+#include "src/optim/low_precision_adamw.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/kernels/detail/master_adamw.h"
-#include "snug/optim/adamw.h"
-#include "snug/precision/grad_scaler.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/grad_scaler.h"
+#include "src/kernels/master_adamw.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 

@@ -1,15 +1,15 @@
-#include "snug/optim/muon.h"
+#include "snug/muon.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/models/gpt.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/step_in_backward.h"
-#include "snug/precision/grad_scaler.h"
+#include "program/models/gpt.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/grad_scaler.h"
+#include "snug/memory.h"
+#include "snug/step_in_backward.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"
 

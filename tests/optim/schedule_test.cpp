@@ -1,4 +1,4 @@
-#include "snug/optim/schedule.h"
+#include "snug/schedule.h"
 
 #include <cmath>
 #include <limits>
@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::schedule_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/optim/detail/state_stream.h"
+#include "src/optim/state_stream.h"
 
 #include <atomic>
 #include <cerrno>
@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/temporary_folder.h"
 
 // No torch here, so that the sanitizers can say something of the thread.

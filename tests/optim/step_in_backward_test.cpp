@@ -1,15 +1,15 @@
-#include "snug/optim/step_in_backward.h"
+#include "snug/step_in_backward.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/peak_watch.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/sgd.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
+#include "src/memory/peak_watch.h"
 #include "tests/support/freezing.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"

@@ -17,7 +17,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/torch.h>
 
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
 
 namespace {
 

@@ -4,8 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "snug/memory/meter.h"
-#include "snug/memory/saved_tensors.h"
+#include "snug/memory.h"
 
 namespace {
 

@@ -30,14 +30,13 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/io/snapshot.h"
-#include "snug/io/stateful.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/clip.h"
-#include "snug/optim/muon.h"
-#include "snug/optim/sgd.h"
-#include "snug/precision/grad_scaler.h"
+#include "snug/adamw.h"
+#include "snug/clip.h"
+#include "snug/core.h"
+#include "snug/grad_scaler.h"
+#include "snug/muon.h"
+#include "snug/sgd.h"
+#include "snug/snapshot.h"
 
 namespace {
 

@@ -15,10 +15,9 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "snug/io/safetensors.h"
-#include "snug/io/snapshot.h"
-#include "snug/io/stateful.h"
-#include "snug/models/gpt.h"
+#include "program/models/gpt.h"
+#include "snug/safetensors.h"
+#include "snug/snapshot.h"
 
 namespace {
 

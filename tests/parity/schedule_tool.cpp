@@ -16,9 +16,9 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "snug/optim/clip.h"
-#include "snug/optim/ema.h"
-#include "snug/optim/schedule.h"
+#include "snug/clip.h"
+#include "snug/extra/ema.h"
+#include "snug/schedule.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <limits>
 #include <vector>
 
-#include "snug/planner/detail/droppables.h"
-#include "snug/planner/solver.h"
+#include "snug/planner.h"
+#include "src/planner/droppables.h"
 
 namespace snug::testing {
 

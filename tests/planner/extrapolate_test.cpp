@@ -1,7 +1,7 @@
 // The profile of a large micro-batch from two small ones: exact where bytes are linear in the items, and none where the
 // two are not alike.
 
-#include "snug/planner/detail/extrapolate.h"
+#include "src/planner/extrapolate.h"
 
 #include <functional>
 #include <string>
@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/planner/solver.h"
+#include "snug/planner.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace snug::extrapolate_test {

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "snug/planner/profile.h"
+#include "snug/profile.h"
 
 namespace snug::testing {
 

@@ -1,6 +1,6 @@
 // Plans that cut a step into segments, against the recurrence for a chain, and on graphs that no chain describes.
 
-#include "snug/planner/detail/segments.h"
+#include "src/planner/segments.h"
 
 #include <algorithm>
 #include <map>
@@ -9,10 +9,10 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/planner/detail/room.h"
-#include "snug/planner/detail/segment_table.h"
-#include "snug/planner/detail/storage_uses.h"
-#include "snug/planner/solver.h"
+#include "snug/planner.h"
+#include "src/planner/room.h"
+#include "src/planner/segment_table.h"
+#include "src/planner/storage_uses.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace snug::segments_test {

@@ -1,7 +1,5 @@
 // The simulator against an executor that follows its replays with real buffers, and the data that both read.
 
-#include "snug/planner/simulator.h"
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -10,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/planner/plan.h"
+#include "snug/core.h"
+#include "snug/planner.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace snug::simulator_test {

@@ -1,14 +1,12 @@
 // Plans against exhaustive search, budgets and the arithmetic of a GPT.
 
-#include "snug/planner/solver.h"
-
 #include <algorithm>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/planner/bound.h"
+#include "snug/core.h"
+#include "snug/planner.h"
 #include "tests/planner/exact_solver.h"
 #include "tests/planner/sample_profiles.h"
 

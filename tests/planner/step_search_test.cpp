@@ -1,12 +1,10 @@
 // The curve of plans over budgets, and the search for a micro-batch.
 
-#include "snug/planner/step_search.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/planner/curve.h"
+#include "snug/core.h"
+#include "snug/planner.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace snug::step_search_test {

@@ -9,8 +9,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/precision/autocast.h"
-#include "snug/precision/precision.h"
+#include "snug/autocast.h"
+#include "snug/precision.h"
 #include "tests/support/tensors.h"
 
 namespace snug::accumulation_test {

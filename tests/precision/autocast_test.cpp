@@ -1,4 +1,4 @@
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
 
 #include <limits>
 #include <stdexcept>
@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/optim/adamw.h"
-#include "snug/precision/detail/autocast_state.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "src/precision/autocast_state.h"
 #include "tests/support/tensors.h"
 
 namespace snug::autocast_test {

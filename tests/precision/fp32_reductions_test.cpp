@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/precision/autocast.h"
-#include "snug/precision/detail/autocast_state.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "src/precision/autocast_state.h"
 #include "tests/support/tensors.h"
 
 namespace snug::fp32_reductions_test {

@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/clip.h"
-#include "snug/precision/grad_scaler.h"
+#include "snug/adamw.h"
+#include "snug/clip.h"
+#include "snug/core.h"
+#include "snug/grad_scaler.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/tensors.h"

@@ -11,11 +11,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/clip.h"
-#include "snug/precision/grad_scaler.h"
+#include "snug/adamw.h"
+#include "snug/clip.h"
+#include "snug/core.h"
+#include "snug/grad_scaler.h"
+#include "src/memory/cpu_allocator.h"
 #include "tests/support/reads_during.h"
 #include "tests/support/tensors.h"
 

@@ -1,4 +1,4 @@
-#include "snug/precision/grad_scaler.h"
+#include "snug/grad_scaler.h"
 
 #include <cmath>
 #include <limits>
@@ -12,8 +12,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/optim/adamw.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/lazy_gradient.h"
 #include "tests/support/tensors.h"

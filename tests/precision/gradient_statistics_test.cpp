@@ -1,11 +1,10 @@
-#include "snug/precision/gradient_statistics.h"
-
 #include <cmath>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
+#include "snug/precision.h"
 
 namespace snug::gradient_statistics_test {
 namespace {

@@ -1,10 +1,9 @@
-#include "snug/precision/master_weights.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
+#include "snug/precision.h"
 #include "tests/support/tensors.h"
 
 namespace snug::master_weights_test {

@@ -1,9 +1,9 @@
-#include "snug/precision/precision_guard.h"
+#include "snug/precision_guard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::precision_guard_test {
 namespace {

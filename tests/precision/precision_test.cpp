@@ -1,4 +1,4 @@
-#include "snug/precision/precision.h"
+#include "snug/precision.h"
 
 #include <atomic>
 #include <cmath>
@@ -14,9 +14,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/precision/autocast.h"
-#include "snug/precision/detail/matmul_speed.h"
+#include "snug/autocast.h"
+#include "snug/core.h"
+#include "src/precision/matmul_speed.h"
 #include "tests/support/tensors.h"
 
 namespace snug::precision_test {

@@ -1,7 +1,7 @@
 // EffectJournal: what a run changes outside of itself is put back, whatever became of its memory, and only that is
 // copied.
 
-#include "snug/remat/detail/effect_journal.h"
+#include "src/remat/effect_journal.h"
 
 #include <algorithm>
 #include <functional>
@@ -14,10 +14,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/rng.h"
-#include "snug/memory/detail/backward_pass.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/memory/limit.h"
+#include "snug/memory.h"
+#include "snug/state.h"
+#include "src/memory/backward_pass.h"
+#include "src/memory/operator_mode.h"
 #include "tests/support/tensors.h"
 
 namespace snug::effect_journal_test {

@@ -1,6 +1,6 @@
 // Where the bytes of a storage are, without a tape.
 
-#include "snug/remat/detail/holding.h"
+#include "src/remat/holding.h"
 
 #include <utility>
 

@@ -8,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/core.h"
+#include "snug/plan.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 

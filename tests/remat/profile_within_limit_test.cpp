@@ -7,10 +7,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/memory/limit.h"
-#include "snug/optim/sgd.h"
-#include "snug/remat/rematerialize.h"
-#include "snug/step/stepper.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 

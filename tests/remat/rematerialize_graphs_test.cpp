@@ -7,9 +7,8 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"

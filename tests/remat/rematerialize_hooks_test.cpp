@@ -7,10 +7,9 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/out_of_memory.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/state.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 

@@ -13,13 +13,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/remat/detail/op_tape.h"
-#include "snug/remat/detail/tape_schedule.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "src/memory/operator_mode.h"
+#include "src/remat/op_tape.h"
+#include "src/remat/tape_schedule.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
 #include "tests/support/temporary_folder.h"

@@ -1,22 +1,20 @@
 // Rematerialize: for any model and any budget that is feasible, the step has the bits of plain training, and memory
 // rises exactly as far as was predicted.
 
-#include "snug/remat/rematerialize.h"
-
 #include <cstdlib>
 #include <optional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
-#include "snug/core/rng.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/step_in_backward.h"
+#include "snug/adamw.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/state.h"
+#include "snug/step_in_backward.h"
+#include "src/memory/operator_mode.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"

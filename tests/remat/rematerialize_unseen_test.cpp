@@ -15,10 +15,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/memory/meter.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "src/memory/operator_mode.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_unseen_blocks.h"
 #include "tests/support/tensors.h"

@@ -1,4 +1,4 @@
-#include "snug/remat/detail/tape_shapes.h"
+#include "src/remat/tape_shapes.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -11,15 +11,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/detail/tensor_hash.h"
-#include "snug/activations/offload.h"
-#include "snug/core/detail/has_bytes.h"
-#include "snug/core/error.h"
-#include "snug/memory/meter.h"
-#include "snug/memory/saved_tensors.h"
-#include "snug/optim/adamw.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/adamw.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/offload.h"
+#include "snug/plan.h"
+#include "src/activations/tensor_hash.h"
+#include "src/core/has_bytes.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_derivative_blocks.h"
 #include "tests/support/tensors.h"

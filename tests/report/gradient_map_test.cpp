@@ -1,9 +1,9 @@
-#include "snug/report/detail/gradient_map.h"
+#include "program/report/gradient_map.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/report/html_report.h"
+#include "program/report/html_report.h"
 
 namespace snug::detail::gradient_map_test {
 namespace {

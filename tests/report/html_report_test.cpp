@@ -1,4 +1,4 @@
-#include "snug/report/html_report.h"
+#include "program/report/html_report.h"
 
 #include <algorithm>
 #include <array>

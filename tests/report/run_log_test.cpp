@@ -1,4 +1,4 @@
-#include "snug/report/run_log.h"
+#include "program/report/run_log.h"
 
 #include <bit>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/null_file_system.h"

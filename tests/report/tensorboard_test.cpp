@@ -1,6 +1,6 @@
 // Event files, byte by byte. That TensorBoard reads them is tested in tests/cli/tensorboard_test.py.
 
-#include "snug/report/tensorboard.h"
+#include "program/report/tensorboard.h"
 
 #include <bit>
 #include <cstring>
@@ -11,7 +11,7 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/null_file_system.h"
 #include "tests/support/temporary_folder.h"

@@ -1,4 +1,4 @@
-#include "snug/run/config.h"
+#include "program/run/config.h"
 
 #include <set>
 #include <string>
@@ -7,8 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/run/settings.h"
+#include "program/run/settings.h"
+#include "snug/core.h"
 
 namespace snug::config_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/run/device.h"
+#include "program/run/device.h"
 
 #include <string>
 

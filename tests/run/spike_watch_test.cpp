@@ -1,4 +1,4 @@
-#include "snug/run/detail/spike_watch.h"
+#include "program/run/spike_watch.h"
 
 #include <cmath>
 #include <limits>
@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::detail::spike_watch_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "snug/run/trainer.h"
+#include "program/run/trainer.h"
 
 #include <cmath>
 #include <filesystem>
@@ -17,11 +17,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/io/snapshot.h"
-#include "snug/optim/schedule.h"
-#include "snug/precision/precision.h"
-#include "snug/run/detail/run_records.h"
+#include "program/run/run_records.h"
+#include "snug/core.h"
+#include "snug/precision.h"
+#include "snug/schedule.h"
+#include "snug/snapshot.h"
 #include "tests/support/failing_allocations.h"
 #include "tests/support/temporary_folder.h"
 

@@ -99,18 +99,18 @@ class Scripts(unittest.TestCase):
 
     def cuda(self, nvcc):
         self.write("cuda/include/cuda_runtime_api.h", "")
-        self.write("snug/kernels/a.cu", "")
+        self.write("src/kernels/a.cu", "")
         if nvcc:
             self.program("nvcc", nvcc, folder="cuda/bin")
         return str(self.root / "cuda")
 
     def test_check_cuda_compiles_every_kernel(self):
         calls = self.run_script("check-cuda", "--kernels", CUDA_HOME=self.cuda(RECORDER))
-        self.assertRegex(calls, r"nvcc .*-std=c\+\+20 .*-c .*snug/kernels/a\.cu\n")
+        self.assertRegex(calls, r"nvcc .*-std=c\+\+20 .*-c .*src/kernels/a\.cu\n")
 
     def test_check_cuda_fails_where_a_kernel_does_not_compile(self):
         self.run_script("check-cuda", "--kernels", status=1, CUDA_HOME=self.cuda("#!/bin/sh\nexit 2\n"))
-        self.assertIn("snug/kernels/a.cu does not compile", self.output)
+        self.assertIn("src/kernels/a.cu does not compile", self.output)
 
     def test_check_cuda_says_what_is_missing(self):
         self.run_script("check-cuda", "--kernels", status=77, CUDA_HOME="/nowhere")

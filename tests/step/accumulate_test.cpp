@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/step/stepper.h"
+#include "snug/core.h"
+#include "snug/stepper.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

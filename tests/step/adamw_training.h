@@ -6,8 +6,8 @@
 
 #include <torch/torch.h>
 
-#include "snug/optim/adamw.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/stepper.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"

@@ -8,14 +8,14 @@
 
 #include <fmt/format.h>
 
-#include "snug/accumulation/batch_norm.h"
-#include "snug/activations/sequential.h"
+#include "snug/adamw.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/clip.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/clip.h"
-#include "snug/precision/autocast.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/extra/batch_norm.h"
+#include "snug/plan.h"
 #include "tests/step/ranked_training.h"
 #include "tests/support/freezing.h"
 

@@ -8,14 +8,13 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/activations/sequential.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/optim/clip.h"
-#include "snug/optim/ema.h"
-#include "snug/optim/sgd.h"
-#include "snug/precision/autocast.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/clip.h"
+#include "snug/extra/ema.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
 #include "tests/support/freezing.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"

@@ -8,11 +8,11 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/activations/sequential.h"
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/precision/autocast.h"
-#include "snug/step/stepper.h"
+#include "snug/autocast.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/stepper.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

@@ -1,7 +1,7 @@
 // A step that fails on one rank: nobody waits, all drop it, and the next one works.
 
-#include "snug/memory/detail/cpu_allocator.h"
-#include "snug/memory/limit.h"
+#include "snug/memory.h"
+#include "src/memory/cpu_allocator.h"
 #include "tests/step/ranked_training.h"
 
 namespace snug::data_parallel_failure_test {

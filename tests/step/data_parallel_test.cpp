@@ -3,10 +3,10 @@
 #include <chrono>
 #include <thread>
 
-#include "snug/data/loader.h"
+#include "program/models/gpt.h"
 #include "snug/distributed/sync_batch_norm.h"
-#include "snug/memory/detail/operator_mode.h"
-#include "snug/models/gpt.h"
+#include "snug/loader.h"
+#include "src/memory/operator_mode.h"
 #include "tests/step/ranked_training.h"
 #include "tests/support/freezing.h"
 

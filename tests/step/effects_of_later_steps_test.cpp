@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/optim/sgd.h"
-#include "snug/step/stepper.h"
+#include "snug/core.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/tensors.h"
 

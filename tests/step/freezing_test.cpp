@@ -1,4 +1,4 @@
-#include "snug/optim/clip.h"
+#include "snug/clip.h"
 #include "tests/step/ranked_training.h"
 
 // Parameters that are frozen and unfrozen between steps; all compositions of that are in composition_test.cpp and

@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/memory/limit.h"
-#include "snug/models/gpt.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/stepper.h"
+#include "program/models/gpt.h"
+#include "snug/adamw.h"
+#include "snug/memory.h"
+#include "snug/stepper.h"
 #include "tests/support/process_figures.h"
 #include "tests/support/temporary_folder.h"
 

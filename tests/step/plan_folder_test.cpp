@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/core/file_system.h"
+#include "snug/core.h"
+#include "snug/file_system.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/temporary_folder.h"
 

@@ -1,7 +1,7 @@
 // When a plan is proven, doubted and made anew: steps that grow, windows that grow, modes of parts of a model, and
 // budgets that are refused.
 
-#include "snug/step/detail/plan_life.h"
+#include "src/step/plan_life.h"
 
 #include <optional>
 #include <utility>
@@ -11,10 +11,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
-#include "snug/optim/sgd.h"
-#include "snug/step/stepper.h"
+#include "snug/core.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
+#include "src/memory/cpu_allocator.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/tensors.h"
 

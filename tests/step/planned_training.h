@@ -10,11 +10,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/core/state.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/state.h"
+#include "snug/stepper.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"

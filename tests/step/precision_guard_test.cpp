@@ -8,12 +8,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/core/error.h"
-#include "snug/optim/sgd.h"
-#include "snug/precision/detail/guard_evidence.h"
-#include "snug/precision/precision_scope.h"
-#include "snug/step/stepper.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/precision.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
+#include "src/precision/guard_evidence.h"
 #include "tests/support/tensors.h"
 
 // A region whose values do not fit into FP16 ends up in FP32, and only it.

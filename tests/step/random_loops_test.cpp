@@ -17,12 +17,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/core/rng.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/sgd.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/sgd.h"
+#include "snug/state.h"
+#include "snug/stepper.h"
 #include "tests/support/optimizers.h"
 #include "tests/support/random_loop_parts.h"
 #include "tests/support/random_model.h"

@@ -1,9 +1,9 @@
-#include "snug/step/detail/rank_verdict.h"
+#include "src/step/rank_verdict.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
+#include "snug/core.h"
 
 namespace snug::detail::rank_verdict_test {
 namespace {

@@ -14,10 +14,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/stepper.h"
+#include "snug/stepper.h"
 #include "tests/distributed/ranks.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/small_models.h"

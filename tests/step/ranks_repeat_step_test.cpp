@@ -3,8 +3,8 @@
 #include <functional>
 #include <string>
 
-#include "snug/distributed/detail/process_group_impl.h"
 #include "snug/distributed/sharded_optimizer.h"
+#include "src/distributed/process_group_impl.h"
 #include "tests/step/ranked_training.h"
 #include "tests/support/failing_allocations.h"
 

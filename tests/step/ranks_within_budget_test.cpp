@@ -5,10 +5,10 @@
 #include <string>
 #include <tuple>
 
-#include "snug/distributed/detail/data_parallel_impl.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
-#include "snug/step/detail/rank_verdict.h"
+#include "src/distributed/data_parallel_impl.h"
+#include "src/step/rank_verdict.h"
 #include "tests/step/ranked_training.h"
 #include "tests/support/temporary_folder.h"
 

@@ -1,4 +1,4 @@
-#include "snug/step/detail/step_bytes.h"
+#include "src/step/step_bytes.h"
 
 #include <cstdint>
 #include <functional>
@@ -10,11 +10,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/memory/meter.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/stepper.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/stepper.h"
 #include "tests/step/adamw_training.h"
 #include "tests/support/failing_allocations.h"
 

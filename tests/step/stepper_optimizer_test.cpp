@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/clip.h"
-#include "snug/optim/sgd.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/clip.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 

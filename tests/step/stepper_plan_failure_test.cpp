@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/step/detail/step_planner.h"
-#include "snug/step/stepper.h"
+#include "snug/core.h"
+#include "snug/stepper.h"
+#include "src/step/step_planner.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/failing_allocations.h"
 

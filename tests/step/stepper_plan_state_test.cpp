@@ -9,12 +9,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/detail/cpu_allocator.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/optim/sgd.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
+#include "src/memory/cpu_allocator.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/tensors.h"
 

@@ -9,13 +9,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "snug/optim/adamw8bit.h"
-#include "snug/optim/sgd.h"
-#include "snug/step/detail/step_bytes.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/sgd.h"
+#include "snug/stepper.h"
+#include "src/step/step_bytes.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"

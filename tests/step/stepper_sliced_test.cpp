@@ -8,13 +8,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/activations/sliced.h"
-#include "snug/core/error.h"
+#include "snug/adamw.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/distributed/process_group.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/stepper.h"
+#include "snug/memory.h"
+#include "snug/stepper.h"
 #include "tests/distributed/ranks.h"
 #include "tests/support/tensors.h"
 

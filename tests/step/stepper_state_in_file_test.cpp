@@ -9,13 +9,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/io/snapshot.h"
-#include "snug/io/stateful.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/detail/step_planner.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/snapshot.h"
+#include "snug/stepper.h"
+#include "src/step/step_planner.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"

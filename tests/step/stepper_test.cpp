@@ -1,4 +1,4 @@
-#include "snug/step/stepper.h"
+#include "snug/stepper.h"
 
 #include <cmath>
 #include <limits>
@@ -10,10 +10,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/memory/limit.h"
-#include "snug/optim/clip.h"
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
+#include "snug/clip.h"
+#include "snug/core.h"
+#include "snug/memory.h"
 #include "tests/step/adamw_training.h"
 
 // The bits of a step, its result, and the models and batches that it takes.

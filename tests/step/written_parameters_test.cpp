@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "snug/core/error.h"
-#include "snug/optim/adamw.h"
-#include "snug/step/stepper.h"
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/stepper.h"
 #include "tests/support/tensors.h"
 
 namespace snug::written_parameters_test {

@@ -12,12 +12,11 @@
 
 #include <torch/torch.h>
 
-#include "snug/activations/checkpoint.h"
-#include "snug/activations/offload.h"
-#include "snug/activations/reversible.h"
-#include "snug/activations/sequential.h"
-#include "snug/memory/meter.h"
-#include "snug/models/gpt.h"
+#include "program/models/gpt.h"
+#include "snug/checkpoint.h"
+#include "snug/extra/reversible.h"
+#include "snug/memory.h"
+#include "snug/offload.h"
 #include "tests/support/tensors.h"
 
 namespace snug::testing {

@@ -10,8 +10,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/torch.h>
 
-#include "snug/activations/detail/operator_traits.h"
-#include "snug/memory/detail/operator_mode.h"
+#include "src/activations/operator_traits.h"
+#include "src/memory/operator_mode.h"
 
 namespace snug::testing {
 

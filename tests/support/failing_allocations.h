@@ -18,7 +18,7 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "snug/memory/detail/device_memory.h"
+#include "src/memory/device_memory.h"
 
 namespace snug::testing {
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "snug/core/file_system.h"
+#include "snug/file_system.h"
 
 namespace snug::testing {
 

@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-#include "snug/memory/saved_tensors.h"
+#include "snug/memory.h"
 #include "tests/support/tensors.h"
 
 namespace snug::testing {

@@ -1,7 +1,7 @@
 #pragma once
 // Moving a model to a device.
 
-#include "snug/run/device.h"
+#include "program/run/device.h"
 
 namespace snug::testing {
 

@@ -12,7 +12,7 @@
 
 #include <torch/torch.h>
 
-#include "snug/core/state.h"
+#include "snug/state.h"
 
 namespace snug::testing {
 

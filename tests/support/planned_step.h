@@ -10,10 +10,10 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/core/error.h"
-#include "snug/core/rng.h"
-#include "snug/memory/meter.h"
-#include "snug/remat/rematerialize.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/state.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
 

@@ -9,10 +9,10 @@
 
 #include <torch/torch.h>
 
-#include "snug/optim/sgd.h"
-#include "snug/precision/autocast.h"
-#include "snug/precision/grad_scaler.h"
-#include "snug/precision/master_weights.h"
+#include "snug/autocast.h"
+#include "snug/grad_scaler.h"
+#include "snug/precision.h"
+#include "snug/sgd.h"
 
 namespace snug::testing {
 

@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 #include <torch/torch.h>
 
-#include "snug/precision/autocast.h"
+#include "snug/autocast.h"
 
 namespace snug::testing::blocks {
 

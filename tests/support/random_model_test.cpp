@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "snug/memory/meter.h"
+#include "snug/memory.h"
 #include "tests/support/tensors.h"
 
 namespace snug::random_model_test {

@@ -12,8 +12,7 @@
 
 #include <torch/torch.h>
 
-#include "snug/accumulation/loss.h"
-#include "snug/accumulation/micro_batch.h"
+#include "snug/accumulation.h"
 
 namespace snug::testing {
 

@@ -10,8 +10,8 @@
 
 #include <fmt/format.h>
 
-#include "snug/core/error.h"
-#include "snug/core/file_system.h"
+#include "snug/core.h"
+#include "snug/file_system.h"
 
 namespace snug::testing {
 

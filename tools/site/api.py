@@ -8,10 +8,9 @@ import xml.etree.ElementTree as ElementTree
 # The filters make the comment that opens a header its own, comments of C contracts, and drop defaults that Sphinx cannot read.
 DOXYFILE = """
 PROJECT_NAME = snug
-INPUT = snug bindings/c/snug {out}/namespaces.dox
+INPUT = include/snug bindings/c/snug {out}/namespaces.dox
 FILE_PATTERNS = *.h *.dox
 RECURSIVE = YES
-EXCLUDE_PATTERNS = */detail/* */chart/*
 GENERATE_HTML = NO
 GENERATE_LATEX = NO
 GENERATE_XML = YES
@@ -35,11 +34,19 @@ EXCLUDE_SYMBOLS = *::detail::* detail
 FILTER_PATTERNS = */c.h="sed -e '1s#^#/** @file */ #' -e 's#^/\\* #/** #'" *.h="sed -e 's#^.pragma once#/** @file */#' -e 's# = [{{[][].][^;]*;#;#'"
 """
 
-TITLES = {
-    "c": "C interface", "step": "A training step", "activations": "Activations", "accumulation": "Accumulation", "memory": "Memory",
-    "precision": "Precision", "optim": "Optimizers", "distributed": "Several ranks", "remat": "Plans for activations",
-    "planner": "Planner", "data": "Data", "models": "Models", "exported": "Models from Python", "io": "Files", "report": "Reports",
-    "run": "Runs", "core": "Core", "kernels": "Kernels",
+# A page of the reference: its title and its headers. Headers that no page names are on the last one.
+PAGES = {
+    "c": ("C interface", []),
+    "step": ("A training step", ["stepper", "step_plan", "accumulation"]),
+    "memory": ("Memory and plans", ["memory", "plan", "checkpoint", "offload", "chunked_loss", "profile", "planner"]),
+    "precision": ("Precision", ["precision", "autocast", "grad_scaler", "precision_guard"]),
+    "optim": ("Optimizers", ["adamw", "sgd", "muon", "clip", "schedule", "lr_schedule", "step_in_backward", "stateful_optimizer", "fused_optimizer"]),
+    "data": ("Data and files", ["loader", "sampler", "snapshot", "safetensors", "file_system"]),
+    "distributed": ("Several ranks", ["distributed/process_group", "distributed/data_parallel", "distributed/sharded_optimizer",
+                                      "distributed/sync_batch_norm", "distributed/launch_environment"]),
+    "exported": ("Models from Python", ["exported/exported_module"]),
+    "core": ("Core", ["core", "state"]),
+    "more": ("More", []),
 }
 
 
@@ -121,7 +128,7 @@ def undocumented(root, xml):
                     yield f"{place.get('file')}:{place.get('line')}: {compound.get('kind')} {owner}"
             for member in compound.iter("memberdef"):
                 place = member.find("location")
-                if member.get("prot") != "public" or "/detail/" in place.get("file") or has_words(member) or needs_no_words(member, owner):
+                if member.get("prot") != "public" or has_words(member) or needs_no_words(member, owner):
                     continue
                 name = member.findtext("name")
                 text = (root / place.get("file")).read_text()
@@ -147,23 +154,21 @@ def unfinished(root):
 
 
 def public_headers(root):
-    """Module -> its headers, as installed."""
-    modules = {"c": [root / "bindings/c/snug/c.h"]}
-    for path in sorted((root / "snug").rglob("*.h")):
-        parts = path.relative_to(root / "snug").parts
-        if len(parts) == 2 and parts[0] != "chart":
-            modules.setdefault(parts[0], []).append(path)
-    return {module: modules[module] for module in TITLES if module in modules}
+    """Page -> its headers, as installed."""
+    folder = root / "include/snug"
+    left = {path.relative_to(folder).as_posix().removesuffix(".h"): path for path in sorted(folder.rglob("*.h")) if path.name != "snug.h"}
+    pages = {page: [left.pop(name) for name in names if name in left] for page, (_, names) in PAGES.items()}
+    pages["c"], pages["more"] = [root / "bindings/c/snug/c.h"], list(left.values())
+    return {page: headers for page, headers in pages.items() if headers}
 
 
 def write_pages(root, pages):
     """A page for each module, with each header's opening comment and its declarations. Returns the pages' names."""
     pages.mkdir(parents=True, exist_ok=True)
     for module, headers in public_headers(root).items():
-        text = [f"# {TITLES[module]}", ""]
+        text = [f"# {PAGES[module][0]}", ""]
         for header in headers:
-            name = header.relative_to(root).as_posix() if module != "c" else "bindings/c/snug/c.h"
-            text += [f"## {name.removeprefix('bindings/c/')}", "", head_comment(header.read_text()), "",
+            text += [f"## {header.relative_to(root / ('bindings/c' if module == 'c' else 'include')).as_posix()}", "", head_comment(header.read_text()), "",
                      f"```{{doxygenfile}} {header.name}", ":project: snug", f":sections: {SECTIONS}", "```", ""]
         (pages / f"{module}.md").write_text("\n".join(text))
     return list(public_headers(root))

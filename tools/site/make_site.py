@@ -24,7 +24,7 @@ GUIDE = {
     "Reference": ["program", "devices", "renamed"],
 }
 # What pages link to beside pages: shown as it is.
-LINKED = ("bindings", "examples", "python", "script", "snug", "tests", "tools", "cli", "LICENSE", "requirements.txt", "packages.txt")
+LINKED = ("bindings", "examples", "python", "script", "include", "src", "program", "tests", "tools", "LICENSE", "requirements.txt", "packages.txt")
 
 
 def toctree(caption, pages):

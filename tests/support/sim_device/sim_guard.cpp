@@ -6,7 +6,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "snug/remat/detail/operator_clock.h"
+#include "src/remat/operator_clock.h"
 #include "tests/support/sim_device/sim_allocator.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/sim_device/sim_generator.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "snug/memory/detail/device_memory.h"
+#include "src/memory/device_memory.h"
 #include "tests/support/sim_device/sim_allocator.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/sim_device/sim_stream.h"

@@ -1,0 +1,80 @@
+#pragma once
+// Muon: momentum, orthogonalised, for the matrices of a model; and AdamW for its other parameters, in the same
+// optimizer.
+//
+//   snug::Muon optimizer(snug::muon_groups(*model, {.lr = 0.02}, {.lr = 3e-4}));
+
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "snug/adamw.h"
+#include "snug/fused_optimizer.h"
+
+namespace snug {
+
+/// How the learning rate follows the shape [rows, columns] of a matrix.
+enum class MuonRate {
+  Original,       ///< times sqrt(max(1, rows / columns))
+  MatchRmsAdamW,  ///< times 0.2 sqrt(max(rows, columns)), so that rates of AdamW fit: Liu et al. 2025, arXiv:2502.16982
+};
+
+struct MuonOptions {
+  double lr = 1e-3;
+  double weight_decay = 0.1;  ///< decoupled from the gradient
+  double momentum = 0.95;
+  bool nesterov = true;
+  std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};  ///< of the Newton-Schulz iteration
+  double eps = 1e-7;                                                  ///< least norm that a matrix is divided by
+  int64_t ns_steps = 5;                                               ///< 0 to 99
+  MuonRate adjust_lr = MuonRate::Original;
+};
+
+/// The options of a group of matrices.
+struct MuonGroup : torch::optim::OptimizerCloneableOptions<MuonGroup> {
+  MuonGroup() = default;
+  explicit MuonGroup(MuonOptions given) : options(given) {}
+  double get_lr() const override { return options.lr; }
+  void set_lr(double lr) override { options.lr = lr; }
+
+  MuonOptions options;
+};
+
+/// Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon, as
+/// torch.optim.Muon computes it, with the same bits on a CPU: the momentum of a matrix is brought near the nearest
+/// matrix with orthogonal rows or columns by a few steps of Newton and Schulz, in BF16, and that is the update. State
+/// per matrix: momentum_buffer, 4 bytes an element instead of AdamW's 8. A group that holds torch::optim::AdamWOptions
+/// is updated, and saved, as by AdamW.
+/// One update takes, beside the state, workspace for the largest matrix of each group, see workspace_bytes(), and what
+/// LibTorch's products of matrices allocate by themselves; each shape is tried before anything is written. With a
+/// GradScaler, a step waits for the device. Its state stays in memory: keep_state_in() does nothing.
+class Muon : public FusedOptimizer {
+ public:
+  /// Throws ConfigError, naming the parameter or option, for an empty list, parameters that are not matrices (of two
+  /// dimensions) of floating point in a group of Muon's, or options out of range.
+  explicit Muon(std::vector<at::Tensor> matrices, MuonOptions options = {});
+  explicit Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups, MuonOptions options = {});
+
+  int64_t shard_multiple() const override { return 0; }
+  int64_t workspace_bytes() const override;
+
+ protected:
+  void make_state(ParameterState& state, const at::Tensor& parameter,
+                  const torch::optim::OptimizerOptions& options) const override;
+  void check_in_group(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const override;
+  std::function<void()> prepare(const Work& work) const override;
+  bool state_may_leave() const override { return false; }
+};
+
+/// Two groups: the trained matrices of a module, for Muon; and, for AdamW, its other trained parameters, the weights of
+/// torch::nn::Embedding, and what `by_adamw(name, parameter)` says. The output layer belongs to AdamW, too: say it
+/// there. Throws ConfigError if no matrix is left.
+std::vector<torch::optim::OptimizerParamGroup> muon_groups(
+    const torch::nn::Module& module, MuonOptions muon = {}, AdamWOptions adamw = {},
+    const std::function<bool(const std::string& name, const at::Tensor& parameter)>& by_adamw = {});
+
+}  // namespace snug

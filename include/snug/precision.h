@@ -1,0 +1,190 @@
+#pragma once
+// Precision: the floating-point type of the forward pass, and a choice of it by measurement.
+//
+//   const auto speed = snug::measure_matmul_speed(device);                    // once, under a tenth of a second
+//   snug::Precision p = snug::choose_precision(speed, device.type());         // 16 bits only where they are faster
+//
+// PrecisionScope: names a region of forward, so that dynamic precision can move it to FP32 when 16 bits overflow or
+// underflow there.
+//
+//   Tensor forward(Tensor x) {
+//     snug::PrecisionScope scope("blocks.3");     // parameters blocks.3.*
+//     return block->forward(x);
+//   }
+//
+// Gradient statistics: the sizes of the gradients of each parameter, as a histogram of their exponents, next to the
+// shares that are lost at both ends of a 16-bit type. They show why the loss is scaled. Take them every N steps,
+// between backward and the next zero_grad.
+//
+//   scaler.unscale_(optimizer);
+//   for (const auto& s : snug::gradient_statistics(model->named_parameters().pairs())) {
+//     log(s.name, s.zeros, s.exponents);
+//   }
+//
+// MasterWeights: FP32 copies of FP16 or BF16 parameters, for any optimizer to update. A step smaller than half of a
+// weight's last place (1 part in 256 for BF16) would be rounded away in the weight itself; in the master it counts.
+//
+//   model->to(torch::kBFloat16);
+//   snug::MasterWeights masters(model->parameters());
+//   torch::optim::SGD optimizer(masters.parameters(), 0.1);
+//   loss.backward();
+//   masters.gather_gradients();    // after each micro-batch: sums them in FP32
+//   optimizer.step();
+//   masters.scatter();
+//   optimizer.zero_grad();
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+namespace snug {
+
+enum class Precision {
+  Float32,
+  BFloat16,  ///< autocast to BF16; FP32 weights
+  Float16,   ///< autocast to FP16 with loss scaling; FP32 weights
+  Auto,      ///< measured once by choose_precision; never Float16 on a CPU
+};
+
+/// "float32", "bfloat16", "float16", "auto".
+std::string_view to_string(Precision);
+/// Throws ConfigError and lists the names.
+Precision precision_from_string(std::string_view name);
+/// The type to autocast to; Float32 gives kFloat. Throws ConfigError for Auto, which is a question, not an answer.
+c10::ScalarType compute_dtype(Precision);
+
+/// Billions of floating-point operations a second in square matrix products on the device. 0: the device has no
+/// products of that type, or is too slow to measure in time.
+struct MatmulSpeed {
+  double float32 = 0;
+  double bfloat16 = 0;
+  double float16 = 0;        ///< a small product, so that a CPU without FP16 instructions answers in milliseconds
+  double float32_small = 0;  ///< the same small product, to compare float16 with
+};
+/// Takes less than 100 ms, beside the time that libraries need to start, which the first training step would need as
+/// well.
+MatmulSpeed measure_matmul_speed(c10::Device device);
+
+/// Chooses the precision:
+/// - BFloat16 if its products are at least 1.2 times as fast as FP32's, because casts cost time too. It comes first,
+///   because it needs no loss scaling;
+/// - else Float16 if the same holds for it, on devices other than a CPU: GPUs before Ampere have fast FP16, but hardly
+///   any BF16;
+/// - else Float32.
+Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device);
+
+/// choose_precision of a measurement that is made once per device and process.
+Precision measured_precision(c10::Device device);
+
+/// The accuracy that LibTorch lets CUDA's matrix products give up for speed. The settings belong to the process.
+struct MatmulAccumulation {
+  bool fp16_reduction = true;      ///< partial sums of FP16 products may be added in FP16; LibTorch's default
+  bool bf16_reduction = true;      ///< the same for BF16
+  bool fp16_accumulation = false;  ///< FP16 products may sum in FP16 throughout
+  bool tf32 = false;               ///< FP32 products may round their inputs to TF32, which has a mantissa of 10 bits
+};
+/// The settings of this process now.
+MatmulAccumulation matmul_accumulation();
+
+/// From now on, in the whole process, 16-bit matrix products sum in FP32. FP32 products, those of convolutions
+/// included, use TF32 only if allowed. Changes nothing on most CPUs, whose 16-bit products sum in FP32 already.
+void accumulate_matmuls_in_fp32(bool allow_tf32 = false);
+
+/// Has an effect only inside a step of a Stepper with precision_guard, and only if the guard has moved the region.
+/// Autocast then casts to FP32 instead of to 16 bits, inputs that arrive in 16 bits included. Scopes nest; a scope
+/// inside a moved one moves with it.
+class [[nodiscard]] PrecisionScope final {
+ public:
+  /// `name`: the beginning of the names of the parameters used inside, up to a dot.
+  explicit PrecisionScope(std::string name);
+  ~PrecisionScope();
+  PrecisionScope(const PrecisionScope&) = delete;
+  PrecisionScope& operator=(const PrecisionScope&) = delete;
+
+ private:
+  class Full;
+  std::unique_ptr<Full> full_;
+};
+
+struct GradientStatistics {
+  static constexpr int kLowest = -40;  ///< exponents below are counted with it
+  static constexpr int kHighest = 20;  ///< exponents above are counted with it
+
+  std::string name;
+  int64_t elements = 0;
+  int64_t zeros = 0;       ///< exactly 0: dead units, unused rows, or underflow
+  int64_t non_finite = 0;  ///< infinite or NaN: overflow
+  /// The number of the other elements with |g| in [2^e, 2^(e+1)), for e from kLowest to kHighest.
+  std::array<int64_t, kHighest - kLowest + 1> exponents{};
+  /// Among the weights whose gradient is not 0, the share that a step did not change in 16 bits; see LostUpdates.
+  /// Empty: not measured.
+  std::optional<double> lost_updates;
+
+  /// Share of all elements with |g| * scale below `smallest`, zeros included. With `smallest` = 2^-24 for FP16, it is
+  /// the share that would become zero or nearly zero.
+  double share_below(double smallest, double scale = 1) const;
+};
+
+/// Statistics of the gradients of named parameters; parameters without a gradient are left out. Waits for the device
+/// once. One pass over each gradient, and an FP32 copy of one at a time.
+std::vector<GradientStatistics> gradient_statistics(
+    const std::vector<std::pair<std::string, at::Tensor>>& named_parameters);
+
+/// The part of a step that 16-bit weights lose, because it is less than half the distance between their values. FP32
+/// weights, masters or stochastic rounding avoid this loss. FP32 weights are rounded to `dtype` before they are
+/// compared.
+///
+///   auto statistics = snug::gradient_statistics(parameters);
+///   const snug::LostUpdates lost(parameters, torch::kBFloat16);
+///   optimizer.step();
+///   lost.add_to(statistics);
+class LostUpdates {
+ public:
+  /// Keeps a copy in `dtype`, kHalf or kBFloat16, of each parameter that has a gradient.
+  LostUpdates(const std::vector<std::pair<std::string, at::Tensor>>& named_parameters, c10::ScalarType dtype);
+
+  /// `statistics`: of the same parameters, with the same gradients. Waits for the device once.
+  void add_to(std::vector<GradientStatistics>& statistics) const;
+
+ private:
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> before_;
+};
+
+/// Micikevicius et al. 2018, arXiv:1710.03740, section 3.1. Parameters that are FP32 or FP64 already are their own
+/// masters.
+class MasterWeights {
+ public:
+  /// `low`: leaf tensors of a model; a tensor that is given twice counts once. Throws ConfigError, naming the index,
+  /// for types that are not floating point, or if `low` is empty.
+  explicit MasterWeights(std::vector<at::Tensor> low);
+
+  /// The masters, in the order of `low`: the parameters for the optimizer.
+  const std::vector<at::Tensor>& parameters() const { return masters_; }
+  /// The 16-bit (or own) parameters, in the same order.
+  const std::vector<at::Tensor>& low() const { return low_; }
+
+  /// Adds the gradients of the 16-bit parameters to those of their masters, in FP32, and drops them. Sparse gradients
+  /// stay sparse, coalesced.
+  void gather_gradients();
+
+  /// Rounds the masters into the 16-bit parameters. If the optimizer skipped its step, this writes the same values
+  /// again.
+  void scatter();
+
+ private:
+  std::vector<at::Tensor> low_;
+  std::vector<at::Tensor> masters_;
+};
+
+}  // namespace snug

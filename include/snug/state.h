@@ -1,0 +1,159 @@
+#pragma once
+// StateDict: named values that must survive a restart. Stateful: an object that gives and takes a StateDict.
+//
+//   snug::StateDict state;
+//   state.set("step", int64_t{12});
+//   state.set("momentum", tensor);
+//   int64_t step = state.get<int64_t>("step");     // throws CorruptFile and names the key if absent or of another type
+//
+// io/snapshot stores StateDicts and knows nothing of optimizers, scalers or samplers.
+//
+// RngState: the state of torch's default random generators, captured and restored. Exact resume is based on it.
+//
+//   const auto state = snug::RngState::capture();
+//   auto a = torch::rand(3);
+//   state.restore();
+//   auto b = torch::rand(3);   // equal to a
+//
+// The generators belong to the process: numbers that other threads draw between capture() and restore() are drawn again
+// afterwards.
+//
+// Which exceptions mean that there was no tensor memory.
+//
+// OtherState: what a language that snug is bound to keeps beside tensors' memory, and planning puts back.
+
+#include <any>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace snug {
+
+struct StateEntry;
+
+/// An ordered map from names to tensors, integers, doubles, booleans, strings or further StateDicts. Names are unique;
+/// order is that of the first `set`. Tensors are held by reference, as everywhere in torch: clone what will change.
+class StateDict {
+ public:
+  /// The types that an entry may have. A StateDict nests.
+  using Value = std::variant<at::Tensor, int64_t, double, bool, std::string, StateDict>;
+
+  StateDict();
+  StateDict(const StateDict&);
+  StateDict(StateDict&&) noexcept;
+  StateDict& operator=(const StateDict&);
+  StateDict& operator=(StateDict&&) noexcept;
+  ~StateDict();
+
+  /// Adds the entry, or replaces the value of the one that has this name.
+  void set(const std::string& name, Value value);
+
+  /// Whether there is an entry of this name; whether there is none at all; and the number of entries.
+  bool contains(const std::string& name) const;
+  bool empty() const;
+  size_t size() const;
+
+  /// Throws CorruptFile, with the name and the names that are there, if there is no such entry.
+  const Value& at(const std::string& name) const;
+
+  /// The entry as a T (one of Value's alternatives). Throws CorruptFile if absent or of another type.
+  template <class T>
+  const T& get(const std::string& name) const;
+
+  /// All entries, in order. Deleted for a temporary, which would not live as long as a range-for over its entries.
+  const std::vector<StateEntry>& entries() const&;
+  const std::vector<StateEntry>& entries() && = delete;
+
+ private:
+  std::vector<StateEntry> entries_;
+};
+
+/// A name and its value.
+struct StateEntry {
+  std::string name;
+  StateDict::Value value;
+};
+
+/// An object with state, seen from outside: `state` returns it; `load` checks and restores it. Made by hand, or by
+/// snug::stateful(x) for modules, optimizers, scalers and schedules.
+struct Stateful {
+  std::function<StateDict()> state;
+  std::function<void(const StateDict&)> load;
+};
+
+namespace detail {
+[[noreturn]] void throw_wrong_state_type(const std::string& name);
+}
+
+template <class T>
+const T& StateDict::get(const std::string& name) const {
+  const auto* value = std::get_if<T>(&at(name));
+  if (value == nullptr) {
+    detail::throw_wrong_state_type(name);
+  }
+  return *value;
+}
+
+/// State of the CPU's default generator and of the default generator of every device of the accelerator in use.
+class RngState {
+ public:
+  /// The state of all those generators now.
+  static RngState capture();
+  /// Puts them back into this state.
+  void restore() const;
+  /// Whether the generators are in this state now. Also false if another generator has come into use since.
+  bool is_current() const;
+  /// Whether both states give the same numbers. Also false if a generator came into use in between.
+  bool operator==(const RngState& other) const;
+
+  /// The state as bytes: an entry for the CPU, and one for each device.
+  StateDict state_dict() const;
+  /// Throws CorruptFile if an entry is missing or is no state of this torch's generator. Skips devices that are absent
+  /// on this machine.
+  static RngState from_state_dict(const StateDict&);
+
+ private:
+  struct Copies;  // of the generators
+  explicit RngState(std::shared_ptr<const Copies> copies) : copies_(std::move(copies)) {}
+  std::shared_ptr<const Copies> copies_;
+};
+
+/// The generators as a part of a snapshot.
+Stateful stateful_rng();
+
+/// Restores the generators, at the end of the scope, to their state at the guard's construction.
+class [[nodiscard]] RngGuard final {
+ public:
+  RngGuard() : state_(RngState::capture()) {}
+  ~RngGuard() { state_.restore(); }
+  RngGuard(const RngGuard&) = delete;
+  RngGuard& operator=(const RngGuard&) = delete;
+
+ private:
+  RngState state_;
+};
+
+/// Whether an exception says that a device or LibTorch ran out of tensor memory: c10::OutOfMemoryError, the c10::Error
+/// with which CUDA and its libraries report an allocation of their own that failed, what an interpreter (TorchScript,
+/// Python) makes of these, and LimitBelowUse.
+bool is_out_of_memory(const std::exception& error);
+
+/// In Python: `random`, numpy.random, and which tensors are the buffers of modules. `capture` is called on the thread
+/// of the step before it runs; what it returns is kept until nothing is put back any more. `restore` must not throw.
+struct OtherState {
+  std::function<std::any()> capture;
+  std::function<void(const std::any&)> restore;
+};
+/// From now on what planning puts back includes it, in this process.
+void set_other_state(OtherState state);
+/// The one that was set; its functions are empty where none was.
+const OtherState& other_state();
+
+}  // namespace snug

@@ -1,0 +1,108 @@
+#pragma once
+// Exhibit: a result that people look at, as numbers: curves or points over an axis, stacked bars, a table, or the
+// schedule of forward and backward. Each becomes a figure of a page (comparison_page.h), an image, and a file of CSV
+// that holds the numbers that are drawn.
+//
+//   const snug::cli::Exhibit exhibit{
+//       .file = "losses",
+//       .title = "Loss",
+//       .made = "1,000 epochs, seed 1",
+//       .content = snug::cli::Plot{.x = {.title = "epoch"}, .curves = {{.name = "FP32", .x = epochs, .y = losses}}}};
+//   std::string data = snug::cli::exhibit_csv(exhibit);
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "program/chart/bars.h"
+#include "program/chart/line.h"
+
+namespace snug::cli {
+
+using chart::Bar;
+using chart::Drawn;
+using chart::Quantity;
+
+struct PlotAxis {
+  std::string title;
+  Quantity quantity = Quantity::Number;
+  bool from_zero = false;  ///< show zero, too
+  double log_base = 0;     ///< 2 or 10: logarithmic, if all values are positive
+};
+
+struct Curve {
+  std::string name;
+  std::vector<double> x;  ///< ascending for lines
+  std::vector<double> y;  ///< one for each x; a line has a gap where it is not finite
+  Drawn drawn = Drawn::Line;
+  std::vector<std::string> labels = {};  ///< of the points, as many as there are; or none
+};
+
+struct Plot {
+  PlotAxis x = {};
+  PlotAxis y = {};
+  std::vector<Curve> curves = {};
+  bool wide = true;  ///< over the full width of the page
+};
+
+/// Amounts that add up, one bar each, all from the same zero.
+struct Bars {
+  Quantity quantity = Quantity::Number;
+  std::vector<std::string> parts =
+      {};  ///< from the left; "parameters", "activations" ... get their colours of the report
+  std::vector<Bar> bars = {};
+};
+
+struct Table {
+  std::vector<std::string> header = {};
+  std::vector<std::vector<std::string>> rows = {};  ///< each as long as the header
+};
+
+/// What a chain of blocks did, one after the other, in a forward and backward pass.
+struct BlockRun {
+  enum class What {
+    Forward,  ///< for the first time
+    Again,    ///< forward once more, as the result was dropped
+    Backward,
+  };
+  What what;
+  int64_t block;  ///< from 1
+  /// Not of Backward: place, among the runs, of the first one during which the result was no longer in memory.
+  int64_t kept_until = 0;
+  bool is_kept = false;  ///< not of Backward: the result was in memory when the forward pass was over
+};
+
+/// The same chain, gone through in several ways.
+struct Schedule {
+  struct Way {
+    std::string name;
+    std::vector<BlockRun> runs;  ///< in the order of time
+
+    int64_t runs_again() const;
+    /// Results of blocks that were in memory at once.
+    int64_t most_kept() const;
+  };
+
+  int64_t blocks = 0;
+  std::vector<Way> ways;
+};
+
+struct Exhibit {
+  std::string file;  ///< of the data, without .csv; letters, digits and dashes
+  std::string title;
+  std::string caption = {};  ///< behind the title: what is shown, in which unit
+  std::string made = {};     ///< how the numbers came about, in a line
+  std::variant<Plot, Bars, Table, Schedule> content;
+};
+
+/// The numbers that are drawn, with a header line; doubles read back bit for bit. RFC 4180, but for line feeds as line
+/// ends. Columns of curves: curve, x, y, label. Of bars: one for each part. Of a schedule: way, time (the place among
+/// the runs), run, block, kept until, kept by forward (1 or 0). The last column of all is `device`, on which it was
+/// measured.
+std::string exhibit_csv(const Exhibit& exhibit, const std::string& device);
+
+/// The figure as an SVG that stands by itself, for light and dark. Empty for a Table: comparison_markdown has its text.
+std::string exhibit_svg(const Exhibit& exhibit);
+
+}  // namespace snug::cli

@@ -1,0 +1,14 @@
+#pragma once
+// An exhibit as a figure of a page, with a line below it on how it was made and where its numbers are; or as an image.
+
+#include <string>
+
+#include "program/chart/figure.h"
+#include "program/compare/exhibit.h"
+
+namespace snug::cli {
+
+/// A Table has no image: that is empty.
+std::string exhibit_figure(const Exhibit& exhibit, chart::Medium medium = chart::Medium::Page);
+
+}  // namespace snug::cli

@@ -1,0 +1,331 @@
+// The fit experiment: the largest GPT that trains in a number of bytes, technique by technique; and a single sequence
+// that is too long for them.
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include "program/compare/deep_models.h"
+#include "program/compare/experiment.h"
+#include "program/compare/measure.h"
+#include "program/models/gpt.h"
+#include "program/run/device.h"
+#include "snug/adamw.h"
+#include "snug/checkpoint.h"
+#include "snug/core.h"
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
+#include "snug/step_in_backward.h"
+#include "snug/stepper.h"
+
+namespace snug::cli {
+namespace {
+
+using at::Tensor;
+
+struct Sizes {
+  c10::Device device;
+  int64_t limit, layers, context, batch, width_unit;
+};
+
+// Each has what the one before it has, and one thing more; but the last, whose gradients are gone as soon as they are
+// used, has no micro-batches.
+struct Rung {
+  const char* name;
+  bool splits = false;  // micro-batches of one sequence
+  bool checkpoints = false;
+  bool eight_bits = false;
+  bool updates_in_backward = false;  // and so the batch at once
+};
+
+constexpr std::array kRungs{
+    Rung{.name = "plain LibTorch"},
+    Rung{.name = "+ micro-batches of 1", .splits = true},
+    Rung{.name = "+ checkpointed blocks", .splits = true, .checkpoints = true},
+    Rung{.name = "+ 8-bit AdamW", .splits = true, .checkpoints = true, .eight_bits = true},
+    Rung{.name = "updates in backward, not micro-batches",
+         .checkpoints = true,
+         .eight_bits = true,
+         .updates_in_backward = true},
+};
+
+// 8-bit AdamW is for the CPU: elsewhere its line is left out, and the last one has AdamW.
+std::vector<Rung> rungs_on(c10::Device device) {
+  std::vector<Rung> rungs(kRungs.begin(), kRungs.end());
+  if (!device.is_cpu()) {
+    std::erase_if(rungs, [](const Rung& rung) { return rung.eight_bits && !rung.updates_in_backward; });
+    rungs.back().eight_bits = false;
+  }
+  return rungs;
+}
+
+class Training {
+ public:
+  Training(const Rung& rung, const Sizes& sizes, int64_t width)
+      : model_(GptOptions{.context = sizes.context, .layers = sizes.layers, .heads = width / 32, .width = width}) {
+    move_to(*model_, sizes.device);
+    if (rung.checkpoints) {
+      model_->set_block_runner([](const auto& block, Tensor x) { return checkpoint(block, std::move(x)); });
+    }
+    if (!rung.splits && !rung.updates_in_backward) {
+      optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters());
+    } else if (rung.eight_bits) {
+      optimizer_ = std::make_unique<AdamW8bit>(model_->parameters());
+    } else {
+      optimizer_ = std::make_unique<AdamW>(model_->parameters());
+    }
+    if (rung.updates_in_backward) {
+      in_backward_.emplace(dynamic_cast<FusedOptimizer&>(*optimizer_));
+    } else if (rung.splits) {
+      stepper_ = std::make_unique<Stepper>(model_, *optimizer_, StepperOptions{.micro_batch = 1});
+    }
+  }
+
+  /// The mean loss. `tokens`: [sequences, time].
+  double step(const Tensor& tokens) {
+    if (stepper_) {
+      return stepper_
+          ->step({tokens}, [&](const Batch& micro) { return Loss::mean(loss_of(micro[0]), micro[0].numel()); })
+          .loss();
+    }
+    optimizer_->zero_grad();
+    const Tensor loss = loss_of(tokens);
+    loss.backward();
+    if (!in_backward_) {
+      optimizer_->step();
+    }
+    return loss.item<double>();
+  }
+
+  const Gpt& model() const { return model_; }
+  const torch::optim::Optimizer& optimizer() const { return *optimizer_; }
+
+ private:
+  Tensor loss_of(const Tensor& tokens) {
+    return torch::nn::functional::cross_entropy(model_->forward(tokens).flatten(0, 1), tokens.flatten());
+  }
+
+  Gpt model_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::optional<StepInBackward> in_backward_;
+  std::unique_ptr<Stepper> stepper_;
+};
+
+Tensor tokens_of(const Sizes& sizes, int64_t sequences, int64_t time) {
+  return torch::randint(256, {sequences, std::min(time, sizes.context)}).to(sizes.device);
+}
+
+// A short step makes the optimizer's state; the one after it is like all that follow.
+bool trains(const Rung& rung, const Sizes& sizes, int64_t width) {
+  return fits(sizes.device, sizes.limit, [&] {
+    Training training(rung, sizes, width);
+    training.step(tokens_of(sizes, 1, 8));
+    // More micro-batches than two reach no higher than two.
+    training.step(tokens_of(sizes, rung.splits ? 2 : sizes.batch, sizes.context));
+  });
+}
+
+// The widest, in steps of width_unit, from one that is known to train.
+int64_t widest(const Rung& rung, const Sizes& sizes, int64_t from) {
+  const int64_t start = from / sizes.width_unit;
+  return sizes.width_unit *
+         (start + largest(200, [&](int64_t more) { return trains(rung, sizes, sizes.width_unit * (start + more)); }));
+}
+
+struct Result {
+  int64_t width = 0, parameters = 0;
+  double tokens_per_second = 0;
+  MemoryReport memory = {};
+};
+
+Result measure_rung(const Rung& rung, const Sizes& sizes, int64_t width) {
+  const MemoryLimit limit(sizes.device, Bytes(sizes.limit));
+  Training training(rung, sizes, width);
+  training.step(tokens_of(sizes, 1, 8));
+  const Tensor tokens = tokens_of(sizes, sizes.batch, sizes.context);
+  MemoryMeter meter(sizes.device);
+  meter.attach(*training.model());
+  meter.attach(training.optimizer());
+  const double seconds = seconds_of(sizes.device, [&] { training.step(tokens); });
+  Result result{
+      .width = width, .tokens_per_second = static_cast<double>(tokens.numel()) / seconds, .memory = meter.report()};
+  for (const Tensor& parameter : training.model()->parameters()) {
+    result.parameters += parameter.numel();
+  }
+  return result;
+}
+
+void ladder(Section& section, const Sizes& sizes) {
+  Bars sizes_bars{.quantity = Quantity::Count, .parts = {"number of parameters"}};
+  Bars memory{.quantity = Quantity::Bytes,
+              .parts = {"parameters", "gradients", "optimizer state", "activations", "workspace"}};
+  Table table{.header = {"technique", "width", "parameters", "against plain", "tokens/s"}};
+  int64_t width = sizes.width_unit;
+  double plain = 0, most = 0;
+  for (const Rung& rung : rungs_on(sizes.device)) {
+    width = widest(rung, sizes, width);
+    fmt::print("{}: {} wide\n", rung.name, width);
+    const Result result = measure_rung(rung, sizes, width);
+    const auto parameters = static_cast<double>(result.parameters);
+    plain = plain == 0 ? parameters : plain;
+    most = parameters;
+    sizes_bars.bars.push_back({rung.name,
+                               {parameters},
+                               fmt::format("{:.1f} x, {:.0f} tokens/s", parameters / plain, result.tokens_per_second)});
+    const MemoryReport& held = result.memory;
+    const auto number = [](int64_t bytes) { return static_cast<double>(bytes); };
+    memory.bars.push_back({rung.name,
+                           {number(held.parameters), number(held.gradients), number(held.optimizer_state),
+                            number(held.activations), number(held.workspace + held.outputs)},
+                           ""});
+    table.rows.push_back({rung.name, fmt::format("{}", result.width), fmt::format("{:.1f} M", parameters / 1e6),
+                          fmt::format("{:.2f} x", parameters / plain),
+                          fmt::format("{:.0f}", result.tokens_per_second)});
+  }
+  section.numbers = {{"Plain LibTorch", fmt::format("{:.1f} M", plain / 1e6), "parameters, the most that train"},
+                     {"snug", fmt::format("{:.1f} M", most / 1e6), "in the same bytes"},
+                     {"That is", fmt::format("{:.1f} x", most / plain), "the model"}};
+  section.findings.push_back(
+      fmt::format("In {} a GPT of {:.1f} M parameters trains with plain LibTorch, and one of {:.1f} M with snug; the "
+                  "batch is the same.",
+                  bytes_text(sizes.limit), plain / 1e6, most / 1e6));
+  const std::string made = fmt::format(
+      "GPTs of {} blocks, {} sequences of {} tokens a step, FP32; found by trying widths in steps of {} under a "
+      "MemoryLimit of {}.",
+      sizes.layers, sizes.batch, sizes.context, sizes.width_unit, bytes_text(sizes.limit));
+  section.exhibits.push_back(
+      {.file = "fit-parameters",
+       .title = "The largest GPT that trains",
+       .caption = fmt::format("within {} of tensors; each line but the last adds a technique", bytes_text(sizes.limit)),
+       .made = made,
+       .content = sizes_bars});
+  section.exhibits.push_back({.file = "fit-memory",
+                              .title = "What holds the memory at the peak",
+                              .caption = "of the largest GPT in each line",
+                              .made = made,
+                              .content = memory});
+  section.exhibits.push_back(
+      {.file = "fit-table", .title = "In numbers", .made = made + " Tokens/s of one step.", .content = table});
+}
+
+// A limit between what every block checkpointed takes and the least that a plan can do with, above the weights.
+int64_t limit_for_plans_alone(const StepProfile& profile, int64_t every_block) {
+  const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+  return (least + std::max(least, every_block)) / 2;
+}
+
+// One sequence cannot be split.
+void long_sequence(Section& section, const CompareFlags& flags) {
+  const DeepModel model = on_device(flags.quick ? deep_gpt(6, 128, 1024, 1) : deep_gpt(12, 256, 2048, 1), flags.device);
+  const std::vector<Tensor> parameters = model.parameters();
+  const Tensor input = model.input(1);
+  const std::vector<Technique> techniques = techniques_for(model);
+  const auto plain = [&] { return forward_under(techniques[0], model, input); };
+  const auto checkpointed = [&] { return forward_under(every_layer(techniques), model, input); };
+  const auto peak_of = [&](const std::function<Tensor()>& forward) {
+    return bytes_of_step(parameters, [&] { forward().backward(); }).peak;
+  };
+  const int64_t needed = peak_of(plain);
+  std::vector<Tensor> expected;
+  for (const Tensor& parameter : parameters) {
+    expected.push_back(parameter.grad().clone());
+  }
+  const int64_t every_block = peak_of(checkpointed);
+  drop_gradients(parameters);
+  const StepProfile profile = profile_step(plain);
+  const int64_t budget = limit_for_plans_alone(profile, every_block);
+  const ActivationPlan plan = plan_activations(profile, plain, Bytes(budget));
+  drop_gradients(parameters);
+  const int64_t before = live_bytes(flags.device).count();
+  const auto planned = [&] {
+    const Rematerialize scope(plan);
+    return plain();
+  };
+  Table table{.header = {"way", "peak of forward and backward", "in the limit", "gradients against plain"}};
+  const auto row = [&](const std::string& name, const std::function<Tensor()>& forward) {
+    const int64_t peak = peak_of(forward);
+    drop_gradients(parameters);
+    const bool ran = fits(flags.device, before + budget, [&] { forward().backward(); });
+    const bool same = ran && std::equal(parameters.begin(), parameters.end(), expected.begin(),
+                                        [](const Tensor& a, const Tensor& b) { return torch::equal(a.grad(), b); });
+    table.rows.push_back({name, bytes_text(peak), ran ? "trains" : "runs out of memory",
+                          !ran   ? ""
+                          : same ? "equal to the bit"
+                                 : "not equal"});
+    return ran;
+  };
+  const bool plain_ran = row("plain", plain);
+  const bool checkpointed_ran = row("every block checkpointed", checkpointed);
+  const bool plan_ran = row("automatic plan", planned);
+  const auto in_words = [](bool ran) { return ran ? "trains" : "runs out of memory"; };
+  section.findings.push_back(fmt::format(
+      "One sequence of a {}: plain training needs {} above the weights. Under {} it {}, with every block checkpointed "
+      "it {}, and under a plan it {}.",
+      model.what, bytes_text(needed), bytes_text(budget), in_words(plain_ran), in_words(checkpointed_ran),
+      in_words(plan_ran)));
+  section.exhibits.push_back(
+      {.file = "fit-sequence",
+       .title = "A single sequence that is too long",
+       .caption = fmt::format("limit: {} above the weights, gradients included", bytes_text(budget)),
+       .made = model.what + ", batch 1: there is nothing to split. The limit lies between the least that a plan can do "
+                            "with and, if that is more, what every block checkpointed takes.",
+       .content = table});
+}
+
+// Three steps of a GPT of 151 M parameters where plain LibTorch runs out: by 8-bit AdamW, and so on the CPU.
+void large_gpt(Section& section) {
+  const Sizes sizes{
+      .device = torch::kCPU, .limit = int64_t{2} << 30, .layers = 12, .context = 256, .batch = 2, .width_unit = 64};
+  constexpr int64_t kWidth = 1024;
+  const bool plain_fits = trains(kRungs[0], sizes, kWidth);
+  const MemoryLimit limit(sizes.device, Bytes(sizes.limit));
+  Training training(kRungs[3], sizes, kWidth);
+  const Tensor tokens = tokens_of(sizes, sizes.batch, sizes.context);
+  std::string losses;
+  for (int step = 0; step < 3; ++step) {
+    losses += fmt::format("{}{:.3f}", step == 0 ? "" : ", ", training.step(tokens));
+  }
+  section.findings.push_back(fmt::format(
+      "A GPT of 12 blocks, {} wide (151 M parameters), does three steps under {}: losses {}. Plain LibTorch {} there.",
+      kWidth, bytes_text(sizes.limit), losses, plain_fits ? "trains, too," : "runs out of memory"));
+}
+
+}  // namespace
+
+Section compare_fit(const CompareFlags& flags) {
+  Section section{.name = "fit",
+                  .title = "All together: what fits",
+                  .idea =
+                      "A number of bytes, and the largest model that trains within it, as one technique after the "
+                      "other is added; and what no micro-batch can help: one sample that does not fit."};
+  const Sizes sizes = flags.quick ? Sizes{.device = flags.device,
+                                          .limit = int64_t{200} << 20,
+                                          .layers = 6,
+                                          .context = 128,
+                                          .batch = 8,
+                                          .width_unit = 32}
+                                  : Sizes{.device = flags.device,
+                                          .limit = int64_t{1} << 30,
+                                          .layers = 12,
+                                          .context = 256,
+                                          .batch = 8,
+                                          .width_unit = 32};
+  ladder(section, sizes);
+  long_sequence(section, flags);
+  if (!flags.device.is_cpu()) {
+    section.findings.emplace_back(
+        "8-bit AdamW is for the CPU: the line that adds it and the GPT of 151 M parameters are left out, and updates in backward are AdamW's.");
+  } else if (!flags.quick) {
+    large_gpt(section);
+  }
+  return section;
+}
+
+}  // namespace snug::cli

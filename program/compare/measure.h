@@ -1,0 +1,73 @@
+#pragma once
+// How the experiments measure: times as ratios of two programs that take turns, and bytes as the allocator counts them.
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "program/compare/exhibit.h"
+#include "snug/memory.h"
+
+namespace snug::cli {
+
+/// Until the device has done it.
+double seconds_of(c10::Device device, const std::function<void()>& work);
+
+/// Of several runs.
+struct Spread {
+  double median = 0, low = 0, high = 0;
+};
+Spread spread_of(const std::vector<double>& values);
+
+class Turns {
+ public:
+  Turns() = default;
+  /// `times[i]`: seconds of program i, round by round.
+  explicit Turns(std::vector<std::vector<double>> times) : times_(std::move(times)) {}
+
+  Spread seconds(size_t program) const;
+
+  /// Of a program's time to another's, taken in the same round.
+  Spread ratio(size_t program, size_t to = 0) const;
+
+ private:
+  std::vector<std::vector<double>> times_;
+};
+
+/// Runs all programs once to warm up, then in `rounds` rounds, every second one backwards; a program returns its
+/// seconds.
+Turns take_turns(const std::vector<std::function<double()>>& programs, int64_t rounds);
+
+/// "1.46 (1.31 to 1.52)"
+std::string str(const Spread& spread);
+
+/// Forward and backward, with the gradients dropped before; on the device of the parameters.
+struct StepBytes {
+  int64_t peak = 0;         ///< above the level before the step
+  int64_t activations = 0;  ///< the same, less the bytes of all gradients
+};
+StepBytes bytes_of_step(const std::vector<at::Tensor>& parameters, const std::function<void()>& step);
+
+void drop_gradients(const std::vector<at::Tensor>& parameters);
+int64_t bytes_of(const std::vector<at::Tensor>& tensors);
+
+/// Whether `work` stays within `bytes` of live tensor memory on the device.
+bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work);
+
+/// The largest value in [1, most] of which `works` is true, if it is true of all smaller ones; 0: of none. Tries about
+/// 2 log2(result) values.
+int64_t largest(int64_t most, const std::function<bool(int64_t)>& works);
+
+/// "2 threads on AMD EPYC, LibTorch 2.13.0, 2026-11-21, device cpu"
+std::string machine(c10::Device device);
+
+/// "1.5 MiB" of a number of bytes, "12.3 %" of a share.
+std::string bytes_text(int64_t bytes);
+std::string percent(double share);
+
+}  // namespace snug::cli

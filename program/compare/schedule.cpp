@@ -1,0 +1,205 @@
+#include "program/compare/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <torch/library.h>
+#include <torch/torch.h>
+
+#include "program/compare/deep_models.h"
+#include "program/compare/measure.h"
+#include "snug/core.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
+
+namespace snug::cli {
+namespace {
+
+using at::Tensor;
+using What = BlockRun::What;
+
+constexpr int64_t kBlocks = 12, kItems = 256, kBlockWidth = 64;
+
+class Recorder;
+Recorder* recorder = nullptr;  // one at a time, whichever thread backward runs on
+
+// Writes down what the blocks do while it lives. The last result that a block makes is the one that others may hold.
+class Recorder {
+ public:
+  Recorder() { recorder = this; }
+  ~Recorder() { recorder = nullptr; }
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  void went_forward(int64_t block, const Tensor& result) {
+    look();
+    const bool is_first =
+        std::none_of(runs_.begin(), runs_.end(), [&](const BlockRun& run) { return run.block == block; });
+    runs_.push_back({is_first ? What::Forward : What::Again, block});
+    results_.emplace_back(runs_.size() - 1, result.storage().getWeakStorageImpl());
+  }
+
+  void forward_is_over() {
+    look();
+    for (const auto& [run, result] : results_) {
+      runs_[run].is_kept = true;
+    }
+  }
+
+  void went_backward(int64_t block) {
+    look();
+    runs_.push_back({What::Backward, block});
+  }
+
+  std::vector<BlockRun> runs() {
+    look();
+    return runs_;
+  }
+
+ private:
+  // Results that are gone by now were there until the last run.
+  void look() {
+    std::erase_if(results_, [&](const auto& result) {
+      if (!result.second.expired()) {
+        return false;
+      }
+      runs_[result.first].kept_until = static_cast<int64_t>(runs_.size());
+      return true;
+    });
+  }
+
+  std::vector<BlockRun> runs_;
+  std::vector<std::pair<size_t, c10::weak_intrusive_ptr<c10::StorageImpl>>> results_;  // that are in memory
+};
+
+// The matrix product of a block is an operator of its own, so that its runs are seen also where operators run again
+// without the code of the model, as under an automatic plan.
+Tensor run_block(const Tensor& x, const Tensor& weight, int64_t block) {
+  Tensor result = at::mm(x, weight);
+  if (recorder != nullptr) {
+    recorder->went_forward(block, result);
+  }
+  return result;
+}
+
+TORCH_LIBRARY(snug_compare, library) { library.def("block(Tensor x, Tensor weight, int block) -> Tensor"); }
+
+TORCH_LIBRARY_IMPL(snug_compare, CompositeExplicitAutograd, library) { library.impl("block", run_block); }
+
+class Product : public torch::autograd::Function<Product> {
+ public:
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        int64_t block) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("snug_compare::block", "")
+                               .typed<Tensor(const Tensor&, const Tensor&, int64_t)>();
+    context->save_for_backward({x, weight});
+    context->saved_data["block"] = block;
+    return op.call(x, weight, block);
+  }
+
+  static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, const std::vector<Tensor>& gradients) {
+    const std::vector<Tensor> saved = context->get_saved_variables();  // what was dropped is made again in here
+    if (recorder != nullptr) {
+      recorder->went_backward(context->saved_data["block"].toInt());
+    }
+    return {gradients[0].mm(saved[1].t()), saved[0].t().mm(gradients[0]), Tensor()};
+  }
+};
+
+DeepModel chain() {
+  torch::manual_seed(1);
+  const auto module = std::make_shared<torch::nn::Module>();
+  DeepModel model{.name = "blocks", .what = "a chain of equal blocks", .module = module, .layers = {}, .batch = kItems};
+  for (int64_t block = 1; block <= kBlocks; ++block) {
+    const Tensor weight = module->register_parameter(
+        fmt::format("weight{}", block), torch::randn({kBlockWidth, kBlockWidth}) * std::sqrt(2.0 / kBlockWidth));
+    model.layers.emplace_back([weight, block](const Tensor& x) { return Product::apply(x, weight, block).relu_(); });
+  }
+  model.input = [](int64_t items) { return torch::randn({items, kBlockWidth}); };
+  model.loss = [](const Tensor& x, const Layer& run) { return run(x).square().mean(); };
+  return model;
+}
+
+Schedule::Way recorded(const std::string& name, const DeepModel& model, const std::function<Tensor()>& forward) {
+  drop_gradients(model.parameters());
+  Recorder here;
+  const Tensor loss = forward();
+  here.forward_is_over();
+  loss.backward();
+  return {.name = name, .runs = here.runs()};
+}
+
+struct NamedPlan {
+  std::string name;
+  ActivationPlan plan;
+};
+
+// The fastest that takes no more bytes than sqrt(n) segments, which are `forward`; or than the least that a plan needs,
+// if that is more.
+NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, const DeepModel& model,
+                                        const std::function<Tensor()>& plain) {
+  const std::vector<Tensor> parameters = model.parameters();
+  const int64_t bytes = bytes_of_step(parameters, [&] { forward().backward(); }).peak;
+  drop_gradients(parameters);
+  const StepProfile profile = profile_step(plain);
+  const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const std::string times =
+      least > bytes ? fmt::format("{:.2f} times ", static_cast<double>(least) / static_cast<double>(bytes)) : "";
+  return {.name = fmt::format("automatic, in {}the bytes of sqrt(n) segments", times),
+          .plan = {profile, Bytes(std::max(bytes, least))}};
+}
+
+}  // namespace
+
+Schedule recorded_schedule(c10::Device device) {
+  const DeepModel model = on_device(chain(), device);
+  const Tensor input = model.input(model.batch);
+  const std::vector<Technique> techniques = techniques_for(model);
+  const auto way = [&](const std::string& begin) -> std::function<Tensor()> {
+    const auto technique = std::find_if(techniques.begin(), techniques.end(), [&](const Technique& t) {
+      return t.name == begin || t.label.starts_with(begin);
+    });
+    if (technique == techniques.end()) {
+      throw Error(fmt::format("compare: no technique begins with '{}'; see techniques_for", begin));
+    }
+    return [&model, input, technique = *technique] { return forward_under(technique, model, input); };
+  };
+  const std::function<Tensor()> plain = way("plain"), segments = way("sqrt(n)");
+  const NamedPlan automatic = plan_in_the_bytes_of_segments(segments, model, plain);
+  const auto planned = [&] {
+    const Rematerialize scope(automatic.plan);
+    return plain();
+  };
+  return {.blocks = kBlocks,
+          .ways = {recorded("plain", model, plain), recorded("sqrt(n) segments", model, segments),
+                   recorded("nested", model, way("nested")), recorded(automatic.name, model, planned)}};
+}
+
+Exhibit schedule_exhibit(Schedule schedule) {
+  return {
+      .file = "checkpointing-schedule",
+      .title = "What is kept, dropped and run again",
+      .caption = "a chain of equal blocks, forward and backward",
+      .made = fmt::format("{} blocks of a matrix product and ReLU, which wrote down when they ran and how long their "
+                          "results were in memory; {} x {} numbers each.",
+                          schedule.blocks, kItems, kBlockWidth),
+      .content = std::move(schedule)};
+}
+
+std::string schedule_finding(const Schedule& schedule) {
+  std::string text = fmt::format("{} equal blocks, recorded:", schedule.blocks);
+  for (const Schedule::Way& way : schedule.ways) {
+    text += fmt::format("{} {}: at most {} results in memory, {} runs again", &way == &schedule.ways.front() ? "" : ";",
+                        way.name, way.most_kept(), way.runs_again());
+  }
+  return text + ".";
+}
+
+}  // namespace snug::cli

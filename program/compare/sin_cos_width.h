@@ -1,0 +1,13 @@
+#pragma once
+// The sin-cos experiment with ever wider networks.
+
+#include <cstdint>
+
+#include "program/compare/experiment.h"
+
+namespace snug::cli {
+
+/// Adds time of an epoch in FP32 over that in BF16, for ever wider networks.
+void sweep_two_tasks_width(Section& section, const CompareFlags& flags, int64_t points);
+
+}  // namespace snug::cli

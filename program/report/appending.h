@@ -1,0 +1,19 @@
+#pragma once
+// Appending to logs: one write per piece, so that a kill leaves whole pieces. Internal to report.
+
+#include <filesystem>
+#include <string_view>
+
+#include "snug/core.h"
+
+namespace snug::detail {
+
+/// "RunLog.write: run/log.jsonl: No space left on device"; `reason` is an errno.
+Error system_error(std::string_view where, const std::filesystem::path& path, int reason);
+
+/// Appends `bytes` with one write, or more where the system takes fewer at once, handed to the operating system when
+/// this returns. Throws Error (disk full ...), naming `who`.write and the path of the open file; bytes that were
+/// written are then removed again.
+void append_whole(int file, std::string_view bytes, std::string_view who, const std::filesystem::path& path);
+
+}  // namespace snug::detail

@@ -1,0 +1,31 @@
+#pragma once
+// The files of a run in its folder.
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "program/report/run_log.h"
+#include "program/run/config.h"
+
+namespace snug::detail {
+
+/// Whether `out` has content, so that no run may begin there. A folder of a run that was killed before its log existed
+/// counts as empty.
+bool holds_something(const std::filesystem::path& out);
+
+/// Removes unfinished files of a kill. Only the one process that writes may call this and the next two functions, and
+/// not while a snapshot is written behind.
+void remove_rest_of_a_kill(const std::filesystem::path& out);
+
+/// The log, cut back to `step`. Unfinished files of a kill are removed.
+RunLog cut_log(const TrainConfig& config, int64_t step);
+
+/// The same, with the settings that may change as they are now.
+RunLog resume_log(const TrainConfig& config, int64_t step);
+
+/// The validation loss that was measured after `step`, the last one of a run: it is in the log before the snapshot is
+/// made.
+std::optional<double> logged_validation_loss(const std::filesystem::path& out, int64_t step);
+
+}  // namespace snug::detail

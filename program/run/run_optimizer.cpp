@@ -1,0 +1,103 @@
+#include "program/run/run_optimizer.h"
+
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "snug/adamw.h"
+#include "snug/core.h"
+#include "snug/distributed/sharded_optimizer.h"
+#include "snug/muon.h"
+#include "snug/sgd.h"
+
+namespace snug::detail {
+namespace {
+
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+constexpr double kBeta1 = 0.9, kBeta2 = 0.99, kMomentum = 0.9;
+
+std::unique_ptr<torch::optim::OptimizerOptions> options_of(const TrainConfig& config, double weight_decay) {
+  if (config.optimizer == OptimizerChoice::Sgd) {
+    return std::make_unique<torch::optim::SGDOptions>(
+        torch::optim::SGDOptions(config.lr).momentum(kMomentum).weight_decay(weight_decay));
+  }
+  if (config.optimizer == OptimizerChoice::Adam) {
+    return std::make_unique<torch::optim::AdamOptions>(
+        torch::optim::AdamOptions(config.lr).betas({kBeta1, kBeta2}).weight_decay(weight_decay));
+  }
+  return std::make_unique<torch::optim::AdamWOptions>(
+      torch::optim::AdamWOptions(config.lr).betas({kBeta1, kBeta2}).weight_decay(weight_decay));
+}
+
+// Biases and norms are not decayed: GPT recipes usually decay only matrices, embeddings among them.
+Groups parameter_groups(const torch::nn::Module& model, const TrainConfig& config) {
+  if (config.optimizer == OptimizerChoice::Muon) {  // with steps of AdamW's size, so that one learning rate fits both
+    return muon_groups(model,
+                       {.lr = config.lr, .weight_decay = config.weight_decay, .adjust_lr = MuonRate::MatchRmsAdamW},
+                       {.lr = config.lr, .beta1 = kBeta1, .beta2 = kBeta2, .weight_decay = 0});
+  }
+  std::vector<at::Tensor> matrices;
+  std::vector<at::Tensor> others;
+  for (const at::Tensor& parameter : model.parameters()) {
+    (parameter.dim() >= 2 ? matrices : others).push_back(parameter);
+  }
+  Groups groups;
+  groups.emplace_back(std::move(matrices), options_of(config, config.weight_decay));
+  groups.emplace_back(std::move(others), options_of(config, 0.0));
+  return groups;
+}
+
+std::unique_ptr<FusedOptimizer> optimizer_of(const TrainConfig& config, const Groups& groups) {
+  switch (config.optimizer) {
+    case OptimizerChoice::AdamW:
+      break;
+    case OptimizerChoice::AdamW8bit:
+      return std::make_unique<AdamW8bit>(groups, AdamW8bitOptions{.split_weights = config.splits_weights()});
+    case OptimizerChoice::Adam:
+      return std::make_unique<Adam>(groups);
+    case OptimizerChoice::Sgd:
+      return std::make_unique<SGD>(groups);
+    case OptimizerChoice::Muon:
+      return std::make_unique<Muon>(groups);
+  }
+  return std::make_unique<AdamW>(groups);
+}
+
+}  // namespace
+
+RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
+                           const std::shared_ptr<ProcessGroup>& group)
+    : scratch_(config.out) {
+  if (config.optimizer == OptimizerChoice::AdamW8bit && !device.is_cpu()) {
+    throw ConfigError(
+        fmt::format("train: the optimizer {} runs on the CPU only, and the device is {}; give --device "
+                    "cpu, or begin a run with another --optimizer",
+                    to_string(config.optimizer), device.str()));
+  }
+  const auto make = [&config](const Groups& groups) { return optimizer_of(config, groups); };
+  const auto groups = parameter_groups(model, config);
+  if (config.shard_optimizer && group != nullptr) {
+    optimizer_ = std::make_unique<ShardedOptimizer>(groups, group, make);
+  } else {
+    optimizer_ = make(groups);
+  }
+}
+
+int64_t RunOptimizer::state_bytes_to_come() const {
+  return dynamic_cast<const StatefulOptimizer&>(*optimizer_).state_bytes_to_come();
+}
+
+void RunOptimizer::while_whole(const std::function<void()>& save) {
+  auto* sharded = dynamic_cast<ShardedOptimizer*>(optimizer_.get());
+  if (sharded != nullptr) {
+    sharded->consolidate(0, scratch_);
+  }
+  save();
+  if (sharded != nullptr) {
+    sharded->release();
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,39 @@
+#pragma once
+// RunOptimizer: the optimizer of a training run, on several ranks in shares if the run asks for it.
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "program/run/config.h"
+#include "snug/distributed/process_group.h"
+
+namespace snug::detail {
+
+class RunOptimizer {
+ public:
+  /// `group`: null for a run on one rank. Throws ConfigError for an optimizer that cannot update parameters on
+  /// `device`.
+  RunOptimizer(const torch::nn::Module& model, const TrainConfig& config, c10::Device device,
+               const std::shared_ptr<ProcessGroup>& group);
+
+  torch::optim::Optimizer& operator*() const { return *optimizer_; }
+  torch::optim::Optimizer* operator->() const { return optimizer_.get(); }
+
+  /// What this rank's first step allocates for the state.
+  int64_t state_bytes_to_come() const;
+
+  /// On every rank: calls `save` while rank 0 has the whole state. The state lies in files of the run folder, so that
+  /// it does not break a memory limit that the steps keep.
+  void while_whole(const std::function<void()>& save);
+
+ private:
+  std::filesystem::path scratch_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+}  // namespace snug::detail

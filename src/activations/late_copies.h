@@ -1,0 +1,123 @@
+#pragma once
+// LateCopies: the moment at which offload copies the memory of a saved tensor.
+//
+// By itself autograd keeps an alias of a saved tensor. The alias sees later writes that autograd does not count: writes
+// to other parts of an unsafe_chunk, as in recurrent layers; writes through .data(); writes to an argument that is
+// saved before the kernel fills it, such as RReLU's noise. A copy must have these values too. Therefore the memory is
+// held until the next operator that does not write to it, and is copied just before that operator runs; no other memory
+// is needed earlier. If an operator writes to memory that was copied and is still in use, the memory is held and copied
+// once more. Operators of other threads, and operators after the scope, are not seen.
+
+#include <compare>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
+
+#include "src/core/has_bytes.h"
+#include "src/memory/held.h"
+#include "src/memory/operator_mode.h"
+
+namespace snug::detail {
+
+class LateCopies;
+
+/// A part of a storage: `count` elements of a type, from element `begin` on.
+struct StoragePart {
+  c10::ScalarType dtype = c10::ScalarType::Byte;
+  int64_t begin = 0;
+  int64_t count = 0;
+  auto operator<=>(const StoragePart&) const = default;
+};
+
+/// A saved part of a storage, shared by all tensors that were saved from it. Holds the memory or has a copy. Any thread
+/// may use it.
+class LateCopy {
+ public:
+  /// `tensor` has bytes; they are held at first. `copies` must outlive this object.
+  LateCopy(LateCopies& copies, const at::Tensor& tensor, const StoragePart& part);
+  virtual ~LateCopy();
+  LateCopy(const LateCopy&) = delete;
+  LateCopy& operator=(const LateCopy&) = delete;
+
+  /// Makes the copy, if there is none, and releases the memory. Throws whatever copy() throws; the memory is then still
+  /// held.
+  void make();
+  /// Makes no copy from now on.
+  void keep();
+
+ protected:
+  /// Makes the copy. Returns false if the memory must be kept as it is. Called without gradient mode, and no policy
+  /// sees its operators.
+  virtual bool copy(const c10::Storage& memory) = 0;
+  /// Forgets the copy. The memory that was copied may be written as soon as this returns.
+  virtual void forget() = 0;
+
+  /// The memory, if it is held; nullptr if there is a copy. For the holder of `mutex`.
+  const c10::Storage& memory() const { return memory_; }
+  const StoragePart& part() const { return part_; }
+
+  mutable std::mutex mutex;  // guards copy and memory
+
+ private:
+  friend class LateCopies;
+  enum class State { Held, Copied, Kept };
+
+  const c10::StorageImpl* name() const { return storage_._unsafe_get_target(); }
+  bool is_held() const;
+  /// `memory` is being written, or was. Returns true if there was a copy; the memory is then held again.
+  bool is_written_to(const c10::Storage& memory);
+  /// Another tensor was saved from the memory. Returns true if somebody has written to it unseen; it is then held
+  /// again.
+  bool add(const at::Tensor& tensor);
+  // The caller holds the mutex for the next two.
+  bool hold_again(const c10::Storage& memory);
+  void hold(const c10::Storage& memory);
+
+  LateCopies& copies_;
+  const StoragePart part_;
+  // Does not hold the memory, but keeps its address from being given to other memory.
+  const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
+  State state_ = State::Held;
+  c10::Storage memory_;                // unless Copied
+  std::optional<c10::Stream> stream_;  // that the values of memory are computed on
+  std::vector<WriteCount> writes_;     // of the tensors, one for each counter that they have
+};
+
+/// All copies of one policy. An OperatorScope shows it the operators of the thread whose saved tensors the policy gets.
+class LateCopies final : public OperatorPolicy {
+ public:
+  void call(const OperatorCall& call, Stack& stack) override;
+  void unseen_write(const at::Tensor& tensor) override {
+    if (has_bytes(tensor)) {
+      hold_again(tensor.storage());
+    }
+  }
+
+  /// The LateCopy of this part of the tensor's storage; nullptr if there is none.
+  std::shared_ptr<LateCopy> find(const at::Tensor& tensor, const StoragePart& part);
+  void add(const std::shared_ptr<LateCopy>& copy);
+  /// The end of the scope: no operator is seen from now on. Memory of which no copy can be made is kept.
+  void make_all() noexcept;
+
+ private:
+  friend class LateCopy;
+  void make_but(const std::vector<c10::Storage>& written);
+  void hold_again(const c10::Storage& memory);
+  std::vector<std::shared_ptr<LateCopy>> copies_of(const c10::StorageImpl* name) const;
+  void forget(const LateCopy& dead);
+
+  mutable std::mutex mutex_;  // guards of_storage_
+  // Ordered by part: a loop over the steps of a sequence may save thousands of parts of one storage, and a save must
+  // not visit them all.
+  std::unordered_map<const c10::StorageImpl*, std::map<StoragePart, std::weak_ptr<LateCopy>>> of_storage_;
+  std::vector<std::weak_ptr<LateCopy>> held_;  // for the thread whose operators are seen
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,103 @@
+#include "src/activations/offload_store.h"
+
+#include <mutex>
+#include <utility>
+
+#include <ATen/DeviceAccelerator.h>
+#include <unistd.h>
+
+namespace snug::detail {
+namespace {
+
+void add(OffloadReport& sum, const OffloadReport& one) {
+  sum.bytes_out += one.bytes_out;
+  sum.bytes_back += one.bytes_back;
+  sum.bytes_kept += one.bytes_kept;
+  sum.failed_writes += one.failed_writes;
+  sum.failure = one.failure.empty() ? sum.failure : one.failure;
+}
+
+// After fork() a child has no thread for the file, and the file belongs to the parent. So a child gets a store of its
+// own.
+class ByDevice final : public OffloadStore {
+ public:
+  explicit ByDevice(OffloadOptions options) : options_(std::move(options)) {
+    if (!options_.directory.empty()) {
+      on_cpu_ = make_spill_store(options_);
+    }
+  }
+
+  ~ByDevice() override { leave_to_parent(); }
+
+  std::unique_ptr<StoredAway> store(const c10::Storage& storage) override {
+    OffloadStore* const of_device = of(storage.device());
+    return of_device == nullptr ? nullptr : of_device->store(storage);
+  }
+
+ private:
+  OffloadReport transfers() const override {
+    const std::lock_guard lock(mutex_);
+    OffloadReport sum;
+    for (const auto* store : {on_cpu_.get(), on_accelerators_.get()}) {
+      if (store != nullptr) {
+        add(sum, store->report());
+      }
+    }
+    return sum;
+  }
+
+  OffloadStore* of(c10::Device device) {
+    const std::lock_guard lock(mutex_);
+    if (device.is_cpu()) {
+      leave_to_parent();
+      return (on_cpu_ ? on_cpu_ : on_cpu_ = make_spill_store(options_)).get();
+    }
+    if (at::isAccelerator(device.type())) {
+      return (on_accelerators_ ? on_accelerators_ : on_accelerators_ = make_pinned_store(options_)).get();
+    }
+    return nullptr;
+  }
+
+  // In a child the parent's store is never destroyed: graphs that the parent made may need it, and its destructor would
+  // wait for a thread that is not there.
+  void leave_to_parent() {
+    const pid_t now = ::getpid();
+    if (std::exchange(process_, now) != now) {
+      (void)on_cpu_.release();
+    }
+  }
+
+  const OffloadOptions options_;
+  mutable std::mutex mutex_;  // guards what follows
+  pid_t process_ = ::getpid();
+  std::unique_ptr<OffloadStore> on_cpu_;
+  std::unique_ptr<OffloadStore> on_accelerators_;
+};
+
+}  // namespace
+
+void OffloadStore::count_failure(int64_t bytes, const std::string& why) {
+  const std::lock_guard lock(failures_mutex_);
+  add(failures_, {.bytes_kept = bytes, .failed_writes = 1, .failure = why});
+}
+
+OffloadReport OffloadStore::report() const {
+  OffloadReport sum = transfers();
+  const std::lock_guard lock(failures_mutex_);
+  add(sum, failures_);
+  return sum;
+}
+
+std::unique_ptr<OffloadStore> make_offload_store(const OffloadOptions& options) {
+  return std::make_unique<ByDevice>(options);
+}
+
+std::unique_ptr<OffloadStore> make_offload_store(const OffloadLink& link) {
+  OffloadOptions options{.min_bytes = Bytes(0)};
+  if (link.kind == OffloadLink::Kind::File) {
+    options.directory = spill_folder(link.directory);
+  }
+  return make_offload_store(options);
+}
+
+}  // namespace snug::detail

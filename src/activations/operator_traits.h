@@ -1,0 +1,94 @@
+#pragma once
+// The effects of an operator on its operands: from its schema, and from a list of effects that schemas do not show.
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "src/memory/operator_mode.h"
+
+namespace snug::detail {
+
+/// The arguments lie on top of the stack.
+class Arguments {
+ public:
+  Arguments(const c10::OperatorHandle& op, Stack& stack)
+      : count_(op.schema().arguments().size()), first_(stack.data() + (stack.size() - count_)) {}
+
+  size_t size() const { return count_; }
+  c10::IValue& operator[](size_t i) const { return first_[i]; }
+  c10::IValue* begin() const { return first_; }
+  c10::IValue* end() const { return first_ + count_; }
+
+ private:
+  size_t count_;
+  c10::IValue* first_;
+};
+
+struct OperatorTraits {
+  std::vector<size_t> written;  ///< arguments that are written
+  std::vector<size_t>
+      statistics;     ///< running statistics, which are written where `training` says so, though the schema does not
+  int training = -1;  ///< that argument; -1: always
+  bool is_random = false;        ///< may draw from a generator
+  int dropout = -1;              ///< the argument with the probability, if it then draws nothing for 0
+  int train = -1;                ///< the argument that says whether it draws
+  int stream = -1;               ///< the argument that names a stream, as record_stream() has; it writes nothing
+  bool is_view = false;          ///< only looks at the memory of an argument in another way
+  bool reads_no_values = false;  ///< looks at the shape and the kind of its arguments only, as zeros_like does
+  bool has_own_state = false;    ///< draws from a state that it keeps and moves itself, and no generator tells of
+  bool may_normalise = false;    ///< batch normalisation: see reads_batch_statistics()
+  bool is_collective = false;    ///< writes to its arguments, though its schema does not say so
+
+  /// The arguments that this call writes.
+  std::vector<size_t> written_by(const Arguments& arguments) const;
+  /// Whether this call draws from a generator.
+  bool draws(const Arguments& arguments) const;
+  /// Whether this call normalises by the statistics of several items. Instance normalisation calls the same operators
+  /// with one item.
+  bool reads_batch_statistics(const Arguments& arguments) const;
+  /// Whether this call draws numbers that nobody can draw again.
+  bool draws_from_own_state(const Arguments& arguments) const;
+
+ private:
+  bool has_dropout(const Arguments& arguments) const;
+};
+
+const OperatorTraits& traits_of(const c10::OperatorHandle& op);
+
+/// Whether a byte tensor that autograd saves is the workspace of a recurrent layer, in which some bytes are never
+/// filled. `producer` is the operator that made it.
+bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor);
+
+/// Calls f(Tensor&) for each defined tensor in `value`, which may be a tensor, a list of tensors, or something else.
+template <class F>
+void visit_tensors_in(const c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) {
+      f(value.toTensor());
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      f(tensor);
+    }
+  } else if (value.isList()) {  // of optional tensors, or of numbers
+    for (const c10::IValue& element : value.toListRef()) {
+      if (element.isTensor() && element.toTensor().defined()) {
+        f(element.toTensor());
+      }
+    }
+  }
+}
+
+/// Calls f(Tensor&, argument) for each tensor that this call writes; for a collective, for each that it may write.
+template <class F>
+void visit_written(const OperatorTraits& traits, const Arguments& arguments, F&& f) {
+  const std::vector<size_t> written = traits.written_by(arguments);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (traits.is_collective || std::find(written.begin(), written.end(), i) != written.end()) {
+      visit_tensors_in(arguments[i], [&](const at::Tensor& tensor) { f(tensor, i); });
+    }
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,10 @@
+#include "src/activations/slice_scope.h"
+
+namespace snug::detail {
+
+SliceScope*& SliceScope::innermost() {
+  thread_local SliceScope* scope = nullptr;
+  return scope;
+}
+
+}  // namespace snug::detail

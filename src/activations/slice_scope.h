@@ -1,0 +1,38 @@
+#pragma once
+// SliceScope: while it lives, snug::sliced on this thread cuts into this number of slices, unless its options give a
+// number.
+
+#include <cstdint>
+
+#include "src/core/replaced.h"
+
+namespace snug::detail {
+
+class [[nodiscard]] SliceScope final {
+ public:
+  explicit SliceScope(int64_t slices) : slices_(slices), innermost_(innermost(), this) {}
+
+  /// Whether there was anything to cut.
+  bool was_asked() const { return was_asked_; }
+
+  /// For snug::sliced.
+  static int64_t ask() {
+    SliceScope* const scope = innermost();
+    if (scope == nullptr) {
+      return 1;
+    }
+    scope->was_asked_ = true;
+    return scope->slices_;
+  }
+  /// The number that ask() would return.
+  static int64_t current() { return innermost() == nullptr ? 1 : innermost()->slices_; }
+
+ private:
+  static SliceScope*& innermost();
+
+  int64_t slices_;
+  Replaced<SliceScope*> innermost_;
+  bool was_asked_ = false;
+};
+
+}  // namespace snug::detail

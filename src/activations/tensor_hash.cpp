@@ -1,0 +1,76 @@
+#include "src/activations/tensor_hash.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+
+#include "src/core/bytes_hash.h"
+#include "src/core/has_bytes.h"
+#include "src/memory/aside.h"
+
+namespace snug::detail {
+namespace {
+
+// A few of these are made while a tensor is hashed on its device.
+constexpr int64_t kChunk = int64_t{2} << 20;
+
+// x ^ (x >> bits), as for numbers without a sign: a bijection.
+at::Tensor& fold_(at::Tensor& words, int64_t bits) {
+  return words.bitwise_xor_(words.bitwise_right_shift(bits).bitwise_and_((int64_t{1} << (64 - bits)) - 1));
+}
+
+// Odd numbers without a pattern.
+at::Tensor factors(int64_t count, c10::Device device) {
+  constexpr auto kFactor = static_cast<int64_t>(0x9E3779B97F4A7C15U);
+  at::Tensor numbers = at::arange(1, count + 1, at::dtype(at::kLong).device(device)).mul_(kFactor);
+  return fold_(numbers, 29).mul_(kFactor).bitwise_or_(1);
+}
+
+// Each word goes through the last steps of MurmurHash3, which are bijections, and the sum has a factor for each place.
+// So two tensors that differ in one word have different hashes.
+at::Tensor hash_of_words(const at::Tensor& words, const at::Tensor& factors) {
+  at::Tensor mixed = words.bitwise_xor(factors).mul_(static_cast<int64_t>(0xFF51AFD7ED558CCDU));
+  fold_(mixed, 33).mul_(static_cast<int64_t>(0xC4CEB9FE1A85EC53U));
+  return fold_(mixed, 33).mul_(factors).sum();
+}
+
+// Where the tensor is: a number per chunk goes to the host. Only chunks that are no aligned words are copied first.
+uint64_t hash_on_device(const at::Tensor& plain) {
+  const at::Tensor bytes = plain.view({-1}).view(at::kByte);
+  const at::Tensor all_factors = factors(kChunk / 8, plain.device());
+  std::vector<at::Tensor> sums;
+  for (int64_t first = 0; first < bytes.numel(); first += kChunk) {
+    at::Tensor chunk = bytes.slice(0, first, std::min(first + kChunk, bytes.numel()));
+    const bool is_aligned = reinterpret_cast<uintptr_t>(chunk.const_data_ptr()) % 8 == 0;
+    if (chunk.numel() % 8 != 0 || chunk.storage_offset() % 8 != 0 || !is_aligned) {
+      chunk = at::constant_pad_nd(chunk, {0, (8 - chunk.numel() % 8) % 8});
+    }
+    sums.push_back(hash_of_words(chunk.view(at::kLong), all_factors.slice(0, 0, chunk.numel() / 8)));
+  }
+  const at::Tensor found = at::stack(sums).to(at::kCPU);
+  return bytes_hash(found.const_data_ptr(), found.nbytes());
+}
+
+}  // namespace
+
+uint64_t tensor_hash(const at::Tensor& tensor) {
+  if (!can_be_read(tensor)) {
+    return 0;
+  }
+  const Aside none_of_the_step;
+  const c10::NoGradGuard no_grad;
+  // Another layout takes a copy, for which there may be no memory on the device.
+  const bool has_plain_layout = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  if (!tensor.is_cpu() && has_plain_layout && static_cast<int64_t>(tensor.nbytes()) > kChunk) {
+    return hash_on_device(tensor.detach());
+  }
+  const at::Tensor plain = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+  return bytes_hash(plain.const_data_ptr(), plain.nbytes());
+}
+
+}  // namespace snug::detail

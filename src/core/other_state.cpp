@@ -1,0 +1,19 @@
+#include <utility>
+
+#include "snug/state.h"
+
+namespace snug {
+namespace {
+
+// Never destroyed: states may be restored at the program's end.
+OtherState& the_other_state() {
+  static auto& state = *new OtherState;
+  return state;
+}
+
+}  // namespace
+
+void set_other_state(OtherState state) { the_other_state() = std::move(state); }
+const OtherState& other_state() { return the_other_state(); }
+
+}  // namespace snug

@@ -1,0 +1,48 @@
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string_view>
+
+#include <c10/util/Exception.h>
+
+#include "snug/core.h"
+#include "snug/state.h"
+
+// LibTorch's allocators throw OutOfMemoryError. CUDA, and what cuBLAS, cuDNN and others allocate by themselves, fail
+// with a c10::Error that has the name of the status in its text. What has come through an interpreter, TorchScript's or
+// Python's, has the interpreter's type, and the text of the first. TorchScript's is a c10::Error from LibTorch 2.15 on.
+
+namespace snug {
+namespace {
+
+bool has_any(std::string_view text, std::span<const std::string_view> parts) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](std::string_view part) { return text.find(part) != std::string_view::npos; });
+}
+
+constexpr std::array<std::string_view, 5> kOfStatus = {"CUDA error: out of memory", "CUDA out of memory",
+                                                       "_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED",
+                                                       "DEVICE_ALLOCATION_FAILED"};
+// MemoryLimit's, and LibTorch's on a CPU.
+constexpr std::array<std::string_view, 4> kOfAllocators = {"MemoryLimit: an allocation of", "MemoryLimit: an operator",
+                                                           "can't allocate memory", "not enough memory: you tried"};
+
+}  // namespace
+
+bool is_out_of_memory(const std::exception& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+      dynamic_cast<const LimitBelowUse*>(&error) != nullptr) {
+    return true;
+  }
+  if (const auto* of_libtorch = dynamic_cast<const c10::Error*>(&error)) {
+    const std::string_view text = of_libtorch->what_without_backtrace();
+    const bool is_interpreters = text.find("failed in the TorchScript interpreter") != std::string_view::npos;
+    return has_any(text, kOfStatus) || (is_interpreters && has_any(text, kOfAllocators));
+  }
+  if (dynamic_cast<const Error*>(&error) != nullptr) {
+    return false;  // snug's own may quote another
+  }
+  return has_any(error.what(), kOfStatus) || has_any(error.what(), kOfAllocators);
+}
+
+}  // namespace snug

@@ -1,0 +1,652 @@
+#include "snug/distributed/data_parallel.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <unordered_set>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/utils/tensor_flatten.h>
+#include <torch/version.h>
+
+#include "snug/core.h"
+#include "src/core/gradient_hooks.h"
+#include "src/distributed/data_parallel_impl.h"
+#include "src/distributed/process_group_impl.h"
+#include "src/distributed/replicas.h"
+#include "src/distributed/same_model.h"
+#include "src/memory/backward_pass.h"
+
+// c10d's Reducer gathers gradients into buckets and calls a hook for each full bucket. This file adds the rules for
+// backward passes. The outputs of forward() carry a hook that notes the id of the backward pass in which it runs;
+// parameters carry a hook that compares the id. Both run before the Reducer's own hooks. A Reducer has fixed
+// parameters, so it is made anew if other parameters are frozen. From LibTorch 2.15 on a bucket is there only from its
+// first gradient to the end of backward; after that its memory lives as long as one of its gradients. Tried on
+// LibTorch 2.11.0, 2.13.0 and 2.15.0.
+
+#define SNUG_LAZY_BUCKETS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
+
+namespace snug {
+namespace {
+
+constexpr bool kHasLazyBuckets = SNUG_LAZY_BUCKETS;
+
+constexpr int64_t kFirstBucket = 1 << 20;  // as in Python
+
+// In the order in which backward probably reaches them: from the last to the first.
+std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& parameters, int64_t cap) {
+  const auto first = static_cast<size_t>(std::min(kFirstBucket, cap));
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {first, static_cast<size_t>(cap)}));
+  std::reverse(buckets.begin(), buckets.end());
+  return buckets;
+}
+
+void check_can_be_sent(const char* kind, const std::string& name, const at::Tensor& tensor) {
+  if (!detail::can_be_sent(tensor)) {
+    throw ConfigError(fmt::format(
+        "DataParallel: {} '{}' is a {}, which ranks cannot send; make it a dense tensor, or keep it outside "
+        "of the model",
+        kind, name, tensor.toString()));
+  }
+}
+
+// All memory is allocated before the first one is sent: if a rank ran out of memory between two, the others would miss
+// it in the second.
+void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers, bool takes_them) {
+  const at::NoGradGuard no_grad;
+  std::vector<std::vector<at::Tensor>> alike;  // in type and device
+  for (const auto& [name, buffer] : buffers) {
+    const at::Tensor sent = detail::as_sent(buffer);
+    const auto found = std::find_if(alike.begin(), alike.end(), [&](const auto& some) {
+      return some[0].scalar_type() == sent.scalar_type() && some[0].device() == sent.device();
+    });
+    (found != alike.end() ? *found : alike.emplace_back()).push_back(sent);
+  }
+  std::vector<at::Tensor> flat;
+  for (const auto& some : alike) {
+    flat.push_back(torch::utils::flatten_dense_tensors(some));
+    for (size_t i = 0; takes_them && i < some.size(); ++i) {
+      detail::report_coming_write(some[i]);  // a journal copies them
+    }
+  }
+  group.broadcast(flat);
+  for (size_t i = 0; takes_them && i < alike.size(); ++i) {
+    const auto received = torch::utils::unflatten_dense_tensors(flat[i], alike[i]);
+    for (size_t j = 0; j < received.size(); ++j) {
+      alike[i][j].copy_(received[j]);
+    }
+  }
+}
+
+}  // namespace
+
+// Ends the communication that the hook started when the Reducer asks for the result. It asks at the end of backward, in
+// the order of the buckets.
+class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
+ public:
+  explicit Hook(Impl& parent) : parent_(parent) {}
+
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::IntType::get());
+    future->markCompleted(static_cast<int64_t>(start(bucket.getBufferRef(), bucket.getParameters())));
+    return future;
+  }
+
+  /// Returns the number of the bucket in this pass.
+  size_t start(const at::Tensor& gradients, const std::vector<at::Tensor>& parameters) {
+    ProcessGroup& group = *parent_.group_;
+    const int64_t before = group.traffic().all_reduce;
+    if (launched_ == 0) {
+      busy_before_ = group.impl().busy->seconds();
+    }
+    if (const int divisor = parent_.divides() ? group.size() : 1; divisor > 1) {
+      gradients.div_(divisor);
+    }
+    // All buckets of a pass are started before the first is ended. The Reducer's own index is not right with
+    // static_graph.
+    const size_t index = launched_;
+    const CommHook& hook = parent_.options_.hook;
+    auto wait = hook ? hook(GradientBucket{index, gradients, parameters}, group) : group.start_all_reduce(gradients);
+    started_[index] = {gradients, parameters, std::move(wait)};
+    ++launched_;  // if the hook failed, it has sent nothing: send_zeros() is to call it again
+    parent_.bytes_reduced_ += group.traffic().all_reduce - before;
+    return index;
+  }
+
+  at::Tensor parseHookResult(const c10::IValue& result) override { return finish(static_cast<size_t>(result.toInt())); }
+
+  /// A new pass.
+  void reset() {
+    launched_ = 0;
+    started_.clear();
+  }
+  size_t launched() const { return launched_; }
+  void finish_all() {
+    while (!started_.empty()) {
+      finish(started_.begin()->first);
+    }
+  }
+
+ private:
+  struct Started {
+    at::Tensor gradients = {};
+    std::vector<at::Tensor> parameters = {};
+    std::function<void()> wait = {};
+  };
+
+  at::Tensor finish(size_t index) {
+    ProcessGroup& group = *parent_.group_;
+    const int64_t before = group.traffic().all_reduce;
+    const auto begin = std::chrono::steady_clock::now();
+    const Started started = started_.extract(index).mapped();
+    started.wait();
+    if (parent_.options_.reduction == Reduction::Sum && parent_.options_.find_unused_parameters &&
+        !parent_.options_.gradient_as_bucket_view) {
+      give_sums_back(started.gradients, started.parameters);
+    }
+    parent_.time_.waited += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    parent_.bytes_reduced_ += group.traffic().all_reduce - before;
+    if (started_.empty()) {
+      parent_.time_.total += group.impl().busy->seconds() - busy_before_;
+      if (std::isnan(parent_.time_.total)) {
+        parent_.time_.waited = parent_.time_.total;  // the device waits, not this thread
+      }
+    }
+    return started.gradients;
+  }
+
+  // The Reducer leaves out a parameter that no rank used, whose sum of an earlier pass rank 0 alone has kept.
+  static void give_sums_back(const at::Tensor& gradients, const std::vector<at::Tensor>& parameters) {
+    int64_t begin = 0;
+    for (const at::Tensor& parameter : parameters) {
+      const at::Tensor sum = gradients.narrow(0, begin, parameter.numel());
+      if (const at::Tensor& gradient = parameter.grad(); gradient.defined()) {
+        const bool has_its_strides = parameter.is_non_overlapping_and_dense();
+        gradient.detach().copy_(has_its_strides
+                                    ? sum.as_strided(parameter.sizes(), parameter.strides(), sum.storage_offset())
+                                    : sum.view(parameter.sizes()));
+      }
+      begin += parameter.numel();
+    }
+  }
+
+  Impl& parent_;
+  size_t launched_ = 0;                // in this pass
+  std::map<size_t, Started> started_;  // not ended yet
+  double busy_before_ = 0;
+};
+
+DataParallel::Impl::Impl(const NamedTensors& parameters, const NamedTensors& buffers,
+                         std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
+    : group_(std::move(group)), options_(std::move(options)), buffers_(buffers) {
+  if (group_ == nullptr) {
+    throw ConfigError("DataParallel: the process group is null; give what init_process_group() returned");
+  }
+  detail::check_same_model(
+      *group_,
+      fmt::format("options bucket = {}, gradient_as_bucket_view = {}, find_unused_parameters = {}, static_graph = {}, "
+                  "reduction = {}, buffers = {}, a hook = {}",
+                  options_.bucket.count(), options_.gradient_as_bucket_view, options_.find_unused_parameters,
+                  options_.static_graph, options_.reduction == Reduction::Mean ? "Mean" : "Sum",
+                  options_.buffers == BufferSync::Never ? "Never" : "FromRankZero", options_.hook != nullptr),
+      parameters, buffers);
+  std::vector<at::Tensor> sent;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  bool is_any_trained = false;
+  for (const auto& [name, tensor] : parameters) {
+    if (!group_->impl().connects(tensor.device())) {
+      throw ConfigError(fmt::format("DataParallel: parameter '{}' is on {}, which the group does not connect", name,
+                                    tensor.device().str()));
+    }
+    if (!seen.insert(tensor.unsafeGetTensorImpl()).second) {
+      continue;  // registered under two names
+    }
+    check_can_be_sent("parameter", name, tensor);
+    all_.emplace_back(name, tensor);
+    sent.push_back(tensor);
+    is_any_trained = is_any_trained || tensor.requires_grad();
+  }
+  if (!is_any_trained) {
+    throw ConfigError("DataParallel: no parameter of the model requires a gradient; there is nothing to do for it");
+  }
+  if (options_.bucket.count() < 1) {
+    throw ConfigError("DataParallel: bucket is 0 bytes; give what several parameters take together, such as 25 MiB");
+  }
+  for (const auto& [name, tensor] : buffers) {
+    check_can_be_sent("buffer", name, tensor);
+    sent.push_back(tensor);
+  }
+  group_->broadcast(sent);
+}
+
+void DataParallel::Impl::check_same_model(const char* where) const {
+  detail::check_same_model(*group_, "the same options", all_, buffers_, where);
+}
+
+bool DataParallel::Impl::take_trained() {
+  std::vector<bool> now;
+  for (const auto& [name, parameter] : all_) {
+    now.push_back(parameter.requires_grad());
+  }
+  if (now == is_trained_ && (reducer_ != nullptr || parameters_.empty())) {
+    return false;
+  }
+  drop_reducer();
+  is_trained_ = std::move(now);
+  names_.clear();
+  parameters_.clear();
+  sent_.clear();
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (is_trained_[i]) {
+      names_.push_back(all_[i].first);
+      parameters_.push_back(all_[i].second);
+      sent_.insert(all_[i].second.unsafeGetTensorImpl());
+    }
+  }
+  has_gradient_.assign(parameters_.size(), uint8_t{0});
+  is_first_static_pass_ = true;
+  if (!parameters_.empty()) {
+    make_hooks();
+    make_reducer();
+  }
+  return true;
+}
+
+void DataParallel::Impl::make_hooks() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i]);
+    using torch::autograd::variable_list;
+    const auto key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+        [this, i](const variable_list& outputs, const variable_list& /*inputs*/) {
+          take_gradient(i);
+          return outputs;
+        }));
+    hooks_.emplace_back(key, std::move(accumulator));
+  }
+}
+
+// Its destructor takes back its own hooks first.
+void DataParallel::Impl::drop_reducer() {
+  logger_.reset();
+  reducer_.reset();
+  hook_ = nullptr;
+  for (auto& [key, accumulator] : hooks_) {
+    accumulator->del_post_hook(key);
+  }
+  hooks_.clear();
+}
+
+DataParallel::Impl::~Impl() { drop_reducer(); }
+
+// LibTorch 2.13 and 2.14 know one argument more, which they give a default.
+void DataParallel::Impl::make_reducer() {
+  const int64_t cap = options_.bucket.count();
+  std::unordered_map<size_t, std::string> names;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    names[i] = names_[i];
+  }
+  reducer_ = std::make_shared<c10d::Reducer>(
+      parameters_, first_buckets(parameters_, cap), group_->impl().group, std::vector<bool>(parameters_.size(), false),
+      cap, options_.find_unused_parameters, options_.gradient_as_bucket_view, std::move(names),
+      std::min(kFirstBucket, cap), /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
+      /*bucket_bytes_cap_list=*/std::vector<int64_t>{}
+#if SNUG_LAZY_BUCKETS
+      ,
+      /*batched_grad_copy=*/false, /*lazy_bucket_allocation=*/true
+#endif
+  );
+  logger_ = std::make_shared<c10d::Logger>(reducer_);
+  reducer_->set_logger(logger_);
+  auto hook = std::make_unique<Hook>(*this);
+  hook_ = hook.get();
+  reducer_->register_comm_hook(std::move(hook));
+  if (options_.static_graph) {
+    reducer_->set_static_graph();
+  }
+  has_reduced_ = false;
+  let_go_of_views();
+  note_buckets();
+}
+
+// For send_zeros(), which makes buckets that are not there. They are asked for here, since that makes all of them for a
+// moment, and a rank that fails may have no memory for it.
+void DataParallel::Impl::note_buckets() {
+  in_buckets_.clear();
+  if (kHasLazyBuckets) {
+    for (const c10d::GradBucket& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/true)) {
+      in_buckets_.push_back(bucket.getParameters());
+    }
+  }
+}
+
+// Those that this pass has not sent. All memory is taken before the first is sent.
+std::vector<GradientBucket> DataParallel::Impl::unsent_zeros() {
+  std::vector<GradientBucket> unsent;
+  if (!kHasLazyBuckets) {
+    std::vector<c10d::GradBucket> buckets = reducer_->get_grad_buckets(/*return_zero_tensors=*/false);
+    for (size_t i = hook_->launched(); i < buckets.size(); ++i) {
+      unsent.push_back({i, buckets[i].getBufferRef().zero_(), buckets[i].getParameters()});
+    }
+    return unsent;
+  }
+  for (size_t i = hook_->launched(); i < in_buckets_.size(); ++i) {
+    int64_t elements = 0;
+    for (const at::Tensor& parameter : in_buckets_[i]) {
+      elements += parameter.numel();
+    }
+    const auto options = in_buckets_[i].front().options().requires_grad(false);
+    unsent.push_back({i, at::zeros({elements}, options), in_buckets_[i]});
+  }
+  return unsent;
+}
+
+void DataParallel::Impl::begin_forward() {
+  if (is_in_forward_) {
+    throw ConfigError(
+        "DataParallel.forward: called inside another forward() of the same DataParallel; call it once around both");
+  }
+  // The Reducer learns how often each parameter's hook is called, and would count the calls under NoSync as well.
+  if (options_.static_graph && quiet_guards > 0) {
+    throw ConfigError("DataParallel.forward: NoSync does not go with static_graph; leave one of them out");
+  }
+  if (c10::GradMode::is_enabled()) {
+    check_nobody_takes_gradients();
+  }
+  if (c10::GradMode::is_enabled() && quiet_guards == 0 && !is_step_begun_) {
+    check_trained();
+    synchronize();
+  }
+  is_in_forward_ = true;  // last: the ranks may not have found together
+}
+
+// Called where all ranks do the same at the same time. A rank on which nothing has changed asks only if it knows that
+// all ranks ask.
+void DataParallel::Impl::check_trained() {
+  const bool is_due = take_check();
+  if (!take_trained() && !is_due) {
+    return;
+  }
+  try {
+    check_same_model("DataParallel.forward");
+  } catch (const ConfigError&) {
+    start_over();
+    is_check_due_ = true;  // the cure may be some ranks' alone
+    throw;
+  }
+}
+
+// Checks that nobody takes gradients before they are summed. A StepInBackward may be made after the constructor.
+void DataParallel::Impl::check_nobody_takes_gradients() const {
+  for (const auto& [name, parameter] : all_) {
+    if (parameter.requires_grad() && detail::has_gradient_hook(parameter)) {
+      throw ConfigError(fmt::format(
+          "DataParallel.forward: the gradient of parameter '{}' is taken before the ranks' are added up, by a "
+          "StepInBackward; leave that out",
+          name));
+    }
+  }
+}
+
+void DataParallel::Impl::synchronize() {
+  // The Reducer has rank 0 tell the others about them.
+  if (reducer_ && group_->impl().attempt("broadcast", [&] { return reducer_->rebuild_buckets(); })) {
+    let_go_of_views();
+    note_buckets();
+  }
+  if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
+    // A graph that waits for its backward pass may have saved some: they stay as they are.
+    send_buffers(*group_, buffers_, /*takes_them=*/group_->rank() != 0 && !is_any_waiting());
+  }
+}
+
+void DataParallel::Impl::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  const bool is_trained = reducer_ != nullptr;
+  const bool is_quiet = quiet_guards > 0;
+  for (const at::Tensor& output : outputs) {
+    if (!output.requires_grad() || output.is_leaf()) {
+      continue;
+    }
+    const auto* const node = output.grad_fn().get();
+    output.register_hook([weak = weak_from_this(), is_trained, is_quiet, node](const at::Tensor& /*gradient*/) {
+      const auto impl = weak.lock();
+      if (impl && is_trained) {
+        impl->enter_backward(is_quiet, node);
+      } else if (impl) {
+        std::erase_if(impl->waiting_, [node](const auto& other) { return other.lock().get() == node; });
+      }
+    });
+    if (!is_quiet) {
+      waiting_.push_back(detail::weak(output.grad_fn()));
+      is_prepared_ = is_prepared_ || is_trained;
+    }
+  }
+}
+
+bool DataParallel::Impl::is_any_waiting() {
+  std::erase_if(waiting_, [](const auto& graph) { return graph.expired(); });
+  return !waiting_.empty();
+}
+
+// Outputs of forward() that the running backward pass comes to, as the Reducer takes them: it looks which parameters
+// are in their graphs. `output` is where the pass is now; where it starts there, autograd does not list it.
+std::vector<at::Tensor> DataParallel::Impl::roots_of_this_pass(const torch::autograd::Node* output) const {
+  const detail::UnseenOperators unseen;
+  const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  std::vector<at::Tensor> roots;
+  for (const auto& graph : waiting_) {
+    if (const auto node = graph.lock(); node && (node.get() == output || nodes->contains(node.get()))) {
+      at::Tensor& root = roots.emplace_back(at::empty({0}));
+      torch::autograd::impl::set_gradient_edge(root, torch::autograd::Edge(node, 0));
+    }
+  }
+  return roots;
+}
+
+void DataParallel::Impl::enter_backward(bool forward_was_quiet, const torch::autograd::Node* output) {
+  const int pass = detail::current_pass();
+  if (forward_was_quiet != (quiet_guards > 0)) {
+    throw ConfigError(
+        fmt::format("DataParallel: forward() was called {} NoSync and backward() {}; put both inside, or both outside",
+                    forward_was_quiet ? "inside" : "outside", forward_was_quiet ? "outside" : "inside"));
+  }
+  if (pass == pass_) {
+    return;  // several outputs
+  }
+  if (!forward_was_quiet) {
+    if (!is_prepared_) {
+      throw ConfigError(
+          "DataParallel: a second backward pass after one forward(), or after several, would leave its gradients on "
+          "this rank; sum the losses and go backward once, or put all but the last forward() and backward() inside "
+          "NoSync");
+    }
+    is_prepared_ = false;
+    std::fill(has_gradient_.begin(), has_gradient_.end(), uint8_t{0});
+    hook_->reset();
+    reducer_->prepare_for_forward();  // counts steps, for its statistics
+    reducer_->prepare_for_backward(options_.find_unused_parameters ? roots_of_this_pass(output)
+                                                                   : std::vector<at::Tensor>{});
+    waiting_.clear();
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { end_backward(); });
+  }
+  pass_ = pass;
+  leave_sums_to_rank_zero();
+}
+
+// The next sum is to count them once.
+void DataParallel::Impl::leave_sums_to_rank_zero() {
+  for (const at::Tensor& parameter : parameters_) {
+    const bool is_summed = summed_.erase(parameter.unsafeGetTensorImpl()) > 0;
+    if (is_summed && parameter.grad().defined() && group_->rank() != 0) {
+      parameter.grad().detach().zero_();
+    }
+  }
+}
+
+// Called when the graph is done, before the Reducer ends the communication that it has started. Work that is queued
+// here comes after that.
+void DataParallel::Impl::end_backward() {
+  if (options_.static_graph) {
+    if (std::exchange(is_first_static_pass_, false)) {
+      reducer_->delay_all_reduce();
+    }
+  } else if (!options_.find_unused_parameters) {
+    check_all_have_gradients();
+  }
+  torch::autograd::Engine::get_default_engine().queue_callback([this] {
+    let_go_of_views();
+    is_reduced_ = true;
+    if (options_.reduction == Reduction::Sum) {
+      summed_.insert(sent_.begin(), sent_.end());
+    }
+    if (!std::exchange(has_reduced_, true)) {
+      is_check_due_ = true;
+    }
+  });
+}
+
+// The Reducer leaves gradients that autograd knows as views of buckets, and torch::optim's zero_grad() refuses such
+// views. This replaces them by tensors on the same memory that are no views to autograd.
+void DataParallel::Impl::let_go_of_views() {
+  for (const at::Tensor& parameter : parameters_) {
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (gradient.defined() && gradient.is_view()) {
+      gradient = gradient.detach();
+    }
+  }
+}
+
+void DataParallel::Impl::begin_rehearsal() { ++group_->impl().rehearsals; }
+
+void DataParallel::Impl::end_rehearsal() { --group_->impl().rehearsals; }
+
+void DataParallel::Impl::take_gradient(size_t index) {
+  const at::Tensor& gradient = parameters_[index].grad();
+  if (gradient.defined() && gradient.layout() != at::kStrided) {
+    throw ConfigError(fmt::format(
+        "DataParallel: the gradient of parameter '{}' is {}, and the ranks add up dense ones only; make it dense, as an "
+        "Embedding without sparse(true) does",
+        names_[index], c10::str(gradient.layout())));
+  }
+  if (group_->impl().rehearsals > 0) {
+    return;
+  }
+  if (detail::current_pass() != pass_) {
+    throw ConfigError(fmt::format(
+        "DataParallel: a backward pass came to parameter '{}' that did not start at what forward() returned, so "
+        "its gradients would differ between ranks; compute the loss inside forward()",
+        names_[index]));
+  }
+  has_gradient_[index] = 1;
+}
+
+void DataParallel::Impl::check_all_have_gradients() const {
+  std::vector<std::string> unused;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    if (!has_gradient_[i]) {
+      unused.push_back(names_[i]);
+    }
+  }
+  if (!unused.empty()) {
+    throw ConfigError(fmt::format(
+        "DataParallel: {} of {} parameters got no gradient on rank {}: {}; use them in the loss, freeze them "
+        "(requires_grad_(false)) or set find_unused_parameters",
+        unused.size(), names_.size(), group_->rank(), fmt::join(unused, ", ")));
+  }
+}
+
+void DataParallel::Impl::begin_step() {
+  is_in_forward_ = is_prepared_ = false;  // of a step that was given up
+  waiting_.clear();
+  is_reduced_ = reducer_ == nullptr;  // there is nothing to be
+  if (hook_ != nullptr) {
+    hook_->reset();
+  }
+  synchronize();
+  is_step_begun_ = true;
+}
+
+// Buckets are sent in order. For those that are sent already it only waits. In addition the Reducer makes the ranks
+// exchange which parameters they used: after the last bucket or, with static_graph, before the first bucket of the
+// first pass.
+void DataParallel::Impl::send_zeros() {
+  if (is_reduced_) {
+    return;
+  }
+  const auto tell_of_none = [&] {
+    const auto device = parameters_.front().device();  // as the Reducer has it: a device may have a backend of its own
+    group_->all_reduce(
+        at::zeros({static_cast<int64_t>(parameters_.size())}, at::TensorOptions(at::kInt).device(device)));
+  };
+  const std::vector<GradientBucket> unsent = unsent_zeros();
+  if (options_.static_graph && is_first_static_pass_) {
+    tell_of_none();
+  }
+  for (const GradientBucket& bucket : unsent) {
+    hook_->start(bucket.gradients, bucket.parameters);
+  }
+  if (options_.find_unused_parameters && !options_.static_graph && !unsent.empty()) {
+    tell_of_none();
+  }
+  hook_->finish_all();
+}
+
+// Buckets fill one after the other, unless parameters are of several kinds, or some get no gradient: their places are
+// filled at once. In the first pass the order is a guess, and a step that needs more is made again with less.
+int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
+  if (!kHasLazyBuckets) {
+    return 0;
+  }
+  int64_t all = 0, largest = 0;
+  bool is_one_kind = true;
+  for (const at::Tensor& parameter : parameters_) {
+    const auto bytes = static_cast<int64_t>(parameter.nbytes());
+    all += bytes;
+    largest = std::max(largest, bytes);
+    is_one_kind = is_one_kind && parameter.options().type_equal(parameters_.front().options());
+  }
+  const bool fill_in_turn = options_.gradient_as_bucket_view && !options_.find_unused_parameters && is_one_kind;
+  return fill_in_turn ? std::min(all, options_.bucket.count() + largest) : all;
+}
+
+void DataParallel::Impl::start_over() {
+  is_in_forward_ = is_prepared_ = is_step_begun_ = is_reduced_ = is_check_due_ = false;
+  pass_ = -1;
+  waiting_.clear();
+  summed_.clear();
+  drop_reducer();
+  take_trained();
+}
+
+void DataParallel::Impl::check_replicas() const { detail::check_replicas(*group_, all_); }
+
+DataParallel::DataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
+                           std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
+    : impl_(std::make_shared<Impl>(parameters, buffers, std::move(group), std::move(options))) {
+  impl_->take_trained();  // if it throws, the destructor takes its hooks back
+}
+
+DataParallel::~DataParallel() = default;
+
+ProcessGroup& DataParallel::group() const { return impl_->group(); }
+int64_t DataParallel::bytes_reduced() const { return impl_->bytes_reduced(); }
+const CommunicationTime& DataParallel::communication() const { return impl_->communication(); }
+void DataParallel::check_replicas() const { impl_->check_replicas(); }
+void DataParallel::begin_forward() { impl_->begin_forward(); }
+void DataParallel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {
+  impl_->prepare_for_backward(outputs);
+}
+void DataParallel::end_forward() { impl_->end_forward(); }
+
+NoSync::NoSync(DataParallel& parent) : impl_(parent.impl_) { ++impl_->quiet_guards; }
+NoSync::~NoSync() { --impl_->quiet_guards; }
+
+}  // namespace snug
+
+#undef SNUG_LAZY_BUCKETS

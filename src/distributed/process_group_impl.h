@@ -1,0 +1,129 @@
+#pragma once
+// The implementation of ProcessGroup. c10d's Reducer needs a c10d::ProcessGroup, which is a table of backends by
+// device.
+
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "snug/core.h"
+#include "snug/distributed/process_group.h"
+#include "snug/state.h"
+#include "src/distributed/heartbeat.h"
+#include "src/memory/operator_mode.h"
+
+namespace snug {
+namespace detail {
+
+/// Whether a broadcast can send it: memory with strides, of a type whose elements are bytes.
+bool can_be_sent(const at::Tensor& tensor);
+
+/// The tensor's memory as a broadcast sends it. Gloo knows few types, and a broadcast copies bytes: so it is a view as
+/// a type of the same width that Gloo knows. Of a dimension that is expanded it has one entry.
+at::Tensor as_sent(const at::Tensor& tensor);
+
+/// Of numbers of the host, in place. Allocates nothing. No policy of operators sees it: their memory is the caller's
+/// again when this returns, while a thread of Gloo may keep the tensor that lies on it.
+void all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceOp op = ReduceOp::Sum);
+
+/// The time, in seconds, during which at least one of several operations was running. Its methods may be called from
+/// several threads.
+class BusyTime {
+ public:
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    if (running_++ == 0) {
+      since_ = std::chrono::steady_clock::now();
+    }
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    if (--running_ == 0) {
+      total_ += std::chrono::steady_clock::now() - since_;
+    }
+  }
+  /// From here on the time is NaN: there was an operation of which nobody hears when it is done.
+  void lose() {
+    const std::lock_guard lock(mutex_);
+    total_ = std::chrono::duration<double>(std::numeric_limits<double>::quiet_NaN());
+  }
+  double seconds() const {
+    const std::lock_guard lock(mutex_);
+    return total_.count();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  int running_ = 0;
+  std::chrono::steady_clock::time_point since_;
+  std::chrono::duration<double> total_{};
+};
+
+}  // namespace detail
+
+class ProcessGroup::Impl {
+ public:
+  /// The most bytes of small tensors that travel together in a broadcast. They travel in a copy; there are two copies
+  /// at a time.
+  static constexpr int64_t kBroadcastChunk = 250 << 20;
+
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Backend> backend;
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+  /// Makes the backend of CUDA tensors, or null where there is none. It is made for the first of them.
+  std::function<c10::intrusive_ptr<c10d::Backend>()> make_cuda_backend;
+  std::unique_ptr<detail::Heartbeat> heartbeat;  // not in a group of one
+  int local_rank = 0;
+  Traffic traffic = {};
+  /// The time of all-reduces that were started.
+  std::shared_ptr<detail::BusyTime> busy = std::make_shared<detail::BusyTime>();
+
+  /// Above 0: this rank runs passes that belong to no step, without the others. Nothing is sent then, and each
+  /// operation returns its own values as those of all ranks.
+  std::atomic<int> rehearsals = 0;
+
+  ~Impl();
+
+  bool connects(c10::Device device) { return device.is_cpu() || (device.is_cuda() && cuda_backend()); }
+  c10d::Backend& backend_of(const at::Tensor& tensor) {
+    return connects(tensor.device()) && tensor.is_cuda() ? *cuda_backend() : *backend;
+  }
+
+  /// Calls `part` of an operation. Its operators are no part of the model. An exception of c10d becomes a
+  /// DistributedError that names the ranks that are gone.
+  template <class F>
+  auto attempt(std::string_view operation, F&& part) const {
+    const detail::UnseenOperators unseen;
+    if (heartbeat) {
+      heartbeat->begin_operation();
+    }
+    try {
+      return std::forward<F>(part)();
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      if (is_out_of_memory(error)) {
+        throw;
+      }
+      fail(operation, error);
+    }
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Backend>& cuda_backend();
+  [[noreturn]] void fail(std::string_view operation, const std::exception& error) const;
+
+  std::once_flag asked_for_cuda_;
+  c10::intrusive_ptr<c10d::Backend> cuda_backend_;
+};
+
+}  // namespace snug

@@ -1,0 +1,246 @@
+#include "src/distributed/shard_state.h"
+
+#include <algorithm>
+#include <exception>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/accumulate.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "snug/core.h"
+#include "src/distributed/process_group_impl.h"
+#include "src/optim/state_archive.h"
+
+namespace snug::detail {
+namespace {
+
+bool is_whole(const ShardPiece& piece, const at::Tensor& parameter) {
+  return piece.begin == 0 && piece.end == parameter.numel();
+}
+
+at::Tensor to_bytes(const StateDict& state) {
+  torch::serialize::OutputArchive archive;
+  write_state(archive, state);
+  std::ostringstream stream;
+  archive.save_to(stream);
+  const std::string text = stream.str();
+  at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
+  std::copy(text.begin(), text.end(), bytes.mutable_data_ptr<uint8_t>());
+  return bytes;
+}
+
+StateDict from_bytes(const at::Tensor& bytes) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>()), bytes.nbytes());
+  return read_state(archive);
+}
+
+// A tensor without its bytes, as numbers: dtype, sizes, strides.
+at::Tensor form_of(const at::Tensor& tensor) {
+  std::vector<int64_t> numbers = {static_cast<int64_t>(tensor.scalar_type())};
+  numbers.insert(numbers.end(), tensor.sizes().begin(), tensor.sizes().end());
+  numbers.insert(numbers.end(), tensor.strides().begin(), tensor.strides().end());
+  return at::tensor(numbers, at::kLong);
+}
+
+struct Form {
+  at::ScalarType dtype;
+  at::IntArrayRef sizes, strides;  // of the numbers
+  int64_t elements;
+
+  explicit Form(const at::Tensor& numbers) {
+    const at::IntArrayRef all(numbers.const_data_ptr<int64_t>(), static_cast<size_t>(numbers.numel()));
+    const size_t dims = (all.size() - 1) / 2;
+    dtype = static_cast<at::ScalarType>(all[0]);
+    sizes = all.slice(1, dims);
+    strides = all.slice(1 + dims);
+    elements = c10::multiply_integers(sizes);
+  }
+};
+
+StateDict forms_of(const StateDict& share) {
+  StateDict forms;
+  for (const StateEntry& piece : share.entries()) {
+    StateDict of_piece;
+    for (const StateEntry& entry : std::get<StateDict>(piece.value).entries()) {
+      of_piece.set(entry.name, form_of(std::get<at::Tensor>(entry.value)));
+    }
+    forms.set(piece.name, std::move(of_piece));
+  }
+  return forms;
+}
+
+// Of every rank.
+std::vector<StateDict> exchange(ProcessGroup& group, const StateDict& mine) {
+  const at::Tensor here = to_bytes(mine);
+  const at::Tensor sizes = group.all_gather(at::full({}, here.numel(), at::kLong));
+  std::vector<StateDict> all;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const at::Tensor bytes = rank == group.rank() ? here : at::empty({sizes[rank].item<int64_t>()}, at::kByte);
+    group.broadcast({bytes}, rank);
+    all.push_back(from_bytes(bytes));
+  }
+  return all;
+}
+
+at::Tensor bytes_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  return memory_of(tensor, begin, end).view(at::kByte);
+}
+
+// Bytes from one rank to another; `source` is defined on the first, `target` on the second.
+struct Transfer {
+  int from;
+  at::Tensor source, target;
+  int64_t bytes;
+};
+
+void send(ProcessGroup& group, int to, const Transfer& transfer) {
+  constexpr int64_t kAtOnce = int64_t{1} << 20;
+  const at::Tensor& source = transfer.source;
+  for (int64_t begin = 0; begin < transfer.bytes; begin += kAtOnce) {
+    const int64_t size = std::min(kAtOnce, transfer.bytes - begin);
+    const at::Tensor slice =
+        source.defined() ? source.narrow(0, begin, size).to(at::kCPU) : at::empty({size}, at::kByte);
+    if (transfer.from != to) {
+      group.broadcast({slice}, transfer.from);
+    }
+    if (transfer.target.defined()) {
+      transfer.target.narrow(0, begin, size).copy_(slice);
+    }
+  }
+}
+
+// A rank that had no room must not leave the others waiting in an exchange.
+void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
+  int64_t failed = error ? 1 : 0;
+  all_reduce(group, {&failed, 1}, ReduceOp::Max);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  if (failed != 0) {
+    throw Error(
+        fmt::format("ShardedOptimizer.consolidate: rank {} has no room for the state of all; its own message is on its "
+                    "standard error",
+                    to));
+  }
+}
+
+StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor& parameter) {
+  StateDict result;
+  for (const StateEntry& entry : state.entries()) {
+    const auto& tensor = state.get<at::Tensor>(entry.name);
+    if (tensor.defined() && tensor.dim() > 0) {
+      if (tensor.numel() != parameter.numel()) {
+        throw CorruptFile(fmt::format(
+            "ShardedOptimizer.load_state_dict: {} of parameter {} has shape [{}], the parameter [{}]; was "
+            "this state saved for another model?",
+            entry.name, piece.parameter, fmt::join(tensor.sizes(), ", "), fmt::join(parameter.sizes(), ", ")));
+      }
+      result.set(entry.name,
+                 memory_of(laid_out_like(parameter, tensor.reshape(parameter.sizes())), piece.begin, piece.end));
+    } else {
+      result.set(entry.name, tensor);
+    }
+  }
+  return result;
+}
+
+// Makes the list of transfers, the same on all ranks. Before that, rank `to` makes room for all of them in `whole`.
+std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, const std::vector<StateDict>& forms,
+                              const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters,
+                              const NewTensor& make, StateDict& whole) {
+  std::vector<size_t> next(forms.size());  // of each rank, the number of its next piece
+  std::vector<Transfer> transfers;
+  for (const ShardPiece& piece : pieces) {
+    const auto rank = static_cast<size_t>(piece.rank);
+    const std::string place = std::to_string(next[rank]++);
+    if (!forms[rank].contains(place)) {
+      continue;
+    }
+    const at::Tensor& parameter = parameters[piece.parameter];
+    const std::string number = std::to_string(piece.parameter);
+    StateDict joined = whole.contains(number) ? whole.get<StateDict>(number) : StateDict();
+    for (const StateEntry& entry : forms[rank].get<StateDict>(place).entries()) {
+      const Form form(std::get<at::Tensor>(entry.value));
+      const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);  // counts of steps are the same in each
+      at::Tensor source, target;
+      if (rank_here == to) {
+        if (!joined.contains(entry.name)) {
+          joined.set(entry.name, is_part ? make(parameter.sizes(), parameter.strides(), form.dtype)
+                                         : make(form.sizes, form.strides, form.dtype));
+        }
+        const auto& tensor = joined.get<at::Tensor>(entry.name);
+        target = is_part ? bytes_of(tensor, piece.begin, piece.end) : bytes_of(tensor, 0, form.elements);
+      }
+      if (rank_here == piece.rank) {
+        source = bytes_of(mine.get<StateDict>(place).get<at::Tensor>(entry.name), 0, form.elements);
+      }
+      transfers.push_back(
+          {piece.rank, source, target, form.elements * static_cast<int64_t>(c10::elementSize(form.dtype))});
+    }
+    if (rank_here == to) {
+      whole.set(number, std::move(joined));
+    }
+  }
+  return transfers;
+}
+
+}  // namespace
+
+at::Tensor memory_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  return tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
+}
+
+at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor) {
+  if (tensor.strides() == parameter.strides() || (tensor.is_contiguous() && parameter.is_contiguous())) {
+    return tensor;
+  }
+  return at::empty_strided(parameter.sizes(), parameter.strides(), tensor.options()).copy_(tensor);
+}
+
+StateDict gather_shares(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
+                        const std::vector<at::Tensor>& parameters, const NewTensor& make) {
+  const std::vector<StateDict> forms = exchange(group, forms_of(mine));
+  StateDict whole;
+  std::vector<Transfer> transfers;
+  std::exception_ptr error;
+  try {
+    transfers = lay_out(group.rank(), to, mine, forms, pieces, parameters, make, whole);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  check_room(group, to, error);
+  for (const Transfer& transfer : transfers) {
+    send(group, to, transfer);
+  }
+  return whole;
+}
+
+StateDict share_of(const StateDict& whole, const std::vector<std::string>& places, int rank,
+                   const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters) {
+  StateDict share;
+  size_t next = 0;
+  for (const ShardPiece& piece : pieces) {
+    if (piece.rank != rank) {
+      continue;
+    }
+    const std::string name = std::to_string(next++);
+    const std::string& place = places[piece.parameter];
+    if (whole.contains(place)) {
+      const auto& state = whole.get<StateDict>(place);
+      const at::Tensor& parameter = parameters[piece.parameter];
+      share.set(name, is_whole(piece, parameter) ? state : cut(state, piece, parameter));
+    }
+  }
+  return share;
+}
+
+}  // namespace snug::detail

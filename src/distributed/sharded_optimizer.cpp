@@ -1,0 +1,497 @@
+#include "snug/distributed/sharded_optimizer.h"
+
+#include <algorithm>
+#include <exception>
+#include <functional>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/ScopeExit.h>
+#include <c10/util/accumulate.h>
+#include <fmt/format.h>
+
+#include "snug/autocast.h"
+#include "snug/core.h"
+#include "src/core/file_memory.h"
+#include "src/core/unnamed_file.h"
+#include "src/distributed/process_group_impl.h"
+#include "src/distributed/same_model.h"
+#include "src/distributed/shard_layout.h"
+#include "src/distributed/shard_state.h"
+#include "src/optim/state_archive.h"
+
+// Pieces of parameters are separate tensors on the parameters' memory. This rank's optimizer is an optimizer of such
+// pieces; it does not know the rest. A second optimizer, of all parameters, is asked only for options and never steps,
+// so it has no state.
+
+namespace snug {
+
+using torch::optim::OptimizerParamGroup;
+
+namespace {
+
+std::vector<at::Tensor> parameters_of(const std::vector<OptimizerParamGroup>& groups) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : groups) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
+
+}  // namespace
+
+class ShardedOptimizer::Impl {
+ public:
+  Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group, Factory make);
+
+  // An optimizer of this rank's pieces, with the options of an optimizer of all parameters.
+  std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
+  std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
+  std::vector<detail::ShardPiece> layout() const;
+  /// Throws ConfigError, on all ranks, where they differ.
+  void check_same_on_all_ranks() const;
+  void cut();
+  void take_new_parameters(const std::vector<OptimizerParamGroup>& groups);
+  void lend_gradients() const;
+  bool is_well_on_all_ranks(bool is_well) const;
+  void gather() const;
+  int64_t gathering_bytes() const;
+  std::vector<at::Tensor> own_pieces() const;
+  bool has_own() const { return own != nullptr; }
+  StateDict own_state() const { return own ? own->state_dict().get<StateDict>("state") : StateDict(); }
+
+  std::shared_ptr<ProcessGroup> group;
+  Factory make;
+  std::unique_ptr<FusedOptimizer> whole;
+  std::unique_ptr<FusedOptimizer> own;  // null if nothing is this rank's
+  std::vector<at::Tensor> parameters;   // of all groups, in order
+  std::vector<detail::ShardPiece> pieces;
+  std::vector<at::Tensor> views;  // of each piece
+  std::optional<StateFile> state_file;
+  std::optional<StateDict> consolidated;
+  // The hook of the next step.
+  std::function<void()> before_writing;
+  at::Tensor grad_scale, found_inf;
+};
+
+ShardedOptimizer::Impl::Impl(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> with,
+                             Factory factory)
+    : group(std::move(with)), make(std::move(factory)) {
+  if (group == nullptr || make == nullptr) {
+    throw ConfigError("ShardedOptimizer: the process group or the factory is null; give both");
+  }
+  whole = make(groups);
+  parameters = parameters_of(whole->param_groups());
+}
+
+void ShardedOptimizer::Impl::check_same_on_all_ranks() const {
+  DataParallel::NamedTensors named;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    named.emplace_back(std::to_string(i), parameters[i]);
+  }
+  detail::check_same_model(*group, "the same options", named, {}, "ShardedOptimizer");
+}
+
+// Frozen parameters have no state, so they are divided separately: also in equal parts, because they may be trained
+// later.
+std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
+  std::vector<detail::ShardPiece> result;
+  for (const bool is_trained : {true, false}) {
+    std::vector<detail::ShardItem> items;
+    for (const at::Tensor& parameter : parameters) {
+      items.push_back({parameter.requires_grad() == is_trained ? parameter.numel() : 0,
+                       static_cast<int64_t>(parameter.element_size())});
+    }
+    const auto some = detail::shard_layout(items, group->size(), whole->shard_multiple());
+    result.insert(result.end(), some.begin(), some.end());
+  }
+  std::stable_sort(result.begin(), result.end(),
+                   [](const auto& a, const auto& b) { return a.parameter < b.parameter; });
+  return result;
+}
+
+// Cuts the parameters anew, from `parameters` on.
+void ShardedOptimizer::Impl::cut() {
+  pieces = layout();
+  views.clear();
+  for (const auto& piece : pieces) {
+    const at::Tensor all = parameters[piece.parameter].detach();
+    const bool is_whole = piece.begin == 0 && piece.end == all.numel();
+    views.push_back(is_whole ? all : detail::memory_of(all, piece.begin, piece.end));
+  }
+  own = make_own(*whole);
+}
+
+std::vector<at::Tensor> ShardedOptimizer::Impl::own_pieces() const {
+  std::vector<at::Tensor> result;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].rank == group->rank()) {
+      result.push_back(views[i]);
+    }
+  }
+  return result;
+}
+
+std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer& like) const {
+  std::vector<OptimizerParamGroup> groups;
+  std::vector<std::pair<std::string, at::Tensor>> names;
+  std::vector<uint64_t> first_elements{0}, first_of_mine;  // of each parameter, and of each piece
+  for (const at::Tensor& each : parameters) {
+    first_elements.push_back(first_elements.back() + static_cast<uint64_t>(each.numel()));
+  }
+  size_t parameter = 0;
+  size_t piece = 0;
+  for (const auto& each : like.param_groups()) {
+    parameter += each.params().size();
+    std::vector<at::Tensor> mine;
+    for (; piece < pieces.size() && pieces[piece].parameter < parameter; ++piece) {
+      if (pieces[piece].rank == group->rank()) {
+        mine.push_back(views[piece]);
+        first_of_mine.push_back(first_elements[pieces[piece].parameter] + static_cast<uint64_t>(pieces[piece].begin));
+        names.emplace_back(
+            fmt::format("{}, elements {} to {}", pieces[piece].parameter, pieces[piece].begin, pieces[piece].end - 1),
+            views[piece]);
+      }
+    }
+    groups.emplace_back(std::move(mine), each.options().clone());
+  }
+  if (names.empty()) {
+    return nullptr;
+  }
+  auto result = make(groups);
+  for (size_t g = 0; g < groups.size(); ++g) {  // as they are: torch's constructor merges them with defaults
+    result->param_groups()[g].set_options(like.param_groups()[g].options().clone());
+  }
+  result->name_parameters(names);
+  result->number_elements(first_of_mine);
+  if (state_file) {
+    result->keep_state_in(*state_file);
+  }
+  return result;
+}
+
+// An optimizer of this rank's pieces with its share of `state`, whose options go to `new_whole`.
+std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::loaded(const StateDict& state,
+                                                               FusedOptimizer& new_whole) const {
+  const auto& states = state.get<StateDict>("state");
+  const auto& groups = state.get<StateDict>("param_groups");
+  StateDict only_options;
+  only_options.set("state", StateDict());
+  only_options.set("param_groups", groups);
+  new_whole.load_state_dict(only_options);
+  std::vector<std::string> places;  // the name of each parameter's state
+  size_t known = 0;
+  for (const StateEntry& each : groups.entries()) {
+    const auto& params = groups.get<StateDict>(each.name).get<StateDict>("params");
+    for (const StateEntry& entry : params.entries()) {
+      places.push_back(std::to_string(params.get<int64_t>(entry.name)));
+      known += states.contains(places.back()) ? 1 : 0;
+    }
+  }
+  if (known != states.size()) {
+    throw CorruptFile(
+        fmt::format("ShardedOptimizer.load_state_dict: the state is of {} parameters, of which this optimizer has {}",
+                    states.size(), known));
+  }
+  auto result = make_own(new_whole);
+  if (result) {
+    StateDict share;
+    share.set("state", detail::share_of(states, places, group->rank(), pieces, parameters));
+    share.set("param_groups", result->state_dict().get<StateDict>("param_groups"));
+    result->load_state_dict(share);
+  }
+  return result;
+}
+
+// A piece's gradient is the corresponding part of its parameter's gradient.
+void ShardedOptimizer::Impl::lend_gradients() const {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].rank != group->rank()) {
+      continue;
+    }
+    const at::Tensor& parameter = parameters[pieces[i].parameter];
+    at::Tensor gradient = parameter.grad();
+    const bool is_cut = views[i].numel() != parameter.numel();
+    if (gradient.defined() && is_cut) {
+      if (gradient.is_sparse() || gradient.sizes() != parameter.sizes()) {
+        throw ConfigError(fmt::format(
+            "ShardedOptimizer.step: the gradient of parameter {} is sparse, or has another shape than the parameter",
+            pieces[i].parameter));
+      }
+      gradient = detail::memory_of(detail::laid_out_like(parameter, gradient), pieces[i].begin, pieces[i].end);
+    }
+    views[i].mutable_grad() = gradient;
+  }
+}
+
+bool ShardedOptimizer::Impl::is_well_on_all_ranks(bool is_well) const {
+  int64_t failed = is_well ? 0 : 1;  // for which no memory need be there
+  detail::all_reduce(*group, {&failed, 1}, ReduceOp::Max);
+  return failed == 0;
+}
+
+void ShardedOptimizer::Impl::gather() const {
+  for (int rank = 0; group->size() > 1 && rank < group->size(); ++rank) {
+    std::vector<at::Tensor> theirs;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (pieces[i].rank == rank) {
+        theirs.push_back(views[i]);
+      }
+    }
+    if (!theirs.empty()) {
+      group->broadcast(theirs, rank);
+    }
+  }
+  clear_autocast_cache();
+}
+
+ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
+    : torch::optim::Optimizer(impl->whole->param_groups(), impl->whole->defaults().clone()), impl_(std::move(impl)) {
+  for (size_t g = 0; g < param_groups_.size(); ++g) {  // as they are: torch's constructor merges them with defaults
+    param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
+  }
+}
+
+ShardedOptimizer::ShardedOptimizer(const std::vector<OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
+                                   Factory make)
+    : ShardedOptimizer([&] {
+        auto impl = std::make_unique<Impl>(groups, std::move(group), std::move(make));
+        impl->check_same_on_all_ranks();
+        impl->cut();
+        return impl;
+      }()) {}
+
+ShardedOptimizer::ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group,
+                                   Factory make)
+    : ShardedOptimizer(std::vector{OptimizerParamGroup(std::move(parameters))}, std::move(group), std::move(make)) {}
+
+ShardedOptimizer::~ShardedOptimizer() = default;
+
+void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) {
+  impl_->grad_scale = std::move(grad_scale);
+  impl_->found_inf = std::move(found_inf);
+}
+
+// A Stepper replaces 16-bit parameters by FP32 masters before the first step; others may add groups until then.
+void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerParamGroup>& groups) {
+  const auto are_same = [](const auto& a, const auto& b) {
+    return std::equal(a.params().begin(), a.params().end(), b.params().begin(), b.params().end(),
+                      [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+  };
+  if (std::equal(groups.begin(), groups.end(), whole->param_groups().begin(), whole->param_groups().end(), are_same)) {
+    return;
+  }
+  if (own && !own->state().empty()) {
+    throw ConfigError("ShardedOptimizer: param_groups() hold other parameters than before; make a new optimizer");
+  }
+  Impl next(groups, group, make);
+  next.state_file = state_file;
+  next.cut();
+  *this = std::move(next);
+}
+
+bool ShardedOptimizer::takes(at::ScalarType dtype) const { return impl_->whole->takes(dtype); }
+
+bool ShardedOptimizer::before_writing(std::function<void()> hook) {
+  impl_->before_writing = std::move(hook);
+  return true;
+}
+
+at::Tensor ShardedOptimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode enable_grad(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  const auto hook = std::exchange(impl_->before_writing, {});
+  const at::Tensor grad_scale = std::exchange(impl_->grad_scale, {});
+  const at::Tensor found_inf = std::exchange(impl_->found_inf, {});
+  bool has_told = hook != nullptr;
+  const auto tell = [&] {
+    has_told = true;
+    if (!impl_->is_well_on_all_ranks(true)) {
+      throw Error(
+          "ShardedOptimizer.step: the update of another rank has failed before it began, so no rank makes it; see that "
+          "rank's error");
+    }
+  };
+  try {
+    impl_->take_new_parameters(param_groups_);
+    impl_->consolidated.reset();
+    update_own(grad_scale, found_inf, hook ? hook : tell);
+  } catch (...) {
+    if (!has_told) {
+      impl_->is_well_on_all_ranks(false);
+    }
+    throw;
+  }
+  impl_->gather();
+  return loss;
+}
+
+void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor& found_inf,
+                                  const std::function<void()>& before_writing) {
+  if (!impl_->has_own()) {
+    before_writing();
+    return;
+  }
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    impl_->own->param_groups()[g].set_options(param_groups_[g].options().clone());
+  }
+  // Gradients must be free when their parameters release them.
+  const auto give_back = c10::make_scope_exit([this] {
+    for (const at::Tensor& piece : impl_->own_pieces()) {
+      piece.mutable_grad().reset();
+    }
+  });
+  impl_->lend_gradients();
+  impl_->own->set_gradient_scaling(grad_scale, found_inf);
+  impl_->own->before_writing(before_writing);
+  impl_->own->step();
+}
+
+void ShardedOptimizer::consolidate(int to, const std::filesystem::path& scratch) {
+  const ProcessGroup& here = *impl_->group;
+  if (to < 0 || to >= here.size()) {
+    throw ConfigError(fmt::format("ShardedOptimizer.consolidate: there is no rank {} of {}", to, here.size()));
+  }
+  const auto make = [&](at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype) {
+    if (scratch.empty()) {
+      return at::empty_strided(sizes, strides, at::TensorOptions(at::kCPU).dtype(dtype));
+    }
+    const auto bytes = c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(dtype));
+    return detail::tensor_in(detail::FileMemory::in(scratch, bytes), 0, sizes, strides, dtype);
+  };
+  impl_->consolidated.reset();
+  StateDict whole =
+      detail::gather_shares(*impl_->group, to, impl_->own_state(), impl_->pieces, impl_->parameters, make);
+  if (here.rank() == to) {
+    impl_->consolidated = std::move(whole);
+  }
+}
+
+StateDict ShardedOptimizer::state_dict() const {
+  impl_->take_new_parameters(param_groups_);
+  StateDict state;
+  if (impl_->consolidated) {
+    state.set("state", *impl_->consolidated);
+  } else if (impl_->group->size() == 1) {
+    state.set("state", impl_->own_state());
+  } else {
+    throw ConfigError(fmt::format(
+        "ShardedOptimizer.state_dict: rank {} has a share of the state only; call consolidate({}) on every rank after "
+        "the last step, then state_dict() on that rank",
+        impl_->group->rank(), impl_->group->rank()));
+  }
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    impl_->whole->param_groups()[g].set_options(param_groups_[g].options().clone());
+  }
+  state.set("param_groups", impl_->whole->state_dict().get<StateDict>("param_groups"));
+  return state;
+}
+
+void ShardedOptimizer::release() { impl_->consolidated.reset(); }
+
+StateDict ShardedOptimizer::state_here() const { return impl_->own_state(); }
+
+// Code that may throw works on new optimizers. They replace the old ones only when it has succeeded on all ranks.
+void ShardedOptimizer::load_state_dict(const StateDict& state) {
+  std::unique_ptr<FusedOptimizer> whole, own;
+  std::exception_ptr error;
+  try {
+    impl_->take_new_parameters(param_groups_);
+    whole = impl_->make(impl_->whole->param_groups());
+    own = impl_->loaded(state, *whole);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const bool all_well = impl_->is_well_on_all_ranks(!error);
+  if (error) {
+    std::rethrow_exception(error);
+  }
+  if (!all_well) {
+    throw CorruptFile(
+        "ShardedOptimizer.load_state_dict: the state does not fit another rank's share; see that rank's error");
+  }
+  impl_->whole = std::move(whole);
+  impl_->own = std::move(own);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
+  }
+  impl_->consolidated.reset();
+}
+
+int64_t ShardedOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
+  impl_->take_new_parameters(param_groups_);
+  for (size_t i = 0; i < impl_->pieces.size(); ++i) {  // only for this count
+    impl_->views[i].set_requires_grad(gets_gradient(impl_->parameters[impl_->pieces[i].parameter]));
+  }
+  return impl_->has_own() ? impl_->own->state_bytes_to_come() : 0;
+}
+
+// That of the own share's update is free again before the shares are gathered.
+int64_t ShardedOptimizer::workspace_bytes() const {
+  impl_->take_new_parameters(param_groups_);
+  return std::max(impl_->gathering_bytes(), impl_->has_own() ? impl_->own->workspace_bytes() : 0);
+}
+
+// A broadcast of several tensors copies them together first, and Gloo's threads may hold the copies of the last ones a
+// little longer.
+int64_t ShardedOptimizer::Impl::gathering_bytes() const {
+  constexpr size_t kCopies = 3;  // what is sent, and one for each of two threads
+  if (group->size() == 1) {
+    return 0;
+  }
+  std::vector<int64_t> bytes(static_cast<size_t>(group->size()));
+  int64_t largest = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto of_piece = static_cast<int64_t>(views[i].nbytes());
+    bytes[static_cast<size_t>(pieces[i].rank)] += of_piece;
+    largest = std::max(largest, of_piece);
+  }
+  std::sort(bytes.begin(), bytes.end(), std::greater<>());
+  bytes.resize(std::min(bytes.size(), kCopies));
+  const int64_t in_chunks = static_cast<int64_t>(kCopies + 1) * (ProcessGroup::Impl::kBroadcastChunk + largest);
+  return std::min(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}), in_chunks);
+}
+
+bool ShardedOptimizer::keep_state_in(const StateFile& file) {
+  impl_->take_new_parameters(param_groups_);
+  if (impl_->has_own() && !impl_->own->keep_state_in(file)) {
+    return false;
+  }
+  impl_->state_file = StateFile{.directory = detail::lasting(file.directory), .window = file.window};
+  return true;
+}
+
+void ShardedOptimizer::keep_state_in_memory() {
+  if (impl_->has_own()) {
+    impl_->own->keep_state_in_memory();
+  }
+  impl_->state_file.reset();
+}
+
+bool ShardedOptimizer::is_state_in_file() const { return impl_->state_file.has_value(); }
+
+// The window is free again before the shares are gathered.
+StateFileBytes ShardedOptimizer::bytes_with_state_in(const StateFile& file) const {
+  impl_->take_new_parameters(param_groups_);
+  if (!impl_->has_own()) {
+    return {};
+  }
+  StateFileBytes bytes = impl_->own->bytes_with_state_in(file);
+  bytes.workspace = std::max(bytes.workspace, impl_->gathering_bytes());
+  return bytes;
+}
+
+void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  detail::write_state(archive, state_dict());
+}
+void ShardedOptimizer::load(torch::serialize::InputArchive& archive) { load_state_dict(detail::read_state(archive)); }
+
+}  // namespace snug

@@ -1,0 +1,41 @@
+#pragma once
+// The values of a graph by their names, which become slots, and the arguments of its nodes, made fit for the schemas of
+// operators.
+
+#include <string>
+#include <unordered_map>
+
+#include "src/exported/graph.h"
+#include "src/exported/union_json.h"
+
+namespace snug::detail {
+
+class ArgumentReader final {
+ public:
+  /// The slot of a value that is made now; -1 for an empty name, which nobody uses. Throws CorruptFile for a name that
+  /// is there already.
+  int new_slot(const std::string& name);
+  /// How many there are.
+  int slots() const { return slots_; }
+
+  /// A value that was made before. `type`: the schema's, null where there is no schema. Throws CorruptFile for an
+  /// unknown name.
+  GraphArgument value_named(const std::string& name, const c10::TypePtr& type = nullptr) const;
+  /// An argument in the file: a value, a constant or a list of them, as `type`. Throws ConfigError for kinds that are
+  /// not supported, CorruptFile for what torch.export does not write.
+  GraphArgument argument_of(const ExportJson& json, const c10::TypePtr& type = nullptr) const;
+
+ private:
+  GraphArgument read(const ExportJson& json, const c10::TypePtr& type) const;
+  GraphArgument read_plain(const ExportJson& json, const c10::TypePtr& type) const;
+
+  std::unordered_map<std::string, int> slot_of_;
+  int slots_ = 0;
+};
+
+GraphArgument constant_argument(c10::IValue value);
+
+/// The name of a value: {"as_tensor": {"name": "x"}}, {"as_sym_int": {"as_name": "s"}}; empty for values without one.
+std::string name_of_value(const ExportJson& argument);
+
+}  // namespace snug::detail

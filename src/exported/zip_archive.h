@@ -1,0 +1,52 @@
+#pragma once
+// ZipArchive: the records of a zip file whose records lie in it as they are, which is how torch writes its files. No
+// torch, so that it is tested alone. Records share no bytes and none is compressed, so all together are no larger than
+// the file.
+//
+//   file = records, each with a header of its own; the directory; its end, which says where it begins
+//
+// Format: APPNOTE.TXT of PKWARE, 4.3; with the 64-bit fields of 4.5.3 for large files.
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "src/io/input_file.h"
+
+namespace snug::detail {
+
+class ZipArchive final {
+ public:
+  struct Record {
+    int64_t offset = 0;  // of its header in the file
+    int64_t size = 0;    // bytes
+    uint32_t crc32 = 0;
+  };
+
+  /// Reads the directory. Throws CorruptFile if this is no such archive, and Error if the file cannot be read.
+  explicit ZipArchive(const std::filesystem::path& path);
+
+  /// Of all records, without the folder that they all lie in; sorted.
+  std::vector<std::string> names() const;
+  bool contains(const std::string& name) const { return records_.contains(name); }
+  /// In bytes. Throws CorruptFile if there is no such record.
+  int64_t size(const std::string& name) const { return find(name).size; }
+  /// Fills `target`, of the record's size. Throws CorruptFile for a checksum that differs.
+  void read(const std::string& name, std::span<char> target) const;
+  /// Throws CorruptFile for a record of more than `limit` bytes.
+  std::string text(const std::string& name, int64_t limit) const;
+
+ private:
+  const Record& find(const std::string& name) const;
+  void read_directory(std::string_view directory, int64_t count);
+
+  InputFile file_;
+  std::map<std::string, Record> records_;
+  int64_t data_end_ = 0;  // where the directory begins
+};
+
+}  // namespace snug::detail

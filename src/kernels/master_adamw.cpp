@@ -1,0 +1,238 @@
+#include "src/kernels/master_adamw.h"
+
+#include <algorithm>
+
+#include "src/kernels/random_bits.h"
+
+// Compiles what follows once per instruction set.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "src/kernels/master_adamw.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "src/kernels/adamw_simd.h"
+#include "src/kernels/half_simd.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace snug::kernels::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using DU = hn::RebindToUnsigned<D>;
+
+/// Elements that do not fill a vector, moved to where they do.
+template <class T>
+struct Rest {
+  Rest(const T* from, int64_t count) { std::copy_n(from, count, values); }
+  void back(T* to, int64_t count) const { std::copy_n(values, count, to); }
+  T values[HWY_MAX_BYTES / sizeof(float)] = {};
+};
+
+int64_t lanes() { return static_cast<int64_t>(hn::Lanes(D())); }
+
+// With masters.
+
+template <class Half>
+HWY_INLINE void master_vector(const AdamWConstants& constants, float* master, Half* parameter, const Half* gradient,
+                              float* exp_avg, float* exp_avg_sq) {
+  const D d;
+  auto p = hn::LoadU(d, master);
+  auto m = hn::LoadU(d, exp_avg);
+  auto v = hn::LoadU(d, exp_avg_sq);
+  adamw(d, constants, load(d, gradient), p, m, v);
+  hn::StoreU(p, d, master);
+  hn::StoreU(m, d, exp_avg);
+  hn::StoreU(v, d, exp_avg_sq);
+  store(d, p, parameter);
+}
+
+template <class Half>
+HWY_INLINE void master_update(const AdamWStep& step, float* master, Half* parameter, const Half* gradient,
+                              float* exp_avg, float* exp_avg_sq, int64_t count) {
+  const AdamWConstants constants(step);
+  int64_t i = 0;
+  for (; i + lanes() <= count; i += lanes()) {
+    master_vector(constants, master + i, parameter + i, gradient + i, exp_avg + i, exp_avg_sq + i);
+  }
+  if (const int64_t n = count - i; n > 0) {
+    Rest p(master + i, n);
+    Rest rounded(parameter + i, n);
+    Rest g(gradient + i, n);
+    Rest m(exp_avg + i, n);
+    Rest v(exp_avg_sq + i, n);
+    master_vector(constants, p.values, rounded.values, g.values, m.values, v.values);
+    p.back(master + i, n);
+    rounded.back(parameter + i, n);
+    m.back(exp_avg + i, n);
+    v.back(exp_avg_sq + i, n);
+  }
+}
+
+// Without masters.
+
+/// The random numbers of consecutive elements: see detail::RandomKeys.
+HWY_INLINE hn::Vec<DU> random_vector(const detail::RandomKeys& keys, uint32_t index) {
+  const DU du;
+  auto x = hn::Xor(hn::Iota(du, index), hn::Set(du, keys.first));
+  for (int round = 0; round < 2; ++round) {
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(du, detail::kMultiplier1));
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(du, detail::kMultiplier2));
+    x = hn::Xor(x, hn::ShiftRight<16>(x));
+    x = round == 0 ? hn::Add(x, hn::Set(du, keys.second)) : x;
+  }
+  return x;
+}
+
+HWY_INLINE void stochastic_vector(const AdamWConstants& constants, const detail::RandomKeys& keys, uint32_t index,
+                                  BFloat16* parameter, const BFloat16* gradient, float* exp_avg, float* exp_avg_sq) {
+  const D d;
+  auto p = load(d, parameter);
+  auto m = hn::LoadU(d, exp_avg);
+  auto v = hn::LoadU(d, exp_avg_sq);
+  adamw(d, constants, load(d, gradient), p, m, v);
+  hn::StoreU(m, d, exp_avg);
+  hn::StoreU(v, d, exp_avg_sq);
+  store_stochastic(d, p, random_vector(keys, index), parameter);
+}
+
+/// Elements whose indices share their upper 32 bits.
+HWY_INLINE void stochastic_part(const AdamWConstants& constants, const detail::RandomKeys& keys, uint32_t index,
+                                BFloat16* parameter, const BFloat16* gradient, float* exp_avg, float* exp_avg_sq,
+                                int64_t count) {
+  int64_t i = 0;
+  for (; i + lanes() <= count; i += lanes()) {
+    stochastic_vector(constants, keys, index, parameter + i, gradient + i, exp_avg + i, exp_avg_sq + i);
+    index += static_cast<uint32_t>(lanes());
+  }
+  if (const int64_t n = count - i; n > 0) {
+    Rest p(parameter + i, n);
+    Rest g(gradient + i, n);
+    Rest m(exp_avg + i, n);
+    Rest v(exp_avg_sq + i, n);
+    stochastic_vector(constants, keys, index, p.values, g.values, m.values, v.values);
+    p.back(parameter + i, n);
+    m.back(exp_avg + i, n);
+    v.back(exp_avg_sq + i, n);
+  }
+}
+
+HWY_INLINE void stochastic_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter,
+                                  const BFloat16* gradient, float* exp_avg, float* exp_avg_sq, int64_t count) {
+  const AdamWConstants constants(step);
+  for (int64_t i = 0; i < count;) {
+    const uint64_t index = key.offset + static_cast<uint64_t>(i);
+    const auto low = static_cast<uint32_t>(index);
+    const int64_t part = std::min(count - i, (int64_t{1} << 32) - low);
+    stochastic_part(constants, detail::RandomKeys(key, index >> 32), low, parameter + i, gradient + i, exp_avg + i,
+                    exp_avg_sq + i, part);
+    i += part;
+  }
+}
+
+// Rounding alone.
+
+template <class From, class To>
+HWY_INLINE void convert(const From* from, To* to, int64_t count) {
+  const D d;
+  int64_t i = 0;
+  for (; i + lanes() <= count; i += lanes()) {
+    store(d, load(d, from + i), to + i);
+  }
+  if (const int64_t n = count - i; n > 0) {
+    const Rest in(from + i, n);
+    Rest out(to + i, n);
+    store(d, load(d, in.values), out.values);
+    out.back(to + i, n);
+  }
+}
+
+void round_with(const float* values, const uint32_t* bits, BFloat16* rounded, int64_t count) {
+  const D d;
+  const DU du;
+  int64_t i = 0;
+  for (; i + lanes() <= count; i += lanes()) {
+    store_stochastic(d, hn::LoadU(d, values + i), hn::LoadU(du, bits + i), rounded + i);
+  }
+  if (const int64_t n = count - i; n > 0) {
+    const Rest in(values + i, n);
+    const Rest random(bits + i, n);
+    Rest out(rounded + i, n);
+    store_stochastic(d, hn::LoadU(d, in.values), hn::LoadU(du, random.values), out.values);
+    out.back(rounded + i, n);
+  }
+}
+
+// One function per type, for the tables of instruction sets.
+
+void master_half(const AdamWStep& step, float* master, Float16* parameter, const Float16* gradient, float* m, float* v,
+                 int64_t count) {
+  master_update(step, master, parameter, gradient, m, v, count);
+}
+void master_bfloat(const AdamWStep& step, float* master, BFloat16* parameter, const BFloat16* gradient, float* m,
+                   float* v, int64_t count) {
+  master_update(step, master, parameter, gradient, m, v, count);
+}
+void stochastic(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const BFloat16* gradient, float* m,
+                float* v, int64_t count) {
+  stochastic_update(step, key, parameter, gradient, m, v, count);
+}
+void round_half(const float* values, Float16* rounded, int64_t count) { convert(values, rounded, count); }
+void round_bfloat(const float* values, BFloat16* rounded, int64_t count) { convert(values, rounded, count); }
+void widen_half(const Float16* values, float* widened, int64_t count) { convert(values, widened, count); }
+void widen_bfloat(const BFloat16* values, float* widened, int64_t count) { convert(values, widened, count); }
+
+}  // namespace
+}  // namespace snug::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace snug::kernels {
+
+HWY_EXPORT(master_half);
+HWY_EXPORT(master_bfloat);
+HWY_EXPORT(stochastic);
+HWY_EXPORT(round_with);
+HWY_EXPORT(round_half);
+HWY_EXPORT(round_bfloat);
+HWY_EXPORT(widen_half);
+HWY_EXPORT(widen_bfloat);
+
+void master_adamw_update(const AdamWStep& step, float* master, Float16* parameter, const Float16* gradient,
+                         float* exp_avg, float* exp_avg_sq, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(master_half)(step, master, parameter, gradient, exp_avg, exp_avg_sq, count);
+}
+void master_adamw_update(const AdamWStep& step, float* master, BFloat16* parameter, const BFloat16* gradient,
+                         float* exp_avg, float* exp_avg_sq, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(master_bfloat)(step, master, parameter, gradient, exp_avg, exp_avg_sq, count);
+}
+
+void stochastic_adamw_update(const AdamWStep& step, const RandomKey& key, BFloat16* parameter, const BFloat16* gradient,
+                             float* exp_avg, float* exp_avg_sq, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(stochastic)(step, key, parameter, gradient, exp_avg, exp_avg_sq, count);
+}
+
+uint32_t random_bits(const RandomKey& key, uint64_t index) {
+  const uint64_t place = key.offset + index;
+  const detail::RandomKeys keys(key, place >> 32);
+  return detail::mix32(detail::mix32(static_cast<uint32_t>(place) ^ keys.first) + keys.second);
+}
+
+void round_stochastically(const float* values, const uint32_t* bits, BFloat16* rounded, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(round_with)(values, bits, rounded, count);
+}
+void round_to_nearest(const float* values, Float16* rounded, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(round_half)(values, rounded, count);
+}
+void round_to_nearest(const float* values, BFloat16* rounded, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(round_bfloat)(values, rounded, count);
+}
+void widen(const Float16* values, float* widened, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(widen_half)(values, widened, count);
+}
+void widen(const BFloat16* values, float* widened, int64_t count) {
+  HWY_DYNAMIC_DISPATCH(widen_bfloat)(values, widened, count);
+}
+
+}  // namespace snug::kernels
+#endif

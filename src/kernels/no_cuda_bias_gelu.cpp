@@ -1,0 +1,16 @@
+#include "snug/core.h"
+#include "src/kernels/device_bias_gelu.h"
+
+namespace snug::kernels::detail {
+
+bool has_bias_gelu_kernel(const at::Tensor&) { return false; }
+
+at::Tensor device_bias_gelu(const at::Tensor&, const at::Tensor&) {
+  throw Error("bias_gelu: snug was built without CUDA");
+}
+
+at::Tensor device_bias_gelu_backward(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  throw Error("bias_gelu: snug was built without CUDA");
+}
+
+}  // namespace snug::kernels::detail

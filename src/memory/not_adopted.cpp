@@ -1,0 +1,43 @@
+#include "src/memory/not_adopted.h"
+
+#include <ATen/ops/clone.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "snug/extra/checked_function.h"
+#include "src/core/computed_gradients.h"
+#include "src/core/has_bytes.h"
+#include "src/memory/custom_function.h"
+#include "src/memory/operator_mode.h"
+
+namespace snug::detail {
+namespace {
+
+// Whether something else uses the tensor's memory, or holds a weak pointer through which it may use it later.
+bool is_shared(const at::Tensor& tensor) {
+  constexpr uint32_t kOwnAndStrong = 2;
+  return tensor.storage().use_count() > 1 || tensor.storage().getWeakStorageImpl().weak_use_count() > kOwnAndStrong;
+}
+
+}  // namespace
+
+at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bool(const at::Tensor&)>& gives_away) {
+  if (!can_be_read(kept) || kept.is_nested() || !is_shared(kept)) {
+    return kept;
+  }
+  const auto node = torch::autograd::get_current_node();
+  // CopySlices, the node of a write to a view, copies the result of the function below it.
+  if (node == nullptr || !is_custom_function(*node) || node.get() == computes_its_gradients ||
+      node->name() == "torch::autograd::CopySlices" || gives_away(kept)) {
+    return kept;
+  }
+  if (is_as_saved && CheckedFunction::may_have(node.get(), kept.storage().unsafeGetStorageImpl())) {
+    return kept;
+  }
+  if (!kept.is_non_overlapping_and_dense()) {  // which autograd never takes as it is
+    return kept;
+  }
+  const UnseenOperators unseen;
+  return at::clone(kept);
+}
+
+}  // namespace snug::detail

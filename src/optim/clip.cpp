@@ -1,0 +1,134 @@
+#include "snug/clip.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "src/core/file_memory.h"
+#include "src/core/lazy_values.h"
+
+namespace snug {
+namespace {
+
+using Lists = std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::Tensor>>;
+
+Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
+  Lists lists;
+  std::unordered_set<const void*> seen;  // parameters() names those of a shared module once for each use
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.grad().defined()) {
+      continue;
+    }
+    detail::resolved_gradient(parameter);
+    if (parameter.grad().is_sparse() && !parameter.grad().is_coalesced()) {
+      parameter.mutable_grad() = parameter.grad().coalesce();  // the norm wants the sums over repeated rows
+    }
+    const at::Tensor gradient = parameter.grad().is_sparse() ? parameter.grad()._values() : parameter.grad();
+    // An empty tensor adds nothing, and torch has no infinity norm of it.
+    if (gradient.numel() > 0 && seen.insert(parameter.grad().unsafeGetTensorImpl()).second) {
+      lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
+    }
+  }
+  return lists;
+}
+
+// torch refuses to clamp to a value that the type cannot hold.
+double largest_finite(c10::ScalarType type) {
+  switch (type) {
+    case at::kHalf:
+      return std::numeric_limits<c10::Half>::max();
+    case at::kBFloat16:
+      return std::numeric_limits<c10::BFloat16>::max();
+    case at::kFloat:
+      return std::numeric_limits<float>::max();
+    default:
+      return std::numeric_limits<double>::max();
+  }
+}
+
+at::Tensor norm_of(const Lists& lists, double norm_type) {
+  if (!(norm_type > 0)) {
+    throw ConfigError(fmt::format("clip_grad_norm_: norm_type is {}; it must be > 0", norm_type));
+  }
+  if (lists.empty()) {
+    return at::zeros({}, at::kFloat);
+  }
+  const at::Device device = lists.begin()->second.front().device();
+  std::vector<at::Tensor> norms;
+  for (const auto& entry : lists) {
+    // A norm of 16-bit gradients is often past what FP16 holds, and clipping by an infinite norm would make them all 0.
+    const bool is_low = entry.first.second == at::kHalf || entry.first.second == at::kBFloat16;
+    const auto type = is_low ? std::optional(at::kFloat) : std::nullopt;
+    detail::for_each_in_files(entry.second, [&](at::TensorList gradients) {
+      for (const at::Tensor& norm : at::_foreach_norm(gradients, norm_type, type)) {
+        norms.push_back(norm.to(device, /*non_blocking=*/true));
+      }
+    });
+  }
+  return at::linalg_vector_norm(at::stack(norms), norm_type);  // in FP64 if one of them is
+}
+
+void check(double max_norm) {
+  if (!(max_norm >= 0)) {
+    throw ConfigError(fmt::format("clip_grad_norm_: max_norm is {}; it must be >= 0", max_norm));
+  }
+}
+
+void scale(const Lists& lists, double max_norm, const at::Tensor& norm) {
+  // Python divides a number by a tensor in this way, which rounds twice.
+  const at::Tensor coefficient = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+  // Where the answer is at hand, a pass over the gradients that would multiply them by one is left out.
+  if (coefficient.is_cpu() && coefficient.item<double>() == 1.0) {
+    return;
+  }
+  for (const auto& entry : lists) {
+    const at::Tensor factor = coefficient.to(entry.second.front().device(), /*non_blocking=*/true);
+    detail::for_each_in_files(entry.second, [&](at::TensorList gradients) { at::_foreach_mul_(gradients, factor); });
+  }
+}
+
+}  // namespace
+
+at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type) {
+  const at::NoGradGuard no_grad;
+  return norm_of(gradient_lists(parameters), norm_type);
+}
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+  check(max_norm);
+  const at::NoGradGuard no_grad;
+  const Lists lists = gradient_lists(parameters);
+  const at::Tensor norm = norm_of(lists, norm_type);
+  scale(lists, max_norm, norm);
+  return norm;
+}
+
+void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, const at::Tensor& norm) {
+  check(max_norm);
+  const at::NoGradGuard no_grad;
+  scale(gradient_lists(parameters), max_norm, norm);
+}
+
+void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value) {
+  if (!(value >= 0)) {
+    throw ConfigError(fmt::format("clip_grad_value_: value is {}; it must be >= 0", value));
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& entry : gradient_lists(parameters)) {
+    const double limit = std::isinf(value) ? value : std::min(value, largest_finite(entry.first.second));
+    at::_foreach_clamp_min_(entry.second, -limit);
+    at::_foreach_clamp_max_(entry.second, limit);
+  }
+}
+
+}  // namespace snug

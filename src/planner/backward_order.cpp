@@ -1,0 +1,88 @@
+#include "src/planner/backward_order.h"
+
+#include <algorithm>
+
+#include "src/planner/at.h"
+
+// A profile does not say for which operator a storage is unpacked. It is one that wrote or read it, and the backward
+// pass goes through operators about from the last to the first. So the longest sequence of Unpacks is looked for whose
+// operators fall, where each Unpack may be for any of a few users of its storage: the first Unpack for one of the last
+// users, and so on. This is patience sorting (Fredman 1975). Unpacks out of order, as of two backward passes one after
+// the other, are left out.
+
+namespace snug::detail {
+namespace {
+
+constexpr int kBeside = 3;  // users before and after the one that it would be if all of them saved it
+
+std::vector<std::vector<int>> users_of(const StepProfile& profile, const StorageUses& uses) {
+  std::vector<std::vector<int>> users = uses.readers;
+  for (int i = 0; i < static_cast<int>(profile.operators.size()); ++i) {
+    for (const ValueId& value : profile.operators[at(i)].writes) {
+      users[at(value.storage)].push_back(i);
+    }
+  }
+  for (std::vector<int>& list : users) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+  }
+  return users;
+}
+
+class LongestFall {
+ public:
+  void add(int op, int event) {
+    const auto after =
+        std::partition_point(ends_.begin(), ends_.end(), [&](int end) { return links_[at(end)].op > op; });
+    links_.push_back({op, event, after == ends_.begin() ? StorageUses::kNone : *std::prev(after)});
+    const int number = static_cast<int>(links_.size()) - 1;
+    if (after == ends_.end()) {
+      ends_.push_back(number);
+    } else {
+      *after = number;
+    }
+  }
+
+  template <class Visit>
+  void visit(const Visit& visit) const {
+    for (int i = ends_.empty() ? StorageUses::kNone : ends_.back(); i != StorageUses::kNone; i = links_[at(i)].before) {
+      visit(links_[at(i)].op, links_[at(i)].event);
+    }
+  }
+
+ private:
+  struct Link {
+    int op;
+    int event;
+    int before;
+  };
+  std::vector<Link> links_;
+  std::vector<int> ends_;  // per length: the link that ends such a fall with the largest operator
+};
+
+}  // namespace
+
+std::vector<int> backward_events(const StepProfile& profile, const StorageUses& uses) {
+  const std::vector<std::vector<int>> users = users_of(profile, uses);
+  std::vector<int> in_use(users.size(), 0);
+  std::vector<int> unpacked(users.size(), 0);
+  LongestFall fall;
+  for (int e = uses.backward; e < static_cast<int>(profile.events.size()); ++e) {
+    const ProfileEvent& event = profile.events[at(e)];
+    if (event.kind == EventKind::Done) {
+      --in_use[at(event.index)];
+    } else if (event.kind == EventKind::Unpack && in_use[at(event.index)]++ == 0) {
+      const std::vector<int>& list = users[at(event.index)];
+      const int about = static_cast<int>(list.size()) - 1 - unpacked[at(event.index)]++;
+      const int last = std::min(static_cast<int>(list.size()) - 1, about + kBeside);
+      for (int i = std::max(0, about - kBeside); i <= last; ++i) {  // ascending: one Unpack is in a fall only once
+        fall.add(list[at(i)], e);
+      }
+    }
+  }
+  std::vector<int> result(profile.operators.size(), StorageUses::kNone);
+  fall.visit([&](int op, int event) { result[at(op)] = event; });
+  return result;
+}
+
+}  // namespace snug::detail

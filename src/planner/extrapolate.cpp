@@ -1,0 +1,60 @@
+#include "src/planner/extrapolate.h"
+
+#include <algorithm>
+
+namespace snug::detail {
+namespace {
+
+bool is_alike(const StepProfile& a, const StepProfile& b) {
+  const auto same_operator = [](const ProfiledOperator& x, const ProfiledOperator& y) {
+    return x.name == y.name && x.reads == y.reads && x.writes == y.writes && x.replayable == y.replayable;
+  };
+  const auto same_storage = [](const StorageInfo& x, const StorageInfo& y) { return x.kind == y.kind; };
+  const auto same_event = [](const ProfileEvent& x, const ProfileEvent& y) {
+    return x.kind == y.kind && x.index == y.index;
+  };
+  return a.device == b.device && a.backward.size() == b.backward.size() &&
+         std::ranges::equal(a.operators, b.operators, same_operator) &&
+         std::ranges::equal(a.storages, b.storages, same_storage) && std::ranges::equal(a.events, b.events, same_event);
+}
+
+}  // namespace
+
+std::optional<StepProfile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {
+  if (small.items >= large.items || !is_alike(small.profile, large.profile)) {
+    return std::nullopt;
+  }
+  const int64_t between = large.items - small.items, beyond = items - large.items;
+  const auto bytes = [&](int64_t of_small, int64_t of_large) {
+    return std::max<int64_t>(0, of_large + (of_large - of_small) * beyond / between);
+  };
+  const auto seconds = [&](double of_small, double of_large) {
+    return std::max(0.0, of_large + (of_large - of_small) * static_cast<double>(beyond) / static_cast<double>(between));
+  };
+  StepProfile result = large.profile;
+  for (size_t i = 0; i < result.storages.size(); ++i) {
+    result.storages[i].bytes = bytes(small.profile.storages[i].bytes, result.storages[i].bytes);
+  }
+  for (size_t i = 0; i < result.operators.size(); ++i) {
+    result.operators[i].workspace = bytes(small.profile.operators[i].workspace, result.operators[i].workspace);
+    result.operators[i].seconds = seconds(small.profile.operators[i].seconds, result.operators[i].seconds);
+  }
+  for (size_t i = 0; i < result.backward.size(); ++i) {
+    result.backward[i].seconds = seconds(small.profile.backward[i].seconds, result.backward[i].seconds);
+  }
+  // Levels go on along the line, and not what leads from one to the next, which is rounded.
+  int64_t of_small = 0, of_large = 0, level = 0;
+  for (size_t i = 0; i < result.events.size(); ++i) {
+    ProfileEvent& event = result.events[i];
+    if (event.kind == EventKind::Allocate || event.kind == EventKind::Release) {
+      const int64_t sign = event.kind == EventKind::Allocate ? 1 : -1;
+      of_small += sign * small.profile.events[i].bytes;
+      of_large += sign * event.bytes;
+      event.bytes = std::max<int64_t>(0, sign * (bytes(of_small, of_large) - level));
+      level += sign * event.bytes;
+    }
+  }
+  return result;
+}
+
+}  // namespace snug::detail

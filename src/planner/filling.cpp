@@ -1,0 +1,153 @@
+#include "src/planner/filling.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "src/planner/at.h"
+#include "src/planner/room.h"
+
+namespace snug::detail {
+
+using plan::Stay;
+using plan::Stays;
+
+Filling::Filling(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
+    : simulator_(simulator),
+      profile_(simulator.profile()),
+      uses_(uses),
+      pool_(pool),
+      ways_(profile_.storages.size(), {plan::Stay::kept(), plan::Stay::once_rebuilt(), plan::Stay::never()}) {
+  for (int s = 0; s < static_cast<int>(profile_.storages.size()); ++s) {
+    if (profile_.storages[at(s)].kind != StorageKind::External) {
+      choices_.push_back(s);
+      if (uses_.may_leave[at(s)]) {
+        ways_[at(s)].push_back(plan::Stay::streamed());
+        ways_[at(s)].push_back(plan::Stay::offloaded());
+      }
+    }
+  }
+}
+
+// For what the plan lets run again: to keep it, or to hold it after the first time. Best first.
+std::vector<Filling::Gain> Filling::gains(const PlanPoint& point) const {
+  std::vector<int> times(profile_.operators.size(), 0);
+  std::vector<int> first_at(profile_.operators.size(), 0);
+  for (const plan::Replay& replay : point.run.replays) {
+    for (const int op : replay.operators) {
+      first_at[at(op)] = times[at(op)]++ == 0 ? replay.event : first_at[at(op)];
+    }
+  }
+  std::vector<Gain> result;
+  for (const int s : choices_) {
+    const int op = simulator_.last_producer(s);
+    const plan::Stay stay = point.plan[at(s)];
+    const auto bytes = static_cast<double>(profile_.storages[at(s)].bytes);
+    if (op < 0 || times[at(op)] == 0 || stay <= plan::Stay::kept() || bytes == 0) {
+      continue;
+    }
+    const double seconds = profile_.operators[at(op)].seconds;
+    const int first = first_at[at(op)];
+    const int held_from = stay == plan::Stay::never() ? point.run.last_use[at(s)] : std::max(first, stay.event);
+    if (uses_.dropped_at[at(s)] <= held_from) {
+      result.push_back({times[at(op)] * seconds / bytes, s, plan::Stay::kept(), uses_.dropped_at[at(s)], held_from});
+    }
+    if (stay != plan::Stay::once_rebuilt() && times[at(op)] > 1 && first <= held_from) {
+      result.push_back({(times[at(op)] - 1) * seconds / bytes, s, plan::Stay::once_rebuilt(), first, held_from});
+    }
+  }
+  std::stable_sort(result.begin(), result.end(), [](const Gain& a, const Gain& b) { return a.value > b.value; });
+  return result;
+}
+
+// Where replays need more than was free, the first so many of what was taken, found by halving.
+PlanPoint Filling::fill(PlanPoint from, int64_t budget) {
+  constexpr int kRounds = 8;
+  for (int round = 0; round < kRounds && pool_.work_left() > 0 && from.fits(); ++round) {
+    Room room(from.run.high, budget);
+    std::vector<Gain> taken;
+    for (const Gain& gain : gains(from)) {
+      if (room.take(gain.first, gain.last, profile_.storages[at(gain.storage)].bytes)) {
+        taken.push_back(gain);
+      }
+    }
+    std::optional<PlanPoint> best;
+    size_t fitting = 0;
+    size_t too_many = taken.size() + 1;
+    for (size_t many = taken.size(); many > fitting && pool_.work_left() > 0; many = (fitting + too_many) / 2) {
+      plan::Stays plan = from.plan;
+      for (size_t i = 0; i < many; ++i) {
+        plan[at(taken[i].storage)] = std::min(plan[at(taken[i].storage)], taken[i].choice);
+      }
+      PlanPoint point = pool_.evaluate(plan, budget);
+      (point.fits() ? fitting : too_many) = many;
+      if (point.fits() && (!best || point.run.seconds < best->run.seconds)) {
+        best = std::move(point);
+      }
+    }
+    if (!best || best->run.seconds >= from.run.seconds) {
+      return from;
+    }
+    from = std::move(*best);
+  }
+  return from;
+}
+
+// One change, taken if it overflows less, or fits and is faster, or is as fast with a lower peak.
+bool Filling::improve(PlanPoint& best, const plan::Stays& plan, int64_t budget) {
+  PlanPoint point = pool_.evaluate(plan, budget);
+  const auto order = [](const PlanPoint& p) { return std::tuple(p.overflow, p.run.seconds, p.run.peak_bytes); };
+  const bool better = point.possible() && (!best.possible() || order(point) < order(best));
+  if (better) {
+    best = std::move(point);
+  }
+  return better;
+}
+
+bool Filling::change_one(PlanPoint& best, int64_t budget, int64_t limit) {
+  bool improved = false;
+  for (const int s : choices_) {
+    for (const plan::Stay choice : ways_[at(s)]) {
+      if (choice != best.plan[at(s)] && pool_.work_left() > limit) {
+        plan::Stays plan = best.plan;
+        plan[at(s)] = choice;
+        improved = improve(best, plan, budget) || improved;
+      }
+    }
+  }
+  return improved;
+}
+
+bool Filling::swap_two(PlanPoint& best, int64_t budget, int64_t limit) {
+  for (const int s : choices_) {
+    for (const int other : choices_) {
+      for (const plan::Stay first : ways_[at(s)]) {
+        for (const plan::Stay second : ways_[at(other)]) {
+          if (pool_.work_left() <= limit) {
+            return false;
+          }
+          if (s == other || first == best.plan[at(s)] || second == best.plan[at(other)]) {
+            continue;
+          }
+          plan::Stays plan = best.plan;
+          plan[at(s)] = first;
+          plan[at(other)] = second;
+          if (improve(best, plan, budget)) {
+            return true;
+          }
+        }
+      }
+    }
+  }
+  return false;
+}
+
+// Swaps only where no single change helps any more.
+PlanPoint Filling::polish(PlanPoint from, int64_t budget, int64_t limit) {
+  while (pool_.work_left() > limit && (change_one(from, budget, limit) || swap_two(from, budget, limit))) {
+  }
+  return from;
+}
+
+}  // namespace snug::detail

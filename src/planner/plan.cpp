@@ -1,0 +1,197 @@
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "snug/planner.h"
+#include "src/core/versioned_json.h"
+
+namespace snug {
+namespace {
+
+using Json = detail::OrderedJson;
+
+constexpr detail::JsonKind kPlanJson{
+    .key = "snug_remat_plan", .type = "RematPlan", .noun = "plan", .cure = "plan again"};
+
+// A Stay as one number: the event from which on it stays, or one of these.
+constexpr int kStreamed = -3;
+constexpr int kOffloaded = -2;
+constexpr int kKept = -1;
+constexpr int kNever = std::numeric_limits<int>::max();
+
+int number_of(plan::Stay stay) {
+  switch (stay.kind) {
+    case plan::Stay::Kind::Streamed:
+      return kStreamed;
+    case plan::Stay::Kind::Offloaded:
+      return kOffloaded;
+    case plan::Stay::Kind::Kept:
+      return kKept;
+    case plan::Stay::Kind::From:
+      return stay.event;
+    case plan::Stay::Kind::Never:
+      return kNever;
+  }
+  throw Error("RematPlan: a storage of an unknown kind of stay");
+}
+
+plan::Stay stay_of(int number) {
+  if (number < kStreamed) {
+    throw ConfigError(fmt::format("RematPlan: a storage stays from event {}, which is none; plan again", number));
+  }
+  return number == kStreamed    ? plan::Stay::streamed()
+         : number == kOffloaded ? plan::Stay::offloaded()
+         : number == kKept      ? plan::Stay::kept()
+         : number == kNever     ? plan::Stay::never()
+                                : plan::Stay::from(number);
+}
+
+std::vector<int> numbers_of(const plan::Stays& stays) {
+  std::vector<int> numbers(stays.size());
+  std::ranges::transform(stays, numbers.begin(), number_of);
+  return numbers;
+}
+
+plan::Stays stays_of(const std::vector<int>& numbers) {
+  plan::Stays stays(numbers.size());
+  std::ranges::transform(numbers, stays.begin(), stay_of);
+  return stays;
+}
+
+std::vector<int> numbers_in(const Json& json) {
+  std::vector<int> numbers;
+  for (const Json& number : json) {
+    numbers.push_back(detail::whole_number<int>(number));
+  }
+  return numbers;
+}
+
+struct Share {
+  int count = 0;
+  int64_t bytes = 0;
+  double seconds = 0;
+};
+
+using Shares = std::vector<std::pair<std::string, Share>>;
+
+template <class Less>
+Shares sorted(const std::map<std::string, Share>& shares, Less less) {
+  Shares rows(shares.begin(), shares.end());
+  std::stable_sort(rows.begin(), rows.end(), [&](const auto& a, const auto& b) { return less(b.second, a.second); });
+  return rows;
+}
+
+std::string table(const Shares& rows, int limit) {
+  std::string text;
+  for (int i = 0; i < std::min(limit, static_cast<int>(rows.size())); ++i) {
+    const auto& [name, share] = rows[static_cast<size_t>(i)];
+    text += fmt::format("  {:<32} {:>5} x {:>12} {:>10.3f} ms\n", name, share.count, Bytes(share.bytes).str(),
+                        share.seconds * 1e3);
+  }
+  if (static_cast<int>(rows.size()) > limit) {
+    text += fmt::format("  ... and {} more\n", static_cast<int>(rows.size()) - limit);
+  }
+  return text;
+}
+
+// What leaves, by its maker, with the seconds of its way out and back.
+std::map<std::string, Share> transfers(const plan::StepSimulator& simulator, const plan::Simulation& run) {
+  const StepProfile& profile = simulator.profile();
+  std::map<std::string, Share> moved;
+  const auto share_of = [&](int s) -> Share& {
+    const int op = simulator.producer({s, 0});
+    return moved[op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name];
+  };
+  const auto bytes_of = [&](int s) { return profile.storages[static_cast<size_t>(s)].bytes; };
+  for (const int s : run.offloaded) {
+    Share& share = share_of(s);
+    ++share.count;
+    share.bytes += bytes_of(s);
+    share.seconds += profile.link.out_seconds(bytes_of(s));
+  }
+  for (const plan::Replay& replay : run.replays) {
+    for (const int s : replay.loads) {
+      share_of(s).seconds += profile.link.back_seconds(bytes_of(s));
+    }
+  }
+  return moved;
+}
+
+}  // namespace
+
+std::string RematPlan::to_json() const {
+  return detail::versioned_json(kPlanJson, {{"hold_from", numbers_of(stays)},
+                                            {"peak_bytes", peak_bytes},
+                                            {"seconds", seconds},
+                                            {"plain_peak_bytes", plain_peak_bytes},
+                                            {"plain_seconds", plain_seconds},
+                                            {"bound_seconds", bound_seconds}})
+      .dump();
+}
+
+RematPlan RematPlan::from_json(std::string_view text) {
+  return detail::read_versioned_json(kPlanJson, text, [](const Json& json) {
+    return RematPlan{.stays = stays_of(numbers_in(json.at("hold_from"))),
+                     .peak_bytes = detail::whole_number<int64_t>(json.at("peak_bytes")),
+                     .seconds = json.at("seconds").get<double>(),
+                     .plain_peak_bytes = detail::whole_number<int64_t>(json.at("plain_peak_bytes")),
+                     .plain_seconds = json.at("plain_seconds").get<double>(),
+                     .bound_seconds = json.at("bound_seconds").get<double>()};
+  });
+}
+
+std::string explain(const plan::StepSimulator& simulator, const RematPlan& plan, int rows) {
+  const StepProfile& profile = simulator.profile();
+  const plan::Simulation run = simulator.run(plan.stays);
+  if (run.impossible >= 0) {
+    throw ConfigError(
+        fmt::format("explain: the plan drops storage {}, which nothing can rebuild; it belongs to another profile",
+                    run.impossible));
+  }
+  std::map<std::string, Share> replayed;
+  std::map<std::string, Share> alive;
+  for (const plan::Replay& replay : run.replays) {
+    for (const int index : replay.operators) {
+      const ProfiledOperator& op = profile.operators[static_cast<size_t>(index)];
+      Share& share = replayed[op.name];
+      ++share.count;
+      share.seconds += op.seconds;
+      for (const ValueId& value : op.writes) {
+        share.bytes += value.version == 0 ? profile.storages[static_cast<size_t>(value.storage)].bytes : 0;
+      }
+    }
+  }
+  int64_t named = 0;
+  for (const plan::LiveStorage& live : simulator.live_at_peak(plan.stays)) {
+    const int op = simulator.producer({live.storage, 0});
+    const std::string maker = op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name;
+    Share& share = alive[live.rebuilt ? maker + " (rebuilt)" : maker];
+    ++share.count;
+    share.bytes += live.bytes;
+    named += live.bytes;
+  }
+  std::string text = fmt::format(
+      "peak {} instead of {} ({:.1f} %), {:.3f} ms instead of {:.3f} ms ({:+.1f} %); at most {:.1f} % slower than the "
+      "best possible plan\n",
+      Bytes(run.peak_bytes).str(), Bytes(plan.plain_peak_bytes).str(),
+      100.0 * static_cast<double>(run.peak_bytes) / static_cast<double>(std::max<int64_t>(1, plan.plain_peak_bytes)),
+      run.seconds * 1e3, plan.plain_seconds * 1e3,
+      plan.plain_seconds > 0 ? 100 * (run.seconds / plan.plain_seconds - 1) : 0.0, 100 * plan.gap());
+  const auto less_time = [](const Share& a, const Share& b) { return a.seconds < b.seconds; };
+  text += "rebuilt:\n" + table(sorted(replayed, less_time), rows);
+  if (!run.offloaded.empty()) {
+    text += fmt::format("goes to {}:\n", profile.link.kind == OffloadLink::Kind::File ? "disk" : "host memory");
+    text += table(sorted(transfers(simulator, run), less_time), rows);
+  }
+  text += fmt::format("alive at the peak (event {} of {}; {} of it the backward pass's own and workspace):\n",
+                      run.peak_event, profile.events.size(), Bytes(run.peak_bytes - named).str());
+  text += table(sorted(alive, [](const Share& a, const Share& b) { return a.bytes < b.bytes; }), rows);
+  return text;
+}
+
+}  // namespace snug

@@ -1,0 +1,55 @@
+#include "src/planner/plan_pool.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace snug::detail {
+namespace {
+
+constexpr int64_t kPerReplayed = 2;  // of work, for an operator that runs again
+
+// No plan runs more operators again. A step cut into segments over several levels runs each about as often as there are
+// levels; what runs each more often is a chain of which nothing is held, and there is a better plan.
+int64_t most_replayed(const StepProfile& profile) {
+  constexpr int64_t kEachTimes = 16;
+  constexpr int64_t kAnyhow = 1000;
+  return std::max(kAnyhow, kEachTimes * std::ssize(profile.operators));
+}
+
+}  // namespace
+
+PlanPool::PlanPool(const plan::StepSimulator& simulator)
+    : simulator_(simulator), most_replayed_(most_replayed(simulator.profile())) {}
+
+PlanPoint PlanPool::evaluate(const plan::Stays& plan, int64_t budget) {
+  PlanPoint point{plan, simulator_.run(plan, most_replayed_)};
+  ++simulations_;
+  steps_ += point.run.steps;
+  work_left_ -= std::ssize(simulator_.profile().events) + kPerReplayed * point.run.replayed;
+  if (point.possible()) {
+    for (const int64_t high : point.run.high) {
+      point.overflow += static_cast<double>(std::max<int64_t>(0, high - budget));
+    }
+    remember(point);
+  }
+  return point;
+}
+
+void PlanPool::remember(const PlanPoint& point) {
+  const auto next = known_.upper_bound(point.run.peak_bytes);
+  if (next != known_.begin() && std::prev(next)->second.first <= point.run.seconds) {
+    return;
+  }
+  auto worse = known_.lower_bound(point.run.peak_bytes);
+  while (worse != known_.end() && worse->second.first >= point.run.seconds) {
+    worse = known_.erase(worse);
+  }
+  known_[point.run.peak_bytes] = {point.run.seconds, point.plan};
+}
+
+PlanPool::Known::const_iterator PlanPool::within(int64_t budget) const {
+  const auto next = known_.upper_bound(budget);
+  return next == known_.begin() ? known_.end() : std::prev(next);
+}
+
+}  // namespace snug::detail

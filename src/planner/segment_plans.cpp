@@ -1,0 +1,87 @@
+#include "src/planner/segment_plans.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/planner/at.h"
+#include "src/planner/segment_table.h"
+
+namespace snug::detail {
+
+// Few segments have better estimates, many do with fewer bytes.
+SegmentPlans::SegmentPlans(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
+    : simulator_(simulator), pool_(pool) {
+  int before = 0;
+  for (const int most : {25, 80}) {
+    Segments segments = cut_into_segments(simulator, uses, most);
+    if (segments.count() > before) {
+      before = segments.count();
+      std::vector<plan::Stays> plans = SegmentTable(segments, segments.plain_peak).plans();
+      families_.push_back({std::move(segments), std::move(plans)});
+    }
+  }
+}
+
+std::vector<PlanPoint> SegmentPlans::around(int64_t budget) {
+  std::vector<PlanPoint> result;
+  for (const Family& family : families_) {
+    const int first = first_that_overflows(family, budget);
+    std::optional<PlanPoint> best = best_near(family, first, budget);
+    if (!best) {
+      best = correct(family.segments, budget);
+    }
+    if (best) {
+      result.push_back(std::move(*best));
+    }
+    const int count = static_cast<int>(family.plans.size());
+    for (const int more : {0, count / 16, count / 5}) {
+      if (first + more < count) {
+        result.push_back(pool_.evaluate(family.plans[at(first + more)], budget));
+      }
+    }
+  }
+  return result;
+}
+
+int SegmentPlans::first_that_overflows(const Family& family, int64_t budget) {
+  const auto first = std::partition_point(family.plans.begin(), family.plans.end(),
+                                          [&](const plan::Stays& plan) { return pool_.evaluate(plan, budget).fits(); });
+  return static_cast<int>(first - family.plans.begin());
+}
+
+// Estimated bytes ascend. Real bytes ascend but for errors of the estimates, so the plans on both sides are tried.
+std::optional<PlanPoint> SegmentPlans::best_near(const Family& family, int number, int64_t budget) {
+  constexpr int kBeside = 4;
+  const int end = std::min(static_cast<int>(family.plans.size()), number + kBeside);
+  std::optional<PlanPoint> best;
+  for (int i = std::max(0, number - kBeside); i < end; ++i) {
+    PlanPoint point = pool_.evaluate(family.plans[at(i)], budget);
+    if (point.fits() && (!best || point.run.seconds < best->run.seconds)) {
+      best = std::move(point);
+    }
+  }
+  return best;
+}
+
+// Where a plan rises above its estimate, the simulator says during which event. There the estimate is raised, until a
+// plan fits.
+std::optional<PlanPoint> SegmentPlans::correct(Segments segments, int64_t budget) {
+  constexpr int kRounds = 6;
+  for (int round = 0; round < kRounds; ++round) {
+    const std::optional<plan::Stays> plan = SegmentTable(segments, budget).within(budget);
+    if (!plan) {
+      return std::nullopt;
+    }
+    PlanPoint point = pool_.evaluate(*plan, budget);
+    if (point.fits()) {
+      return point;
+    }
+    if (!point.possible()) {
+      return std::nullopt;
+    }
+    segments.raise(simulator_.profile(), point.run.peak_event, point.run.peak_bytes - budget);
+  }
+  return std::nullopt;
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,36 @@
+#pragma once
+// SegmentPlans: plans that cut the step into segments, for a budget. Internal to planner.
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "src/planner/plan_pool.h"
+#include "src/planner/segments.h"
+
+namespace snug::detail {
+
+class SegmentPlans {
+ public:
+  /// Keeps references.
+  SegmentPlans(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
+
+  /// Simulated: those that fit, and some that overflow a little.
+  std::vector<PlanPoint> around(int64_t budget);
+
+ private:
+  struct Family {
+    Segments segments;
+    std::vector<plan::Stays> plans;  // estimated bytes ascend
+  };
+
+  int first_that_overflows(const Family& family, int64_t budget);
+  std::optional<PlanPoint> best_near(const Family& family, int number, int64_t budget);
+  std::optional<PlanPoint> correct(Segments segments, int64_t budget);
+
+  const plan::StepSimulator& simulator_;
+  PlanPool& pool_;
+  std::vector<Family> families_;
+};
+
+}  // namespace snug::detail

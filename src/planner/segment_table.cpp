@@ -1,0 +1,312 @@
+#include "src/planner/segment_table.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <numeric>
+
+#include "src/planner/at.h"
+
+// Rotor's recurrence (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous
+// chains", RR-9302) with several options a block as in Rockmate (Zhao et al., ICML 2023), for graphs: a cut costs all
+// that crosses it, not one tensor. V(s, t) is the least time that segments s..t take beyond a plain step, as a function
+// of the bytes m that are left beside what earlier segments keep.
+//
+//   save with option o: V(s, t)(m) = seconds_o + V(s+1, t)(m - kept_o)
+//                       if m >= forward peak of o, and m >= backward peak of s
+//   cut before j:       V(s, t)(m) = seconds(s..j-1) + V(j, t)(m - crossing(s, j, t)) + V(s, j-1)(m)
+//                       if m >= forward peak of s..j-1
+//
+// crossing(s, j, t): bytes that segments s..j-1 make and segments j..t read. What earlier segments made is kept by
+// them. A tensor that crosses many cuts (a skip connection, a mask, a list of outputs) is so paid for once.
+//
+// Not every tensor that crosses is one that the backward pass asks for. The others are needed only where something
+// after the cut runs again. So there are two V: with all inputs, and with those only that are saved. The second has the
+// options that do not need the rest; or it buys the rest:
+//
+//   V_saved(s, t)(m) = V_all(s, t)(m - unsaved bytes that cross s)
+//
+// Plans are optimal, up to slots and estimates, among those where what is stored stays until its backward. The
+// simulator judges them.
+
+namespace snug::detail {
+namespace {
+
+using plan::Stay;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+bool is_read(const std::vector<int>& consumers, int first, int last) {
+  const auto next = std::lower_bound(consumers.begin(), consumers.end(), first);
+  return next != consumers.end() && *next <= last;
+}
+
+}  // namespace
+
+SegmentTable::SegmentTable(const Segments& segments, int64_t most_bytes)
+    : segments_(segments), count_(segments.count()), unit_(std::max<int64_t>(1, most_bytes / (kSlots - 1))) {
+  cells_[0].resize(at(count_ * count_));
+  cells_[1].resize(at(count_ * count_));
+  find_crossing();
+  find_taken();
+  for (int length = 1; length <= count_; ++length) {
+    for (int first = 0; first + length <= count_; ++first) {
+      solve(first, first + length - 1);
+    }
+  }
+}
+
+// Rounded up at some places and down at others, so that a sum of many small numbers of bytes is about right. kSlots:
+// too many.
+int SegmentTable::slots(int64_t bytes, int number) const {
+  constexpr uint32_t kGolden = 2654435769;  // of 2 to the 32: multiples of it are spread evenly
+  const uint32_t share = static_cast<uint32_t>(number + 1) * kGolden;
+  const int64_t slots = (bytes + static_cast<int64_t>(static_cast<double>(unit_) * share / 0x1p32)) / unit_;
+  return static_cast<int>(std::min<int64_t>(slots, kSlots));
+}
+
+int64_t SegmentTable::crossing(Inputs inputs, int first, int cut, int last) const {
+  const Crossing& bytes = crossing_[at(cut)];
+  return bytes.all[place(first, last)] - (inputs == Inputs::All ? 0 : bytes.unsaved[place(first, last)]);
+}
+
+int64_t SegmentTable::unsaved_inputs(int first, int last) const {
+  return first == 0 ? 0 : crossing_[at(first)].unsaved[place(0, last)];
+}
+
+void SegmentTable::find_crossing() {
+  crossing_.assign(at(count_), {});
+  for (int j = 0; j < count_; ++j) {
+    Crossing& bytes = crossing_[at(j)];
+    bytes.all.assign(at(count_ * count_), 0);
+    bytes.unsaved = bytes.all;
+    for (int maker = 0; maker < j; ++maker) {
+      for (const int s : segments_.list[at(maker)].made) {
+        const std::vector<int>& consumers = segments_.consumers[at(s)];
+        const auto next = std::lower_bound(consumers.begin(), consumers.end(), j);
+        if (next != consumers.end()) {
+          bytes.all[place(maker, *next)] += segments_.bytes(s);
+          bytes.unsaved[place(maker, *next)] += segments_.saved[at(s)] ? 0 : segments_.bytes(s);
+        }
+      }
+    }
+    sum_up(bytes.all, j);
+    sum_up(bytes.unsaved, j);
+  }
+}
+
+// From bytes by maker and next reader to those of all makers from here to the cut, and all readers from the cut to
+// here.
+void SegmentTable::sum_up(std::vector<int64_t>& bytes, int cut) const {
+  for (int maker = cut - 1; maker >= 0; --maker) {
+    int64_t of_this = 0;
+    for (int last = cut; last < count_; ++last) {
+      of_this += bytes[place(maker, last)];
+      bytes[place(maker, last)] = of_this + (maker + 1 < cut ? bytes[place(maker + 1, last)] : 0);
+    }
+  }
+}
+
+template <class Visit>
+void SegmentTable::visit_crossing(int first, int cut, int last, const Visit& visit) const {
+  for (int k = first; k < cut; ++k) {
+    for (const int s : segments_.list[at(k)].made) {
+      if (is_read(segments_.consumers[at(s)], cut, last)) {
+        visit(s);
+      }
+    }
+  }
+}
+
+// While a segment runs forward, for the first time or again when the backward pass comes to `last`.
+template <class Way>
+int64_t SegmentTable::forward_peak(const Way& way, int last) const {
+  return last + 1 == count_ ? way.first_peak : segments_.list[at(last)].backward_base + way.again_peak;
+}
+
+// Of each option: the bytes of what it keeps, and of what crosses to the next segments beside, by the first of them
+// that reads it.
+void SegmentTable::find_taken() {
+  taken_.resize(at(count_));
+  for (int k = 0; k < count_; ++k) {
+    for (const SegmentOption& option : segments_.list[at(k)].options) {
+      Taken taken{.all = std::vector<int64_t>(at(count_), 0), .saved = std::vector<int64_t>(at(count_), 0)};
+      int64_t kept = 0;
+      for (const int s : option.kept) {
+        kept += segments_.bytes(s);
+      }
+      std::vector<int> others;
+      std::set_difference(segments_.list[at(k)].made.begin(), segments_.list[at(k)].made.end(), option.kept.begin(),
+                          option.kept.end(), std::back_inserter(others));
+      for (const int s : others) {
+        const std::vector<int>& consumers = segments_.consumers[at(s)];
+        const auto next = std::upper_bound(consumers.begin(), consumers.end(), k);
+        if (next != consumers.end()) {
+          taken.all[at(*next)] += segments_.bytes(s);
+          taken.saved[at(*next)] += segments_.saved[at(s)] ? segments_.bytes(s) : 0;
+        }
+      }
+      for (std::vector<int64_t>* bytes : {&taken.all, &taken.saved}) {
+        (*bytes)[0] += kept;
+        std::partial_sum(bytes->begin(), bytes->end(), bytes->begin());
+      }
+      taken_[at(k)].push_back(std::move(taken));
+    }
+  }
+}
+
+int64_t SegmentTable::taken(int segment, int option, Inputs rest, int last) const {
+  const Taken& bytes = taken_[at(segment)][at(option)];
+  return (rest == Inputs::All ? bytes.all : bytes.saved)[at(last)];
+}
+
+void SegmentTable::solve(int first, int last) {
+  for (const Inputs inputs : {Inputs::All, Inputs::Saved}) {
+    Cell& result = cell(inputs, first, last);
+    result.seconds.assign(kSlots, kInfinity);
+    result.choice.assign(kSlots, {});
+    save(inputs, first, last);
+  }
+  cut(first, last);
+  relax(cell(Inputs::Saved, first, last), 0, 0, slots(unsaved_inputs(first, last), first),
+        &cell(Inputs::All, first, last), nullptr, {Action::BuyInputs});
+}
+
+void SegmentTable::save(Inputs inputs, int first, int last) {
+  const Segment& segment = segments_.list[at(first)];
+  for (size_t o = 0; o < segment.options.size(); ++o) {
+    const SegmentOption& option = segment.options[o];
+    if (inputs == Inputs::Saved && option.needs_unsaved_inputs) {
+      continue;
+    }
+    const int64_t inputs_for_now = inputs == Inputs::All ? 0 : unsaved_inputs(first, last);
+    int64_t least = std::max(inputs_for_now + forward_peak(option, last), segment.backward_peak);
+    if (!option.dropped.empty()) {
+      least = std::max(least, segment.backward_base + segment.options.front().again_peak);
+    }
+    const auto number = static_cast<int16_t>(o);
+    if (first == last) {
+      relax(cell(inputs, first, last), slots(least, 0), option.seconds, 0, nullptr, nullptr,
+            {Action::Save, Inputs::Saved, number});
+      continue;
+    }
+    for (const Inputs rest : {Inputs::Saved, Inputs::All}) {
+      if (inputs == Inputs::All || rest == Inputs::Saved) {
+        relax(cell(inputs, first, last), slots(least, 0), option.seconds,
+              slots(taken(first, number, rest, last), first), &cell(rest, first + 1, last), nullptr,
+              {Action::Save, rest, number});
+      }
+    }
+  }
+}
+
+void SegmentTable::cut(int first, int last) {
+  double seconds = 0;
+  int64_t least = 0;
+  for (int j = first + 1; j <= last; ++j) {
+    const int64_t carried = j - 1 > first ? crossing(Inputs::All, first, j - 1, last) : 0;
+    least = std::max(least, carried + forward_peak(segments_.list[at(j - 1)], last));
+    seconds += segments_.list[at(j - 1)].seconds;
+    for (const Inputs rest : {Inputs::Saved, Inputs::All}) {
+      relax(cell(Inputs::All, first, last), slots(least, 0), seconds, slots(crossing(rest, first, j, last), j),
+            &cell(rest, j, last), &cell(Inputs::All, first, j - 1), {Action::Cut, rest, static_cast<int16_t>(j)});
+    }
+  }
+}
+
+// Planning a long step spends much of its time in this loop, so it has no branches.
+void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const Cell* rest, const Cell* again,
+                         Choice choice) {
+  static const Cell kNothing{.seconds = std::vector<float>(kSlots, 0), .choice = {}, .first_possible = 0};
+  rest = rest == nullptr ? &kNothing : rest;
+  again = again == nullptr ? &kNothing : again;
+  const int begin = std::max({least, shift + rest->first_possible, again->first_possible});
+  const int count = kSlots - begin;
+  if (count <= 0) {
+    return;
+  }
+  const auto own = static_cast<float>(seconds);
+  const float* const of_rest = rest->seconds.data() + (begin - shift);
+  const float* const of_again = again->seconds.data() + begin;
+  float* const best = cell.seconds.data() + begin;
+  Choice* const choices = cell.choice.data() + begin;
+  for (int i = 0; i < count; ++i) {
+    const float sum = own + of_rest[i] + of_again[i];
+    const bool is_better = sum < best[i];
+    best[i] = is_better ? sum : best[i];
+    choices[i] = is_better ? choice : choices[i];
+  }
+  cell.first_possible = std::min(cell.first_possible, begin);
+}
+
+std::vector<plan::Stays> SegmentTable::plans() const {
+  std::vector<plan::Stays> result;
+  if (count_ == 0) {
+    return result;
+  }
+  const std::vector<float>& seconds = cell(Inputs::All, 0, count_ - 1).seconds;
+  float before = kInfinity;
+  for (int m = 0; m < kSlots; ++m) {
+    if (seconds[at(m)] < before) {
+      before = seconds[at(m)];
+      result.push_back(plan_of(m));
+    }
+  }
+  return result;
+}
+
+std::optional<plan::Stays> SegmentTable::within(int64_t bytes) const {
+  if (count_ == 0 || bytes < 0) {
+    return std::nullopt;
+  }
+  const int m = static_cast<int>(std::min<int64_t>(bytes / unit_, kSlots - 1));
+  const bool is_possible = cell(Inputs::All, 0, count_ - 1).seconds[at(m)] < kInfinity;
+  return is_possible ? std::optional(plan_of(m)) : std::nullopt;
+}
+
+plan::Stays SegmentTable::plan_of(int slots) const {
+  plan::Stays plan(segments_.saved.size(), plan::Stay::never());
+  for (size_t s = 0; s < plan.size(); ++s) {
+    plan[s] = segments_.droppable[s] ? plan::Stay::never() : plan::Stay::kept();
+  }
+  write(Inputs::All, 0, count_ - 1, slots, plan::Stay::kept(), plan);
+  return plan;
+}
+
+// `from`: kept in the forward pass itself, or the event in which these segments run again.
+void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, plan::Stay from, plan::Stays& plan) const {
+  const Choice choice = cell(inputs, first, last).choice[at(slots_left)];
+  const auto hold = [&](int s, plan::Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };
+  const auto hold_inputs = [&](Inputs wanted) {
+    return [&, wanted](int s) {
+      if (wanted == Inputs::All || segments_.saved[at(s)]) {
+        hold(s, from);
+      }
+    };
+  };
+  if (choice.action == Action::BuyInputs) {
+    visit_crossing(0, first, last, hold_inputs(Inputs::All));
+    write(Inputs::All, first, last, slots_left - slots(unsaved_inputs(first, last), first), from, plan);
+  } else if (choice.action == Action::Save) {
+    const Segment& segment = segments_.list[at(first)];
+    const SegmentOption& option = segment.options[at(choice.number)];
+    for (const int s : option.kept) {
+      hold(s, from);
+    }
+    for (const int s : option.dropped) {
+      hold(s, std::max(from, plan::Stay::from(segment.backward_begin)));
+    }
+    if (first < last) {
+      visit_crossing(first, first + 1, last, hold_inputs(choice.rest));
+      write(choice.rest, first + 1, last, slots_left - slots(taken(first, choice.number, choice.rest, last), first),
+            from, plan);
+    }
+  } else if (choice.action == Action::Cut) {
+    const int cut = choice.number;
+    visit_crossing(first, cut, last, hold_inputs(choice.rest));
+    write(choice.rest, cut, last, slots_left - slots(crossing(choice.rest, first, cut, last), cut), from, plan);
+    write(Inputs::All, first, cut - 1, slots_left, plan::Stay::from(segments_.list[at(cut - 1)].backward_begin), plan);
+  }
+}
+
+}  // namespace snug::detail

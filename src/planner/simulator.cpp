@@ -1,0 +1,535 @@
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "snug/planner.h"
+#include "src/planner/at.h"
+#include "src/planner/replay.h"
+#include "src/planner/streams.h"
+
+// The rules of the executor
+//
+//  1. The forward pass runs as recorded. A storage is there from the operator that allocates it until the program drops
+//     it. What a backward pass inside the forward pass asks for counts as dropped when autograd releases it last.
+//  2. A kept storage stays on until the backward pass is done with it and no later replay reads it.
+//  3. Unpack: a storage that is not there is rebuilt. Its producer, and recursively the producers of all that those
+//     need and that is not there, run again in program order, each once. What is there is whatever the program, the
+//     plan or an earlier Unpack that is not done yet still holds, at its last version.
+//  4. What a replay makes beside the storage that was asked for is released after its last use in that replay, or right
+//     after its operator if there is none; unless the plan holds it from this event on and there is a later use. Then
+//     it stays until after the event of its last use. What is pinned is never taken from a replay. Replay schedules
+//     depend on the plan alone, so last uses are known.
+//  5. Done: a rebuilt storage is released, unless it is held.
+//  6. A value is a (storage, version). Only last versions are unpacked and held. A replayed operator that writes in
+//     place works on a storage rebuilt in the same replay: version v needs v - 1, down to the allocation. The original
+//     and the copy being rebuilt may exist side by side.
+//  7. External storages are at their last version when the backward pass runs. What read an older one, what is pinned,
+//     and what an operator marked not replayable made is never rebuilt; a plan that would need it is impossible. So is
+//     what depends on a storage that was written in place from outside.
+//  8. While an operator runs, memory is the level with its outputs, plus its workspace.
+//  9. An offloaded storage is written when the program lets go of it, if it is needed later and backward has not asked
+//     for it yet, and is gone when it is written. What an Unpack needs of such is read before its replay. From the
+//     first time that backward needs it on it is held.
+// 10. A streamed storage is written while the program goes on. It is gone when the program has waited for that: at the
+//     first operator that, by the times of the profile, begins after it is written; when the second one after it is to
+//     be written; or at the first Unpack. What the program lets go of after that is treated like an offloaded one.
+// 11. Its way back begins at the last Unpack from which, by those times, it arrives before it is needed and before the
+//     next one's way begins; but not before the second one before it is needed. It takes memory from then on.
+//
+// Two walks: the first finds replays and last uses (a storage that is held stays, which only adds what is never read),
+// the second counts bytes.
+
+namespace snug::plan {
+
+using detail::at;
+using detail::MadeAgain;
+
+Stays keep_all(const StepProfile& profile) {
+  Stays plan(profile.storages.size(), Stay::never());
+  const std::vector<bool> saved = profile.saved_storages();
+  for (size_t s = 0; s < plan.size(); ++s) {
+    plan[s] = saved[s] ? Stay::kept() : Stay::never();
+  }
+  return plan;
+}
+
+StepSimulator::StepSimulator(StepProfile profile) : profile_(std::move(profile)), producers_(profile_.storages.size()) {
+  profile_.check();
+  for (size_t s = 0; s < producers_.size(); ++s) {
+    if (profile_.storages[s].kind == StorageKind::External) {
+      producers_[s].push_back(-1);
+    }
+  }
+  for (size_t i = 0; i < profile_.operators.size(); ++i) {
+    const ProfiledOperator& op = profile_.operators[i];
+    std::vector<ValueId> needs = op.reads;
+    for (const ValueId& value : op.writes) {
+      producers_[static_cast<size_t>(value.storage)].push_back(static_cast<int>(i));
+      if (value.version > 0) {
+        needs.push_back({value.storage, value.version - 1});
+      }
+    }
+    needs_.push_back(std::move(needs));
+  }
+}
+
+int StepSimulator::producer(ValueId value) const {
+  return producers_[static_cast<size_t>(value.storage)][static_cast<size_t>(value.version)];
+}
+
+int StepSimulator::last_version(int storage) const {
+  return static_cast<int>(producers_[static_cast<size_t>(storage)].size()) - 1;
+}
+
+int StepSimulator::last_producer(int storage) const {
+  const std::vector<int>& all = producers_[static_cast<size_t>(storage)];
+  return all.empty() ? -1 : all.back();
+}
+
+class StepSimulator::Run {
+ public:
+  Run(const StepSimulator& model, const Stays& plan, int64_t most_replayed = std::numeric_limits<int64_t>::max())
+      : model_(model),
+        profile_(model.profile_),
+        plan_(plan),
+        most_replayed_(most_replayed),
+        program_(plan.size(), false),
+        kept_(plan.size(), false),
+        held_(plan.size(), false),
+        uses_(plan.size(), 0),
+        asked_before_drop_(plan.size(), false) {
+    result_.last_use.assign(plan.size(), -1);
+    made_.reserve(64);
+  }
+
+  Simulation simulate() {
+    if (!schedule()) {
+      return std::move(result_);
+    }
+    count_bytes();
+    if (streams_) {
+      result_.written_by = std::move(streams_->places.written_by);
+      result_.fetched_at = std::move(streams_->places.fetched_at);
+    }
+    return std::move(result_);
+  }
+
+  std::vector<LiveStorage> live() {
+    if (schedule()) {
+      count_bytes();
+      capture_ = result_.peak_bytes;
+      count_bytes();
+    }
+    return std::move(live_);
+  }
+
+  // As a ReplaySource, in the first walk.
+  int last_version(int s) const { return model_.last_version(s); }
+  bool is_there(int s) const { return external(s) || there(s); }
+  bool bring(int s) {
+    if (!is_there(s)) {
+      if (!plan_[at(s)].leaves()) {
+        return false;
+      }
+      loads_.push_back(s);
+      held_[at(s)] = true;
+    }
+    touch(s);
+    return true;
+  }
+  int maker(ValueId value) const {
+    const int op = model_.producer(value);
+    return op >= 0 && profile_.operators[at(op)].replayable && may_be_rebuilt(value.storage) ? op : -1;
+  }
+  const std::vector<ValueId>& needs(int op) const { return model_.needs(op); }
+  const std::vector<ValueId>& writes(int op) const { return profile_.operators[at(op)].writes; }
+
+ private:
+  bool external(int s) const { return profile_.storages[at(s)].kind == StorageKind::External; }
+  bool may_be_rebuilt(int s) const { return profile_.storages[at(s)].kind == StorageKind::Activation; }
+  int64_t bytes(int s) const { return profile_.storages[at(s)].bytes; }
+  bool there(int s) const {
+    return program_[at(s)] || kept_[at(s)] || held_[at(s)] || uses_[at(s)] > 0 || (streams_ && streams_->moves[at(s)]);
+  }
+  void touch(int s) { result_.last_use[at(s)] = std::max(result_.last_use[at(s)], event_); }
+
+  // First walk. False: the plan is impossible, or the simulation is cut short.
+  bool schedule() {
+    const int events = static_cast<int>(profile_.events.size());
+    for (int e = 0; e < events; ++e) {
+      ++result_.steps;
+      event_ = e;
+      const ProfileEvent& event = profile_.events[at(e)];
+      if (event.kind == EventKind::Forward) {
+        for (const ValueId& value : profile_.operators[at(event.index)].writes) {
+          program_[at(value.storage)] = true;
+          kept_[at(value.storage)] = plan_[at(value.storage)] == Stay::kept();
+        }
+      } else if (event.kind == EventKind::Drop) {
+        program_[at(event.index)] = false;
+        if (plan_[at(event.index)].leaves() && result_.last_use[at(event.index)] >= 0) {
+          held_[at(event.index)] = asked_before_drop_[at(event.index)] = true;
+        }
+      } else if (event.kind == EventKind::Unpack && !external(event.index)) {
+        if (!schedule_replay(event.index)) {
+          return false;
+        }
+        touch(event.index);
+        ++uses_[at(event.index)];
+      } else if (event.kind == EventKind::Done && !external(event.index)) {
+        --uses_[at(event.index)];
+        if (plan_[at(event.index)] == Stay::kept()) {
+          touch(event.index);
+        }
+      }
+    }
+    return true;
+  }
+
+  bool schedule_replay(int target) {
+    const detail::FoundReplay& found = finder_.find(*this, target, most_replayed_ - result_.replayed);
+    result_.steps += found.looked_at;
+    result_.replayed += std::ssize(found.operators);
+    result_.impossible = found.missing ? found.missing->storage : -1;
+    result_.is_cut_short = found.is_cut_short;
+    if (found.missing || found.is_cut_short) {
+      return false;
+    }
+    if (!found.operators.empty() || !loads_.empty()) {
+      for (const MadeAgain& one : found.made) {
+        held_[at(one.storage)] = held_[at(one.storage)] || is_to_stay(one);
+      }
+      made_.push_back(found.made);
+      result_.replays.push_back({event_, std::exchange(loads_, {}), found.operators});
+    }
+    return true;
+  }
+
+  // By the plan. Whether anything needs it later is known after the first walk.
+  bool is_to_stay(const MadeAgain& one) const {
+    return one.may_stay && may_be_rebuilt(one.storage) && plan_[at(one.storage)].holds_rebuilt_at(event_);
+  }
+
+  // Second walk.
+  void count_bytes() {
+    const int events = static_cast<int>(profile_.events.size());
+    program_.assign(program_.size(), false);
+    kept_ = held_ = program_;
+    uses_.assign(uses_.size(), 0);
+    level_ = own_ = 0;
+    next_replay_ = 0;
+    double seconds = 0;
+    result_.peak_bytes = 0;
+    result_.offloaded.clear();
+    result_.high.assign(at(events), 0);
+    endings_.assign(at(events), {});
+    for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
+      if (result_.last_use[at(s)] >= 0 && !external(s)) {
+        endings_[at(result_.last_use[at(s)])].push_back(s);
+      }
+    }
+    begin_streams();
+    for (int e = 0; e < events; ++e) {
+      event_ = e;
+      note_level(0);
+      if (streams_) {
+        meet_streams(profile_.events[at(e)], seconds);
+      }
+      step(profile_.events[at(e)], seconds);
+      for (const int s : endings_[at(e)]) {
+        change(s, [&] { kept_[at(s)] = held_[at(s)] = false; });
+      }
+    }
+    result_.seconds = seconds;
+  }
+
+  void step(const ProfileEvent& event, double& seconds) {
+    const int s = event.index;
+    switch (event.kind) {
+      case EventKind::Forward:
+        for (const ValueId& value : profile_.operators[at(s)].writes) {
+          if (!external(value.storage)) {
+            change(value.storage, [&] {
+              program_[at(value.storage)] = true;
+              kept_[at(value.storage)] =
+                  plan_[at(value.storage)] == Stay::kept() && result_.last_use[at(value.storage)] >= 0;
+            });
+          }
+        }
+        note_level(profile_.operators[at(s)].workspace);
+        seconds += profile_.operators[at(s)].seconds;
+        return;
+      case EventKind::Drop:
+        drop(s, seconds);
+        return;
+      case EventKind::Unpack:
+        if (!external(s)) {
+          if (next_replay_ < result_.replays.size() && result_.replays[next_replay_].event == event_) {
+            run_replay(s, seconds);
+          }
+          change(s, [&] { ++uses_[at(s)]; });
+        }
+        return;
+      case EventKind::Done:
+        if (!external(s)) {
+          change(s, [&] { --uses_[at(s)]; });
+        }
+        return;
+      case EventKind::Allocate:
+        own_ += event.bytes;
+        level_ += event.bytes;
+        note_level(0);
+        return;
+      case EventKind::Release:
+        own_ -= event.bytes;
+        level_ -= event.bytes;
+        return;
+      case EventKind::Backward:
+        seconds += profile_.backward[at(s)].seconds;
+        return;
+    }
+  }
+
+  // --- what leaves
+
+  bool leaves_when_dropped(int s, int dropped_at) const {
+    return plan_[at(s)].leaves() && result_.last_use[at(s)] > dropped_at && !asked_before_drop_[at(s)];
+  }
+
+  void begin_streams() {
+    link_is_free_at_ = {0, 0};
+    if (std::find(plan_.begin(), plan_.end(), Stay::streamed()) == plan_.end()) {
+      return;
+    }
+    std::vector<bool> leaves(plan_.size(), false);
+    for (size_t e = 0; e < profile_.events.size(); ++e) {
+      const int s = profile_.events[e].index;
+      if (profile_.events[e].kind == EventKind::Drop) {
+        leaves[at(s)] = leaves_when_dropped(s, static_cast<int>(e));
+      }
+    }
+    streams_.emplace(Streams{.places = detail::place_streams(profile_, plan_, result_.replays, leaves)});
+    result_.steps += std::ssize(profile_.events);
+    streams_->moves.assign(plan_.size(), false);
+    streams_->arrives.assign(plan_.size(), 0);
+    for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
+      for (const auto* places : {&streams_->places.written_by, &streams_->places.fetched_at}) {
+        if ((*places)[at(s)] >= 0) {
+          streams_->met_at[(*places)[at(s)]].push_back(s);
+        }
+      }
+    }
+  }
+
+  // Before an event. A storage whose way back begins is not on its way out any more.
+  void meet_streams(const ProfileEvent& event, double& seconds) {
+    if (event.kind == EventKind::Unpack && !external(event.index)) {
+      streams_->is_backward = true;
+      while (!streams_->out.empty()) {
+        wait_for_oldest(seconds);
+      }
+    }
+    const auto met = streams_->met_at.find(event_);
+    if (met == streams_->met_at.end()) {
+      return;
+    }
+    for (const int s : met->second) {
+      if (!streams_->is_backward) {
+        while (streams_->moves[at(s)]) {
+          wait_for_oldest(seconds);
+        }
+      } else if (!there(s)) {
+        streams_->arrives[at(s)] = transfer(link_is_free_at_.back, seconds, profile_.link.back_seconds(bytes(s)));
+        change(s, [&] { streams_->moves[at(s)] = true; });
+      }
+    }
+  }
+
+  void wait_for_oldest(double& seconds) {
+    const int s = streams_->out.front();
+    streams_->out.pop_front();
+    seconds = std::max(seconds, streams_->arrives[at(s)]);
+    change(s, [&] { streams_->moves[at(s)] = false; });
+  }
+
+  // Returns when it is over.
+  static double transfer(double& is_free_at, double now, double takes) {
+    is_free_at = std::max(is_free_at, now) + takes;
+    return is_free_at;
+  }
+
+  void send(int s, double& seconds) {
+    const bool streams = streams_ && plan_[at(s)] == Stay::streamed() && !streams_->is_backward;
+    if (streams && std::ssize(streams_->out) == detail::kStreamsAtOnce) {
+      wait_for_oldest(seconds);
+    }
+    const double over = transfer(link_is_free_at_.out, seconds, profile_.link.out_seconds(bytes(s)));
+    if (streams) {
+      streams_->arrives[at(s)] = over;
+      streams_->moves[at(s)] = true;  // it is there already
+      streams_->out.push_back(s);
+    } else {
+      seconds = over;
+    }
+    result_.offloaded.push_back(s);
+  }
+
+  void fetch(int s, double& seconds) {
+    const bool is_on_its_way = streams_ && streams_->moves[at(s)];
+    seconds = is_on_its_way ? std::max(seconds, streams_->arrives[at(s)])
+                            : transfer(link_is_free_at_.back, seconds, profile_.link.back_seconds(bytes(s)));
+    change(s, [&] {
+      held_[at(s)] = true;
+      if (streams_) {
+        streams_->moves[at(s)] = false;
+      }
+    });
+  }
+
+  void drop(int s, double& seconds) {
+    const bool is_needed = plan_[at(s)].leaves() && result_.last_use[at(s)] > event_;
+    if (leaves_when_dropped(s, event_)) {
+      send(s, seconds);
+    }
+    change(s, [&] {
+      program_[at(s)] = false;
+      held_[at(s)] = held_[at(s)] || (is_needed && asked_before_drop_[at(s)]);
+    });
+  }
+
+  void run_replay(int target, double& seconds) {
+    const Replay& replay = result_.replays[next_replay_];
+    for (const int s : replay.loads) {
+      fetch(s, seconds);
+    }
+    std::vector<MadeAgain>& made = made_[next_replay_++];
+    const auto holds = [&](const MadeAgain& one) {
+      return is_to_stay(one) && result_.last_use[at(one.storage)] > event_;
+    };
+    for (MadeAgain& one : made) {
+      one.stays = holds(one) || (one.may_stay && one.storage == target);
+    }
+    releases_.sort(made, replay.operators.size());
+    in_replay_ = &made;
+    auto begins = made.begin();
+    for (int k = 0; k < static_cast<int>(replay.operators.size()); ++k) {
+      const ProfiledOperator& op = profile_.operators[at(replay.operators[at(k)])];
+      replay_position_ = k;
+      for (; begins != made.end() && begins->first == k; ++begins) {
+        level_ += bytes(begins->storage);
+      }
+      note_level(op.workspace);
+      seconds += op.seconds;
+      for (const int i : releases_.after(k)) {
+        level_ -= bytes(made[at(i)].storage);
+      }
+    }
+    in_replay_ = nullptr;
+    result_.steps += 2 * std::ssize(made);
+    for (const MadeAgain& one : made) {
+      if (one.stays) {
+        level_ -= bytes(one.storage);  // counted anew here, or as a use by step()
+      }
+      if (holds(one)) {
+        change(one.storage, [&] { held_[at(one.storage)] = true; });
+      }
+    }
+  }
+
+  template <class F>
+  void change(int s, F&& apply) {
+    const bool before = there(s);
+    apply();
+    const bool after = there(s);
+    if (before != after) {
+      level_ += after ? bytes(s) : -bytes(s);
+      if (after) {
+        note_level(0);
+      }
+    }
+  }
+
+  void note_level(int64_t above) {
+    const int64_t level = level_ + above;
+    int64_t& high = result_.high[at(event_)];
+    high = std::max(high, level);
+    if (level > result_.peak_bytes) {
+      result_.peak_bytes = level;
+      result_.peak_event = event_;
+    }
+    if (level == capture_) {
+      capture_ = -1;
+      capture();
+    }
+  }
+
+  void capture() {
+    for (int s = 0; s < static_cast<int>(plan_.size()); ++s) {
+      if (!external(s) && there(s)) {
+        live_.push_back({s, bytes(s), false});
+      }
+    }
+    if (in_replay_ != nullptr) {
+      for (const MadeAgain& one : *in_replay_) {
+        if (one.first <= replay_position_ && (one.last >= replay_position_ || one.stays)) {
+          live_.push_back({one.storage, bytes(one.storage), true});
+        }
+      }
+    }
+  }
+
+  struct Streams {
+    detail::StreamPlaces places;
+    std::unordered_map<int, std::vector<int>> met_at = {};  // event: whose way out is waited for, or way back begins
+    std::vector<bool> moves = {};                           // takes memory, on its way out or back
+    std::vector<double> arrives = {};
+    std::deque<int> out = {};  // on their way, the oldest first
+    bool is_backward = false;
+  };
+  struct Link {
+    double out, back;
+  };
+
+  const StepSimulator& model_;
+  const StepProfile& profile_;
+  const Stays& plan_;
+  const int64_t most_replayed_;
+  Simulation result_;
+  std::vector<bool> program_, kept_, held_;
+  std::vector<int> uses_;
+  std::vector<bool> asked_before_drop_;  // of those to offload
+  detail::ReplayFinder finder_;
+  std::vector<int> loads_;                    // of the replay under way
+  std::vector<std::vector<MadeAgain>> made_;  // per replay
+  std::vector<std::vector<int>> endings_;
+  const std::vector<MadeAgain>* in_replay_ = nullptr;
+  detail::ReleaseOrder releases_;  // likewise
+  int replay_position_ = 0;
+  size_t next_replay_ = 0;
+  int event_ = 0;
+  std::optional<Streams> streams_;  // in the second walk, of a plan that has some
+  Link link_is_free_at_ = {0, 0};
+  int64_t level_ = 0, own_ = 0, capture_ = -1;
+  std::vector<LiveStorage> live_;
+};
+
+Simulation StepSimulator::run(const Stays& stays, int64_t most_replayed) const {
+  if (stays.size() != profile_.storages.size()) {
+    throw ConfigError(
+        fmt::format("StepSimulator: the plan has {} entries, the profile {} storages; they do not belong together",
+                    stays.size(), profile_.storages.size()));
+  }
+  if (!profile_.link.is_open() && std::any_of(stays.begin(), stays.end(), [](Stay stay) { return stay.leaves(); })) {
+    throw ConfigError("StepSimulator: the plan offloads, and the profile has no link to offload over; give it one");
+  }
+  return Run(*this, stays, most_replayed).simulate();
+}
+
+std::vector<LiveStorage> StepSimulator::live_at_peak(const Stays& stays) const { return Run(*this, stays).live(); }
+
+}  // namespace snug::plan

@@ -1,0 +1,236 @@
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "snug/planner.h"
+#include "src/planner/at.h"
+#include "src/planner/descent.h"
+#include "src/planner/filling.h"
+#include "src/planner/plan_pool.h"
+#include "src/planner/segment_plans.h"
+#include "src/planner/storage_uses.h"
+
+// Choosing what to rebuild is NP-hard already on chains (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal
+// checkpointing for heterogeneous chains", RR-9302), so this is search, with the simulator as the only judge:
+//
+//  - segments: the step is cut where few bytes cross, and dynamic programming says which segments keep, drop or run
+//    again over several levels (segment_table.cpp). No plan that is returned is slower than the best of these.
+//  - descent: plain training, and segments' plans that overflow a little, are brought down to the budget, cheapest
+//    change first (descent.cpp).
+//  - filling: what fits keeps again what there is room for, and the best few are polished, change by change
+//    (filling.cpp).
+//
+// Every plan ever simulated whose point (peak, seconds) no other beats is remembered, so answers only get better.
+
+namespace snug::plan {
+namespace {
+
+using detail::at;
+using detail::PlanPoint;
+using detail::PlanPool;
+
+// Which plan is the most frugal one does not depend on times; which is found does, and measured ones are others each
+// time.
+StepProfile with_even_times(StepProfile profile) {
+  for (ProfiledOperator& op : profile.operators) {
+    op.seconds = 1;
+  }
+  for (BackwardStep& step : profile.backward) {
+    step.seconds = 1;
+  }
+  if (profile.link.is_open()) {
+    profile.link.out_bytes_per_second = profile.link.back_bytes_per_second = 1;
+    profile.link.seconds = 1;
+  }
+  return profile;
+}
+
+// All that can be rebuilt is dropped and then treated like this; what cannot leaves, if it may.
+Stays frugal(const StepSimulator& simulator, const detail::StorageUses& uses, Stay choice) {
+  const StepProfile& profile = simulator.profile();
+  Stays plan = keep_all(profile);
+  for (int s = 0; s < static_cast<int>(plan.size()); ++s) {
+    const StorageInfo& storage = profile.storages[at(s)];
+    const int op = simulator.last_producer(s);
+    const bool can_be_rebuilt =
+        storage.kind == StorageKind::Activation && op >= 0 && profile.operators[at(op)].replayable;
+    const bool leaves = uses.may_leave[at(s)] && (choice.leaves() || !can_be_rebuilt);
+    plan[at(s)] = leaves            ? (choice.leaves() ? choice : Stay::offloaded())
+                  : !can_be_rebuilt ? Stay::kept()
+                  : choice.leaves() ? Stay::never()
+                                    : choice;
+  }
+  return plan;
+}
+
+}  // namespace
+
+class PlanSolver::Search {
+ public:
+  Search(const StepSimulator& simulator, SolverOptions options)
+      : simulator_(simulator),
+        options_(options),
+        uses_(simulator),
+        pool_(simulator),
+        descent_(simulator, uses_, pool_),
+        filling_(simulator, uses_, pool_) {}
+
+  void solve(int64_t budget);
+  PlanAnswer answer(int64_t budget);
+  RematPlan smallest();
+  const PlanPool& pool() const { return pool_; }
+
+ private:
+  std::vector<PlanPoint> first_plans(int64_t budget);
+  Stays smallest_of_these_times();
+  RematPlan plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget);
+  double bound_within(int64_t budget);
+
+  const StepSimulator& simulator_;
+  const SolverOptions options_;
+  const detail::StorageUses uses_;
+  PlanPool pool_;
+  detail::Descent descent_;
+  detail::Filling filling_;
+  std::optional<detail::SegmentPlans> segment_plans_;  // made when first asked for
+  std::map<int64_t, double> bounds_;                   // by budget, as far as asked for
+};
+
+PlanAnswer PlanSolver::Search::answer(int64_t budget) {
+  const auto found = pool_.within(budget);
+  if (found == pool_.known().end()) {
+    return Infeasible{pool_.known().begin()->first};
+  }
+  const auto& [peak, best] = *found;
+  return plan_of(best.second, best.first, peak, budget);
+}
+
+RematPlan PlanSolver::Search::plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) {
+  const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
+  return {.stays = stays,
+          .peak_bytes = peak,
+          .seconds = seconds,
+          .plain_peak_bytes = plain.peak_bytes,
+          .plain_seconds = plain.seconds,
+          .bound_seconds = std::min(seconds, bound_within(budget))};
+}
+
+double PlanSolver::Search::bound_within(int64_t budget) {
+  auto bound = bounds_.find(budget);
+  if (bound == bounds_.end()) {
+    bound = bounds_.emplace(budget, lower_bound_seconds(simulator_, budget)).first;
+  }
+  return bound->second;
+}
+
+// Plans to go on from, the most promising first.
+std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
+  if (!segment_plans_) {
+    segment_plans_.emplace(simulator_, uses_, pool_);
+  }
+  std::vector<PlanPoint> result = segment_plans_->around(budget);
+  result.push_back(pool_.evaluate(keep_all(simulator_.profile()), budget));
+  if (const auto found = pool_.within(budget); found != pool_.known().end()) {
+    result.push_back(pool_.evaluate(Stays(found->second.second), budget));
+  } else {
+    result.push_back(pool_.evaluate(Stays(pool_.known().begin()->second.second), budget));
+  }
+  using Transfers = detail::Descent::Transfers;
+  const auto from_each_of = [&](std::vector<PlanPoint> points, Transfers transfers) {
+    for (PlanPoint& point : points) {
+      point = filling_.fill(descent_.run(std::move(point), budget, transfers), budget);
+    }
+    return points;
+  };
+  std::vector<PlanPoint> streaming;
+  if (simulator_.profile().link.is_open()) {
+    streaming = from_each_of(result, Transfers::Hidden);
+  }
+  result = from_each_of(std::move(result), Transfers::Waited);
+  std::ranges::move(streaming, std::back_inserter(result));
+  for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::offloaded(), Stay::streamed()}) {
+    if (!choice.leaves() || simulator_.profile().link.is_open()) {
+      result.push_back(pool_.evaluate(frugal(simulator_, uses_, choice), budget));
+    }
+  }
+  std::erase_if(result, [](const PlanPoint& one) { return !one.possible(); });
+  std::stable_sort(result.begin(), result.end(), [](const PlanPoint& a, const PlanPoint& b) {
+    return std::tuple(a.overflow, a.run.seconds) < std::tuple(b.overflow, b.run.seconds);
+  });
+  return result;
+}
+
+void PlanSolver::Search::solve(int64_t budget) {
+  constexpr size_t kPolished = 5;
+  constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing by more
+  constexpr double kGoodEnough = 1.001;     // times the bound
+  pool_.set_work(std::min(options_.work, kSimulations * std::ssize(simulator_.profile().events)));
+  std::vector<PlanPoint> from = first_plans(budget);
+  if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * bound_within(budget)) {
+    return;
+  }
+  from.resize(std::min(from.size(), kPolished));
+  const int64_t share = std::max<int64_t>(0, pool_.work_left()) / std::max<int64_t>(1, std::ssize(from));
+  for (size_t i = from.size(); i-- > 0;) {
+    filling_.polish(std::move(from[i]), budget, static_cast<int64_t>(i) * share);
+  }
+}
+
+RematPlan PlanSolver::Search::smallest() {
+  const StepSimulator even(with_even_times(simulator_.profile()));
+  Search search(even, options_);
+  const PlanPoint point = pool_.evaluate(search.smallest_of_these_times(), 0);
+  pool_.add_steps(search.pool_.steps());
+  return plan_of(point.plan, point.run.seconds, point.run.peak_bytes, point.run.peak_bytes);
+}
+
+Stays PlanSolver::Search::smallest_of_these_times() {
+  constexpr int kTries = 4;  // a search under a budget that is just missed ends lower than one under none
+  const int64_t bound = lower_bound_bytes(simulator_);
+  int64_t least = std::numeric_limits<int64_t>::max();
+  int64_t budget = 0;
+  for (int i = 0; i < kTries; ++i) {
+    solve(budget);
+    const int64_t found = pool_.known().begin()->first;
+    if (found == least || found == bound) {
+      break;
+    }
+    least = found;
+    budget = least - least / 16;
+  }
+  return pool_.known().begin()->second.second;
+}
+
+PlanSolver::PlanSolver(const StepSimulator& simulator, SolverOptions options)
+    : search_(std::make_unique<Search>(simulator, options)) {}
+
+PlanSolver::~PlanSolver() = default;
+PlanSolver::PlanSolver(PlanSolver&&) noexcept = default;
+
+PlanAnswer PlanSolver::solve(int64_t budget) {
+  search_->solve(budget);
+  return search_->answer(budget);
+}
+
+std::vector<PlanAnswer> PlanSolver::curve(std::vector<int64_t> budgets) {
+  std::vector<int64_t> ascending = budgets;
+  std::sort(ascending.begin(), ascending.end());
+  for (const int64_t budget : ascending) {
+    search_->solve(budget);
+  }
+  std::vector<PlanAnswer> answers;
+  for (const int64_t budget : budgets) {
+    answers.push_back(search_->answer(budget));
+  }
+  return answers;
+}
+
+RematPlan PlanSolver::smallest() { return search_->smallest(); }
+int64_t PlanSolver::simulations() const { return search_->pool().simulations(); }
+int64_t PlanSolver::steps() const { return search_->pool().steps(); }
+
+}  // namespace snug::plan

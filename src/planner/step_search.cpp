@@ -1,0 +1,154 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "snug/planner.h"
+#include "src/core/versioned_json.h"
+
+namespace snug {
+namespace {
+
+using Json = detail::OrderedJson;
+
+constexpr detail::JsonKind kChoiceJson{
+    .key = "snug_step_choice", .type = "StepChoice", .noun = "choice", .cure = "plan again"};
+
+void check(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+  if (candidates.empty() || options.batch < 1) {
+    throw ConfigError(fmt::format("search_step: {} candidates for a batch of {} items; give at least one of each",
+                                  candidates.size(), options.batch));
+  }
+  for (const MicroBatchCandidate& candidate : candidates) {
+    if (candidate.items < 1 || candidate.simulator == nullptr) {
+      throw ConfigError(
+          fmt::format("search_step: a candidate has {} items and {} simulator; it needs at least 1 of each",
+                      candidate.items, candidate.simulator == nullptr ? "no" : "a"));
+    }
+  }
+}
+
+// A candidate with what is known before it is solved.
+struct Split {
+  MicroBatchCandidate candidate;
+  int64_t micro_batches;
+  double times;  // full micro-batches that take as long as all of them
+  int64_t before;
+  plan::Simulation plain;
+
+  double seconds(double of_one, const StepSearchOptions& options) const {
+    return times * of_one + options.optimizer_seconds;
+  }
+};
+
+std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+  std::vector<Split> all;
+  for (const MicroBatchCandidate& candidate : candidates) {
+    const int64_t items = std::min(candidate.items, options.batch);
+    const int64_t count = (options.batch + items - 1) / items;
+    all.push_back({candidate, count, static_cast<double>(options.batch) / static_cast<double>(items),
+                   options.fixed_bytes + candidate.own_bytes + (count > 1 ? options.gradient_bytes : 0),
+                   candidate.simulator->run(plan::keep_all(candidate.simulator->profile()))});
+  }
+  std::stable_sort(all.begin(), all.end(), [](const Split& a, const Split& b) {
+    const double first = a.times * a.plain.seconds;
+    const double second = b.times * b.plain.seconds;
+    return first != second ? first < second : a.candidate.items > b.candidate.items;
+  });
+  return all;
+}
+
+}  // namespace
+
+StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+  check(candidates, options);
+  const int64_t optimizer = options.fixed_bytes + options.gradient_bytes + options.optimizer_bytes;
+  const std::vector<Split> all = splits(candidates, options);
+  StepSearch result;
+  std::vector<plan::PlanSolver> solvers;
+  const auto choose_if_faster = [&](const plan::PlanAnswer& answer, const Split& split, ConsideredStep& considered) {
+    const RematPlan* plan = std::get_if<RematPlan>(&answer);
+    if (plan == nullptr) {
+      return;
+    }
+    const double seconds = split.seconds(plan->seconds, options);
+    considered.verdict = fmt::format("{:.3f} ms in {}", 1e3 * seconds, Bytes(split.before + plan->peak_bytes).str());
+    if (!result.choice || seconds < result.choice->seconds) {
+      result.choice = {.items = std::min(split.candidate.items, options.batch),
+                       .micro_batches = split.micro_batches,
+                       .plan = *plan,
+                       .peak_bytes = std::max(optimizer, split.before + plan->peak_bytes),
+                       .seconds = seconds};
+    }
+  };
+  for (const Split& split : all) {
+    plan::PlanSolver& solver = solvers.emplace_back(*split.candidate.simulator, options.solver);
+    ConsideredStep& considered = result.considered.emplace_back(ConsideredStep{
+        split.candidate.items, split.micro_batches, std::max(optimizer, split.before + split.plain.peak_bytes),
+        split.seconds(split.plain.seconds, options)});
+    if (result.choice && considered.plain_seconds >= result.choice->seconds) {
+      considered.verdict = "slower, whatever it keeps";
+      continue;
+    }
+    if (optimizer > options.budget) {
+      considered.verdict = "the optimizer's step does not fit";
+      continue;
+    }
+    considered.verdict = "does not fit";
+    choose_if_faster(solver.solve(options.budget - split.before), split, considered);
+  }
+  if (!result.choice) {
+    int64_t least = std::numeric_limits<int64_t>::max(), bound = least;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const RematPlan smallest = solvers[i].smallest();
+      least = std::min(least, all[i].before + smallest.peak_bytes);
+      bound = std::min(bound, all[i].before + plan::lower_bound_bytes(*all[i].candidate.simulator));
+      if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // missed by the search
+        choose_if_faster(smallest, all[i], result.considered[i]);
+        choose_if_faster(solvers[i].solve(options.budget - all[i].before), all[i], result.considered[i]);
+      }
+    }
+    result.smallest_feasible_bytes = result.choice ? 0 : std::max(optimizer, least);
+    result.lower_bound_bytes = result.choice ? 0 : std::max(optimizer, bound);
+  }
+  return result;
+}
+
+std::string StepSearch::explain() const {
+  std::string text = fmt::format("{:>12} {:>14} {:>12} {:>13}   with a plan\n", "micro-batch", "micro-batches",
+                                 "plain peak", "plain step");
+  for (const ConsideredStep& one : considered) {
+    const bool chosen = choice && choice->items == one.items;
+    text += fmt::format("{:>12} {:>14} {:>12} {:>10.3f} ms   {}{}\n", one.items, one.micro_batches,
+                        Bytes(one.plain_peak_bytes).str(), 1e3 * one.plain_seconds, one.verdict,
+                        chosen ? "  <- chosen" : "");
+  }
+  if (!choice) {
+    text += fmt::format("nothing fits; {} would do\n", Bytes(smallest_feasible_bytes).str());
+  }
+  return text;
+}
+
+std::string StepChoice::to_json() const {
+  return detail::versioned_json(kChoiceJson, {{"items", items},
+                                              {"micro_batches", micro_batches},
+                                              {"peak_bytes", peak_bytes},
+                                              {"seconds", seconds},
+                                              {"plan", Json::parse(plan.to_json())}})
+      .dump();
+}
+
+StepChoice StepChoice::from_json(std::string_view text) {
+  return detail::read_versioned_json(kChoiceJson, text, [](const Json& json) {
+    return StepChoice{.items = detail::whole_number<int64_t>(json.at("items")),
+                      .micro_batches = detail::whole_number<int64_t>(json.at("micro_batches")),
+                      .plan = RematPlan::from_json(json.at("plan").dump()),
+                      .peak_bytes = detail::whole_number<int64_t>(json.at("peak_bytes")),
+                      .seconds = json.at("seconds").get<double>()};
+  });
+}
+
+}  // namespace snug

@@ -1,0 +1,368 @@
+#include "src/remat/op_tape.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/util/SmallVector.h>
+
+#include "src/activations/operator_traits.h"
+#include "src/core/has_bytes.h"
+#include "src/memory/backward_pass.h"
+
+// Recording. Whether the operators are those scheduled is in op_tape_schedule.cpp; in whose hands a storage is, in
+// op_tape_holding.cpp; the streams that use it, in op_tape_streams.cpp; the tensors that autograd saves, in
+// op_tape_saved.cpp; operators that run again, in op_tape_replay.cpp.
+
+namespace snug::detail {
+namespace {
+
+const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
+
+// Memory, and not tensors on it, as set_() takes.
+auto given_as_such(const Arguments& arguments) {
+  c10::SmallVector<const c10::StorageImpl*, 1> given;
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isStorage()) {
+      given.push_back(argument.toStorage().unsafeGetStorageImpl());
+    }
+  }
+  return given;
+}
+
+}  // namespace
+
+OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener)
+    : cursor_(std::move(schedule)), listener_(listener) {
+  if (cursor_.schedule() != nullptr) {
+    store_ = cursor_.schedule()->store;
+    storages_.reserve(cursor_.schedule()->storages.size());
+    operators_.reserve(cursor_.schedule()->operators.size());
+    numbers_.reserve(cursor_.schedule()->storages.size());
+  }
+}
+
+void OpTape::call(const OperatorCall& call, Stack& stack) {
+  c10::SmallVector<c10::Storage, 4> operands;  // till the operator has been told of
+  std::unique_lock lock(mutex_);
+  if (is_closed_ || traits_of(call.op).is_view) {
+    lock.unlock();
+    call.proceed(stack);
+    return;
+  }
+  meet_streams_before(operators_.size());
+  const size_t first_result = stack.size() - call.op.schema().arguments().size();
+  const Memories given = given_as_such(Arguments(call.op, stack));
+  TapeOperator record = read_arguments(call, stack);
+  note_streams(record, traits_of(call.op).stream);
+  for (const TapeOperator::Operand& operand : record.operands) {
+    if (at(operand.value.storage).is_watched) {
+      operands.push_back(at(operand.value.storage).holding.find());
+    }
+  }
+  if (listener_ != nullptr) {
+    listener_->before_operator();
+  }
+  lock.unlock();
+  try {
+    call.proceed(stack);
+  } catch (...) {
+    lock.lock();
+    take_back_writes(record);
+    throw;
+  }
+  lock.lock();
+  if (call.random.is_noted) {
+    record.drew_from = call.random.before;
+    record.is_replayable = record.is_replayable && record.drew_from.defined() && draws_the_same_again(call.op);
+  }
+  const auto made = read_results(record, given, stack, first_result);
+  if (record.results.empty() && record.writes.empty()) {
+    if (listener_ != nullptr) {
+      listener_->after_view();
+    }
+    return;
+  }
+  follow_schedule(record);
+  judge(record);
+  hash_what_was_filled();
+  if (listener_ != nullptr) {
+    tell(record, made);
+  }
+  operators_.push_back(std::move(record));
+}
+
+// Null: none of the operators has seen it.
+std::optional<int> OpTape::known_number_of(const at::Tensor& tensor) const {
+  const auto found = has_bytes(tensor) ? numbers_.find(name_of(tensor)) : numbers_.end();
+  return found != numbers_.end() ? std::optional(found->second) : std::nullopt;
+}
+
+int OpTape::number_of(const at::Tensor& tensor) {
+  const std::optional<int> known = known_number_of(tensor);
+  return known ? *known : add_storage(tensor, -1);
+}
+
+int OpTape::add_storage(const at::Tensor& tensor, int producer) {
+  const int number = static_cast<int>(storages_.size());
+  TapeStorage& storage = storages_.emplace_back(TapeStorage{
+      .origin = producer >= 0     ? TapeStorage::Origin::Operator
+                : is_lent(tensor) ? TapeStorage::Origin::Lent
+                                  : TapeStorage::Origin::Program,
+      .is_counted = cursor_.counts(tensor.device()) && is_from_allocator(tensor.storage().data_ptr()),
+      .producers = {producer},
+      .bytes = static_cast<int64_t>(tensor.storage().nbytes()),
+      .holding = Holding(tensor.storage()),
+  });
+  if (storage.origin == TapeStorage::Origin::Program) {
+    storage.holding.hold(tensor.storage());
+  }
+  storage.counts.emplace_back(tensor);
+  begin_streams(number, tensor.storage());
+  numbers_.emplace(name_of(tensor), number);
+  if (listener_ != nullptr) {
+    listener_->on_storage(number, storage.bytes, storage.is_external());
+  }
+  return number;
+}
+
+TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
+  TapeOperator record{call.op, call.context()};
+  const OperatorTraits& traits = traits_of(call.op);
+  const Arguments arguments(call.op, stack);
+  record.is_replayable = !traits.is_collective && !traits.draws_from_own_state(arguments);
+  record.reads_batch_statistics = traits.reads_batch_statistics(arguments);
+  record.arguments.resize(arguments.size());
+  const auto is_statistic = [&](size_t i) {
+    return std::find(traits.statistics.begin(), traits.statistics.end(), i) != traits.statistics.end();
+  };
+  std::vector<at::Tensor> statistics, written;
+  visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t i) {
+    (is_statistic(i) ? statistics : written).push_back(tensor);
+  });
+  for (const c10::IValue& argument : arguments) {  // all, before one is read: some may share a storage
+    visit_tensors_in(argument, [&](const at::Tensor& tensor) {
+      if (const std::optional<int> known = known_number_of(tensor)) {
+        note_write_through_pointer(*known, tensor);
+      }
+    });
+  }
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (is_statistic(i) && !statistics.empty()) {
+      continue;  // what batch normalisation returns does not depend on the statistics that it moves
+    }
+    if (arguments[i].isTensor()) {
+      if (arguments[i].toTensor().defined()) {
+        read_tensor(record, arguments[i].toTensor(), i, std::nullopt);
+      } else {
+        record.arguments[i] = at::Tensor();
+      }
+    } else if (arguments[i].isTensorList() || arguments[i].isOptionalTensorList()) {
+      c10::List<c10::IValue> list = arguments[i].toList().copy();
+      for (size_t k = 0; k < list.size(); ++k) {
+        const c10::IValue element = list.get(k);
+        if (element.isTensor() && element.toTensor().defined()) {
+          read_tensor(record, element.toTensor(), i, k);
+          list.set(k, at::Tensor());
+        }
+      }
+      record.arguments[i] = list;
+    } else if (arguments[i].isStorage()) {  // the tape does not know what holds it
+      record.is_replayable = false;
+    } else {
+      record.arguments[i] = arguments[i];
+    }
+  }
+  call.random.is_noted = call.random.is_noted || traits.draws(arguments);
+  save_from_write(record, written, statistics);
+  for (const at::Tensor& tensor : statistics) {
+    unseen_write(tensor);
+  }
+  for (const at::Tensor& tensor : written) {
+    note_write(record, tensor);
+  }
+  expect_writes(written);
+  return record;
+}
+
+void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument,
+                         std::optional<size_t> element) {
+  if (!has_bytes(tensor) || tensor.is_inference()) {
+    record.is_replayable = false;
+    return;
+  }
+  const int number = number_of(tensor);
+  record.is_replayable = record.is_replayable && !at(number).is_lent();
+  const ValueId value{number, at(number).last_version()};
+  record.operands.push_back({argument, element, value, shapes_.of(tensor)});
+  if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
+    record.needs.push_back(value);
+  }
+}
+
+void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
+  if (!has_bytes(tensor)) {
+    record.is_replayable = false;
+    return;
+  }
+  const int number = number_of(tensor);
+  TapeStorage& storage = at(number);
+  if (std::any_of(record.writes.begin(), record.writes.end(), [&](ValueId v) { return v.storage == number; })) {
+    return;
+  }
+  if (storage.is_external()) {
+    record.is_replayable = false;
+  }
+  storage.producers.push_back(static_cast<int>(operators_.size()));
+  record.writes.push_back({number, storage.last_version()});
+}
+
+// The count of a tensor's writes. On memory that operators made, a counter that was not seen before has counted
+// nothing.
+WriteCount& OpTape::count_of(int storage, const at::Tensor& tensor) {
+  auto& counts = at(storage).counts;
+  const auto found =
+      std::find_if(counts.begin(), counts.end(),
+                   [counter = WriteCount::counter_of(tensor)](const WriteCount& c) { return c.counter() == counter; });
+  if (found != counts.end()) {
+    return *found;
+  }
+  return at(storage).is_external() ? counts.emplace_back(tensor) : counts.emplace_back(tensor, 0);
+}
+
+// Autograd counts each of the arguments, or none of them, when the operator is over.
+void OpTape::expect_writes(const std::vector<at::Tensor>& written) {
+  std::vector<const void*> counters;
+  for (const at::Tensor& tensor : written) {
+    if (has_bytes(tensor) && !tensor.is_inference()) {
+      counters.push_back(WriteCount::counter_of(tensor));
+      const auto writes = std::count(counters.begin(), counters.end(), counters.back());
+      count_of(number_of(tensor), tensor).expect(static_cast<uint32_t>(writes));
+    }
+  }
+}
+
+// What was written to it since it was seen last, though by none of the operators, is not made again.
+void OpTape::note_write_through_pointer(int storage, const at::Tensor& tensor) {
+  WriteCount& count = count_of(storage, tensor);
+  if (count.moved()) {
+    count.accept();
+    note_unseen_write(storage);
+  }
+}
+
+// An operator that threw has written nothing.
+void OpTape::take_back_writes(const TapeOperator& record) {
+  for (const ValueId& value : record.writes) {
+    at(value.storage).producers.pop_back();
+  }
+  if (listener_ != nullptr) {
+    listener_->after_view();
+  }
+}
+
+void OpTape::unseen_write(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ || !has_bytes(tensor)) {
+    return;
+  }
+  const int number = number_of(tensor);
+  count_of(number, tensor).expect();
+  note_unseen_write(number);
+}
+
+void OpTape::was_switched_off() {
+  const std::lock_guard lock(mutex_);
+  missed_operators_ = true;
+  if (deviation().empty()) {
+    cursor_.deviate("another library switched DispatchKey::Fake off in the forward pass, so operators went unseen");
+  }
+}
+
+void OpTape::note_unseen_write(int storage) {
+  TapeStorage& s = at(storage);
+  s.producers.push_back(-1);
+  s.is_rebuildable = s.is_external();
+  if (listener_ != nullptr) {
+    listener_->before_operator();
+    listener_->after_operator(
+        {.name = std::string(kOtherWrite), .writes = {{storage, s.last_version()}}, .replayable = false}, {});
+  }
+}
+
+// A result on memory that is known. It may have come to lie there only now, as by set_(), and bring its own count
+// along.
+void OpTape::note_alias(int storage, const at::Tensor& tensor, bool was_written) {
+  auto& counts = at(storage).counts;
+  const bool is_new = std::none_of(counts.begin(), counts.end(), [&](const WriteCount& count) {
+    return count.counter() == WriteCount::counter_of(tensor);
+  });
+  if (is_new) {
+    counts.emplace_back(tensor).expect(was_written ? 1 : 0);
+  }
+}
+
+std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& record, const Memories& given,
+                                                              const Stack& stack, size_t first_result) {
+  std::vector<std::pair<int, const void*>> made;
+  const bool has_written = !record.writes.empty();
+  const auto read = [&](const at::Tensor& tensor, size_t result, std::optional<size_t> element) {
+    if (!tensor.defined()) {
+      return;
+    }
+    if (const std::optional<int> known = known_number_of(tensor)) {
+      note_alias(*known, tensor, /*was_written=*/has_written);
+      return;
+    }
+    if (!has_bytes(tensor) || tensor.is_inference()) {
+      record.is_replayable = false;
+      return;
+    }
+    if (std::ranges::find(given, tensor.storage().unsafeGetStorageImpl()) != given.end()) {
+      at(add_storage(tensor, -1)).counts.back().expect(has_written ? 1 : 0);  // no operator has read it yet
+      return;
+    }
+    const int number = add_storage(tensor, static_cast<int>(operators_.size()));
+    record.results.push_back({result, element, number});
+    record.writes.push_back({number, 0});
+    if (listener_ != nullptr) {
+      made.emplace_back(number, tensor.storage().data());
+    }
+    // In a backward pass autograd writes gradients in place if nobody else holds them, and so must not find them held.
+    if (listener_ != nullptr || goes_away(number) || current_pass() >= 0) {
+      watch(number, *tensor.storage().unsafeGetStorageImpl());
+    }
+  };
+  for (size_t i = first_result; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) {
+      read(stack[i].toTensor(), i - first_result, std::nullopt);
+    } else if (stack[i].isTensorList()) {
+      const auto list = stack[i].toTensorVector();
+      for (size_t k = 0; k < list.size(); ++k) {
+        read(list[k], i - first_result, k);
+      }
+    }
+  }
+  return made;
+}
+
+void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made) {
+  ProfiledOperator op{.name = c10::toString(record.op.operator_name()),
+                      .writes = {record.writes.begin(), record.writes.end()},
+                      .replayable = record.is_replayable,
+                      .reads_batch_statistics = record.reads_batch_statistics};
+  for (const ValueId& value : record.needs) {
+    const bool is_written = std::any_of(record.writes.begin(), record.writes.end(),
+                                        [&](ValueId write) { return write.storage == value.storage; });
+    if (!is_written) {
+      op.reads.push_back(value);
+    }
+  }
+  listener_->after_operator(std::move(op), made);
+}
+
+void OpTape::forget_listener() {
+  const std::lock_guard lock(mutex_);
+  listener_ = nullptr;
+}
+
+}  // namespace snug::detail

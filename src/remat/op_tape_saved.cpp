@@ -1,0 +1,264 @@
+#include <algorithm>
+#include <any>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "src/activations/operator_traits.h"
+#include "src/activations/storage_views.h"
+#include "src/activations/tensor_hash.h"
+#include "src/core/has_bytes.h"
+#include "src/memory/backward_pass.h"
+#include "src/remat/op_tape.h"
+
+// The tensors that autograd saves, from where it saves them until it releases them.
+
+namespace snug::detail {
+
+// What stands in the place of a tensor that autograd saves.
+struct OpTape::Slot {
+  Slot(std::shared_ptr<OpTape> on, int of, at::Tensor tensor)
+      : tape(std::move(on)), storage(of), shape(std::move(tensor)) {}
+  ~Slot() { tape->slot_is_gone(*this); }
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
+
+  std::shared_ptr<OpTape> tape;
+  int storage;
+  at::Tensor shape;                     // without memory
+  int pass = -1;                        // the last one that asked for it
+  bool is_used = false;                 // backward has it, and will release it
+  bool is_given = false;                // with its memory
+  std::optional<uint64_t> values = {};  // a hash, to compare with what is rebuilt
+  int version = 0;                      // of which
+};
+
+namespace {
+
+bool this_pass_keeps_its_graph() { return current_pass() < 0 || torch::autograd::get_current_graph_task_keep_graph(); }
+
+// None of the tape's operators, whatever it takes to read the values.
+uint64_t hash_of(const at::Tensor& tensor) {
+  const UnseenOperators unseen;
+  return tensor_hash(tensor);
+}
+
+}  // namespace
+
+std::any OpTape::pack(const at::Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ && current_pass() < 0 && deviation().empty()) {
+    cursor_.deviate(
+        "the forward pass went on after a backward pass had begun; make a Rematerialize for each forward pass");
+  }
+  if (is_closed_ || !has_bytes(tensor)) {
+    return tensor.detach();
+  }
+  const std::optional<int> known = known_number_of(tensor);
+  if (!known || at(*known).is_external()) {
+    trust(tensor);
+    return tensor.detach();
+  }
+  note_write_through_pointer(*known, tensor);
+  auto slot = std::make_shared<Slot>(shared_from_this(), *known, shapes_.of(tensor));
+  ++at(slot->storage).slots;
+  if (listener_ != nullptr) {
+    listener_->on_pack(slot->storage);
+  }
+  settle(slot->storage);
+  if (should_hold(slot->storage)) {
+    mark_as_saved(tensor);
+  }
+  if (verifies_ && !is_workspace_of(slot->storage, tensor)) {
+    slot->values = hash_of(tensor);
+    slot->version = at(slot->storage).last_version();
+    packed_.push_back(slot);
+  }
+  return slot;
+}
+
+bool OpTape::is_workspace_of(int storage, const at::Tensor& tensor) const {
+  const int producer = storages_[static_cast<size_t>(storage)].producers.front();
+  return producer >= 0 && is_workspace(operators_[static_cast<size_t>(producer)].op, tensor);
+}
+
+void OpTape::hash_what_was_filled() {
+  for (const auto& packed : std::exchange(packed_, {})) {
+    const auto slot = packed.lock();
+    if (slot && slot->version != at(slot->storage).last_version()) {
+      if (const c10::Storage memory = find(slot->storage)) {
+        slot->values = hash_of(on_storage(slot->shape, memory));
+      }
+    }
+  }
+}
+
+void OpTape::close() {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(is_closed_, true)) {
+    return;
+  }
+  numbers_.clear();
+  for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
+    TapeStorage& storage = at(s);
+    const bool has_changed = storage.was_written_unseen() || storage.was_given_back();
+    if (has_changed && !storage.was_dropped && storage.holding.is_in_use()) {
+      note_unseen_write(s);
+    }
+    for (WriteCount& count : storage.counts) {
+      count.accept();
+    }
+    const TapeSchedule::ForStorage* scheduled = cursor_.of(s);
+    storage.claimed = storage.claimed && scheduled != nullptr && scheduled->needed_until >= 0;
+    settle(s);
+  }
+}
+
+void OpTape::begin_unpacking(Slot& slot) {
+  const bool kept_graph = std::exchange(keeps_graph_, this_pass_keeps_its_graph());
+  const bool begins = cursor_.begin(outermost_pass());
+  if (keeps_graph_ && (begins || !kept_graph)) {
+    judge_all_again();
+  }
+  if (kept_graph && begins) {
+    bring_back_what_is_kept();
+  }
+  slot.pass = current_pass();
+  cursor_.arrive(slot.storage);
+  meet_streams_of_unpacking();
+}
+
+// Storages that nobody needs from here on in this pass. If the graph is kept, another one may come, which rebuilds what
+// the first has let go.
+void OpTape::let_go() {
+  while (const TapeSchedule::Unpacking* over = cursor_.next_to_let_go()) {
+    for (const int s : over->last_for) {
+      const bool cannot_come_again = !at(s).is_rebuildable && !at(s).holding.is_away();
+      at(s).claimed = at(s).claimed && cannot_come_again && (keeps_graph_ || cursor_.is_guess());
+      settle(s);
+    }
+    if (keeps_graph_) {
+      settle(over->storage);
+    }
+  }
+}
+
+// Where a step is recorded, the pass of the step keeps no graph. A schedule knows what passes inside ask for: it has no
+// unpacking of it.
+bool OpTape::note_ask_inside(int storage) {
+  TapeStorage& s = at(storage);
+  if (s.is_asked_inside) {
+    return true;
+  }
+  const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
+  const bool may_be_inside = is_closed_ || cursor_.due(operators_.size()) != nullptr;
+  s.is_asked_inside = (scheduled != nullptr && scheduled->unpacked_at.empty() && may_be_inside) ||
+                      (listener_ != nullptr && (!is_closed_ || this_pass_keeps_its_graph()));
+  if (s.is_asked_inside && listener_ != nullptr) {
+    listener_->on_asked_inside(storage);
+  }
+  return s.is_asked_inside;
+}
+
+at::Tensor OpTape::values_of(const Slot& slot) {
+  c10::Storage memory = bring(slot.storage);
+  if (!memory) {
+    memory = rebuild(slot.storage);
+  }
+  at::Tensor result = on_storage(slot.shape, memory);
+  if (slot.values) {
+    const UnseenOperators unseen;
+    if (*slot.values != tensor_hash(result)) {
+      different_.insert(slot.storage);
+    }
+  }
+  return result;
+}
+
+at::Tensor OpTape::unpack(std::any& packed) {
+  if (const auto* tensor = std::any_cast<at::Tensor>(&packed)) {
+    return *tensor;
+  }
+  Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
+  const std::lock_guard lock(mutex_);
+  if (!note_ask_inside(slot.storage)) {
+    close();
+  }
+  if (note_ask_inside(slot.storage)) {
+    return values_of(slot);
+  }
+  if (slot.pass >= 0 && slot.pass == current_pass()) {
+    return values_of(slot);
+  }
+  begin_unpacking(slot);
+  if (listener_ != nullptr) {
+    listener_->on_unpack(slot.storage);
+  }
+  at::Tensor result = values_of(slot);
+  if (!keeps_graph_ && !std::exchange(slot.is_used, true)) {
+    ++at(slot.storage).uses;
+    settle(slot.storage);
+  }
+  let_go();
+  if (listener_ != nullptr) {
+    listener_->after_unpack();
+  }
+  return result;
+}
+
+// What the program has kept of the graph, or a hook that goes backward, is unused from here on.
+void OpTape::backward_is_over() {
+  const std::lock_guard lock(mutex_);
+  for (int s = 0; listener_ != nullptr && s < std::ssize(storages_); ++s) {
+    if (at(s).slots > 0) {
+      listener_->on_unused(s);
+    }
+  }
+}
+
+// Only the tape holds it, and only for this one.
+bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
+  const auto* slot = std::any_cast<std::shared_ptr<Slot>>(&packed);
+  if (slot == nullptr) {
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  const TapeStorage& storage = at((*slot)->storage);
+  constexpr size_t kTapeAndResult = 2, kOwnAndStrong = 2;
+  const c10::Storage& memory = unpacked.storage();
+  const size_t of_tape = storage.holding.address() == memory.unsafeGetStorageImpl() ? 1 : 0;
+  const bool is_last = (*slot)->is_used && storage.slots == 1 && !storage.claimed && !goes_away((*slot)->storage);
+  (*slot)->is_given = is_last && storage.holding.is_own() && memory.use_count() == kTapeAndResult &&
+                      memory.getWeakStorageImpl().weak_use_count() == kOwnAndStrong + of_tape;
+  return (*slot)->is_given;
+}
+
+void OpTape::slot_is_gone(Slot& slot) {
+  const std::lock_guard lock(mutex_);
+  TapeStorage& storage = at(slot.storage);
+  --storage.slots;
+  if (slot.is_used) {
+    --storage.uses;
+    if (listener_ != nullptr) {
+      listener_->on_done(slot.storage);
+    }
+  } else if (listener_ != nullptr) {
+    listener_->on_unused(slot.storage);
+  }
+  settle(slot.storage);
+  if (slot.is_given) {
+    if (const c10::Storage memory = storage.holding.find(); memory && listener_ != nullptr) {
+      listener_->on_given_away(slot.storage, memory.data());
+    }
+    storage.holding.lose_sight();
+  }
+  if (!slot.is_used && cursor_.is_guess()) {
+    cursor_.arrive(slot.storage);  // the guess was that somebody would ask for it
+    let_go();
+  }
+}
+
+}  // namespace snug::detail

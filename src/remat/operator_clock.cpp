@@ -1,0 +1,52 @@
+#include "src/remat/operator_clock.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <numeric>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace snug::detail {
+namespace {
+
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+std::atomic<HostClock> host_clock = &steady_seconds;
+
+double sum(const std::vector<double>& seconds) { return std::accumulate(seconds.begin(), seconds.end(), 0.0); }
+
+}  // namespace
+
+bool is_bound_by_host(double device_seconds, double host_seconds) { return 2 * device_seconds < host_seconds; }
+
+HostClock set_host_clock(HostClock clock) { return host_clock.exchange(clock); }
+
+OperatorClock::Mark OperatorClock::mark() {
+  if (device_.is_cpu()) {
+    host_.push_back(steady_seconds());
+    return host_.size() - 1;
+  }
+  host_.push_back(host_clock.load()());
+  c10::Event& event = events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // which keeps the time
+  event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  return host_.size() - 1;
+}
+
+std::vector<double> OperatorClock::finish(const std::vector<Span>& spans) {
+  constexpr double kMillisecond = 1e-3;
+  for (const c10::Event& event : events_) {
+    event.synchronize();
+  }
+  std::vector<double> on_host, on_device;
+  for (const auto& [from, to] : spans) {
+    on_host.push_back(host_[to] - host_[from]);
+    on_device.push_back(events_.empty() ? on_host.back()
+                                        : std::max(0.0, events_[from].elapsedTime(events_[to]) * kMillisecond));
+  }
+  return is_bound_by_host(sum(on_device), sum(on_host)) ? on_host : on_device;
+}
+
+}  // namespace snug::detail

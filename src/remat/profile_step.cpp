@@ -1,0 +1,312 @@
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "snug/memory.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
+#include "snug/state.h"
+#include "src/memory/device.h"
+#include "src/remat/op_tape.h"
+#include "src/remat/recorded_step.h"
+#include "src/remat/tape_recorder.h"
+#include "src/remat/tape_schedule.h"
+#include "src/remat/trial.h"
+
+// A profile says when each storage dies if nothing saved holds it, so it can be taken under any plan: what a plan keeps
+// and rebuilds is left out. Plainly is fastest. Where plain training does not fit, a plan is needed before there is a
+// profile. So a forward pass alone, which keeps next to nothing, tells the operators and what autograd saves; backward
+// asks for that in about the reverse order, node by node.
+
+namespace snug {
+namespace {
+
+using detail::OpTape;
+using detail::ProfiledStep;
+using Schedule = std::shared_ptr<const detail::TapeSchedule>;
+
+constexpr size_t kMostRuns = 3, kLeastRuns = 2;  // the first one is cold
+constexpr size_t kOperatorsToTime = 10'000;      // of all runs together: so many have many alike, whose median is taken
+
+// The step that is profiled, in all of its runs.
+struct ToProfile {
+  const std::function<at::Tensor()>& forward_and_loss;
+  const ProfileOptions& options;
+  detail::EffectJournal& journal;
+  detail::TrialOptions trial;
+  detail::InitialisedParameters parameters = {};
+  // Of the latest run, if its backward pass ran out of memory.
+  std::optional<detail::TapeRecorder::Unfinished> unfinished = {};
+  std::vector<std::pair<int, size_t>> packed = {};
+};
+
+bool is_from_before(const ProfileEvent& event) {
+  return event.kind == EventKind::Release && event.index == detail::TapeRecorder::kFromBefore;
+}
+
+// Where the run has kept as many bytes as it let go of, each step will.
+ProfiledStep with_kept_results(StepProfile profile, int64_t let_go, int64_t kept, bool counts_kept) {
+  if (let_go == 0 || let_go > kept || !counts_kept) {
+    std::erase_if(profile.events, is_from_before);
+    return {std::move(profile)};
+  }
+  for (ProfileEvent& event : profile.events) {
+    event.index = is_from_before(event) ? 0 : event.index;
+  }
+  profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, let_go});
+  return {std::move(profile), let_go};
+}
+
+ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& schedule) {
+  const auto taken = [&] { return live_bytes(device).count() - step.journal.bytes(); };
+  const int64_t before = taken();
+  detail::TapeRecorder recorder(device);
+  const auto tape = std::make_shared<OpTape>(schedule, &recorder);
+  step.unfinished.reset();
+  try {
+    detail::record_step(
+        step.forward_and_loss, tape, recorder, step.journal,
+        {.memory = schedule ? Bytes::unlimited() : step.options.memory, .parameters = &step.parameters});
+  } catch (...) {
+    step.unfinished = recorder.take_unfinished();
+    step.packed = recorder.packed();
+    std::erase_if(step.packed, [&](const auto& one) { return tape->is_asked_inside(one.first); });
+    throw;
+  }
+  const int64_t let_go = recorder.let_go_bytes();
+  return with_kept_results(recorder.take(), let_go, taken() - before + let_go, step.trial.counts_kept);
+}
+
+// The least of each operator's times over a few runs of the same step.
+void take_least_times(StepProfile& profile, const StepProfile& other) {
+  if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
+    return;
+  }
+  const auto take = [](auto& ones, const auto& others) {
+    for (size_t i = 0; i < ones.size(); ++i) {
+      ones[i].seconds = std::min(ones[i].seconds, others[i].seconds);
+    }
+  };
+  take(profile.operators, other.operators);
+  take(profile.backward, other.backward);
+}
+
+// Operators of one name on operands of the same sizes take the same time, so that what else the machine did at one of
+// them does not make it look dear: all get the median.
+void level_times(StepProfile& profile) {
+  std::map<std::pair<std::string, std::vector<int64_t>>, std::vector<ProfiledOperator*>> alike;
+  for (ProfiledOperator& op : profile.operators) {
+    std::vector<int64_t> sizes = {std::ssize(op.reads)};
+    for (const auto* values : {&op.reads, &op.writes}) {
+      for (const ValueId& value : *values) {
+        sizes.push_back(profile.storages[static_cast<size_t>(value.storage)].bytes);
+      }
+    }
+    alike[{op.name, std::move(sizes)}].push_back(&op);
+  }
+  for (auto& [signature, operators] : alike) {
+    const auto middle = operators.begin() + std::ssize(operators) / 2;
+    std::nth_element(operators.begin(), middle, operators.end(),
+                     [](const auto* a, const auto* b) { return a->seconds < b->seconds; });
+    const double median = (*middle)->seconds;
+    for (ProfiledOperator* op : operators) {
+      op->seconds = median;
+    }
+  }
+}
+
+// --- what does not fit plainly
+
+// What was packed between the same two operators is asked for together, by one node, with a gradient that comes in and
+// one that goes out.
+void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int, size_t>>& packed) {
+  for (auto last = packed.rbegin(); last != packed.rend();) {
+    const auto first = std::find_if(last, packed.rend(), [&](const auto& one) { return one.second != last->second; });
+    int64_t largest = 0;
+    for (auto one = last; one != first; ++one) {
+      profile.events.push_back({EventKind::Unpack, one->first});
+      largest = std::max(largest, profile.storages[static_cast<size_t>(one->first)].bytes);
+    }
+    profile.events.push_back({EventKind::Allocate, 0, 2 * largest});
+    profile.events.push_back({EventKind::Release, 0, 2 * largest});
+    for (auto one = last; one != first; ++one) {
+      profile.events.push_back({EventKind::Done, one->first});
+    }
+    last = first;
+  }
+}
+
+// The same for the rest of a backward pass that has begun: what it takes itself is not known, so nothing is guessed.
+void add_rest_of_backward(StepProfile& profile, const std::vector<std::pair<int, size_t>>& packed) {
+  std::map<int, int> asked, open;
+  for (const ProfileEvent& event : profile.events) {
+    if (event.kind == EventKind::Unpack) {
+      ++asked[event.index];
+      ++open[event.index];
+    } else if (event.kind == EventKind::Done) {
+      --open[event.index];
+    }
+  }
+  for (const auto& [storage, count] : open) {
+    profile.events.insert(profile.events.end(), static_cast<size_t>(std::max(0, count)), {EventKind::Done, storage});
+  }
+  for (auto last = packed.rbegin(); last != packed.rend(); ++last) {
+    if (asked[last->first]-- <= 0) {
+      profile.events.push_back({EventKind::Unpack, last->first});
+      profile.events.push_back({EventKind::Done, last->first});
+    }
+  }
+}
+
+// Schedules to profile under, each more frugal than the one before: what the backward pass itself takes is not known
+// yet. Where the most frugal does not do either, the pass has told what it takes up to where it failed, and the next
+// schedule is the most frugal one for that. So the one that succeeds follows from bytes alone, whatever the times were,
+// and what fits by a plan can be profiled.
+class FrugalSchedules {
+ public:
+  FrugalSchedules(ToProfile& step, c10::Device device)
+      : store_(step.options.link.is_open() ? detail::make_offload_store(step.options.link) : nullptr),
+        simulator_(guess(step, device, store_)),
+        solver_(simulator_, kSearch),
+        smallest_(about_the_smallest_peak(solver_)) {}
+
+  /// nullptr: there is no other.
+  Schedule next(ToProfile& step) {
+    constexpr std::array<int64_t, 3> kQuarters = {8, 5, 4};  // of the smallest peak; what takes more runs faster
+    const size_t k = tried_++;
+    if (k > kQuarters.size()) {
+      return step.trial.persists && k < kMostTries ? next_after_failure(step) : nullptr;
+    }
+    return schedule_of(simulator_,
+                       k == kQuarters.size()
+                           ? solver_.smallest()
+                           : std::get<RematPlan>(solver_.solve(smallest_ / 4 * kQuarters[k] + smallest_ % 4)));
+  }
+
+ private:
+  static constexpr size_t kMostTries = 24;
+
+  Schedule schedule_of(const plan::StepSimulator& simulator, const RematPlan& plan) const {
+    auto schedule = detail::make_schedule(simulator.profile(), plan.stays, simulator.run(plan.stays), store_);
+    schedule.is_guess = true;
+    return std::make_shared<const detail::TapeSchedule>(std::move(schedule));
+  }
+
+  Schedule next_after_failure(ToProfile& step) const {
+    if (!step.unfinished) {
+      return nullptr;
+    }
+    StepProfile profile = std::move(step.unfinished->profile);
+    std::erase_if(profile.events, is_from_before);
+    add_rest_of_backward(profile, step.packed);
+    profile.link = step.options.link;
+    profile.device = simulator_.profile().device;
+    const plan::StepSimulator simulator(std::move(profile));
+    const RematPlan plan = plan::PlanSolver(simulator, kSearch).smallest();
+    return plan.peak_bytes < step.unfinished->demand_bytes ? schedule_of(simulator, plan) : nullptr;
+  }
+
+  static constexpr plan::SolverOptions kSearch{.work = 2'000'000};
+
+  // PlanSolver::smallest searches longer. This is a guess's.
+  static int64_t about_the_smallest_peak(plan::PlanSolver& solver) {
+    const plan::PlanAnswer answer = solver.solve(0);
+    const auto* no_plan = std::get_if<plan::Infeasible>(&answer);
+    return no_plan != nullptr ? no_plan->smallest_feasible_bytes : 0;
+  }
+
+  static StepProfile guess(ToProfile& step, c10::Device device, const std::shared_ptr<detail::OffloadStore>& store) {
+    detail::TapeRecorder recorder(device);
+    const auto tape = std::make_shared<OpTape>(nullptr, &recorder);
+    tape->drop_everything(store);
+    detail::record_step(step.forward_and_loss, tape, recorder, step.journal, {.goes_backward = false});
+    auto packed = recorder.packed();
+    std::erase_if(packed, [&](const auto& one) { return tape->is_asked_inside(one.first); });
+    StepProfile profile = recorder.take();
+    std::erase_if(profile.events, [&](const ProfileEvent& event) {
+      return is_from_before(event) ||
+             (event.kind == EventKind::Drop && tape->is_asked_inside(event.index));  // it stays
+    });
+    add_guessed_backward(profile, packed);
+    profile.link = step.options.link;
+    profile.device = device.str();
+    return profile;
+  }
+
+  std::shared_ptr<detail::OffloadStore> store_;  // null: nothing may be offloaded
+  plan::StepSimulator simulator_;
+  plan::PlanSolver solver_;
+  int64_t smallest_;
+  size_t tried_ = 0;
+};
+
+// In a handler. What a backward pass inside the forward pass asks for cannot always be made again there: a parameter or
+// buffer may have been written meanwhile. Then there is no other way than the one that did not fit.
+void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, ToProfile& step, c10::Device device) {
+  const std::exception_ptr what_happened = std::current_exception();
+  try {
+    frugal.emplace(step, device);
+  } catch (const detail::CannotRebuild&) {
+    std::rethrow_exception(what_happened);
+  }
+}
+
+ProfiledStep profile_on(c10::Device device, ToProfile& step) {
+  detail::take_workspaces(device);
+  std::optional<ProfiledStep> found;
+  std::optional<FrugalSchedules> frugal;
+  Schedule schedule;  // none: plainly
+  const auto is_enough = [&](size_t runs) {
+    return runs == kMostRuns || (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
+  };
+  for (size_t runs = 0; !is_enough(runs);) {
+    try {
+      ProfiledStep one = profile_once(step, device, schedule);
+      if (found) {
+        take_least_times(one.profile, found->profile);
+      }
+      found = std::move(one);
+      ++runs;
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) {
+        throw;
+      }
+      if (!frugal) {
+        emplace_or_rethrow(frugal, step, device);
+      }
+      schedule = frugal->next(step);
+      if (schedule == nullptr) {
+        throw;
+      }
+    }
+  }
+  level_times(found->profile);
+  found->profile.device = device.str();
+  return std::move(*found);
+}
+
+}  // namespace
+
+ProfiledStep detail::profile_step(const std::function<at::Tensor()>& forward_and_loss, const ProfileOptions& options,
+                                  EffectJournal& journal, TrialOptions trial) {
+  ToProfile step{forward_and_loss, options, journal, trial};
+  ProfiledStep found = on_device_of_loss([&](c10::Device device) { return profile_on(device, step); });
+  found.profile.link = options.link;
+  found.profile.check();
+  return found;
+}
+
+StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options) {
+  detail::EffectJournal journal;
+  journal.begin();
+  return detail::profile_step(forward_and_loss, options, journal, {}).profile;
+}
+
+}  // namespace snug

@@ -1,0 +1,251 @@
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "snug/core.h"
+#include "snug/plan.h"
+#include "snug/planner.h"
+#include "snug/state.h"
+#include "src/core/parse_json.h"
+#include "src/remat/op_tape.h"
+#include "src/remat/recorded_step.h"
+#include "src/remat/same_losses.h"
+#include "src/remat/tape_recorder.h"
+#include "src/remat/tape_schedule.h"
+#include "src/remat/trial.h"
+
+namespace snug {
+namespace {
+
+using detail::OpTape;
+
+constexpr int kVerifications = 5;
+
+// Bytes that nobody knows the time of: so they are there during the whole step. All other events come one later.
+void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
+  profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, bytes});
+  profile.events.push_back({EventKind::Release, 0, bytes});
+  for (plan::Stay& stay : plan.stays) {
+    stay.event += stay.event > 0 ? 1 : 0;
+  }
+  plan.peak_bytes += bytes;
+  plan.plain_peak_bytes += bytes;
+}
+
+}  // namespace
+
+// --- plan
+
+struct ActivationPlan::Content {
+  const plan::StepSimulator simulator;
+  const RematPlan plan;
+
+  Content(plan::StepSimulator of, RematPlan chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
+    const int impossible = simulator.run(plan.stays).impossible;
+    if (impossible >= 0) {
+      throw ConfigError(
+          fmt::format("ActivationPlan: the plan drops storage {}, which cannot be rebuilt; plan again", impossible));
+    }
+  }
+
+  // Made when it is needed: a plan can be explained where it cannot run, because there is no such directory to offload
+  // to.
+  std::shared_ptr<const detail::TapeSchedule> schedule() const {
+    const std::lock_guard lock(mutex_);
+    if (!schedule_) {
+      schedule_ = std::make_shared<const detail::TapeSchedule>(
+          detail::make_schedule(simulator.profile(), plan.stays, simulator.run(plan.stays)));
+    }
+    return schedule_;
+  }
+
+  OffloadReport offloaded() const {
+    const std::lock_guard lock(mutex_);
+    return schedule_ && schedule_->store ? schedule_->store->report() : OffloadReport{};
+  }
+
+  static std::shared_ptr<const Content> solve(const StepProfile& profile, Bytes budget, plan::SolverOptions options) {
+    plan::StepSimulator simulator(profile);
+    plan::PlanSolver solver(simulator, options);
+    plan::PlanAnswer answer = solver.solve(budget.count());
+    if (std::holds_alternative<plan::Infeasible>(answer)) {
+      const Bytes bytes(solver.smallest().peak_bytes);  // which the search for a fast one may miss
+      if (bytes > budget) {
+        const Bytes bound(lower_bound_bytes(simulator));
+        throw BudgetExceeded(
+            fmt::format("plan_activations: no plan was found that runs the step within {}; the smallest that was found "
+                        "takes {} ({} bytes), {}",
+                        budget.str(), bytes.str(), bytes.count(),
+                        bytes == bound
+                            ? "and no plan takes less"
+                            : fmt::format("and no plan takes less than {} ({} bytes)", bound.str(), bound.count())),
+            bytes);
+      }
+      answer = solver.solve(budget.count());
+    }
+    return std::make_shared<const Content>(std::move(simulator), std::get<RematPlan>(std::move(answer)));
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const detail::TapeSchedule> schedule_;
+};
+
+ActivationPlan::ActivationPlan(std::shared_ptr<const Content> content)
+    : predicted_peak_bytes(content->plan.peak_bytes),
+      predicted_seconds(content->plan.seconds),
+      plain_peak_bytes(content->plan.plain_peak_bytes),
+      plain_seconds(content->plan.plain_seconds),
+      content_(std::move(content)) {}
+
+ActivationPlan::ActivationPlan(const StepProfile& profile, Bytes budget, plan::SolverOptions options)
+    : ActivationPlan(Content::solve(profile, budget, options)) {}
+
+std::string ActivationPlan::explain() const { return snug::explain(content_->simulator, content_->plan); }
+
+OffloadReport ActivationPlan::offloaded() const { return content_->offloaded(); }
+
+std::string ActivationPlan::to_json() const {
+  return nlohmann::ordered_json{{"plan", nlohmann::ordered_json::parse(content_->plan.to_json())},
+                                {"profile", nlohmann::ordered_json::parse(content_->simulator.profile().to_json())}}
+      .dump();
+}
+
+ActivationPlan ActivationPlan::from_json(std::string_view text) {
+  const auto json = detail::parse_json<nlohmann::ordered_json>(text, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("plan") || !json.contains("profile")) {
+    throw ConfigError("ActivationPlan.from_json: this is no plan with its profile, as to_json writes it");
+  }
+  RematPlan plan = RematPlan::from_json(json["plan"].dump());
+  plan::StepSimulator simulator(StepProfile::from_json(json["profile"].dump()));
+  if (plan.stays.size() != simulator.profile().storages.size()) {
+    throw ConfigError("ActivationPlan.from_json: the plan and the profile do not belong together");
+  }
+  return ActivationPlan(std::make_shared<const Content>(std::move(simulator), std::move(plan)));
+}
+
+const StepProfile& ActivationPlan::profile() const { return content_->simulator.profile(); }
+const RematPlan& ActivationPlan::choice() const { return content_->plan; }
+
+ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>& forward_and_loss,
+                                               detail::EffectJournal& journal) const {
+  detail::TapeRecorder recorder(detail::device_of(profile()));
+  const auto tape = std::make_shared<OpTape>(content_->schedule(), &recorder);
+  tape->verify_values();
+  detail::record_step(forward_and_loss, tape, recorder, journal);
+  return {tape->different(), recorder.peak_bytes()};
+}
+
+ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {
+  detail::SameLosses losses("plan_activations");
+  const auto forward = losses.of(forward_and_loss);
+  return plan_activations(profile_step(forward, {.memory = budget, .link = std::move(link)}), forward, budget);
+}
+
+ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
+                                std::optional<RematPlan> found) {
+  detail::EffectJournal journal;
+  journal.begin();
+  return detail::plan_activations(std::move(profile), forward_and_loss, budget, std::move(found), journal);
+}
+
+ActivationPlan detail::plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                        Bytes budget, std::optional<RematPlan> found, EffectJournal& journal) {
+  for (int k = 0;; ++k) {
+    std::exception_ptr refusal;  // of the budget; then the least that it names is tried in its place
+    const auto plan_now = [&] {
+      if (found) {
+        return ActivationPlan(
+            std::make_shared<const ActivationPlan::Content>(plan::StepSimulator(profile), *std::exchange(found, {})));
+      }
+      try {
+        return ActivationPlan(profile, budget);
+      } catch (const BudgetExceeded& error) {
+        refusal = std::current_exception();
+        return ActivationPlan(profile, error.smallest_feasible());
+      }
+    };
+    const ActivationPlan plan = plan_now();
+    ActivationPlan::Trial trial;
+    try {
+      trial = plan.try_step(forward_and_loss, journal);
+    } catch (const std::exception& error) {
+      if (refusal && is_out_of_memory(error)) {  // of a MemoryLimit in force
+        std::rethrow_exception(refusal);
+      }
+      throw;
+    }
+    const int64_t more = trial.peak_bytes - plan.predicted_peak_bytes;
+    if (trial.different.empty() && more <= 0) {
+      if (refusal) {
+        std::rethrow_exception(refusal);
+      }
+      return plan;
+    }
+    if (trial.different.empty()) {
+      RematPlan choice = plan.choice();
+      add_unexplained(profile, choice, more);
+      if (trial.peak_bytes <= budget.count()) {
+        return ActivationPlan(std::make_shared<const ActivationPlan::Content>(plan::StepSimulator(std::move(profile)),
+                                                                              std::move(choice)));
+      }
+    }
+    if (k == kVerifications && refusal) {
+      std::rethrow_exception(refusal);
+    }
+    if (k == kVerifications) {
+      throw Error(trial.different.empty()
+                      ? fmt::format("plan_activations: under plan after plan memory rises higher than predicted, to {} "
+                                    "({} bytes) instead of {} at last; it cannot be planned within {}",
+                                    Bytes(trial.peak_bytes).str(), trial.peak_bytes, plan.predicted_peak_bytes,
+                                    budget.str())
+                      : "plan_activations: the model computes other values each time that an operator runs again; it "
+                        "cannot be rematerialized");
+    }
+    for (const int storage : trial.different) {
+      profile.storages[static_cast<size_t>(storage)].kind = StorageKind::Pinned;
+    }
+  }
+}
+
+// --- scope
+
+class Rematerialize::Impl {
+ public:
+  explicit Impl(std::shared_ptr<const detail::TapeSchedule> schedule)
+      : tape(std::make_shared<OpTape>(std::move(schedule))) {
+    saved.emplace(std::make_shared<detail::TapePolicy>(tape));
+    operators.emplace(*tape);
+  }
+
+  std::shared_ptr<OpTape> tape;
+  std::optional<detail::PolicyScope> saved;
+  std::optional<detail::OperatorScope> operators;
+};
+
+Rematerialize::Rematerialize(ActivationPlan plan) : impl_(std::make_unique<Impl>(plan.content_->schedule())) {}
+
+Rematerialize::~Rematerialize() {
+  impl_->operators.reset();
+  impl_->saved.reset();
+  impl_->tape->close();
+}
+
+std::string Rematerialize::deviation() const {
+  return follows_plan() ? impl_->tape->growth() : impl_->tape->deviation();
+}
+bool Rematerialize::follows_plan() const {
+  impl_->operators->tell_if_switched_off();
+  return impl_->tape->deviation().empty();
+}
+std::shared_ptr<const std::atomic<int64_t>> Rematerialize::replayed_operators() const {
+  return impl_->tape->replayed();
+}
+
+}  // namespace snug

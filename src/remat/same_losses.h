@@ -1,0 +1,65 @@
+#pragma once
+// Finds models that keep state which planning cannot put back.
+
+#include <bit>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DynamicCast.h>
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "snug/state.h"
+#include "src/memory/operator_mode.h"
+
+namespace snug::detail {
+
+/// Losses of the same forward, run again and again from the same parameters, buffers and generators: what makes
+/// them differ, planning has moved on. ConfigError then.
+class SameLosses {
+ public:
+  /// `who` plans, and `another_cure` is its own, in words.
+  explicit SameLosses(std::string who, std::string another_cure = {})
+      : who_(std::move(who)), another_cure_(std::move(another_cure)) {}
+
+  std::function<at::Tensor()> of(std::function<at::Tensor()> forward) {
+    return [this, forward = std::move(forward)] {
+      at::Tensor loss = forward();
+      if (loss.defined() && loss.numel() == 1 && loss.layout() == at::kStrided) {
+        const UnseenOperators not_recorded;
+        const at::Tensor host = loss.detach().to(at::kCPU);
+        note(c10::fetch_and_cast<double>(host.scalar_type(), host.const_data_ptr()));
+      }
+      return loss;
+    };
+  }
+
+ private:
+  // Where the generators end otherwise, another thread has drawn from them meanwhile, and the losses tell nothing.
+  void note(double loss) {
+    const RngState generators = RngState::capture();
+    if (!first_) {
+      first_.emplace(loss, generators);
+      return;
+    }
+    if (std::bit_cast<uint64_t>(first_->first) != std::bit_cast<uint64_t>(loss) && first_->second == generators) {
+      throw ConfigError(fmt::format(
+          "{}: planning runs forward several times, and on the same items it gave the losses {} and {}; the model or its "
+          "loss keeps something besides parameters, buffers and default generators, as a hidden state in a member, a "
+          "counter or random numbers of its own, and training would go on from where planning left it; or only the first "
+          "call sets a parameter, as in lazy modules (then call it once before); or it does not compute the same each "
+          "time. Keep state in a registered buffer, or give it with the batch (in C++ write the buffer in place; "
+          "StepperOptions says how to name tensors that are assigned anew){}",
+          who_, first_->first, loss, another_cure_));
+    }
+  }
+
+  std::string who_, another_cure_;
+  std::optional<std::pair<double, RngState>> first_;  // and the generators after it
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,273 @@
+#include "src/remat/tape_recorder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <torch/csrc/autograd/function.h>
+
+#include "src/memory/aside.h"
+
+namespace snug::detail {
+
+TapeRecorder::TapeRecorder(c10::Device device) : device_(device), clock_(device) {
+  observation_.emplace(static_cast<MemoryObserver&>(*this), device);
+}
+
+TapeRecorder::~TapeRecorder() = default;
+
+// --- events of the tape
+
+void TapeRecorder::on_storage(int, int64_t bytes, bool is_external) {
+  const std::lock_guard lock(mutex_);
+  profile_.storages.push_back({.bytes = bytes, .kind = is_external ? StorageKind::External : StorageKind::Activation});
+}
+
+void TapeRecorder::before_operator() {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  place_ = Place::Operator;
+  operator_began_ = clock_.mark();
+}
+
+void TapeRecorder::after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) {
+  const std::lock_guard lock(mutex_);
+  operator_spans_.push_back({operator_began_, clock_.mark()});
+  int64_t outputs = 0;
+  for (const auto& [storage, data] : made) {
+    const auto taken = own_.find(data);
+    const int64_t bytes = taken == own_.end() ? 0 : taken->second;
+    StorageInfo& info = profile_.storages[static_cast<size_t>(storage)];
+    info.bytes = bytes;
+    info.name = op.name;
+    outputs += bytes;
+    if (taken != own_.end()) {
+      own_.erase(taken);
+      of_tape_.insert(data);
+    }
+  }
+  // What stays beside the outputs is an event of its own.
+  const int64_t left = level_ - outputs;
+  op.workspace = std::max<int64_t>(0, high_ - outputs);
+  profile_.operators.push_back(std::move(op));
+  add(EventKind::Forward, static_cast<int>(profile_.operators.size()) - 1);
+  level_ = left;
+  high_ = std::max<int64_t>(0, left);
+  end_gap();
+  place_ = Place::Between;
+}
+
+void TapeRecorder::after_view() {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  place_ = Place::Between;
+}
+
+void TapeRecorder::on_drop(int storage) {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  add(EventKind::Drop, storage);
+}
+
+void TapeRecorder::on_unpack(int storage) {
+  const std::lock_guard lock(mutex_);
+  end_backward_step();
+  end_gap();
+  add(EventKind::Unpack, storage);
+  const auto node = torch::autograd::get_current_node();
+  step_name_ = node ? node->name() : "backward";
+}
+
+void TapeRecorder::after_unpack() { step_began_ = clock_.mark(); }
+
+void TapeRecorder::on_done(int storage) {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  add(EventKind::Done, storage);
+  unused_since_[storage] = profile_.events.size();
+}
+
+// From here on it is memory of the backward pass, as a copy would be.
+void TapeRecorder::on_given_away(int storage, const void* data) {
+  const std::lock_guard lock(mutex_);
+  if (of_tape_.erase(data) > 0) {
+    const int64_t bytes = profile_.storages[static_cast<size_t>(storage)].bytes;
+    own_.emplace(data, bytes);
+    change_level(bytes);
+  }
+}
+
+void TapeRecorder::on_unused(int storage) {
+  const std::lock_guard lock(mutex_);
+  end_gap();
+  unused_since_[storage] = profile_.events.size();
+}
+
+// What autograd saves and the backward pass never asks for, or a pass inside asks for, is kept as in plain training:
+// until autograd releases it.
+void TapeRecorder::move_drops_of_unused() {
+  std::vector<bool> asked_for = profile_.saved_storages();
+  for (const int storage : asked_inside_) {
+    asked_for[static_cast<size_t>(storage)] = false;
+  }
+  std::vector<ProfileEvent> events;
+  std::unordered_map<size_t, std::vector<int>> moved;
+  for (const auto& [storage, event] : unused_since_) {
+    if (!asked_for[static_cast<size_t>(storage)]) {
+      moved[event].push_back(storage);
+    }
+  }
+  const auto is_moved = [&](size_t e) {
+    const ProfileEvent& event = profile_.events[e];
+    const auto found = event.kind == EventKind::Drop ? unused_since_.find(event.index) : unused_since_.end();
+    return found != unused_since_.end() && found->second > e && !asked_for[static_cast<size_t>(event.index)];
+  };
+  const auto is_of_inside = [&](const ProfileEvent& event) {
+    return (event.kind == EventKind::Unpack || event.kind == EventKind::Done) && asked_inside_.contains(event.index);
+  };
+  std::unordered_set<int> dropped_before;
+  for (size_t e = 0; e <= profile_.events.size(); ++e) {
+    for (const int storage : moved[e]) {
+      if (dropped_before.contains(storage)) {
+        events.push_back({EventKind::Drop, storage, 0});
+      }
+    }
+    if (e == profile_.events.size()) {
+      break;
+    }
+    if (is_moved(e)) {
+      dropped_before.insert(profile_.events[e].index);
+    } else if (!is_of_inside(profile_.events[e])) {
+      events.push_back(profile_.events[e]);
+    }
+  }
+  profile_.events = std::move(events);
+}
+
+// --- memory
+
+void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept {
+  if (device != device_) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (Aside::is_now()) {
+    aside_.insert(data);
+    return;
+  }
+  change_rise(bytes);
+  if (place_ == Place::Replay) {
+    of_tape_.insert(data);
+    return;
+  }
+  own_.emplace(data, bytes);
+  change_level(bytes);
+}
+
+// What was there before the recording began does not lower the level.
+void TapeRecorder::on_free(c10::Device device, const void* data, int64_t bytes) noexcept {
+  if (device != device_) {
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  if (of_tape_.erase(data) > 0) {
+    change_rise(-bytes);
+  } else if (own_.erase(data) > 0) {
+    change_rise(-bytes);
+    change_level(-bytes);
+  } else if (aside_.erase(data) == 0) {
+    let_go_ += bytes;
+    let_go_in_gap_ += bytes;
+  }
+}
+
+void TapeRecorder::on_refused(int64_t bytes) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (is_backward_ && !Aside::is_now()) {
+    refused_ = {profile_.events.size(), std::max(high_, level_ + bytes), rise_ + bytes};
+  }
+}
+
+std::optional<TapeRecorder::Unfinished> TapeRecorder::take_unfinished() {
+  observation_.reset();
+  if (!refused_) {
+    return std::nullopt;
+  }
+  fill_in_times();
+  profile_.events.resize(refused_->events);
+  add(EventKind::Allocate, 0, refused_->high);
+  add(EventKind::Release, 0, refused_->high);
+  // What the graph has let go of when the error ended it is not unused. What a pass inside asks for stays to the end.
+  std::erase_if(unused_since_, [&](const auto& one) { return one.second > refused_->events; });
+  for (const int storage : asked_inside_) {
+    unused_since_.try_emplace(storage, profile_.events.size());
+  }
+  move_drops_of_unused();
+  return Unfinished{take(), refused_->rise};
+}
+
+void TapeRecorder::change_rise(int64_t bytes) {
+  rise_ += bytes;
+  peak_ = std::max(peak_, rise_);
+}
+
+void TapeRecorder::change_level(int64_t bytes) {
+  level_ += bytes;
+  high_ = std::max(high_, level_);
+}
+
+// Between two events only the highest level and the last one matter.
+void TapeRecorder::end_gap() {
+  if (high_ > 0) {
+    add(EventKind::Allocate, 0, high_);
+  }
+  if (high_ > level_) {
+    add(EventKind::Release, 0, high_ - level_);
+  }
+  level_ = high_ = 0;
+  if (const int64_t bytes = std::exchange(let_go_in_gap_, 0); bytes > 0) {
+    add(EventKind::Release, kFromBefore, bytes);
+  }
+}
+
+// --- backward
+
+void TapeRecorder::begin_backward() {
+  const std::lock_guard lock(mutex_);
+  is_backward_ = true;
+  step_name_ = "backward";
+  step_began_ = clock_.mark();
+}
+
+void TapeRecorder::end_backward_step() {
+  if (!is_backward_) {
+    return;
+  }
+  end_gap();
+  profile_.backward.push_back({.name = step_name_});
+  backward_spans_.push_back({step_began_, clock_.mark()});
+  add(EventKind::Backward, static_cast<int>(profile_.backward.size()) - 1);
+}
+
+void TapeRecorder::stop() {
+  observation_.reset();
+  end_backward_step();
+  end_gap();
+  fill_in_times();
+  move_drops_of_unused();
+}
+
+void TapeRecorder::fill_in_times() {
+  std::vector<OperatorClock::Span> spans = operator_spans_;
+  spans.insert(spans.end(), backward_spans_.begin(), backward_spans_.end());
+  const std::vector<double> times = clock_.finish(spans);
+  auto seconds = times.begin();
+  for (ProfiledOperator& op : profile_.operators) {
+    op.seconds = op.name == kOtherWrite ? 0 : *seconds;  // which is none
+    ++seconds;
+  }
+  for (auto& step : profile_.backward) {
+    step.seconds = *seconds++;
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,114 @@
+#pragma once
+// TapeRecorder: makes a StepProfile of one forward and backward pass whose operators an OpTape sees: times, and every
+// byte that is taken and given back, each in its place among the events.
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "src/memory/device_memory.h"
+#include "src/remat/op_tape.h"
+#include "src/remat/operator_clock.h"
+
+namespace snug::detail {
+
+/// Records the memory and the time of one device. Everything is on one thread. Listens from its construction on.
+class TapeRecorder final : public TapeListener, private MemoryObserver {
+ public:
+  /// `device` has an index, unless it is the CPU.
+  explicit TapeRecorder(c10::Device device);
+  ~TapeRecorder() override;
+  TapeRecorder(const TapeRecorder&) = delete;
+  TapeRecorder& operator=(const TapeRecorder&) = delete;
+
+  c10::Device device() const { return device_; }
+  /// The forward pass is over.
+  void begin_backward();
+  /// The backward pass is over: nothing is recorded any more.
+  void stop();
+  /// How far memory rose since the recording began, replays included: as measured, where the profile's simulation
+  /// predicts. What is on the recording's own account is left out.
+  int64_t peak_bytes() const { return peak_; }
+  /// What was recorded, after stop().
+  StepProfile take() { return std::move(profile_); }
+  /// What autograd saved in the forward pass: a storage, and the number of operators before it.
+  const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
+  /// What the recording learned although the backward pass ran out of memory: events until then, with the bytes that
+  /// were refused, and how far memory would have risen. Empty: nothing was refused in it.
+  struct Unfinished {
+    StepProfile profile;
+    int64_t demand_bytes;
+  };
+  std::optional<Unfinished> take_unfinished();
+  /// Bytes that were alive when the recording began and were released in it. Release events of memory `kFromBefore` say
+  /// when; they are in the profile until they are taken out or counted in (see profile_step.cpp).
+  int64_t let_go_bytes() const { return let_go_; }
+  static constexpr int kFromBefore = 1;
+
+ private:
+  enum class Place { Between, Operator, Replay };
+
+  void on_storage(int storage, int64_t bytes, bool is_external) override;
+  void before_operator() override;
+  void after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) override;
+  void after_view() override;
+  void on_drop(int storage) override;
+  void on_resized(int storage) override { profile_.storages[static_cast<size_t>(storage)].kind = StorageKind::Pinned; }
+  void on_unpack(int storage) override;
+  void after_unpack() override;
+  void on_done(int storage) override;
+  void on_given_away(int storage, const void* data) override;
+  void on_pack(int storage) override { packed_.push_back({storage, profile_.operators.size()}); }
+  void on_unused(int storage) override;
+  void on_asked_inside(int storage) override { asked_inside_.insert(storage); }
+  void before_replay() override { place_ = Place::Replay; }
+  void after_replay() override { place_ = Place::Between; }
+
+  void on_allocate(c10::Device device, const void* data, int64_t bytes) noexcept override;
+  void on_free(c10::Device device, const void* data, int64_t bytes) noexcept override;
+  void on_refused(int64_t bytes) noexcept override;
+  void on_saved_for_backward(const void*) noexcept override {}
+
+  void add(EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
+  void change_rise(int64_t bytes);
+  void change_level(int64_t bytes);
+  void end_gap();
+  void end_backward_step();
+  void fill_in_times();
+  void move_drops_of_unused();
+
+  c10::Device device_;
+  StepProfile profile_;
+  OperatorClock clock_;
+  std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of those in the profile
+  std::atomic<Place> place_{Place::Between};
+  int64_t level_ = 0, high_ = 0;                  // since the last event, or of the operator under way
+  std::unordered_map<const void*, int64_t> own_;  // what was allocated since the start and is in no storage of the tape
+  std::unordered_set<const void*> of_tape_;       // storages of the tape, and what a replay took
+  std::unordered_set<const void*> aside_;         // what the recording itself took
+  int64_t rise_ = 0, peak_ = 0;                   // of all but that
+  int64_t let_go_ = 0, let_go_in_gap_ = 0;        // of memory from before; since the last event
+  std::mutex
+      mutex_;  // threads of an operator allocate too; taken after the allocator's, so nothing is allocated under it
+  OperatorClock::Mark operator_began_ = 0, step_began_ = 0;
+  std::string step_name_;
+  bool is_backward_ = false;
+  // In backward, where memory was refused last.
+  struct Refused {
+    size_t events;
+    int64_t high, rise;
+  };
+  std::optional<Refused> refused_;
+  std::unordered_map<int, size_t> unused_since_;  // the event before which the last unused tensor was released
+  std::unordered_set<int> asked_inside_;
+  std::vector<std::pair<int, size_t>> packed_;
+  std::optional<MemoryObservation> observation_;
+};
+
+}  // namespace snug::detail

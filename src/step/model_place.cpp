@@ -1,0 +1,234 @@
+#include "src/step/model_place.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_set>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/CPUAllocator.h>
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "src/core/file_memory.h"
+#include "src/memory/operator_mode.h"
+
+namespace snug::detail {
+namespace {
+
+bool is_large(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() && tensor.is_cpu() && tensor.storage().nbytes() >= in_file_from();
+}
+
+// Elements in the order of memory.
+at::Tensor elements(const at::Tensor& tensor, int64_t begin, int64_t count) {
+  return tensor.as_strided({count}, {1}, tensor.storage_offset() + begin);
+}
+
+}  // namespace
+
+std::vector<c10::Storage> ModelPlace::storages() const {
+  std::vector<c10::Storage> all;
+  std::unordered_set<const void*> seen;
+  for (const auto& tensors : {model_.parameters(), model_.buffers()}) {
+    for (const at::Tensor& tensor : tensors) {
+      if (is_large(tensor) && seen.insert(tensor.storage().unsafeGetStorageImpl()).second) {
+        all.push_back(tensor.storage());
+      }
+    }
+  }
+  return all;
+}
+
+bool ModelPlace::was_made_in_file() const {
+  const std::vector<c10::Storage> all = storages();
+  return std::any_of(all.begin(), all.end(), [](const c10::Storage& one) { return FileMemory::holds(one.data()); });
+}
+
+ModelFileBytes ModelPlace::bytes() const {
+  ModelFileBytes bytes;
+  const auto has_hook = [](const auto& one) { return has_lasting_gradient_hook(one.second); };
+  if (!can_leave() || std::any_of(parameters_.all().begin(), parameters_.all().end(), has_hook)) {
+    return bytes;  // a hook that the program has set would be lost
+  }
+  const std::vector<c10::Storage> all = storages();
+  for (const c10::Storage& storage : all) {
+    bytes.moved += static_cast<int64_t>(storage.nbytes());
+  }
+  bytes.beside = FileWindow::bytes_for(all);
+  for (const auto& [name, parameter] : parameters_.accumulated()) {
+    bytes.beside += parameter.nbytes() < in_file_from() ? static_cast<int64_t>(parameter.nbytes()) : 0;
+  }
+  return bytes;
+}
+
+void ModelPlace::put(bool in_file) {
+  if (in_file == is_in_file() || (in_file && bytes().moved == 0)) {
+    return;
+  }
+  if (in_file) {
+    enter();
+    return;
+  }
+  try {
+    leave();
+  } catch (...) {
+    enter();
+    throw;
+  }
+}
+
+// Weights first: they leave room for what is small of the gradients. If there is no room for the rest, they come back.
+void ModelPlace::enter() {
+  try {
+    move(true);
+    collect_gradients();
+    window_.emplace(moved_);
+  } catch (...) {
+    try {
+      leave();
+    } catch (const std::exception&) {  // They stay in their files, and are right there, too.
+    }
+    throw;
+  }
+}
+
+void ModelPlace::leave() {
+  window_.reset();
+  drop_gradients();
+  move(false);
+}
+
+// All memory first, so that nothing has moved if there is too little.
+void ModelPlace::move(bool in_file) {
+  std::vector<std::pair<c10::Storage, c10::DataPtr>> moves;
+  const std::vector<c10::Storage> all = storages();
+  moved_.clear();  // those that the model has no longer
+  {
+    const auto files = in_file ? std::make_unique<AllocationsInFile>(*directory_) : nullptr;
+    for (const c10::Storage& storage : all) {
+      if (FileMemory::holds(storage.data()) != in_file) {
+        moves.emplace_back(storage, c10::GetCPUAllocator()->allocate(storage.nbytes()));
+      }
+    }
+  }
+  for (auto& [storage, memory] : moves) {
+    const void* const place = memory.get();
+    std::memcpy(memory.get(), storage.data(), storage.nbytes());
+    storage.set_data_ptr_noswap(std::move(memory));
+    FileMemory::let_go(place, static_cast<int64_t>(storage.nbytes()));
+  }
+  if (in_file) {
+    moved_ = all;
+  }
+}
+
+// --- gradients
+
+void ModelPlace::begin() {
+  if (!is_in_file()) {
+    return;
+  }
+  for (const auto& [name, parameter] : parameters_.accumulated()) {
+    if (has_lasting_gradient_hook(parameter)) {
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' has got a hook that runs when its gradient is complete, while its "
+                      "gradient goes to a file; set the hook before the Stepper is made, or leave `offload` out",
+                      name));
+    }
+  }
+  const auto is_as_before = [](const c10::Storage& now, const c10::Storage& before) {
+    return now.unsafeGetStorageImpl() == before.unsafeGetStorageImpl() && FileMemory::holds(now.data());
+  };
+  const std::vector<c10::Storage> now = storages();
+  if (std::equal(now.begin(), now.end(), moved_.begin(), moved_.end(), is_as_before)) {
+    collect_gradients();
+  } else {
+    window_.reset();
+    enter();
+  }
+  window_->let_go();
+}
+
+void ModelPlace::end() {
+  lend_gradients();
+  hooks_.reset();
+}
+
+void ModelPlace::drop_gradients() {
+  hooks_.reset();
+  gradients_.clear();
+}
+
+// A parameter that is frozen now keeps no file, as it gets no gradient.
+void ModelPlace::collect_gradients() {
+  const at::NoGradGuard no_grad;
+  const AllocationsInFile files(*directory_);
+  hooks_ = std::make_unique<GradientHooks>();
+  std::unordered_map<const void*, Gradient> before = std::exchange(gradients_, {});
+  for (const auto& [name, parameter] : parameters_.accumulated()) {
+    const void* key = parameter.unsafeGetTensorImpl();
+    const auto known = before.find(key);
+    Gradient& gradient = gradients_[key];
+    // The program may hold the last step's.
+    const bool is_free =
+        known != before.end() && known->second.sum.use_count() == 1 && known->second.sum.storage().use_count() == 1 &&
+        known->second.sum.sizes() == parameter.sizes() && known->second.sum.strides() == parameter.strides() &&
+        known->second.sum.scalar_type() == parameter.scalar_type();
+    gradient.sum = is_free ? std::move(known->second.sum)
+                           : at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options());
+    hooks_->set(
+        parameter, [&gradient](const at::Tensor& complete) { add(gradient, complete); },
+        GradientHooks::Runs::InProfilesToo);
+  }
+}
+
+// With the bits of autograd's own sum, which adds element by element.
+void ModelPlace::add(Gradient& to, const at::Tensor& parameter) {
+  constexpr int64_t kAtOnce = 1 << 20;  // elements
+  const at::NoGradGuard no_grad;
+  const UnseenOperators unseen;
+  at::Tensor& from = parameter.mutable_grad();
+  if (from.layout() != at::kStrided) {  // it stays where it is, unless there is one to add it to
+    if (to.is_there) {
+      to.sum.add_(from);
+      from.reset();
+    }
+    return;
+  }
+  const bool is_first = !std::exchange(to.is_there, true);
+  const auto add_some = [&](at::Tensor sum, const at::Tensor& more) {
+    is_first ? sum.copy_(more) : sum.add_(more);
+    let_go_of_pages(sum);
+  };
+  if (from.strides() == to.sum.strides() && from.is_non_overlapping_and_dense()) {
+    for (int64_t begin = 0; begin < from.numel(); begin += kAtOnce) {
+      const int64_t count = std::min(kAtOnce, from.numel() - begin);
+      add_some(elements(to.sum, begin, count), elements(from, begin, count));
+    }
+  } else {
+    add_some(to.sum, from);
+  }
+  from.reset();
+}
+
+void ModelPlace::lend_gradients() {
+  for (const auto& [name, parameter] : parameters_.accumulated()) {
+    const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
+    if (found != gradients_.end() && found->second.is_there && !parameter.grad().defined()) {
+      parameter.mutable_grad() = found->second.sum;
+    }
+  }
+}
+
+void ModelPlace::take_gradients_back() {
+  for (const auto& [name, parameter] : parameters_.accumulated()) {
+    const auto found = gradients_.find(parameter.unsafeGetTensorImpl());
+    if (found != gradients_.end() && found->second.is_there && parameter.grad().is_same(found->second.sum)) {
+      parameter.mutable_grad().reset();
+    }
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,148 @@
+#include "src/step/plan_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "snug/file_system.h"
+#include "src/core/bytes_hash.h"
+#include "src/core/versioned_json.h"
+#include "src/step/step_kind_json.h"
+
+namespace snug::detail {
+namespace {
+
+using Json = OrderedJson;
+
+constexpr JsonKind kPlanFileJson{
+    .key = "snug_plan_file", .type = "plan_folder", .noun = "file of plans", .cure = "plan again", .version = 2};
+
+void require(bool holds, const char* what) {
+  if (!holds) {
+    throw ConfigError(fmt::format("plan_folder: a plan's {}", what));
+  }
+}
+
+// Conversions from other numbers may be undefined.
+int64_t whole_number(const Json& json, const char* key) {
+  require(json.at(key).is_number_integer(), "numbers are not whole");
+  return detail::whole_number<int64_t>(json.at(key));
+}
+
+// Products of them are made where kinds are compared.
+bool has_sizes(const StepKind& kind) {
+  return std::all_of(kind.shape.tensors.begin(), kind.shape.tensors.end(), [](const auto& tensor) {
+    int64_t product = 1;
+    return std::all_of(tensor.second.begin(), tensor.second.end(), [&](int64_t size) {
+      return size >= 0 && !__builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product) &&
+             product < int64_t{1} << 48;
+    });
+  });
+}
+
+// Calls f(key, number).
+template <class Counts, class F>
+void each_count(Counts& counts, const F& f) {
+  f("batch", counts.batch);
+  f("at_most", counts.at_most);
+  f("fixed_bytes", counts.fixed_bytes);
+  f("effect_bytes", counts.effect_bytes);
+  f("kept_bytes", counts.kept_bytes);
+  f("idle_state_bytes", counts.idle_state_bytes);
+  f("gradient_bytes", counts.gradient_bytes);
+  f("optimizer_bytes", counts.optimizer_bytes);
+  f("moved_bytes", counts.state_file.moved);
+  f("workspace_in_file", counts.state_file.workspace);
+  f("moved_model_bytes", counts.model_file.moved);
+  f("beside_model_bytes", counts.model_file.beside);
+  f("left_free", counts.left_free);
+}
+
+Json json_of(const StepCounts& counts) {
+  Json json;
+  each_count(counts, [&](const char* key, int64_t number) { json[key] = number; });
+  return json;
+}
+
+StepCounts counts_from(const Json& json) {
+  StepCounts counts;
+  each_count(counts, [&](const char* key, int64_t& number) { number = whole_number(json, key); });
+  return counts;
+}
+
+void check_run(const ActivationPlan& of_one, const RematPlan& choice) {
+  require(of_one.choice() == choice, "choice is of other operators");
+  const plan::Simulation run = plan::StepSimulator(of_one.profile()).run(choice.stays);
+  require(run.peak_bytes == choice.peak_bytes, "peak is not that of its operators");
+}
+
+void check(const SavedPlan& saved) {
+  const auto& [kind, counts, plan, recorded] = saved;
+  const StepChoice& choice = plan.choice;
+  require(has_sizes(kind), "tensors have no such sizes");
+  require(counts.batch > 0 && choice.items > 0 && choice.items <= counts.batch && counts.at_most > 0 &&
+              choice.micro_batches == (counts.batch - 1) / choice.items + 1 && plan.slices > 0 && plan.slices <= 256,
+          "micro-batch cannot be");
+  require(counts.state_file.moved >= 0 && counts.state_file.workspace >= 0, "state has no such bytes");
+  require(counts.model_file.moved >= 0 && counts.model_file.beside >= 0, "model has no such bytes");
+  const int64_t moved = (plan.state_in_file ? counts.state_file.moved : 0) +
+                        (plan.model_in_file ? counts.model_file.moved - counts.model_file.beside : 0);
+  const int64_t workspace = plan.state_in_file ? counts.state_file.workspace : counts.optimizer_bytes;
+  const int64_t gradients = plan.model_in_file ? 0 : counts.gradient_bytes;
+  for (const int64_t bytes :
+       {counts.fixed_bytes - moved, counts.effect_bytes, counts.kept_bytes, counts.idle_state_bytes, gradients,
+        workspace, counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
+    require(bytes >= 0 && bytes <= plan.budget_bytes, "bytes are not within its budget");
+  }
+  require(plan.activations.has_value() != recorded.has_value(), "operators are missing");
+  check_run(recorded ? *recorded : *plan.activations, choice.plan);
+}
+
+}  // namespace
+
+PlanFile::PlanFile(const std::filesystem::path& folder, std::string holds_for)
+    : holds_for_(std::move(holds_for)),
+      path_(folder / fmt::format("plan-{:016x}.json", bytes_hash(holds_for_.data(), holds_for_.size()))) {}
+
+std::vector<SavedPlan> PlanFile::read() const {
+  const FileSystem& files = FileSystem::real();
+  if (!files.exists(path_)) {
+    return {};
+  }
+  return read_versioned_json(kPlanFileJson, files.read_file(path_), [this](const Json& json) {
+    if (json.at("holds_for").get<std::string>() != holds_for_) {
+      throw ConfigError("plan_folder: the file is of another model, optimizer or version");
+    }
+    std::vector<SavedPlan> all;
+    for (const Json& one : json.at("plans")) {
+      SavedPlan saved{
+          .kind = kind_from(one), .counts = counts_from(one), .plan = StepPlan::from_json(one.at("plan").dump())};
+      if (one.contains("recorded")) {
+        saved.recorded = ActivationPlan::from_json(one.at("recorded").dump());
+      }
+      check(saved);
+      saved.plan.read_from = path_;
+      all.push_back(std::move(saved));
+    }
+    return all;
+  });
+}
+
+void PlanFile::write(const std::vector<SavedPlan>& plans) const {
+  Json all = Json::array();
+  for (const SavedPlan& saved : plans) {
+    Json one = json_of(saved.counts);
+    one.update(Json(detail::json_of(saved.kind)));
+    one["plan"] = Json::parse(saved.plan.to_json());
+    if (saved.recorded) {
+      one["recorded"] = Json::parse(saved.recorded->to_json());
+    }
+    all.push_back(std::move(one));
+  }
+  FileSystem::real().create_directories(path_.parent_path());
+  replace_file(path_, versioned_json(kPlanFileJson, {{"holds_for", holds_for_}, {"plans", all}}).dump());
+}
+
+}  // namespace snug::detail

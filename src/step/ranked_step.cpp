@@ -1,0 +1,374 @@
+#include "src/step/ranked_step.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "snug/distributed/data_parallel.h"
+#include "src/distributed/data_parallel_impl.h"
+#include "src/distributed/process_group_impl.h"
+
+namespace snug::detail {
+
+RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model) : parallel_(parallel) {
+  if (is_alone()) {
+    return;
+  }
+  std::unordered_set<const c10::TensorImpl*> known;
+  for (const at::Tensor& parameter : of_model) {
+    known.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& [name, parameter] : parallel_->impl().all()) {
+    if (!known.contains(parameter.unsafeGetTensorImpl())) {
+      throw ConfigError(fmt::format(
+          "Stepper: data_parallel holds parameters that are not the model's, such as '{}'; make it of the same model, "
+          "after what replaces parameters",
+          name));
+    }
+  }
+}
+
+std::shared_ptr<void> RankedStep::rehearse() const {
+  if (is_alone()) {
+    return nullptr;
+  }
+  if (parallel_->impl().has_static_graph()) {
+    throw ConfigError(
+        "Stepper: memory_budget is planned by passes of its own, which a DataParallel with static_graph would take for "
+        "steps; leave static_graph out, or set plan = false");
+  }
+  parallel_->impl().begin_rehearsal();
+  return {parallel_, [](DataParallel* parallel) { parallel->impl().end_rehearsal(); }};
+}
+
+int64_t RankedStep::bucket_bytes() const { return is_alone() ? 0 : parallel_->impl().bucket_bytes_in_backward(); }
+
+int64_t RankedStep::from_rank_zero(int64_t value) const { return is_alone() ? value : gather({value}).front(); }
+
+// [rank][number], of as many numbers as `own` has.
+std::vector<int64_t> RankedStep::gather(const std::vector<int64_t>& own) const {
+  const auto ranks = static_cast<size_t>(parallel_->group().size());
+  std::vector<int64_t> all(own.size() * ranks);
+  std::copy(
+      own.begin(), own.end(),
+      all.begin() + static_cast<std::ptrdiff_t>(own.size()) * static_cast<std::ptrdiff_t>(parallel_->group().rank()));
+  all_reduce(parallel_->group(), all);
+  return all;
+}
+
+Bytes RankedStep::smallest_budget(Bytes own, bool plans) const {
+  if (is_alone()) {
+    return own;
+  }
+  const std::vector<int64_t> all = gather({own.count(), plans ? 1 : 0});
+  int64_t smallest = own.count();
+  for (size_t i = 0; i < all.size(); i += 2) {
+    smallest = std::min(smallest, all[i]);
+    if (all[i + 1] != all[1]) {
+      throw ConfigError(
+          fmt::format("Stepper: ranks 0 and {} do not both plan for a memory_budget; give the same `plan` on "
+                      "devices of the same kind",
+                      i / 2));
+    }
+  }
+  return Bytes(smallest);
+}
+
+void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_ptr& failure) const {
+  const bool is_asked = !is_alone() && !budget.is_unlimited();
+  const std::vector<int64_t> all = is_asked ? gather({live, failure ? 1 : 0}) : std::vector<int64_t>();
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+  for (size_t i = 0; i < all.size(); i += 2) {
+    if (all[i + 1] != 0) {
+      throw Error(fmt::format(
+          "Stepper: rank {} cannot use its directory for offload; its own message is on its standard error", i / 2));
+    }
+    if (all[i] > budget.count()) {
+      throw BudgetExceeded(fmt::format(
+          "Stepper: {} of tensors are alive on rank {} outside of the step, more than memory_budget {}, the "
+          "smallest of all ranks",
+          Bytes(all[i]).str(), i / 2, budget.str()));
+    }
+  }
+}
+
+// A rank that has no room for the memory that unscaling takes is heard here, before the others wait for it.
+std::function<void(const at::Tensor&)> RankedStep::agreement() {
+  if (is_alone()) {
+    return nullptr;
+  }
+  return [this, agree = agree_over(parallel_->impl().shared_group())](const at::Tensor& found_inf) {
+    talk(Talk::Skip, {});
+    agree(found_inf);
+  };
+}
+
+void RankedStep::open(uint32_t trained) {
+  if (!is_alone()) {
+    heard_.reset();
+    trained_ = trained;
+    parallel_->impl().take_trained();
+  }
+}
+
+// --- talks
+
+RankedStep::Words RankedStep::exchange(const RankWord& own) const {
+  using Row = std::array<int64_t, sizeof(RankWord) / sizeof(int64_t)>;
+  const auto row = std::bit_cast<Row>(own);
+  const std::vector<int64_t> all = gather({row.begin(), row.end()});
+  Words words;
+  for (auto begin = all.begin(); begin != all.end(); begin += row.size()) {
+    Row of_rank;
+    std::copy_n(begin, row.size(), of_rank.begin());
+    words.push_back(std::bit_cast<RankWord>(of_rank));
+  }
+  return words;
+}
+
+// Throws on the ranks that have not failed themselves.
+RankedStep::Words RankedStep::talk(Talk about, const RankWord& own) {
+  Words words = exchange(own);
+  if (Verdict verdict = judge(words); verdict.cause != RankFailure::None) {
+    heard_ = verdict;
+    raise(verdict, about);
+  }
+  return words;
+}
+
+// All ranks see the same words, so all come to this.
+void RankedStep::drop(const std::string& why) {
+  heard_ = Verdict{.cause = RankFailure::Other};
+  throw ConfigError(why);
+}
+
+AgreedSplit RankedStep::agree_on_split(const RankSplit& own) {
+  std::vector<RankSplit> splits;
+  for (const RankWord& word : talk(Talk::Split, {.split = own})) {
+    splits.push_back(word.split);
+  }
+  const AgreedSplit agreed = agree(splits);
+  if (agreed.is_settled) {
+    stage_ = Stage::Outside;
+  }
+  return agreed;
+}
+
+// Buckets are made anew by a broadcast, which ranks that train other parameters would leave out.
+void RankedStep::begin(bool has_masters) {
+  if (is_alone()) {
+    return;
+  }
+  has_masters_ = has_masters;
+  bytes_before_ = parallel_->bytes_reduced();
+  bytes_of_others_ = 0;
+  time_before_ = parallel_->communication();
+  if (parallel_->impl().take_check()) {
+    check_trained(talk(Talk::Trained, {.trained = trained_}));
+  }
+  parallel_->impl().begin_step();
+  stage_ = Stage::Begun;
+}
+
+void RankedStep::check_trained(const Words& words) {
+  const auto is_same = [&](const RankWord& word) { return word.trained == trained_; };
+  if (std::all_of(words.begin(), words.end(), is_same)) {
+    return;
+  }
+  heard_ = Verdict{.cause = RankFailure::Other};  // of all, before one of them throws
+  parallel_->impl().check_same_model("Stepper.step");
+  drop(
+      "Stepper.step: ranks differ in what they train, among the parameters that the optimizer holds besides the "
+      "model's, or that are no part of data_parallel; freeze and unfreeze the same on every rank");
+}
+
+void RankedStep::agree_on_passes(int64_t micro_batches) {
+  const Words words = talk(Talk::Passes, {.passes = micro_batches});
+  int64_t sum = 0;
+  for (const RankWord& word : words) {
+    sum += word.passes;
+  }
+  const auto is_same = [&](const RankWord& word) { return word.passes == micro_batches; };
+  if (!std::all_of(words.begin(), words.end(), is_same)) {
+    drop(
+        fmt::format("Stepper.step: the model has a SyncBatchNorm, in which the ranks wait for each other in every "
+                    "forward pass, and they have other numbers of micro-batches: rank {} has {}, {} in all; give "
+                    "all ranks batches of the same size, or put the layer into evaluation mode",
+                    parallel_->group().rank(), micro_batches, sum));
+  }
+}
+
+double RankedStep::agree_on_items(double items) {
+  const auto failure = is_left_behind_ ? RankFailure::LeftBehind : RankFailure::None;
+  const Words words =
+      talk(Talk::Items, {.failure = static_cast<int64_t>(failure), .trained = trained_, .items = items});
+  stage_ = Stage::Agreed;
+  check_trained(words);
+  double sum = 0;
+  for (const RankWord& word : words) {
+    sum += word.items;
+  }
+  return std::max(1.0, std::round(sum));
+}
+
+void RankedStep::sum(double& items, at::Tensor& loss_sum, int64_t& batch_items) {
+  const Words words = talk(
+      Talk::Sums,
+      {.items = items, .loss_sum = loss_sum.defined() ? loss_sum.item<double>() : 0.0, .batch_items = batch_items});
+  double of_losses = 0;
+  items = 0;
+  batch_items = 0;
+  for (const RankWord& word : words) {
+    items += word.items;
+    of_losses += word.loss_sum;
+    batch_items += word.batch_items;
+  }
+  loss_sum = at::scalar_tensor(of_losses, at::kDouble);
+}
+
+void RankedStep::confirm_writing() {
+  if (!is_alone()) {
+    talk(Talk::Write, {});
+    stage_ = Stage::Writing;
+  }
+}
+
+void RankedStep::end() {
+  if (!is_alone()) {
+    parallel_->impl().end_step();
+    stage_ = Stage::Outside;
+  }
+}
+
+// --- gradients
+
+std::vector<at::Tensor> RankedStep::others(const NamedTensors& all) const {
+  std::vector<at::Tensor> result;
+  for (const auto& [name, parameter] : all) {
+    if (has_masters_ || !parallel_->impl().sends(parameter)) {
+      result.push_back(parameter);
+    }
+  }
+  return result;
+}
+
+// A rank without data has no gradients; a parameter that no rank has used keeps none. All memory is taken before the
+// first exchange: a rank that runs out of it between two of them would be missed in the second.
+void RankedStep::send_others(const NamedTensors& all) {
+  const std::vector<at::Tensor> parameters = others(all);
+  if (parameters.empty()) {
+    return;
+  }
+  ProcessGroup& group = parallel_->group();
+  const at::Tensor used = at::zeros({static_cast<int64_t>(parameters.size())}, at::kByte);
+  std::vector<std::pair<at::Tensor, at::Tensor>> sent;  // gradient, what travels
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor own = parameters[i].grad();
+    used[static_cast<int64_t>(i)] = own.defined();
+    const at::Tensor gradient = own.defined() ? own : at::zeros_like(parameters[i]);
+    sent.emplace_back(gradient, gradient.contiguous());
+  }
+  group.all_reduce(used, ReduceOp::Max);
+  std::vector<std::function<void()>> waits(sent.size());
+  for (size_t i = 0; i < sent.size(); ++i) {
+    if (used[static_cast<int64_t>(i)].item<bool>()) {
+      parameters[i].mutable_grad() = sent[i].first;
+      bytes_of_others_ += static_cast<int64_t>(sent[i].first.nbytes());
+      waits[i] = group.start_all_reduce(sent[i].second);
+    }
+  }
+  for (size_t i = 0; i < sent.size(); ++i) {
+    if (waits[i]) {
+      waits[i]();
+      if (!sent[i].first.is_same(sent[i].second)) {
+        sent[i].first.copy_(sent[i].second);
+      }
+    }
+  }
+}
+
+void RankedStep::send_the_rest(const NamedTensors& all) {
+  if (is_alone()) {
+    return;
+  }
+  if (!has_masters_ && !parallel_->impl().is_reduced()) {
+    // Takes the gradients of quiet micro-batches along.
+    const Join join(parallel_->impl().shared_group(), parallel_->impl().parameters());
+    parallel_->forward([&] { return join.nothing(); }).backward();
+  }
+  const at::NoGradGuard no_grad;
+  send_others(all);
+  stage_ = Stage::Sent;
+}
+
+// --- failing
+
+bool RankedStep::fail(RankFailure failure, const NamedTensors& all, Bytes smallest) {
+  if (is_alone()) {
+    return failure == RankFailure::TakesLess;
+  }
+  const Stage stage = std::exchange(stage_, Stage::Outside);
+  auto& impl = parallel_->impl();
+  if (!heard_ && (stage == Stage::Writing || stage == Stage::Written)) {
+    is_left_behind_ = is_left_behind_ || stage == Stage::Writing;
+    lose_group();
+    return false;
+  }
+  if (!heard_) {
+    go_along(stage, all);
+    heard_ = judge(exchange({.failure = static_cast<int64_t>(failure), .smallest = smallest.count()}));
+  }
+  if (stage != Stage::Splitting) {  // till then nothing was sent, and the others leave their buckets as they are
+    impl.start_over();
+  }
+  return std::exchange(heard_, std::nullopt)->is_repeated();
+}
+
+void RankedStep::lose_group() {
+  if (!is_alone()) {
+    parallel_->impl().end_step();
+    stage_ = Stage::Outside;
+    heard_.reset();
+  }
+}
+
+// What the others still do before they hear of it.
+void RankedStep::go_along(Stage stage, const NamedTensors& all) {
+  auto& impl = parallel_->impl();
+  if (stage == Stage::Outside && !impl.take_check()) {
+    impl.begin_step();
+  }
+  if (stage == Stage::Agreed) {
+    if (!has_masters_) {
+      impl.send_zeros();
+    }
+    send_others(all);
+    for (const at::Tensor& parameter : others(all)) {
+      parameter.mutable_grad().reset();
+    }
+  }
+}
+
+int64_t RankedStep::bytes_sent() const {
+  const bool is_sent = !is_alone() && parallel_->group().size() > 1;
+  return is_sent ? parallel_->bytes_reduced() - bytes_before_ + bytes_of_others_ : 0;
+}
+
+CommunicationTime RankedStep::communication() const {
+  if (is_alone()) {
+    return {};
+  }
+  const CommunicationTime& now = parallel_->communication();
+  return {.total = now.total - time_before_.total, .waited = now.waited - time_before_.waited};
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,38 @@
+#include "src/step/state_place.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <torch/optim/optimizer.h>
+
+namespace snug::detail {
+
+StatePlace::StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory,
+                       c10::Device device)
+    : optimizer_(directory && device.is_cpu() ? dynamic_cast<StatefulOptimizer*>(&optimizer) : nullptr),
+      directory_(std::move(directory).value_or("")) {}
+
+// The window is an eighth of the state, so that it depends on no budget: a smallest budget that is told must do.
+StateFile StatePlace::file() const {
+  constexpr int64_t kShare = 8, kLeast = int64_t{192} << 10;
+  const StateFile most{.directory = directory_};
+  const int64_t moved = optimizer_->bytes_with_state_in(most).moved;
+  return {.directory = directory_, .window = Bytes(std::clamp(moved / kShare, kLeast, most.window.count()))};
+}
+
+StateFileBytes StatePlace::bytes() const {
+  return optimizer_ == nullptr ? StateFileBytes() : optimizer_->bytes_with_state_in(file());
+}
+
+void StatePlace::put(bool in_file) {
+  if (optimizer_ == nullptr || in_file == optimizer_->is_state_in_file()) {
+    return;
+  }
+  if (in_file) {
+    optimizer_->keep_state_in(file());
+  } else {
+    optimizer_->keep_state_in_memory();
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,169 @@
+#include "src/step/step_budget.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+
+#include "snug/memory.h"
+#include "snug/offload.h"
+#include "snug/plan.h"
+#include "src/core/allocated_bytes.h"
+#include "src/memory/device.h"
+
+namespace snug::detail {
+
+// In a step each parameter has three scalars: two of an optimizer such as AdamW, and its norm. On a CPU they are small.
+int64_t StepBudget::own_bytes() const {
+  constexpr int64_t kScalar = sizeof(float), kScalars = 3, kSmallThings = 16 << 10;
+  const int64_t rounding = allocated_bytes(kScalar, parameters_.device()) - kScalar;
+  return kSmallThings + kScalars * rounding * static_cast<int64_t>(parameters_.all().size());
+}
+
+// None: it stays in memory. An update of all parameters at once would bring them all in, gradients that other ranks add
+// to lie in buckets, and masters are no part of the model.
+static std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options,
+                                                               const StatePlace& state_place, const RankedStep& ranks) {
+  const bool can_leave = options.plan && !options.memory_budget.is_unlimited() && state_place.bytes().moved > 0 &&
+                         ranks.is_alone() && options.weights == Weights::Full;
+  return can_leave ? options.offload : std::nullopt;
+}
+
+StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
+                       RankedStep& ranks, TrainedParameters& parameters)
+    : ranks_(ranks),
+      parameters_(parameters),
+      budget_(options.memory_budget),
+      state_place_(optimizer, options.offload, parameters.device()),
+      model_place_(model, parameters, directory_of_model(options, state_place_, ranks)),
+      model_(model),
+      carried_(options.carried) {
+  const c10::Device device = parameters.device();
+  const bool plans = options.plan && (device.is_cpu() || at::isAccelerator(device.type()));
+  budget_ = ranks.smallest_budget(options.memory_budget, plans);
+  if (!plans || budget_.is_unlimited()) {
+    return;
+  }
+  take_workspaces(device);
+  OffloadLink link;
+  try {
+    link = options.offload ? measure_offload_link(*options.offload, device) : OffloadLink{};
+    state_place_.put(/*in_file=*/true);
+    if (live_bytes(device) > budget_ || model_place_.was_made_in_file()) {
+      model_place_.put(/*in_file=*/true);
+    }
+  } catch (...) {  // the other ranks wait for this one in check()
+    no_link_ = std::current_exception();
+  }
+  planner_.emplace(budget_, options.split_batch_norm, std::move(link), device, options.plan_folder);
+}
+
+void StepBudget::check() const {
+  ranks_.check_all_fit(budget_, live_bytes(parameters_.device()).count(), no_link_);
+  check_budget(budget_, parameters_.device());
+}
+
+// Ranks that have planned for such a step before need not try anything, so where all have they go on at once.
+const StepPlan* StepBudget::plan(StepToPlan step) {
+  if (ranks_.is_alone()) {
+    return step.counts.batch > 0 ? plan_here(step) : nullptr;
+  }
+  RankSplit own = planner_->look(step);
+  AgreedSplit all = ranks_.agree_on_split(own);
+  while (!all.is_settled) {
+    step.counts.at_most = all.at_most;
+    if (step.counts.batch > 0) {
+      plan_here(step);
+      own = planner_->planned(step);
+    }
+    all = ranks_.agree_on_split(own);
+  }
+  planner_->keep(step, all);
+  return step.counts.batch > 0 ? planner_->last() : nullptr;
+}
+
+const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
+  const auto rehearsal = ranks_.rehearse();
+  const StepPlan* plan = planner_->plan(step);
+  step.trial.unload();
+  if (!step.is_within_window) {
+    model_place_.begin();          // trials have left gradients in files
+    parameters_.drop_gradients();  // and where loss_of went backward by Python's own engine
+  }
+  return plan;
+}
+
+void StepBudget::forget_tries() {
+  if (planner_) {
+    planner_->forget_tries();
+  }
+  tries_ = {};
+}
+
+void StepBudget::begin_step() {
+  if (planner_) {
+    journal_.begin(model_.buffers(), carried_);
+  }
+}
+
+// Each rank takes less of its own: where another one ran out of memory, there is nothing to be done here.
+bool StepBudget::take_less(Repeats repeats) {
+  constexpr int64_t kMostStepDowns = 4;
+  if (!planner_ || ranks_.is_dropped() || !journal_.is_open() || !planner_->step_down(no_room())) {
+    return false;
+  }
+  const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
+  if (!can_repeat) {
+    planner_->settle(PlanEvent::Made);  // for the next one
+  }
+  return can_repeat && tries_.step_downs < kMostStepDowns;
+}
+
+PlanEvent StepBudget::no_room() const {
+  const StepPlan* plan = last_plan();
+  if (plan != nullptr && !plan->activations && planner_->recorded() == nullptr) {
+    return PlanEvent::NoRoomKeptAll;
+  }
+  return tries_.follows_plan ? PlanEvent::NoRoom : PlanEvent::NoRoomOtherwise;
+}
+
+void StepBudget::go_back() {
+  tries_ = {.step_downs = tries_.step_downs};
+  journal_.take_back();
+}
+
+void StepBudget::give_up() {
+  if (planner_) {
+    planner_->give_up();
+  }
+}
+
+Loss StepBudget::forward(const std::function<Loss()>& forward) {
+  const StepPlan* plan = last_plan();
+  const ActivationPlan* watched = plan == nullptr     ? nullptr
+                                  : plan->activations ? &*plan->activations
+                                                      : planner_->recorded();
+  if (watched == nullptr) {
+    return forward();
+  }
+  const Rematerialize scope(*watched);
+  const auto note_deviation = c10::make_scope_exit([&] {
+    if (tries_.deviation.empty()) {
+      tries_.deviation = scope.deviation();
+    }
+    tries_.follows_plan = tries_.follows_plan && scope.follows_plan();
+  });
+  return forward();
+}
+
+void StepBudget::finish(StepResult& result) {
+  Tries tries = std::exchange(tries_, {});
+  result.step_downs = tries.step_downs;
+  result.plan_deviation = std::move(tries.deviation);
+  if (planner_) {
+    planner_->settle(tries.follows_plan ? PlanEvent::Made : PlanEvent::MadeOtherwise);
+    planner_->save();
+  }
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,163 @@
+#include "snug/step_plan.h"
+
+#include <algorithm>
+#include <cctype>
+
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "src/core/versioned_json.h"
+
+namespace snug {
+namespace {
+
+using Json = detail::OrderedJson;
+
+constexpr detail::JsonKind kStepPlanJson{
+    .key = "snug_step_plan", .type = "StepPlan", .noun = "plan", .cure = "plan again"};
+
+// In one word, or three.
+std::string way_of(const ActivationPlan& plan) {
+  const plan::Simulation run = plan::StepSimulator(plan.profile()).run(plan.choice().stays);
+  const bool rebuilds = std::any_of(run.replays.begin(), run.replays.end(),
+                                    [](const plan::Replay& one) { return !one.operators.empty(); });
+  return run.offloaded.empty() ? "recompute" : rebuilds ? "recompute and offload" : "offload";
+}
+
+std::string cut_of(const StepChoice& choice) {
+  return fmt::format("{} micro-batch{} of {}", choice.micro_batches, choice.micro_batches == 1 ? "" : "es",
+                     choice.items);
+}
+
+constexpr struct {
+  const char* key;
+  const char* label;
+  PlacedBytes BytesByKind::* placed;
+} kKinds[] = {{"weights", "weights, buffers", &BytesByKind::weights},
+              {"gradients", "gradients", &BytesByKind::gradients},
+              {"optimizer_state", "optimizer's state", &BytesByKind::optimizer_state},
+              {"activations", "activations", &BytesByKind::activations}};
+
+std::string table_of(const BytesByKind& bytes) {
+  std::string text = fmt::format("\n{:>20}    in memory      outside\n", "");
+  for (const auto& kind : kKinds) {
+    const PlacedBytes& placed = bytes.*kind.placed;
+    text +=
+        fmt::format("{:<20} {:>12} {:>12}\n", kind.label, Bytes(placed.in_memory).str(), Bytes(placed.outside).str());
+  }
+  return text;
+}
+
+Json json_of(const BytesByKind& bytes) {
+  Json json;
+  for (const auto& kind : kKinds) {
+    const PlacedBytes& placed = bytes.*kind.placed;
+    json[kind.key] = {placed.in_memory, placed.outside};
+  }
+  return json;
+}
+
+BytesByKind bytes_from(const Json& json) {
+  BytesByKind bytes;
+  for (const auto& kind : kKinds) {
+    const Json& placed = json.at(kind.key);
+    const PlacedBytes read{detail::whole_number<int64_t>(placed.at(0)), detail::whole_number<int64_t>(placed.at(1))};
+    if (placed.size() != 2 || read.in_memory < 0 || read.outside < 0) {
+      throw ConfigError(
+          fmt::format("StepPlan: the bytes of {} are {}; give two numbers >= 0", kind.key, placed.dump()));
+    }
+    bytes.*kind.placed = read;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::string StepPlan::explain() const {
+  const std::string file = read_from.empty() ? "" : fmt::format("Read from {}.\n", read_from.string());
+  std::string text =
+      fmt::format("{}, {:.3f} ms a step and {} at its peak predicted, of {} allowed\n{}\n{}", cut_of(choice),
+                  1e3 * choice.seconds, Bytes(choice.peak_bytes).str(), Bytes(budget_bytes).str(), file, considered);
+  if (bytes != BytesByKind()) {
+    text += table_of(bytes);
+  }
+  if (slices > 1) {
+    text += fmt::format("\nWhat the model runs by snug::sliced runs in {} slices, each computed again in backward.\n",
+                        slices);
+  }
+  if (state_in_file) {
+    text += "\nThe optimizer's state is in a file, and each update streams it through memory.\n";
+  }
+  if (model_in_file) {
+    text += "\nWeights and gradients are in files. An operator's weights come into memory when it runs.\n";
+  }
+  if (activations) {
+    text += fmt::format("\nWithin a micro-batch:\n{}", activations->explain());
+  } else if (slices == 1) {
+    text += "\nEverything is kept.\n";
+  }
+  return text;
+}
+
+std::string StepPlan::verdict() const {
+  const char* const files = model_in_file   ? " Weights, gradients and the optimizer's state go to files."
+                            : state_in_file ? " The optimizer's state goes to a file."
+                                            : "";
+  return verdict_on_activations() + files;
+}
+
+std::string StepPlan::verdict_on_activations() const {
+  const std::string cut = cut_of(choice);
+  const double more = 100 * (choice.plan.seconds / choice.plan.plain_seconds - 1);
+  if (slices > 1) {
+    return fmt::format("Slices: {}, its large layers in {} slices{}.", cut, slices,
+                       activations ? ", and " + way_of(*activations) + " of the rest" : "");
+  }
+  if (choice.micro_batches == 1 && !activations) {
+    return state_in_file ? "Keep all activations, and take the batch at once."
+                         : "It fits as it is: keep everything, and take the batch at once.";
+  }
+  if (!activations) {
+    return fmt::format("Accumulate: {}, with everything kept.", cut);
+  }
+  std::string how = way_of(*activations);
+  if (choice.micro_batches == 1) {
+    how.front() = static_cast<char>(std::toupper(how.front()));
+    return fmt::format("{}: the batch at once, in {:.1f} % more time than if everything could be kept.", how, more);
+  }
+  return fmt::format("Accumulate and {}: {}, in {:.1f} % more time than if everything could be kept.", how, cut, more);
+}
+
+std::string StepPlan::to_json() const {
+  Json json = detail::versioned_json(kStepPlanJson, {{"budget_bytes", budget_bytes},
+                                                     {"choice", Json::parse(choice.to_json())},
+                                                     {"slices", slices},
+                                                     {"state_in_file", state_in_file},
+                                                     {"model_in_file", model_in_file},
+                                                     {"bytes", json_of(bytes)},
+                                                     {"considered", considered}});
+  if (activations) {
+    json["activations"] = Json::parse(activations->to_json());
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);  // `considered` may name a file
+}
+
+StepPlan StepPlan::from_json(std::string_view text) {
+  return detail::read_versioned_json(kStepPlanJson, text, [](const Json& json) {
+    StepPlan plan{.budget_bytes = detail::whole_number<int64_t>(json.at("budget_bytes")),
+                  .choice = StepChoice::from_json(json.at("choice").dump()),
+                  .slices = json.value("slices", int64_t{1}),
+                  .state_in_file = json.value("state_in_file", false),
+                  .model_in_file = json.value("model_in_file", false),
+                  .considered = json.at("considered").get<std::string>()};
+    if (json.contains("bytes")) {
+      plan.bytes = bytes_from(json.at("bytes"));
+    }
+    if (json.contains("activations")) {
+      plan.activations = ActivationPlan::from_json(json.at("activations").dump());
+    }
+    return plan;
+  });
+}
+
+}  // namespace snug

@@ -1,0 +1,328 @@
+#include "src/step/step_planner.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "snug/core.h"
+#include "snug/state.h"
+#include "src/core/first_line.h"
+
+namespace snug::detail {
+
+StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
+  Known* found = nullptr;
+  for (Known& known : known_) {
+    const StepChoice& choice = known.plan.choice;
+    // What was planned as one micro-batch has no room for the gradients that several keep.
+    const bool large_enough = step.counts.batch <= known.trials.counts().batch || choice.micro_batches > 1;
+    const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.counts.batch) <= choice.items;
+    const StepKind& kind = known.trials.kind();
+    const bool is_for_this_place = stays_ != InFiles::Everything || known.plan.model_in_file;
+    if (is_for_this_place && large_enough && same_cut && covers(kind, step.kind) &&
+        (found == nullptr || kind == step.kind)) {
+      found = &known;
+    }
+  }
+  return found;
+}
+
+const StepPlan* StepPlanner::plan(const StepToPlan& step) {
+  last_ = nullptr;  // where it throws
+  Known* known = find_or_read(step);
+  if (known == nullptr && step.is_within_window && step.counts.model_file.moved > 0) {
+    return nullptr;  // gradients of the window may be in files
+  }
+  if (known == nullptr) {
+    Known made = plan_anew(step);
+    known_.remove_if([&](const Known& old) {
+      return old.trials.counts().batch <= step.counts.batch && covers(step.kind, old.trials.kind());
+    });
+    known = &known_.emplace_back(std::move(made));
+  } else if (is_outdated(*known, step) && !step.is_within_window) {
+    plan_again(*known, step);
+  }
+  last_ = known;
+  return in_place(step);
+}
+
+// With more bytes than before. Where that does not fit with the model in memory, in files.
+void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
+  const bool may_leave = !known.plan.model_in_file && step.counts.model_file.moved > 0;
+  try {
+    step.trial.put(std::max(stays_, known.trials.while_trying()));
+    known.trials.run_again(step, choices_.find(step), known.plan.choice.items);
+    choose(known, step);
+    return;
+  } catch (const BudgetExceeded&) {
+    if (!may_leave) {
+      throw;
+    }
+  }
+  known = *try_with(step, /*model_in_file=*/true);
+}
+
+// With the model in memory and with the model in files: the faster. Where neither will do, what the second asks for.
+StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
+  std::optional<Known> in_memory, in_files;
+  if (stays_ != InFiles::Everything) {
+    in_memory = try_with(step, /*model_in_file=*/false);
+    if (in_memory && !is_worth_files(*in_memory, step)) {
+      return *std::move(in_memory);
+    }
+  }
+  try {
+    in_files = try_with(step, /*model_in_file=*/true);
+  } catch (const std::exception& error) {
+    const bool is_no_room = dynamic_cast<const ConfigError*>(&error) == nullptr &&  // on the disk or in the budget
+                            dynamic_cast<const DistributedError*>(&error) == nullptr;
+    if (!in_memory || !is_no_room) {
+      throw;
+    }
+  }
+  if (!in_memory || (in_files && in_files->plan.choice.seconds < in_memory->plan.choice.seconds)) {
+    return *std::move(in_files);
+  }
+  remember(*in_memory);
+  return *std::move(in_memory);
+}
+
+// None: nothing fits, or less than what there is; then the other way is tried.
+std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, bool model_in_file) {
+  Known known{.trials = StepTrials(step, limits_, model_in_file)};
+  const bool is_last_way = model_in_file || step.counts.model_file.moved == 0;
+  if (!is_last_way && !known.trials.has_room()) {
+    return std::nullopt;
+  }
+  try {
+    step.trial.put(known.trials.while_trying());
+  } catch (const std::exception& error) {
+    if (is_last_way || !is_out_of_memory(error)) {
+      throw;
+    }
+    return std::nullopt;
+  }
+  known.trials.run(step, choices_.find(step));
+  if (!is_last_way && !known.trials.has_found()) {
+    return std::nullopt;
+  }
+  choose(known, step);
+  return known;
+}
+
+// Whether more time goes into what fits with the model in memory than gradients take that go to a file and come back.
+bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step) const {
+  if (step.counts.model_file.moved == 0 || !limits_.link.is_open()) {
+    return false;
+  }
+  const StepChoice& choice = in_memory.plan.choice;
+  const double recomputing =
+      static_cast<double>(choice.micro_batches) * (choice.plan.seconds - choice.plan.plain_seconds);
+  return recomputing >
+         limits_.link.out_seconds(step.counts.gradient_bytes) + limits_.link.back_seconds(step.counts.gradient_bytes);
+}
+
+const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
+  const StepPlan& plan = last_->plan;
+  stays_ = std::max(stays_, in_files(plan));
+  step.trial.put(stays_);
+  return &plan;
+}
+
+void StepPlanner::choose(Known& known, const StepToPlan& step) {
+  const int64_t same = known.trials.counts().left_free > 0 ? known.plan.choice.items : 0;
+  if (stays_ != InFiles::Nothing) {
+    known.trials.keep_state_in_file();
+  }
+  known.plan = known.trials.choose(step, choices_.find(step), same);
+  known.is_stale = false;
+  if (!folder_.empty()) {
+    known.recorded = known.plan.activations ? std::nullopt : std::optional(known.trials.recorded(known.plan.choice));
+    known.plan.considered += std::exchange(why_not_read_, {});
+    is_news_ = true;
+  }
+  remember(known);
+}
+
+void StepPlanner::remember(const Known& known) {
+  choices_.remember({known.trials.kind(), known.trials.counts().batch, known.plan.choice.items, known.plan.slices});
+}
+
+bool StepPlanner::is_outdated(const Known& known, const StepToPlan& step) const {
+  const StepChoice& choice = known.plan.choice;
+  const StepTrials& trials = known.trials;
+  return known.is_stale ||
+         choice.peak_bytes + trials.more_than_before(step) > limits_.budget - trials.counts().left_free ||
+         std::min(choice.items, step.counts.batch) > step.counts.at_most;
+}
+
+// --- with other ranks
+
+RankSplit StepPlanner::look(const StepToPlan& step) {
+  last_ = step.counts.batch > 0 ? find_or_read(step) : nullptr;
+  if (last_ != nullptr) {
+    RankSplit own = planned(step);
+    own.is_planned = !is_outdated(*last_, step);
+    return own;
+  }
+  const auto* const before = step.counts.batch > 0 && step.micro_batch == 0 ? choices_.find(step) : nullptr;
+  const bool was_cut = before != nullptr && before->items < before->batch;
+  return {.at_most = was_cut ? before->items : RankSplit::kWhole,
+          .batch = step.counts.batch,
+          .is_planned = step.counts.batch == 0};
+}
+
+RankSplit StepPlanner::planned(const StepToPlan& step) const {
+  const StepChoice& choice = last_->plan.choice;
+  const int64_t chosen = choice.micro_batches > 1 ? choice.items : last_->trials.counts().at_most;
+  return {.at_most = step.micro_batch > 0 ? RankSplit::kWhole : chosen, .batch = step.counts.batch, .is_planned = true};
+}
+
+// It is remembered for the largest share of all, as any rank may be the one that saves it.
+void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
+  if (last_ == nullptr || step.micro_batch > 0) {
+    return;
+  }
+  Known& known = *last_;
+  const int64_t batch = std::max(known.trials.counts().batch, agreed.largest_batch);
+  if (known.trials.counts().at_most == agreed.at_most && known.shared_batch >= batch) {
+    return;
+  }
+  known.trials.set_at_most(agreed.at_most);
+  known.shared_batch = batch;
+  is_news_ = true;
+  if (const bool is_whole = agreed.at_most == RankSplit::kWhole; is_whole || agreed.at_most < batch) {
+    choices_.remember({known.trials.kind(), batch, is_whole ? batch : agreed.at_most, known.plan.slices});
+  }
+}
+
+void StepPlanner::set_choices(StepChoices choices) {
+  choices_ = std::move(choices);
+  known_.clear();
+  file_.reset();
+  last_ = nullptr;
+}
+
+// --- the file
+
+// What was read and does not hold for this step is forgotten: it is planned anew, by trials.
+StepPlanner::Known* StepPlanner::find_or_read(const StepToPlan& step) {
+  if (!folder_.empty() && !file_) {
+    read(step);
+  }
+  Known* found = find(step);
+  for (; found != nullptr && found->state == PlanState::Read && !holds(*found, step); found = find(step)) {
+    forget(found);
+  }
+  if (found != nullptr && found->state == PlanState::Read) {
+    remember(*found);
+  }
+  return found;
+}
+
+void StepPlanner::read(const StepToPlan& step) {
+  file_.emplace(folder_, step.trial.described());
+  try {
+    for (SavedPlan& saved : file_->read()) {
+      const bool in_file = saved.plan.model_in_file;
+      known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.counts, limits_, in_file),
+                        .plan = std::move(saved.plan),
+                        .state = PlanState::Read,
+                        .recorded = std::move(saved.recorded)});
+    }
+  } catch (const std::exception& error) {
+    why_not_read_ = fmt::format("{} was not used: {}\n", file_->path().filename().string(), first_line(error));
+  }
+}
+
+// As trials would have it now: with the micro-batch of the run that goes on, and without a sixteenth of the budget to
+// spare.
+bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
+  const StepCounts& counts = read.trials.counts();
+  const StepPlan& plan = read.plan;
+  const OffloadLink* link = plan.activations ? &plan.activations->profile().link : nullptr;
+  const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
+  return !is_outdated(read, step) && plan.budget_bytes == limits_.budget &&
+         counts.gradient_bytes == step.counts.gradient_bytes && counts.optimizer_bytes == step.counts.optimizer_bytes &&
+         counts.state_file == step.counts.state_file && counts.model_file == step.counts.model_file &&
+         counts.fixed_bytes - step.counts.fixed_bytes <= limits_.budget / 16 &&
+         (link == nullptr || !link->is_open() || link->directory == limits_.link.directory) &&
+         (before == nullptr ||
+          (std::min(before->items, step.counts.batch) == std::min(plan.choice.items, step.counts.batch) &&
+           before->slices == plan.slices));
+}
+
+void StepPlanner::save() {
+  if (!file_ || !std::exchange(is_news_, false)) {
+    return;
+  }
+  std::vector<SavedPlan> plans;
+  for (const Known& known : known_) {
+    if (!known.is_stale) {
+      plans.push_back({known.trials.kind(), known.trials.counts(), known.plan, known.recorded});
+    }
+  }
+  try {
+    file_->write(plans);
+  } catch (const std::exception& error) {
+    if (last_ != nullptr) {
+      last_->plan.considered += fmt::format("The plan was not kept for the next program: {}\n", first_line(error));
+    }
+  }
+}
+
+// --- what happens to a plan
+
+bool StepPlanner::step_down(PlanEvent event) {
+  constexpr int kMostTimesLeftFree = 2;
+  if (last_ == nullptr) {
+    return false;
+  }
+  if (!before_) {
+    before_.emplace(Before{*last_, choices_});
+  }
+  if (next_of(last_->state, event) == PlanNext::LeaveMoreFree) {
+    StepTrials& trials = last_->trials;
+    if (trials.count_idle_state() || (before_->times_left_free++ < kMostTimesLeftFree && trials.leave_more_free())) {
+      last_->is_stale = true;
+      return true;
+    }
+  }
+  if (std::exchange(before_->is_anew, true)) {
+    return false;
+  }
+  forget(std::exchange(last_, nullptr));
+  return true;
+}
+
+void StepPlanner::settle(PlanEvent event) {
+  before_.reset();
+  if (last_ == nullptr || last_->is_stale) {
+    return;
+  }
+  if (next_of(last_->state, event) == PlanNext::PlanAnew) {
+    forget(std::exchange(last_, nullptr));
+  } else {
+    last_->state = PlanState::Proven;
+  }
+}
+
+void StepPlanner::give_up() {
+  if (!before_) {
+    return;
+  }
+  Before before = *std::exchange(before_, std::nullopt);
+  known_.remove_if([&](const Known& one) { return one.trials.kind() == before.known.trials.kind(); });
+  last_ = &known_.emplace_back(std::move(before.known));
+  choices_ = std::move(before.choices);
+}
+
+void StepPlanner::forget(const Known* known) {
+  const auto removed = known_.remove_if([&](const Known& one) { return &one == known; });
+  is_news_ = is_news_ || removed > 0;
+}
+
+}  // namespace snug::detail

@@ -1,0 +1,67 @@
+#pragma once
+// StepPrecision: what a step computes in: the type of forward, the scale of the loss, and the regions that the
+// precision guard has moved to FP32.
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include "snug/accumulation.h"
+#include "snug/grad_scaler.h"
+#include "snug/precision.h"
+#include "snug/precision_guard.h"
+#include "snug/state.h"
+#include "snug/step_plan.h"
+#include "snug/stepper.h"
+#include "src/precision/precision_regions.h"
+
+namespace snug::detail {
+
+class StepPrecision {
+ public:
+  using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+  /// `precision`: that of `options`, where Auto was resolved. `agree_by`: see GradScaler; empty alone.
+  StepPrecision(const StepperOptions& options, Precision precision, c10::Device device,
+                std::function<void(const at::Tensor&)> agree_by, const NamedTensors& parameters);
+
+  Precision precision() const { return precision_; }
+  bool is_low() const { return precision_ != Precision::Float32; }
+  GradScaler& scaler() { return scaler_; }
+  const GradScaler& scaler() const { return scaler_; }
+  /// A scalar on the device.
+  at::Tensor scale();
+  /// The regions that forward and its recomputations are to see; null without a guard.
+  PrecisionRegions* regions() { return guard_.is_on() ? &regions_ : nullptr; }
+
+  /// `loss_of()` under autocast.
+  Loss forward(const std::function<Loss()>& loss_of) const;
+  /// Shows unscaled gradients to the guard. Waits for the device, if there is a guard.
+  void look_at_gradients(const NamedTensors& parameters);
+  /// The step is given up.
+  void forget_gradients() { evidence_.reset(); }
+  /// After the update: the guard may move regions, by the gradients that it was shown.
+  void move_regions(StepResult& result);
+
+  void add_to(StateDict& state) const;
+  /// This one as `state` has it, which add_to() made in a run of precision `saved`. Throws CorruptFile for anything
+  /// else.
+  StepPrecision restored(const StateDict& state, Precision saved, const NamedTensors& parameters) const;
+
+ private:
+  StepperOptions options_;
+  c10::Device device_;
+  std::function<void(const at::Tensor&)> agree_by_;
+  Precision precision_;
+  GradScaler scaler_;
+  PrecisionGuard guard_;
+  PrecisionRegions regions_;
+  std::optional<std::vector<std::pair<std::string, PrecisionGuard::Evidence>>> evidence_;
+};
+
+}  // namespace snug::detail

@@ -1,0 +1,53 @@
+#include "src/step/step_to_plan.h"
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include <c10/util/accumulate.h>
+#include <torch/nn/module.h>
+
+#include "src/core/fnv1a.h"
+#include "src/precision/precision_regions.h"
+
+namespace snug::detail {
+namespace {
+
+int64_t elements(const BatchShape& shape) {
+  int64_t count = 0;
+  for (const auto& [type, sizes] : shape.tensors) {
+    count += c10::multiply_integers(sizes);
+  }
+  return count;
+}
+
+// Whether a plan for batches of shape `large` will do for `small`: no side is longer, and not much is wasted.
+bool covers(const BatchShape& large, const BatchShape& small) {
+  const auto is_no_smaller = [](const auto& a, const auto& b) {
+    return a.first == b.first &&
+           std::equal(a.second.begin(), a.second.end(), b.second.begin(), b.second.end(), std::greater_equal<>());
+  };
+  return large == small || (std::equal(large.tensors.begin(), large.tensors.end(), small.tensors.begin(),
+                                       small.tensors.end(), is_no_smaller) &&
+                            5 * elements(large) <= 6 * elements(small));
+}
+
+}  // namespace
+
+uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* regions) {
+  std::string modes;
+  model.apply([&](const torch::nn::Module& module) { modes += module.is_training() ? 'T' : 'E'; });
+  uint32_t hash = fnv1a(modes);
+  if (regions != nullptr) {
+    for (const std::string& region : regions->in_full) {
+      hash = fnv1a("\n", fnv1a(region, hash));
+    }
+  }
+  return hash;
+}
+
+bool covers(const StepKind& large, const StepKind& small) {
+  return large.modes == small.modes && large.trained == small.trained && covers(large.shape, small.shape);
+}
+
+}  // namespace snug::detail

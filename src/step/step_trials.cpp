@@ -1,0 +1,423 @@
+#include "src/step/step_trials.h"
+
+#include <list>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "snug/core.h"
+#include "snug/state.h"
+#include "src/activations/slice_scope.h"
+#include "src/core/first_line.h"
+#include "src/memory/device_memory.h"
+#include "src/planner/extrapolate.h"
+#include "src/remat/same_losses.h"
+#include "src/remat/trial.h"
+
+namespace snug::detail {
+namespace {
+
+// Slices are tried coarsely: each try is a step that may run out of memory, and more of them than needed cost little.
+constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
+constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller ones only if none of these fits
+
+// Statistics of the batch are not those of its parts. Operators that write to what was there before keep running ones.
+std::string normalises_by_batch(const StepProfile& profile) {
+  for (const ProfiledOperator& op : profile.operators) {
+    if (op.reads_batch_statistics) {
+      return op.name;
+    }
+    for (const ValueId& value : op.writes) {
+      if (profile.storages[static_cast<size_t>(value.storage)].kind == StorageKind::External) {
+        return op.name + ", which writes a buffer";
+      }
+    }
+  }
+  return {};
+}
+
+PlacedBytes bytes_of_activations(const StepProfile& profile, const RematPlan& plan) {
+  const plan::StepSimulator simulator(profile);
+  PlacedBytes placed;
+  for (const plan::LiveStorage& live : simulator.live_at_peak(plan.stays)) {
+    placed.in_memory += live.bytes;
+  }
+  for (const int storage : simulator.run(plan.stays).offloaded) {
+    placed.outside += profile.storages[static_cast<size_t>(storage)].bytes;
+  }
+  return placed;
+}
+
+// Until the end of what it returns: gradients as the step will have them, while it is tried.
+auto gradients_held(StepTrial& trial, bool held) {
+  auto drop = c10::make_scope_exit([&trial, held] {
+    if (held) {
+      trial.hold_gradients(false);
+    }
+  });
+  if (held) {
+    trial.hold_gradients(true);
+  }
+  return drop;
+}
+
+}  // namespace
+
+StepTrials::StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits& limits, bool model_in_file)
+    : limits_(&limits),
+      kind_(std::move(kind)),
+      counts_(counts),
+      model_in_file_(model_in_file),
+      state_must_be_in_file_(model_in_file) {}
+
+StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file)
+    : StepTrials(step.kind, step.counts, limits, model_in_file) {
+  counts_.left_free = device_memory(limits.device.type()).gaps();
+}
+
+ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
+  const nlohmann::json both{{"plan", nlohmann::json::parse(choice.plan.to_json())},
+                            {"profile", nlohmann::json::parse(tried_.at(choice.items).profile.to_json())}};
+  return ActivationPlan::from_json(both.dump());
+}
+
+void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t items) {
+  counts_.fixed_bytes += more_than_before(step);
+  counts_.idle_state_bytes = std::min(counts_.idle_state_bytes, step.state_bytes);
+  counts_.at_most = step.counts.at_most;
+  try_slices(step, counts_.at_most != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
+}
+
+bool StepTrials::leave_more_free() {
+  const int64_t more = more_left_free();
+  if (more > bytes_for_activations() / 2) {
+    return false;
+  }
+  counts_.left_free = more;
+  return true;
+}
+
+bool StepTrials::count_idle_state() {
+  trusts_idle_state_ = false;
+  counts_.fixed_bytes += counts_.idle_state_bytes;
+  return std::exchange(counts_.idle_state_bytes, 0) > 0;
+}
+
+// --- trying
+
+void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) {
+  StepTrial& trial = step.trial;
+  int64_t kept = 0;
+  trial.unload();
+  {
+    const auto gradients = gradients_held(trial, holds_gradients(step, items));
+    const DeviceMemory& memory = device_memory(limits_->device.type());
+    const int64_t before = memory.live(limits_->device);
+    trial.load(items, /*to_measure=*/measured_for_ > 0);
+    const int64_t loaded = memory.live(limits_->device) - before;
+    SameLosses losses("Stepper", ", or set plan = false");
+    const auto forward = losses.of([&] { return trial.loss(); });
+    ProfiledStep found = profile_step(forward, {.link = limits_->link}, trial.journal(),
+                                      {.counts_kept = true, .persists = is_least(step, items)});
+    tried_.insert_or_assign(items, Tried{std::move(found.profile), loaded, slices});
+    trial.unload();
+    kept = found.kept_bytes;
+  }
+  counts_.kept_bytes = std::max(counts_.kept_bytes, kept);
+  counts_.idle_state_bytes = trusts_idle_state_ ? trial.idle_state_bytes() : 0;
+  counts_.effect_bytes = std::max(counts_.effect_bytes, trial.journal().bytes_to_come());
+  counts_.fixed_bytes = trial.fixed_bytes() - kept - counts_.idle_state_bytes;
+}
+
+// False: it does not run within the budget.
+bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) {
+  const auto note = [&](std::string_view what) {
+    untried_ += fmt::format("{:>12} {}{}\n", items, slices > 1 ? fmt::format("in {} slices ", slices) : "", what);
+  };
+  const SliceScope scope(slices);
+  tried_.erase(items);
+  try {
+    profile(step, items, slices);
+  } catch (const DistributedError&) {
+    throw;
+  } catch (const std::exception& error) {
+    const bool is_memory = is_out_of_memory(error);
+    const bool is_misuse = dynamic_cast<const ConfigError*>(&error) != nullptr;
+    const bool is_part = measured_for_ > 0 || (items < step.counts.batch && step.micro_batch == 0);
+    if (!is_memory && ((is_misuse && measured_for_ == 0) || !is_part)) {
+      throw;
+    }
+    note(is_memory ? "does not run within the budget"
+                   : fmt::format("does not run: {}", first_line(error)));  // some models do not take a single item
+  }
+  can_slice_ = can_slice_ || scope.was_asked();
+  if (pinned_by_.empty()) {
+    pinned_by_ = step.trial.pinned_by();
+  }
+  const bool has_run = tried_.contains(items);
+  if (has_run && pinned_by_.empty() && !limits_->splits_batch_norm) {
+    pinned_by_ = normalises_by_batch(tried_.at(items).profile);
+  }
+  return has_run;
+}
+
+// Returns the smallest that may be tried.
+int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
+  if (step.micro_batch > 0) {
+    const int64_t items = std::min(step.micro_batch, step.counts.batch);
+    try_one(step, items, before != nullptr && before->items == items ? before->slices : 1);
+    pinned_by_.clear();  // the user has decided
+    return items;
+  }
+  if (counts_.at_most != RankSplit::kWhole) {
+    return try_at_most(step, before, most_items());
+  }
+  if (before != nullptr) {
+    const int64_t items = std::min(before->items, step.counts.batch);
+    if (try_one(step, items, before->slices) && search(items).search.choice) {
+      return items;
+    }
+  }
+  int64_t tries = 0;
+  bool is_feasible = false;
+  for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
+    const bool has_run = tried_.contains(items) || try_one(step, items);
+    if (!pinned_by_.empty()) {
+      return try_whole(step);
+    }
+    is_feasible = is_feasible || (has_run && search(items).search.choice);
+    if (++tries >= kCandidates && is_feasible) {
+      return items;
+    }
+  }
+  return 1;
+}
+
+// The batch must not be cut, as a part of it may have told.
+int64_t StepTrials::try_whole(const StepToPlan& step) {
+  std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.counts.batch; });
+  if (tried_.empty()) {
+    try_one(step, step.counts.batch);
+  }
+  return step.counts.batch;
+}
+
+// So many, or the half, or its half and so on. Returns the smallest that may be tried.
+int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, int64_t items) {
+  for (;; items /= 2) {
+    if (!tried_.contains(items) && items <= step.counts.batch) {
+      try_one(step, items, before != nullptr ? before->slices : 1);
+    }
+    if (!pinned_by_.empty()) {
+      return try_whole(step);
+    }
+    if (items == 1 || search(items).search.choice) {
+      return items;
+    }
+  }
+}
+
+// Where nothing fits: more and more of them.
+void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
+  const auto tried = tried_.find(items);
+  int64_t slices = tried != tried_.end() ? tried->second.slices : 1;
+  while (slices < kMostSlices && can_slice_ && !search(0).search.choice) {
+    slices *= kMoreSlices;
+    try_one(step, items, slices);
+  }
+}
+
+// --- choosing
+
+// The faster of both places for the state; where neither will do, the one that asks for less.
+StepTrials::Found StepTrials::search(int64_t only) const {
+  if (!state_can_leave() || state_must_be_in_file_) {
+    return {search_with(only, state_can_leave()), state_can_leave(), std::nullopt};
+  }
+  StepSearch memory = search_with(only, false), file = search_with(only, true);
+  const bool in_file = memory.choice && file.choice   ? file.choice->seconds < memory.choice->seconds
+                       : memory.choice || file.choice ? file.choice.has_value()
+                                                      : file.smallest_feasible_bytes < memory.smallest_feasible_bytes;
+  return in_file ? Found{std::move(file), true, std::move(memory)} : Found{std::move(memory), false, std::move(file)};
+}
+
+// Over all micro-batches that were tried and are not too large for other ranks, or those of `only` items.
+StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
+  std::list<plan::StepSimulator> simulators;
+  std::vector<MicroBatchCandidate> candidates;
+  for (const auto& [items, tried] : tried_) {
+    if (only == 0 ? items <= counts_.at_most : items == only) {
+      candidates.push_back(
+          {.items = items, .simulator = &simulators.emplace_back(tried.profile), .own_bytes = loaded_bytes(items)});
+    }
+  }
+  if (candidates.empty()) {
+    return {};
+  }
+  return search_step(candidates, {.batch = counts_.batch,
+                                  .budget = limits_->budget - counts_.left_free,
+                                  .fixed_bytes = fixed_bytes(state_in_file),
+                                  .gradient_bytes = gradient_bytes(),
+                                  .optimizer_bytes = workspace_bytes(state_in_file),
+                                  .optimizer_seconds = state_seconds(state_in_file)});
+}
+
+StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
+  const int64_t first = counts_.at_most != RankSplit::kWhole ? most_items() : same;
+  // Trying stopped at the first micro-batch that fits. Where its plan has failed, smaller ones are tried.
+  int64_t smallest = tried_.empty() || step.micro_batch > 0 ? 1 : tried_.begin()->first;
+  bool has_failed = false;
+  for (;;) {
+    Found found = search(first);
+    if (!found.search.choice && first > 0) {
+      found = search(0);
+    }
+    if (found.search.choice) {
+      state_in_file_ = found.state_in_file;
+      if (std::optional<StepPlan> plan = make_plan(step, found)) {
+        return *std::move(plan);
+      }
+      has_failed = true;
+    } else if (has_failed && smallest > 1 && pinned_by_.empty()) {
+      smallest = try_at_most(step, before, smallest / 2);
+    } else {
+      const int64_t left_free = std::exchange(counts_.left_free, 0), least = found.search.smallest_feasible_bytes;
+      if (tried_.empty()) {
+        refuse(smallest_budget(step), 0);
+      }
+      refuse(least > 0 ? least + left_free : 0, found.search.lower_bound_bytes);
+    }
+  }
+}
+
+// None: the recomputation has other bits each time, or takes more memory than predicted, and within that it does not
+// fit. Then the micro-batch is out of the question. Or it ran out of memory: then more is left free.
+std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Found& found) {
+  StepPlan plan{.budget_bytes = limits_->budget,
+                .choice = *found.search.choice,
+                .state_in_file = found.state_in_file,
+                .model_in_file = model_in_file_,
+                .considered = found.search.explain() + untried_ + told_of_state(found)};
+  plan.bytes = step.trial.bytes(in_files(plan));
+  StepChoice& choice = plan.choice;
+  plan.slices = tried_.at(choice.items).slices;
+  const SliceScope slices(plan.slices);
+  if (!pinned_by_.empty()) {
+    plan.considered += fmt::format("The batch is not split because of {}.\n", pinned_by_);
+  }
+  const bool is_plain =
+      choice.plan.seconds <= choice.plan.plain_seconds && choice.plan.peak_bytes >= choice.plan.plain_peak_bytes;
+  if (!is_plain) {
+    const int64_t beside = bytes_beside(choice.items, found.state_in_file);
+    const auto gradients = gradients_held(step.trial, holds_gradients(step, choice.items));
+    try {
+      step.trial.load(choice.items);
+      plan.activations = plan_activations(
+          tried_.at(choice.items).profile, [&] { return step.trial.loss(); },
+          Bytes(limits_->budget - counts_.left_free - beside), choice.plan, step.trial.journal());
+    } catch (const BudgetExceeded&) {
+      untried_ +=
+          fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
+      tried_.erase(choice.items);
+      return std::nullopt;
+    } catch (const std::exception& error) {
+      if (!is_out_of_memory(error)) {
+        throw;
+      }
+      counts_.left_free = more_left_free();
+      untried_ += fmt::format("{:>12} ran out of memory when its plan was tried: {} are left free\n", choice.items,
+                              Bytes(counts_.left_free).str());
+      return std::nullopt;
+    }
+    choice.plan = plan.activations->choice();
+    choice.peak_bytes = std::max(bytes_of_update(found.state_in_file), beside + choice.plan.peak_bytes);
+  }
+  plan.bytes.activations = bytes_of_activations(
+      plan.activations ? plan.activations->profile() : tried_.at(choice.items).profile, choice.plan);
+  return plan;
+}
+
+// Where the optimizer's state is, and what the step would be otherwise.
+std::string StepTrials::told_of_state(const Found& found) const {
+  if (!state_can_leave()) {
+    return {};
+  }
+  std::string elsewhere = model_in_file_ ? "so are weights and gradients" : "an earlier plan had it there";
+  if (found.elsewhere) {
+    const std::string_view where = found.state_in_file ? "in memory" : "in a file";
+    const auto& other = found.elsewhere->choice;
+    elsewhere = other ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other->seconds)
+                      : fmt::format("nothing fits {}", where);
+  }
+  return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(counts_.state_file.moved).str(),
+                     found.state_in_file
+                         ? fmt::format("in a file, which takes {:.3f} ms of a step and a workspace of {}",
+                                       1e3 * state_seconds(true), Bytes(counts_.state_file.workspace).str())
+                         : "in memory",
+                     elsewhere);
+}
+
+// Where nothing that the step may run has run within the budget: parts of it may have. Two of them tell what the least
+// that it may run takes. 0: nobody knows, as more must not be alive than the budget.
+int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
+  constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
+  const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.counts.batch) : step.counts.batch;
+  if (!is_least(step, items)) {
+    return 0;  // a single item has not run
+  }
+  StepTrials parts = *this;
+  parts.measured_for_ = items;
+  const int64_t slices = can_slice_ ? kMostSlices : 1;
+  for (int64_t part = items / 2; part >= 2; part /= 2) {
+    if (!parts.try_one(step, part, slices) || !parts.try_one(step, part / 2, slices)) {
+      continue;
+    }
+    const Tried &large = parts.tried_.at(part), &small = parts.tried_.at(part / 2);
+    const auto whole = extrapolated({small.profile, part / 2}, {large.profile, part}, items);
+    if (!whole) {
+      return 0;
+    }
+    const bool in_file = state_can_leave();
+    const int64_t loaded = large.loaded_bytes / part * items * (micro_batches(items) > 1 ? 2 : 1);
+    const int64_t beside = parts.fixed_bytes(in_file) + loaded + (micro_batches(items) > 1 ? gradient_bytes() : 0);
+    const RematPlan least = plan::PlanSolver(plan::StepSimulator(*whole)).smallest();
+    // It is tried under a guess first, which takes more than the least.
+    const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
+    return std::max(parts.bytes_of_update(in_file), beside + peak) + kSmallThings;
+  }
+  return 0;
+}
+
+// `bound`: see StepSearch; 0: it is not known. What ran out of memory in as little as is given names no budget.
+void StepTrials::refuse(int64_t smallest, int64_t bound) const {
+  smallest = smallest > limits_->budget ? smallest : 0;
+  std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",
+                                 counts_.batch, Bytes(limits_->budget).str());
+  if (!pinned_by_.empty()) {
+    text += fmt::format("; the batch is not split because of {}", pinned_by_);
+  }
+  if (smallest > 0) {
+    text += fmt::format("; {} ({} bytes) would do", Bytes(smallest).str(), smallest);
+    if (bound > 0) {
+      text += fmt::format(", and no plan of what was tried takes less than {} ({} bytes)", Bytes(bound).str(), bound);
+    }
+  }
+  if (smallest == 0) {
+    const bool in_file = state_can_leave();
+    const int64_t least = std::max(fixed_bytes(in_file), bytes_of_update(in_file));
+    text += least > limits_->budget
+                ? fmt::format("; weights, gradients, the optimizer's state and what an update takes are {} ({} bytes)",
+                              Bytes(least).str(), least)
+                : std::string(
+                      "; the least of it that can be run needs more, and how much is not known, since nothing "
+                      "was run beyond it");
+  }
+  throw BudgetExceeded(text, Bytes(smallest));
+}
+
+}  // namespace snug::detail

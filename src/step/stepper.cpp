@@ -1,0 +1,719 @@
+#include "snug/stepper.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "snug/accumulation.h"
+#include "snug/clip.h"
+#include "snug/core.h"
+#include "snug/distributed/sharded_optimizer.h"
+#include "snug/distributed/sync_batch_norm.h"
+#include "snug/memory.h"
+#include "snug/stateful_optimizer.h"
+#include "src/accumulation/copy_ahead.h"
+#include "src/activations/slice_scope.h"
+#include "src/memory/backward_pass.h"
+#include "src/memory/operator_mode.h"
+#include "src/precision/precision_regions.h"
+#include "src/step/ranked_step.h"
+#include "src/step/step_attempt.h"
+#include "src/step/step_budget.h"
+#include "src/step/step_bytes.h"
+#include "src/step/step_precision.h"
+#include "src/step/step_watch.h"
+#include "src/step/stepper_options.h"
+#include "src/step/trained_parameters.h"
+
+namespace snug {
+
+class Stepper::Impl {
+  using Attempt = detail::StepAttempt;
+  using Repeats = detail::StepBudget::Repeats;
+
+ public:
+  Impl(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options)
+      : options_(options),
+        model_(model),
+        optimizer_(optimizer),
+        parameters_(model, optimizer),
+        ranks_(options.data_parallel, model.parameters()),
+        precision_(options, resolve_together(options.precision), device(), ranks_.agreement(), parameters_.all()),
+        window_(parameters_.all()),
+        budget_(model, optimizer, options, ranks_, parameters_) {
+    if (options_.weights == Weights::Low) {
+      parameters_.make_masters(precision_.precision());
+      scaler().name_parameters(parameters_.all());
+    } else {
+      parameters_.check_full_weights(scaler().is_enabled());
+    }
+    budget_.check();
+    detail::check_planning(model, options, budget_.plans());
+  }
+
+  c10::Device device() const { return parameters_.device(); }
+
+  StepResult step_over(const MicroBatches& source) {
+    require_closed_window();
+    if (source.items < 1 && ranks_.is_alone()) {
+      throw ConfigError("Stepper.step: the batch is empty");
+    }
+    return *make_or_repeat(Repeats::OnAllRanks, [&]() -> std::optional<StepResult> { return make_step(source); });
+  }
+
+  std::optional<StepResult> accumulate_one(const MicroBatches& source) {
+    const bool is_first = window_.size() == 0;
+    try {
+      return make_or_repeat(is_first ? Repeats::Alone : Repeats::Never, [&] { return add_micro_batch(source); });
+    } catch (const BudgetExceeded&) {
+      if (!is_first && budget_.plans()) {
+        plan_for_later_windows(source);
+      }
+      throw;
+    }
+  }
+
+  std::optional<StepResult> flush() {
+    if (window_.size() == 0 || options_.tail == Tail::Carry) {
+      return std::nullopt;
+    }
+    if (options_.tail == Tail::Drop) {
+      abandon();
+      return std::nullopt;
+    }
+    return make_or_repeat(Repeats::Never, [&]() -> std::optional<StepResult> { return close_and_write(); });
+  }
+
+  StateDict state_dict() const {
+    require_closed_window();  // its gradients are no part of the state
+    StateDict state;
+    precision_.add_to(state);
+    if (budget_.plans()) {
+      state.set("micro_batches", budget_.planner().choices());
+    }
+    if (options_.weights == Weights::Low) {
+      state.set("masters", parameters_.masters_state());
+    }
+    return state;
+  }
+
+  std::map<std::string, at::Tensor> full_precision_parameters() const { return parameters_.full_precision(); }
+
+  void load_state_dict(const StateDict& state) {
+    const Precision saved = detail::check_state(state, options_, precision());
+    // All that may throw comes before the first write.
+    detail::StepPrecision restored = precision_.restored(state, saved, parameters_.all());
+    std::optional<detail::StepChoices> choices;
+    if (budget_.plans() && state.contains("micro_batches")) {
+      choices = detail::StepChoices::parse(state.get<std::string>("micro_batches"));
+    }
+    if (options_.weights == Weights::Low) {
+      parameters_.load_masters(state.get<StateDict>("masters"));
+    }
+    if (choices) {
+      budget_.planner().set_choices(*std::move(choices));
+    }
+    precision_ = std::move(restored);
+    ranks_.catch_up();
+    steps_ = 0;
+  }
+
+  std::optional<StepPlan> plan_over(const MicroBatches& source) {
+    require_closed_window();
+    if (!ranks_.is_alone() || source.items < 1) {
+      throw ConfigError(
+          "Stepper.plan_for: several ranks plan in step() only, where they wait for each other; nor is there a plan "
+          "for an empty batch");
+    }
+    make_or_repeat(Repeats::Alone, [&]() -> std::optional<StepResult> {
+      open_window();
+      micro_batch_of(source);
+      abandon();
+      return std::nullopt;
+    });
+    if (budget_.plans()) {
+      budget_.planner().save();
+    }
+    return plan();
+  }
+
+  std::optional<StepPlan> plan() const {
+    const StepPlan* plan = budget_.last_plan();
+    return plan != nullptr ? std::optional(*plan) : std::nullopt;
+  }
+  void sample_gradients() { sample_gradients_ = true; }
+  detail::CopyAhead& copy_ahead() { return copy_ahead_; }
+  Precision precision() const { return precision_.precision(); }
+  GradScaler& scaler() { return precision_.scaler(); }
+
+ private:
+  struct MicroBatch {
+    int64_t items;
+    double parts;  // how many of its size the window is expected to have
+    bool is_last;
+
+    bool is_split() const { return parts > 1; }
+  };
+
+  // --- the step, from top to bottom
+
+  StepResult make_step(const MicroBatches& source) {
+    open_window();
+    const int64_t size = micro_batch_of(source);
+    note_effects();  // the buffers of rank 0 come
+    start_measuring();
+    agree_on_passes(source.items, size);
+    for (int64_t begin = 0; begin < source.items; begin += size) {
+      const Range now{begin, std::min(begin + size, source.items)};
+      std::optional<Range> ahead;
+      if (now.end < source.items) {
+        ahead = Range{now.end, std::min(now.end + size, source.items)};
+      }
+      source.load(now, ahead);
+      const double parts = static_cast<double>(source.items) / static_cast<double>(now.end - now.begin);
+      run_micro_batch(source, {.items = now.end - now.begin, .parts = parts, .is_last = now.end == source.items});
+    }
+    return close_and_write();
+  }
+
+  StepResult close_and_write() {
+    std::optional<LimitPaused> unlimited;  // to the end: what the update leaves may be above the limit
+    StepResult result = close_window();    // on ranks: gradients, items and losses are now those of all
+    if (result.items > 0) {
+      unscale_and_look(result);
+      clip(result);
+      if (is_accepted(result)) {
+        write_parameters(result, unlimited);  // just before, ranks agree that none has failed
+        precision_.move_regions(result);
+        update_scale();
+      } else {
+        leave_out_update();
+      }
+    } else {
+      ranks_.confirm_writing();
+    }
+    finish(result);
+    return result;
+  }
+
+  // The same in parts, for loaders that yield micro-batches.
+  std::optional<StepResult> add_micro_batch(const MicroBatches& source) {
+    const bool is_first = window_.size() == 0;
+    if (is_first) {
+      open_window();
+    }
+    if (budget_.plans()) {
+      plan_in_window(source);
+    }
+    note_effects();
+    if (is_first) {
+      start_measuring();
+    }
+    source.load({0, source.items}, std::nullopt);
+    run_micro_batch(source, {.items = source.items,
+                             .parts = static_cast<double>(options_.accumulate),
+                             .is_last = window_.size() + 1 == options_.accumulate});
+    return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
+  }
+
+  void plan_in_window(const MicroBatches& source) {
+    Trial trial(*this, source, source.items * options_.accumulate);
+    budget_.plan_here(trial.step(source.items));
+  }
+
+  // The window was dropped at a micro-batch for which there was no room beside its gradients.
+  void plan_for_later_windows(const MicroBatches& source) {
+    budget_.begin_step();
+    detail::attempt_step(device(), budget_.limit(), [&] { plan_in_window(source); });
+    budget_.journal().end();
+    source.load({0, 0}, std::nullopt);
+    parameters_.drop_gradients();
+  }
+
+  // Where `part` runs out of memory it is made again, from where it began, under a plan that takes less. Whatever
+  // happens, a part that was not made leaves no gradients, and the other ranks hear of it.
+  std::optional<StepResult> make_or_repeat(Repeats repeats, const std::function<std::optional<StepResult>()>& part) {
+    if (repeats != Repeats::Never) {
+      budget_.forget_tries();
+    }
+    std::optional<detail::OperatorSeam> seam;  // which tells a FileWindow of operators
+    if (budget_.model_place().can_leave()) {
+      seam.emplace();
+    }
+    bool has_begun = false;
+    const auto end_step = c10::make_scope_exit([&] { keep_effects(); });
+    for (;;) {
+      if (repeats == Repeats::OnAllRanks && budget_.plans()) {
+        ranks_.begin_split();
+      }
+      std::optional<StepResult> result;
+      const Attempt attempt = detail::attempt_step(device(), budget_.limit(), [&] {
+        if (!std::exchange(has_begun, true)) {
+          budget_.begin_step();
+        }
+        result = part();
+      });
+      if (attempt.is_made()) {
+        return result;
+      }
+      auto give_up = c10::make_scope_exit([&] { budget_.give_up(); });
+      const bool takes_less = attempt.outcome == Attempt::Outcome::OutOfMemory && budget_.take_less(repeats);
+      abandon();
+      bool is_repeated = false;
+      std::exception_ptr error = attempt.error;
+      try {
+        is_repeated = tell_ranks(attempt, takes_less);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      effects_.reset();  // while the others hear of it, they may send buffers
+      budget_.go_back();
+      if (!is_repeated) {
+        std::rethrow_exception(error);
+      }
+      budget_.count_step_down();
+      give_up.release();
+    }
+  }
+
+  // True: all make it again.
+  bool tell_ranks(const Attempt& attempt, bool takes_less) {
+    if (attempt.outcome == Attempt::Outcome::GroupLost && !ranks_.is_dropped()) {
+      ranks_.lose_group();
+      return false;
+    }
+    const bool is_memory = attempt.outcome == Attempt::Outcome::OutOfMemory;
+    const auto failure = takes_less  ? detail::RankFailure::TakesLess
+                         : is_memory ? detail::RankFailure::OutOfMemory
+                                     : detail::RankFailure::Other;
+    return ranks_.fail(failure, parameters_.accumulated(), attempt.smallest);
+  }
+
+  // --- its parts
+
+  void require_closed_window() const {
+    if (window_.size() > 0) {
+      throw ConfigError(fmt::format(
+          "Stepper: an accumulation window is open, with {} of {} micro-batches; fill it by accumulate(), or end it by "
+          "flush() with tail Exact or Drop",
+          window_.size(), options_.accumulate));
+    }
+  }
+
+  // Auto is measured, and all take what rank 0 has found.
+  Precision resolve_together(Precision asked) const {
+    const Precision own = asked == Precision::Auto ? measured_precision(device()) : asked;
+    return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(own)));
+  }
+
+  [[noreturn]] static void refuse_to_split_whole() {
+    throw ConfigError(
+        "Stepper.step: a Loss::whole cannot be split, but micro_batch, accumulate, or a plan for another loss asks for "
+        "it; use the whole batch at once, or return a Loss::sum or Loss::mean");
+  }
+
+  // Ranks that send in each forward pass wait for each other there.
+  void agree_on_passes(int64_t items, int64_t size) {
+    if (ranks_.is_alone()) {
+      return;
+    }
+    const auto norms = detail::sync_batch_norms(model_);
+    const bool sends_in_forward = std::any_of(norms.begin(), norms.end(), [this](const SyncBatchNormImpl* norm) {
+      return norm->is_training() && &norm->group() == &ranks_.parallel().group();
+    });
+    if (sends_in_forward) {
+      ranks_.agree_on_passes(items == 0 ? 0 : (items + size - 1) / size);
+    }
+  }
+
+  // Items in each micro-batch. With a budget this is where plans are made: gradients are those of the whole batch for
+  // any split.
+  int64_t micro_batch_of(const MicroBatches& source) {
+    const int64_t given = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
+    if (!budget_.plans()) {
+      return given;
+    }
+    Trial trial(*this, source, source.items);
+    const StepPlan* plan = budget_.plan(trial.step(options_.micro_batch));
+    return plan == nullptr || options_.micro_batch > 0 ? given : plan->choice.items;
+  }
+
+  // The micro-batches of a step of `batch` items, as planning runs them.
+  class Trial final : public detail::StepTrial {
+   public:
+    Trial(Impl& stepper, const MicroBatches& source, int64_t batch)
+        : stepper_(stepper), source_(source), batch_(batch), state_(stepper.optimizer_, stepper.parameters_) {}
+
+    /// `micro_batch`: items in each; 0: to be chosen.
+    detail::StepToPlan step(int64_t micro_batch) {
+      unload();  // what a failed try has left
+      is_cut_by_hand_ = micro_batch > 0;
+      const detail::TrainedParameters& parameters = stepper_.parameters_;
+      return {.trial = *this,
+              .kind = {.shape = source_.shape,
+                       .modes = detail::modes_of(stepper_.model_, stepper_.precision_.regions()),
+                       .trained = parameters.fingerprint()},
+              .counts = {.batch = batch_,
+                         .fixed_bytes = fixed_bytes(),
+                         .gradient_bytes = parameters.bytes_of_all_gradients(),
+                         .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
+                         .state_file = stepper_.budget_.state_place().bytes(),
+                         .model_file = stepper_.budget_.model_place().bytes()},
+              .micro_batch = micro_batch,
+              .state_bytes = state_.bytes(),
+              .is_within_window = is_within_window()};
+    }
+    bool is_within_window() const { return stepper_.window_.size() > 0; }
+    // As if nothing were in files. Gradients for masters do not go through buckets.
+    int64_t fixed_bytes() const override {
+      const detail::StatePlace& state = stepper_.budget_.state_place();
+      const detail::ModelPlace& model = stepper_.budget_.model_place();
+      const detail::ModelFileBytes model_file = model.bytes();
+      const int64_t buckets = stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
+      return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
+             (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_.bytes() +
+             stepper_.budget_.own_bytes() + buckets + (state.is_in_file() ? state.bytes().moved : 0) +
+             (model.is_in_file() ? model_file.moved - model_file.beside : 0);
+    }
+    detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
+    void load(int64_t items, bool to_measure) override {
+      source_.load({0, items}, std::nullopt);
+      is_part_ = items < batch_ && !to_measure;
+    }
+    // Gradients that a trial has held go as well.
+    void unload() override {
+      source_.load({0, 0}, std::nullopt);
+      journal().forget_gradients([&](const at::Tensor& leaf) { return stepper_.parameters_.holds(leaf); });
+    }
+    at::Tensor loss() override {
+      stepper_.budget_.model_place().begin();
+      const detail::PrecisionRegionsScope regions(stepper_.precision_.regions());
+      const Loss loss = stepper_.precision_.forward([&] { return source_.loss_of(/*is_last_time=*/false); });
+      is_whole_ = loss.kind() == Loss::Kind::Whole;
+      if (is_whole_ && is_part_) {
+        if (is_cut_by_hand_) {
+          refuse_to_split_whole();
+        }
+        throw BudgetExceeded("Stepper: a Loss::whole cannot be split, and its batch does not fit whole");
+      }
+      state_.note(loss.value());
+      check_new_buffers();
+      return loss.value();
+    }
+    void hold_gradients(bool held) override { stepper_.parameters_.hold_zero_gradients(held); }
+    int64_t idle_state_bytes() const override {
+      const bool is_known = stepper_.ranks_.is_alone() && !stepper_.budget_.state_place().is_in_file();
+      return is_known ? state_.idle_bytes() : 0;
+    }
+    void put(detail::InFiles what) override {
+      stepper_.budget_.state_place().put(what != detail::InFiles::Nothing);
+      stepper_.budget_.model_place().put(what == detail::InFiles::Everything);
+    }
+    BytesByKind bytes(detail::InFiles what) const override {
+      return detail::bytes_by_kind(stepper_.model_, stepper_.optimizer_, stepper_.parameters_,
+                                   stepper_.budget_.model_place(), stepper_.budget_.state_place(), what);
+    }
+    std::string pinned_by() const override {
+      return is_whole_ ? "a Loss::whole" : stepper_.options_.carried.empty() ? "" : "carried state";
+    }
+
+    std::string described() const override {
+      return detail::describe_stepper(stepper_.model_, stepper_.optimizer_, stepper_.options_, stepper_.precision(),
+                                      stepper_.budget_.limit());
+    }
+
+   private:
+    // A buffer that an earlier call has made and registered would be moved on by each trial.
+    void check_new_buffers() {
+      for (const auto& buffer : stepper_.model_.named_buffers()) {
+        if (!journal().is_registered(buffer.value()) && journal().has_written(buffer.value())) {
+          throw ConfigError(fmt::format(
+              "Stepper: forward registers the buffer '{}' when it is called first, and writes to it from then on; "
+              "planning calls it several times, and training would not go on from where it began. Call it once before",
+              buffer.key()));
+        }
+      }
+    }
+
+    Impl& stepper_;
+    const MicroBatches& source_;
+    int64_t batch_;
+    detail::StateToCome state_;
+    bool is_cut_by_hand_ = false;
+    bool is_part_ = false;   // the items that are loaded
+    bool is_whole_ = false;  // the last loss
+  };
+
+  void abandon() {
+    copy_ahead_.wait();
+    window_.abandon();
+    parameters_.drop_gradients();
+    budget_.model_place().drop_gradients();
+    scaler().cancel();
+    precision_.forget_gradients();
+    lost_updates_.reset();
+    watch_.reset();
+  }
+
+  // Some parameters may have been frozen, unfrozen or added since the last step: whom this one trains is decided here,
+  // for all who take part.
+  void open_window() {
+    if (parameters_.refresh()) {
+      scaler().name_parameters(parameters_.all());
+    }
+    parameters_.drop_gradients();  // the last step's
+    budget_.model_place().begin();
+    ranks_.open(parameters_.fingerprint());
+    window_ = AccumulationWindow(parameters_.all());
+    first_grad_norm_.reset();
+    batch_items_ = 0;
+    window_.begin();
+  }
+
+  void start_measuring() {
+    watch_.emplace(device());
+    ranks_.begin(options_.weights == Weights::Low);
+  }
+
+  // From here on, what the step changes outside of itself is noted.
+  void note_effects() {
+    if (budget_.plans()) {
+      effects_.emplace(budget_.journal(), [this](const at::Tensor& leaf) { return parameters_.holds(leaf); });
+    }
+  }
+
+  void run_micro_batch(const MicroBatches& source, const MicroBatch& micro) {
+    parameters_.check_unchanged();
+    batch_items_ += micro.items;
+    if (effects_) {
+      effects_->begin_forward();
+    }
+    const detail::SliceScope slices(budget_.slices());
+    const detail::PrecisionRegionsScope regions(precision_.regions());
+    std::optional<NoSync> quiet;
+    if (ranks_.is_quiet(micro.is_last)) {
+      quiet.emplace(ranks_.parallel());
+    }
+    const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
+    if (effects_) {
+      effects_->begin_backward();
+    }
+    if (weighted.defined()) {
+      detail::go_backward(scaler().scale(weighted));
+      parameters_.gather_gradients();
+      if (options_.gradient_noise && micro.is_split() && window_.size() == 1 && std::isfinite(window_.to_mean())) {
+        budget_.model_place().lend_gradients();
+        first_grad_norm_ = grad_norm(parameters_.updated()) * window_.to_mean();
+        budget_.model_place().take_gradients_back();
+        first_batch_items_ = micro.items;
+      }
+    }
+  }
+
+  // Where forward runs once, as in plain training, it may write parameters, as a layer does that masks its own weight.
+  // Not so on ranks, of which one may have no data to run it on, nor where the optimizer's masters overwrite the model.
+  bool may_write_parameters(const MicroBatch& micro) const {
+    return window_.size() == 0 && micro.is_last && !budget_.plans() && ranks_.is_alone() &&
+           options_.weights == Weights::Full;
+  }
+
+  at::Tensor weighted_loss(const MicroBatches& source, const MicroBatch& micro) {
+    const Loss loss =
+        budget_.forward([&] { return precision_.forward([&] { return source.loss_of(/*is_last_time=*/true); }); });
+    if (micro.is_split() && loss.kind() == Loss::Kind::Whole) {
+      refuse_to_split_whole();
+    }
+    if (may_write_parameters(micro)) {
+      window_.begin();
+    }
+    if (!ranks_.is_alone() && !ranks_.is_agreed()) {
+      window_.divide_by(ranks_.agree_on_items(detail::count_of(loss) * micro.parts));
+    }
+    return window_.weigh(loss, micro.parts);
+  }
+
+  AccumulationWindow::Totals sum_over_ranks() {
+    parameters_.check_unchanged();
+    if (ranks_.is_alone()) {
+      return window_.close();
+    }
+    if (!ranks_.is_agreed()) {  // no data here
+      window_.divide_by(ranks_.agree_on_items(0));
+    }
+    window_.check_parameters();
+    ranks_.send_the_rest(parameters_.accumulated());
+    return window_.close([&](double& items, at::Tensor& loss_sum) { ranks_.sum(items, loss_sum, batch_items_); });
+  }
+
+  StepResult close_window() {
+    StepResult result;
+    budget_.model_place().end();
+    const auto totals = sum_over_ranks();
+    result.micro_batches = totals.micro_batches;
+    result.items = totals.items;
+    result.loss_ = totals.mean_loss;
+    result.scale_ = precision_.scale();
+    result.batch_items = std::exchange(batch_items_, 0);
+    if (result.micro_batches > 1 && first_grad_norm_.defined()) {
+      result.first_grad_norm_ = first_grad_norm_ / result.scale_.to(at::kFloat);
+      result.first_batch_items = first_batch_items_;
+    }
+    first_grad_norm_.reset();
+    result.activation_peak_bytes =
+        watch_->rise() - (budget_.model_place().is_in_file() ? 0 : parameters_.gradient_bytes());
+    return result;
+  }
+
+  void unscale_and_look(StepResult& result) {
+    scaler().unscale_(optimizer_);  // ranks agree on skipping the update
+    if (sample_gradients_) {
+      result.gradient_statistics = gradient_statistics(parameters_.all());
+      if (precision_.is_low()) {
+        lost_updates_.emplace(parameters_.all(), compute_dtype(precision()));
+      }
+    }
+    precision_.look_at_gradients(parameters_.all());
+  }
+
+  void clip(StepResult& result) {
+    const auto updated = parameters_.updated();
+    result.grad_norm_ = options_.clip_norm > 0 ? clip_grad_norm_(updated, options_.clip_norm) : grad_norm(updated);
+  }
+
+  bool is_accepted(const StepResult& result) {
+    if (!options_.accept_update) {
+      return true;
+    }
+    const bool scaler_skips = scaler().is_enabled() && !std::isfinite(result.grad_norm());
+    return scaler_skips || options_.accept_update(result.loss(), result.grad_norm());
+  }
+
+  void leave_out_update() {
+    begin_writing();
+    precision_.forget_gradients();
+    lost_updates_.reset();
+    sample_gradients_ = false;
+    scaler().cancel();
+    parameters_.scatter();
+  }
+
+  // Until here a step that failed leaves all as it was, and may be made again.
+  void begin_writing() {
+    ranks_.confirm_writing();
+    keep_effects();
+  }
+
+  // Nothing is put back in this step any more.
+  void keep_effects() {
+    effects_.reset();
+    budget_.journal().end();
+  }
+
+  void write_parameters(StepResult& result, std::optional<LimitPaused>& unlimited) {
+    auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
+    // Without data_parallel it is for a ShardedOptimizer to speak with the others.
+    const bool agrees_itself = ranks_.is_alone() && dynamic_cast<ShardedOptimizer*>(&optimizer_) != nullptr;
+    const bool begins_late =
+        stateful != nullptr && !agrees_itself && stateful->before_writing([this] { begin_writing(); });
+    const auto take_back = c10::make_scope_exit([&] {
+      if (begins_late) {
+        stateful->before_writing({});
+      }
+    });
+    if (!begins_late) {
+      begin_writing();
+    }
+    // Where it may allocate anything while it writes, want of memory would leave it half made.
+    if (!begins_late && !budget_.limit().is_unlimited() && !detail::knows_state_to_come(optimizer_)) {
+      unlimited.emplace(device(), budget_.limit());
+    }
+    result.outcome_ = scaler().step(optimizer_);
+    const auto lost_updates = std::exchange(lost_updates_, std::nullopt);
+    if (std::exchange(sample_gradients_, false) && lost_updates && result.stepped()) {
+      lost_updates->add_to(result.gradient_statistics);
+    }
+    parameters_.scatter();
+  }
+
+  void update_scale() {
+    try {
+      scaler().update();
+    } catch (const NonFinite&) {  // on all ranks, of a step that all have made
+      ranks_.written();
+      throw;
+    }
+  }
+
+  void finish(StepResult& result) {
+    ranks_.written();
+    if (options_.check_replicas_every > 0 && ++steps_ % options_.check_replicas_every == 0) {
+      options_.data_parallel->check_replicas();
+    }
+    result.bytes_sent = ranks_.bytes_sent();
+    result.communication_seconds = ranks_.communication().total;
+    result.communication_waited = ranks_.communication().waited;
+    ranks_.end();
+    watch_->finish(result);
+    watch_.reset();
+    budget_.finish(result);
+  }
+
+  StepperOptions options_;
+  torch::nn::Module& model_;
+  torch::optim::Optimizer& optimizer_;
+  detail::TrainedParameters parameters_;
+  detail::RankedStep ranks_;
+  detail::StepPrecision precision_;
+  AccumulationWindow window_;
+  detail::StepBudget budget_;
+  detail::CopyAhead copy_ahead_;
+  at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
+  bool sample_gradients_ = false;
+  std::optional<LostUpdates> lost_updates_;  // where they are sampled: from unscaling to the update
+  int64_t first_batch_items_ = 0;
+  int64_t batch_items_ = 0;
+  int64_t steps_ = 0;
+  std::optional<detail::StepWatch> watch_;
+  std::optional<detail::EffectJournal::Run> effects_;  // of a planned step, until parameters are written
+};
+
+Stepper::Stepper(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options, int) {
+  detail::check(options);
+  impl_ = std::make_unique<Impl>(model, optimizer, detail::lasting(options));
+}
+
+Stepper::~Stepper() = default;
+Stepper::Stepper(Stepper&&) noexcept = default;
+
+StepResult Stepper::step_over(const MicroBatches& source) { return impl_->step_over(source); }
+std::optional<StepResult> Stepper::accumulate_one(const MicroBatches& source) {
+  if (source.items < 1) {
+    throw ConfigError("Stepper.accumulate: the micro-batch is empty");
+  }
+  return impl_->accumulate_one(source);
+}
+
+std::optional<StepResult> Stepper::flush() { return impl_->flush(); }
+c10::Device Stepper::device() const { return impl_->device(); }
+Batch Stepper::copy_ahead(const Batch& batch) { return impl_->copy_ahead().start(batch, device()); }
+void Stepper::wait_for_copy() { impl_->copy_ahead().wait(); }
+std::optional<StepPlan> Stepper::plan_over(const MicroBatches& source) { return impl_->plan_over(source); }
+std::optional<StepPlan> Stepper::plan() const { return impl_->plan(); }
+Precision Stepper::precision() const { return impl_->precision(); }
+void Stepper::sample_gradients() { impl_->sample_gradients(); }
+std::map<std::string, at::Tensor> Stepper::full_precision_parameters() const {
+  return impl_->full_precision_parameters();
+}
+const GradScaler& Stepper::scaler() const { return impl_->scaler(); }
+StateDict Stepper::state_dict() const { return impl_->state_dict(); }
+void Stepper::load_state_dict(const StateDict& state) { impl_->load_state_dict(state); }
+
+}  // namespace snug

@@ -1,0 +1,321 @@
+#include "src/step/trained_parameters.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include "snug/core.h"
+#include "snug/fused_optimizer.h"
+#include "snug/stateful_optimizer.h"
+#include "src/core/allocated_bytes.h"
+#include "src/core/fnv1a.h"
+#include "src/memory/optimizer_tensors.h"
+#include "src/precision/low_precision.h"
+
+namespace snug::detail {
+TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer)
+    : model_(model), optimizer_(optimizer) {
+  refresh();
+  std::unordered_set<const void*> own;
+  for (const at::Tensor& parameter : model.parameters()) {
+    own.insert(parameter.unsafeGetTensorImpl());
+  }
+  const std::vector<at::Tensor> all = updated();
+  if (std::none_of(all.begin(), all.end(), [&](const auto& one) { return own.contains(one.unsafeGetTensorImpl()); })) {
+    throw ConfigError("Stepper: the optimizer holds none of the model's parameters; was it made for another model?");
+  }
+}
+
+// A sharded optimizer has its state elsewhere: it cannot take other parameters once it has stepped.
+TrainedParameters::~TrainedParameters() {
+  try {
+    if (masters_ && (!optimizer_.state().empty() || state_tensors(optimizer_).empty())) {
+      exchange(masters_->parameters(), masters_->low());
+    }
+  } catch (...) {  // then the masters stay
+  }
+}
+
+bool TrainedParameters::refresh() {
+  for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
+    masters_->parameters()[i].set_requires_grad(masters_->low()[i].requires_grad());
+  }
+  // Making names takes longer than the rest of a step's bookkeeping.
+  std::vector<Seen> now = look();
+  if (now == seen_) {
+    return false;
+  }
+  seen_.clear();  // if naming throws, the next refresh is to throw too
+  name_all();
+  seen_ = std::move(now);
+  held_.clear();
+  for (const Seen& seen : seen_) {
+    held_.insert(seen.parameter.unsafeGetTensorImpl());
+  }
+  return true;
+}
+
+void TrainedParameters::drop_gradients() {
+  for (const Seen& seen : seen_) {
+    if (seen.parameter.grad().defined()) {
+      seen.parameter.mutable_grad().reset();
+    }
+  }
+}
+
+void TrainedParameters::check_unchanged() const {
+  for (const Seen& seen : seen_) {
+    if (seen.parameter.requires_grad() != seen.requires_grad) {
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' was {} inside the accumulation window; its gradient would be that of a "
+                      "part of the step. Freeze and unfreeze only between windows, not in loss_of",
+                      name_of(seen.parameter), seen.requires_grad ? "frozen" : "unfrozen"));
+    }
+  }
+}
+
+// Of model, masters and optimizer, in an order that stays the same; without names.
+std::vector<TrainedParameters::Seen> TrainedParameters::look() const {
+  std::vector<Seen> now;
+  now.reserve(seen_.size());
+  const auto add = [&](const std::vector<at::Tensor>& parameters) {
+    for (const at::Tensor& parameter : parameters) {
+      now.push_back({parameter, parameter.requires_grad(), parameter.device()});
+    }
+  };
+  model_.apply([&](torch::nn::Module& module) { add(module.parameters(/*recurse=*/false)); });
+  if (masters_) {
+    add(masters_->parameters());
+  }
+  add(updated());
+  return now;
+}
+
+void TrainedParameters::name_all() {
+  all_.clear();
+  accumulated_.clear();
+  std::unordered_set<const void*> seen;
+  const auto add = [&](std::string name, const at::Tensor& parameter) {
+    if (parameter.requires_grad() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      if (!masters_ || !is_low(parameter)) {
+        accumulated_.emplace_back(name, parameter);
+      }
+      all_.emplace_back(std::move(name), parameter);
+    }
+  };
+  for (const auto& entry : model_.named_parameters()) {
+    add(entry.key(), entry.value());
+  }
+  if (all_.empty()) {
+    throw ConfigError("Stepper: the model has no parameters to train");
+  }
+  for (size_t i = 0; masters_ && i < masters_->low().size(); ++i) {
+    add(name_of(masters_->low()[i]) + " (master)", masters_->parameters()[i]);
+  }
+  size_t index = 0;
+  for (const at::Tensor& parameter : updated()) {
+    add(fmt::format("{} of the optimizer", index++), parameter);
+  }
+  if (auto* fused = dynamic_cast<FusedOptimizer*>(&optimizer_)) {
+    fused->name_parameters(all_);
+  }
+  fingerprint_ = detail::fnv1a("");
+  for (const auto& [name, parameter] : all_) {
+    fingerprint_ = detail::fnv1a("\n", detail::fnv1a(name, fingerprint_));
+    if (parameter.device() != device()) {
+      throw ConfigError(fmt::format(
+          "Stepper: parameters '{}' and '{}' are on different devices, {} and {}; use one process per device",
+          all_.front().first, name, device().str(), parameter.device().str()));
+    }
+  }
+}
+
+std::string TrainedParameters::name_of(const at::Tensor& parameter) const {
+  const auto entry = std::find_if(all_.begin(), all_.end(), [&](const auto& e) { return e.second.is_same(parameter); });
+  if (entry != all_.end()) {
+    return entry->first;
+  }
+  for (const auto& frozen : model_.named_parameters()) {
+    if (frozen.value().is_same(parameter)) {
+      return frozen.key();
+    }
+  }
+  return "a frozen parameter of the optimizer";
+}
+
+std::vector<at::Tensor> TrainedParameters::updated() const {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer_.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
+
+const at::Tensor& TrainedParameters::accumulated_for(const at::Tensor& parameter) const {
+  const auto master = master_of_.find(parameter.unsafeGetTensorImpl());
+  return master != master_of_.end() ? master->second : parameter;
+}
+
+int64_t TrainedParameters::gradient_bytes() const {
+  AllocatedBytes bytes;
+  for (const auto& [name, parameter] : all_) {
+    bytes.add(parameter.grad());
+  }
+  return bytes.count();
+}
+
+int64_t TrainedParameters::bytes_of_all_gradients() const {
+  int64_t bytes = 0;
+  for (const auto& [name, parameter] : accumulated_) {
+    bytes += allocated_bytes(parameter);
+  }
+  return bytes;
+}
+
+void TrainedParameters::hold_zero_gradients(bool held) {
+  for (const auto& [name, parameter] : accumulated_) {
+    if (!held) {
+      parameter.mutable_grad().reset();
+    } else if (!parameter.grad().defined()) {
+      parameter.mutable_grad() = at::zeros_like(parameter);
+    }
+  }
+}
+
+bool TrainedParameters::optimizer_takes(at::ScalarType dtype) const {
+  const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer_);
+  return stateful != nullptr && stateful->takes(dtype);
+}
+
+void TrainedParameters::check_full_weights(bool is_scaled) const {
+  for (const auto& [name, parameter] : all_) {
+    if (is_scaled && parameter.scalar_type() == at::kHalf) {
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' is Half, whose gradients cannot be unscaled without underflow; give "
+                      "weights = Weights::Low, which gathers them to FP32",
+                      name));
+    }
+  }
+  for (const auto& [name, parameter] : all_) {
+    if (is_low(parameter) && !optimizer_takes(parameter.scalar_type())) {
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' is {}, where updates smaller than half its resolution are rounded away; "
+                      "give weights = Weights::Low, or keep the model in FP32 and let precision cast it",
+                      name, c10::toString(parameter.scalar_type())));
+    }
+  }
+}
+
+void TrainedParameters::make_masters(Precision precision) {
+  if (precision == Precision::Float32) {
+    throw ConfigError(
+        "Stepper: weights = Low goes with precision BFloat16 or Float16, which says of what type they are");
+  }
+  const auto dtype = compute_dtype(precision);
+  bool any_low = false;
+  for (const auto& entry : model_.named_parameters()) {
+    any_low = any_low || is_low(entry.value());
+    if (is_low(entry.value()) && entry.value().scalar_type() != dtype) {
+      throw ConfigError(
+          fmt::format("Stepper: parameter '{}' is {}, but precision is {}; convert the model to the same type",
+                      entry.key(), c10::toString(entry.value().scalar_type()), to_string(precision)));
+    }
+  }
+  if (!any_low) {
+    throw ConfigError(fmt::format(
+        "Stepper: weights = Low, but the model's parameters are not 16-bit; convert it by to({}) before its "
+        "optimizer is made",
+        c10::toString(dtype)));
+  }
+  if (optimizer_takes(dtype)) {
+    throw ConfigError(fmt::format(
+        "Stepper: weights = Low gives the optimizer FP32 masters to update, so its own cure for {} parameters, such as "
+        "AdamW's master_weights or stochastic_rounding, would have no effect; make it without",
+        c10::toString(dtype)));
+  }
+  for (const at::Tensor& state : state_tensors(optimizer_)) {
+    if (state.defined() && is_low(state)) {
+      throw ConfigError("Stepper: the optimizer has stepped before, on other weights than the masters; make a new one");
+    }
+  }
+  masters_.emplace(model_.parameters());
+  for (size_t i = 0; i < masters_->low().size(); ++i) {
+    master_of_.emplace(masters_->low()[i].unsafeGetTensorImpl(), masters_->parameters()[i]);
+  }
+  exchange(masters_->low(), masters_->parameters());
+  refresh();
+}
+
+// In the optimizer, whose state of a parameter becomes that of the one in its place.
+void TrainedParameters::exchange(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
+  std::unordered_map<const void*, at::Tensor> in_place_of;
+  for (size_t i = 0; i < from.size(); ++i) {
+    in_place_of.emplace(from[i].unsafeGetTensorImpl(), to[i]);
+  }
+  for (auto& group : optimizer_.param_groups()) {
+    for (at::Tensor& parameter : group.params()) {
+      void* const key = parameter.unsafeGetTensorImpl();
+      const auto found = in_place_of.find(key);
+      if (found == in_place_of.end() || found->second.is_same(parameter)) {
+        continue;
+      }
+      parameter = found->second;
+      if (const auto state = optimizer_.state().find(key); state != optimizer_.state().end()) {
+        auto moved = std::move(state->second);
+        optimizer_.state().erase(state);
+        optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(moved);
+      }
+    }
+  }
+}
+
+void TrainedParameters::gather_gradients() {
+  if (masters_) {
+    masters_->gather_gradients();
+  }
+}
+
+void TrainedParameters::scatter() {
+  if (masters_) {
+    masters_->scatter();
+  }
+}
+
+std::map<std::string, at::Tensor> TrainedParameters::full_precision() const {
+  std::map<std::string, at::Tensor> parameters;
+  for (const auto& entry : model_.named_parameters()) {
+    parameters.emplace(entry.key(), accumulated_for(entry.value()));
+  }
+  return parameters;
+}
+
+StateDict TrainedParameters::masters_state() const {
+  StateDict state;
+  for (const auto& [name, master] : full_precision()) {
+    state.set(name, master);
+  }
+  return state;
+}
+
+void TrainedParameters::load_masters(const StateDict& saved) {
+  const at::NoGradGuard no_grad;
+  const auto masters = full_precision();
+  for (const auto& [name, master] : masters) {
+    if (const auto& value = saved.get<at::Tensor>(name); value.sizes() != master.sizes()) {
+      throw CorruptFile(fmt::format("Stepper.load_state_dict: the master of '{}' has shape [{}], the parameter [{}]",
+                                    name, fmt::join(value.sizes(), ", "), fmt::join(master.sizes(), ", ")));
+    }
+  }
+  for (const auto& [name, master] : masters) {
+    at::Tensor(master).copy_(saved.get<at::Tensor>(name));
+  }
+  scatter();
+}
+
+}  // namespace snug::detail
