@@ -357,6 +357,8 @@ TEST(CheckpointPolicy, OffloadsExactly) {
   };
   const GptRun offloaded = run_gpt(policy_of(products(Keep::Offload)));
   EXPECT_TRUE(same_bits(offloaded.gradients, plain.gradients));
+  const GptRun saved = run_gpt(policy_of(products(Keep::Save))), all = run_gpt(kNothing);
+  EXPECT_GT(saved.held, all.held);
 }
 
 TEST(CheckpointPolicy, OfAnOperatorThatDoesNotExistIsRefused) {
