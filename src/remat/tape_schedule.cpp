@@ -53,7 +53,7 @@ size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes
 TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store) {
   TapeSchedule schedule{.device = device_of(profile)};
-  std::vector<int> place_of(profile.operators.size(), -1);  // among those of the schedule
+  std::vector<int> place_of(profile.operators.size(), -1);  // index in the schedule's operators
   for (size_t i = 0; i < profile.operators.size(); ++i) {
     if (profile.operators[i].name != kOtherWrite) {
       place_of[i] = static_cast<int>(schedule.operators.size());
