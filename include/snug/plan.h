@@ -103,8 +103,8 @@ class ActivationPlan {
   int64_t plain_peak_bytes = 0;      ///< the same without a plan
   double plain_seconds = 0;
 
-  /// Plans for a profile that was taken before; `options` limit the search. The plan is not verified by a run, as
-  /// plan_activations does. Throws BudgetExceeded as plan_activations does.
+  /// Plans for a profile that was taken before; `options` limit the search. Unlike plan_activations, does not verify
+  /// the plan by a run. Throws BudgetExceeded as plan_activations does.
   ActivationPlan(const StepProfile& profile, Bytes budget, plan::SolverOptions options = {});
 
   /// Describes the plan for people: storages alive at the peak, storages rebuilt or offloaded with the costs, and how

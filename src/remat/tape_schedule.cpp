@@ -9,6 +9,25 @@
 
 #include "snug/core.h"
 
+// How a plan becomes a schedule
+//
+// Problem: a plan and the plan's simulation speak of a profile's events. A tape sees no events: a tape sees operators
+// that run, and storages that backward asks for.
+//
+// Choice: both are numbered as the tape meets them. Operators are numbered without the profile's kOtherWrite entries,
+// because no operator makes such a write. Unpack events are numbered from 0. Events of the plan and of the simulation
+// become these numbers:
+//
+//   needed_until   the unpacking of a storage's last use
+//   last_for       the same, listed by unpacking
+//   hold_from      the first unpacking at which the plan holds a rebuilt copy
+//   waits_for      streamed storages, at the operator that waits for the write
+//   fetches        streamed storages, at the unpacking at which the load begins
+//
+// A storage that backward never asks for is kept while autograd has a tensor on the storage, as in plain training.
+//
+// Consequence: a schedule fits one sequence of operators, so the tape compares each operator with the schedule.
+
 namespace snug::detail {
 namespace {
 
