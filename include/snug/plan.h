@@ -148,7 +148,7 @@ class ActivationPlan {
 /// Throws
 /// - BudgetExceeded if no plan was found. The exception's smallest_feasible() names a budget that is enough. The named
 ///   budget was tried in the same way, unless a MemoryLimit forbids the trial, or plan after plan comes out otherwise;
-/// - ConfigError if the calls give different losses, as with a callable that keeps state of the callable's own;
+/// - ConfigError if the calls give different losses, as with a callable that keeps its own state;
 /// - Error if plan after plan does not come out as predicted.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 OffloadLink link = {});
@@ -158,7 +158,7 @@ ActivationPlan plan_activations(StepProfile profile, const std::function<at::Ten
                                 std::optional<RematPlan> found = {});
 
 /// While a Rematerialize lives, one forward pass on this thread runs under the plan. Backward comes after the forward
-/// pass, once or several times. For several times, storages held for a single pass are rebuilt again.
+/// pass, once or several times. Each further pass rebuilds the storages that were held for a single pass.
 ///
 /// The forward pass may differ from the profile:
 /// - Tensors may be smaller, as in a shorter batch.

@@ -22,7 +22,8 @@ namespace {
 
 bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
 
-// Whether all bytes are zero. To ask a device means to wait for the device, so small tensors of devices are not asked.
+// Whether all bytes are zero. To ask a device means to wait for the device, so small tensors of devices count as
+// nonzero.
 bool is_all_zero(const at::Tensor& tensor) {
   constexpr size_t kWorthWaiting = 1 << 20;
   if (!is_strided(tensor) || !tensor.is_non_overlapping_and_dense() || tensor.is_conj() || tensor.is_neg()) {
@@ -120,7 +121,7 @@ void EffectJournal::Run::begin_backward() {
   }
 }
 
-// Forgets effects on tensors and memory that are gone. Otherwise the journal would keep one entry for each micro-batch.
+// Forgets tensors and memory that are gone. Otherwise the journal would keep entries for every micro-batch.
 void EffectJournal::forget_what_is_gone() {
   const UnseenOperators unseen;
   forget_gradients([](const at::Tensor&) { return false; });
@@ -211,7 +212,7 @@ void EffectJournal::note_memory(const at::Tensor& tensor) {
 
 void EffectJournal::note_view(const at::Tensor& tensor) {
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-  const bool is_python_s = impl->key_set().has(c10::DispatchKey::Python);  // a class in Python, which may do anything
+  const bool is_python_s = impl->key_set().has(c10::DispatchKey::Python);  // a Python class, which may do anything
   if (!is_python_s && !views_.contains(impl)) {
     const bool holds_memory = is_registered(tensor) || !is_strided(tensor);
     views_.emplace(impl, View{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
@@ -358,7 +359,7 @@ void EffectJournal::restore(const Gradient& one) {
   at::Tensor(leaf).mutable_grad() = one.gradient;
 }
 
-// --- what the latest run has written
+// --- writes of the latest run
 
 bool EffectJournal::has_written(const c10::StorageImpl* memory) const {
   const auto noted = memory_.find(memory);

@@ -93,7 +93,8 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
 
   /// The bytes of the copies in the journal.
   int64_t bytes() const { return bytes_; }
-  /// The bytes of the copies in a later step, when zeros have become other values and leaves have gradients.
+  /// The bytes of the copies that the journal will hold in a later step, when zeros have become other values and leaves
+  /// have gradients.
   int64_t bytes_to_come() const;
   /// Whether the latest run has written to memory from before the run.
   bool has_written(const at::Tensor& tensor) const;
@@ -110,8 +111,8 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
     at::Tensor values;  // undefined: zeros, or no values
     bool is_in_latest_run;
   };
-  // How a tensor looked at the tensor's memory. Only for a registered tensor does `before` hold the memory: the owner
-  // of other memory may take the memory back.
+  // How a tensor looked at the tensor's memory. `before` holds the memory only for registered tensors and for tensors
+  // that are not strided: the owner of other memory may take the memory back.
   struct View {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     at::Tensor before;

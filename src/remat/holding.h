@@ -2,7 +2,7 @@
 // Holding: the owner of the bytes of one storage of an OpTape, at the storage's last version.
 //
 //   gone     nobody has the bytes
-//   seen     the program or somebody else holds the storage; the storage can be found as long as anybody does
+//   seen     the program or somebody else holds the storage; can be found as long as anybody holds the storage
 //   held     the tape holds the storage, too
 //   parked   the tape has the memory without a storage: the last tensor is gone, and the memory came back to the tape
 //

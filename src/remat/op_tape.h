@@ -87,8 +87,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
   bool gives_away(std::any& packed, const at::Tensor& unpacked);
-  /// Ends the forward pass. Unpacking ends the forward pass too, with one exception: a backward pass inside the forward
-  /// pass asks, and the inner pass is in the schedule or must be reported to a listener.
+  /// Ends the forward pass. Unpacking ends the forward pass as well, except for a request from a backward pass inside
+  /// the forward pass, if the schedule has the inner pass or a listener must hear of the inner pass.
   void close();
   /// Reports to the listener every storage that autograd still has.
   void backward_is_over();

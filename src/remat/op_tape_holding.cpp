@@ -24,8 +24,8 @@
 //
 // Choice: the tape watches a storage by replacing the deleter of the storage's memory (Watch). When the last tensor is
 // gone, the memory comes back to the tape. Then the tape parks the memory, puts a copy into the store, or lets the
-// memory go. Holding has the states; should_hold(), is_kept() and goes_away() have the decisions; settle() carries the
-// decisions out, by the rules at the top of planner/simulator.cpp.
+// memory go. Holding has the states; should_hold(), is_kept() and goes_away() decide by the rules at the top of
+// planner/simulator.cpp; settle() carries the decisions out.
 //
 // Consequence: settle() must follow each change of a fact that should_hold() reads. A failed write to the store never
 // fails the step: the storage stays in memory.
@@ -84,8 +84,8 @@ bool OpTape::is_lent(const at::Tensor& tensor) {
          at::MapAllocator::fromDataPtr(data) == nullptr && at::RefcountedMapAllocator::fromDataPtr(data) == nullptr;
 }
 
-// Called for a tensor that autograd saves as the tensor is. Plain training reads the tensor in backward, lent memory or
-// not, so a replay may read the tensor too.
+// Called for a tensor that autograd keeps unchanged. Plain training reads the tensor in backward, lent memory or not,
+// so a replay may read the tensor too.
 void OpTape::trust(const at::Tensor& tensor) {
   if (is_lent(tensor)) {
     TapeStorage& storage = at(number_of(tensor));
@@ -193,7 +193,8 @@ c10::Storage OpTape::find(int storage) {
   return s.was_given_back() ? c10::Storage() : s.holding.find();
 }
 
-// The storage has a new owner or new memory. In the forward pass the program may go on with the memory.
+// Notes that the storage's bytes are in another c10::Storage now. In the forward pass, the program may go on with the
+// new c10::Storage.
 void OpTape::note_place(int storage, const c10::Storage& memory) {
   TapeStorage& s = at(storage);
   if (!is_closed_) {

@@ -159,8 +159,8 @@ void OpTape::let_go() {
 }
 
 // Notes a request from a backward pass inside the forward pass or inside another backward pass, and returns whether the
-// request is from such a pass. While a step is recorded, the step's own pass keeps no graph. A schedule lists requests
-// of inner passes by omission: the schedule has no unpacking of the storage.
+// request comes from such a pass. While a step is recorded, the step's own pass keeps no graph. In a schedule, a
+// storage that only inner passes ask for has no unpacking.
 bool OpTape::note_ask_inside(int storage) {
   TapeStorage& s = at(storage);
   if (s.is_asked_inside) {
@@ -222,7 +222,8 @@ at::Tensor OpTape::unpack(std::any& packed) {
   return result;
 }
 
-// Storages that the program has kept with the graph, or a hook that goes backward, are unused from here on.
+// Storages with a graph that is still alive are unused from here on. The program, or a hook that goes backward, has
+// kept the graph.
 void OpTape::backward_is_over() {
   const std::lock_guard lock(mutex_);
   for (int s = 0; listener_ != nullptr && s < std::ssize(storages_); ++s) {

@@ -109,9 +109,9 @@ void OpTape::judge(const TapeOperator& record) {
   }
 }
 
-// Before an operator that is not in the schedule writes to values that cannot be made again. The write destroys the
-// earlier values, and with the earlier values everything that the schedule has dropped and would rebuild from the
-// values.
+// Called before an operator writes. If the operator is not in the schedule and writes to values that cannot be made
+// again, the earlier values are lost, and everything that the schedule has dropped and would rebuild from the earlier
+// values. Then rebuilds and keeps the dropped results.
 void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
                              const std::vector<at::Tensor>& statistics) {
   if (cursor_.schedule() == nullptr || (written.empty() && statistics.empty())) {

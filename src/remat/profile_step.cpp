@@ -23,7 +23,7 @@
 // How a step is profiled, even if plain training does not fit
 //
 // Problem: a plan needs a profile of the whole step, and plain training may not fit into memory. Without plain
-// training, nobody has told what backward asks for, and how many bytes backward itself takes.
+// training, no run has shown the requests of backward, and the bytes that backward itself takes.
 //
 // Choice: a profile says when each storage dies if nothing saved holds the storage. So a profile can be taken under any
 // plan: results that the plan keeps and rebuilds are left out.
@@ -260,8 +260,8 @@ class FrugalSchedules {
 };
 
 // Must be called in an exception handler. Results that a backward pass inside the forward pass asks for cannot always
-// be made again inside the forward pass: a parameter or buffer may have been written since. Then only plain training
-// can be profiled, and the error that plain training raised is thrown.
+// be made again inside the forward pass: a parameter or buffer may have been written since. Then plain training is the
+// only method left, and the error of plain training is thrown again.
 void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, ToProfile& step, c10::Device device) {
   const std::exception_ptr what_happened = std::current_exception();
   try {

@@ -28,8 +28,9 @@
 // Options: trust the profile, and fail in training; or try the plan first. A trial costs one step.
 //
 // Choice: plan_activations runs the plan once, with an EffectJournal that takes the step's effects back. The trial
-// compares rebuilt bits and the peak with the prediction. Storages with other bits become Pinned, unexplained bytes
-// become part of the profile, and the next plan is tried.
+// compares rebuilt bits and the peak with the prediction. Storages with other bits become Pinned. Unexplained bytes are
+// added to the profile. If the bits are right and the measured peak is within the budget, the plan is accepted.
+// Otherwise the next plan is made and tried.
 //
 // Consequences:
 // - After kVerifications further plans, the function throws.
@@ -42,7 +43,7 @@ using detail::OpTape;
 
 constexpr int kVerifications = 5;
 
-// Adds bytes of unknown time: so the bytes are alive during the whole step. All other events move by one.
+// Adds bytes of unknown time: so the bytes are alive during the whole step. All other events come one later.
 void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
   profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, bytes});
   profile.events.push_back({EventKind::Release, 0, bytes});

@@ -17,7 +17,7 @@ class TapeListener {
   virtual ~TapeListener() = default;
   virtual void on_storage(int storage, int64_t bytes, bool is_external) = 0;
   virtual void before_operator() = 0;
-  /// `made`: the storages whose version 0 is among the writes, with the addresses of their bytes.
+  /// `made`: the storages whose version 0 is among the writes, with the addresses of the bytes.
   virtual void after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) = 0;
   /// The operator made and wrote nothing.
   virtual void after_view() = 0;

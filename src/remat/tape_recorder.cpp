@@ -10,9 +10,9 @@
 // How a recording becomes a profile
 //
 // Problem: a profile must show the memory that the step takes by itself, whatever the tape keeps and rebuilds during
-// the recording. The tape reports storages and operators without memory; the allocator reports memory without names.
+// the recording. The tape reports operators and storages by number; the allocator reports memory by address.
 //
-// Choice: the recorder listens to both, and sorts the memory into four accounts:
+// Choice: the recorder listens to both, and sorts all memory into four accounts:
 //
 //   own_       memory of the step in no storage of the tape: gradients, workspace
 //   of_tape_   storages of the tape, and memory that a replay took
@@ -24,7 +24,7 @@
 // level.
 //
 // Consequences:
-// - Storages live and die by the events Forward, Drop, Unpack and Done, so a simulation can add any plan.
+// - Storages live and die by the events Forward, Drop, Unpack and Done, so a simulation can predict any plan.
 // - The drop of a storage that backward never asks for is moved to the moment when autograd releases the storage,
 //   because autograd holds the storage in plain training too.
 
@@ -66,7 +66,7 @@ void TapeRecorder::after_operator(ProfiledOperator&& op, const std::vector<std::
       of_tape_.insert(data);
     }
   }
-  // Bytes that stay beside the outputs are an event of their own.
+  // Bytes that stay beside the outputs become a separate event.
   const int64_t left = level_ - outputs;
   op.workspace = std::max<int64_t>(0, high_ - outputs);
   profile_.operators.push_back(std::move(op));
@@ -284,7 +284,7 @@ void TapeRecorder::fill_in_times() {
   const std::vector<double> times = clock_.finish(spans);
   auto seconds = times.begin();
   for (ProfiledOperator& op : profile_.operators) {
-    op.seconds = op.name == kOtherWrite ? 0 : *seconds;  // not an operator
+    op.seconds = op.name == kOtherWrite ? 0 : *seconds;  // kOtherWrite is not an operator
     ++seconds;
   }
   for (auto& step : profile_.backward) {

@@ -102,7 +102,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   OperatorClock::Mark operator_began_ = 0, step_began_ = 0;
   std::string step_name_;
   bool is_backward_ = false;
-  // Where in backward memory was refused last.
+  // The state when memory was last refused in backward.
   struct Refused {
     size_t events;
     int64_t high, rise;

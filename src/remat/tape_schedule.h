@@ -21,7 +21,7 @@ struct TapeSchedule {
     c10::OperatorName op;
     size_t wiring;                    // hash of the operands and the written values, see wiring_of()
     std::vector<int64_t> bytes;       // of each storage made by the operator
-    std::vector<int> waits_for = {};  // streamed storages; the operator runs after their writes
+    std::vector<int> waits_for = {};  // streamed storages that are written before the operator runs
   };
   struct ForStorage {
     bool keep_from_start = false;       // keep from the producer on
@@ -30,7 +30,7 @@ struct TapeSchedule {
     bool is_pinned = false;             // never rebuilt
     bool is_offloaded = false;          // put away once the program lets go of the storage, until the next need
     bool streams = false;               // offloaded while the program goes on
-    int needed_until = -1;              // the last unpacking that reads the storage, also for a replay; -1: none
+    int needed_until = -1;              // last unpacking to ask for the storage or replay from the storage; -1: none
     std::vector<int> unpacked_at = {};  // the unpackings that ask for the storage
   };
   c10::Device device = c10::kCPU;  // the device whose bytes count
@@ -46,7 +46,7 @@ struct TapeSchedule {
   std::shared_ptr<OffloadStore> store = {};  // receives offloaded storages
 };
 
-/// The device whose memory the profile describes. Throws ConfigError if the profile's text names no device.
+/// The device whose memory the profile describes. Throws ConfigError if profile.device does not name a device.
 c10::Device device_of(const StepProfile& profile);
 
 /// A hash of the values that an operator reads and writes. A storage both read and written counts once, as written.

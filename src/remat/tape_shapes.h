@@ -29,7 +29,7 @@ class TapeShapes {
   }
 
  private:
-  // Whether the properties in is_same_view() describe the tensor completely.
+  // Whether the properties compared by is_same_view() describe the tensor completely.
   static bool is_ordinary(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     return typeid(impl) == typeid(c10::TensorImpl) && !impl.has_symbolic_sizes_strides() && !has_names(tensor) &&

@@ -32,7 +32,7 @@ struct TapeStorage {
 
   // Users of the storage.
   int slots = 0;                 // tensors on the storage that autograd has saved and not released
-  int uses = 0;                  // the slots that backward has asked for
+  int uses = 0;                  // the number of slots that backward has asked for
   bool claimed = false;          // the tape must hold the storage, as the schedule wants
   bool is_asked_inside = false;  // asked for by a backward pass inside the forward pass or inside another backward pass
 
