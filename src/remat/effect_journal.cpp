@@ -14,12 +14,16 @@
 #include "src/core/has_bytes.h"
 #include "src/memory/aside.h"
 
+// The essay is on top of effect_journal.h. The sections below: beginning and end, writes, gradients, the way back, and
+// queries about the latest run.
+
 namespace snug::detail {
 namespace {
 
 bool is_strided(const at::Tensor& tensor) { return tensor.layout() == at::kStrided; }
 
-// To ask a device is to wait for it, which is not worth it for little.
+// Whether all bytes are zero. To ask a device means to wait for the device, so small tensors of devices count as
+// nonzero.
 bool is_all_zero(const at::Tensor& tensor) {
   constexpr size_t kWorthWaiting = 1 << 20;
   if (!is_strided(tensor) || !tensor.is_non_overlapping_and_dense() || tensor.is_conj() || tensor.is_neg()) {
@@ -33,7 +37,7 @@ bool is_all_zero(const at::Tensor& tensor) {
   return std::all_of(first, first + tensor.nbytes(), [](char c) { return c == 0; });
 }
 
-// Each strided tensor that holds a part of the values. Others, such as those of oneDNN, have no parts to copy.
+// Visits each strided tensor that holds a part of the values. Other layouts, such as oneDNN's, have no parts to copy.
 template <class F>
 void visit_parts(const at::Tensor& tensor, const F& f) {
   if (tensor.layout() == at::kSparse) {
@@ -117,7 +121,7 @@ void EffectJournal::Run::begin_backward() {
   }
 }
 
-// What a micro-batch has made, and nobody can look at any more, would be kept once for each of them.
+// Forgets tensors and memory that are gone. Otherwise the journal would keep entries for every micro-batch.
 void EffectJournal::forget_what_is_gone() {
   const UnseenOperators unseen;
   forget_gradients([](const at::Tensor&) { return false; });
@@ -208,7 +212,7 @@ void EffectJournal::note_memory(const at::Tensor& tensor) {
 
 void EffectJournal::note_view(const at::Tensor& tensor) {
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-  const bool is_python_s = impl->key_set().has(c10::DispatchKey::Python);  // a class of its own, which may do anything
+  const bool is_python_s = impl->key_set().has(c10::DispatchKey::Python);  // a Python class, which may do anything
   if (!is_python_s && !views_.contains(impl)) {
     const bool holds_memory = is_registered(tensor) || !is_strided(tensor);
     views_.emplace(impl, View{c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
@@ -218,7 +222,7 @@ void EffectJournal::note_view(const at::Tensor& tensor) {
   }
 }
 
-// Zeros need no copy.
+// Returns an undefined tensor for zeros: zeros need no copy.
 at::Tensor EffectJournal::copy_of(const at::Tensor& tensor) {
   const Aside none_of_the_step;
   const c10::NoGradGuard no_grad;
@@ -295,7 +299,8 @@ void EffectJournal::take_back() {
   }
 }
 
-// Larger memory than before serves as it is, with fewer bytes. Where it was given back, there is new memory.
+// If the memory is larger now, the memory stays, with fewer bytes. If the memory was given back, new memory is
+// allocated.
 void EffectJournal::restore(const Memory& memory) {
   const auto impl = memory.storage.lock();
   if (!impl) {
@@ -319,7 +324,7 @@ void EffectJournal::restore(const Memory& memory) {
   }
 }
 
-// A tensor whose memory is another's gets its sizes back, on the memory that it had.
+// A tensor on memory of another owner gets the old sizes back, if the tensor is still on the old memory.
 void EffectJournal::restore(const View& view) {
   const auto tensor = view.tensor.lock();
   if (!tensor) {
@@ -354,7 +359,7 @@ void EffectJournal::restore(const Gradient& one) {
   at::Tensor(leaf).mutable_grad() = one.gradient;
 }
 
-// --- what the latest run has written
+// --- writes of the latest run
 
 bool EffectJournal::has_written(const c10::StorageImpl* memory) const {
   const auto noted = memory_.find(memory);

@@ -1,26 +1,32 @@
 #pragma once
-// EffectJournal: what a step changes outside of itself, noted so that it can be taken back. One journal serves all that
-// may be taken back: the trials of a step that is planned, a try that failed, and the tries after it.
+// EffectJournal: notes the changes that a step makes outside of the step, and takes the changes back. One journal
+// serves all runs that may be taken back: trials of a step that is planned, a failed try, and the tries after the
+// failure.
 //
-// A step changes the outside in six ways:
+// Problem: a model is user code and changes state that nobody lists. Copying all parameters and buffers before each run
+// would double the memory of the model.
 //
-// - An operator writes to memory that was there before: running statistics, a counter, a mask, a parameter. The seam
-//   below autograd shows each write before it is made, so memory is copied when it is first written, and what no step
-//   writes is never copied. Memory is put back with its size, whatever tensors lie on it.
-// - A tensor is put on other memory, or gets other sizes: set_data(), resize_(), operators with `out`. Registered
-//   buffers and tensors that operators write are noted as they look at their memory; sparse tensors too.
-// - A backward pass leaves gradients in leaves. The engine shows each pass before it runs (backward_pass.h), also one
-//   inside the forward pass: the leaves that it reaches are noted, with the gradients that they have by then.
-// - The default generators move on, and what a language keeps that snug is bound to (OtherState).
-// - The program assigns tensors anew that it has named (StepperOptions::carried).
-// - Memory that a forward pass makes stays in the program's hands: a cache, a result that is looked at later. That is
-//   the program's; nothing is done about it.
+// Choice: state is noted when the step changes the state. A step changes the outside in six ways:
 //
-// Not seen are
+// - An operator writes to memory from before the step: running statistics, a counter, a mask, a parameter. The seam
+//   below autograd shows each write before the write is made. So memory is copied at the first write, and memory that
+//   no step writes is never copied. Memory is put back with the memory's size, whatever tensors lie on the memory.
+// - A tensor moves to other memory, or gets other sizes: set_data(), resize_(), operators with `out`. The journal notes
+//   how registered buffers and tensors that operators write look at their memory, sparse tensors included.
+// - A backward pass leaves gradients in leaves. The engine shows each pass before the pass runs (backward_pass.h), also
+//   a pass inside the forward pass. The journal notes the leaves that the pass reaches, with the gradients of that
+//   moment.
+// - The default generators move on. So does the state of a language that snug is bound to (OtherState).
+// - The program assigns other tensors to variables named by the program (StepperOptions::carried).
+// - Memory made by a forward pass stays with the program: a cache, a result that is looked at later. The memory is the
+//   program's; the journal does nothing about the memory.
 //
-// - writes that no operator makes, through a pointer;
-// - what other threads do that the forward pass starts;
-// - writes to memory of the program on which the step itself puts a tensor (from_blob) that is gone when it ends;
+// Consequence: changes that no seam shows are not taken back:
+//
+// - writes without an operator, through a pointer;
+// - work of other threads that the forward pass starts;
+// - writes to memory of the program on which the step itself puts a tensor (from_blob), if the tensor is gone when the
+//   step ends;
 // - in the outermost backward pass, writes to anything but registered buffers and gradients.
 
 #include <any>
@@ -44,30 +50,32 @@ namespace snug::detail {
 
 class EffectJournal final : private OperatorPolicy, private BackwardObserver {
  public:
-  /// Nothing is noted yet.
+  /// A closed journal: nothing is noted before begin().
   EffectJournal() = default;
   ~EffectJournal() override = default;
   EffectJournal(const EffectJournal&) = delete;
   EffectJournal& operator=(const EffectJournal&) = delete;
 
-  /// What take_back() goes back to is now. `registered`: buffers of the model. `carried` must outlive the journal.
+  /// Opens the journal: take_back() goes back to the state of now. `registered`: buffers of the model. `carried` must
+  /// outlive the journal.
   void begin(const std::vector<at::Tensor>& registered = {}, const std::vector<at::Tensor*>& carried = {});
-  /// Nothing can be taken back any more.
+  /// Closes the journal: nothing can be taken back any more.
   void end();
   bool is_open() const { return generators_.has_value(); }
 
-  /// While it lives, effects of this thread are noted. The forward pass comes first. Throws as an allocation does, from
-  /// within operators and backward passes.
+  /// While a Run lives, effects of this thread are noted. The forward pass comes first. Throws as an allocation does,
+  /// from within operators and backward passes.
   class Run {
    public:
-    /// `drops_gradient`: leaves whose gradients need not be noted, as the caller drops them; none: all are noted.
+    /// `drops_gradient`: leaves whose gradients need not be noted, because the caller drops the gradients; empty: all
+    /// gradients are noted.
     explicit Run(EffectJournal& journal, std::function<bool(const at::Tensor& leaf)> drops_gradient = {});
     ~Run() { journal_.drops_gradient_ = {}; }
     Run(const Run&) = delete;
     Run& operator=(const Run&) = delete;
-    /// Another forward pass.
+    /// Begins another forward pass.
     void begin_forward();
-    /// The forward pass is over. From here on operators are seen only if there are registered buffers.
+    /// The forward pass is over. From here on, operators are seen only if registered buffers exist.
     void begin_backward();
 
    private:
@@ -76,41 +84,42 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
     BackwardObserverScope passes_;
   };
 
-  /// Notes the gradients of these leaves, as a backward pass to them does.
+  /// Notes the gradients of `leaves`, as a backward pass to the leaves does.
   void note_gradients(const std::vector<at::Tensor>& leaves);
-  /// From here on these are the caller's to drop. Gives up their copies.
+  /// From here on, the caller drops the gradients of the leaves for which `of` returns true. Gives up the copies.
   void forget_gradients(const std::function<bool(const at::Tensor& leaf)>& of);
-  /// All is as it was at begin(), but for what nobody can put back: a tensor that is of another kind now.
+  /// Puts everything back as at begin(). Exception: a tensor that has another kind now cannot be put back.
   void take_back();
 
-  /// Of the copies that it holds.
+  /// The bytes of the copies in the journal.
   int64_t bytes() const { return bytes_; }
-  /// Of those that a later step will hold, when zeros have become other values and leaves have gradients.
+  /// The bytes of the copies that the journal will hold in a later step, when zeros have become other values and leaves
+  /// have gradients.
   int64_t bytes_to_come() const;
-  /// Whether the latest run has written to memory that was there before the run.
+  /// Whether the latest run has written to memory from before the run.
   bool has_written(const at::Tensor& tensor) const;
   bool has_written(const c10::StorageImpl* memory) const;
-  /// The memory that it has written.
+  /// The memory that the latest run has written.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> written() const;
   bool is_registered(const at::Tensor& tensor) const;
 
  private:
-  // The memory of a storage. No other storage has its address while it is noted.
+  // The memory of a storage. No other storage gets the address while the memory is noted.
   struct Memory {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     size_t bytes;
-    at::Tensor values;  // undefined: zeros, or none
+    at::Tensor values;  // undefined: zeros, or no values
     bool is_in_latest_run;
   };
-  // How a tensor looked at its memory. Only of a registered one `before` holds the memory: another's owner may take it
-  // back.
+  // How a tensor looked at the tensor's memory. `before` holds the memory only for registered tensors and for tensors
+  // that are not strided: the owner of other memory may take the memory back.
   struct View {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     at::Tensor before;
-    const c10::StorageImpl* memory;  // by its name
+    const c10::StorageImpl* memory;  // by address
     bool holds_memory;
   };
-  // Of a leaf that the step may have made itself, and that is gone with what it was made for.
+  // The gradient of a leaf. The step may have made the leaf, and the leaf may be gone with the step's results.
   struct Gradient {
     c10::weak_intrusive_ptr<c10::TensorImpl> leaf;
     at::Tensor gradient, values;  // undefined values: zeros
@@ -133,15 +142,15 @@ class EffectJournal final : private OperatorPolicy, private BackwardObserver {
 
   std::optional<RngState> generators_;
   std::any other_state_;
-  std::vector<std::pair<at::Tensor*, at::Tensor>> carried_;  // and what was there
+  std::vector<std::pair<at::Tensor*, at::Tensor>> carried_;  // a variable, and the tensor in the variable at begin()
   std::unordered_map<const c10::StorageImpl*, Memory> memory_;
   std::unordered_map<const void*, View> views_;
   std::unordered_map<const void*, Gradient> gradients_;
   std::unordered_set<const void*> registered_;  // tensors
   std::unordered_set<const c10::StorageImpl*> registered_memory_;
   std::function<bool(const at::Tensor&)> drops_gradient_;
-  // Memory that operators of the latest run have made. The address of one that is gone is that of memory which is as
-  // new.
+  // Memory that operators of the latest run have made. An address may belong to memory that is gone; then any later
+  // memory at the address is new, too.
   ska::flat_hash_set<const c10::StorageImpl*> made_;
   bool is_forward_ = true;
   int64_t bytes_ = 0;

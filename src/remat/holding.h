@@ -1,12 +1,12 @@
 #pragma once
-// Holding: where the bytes of a storage of an OpTape are, at its last version.
+// Holding: the owner of the bytes of one storage of an OpTape, at the storage's last version.
 //
-//   gone     nobody has them
-//   seen     the program or somebody else holds the storage; it is found as long as anybody does
+//   gone     nobody has the bytes
+//   seen     the program or somebody else holds the storage; can be found as long as anybody holds the storage
 //   held     the tape holds the storage, too
-//   parked   the tape has the memory, in no storage: the last tensor on it is gone, and it came back
+//   parked   the tape has the memory without a storage: the last tensor is gone, and the memory came back to the tape
 //
-// Besides, a copy may be away, in a store.
+// In each state, a store may have a copy as well: the storage is "away".
 
 #include <cstdint>
 #include <memory>
@@ -23,7 +23,7 @@ class Holding {
  public:
   explicit Holding(const c10::Storage& memory) : seen_(memory.getWeakStorageImpl()) {}
 
-  /// Null: it is gone or parked.
+  /// Null: the storage is gone or parked.
   c10::Storage find() const {
     if (const auto* held = std::get_if<c10::Storage>(&own_)) {
       return *held;
@@ -32,20 +32,20 @@ class Holding {
     return impl ? c10::Storage(std::move(impl)) : c10::Storage();
   }
   bool is_in_use() const { return !seen_.expired(); }
-  /// Where it was seen last. No other storage has this address while it is remembered here.
+  /// The address of the storage seen last. No other storage gets this address while the Holding remembers the address.
   const c10::StorageImpl* address() const { return seen_._unsafe_get_target(); }
   void see(const c10::Storage& memory) { seen_ = memory.getWeakStorageImpl(); }
-  /// It is somebody's who may write other values there.
+  /// Forgets the storage: the new owner may write other values to the memory.
   void lose_sight() { seen_.reset(); }
 
-  /// Held or parked.
+  /// Whether the storage is held or parked.
   bool is_own() const { return !std::holds_alternative<std::monostate>(own_); }
   bool is_parked() const { return std::holds_alternative<c10::DataPtr>(own_); }
-  /// Null: the tape has it no longer.
+  /// Null: the tape gives up the storage.
   void hold(c10::Storage memory) { own(memory ? Own(std::move(memory)) : Own()); }
   void park(c10::DataPtr memory) { own(std::move(memory)); }
-  /// The tape has it no longer. Returns what was held, or a storage of `bytes` of what was parked; null: it was
-  /// neither.
+  /// The tape gives up the storage. Returns the held storage, or a storage of `bytes` bytes on the parked memory; null:
+  /// the storage was neither held nor parked.
   c10::Storage release(int64_t bytes) {
     Own before = std::exchange(own_, {});
     if (auto* parked = std::get_if<c10::DataPtr>(&before)) {
@@ -56,16 +56,16 @@ class Holding {
   }
 
   bool is_away() const { return away_ != nullptr; }
-  /// Null: there is no copy any more.
+  /// Null: the store has no copy any more.
   void put_away(std::unique_ptr<StoredAway> copy) { away_ = std::move(copy); }
   StoredAway& away() { return *away_; }
-  /// A new storage. It must be away.
+  /// Returns a new storage with the copy's bytes. Requires is_away().
   c10::Storage load() { return away_->load(); }
 
  private:
   using Own = std::variant<std::monostate, c10::Storage, c10::DataPtr>;
 
-  // What was there before goes last: its memory may come back to the tape, and be parked here.
+  // The former memory is released last: the former memory may come back to the tape, and be parked here.
   void own(Own memory) { const Own before = std::exchange(own_, std::move(memory)); }
 
   c10::weak_intrusive_ptr<c10::StorageImpl> seen_;

@@ -1,7 +1,7 @@
 #pragma once
-// InitialisedParameters: finds parameters that the forward pass of a model makes, or writes, when it is called first
-// and not again: lazy modules, initialisation by the first batch. Planning calls it several times, and cannot put back
-// that it was called.
+// InitialisedParameters: finds parameters that a model's forward pass makes or writes at the first call and not at
+// later calls: lazy modules, initialisation by the first batch. Planning calls the forward pass several times, and
+// cannot undo the first call.
 
 #include <unordered_map>
 #include <vector>
@@ -16,13 +16,13 @@ namespace snug::detail {
 
 class InitialisedParameters {
  public:
-  /// Throws ConfigError if an earlier run made one of `leaves`, or wrote it where this run has not.
+  /// Throws ConfigError if an earlier run made one of `leaves`, or wrote to one of `leaves` and this run has not.
   void check(const std::vector<at::Tensor>& leaves, const EffectJournal& journal) const;
-  /// The run is over, or has failed.
+  /// Notes a run that is over or has failed.
   void note(const OpTape& tape, const EffectJournal& journal);
 
  private:
-  // As long as it is remembered, no other memory has its address.
+  // While an entry exists, no other memory gets the entry's address.
   using Memories = std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>>;
   Memories made_, written_;
 };

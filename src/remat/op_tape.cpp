@@ -9,16 +9,32 @@
 #include "src/core/has_bytes.h"
 #include "src/memory/backward_pass.h"
 
-// Recording. Whether the operators are those scheduled is in op_tape_schedule.cpp; in whose hands a storage is, in
-// op_tape_holding.cpp; the streams that use it, in op_tape_streams.cpp; the tensors that autograd saves, in
-// op_tape_saved.cpp; operators that run again, in op_tape_replay.cpp.
+// How the tape records an operator
+//
+// The class's essay is on top of op_tape.h. Here is the record of one operator: operands, writes and results. The other
+// parts of OpTape are in
+// - op_tape_schedule.cpp: comparing operators with the schedule;
+// - op_tape_holding.cpp: which of program, tape and store owns a storage;
+// - op_tape_streams.cpp: device streams that use a storage;
+// - op_tape_saved.cpp: tensors saved by autograd;
+// - op_tape_replay.cpp: operators that run again.
+//
+// Problem: a record must name operands by value and must not keep the values alive. Tensors are also written by code
+// without operators: custom functions write through pointers.
+//
+// Choice: an operand is a (storage, version) and a shape without memory. Each storage has the write counts of all
+// tensors seen on the storage. An operator announces the operator's own writes to the counts before the kernel runs. A
+// count that moved further shows an unseen write, and unseen versions have no producer.
+//
+// Consequence: all arguments are checked for unseen writes before one argument is read, because arguments may share a
+// storage.
 
 namespace snug::detail {
 namespace {
 
 const c10::StorageImpl* name_of(const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl(); }
 
-// Memory, and not tensors on it, as set_() takes.
+// Arguments that are storages without a tensor, as for set_().
 auto given_as_such(const Arguments& arguments) {
   c10::SmallVector<const c10::StorageImpl*, 1> given;
   for (const c10::IValue& argument : arguments) {
@@ -42,7 +58,7 @@ OpTape::OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* liste
 }
 
 void OpTape::call(const OperatorCall& call, Stack& stack) {
-  c10::SmallVector<c10::Storage, 4> operands;  // till the operator has been told of
+  c10::SmallVector<c10::Storage, 4> operands;  // alive until the listener has heard of the operator
   std::unique_lock lock(mutex_);
   if (is_closed_ || traits_of(call.op).is_view) {
     lock.unlock();
@@ -91,7 +107,7 @@ void OpTape::call(const OperatorCall& call, Stack& stack) {
   operators_.push_back(std::move(record));
 }
 
-// Null: none of the operators has seen it.
+// Null: no operator has seen the tensor's storage.
 std::optional<int> OpTape::known_number_of(const at::Tensor& tensor) const {
   const auto found = has_bytes(tensor) ? numbers_.find(name_of(tensor)) : numbers_.end();
   return found != numbers_.end() ? std::optional(found->second) : std::nullopt;
@@ -139,7 +155,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   visit_written(traits, arguments, [&](const at::Tensor& tensor, size_t i) {
     (is_statistic(i) ? statistics : written).push_back(tensor);
   });
-  for (const c10::IValue& argument : arguments) {  // all, before one is read: some may share a storage
+  for (const c10::IValue& argument : arguments) {  // all arguments, before the first is read: some may share a storage
     visit_tensors_in(argument, [&](const at::Tensor& tensor) {
       if (const std::optional<int> known = known_number_of(tensor)) {
         note_write_through_pointer(*known, tensor);
@@ -148,7 +164,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (is_statistic(i) && !statistics.empty()) {
-      continue;  // what batch normalisation returns does not depend on the statistics that it moves
+      continue;  // the results of batch normalisation do not depend on the statistics that are moved
     }
     if (arguments[i].isTensor()) {
       if (arguments[i].toTensor().defined()) {
@@ -166,7 +182,7 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
         }
       }
       record.arguments[i] = list;
-    } else if (arguments[i].isStorage()) {  // the tape does not know what holds it
+    } else if (arguments[i].isStorage()) {  // the tape cannot tell who holds the storage
       record.is_replayable = false;
     } else {
       record.arguments[i] = arguments[i];
@@ -216,8 +232,7 @@ void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
   record.writes.push_back({number, storage.last_version()});
 }
 
-// The count of a tensor's writes. On memory that operators made, a counter that was not seen before has counted
-// nothing.
+// The write count of a tensor. On memory made by operators, a counter that is new to the tape has counted nothing.
 WriteCount& OpTape::count_of(int storage, const at::Tensor& tensor) {
   auto& counts = at(storage).counts;
   const auto found =
@@ -229,7 +244,7 @@ WriteCount& OpTape::count_of(int storage, const at::Tensor& tensor) {
   return at(storage).is_external() ? counts.emplace_back(tensor) : counts.emplace_back(tensor, 0);
 }
 
-// Autograd counts each of the arguments, or none of them, when the operator is over.
+// Autograd counts each of the arguments, or none of the arguments, after the operator.
 void OpTape::expect_writes(const std::vector<at::Tensor>& written) {
   std::vector<const void*> counters;
   for (const at::Tensor& tensor : written) {
@@ -241,7 +256,7 @@ void OpTape::expect_writes(const std::vector<at::Tensor>& written) {
   }
 }
 
-// What was written to it since it was seen last, though by none of the operators, is not made again.
+// Finds writes since the tensor was last seen that no operator made. The written values are not made again.
 void OpTape::note_write_through_pointer(int storage, const at::Tensor& tensor) {
   WriteCount& count = count_of(storage, tensor);
   if (count.moved()) {
@@ -289,8 +304,8 @@ void OpTape::note_unseen_write(int storage) {
   }
 }
 
-// A result on memory that is known. It may have come to lie there only now, as by set_(), and bring its own count
-// along.
+// Notes a result on memory that the tape has a number for. The tensor may have moved onto the memory in this operator,
+// as by set_(), and may bring a write count of the tensor's own.
 void OpTape::note_alias(int storage, const at::Tensor& tensor, bool was_written) {
   auto& counts = at(storage).counts;
   const bool is_new = std::none_of(counts.begin(), counts.end(), [&](const WriteCount& count) {
@@ -318,7 +333,7 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
       return;
     }
     if (std::ranges::find(given, tensor.storage().unsafeGetStorageImpl()) != given.end()) {
-      at(add_storage(tensor, -1)).counts.back().expect(has_written ? 1 : 0);  // no operator has read it yet
+      at(add_storage(tensor, -1)).counts.back().expect(has_written ? 1 : 0);  // no operator has read the storage yet
       return;
     }
     const int number = add_storage(tensor, static_cast<int>(operators_.size()));
@@ -327,7 +342,8 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     if (listener_ != nullptr) {
       made.emplace_back(number, tensor.storage().data());
     }
-    // In a backward pass autograd writes gradients in place if nobody else holds them, and so must not find them held.
+    // In a backward pass, autograd writes gradients in place if nobody else holds the gradients. A watch does not count
+    // as a holder, so backward results are watched and not held.
     if (listener_ != nullptr || goes_away(number) || current_pass() >= 0) {
       watch(number, *tensor.storage().unsafeGetStorageImpl());
     }

@@ -1,29 +1,40 @@
 #pragma once
-// OpTape: every operator of a forward pass with its operands, so that what it made can be made again, operator by
-// operator, for any model.
+// OpTape: every operator of a forward pass with the operator's operands. From an OpTape, dropped results are made
+// again, operator by operator, for any model.
 //
-// A value is a (storage, version): the operator that allocates a storage makes version 0, a write in place makes the
-// next. Views share their storage and make nothing. Of what autograd saves, the tape keeps what its schedule says, and
-// rebuilds the rest when backward asks: the producers of all that is missing run again, in program order, each once, on
-// the operands that they had. Or it puts a storage away, to disk or host memory, when the last tensor on it is gone,
-// when nobody can write to it any more. The rules are those at the top of planner/simulator.cpp, so that memory and
-// time of a schedule are known before it runs.
+// Problem: backward needs the tensors that autograd saves, and a plan has memory for only some of the tensors. The
+// other tensors must come back with the same bits, from a model that was written without plans in mind.
 //
-// A backward pass inside the forward pass (forces from an energy, a penalty on gradients) is part of the latter. What
-// it asks for is kept till autograd lets go of it, since nobody knows how long such a pass needs it; what it computes
-// and saves itself is treated like the rest. Likewise what a pass inside the backward pass asks for that keeps its
-// graph (a hook that solves an equation, as deep equilibrium models have).
+// Options: a region of the forward pass can run again as a whole (checkpoint), for a model that is cut into regions. Or
+// single operators run again. Single operators need no cuts, and only missing results cost time.
 //
-// A write that no operator explains, as custom functions make through a pointer before they say mark_dirty, moves a
-// tensor's count; what it wrote is not rebuilt. Nor is what operators read from memory that the program lends, as a
-// batch from a loader's buffer (from_blob): its owner may fill it anew, or take it back.
+// Choice: single operators. A value is a (storage, version). The operator that allocates a storage makes version 0;
+// each write in place makes the next version. Views share a storage and make nothing. Of the tensors saved by autograd,
+// the tape keeps the storages named by the schedule. When backward asks for another storage, the producers of all
+// missing values run again: in program order, each producer once, on the same operands as before. A schedule can also
+// put a storage away, to disk or host memory. The storage leaves when the last tensor on the storage is gone, because
+// nobody can write to the storage any more.
 //
-// Its parts: TapeOperator and TapeStorage are what it has recorded, Holding says where the bytes of a storage are, and
-// ScheduleCursor how far the step has followed its schedule.
+// Consequences:
+// - The tape follows the rules at the top of planner/simulator.cpp, so memory and time of a schedule are predicted
+//   before the schedule runs.
+// - A backward pass inside the forward pass (forces from an energy, a penalty on gradients) is part of the forward
+//   pass. Nobody can tell how long the inner pass needs a storage. So the tape keeps every storage requested by the
+//   inner pass until autograd releases the storage. Results and saved tensors of the inner pass itself have no special
+//   rule.
+// - The same rule covers a pass inside the backward pass, if the inner pass keeps the graph (a hook that solves an
+//   equation, as in deep equilibrium models).
+// - Custom functions write through a pointer before calling mark_dirty. A write that no operator explains moves the
+//   tensor's write count, and the written values are not rebuilt.
+// - An operator that read memory lent by the program, as a batch in a loader's buffer (from_blob), does not run again:
+//   the owner may fill the memory again, or take the memory back.
+// - Without a schedule, the tape keeps everything saved by autograd, or nothing (drop_everything).
+// - With a schedule, results stay right where operators differ from the schedule. From the first different operator on,
+//   the tape keeps everything. Before a different operator writes to the inputs of dropped results, the tape rebuilds
+//   and keeps the dropped results.
 //
-// Without a schedule the tape keeps everything that autograd saves, or nothing (drop_everything). With one, it stays
-// right where the operators turn out to be others than those that were scheduled: from the first that differs on, it
-// keeps everything. Before one of them writes to what dropped results were made of, those are rebuilt and kept.
+// Parts: TapeOperator and TapeStorage are the records, Holding says where a storage's bytes are, and ScheduleCursor
+// says how far the step has followed the schedule.
 
 #include <any>
 #include <atomic>
@@ -57,17 +68,17 @@
 
 namespace snug::detail {
 
-/// What backward asks for is gone, and so is something that it was made of.
+/// Backward asked for a storage that is gone, and a value needed to rebuild the storage is gone too.
 class CannotRebuild : public Error {
  public:
   using Error::Error;
 };
 
-/// Thread-safe, but for the forward pass, which is on one thread. Memory that is watched may come back from another
-/// meanwhile, as from that of a SaveOnHost inside, which drops what it has written.
+/// Thread-safe, except for the forward pass, which runs on one thread. During the forward pass, watched memory may come
+/// back on another thread: the thread of a SaveOnHost inside drops memory after writing.
 class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<OpTape> {
  public:
-  /// `listener`, if there is one, must live until forget_listener().
+  /// `listener` may be null. Otherwise the listener must live until forget_listener().
   explicit OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener = nullptr);
 
   void call(const OperatorCall& call, Stack& stack) override;
@@ -76,32 +87,34 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
   bool gives_away(std::any& packed, const at::Tensor& unpacked);
-  /// The forward pass is over. Unpacking does this too, unless it belongs to a backward pass inside the forward pass,
-  /// which the schedule knows of or a listener is to hear of.
+  /// Ends the forward pass. Unpacking ends the forward pass as well, except for a request from a backward pass inside
+  /// the forward pass, if the schedule has the inner pass or a listener must hear of the inner pass.
   void close();
-  /// Tells the listener of what autograd still has then.
+  /// Reports to the listener every storage that autograd still has.
   void backward_is_over();
   void forget_listener();
-  /// From now on holds only what cannot be rebuilt, or puts that into `store`. Without a schedule only; for a forward
-  /// pass without backward.
+  /// From now on, holds only storages that cannot be rebuilt, or puts the storages into `store` if `store` is not null.
+  /// Only without a schedule, for a forward pass without backward.
   void drop_everything(std::shared_ptr<OffloadStore> store) {
     drops_everything_ = true;
     store_ = std::move(store);
   }
 
-  /// Memory that its operators made and that somebody has.
+  /// Storages that operators of the tape made and that still have an owner.
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> made_and_alive() const;
-  /// Whether a backward pass inside the forward pass has asked for it.
+  /// Whether a backward pass inside the forward pass, or inside another backward pass, has asked for the storage.
   bool is_asked_inside(int storage) const { return storages_[static_cast<size_t>(storage)].is_asked_inside; }
-  /// The first operator that was another than the schedule's, in words; empty if there was none.
+  /// Describes the first operator that differed from the schedule; empty: none so far.
   const std::string& deviation() const { return cursor_.deviation(); }
-  /// The first operator whose results were larger than scheduled. The schedule goes on.
+  /// Describes the first operator with larger results than scheduled; empty: none so far. Larger results do not end the
+  /// schedule.
   const std::string& growth() const { return growth_; }
   /// Whether operators went unseen because somebody switched the operator mode off within the scope.
   bool missed_operators() const { return missed_operators_; }
-  /// Operators that ran again.
+  /// The number of operators that ran again.
   std::shared_ptr<const std::atomic<int64_t>> replayed() const { return replayed_; }
-  /// From now on compares what is rebuilt with what was saved, bit for bit, and remembers storages that differ.
+  /// From now on, rebuilt values are compared bit for bit with the saved values, and different() lists the storages
+  /// that differ.
   void verify_values() { verifies_ = true; }
   const std::set<int>& different() const { return different_; }
 
@@ -115,7 +128,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   TapeStorage& at(int storage) { return storages_[static_cast<size_t>(storage)]; }
   std::optional<int> known_number_of(const at::Tensor& tensor) const;
   int number_of(const at::Tensor& tensor);
-  int add_storage(const at::Tensor& tensor, int producer);  // -1: none of the operators
+  int add_storage(const at::Tensor& tensor, int producer);  // producer -1: no operator of the tape
   TapeOperator read_arguments(const OperatorCall& call, Stack& stack);
   void read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t argument, std::optional<size_t> element);
   void note_write(TapeOperator& record, const at::Tensor& tensor);
@@ -165,7 +178,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   c10::Storage load(int storage);
   c10::Storage rebuild(int storage);
   static void poison(const c10::Storage& memory);
-  // Tells the listener that the memory which `work` takes is a replay's.
+  // Tells the listener that memory allocated by `work` belongs to a replay.
   template <class Work>
   void as_replay(const Work& work) {
     if (listener_ != nullptr) {
@@ -188,13 +201,13 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
 
   ScheduleCursor cursor_;
   std::string growth_;
-  std::shared_ptr<OffloadStore> store_;  // outlives what it has stored
+  std::shared_ptr<OffloadStore> store_;  // outlives the stored copies
   TapeListener* listener_;
   std::vector<TapeStorage> storages_;
   std::vector<TapeOperator> operators_;
   ska::flat_hash_map<const c10::StorageImpl*, int> numbers_;
   TapeShapes shapes_;
-  std::deque<int> leaving_;  // streams on their way out, the oldest first
+  std::deque<int> leaving_;  // streamed storages that are being written, the oldest first
   bool has_unpacked_ = false;
   bool missed_operators_ = false;
   bool is_closed_ = false;
@@ -203,12 +216,12 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   ReplayFinder replay_finder_;
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   bool verifies_ = false;
-  std::vector<std::weak_ptr<Slot>> packed_;  // since the last operator, to verify
+  std::vector<std::weak_ptr<Slot>> packed_;  // slots packed since the last operator, for verification
   std::set<int> different_;
-  mutable std::recursive_mutex mutex_;  // not held while an operator of the program runs
+  mutable std::recursive_mutex mutex_;  // unlocked while an operator of the program runs
 };
 
-/// Hands what autograd saves to a tape.
+/// Passes the tensors saved by autograd to a tape.
 class TapePolicy final : public SavedTensorPolicy {
  public:
   explicit TapePolicy(std::shared_ptr<OpTape> tape) : tape_(std::move(tape)) {}

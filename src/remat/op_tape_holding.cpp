@@ -14,7 +14,21 @@
 #include "src/planner/streams.h"
 #include "src/remat/op_tape.h"
 
-// In whose hands a storage is: the rules at the top of planner/simulator.cpp.
+// Which of program, tape and store owns a storage
+//
+// Problem: dropping a storage too late costs memory, and too early costs a rebuild. The program tells nobody when the
+// program drops a tensor.
+//
+// Options: counting references from outside sees a drop only at the next look, and cannot keep the bytes. Or the
+// release of the memory itself is caught.
+//
+// Choice: the tape watches a storage by replacing the deleter of the storage's memory (Watch). When the last tensor is
+// gone, the memory comes back to the tape. Then the tape parks the memory, puts a copy into the store, or lets the
+// memory go. Holding has the states; should_hold(), is_kept() and goes_away() decide by the rules at the top of
+// planner/simulator.cpp; settle() carries the decisions out.
+//
+// Consequence: settle() must follow each change of a fact that should_hold() reads. A failed write to the store never
+// fails the step: the storage stays in memory.
 
 namespace snug::detail {
 
@@ -29,7 +43,7 @@ std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> OpTape::made_and_alive() 
   return result;
 }
 
-// The memory of a storage that is watched goes back to the tape when the last tensor on it is gone.
+// Returns the memory of a watched storage to the tape when the last tensor on the storage is gone.
 struct OpTape::Watch {
   std::weak_ptr<OpTape> tape;
   int storage;
@@ -43,13 +57,13 @@ struct OpTape::Watch {
   }
 };
 
-// What was there before any tape watched it.
+// The memory under the watches of all tapes.
 const c10::DataPtr& OpTape::allocated(const c10::DataPtr& memory) {
   const bool is_watched = memory.get_deleter() == &Watch::release;
   return is_watched ? allocated(static_cast<const Watch*>(memory.get_context())->data) : memory;
 }
 
-// Whether its device's allocator gave it, as far as that can be told.
+// Whether the device's allocator gave the memory, as far as a deleter shows.
 bool OpTape::is_from_allocator(const c10::DataPtr& memory) {
   const c10::DataPtr& data = allocated(memory);
   if (data.device().is_meta()) {
@@ -59,8 +73,10 @@ bool OpTape::is_from_allocator(const c10::DataPtr& memory) {
   return data.get() == nullptr || deleter == nullptr || data.get_deleter() == deleter;
 }
 
-// Whether its owner may fill it anew, or take it back, without a word: from_blob, a host's pinned memory. Memory from
-// before snug was loaded, and mapped files, live as long as their storage; a parameter, as long as its model.
+// Whether the owner may fill the memory again, or take the memory back, without notice: from_blob, a host's pinned
+// memory. Not lent are
+// - memory from before snug was loaded, and mapped files: both live as long as the storage;
+// - parameters: a parameter lives as long as the model.
 bool OpTape::is_lent(const at::Tensor& tensor) {
   const c10::DataPtr& data = allocated(tensor.storage().data_ptr());
   return !is_from_allocator(data) && !data.device().is_meta() && !tensor.requires_grad() &&
@@ -68,7 +84,8 @@ bool OpTape::is_lent(const at::Tensor& tensor) {
          at::MapAllocator::fromDataPtr(data) == nullptr && at::RefcountedMapAllocator::fromDataPtr(data) == nullptr;
 }
 
-// Autograd keeps it as it is. What plain training reads in backward from memory that is lent, a replay may read, too.
+// Called for a tensor that autograd keeps unchanged. Plain training reads the tensor in backward, lent memory or not,
+// so a replay may read the tensor too.
 void OpTape::trust(const at::Tensor& tensor) {
   if (is_lent(tensor)) {
     TapeStorage& storage = at(number_of(tensor));
@@ -86,7 +103,7 @@ void OpTape::watch(int storage, c10::StorageImpl& impl) {
   at(storage).is_watched = true;
 }
 
-// So that nobody finds old values there by luck.
+// Fills the memory with 0xFF, so that nobody finds old values by luck.
 void OpTape::poison(const c10::Storage& memory) {
   if (memory.device().is_cpu()) {
     std::memset(memory.mutable_data(), 0xFF, memory.nbytes());
@@ -100,11 +117,11 @@ void OpTape::dropped(int storage, c10::DataPtr data) {
   const std::lock_guard lock(mutex_);
   at(storage).is_watched = false;
   if (at(storage).holding.is_in_use()) {
-    return;  // it goes on with other memory
+    return;  // the storage goes on with other memory
   }
   if (listener_ != nullptr) {
     if (std::exchange(at(storage).was_dropped, true)) {
-      listener_->on_unused(storage);  // a backward pass inside the forward pass had it again
+      listener_->on_unused(storage);  // a backward pass inside the forward pass had rebuilt the storage
     } else {
       listener_->on_drop(storage);
     }
@@ -113,12 +130,13 @@ void OpTape::dropped(int storage, c10::DataPtr data) {
     at(storage).holding.park(std::move(data));
     settle(storage);
   } else if (verifies_ && at(storage).is_counted && data.get() != nullptr) {
-    const auto bytes = static_cast<size_t>(at(storage).bytes);  // an allocator may hand the block out next
+    const auto bytes = static_cast<size_t>(at(storage).bytes);  // an allocator may hand out the block next
     poison(c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), nullptr, false));
   }
 }
 
-// A pass that keeps its graph lets go of what it needs no more, too, if that can come again.
+// Whether the storage stays in memory while autograd has a tensor on the storage. A pass that keeps the graph also lets
+// go of storages that the pass needs no more, if the storages can be made again.
 bool OpTape::is_kept(int storage) const {
   const TapeStorage& s = storages_[static_cast<size_t>(storage)];
   const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
@@ -128,7 +146,7 @@ bool OpTape::is_kept(int storage) const {
   return !is_dropped || s.is_asked_inside || (!s.is_rebuildable && !goes_away(storage));
 }
 
-// Whether it is put away when nobody holds it, because it is needed later.
+// Whether the storage goes to the store when nobody holds the storage, because of a later need.
 bool OpTape::goes_away(int storage) const {
   const TapeStorage& s = storages_[static_cast<size_t>(storage)];
   const TapeSchedule::ForStorage* scheduled = store_ ? cursor_.of(storage) : nullptr;
@@ -144,7 +162,8 @@ bool OpTape::should_hold(int storage) {
          (s.slots > 0 && is_kept(storage));
 }
 
-// Brings a storage from wherever it is into the tape's hands, or out of them, as should_hold() says now.
+// Makes the tape hold the storage, put the storage away or release the storage, as should_hold() and goes_away() say
+// now.
 void OpTape::settle(int storage) {
   TapeStorage& s = at(storage);
   if (should_hold(storage)) {
@@ -174,7 +193,8 @@ c10::Storage OpTape::find(int storage) {
   return s.was_given_back() ? c10::Storage() : s.holding.find();
 }
 
-// Its memory is in other hands than before. In the forward pass the program may go on with it.
+// Notes that the storage's bytes are in another c10::Storage now. In the forward pass, the program may go on with the
+// new c10::Storage.
 void OpTape::note_place(int storage, const c10::Storage& memory) {
   TapeStorage& s = at(storage);
   if (!is_closed_) {
@@ -184,9 +204,10 @@ void OpTape::note_place(int storage, const c10::Storage& memory) {
   s.holding.see(memory);
 }
 
-// Likewise, or from where it was put away. What was to be is held from backward's first use until its last.
+// Like find(), but also loads a storage from the store. From the first to the last use in backward, the tape holds an
+// offloaded storage.
 c10::Storage OpTape::bring(int storage) {
-  wait_for_stream(storage);  // before anybody can write to it
+  wait_for_stream(storage);  // before anybody can write to the memory
   TapeStorage& s = at(storage);
   c10::Storage memory = find(storage);
   if (!memory && s.holding.is_away()) {
@@ -209,14 +230,14 @@ c10::Storage OpTape::load(int storage) {
     memory = at(storage).holding.load();
     note_place(storage, memory);
     begin_streams(storage, memory);
-    at(storage).counts.clear();  // this memory is the tape's own
+    at(storage).counts.clear();  // this memory belongs to the tape alone
   });
   return memory;
 }
 
-// --- what leaves
+// --- storages that leave
 
-// Nothing may be thrown here. If there is no room, it stays: that costs memory, never the result.
+// Must not throw. If the store has no room, the storage stays in memory: the cost is memory, never the result.
 void OpTape::put_away(int storage) {
   TapeStorage& s = at(storage);
   c10::Storage memory = s.holding.release(s.bytes);
@@ -239,7 +260,7 @@ void OpTape::put_away(int storage) {
   }
 }
 
-// Null: it could not be stored.
+// Null: the copy failed.
 std::unique_ptr<StoredAway> OpTape::send(int storage, const c10::Storage& memory, bool waits) {
   try {
     const UnseenOperators unseen;

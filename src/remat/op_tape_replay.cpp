@@ -10,7 +10,15 @@
 #include "src/activations/storage_views.h"
 #include "src/remat/op_tape.h"
 
-// Operators that run again. Which, and how long what they make is needed: planner/replay.h.
+// Operators that run again
+//
+// Problem: backward asks for a storage that is gone. The operands of the storage's producer may be gone too.
+//
+// Choice: planner/replay.h finds the operators to run, and how long each result is needed. The simulator predicts
+// replays with the same code. Replay tells the finder the facts about storages on the tape, runs the operators, and
+// gives results that stay to the tape.
+//
+// Consequence: a failed search throws CannotRebuild before any operator runs.
 
 namespace snug::detail {
 class OpTape::Replay {
@@ -35,7 +43,7 @@ class OpTape::Replay {
         const c10::IValue& value = stack[result.result];
         made_[result.storage] = (result.element ? value.toTensorVector()[*result.element] : value.toTensor()).storage();
         if (tape_.verifies_ && makes_no_values(op.op)) {
-          poison(made_[result.storage]);  // what the program wrote there through a pointer
+          poison(made_[result.storage]);  // the program may have written values through a pointer
         }
       }
       stack.clear();
@@ -54,7 +62,7 @@ class OpTape::Replay {
     return found != there_.end() ? found->second : made_.at(value.storage);
   }
 
-  // As a ReplaySource.
+  // The interface of a ReplaySource.
   int last_version(int storage) const { return tape_.at(storage).last_version(); }
   bool is_there(int storage) const { return there_.contains(storage) || tape_.find(storage); }
   bool bring(int storage) {
@@ -114,21 +122,21 @@ class OpTape::Replay {
     TapeStorage& s = tape_.at(storage);
     tape_.note_place(storage, memory);
     tape_.begin_streams(storage, memory);
-    s.counts.clear();  // this memory is the tape's own
+    s.counts.clear();  // this memory belongs to the tape alone
     s.is_watched = false;
     s.claimed = s.claimed || tape_.stays_after_replay(storage);
     s.holding.hold(tape_.should_hold(storage) ? memory : c10::Storage());
   }
 
   OpTape& tape_;
-  std::unordered_map<int, c10::Storage> there_;  // what it reads, held until it is over
-  std::unordered_map<int, c10::Storage> made_;   // what it has made and not released
+  std::unordered_map<int, c10::Storage> there_;  // storages that the replay reads, held until the end of the replay
+  std::unordered_map<int, c10::Storage> made_;   // storages that the replay has made and not released
   FoundReplay found_;
   ReleaseOrder releases_;
 };
 
 bool OpTape::stays_after_replay(int storage) const {
-  if (!is_closed_) {  // a backward pass inside the forward pass asks for one layer after the other
+  if (!is_closed_) {  // a backward pass inside the forward pass asks for layer after layer
     return storages_[static_cast<size_t>(storage)].slots > 0;
   }
   const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
@@ -141,7 +149,8 @@ c10::Storage OpTape::rebuild(int storage) {
   return replay.memory_of({storage, at(storage).last_version()});
 }
 
-// Operators were judged when they ran. Since then the program may have written to what they read.
+// Judges again which storages can be rebuilt. Operators were judged when the operators ran; since then the program may
+// have written to the operands.
 void OpTape::judge_all_again() {
   const auto is_there = [&](ValueId value) {
     const TapeStorage& s = at(value.storage);
@@ -156,7 +165,7 @@ void OpTape::judge_all_again() {
   }
 }
 
-// What the schedule keeps, and an earlier pass that kept its graph has let go.
+// Rebuilds storages that the schedule keeps and that an earlier pass, which kept the graph, has let go.
 void OpTape::bring_back_what_is_kept() {
   for (int s = 0; s < std::ssize(storages_) && cursor_.of(s) != nullptr; ++s) {
     const TapeSchedule::ForStorage& scheduled = *cursor_.of(s);

@@ -14,11 +14,23 @@
 #include "src/memory/backward_pass.h"
 #include "src/remat/op_tape.h"
 
-// The tensors that autograd saves, from where it saves them until it releases them.
+// Tensors saved by autograd, from saving to release
+//
+// Problem: backward asks for storages in an order that only the schedule predicts. A graph may be kept for a second
+// pass, and a backward pass may run inside the forward pass or inside another backward pass.
+//
+// Choice: a saved tensor on a storage of the tape is a Slot: the storage's number and the tensor's shape. pack() makes
+// the slot, unpack() finds or rebuilds the storage, and the slot's destructor tells the tape that autograd has released
+// the tensor. The cursor follows the order of requests. When the schedule's last need of a storage is over, let_go()
+// releases the storage.
+//
+// Consequences:
+// - Requests from an inner pass do not move the cursor.
+// - A pass that keeps the graph keeps what a second pass could not rebuild, and the second pass rebuilds the rest.
 
 namespace snug::detail {
 
-// What stands in the place of a tensor that autograd saves.
+// Takes the place of a tensor that autograd saves.
 struct OpTape::Slot {
   Slot(std::shared_ptr<OpTape> on, int of, at::Tensor tensor)
       : tape(std::move(on)), storage(of), shape(std::move(tensor)) {}
@@ -28,19 +40,19 @@ struct OpTape::Slot {
 
   std::shared_ptr<OpTape> tape;
   int storage;
-  at::Tensor shape;                     // without memory
-  int pass = -1;                        // the last one that asked for it
-  bool is_used = false;                 // backward has it, and will release it
-  bool is_given = false;                // with its memory
-  std::optional<uint64_t> values = {};  // a hash, to compare with what is rebuilt
-  int version = 0;                      // of which
+  at::Tensor shape;                     // has no memory
+  int pass = -1;                        // the last pass that asked for the tensor
+  bool is_used = false;                 // backward has the tensor and will release the slot
+  bool is_given = false;                // the tensor was given away with the memory
+  std::optional<uint64_t> values = {};  // a hash, for comparison with the rebuilt values
+  int version = 0;                      // the version that was hashed
 };
 
 namespace {
 
 bool this_pass_keeps_its_graph() { return current_pass() < 0 || torch::autograd::get_current_graph_task_keep_graph(); }
 
-// None of the tape's operators, whatever it takes to read the values.
+// Reads the values with operators that the tape does not see.
 uint64_t hash_of(const at::Tensor& tensor) {
   const UnseenOperators unseen;
   return tensor_hash(tensor);
@@ -131,8 +143,8 @@ void OpTape::begin_unpacking(Slot& slot) {
   meet_streams_of_unpacking();
 }
 
-// Storages that nobody needs from here on in this pass. If the graph is kept, another one may come, which rebuilds what
-// the first has let go.
+// Releases the storages that the pass needs no more. If the graph is kept, another pass may come and rebuild the
+// released storages.
 void OpTape::let_go() {
   while (const TapeSchedule::Unpacking* over = cursor_.next_to_let_go()) {
     for (const int s : over->last_for) {
@@ -146,8 +158,9 @@ void OpTape::let_go() {
   }
 }
 
-// Where a step is recorded, the pass of the step keeps no graph. A schedule knows what passes inside ask for: it has no
-// unpacking of it.
+// Notes a request from a backward pass inside the forward pass or inside another backward pass, and returns whether the
+// request comes from such a pass. While a step is recorded, the step's own pass keeps no graph. In a schedule, a
+// storage that only inner passes ask for has no unpacking.
 bool OpTape::note_ask_inside(int storage) {
   TapeStorage& s = at(storage);
   if (s.is_asked_inside) {
@@ -209,7 +222,8 @@ at::Tensor OpTape::unpack(std::any& packed) {
   return result;
 }
 
-// What the program has kept of the graph, or a hook that goes backward, is unused from here on.
+// Storages with a graph that is still alive are unused from here on. The program, or a hook that goes backward, has
+// kept the graph.
 void OpTape::backward_is_over() {
   const std::lock_guard lock(mutex_);
   for (int s = 0; listener_ != nullptr && s < std::ssize(storages_); ++s) {
@@ -219,7 +233,7 @@ void OpTape::backward_is_over() {
   }
 }
 
-// Only the tape holds it, and only for this one.
+// Whether only the tape holds the memory, and only for this slot.
 bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
   const auto* slot = std::any_cast<std::shared_ptr<Slot>>(&packed);
   if (slot == nullptr) {
@@ -256,7 +270,7 @@ void OpTape::slot_is_gone(Slot& slot) {
     storage.holding.lose_sight();
   }
   if (!slot.is_used && cursor_.is_guess()) {
-    cursor_.arrive(slot.storage);  // the guess was that somebody would ask for it
+    cursor_.arrive(slot.storage);  // the guess said that somebody would ask for the storage
     let_go();
   }
 }

@@ -13,12 +13,25 @@
 #include "src/core/has_bytes.h"
 #include "src/remat/op_tape.h"
 
-// A schedule on the tape: what of it holds for the operators that come, and what is saved of it where they are others.
+// Comparing operators with the schedule
+//
+// Problem: a schedule was made from a profile, and the model may run other operators today: a branch, another shape. A
+// result must stay right.
+//
+// Options: refuse to run, or follow the schedule as far as the schedule is true.
+//
+// Choice: the tape compares each operator with the schedule by name, wiring and number of results. Sizes may be
+// smaller; larger results are noted, and the schedule goes on. Storages made from the first different operator on are
+// not scheduled, and are kept.
+//
+// Consequence: results dropped before the difference still need the operands. If an unscheduled operator is about to
+// overwrite values that cannot be made again, save_from_write() first rebuilds and keeps the dropped results that
+// depend on the values.
 
 namespace snug::detail {
 namespace {
 
-// A shorter last batch takes less than was planned for.
+// A shorter last batch takes fewer bytes than planned.
 bool fits(std::span<const int64_t> bytes, std::span<const int64_t> planned) {
   return std::equal(bytes.begin(), bytes.end(), planned.begin(), planned.end(), std::less_equal<>());
 }
@@ -58,7 +71,8 @@ void OpTape::follow_schedule(const TapeOperator& record) {
   }
 }
 
-// Whether what it wrote can be made again, from what the schedule keeps or counts on and what can itself be made again.
+// Judges whether the values written by the operator can be made again, from storages that the schedule keeps or counts
+// on and from storages that can be made again.
 void OpTape::judge(const TapeOperator& record) {
   const bool can_be =
       record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](ValueId value) {
@@ -73,7 +87,7 @@ void OpTape::judge(const TapeOperator& record) {
     const bool was_pinned = scheduled != nullptr && scheduled->is_pinned;
     storage.is_pinned = storage.is_pinned || was_resized || was_pinned;
     storage.is_rebuildable = can_be && !storage.is_pinned;
-    // That it is there when backward needs it is the schedule's word, whoever held it when the profile was taken.
+    // The schedule promises the storage to backward, whoever held the storage when the profile was taken.
     if (scheduled != nullptr && !storage.is_external() && !storage.is_rebuildable && !scheduled->is_offloaded &&
         scheduled->needed_until >= 0) {
       storage.claimed = true;
@@ -89,14 +103,15 @@ void OpTape::judge(const TapeOperator& record) {
       }
     }
     if (drops_everything_ && !storage.is_rebuildable && store_ == nullptr) {
-      storage.claimed = true;  // so that what is made of it can be rebuilt
+      storage.claimed = true;  // so that storages made from this storage can be rebuilt
       settle(value.storage);
     }
   }
 }
 
-// Before an operator that the schedule does not have writes to what cannot be made again: the values before are lost,
-// and with them whatever the schedule has dropped and would rebuild from them.
+// Called before an operator writes. If the operator is not in the schedule and writes to values that cannot be made
+// again, the earlier values are lost, and everything that the schedule has dropped and would rebuild from the earlier
+// values. Then rebuilds and keeps the dropped results.
 void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::Tensor>& written,
                              const std::vector<at::Tensor>& statistics) {
   if (cursor_.schedule() == nullptr || (written.empty() && statistics.empty())) {
@@ -139,7 +154,7 @@ void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::T
 }
 
 void OpTape::keep_what_depends_on(const std::set<int>& lost) {
-  std::vector<bool> can_come(storages_.size(), false);  // again
+  std::vector<bool> can_come(storages_.size(), false);  // storages that can be made again
   const auto will_be_there = [&](ValueId value) {
     const TapeStorage& s = at(value.storage);
     if (s.is_external() || lost.contains(value.storage)) {
@@ -163,7 +178,7 @@ void OpTape::keep_what_depends_on(const std::set<int>& lost) {
     if (at(s).slots > 0 && !goes_away(s) && !find(s)) {
       try {
         rebuild(s);
-      } catch (const CannotRebuild&) {  // backward will say so, if it asks
+      } catch (const CannotRebuild&) {  // backward reports the error, if backward asks
       }
     }
   }

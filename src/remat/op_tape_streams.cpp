@@ -5,8 +5,14 @@
 
 #include "src/remat/op_tape.h"
 
-// The streams of a device that use a storage. The program has put its own operators in order. What runs again, or comes
-// back from a store, does so on the stream that asks first, and each other one that asks later waits for it.
+// Device streams that use a storage
+//
+// Problem: a replay, or a load from the store, runs on the stream of the first request. A later request may come on
+// another stream, without an order between the two streams.
+//
+// Choice: the program has already ordered the program's own operators. For storages made again or loaded, the first
+// requesting stream makes the contents, and each other stream that asks later waits for the first stream. The tape also
+// reports each stream to the allocator.
 
 namespace snug::detail {
 namespace {
@@ -21,12 +27,12 @@ void wait_for(const c10::Stream& earlier, const c10::Stream& stream) {
 
 }  // namespace
 
-// The current stream has made it, or reads it first.
+// The current stream has made the contents, or is the first reader.
 void OpTape::begin_streams(int storage, const c10::Storage& memory) {
   at(storage).streams.assign(1, current_stream(memory.device()));
 }
 
-// The allocator has to hear of the stream from the tape: from others it hears nothing of memory that is watched.
+// Reports the stream to the allocator. Nobody else can report the use of watched memory.
 void OpTape::add_stream(int storage, const c10::Storage& memory, const c10::Stream& stream) {
   auto& streams = at(storage).streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) {
@@ -35,7 +41,7 @@ void OpTape::add_stream(int storage, const c10::Storage& memory, const c10::Stre
   }
 }
 
-// An operator of the program, which the program has put in order. record_stream() names a stream.
+// Notes the stream of an operator of the program. The program has ordered the operator. record_stream() names a stream.
 void OpTape::note_streams(const TapeOperator& record, int named) {
   for (const TapeOperator::Operand& operand : record.operands) {
     const int storage = operand.value.storage;
@@ -48,7 +54,7 @@ void OpTape::note_streams(const TapeOperator& record, int named) {
   }
 }
 
-// What the current stream is given from here on finds its values.
+// Makes work queued later on the current stream wait for the storage's values.
 void OpTape::meet_stream(int storage, const c10::Storage& memory) {
   const auto& streams = at(storage).streams;
   const c10::Stream current = current_stream(memory.device());
@@ -58,7 +64,7 @@ void OpTape::meet_stream(int storage, const c10::Storage& memory) {
   }
 }
 
-// The stream that has made it, which waits for all others.
+// Returns the stream that has made the contents, after making this stream wait for all other streams.
 c10::Stream OpTape::gather_streams(int storage) {
   const auto& streams = at(storage).streams;
   for (size_t i = 1; i < streams.size(); ++i) {

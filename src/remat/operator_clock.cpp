@@ -30,7 +30,7 @@ OperatorClock::Mark OperatorClock::mark() {
     return host_.size() - 1;
   }
   host_.push_back(host_clock.load()());
-  c10::Event& event = events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // which keeps the time
+  c10::Event& event = events_.emplace_back(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // keeps the time
   event.record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   return host_.size() - 1;
 }

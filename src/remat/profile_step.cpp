@@ -20,10 +20,24 @@
 #include "src/remat/tape_schedule.h"
 #include "src/remat/trial.h"
 
-// A profile says when each storage dies if nothing saved holds it, so it can be taken under any plan: what a plan keeps
-// and rebuilds is left out. Plainly is fastest. Where plain training does not fit, a plan is needed before there is a
-// profile. So a forward pass alone, which keeps next to nothing, tells the operators and what autograd saves; backward
-// asks for that in about the reverse order, node by node.
+// How a step is profiled, even if plain training does not fit
+//
+// Problem: a plan needs a profile of the whole step, and plain training may not fit into memory. Without plain
+// training, no run has shown the requests of backward, and the bytes that backward itself takes.
+//
+// Choice: a profile says when each storage dies if nothing saved holds the storage. So a profile can be taken under any
+// plan: results that the plan keeps and rebuilds are left out.
+//
+// 1. Run plainly, which is fastest.
+// 2. If plain training does not fit, run a forward pass alone, which keeps next to nothing. The pass shows the
+//    operators and the saved tensors. Guess that backward asks for the saved tensors in about the reverse order, node
+//    by node.
+// 3. Run under frugal plans for the guess, each more frugal than the plan before, until a run fits.
+// 4. If the most frugal plan fails too, the failed run has shown what backward takes up to the failure. Plan again, as
+//    frugally as possible, with the new facts.
+//
+// Consequence: the successful schedule follows from bytes alone, whatever the times were. If some plan can run the
+// step, the step can be profiled.
 
 namespace snug {
 namespace {
@@ -32,17 +46,17 @@ using detail::OpTape;
 using detail::ProfiledStep;
 using Schedule = std::shared_ptr<const detail::TapeSchedule>;
 
-constexpr size_t kMostRuns = 3, kLeastRuns = 2;  // the first one is cold
-constexpr size_t kOperatorsToTime = 10'000;      // of all runs together: so many have many alike, whose median is taken
+constexpr size_t kMostRuns = 3, kLeastRuns = 2;  // the first run is cold
+constexpr size_t kOperatorsToTime = 10'000;      // in all runs together: enough for medians of alike operators
 
-// The step that is profiled, in all of its runs.
+// The profiled step, over all runs.
 struct ToProfile {
   const std::function<at::Tensor()>& forward_and_loss;
   const ProfileOptions& options;
   detail::EffectJournal& journal;
   detail::TrialOptions trial;
   detail::InitialisedParameters parameters = {};
-  // Of the latest run, if its backward pass ran out of memory.
+  // Records of the latest run, if the run's backward pass ran out of memory.
   std::optional<detail::TapeRecorder::Unfinished> unfinished = {};
   std::vector<std::pair<int, size_t>> packed = {};
 };
@@ -51,7 +65,7 @@ bool is_from_before(const ProfileEvent& event) {
   return event.kind == EventKind::Release && event.index == detail::TapeRecorder::kFromBefore;
 }
 
-// Where the run has kept as many bytes as it let go of, each step will.
+// If the run has kept as many bytes as the run let go of, each step will do so.
 ProfiledStep with_kept_results(StepProfile profile, int64_t let_go, int64_t kept, bool counts_kept) {
   if (let_go == 0 || let_go > kept || !counts_kept) {
     std::erase_if(profile.events, is_from_before);
@@ -84,7 +98,7 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   return with_kept_results(recorder.take(), let_go, taken() - before + let_go, step.trial.counts_kept);
 }
 
-// The least of each operator's times over a few runs of the same step.
+// Takes the least of each operator's times over a few runs of the same step.
 void take_least_times(StepProfile& profile, const StepProfile& other) {
   if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
     return;
@@ -98,8 +112,8 @@ void take_least_times(StepProfile& profile, const StepProfile& other) {
   take(profile.backward, other.backward);
 }
 
-// Operators of one name on operands of the same sizes take the same time, so that what else the machine did at one of
-// them does not make it look dear: all get the median.
+// Gives all operators of one name, on operands of the same sizes, the median of their times. Such operators take the
+// same time, and other work of the machine during one operator must not make the operator look dear.
 void level_times(StepProfile& profile) {
   std::map<std::pair<std::string, std::vector<int64_t>>, std::vector<ProfiledOperator*>> alike;
   for (ProfiledOperator& op : profile.operators) {
@@ -122,10 +136,10 @@ void level_times(StepProfile& profile) {
   }
 }
 
-// --- what does not fit plainly
+// --- steps that do not fit plainly
 
-// What was packed between the same two operators is asked for together, by one node, with a gradient that comes in and
-// one that goes out.
+// Tensors packed between the same two operators are asked for together, by one node. The node has one gradient that
+// comes in and one gradient that goes out.
 void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int, size_t>>& packed) {
   for (auto last = packed.rbegin(); last != packed.rend();) {
     const auto first = std::find_if(last, packed.rend(), [&](const auto& one) { return one.second != last->second; });
@@ -143,7 +157,8 @@ void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int,
   }
 }
 
-// The same for the rest of a backward pass that has begun: what it takes itself is not known, so nothing is guessed.
+// Adds the rest of a backward pass that has begun. The bytes that the rest itself takes are not known, so no bytes are
+// guessed.
 void add_rest_of_backward(StepProfile& profile, const std::vector<std::pair<int, size_t>>& packed) {
   std::map<int, int> asked, open;
   for (const ProfileEvent& event : profile.events) {
@@ -165,10 +180,7 @@ void add_rest_of_backward(StepProfile& profile, const std::vector<std::pair<int,
   }
 }
 
-// Schedules to profile under, each more frugal than the one before: what the backward pass itself takes is not known
-// yet. Where the most frugal does not do either, the pass has told what it takes up to where it failed, and the next
-// schedule is the most frugal one for that. So the one that succeeds follows from bytes alone, whatever the times were,
-// and what fits by a plan can be profiled.
+// Schedules for steps 3 and 4 above, each schedule more frugal than the one before.
 class FrugalSchedules {
  public:
   FrugalSchedules(ToProfile& step, c10::Device device)
@@ -177,9 +189,9 @@ class FrugalSchedules {
         solver_(simulator_, kSearch),
         smallest_(about_the_smallest_peak(solver_)) {}
 
-  /// nullptr: there is no other.
+  /// nullptr: no schedule is left.
   Schedule next(ToProfile& step) {
-    constexpr std::array<int64_t, 3> kQuarters = {8, 5, 4};  // of the smallest peak; what takes more runs faster
+    constexpr std::array<int64_t, 3> kQuarters = {8, 5, 4};  // of the smallest peak; a plan with more bytes runs faster
     const size_t k = tried_++;
     if (k > kQuarters.size()) {
       return step.trial.persists && k < kMostTries ? next_after_failure(step) : nullptr;
@@ -215,7 +227,7 @@ class FrugalSchedules {
 
   static constexpr plan::SolverOptions kSearch{.work = 2'000'000};
 
-  // PlanSolver::smallest searches longer. This is a guess's.
+  // A guess at PlanSolver::smallest(), which searches longer.
   static int64_t about_the_smallest_peak(plan::PlanSolver& solver) {
     const plan::PlanAnswer answer = solver.solve(0);
     const auto* no_plan = std::get_if<plan::Infeasible>(&answer);
@@ -232,7 +244,7 @@ class FrugalSchedules {
     StepProfile profile = recorder.take();
     std::erase_if(profile.events, [&](const ProfileEvent& event) {
       return is_from_before(event) ||
-             (event.kind == EventKind::Drop && tape->is_asked_inside(event.index));  // it stays
+             (event.kind == EventKind::Drop && tape->is_asked_inside(event.index));  // the storage stays
     });
     add_guessed_backward(profile, packed);
     profile.link = step.options.link;
@@ -247,8 +259,9 @@ class FrugalSchedules {
   size_t tried_ = 0;
 };
 
-// In a handler. What a backward pass inside the forward pass asks for cannot always be made again there: a parameter or
-// buffer may have been written meanwhile. Then there is no other way than the one that did not fit.
+// Must be called in an exception handler. Results that a backward pass inside the forward pass asks for cannot always
+// be made again inside the forward pass: a parameter or buffer may have been written since. Then plain training is the
+// only method left, and the error of plain training is thrown again.
 void emplace_or_rethrow(std::optional<FrugalSchedules>& frugal, ToProfile& step, c10::Device device) {
   const std::exception_ptr what_happened = std::current_exception();
   try {
@@ -262,7 +275,7 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
   detail::take_workspaces(device);
   std::optional<ProfiledStep> found;
   std::optional<FrugalSchedules> frugal;
-  Schedule schedule;  // none: plainly
+  Schedule schedule;  // null: plain training
   const auto is_enough = [&](size_t runs) {
     return runs == kMostRuns || (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
   };

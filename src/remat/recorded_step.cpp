@@ -43,7 +43,7 @@ at::Tensor checked_loss(at::Tensor loss, c10::Device device) {
   return loss;
 }
 
-// So many bytes above a level.
+// `bytes` above `level`.
 Bytes above(Bytes level, Bytes bytes) {
   const bool is_unlimited = bytes.count() > std::numeric_limits<int64_t>::max() - level.count();
   return is_unlimited ? Bytes::unlimited() : Bytes(level.count() + bytes.count());
@@ -105,7 +105,7 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
     run_step(forward_and_loss, tape, recorder, journal, options);
   } catch (...) {
     failure = std::current_exception();
-    tape->close();  // a result that the program has kept, and its graph with it, may keep the tape for long
+    tape->close();  // the program may keep a result, with the graph and the tape, for long
   }
   tape->forget_listener();
   if (options.parameters != nullptr) {

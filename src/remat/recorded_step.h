@@ -1,5 +1,5 @@
 #pragma once
-// A forward and backward pass of which a TapeRecorder writes down everything, and that leaves no trace.
+// record_step: runs a forward and backward pass, has a TapeRecorder record everything, and leaves no trace.
 
 #include <functional>
 #include <memory>
@@ -16,13 +16,13 @@ namespace snug::detail {
 
 struct RecordedStep {
   bool goes_backward = true;
-  /// Above the level at the call, without copies of gradients. More throws c10::OutOfMemoryError.
+  /// The most bytes above the level at the call, without copies of gradients. More bytes throw c10::OutOfMemoryError.
   Bytes memory = Bytes::unlimited();
-  /// Of all runs of this step that are to be the same; or null.
+  /// Parameters seen by all runs of the same step; may be null.
   InitialisedParameters* parameters = nullptr;
 };
 
-/// The loss is on another device than the recorder's.
+/// The loss is on another device than the recorder.
 struct OtherDevice : ConfigError {
   c10::Device device;
 
@@ -32,16 +32,19 @@ struct OtherDevice : ConfigError {
         device(of_loss) {}
 };
 
-/// Runs a step on a tape that `recorder` listens to, and has `journal` take back what it changed, also if it throws.
-/// Throws OtherDevice, and ConfigError where the loss is none, where hooks would run that must not, or where an earlier
-/// run initialised a parameter.
+/// Runs a step on a tape that `recorder` listens to. Then `journal` takes back the step's changes, also if the step
+/// throws. Throws
+/// - OtherDevice;
+/// - ConfigError if the loss is not a scalar with a graph;
+/// - ConfigError if hooks would run that must not run;
+/// - ConfigError if an earlier run initialised a parameter.
 void record_step(const std::function<at::Tensor()>& forward_and_loss, const std::shared_ptr<OpTape>& tape,
                  TapeRecorder& recorder, EffectJournal& journal, RecordedStep options = {});
 
 /// The accelerator that this process uses, or else the CPU.
 c10::Device likely_device();
 
-/// Returns run(device) for the device of a step's loss. `run` records the step. Where the loss is not on the likely
+/// Returns run(device) for the device of a step's loss. `run` must record the step. If the loss is not on the likely
 /// device, `run` is called a second time.
 template <typename Run>
 auto on_device_of_loss(const Run& run) {

@@ -20,6 +20,22 @@
 #include "src/remat/tape_schedule.h"
 #include "src/remat/trial.h"
 
+// How a plan is verified
+//
+// Problem: a plan is a prediction from a profile. A model may compute other bits when an operator runs again, and
+// memory may rise for reasons that no event of the profile shows.
+//
+// Options: trust the profile, and fail in training; or try the plan first. A trial costs one step.
+//
+// Choice: plan_activations runs the plan once, with an EffectJournal that takes the step's effects back. The trial
+// compares rebuilt bits and the peak with the prediction. Storages with other bits become Pinned. Unexplained bytes are
+// added to the profile. If the bits are right and the measured peak is within the budget, the plan is accepted.
+// Otherwise the next plan is made and tried.
+//
+// Consequences:
+// - After kVerifications further plans, the function throws.
+// - A refused budget is checked too: the smallest budget found is tried before BudgetExceeded names the budget.
+
 namespace snug {
 namespace {
 
@@ -27,7 +43,7 @@ using detail::OpTape;
 
 constexpr int kVerifications = 5;
 
-// Bytes that nobody knows the time of: so they are there during the whole step. All other events come one later.
+// Adds bytes of unknown time: so the bytes are alive during the whole step. All other events come one later.
 void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
   profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, bytes});
   profile.events.push_back({EventKind::Release, 0, bytes});
@@ -54,8 +70,8 @@ struct ActivationPlan::Content {
     }
   }
 
-  // Made when it is needed: a plan can be explained where it cannot run, because there is no such directory to offload
-  // to.
+  // The schedule, made at the first call. A plan can be explained on a machine that cannot run the plan, because the
+  // directory for offloading does not exist.
   std::shared_ptr<const detail::TapeSchedule> schedule() const {
     const std::lock_guard lock(mutex_);
     if (!schedule_) {
@@ -75,7 +91,7 @@ struct ActivationPlan::Content {
     plan::PlanSolver solver(simulator, options);
     plan::PlanAnswer answer = solver.solve(budget.count());
     if (std::holds_alternative<plan::Infeasible>(answer)) {
-      const Bytes bytes(solver.smallest().peak_bytes);  // which the search for a fast one may miss
+      const Bytes bytes(solver.smallest().peak_bytes);  // the search for a fast plan may miss the smallest plan
       if (bytes > budget) {
         const Bytes bound(lower_bound_bytes(simulator));
         throw BudgetExceeded(
@@ -158,7 +174,7 @@ ActivationPlan plan_activations(StepProfile profile, const std::function<at::Ten
 ActivationPlan detail::plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
                                         Bytes budget, std::optional<RematPlan> found, EffectJournal& journal) {
   for (int k = 0;; ++k) {
-    std::exception_ptr refusal;  // of the budget; then the least that it names is tried in its place
+    std::exception_ptr refusal;  // the budget was refused; the smallest budget that the error names is tried instead
     const auto plan_now = [&] {
       if (found) {
         return ActivationPlan(
@@ -176,7 +192,7 @@ ActivationPlan detail::plan_activations(StepProfile profile, const std::function
     try {
       trial = plan.try_step(forward_and_loss, journal);
     } catch (const std::exception& error) {
-      if (refusal && is_out_of_memory(error)) {  // of a MemoryLimit in force
+      if (refusal && is_out_of_memory(error)) {  // a MemoryLimit in force stopped the trial
         std::rethrow_exception(refusal);
       }
       throw;

@@ -1,5 +1,5 @@
 #pragma once
-// Finds models that keep state which planning cannot put back.
+// SameLosses: finds models that keep state which planning cannot put back.
 
 #include <bit>
 #include <cstdint>
@@ -18,11 +18,11 @@
 
 namespace snug::detail {
 
-/// Losses of the same forward, run again and again from the same parameters, buffers and generators: what makes
-/// them differ, planning has moved on. ConfigError then.
+/// Compares losses of the same forward pass, repeated with the same parameters, buffers and generators. If the losses
+/// differ, planning has changed other state of the model: throws ConfigError.
 class SameLosses {
  public:
-  /// `who` plans, and `another_cure` is its own, in words.
+  /// `who`: the function that plans, for the message. `another_cure`: a further cure for the message, in words.
   explicit SameLosses(std::string who, std::string another_cure = {})
       : who_(std::move(who)), another_cure_(std::move(another_cure)) {}
 
@@ -39,7 +39,7 @@ class SameLosses {
   }
 
  private:
-  // Where the generators end otherwise, another thread has drawn from them meanwhile, and the losses tell nothing.
+  // If the generators end otherwise, another thread has drawn numbers in between, and the losses prove nothing.
   void note(double loss) {
     const RngState generators = RngState::capture();
     if (!first_) {
@@ -59,7 +59,7 @@ class SameLosses {
   }
 
   std::string who_, another_cure_;
-  std::optional<std::pair<double, RngState>> first_;  // and the generators after it
+  std::optional<std::pair<double, RngState>> first_;  // the first loss, and the generators after the first loss
 };
 
 }  // namespace snug::detail

@@ -1,5 +1,5 @@
 #pragma once
-// TapeOperator: one operator of an OpTape, with all that it takes to run it again.
+// TapeOperator: one operator of an OpTape, with everything needed to run the operator again.
 
 #include <cstddef>
 #include <optional>
@@ -16,9 +16,9 @@ namespace snug::detail {
 struct TapeOperator {
   struct Operand {
     size_t argument;
-    std::optional<size_t> element;  // of a list
+    std::optional<size_t> element;  // position in a list argument
     ValueId value;
-    at::Tensor shape;  // without memory
+    at::Tensor shape;  // has no memory
   };
   struct Result {
     size_t result;
@@ -28,15 +28,15 @@ struct TapeOperator {
 
   c10::OperatorHandle op;
   CallContext context;
-  // Most operators have few of each, and there are many operators: so they lie in here.
-  c10::SmallVector<c10::IValue, 4> arguments;  // without their tensors
+  // Elements lie inside TapeOperator: most operators have few elements of each list, and a tape has many operators.
+  c10::SmallVector<c10::IValue, 4> arguments;  // tensors removed
   c10::SmallVector<Operand, 3> operands;
-  c10::SmallVector<Result, 1> results;  // those that are new storages
-  c10::SmallVector<ValueId, 3> needs;   // what it read, and the version before of what it wrote
+  c10::SmallVector<Result, 1> results;  // only results on new storages
+  c10::SmallVector<ValueId, 3> needs;   // values read, and for each write the version before
   c10::SmallVector<ValueId, 2> writes;
   bool is_replayable = true;
   bool reads_batch_statistics = false;
-  at::Generator drew_from = {};  // as it was
+  at::Generator drew_from = {};  // the generator's state before the operator
 };
 
 }  // namespace snug::detail

@@ -7,6 +7,27 @@
 
 #include "src/memory/aside.h"
 
+// How a recording becomes a profile
+//
+// Problem: a profile must show the memory that the step takes by itself, whatever the tape keeps and rebuilds during
+// the recording. The tape reports operators and storages by number; the allocator reports memory by address.
+//
+// Choice: the recorder listens to both, and sorts all memory into four accounts:
+//
+//   own_       memory of the step in no storage of the tape: gradients, workspace
+//   of_tape_   storages of the tape, and memory that a replay took
+//   aside_     memory that the recording itself took
+//   the rest   memory from before the recording; releases are counted in let_go_
+//
+// Only own_ moves the level. Outputs of an operator move from own_ to of_tape_ when the operator is over. The rest of
+// the operator's peak is the workspace. Between two events, one Allocate and one Release stand for all changes of the
+// level.
+//
+// Consequences:
+// - Storages live and die by the events Forward, Drop, Unpack and Done, so a simulation can predict any plan.
+// - The drop of a storage that backward never asks for is moved to the moment when autograd releases the storage,
+//   because autograd holds the storage in plain training too.
+
 namespace snug::detail {
 
 TapeRecorder::TapeRecorder(c10::Device device) : device_(device), clock_(device) {
@@ -45,7 +66,7 @@ void TapeRecorder::after_operator(ProfiledOperator&& op, const std::vector<std::
       of_tape_.insert(data);
     }
   }
-  // What stays beside the outputs is an event of its own.
+  // Bytes that stay beside the outputs become a separate event.
   const int64_t left = level_ - outputs;
   op.workspace = std::max<int64_t>(0, high_ - outputs);
   profile_.operators.push_back(std::move(op));
@@ -86,7 +107,7 @@ void TapeRecorder::on_done(int storage) {
   unused_since_[storage] = profile_.events.size();
 }
 
-// From here on it is memory of the backward pass, as a copy would be.
+// From here on, the memory belongs to the backward pass, as a copy would.
 void TapeRecorder::on_given_away(int storage, const void* data) {
   const std::lock_guard lock(mutex_);
   if (of_tape_.erase(data) > 0) {
@@ -102,8 +123,8 @@ void TapeRecorder::on_unused(int storage) {
   unused_since_[storage] = profile_.events.size();
 }
 
-// What autograd saves and the backward pass never asks for, or a pass inside asks for, is kept as in plain training:
-// until autograd releases it.
+// Moves the drops of storages that autograd saves and the backward pass never asks for, or that a pass inside asks for.
+// The storages are kept as in plain training: until autograd releases the storages.
 void TapeRecorder::move_drops_of_unused() {
   std::vector<bool> asked_for = profile_.saved_storages();
   for (const int storage : asked_inside_) {
@@ -163,7 +184,7 @@ void TapeRecorder::on_allocate(c10::Device device, const void* data, int64_t byt
   change_level(bytes);
 }
 
-// What was there before the recording began does not lower the level.
+// Memory from before the recording does not lower the level.
 void TapeRecorder::on_free(c10::Device device, const void* data, int64_t bytes) noexcept {
   if (device != device_) {
     return;
@@ -196,7 +217,8 @@ std::optional<TapeRecorder::Unfinished> TapeRecorder::take_unfinished() {
   profile_.events.resize(refused_->events);
   add(EventKind::Allocate, 0, refused_->high);
   add(EventKind::Release, 0, refused_->high);
-  // What the graph has let go of when the error ended it is not unused. What a pass inside asks for stays to the end.
+  // Storages that the graph released when the error ended the graph are not unused. Storages that a pass inside asks
+  // for stay to the end.
   std::erase_if(unused_since_, [&](const auto& one) { return one.second > refused_->events; });
   for (const int storage : asked_inside_) {
     unused_since_.try_emplace(storage, profile_.events.size());
@@ -215,7 +237,7 @@ void TapeRecorder::change_level(int64_t bytes) {
   high_ = std::max(high_, level_);
 }
 
-// Between two events only the highest level and the last one matter.
+// Between two events, only the highest level and the last level matter.
 void TapeRecorder::end_gap() {
   if (high_ > 0) {
     add(EventKind::Allocate, 0, high_);
@@ -262,7 +284,7 @@ void TapeRecorder::fill_in_times() {
   const std::vector<double> times = clock_.finish(spans);
   auto seconds = times.begin();
   for (ProfiledOperator& op : profile_.operators) {
-    op.seconds = op.name == kOtherWrite ? 0 : *seconds;  // which is none
+    op.seconds = op.name == kOtherWrite ? 0 : *seconds;  // kOtherWrite is not an operator
     ++seconds;
   }
   for (auto& step : profile_.backward) {

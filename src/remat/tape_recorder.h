@@ -1,6 +1,6 @@
 #pragma once
-// TapeRecorder: makes a StepProfile of one forward and backward pass whose operators an OpTape sees: times, and every
-// byte that is taken and given back, each in its place among the events.
+// TapeRecorder: makes a StepProfile of one forward and backward pass whose operators an OpTape sees. The profile has
+// the times, and every byte taken and given back, in order among the events. tape_recorder.cpp says how.
 
 #include <atomic>
 #include <cstdint>
@@ -18,10 +18,11 @@
 
 namespace snug::detail {
 
-/// Records the memory and the time of one device. Everything is on one thread. Listens from its construction on.
+/// Records the memory and the time of one device. The recorded step runs on one thread. Listens from the construction
+/// on.
 class TapeRecorder final : public TapeListener, private MemoryObserver {
  public:
-  /// `device` has an index, unless it is the CPU.
+  /// `device` has an index, unless the device is the CPU.
   explicit TapeRecorder(c10::Device device);
   ~TapeRecorder() override;
   TapeRecorder(const TapeRecorder&) = delete;
@@ -32,22 +33,24 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void begin_backward();
   /// The backward pass is over: nothing is recorded any more.
   void stop();
-  /// How far memory rose since the recording began, replays included: as measured, where the profile's simulation
-  /// predicts. What is on the recording's own account is left out.
+  /// How far memory rose since the recording began, replays included. The number is measured; the profile's simulation
+  /// predicts the number. The recording's own memory is left out.
   int64_t peak_bytes() const { return peak_; }
-  /// What was recorded, after stop().
+  /// The recorded profile, after stop().
   StepProfile take() { return std::move(profile_); }
-  /// What autograd saved in the forward pass: a storage, and the number of operators before it.
+  /// The tensors that autograd saved in the forward pass: each entry is a storage, and the number of operators before
+  /// the save.
   const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
-  /// What the recording learned although the backward pass ran out of memory: events until then, with the bytes that
-  /// were refused, and how far memory would have risen. Empty: nothing was refused in it.
+  /// The facts recorded although the backward pass ran out of memory: events until the failure, with the refused bytes,
+  /// and how far memory would have risen. Empty: no memory was refused in the backward pass.
   struct Unfinished {
     StepProfile profile;
     int64_t demand_bytes;
   };
   std::optional<Unfinished> take_unfinished();
-  /// Bytes that were alive when the recording began and were released in it. Release events of memory `kFromBefore` say
-  /// when; they are in the profile until they are taken out or counted in (see profile_step.cpp).
+  /// Bytes that were alive when the recording began and were released in the recording. Release events of memory
+  /// `kFromBefore` say when. The events stay in the profile until profile_step.cpp takes the events out or counts the
+  /// bytes in.
   int64_t let_go_bytes() const { return let_go_; }
   static constexpr int kFromBefore = 1;
 
@@ -86,20 +89,20 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   c10::Device device_;
   StepProfile profile_;
   OperatorClock clock_;
-  std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of those in the profile
+  std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
   std::atomic<Place> place_{Place::Between};
   int64_t level_ = 0, high_ = 0;                  // since the last event, or of the operator under way
-  std::unordered_map<const void*, int64_t> own_;  // what was allocated since the start and is in no storage of the tape
-  std::unordered_set<const void*> of_tape_;       // storages of the tape, and what a replay took
-  std::unordered_set<const void*> aside_;         // what the recording itself took
-  int64_t rise_ = 0, peak_ = 0;                   // of all but that
+  std::unordered_map<const void*, int64_t> own_;  // memory allocated since the start, in no storage of the tape
+  std::unordered_set<const void*> of_tape_;       // storages of the tape, and memory taken by a replay
+  std::unordered_set<const void*> aside_;         // memory taken by the recording itself
+  int64_t rise_ = 0, peak_ = 0;                   // of all memory but aside_
   int64_t let_go_ = 0, let_go_in_gap_ = 0;        // of memory from before; since the last event
-  std::mutex
-      mutex_;  // threads of an operator allocate too; taken after the allocator's, so nothing is allocated under it
+  // Threads of an operator allocate too. Locked after the allocator's mutex, so nothing is allocated under the lock.
+  std::mutex mutex_;
   OperatorClock::Mark operator_began_ = 0, step_began_ = 0;
   std::string step_name_;
   bool is_backward_ = false;
-  // In backward, where memory was refused last.
+  // The state when memory was last refused in backward.
   struct Refused {
     size_t events;
     int64_t high, rise;

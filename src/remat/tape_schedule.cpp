@@ -9,6 +9,25 @@
 
 #include "snug/core.h"
 
+// How a plan becomes a schedule
+//
+// Problem: a plan and the plan's simulation speak of a profile's events. A tape sees no events: a tape sees operators
+// that run, and storages that backward asks for.
+//
+// Choice: both are numbered as the tape meets them. Operators are numbered without the profile's kOtherWrite entries,
+// because no operator makes such a write. Unpack events are numbered from 0. Events of the plan and of the simulation
+// become these numbers:
+//
+//   needed_until   the unpacking of a storage's last use
+//   last_for       the same, listed by unpacking
+//   hold_from      the first unpacking at which the plan holds a rebuilt copy
+//   waits_for      streamed storages, at the operator that waits for the write
+//   fetches        streamed storages, at the unpacking at which the load begins
+//
+// A storage that backward never asks for is kept while autograd has a tensor on the storage, as in plain training.
+//
+// Consequence: a schedule fits one sequence of operators, so the tape compares each operator with the schedule.
+
 namespace snug::detail {
 namespace {
 
@@ -53,7 +72,7 @@ size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes
 TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store) {
   TapeSchedule schedule{.device = device_of(profile)};
-  std::vector<int> place_of(profile.operators.size(), -1);  // among those of the schedule
+  std::vector<int> place_of(profile.operators.size(), -1);  // index in the schedule's operators
   for (size_t i = 0; i < profile.operators.size(); ++i) {
     if (profile.operators[i].name != kOtherWrite) {
       place_of[i] = static_cast<int>(schedule.operators.size());

@@ -1,5 +1,5 @@
 #pragma once
-// TapeSchedule: a plan in the words of an OpTape.
+// TapeSchedule: a plan in terms of one OpTape. tape_schedule.cpp says how a plan becomes a schedule.
 
 #include <cstdint>
 #include <memory>
@@ -15,45 +15,45 @@
 
 namespace snug::detail {
 
-/// How a tape treats a sequence of operators that is known. Storages have the numbers of a StepProfile.
+/// How a tape treats a sequence of operators from a profile. Storages have the numbers of the StepProfile.
 struct TapeSchedule {
   struct Made {
     c10::OperatorName op;
-    size_t wiring;                    // of its operands and what it writes
-    std::vector<int64_t> bytes;       // of the storages that it makes
-    std::vector<int> waits_for = {};  // streams, before it runs
+    size_t wiring;                    // hash of the operands and the written values, see wiring_of()
+    std::vector<int64_t> bytes;       // of each storage made by the operator
+    std::vector<int> waits_for = {};  // streamed storages that are written before the operator runs
   };
   struct ForStorage {
-    bool keep_from_start = false;       // from the operator that makes it on
-    bool keep_if_saved = false;         // while autograd has a tensor on it
-    int hold_from = 0;                  // keep it if it is rebuilt at this unpacking, counted from 0, or later
+    bool keep_from_start = false;       // keep from the producer on
+    bool keep_if_saved = false;         // keep while autograd has a tensor on the storage
+    int hold_from = 0;                  // keep a copy rebuilt at this unpacking, counted from 0, or later
     bool is_pinned = false;             // never rebuilt
-    bool is_offloaded = false;          // put away when the program has let go of it, until it is needed
-    bool streams = false;               // likewise, while the program goes on
-    int needed_until = -1;              // the last unpacking that reads it for a replay or asks for it again; -1: none
-    std::vector<int> unpacked_at = {};  // those that ask for it
+    bool is_offloaded = false;          // put away once the program lets go of the storage, until the next need
+    bool streams = false;               // offloaded while the program goes on
+    int needed_until = -1;              // last unpacking to ask for the storage or replay from the storage; -1: none
+    std::vector<int> unpacked_at = {};  // the unpackings that ask for the storage
   };
-  c10::Device device = c10::kCPU;  // whose bytes count
+  c10::Device device = c10::kCPU;  // the device whose bytes count
   std::vector<Made> operators;
   std::vector<ForStorage> storages;
   struct Unpacking {
     int storage;
-    std::vector<int> last_for = {};  // storages that nothing needs any more after it
-    std::vector<int> fetches = {};   // streams whose way back begins
+    std::vector<int> last_for = {};  // storages without a need after this unpacking
+    std::vector<int> fetches = {};   // streamed storages whose load begins here
   };
   std::vector<Unpacking> unpackings;
-  bool is_guess = false;  // of the unpackings: one for each tensor that autograd saves, in about the right order
-  std::shared_ptr<OffloadStore> store = {};  // for what is put away
+  bool is_guess = false;  // `unpackings` is a guess: one for each tensor that autograd saves, in about the right order
+  std::shared_ptr<OffloadStore> store = {};  // receives offloaded storages
 };
 
-/// Whose memory a profile is of. Throws ConfigError if it names no device.
+/// The device whose memory the profile describes. Throws ConfigError if profile.device does not name a device.
 c10::Device device_of(const StepProfile& profile);
 
-/// A hash of what an operator reads and writes. What is written counts once.
+/// A hash of the values that an operator reads and writes. A storage both read and written counts once, as written.
 size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes);
 
-/// How a tape follows a plan. `simulation` is that of the plan. Offloaded storages go to `store`; without one, to a
-/// store of the profile's link: throws Error if there can be none.
+/// Makes the schedule of a plan. `simulation` must be the plan's simulation. Offloaded storages go to `store`. Without
+/// `store`, offloaded storages go to a new store of the profile's link: throws Error if the new store cannot be made.
 TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store = nullptr);
 

@@ -1,6 +1,6 @@
 #pragma once
-// TapeShapes: tensors without memory, one for all that look at memory in the same way. A step has few such ways, and
-// many operands.
+// TapeShapes: tensors without memory. All tensors with the same view of memory share one shape. A step has few
+// different views and many operands.
 
 #include <typeinfo>
 
@@ -15,7 +15,7 @@ namespace snug::detail {
 
 class TapeShapes {
  public:
-  /// As without_memory() gives it.
+  /// Returns a tensor equal to without_memory(tensor).
   at::Tensor of(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     if (!is_ordinary(tensor)) {
@@ -29,7 +29,7 @@ class TapeShapes {
   }
 
  private:
-  // Nothing but what is_same_view() compares tells it from others.
+  // Whether the properties compared by is_same_view() describe the tensor completely.
   static bool is_ordinary(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     return typeid(impl) == typeid(c10::TensorImpl) && !impl.has_symbolic_sizes_strides() && !has_names(tensor) &&

@@ -1,5 +1,5 @@
 #pragma once
-// TapeStorage: one storage that the operators of an OpTape have seen.
+// TapeStorage: the record of one storage that the operators of an OpTape have seen.
 
 #include <algorithm>
 #include <cstdint>
@@ -13,34 +13,34 @@
 namespace snug::detail {
 
 struct TapeStorage {
-  // As recorded.
+  // Recorded facts.
   enum class Origin : uint8_t {
-    Operator,  // one of the tape's made it
-    Program,   // none did
-    Lent,      // likewise, and its owner may fill it anew or take it back
+    Operator,  // made by an operator of the tape
+    Program,   // made by no operator of the tape
+    Lent,      // made by no operator of the tape; the owner may fill the memory again or take the memory back
   };
   Origin origin = Origin::Program;
-  bool is_counted = true;              // its memory is the allocator's
+  bool is_counted = true;              // whether the memory comes from an allocator, on the device whose bytes count
   c10::SmallVector<int, 1> producers;  // per version: the operator; -1: not on the tape
   int64_t bytes = 0;
-  c10::SmallVector<WriteCount, 1> counts = {};    // of the tensors it was seen in, one for each counter
-  c10::SmallVector<c10::Stream, 1> streams = {};  // of its device that use its memory; the first has made it
+  c10::SmallVector<WriteCount, 1> counts = {};    // write counts of the tensors seen on the storage, one per counter
+  c10::SmallVector<c10::Stream, 1> streams = {};  // device streams using the memory; the first made the contents
 
-  // Whether its last version can be made again.
-  bool is_pinned = false;      // never, whatever the operators say
-  bool is_rebuildable = true;  // by operators that are on the tape
+  // Whether the last version can be made again.
+  bool is_pinned = false;      // never rebuilt, whatever the operators allow
+  bool is_rebuildable = true;  // operators on the tape can make the last version again
 
-  // Who needs it.
-  int slots = 0;                 // tensors on it that autograd has saved and not released
-  int uses = 0;                  // of those, how many backward has asked for
-  bool claimed = false;          // the schedule wants it to stay
-  bool is_asked_inside = false;  // by a backward pass inside the forward pass or inside another
+  // Users of the storage.
+  int slots = 0;                 // tensors on the storage that autograd has saved and not released
+  int uses = 0;                  // the number of slots that backward has asked for
+  bool claimed = false;          // the tape must hold the storage, as the schedule wants
+  bool is_asked_inside = false;  // asked for by a backward pass inside the forward pass or inside another backward pass
 
-  // In whose hands it is.
+  // Owners of the bytes.
   Holding holding;
-  bool is_leaving = false;   // a stream on its way out: the tape has it, too
-  bool is_watched = false;   // its memory comes back to the tape by itself; with a listener, or to be put away
-  bool was_dropped = false;  // by the program, if it is watched
+  bool is_leaving = false;  // being streamed to the store; until the end of the write, the tape holds the storage too
+  bool is_watched = false;  // the memory returns to the tape by itself; set with a listener, or to put the storage away
+  bool was_dropped = false;  // dropped by the program; only for watched storages
 
   bool is_external() const { return origin != Origin::Operator; }
   bool is_lent() const { return origin == Origin::Lent; }
@@ -48,7 +48,8 @@ struct TapeStorage {
   bool was_written_unseen() const {
     return std::any_of(counts.begin(), counts.end(), [](const WriteCount& count) { return count.moved(); });
   }
-  // The program resized it: a table that is made anew in each step, a shard that was gathered for one operator.
+  // Whether the program shrank the storage: a table that is made again in each step, or a shard that was gathered for
+  // one operator.
   bool was_given_back() const {
     const c10::Storage memory = holding.find();
     return memory && static_cast<int64_t>(memory.nbytes()) < bytes;

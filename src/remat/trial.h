@@ -1,6 +1,6 @@
 #pragma once
-// profile_step and plan_activations for a caller that has an EffectJournal open, which takes back what their runs
-// change.
+// profile_step and plan_activations for a caller with an open EffectJournal. The journal takes back the changes of the
+// runs.
 
 #include <cstdint>
 #include <functional>
@@ -20,12 +20,13 @@ struct ProfiledStep {
 
 struct TrialOptions {
   bool counts_kept = false;  ///< see profile_step
-  bool persists = true;      ///< whether all is tried to fit into a MemoryLimit; else little is
+  bool persists = true;      ///< whether everything is tried to fit into a MemoryLimit; false: little is tried
 };
 
-/// See snug::profile_step. With `counts_kept` the profile is that of a step among others: a result of one step that the
-/// program keeps in a variable is alive when the next step begins, until that assigns the variable anew. The profile
-/// begins with such bytes, and releases them where the step did; `kept_bytes` says how many, which are alive now.
+/// See snug::profile_step. With `counts_kept`, the profile describes a step in a sequence of steps. A program may keep
+/// a result of one step in a variable. The result is alive when the next step begins, until the next step assigns the
+/// variable. Then the profile begins with the bytes of the result, and releases the bytes when the step did.
+/// `kept_bytes` is the number of the bytes, which are alive now.
 ProfiledStep profile_step(const std::function<at::Tensor()>& forward_and_loss, const ProfileOptions& options,
                           EffectJournal& journal, TrialOptions trial);
 
