@@ -1,5 +1,5 @@
 #pragma once
-// Descent: from a plan that overflows to one that fits, change by change. Internal to planner.
+// Descent: from a plan that overflows to a plan that fits, change by change. Internal to planner.
 
 #include <cstdint>
 #include <optional>

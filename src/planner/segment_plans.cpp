@@ -10,13 +10,13 @@
 // the real bytes. Which of the table's plans is the fastest that really fits?
 //
 // Simulating all plans of a table is thorough and slow. Trusting the estimates wastes bytes or overflows. Real bytes
-// ascend with estimated bytes except for errors of the estimates, so around() does both, a little:
+// ascend with estimated bytes except for errors of the estimates, so around() simulates a few plans:
 //
 //   1. A binary search with the simulator finds the first plan of the table that overflows.
 //   2. The plans on both sides of the first overflow are simulated, and the fastest that fits is taken.
-//   3. If none of them fits, the simulator says during which event the plan overflows. The estimate of the segment at
-//      the event is raised, and the table is made again for the budget, until a plan fits, no plan exists, or the
-//      rounds are used up.
+//   3. If no simulated plan fits, a table is made for the budget alone. If the table's plan overflows, the simulator
+//      says during which event. The estimate of the event's segment is raised, and the table is made again, until a
+//      plan fits, no plan exists, or the rounds are used up.
 //   4. A few plans that overflow, the first and some that are farther away, are returned for Descent.
 //
 // Estimates are better for few segments, and many segments need fewer bytes. So two families are made, of at most 25

@@ -23,7 +23,7 @@ struct StorageUses {
   std::vector<int> dropped_at;
   /// Per storage: the event in which backward first asks for the storage; the number of events if never.
   std::vector<int> unpacked_at;
-  std::vector<bool> may_leave;  ///< per storage: a plan may offload it
+  std::vector<bool> may_leave;  ///< per storage: a plan may offload the storage
   std::vector<bool> saved;      ///< per storage: the backward pass asks for the storage
   /// Per storage: can be made again, and the program lets go of the storage before the backward pass.
   std::vector<bool> droppable;
