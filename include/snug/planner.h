@@ -147,7 +147,7 @@ class StepSimulator {
   /// Simulates the step under `stays`. A chain that keeps nothing replays as many operators as the square of the
   /// chain's length; the simulation is cut short as soon as more than `most_replayed` operators have to run again.
   ///
-  /// Throws ConfigError
+  /// Throws ConfigError:
   ///
   /// - unless `stays` has as many entries as the profile has storages;
   /// - if a storage leaves, and the profile's link is not open.
@@ -321,7 +321,7 @@ struct StepSearch {
 /// The fastest step within the budget. Of equally fast candidates, the larger micro-batch is chosen. A candidate that
 /// is slower than the choice even if everything is kept is not solved.
 ///
-/// Throws ConfigError
+/// Throws ConfigError:
 ///
 /// - if `candidates` is empty;
 /// - for a batch, or a candidate, of fewer than 1 items;
