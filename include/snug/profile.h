@@ -1,12 +1,14 @@
 #pragma once
-// StepProfile: one forward and backward pass as plain data, from which a planner decides what to keep and what to
+// StepProfile: a forward and backward pass as plain data. A planner decides from the profile what to keep and what to
 // rebuild.
 //
-// It is taken under any plan, what that keeps and rebuilds left out, as one stream of events: operators, releases,
-// saved tensors that the backward pass unpacks and is done with, and the backward pass's own allocations. So it tells
-// when each storage dies if nothing saved holds it. A value is a (storage, version): the operator that allocates a
-// storage makes version 0, each write in place makes the next and destroys the one before. Views share their storage
-// and make nothing.
+// A profile may be taken under any plan. Bytes that the plan keeps, and operators that the plan runs again, are left
+// out. The profile is a single stream of events: operators, releases, saved tensors that the backward pass unpacks and
+// is done with, and the backward pass's own allocations. The stream therefore tells when each storage dies if nothing
+// saved holds the storage.
+//
+// A value is a (storage, version). The operator that allocates a storage makes version 0. Each write in place makes the
+// next version and destroys the version before. Views share their storage and make nothing.
 
 #include <cstdint>
 #include <string>
@@ -15,13 +17,14 @@
 
 namespace snug {
 
+/// Origin of a storage.
 enum class StorageKind {
-  External,    ///< parameters, buffers, inputs: there before and after, and not counted
+  External,    ///< parameters, buffers, inputs: in memory before and after the step, and not counted
   Activation,  ///< made by an operator of the forward pass
-  Pinned,      ///< likewise, but never rebuilt: somebody else may look at it
+  Pinned,      ///< made by an operator of the forward pass, but never rebuilt: other code may look at the storage
 };
 
-/// A storage of the step, and what may become of it.
+/// A storage of the step. The kind says whether the storage may be rebuilt.
 struct StorageInfo {
   std::string name = {};
   int64_t bytes = 0;
@@ -30,7 +33,7 @@ struct StorageInfo {
   friend bool operator==(const StorageInfo&, const StorageInfo&) = default;
 };
 
-/// What one storage held between two writes.
+/// The content of a storage between two writes.
 struct ValueId {
   int storage = 0;
   int version = 0;
@@ -38,25 +41,25 @@ struct ValueId {
   friend auto operator<=>(const ValueId&, const ValueId&) = default;
 };
 
-/// An operator of the forward pass. One that writes version v > 0 also needs version v - 1; it is not listed in
-/// `reads`.
+/// An operator of the forward pass. An operator that writes version v > 0 also needs version v - 1, but `reads` does
+/// not list version v - 1.
 struct ProfiledOperator {
   std::string name = {};
   double seconds = 0;
-  int64_t workspace = 0;                ///< bytes above its outputs, while it runs
-  std::vector<ValueId> reads = {};      ///< at their versions when it ran
+  int64_t workspace = 0;                ///< bytes above the outputs, while the operator runs
+  std::vector<ValueId> reads = {};      ///< at their versions when the operator ran
   std::vector<ValueId> writes = {};     ///< version 0 allocates, unless the storage is external
   bool replayable = true;               ///< false: random, collective, or with effects outside its outputs
-  bool reads_batch_statistics = false;  ///< normalises by the mean and variance of the items it is given together
+  bool reads_batch_statistics = false;  ///< normalises by the mean and variance of all items of a call
 
   friend bool operator==(const ProfiledOperator&, const ProfiledOperator&) = default;
 };
 
-/// The name of writes that are no operator: those of batch normalisation to its running statistics, and those that were
-/// not seen when they happened.
+/// The name of writes that are not operators: writes of batch normalisation to the running statistics, and writes that
+/// were not seen when they happened.
 inline constexpr std::string_view kOtherWrite = "snug::other_write";
 
-/// An operator of the backward pass; its bytes are events.
+/// An operator of the backward pass. The bytes that the operator takes and gives back are events.
 struct BackwardStep {
   std::string name = {};
   double seconds = 0;
@@ -64,17 +67,18 @@ struct BackwardStep {
   friend bool operator==(const BackwardStep&, const BackwardStep&) = default;
 };
 
+/// Kind of an event, with the field of ProfileEvent that the kind uses.
 enum class EventKind {
   Forward,   ///< `index`: operator
-  Drop,      ///< `index`: storage that the program lets go of; a saved one lives on if the plan keeps it
+  Drop,      ///< `index`: storage that the program lets go of; a saved storage lives on if the plan keeps it
   Unpack,    ///< `index`: storage whose last version the backward pass asks for
-  Done,      ///< `index`: storage that one earlier Unpack needs no more
+  Done,      ///< `index`: storage that an earlier Unpack no longer needs
   Allocate,  ///< `bytes` taken by the backward pass (gradients, workspace)
   Release,   ///< `bytes` given back
   Backward,  ///< `index`: backward step
 };
 
-/// One entry of the stream. EventKind says which of `index` and `bytes` it uses.
+/// An entry of the stream. EventKind says whether the event uses `index` or `bytes`.
 struct ProfileEvent {
   EventKind kind = EventKind::Forward;
   int index = 0;
@@ -83,51 +87,65 @@ struct ProfileEvent {
   friend bool operator==(const ProfileEvent&, const ProfileEvent&) = default;
 };
 
-/// Where memory may go while nothing needs it, and how fast. As it is: nowhere.
+/// A file or memory to which storages may leave while nothing needs them, and the speed. The default link is closed:
+/// nothing can leave.
 struct OffloadLink {
   enum class Kind : uint8_t {
-    File,    ///< of what is in the host's memory
-    Pinned,  ///< pinned memory of the host, for what is on a device
+    File,    ///< a file, for storages in the host's memory
+    Pinned,  ///< pinned memory of the host, for storages on a device
   };
 
   Kind kind = Kind::File;
-  std::string directory = {};  ///< of the file; one in memory (tmpfs) frees nothing; empty: the system's temporary one
+  /// Directory of the file. A directory in memory (tmpfs) frees nothing. Empty: the system's temporary directory.
+  std::string directory = {};
   double out_bytes_per_second = 0;
   double back_bytes_per_second = 0;
-  double seconds = 0;  ///< of each transfer, beside those of its bytes
+  double seconds = 0;  ///< of each transfer, in addition to the seconds of the bytes
 
-  /// Whether anything can go over it.
+  /// Whether storages can go over the link.
   bool is_open() const { return out_bytes_per_second > 0 && back_bytes_per_second > 0; }
-  /// The time of one transfer of so many bytes: out, and back.
+  /// The time of a single transfer of so many bytes: out, and back.
   double out_seconds(int64_t bytes) const { return seconds + static_cast<double>(bytes) / out_bytes_per_second; }
   double back_seconds(int64_t bytes) const { return seconds + static_cast<double>(bytes) / back_bytes_per_second; }
 
   friend bool operator==(const OffloadLink&, const OffloadLink&) = default;
 };
 
+/// The storages, operators and events of a step.
 struct StepProfile {
-  std::string device = "cpu";  ///< whose bytes and seconds these are, as torch writes it; bytes elsewhere count nothing
+  /// The device of all bytes and seconds, as torch writes the device's name. Bytes on other devices count nothing.
+  std::string device = "cpu";
   std::vector<StorageInfo> storages = {};
   std::vector<ProfiledOperator> operators = {};  ///< in program order
   std::vector<BackwardStep> backward = {};
   std::vector<ProfileEvent> events = {};
   OffloadLink link = {};  ///< for what a plan offloads
 
-  /// Throws ConfigError that names the first event or operator that cannot have happened: indices out of range, values
-  /// read before they are made, versions out of order, use after release, releases that do not match; or the link,
-  /// if its speeds are none or its kind is not for the device.
+  /// Throws ConfigError that names the first event or operator that cannot have happened:
+  ///
+  /// - indices out of range;
+  /// - operators that are missing, out of order, or after the beginning of the backward pass;
+  /// - values read before they are made;
+  /// - versions out of order;
+  /// - use after release;
+  /// - releases that do not match;
+  /// - sizes, times or sums of bytes that are negative, not finite or too large.
+  ///
+  /// Throws ConfigError as well for a link whose speeds or seconds are negative or not finite, or whose kind is not for
+  /// the device.
   void check() const;
 
-  /// Whether the backward pass asks for it, for each storage.
+  /// For each storage: whether the backward pass asks for the storage.
   std::vector<bool> saved_storages() const;
 
-  /// Seconds of all operators, forward and backward, once.
+  /// Seconds of all operators, forward and backward, each run once.
   double plain_seconds() const;
 
-  /// For a cache on disk. Seconds read back bit for bit.
+  /// The profile as JSON, for a cache on disk. Seconds are read back bit for bit.
   std::string to_json() const;
 
-  /// Reads and checks it. Throws ConfigError for what is not a profile, or is one of another format version.
+  /// Reads and checks a profile. Throws ConfigError if `text` is not a profile, or is a profile of another format
+  /// version.
   static StepProfile from_json(std::string_view text);
 
   friend bool operator==(const StepProfile&, const StepProfile&) = default;

@@ -4,16 +4,19 @@
 
 #include "src/planner/at.h"
 
-// A profile does not say for which operator a storage is unpacked. It is one that wrote or read it, and the backward
-// pass goes through operators about from the last to the first. So the longest sequence of Unpacks is looked for whose
-// operators fall, where each Unpack may be for any of a few users of its storage: the first Unpack for one of the last
-// users, and so on. This is patience sorting (Fredman 1975). Unpacks out of order, as of two backward passes one after
-// the other, are left out.
+// The planner must know when the backward pass comes to each operator, but a profile does not say for which operator a
+// storage is unpacked. Two facts help: the operator wrote or read the storage, and the backward pass goes through
+// operators roughly from the last to the first.
+//
+// So the longest sequence of Unpacks is searched whose operators fall. Each Unpack may be for any of a few users of the
+// unpacked storage: the first Unpack for any of the last users, and so on. The search is patience sorting (Fredman
+// 1975). Unpacks out of order are left out, for example Unpacks of two backward passes one after the other.
 
 namespace snug::detail {
 namespace {
 
-constexpr int kBeside = 3;  // users before and after the one that it would be if all of them saved it
+// Users that an Unpack may be for, on each side of the user that would be right if every user saved the storage.
+constexpr int kBeside = 3;
 
 std::vector<std::vector<int>> users_of(const StepProfile& profile, const StorageUses& uses) {
   std::vector<std::vector<int>> users = uses.readers;
@@ -29,6 +32,7 @@ std::vector<std::vector<int>> users_of(const StepProfile& profile, const Storage
   return users;
 }
 
+// The longest sequence of added links whose operators fall.
 class LongestFall {
  public:
   void add(int op, int event) {
@@ -57,7 +61,7 @@ class LongestFall {
     int before;
   };
   std::vector<Link> links_;
-  std::vector<int> ends_;  // per length: the link that ends such a fall with the largest operator
+  std::vector<int> ends_;  // per length: of all falls of the length, the link with the largest operator at the end
 };
 
 }  // namespace
@@ -75,7 +79,7 @@ std::vector<int> backward_events(const StepProfile& profile, const StorageUses& 
       const std::vector<int>& list = users[at(event.index)];
       const int about = static_cast<int>(list.size()) - 1 - unpacked[at(event.index)]++;
       const int last = std::min(static_cast<int>(list.size()) - 1, about + kBeside);
-      for (int i = std::max(0, about - kBeside); i <= last; ++i) {  // ascending: one Unpack is in a fall only once
+      for (int i = std::max(0, about - kBeside); i <= last; ++i) {  // ascending, so that a fall has an Unpack only once
         fall.add(list[at(i)], e);
       }
     }

@@ -1,5 +1,6 @@
 #pragma once
-// When the backward pass comes to each operator, guessed from what it asks for. Internal to planner.
+// When the backward pass comes to each operator: a guess from the storages that the backward pass asks for. Internal to
+// planner.
 
 #include <vector>
 
@@ -7,8 +8,8 @@
 
 namespace snug::detail {
 
-/// Per operator: the event of an Unpack that is its own; StorageUses::kNone where none is known. The later an operator,
-/// the earlier its event.
+/// Per operator: the event of an Unpack that is probably for the operator; StorageUses::kNone if no such Unpack was
+/// found. The later an operator, the earlier the operator's event.
 std::vector<int> backward_events(const StepProfile& profile, const StorageUses& uses);
 
 }  // namespace snug::detail

@@ -5,13 +5,16 @@
 #include "snug/planner.h"
 #include "src/planner/droppables.h"
 
-// The bound is a relaxation of a covering problem. Plain training exceeds the budget by d(t) during event t. Whatever a
-// plan does, what it must do without during t has to make up d(t), and a saved storage that is not there must be
-// rebuilt later: at least the operators that wrote it run once more (an operator that wrote several saved storages is
-// shared out among them). So time rises at least by the cheapest fractional choice that covers d(t) (the fractional
-// knapsack of Dantzig, 1957), for every t; the largest of these is the bound. Of the other operators that a rebuild
-// needs, those count that make values for this one alone, of no fewer bytes: to hold such a value through t instead
-// would give back nothing. The rebuild's own memory is ignored. Where there is a link, storages may stream at no cost.
+// The bound is a relaxation of a covering problem. Plain training exceeds the budget by d(t) during event t. Under any
+// plan, the storages that are absent during t have to make up d(t), and an absent saved storage must be rebuilt later:
+// at least the operators that wrote the storage run once more (an operator that wrote several saved storages is shared
+// out among them). So time rises at least by the cheapest fractional choice that covers d(t) (the fractional knapsack
+// of Dantzig, 1957), for every t; the largest such rise is the bound.
+//
+// A rebuild needs other operators, too. Such an operator counts if it makes values for this rebuild alone, of no fewer
+// bytes than the rebuilt storage: holding the values through t instead gives back nothing.
+//
+// The rebuild's own memory is ignored. If the profile has a link, storages may stream at no cost.
 
 namespace snug::plan {
 namespace {
@@ -20,8 +23,8 @@ using detail::Droppable;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// What may be absent during one event, as a tree of sums over all droppables in their order: so a change, and the
-// cheapest fractional choice that makes up so many bytes, take as many steps as the tree is deep.
+// The droppables that may be absent during an event, as a tree of sums over all droppables in their order. Both a
+// change and the cheapest fractional choice that makes up so many bytes take as many steps as the tree is deep.
 class CheapestCover {
  public:
   explicit CheapestCover(const std::vector<Droppable>& ranked) : ranked_(ranked) {
@@ -74,8 +77,8 @@ class CheapestCover {
   std::vector<Sum> sums_;  // the root is number 1, the children of n are 2 n and 2 n + 1
 };
 
-// Calls at(event) for each event, after put_in(i) and take_out(i) for droppables that may be absent from it on, or no
-// longer.
+// Calls at(event) for each event. Before the call, put_in(i) is called for droppables that may be absent from the event
+// on, and take_out(i) for droppables that may no longer be absent.
 template <class PutIn, class TakeOut, class At>
 void go_through_events(const std::vector<Droppable>& droppables, size_t events, const PutIn& put_in,
                        const TakeOut& take_out, const At& at) {

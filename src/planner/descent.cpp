@@ -6,10 +6,22 @@
 
 #include "src/planner/at.h"
 
-// Step by step the change is taken that removes most overflow for each second that it adds. As in DTR (Kirisame et al.,
-// 2021) a storage costs what its whole chain of dropped producers costs; unlike a knapsack over saved bytes, a change
-// whose replay overflows elsewhere is seen and counted against it. Candidates are ranked by an estimate, and the best
-// few are simulated, also many at once.
+// A plan overflows if its level exceeds the budget during some events. Which storages should leave memory so that the
+// plan fits, at the least cost in time?
+//
+// A knapsack over saved bytes is simple, but blind: a storage that is dropped must be rebuilt, and the rebuild may
+// overflow elsewhere. So Descent is greedy and asks the simulator:
+//
+//   1. Rank the storages that are in memory while the plan overflows by estimated relief for each estimated second. As
+//      in DTR (Kirisame et al., 2021) the estimate for a storage includes the storage's whole chain of dropped
+//      producers.
+//   2. Simulate the best few changes of a single storage. Simulate also many changes at once, because these save
+//      planning time: a quarter of all candidates, a sixteenth, and so on.
+//   3. Take the change that removes the most overflow for each second that the change adds. A replay that overflows
+//      elsewhere counts against the change.
+//   4. Repeat until the plan fits or no change helps.
+//
+// The result need not be the fastest plan. Filling improves a plan that fits (filling.cpp).
 
 namespace snug::detail {
 namespace {
@@ -24,10 +36,12 @@ constexpr double kTiny = 1e-12;  // seconds
 Descent::Descent(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
     : simulator_(simulator), profile_(simulator.profile()), uses_(uses), pool_(pool) {}
 
-// Of its operator and of the producers of all that that needs and the plan neither keeps nor offloads. `seen`: per
-// operator, the storage that it was last counted for. None: by this estimate it cannot be rebuilt, and may be offloaded
-// instead. Without a link there is always a number, and the simulation tells: here it is not known what the program or
-// an earlier unpacking still holds.
+// Seconds of the storage's operator, and of the producers of all needed storages that the plan neither keeps nor
+// offloads. `seen`: per operator, the storage for which the operator was last counted.
+//
+// Empty: by the estimate the storage cannot be rebuilt, and may be offloaded instead. The estimate does not know the
+// storages that the program or an earlier Unpack still holds. So without a link the result is always a number, and the
+// simulation decides.
 std::optional<double> Descent::seconds_to_rebuild(int storage, const plan::Stays& plan, std::vector<int>& seen) {
   double seconds = kTiny;
   bool is_possible = true;
@@ -50,7 +64,8 @@ std::optional<double> Descent::seconds_to_rebuild(int storage, const plan::Stays
   return is_possible || !profile_.link.is_open() ? std::optional(seconds) : std::nullopt;
 }
 
-// Storages that overflow in the time between forward and backward, best ratio of estimated relief and cost first.
+// Storages that are in memory during an overflow between forward and backward, sorted by the ratio of estimated relief
+// to estimated cost, the best first.
 std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int64_t budget, Transfers transfers) {
   std::vector<int> over(point.run.high.size() + 1, 0);
   for (size_t e = 0; e < point.run.high.size(); ++e) {
@@ -62,7 +77,7 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
     const plan::Stay stay = point.plan[at(s)];
     const int last_use = point.run.last_use[at(s)];
     const int last = stay == plan::Stay::kept() ? std::min(uses_.unpacked_at[at(s)], std::max(0, last_use)) : last_use;
-    // What is rebuilt and held was gone until the backward pass first asked for it.
+    // A storage that is rebuilt and held was gone until the backward pass first asked for the storage.
     const int first = stay == plan::Stay::kept() ? uses_.dropped_at[at(s)]
                                                  : std::max(uses_.dropped_at[at(s)], uses_.unpacked_at[at(s)]);
     const StorageKind kind = profile_.storages[at(s)].kind;
@@ -94,7 +109,7 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
 }
 
 std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t budget, Transfers transfers) {
-  constexpr size_t kTried = 4;  // candidates simulated at a time
+  constexpr size_t kTried = 4;  // candidates that are simulated in any case; more only until a change helps
   const std::vector<Candidate> ranked = candidates(from, budget, transfers);
   std::optional<PlanPoint> best;
   double best_ratio = 0;
@@ -116,7 +131,7 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
       const bool is_less = ranked[i].choice.leaves() || stay < ranked[i].choice;
       stay = is_less ? ranked[i].choice : plan::Stay::never();
     }
-    consider(plan, 1.2);  // a little worse is as good, for the time it saves
+    consider(plan, 1.2);  // a slightly worse ratio is accepted, because many changes at once save planning time
   }
   for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && pool_.work_left() > 0; ++first) {
     const auto& [s, cheaper, can_be_rebuilt] = ranked[first];

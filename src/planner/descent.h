@@ -1,5 +1,5 @@
 #pragma once
-// Descent: from a plan that overflows to one that fits, change by change. Internal to planner.
+// Descent: from a plan that overflows to a plan that fits, change by change. Internal to planner.
 
 #include <cstdint>
 #include <optional>
@@ -10,24 +10,25 @@
 
 namespace snug::detail {
 
+/// Brings a plan down to a budget.
 class Descent {
  public:
   /// Keeps references.
   Descent(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
 
-  /// How transfers are estimated. Simulation tells how much of a stream the step waits for.
+  /// Estimate of the time of transfers. Only simulation tells how long the step waits for a stream.
   enum class Transfers {
     Waited,  ///< The step waits for each transfer.
     Hidden,  ///< A stream costs nothing.
   };
 
-  /// Ends where the plan fits, or no change helps.
+  /// Changes the plan until the plan fits, no change helps, or the pool's work is used up.
   PlanPoint run(PlanPoint from, int64_t budget, Transfers transfers);
 
  private:
   struct Candidate {
     int storage;
-    plan::Stay choice;  // the cheaper one: to be rebuilt once, or to leave
+    plan::Stay choice;  // the cheaper Stay: to be rebuilt once, or to leave
     bool can_be_rebuilt;
   };
 

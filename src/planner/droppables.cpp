@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kNoWay = std::numeric_limits<double>::infinity();
 
-// What else has to run for a storage: see the top of bound.cpp.
+// The other operators that have to run for a storage: see the top of bound.cpp.
 class Feeders {
  public:
   Feeders(const plan::StepSimulator& simulator, const std::vector<bool>& saved)
@@ -55,7 +55,7 @@ class Feeders {
     return seconds;
   }
 
-  // The operator that made the one version of a storage there is; -1 if it is not that simple.
+  // The operator that made the only version of a storage; -1 for a storage of another kind or with several versions.
   int only_maker(int s) const {
     return profile_.storages[at(s)].kind == StorageKind::Activation && simulator_.last_version(s) == 0
                ? simulator_.producer({s, 0})
@@ -73,8 +73,8 @@ class Feeders {
   const plan::StepSimulator& simulator_;
   const StepProfile& profile_;
   const std::vector<bool>& saved_;
-  std::vector<int> reader_;   // per storage: the operator that needs it, if it is one
-  std::vector<int> dropped_;  // the event after which the program has let go of it; 0: it never does
+  std::vector<int> reader_;   // per storage: the only operator that needs the storage; kNobody, kMany
+  std::vector<int> dropped_;  // the event after which the program has let go of the storage; 0: never
 };
 
 }  // namespace
@@ -114,7 +114,7 @@ std::vector<Droppable> droppables(const plan::StepSimulator& simulator) {
       result.push_back({static_cast<int>(s), profile.storages[s].bytes, seconds[s], {}});
     }
   }
-  std::vector<int> users(saved.size(), 0);  // the program, and uses by the backward pass
+  std::vector<int> users(saved.size(), 0);  // the program, and uses by the backward pass that are not done
   std::vector<int> gone(saved.size(), -1);
   const auto change = [&](int s, int by, int event) {
     const size_t i = static_cast<size_t>(s);

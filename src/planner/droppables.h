@@ -1,5 +1,5 @@
 #pragma once
-// Storages that a plan may drop, with the least that each costs: for lower bounds. Internal to planner.
+// Storages that a plan may drop, with the least cost of each: for lower bounds. Internal to planner.
 
 #include <cstdint>
 #include <utility>
@@ -9,23 +9,25 @@
 
 namespace snug::detail {
 
+/// A storage that a plan may drop.
 struct Droppable {
   int storage;
   int64_t bytes;
-  double seconds;  ///< that no plan without it undercuts; see bound.cpp
-  /// Events, both ends included, in which it may be gone and is there in plain training.
+  double seconds;  ///< no plan that drops the storage adds fewer; see bound.cpp
+  /// Events, both ends included, during which the storage may be absent, but is in memory in plain training.
   std::vector<std::pair<int, int>> gaps;
 };
 
-/// Those that autograd saves and that can be rebuilt or offloaded, in the order of seconds a byte.
+/// The storages that autograd saves and a plan can rebuild or offload, by ascending seconds for each byte.
 std::vector<Droppable> droppables(const plan::StepSimulator& simulator);
 
-/// Per storage: of the operators that wrote it. One that wrote several of the `saved` storages is shared out among
-/// them. Infinity: one of them cannot run again.
+/// Per storage: seconds of the operators that wrote the storage. The seconds of an operator that wrote several of the
+/// `saved` storages are shared out among the storages. Infinity: an operator cannot run again, or the storage must not
+/// be rebuilt.
 std::vector<double> own_seconds(const plan::StepSimulator& simulator, const std::vector<bool>& saved);
 
-/// The least that a storage's way out and back adds to a step: nothing, as streams may be hidden. Infinity without a
-/// link.
+/// The least time that the transfers of a storage, out and back, add to a step: 0, because computation may hide
+/// streams. Infinity without a link.
 double least_transfer_seconds(const StepProfile& profile);
 
 }  // namespace snug::detail

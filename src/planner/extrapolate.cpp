@@ -2,6 +2,16 @@
 
 #include <algorithm>
 
+// A step may not run within a budget under any plan, so the step has no profile. The refusal must still name the bytes
+// that the step takes (step/step_trials.cpp). Smaller parts of the batch may run, and have profiles.
+//
+// The profile of the step is the continuation of a line through two such profiles. Bytes of a tensor with a single
+// dimension of items, or none, lie on the line exactly. Bytes of other tensors, for example of all pairs of items, do
+// not: the line underestimates them. Time is only roughly linear; the estimate is meant for bytes.
+//
+// Profiles that differ in operators, kinds of storages or the order of events have no line between them. Then no
+// profile is made, and the refusal names no number.
+
 namespace snug::detail {
 namespace {
 
@@ -42,7 +52,7 @@ std::optional<StepProfile> extrapolated(const ProfiledItems& small, const Profil
   for (size_t i = 0; i < result.backward.size(); ++i) {
     result.backward[i].seconds = seconds(small.profile.backward[i].seconds, result.backward[i].seconds);
   }
-  // Levels go on along the line, and not what leads from one to the next, which is rounded.
+  // Levels lie on the line, not the differences between levels: differences are rounded, and do not add up to a level.
   int64_t of_small = 0, of_large = 0, level = 0;
   for (size_t i = 0; i < result.events.size(); ++i) {
     ProfileEvent& event = result.events[i];

@@ -1,5 +1,5 @@
 #pragma once
-// The profile of a large micro-batch from those of two small ones, where that one cannot run.
+// The profile of a large micro-batch that cannot run, from the profiles of two small micro-batches.
 
 #include <cstdint>
 #include <optional>
@@ -14,8 +14,9 @@ struct ProfiledItems {
   int64_t items;
 };
 
-/// Every number of bytes and of seconds goes on along the line through the two profiles, which is exact where tensors
-/// have a dimension of items or none. None: the two ran other operators, or memory changed at other moments.
+/// Every number of bytes and of seconds lies on the line through the two profiles. The line is exact for tensors with
+/// at most one dimension of items. Empty: `small` does not have fewer items than `large`, the profiles have different
+/// operators, or memory changes at different moments.
 std::optional<StepProfile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items);
 
 }  // namespace snug::detail

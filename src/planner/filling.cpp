@@ -8,6 +8,21 @@
 #include "src/planner/at.h"
 #include "src/planner/room.h"
 
+// A plan that fits usually leaves bytes free during some events. Which dropped storages should be kept in the free
+// bytes, so that most time is saved?
+//
+// The exact question is a packing problem with a constraint for each event, and its gains depend on each other: a kept
+// storage shortens replays of other storages. So Filling works in two stages, and the simulator judges every result:
+//
+//   fill    Gains are estimated from the replays of the plan: an operator that does not run again saves its seconds.
+//           Gains are taken in the order of saved seconds for each byte while the bytes are free (room.h). Then all
+//           taken gains are simulated at once. If the replays need more than was free, the first so many gains are
+//           tried, and halving finds the number. A few rounds follow, each with the replays of the new plan.
+//   polish  Each single change of a storage is simulated; if no single change helps, each swap of two storages. Polish
+//           also helps plans that overflow, and takes all work it is given.
+//
+// Fill takes few simulations, because of the halving. Polish takes many, so solver.cpp polishes only the best plans.
+
 namespace snug::detail {
 
 using plan::Stay;
@@ -30,7 +45,8 @@ Filling::Filling(const plan::StepSimulator& simulator, const StorageUses& uses, 
   }
 }
 
-// For what the plan lets run again: to keep it, or to hold it after the first time. Best first.
+// Gains from storages that the plan makes again: to keep the storage, or to hold the storage after the first rebuild.
+// The best gain is first.
 std::vector<Filling::Gain> Filling::gains(const PlanPoint& point) const {
   std::vector<int> times(profile_.operators.size(), 0);
   std::vector<int> first_at(profile_.operators.size(), 0);
@@ -61,7 +77,6 @@ std::vector<Filling::Gain> Filling::gains(const PlanPoint& point) const {
   return result;
 }
 
-// Where replays need more than was free, the first so many of what was taken, found by halving.
 PlanPoint Filling::fill(PlanPoint from, int64_t budget) {
   constexpr int kRounds = 8;
   for (int round = 0; round < kRounds && pool_.work_left() > 0 && from.fits(); ++round) {
@@ -94,7 +109,7 @@ PlanPoint Filling::fill(PlanPoint from, int64_t budget) {
   return from;
 }
 
-// One change, taken if it overflows less, or fits and is faster, or is as fast with a lower peak.
+// Takes the plan if the plan overflows less; or overflows as much and is faster; or is as fast and has a lower peak.
 bool Filling::improve(PlanPoint& best, const plan::Stays& plan, int64_t budget) {
   PlanPoint point = pool_.evaluate(plan, budget);
   const auto order = [](const PlanPoint& p) { return std::tuple(p.overflow, p.run.seconds, p.run.peak_bytes); };
@@ -143,7 +158,7 @@ bool Filling::swap_two(PlanPoint& best, int64_t budget, int64_t limit) {
   return false;
 }
 
-// Swaps only where no single change helps any more.
+// Swaps follow only when no single change helps any more.
 PlanPoint Filling::polish(PlanPoint from, int64_t budget, int64_t limit) {
   while (pool_.work_left() > limit && (change_one(from, budget, limit) || swap_two(from, budget, limit))) {
   }

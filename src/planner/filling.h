@@ -1,5 +1,5 @@
 #pragma once
-// Filling: from a plan that fits to a faster one that fits. Internal to planner.
+// Filling: from a plan that fits to a faster plan that fits. Internal to planner.
 
 #include <cstdint>
 #include <vector>
@@ -9,24 +9,26 @@
 
 namespace snug::detail {
 
+/// Uses the bytes that a plan leaves free.
 class Filling {
  public:
   /// Keeps references.
   Filling(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
 
-  /// Keeps what there is room for, best first, many storages at once.
+  /// Keeps storages in the free bytes, many storages at once, the best first. A plan that fits becomes a plan that fits
+  /// and is not slower. Any other plan is returned unchanged.
   PlanPoint fill(PlanPoint from, int64_t budget);
 
-  /// Tries each single change, and then swaps, until none helps or no more work than `limit` is left. `from` may
-  /// overflow.
+  /// Tries each single change, and then swaps of two storages, until no change helps, or at most `limit` of the pool's
+  /// work is left. `from` may overflow.
   PlanPoint polish(PlanPoint from, int64_t budget, int64_t limit);
 
  private:
   struct Gain {
-    double value;  // seconds saved for each byte
+    double value;  // saved seconds for each byte
     int storage;
     plan::Stay choice;
-    int first;  // events in which it is there in addition
+    int first;  // first and last event of the additional time in memory
     int last;
   };
 
@@ -39,8 +41,8 @@ class Filling {
   const StepProfile& profile_;
   const StorageUses& uses_;
   PlanPool& pool_;
-  std::vector<int> choices_;                   // storages that a plan can treat in more than one way
-  std::vector<std::vector<plan::Stay>> ways_;  // per storage: to treat it
+  std::vector<int> choices_;                   // storages that a plan can treat in several ways
+  std::vector<std::vector<plan::Stay>> ways_;  // per storage: the Stays that a plan may choose
 };
 
 }  // namespace snug::detail

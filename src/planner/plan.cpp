@@ -18,7 +18,7 @@ using Json = detail::OrderedJson;
 constexpr detail::JsonKind kPlanJson{
     .key = "snug_remat_plan", .type = "RematPlan", .noun = "plan", .cure = "plan again"};
 
-// A Stay as one number: the event from which on it stays, or one of these.
+// A Stay as a number: the event from which on the storage stays, or a constant.
 constexpr int kStreamed = -3;
 constexpr int kOffloaded = -2;
 constexpr int kKept = -1;
@@ -99,7 +99,7 @@ std::string table(const Shares& rows, int limit) {
   return text;
 }
 
-// What leaves, by its maker, with the seconds of its way out and back.
+// Storages that leave, by the operator that makes them, with the seconds of the transfers out and back.
 std::map<std::string, Share> transfers(const plan::StepSimulator& simulator, const plan::Simulation& run) {
   const StepProfile& profile = simulator.profile();
   std::map<std::string, Share> moved;

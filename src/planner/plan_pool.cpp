@@ -6,10 +6,11 @@
 namespace snug::detail {
 namespace {
 
-constexpr int64_t kPerReplayed = 2;  // of work, for an operator that runs again
+constexpr int64_t kPerReplayed = 2;  // work for an operator that runs again; an event has work 1
 
-// No plan runs more operators again. A step cut into segments over several levels runs each about as often as there are
-// levels; what runs each more often is a chain of which nothing is held, and there is a better plan.
+// The most operators that a plan may run again. A step that is cut into segments over several levels runs each operator
+// about as often as the step has levels. A plan that runs operators more often holds nothing of some chain, and a
+// better plan exists.
 int64_t most_replayed(const StepProfile& profile) {
   constexpr int64_t kEachTimes = 16;
   constexpr int64_t kAnyhow = 1000;

@@ -1,5 +1,5 @@
 #pragma once
-// PlanPool: simulates plans, counts that work, and remembers the best. Internal to planner.
+// PlanPool: simulates plans, counts the work of simulations, and remembers the best plans. Internal to planner.
 
 #include <cstdint>
 #include <map>
@@ -10,6 +10,7 @@
 
 namespace snug::detail {
 
+/// A plan with its simulation.
 struct PlanPoint {
   plan::Stays plan;
   plan::Simulation run;
@@ -19,23 +20,28 @@ struct PlanPoint {
   bool fits() const { return possible() && overflow == 0; }
 };
 
+/// All plans of a search go through the pool.
 class PlanPool {
  public:
   using Known = std::map<int64_t, std::pair<double, plan::Stays>>;
 
   explicit PlanPool(const plan::StepSimulator& simulator);
 
+  /// Simulates a plan, takes the simulation from the work left, and remembers the plan if the plan is possible.
   PlanPoint evaluate(const plan::Stays& plan, int64_t budget);
 
-  /// By peak: all plans ever simulated, but those that another beats in bytes and in seconds.
+  /// By peak: seconds and plan of all plans ever simulated, except plans that another plan beats in bytes and in
+  /// seconds.
   const Known& known() const { return known_; }
-  /// The fastest one that fits; end() if none does.
+  /// The fastest remembered plan that fits; end() if no plan fits.
   Known::const_iterator within(int64_t budget) const;
 
-  /// Events, and operators replayed, that may be simulated from now on. A search ends when there are none left.
+  /// Work that may be done from now on, counted in simulated events plus twice the replayed operators. A search ends
+  /// when no work is left.
   void set_work(int64_t work) { work_left_ = work; }
   int64_t work_left() const { return work_left_; }
 
+  /// Number of simulations, and their steps (see Simulation) with the steps of estimates that were added.
   int64_t simulations() const { return simulations_; }
   int64_t steps() const { return steps_; }
   void add_steps(int64_t steps) { steps_ += steps; }

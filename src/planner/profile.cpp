@@ -49,7 +49,7 @@ std::vector<ValueId> read_values(const Json& json) {
   return values;
 }
 
-// Walks the events as they happened, and says where they contradict each other.
+// Goes through the events in order, and throws ConfigError at the first contradiction.
 class Checker {
  public:
   explicit Checker(const StepProfile& profile)
@@ -98,7 +98,7 @@ class Checker {
     }
   }
 
-  // Whatever is alive at a time is no more than all together.
+  // The sum of all bytes fits into 64 bits. Then every level fits, too: never more is alive than everything together.
   void add_to_all(int64_t bytes) {
     const bool fits = !__builtin_add_overflow(all_bytes_, bytes, &all_bytes_);
     require(fits, "all together is more than {} bytes", std::numeric_limits<int64_t>::max());
@@ -177,7 +177,7 @@ class Checker {
   const StepProfile& profile_;
   std::vector<int> version_;  // -1: not made yet
   std::vector<bool> held_;    // by the program
-  std::vector<int> uses_;     // unpacked and not done with
+  std::vector<int> uses_;     // unpacked and not yet done
   size_t next_operator_ = 0;
   size_t position_ = 0;
   int64_t own_ = 0;

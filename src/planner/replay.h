@@ -1,6 +1,7 @@
 #pragma once
-// ReplayFinder: the operators that run again so that one storage is there, and how long the replay needs each storage
-// that they make. StepSimulator predicts replays with it, OpTape runs them. They are rules 3, 4 and 6 of simulator.cpp.
+// ReplayFinder: the operators that run again to rebuild a storage, and how long the replay needs each storage that the
+// operators make. StepSimulator predicts replays with ReplayFinder, and OpTape runs the replays. Replays follow rules
+// 3, 4 and 6 of simulator.cpp.
 
 #include <algorithm>
 #include <concepts>
@@ -16,38 +17,43 @@
 
 namespace snug::detail {
 
-/// The storages and operators of a step, by number, as they are when a storage is asked for.
+/// The storages and operators of a step, by number, at the moment when the backward pass asks for a storage.
 template <class T>
 concept ReplaySource = requires(T& source, ValueId value, int storage, int op) {
   { source.last_version(storage) } -> std::same_as<int>;
-  { source.is_there(storage) } -> std::same_as<bool>;  // at its last version
-  { source.bring(storage) } -> std::same_as<bool>;     // likewise, or else it is loaded; called for each use
-  { source.maker(value) } -> std::same_as<int>;        // the operator that can make it again; -1: none
-  { source.needs(op) } -> std::convertible_to<std::span<const ValueId>>;  // with the version before each write in place
+  { source.is_there(storage) } -> std::same_as<bool>;  // in memory, at the last version
+  {
+    source.bring(storage)
+  } -> std::same_as<bool>;                       // in memory, or else loaded, at the last version; called for each use
+  { source.maker(value) } -> std::same_as<int>;  // the operator that can make the value again; -1: no operator
+  { source.needs(op) } -> std::convertible_to<std::span<const ValueId>>;  // also the version before each write in place
   { source.writes(op) } -> std::convertible_to<std::span<const ValueId>>;  // version 0 allocates
 };
 
-/// A storage that a replay makes. `first` and `last` are places in the replay's list of operators.
+/// A storage that a replay makes. `first` and `last` are positions in the replay's list of operators.
 struct MadeAgain {
   int storage;
-  int first;           // makes it
-  int last;            // needs it last
-  bool may_stay;       // at its last version in the end, and not there from before
-  bool stays = false;  // it is not released after `last`; whoever runs the replay decides
+  int first;           // the operator that makes the storage
+  int last;            // the last operator that needs the storage
+  bool may_stay;       // at the last version after the replay, and not in memory before
+  bool stays = false;  // not released after `last`; the caller decides
 };
 
+/// A replay, or the reason why no replay exists.
 struct FoundReplay {
   std::vector<int> operators = {};      // in program order
   std::vector<MadeAgain> made = {};     // in the order of `first`
-  std::optional<ValueId> missing = {};  // nothing can make this value: there is no replay
-  bool is_cut_short = false;            // more operators would run than was allowed: likewise
-  int64_t looked_at = 0;                // values, to find it
+  std::optional<ValueId> missing = {};  // a value that nothing can make: no replay exists
+  bool is_cut_short = false;            // more operators had to run than was allowed: no replay
+  int64_t looked_at = 0;                // values that the search examined
 };
 
+/// Finds replays; keeps memory from replay to replay.
 class ReplayFinder {
  public:
-  /// Storages that are there or can be loaded are brought; the producers of the rest run again. Cut short after `most`
-  /// operators. The result holds until the next call.
+  /// The replay for the last version of `target`. Storages that are in memory or can be loaded are brought; the
+  /// producers of all other needed values run again. The search is cut short after `most` operators. The result is
+  /// valid until the next call.
   template <ReplaySource Source>
   const FoundReplay& find(Source& source, int target, int64_t most = std::numeric_limits<int64_t>::max()) {
     ++number_;
@@ -126,17 +132,18 @@ class ReplayFinder {
 
   FoundReplay found_;
   std::vector<ValueId> pending_;
-  std::vector<int> replay_of_;  // per operator: the number of the last replay that it is in
-  std::vector<int> place_of_;   // per storage: its place in `made`
-  int number_ = 0;              // of this replay
+  std::vector<int> replay_of_;  // per operator: the number of the last replay with the operator
+  std::vector<int> place_of_;   // per storage: the position in `made`
+  int number_ = 0;              // of the current replay
 };
 
-/// The storages that a replay releases, by operator.
+/// The storages that a replay releases, by the operator after which they are released.
 class ReleaseOrder {
  public:
+  /// Takes a replay with so many operators.
   void sort(const std::vector<MadeAgain>& made, size_t operators);
 
-  /// Their places in `made`: needed last by the operator at place `k`, and not to stay.
+  /// Positions in `made` of the storages that operator `k` of the replay is the last to need, and that do not stay.
   std::span<const int> after(int k) const {
     const int begin = k == 0 ? 0 : ends_[at(k) - 1];
     return std::span(by_last_).subspan(at(begin), at(ends_[at(k)] - begin));
@@ -144,7 +151,7 @@ class ReleaseOrder {
 
  private:
   std::vector<int> by_last_;
-  std::vector<int> ends_;  // per operator: the end of its part of `by_last_`
+  std::vector<int> ends_;  // per operator: the end of the operator's part of `by_last_`
 };
 
 }  // namespace snug::detail

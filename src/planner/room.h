@@ -7,12 +7,13 @@
 
 namespace snug::detail {
 
-/// A tree of least values, with sums that hold for all below a node.
+/// A tree of least values over events. A node also has a sum that is subtracted from all values below the node.
 class Room {
  public:
   Room(const std::vector<int64_t>& levels, int64_t budget);
 
-  /// Takes `bytes` during the events first..last, if they are free in all of them. first <= last.
+  /// Takes `bytes` during the events first..last if so many are free during each event, and returns whether
+  /// the bytes were taken. first <= last.
   bool take(int first, int last, int64_t bytes);
 
  private:
@@ -21,7 +22,7 @@ class Room {
 
   size_t leaves_ = 1;
   std::vector<int64_t> least_;  // below each node; the root is number 1, the children of n are 2 n and 2 n + 1
-  std::vector<int64_t> taken_;  // from all below each node, not in their own values
+  std::vector<int64_t> taken_;  // from all values below each node, but not yet subtracted in the values
 };
 
 }  // namespace snug::detail

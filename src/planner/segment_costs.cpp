@@ -37,7 +37,7 @@ class Costs {
   int64_t bytes(int s) const { return profile_.storages[at(s)].bytes; }
   bool is_external(int s) const { return profile_.storages[at(s)].kind == StorageKind::External; }
 
-  // Operators that run again where nothing droppable is kept.
+  // Operators that run again if nothing droppable is kept.
   void find_needed() {
     is_needed_.assign(at(operators_), false);
     for (int i = operators_; i-- > 0;) {
@@ -57,8 +57,8 @@ class Costs {
     }
   }
 
-  // Levels of all that is not droppable, and of the backward pass's own bytes; in the forward pass also of what the
-  // program still has though no later segment reads it.
+  // Levels of all storages that are not droppable, and of the backward pass's own bytes. In the forward pass also
+  // levels of storages that the program still has, although no later segment reads them.
   void measure_bases() {
     const int events = static_cast<int>(profile_.events.size());
     std::vector<int64_t> level(at(events) + 1, 0);  // changes at first
@@ -106,7 +106,7 @@ class Costs {
   }
 
   void measure_backward() {
-    // What segments before k hold in plain training, when k's backward pass begins.
+    // Bytes of segments before k in plain training, when the backward pass of k begins.
     std::vector<int64_t> before(segments_.list.size() + 1, 0);
     for (int k = 0; k < segments_.count(); ++k) {
       before[at(k) + 1] = before[at(k)];
@@ -127,8 +127,8 @@ class Costs {
 
   enum class Pass { First, Again };
 
-  // Highest level of a forward pass through the segment that keeps `kept`. The first time, a storage is there until the
-  // program lets go of it.
+  // Highest level of a forward pass through the segment that keeps `kept`. In the first pass, a storage is in memory
+  // until the program lets go of the storage.
   int64_t forward_peak(const Segment& segment, const std::vector<bool>& kept, Pass pass) const {
     const size_t count = at(segment.last - segment.first) + 1;
     std::vector<int64_t> taken(count, 0), given_back(count, 0);  // by each operator
@@ -155,7 +155,7 @@ class Costs {
     bool needs_unsaved_inputs = false;
   };
 
-  // Of `dropped`, from what is kept and from before the segment.
+  // The rebuild of `dropped`, from kept storages and from storages of earlier segments.
   Rebuild rebuild(const Segment& segment, const std::vector<int>& dropped, const std::vector<bool>& kept) const {
     std::vector<bool> ran(at(segment.last - segment.first) + 1, false);
     std::vector<int> pending = dropped;
@@ -184,7 +184,7 @@ class Costs {
     return result;
   }
 
-  // An option drops the saved storages that are cheapest to rebuild for their bytes; each one about as many more.
+  // An option drops the saved storages with the cheapest rebuild for their bytes; each next option about as many more.
   void measure_forward(Segment& segment) const {
     for (int i = segment.first; i <= segment.last; ++i) {
       segment.seconds += is_needed_[at(i)] ? profile_.operators[at(i)].seconds : 0;
@@ -236,9 +236,9 @@ class Costs {
   const plan::Simulation plain_;
   const int storages_;
   const int operators_;
-  std::vector<bool> is_needed_;  // per operator: it runs again where nothing droppable is kept
-  std::vector<int> left_after_;  // per storage: the last operator before the program lets go of it
-  std::vector<int64_t> base_;    // per operator: level of all that is not droppable
+  std::vector<bool> is_needed_;  // per operator: runs again if nothing droppable is kept
+  std::vector<int> left_after_;  // per storage: the last operator before the program lets go of the storage
+  std::vector<int64_t> base_;    // per operator: level of all storages that are not droppable
 };
 
 }  // namespace

@@ -6,9 +6,25 @@
 #include "src/planner/at.h"
 #include "src/planner/segment_table.h"
 
+// SegmentTable finds the best plan of segments for every number of bytes, but by estimated bytes. The simulator knows
+// the real bytes. Which of the table's plans is the fastest that really fits?
+//
+// Simulating all plans of a table is thorough and slow. Trusting the estimates wastes bytes or overflows. Real bytes
+// ascend with estimated bytes except for errors of the estimates, so around() simulates a few plans:
+//
+//   1. A binary search with the simulator finds the first plan of the table that overflows.
+//   2. The plans on both sides of the first overflow are simulated, and the fastest that fits is taken.
+//   3. If no simulated plan fits, a table is made for the budget alone. If the table's plan overflows, the simulator
+//      says during which event. The estimate of the event's segment is raised, and the table is made again, until a
+//      plan fits, no plan exists, or the rounds are used up.
+//   4. A few plans that overflow, the first and some that are farther away, are returned for Descent.
+//
+// Estimates are better for few segments, and many segments need fewer bytes. So two families are made, of at most 25
+// and at most 80 segments. The work of a table grows with the cube of the number of segments: 80 bounds the time of a
+// search for steps of any length.
+
 namespace snug::detail {
 
-// Few segments have better estimates, many do with fewer bytes.
 SegmentPlans::SegmentPlans(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
     : simulator_(simulator), pool_(pool) {
   int before = 0;
@@ -49,7 +65,7 @@ int SegmentPlans::first_that_overflows(const Family& family, int64_t budget) {
   return static_cast<int>(first - family.plans.begin());
 }
 
-// Estimated bytes ascend. Real bytes ascend but for errors of the estimates, so the plans on both sides are tried.
+// The fastest plan that fits among the plans on both sides of plan `number`.
 std::optional<PlanPoint> SegmentPlans::best_near(const Family& family, int number, int64_t budget) {
   constexpr int kBeside = 4;
   const int end = std::min(static_cast<int>(family.plans.size()), number + kBeside);
@@ -63,8 +79,7 @@ std::optional<PlanPoint> SegmentPlans::best_near(const Family& family, int numbe
   return best;
 }
 
-// Where a plan rises above its estimate, the simulator says during which event. There the estimate is raised, until a
-// plan fits.
+// Step 3 of the essay above.
 std::optional<PlanPoint> SegmentPlans::correct(Segments segments, int64_t budget) {
   constexpr int kRounds = 6;
   for (int round = 0; round < kRounds; ++round) {

@@ -10,12 +10,13 @@
 
 namespace snug::detail {
 
+/// Makes the tables of segments once, and reads plans for any budget from them.
 class SegmentPlans {
  public:
   /// Keeps references.
   SegmentPlans(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
 
-  /// Simulated: those that fit, and some that overflow a little.
+  /// Simulated plans near the budget: plans that fit, and a few that overflow a little, for Descent.
   std::vector<PlanPoint> around(int64_t budget);
 
  private:

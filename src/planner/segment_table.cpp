@@ -9,25 +9,25 @@
 
 // Rotor's recurrence (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous
 // chains", RR-9302) with several options a block as in Rockmate (Zhao et al., ICML 2023), for graphs: a cut costs all
-// that crosses it, not one tensor. V(s, t) is the least time that segments s..t take beyond a plain step, as a function
-// of the bytes m that are left beside what earlier segments keep.
+// tensors that cross the cut, not a single tensor. V(s, t) is the least time that segments s..t take beyond a plain
+// step, as a function of m, the bytes that are left beside the storages that earlier segments keep.
 //
 //   save with option o: V(s, t)(m) = seconds_o + V(s+1, t)(m - kept_o)
 //                       if m >= forward peak of o, and m >= backward peak of s
 //   cut before j:       V(s, t)(m) = seconds(s..j-1) + V(j, t)(m - crossing(s, j, t)) + V(s, j-1)(m)
 //                       if m >= forward peak of s..j-1
 //
-// crossing(s, j, t): bytes that segments s..j-1 make and segments j..t read. What earlier segments made is kept by
-// them. A tensor that crosses many cuts (a skip connection, a mask, a list of outputs) is so paid for once.
+// crossing(s, j, t): bytes that segments s..j-1 make and segments j..t read. Storages of segments before s are kept by
+// those segments. So a tensor that crosses many cuts (a skip connection, a mask, a list of outputs) is paid for once.
 //
-// Not every tensor that crosses is one that the backward pass asks for. The others are needed only where something
-// after the cut runs again. So there are two V: with all inputs, and with those only that are saved. The second has the
-// options that do not need the rest; or it buys the rest:
+// The backward pass does not ask for every tensor that crosses a cut. The unsaved tensors are needed only if an
+// operator after the cut runs again. So V is computed twice: with all inputs, and with saved inputs only. V with saved
+// inputs has the options that do not need unsaved inputs; or buys the unsaved inputs:
 //
 //   V_saved(s, t)(m) = V_all(s, t)(m - unsaved bytes that cross s)
 //
-// Plans are optimal, up to slots and estimates, among those where what is stored stays until its backward. The
-// simulator judges them.
+// Plans are optimal, up to slots and estimates, among plans that keep stored tensors until their backward. The
+// simulator judges the plans.
 
 namespace snug::detail {
 namespace {
@@ -56,10 +56,10 @@ SegmentTable::SegmentTable(const Segments& segments, int64_t most_bytes)
   }
 }
 
-// Rounded up at some places and down at others, so that a sum of many small numbers of bytes is about right. kSlots:
-// too many.
+// The number of slots for so many bytes; kSlots: too many. Different values of `number` round up or down differently,
+// so that a sum of many small numbers of bytes is about right.
 int SegmentTable::slots(int64_t bytes, int number) const {
-  constexpr uint32_t kGolden = 2654435769;  // of 2 to the 32: multiples of it are spread evenly
+  constexpr uint32_t kGolden = 2654435769;  // 2 to the 32, divided by the golden ratio: multiples are spread evenly
   const uint32_t share = static_cast<uint32_t>(number + 1) * kGolden;
   const int64_t slots = (bytes + static_cast<int64_t>(static_cast<double>(unit_) * share / 0x1p32)) / unit_;
   return static_cast<int>(std::min<int64_t>(slots, kSlots));
@@ -95,8 +95,8 @@ void SegmentTable::find_crossing() {
   }
 }
 
-// From bytes by maker and next reader to those of all makers from here to the cut, and all readers from the cut to
-// here.
+// Before: bytes by maker and next reader. After: bytes of all makers from the given maker to the cut that are read by
+// any reader from the cut to the given reader.
 void SegmentTable::sum_up(std::vector<int64_t>& bytes, int cut) const {
   for (int maker = cut - 1; maker >= 0; --maker) {
     int64_t of_this = 0;
@@ -118,14 +118,14 @@ void SegmentTable::visit_crossing(int first, int cut, int last, const Visit& vis
   }
 }
 
-// While a segment runs forward, for the first time or again when the backward pass comes to `last`.
+// Peak while a segment runs forward, for the first time or again when the backward pass comes to `last`.
 template <class Way>
 int64_t SegmentTable::forward_peak(const Way& way, int last) const {
   return last + 1 == count_ ? way.first_peak : segments_.list[at(last)].backward_base + way.again_peak;
 }
 
-// Of each option: the bytes of what it keeps, and of what crosses to the next segments beside, by the first of them
-// that reads it.
+// For each option: the bytes of the storages that the option keeps, and of all other storages that cross to later
+// segments, by the first segment that reads the storage.
 void SegmentTable::find_taken() {
   taken_.resize(at(count_));
   for (int k = 0; k < count_; ++k) {
@@ -273,7 +273,8 @@ plan::Stays SegmentTable::plan_of(int slots) const {
   return plan;
 }
 
-// `from`: kept in the forward pass itself, or the event in which these segments run again.
+// Writes the choices for the segments first..last into `plan`. `from`: kept in the forward pass itself, or the event in
+// which the segments run again.
 void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, plan::Stay from, plan::Stays& plan) const {
   const Choice choice = cell(inputs, first, last).choice[at(slots_left)];
   const auto hold = [&](int s, plan::Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };

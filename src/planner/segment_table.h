@@ -1,5 +1,5 @@
 #pragma once
-// The fastest way through segments for every number of bytes at once, by dynamic programming. Internal to planner.
+// The fastest plan of segments for every number of bytes at once, by dynamic programming. Internal to planner.
 
 #include <cstdint>
 #include <optional>
@@ -9,40 +9,41 @@
 
 namespace snug::detail {
 
+/// The table is made by the constructor. segment_table.cpp has the recurrence.
 class SegmentTable {
  public:
-  /// For budgets up to `most_bytes`. Keeps a reference.
+  /// A table for budgets up to `most_bytes`. Keeps a reference.
   SegmentTable(const Segments& segments, int64_t most_bytes);
 
-  /// One plan for each number of bytes at which the estimated time falls; bytes ascend.
+  /// A plan for each number of bytes at which the estimated time falls. Bytes ascend.
   std::vector<plan::Stays> plans() const;
 
-  /// The fastest by its estimates within so many bytes, if there is one.
+  /// The plan with the shortest estimated time within so many bytes; empty if no plan fits.
   std::optional<plan::Stays> within(int64_t bytes) const;
 
  private:
-  static constexpr int kSlots = 512;  // of the most bytes; estimates are no better than that
+  static constexpr int kSlots = 512;  // parts of the most bytes; estimates are not more precise
 
-  /// What segments find that earlier ones made.
+  /// Which storages of earlier segments are in memory: saved storages, or all that are read.
   enum class Inputs : int8_t { Saved, All };
   enum class Action : int8_t { None, Save, Cut, BuyInputs };
   struct Choice {
     Action action = Action::None;
     Inputs rest = Inputs::All;  // for the segments after the first, or after the cut
-    int16_t number = 0;         // of the option; or the segment before which the cut is
+    int16_t number = 0;         // of the option; or of the segment after the cut
   };
   struct Cell {
-    std::vector<float> seconds;  // [slots]; infinite where they do not do
+    std::vector<float> seconds;  // [slots]; infinite if the slots are not enough
     std::vector<Choice> choice;
     int first_possible = kSlots;
   };
-  struct Taken {  // by the last segment that counts
+  struct Taken {  // bytes that an option takes, by the last segment that reads
     std::vector<int64_t> all;
-    std::vector<int64_t> saved;  // with saved inputs only for the rest
+    std::vector<int64_t> saved;  // if the later segments have saved inputs only
   };
   struct Crossing {
     std::vector<int64_t> all;      // [first * count + last]
-    std::vector<int64_t> unsaved;  // likewise, of those
+    std::vector<int64_t> unsaved;  // of storages that are not saved; the same index
   };
 
   int slots(int64_t bytes, int number) const;

@@ -8,14 +8,15 @@
 #include "src/planner/backward_order.h"
 #include "src/planner/segment_costs.h"
 
-// A step can be cut between any two operators. Storages that are made before a cut and read after it cross it. Long
-// lists of operators are cut where the fewest bytes cross, once in each of many equal parts of the step's time and
-// bytes.
+// A step can be cut between any two operators. Storages that are made before a cut and read after the cut cross the
+// cut. Long lists of operators are cut where the fewest bytes cross, once in each of many equal parts of the step's
+// time and bytes.
 
 namespace snug::detail {
 namespace {
 
-// Bytes count more by this share, a whole part away from where parts would be equal.
+// A cut in an uneven position costs more: a whole part away from the even position, crossing bytes count more by this
+// share.
 constexpr double kPriceOfUnevenParts = 0.25;
 
 class Cutter {
@@ -41,7 +42,8 @@ class Cutter {
  private:
   int64_t bytes(int s) const { return profile_.storages[at(s)].bytes; }
 
-  // Bytes that cross between operator i and the next. Nothing can be held in the middle of what is written in place.
+  // Bytes that cross between operator i and the next. Between the first and the last write, a storage counts four
+  // times, because no plan can hold a storage in the middle of writes in place.
   std::vector<int64_t> crossing_bytes() const {
     std::vector<int64_t> change(at(operators_) + 1, 0);
     for (int s = 0; s < storages_; ++s) {
@@ -60,6 +62,7 @@ class Cutter {
     return crossing;
   }
 
+  // Weight of each operator: shares of time, of droppable bytes and of the number of operators. The sum is about 3.
   std::vector<double> weights() const {
     double seconds = 1e-12;
     double all_bytes = 1;
@@ -81,7 +84,7 @@ class Cutter {
     return result;
   }
 
-  // Cut k is the best of those that are nearer to the k-th part's end than half of a part.
+  // Cut k is the best position within half a part of the end of part k.
   std::vector<Segment> parts(int most) const {
     std::vector<Segment> result;
     const std::vector<int64_t> crossing = crossing_bytes();
@@ -117,8 +120,8 @@ class Cutter {
     return result;
   }
 
-  // A segment for which nothing is unpacked has no known begin. It is joined to the one after it, or at the end to the
-  // one before.
+  // If nothing is unpacked for a segment, the beginning of the segment's backward pass is not known. The segment is
+  // joined to the next segment, or at the end to the segment before.
   std::vector<Segment> joined(const std::vector<Segment>& parts) const {
     const std::vector<int> events = backward_events(profile_, uses_);
     std::vector<Segment> result;

@@ -14,35 +14,44 @@
 
 // The rules of the executor
 //
-//  1. The forward pass runs as recorded. A storage is there from the operator that allocates it until the program drops
-//     it. What a backward pass inside the forward pass asks for counts as dropped when autograd releases it last.
-//  2. A kept storage stays on until the backward pass is done with it and no later replay reads it.
-//  3. Unpack: a storage that is not there is rebuilt. Its producer, and recursively the producers of all that those
-//     need and that is not there, run again in program order, each once. What is there is whatever the program, the
-//     plan or an earlier Unpack that is not done yet still holds, at its last version.
-//  4. What a replay makes beside the storage that was asked for is released after its last use in that replay, or right
-//     after its operator if there is none; unless the plan holds it from this event on and there is a later use. Then
-//     it stays until after the event of its last use. What is pinned is never taken from a replay. Replay schedules
-//     depend on the plan alone, so last uses are known.
-//  5. Done: a rebuilt storage is released, unless it is held.
+//  1. The forward pass runs as recorded. A storage is in memory from the operator that allocates the storage until the
+//     program drops the storage. If a backward pass inside the forward pass asks for the storage, the drop is the
+//     moment when autograd releases the storage for the last time.
+//  2. A kept storage stays until the backward pass is done with the storage and no later replay reads the storage.
+//  3. Unpack: an absent storage is rebuilt. The storage's producer runs again, and, recursively, the producers of all
+//     absent storages that these producers need; all in program order, each once. A storage is present if the program,
+//     the plan or an earlier Unpack that is not done yet still holds the storage at the last version.
+//  4. A replay also makes storages that the Unpack did not ask for. Each is released after its last use in the replay,
+//     or right after its operator if the replay does not use the storage. Exception: the plan holds the storage from
+//     this event on, and a later use exists. Then the storage stays until after the event of the last use. A pinned
+//     storage is never taken from a replay. Replay schedules depend on the plan alone, so last uses are known.
+//  5. Done: a rebuilt storage is released, unless the plan holds the storage.
 //  6. A value is a (storage, version). Only last versions are unpacked and held. A replayed operator that writes in
 //     place works on a storage rebuilt in the same replay: version v needs v - 1, down to the allocation. The original
 //     and the copy being rebuilt may exist side by side.
-//  7. External storages are at their last version when the backward pass runs. What read an older one, what is pinned,
-//     and what an operator marked not replayable made is never rebuilt; a plan that would need it is impossible. So is
-//     what depends on a storage that was written in place from outside.
-//  8. While an operator runs, memory is the level with its outputs, plus its workspace.
-//  9. An offloaded storage is written when the program lets go of it, if it is needed later and backward has not asked
-//     for it yet, and is gone when it is written. What an Unpack needs of such is read before its replay. From the
-//     first time that backward needs it on it is held.
-// 10. A streamed storage is written while the program goes on. It is gone when the program has waited for that: at the
-//     first operator that, by the times of the profile, begins after it is written; when the second one after it is to
-//     be written; or at the first Unpack. What the program lets go of after that is treated like an offloaded one.
-// 11. Its way back begins at the last Unpack from which, by those times, it arrives before it is needed and before the
-//     next one's way begins; but not before the second one before it is needed. It takes memory from then on.
+//  7. External storages are at their last version when the backward pass runs. Some storages are never rebuilt,
+//     and a plan that needs to rebuild them is impossible:
+//       - results of operators that read an older version of an external storage;
+//       - pinned storages;
+//       - results of operators that are marked not replayable;
+//       - storages that depend on a storage that was written in place from outside.
+//  8. While an operator runs, memory is the level with the operator's outputs, plus the operator's workspace.
+//  9. An offloaded storage is written when the program lets go of the storage, if the storage is needed later and
+//     backward has not asked for the storage yet. The storage is gone when written. Offloaded storages that an Unpack
+//     needs are read before the Unpack's replay. An offloaded storage is held from the first time that backward needs
+//     the storage.
+// 10. A streamed storage is written while the program continues. The storage is gone when the program has waited for
+//     the end of the write. The program waits at the first of these events:
+//       - the first operator that, by the times of the profile, begins after the storage is written;
+//       - the beginning of the write of the second streamed storage after this storage;
+//       - the first Unpack.
+//     Streamed storages that the program lets go of after the first Unpack are treated like offloaded storages.
+// 11. The transfer back of a streamed storage begins at the last Unpack from which, by the times of the profile, the
+//     storage arrives before the storage is needed and before the next transfer back begins; but not before the event
+//     that needs the storage two transfers earlier. From then on the storage takes memory.
 //
-// Two walks: the first finds replays and last uses (a storage that is held stays, which only adds what is never read),
-// the second counts bytes.
+// Two walks: the first walk finds replays and last uses, the second walk counts bytes. In the first walk a held storage
+// stays to the end, which only adds storages that are never read.
 
 namespace snug::plan {
 
@@ -128,7 +137,7 @@ class StepSimulator::Run {
     return std::move(live_);
   }
 
-  // As a ReplaySource, in the first walk.
+  // The functions of a ReplaySource, for the first walk.
   int last_version(int s) const { return model_.last_version(s); }
   bool is_there(int s) const { return external(s) || there(s); }
   bool bring(int s) {
@@ -158,7 +167,7 @@ class StepSimulator::Run {
   }
   void touch(int s) { result_.last_use[at(s)] = std::max(result_.last_use[at(s)], event_); }
 
-  // First walk. False: the plan is impossible, or the simulation is cut short.
+  // The first walk. Returns false if the plan is impossible or the simulation is cut short.
   bool schedule() {
     const int events = static_cast<int>(profile_.events.size());
     for (int e = 0; e < events; ++e) {
@@ -210,12 +219,12 @@ class StepSimulator::Run {
     return true;
   }
 
-  // By the plan. Whether anything needs it later is known after the first walk.
+  // Whether the plan wants to hold the storage. Whether a later need exists is known only after the first walk.
   bool is_to_stay(const MadeAgain& one) const {
     return one.may_stay && may_be_rebuilt(one.storage) && plan_[at(one.storage)].holds_rebuilt_at(event_);
   }
 
-  // Second walk.
+  // The second walk.
   void count_bytes() {
     const int events = static_cast<int>(profile_.events.size());
     program_.assign(program_.size(), false);
@@ -295,7 +304,7 @@ class StepSimulator::Run {
     }
   }
 
-  // --- what leaves
+  // --- storages that leave
 
   bool leaves_when_dropped(int s, int dropped_at) const {
     return plan_[at(s)].leaves() && result_.last_use[at(s)] > dropped_at && !asked_before_drop_[at(s)];
@@ -326,7 +335,8 @@ class StepSimulator::Run {
     }
   }
 
-  // Before an event. A storage whose way back begins is not on its way out any more.
+  // Called before each event. All transfers out end at the first Unpack, so a storage whose transfer back begins is not
+  // in transfer out any more.
   void meet_streams(const ProfileEvent& event, double& seconds) {
     if (event.kind == EventKind::Unpack && !external(event.index)) {
       streams_->is_backward = true;
@@ -357,7 +367,7 @@ class StepSimulator::Run {
     change(s, [&] { streams_->moves[at(s)] = false; });
   }
 
-  // Returns when it is over.
+  // Returns the time at which the transfer ends.
   static double transfer(double& is_free_at, double now, double takes) {
     is_free_at = std::max(is_free_at, now) + takes;
     return is_free_at;
@@ -371,7 +381,7 @@ class StepSimulator::Run {
     const double over = transfer(link_is_free_at_.out, seconds, profile_.link.out_seconds(bytes(s)));
     if (streams) {
       streams_->arrives[at(s)] = over;
-      streams_->moves[at(s)] = true;  // it is there already
+      streams_->moves[at(s)] = true;  // in memory already, so the level is the same
       streams_->out.push_back(s);
     } else {
       seconds = over;
@@ -433,7 +443,7 @@ class StepSimulator::Run {
     result_.steps += 2 * std::ssize(made);
     for (const MadeAgain& one : made) {
       if (one.stays) {
-        level_ -= bytes(one.storage);  // counted anew here, or as a use by step()
+        level_ -= bytes(one.storage);  // counted again here, or as a use by step()
       }
       if (holds(one)) {
         change(one.storage, [&] { held_[at(one.storage)] = true; });
@@ -485,10 +495,11 @@ class StepSimulator::Run {
 
   struct Streams {
     detail::StreamPlaces places;
-    std::unordered_map<int, std::vector<int>> met_at = {};  // event: whose way out is waited for, or way back begins
-    std::vector<bool> moves = {};                           // takes memory, on its way out or back
+    // event: storages whose transfer out is waited for, or whose transfer back begins
+    std::unordered_map<int, std::vector<int>> met_at = {};
+    std::vector<bool> moves = {};  // in memory because of a transfer, out or back
     std::vector<double> arrives = {};
-    std::deque<int> out = {};  // on their way, the oldest first
+    std::deque<int> out = {};  // storages in transfer out, the oldest first
     bool is_backward = false;
   };
   struct Link {
@@ -502,17 +513,17 @@ class StepSimulator::Run {
   Simulation result_;
   std::vector<bool> program_, kept_, held_;
   std::vector<int> uses_;
-  std::vector<bool> asked_before_drop_;  // of those to offload
+  std::vector<bool> asked_before_drop_;  // per storage that leaves: by the backward pass
   detail::ReplayFinder finder_;
-  std::vector<int> loads_;                    // of the replay under way
+  std::vector<int> loads_;                    // of the current replay
   std::vector<std::vector<MadeAgain>> made_;  // per replay
   std::vector<std::vector<int>> endings_;
   const std::vector<MadeAgain>* in_replay_ = nullptr;
-  detail::ReleaseOrder releases_;  // likewise
+  detail::ReleaseOrder releases_;  // of the current replay
   int replay_position_ = 0;
   size_t next_replay_ = 0;
   int event_ = 0;
-  std::optional<Streams> streams_;  // in the second walk, of a plan that has some
+  std::optional<Streams> streams_;  // in the second walk, if the plan streams
   Link link_is_free_at_ = {0, 0};
   int64_t level_ = 0, own_ = 0, capture_ = -1;
   std::vector<LiveStorage> live_;

@@ -14,17 +14,22 @@
 #include "src/planner/segment_plans.h"
 #include "src/planner/storage_uses.h"
 
-// Choosing what to rebuild is NP-hard already on chains (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal
-// checkpointing for heterogeneous chains", RR-9302), so this is search, with the simulator as the only judge:
+// Which storages should be kept, rebuilt or offloaded, so that a step fits into a budget and is fastest? The choice is
+// NP-hard already on chains (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous
+// chains", RR-9302). Dynamic programming is fast, but sees only plans of segments and estimates their bytes. Local
+// search sees all plans, but depends on the plan that it begins with. So the solver combines both, with the simulator
+// as the only judge:
 //
-//  - segments: the step is cut where few bytes cross, and dynamic programming says which segments keep, drop or run
-//    again over several levels (segment_table.cpp). No plan that is returned is slower than the best of these.
-//  - descent: plain training, and segments' plans that overflow a little, are brought down to the budget, cheapest
+//  - segments: the step is cut where few bytes cross. Dynamic programming says which segments keep, drop or run again
+//    over several levels (segment_table.cpp).
+//  - descent: plain training, and plans of segments that overflow a little, are brought down to the budget, cheapest
 //    change first (descent.cpp).
-//  - filling: what fits keeps again what there is room for, and the best few are polished, change by change
+//  - filling: plans that fit keep storages again while bytes are free, and the best few plans are polished
 //    (filling.cpp).
 //
-// Every plan ever simulated whose point (peak, seconds) no other beats is remembered, so answers only get better.
+// No returned plan is slower than the best plan of segments. The pool remembers every simulated plan whose point (peak,
+// seconds) no other plan beats, so answers only get better. The answer need not be optimal; bound.cpp says how far it
+// can be from the optimum. Simulated work is limited, so that the same calls give the same plans on every machine.
 
 namespace snug::plan {
 namespace {
@@ -33,8 +38,8 @@ using detail::at;
 using detail::PlanPoint;
 using detail::PlanPool;
 
-// Which plan is the most frugal one does not depend on times; which is found does, and measured ones are others each
-// time.
+// The same step with the same time for everything. The most frugal plan does not depend on times, but the plan that a
+// search finds does, and measured times differ from run to run.
 StepProfile with_even_times(StepProfile profile) {
   for (ProfiledOperator& op : profile.operators) {
     op.seconds = 1;
@@ -49,7 +54,8 @@ StepProfile with_even_times(StepProfile profile) {
   return profile;
 }
 
-// All that can be rebuilt is dropped and then treated like this; what cannot leaves, if it may.
+// Each storage that can be rebuilt gets `choice`, or never() if `choice` leaves and the storage must not. Each other
+// storage leaves if possible, and else is kept.
 Stays frugal(const StepSimulator& simulator, const detail::StorageUses& uses, Stay choice) {
   const StepProfile& profile = simulator.profile();
   Stays plan = keep_all(profile);
@@ -96,8 +102,8 @@ class PlanSolver::Search {
   PlanPool pool_;
   detail::Descent descent_;
   detail::Filling filling_;
-  std::optional<detail::SegmentPlans> segment_plans_;  // made when first asked for
-  std::map<int64_t, double> bounds_;                   // by budget, as far as asked for
+  std::optional<detail::SegmentPlans> segment_plans_;  // made by the first search
+  std::map<int64_t, double> bounds_;                   // by budget, for all budgets that were asked for
 };
 
 PlanAnswer PlanSolver::Search::answer(int64_t budget) {
@@ -127,7 +133,7 @@ double PlanSolver::Search::bound_within(int64_t budget) {
   return bound->second;
 }
 
-// Plans to go on from, the most promising first.
+// Plans to polish, the most promising plan first.
 std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
   if (!segment_plans_) {
     segment_plans_.emplace(simulator_, uses_, pool_);
@@ -166,8 +172,8 @@ std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
 
 void PlanSolver::Search::solve(int64_t budget) {
   constexpr size_t kPolished = 5;
-  constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing by more
-  constexpr double kGoodEnough = 1.001;     // times the bound
+  constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing from more
+  constexpr double kGoodEnough = 1.001;     // times the bound: then the search ends
   pool_.set_work(std::min(options_.work, kSimulations * std::ssize(simulator_.profile().events)));
   std::vector<PlanPoint> from = first_plans(budget);
   if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * bound_within(budget)) {
@@ -189,7 +195,7 @@ RematPlan PlanSolver::Search::smallest() {
 }
 
 Stays PlanSolver::Search::smallest_of_these_times() {
-  constexpr int kTries = 4;  // a search under a budget that is just missed ends lower than one under none
+  constexpr int kTries = 4;  // a search for a budget that is just missed ends lower than a search for 0 bytes
   const int64_t bound = lower_bound_bytes(simulator_);
   int64_t least = std::numeric_limits<int64_t>::max();
   int64_t budget = 0;

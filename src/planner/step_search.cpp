@@ -9,6 +9,23 @@
 #include "snug/planner.h"
 #include "src/core/versioned_json.h"
 
+// A step fits into a budget with smaller micro-batches, or with a plan that rebuilds and offloads. Neither is best for
+// all models, and both can be combined. How many items should a micro-batch have, and which plan should it have?
+//
+// A step of micro-batches of n items has
+//
+//   before  = fixed bytes + own bytes of the candidate + gradients, if the step has several micro-batches
+//   peak    = max(before + peak of the plan, fixed bytes + gradients + workspace of the optimizer)
+//   seconds = batch / n * seconds of the plan + seconds of the optimizer
+//
+// Candidates are few, and solving a candidate takes nearly all of the time. So the search is a loop: each candidate is
+// solved for budget - before, and the fastest step is the choice. Candidates are sorted by their plain times. No plan
+// is faster than plain training, so a candidate whose plain time is not below the choice's time is not solved.
+//
+// If no candidate has a plan, the most frugal plan of each candidate is searched. Usually the plan takes too much, and
+// the least bytes of all candidates are reported. If the plan fits, the search for a fast plan had missed the plan;
+// then the plan is taken, and the search is repeated with the plan as a beginning.
+
 namespace snug {
 namespace {
 
@@ -31,11 +48,11 @@ void check(const std::vector<MicroBatchCandidate>& candidates, const StepSearchO
   }
 }
 
-// A candidate with what is known before it is solved.
+// A candidate with facts that need no solver. The formulas are in the essay above.
 struct Split {
   MicroBatchCandidate candidate;
   int64_t micro_batches;
-  double times;  // full micro-batches that take as long as all of them
+  double times;  // number of full micro-batches that take as long as the whole step
   int64_t before;
   plan::Simulation plain;
 
@@ -106,7 +123,7 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
       const RematPlan smallest = solvers[i].smallest();
       least = std::min(least, all[i].before + smallest.peak_bytes);
       bound = std::min(bound, all[i].before + plan::lower_bound_bytes(*all[i].candidate.simulator));
-      if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // missed by the search
+      if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // the search missed the plan
         choose_if_faster(smallest, all[i], result.considered[i]);
         choose_if_faster(solvers[i].solve(options.budget - all[i].before), all[i], result.considered[i]);
       }

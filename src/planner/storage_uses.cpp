@@ -57,8 +57,8 @@ void StorageUses::find_events(const StepProfile& profile) {
   }
 }
 
-// By rule 7 of simulator.cpp. An operator can run again if each value that it needs is kept at its last version, or can
-// be made again. What read an older version of a storage from outside cannot.
+// Follows rule 7 of simulator.cpp. An operator can run again if each needed value is kept at the last version, or can
+// be made again. An operator that read an older version of an external storage cannot run again.
 void StorageUses::find_droppable(const plan::StepSimulator& simulator) {
   const StepProfile& profile = simulator.profile();
   const auto kind = [&](int s) { return profile.storages[at(s)].kind; };
@@ -69,7 +69,7 @@ void StorageUses::find_droppable(const plan::StepSimulator& simulator) {
   const auto will_be_there = [&](const ValueId& value) {
     const bool is_last = value.version == simulator.last_version(value.storage);
     if (is_last && (kind(value.storage) != StorageKind::Activation || !droppable[at(value.storage)])) {
-      return true;  // nobody drops it
+      return true;  // no plan drops the storage
     }
     const int op = simulator.producer(value);
     return kind(value.storage) == StorageKind::Activation && op >= 0 && can_run[at(op)];

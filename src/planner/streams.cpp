@@ -84,7 +84,7 @@ StreamPlaces place_streams(const StepProfile& profile, const plan::Stays& plan,
     places.written_by[at(s)] = by < forward ? static_cast<int>(by) : -1;
   }
 
-  std::vector<std::pair<int, int>> loads;  // storage, and the event that needs it
+  std::vector<std::pair<int, int>> loads;  // a storage, and the event that needs the storage
   for (const plan::Replay& replay : replays) {
     for (const int s : replay.loads) {
       if (plan[at(s)] == plan::Stay::streamed()) {

@@ -1,5 +1,6 @@
 #pragma once
-// Where the transfers of streamed storages are waited for, and where they begin: rules 10 and 11 of simulator.cpp.
+// Streamed storages: the events at which transfers out are waited for, and transfers back begin. Rules 10 and 11 of
+// simulator.cpp.
 
 #include <vector>
 
@@ -7,16 +8,17 @@
 
 namespace snug::detail {
 
-/// How many streamed storages may be on their way out, or on their way back, at a time.
+/// The most streamed storages that may be in transfer out, or in transfer back, at a time.
 inline constexpr int kStreamsAtOnce = 2;
 
-/// Per storage; -1: nowhere.
+/// Events of the transfers, per storage; -1: no event.
 struct StreamPlaces {
   std::vector<int> written_by;  ///< the Forward event before which the program waits until the storage is written
-  std::vector<int> fetched_at;  ///< the Unpack event at which its way back begins
+  std::vector<int> fetched_at;  ///< the Unpack event at which the storage's transfer back begins
 };
 
-/// `replays`: those of the plan. `leaves_when_dropped`: per storage, whether its bytes leave when the program drops it.
+/// `replays`: the replays of the plan. `leaves_when_dropped`: per storage, whether its bytes leave when the program
+/// drops it.
 StreamPlaces place_streams(const StepProfile& profile, const plan::Stays& plan,
                            const std::vector<plan::Replay>& replays, const std::vector<bool>& leaves_when_dropped);
 
