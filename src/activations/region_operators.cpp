@@ -3,8 +3,8 @@
 // Problem: the callable of a region runs twice. The second run must make the values of the first run, and must not
 // repeat the first run's effects on memory and generators from outside of the region.
 //
-// Options: ask users for callables without effects (BatchNorm and dropout have effects), save everything that the callable
-// could reach (the whole model), or watch the operators.
+// Options: ask users for callables without effects (BatchNorm and dropout have effects), save all memory that the
+// callable could reach (the whole model), or watch the operators.
 //
 // Choice: watch the operators below autograd. ForwardOperators records, RecomputeOperators uses the record:
 //
