@@ -171,8 +171,7 @@ struct Frame {
   RegionOperators operators;
   std::vector<std::weak_ptr<Slot>> slots;
   std::vector<Metadata> metadata;
-  const torch::autograd::Node* asking =
-      nullptr;  // a custom function, because a custom function may ask for its slots again
+  const torch::autograd::Node* asking = nullptr;  // a custom function: may ask for its slots again
   std::vector<size_t> asked_for;
   std::recursive_mutex mutex;  // one thread recomputes at a time; the callable may go backward through the same Frame
 

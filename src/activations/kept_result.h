@@ -28,7 +28,7 @@ struct KeptResult {
   std::shared_ptr<SavedTensorPolicy> packer = nullptr;  // null: values stay unpacked; outlives the packed values
   std::vector<Value> values;
   std::vector<WriteCount> aliases =
-      {};                 // other tensors on the result's memory with write counts of their own, as _unsafe_view makes
+      {};                 // other tensors on the result's memory with write counts of their own, such as _unsafe_view's
   bool was_read = false;  // read in the forward, before any write to the result
   std::vector<CallKey> absorbed = {};  // calls that wrote to the result, see KeptResults::absorbed
 

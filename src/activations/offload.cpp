@@ -75,7 +75,7 @@ class SavedStorage final : public detail::LateCopy, public std::enable_shared_fr
   }
 
   // The policy's mutex guards the next three members.
-  uint64_t turn = 0;  // the time of the last save; backward asks for the latest save first
+  uint64_t turn = 0;  // the number of the last save; backward asks for the latest save first
   std::optional<Here> here = {};
   int last_pass = -1;  // the last backward pass that asked for the storage
 

@@ -30,11 +30,11 @@ struct OperatorTraits {
   std::vector<size_t> written;  ///< arguments that are written
   std::vector<size_t>
       statistics;          ///< running statistics, written if `training` says so, although the schema shows no write
-  int training = -1;       ///< the argument `training`; -1: always training
+  int training = -1;       ///< the argument `training`; -1: statistics are always written
   bool is_random = false;  ///< may draw from a generator
   int dropout = -1;        ///< the argument with the probability, if the operator draws nothing for 0
   int train = -1;          ///< the argument that switches drawing on
-  int stream = -1;         ///< the argument with a stream, as in record_stream(); such an operator writes nothing
+  int stream = -1;         ///< the argument with a stream, as in record_stream(); the operator then writes nothing
   bool is_view = false;    ///< the results are views of an argument's memory
   bool reads_no_values = false;  ///< uses only the shape and the kind of its arguments, as zeros_like does
   bool has_own_state = false;    ///< draws from a state of its own, outside of all generators
@@ -48,7 +48,7 @@ struct OperatorTraits {
   /// Whether this call normalises by the statistics of several items. Instance normalisation calls the same operators
   /// with a single item.
   bool reads_batch_statistics(const Arguments& arguments) const;
-  /// Whether this call draws from a state of its own, so nobody can draw the numbers again.
+  /// Whether this call draws from a state of its own, so that nobody can draw the numbers again.
   bool draws_from_own_state(const Arguments& arguments) const;
 
  private:
@@ -57,7 +57,7 @@ struct OperatorTraits {
 
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 
-/// Whether a byte tensor that autograd saves is the workspace of a recurrent layer. Some bytes of a workspace are never
+/// Whether a byte tensor saved by autograd is the workspace of a recurrent layer. Some bytes of a workspace are never
 /// filled. `producer` is the operator that made the tensor.
 bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor);
 

@@ -2,8 +2,8 @@
 // The random numbers of a part of the forward, such as a checkpointed region, for running the part again with the same
 // numbers. The generator of each random operator is noted. A second run therefore does not touch the process's
 // generators, and other threads may draw from the generators at any time. Other moves of the default generators (by a
-// kernel that is no operator, by manual_seed) look like moves by other threads. Only if the program says that such
-// draws belong to the part, the generators are set back to their states in the forward, until the next operator draws.
+// kernel outside of operators, by manual_seed) look like moves by other threads. Only if the program says that other
+// moves belong to the part, the generators are set back to their states in the forward, until the next operator draws.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,8 +30,7 @@ struct RegionDraws {
   bool repeats_unseen;                       // repeat draws outside of operators
   std::unordered_map<uint64_t, Draw> draws;  // by operator, sizes of its operands, and number among alike calls
   bool has_moved = false;                    // the default generators moved without a draw of an operator
-  std::map<size_t, RngState>
-      moved;  // if unseen draws are repeated: the generators' states, by the number of draws before
+  std::map<size_t, RngState> moved;          // for unseen draws: the generators' states, by the number of draws before
 };
 
 /// For the first run of the part: fills a RegionDraws.

@@ -96,8 +96,7 @@ class ForwardOperators final : public OperatorPolicy {
   CallKeys keys_;
   std::unordered_map<MemoryName, CallKey> kept_memory_;
   FilledSaves just_saved_;
-  std::optional<CallKey> to_be_packed_;  // the latest kept result; the next operator may still write to the result, as
-                                         // the addition of a bias does
+  std::optional<CallKey> to_be_packed_;  // the latest kept result; the next operator may still add a bias to the result
 };
 
 /// Thrown through the callable to end a recomputation early. The exception passes through all frames in between. Frames

@@ -118,8 +118,7 @@ void RegionValues::add_inputs(const std::vector<at::Tensor>& inputs) {
       const Place& place = places_[place_of(input)];
       learnt_->memory.try_emplace(memory_of(input), KnownMemory::Memory{place.address, place.origin, place.first});
       learnt_->inputs.back() = {place.origin, offset_of(input) - place.first, strides_of(input)};
-    } else if (!is_known) {  // hooks may have brought the input back in another layout, and other operators run for
-                             // another layout
+    } else if (!is_known) {  // hooks may have changed the layout, and other operators run for another layout
       const KnownMemory::Input& then = known_.inputs[i];
       add(input, /*is_own=*/false, then.strides == strides_of(input) ? then.origin : 0, offset_of(input) - then.offset);
     }

@@ -58,7 +58,7 @@ struct KnownMemory {
     std::vector<int64_t> strides;
   };
   std::unordered_map<MemoryName, Memory>
-      memory;  // memory from outside, from its first use; and the region's own memory that outlived the region
+      memory;  // from outside, at first use; and the region's own that outlived the region
   std::vector<Input> inputs;
   std::unordered_set<Origin> of_numbers_alone;  // origins of calls in the forward
 };

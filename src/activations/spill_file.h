@@ -4,7 +4,7 @@
 //
 //   SpillFile file("/scratch", /*cap=*/1 << 30, allocate);
 //   auto piece = file.store(std::move(memory));   // the memory is dropped once it is written
-//   SpillMemory again = piece->load();            // any number of times; the piece's destructor frees its place
+//   SpillMemory again = piece->load();            // any number of times; the piece's destructor frees its bytes
 
 #include <condition_variable>
 #include <cstdint>

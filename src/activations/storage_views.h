@@ -33,8 +33,7 @@ inline at::Tensor without_memory(const at::Tensor& tensor) {
   const auto no_memory = [](c10::Device device) {
     return c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device), nullptr, false);
   };
-  thread_local c10::Storage latest =
-      no_memory(c10::kCPU);  // shared by all tensors, as long as the device stays the same
+  thread_local c10::Storage latest = no_memory(c10::kCPU);  // for all tensors, as long as the device stays the same
   if (latest.device() != tensor.device()) {
     latest = no_memory(tensor.device());
   }

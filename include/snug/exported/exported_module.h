@@ -54,7 +54,7 @@ struct ExportedInput {
   /// The range of a dimension.
   struct Size {
     int64_t least = 0,
-            most = 0;  ///< equal: the program takes this size alone; `most` is INT64_MAX if the range is open
+            most = 0;  ///< equal: only this size fits; `most` is INT64_MAX if the range is open
   };
   std::string name;
   std::optional<at::ScalarType> dtype;  ///< none: the input is a number
