@@ -1,5 +1,5 @@
-// When tensors leave and come back. Files, pinned memory and failures: offload_store.cpp; the moment of a copy:
-// late_copies.h.
+// This file decides which tensors leave, and when they come back. late_copies.h decides when a copy is made;
+// offload_store.cpp tells the whole idea, and how files and pinned memory work.
 
 #include "snug/offload.h"
 

@@ -17,16 +17,18 @@
 #include "src/activations/offload_store.h"
 #include "src/activations/spill_extents.h"
 
-// How an accelerator's storages wait in pinned memory (one of the stores of offload_store.cpp)
+// How an accelerator's storages wait in pinned memory (a store of offload_store.cpp)
 //
-// Problem: copies must overlap with computation, and neither device memory nor pinned memory may be reused before a
-// copy has read it. Waiting on the host would hold up the computation.
+// Problem: copies should overlap with computation, and memory must not be reused before a copy has read the memory.
 //
-// Choice: streams wait, the host does not. Copies run on two side streams of each device, a stream out and a stream
-// back. A copy out waits for the copies back from pinned memory that was given back, so given-back pinned memory is
-// free for the next copy at once. Device memory is allocated and released in the order of the computing stream. The
-// computing stream waits for a copy before memory that the copy uses is released, so the allocator may hand the memory
-// out again at once, however far the host is ahead.
+// Options: the host waits for copies, or streams wait.
+//
+// Choice: streams wait. Copies run on two side streams of each device, a stream out and a stream back. A copy out waits
+// for the copies back from pinned memory that was given back, so given-back pinned memory is free for the next copy at
+// once. Device memory is allocated and released in the order of the computing stream. The computing stream waits for a
+// copy before memory that the copy uses is released.
+//
+// Consequence: the allocator may hand device memory out again at once, however far the host is ahead.
 
 namespace snug::detail {
 namespace {
@@ -45,8 +47,8 @@ c10::Event recorded_on(const c10::Stream& stream) {
   return event;
 }
 
-// Pinned memory takes long to allocate, so all of it is in slabs: one slab of `cap` bytes or, without a cap, as many
-// slabs of 256 MiB as are needed. LibTorch's allocator keeps the slabs for the next guard.
+// Pinned memory takes long to allocate, so this class allocates slabs: one slab of `cap` bytes or, without a cap, as
+// many slabs of 256 MiB as are needed. LibTorch's allocator keeps the slabs for the next guard.
 class Slabs final {
  public:
   struct Place {

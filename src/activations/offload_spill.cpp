@@ -1,4 +1,4 @@
-// The store for CPU storages: a file (spill_file.cpp). Why and when storages leave: offload_store.cpp.
+// The store for CPU storages is a file (spill_file.cpp). offload_store.cpp says why and when storages leave.
 
 #include <memory>
 #include <utility>

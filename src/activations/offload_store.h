@@ -28,7 +28,7 @@ class StoredAway {
   virtual bool finish() = 0;
 };
 
-/// Thread-safe.
+/// Any thread may use a store.
 class OffloadStore {
  public:
   virtual ~OffloadStore() = default;

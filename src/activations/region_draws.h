@@ -30,10 +30,10 @@ struct RegionDraws {
   bool repeats_unseen;                       // repeat draws outside of operators
   std::unordered_map<uint64_t, Draw> draws;  // by operator, sizes of its operands, and number among alike calls
   bool has_moved = false;                    // the default generators moved without a draw of an operator
-  std::map<size_t, RngState> moved;          // for unseen draws: the generators' states, by the number of draws before
+  std::map<size_t, RngState> moved;          // if repeats_unseen: the generators' states, by the number of draws before
 };
 
-/// For the first run of the part: fills a RegionDraws.
+/// Fills a RegionDraws during the first run of the part.
 class ForwardDraws final : public OperatorPolicy {
  public:
   explicit ForwardDraws(RegionDraws& record) : record_(record), after_last_(RngState::capture()) {}
@@ -47,7 +47,7 @@ class ForwardDraws final : public OperatorPolicy {
   RngState after_last_;
 };
 
-/// For the recomputation.
+/// Draws the numbers of a RegionDraws again, in the recomputation.
 class RecomputeDraws final : public OperatorPolicy {
  public:
   using Draw = RegionDraws::Draw;

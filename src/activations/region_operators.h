@@ -46,7 +46,7 @@ struct RegionOperators {
   std::optional<RegionDraws> draws;  // none: the recomputation draws other numbers
 };
 
-/// For the forward: fills a RegionOperators.
+/// Fills a RegionOperators during the forward.
 class ForwardOperators final : public OperatorPolicy {
  public:
   ForwardOperators(RegionOperators& record, const std::vector<at::Tensor>& inputs, CheckpointPolicy policy,
@@ -96,7 +96,7 @@ class ForwardOperators final : public OperatorPolicy {
   CallKeys keys_;
   std::unordered_map<MemoryName, CallKey> kept_memory_;
   FilledSaves just_saved_;
-  std::optional<CallKey> to_be_packed_;  // the latest kept result; the next operator may still add a bias to the result
+  std::optional<CallKey> to_be_packed_;  // the latest kept result; the next operator may still write, such as a bias
 };
 
 /// Thrown through the callable to end a recomputation early. The exception passes through all frames in between. Frames
@@ -108,7 +108,8 @@ class RecomputedEnough final : public std::exception {
   }
 };
 
-/// For the recomputation. The destructor gives written tensors their earlier versions back, for autograd's checks.
+/// Uses a RegionOperators during the recomputation. The destructor gives written tensors their earlier versions back,
+/// for autograd's checks.
 class RecomputeOperators final : public OperatorPolicy {
  public:
   explicit RecomputeOperators(const RegionOperators& record, const std::vector<at::Tensor>& inputs = {},

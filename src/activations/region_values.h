@@ -57,8 +57,7 @@ struct KnownMemory {
     int64_t offset;  // the offset in memory, which the input may share with earlier inputs
     std::vector<int64_t> strides;
   };
-  std::unordered_map<MemoryName, Memory>
-      memory;  // from outside, at first use; and the region's own that outlived the region
+  std::unordered_map<MemoryName, Memory> memory;  // from outside, at first use; and own memory that outlived the region
   std::vector<Input> inputs;
   std::unordered_set<Origin> of_numbers_alone;  // origins of calls in the forward
 };
@@ -66,17 +65,17 @@ struct KnownMemory {
 /// The memory that a region meets in one run: whether the region made the memory, and the origins of the content.
 class RegionValues {
  public:
-  /// In the forward: fills `known`.
+  /// Fills `known` during the forward.
   explicit RegionValues(KnownMemory& known) : known_(known), learnt_(&known) {}
-  /// In a recomputation.
+  /// Uses `known` in a recomputation.
   explicit RegionValues(const KnownMemory& known) : known_(known) {}
 
   void add_inputs(const std::vector<at::Tensor>& inputs);
-  /// The forward is over.
+  /// Ends the forward: the record gets the region's own memory that is still alive.
   void close();
 
   bool is_own(const at::Tensor& tensor) const;
-  /// Whether the tensor is a part of a sparse tensor from outside, as values() returns.
+  /// Whether the tensor is a part of a sparse tensor from outside, such as its values().
   bool is_part_of_sparse(const at::Tensor& tensor) const;
   /// The origin of the part of memory that the tensor shows. An origin of 0 is equal to no origin, but contradicts no
   /// origin either.

@@ -1,12 +1,12 @@
 // How pieces of memory move to a file and back (the file of offload_store.cpp)
 //
 // Problem: forward and backward should not wait for the disk, but memory that waits for its write is still in use.
+// Options: transfers on the caller's thread, or on a thread of the file.
 // Choice: a thread of the file makes all writes and the reads ahead. At most kInFlight pieces are unwritten; then
-// store() waits. Reads come first, because a caller is about to wait. A piece without a read ahead is read by load()
-// itself.
-// Consequences: a transfer runs without the lock, so a State has an owner: the thread, from Writing or Reading to the
-// next state. Other threads wait for done_. Memory is always released without the lock, because a release may take
-// long.
+// store() waits. Reads come first, because a caller is about to wait. load() itself reads a piece that was not read
+// ahead.
+// Consequences: a transfer runs without the lock, so the thread owns a State from Writing or Reading to the next state,
+// and other threads wait for done_. Memory is always released without the lock.
 
 #include "src/activations/spill_file.h"
 

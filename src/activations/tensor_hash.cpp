@@ -24,7 +24,7 @@ at::Tensor& fold_(at::Tensor& words, int64_t bits) {
   return words.bitwise_xor_(words.bitwise_right_shift(bits).bitwise_and_((int64_t{1} << (64 - bits)) - 1));
 }
 
-// Odd numbers without a pattern.
+// Returns odd numbers without a pattern.
 at::Tensor factors(int64_t count, c10::Device device) {
   constexpr auto kFactor = static_cast<int64_t>(0x9E3779B97F4A7C15U);
   at::Tensor numbers = at::arange(1, count + 1, at::dtype(at::kLong).device(device)).mul_(kFactor);

@@ -42,7 +42,7 @@ struct GraphNode {
   bool result_is_list = false;  // the results are the elements of a list
   std::string where;            // for messages: operator, layer and Python line
 
-  /// The number of first arguments that do not belong to the inner graphs.
+  /// For kinds with graphs: the number of first arguments that do not belong to the inner graphs.
   size_t settings() const { return kind == Kind::Autocast ? 4 : kind == Kind::GradMode || kind == Kind::Cond ? 1 : 0; }
 };
 

@@ -17,7 +17,7 @@ namespace snug::detail {
 
 struct TensorAtExport {
   std::string name;  // the name in the file
-  std::string key;   // the name in the module; with the program's name for constants, as programs number their own
+  std::string key;   // the name in the module; constants: with the program's name, as each program numbers its own
   bool is_parameter = false;
   bool is_persistent = true;
   const ExportJson& meta;  // dtype and sizes in the graph
@@ -31,9 +31,9 @@ struct ExportedTensors {
   std::set<std::string> transient;  // constants, and buffers that are not persistent
 };
 
-/// Reads all of `wanted` that `tensors` lacks, in `wanted`'s order (Python's), and registers the tensors in `root` and
-/// modules below `root`. Returns the tensors' device at export. Throws CorruptFile if file and graph do not agree,
-/// ConfigError for pickled weights.
+/// Reads each tensor of `wanted` that `tensors` lacks, in the order of `wanted` (Python's order), and registers the
+/// tensors in `root` and modules below `root`. Returns the tensors' device at export. Throws CorruptFile if file and
+/// graph do not agree, ConfigError for pickled weights.
 c10::Device read_weights(const ZipArchive& archive, const std::string& program,
                          const std::vector<TensorAtExport>& wanted, torch::nn::Module& root, ExportedTensors& tensors);
 

@@ -1,7 +1,7 @@
 #pragma once
 // A model that Python saved by torch.export.save, as a torch::nn::Module that trains in C++. The file holds a graph of
-// operators and the weights. LibTorch's dispatcher runs operator by operator, so autograd, autocast, plans and budgets
-// see the same operators as for a C++ model, and losses, gradients and weights have Python's bits.
+// operators and the weights. Operators run one by one through LibTorch's dispatcher, so autograd, autocast, plans and
+// budgets see the same operators as for a C++ model, and losses, gradients and weights have Python's bits.
 // python/snug_export.py saves such files with a graph for train(), a graph for eval(), and the weights once. How to:
 // docs/exported.md.
 //
@@ -41,9 +41,9 @@ struct ExportedOptions {
   bool autocast_cache = true;
 };
 
-/// Inputs outside of the range that a program was exported for. The message has input, dimension and the allowed range.
-/// The class does not derive from ConfigError: a Stepper that looks for a micro-batch takes a number of items outside
-/// of the range as a number that does not run.
+/// Inputs that a program was not exported for. The message has input, dimension and the allowed values. The class does
+/// not derive from ConfigError: for a Stepper that looks for a micro-batch, a number of items that does not fit is a
+/// number that does not run.
 class UnfitInput : public Error {
  public:
   using Error::Error;
@@ -53,8 +53,7 @@ class UnfitInput : public Error {
 struct ExportedInput {
   /// The range of a dimension.
   struct Size {
-    int64_t least = 0,
-            most = 0;  ///< equal: only this size fits; `most` is INT64_MAX if the range is open
+    int64_t least = 0, most = 0;  ///< equal: only this size fits; `most` is INT64_MAX if the range is open
   };
   std::string name;
   std::optional<at::ScalarType> dtype;  ///< none: the input is a number
