@@ -1,3 +1,27 @@
+// How backward gets the saved tensors of a region
+//
+// Problem: autograd keeps each tensor that it saves in forward until backward. A region may keep only its inputs, and
+// must still give autograd the same tensors, equal to the bit.
+//
+// Options: a custom function whose backward runs the callable and then a backward pass of its own (PyTorch's reentrant
+// form, without torch::autograd::grad), or hooks on saved tensors (PyTorch's non-reentrant form).
+//
+// Choice: hooks. In forward each saved tensor is replaced by a Slot, numbered in order of saving. When backward asks
+// for the first Slot, the callable runs again. The saved tensors of the recomputation, numbered in the same order, fill
+// the Slots that are still alive.
+//
+// Consequences:
+// - A Slot gives its tensor away once per backward pass, so memory falls as backward proceeds.
+// - Slots own their Frame, so a Frame dies with the last node that may need the Frame.
+// - The inputs are SavedVariables: inside an enclosing region the inputs are saved tensors of the enclosing region, and
+//   dropped like all others. So nesting works to any depth with no further code. A recomputation inside a recomputation
+//   starts a Frame of its own.
+// - Backward passes inside the callable save tensors too, and may ask for Slots before the forward has come to its end.
+// - Both runs must make the same tensors. region_operators.cpp handles memory from outside of the region, results that
+//   a policy keeps, and random numbers.
+// - Forward-mode AD: LibTorch forgets all tangents when their level ends, before backward. So the tangents of the
+//   inputs are inputs too, and the recomputation has a level of its own, unless a level is open already.
+
 #include "snug/checkpoint.h"
 
 #include <algorithm>
@@ -28,28 +52,12 @@
 #include "src/memory/saved_tensor_policy.h"
 #include "src/precision/autocast_state.h"
 
-// In forward each saved tensor is replaced by a Slot, numbered in order of saving. When backward asks for the first
-// Slot, the callable runs again; its saved tensors, numbered in the same order, fill the Slots that are still alive. A
-// Slot gives its tensor away once per backward pass, so memory falls as backward proceeds. Slots own their Frame, so a
-// Frame dies with the last node that may need it.
-//
-// The inputs are SavedVariables: inside an enclosing region they are saved tensors of that region, and dropped like all
-// others. This makes nesting work to any depth with no further code. A recomputation inside a recomputation starts a
-// Frame of its own.
-//
-// region_operators.h handles memory from outside of the region, results that a policy keeps, and random numbers.
-//
-// Backward passes inside the callable save tensors too, and may ask for Slots before the forward has come to its end.
-//
-// Forward-mode AD: LibTorch forgets all tangents when their level ends, which is before backward. So the tangents of
-// the inputs are inputs too, and the recomputation has a level of its own, unless there is one.
-
 namespace snug::detail {
 namespace {
 
-// At first TorchScript runs a function operator by operator, to profile it. Later it turns the function into a graph,
-// which saves other tensors in another order. While this object lives, functions that are no graph yet do not become
-// one on this thread.
+// At first TorchScript runs a function operator by operator, to profile the function. Later TorchScript turns the
+// function into a graph, which saves other tensors in another order. While this object lives, a function without a
+// graph does not become a graph on this thread.
 class [[nodiscard]] TorchScriptAsItIs final {
  public:
   TorchScriptAsItIs() { torch::jit::setGraphExecutorOptimize(false); }
@@ -66,8 +74,8 @@ struct Metadata {
   c10::ScalarType dtype;
   c10::Device device;
   Origin origin;
-  std::optional<uint64_t> values;  // a hash, where they are compared
-  bool is_filled_later = false;    // by the operator before which it is saved
+  std::optional<uint64_t> values;  // a hash, if values are compared
+  bool is_filled_later = false;    // by the operator that runs next after the save
 
   Metadata(const at::Tensor& t, Origin its_origin, bool with_values)
       : sizes(t.is_nested() ? std::vector<int64_t>() : t.sizes().vec()),
@@ -95,7 +103,7 @@ struct Frame;
 struct Slot {
   std::shared_ptr<Frame> frame;
   size_t index;
-  int pass = -1;  // the backward pass that `recomputed` is of; only the last one's is kept
+  int pass = -1;  // the backward pass of `recomputed`; only the last pass's tensor is kept
   at::Tensor recomputed = {};
 };
 
@@ -122,11 +130,11 @@ class ForwardModeScope {
   bool is_mine_;
 };
 
-// The inputs of a region may be the only owner of the region before it, and so on to the first region. They are
-// released one after the other. Releasing each inside the next would need a stack as deep as the chain is long.
+// The inputs of a region may be the only owner of the region before, and so on to the first region. Regions are
+// released one after the other. Releasing each region inside the next would need a stack as deep as the chain is long.
 struct Beginning {
   std::vector<torch::autograd::SavedVariable> inputs = {};
-  std::vector<torch::autograd::SavedVariable> tangents = {};  // one for each input, if any has one
+  std::vector<torch::autograd::SavedVariable> tangents = {};  // one for each input, if any input has a tangent
   std::function<void(const std::vector<at::Tensor>&)> recompute = {};
   TrainingModes modes = TrainingModes(nullptr);
 
@@ -151,11 +159,11 @@ struct Frame {
 
   CheckpointOptions options;
   Beginning begin;
-  bool input_was_written = false;  // then there is nothing to recompute from
+  bool input_was_written = false;  // then the recomputation has no input to start from
   bool forward_is_complete = false;
   bool was_forward_mode = is_forward_mode();
-  // A backward pass inside the forward recomputed something that the recomputation will find ready, so the operators
-  // after it have other origins.
+  // A backward pass inside the forward recomputed tensors. The recomputation will find these tensors ready, so the
+  // operators after them have other origins.
   bool was_recomputed_in_forward = false;
   AutocastState autocast;
   int64_t slices = SliceScope::current();
@@ -163,7 +171,7 @@ struct Frame {
   RegionOperators operators;
   std::vector<std::weak_ptr<Slot>> slots;
   std::vector<Metadata> metadata;
-  const torch::autograd::Node* asking = nullptr;  // a custom function, which may ask for its slots again
+  const torch::autograd::Node* asking = nullptr;  // a custom function: may ask for its slots again
   std::vector<size_t> asked_for;
   std::recursive_mutex mutex;  // one thread recomputes at a time; the callable may go backward through the same Frame
 
@@ -211,7 +219,7 @@ class ForwardPolicy final : public SavedTensorPolicy {
   }
 
   std::shared_ptr<Frame> frame_;
-  ForwardOperators& operators_;  // packing, for which it is there, ends with the forward
+  ForwardOperators& operators_;  // needed for packing, which ends with the forward
 };
 
 class RecomputePolicy final : public SavedTensorPolicy {
@@ -240,7 +248,7 @@ class RecomputePolicy final : public SavedTensorPolicy {
     const bool may_stop = task_ == current_pass();
     if (has_enough() && may_stop && !is_cheaper_to_finish(index)) {
       if (saving_inputs_of_a_region) {
-        operators_.stop();  // before its callable is called for nothing
+        operators_.stop();  // before the inner region's callable runs for nothing
       }
       operators_.stop_before_use(task_);
     }
@@ -256,8 +264,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
     return kept;
   }
 
-  // The recomputation is over. Its saved tensors were for the Slots. They must not stay alive with results of the
-  // recomputation that the callable stored.
+  // The recomputation is over. Its saved tensors were for the Slots. The saved tensors must not stay alive with results
+  // of the recomputation that the callable stored.
   void close() {
     for (const auto& one : kept_) {
       if (const auto kept = one.lock()) {
@@ -270,8 +278,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
   bool has_enough() const { return frame_.options.early_stop && count_ >= needed_; }
 
  private:
-  // A throw through LibTorch takes as long as several small operators. If only one operator is left, and it is running,
-  // it is cheaper to let it finish.
+  // A throw through LibTorch takes as long as several small operators. If only one operator is left, and the operator
+  // is running, letting it finish is cheaper.
   bool is_cheaper_to_finish(size_t index) const {
     return frame_.operators.sequence.size() == 1 && index < frame_.slots.size() && saved_bytes_ < kSmallRegion &&
            !saving_inputs_of_a_region;
@@ -298,8 +306,8 @@ class RecomputePolicy final : public SavedTensorPolicy {
     }
   }
   void check_values(size_t index, const at::Tensor& tensor) const {
-    // Memory that the region itself writes is saved by autograd in its state of now; autograd's own version check
-    // decides.
+    // Autograd saves memory that the region itself writes with the memory's current values; autograd's own version
+    // check decides.
     const bool is_written = frame_.operators.overwritten.contains(memory_of(tensor));
     if (is_written || tensor_hash(tensor) == frame_.metadata[index].values) {
       return;
@@ -321,15 +329,15 @@ class RecomputePolicy final : public SavedTensorPolicy {
 
   Frame& frame_;
   int pass_;
-  RecomputeOperators& operators_;  // packing, for which it is there, ends with the recomputation
-  // The generators' states at the beginning, if draws outside of operators are looked for. Operators do not move the
-  // generators here.
+  RecomputeOperators& operators_;  // needed for packing, which ends with the recomputation
+  // The generators' states at the beginning, if the region looks for draws outside of operators. Operators do not move
+  // the generators here.
   std::optional<RngState> generators_;
   int task_ = current_pass();  // the backward pass around the callable
   size_t needed_;
   size_t count_ = 0;
   size_t saved_bytes_ = 0;
-  std::vector<std::weak_ptr<at::Tensor>> kept_;  // by its graph
+  std::vector<std::weak_ptr<at::Tensor>> kept_;  // the owner is the recomputation's graph
 };
 
 struct ClosedAtEnd {
@@ -340,7 +348,7 @@ struct ClosedAtEnd {
   RecomputePolicy& policy;
 };
 
-// One for each input, or none at all.
+// A tangent for each input, or no tangents at all.
 std::vector<at::Tensor> tangents_of(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Tensor> tangents;
   bool any = false;
@@ -358,7 +366,7 @@ int pass_of_request() {
   return pass >= 0 ? pass : next_own_pass--;
 }
 
-// Autograd's own nodes ask once for each tensor. A custom function may ask again, and is done when another node asks.
+// Autograd's own nodes ask once for each tensor. A custom function may ask again, until another node asks.
 const torch::autograd::Node* custom_function_that_asks() {
   const auto node = torch::autograd::get_current_node();
   return node == nullptr || !is_custom_function(*node) ? nullptr : node.get();
@@ -400,7 +408,7 @@ size_t Frame::slots_needed() const {
   return needed;
 }
 
-// Under the level of the recomputation.
+// The recomputation's level of forward-mode AD must be open.
 std::vector<at::Tensor> Frame::arguments() const {
   std::vector<at::Tensor> all;
   for (size_t i = 0; i < begin.inputs.size(); ++i) {
@@ -486,8 +494,8 @@ class CheckpointForward::Impl {
     operator_scope_.emplace(*operators_);
   }
 
-  // An input that was written in place hangs from a node of the region, whose Slots keep the Frame: with its inputs it
-  // would never die.
+  // An input that was written in place hangs from a node of the region, whose Slots keep the Frame. A Frame that kept
+  // this input would never die.
   ~Impl() {
     if (written_input()) {
       frame_->begin.inputs.clear();

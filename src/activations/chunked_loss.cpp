@@ -52,7 +52,7 @@ at::Tensor chunked_cross_entropy(at::Tensor hidden, at::Tensor weight, at::Tenso
     }
     return at::cross_entropy_loss(logits, t, {}, at::Reduction::Sum, ignore, smoothing);
   };
-  // split, not narrow: its backward is one concatenation, narrow's a full-size gradient for every chunk.
+  // split, not narrow: split's backward is one concatenation, narrow's a full-size gradient for every chunk.
   const auto rows = hidden.reshape({-1, hidden.size(-1)}).split(options.chunk);
   const auto targets = target.reshape({-1}).split(options.chunk);
   at::Tensor sum;

@@ -1,6 +1,6 @@
 #pragma once
-// Tensors that autograd saves before they have their values: RReLU saves its noise and then calls the operator that
-// fills it.
+// Tensors that autograd saves before an operator fills them: RReLU saves its noise and then calls the operator that
+// fills the noise.
 
 #include <algorithm>
 #include <functional>
@@ -19,10 +19,10 @@ class FilledSaves {
  public:
   using Filled = std::function<void(const at::Tensor&)>;
 
-  /// Autograd saves the tensor. It is held until the next operator begins.
+  /// Autograd saves the tensor. The object keeps the tensor until the next operator begins.
   void add(const at::Tensor& tensor, Filled filled) { saves_.push_back({tensor, std::move(filled)}); }
 
-  /// The next operator begins. Returns the saves that it writes, and forgets the others.
+  /// The next operator begins. Returns the saves that the operator writes, and forgets the others.
   FilledSaves take(const Arguments& arguments, const std::vector<size_t>& written) {
     FilledSaves taken = std::exchange(*this, {});
     std::erase_if(taken.saves_, [&](const Save& save) {

@@ -1,5 +1,5 @@
 #pragma once
-// The policy that takes tensors which a checkpoint's policy offloads.
+// The policy for tensors that a checkpoint's policy offloads.
 
 #include <memory>
 

@@ -39,7 +39,7 @@ void KeptResult::pack() {
   for (Value& value : values) {
     if (value.as_it_is.isTensor() && value.writes) {
       value.packed = packer->pack(value.as_it_is.toTensor());
-      value.as_it_is = {};  // the count stays: what was packed may still be the memory that was to be packed
+      value.as_it_is = {};  // the count stays: the packed value may still be the result's own memory
     }
   }
 }
@@ -55,7 +55,7 @@ KeptResult* KeptResults::find(CallKey key) {
 
 void KeptResults::drop(CallKey key) {
   const auto found = results.find(key);
-  for (const CallKey one : found->second.absorbed) {  // by any of its storages
+  for (const CallKey one : found->second.absorbed) {  // absorbed through any storage of the result
     absorbed.erase(one);
   }
   results.erase(found);

@@ -84,7 +84,7 @@ bool LateCopy::add(const at::Tensor& tensor) {
   return was_written && hold_again(tensor.storage());
 }
 
-// --- all of them
+// --- LateCopies
 
 void LateCopies::call(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);

@@ -1,12 +1,15 @@
 #pragma once
 // LateCopies: the moment at which offload copies the memory of a saved tensor.
 //
-// By itself autograd keeps an alias of a saved tensor. The alias sees later writes that autograd does not count: writes
-// to other parts of an unsafe_chunk, as in recurrent layers; writes through .data(); writes to an argument that is
-// saved before the kernel fills it, such as RReLU's noise. A copy must have these values too. Therefore the memory is
-// held until the next operator that does not write to it, and is copied just before that operator runs; no other memory
-// is needed earlier. If an operator writes to memory that was copied and is still in use, the memory is held and copied
-// once more. Operators of other threads, and operators after the scope, are not seen.
+// By itself autograd keeps an alias of a saved tensor. The alias sees later writes that autograd does not count:
+// - writes to other parts of an unsafe_chunk, as in recurrent layers;
+// - writes through .data();
+// - writes to an argument that is saved before the kernel fills the argument, such as RReLU's noise.
+//
+// A copy must have the values of these writes too. Therefore the memory stays until the next operator that does not
+// write to it, and is copied just before this operator runs; no other memory is needed earlier. If an operator writes
+// to memory that was copied and is still in use, the memory stays and is copied once more. Operators of other threads,
+// and operators after the scope, are not seen.
 
 #include <compare>
 #include <map>
@@ -36,30 +39,30 @@ struct StoragePart {
   auto operator<=>(const StoragePart&) const = default;
 };
 
-/// A saved part of a storage, shared by all tensors that were saved from it. Holds the memory or has a copy. Any thread
-/// may use it.
+/// A saved part of a storage, shared by all tensors that were saved from the part. The object keeps the memory or has a
+/// copy. Any thread may use the object.
 class LateCopy {
  public:
-  /// `tensor` has bytes; they are held at first. `copies` must outlive this object.
+  /// `tensor` has bytes, and the object keeps the bytes' memory at first. `copies` must outlive this object.
   LateCopy(LateCopies& copies, const at::Tensor& tensor, const StoragePart& part);
   virtual ~LateCopy();
   LateCopy(const LateCopy&) = delete;
   LateCopy& operator=(const LateCopy&) = delete;
 
-  /// Makes the copy, if there is none, and releases the memory. Throws whatever copy() throws; the memory is then still
-  /// held.
+  /// Makes the copy, unless the copy exists, and releases the memory. Throws any exception of copy(); the object then
+  /// still keeps the memory.
   void make();
   /// Makes no copy from now on.
   void keep();
 
  protected:
-  /// Makes the copy. Returns false if the memory must be kept as it is. Called without gradient mode, and no policy
-  /// sees its operators.
+  /// Makes the copy. Returns false if the memory itself must be kept. Runs without gradient mode, and no policy sees
+  /// its operators.
   virtual bool copy(const c10::Storage& memory) = 0;
-  /// Forgets the copy. The memory that was copied may be written as soon as this returns.
+  /// Forgets the copy. The memory that was copied may be written as soon as the function returns.
   virtual void forget() = 0;
 
-  /// The memory, if it is held; nullptr if there is a copy. For the holder of `mutex`.
+  /// The memory, unless a copy exists; nullptr for a copy. The caller must have locked `mutex`.
   const c10::Storage& memory() const { return memory_; }
   const StoragePart& part() const { return part_; }
 
@@ -71,26 +74,27 @@ class LateCopy {
 
   const c10::StorageImpl* name() const { return storage_._unsafe_get_target(); }
   bool is_held() const;
-  /// `memory` is being written, or was. Returns true if there was a copy; the memory is then held again.
+  /// `memory` is being written, or was. Returns true if a copy existed; the object then keeps the memory again.
   bool is_written_to(const c10::Storage& memory);
-  /// Another tensor was saved from the memory. Returns true if somebody has written to it unseen; it is then held
-  /// again.
+  /// Another tensor was saved from the memory. Returns true if the memory was written unseen; the object then keeps the
+  /// memory again.
   bool add(const at::Tensor& tensor);
-  // The caller holds the mutex for the next two.
+  // The caller has locked the mutex for the next two functions.
   bool hold_again(const c10::Storage& memory);
   void hold(const c10::Storage& memory);
 
   LateCopies& copies_;
   const StoragePart part_;
-  // Does not hold the memory, but keeps its address from being given to other memory.
+  // Does not keep the memory alive, but keeps other memory from getting the address.
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   State state_ = State::Held;
   c10::Storage memory_;                // unless Copied
-  std::optional<c10::Stream> stream_;  // that the values of memory are computed on
-  std::vector<WriteCount> writes_;     // of the tensors, one for each counter that they have
+  std::optional<c10::Stream> stream_;  // the stream that computes the memory's values
+  std::vector<WriteCount> writes_;     // a count for each different counter of the tensors
 };
 
-/// All copies of one policy. An OperatorScope shows it the operators of the thread whose saved tensors the policy gets.
+/// All copies of one policy. An OperatorScope shows LateCopies the operators of the thread whose saved tensors the
+/// policy gets.
 class LateCopies final : public OperatorPolicy {
  public:
   void call(const OperatorCall& call, Stack& stack) override;
@@ -100,10 +104,10 @@ class LateCopies final : public OperatorPolicy {
     }
   }
 
-  /// The LateCopy of this part of the tensor's storage; nullptr if there is none.
+  /// The LateCopy of this part of the tensor's storage, or nullptr.
   std::shared_ptr<LateCopy> find(const at::Tensor& tensor, const StoragePart& part);
   void add(const std::shared_ptr<LateCopy>& copy);
-  /// The end of the scope: no operator is seen from now on. Memory of which no copy can be made is kept.
+  /// Ends the scope: no operator is seen from now on. Memory that cannot be copied is kept.
   void make_all() noexcept;
 
  private:
@@ -115,9 +119,9 @@ class LateCopies final : public OperatorPolicy {
 
   mutable std::mutex mutex_;  // guards of_storage_
   // Ordered by part: a loop over the steps of a sequence may save thousands of parts of one storage, and a save must
-  // not visit them all.
+  // not visit all parts.
   std::unordered_map<const c10::StorageImpl*, std::map<StoragePart, std::weak_ptr<LateCopy>>> of_storage_;
-  std::vector<std::weak_ptr<LateCopy>> held_;  // for the thread whose operators are seen
+  std::vector<std::weak_ptr<LateCopy>> held_;  // used only by the thread whose operators are seen
 };
 
 }  // namespace snug::detail

@@ -29,7 +29,8 @@ using detail::SpillMemory;
 constexpr size_t kTries = 3;
 constexpr int64_t kSmall = 4096, kLarge = int64_t{32} << 20;
 
-// Not a tensor's memory, so that no budget counts it. Not filled, because that time would count as time of a read.
+// The memory is not a tensor's, so no budget counts it. The memory is not filled, because the time of filling would
+// count as time of a read.
 SpillMemory allocate(int64_t bytes) {
   const std::shared_ptr<char[]> memory(new char[static_cast<size_t>(bytes)]);
   return {memory, memory.get(), bytes};
@@ -51,7 +52,7 @@ Seconds transfer(SpillFile& file, int64_t bytes) {
           .back = std::chrono::duration<double>(Clock::now() - written).count()};
 }
 
-// By events on a stream of its own.
+// Measures by events, on a separate stream.
 Seconds transfer(c10::Device device, int64_t bytes) {
   const auto options = at::TensorOptions(at::kByte);
   const at::Tensor there = at::empty({bytes}, options.device(device));
@@ -59,7 +60,7 @@ Seconds transfer(c10::Device device, int64_t bytes) {
   const c10::impl::VirtualGuardImpl of(device.type());
   const c10::Stream computing = of.getStream(there.device()), side = of.getStreamFromGlobalPool(there.device());
   const auto mark = [&](const c10::Stream& stream) {
-    c10::Event event(device.type(), c10::EventFlag::BACKEND_DEFAULT);  // which keeps the time
+    c10::Event event(device.type(), c10::EventFlag::BACKEND_DEFAULT);  // flag for an event with a time
     event.record(stream);
     return event;
   };
@@ -75,7 +76,7 @@ Seconds transfer(c10::Device device, int64_t bytes) {
   return {.out = began.elapsedTime(out) * kMillisecond, .back = out.elapsedTime(back) * kMillisecond};
 }
 
-// The middle one of a few tries.
+// Returns the median of a few tries.
 Seconds middle(const std::function<Seconds()>& transfer) {
   std::array<double, kTries> out{}, back{};
   for (size_t i = 0; i < kTries; ++i) {
@@ -88,7 +89,7 @@ Seconds middle(const std::function<Seconds()>& transfer) {
   return {out[kTries / 2], back[kTries / 2]};
 }
 
-// The small transfer's time is not subtracted: it is close to nothing, and by chance may even be longer.
+// The small transfer's time is not subtracted: the time is close to nothing, and by chance may even be longer.
 OffloadLink link_of(const std::function<Seconds(int64_t bytes)>& transfer) {
   const Seconds small = middle([&] { return transfer(kSmall); }), large = middle([&] { return transfer(kLarge); });
   const auto speed = [](double seconds) { return static_cast<double>(kLarge) / seconds; };

@@ -1,3 +1,6 @@
+// This file decides which tensors leave, and when they come back. late_copies.h decides when a copy is made;
+// offload_store.cpp tells the whole idea, and how files and pinned memory work.
+
 #include "snug/offload.h"
 
 #include <algorithm>
@@ -26,12 +29,12 @@ namespace {
 using detail::OffloadStore;
 using detail::StoredAway;
 
-// Tensors of the model, or of the caller's batch. A copy elsewhere would free nothing.
+// Whether the tensor belongs to the model or to the caller's batch. Offloading such a tensor would free nothing.
 bool is_held_anyway(const at::Tensor& tensor) {
   return tensor.is_view() ? tensor._base().is_leaf() : tensor.is_leaf() && tensor.requires_grad();
 }
 
-// A plain tensor is fully described by its memory, sizes, strides and the like. Quantized and nested tensors are
+// A plain tensor is fully described by its memory, sizes, strides and the like. Quantized and nested tensors have
 // classes of their own.
 bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -40,14 +43,14 @@ bool is_plain(const at::Tensor& tensor) {
 
 class OffloadPolicy;
 
-// One storage, shared by all tensors on it that were saved.
+// A storage, shared by all saved tensors on the storage.
 class SavedStorage final : public detail::LateCopy, public std::enable_shared_from_this<SavedStorage> {
  public:
-  // The storage that was given out in a backward pass; given out again in that pass, for several views of it. Not
-  // later, because somebody may have written to it.
+  // The storage that was given out in a backward pass. The same pass gets the same storage again, for several views. A
+  // later pass gets another storage, because somebody may have written to this storage.
   struct Here {
     c10::Storage storage;
-    c10::VariableVersion version;  // of all tensors on it
+    c10::VariableVersion version;  // shared by all tensors on the storage
     int pass;
     bool is_good() const { return pass >= 0 && pass == detail::current_pass() && version.current_version() == 0; }
   };
@@ -60,36 +63,36 @@ class SavedStorage final : public detail::LateCopy, public std::enable_shared_fr
     return {.count = static_cast<int64_t>(tensor.storage().nbytes())};
   }
 
-  // The memory itself if it did not leave, or nothing.
+  // The memory itself if the storage did not leave; otherwise nothing.
   c10::Storage still_in_memory() const {
     const std::lock_guard lock(mutex);
     return memory();
   }
-  // nullptr if it did not leave.
+  // Returns nullptr if the storage did not leave.
   std::shared_ptr<StoredAway> away() const {
     const std::lock_guard lock(mutex);
     return away_;
   }
 
-  // For the policy, under its own mutex:
-  uint64_t turn = 0;  // when it was last saved; backward asks for the latest first
+  // The policy's mutex guards the next three members.
+  uint64_t turn = 0;  // the number of the last save; backward asks for the latest save first
   std::optional<Here> here = {};
-  int last_pass = -1;  // that asked for it
+  int last_pass = -1;  // the last backward pass that asked for the storage
 
  private:
   bool copy(const c10::Storage& memory) override;
   void forget() override;
 
-  OffloadPolicy& policy_;  // outlives it: the hooks hold both
+  OffloadPolicy& policy_;  // outlives this object: the hooks own both
   std::shared_ptr<StoredAway> away_;
 };
 
-// The storages that were treated last; older ones are undone.
+// The storages of the last few requests; the caller undoes older requests.
 class LastFew final {
  public:
   explicit LastFew(size_t number) : number_(number) {}
 
-  // Returns the storage that is no longer among them.
+  // Adds a storage. Returns the storage that is no longer among the last few, if any.
   std::shared_ptr<SavedStorage> add(const std::shared_ptr<SavedStorage>& saved) {
     const auto is_saved = [&](const auto& one) { return !one.owner_before(saved) && !saved.owner_before(one); };
     std::erase_if(few_, [&](const auto& one) { return one.expired() || is_saved(one); });
@@ -107,7 +110,7 @@ class LastFew final {
   std::vector<std::weak_ptr<SavedStorage>> few_;
 };
 
-// A saved tensor: a view of its storage.
+// A saved tensor is a view of its storage.
 struct SavedView {
   std::shared_ptr<SavedStorage> storage;
   c10::DispatchKeySet keys;
@@ -123,7 +126,7 @@ struct SavedView {
         strides(t.strides().vec()),
         offset(t.storage_offset()) {}
 
-  // Without the dispatcher: no mode that watches operators is to see it.
+  // Makes the tensor without the dispatcher: no mode that watches operators may see the tensor.
   at::Tensor on(c10::Storage memory, const c10::VariableVersion& version) const {
     at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(memory), keys, dtype);
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, offset);
@@ -143,7 +146,7 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
     store_ = detail::make_offload_store(options_);
   }
 
-  // With the operators of this thread shown to `copies`, tensors leave late.
+  // If the caller shows the operators of this thread to the result, tensors leave late; see late_copies.h.
   detail::LateCopies& show_operators() {
     sees_operators_ = true;
     return copies_;
@@ -176,7 +179,7 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
   std::shared_ptr<StoredAway> store(const c10::Storage& memory) { return store_->store(memory); }
 
   void forget_here(SavedStorage& saved) {
-    std::optional<SavedStorage::Here> here;  // let go of without the lock
+    std::optional<SavedStorage::Here> here;  // released after the lock
     const std::lock_guard lock(mutex_);
     here = std::exchange(saved.here, {});
   }
@@ -219,7 +222,7 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
               .version = c10::VariableVersion(0),
               .pass = detail::current_pass()};
     }
-    std::shared_ptr<SavedStorage> next, too_old, too_far_ahead;  // let go of without the lock
+    std::shared_ptr<SavedStorage> next, too_old, too_far_ahead;  // released after the lock
     std::optional<SavedStorage::Here> not_needed;
     {
       const std::lock_guard lock(mutex_);
@@ -248,8 +251,8 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
     return saved.here && saved.here->is_good() ? saved.here : std::nullopt;
   }
 
-  // The storage that backward is likely to ask for next: of those that it has not asked for yet, the one that was saved
-  // last before `saved`.
+  // Returns the storage that backward is likely to ask for next: the storage saved last before `saved`, without
+  // storages that this pass has asked for already.
   std::shared_ptr<SavedStorage> next_after(const SavedStorage& saved) const {
     for (auto next = turns_.lower_bound(saved.turn); next != turns_.begin();) {
       SavedStorage& candidate = *(--next)->second;
@@ -266,11 +269,11 @@ class OffloadPolicy final : public detail::SavedTensorPolicy {
   std::unique_ptr<OffloadStore> store_;
   detail::LateCopies copies_;
   bool sees_operators_ = false;
-  mutable std::mutex mutex_;                 // guards what follows
-  std::map<uint64_t, SavedStorage*> turns_;  // each takes itself out when it dies
+  mutable std::mutex mutex_;                 // guards the following members
+  std::map<uint64_t, SavedStorage*> turns_;  // a destructor removes its own entry
   uint64_t next_turn_ = 1;
-  LastFew here_{2};   // an operation may ask for a storage, another one, and the first again
-  LastFew ahead_{2};  // or in another order than that of saving
+  LastFew here_{2};   // 2, because an operation may ask for a storage, another storage, and the first again
+  LastFew ahead_{2};  // 2, because backward may ask in another order than the order of saving
 };
 
 SavedStorage::~SavedStorage() { policy_.forget(*this); }

@@ -17,17 +17,25 @@
 #include "src/activations/offload_store.h"
 #include "src/activations/spill_extents.h"
 
-// Copies run on two side streams of each device, one each way. A copy out waits for the copies back from places that
-// were given back, so a place in pinned memory is free for the next copy at once. Device memory is allocated and
-// released in the order of the computing stream. That stream waits for a copy before memory that the copy uses is
-// released, so the allocator may hand the memory out again at once, however far the host is ahead.
+// How an accelerator's storages wait in pinned memory (a store of offload_store.cpp)
+//
+// Problem: copies should overlap with computation, and memory must not be reused before a copy has read the memory.
+//
+// Options: the host waits for copies, or streams wait.
+//
+// Choice: streams wait. Copies run on two side streams of each device, a stream out and a stream back. A copy out waits
+// for the copies back from pinned memory that was given back, so given-back pinned memory is free for the next copy at
+// once. Device memory is allocated and released in the order of the computing stream. The computing stream waits for a
+// copy before memory that the copy uses is released.
+//
+// Consequence: the allocator may hand device memory out again at once, however far the host is ahead.
 
 namespace snug::detail {
 namespace {
 
 using c10::impl::VirtualGuardImpl;
 
-// The tensor of all its bytes.
+// Returns all bytes of the storage as a tensor.
 at::Tensor bytes_of(const c10::Storage& storage) {
   return at::empty({0}, at::TensorOptions(storage.device()).dtype(at::kByte))
       .set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
@@ -39,8 +47,8 @@ c10::Event recorded_on(const c10::Stream& stream) {
   return event;
 }
 
-// Pinned memory, which takes long to allocate: one slab of `cap` bytes or, without a cap, as many slabs of 256 MiB as
-// are needed. LibTorch's allocator keeps them for the next guard.
+// Pinned memory takes long to allocate, so this class allocates slabs: one slab of `cap` bytes or, without a cap, as
+// many slabs of 256 MiB as are needed. LibTorch's allocator keeps the slabs for the next guard.
 class Slabs final {
  public:
   struct Place {
@@ -93,15 +101,15 @@ class PinnedStore final : public OffloadStore {
 
   struct Transfer {
     c10::Storage storage;
-    c10::Stream stream;  // that computes
+    c10::Stream stream;  // the computing stream
     c10::Event done;
   };
-  // The most storages that are held because their copy may not be complete.
+  // The most storages that stay in memory because their copy may not be complete.
   static constexpr size_t kInFlight = 2;
 
   struct Side {
     c10::Stream out, back;
-    std::vector<c10::Event> read = {};  // when places that were given back had been copied from
+    std::vector<c10::Event> read = {};  // the last reads of pinned memory that was given back
   };
 
   Side& side_of(c10::Device device) {
@@ -125,7 +133,7 @@ class PinnedStore final : public OffloadStore {
 
   c10::Event copy_out(const at::Tensor& from, const at::Tensor& place, const c10::Stream& computing) {
     Side& side = side_of(computing.device());
-    for (const auto& [device, other] : sides_) {  // a place in pinned memory may have been another device's
+    for (const auto& [device, other] : sides_) {  // the pinned memory may have been another device's
       if (device != computing.device()) {
         recorded_on(other.out).block(side.out);
         recorded_on(other.back).block(side.out);
@@ -150,11 +158,11 @@ class PinnedStore final : public OffloadStore {
     }
   }
 
-  mutable std::mutex mutex_;  // guards all that follows
+  mutable std::mutex mutex_;  // guards all following members
   Slabs slabs_;
   std::map<c10::Device, Side, decltype([](c10::Device a, c10::Device b) { return a.index() < b.index(); })> sides_;
   std::deque<Transfer> in_flight_;
-  size_t sent_ = 0;  // number of storages so far
+  size_t sent_ = 0;  // the number of storages so far
   OffloadReport report_;
 };
 
@@ -166,7 +174,7 @@ class PinnedStore::Pinned final : public StoredAway {
   ~Pinned() override {
     drop_prefetch();
     const std::lock_guard lock(store_.mutex_);
-    store_.retire(0);  // the memory that was copied is needed no longer
+    store_.retire(0);  // the memory that was copied is no longer needed
     if (read_) {
       store_.side_of(device_).read.push_back(std::move(*read_));
     }
@@ -182,7 +190,7 @@ class PinnedStore::Pinned final : public StoredAway {
     const c10::Stream computing = stream();
     ahead_->done.block(computing);
     const c10::Storage storage = ahead_->bytes.storage();
-    if (computing != ahead_->stream) {  // then it is released in another order than it was allocated in
+    if (computing != ahead_->stream) {  // the order of release then differs from the order of allocation
       VirtualGuardImpl(device_.type()).recordDataPtrOnStream(storage.data_ptr(), computing);
     }
     store_.report_.bytes_back += place_.bytes.numel();
@@ -198,7 +206,7 @@ class PinnedStore::Pinned final : public StoredAway {
         begin();
       }
     } catch (const c10::Error& error) {
-      if (!is_out_of_memory(error)) {  // else load() will need it, and say so
+      if (!is_out_of_memory(error)) {  // out of memory: load() will need the memory, and throw
         throw;
       }
     }
@@ -214,14 +222,14 @@ class PinnedStore::Pinned final : public StoredAway {
 
   bool finish() override {
     const std::lock_guard lock(store_.mutex_);
-    store_.retire(store_.sent_ - number_);  // what went out later may be held on
+    store_.retire(store_.sent_ - number_);  // storages that went out later may stay in memory
     return true;
   }
 
  private:
   struct Ahead {
     at::Tensor bytes;
-    c10::Stream stream;  // that it was allocated on
+    c10::Stream stream;  // the stream of the allocation
     c10::Event done;
   };
 
@@ -242,9 +250,9 @@ class PinnedStore::Pinned final : public StoredAway {
   PinnedStore& store_;
   c10::Device device_;
   Slabs::Place place_;
-  size_t number_;  // of its way out
+  size_t number_;  // the storage's number among the storages that went out
   std::optional<Ahead> ahead_;
-  std::optional<c10::Event> read_;  // when the last copy from the place is over
+  std::optional<c10::Event> read_;  // the end of the last copy from the pinned memory
 };
 
 std::unique_ptr<StoredAway> PinnedStore::store(const c10::Storage& storage) {

@@ -1,3 +1,5 @@
+// The store for CPU storages is a file (spill_file.cpp). offload_store.cpp says why and when storages leave.
+
 #include <memory>
 #include <utility>
 
@@ -9,16 +11,16 @@
 namespace snug::detail {
 namespace {
 
-// A storage as the file knows it, and back.
+// Converts a storage into the file's type; storage_of() converts back.
 SpillMemory spill_memory_of(c10::Storage storage) {
   auto owner = std::make_shared<c10::Storage>(std::move(storage));
-  // The file only reads what it is given.
+  // The file only reads the given memory.
   return {owner, const_cast<void*>(owner->data()), static_cast<int64_t>(owner->nbytes())};
 }
 
 c10::Storage storage_of(const SpillMemory& memory) { return *std::static_pointer_cast<c10::Storage>(memory.owner); }
 
-// Without the dispatcher: no mode that watches operators is to see it.
+// Makes a storage without the dispatcher: no mode that watches operators may see the allocation.
 SpillMemory allocate(int64_t bytes) {
   return spill_memory_of(c10::Storage(c10::Storage::use_byte_size_t(), c10::SymInt(bytes), c10::GetCPUAllocator(),
                                       /*resizable=*/true));

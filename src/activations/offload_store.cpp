@@ -1,3 +1,25 @@
+// How saved tensors leave memory and come back
+//
+// Problem: a saved tensor's memory is wanted during forward, and its values in backward. A transfer needs the memory
+// until the transfer is complete, so many transfers at a time would need as much memory as no offload. A transfer may
+// fail, and a failure must never make a wrong gradient.
+//
+// Options, and the choice in each:
+// - When to copy: at the save, or later. Later, at the next operator that does not write to the tensor, because
+//   autograd's alias sees uncounted writes (late_copies.h).
+// - What to move: a saved tensor, or its storage. The storage, once, however many tensors on the storage are saved
+//   (offload.cpp).
+// - Destination: CPU storages go to a file (offload_spill.cpp, spill_file.cpp), because host memory must shrink.
+//   Storages of accelerators go to pinned host memory, whose copies run beside the computation (offload_pinned.cpp).
+//   Other devices' storages stay.
+// - Transfers at a time: two. A third transfer waits.
+// - What to load ahead: backward asks in reverse order of saving, so the storage saved before the storage in use
+//   (offload.cpp).
+//
+// Consequences: a slow disk makes forward wait, and memory does not grow. A storage stays in memory, and is counted in
+// report(), if its transfer out fails or the cap has no room. A storage that cannot be read back is an error in
+// backward.
+
 #include "src/activations/offload_store.h"
 
 #include <mutex>
@@ -58,8 +80,8 @@ class ByDevice final : public OffloadStore {
     return nullptr;
   }
 
-  // In a child the parent's store is never destroyed: graphs that the parent made may need it, and its destructor would
-  // wait for a thread that is not there.
+  // In a child the parent's store is never destroyed: graphs that the parent made may need the store, and the store's
+  // destructor would wait for a thread that the child does not have.
   void leave_to_parent() {
     const pid_t now = ::getpid();
     if (std::exchange(process_, now) != now) {
@@ -68,7 +90,7 @@ class ByDevice final : public OffloadStore {
   }
 
   const OffloadOptions options_;
-  mutable std::mutex mutex_;  // guards what follows
+  mutable std::mutex mutex_;  // guards the following members
   pid_t process_ = ::getpid();
   std::unique_ptr<OffloadStore> on_cpu_;
   std::unique_ptr<OffloadStore> on_accelerators_;

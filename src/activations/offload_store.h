@@ -1,6 +1,6 @@
 #pragma once
-// The stores for storages of SaveOnHost and Rematerialize: one class for each kind of device, and one that chooses
-// among them.
+// The stores for storages of SaveOnHost and Rematerialize: a class for each kind of device, and a class that chooses
+// among the stores. offload_store.cpp says how storages leave and come back.
 
 #include <cstdint>
 #include <memory>
@@ -18,23 +18,24 @@ namespace snug::detail {
 class StoredAway {
  public:
   virtual ~StoredAway() = default;
-  /// A storage with the same bytes, on the same device; a new one each time.
+  /// Returns a new storage each time, with the same bytes, on the same device.
   virtual c10::Storage load() = 0;
-  /// Begins to load, if there is memory for it.
+  /// Begins to load, if the device has memory for the storage.
   virtual void prefetch() = 0;
   virtual void drop_prefetch() = 0;
-  /// Waits until the original storage is no longer held, and returns true. Returns false if it could not be written;
-  /// the storage is then held as long as this object lives.
+  /// Waits until the store no longer keeps the original storage in memory, and returns true. Returns false if the
+  /// storage could not be written; the original storage then stays in memory as long as this object lives.
   virtual bool finish() = 0;
 };
 
-/// Thread-safe.
+/// Any thread may use a store.
 class OffloadStore {
  public:
   virtual ~OffloadStore() = default;
-  /// Returns nullptr if there is no room. The result does not hold `storage` once the transfer is complete.
+  /// Returns nullptr if the store has no room. The result does not keep `storage` in memory once the transfer is
+  /// complete.
   virtual std::unique_ptr<StoredAway> store(const c10::Storage& storage) = 0;
-  /// For report(): `bytes` stayed in memory because store() or finish() threw.
+  /// Counts for report(): `bytes` stayed in memory because store() or finish() threw.
   void count_failure(int64_t bytes, const std::string& why);
   OffloadReport report() const;
 
@@ -45,15 +46,15 @@ class OffloadStore {
   OffloadReport failures_;
 };
 
-/// A store that passes each storage to the store of its device. On devices that are neither the CPU nor an
-/// accelerator nothing is stored.
-/// The file is made at once if `directory` is given, otherwise with the first CPU storage.
+/// A store that passes each storage to the store of its device. On devices that are neither the CPU nor an accelerator
+/// nothing is stored. The file is made at once if `directory` is given, otherwise with the first CPU storage.
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadOptions& options);
-/// For plans; takes storages of any size. The file of a link to one is made at once: throws Error if it cannot be made.
+/// A store for plans; takes storages of any size. If the link leads to a file, the file is made at once: throws Error
+/// if the file cannot be made.
 std::unique_ptr<OffloadStore> make_offload_store(const OffloadLink& link);
-/// For CPU storages: a file.
+/// A store for CPU storages: a file.
 std::unique_ptr<OffloadStore> make_spill_store(const OffloadOptions& options, SpillCalls& calls = SpillCalls::real());
-/// For storages of accelerators: pinned host memory.
+/// A store for storages of accelerators: pinned host memory.
 std::unique_ptr<OffloadStore> make_pinned_store(const OffloadOptions& options);
 
 }  // namespace snug::detail

@@ -9,16 +9,17 @@
 namespace snug::detail {
 namespace {
 
-// LibTorch's batch normalisations move running statistics in training, and their older schemas do not mark them:
-// native_batch_norm, those of cuDNN and MIOpen, and the two that synchronised ones are made of. Others with arguments
-// of these names only read them.
+// Whether the operator is a batch normalisation that moves running statistics in training without a mark in its schema:
+// native_batch_norm, the operators of cuDNN and MIOpen, and the parts of synchronised batch normalisation. Other
+// operators with arguments of the same names only read running statistics.
 bool moves_statistics(const std::string& name) {
   return name == "aten::native_batch_norm" || name == "aten::cudnn_batch_norm" || name == "aten::miopen_batch_norm" ||
          name == "aten::batch_norm_update_stats" || name == "aten::batch_norm_gather_stats" ||
          name == "aten::batch_norm_gather_stats_with_counts";
 }
 
-// Backward passes and the parts of synchronised ones, which compute or apply statistics that were gathered, are not.
+// Not batch normalisations: backward passes, and the parts of synchronised batch normalisation, which compute or apply
+// gathered statistics.
 bool is_batch_norm(const std::string& name) {
   return name.starts_with("aten::") && name.find("batch_norm") != std::string::npos &&
          name.find("backward") == std::string::npos && !name.ends_with("_elemt") && !name.ends_with("_no_update");

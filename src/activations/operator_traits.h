@@ -1,5 +1,6 @@
 #pragma once
-// The effects of an operator on its operands: from its schema, and from a list of effects that schemas do not show.
+// The effects of an operator on its operands: from the operator's schema, and from a list of effects outside of
+// schemas.
 
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace snug::detail {
 
-/// The arguments lie on top of the stack.
+/// The arguments of a call, on top of the stack.
 class Arguments {
  public:
   Arguments(const c10::OperatorHandle& op, Stack& stack)
@@ -28,26 +29,26 @@ class Arguments {
 struct OperatorTraits {
   std::vector<size_t> written;  ///< arguments that are written
   std::vector<size_t>
-      statistics;     ///< running statistics, which are written where `training` says so, though the schema does not
-  int training = -1;  ///< that argument; -1: always
-  bool is_random = false;        ///< may draw from a generator
-  int dropout = -1;              ///< the argument with the probability, if it then draws nothing for 0
-  int train = -1;                ///< the argument that says whether it draws
-  int stream = -1;               ///< the argument that names a stream, as record_stream() has; it writes nothing
-  bool is_view = false;          ///< only looks at the memory of an argument in another way
-  bool reads_no_values = false;  ///< looks at the shape and the kind of its arguments only, as zeros_like does
-  bool has_own_state = false;    ///< draws from a state that it keeps and moves itself, and no generator tells of
+      statistics;          ///< running statistics, written if `training` says so, although the schema shows no write
+  int training = -1;       ///< the argument `training`; -1: statistics are always written
+  bool is_random = false;  ///< may draw from a generator
+  int dropout = -1;        ///< the argument with the probability, if the operator draws nothing for 0
+  int train = -1;          ///< the argument that switches drawing on
+  int stream = -1;         ///< the argument with a stream, as in record_stream(); the operator then writes nothing
+  bool is_view = false;    ///< the results are views of an argument's memory
+  bool reads_no_values = false;  ///< uses only the shape and the kind of its arguments, as zeros_like does
+  bool has_own_state = false;    ///< draws from a state of its own, outside of all generators
   bool may_normalise = false;    ///< batch normalisation: see reads_batch_statistics()
-  bool is_collective = false;    ///< writes to its arguments, though its schema does not say so
+  bool is_collective = false;    ///< writes to its arguments, although the schema shows no write
 
   /// The arguments that this call writes.
   std::vector<size_t> written_by(const Arguments& arguments) const;
   /// Whether this call draws from a generator.
   bool draws(const Arguments& arguments) const;
   /// Whether this call normalises by the statistics of several items. Instance normalisation calls the same operators
-  /// with one item.
+  /// with a single item.
   bool reads_batch_statistics(const Arguments& arguments) const;
-  /// Whether this call draws numbers that nobody can draw again.
+  /// Whether this call draws from a state of its own, so that nobody can draw the numbers again.
   bool draws_from_own_state(const Arguments& arguments) const;
 
  private:
@@ -56,11 +57,11 @@ struct OperatorTraits {
 
 const OperatorTraits& traits_of(const c10::OperatorHandle& op);
 
-/// Whether a byte tensor that autograd saves is the workspace of a recurrent layer, in which some bytes are never
-/// filled. `producer` is the operator that made it.
+/// Whether a byte tensor saved by autograd is the workspace of a recurrent layer. Some bytes of a workspace are never
+/// filled. `producer` is the operator that made the tensor.
 bool is_workspace(const c10::OperatorHandle& producer, const at::Tensor& tensor);
 
-/// Calls f(Tensor&) for each defined tensor in `value`, which may be a tensor, a list of tensors, or something else.
+/// Calls f(Tensor&) for each defined tensor in `value`: a tensor, a list of tensors, or a value without tensors.
 template <class F>
 void visit_tensors_in(const c10::IValue& value, F&& f) {
   if (value.isTensor()) {
@@ -80,7 +81,8 @@ void visit_tensors_in(const c10::IValue& value, F&& f) {
   }
 }
 
-/// Calls f(Tensor&, argument) for each tensor that this call writes; for a collective, for each that it may write.
+/// Calls f(Tensor&, argument) for each tensor that this call writes; for a collective, for each tensor that the call
+/// may write.
 template <class F>
 void visit_written(const OperatorTraits& traits, const Arguments& arguments, F&& f) {
   const std::vector<size_t> written = traits.written_by(arguments);

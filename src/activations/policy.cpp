@@ -42,7 +42,7 @@ constexpr std::array<std::string_view, 7> kAttention{"aten::_scaled_dot_product_
                                                      "aten::_flash_attention_forward",
                                                      "aten::_efficient_attention_forward"};
 
-// Not elementwise, and not cheap either.
+// Further operators that are neither elementwise nor cheap.
 constexpr std::array<std::string_view, 14> kOther{"aten::mkldnn_rnn_layer",
                                                   "aten::_cudnn_rnn",
                                                   "aten::_thnn_fused_lstm_cell",

@@ -5,7 +5,8 @@
 namespace snug::detail {
 namespace {
 
-// A recomputation further in knows already what the operator is to draw from, each time.
+// Whether this scope decides about the operator's draw. In an inner recomputation the generator is already chosen, each
+// time.
 bool draws_by_itself(const OperatorCall& call, Stack& stack) {
   const OperatorTraits& traits = traits_of(call.op);
   return traits.is_random && !call.random.from.defined() && traits.draws(Arguments(call.op, stack));
@@ -53,7 +54,7 @@ void RecomputeDraws::call(const OperatorCall& call, Stack& stack) {
   run(call, stack, next(call.op, Arguments(call.op, stack)));
 }
 
-// A draw of the forward for something that is there by now, such as a table that is filled once, is passed over.
+// The recomputation passes over draws of the forward whose results exist by now, such as a table that is filled once.
 const RegionDraws::Draw* RecomputeDraws::next(const c10::OperatorHandle& op, const Arguments& arguments) {
   const auto found = record_.draws.find(next_key(keys_, op, arguments));
   return found == record_.draws.end() ? nullptr : &found->second;

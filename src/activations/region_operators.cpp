@@ -1,3 +1,29 @@
+// How a recomputation makes the same values and changes nothing else
+//
+// Problem: the callable of a region runs twice. The second run must make the values of the first run, and must not
+// repeat the first run's effects on memory and generators from outside of the region.
+//
+// Options: ask users for callables without effects (BatchNorm and dropout have effects), save all memory that the
+// callable could reach (the whole model), or watch the operators.
+//
+// Choice: watch the operators below autograd. ForwardOperators records, RecomputeOperators uses the record:
+//
+//   memory from outside         forward                                   recomputation
+//   written by an operator      the whole storage is copied before        operators work on copies
+//   only read                   the number of writes is noted             another write since is an error
+//
+//   of the region
+//   result kept by a policy     kept, or offloaded                        taken; the operator does not run
+//   random numbers              the generator is copied (region_draws)    drawn from the copy
+//   every value                 its origin is noted (region_values)       origins and operators are compared
+//
+// Consequences:
+// - A kept result must be found by a name that is equal in both runs: the operator and the origins of its operands
+//   (CallKeys), not the number of the call.
+// - A kept result has its last written value, so an in-place write is absorbed and not repeated, unless an operator
+//   needed the value before the write.
+// - Effects without operators happen twice, such as writes of custom functions through pointers.
+
 #include "src/activations/region_operators.h"
 
 #include <algorithm>
@@ -46,7 +72,7 @@ bool all_are_views(const MemoryNames& given, const Stack& stack, size_t first_re
   return all;
 }
 
-// The places of a tensor's elements in its storage.
+// The layout of a tensor's elements in its storage.
 struct Geometry {
   explicit Geometry(const at::Tensor& t)
       : sizes(t.sizes().vec()), strides(t.strides().vec()), offset(t.storage_offset()) {}
@@ -94,8 +120,8 @@ void ForwardOperators::call(const OperatorCall& call, Stack& stack) {
   const FilledSaves filled = just_saved_.take(arguments, written);
   const CallKey key = policy_ ? keys_.next(entered.origin, arguments) : 0;
   const MemoryNames given = policy_ ? memory_in(arguments) : MemoryNames();
-  // Of the tensor that is written, if it is the only one: transposing or resizing in place is not absorbed. Nested
-  // tensors and those without bytes have no strides.
+  // The layout of the written tensor, if the operator writes a single tensor: transposing or resizing in place is not
+  // absorbed. Nested tensors and tensors without bytes have no strides.
   std::optional<Geometry> before;
   at::Tensor target;
   if (!kept_memory_.empty() && written.size() == 1 && arguments[written.front()].isTensor()) {
@@ -238,8 +264,8 @@ void ForwardOperators::keep_result(CallKey key, Keep keep, const Stack& stack, s
   record_.kept.results.emplace(key, std::move(result));
 }
 
-// A kept result holds its last written value. This serves the recomputation, which need not write it again, unless
-// something needs the value before the write.
+// A kept result has its last written value. The last value is right for the recomputation, which need not write again,
+// unless an operator needs the value before the write.
 void ForwardOperators::note_write(const Written& written, CallKey key, std::optional<size_t> argument) {
   const auto found = kept_memory_.find(written.memory);
   if (found == kept_memory_.end()) {
@@ -356,7 +382,7 @@ bool RecomputeOperators::take_kept(const c10::OperatorHandle& op, CallKey key, S
   return true;
 }
 
-// The same check as autograd's for a saved tensor.
+// Makes the same check as autograd makes for a saved tensor.
 void RecomputeOperators::check_reads(const c10::OperatorHandle& op, const OperatorTraits& traits,
                                      const Arguments& arguments, const std::vector<size_t>& written) const {
   values_.visit_reads_from_outside(traits, arguments, written, [&](const at::Tensor& tensor) {
@@ -369,8 +395,8 @@ void RecomputeOperators::check_reads(const c10::OperatorHandle& op, const Operat
   });
 }
 
-// Memory from outside of the region is replaced by a copy if the forward wrote to it or this operator is going to write
-// to it. Returns the written tensors and their replacements.
+// Memory from outside of the region is replaced by a copy if the forward wrote to the memory or this operator is about
+// to write to it. Returns the written tensors and their replacements.
 RecomputeOperators::Redirected RecomputeOperators::redirect(const Arguments& arguments,
                                                             const std::vector<size_t>& written) {
   Redirected redirected;
@@ -446,7 +472,7 @@ const c10::Storage* RecomputeOperators::scratch_of(const at::Tensor& tensor, boo
   if (before == record_.overwritten.end() && !is_written) {
     return nullptr;
   }
-  // The storage may have grown since, and the tensor with it.
+  // The storage may have grown since the forward, and the tensor with the storage.
   const bool has_before = before != record_.overwritten.end();
   const int64_t bytes_before = has_before ? before->second.bytes.numel() : 0;
   const bool has_grown = static_cast<int64_t>(tensor.storage().nbytes()) > bytes_before;

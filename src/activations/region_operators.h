@@ -1,12 +1,13 @@
 #pragma once
-// A checkpointed region's record of the operators of its forward. With it the recomputation gives the same values and
-// changes nothing else. It has:
-// - for memory that existed before the region and that the forward wrote (running statistics, counters): its content
-//   before. The recomputation works on copies of that;
-// - for memory that existed before and that the forward only read: its latest write. A later write is an error;
-// - results that a policy keeps. The recomputation takes them instead of running their operators;
-// - the generators that its random operators drew from;
-// - the origin of each value, by which the two runs are compared, and the sequence of operators, for messages.
+// A checkpointed region's record of the operators of its forward. With the record the recomputation makes the same
+// values and changes nothing else (region_operators.cpp says how). The record has:
+// - for memory that existed before the region and that the forward wrote (running statistics, counters): the earlier
+//   content. The recomputation works on copies of this content;
+// - for memory that existed before the region and that the forward only read: the latest write. A later write is an
+//   error;
+// - results that a policy keeps. The recomputation takes the results instead of running their operators;
+// - the generators of the region's random operators;
+// - the origin of each value, for the comparison of the two runs, and the sequence of operators, for messages.
 
 #include <cstddef>
 #include <exception>
@@ -40,12 +41,12 @@ struct RegionOperators {
   std::vector<c10::OperatorHandle> sequence;
   KnownMemory known;
   std::unordered_map<MemoryName, Before> overwritten;
-  std::unordered_map<const void*, WriteCount> read;  // of memory from outside that it read, by counter
+  std::unordered_map<const void*, WriteCount> read;  // of memory from outside that the forward read, by counter
   KeptResults kept;
-  std::optional<RegionDraws> draws;  // none: it draws anew
+  std::optional<RegionDraws> draws;  // none: the recomputation draws other numbers
 };
 
-/// For the forward: fills a RegionOperators.
+/// Fills a RegionOperators during the forward.
 class ForwardOperators final : public OperatorPolicy {
  public:
   ForwardOperators(RegionOperators& record, const std::vector<at::Tensor>& inputs, CheckpointPolicy policy,
@@ -56,15 +57,15 @@ class ForwardOperators final : public OperatorPolicy {
   void saved(const at::Tensor& tensor, FilledSaves::Filled filled) { just_saved_.add(tensor, std::move(filled)); }
   /// Whether only a comparison of values can show that the region draws random numbers outside of operators: the
   /// default generators have moved without an operator, by the region or by another thread, and such draws are not
-  /// repeated. Values show nothing if a kept result was rounded.
+  /// repeated.
   bool must_compare_values();
   /// The forward is over: from now on nothing may write to kept results.
   void close();
-  /// Whether autograd recorded a write to a tensor from outside of the region. The recomputation would have to make
-  /// that write again.
+  /// Whether autograd recorded a write to a tensor from outside of the region. The recomputation would have to repeat
+  /// this write.
   bool wrote_to_outside_graph() const;
-  /// Whether the region wrote to a tensor from outside whose memory cannot be copied because it has no storage, such as
-  /// a sparse one.
+  /// Whether the region wrote to a tensor from outside whose memory cannot be copied because the tensor has no storage,
+  /// such as a sparse tensor.
   bool wrote_to_outside_sparse() const { return wrote_to_outside_sparse_; }
 
  private:
@@ -74,7 +75,7 @@ class ForwardOperators final : public OperatorPolicy {
   };
   struct Written {
     MemoryName memory;
-    const void* counter;  // of its writes
+    const void* counter;  // counts the tensor's writes
   };
   using WrittenMemory = c10::SmallVector<Written, 2>;
 
@@ -95,11 +96,11 @@ class ForwardOperators final : public OperatorPolicy {
   CallKeys keys_;
   std::unordered_map<MemoryName, CallKey> kept_memory_;
   FilledSaves just_saved_;
-  std::optional<CallKey> to_be_packed_;  // the last one kept; the next operator may still write it, as a bias is added
+  std::optional<CallKey> to_be_packed_;  // the latest kept result; the next operator may still write, such as a bias
 };
 
-/// Thrown through the callable to end a recomputation early. It passes through all frames in between. Those of a
-/// language binding rely on std::exception, and may turn it into another exception.
+/// Thrown through the callable to end a recomputation early. The exception passes through all frames in between. Frames
+/// of a language binding rely on std::exception, and may turn the exception into another exception.
 class RecomputedEnough final : public std::exception {
  public:
   const char* what() const noexcept override {
@@ -107,8 +108,8 @@ class RecomputedEnough final : public std::exception {
   }
 };
 
-/// For the recomputation. At its destruction, tensors that were written get their earlier versions back, for autograd's
-/// checks.
+/// Uses a RegionOperators during the recomputation. The destructor gives written tensors their earlier versions back,
+/// for autograd's checks.
 class RecomputeOperators final : public OperatorPolicy {
  public:
   explicit RecomputeOperators(const RegionOperators& record, const std::vector<at::Tensor>& inputs = {},
@@ -119,21 +120,22 @@ class RecomputeOperators final : public OperatorPolicy {
 
   /// Autograd saves the tensor.
   void saved(const at::Tensor& tensor) { just_saved_.push_back(memory_of(tensor)); }
-  /// The next operator fills it.
+  /// The next operator fills the saved tensor.
   void saved_unfilled(const at::Tensor& tensor, FilledSaves::Filled filled) {
     unfilled_.add(tensor, std::move(filled));
   }
-  /// All needed tensors are there. The next operator that takes a tensor that was just saved throws RecomputedEnough
-  /// instead of running, if the backward pass `task` runs it. Not thrown:
-  /// - at once: a custom function that is about to save its own output would be left holding it, in a cycle;
-  /// - by the operator that fills a saved tensor, as RReLU does with its noise;
-  /// - by any other operator: a destructor may have called it.
+  /// All needed tensors are recomputed. The next operator that takes a tensor that was just saved throws
+  /// RecomputedEnough instead of running, if the backward pass `task` runs the operator. Not thrown:
+  /// - at once: a custom function that is about to save its own output would be left with the output, in a cycle;
+  /// - by an operator that fills a saved tensor, as RReLU does with its noise;
+  /// - by any other operator: a destructor may have called the operator.
   void stop_before_use(int task) { stopped_task_ = task; }
   [[noreturn]] void stop();
-  /// Whether RecomputedEnough was thrown. Anything that then comes out of the callable is ignored.
+  /// Whether RecomputedEnough was thrown. Any exception that then comes out of the callable is ignored.
   bool has_stopped() const { return has_stopped_; }
 
-  /// "after operator 7 (aten::addmm)", and, if the sequences differ before that, where.
+  /// "after operator 7 (aten::addmm)", and the first difference of the two sequences, if they differ before this
+  /// operator.
   std::string place() const;
 
  private:
@@ -148,12 +150,12 @@ class RecomputeOperators final : public OperatorPolicy {
   const c10::Storage* scratch_of(const at::Tensor& tensor, bool is_written);
 
   const RegionOperators& record_;
-  std::string region_;  // its name, for messages
+  std::string region_;  // the region's name, for messages
   std::optional<RecomputeDraws> draws_;
   std::optional<int> stopped_task_;
   bool has_stopped_ = false;
   int exceptions_around_ = std::uncaught_exceptions();
-  c10::SmallVector<MemoryName, 8> just_saved_;  // since the last operator, or since there was enough
+  c10::SmallVector<MemoryName, 8> just_saved_;  // since the last operator, or since all needed tensors were recomputed
   FilledSaves unfilled_;
   RegionValues values_;
   CallKeys keys_;

@@ -25,12 +25,12 @@ Origin with_bit(uint64_t hash, Origin bit) {
 
 bool is_of_numbers_alone(Origin origin) { return origin != 0 && (origin & kFromOutside) == 0; }
 
-// The same origin with one more number. It keeps the bit of the values from outside.
+// Returns the origin with one more number. The bit of the values from outside stays.
 Origin derived(Origin origin, uint64_t more) {
   return origin == 0 ? 0 : with_bit(mix(origin, more), origin & kFromOutside);
 }
 
-// Unknown if one of the two is unknown.
+// The result is unknown if either origin is unknown.
 Origin made_of(Origin origin, Origin more) {
   return origin == 0 || more == 0 ? 0 : with_bit(mix(origin, more), (origin | more) & kFromOutside);
 }
@@ -118,7 +118,7 @@ void RegionValues::add_inputs(const std::vector<at::Tensor>& inputs) {
       const Place& place = places_[place_of(input)];
       learnt_->memory.try_emplace(memory_of(input), KnownMemory::Memory{place.address, place.origin, place.first});
       learnt_->inputs.back() = {place.origin, offset_of(input) - place.first, strides_of(input)};
-    } else if (!is_known) {  // hooks may have brought it back in another layout, for which other operators are called
+    } else if (!is_known) {  // hooks may have changed the layout, and other operators run for another layout
       const KnownMemory::Input& then = known_.inputs[i];
       add(input, /*is_own=*/false, then.strides == strides_of(input) ? then.origin : 0, offset_of(input) - then.offset);
     }
@@ -162,9 +162,9 @@ uint32_t RegionValues::add(const at::Tensor& tensor, bool is_own, Origin origin,
   return place;
 }
 
-// Memory from outside is identified by the place at which the forward met it. Memory that only the recomputation meets
-// has replaced something else, such as a longer table or a gathered weight, or was never a result, such as a tensor of
-// numbers.
+// Memory from outside is identified by the number of the forward's first use among all first uses. Memory that only the
+// recomputation meets has replaced other memory, such as a longer table or a gathered weight, or was never a result,
+// such as a tensor of numbers.
 uint32_t RegionValues::meet(const at::Tensor& tensor) {
   if (const at::Tensor parameter = parameter_of_cast(tensor); parameter.defined()) {
     return add(tensor, /*is_own=*/false, of_result(made_of(of_cast(), operand(parameter, /*is_written=*/false)), 0));
@@ -183,7 +183,8 @@ Origin RegionValues::shown(const Place& place, const at::Tensor& tensor) const {
   return derived(place.origin, static_cast<uint64_t>(offset_of(tensor) - place.first));
 }
 
-// The sizes of a written tensor do not count: if the forward resized it, it has its new sizes in the recomputation.
+// The sizes of a written tensor do not count: if the forward resized the tensor, the tensor has its new sizes in the
+// recomputation.
 Origin RegionValues::operand(const at::Tensor& tensor, bool is_written) {
   Origin origin = origin_of(tensor);
   if (origin == 0 || is_written) {

@@ -1,7 +1,7 @@
 #pragma once
-// The identity of values in a checkpointed region, the same in its forward and in its recomputation: the operators that
-// made a value, and the values from outside that they began with. The numbers of calls would not serve: a table that
-// the forward makes and stores is found ready by the recomputation.
+// The identity of values in a checkpointed region, equal in forward and recomputation: the operators that made a value,
+// and the values from outside at the beginning. Numbers of calls would not be equal: the recomputation finds a table
+// ready that the forward made and stored. See region_operators.cpp.
 
 #include <algorithm>
 #include <cstdint>
@@ -18,14 +18,14 @@
 
 namespace snug::detail {
 
-/// The address of a storage or, for a tensor without bytes of its own, such as a sparse one, of the tensor.
+/// The address of a storage or, for a tensor without bytes of its own (such as a sparse tensor), of the tensor.
 using MemoryName = const void*;
 inline MemoryName memory_of(const at::Tensor& tensor) {
   return has_bytes(tensor) ? static_cast<MemoryName>(tensor.storage().unsafeGetStorageImpl())
                            : tensor.unsafeGetTensorImpl();
 }
 
-/// Keeps the address of some memory from being given to other memory; does not hold the memory.
+/// Keeps other memory from getting the address of some memory; does not keep the memory alive.
 class MemoryAddress {
  public:
   explicit MemoryAddress(const at::Tensor& tensor)
@@ -37,64 +37,64 @@ class MemoryAddress {
   using Storage = c10::intrusive_ptr<c10::StorageImpl>;
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
   WeakStorage storage_;
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;  // of one without bytes
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor_;  // of a tensor without bytes
 };
 
-/// The origin of the content of some memory: a hash of the operators that made it and of the values from outside that
-/// they began with. 0: unknown. The lowest bit says whether any value from outside is among them, or only numbers, as
-/// in a table of positions.
+/// The origin of the content of some memory: a hash of the operators that made the content and of the values from
+/// outside at their beginning. 0: unknown. The lowest bit says whether the origin has any value from outside, or only
+/// numbers, as in a table of positions.
 using Origin = uint64_t;
 
-/// The knowledge of a recomputation about the forward.
+/// The forward's record of memory, for the recomputation.
 struct KnownMemory {
   struct Memory {
     MemoryAddress address;
     Origin origin;
-    int64_t first;  // the offset from which others are counted
+    int64_t first;  // offsets count from this offset
   };
   struct Input {
     Origin origin;
-    int64_t offset;  // in memory that it may share with inputs before it
+    int64_t offset;  // the offset in memory, which the input may share with earlier inputs
     std::vector<int64_t> strides;
   };
-  std::unordered_map<MemoryName, Memory> memory;  // from outside, as it was met; and the region's own that outlived it
+  std::unordered_map<MemoryName, Memory> memory;  // from outside, at first use; and own memory that outlived the region
   std::vector<Input> inputs;
-  std::unordered_set<Origin> of_numbers_alone;  // of the calls in the forward
+  std::unordered_set<Origin> of_numbers_alone;  // origins of calls in the forward
 };
 
-/// The memory that a region meets in one run: whether it came into being there, and the origins of its content.
+/// The memory that a region meets in one run: whether the region made the memory, and the origins of the content.
 class RegionValues {
  public:
-  /// In the forward: fills `known`.
+  /// Fills `known` during the forward.
   explicit RegionValues(KnownMemory& known) : known_(known), learnt_(&known) {}
-  /// In a recomputation.
+  /// Uses `known` in a recomputation.
   explicit RegionValues(const KnownMemory& known) : known_(known) {}
 
   void add_inputs(const std::vector<at::Tensor>& inputs);
-  /// The forward is over.
+  /// Ends the forward: the record gets the region's own memory that is still alive.
   void close();
 
   bool is_own(const at::Tensor& tensor) const;
-  /// Whether the tensor is a part of a sparse tensor from outside, as values() returns it.
+  /// Whether the tensor is a part of a sparse tensor from outside, such as its values().
   bool is_part_of_sparse(const at::Tensor& tensor) const;
-  /// The origin of the part of its memory that the tensor shows. As an origin, 0 is equal to none, but contradicts none
-  /// either.
+  /// The origin of the part of memory that the tensor shows. An origin of 0 is equal to no origin, but contradicts no
+  /// origin either.
   Origin origin_of(const at::Tensor& tensor);
-  /// From now on `copy` is the region's own, and writes to it count as writes to `original`.
+  /// From now on `copy` is the region's own, and writes to `copy` count as writes to `original`.
   void use_for(const at::Tensor& copy, const at::Tensor& original);
 
   /// A call of an operator.
   struct Call {
     Origin origin;
-    c10::SmallVector<uint32_t, 2> written;  // places
-    bool shows_sparse;                      // the parts of a tensor from outside
+    c10::SmallVector<uint32_t, 2> written;  // indices in places_
+    bool shows_sparse;                      // the call returns parts of a sparse tensor from outside
   };
   Call enter(const c10::OperatorHandle& op, const OperatorTraits& traits, const Arguments& arguments,
              const std::vector<size_t>& written);
-  /// The results of the call are on the stack. Returns whether any is in new memory, and all have bytes.
+  /// The results of the call are on the stack. Returns whether any result is in new memory, and all results have bytes.
   bool leave(const Call& call, const Stack& stack, size_t first_result);
 
-  /// Calls f(tensor) for each tensor from outside that the operator reads without writing it.
+  /// Calls f(tensor) for each tensor from outside that the operator reads and does not write.
   template <class F>
   void visit_reads_from_outside(const OperatorTraits& traits, const Arguments& arguments,
                                 const std::vector<size_t>& written, F&& f) const;
@@ -145,10 +145,10 @@ void RegionValues::visit_reads_from_outside(const OperatorTraits& traits, const 
 Origin origin_by_sizes(const c10::OperatorHandle& op, const Arguments& arguments);
 
 /// Identifies the calls of one run: by their origins, by the numbers among their arguments, and by their order among
-/// calls that are alike.
+/// alike calls.
 class CallKeys {
  public:
-  /// 0 for a call of unknown origin.
+  /// Returns the key of the next call; 0 for a call of unknown origin.
   uint64_t next(Origin origin, const Arguments& arguments);
 
  private:

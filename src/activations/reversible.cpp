@@ -19,10 +19,17 @@
 #include "src/memory/saved_tensor_policy.h"
 #include "src/precision/autocast_state.h"
 
-// Each half-block is a checkpoint() whose saved input is no tensor but a number, its place in the chain. The chain
-// keeps the streams' last values and, in backward, its position. The recomputation of half-block i gives the value that
-// it added. Subtracting it gives the streams in front of it: the input of half-block i - 1, which backward asks for
-// next. So each half-block runs once more, not twice.
+// How backward rebuilds the inputs of half-blocks
+//
+// Problem: backward needs each half-block's input, and the chain keeps only the last streams. Rebuilding an input needs
+// the value that the half-block added, which takes a run of the half-block; the gradient needs a run as well.
+//
+// Choice: the same run serves both. Each half-block is a checkpoint() whose saved input is not a tensor but a number,
+// the half-block's index in the chain. The chain keeps the streams' last values and, in backward, its position. The
+// recomputation of half-block i gives the value that half-block i added. Subtracting the value gives the streams in
+// front of half-block i: the input of half-block i - 1, and backward asks for half-block i - 1 next.
+//
+// Consequence: each half-block runs once more, not twice.
 
 namespace snug {
 namespace {
@@ -31,7 +38,7 @@ using torch::autograd::SavedVariable;
 using Streams = std::array<at::Tensor, 2>;
 using Function = std::function<at::Tensor(at::Tensor)>;
 
-// Half-block i adds to stream i % 2. It reads the other stream and does not change it.
+// Half-block i adds to stream i % 2. The half-block reads the other stream and does not change the other stream.
 size_t written_by(size_t i) { return i % 2; }
 size_t read_by(size_t i) { return 1 - i % 2; }
 
@@ -40,7 +47,7 @@ struct Half {
   Function function;
   detail::TrainingModes modes;
   detail::AutocastState autocast = detail::AutocastState::capture();
-  std::shared_ptr<detail::RegionDraws> draws;  // null: it draws anew
+  std::shared_ptr<detail::RegionDraws> draws;  // null: the recomputation draws other numbers
   bool has_run = false;
 
   at::Tensor first(const at::Tensor& x) const {
@@ -64,8 +71,7 @@ struct Half {
     return function(x);
   }
 
-  // Without checkpoint(), which protects other half-blocks in the same way: memory that existed before is not written
-  // again.
+  // Runs the half-block without checkpoint(). As in a checkpoint(), memory that existed before is not written again.
   at::Tensor again_on_copies(const at::Tensor& x) const {
     const detail::RegionOperators nothing_known;
     detail::RecomputeOperators on_copies(nothing_known);
@@ -77,7 +83,7 @@ struct Half {
 
 class Chain {
  public:
-  // In forward, before the newest half-block: keeps the streams that backward passes inside it may ask for.
+  // Called in forward, before the newest half-block. Keeps the streams for backward passes inside the half-block.
   void begin(Half half, const Streams& streams) {
     const std::lock_guard lock(mutex_);
     halves_.push_back(std::move(half));
@@ -94,7 +100,7 @@ class Chain {
     return result;
   }
 
-  // Detached: a graph that these hung from would hold the chain, which holds them.
+  // Keeps detached streams: the graph of the streams owns the chain, so a chain that owned the graph would never die.
   void finish(const Streams& streams) {
     const std::lock_guard lock(mutex_);
     for (const at::Tensor& stream : streams) {
@@ -112,7 +118,7 @@ class Chain {
     if (added_.defined()) {
       take_back(*at_ - 1, std::exchange(added_, at::Tensor()));
     }
-    while (*at_ > i + 1) {  // half-blocks of which backward wanted nothing
+    while (*at_ > i + 1) {  // half-blocks that backward asked nothing of
       const size_t last = *at_ - 1;
       take_back(last, halves_[last].again_on_copies(streams_[read_by(last)]));
     }
@@ -135,15 +141,15 @@ class Chain {
     move_to(halves_.size(), {last_[0].unpack(), last_[1].unpack()});
   }
 
-  // Only noted here, and subtracted when the next input is asked for: inside checkpoint()'s recomputation no operators
-  // of our own may run.
+  // The result is only noted here, and subtracted when backward asks for the next input: inside checkpoint()'s
+  // recomputation the chain may run no operators of its own.
   void ran_again(size_t i, const at::Tensor& result) {
     const std::lock_guard lock(mutex_);
     if (at_ != i + 1) {
       return;
     }
     if (i == 0 && !last_.empty()) {
-      give_up();  // backward is through
+      give_up();  // backward is complete
     } else {
       added_ = result.tensor_data();
     }
@@ -163,12 +169,12 @@ class Chain {
   std::recursive_mutex mutex_;
   std::vector<Half> halves_;
   std::vector<SavedVariable> last_;  // the streams after the last half-block
-  std::optional<size_t> at_;         // streams_ are those in front of this half-block
+  std::optional<size_t> at_;         // streams_ are the streams in front of this half-block
   Streams streams_;
-  at::Tensor added_;  // by half-block *at_ - 1, if it has been run again
+  at::Tensor added_;  // the value that half-block *at_ - 1 added, if the half-block has run again
 };
 
-// Packs the tensor that checkpoint() saves of a half-block, its input, as the half-block's number.
+// checkpoint() saves a half-block's input. This policy packs the input as the half-block's number.
 class RebuiltInput final : public detail::SavedTensorPolicy {
  public:
   RebuiltInput(std::shared_ptr<Chain> chain, size_t index) : chain_(std::move(chain)), index_(index) {}
@@ -180,7 +186,7 @@ class RebuiltInput final : public detail::SavedTensorPolicy {
   size_t index_;
 };
 
-// `chain`: null where there will be no backward.
+// `chain` is null if no backward will come.
 Streams run(const std::vector<detail::ReversibleHalf>& halves, Streams streams, const std::shared_ptr<Chain>& chain,
             const ReversibleOptions& options) {
   for (size_t i = 0; i < halves.size(); ++i) {
@@ -198,7 +204,7 @@ Streams run(const std::vector<detail::ReversibleHalf>& halves, Streams streams, 
       const detail::PolicyScope scope(std::make_shared<RebuiltInput>(chain, i));
       added = checkpoint(
           {.preserve_rng_state = false,
-           .early_stop = false,  // its result is wanted
+           .early_stop = false,  // the chain needs the result
            .label = fmt::format("{} of reversible block {}", i % 2 == 0 ? "F" : "G", i / 2),
            .module = halves[i].module},
           [chain, i](const at::Tensor& t) { return chain->run(i, t); }, x);
@@ -267,7 +273,7 @@ at::Tensor ReversibleSequential::forward(const at::Tensor& x) const {
   const auto chain = new_chain();
   const at::Tensor y = at::cat(run(halves_, halve(x), chain, options_), options_.dim);
   if (chain != nullptr) {
-    chain->finish(halve(y.detach()));  // views of what the caller has anyway
+    chain->finish(halve(y.detach()));  // views of memory that the caller has anyway
   }
   return y;
 }

@@ -1,6 +1,6 @@
 #pragma once
-// SliceScope: while it lives, snug::sliced on this thread cuts into this number of slices, unless its options give a
-// number.
+// SliceScope: during its lifetime, snug::sliced on this thread cuts into this number of slices, unless the options of
+// snug::sliced give a number.
 
 #include <cstdint>
 
@@ -12,10 +12,10 @@ class [[nodiscard]] SliceScope final {
  public:
   explicit SliceScope(int64_t slices) : slices_(slices), innermost_(innermost(), this) {}
 
-  /// Whether there was anything to cut.
+  /// Whether snug::sliced asked for the number.
   bool was_asked() const { return was_asked_; }
 
-  /// For snug::sliced.
+  /// Called by snug::sliced. Returns the number of slices: 1 outside of a scope.
   static int64_t ask() {
     SliceScope* const scope = innermost();
     if (scope == nullptr) {

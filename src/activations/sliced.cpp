@@ -62,7 +62,7 @@ at::Tensor sliced(const std::function<at::Tensor(at::Tensor)>& fn, const at::Ten
     return checked(fn(input), input, dim);
   }
   std::vector<at::Tensor> results;
-  // split, not narrow: its backward is one concatenation, narrow's a full-size gradient for every slice.
+  // split, not narrow: split's backward is one concatenation, narrow's a full-size gradient for every slice.
   for (const at::Tensor& slice : input.split(length, dim)) {
     results.push_back(checked(checkpoint(options.checkpoint, fn, slice), slice, dim));
   }

@@ -1,6 +1,6 @@
 #pragma once
-// SpillExtents: the parts of a file, or of a slab of memory, that are in use. It takes the lowest free place first, so
-// that the file stays short.
+// SpillExtents: the parts of a file, or of a slab of memory, that are in use. A new part takes the lowest free offset,
+// so the file stays short.
 
 #include <cstdint>
 #include <map>
@@ -10,24 +10,24 @@ namespace snug::detail {
 
 class SpillExtents final {
  public:
-  /// Places begin at its multiples.
+  /// Parts begin at multiples of this number of bytes.
   static constexpr int64_t kAlignment = 4096;
 
-  /// Everything lies below `cap` bytes.
+  /// All parts lie below `cap` bytes.
   explicit SpillExtents(int64_t cap) : cap_(cap) {}
 
-  /// The offset of a place for `bytes` (>= 1), or nothing if there is no room.
+  /// Returns the offset of a part for `bytes` (>= 1), or nothing if the room is too small.
   std::optional<int64_t> take(int64_t bytes);
-  /// `offset` and `bytes` as they were taken.
+  /// Frees a part. `offset` and `bytes` must be those of take().
   void give_back(int64_t offset, int64_t bytes);
 
-  /// Behind the last place in use; 0 if none is.
+  /// The end of the last part in use; 0 if no part is in use.
   int64_t end() const { return end_; }
 
  private:
   int64_t cap_;
   int64_t end_ = 0;
-  std::map<int64_t, int64_t> holes_;  // offset -> bytes; no two of them touch, and none touches the end
+  std::map<int64_t, int64_t> holes_;  // offset -> bytes; no two holes touch, and no hole touches the end
 };
 
 }  // namespace snug::detail

@@ -1,3 +1,13 @@
+// How pieces of memory move to a file and back (the file of offload_store.cpp)
+//
+// Problem: forward and backward should not wait for the disk, but memory that waits for its write is still in use.
+// Options: transfers on the caller's thread, or on a thread of the file.
+// Choice: a thread of the file makes all writes and the reads ahead. At most kInFlight pieces are unwritten; then
+// store() waits. Reads come first, because a caller is about to wait. load() itself reads a piece that was not read
+// ahead.
+// Consequences: a transfer runs without the lock, so the thread owns a State from Writing or Reading to the next state,
+// and other threads wait for done_. Memory is always released without the lock.
+
 #include "src/activations/spill_file.h"
 
 #include <cstring>
@@ -10,8 +20,8 @@
 #include "snug/core.h"
 
 namespace snug::detail {
-// The place of a piece, and its bytes that were read ahead. The thread owns it between Writing and the next state, and
-// between Reading and the next state.
+// The state of a piece, and the bytes that were read ahead. The file's thread owns the state between Writing and the
+// next state, and between Reading and the next state.
 struct SpillFile::State {
   enum class Place { Queued, Writing, InFile, InMemory };
   enum class Ahead { None, Queued, Reading, There };
@@ -69,7 +79,7 @@ int64_t SpillFile::bytes_in_use() const {
   return extents_.end();
 }
 
-// Reads come first: someone is about to wait for them.
+// Reads come first: a caller is about to wait for a read.
 void SpillFile::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
@@ -96,9 +106,9 @@ void SpillFile::write_out(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   if (failure.empty()) {
     SpillMemory written = std::exchange(state->memory, {});
-    state->sum = sum;  // who loads it from here on reads the file
+    state->sum = sum;  // from now on load() reads the file
     lock.unlock();
-    written = {};  // before another piece may come: two are the most; and before anybody is told
+    written = {};  // released before another piece may come (at most kInFlight), and before the state says InFile
     lock.lock();
     state->place = State::Place::InFile;
     report_.bytes_out += state->bytes;
@@ -124,7 +134,7 @@ void SpillFile::read_ahead(std::unique_lock<std::mutex>& lock) {
   if (failure.empty()) {
     state->ahead = State::Ahead::There;
     report_.bytes_back += state->bytes;
-  } else {  // load() will read it itself, and tell
+  } else {  // load() will read the piece itself, and report the failure
     state->ahead = State::Ahead::None;
     useless = std::exchange(state->copy, {});
   }
@@ -134,7 +144,7 @@ void SpillFile::read_ahead(std::unique_lock<std::mutex>& lock) {
   lock.lock();
 }
 
-// Cuts the unused end of the file off, so that the disk need not write it. Only this thread writes, so no pending write
+// Cuts the unused end of the file off, so the disk need not write the end. Only this thread writes, so no pending write
 // is lost.
 void SpillFile::shorten(std::unique_lock<std::mutex>& lock) {
   longer_than_needed_ = false;

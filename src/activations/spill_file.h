@@ -1,10 +1,10 @@
 #pragma once
-// SpillFile: memory that waits in a file until it is needed again. Writes and reads ahead happen on a thread of its
-// own.
+// SpillFile: memory that waits in a file until the program needs the memory again. Writes and reads ahead happen on a
+// thread of the file.
 //
 //   SpillFile file("/scratch", /*cap=*/1 << 30, allocate);
 //   auto piece = file.store(std::move(memory));   // the memory is dropped once it is written
-//   SpillMemory again = piece->load();            // any number of times; the piece's destructor frees its place
+//   SpillMemory again = piece->load();            // any number of times; the piece's destructor frees its bytes
 
 #include <condition_variable>
 #include <cstdint>
@@ -28,17 +28,18 @@ struct SpillMemory {
   int64_t bytes = 0;
 };
 
-/// All methods may be called from any thread, and so may those of its pieces.
+/// All methods of the file and of its pieces may be called from any thread.
 class SpillFile final {
   struct State;
 
  public:
   using Allocate = std::function<SpillMemory(int64_t bytes)>;
 
-  /// The most pieces that hold their memory because their write is not complete.
+  /// The most pieces that keep their memory because their write is not complete.
   static constexpr int kInFlight = 2;
 
-  /// The result of store(). It must not outlive the file. Its destructor waits for a running transfer of this piece.
+  /// The result of store(). A piece must not outlive the file. The destructor waits for a running transfer of the
+  /// piece.
   class Piece final {
    public:
     Piece(SpillFile& file, std::shared_ptr<State> state);
@@ -46,16 +47,16 @@ class SpillFile final {
     Piece(const Piece&) = delete;
     Piece& operator=(const Piece&) = delete;
 
-    /// A copy in memory from `allocate`, a new one each time: the caller may write to it. Throws Error, naming path and
-    /// reason, if the piece cannot be read, and whatever `allocate` throws.
+    /// Returns a new copy each time, in memory from `allocate`: the caller may write to the copy. Throws Error, naming
+    /// path and reason, if the piece cannot be read, and any exception of `allocate`.
     SpillMemory load();
-    /// Begins to read, if the piece is not in memory, so that load() finds it there. Does nothing if there is no memory
-    /// for it.
+    /// Begins to read, if the piece is not in memory, so that load() finds the bytes in memory. Does nothing if
+    /// `allocate` has no memory for the bytes.
     void prefetch();
     /// Drops the bytes that were read ahead.
     void drop_prefetch();
-    /// Waits until the memory is written and dropped, and returns true. Returns false if it could not be written; the
-    /// memory then stays.
+    /// Waits until the memory is written and dropped, and returns true. Returns false if the memory could not be
+    /// written; the memory then stays.
     bool finish();
 
    private:
@@ -63,16 +64,16 @@ class SpillFile final {
     std::shared_ptr<State> state_;
   };
 
-  /// A file without a name in `directory` (empty: the system's temporary one), never longer than `cap`. Throws Error if
-  /// it cannot be made.
+  /// Makes a file without a name in `directory` (empty: the system's temporary directory), never longer than `cap`.
+  /// Throws Error if the file cannot be made.
   SpillFile(const std::filesystem::path& directory, int64_t cap, Allocate allocate,
             SpillCalls& calls = SpillCalls::real());
   ~SpillFile();
   SpillFile(const SpillFile&) = delete;
   SpillFile& operator=(const SpillFile&) = delete;
 
-  /// Takes memory to write; waits while kInFlight pieces are unwritten. nullptr if there is no room below the cap. If
-  /// the write fails, the piece keeps its memory.
+  /// Takes memory to write; waits while kInFlight pieces are unwritten. Returns nullptr if the file has no room below
+  /// the cap. If the write fails, the piece keeps its memory.
   std::unique_ptr<Piece> store(SpillMemory memory);
 
   OffloadReport report() const;
@@ -88,7 +89,7 @@ class SpillFile final {
   Allocate allocate_;
   SpillDisk disk_;
 
-  mutable std::mutex mutex_;  // guards what follows, and every State
+  mutable std::mutex mutex_;  // guards the following members, and every State
   std::condition_variable work_;
   std::condition_variable done_;
   std::deque<std::shared_ptr<State>> writes_;

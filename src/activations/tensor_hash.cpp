@@ -16,7 +16,7 @@
 namespace snug::detail {
 namespace {
 
-// A few of these are made while a tensor is hashed on its device.
+// Bytes hashed at a time on a tensor's device, which takes a few copies of so many bytes.
 constexpr int64_t kChunk = int64_t{2} << 20;
 
 // x ^ (x >> bits), as for numbers without a sign: a bijection.
@@ -24,22 +24,23 @@ at::Tensor& fold_(at::Tensor& words, int64_t bits) {
   return words.bitwise_xor_(words.bitwise_right_shift(bits).bitwise_and_((int64_t{1} << (64 - bits)) - 1));
 }
 
-// Odd numbers without a pattern.
+// Returns odd numbers without a pattern.
 at::Tensor factors(int64_t count, c10::Device device) {
   constexpr auto kFactor = static_cast<int64_t>(0x9E3779B97F4A7C15U);
   at::Tensor numbers = at::arange(1, count + 1, at::dtype(at::kLong).device(device)).mul_(kFactor);
   return fold_(numbers, 29).mul_(kFactor).bitwise_or_(1);
 }
 
-// Each word goes through the last steps of MurmurHash3, which are bijections, and the sum has a factor for each place.
-// So two tensors that differ in one word have different hashes.
+// Each word goes through the last steps of MurmurHash3, which are bijections, and the sum has a factor for each
+// position. So two tensors that differ in a single word have different hashes.
 at::Tensor hash_of_words(const at::Tensor& words, const at::Tensor& factors) {
   at::Tensor mixed = words.bitwise_xor(factors).mul_(static_cast<int64_t>(0xFF51AFD7ED558CCDU));
   fold_(mixed, 33).mul_(static_cast<int64_t>(0xC4CEB9FE1A85EC53U));
   return fold_(mixed, 33).mul_(factors).sum();
 }
 
-// Where the tensor is: a number per chunk goes to the host. Only chunks that are no aligned words are copied first.
+// Hashes on the tensor's device: only a number per chunk goes to the host. Only chunks without aligned words are copied
+// first.
 uint64_t hash_on_device(const at::Tensor& plain) {
   const at::Tensor bytes = plain.view({-1}).view(at::kByte);
   const at::Tensor all_factors = factors(kChunk / 8, plain.device());
@@ -64,7 +65,7 @@ uint64_t tensor_hash(const at::Tensor& tensor) {
   }
   const Aside none_of_the_step;
   const c10::NoGradGuard no_grad;
-  // Another layout takes a copy, for which there may be no memory on the device.
+  // Another layout takes a copy, and the device may have no memory for a copy.
   const bool has_plain_layout = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   if (!tensor.is_cpu() && has_plain_layout && static_cast<int64_t>(tensor.nbytes()) > kChunk) {
     return hash_on_device(tensor.detach());

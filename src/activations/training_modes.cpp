@@ -16,7 +16,7 @@ TrainingModes::TrainingModes(const std::shared_ptr<torch::nn::Module>& root) {
   }
 }
 
-// train() goes to all that is inside, so a module's own mode is set after those of the modules around it.
+// train() sets the modes of all inner modules too, so a module's own mode is set after the modes of the modules around.
 void TrainingModes::set() const {
   for (const auto& [module, is_training] : modes_) {
     module->train(is_training);

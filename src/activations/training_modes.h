@@ -13,11 +13,10 @@ namespace snug::detail {
 
 class TrainingModes {
  public:
-  /// Notes the mode of `root` and of all modules in it; of none if `root` is null.
+  /// Notes the modes of `root` and of all modules in `root`; no modes if `root` is null.
   explicit TrainingModes(const std::shared_ptr<torch::nn::Module>& root);
 
-  /// While it lives, the noted modes are set; at the end, those that it found. Touches nothing if all modes are as
-  /// noted.
+  /// Sets the noted modes, and at its end the modes from before. Touches nothing if all modes equal the noted modes.
   class [[nodiscard]] Scope final {
    public:
     explicit Scope(const TrainingModes& modes);
@@ -32,7 +31,7 @@ class TrainingModes {
  private:
   void set() const;
 
-  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;  // a module before those in it
+  std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> modes_;  // a module before the modules in it
 };
 
 }  // namespace snug::detail

@@ -17,7 +17,7 @@ namespace {
 
 using Kind = GraphArgument::Kind;
 
-// Kinds around one plain value or name, or a list of them.
+// Whether the kind wraps a plain value or name, or a list of plain values or names.
 constexpr std::array<std::string_view, 20> kWrappers{
     "as_tensor", "as_tensors", "as_optional_tensor", "as_optional_tensors", "as_nested_tensors",
     "as_int",    "as_ints",    "as_int_lists",       "as_sym_int",          "as_sym_ints",
@@ -79,7 +79,7 @@ GraphArgument ArgumentReader::argument_of(const ExportJson& json, const c10::Typ
   if (!element || !is_number) {
     return one;
   }
-  std::vector<GraphArgument> items;  // 3 for int[2]
+  std::vector<GraphArgument> items;  // a single number for a list, such as 3 for int[2]
   items.push_back(std::move(one));
   return list_of(std::move(items), element);
 }

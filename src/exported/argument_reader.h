@@ -1,6 +1,6 @@
 #pragma once
-// The values of a graph by their names, which become slots, and the arguments of its nodes, made fit for the schemas of
-// operators.
+// Reads names and arguments of a graph's nodes. The names of values become slots, and arguments are made fit for the
+// schemas of operators.
 
 #include <string>
 #include <unordered_map>
@@ -12,17 +12,17 @@ namespace snug::detail {
 
 class ArgumentReader final {
  public:
-  /// The slot of a value that is made now; -1 for an empty name, which nobody uses. Throws CorruptFile for a name that
-  /// is there already.
+  /// Makes a slot for a new value; returns -1 for an empty name, because nobody uses the value. Throws CorruptFile for
+  /// a name that already has a slot.
   int new_slot(const std::string& name);
-  /// How many there are.
+  /// The number of slots.
   int slots() const { return slots_; }
 
-  /// A value that was made before. `type`: the schema's, null where there is no schema. Throws CorruptFile for an
-  /// unknown name.
+  /// A value that was made before. `type` is the schema's, or null without a schema. Throws CorruptFile for an unknown
+  /// name.
   GraphArgument value_named(const std::string& name, const c10::TypePtr& type = nullptr) const;
-  /// An argument in the file: a value, a constant or a list of them, as `type`. Throws ConfigError for kinds that are
-  /// not supported, CorruptFile for what torch.export does not write.
+  /// An argument in the file: a value, a constant or a list of values and constants, as `type`. Throws ConfigError for
+  /// kinds that are not supported, CorruptFile for content that torch.export does not write.
   GraphArgument argument_of(const ExportJson& json, const c10::TypePtr& type = nullptr) const;
 
  private:

@@ -20,7 +20,7 @@ std::string message(const std::filesystem::path& file, const std::string& what) 
 
 constexpr const char* kDamagedModel = "is the file incomplete, damaged or of another format?";
 
-// What parsers throw becomes an error of the file, with its name.
+// Exceptions of parsers become errors of the file, with the file's name.
 template <class F>
 void naming_the_file(const std::filesystem::path& file, F read) {
   try {

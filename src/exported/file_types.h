@@ -1,6 +1,6 @@
 #pragma once
-// Types, devices and numbers as an exported file writes them. Its codes are those of torch/_export/serde/schema.py, and
-// not c10's.
+// Types, devices and numbers in the notation of an exported file. The file's codes are the codes of
+// torch/_export/serde/schema.py, and not c10's.
 
 #include <c10/core/Device.h>
 #include <c10/core/MemoryFormat.h>
@@ -10,7 +10,7 @@
 
 namespace snug::detail {
 
-// All throw CorruptFile for what the format does not have.
+// All functions throw CorruptFile for content that the format does not have.
 c10::ScalarType scalar_type_of(const ExportJson& code);
 c10::MemoryFormat memory_format_of(const ExportJson& code);
 c10::Device device_of(const ExportJson& json);

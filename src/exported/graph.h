@@ -1,6 +1,6 @@
 #pragma once
-// A graph of operators as plain data: what graph_reader.h makes of the file, and interpreter.h runs. Values are
-// numbered: a slot holds one from the node that makes it to the argument that is its last use.
+// A graph of operators as plain data. graph_reader.h makes the graph from the file, and interpreter.h runs the graph.
+// Values have numbers: a slot keeps a value from the node that makes the value to the argument of the last use.
 
 #include <memory>
 #include <optional>
@@ -16,10 +16,10 @@ namespace snug::detail {
 
 struct GraphArgument {
   enum class Kind { Constant, Device, Value, List } kind = Kind::Constant;
-  c10::IValue constant;              // Constant; Device, as it was at export
+  c10::IValue constant;              // Constant; Device: the device at export
   int slot = -1;                     // Value
-  bool is_last_use = false;          // Value: it is moved out of its slot
-  c10::TypePtr type = nullptr;       // Value: the schema's, null where there is none; List: of the elements
+  bool is_last_use = false;          // Value: the value is moved out of its slot
+  c10::TypePtr type = nullptr;       // Value: the schema's, or null; List: the elements' type
   std::vector<GraphArgument> items;  // List
 };
 
@@ -27,22 +27,22 @@ struct OperatorGraph;
 
 struct GraphNode {
   enum class Kind {
-    Operator,  // of the dispatcher
-    Function,  // of Python, on sizes
-    GradMode,  // arguments: enabled; then those of the one graph in it
-    Autocast,  // arguments: device type, dtype, enabled, cache enabled; then those of the graph
-    Cond,      // arguments: which of two graphs; then those of both
-    Inline     // arguments: those of the graph
+    Operator,  // an operator of the dispatcher
+    Function,  // a function of Python on sizes
+    GradMode,  // arguments: enabled; then the arguments of the inner graph
+    Autocast,  // arguments: device type, dtype, enabled, cache enabled; then the graph's arguments
+    Cond,      // arguments: the choice between two graphs; then the arguments of both graphs
+    Inline     // arguments: the graph's arguments
   } kind = Kind::Operator;
   std::optional<c10::OperatorHandle> op;
   const PythonFunction* function = nullptr;
   std::vector<GraphArgument> arguments;
   std::vector<std::unique_ptr<OperatorGraph>> graphs;
   std::vector<int> results;     // slots; -1: nobody uses it
-  bool result_is_list = false;  // the results are the elements of one list
+  bool result_is_list = false;  // the results are the elements of a list
   std::string where;            // for messages: operator, layer and Python line
 
-  /// The first arguments of the kinds with graphs, which are not the graph's.
+  /// For kinds with graphs: the number of first arguments that do not belong to the inner graphs.
   size_t settings() const { return kind == Kind::Autocast ? 4 : kind == Kind::GradMode || kind == Kind::Cond ? 1 : 0; }
 };
 
@@ -53,10 +53,10 @@ struct OperatorGraph {
   std::vector<GraphArgument> outputs;
 };
 
-/// Marks each value's last use, and forgets the results that nobody uses.
+/// Marks each value's last use, and forgets results without a use.
 void mark_last_uses(OperatorGraph& graph);
 
-/// Nodes that are no regions, in `graph` and all graphs in it.
+/// The number of nodes in `graph` and in all its inner graphs, regions excluded.
 int64_t count_operators(const OperatorGraph& graph);
 
 }  // namespace snug::detail

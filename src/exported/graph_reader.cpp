@@ -1,3 +1,20 @@
+// How a graph in a file becomes a graph that runs
+//
+// Problem: the file names operators, values and arguments in JSON, for the torch version that wrote the file. A step
+// may run the graph many times. The file may be of unknown origin.
+//
+// Options: look names up in each run, or once when the file is read.
+//
+// Choice: once. Operators are found in the dispatcher, names become slots, and arguments are made fit for the schemas
+// of this LibTorch (argument_reader.h). Arguments that the file leaves out get the schema's defaults.
+//
+// Consequences:
+// - A run needs no look at JSON or names (interpreter.cpp).
+// - Errors of the file appear when the file is read, with the operator, its layer and its Python line.
+// - Operators that reach beyond tensors are refused, and so are Python functions other than functions on sizes.
+// - Regions (gradient mode, autocast, cond, calls of inner graphs) have graphs of their own, and each inner graph has a
+//   reader of its own.
+
 #include "src/exported/graph_reader.h"
 
 #include <algorithm>
@@ -13,21 +30,21 @@
 namespace snug::detail {
 namespace {
 
-// Of "key,path,type;key,path,type" the path of the innermost module.
+// The path of the innermost module in "key,path,type;key,path,type".
 std::string layer_of(const std::string& modules) {
   const std::string innermost = modules.substr(modules.rfind(';') + 1);
   const size_t first = innermost.find(','), last = innermost.rfind(',');
   return first == last ? "" : innermost.substr(first + 1, last - first - 1);
 }
 
-// The innermost frame of a traceback, without its source.
+// The innermost frame of a traceback, without the frame's source.
 std::string line_of(const std::string& traceback) {
   const size_t begin = traceback.rfind("File \"");
   return begin == std::string::npos ? "" : traceback.substr(begin, traceback.find('\n', begin) - begin);
 }
 
-// " [in torch.ops.aten.linear.default, layer net.fc1, from File "model.py", line 12, in forward]": layer and line where
-// the file has them.
+// " [in torch.ops.aten.linear.default, layer net.fc1, from File "model.py", line 12, in forward]": layer and line
+// appear if the file has them.
 std::string place_of_node(const ExportJson& node) {
   const ExportJson metadata = node.value("metadata", ExportJson::object());
   const std::string layer = layer_of(metadata.value("nn_module_stack", "")),
@@ -36,7 +53,7 @@ std::string place_of_node(const ExportJson& node) {
                      line.empty() ? "" : ", from " + line);
 }
 
-// Operators that reach beyond tensors. A model has no use for them; a file of unknown origin may.
+// Whether the operator reaches beyond tensors. A model has no use for such operators; a file of unknown origin may.
 bool is_refused(const std::string& name) { return name == "aten::from_file"; }
 
 c10::OperatorHandle operator_named(std::string_view target) {
@@ -57,7 +74,7 @@ c10::OperatorHandle operator_named(std::string_view target) {
   return *found;
 }
 
-// Reads one graph; those in it by readers of their own.
+// Reads a single graph. Inner graphs have readers of their own.
 class GraphReader {
  public:
   std::unique_ptr<OperatorGraph> read(const ExportJson& json) {
@@ -88,7 +105,7 @@ class GraphReader {
     const ExportJson& inputs = json.at("inputs");
     constexpr std::string_view kOperators = "torch.ops.", kRegions = "torch.ops.higher_order.";
     if (target == "torch.ops.aten._assert_tensor_metadata.default") {
-      return;  // dtypes may differ from those at export, under autocast; aten::to, which it guards, looks for itself
+      return;  // under autocast dtypes may differ from export; the guarded aten::to checks by itself
     }
     GraphNode node;
     node.where = where;

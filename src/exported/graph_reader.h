@@ -1,6 +1,6 @@
 #pragma once
-// From the file's JSON to a graph: operators are looked up, names become slots, and arguments are made fit for schemas
-// (argument_reader.h), so that running needs no look at either.
+// From the file's JSON to a graph. Operators are looked up, names become slots, and arguments are made fit for schemas
+// (argument_reader.h), so that a run looks at neither JSON nor schemas. graph_reader.cpp says why.
 
 #include <memory>
 
@@ -9,8 +9,9 @@
 
 namespace snug::detail {
 
-/// Reads {"inputs", "nodes", "outputs"} and the graphs in it. Throws ConfigError, with the operator, its layer and its
-/// Python line, for what this program cannot run, and CorruptFile for what torch.export does not write.
+/// Reads {"inputs", "nodes", "outputs"} and the inner graphs. Throws ConfigError, with the operator, its layer and its
+/// Python line, for programs that this program cannot run, and CorruptFile for content that torch.export does not
+/// write.
 std::unique_ptr<OperatorGraph> read_graph(const ExportJson& json);
 
 }  // namespace snug::detail

@@ -73,7 +73,8 @@ std::map<std::string, SizeRange> read_ranges(const ExportJson& constraints) {
     const ExportJson &least = range.at("min_val"), &most = range.at("max_val");
     SizeRange read{.least = least.is_null() ? 0 : whole_number<int64_t>(least),
                    .most = most.is_null() ? SizeRange{}.most : whole_number<int64_t>(most)};
-    // torch.export writes 2 for any size: it cannot see whether 1 is special. Python's check lets it pass, too.
+    // torch.export writes 2 for any size, because export cannot see whether 1 is special. Python's check also lets 1
+    // pass.
     ranges[symbol] = {.least = read.least <= 2 ? 0 : read.least, .most = read.most};
   }
   return ranges;

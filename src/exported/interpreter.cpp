@@ -1,3 +1,21 @@
+// How a graph runs with Python's bits
+//
+// Problem: an exported program must train in C++ as in Python: the same losses, gradients and weights to the bit, under
+// autocast, plans and budgets.
+//
+// Options: generate C++ code from the graph, or call operator by operator through LibTorch's dispatcher.
+//
+// Choice: the dispatcher. Autograd, autocast and policies hook into the dispatcher, so they see the same calls as for a
+// model in C++. Values lie in numbered slots. A node's arguments go on a stack, the operator replaces the arguments by
+// results, and the results go back into slots.
+//
+// Consequences:
+// - Memory falls as in C++: the last use moves a value out of its slot.
+// - The arguments stay alive during a call, as in a C++ caller.
+// - Regions set gradient mode or autocast around a graph of their own, as Python's context managers do.
+// - Devices in the graph follow the model: the device of export means the device of now.
+// - A branch that does not run gives its operands gradients of zeros, as torch.cond does.
+
 #include "src/exported/interpreter.h"
 
 #include <algorithm>
@@ -15,7 +33,7 @@
 namespace snug::detail {
 namespace {
 
-// Autocast with the settings of a region in the graph, as Python's context manager enters and leaves it.
+// Sets autocast as a region in the graph says, and enters and leaves the region as Python's context manager does.
 class [[nodiscard]] AutocastRegion final {
  public:
   AutocastRegion(c10::DeviceType device, c10::ScalarType dtype, bool enabled, bool cache)
@@ -71,7 +89,7 @@ void store(Values& results, const std::vector<int>& slots, Values& values) {
   results.clear();
 }
 
-// `result`, to the bit, as a function of `operand` that is constant.
+// Returns `result`, equal to the bit, as a constant function of `operand`.
 at::Tensor with_zero_gradient_for(const at::Tensor& operand, const at::Tensor& result) {
   at::Tensor first = operand;
   while (first.dim() > 0) {
@@ -134,7 +152,8 @@ void Interpreter::run_node(const GraphNode& node, Values& stack) const {
   } else if (node.kind != GraphNode::Kind::Operator) {
     run_region(node, stack);
   } else {
-    // A caller in C++ holds the arguments during the call, and who watches operators may look at them when it is over.
+    // A caller in C++ keeps the arguments alive during the call, and policies that watch operators may look at the
+    // arguments after the call.
     const Values held = stack;
     node.op->callBoxed(&stack);
   }

@@ -1,6 +1,6 @@
 #pragma once
-// Runs a graph, operator by operator, through LibTorch's dispatcher: autograd, autocast and whatever else hooks in
-// there see what they would see of the same model in C++.
+// Runs a graph, operator by operator, through LibTorch's dispatcher: autograd, autocast and all other users of the
+// dispatcher see the same calls as for a C++ model.
 
 #include <vector>
 
@@ -9,12 +9,12 @@
 namespace snug::detail {
 
 struct Interpreter {
-  c10::Device home = c10::kCPU;  // where the model was at export
-  c10::Device here = c10::kCPU;  // where it is now: devices of `home` in the graph mean this one
-  bool autocast_cache = true;    // whatever the file says
+  c10::Device home = c10::kCPU;  // the model's device at export
+  c10::Device here = c10::kCPU;  // the model's device now; `home` in the graph means `here`
+  bool autocast_cache = true;    // true: regions use autocast's cache, whatever the file says
 
-  /// What the graph returns. Throws what the operators throw, with the place in the Python program;
-  /// c10::OutOfMemoryError as it is.
+  /// Returns the graph's outputs. Throws the exceptions of operators, with the position in the Python program;
+  /// c10::OutOfMemoryError unchanged.
   std::vector<c10::IValue> run(const OperatorGraph& graph, std::vector<c10::IValue> inputs) const;
 
  private:

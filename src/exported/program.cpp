@@ -26,13 +26,13 @@ void check_version(const ExportJson& json) {
   }
 }
 
-// The name of the parameter, buffer or constant that an input is; null if it is none.
+// The name of an input's parameter, buffer or constant; null for other inputs.
 const ExportJson* tensor_name(const UnionJson& input) {
   const auto found = input.kind == "custom_obj" ? input.value.end() : input.value.find(input.kind + "_name");
   return found == input.value.end() ? nullptr : &*found;
 }
 
-// Each program numbers its constants anew; parameters and buffers are the model's.
+// Each program has its own numbers for constants; all programs share the model's parameters and buffers.
 std::string key_of(const std::string& program, const std::string& kind, const std::string& name) {
   return kind == "tensor_constant" ? program + "/" + name : name;
 }
@@ -71,7 +71,7 @@ void read_inputs(const std::string& name_of_program, const ExportJson& specs, co
   }
 }
 
-// The names of the leaves of Python's result: keys and places on the way to them, "loss" or "0.hidden".
+// The names of the leaves of Python's result: the keys and indices on the path to a leaf, "loss" or "0.hidden".
 void append_names(const ExportJson& tree, const std::string& path, std::vector<std::string>& names) {
   const ExportJson& children = tree.at("children_spec");
   if (tree.at("type").is_null()) {

@@ -1,5 +1,5 @@
 #pragma once
-// A program of an exported file: a graph, the tensors it works on, and its inputs and outputs.
+// A program of an exported file: a graph, the graph's tensors, and its inputs and outputs.
 
 #include <map>
 #include <memory>
@@ -15,22 +15,22 @@ namespace snug::detail {
 struct ExportedProgram {
   struct Input {
     enum class Kind { Given, Parameter, Buffer, Constant } kind = Kind::Given;
-    at::Tensor tensor;  // of a parameter or buffer
+    at::Tensor tensor;  // the tensor of a parameter or buffer
   };
 
   std::unique_ptr<OperatorGraph> graph;
-  std::vector<Input> inputs;         // of the graph
-  std::vector<InputAtExport> given;  // those of the caller, in order
+  std::vector<Input> inputs;         // the graph's inputs
+  std::vector<InputAtExport> given;  // the caller's inputs, in order
   std::map<std::string, SizeRange> ranges;
   std::vector<std::string> output_names;
-  c10::Device home = c10::kCPU;  // where its tensors were at export
+  c10::Device home = c10::kCPU;  // the tensors' device at export
 
-  /// All outputs, flat.
+  /// Returns all outputs, flat.
   std::vector<c10::IValue> run(std::vector<c10::IValue> inputs, bool autocast_cache) const;
 };
 
-/// Reads models/NAME.json, and registers in `root` what `tensors` does not have yet. Throws as load_exported does,
-/// without the file's name.
+/// Reads models/NAME.json, and registers in `root` all tensors that `tensors` does not have yet. Throws as
+/// load_exported does, without the file's name.
 std::unique_ptr<ExportedProgram> read_program(const ZipArchive& archive, const std::string& name,
                                               torch::nn::Module& root, ExportedTensors& tensors);
 

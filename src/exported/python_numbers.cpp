@@ -44,7 +44,7 @@ double remainder_of(double a, double b) {
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : std::copysign(rest, rest == 0 ? b : rest);
 }
 int64_t remainder_of(int64_t a, int64_t b) {
-  const int64_t rest = divisor(b) == -1 ? 0 : a % b;  // the smallest number % -1 traps
+  const int64_t rest = divisor(b) == -1 ? 0 : a % b;  // INT64_MIN % -1 traps
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 

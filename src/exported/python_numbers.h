@@ -12,17 +12,17 @@ namespace snug::detail {
 using PythonNumber = std::variant<bool, int64_t, double>;
 
 double as_double(const PythonNumber& value);
-/// Without its fraction, as int() does it. Throws Error if it has no such number.
+/// The number without its fraction, as int() returns. Throws Error if int64_t cannot represent the number.
 int64_t as_int(const PythonNumber& value);
 bool as_bool(const PythonNumber& value);
 
 struct PythonFunction {
-  std::string_view name;  // as in the file: "_operator.add"
+  std::string_view name;  // the name in the file: "_operator.add"
   size_t arguments;
-  PythonNumber (*call)(std::span<const PythonNumber>);  // throws Error where Python raises
+  PythonNumber (*call)(std::span<const PythonNumber>);  // throws Error if Python raises
 };
 
-/// Null if there is none of this name.
+/// Returns null for an unknown name.
 const PythonFunction* find_python_function(std::string_view name);
 
 }  // namespace snug::detail

@@ -16,7 +16,7 @@ struct UnionJson {
   const ExportJson& value;
 };
 
-/// Refers to `json`. Throws CorruptFile if it is no object of one field.
+/// The result refers to `json`. Throws CorruptFile if `json` is not an object of one field.
 inline UnionJson union_of(const ExportJson& json) {
   if (!json.is_object() || json.size() != 1) {
     throw CorruptFile("a value is no object of one field, which would name its kind");

@@ -26,7 +26,7 @@ std::vector<int64_t> whole_numbers(const ExportJson& list, const std::string& na
   return result;
 }
 
-// From the first element of the storage to behind the last one of the tensor, in elements.
+// The number of elements from the start of the storage to the end of the tensor.
 int64_t extent(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset,
                const std::string& name) {
   int64_t last = 0, count = 1, end = 0;
@@ -81,7 +81,7 @@ class WeightReader {
     const std::string record = folder + payload.at("path_name").get<std::string>();
     const auto [first, is_new] =
         first_names_.try_emplace(record + meta.dump() + (wanted.is_parameter ? "p" : "b"), wanted.key);
-    if (!is_new) {  // tied
+    if (!is_new) {  // a tied weight
       tensors_.all.emplace(wanted.key, tensors_.all.at(first->second));
       tensors_.aliases.emplace(wanted.key, first->second);
       return;
@@ -124,7 +124,7 @@ class WeightReader {
   ExportedTensors& tensors_;
   std::map<std::string, ExportJson> configs_;  // by folder
   std::map<std::string, at::Tensor> storages_;
-  std::map<std::string, std::string> first_names_;  // of views that several names stand for
+  std::map<std::string, std::string> first_names_;  // the first name of each view, for views with several names
   c10::Device device_ = c10::kCPU;
 };
 

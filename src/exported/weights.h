@@ -16,36 +16,36 @@
 namespace snug::detail {
 
 struct TensorAtExport {
-  std::string name;  // in the file
-  std::string key;   // in the module: the same, but for constants, whose names mean others in another program
+  std::string name;  // the name in the file
+  std::string key;   // the name in the module; constants: with the program's name, as each program numbers its own
   bool is_parameter = false;
   bool is_persistent = true;
-  const ExportJson& meta;  // the graph's: dtype and sizes
+  const ExportJson& meta;  // dtype and sizes in the graph
 };
 
 /// The tensors of a module by their keys.
 struct ExportedTensors {
   std::map<std::string, at::Tensor> all;
   std::map<std::string, std::string>
-      aliases;                      // further names of a tensor, and the first one, under which it is registered
+      aliases;                      // further names of a tensor -> the first name, under which the tensor is registered
   std::set<std::string> transient;  // constants, and buffers that are not persistent
 };
 
-/// Reads those of `wanted` that `tensors` lacks, in this order, which is Python's, and registers them in `root` and
-/// modules below it. Returns the device that they were on at export. Throws CorruptFile where file and graph do not
-/// agree, ConfigError for weights that are pickled.
+/// Reads each tensor of `wanted` that `tensors` lacks, in the order of `wanted` (Python's order), and registers the
+/// tensors in `root` and modules below `root`. Returns the tensors' device at export. Throws CorruptFile if file and
+/// graph do not agree, ConfigError for pickled weights.
 c10::Device read_weights(const ZipArchive& archive, const std::string& program,
                          const std::vector<TensorAtExport>& wanted, torch::nn::Module& root, ExportedTensors& tensors);
 
-/// The module with the path of a tensor's name ("layers.0.weight") below `root`, made where it is missing. Throws
-/// CorruptFile for one of more than 100 parts.
+/// The module of a tensor's name ("layers.0.weight") below `root`; missing modules are made. Throws CorruptFile for a
+/// name of more than 100 parts.
 torch::nn::Module& module_at(torch::nn::Module& root, const std::string& path);
 
-/// Casts floating-point tensors in place, and moves all to `device`, if it is given.
+/// Casts floating-point tensors in place, and moves all tensors to `device`, if given.
 void cast_floats(const std::map<std::string, at::Tensor>& tensors, std::optional<at::Device> device,
                  at::ScalarType dtype, bool non_blocking);
 
-/// The text of a JSON record, parsed. Throws CorruptFile if it is none.
+/// Parses the text of a JSON record. Throws CorruptFile for other text.
 ExportJson read_json(const ZipArchive& archive, const std::string& record);
 
 }  // namespace snug::detail

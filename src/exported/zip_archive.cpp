@@ -17,9 +17,9 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "numbers of a zip file are read as they lie");
 
 constexpr int64_t kEndSize = 22, kEnd64LocatorSize = 20, kEnd64Size = 56, kEntrySize = 46, kHeaderSize = 30;
-constexpr uint32_t kIn64Bits = 0xFFFFFFFF;  // in place of a number that needs more than 32 bits
+constexpr uint32_t kIn64Bits = 0xFFFFFFFF;  // stands for a number that needs more than 32 bits
 
-// The number at a place of the directory, which may be cut short.
+// Reads a number of the directory, which may be cut short.
 template <class T>
 T number_at(std::string_view bytes, int64_t at) {
   if (at < 0 || at + static_cast<int64_t>(sizeof(T)) > static_cast<int64_t>(bytes.size())) {
@@ -47,7 +47,8 @@ std::string bytes_of(const InputFile& file, int64_t offset, int64_t size) {
   return bytes;
 }
 
-// The end of the directory, or, for large files, the one with 64-bit numbers that lies before it.
+// Reads the end of the directory. Large files have a second end with 64-bit numbers before the first, and the second
+// end counts.
 DirectoryPlace find_directory(const InputFile& file) {
   const int64_t tail_size = std::min(file.size(), kEndSize + kEnd64LocatorSize), at = tail_size - kEndSize;
   const std::string tail = bytes_of(file, file.size() - tail_size, tail_size);
@@ -69,8 +70,8 @@ DirectoryPlace find_directory(const InputFile& file) {
           signed_size(number_at<uint64_t>(end64, 32))};
 }
 
-// Replaces the numbers that did not fit into 32 bits by those of the entry's 64-bit field, where they stand in this
-// order.
+// Replaces the numbers that did not fit into 32 bits by numbers of the entry's 64-bit field, which has only the missing
+// numbers, in this order.
 void read_64_bit_field(std::string_view extra, std::span<int64_t* const> numbers) {
   for (int64_t at = 0; at + 4 <= static_cast<int64_t>(extra.size());) {
     const int64_t size = number_at<uint16_t>(extra, at + 2);

@@ -1,7 +1,7 @@
 #pragma once
-// ZipArchive: the records of a zip file whose records lie in it as they are, which is how torch writes its files. No
-// torch, so that it is tested alone. Records share no bytes and none is compressed, so all together are no larger than
-// the file.
+// ZipArchive: the records of a zip file without compression, as torch writes zip files. The class uses no torch, so
+// tests run without torch. Records share no bytes and no record is compressed, so all records together are no larger
+// than the file.
 //
 //   file = records, each with a header of its own; the directory; its end, which says where it begins
 //
@@ -22,22 +22,22 @@ namespace snug::detail {
 class ZipArchive final {
  public:
   struct Record {
-    int64_t offset = 0;  // of its header in the file
-    int64_t size = 0;    // bytes
+    int64_t offset = 0;  // the header's offset in the file
+    int64_t size = 0;    // in bytes
     uint32_t crc32 = 0;
   };
 
-  /// Reads the directory. Throws CorruptFile if this is no such archive, and Error if the file cannot be read.
+  /// Reads the directory. Throws CorruptFile if the file is not such an archive, and Error if the file cannot be read.
   explicit ZipArchive(const std::filesystem::path& path);
 
-  /// Of all records, without the folder that they all lie in; sorted.
+  /// The names of all records, sorted, without the folder around all records.
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return records_.contains(name); }
-  /// In bytes. Throws CorruptFile if there is no such record.
+  /// The record's size in bytes. Throws CorruptFile if the archive has no record `name`.
   int64_t size(const std::string& name) const { return find(name).size; }
-  /// Fills `target`, of the record's size. Throws CorruptFile for a checksum that differs.
+  /// Fills `target`, of the record's size, with the record. Throws CorruptFile if the checksum differs.
   void read(const std::string& name, std::span<char> target) const;
-  /// Throws CorruptFile for a record of more than `limit` bytes.
+  /// The record as text. Throws CorruptFile for a record of more than `limit` bytes.
   std::string text(const std::string& name, int64_t limit) const;
 
  private:
@@ -46,7 +46,7 @@ class ZipArchive final {
 
   InputFile file_;
   std::map<std::string, Record> records_;
-  int64_t data_end_ = 0;  // where the directory begins
+  int64_t data_end_ = 0;  // the directory's offset
 };
 
 }  // namespace snug::detail

@@ -1,7 +1,7 @@
 #pragma once
 // ReversibleSequential: a chain of blocks whose inputs can be computed from their outputs. Backward needs only the last
-// output, so memory for activations does not grow with depth. There are two streams a and b, each half as wide. A block
-// with the functions F and G is
+// output, so memory for activations does not grow with depth. The chain has two streams a and b, each half as wide. A
+// block with the functions F and G is
 //   a += F(b);  b += G(a)        and backwards        b -= G(a);  a -= F(b)
 // (Gomez et al. 2017, "The Reversible Residual Network", arXiv:1707.04585; Kitaev et al. 2020, "Reformer",
 // arXiv:2001.04451.)
@@ -39,25 +39,26 @@ struct ReversibleOptions {
   int64_t dim = -1;
   /// Recompute with the random numbers of the forward, as checkpoint() does.
   bool preserve_rng_state = true;
-  /// As CheckpointOptions::draws_unseen. Off: random numbers drawn outside of operators are drawn anew, without an
-  /// error.
+  /// The same as CheckpointOptions::draws_unseen. Off: random numbers drawn outside of operators differ in the
+  /// recomputation, without an error.
   bool draws_unseen = false;
 };
 
 /// Backward rebuilds the input of a half-block, runs the half-block again as checkpoint() does (same autocast state, by
-/// default same random numbers) and goes on to the one before it. Works with retain_graph, torch::autograd::grad, and
-/// inside checkpoint() or another ReversibleSequential.
-/// The rebuilt inputs differ from the original ones by rounding: each subtraction adds an error of the size of the
-/// type's epsilon times the streams' values, and the functions before it pass the error on. Gradients are therefore
-/// close to those with stored activations, but not equal to the bit. Keep the streams in FP32 (autocast does), and
-/// normalise the inputs of F and G so that these do not amplify the error.
+/// default same random numbers) and goes on to the half-block before. Works with retain_graph, torch::autograd::grad,
+/// and inside checkpoint() or another ReversibleSequential.
+///
+/// The rebuilt inputs differ from the original inputs by rounding: each subtraction adds an error of the size of the
+/// type's epsilon times the streams' values, and the functions before the subtraction pass the error on. Gradients are
+/// therefore close to the gradients with stored activations, but not equal to the bit. Keep the streams in FP32
+/// (autocast does), and normalise the inputs of F and G so that F and G do not amplify the error.
 class ReversibleSequential {
  public:
   explicit ReversibleSequential(ReversibleOptions options = {});
 
   /// Adds a block. `f` and `g` are modules (holders like torch::nn::Sequential), or callables that own everything they
-  /// use: Tensor -> Tensor of the same shape. Throws ConfigError if they contain a BatchNorm with running statistics,
-  /// because these would move twice a step; replace it with GroupNorm or LayerNorm.
+  /// use: Tensor -> Tensor of the same shape. Throws ConfigError if `f` or `g` contains a BatchNorm with running
+  /// statistics, because running statistics would move twice a step; replace the BatchNorm with GroupNorm or LayerNorm.
   template <class F, class G>
   ReversibleSequential& push_back(F f, G g) {
     add(half(std::move(f)), half(std::move(g)));
@@ -65,14 +66,14 @@ class ReversibleSequential {
   }
 
   /// Cuts x into the two streams along options.dim, where its size must be even, and returns the resulting streams in
-  /// the shape of x. Throws ConfigError for an odd size, if there are no blocks, or if an F or G changes the shape.
-  /// Backward throws snug::Error if a half-block does not repeat its forward, or if it is asked for a half-block while
-  /// the chain's forward is not complete and the input is gone.
+  /// the shape of x. Throws ConfigError for an odd size, for a chain without blocks, or if an F or G changes the shape.
+  /// Backward throws snug::Error if a half-block does not repeat its forward, or if a half-block is asked for while the
+  /// chain's forward is not complete and the half-block's input is gone.
   at::Tensor forward(const at::Tensor& x) const;
   /// The same for two separate streams of the same shape.
   std::pair<at::Tensor, at::Tensor> forward(at::Tensor a, at::Tensor b) const;
 
-  /// The blocks' modules: children "0", "1", ..., each with "f" and "g" where those are modules.
+  /// The blocks' modules: children "0", "1", ..., each with "f" and "g" if F and G are modules.
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
 
  private:
