@@ -27,7 +27,7 @@ class Call final : public torch::autograd::PostAccumulateGradHook {
 
 bool has_gradient_hook(const at::Tensor& leaf) {
   namespace impl = torch::autograd::impl;
-  // A tensor that never required a gradient has no such place.
+  // A tensor that never required a gradient has no autograd metadata, and so no hooks.
   return impl::get_autograd_meta(leaf) != nullptr && impl::post_acc_grad_hooks(leaf) != nullptr;
 }
 
