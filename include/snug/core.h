@@ -100,7 +100,7 @@ class DistributedError : public Error {
   using Error::Error;
 };
 
-/// Infinite or NaN values in a place where only finite values allow to go on.
+/// Infinite or NaN values, although only finite values allow the work to go on.
 class NonFinite : public Error {
  public:
   using Error::Error;

@@ -13,7 +13,7 @@
 //
 //   {
 //     snug::MemoryLimit limit(torch::kCPU, snug::Bytes::parse("1GiB"));
-//     train();   // an allocation past 1 GiB throws c10::OutOfMemoryError, with live memory where it was
+//     train();   // an allocation past 1 GiB throws c10::OutOfMemoryError, with live memory unchanged
 //   }
 //
 // SavedTensorHooks: decides how autograd keeps the tensors that backward will need, while the guard lives, on the
@@ -21,7 +21,7 @@
 // offload.
 //
 //   snug::SavedTensorHooks in_bf16(
-//       [](const Tensor& t) {   // indices and what is narrow already stay as they are
+//       [](const Tensor& t) {   // indices and narrow tensors stay unchanged
 //         return std::any(std::pair(t.dtype() == torch::kFloat ? t.to(torch::kBFloat16) : t.detach(),
 //                                   t.scalar_type()));
 //       },
@@ -175,7 +175,7 @@ class PolicyScope;
 /// the tensor.
 /// - Only the innermost hooks are asked. Parameters, views and outputs arrive too.
 /// - `pack` runs without gradient mode and must not write to its argument. Keep `t.detach()`, never `t` itself, which
-///   may be the output of the node that saves it.
+///   may be the output of the node that saves `t`.
 /// - `unpack` may return the same tensor to several callers. A custom Function gets a copy if something else uses the
 ///   tensor's memory, so the Function may return the copy as a gradient.
 /// - As without hooks, a write in place to a tensor after the save is an error in backward.

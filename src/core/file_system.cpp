@@ -151,8 +151,8 @@ class RealFileSystem final : public FileSystem {
       fail("create_directories", path, reason);
     }
     for (const Path& each : made) {
-      if (::access(folder_of(each).c_str(), R_OK) ==
-          0) {  // sync_directory opens the folder, which needs more rights than making a folder inside
+      // sync_directory opens the folder. Opening needs more rights than making a folder inside.
+      if (::access(folder_of(each).c_str(), R_OK) == 0) {
         sync_directory(folder_of(each));
       }
     }

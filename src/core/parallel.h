@@ -1,6 +1,6 @@
 #pragma once
 // parallel_for: at::parallel_for for snug's own sources, over the elements of many tensors at once. LibTorch's
-// parallel_for is a template that runs in one thread if it is compiled without OpenMP's flag. The shared precompiled
+// parallel_for is a template that runs in a single thread if compiled without OpenMP's flag. The shared precompiled
 // header is compiled without the flag, so parallel.cpp alone is compiled with the flag.
 
 #include <cstddef>

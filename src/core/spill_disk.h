@@ -54,7 +54,7 @@ class SpillDisk final {
   void shorten(int64_t size);
 
   int descriptor() const { return descriptor_; }
-  /// For messages: the file, which has no name, by its folder.
+  /// A description of the file for messages: the file has no name, so the description names the folder.
   std::string description() const;
 
  private:

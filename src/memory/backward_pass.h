@@ -77,7 +77,7 @@ std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots);
 /// The leaves into which a backward pass from `loss` accumulates.
 std::vector<at::Tensor> leaves_of(const at::Tensor& loss);
 
-/// loss.backward(), on this thread. If it throws, no tensor of the pass stays alive (see ForwardingEngine).
+/// Calls loss.backward() on this thread. If the call throws, no tensor of the pass stays alive (see ForwardingEngine).
 void go_backward(const at::Tensor& loss);
 
 }  // namespace snug::detail

@@ -62,7 +62,7 @@ struct Counters {
 };
 
 Counters& counters() {
-  static auto* instance = new Counters;  // outlives every tensor, so it is never destroyed
+  static auto* instance = new Counters;  // never destroyed, because the counters outlive every tensor
   return *instance;
 }
 
@@ -135,7 +135,7 @@ void charge(int64_t bytes) {
   make_way(live);
 }
 
-// Gives up all kept blocks before it reports that memory is out.
+// Gives up all kept blocks before reporting that memory is out.
 void* new_block(size_t bytes) {
   try {
     return wrapped_allocator->raw_allocate(bytes);
@@ -199,9 +199,7 @@ class CountingAllocator final : public c10::Allocator {
       return new_file(*directory_of_files, n);
     }
     const auto bytes = static_cast<int64_t>(n);
-    void* base = n >= kKeptFrom
-                     ? kept_blocks().take(n)
-                     : nullptr;  // before charge(), which might give the block up to make room for the same block
+    void* base = n >= kKeptFrom ? kept_blocks().take(n) : nullptr;  // before charge(), which may give up the block
     try {
       charge(bytes);
     } catch (...) {

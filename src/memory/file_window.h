@@ -9,9 +9,9 @@
 // forward, in backward and in replays alike. The operands of an operator come in when the operator runs. The storage
 // used longest ago goes out to make room. A step uses storages in the same order again and again, so the order since
 // the last let_go() predicts the next storage to read ahead.
-// Consequence: an operand that is larger than the window is counted as more memory while the operator runs. Code
-// outside operators, such as a program that prints a weight, also reads the tensors: the system brings in the pages,
-// and the pages leave at the next let_go().
+// Consequence: if the operands of an operator are larger than the window, the excess counts as an allocation while the
+// operator runs. Code outside operators, such as a program that prints a weight, also reads the tensors: the system
+// brings in the pages, and the pages leave at the next let_go().
 
 #include <cstdint>
 #include <list>
@@ -70,8 +70,7 @@ class FileWindow final {
   int64_t in_ = 0;                      // bytes of the entries in by_use_
   int64_t now_ = 0;                     // number of the operator under way
   std::optional<CountedBytes> excess_;  // of an operator whose operands are larger than the window
-  std::vector<int> came_,
-      foreseen_;  // entries in the order of bring(): since the last let_go(); before the last let_go()
+  std::vector<int> came_, foreseen_;    // entries in order of arrival: since the last let_go(), and before
 };
 
 /// A scope around a kernel. Costs nothing without a FileWindow.

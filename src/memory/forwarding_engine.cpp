@@ -28,8 +28,7 @@ struct LastNode final : Node {
 template <typename Pointer>
 Pointer owning(Node* node) {
   if constexpr (requires { Pointer::unsafe_steal_from_new(node); }) {
-    return Pointer::unsafe_steal_from_new(
-        node);  // counts the node as owned once; reclaim() expects a node already counted
+    return Pointer::unsafe_steal_from_new(node);  // counts the node as owned once, as reclaim() expects
   } else {
     return Pointer(node);
   }

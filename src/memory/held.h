@@ -41,7 +41,8 @@ class WriteCount final {
   uint32_t now() const { return counter_.enabled() ? counter_.current_version() : 0; }
 
   /// Announces a write by a seen operator, through `writes` arguments with this counter. The operator is about to
-  /// write, or has just written and autograd has not counted it yet. Autograd counts none or all of these arguments.
+  /// write, or has just written and autograd has not counted the write yet. Autograd counts none or all of these
+  /// arguments.
   void expect(uint32_t writes = 1);
   /// Whether the count moved by more than the announced writes, since the construction or the last accept().
   bool moved() const { return moved_ || now() - known_ > expected_; }

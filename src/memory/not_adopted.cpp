@@ -25,7 +25,7 @@ at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bo
     return kept;
   }
   const auto node = torch::autograd::get_current_node();
-  // CopySlices, the node of a write to a view, copies the result of the function below it.
+  // CopySlices, the node of a write to a view, copies the result of the function below CopySlices.
   if (node == nullptr || !is_custom_function(*node) || node.get() == computes_its_gradients ||
       node->name() == "torch::autograd::CopySlices" || gives_away(kept)) {
     return kept;

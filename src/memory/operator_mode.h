@@ -60,8 +60,8 @@ class OperatorCall {
 class OperatorPolicy {
  public:
   virtual ~OperatorPolicy() = default;
-  /// The last op.schema().arguments().size() elements of `stack` are the arguments. `call` must replace them by the
-  /// results.
+  /// The last op.schema().arguments().size() elements of `stack` are the arguments. `call` must replace the arguments
+  /// by the results.
   virtual void call(const OperatorCall& call, Stack& stack) = 0;
   /// Code outside operators has written to the tensor; see report_unseen_write.
   virtual void unseen_write(const at::Tensor&) {}
