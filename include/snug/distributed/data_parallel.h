@@ -234,7 +234,7 @@ class DataParallel final {
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
   void end_forward();
 
-  std::shared_ptr<Impl> impl_;  // hooks in a graph may outlive the DataParallel, and must notice
+  std::shared_ptr<Impl> impl_;  // hooks in a graph may outlive the DataParallel, and must notice the end
 };
 
 /// While NoSync lives, gradients are only accumulated on each rank; the next backward pass outside sends the
