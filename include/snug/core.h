@@ -6,13 +6,13 @@
 //
 // Bytes::unlimited() compares greater than every other amount, so "no limit" needs no special case.
 //
-// The errors that snug throws: one family, so that a program can catch snug::Error once at the top.
+// The errors that snug throws: a single family, so a program can catch snug::Error once at the top.
 //
 //   throw snug::ConfigError(fmt::format("Stepper: micro_batch is {}; give a number >= 1", n));
 //
 // A message reads "module.function: what happened, with the values; the likely cure".
 //
-// Reduction: how many values become one: the items of a loss, or the ranks' gradients.
+// Reduction: how several values become a single value: the items of a loss, or the ranks' gradients.
 
 #include <compare>
 #include <cstdint>
@@ -25,18 +25,19 @@ namespace snug {
 
 class Bytes {
  public:
-  /// `count` bytes. Throws ConfigError if it is negative.
+  /// `count` bytes. Throws ConfigError if `count` is negative.
   explicit Bytes(int64_t count);
 
-  /// Reads "2048", "64 KiB", "1.5GiB", "300MB" or "unlimited", in upper or lower case. KB, MB, GB and TB are powers
-  /// of 1000; KiB, MiB, GiB and TiB, and the single letters K, M, G and T, are powers of 1024 (as in GNU coreutils).
-  /// A fraction of a byte is rounded to the nearest. Throws ConfigError for anything else and for what overflows.
+  /// Reads "2048", "64 KiB", "1.5GiB", "300MB" or "unlimited", in upper or lower case. KB, MB, GB and TB are powers of
+  /// 1000; KiB, MiB, GiB and TiB, and the single letters K, M, G and T, are powers of 1024 (as in GNU coreutils).
+  /// A fraction of a byte is rounded to the nearest byte. Throws ConfigError for any other text, and for amounts that
+  /// overflow.
   static Bytes parse(std::string_view text);
 
   /// More than any machine has: a budget or limit that is never reached.
   static Bytes unlimited();
 
-  /// Whether it is unlimited().
+  /// Whether the amount is unlimited().
   bool is_unlimited() const { return count_ == kUnlimited; }
 
   /// In bytes. An unlimited amount gives the largest int64_t, so that `used <= budget.count()` holds for every `used`.
@@ -65,26 +66,28 @@ class ConfigError : public Error {
   using Error::Error;
 };
 
-/// A limit below what is taken already, by tensors and by gaps between them. is_out_of_memory() is true of it.
+/// A limit below the bytes taken already, by tensors and by gaps between tensors. is_out_of_memory() is true of
+/// LimitBelowUse.
 class LimitBelowUse : public ConfigError {
  public:
   using ConfigError::ConfigError;
 };
 
-/// A file whose content does not follow its format. The message names the file.
+/// A file whose content does not follow the file's format. The message names the file.
 class CorruptFile : public Error {
  public:
   using Error::Error;
 };
 
-/// A step that does not fit into the number of bytes it was given.
+/// A step that does not fit into the given number of bytes.
 class BudgetExceeded : public Error {
  public:
   explicit BudgetExceeded(const std::string& message, Bytes smallest_feasible = Bytes(0))
       : Error(message), smallest_feasible_(smallest_feasible) {}
 
-  /// The smallest budget for which a plan was found, or, where the whole could not run, for which its parts tell that
-  /// there is one. 0: it is not known, since nothing is run beyond the budget to find out.
+  /// The smallest budget for which a plan was found. If the whole step could not run, the smallest budget for which a
+  /// plan exists according to profiles of parts of the step. 0: unknown, because nothing runs beyond the budget to find
+  /// the number out.
   Bytes smallest_feasible() const noexcept { return smallest_feasible_; }
 
  private:
@@ -97,7 +100,7 @@ class DistributedError : public Error {
   using Error::Error;
 };
 
-/// Infinite or NaN values where finite ones are needed to go on.
+/// Infinite or NaN values, although only finite values allow the work to go on.
 class NonFinite : public Error {
  public:
   using Error::Error;

@@ -8,7 +8,7 @@
 //
 // io/snapshot stores StateDicts and knows nothing of optimizers, scalers or samplers.
 //
-// RngState: the state of torch's default random generators, captured and restored. Exact resume is based on it.
+// RngState: the state of torch's default random generators, captured and restored. Exact resume is based on RngState.
 //
 //   const auto state = snug::RngState::capture();
 //   auto a = torch::rand(3);
@@ -18,9 +18,10 @@
 // The generators belong to the process: numbers that other threads draw between capture() and restore() are drawn again
 // afterwards.
 //
-// Which exceptions mean that there was no tensor memory.
+// is_out_of_memory: recognises the exceptions that mean a lack of tensor memory.
 //
-// OtherState: what a language that snug is bound to keeps beside tensors' memory, and planning puts back.
+// OtherState: state that a language with bindings to snug keeps beside the memory of tensors. Planning restores
+// OtherState.
 
 #include <any>
 #include <cstdint>
@@ -39,10 +40,11 @@ namespace snug {
 struct StateEntry;
 
 /// An ordered map from names to tensors, integers, doubles, booleans, strings or further StateDicts. Names are unique;
-/// order is that of the first `set`. Tensors are held by reference, as everywhere in torch: clone what will change.
+/// entries keep the order of the first `set`. Tensors are kept by reference, as everywhere in torch: clone a tensor
+/// that will change.
 class StateDict {
  public:
-  /// The types that an entry may have. A StateDict nests.
+  /// The types that an entry may have. A StateDict may contain StateDicts.
   using Value = std::variant<at::Tensor, int64_t, double, bool, std::string, StateDict>;
 
   StateDict();
@@ -52,22 +54,23 @@ class StateDict {
   StateDict& operator=(StateDict&&) noexcept;
   ~StateDict();
 
-  /// Adds the entry, or replaces the value of the one that has this name.
+  /// Adds the entry, or replaces the value of the entry with the same name.
   void set(const std::string& name, Value value);
 
-  /// Whether there is an entry of this name; whether there is none at all; and the number of entries.
+  /// Whether the StateDict has an entry with `name`; whether the StateDict has no entries; and the number of entries.
   bool contains(const std::string& name) const;
   bool empty() const;
   size_t size() const;
 
-  /// Throws CorruptFile, with the name and the names that are there, if there is no such entry.
+  /// The value of the entry with `name`. Throws CorruptFile, with `name` and the names of all entries, if no entry has
+  /// `name`.
   const Value& at(const std::string& name) const;
 
-  /// The entry as a T (one of Value's alternatives). Throws CorruptFile if absent or of another type.
+  /// The entry as a T (one of Value's alternatives). Throws CorruptFile if the entry is absent or of another type.
   template <class T>
   const T& get(const std::string& name) const;
 
-  /// All entries, in order. Deleted for a temporary, which would not live as long as a range-for over its entries.
+  /// All entries, in order. Deleted for a temporary, because a temporary dies before a range-for over the entries ends.
   const std::vector<StateEntry>& entries() const&;
   const std::vector<StateEntry>& entries() && = delete;
 
@@ -81,8 +84,8 @@ struct StateEntry {
   StateDict::Value value;
 };
 
-/// An object with state, seen from outside: `state` returns it; `load` checks and restores it. Made by hand, or by
-/// snug::stateful(x) for modules, optimizers, scalers and schedules.
+/// An object with state, seen from outside: `state` returns the state; `load` checks and restores a state. Made by
+/// hand, or by snug::stateful(x) for modules, optimizers, scalers and schedules.
 struct Stateful {
   std::function<StateDict()> state;
   std::function<void(const StateDict&)> load;
@@ -104,23 +107,23 @@ const T& StateDict::get(const std::string& name) const {
 /// State of the CPU's default generator and of the default generator of every device of the accelerator in use.
 class RngState {
  public:
-  /// The state of all those generators now.
+  /// The state of all these generators now.
   static RngState capture();
-  /// Puts them back into this state.
+  /// Puts the generators back into the captured state.
   void restore() const;
-  /// Whether the generators are in this state now. Also false if another generator has come into use since.
+  /// Whether the generators are in the captured state now. Also false if another generator has come into use since.
   bool is_current() const;
   /// Whether both states give the same numbers. Also false if a generator came into use in between.
   bool operator==(const RngState& other) const;
 
   /// The state as bytes: an entry for the CPU, and one for each device.
   StateDict state_dict() const;
-  /// Throws CorruptFile if an entry is missing or is no state of this torch's generator. Skips devices that are absent
-  /// on this machine.
+  /// Throws CorruptFile if an entry is missing, or is not a state of the generator of the torch in use. Skips devices
+  /// that are absent on this machine.
   static RngState from_state_dict(const StateDict&);
 
  private:
-  struct Copies;  // of the generators
+  struct Copies;  // copies of the generators
   explicit RngState(std::shared_ptr<const Copies> copies) : copies_(std::move(copies)) {}
   std::shared_ptr<const Copies> copies_;
 };
@@ -140,20 +143,23 @@ class [[nodiscard]] RngGuard final {
   RngState state_;
 };
 
-/// Whether an exception says that a device or LibTorch ran out of tensor memory: c10::OutOfMemoryError, the c10::Error
-/// with which CUDA and its libraries report an allocation of their own that failed, what an interpreter (TorchScript,
-/// Python) makes of these, and LimitBelowUse.
+/// Whether an exception says that a device or LibTorch ran out of tensor memory:
+/// - c10::OutOfMemoryError;
+/// - the c10::Error with which CUDA and CUDA's libraries report a failed allocation of their own;
+/// - the exceptions that an interpreter (TorchScript, Python) makes of the first two kinds;
+/// - LimitBelowUse.
 bool is_out_of_memory(const std::exception& error);
 
-/// In Python: `random`, numpy.random, and which tensors are the buffers of modules. `capture` is called on the thread
-/// of the step before it runs; what it returns is kept until nothing is put back any more. `restore` must not throw.
+/// State of another language. In Python: `random`, numpy.random, and the identity of the tensors that are buffers of
+/// modules. `capture` is called on the thread of the step before the step runs; the result of `capture` is kept until
+/// nothing more can be restored. `restore` must not throw.
 struct OtherState {
   std::function<std::any()> capture;
   std::function<void(const std::any&)> restore;
 };
-/// From now on what planning puts back includes it, in this process.
+/// From now on, planning in this process also restores `state`.
 void set_other_state(OtherState state);
-/// The one that was set; its functions are empty where none was.
+/// The OtherState set last; the functions are empty if no OtherState was set.
 const OtherState& other_state();
 
 }  // namespace snug

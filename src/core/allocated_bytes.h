@@ -1,5 +1,6 @@
 #pragma once
-// What tensors take of a device's memory, as its allocator counts: for sums that are compared with live bytes.
+// The bytes that tensors take of a device's memory, as counted by the device's allocator. The sums can be compared with
+// live bytes.
 
 #include <cstdint>
 #include <unordered_set>
@@ -8,19 +9,21 @@
 
 namespace snug::detail {
 
-/// A tensor of `bytes` on `device`. On the CPU just these; elsewhere whole blocks of 512, as CUDA's allocator and those
-/// that follow it give out.
+/// The bytes taken by a tensor of `bytes` on `device`:
+/// - on the CPU, `bytes`;
+/// - elsewhere, whole blocks of 512 bytes, as given out by CUDA's allocator and by allocators that follow CUDA's
+///   example.
 inline int64_t allocated_bytes(int64_t bytes, c10::Device device) {
   constexpr int64_t kBlock = 512;
   return device.is_cpu() ? bytes : (bytes + kBlock - 1) / kBlock * kBlock;
 }
 
-/// A tensor of the shape and type of `tensor` on its device.
+/// The bytes taken by a tensor with the shape, type and device of `tensor`.
 inline int64_t allocated_bytes(const at::Tensor& tensor) {
   return allocated_bytes(static_cast<int64_t>(tensor.nbytes()), tensor.device());
 }
 
-/// The memory of tensors, each storage once.
+/// The memory taken by tensors. Each storage counts once.
 class AllocatedBytes {
  public:
   void add(const at::Tensor& tensor) {

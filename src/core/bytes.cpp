@@ -34,7 +34,7 @@ constexpr std::array<Unit, 14> kUnits{{
     {"tb", power(1000, 4)},
 }};
 
-// Not std::isdigit and std::tolower: those depend on the locale.
+// std::isdigit and std::tolower are not used, because both depend on the locale.
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 char to_lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
 
@@ -59,8 +59,8 @@ std::string_view take_digits(std::string_view& text) {
   return digits;
 }
 
-// `whole` and `fraction` are digits. The result is negative if it does not fit. The whole part is computed exactly; a
-// double is not exact beyond 2^53.
+// `whole` and `fraction` are digits. The result is negative if the amount does not fit. The whole part is computed
+// exactly; a double is not exact beyond 2^53.
 int64_t times(std::string_view whole, std::string_view fraction, int64_t unit) {
   int64_t count = 0;
   const auto parsed = std::from_chars(whole.data(), whole.data() + whole.size(), count);

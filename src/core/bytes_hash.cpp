@@ -17,7 +17,7 @@ uint64_t mixed(uint64_t state, uint64_t word) {
 
 }  // namespace
 
-// Four states, so that a multiplication does not wait for the previous one.
+// Keeps four states, so a multiplication does not wait for the previous multiplication.
 uint64_t bytes_hash(const void* data, size_t count) {
   const auto* bytes = static_cast<const char*>(data);
   std::array<uint64_t, 4> states{1, 2, 3, 4};

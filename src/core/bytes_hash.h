@@ -1,5 +1,5 @@
 #pragma once
-// A hash of memory, for comparisons within one run, and for names of files. No content of a file rests on it.
+// A hash of memory, for comparisons within one run, and for names of files. No content of a file rests on the hash.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
-// A mark by which snug's own custom Functions tell that they compute every gradient they return, for the code that
-// hands out saved tensors (memory/not_adopted.h).
+// A mark of snug's own custom Functions that compute every gradient that the Functions return. The mark is for the code
+// that hands out saved tensors (memory/not_adopted.h).
 
 #include <utility>
 
@@ -9,11 +9,11 @@
 
 namespace snug::detail {
 
-/// The custom Function whose backward runs, if it computes every gradient that it returns. None of its saved tensors
-/// then becomes a gradient as it is, so they need no copy.
+/// The custom Function whose backward runs, if the Function computes every gradient that the Function returns. None of
+/// the Function's saved tensors becomes a gradient unchanged, so the saved tensors need no copy.
 inline thread_local const torch::autograd::Node* computes_its_gradients = nullptr;
 
-/// context->get_saved_variables(), for a Function that computes every gradient that it returns.
+/// context->get_saved_variables(), for a Function that computes every returned gradient.
 inline torch::autograd::variable_list saved_for_computing(torch::autograd::AutogradContext* context) {
   struct Back {
     const torch::autograd::Node* before;

@@ -37,7 +37,8 @@ void* mapped(int descriptor, int64_t bytes, int sharing, const std::string& file
   return data;
 }
 
-// Mappings whose pages the file has: others would lose them. They may be released after the program's end.
+// Mappings whose pages the file has: other mappings would lose the pages. A mapping may be released after the program's
+// end.
 struct Held {
   std::mutex mutex;
   std::map<const char*, int64_t> mappings;
@@ -49,8 +50,8 @@ Held& held() {
   return *instance;
 }
 
-// Bytes from `data` to the end of the mapping that it is in; 0: it is in none. The mapping lives as long as its caller
-// holds the memory.
+// Bytes from `data` to the end of the mapping around `data`; 0 if no mapping contains `data`. The mapping lives as long
+// as the caller owns the memory.
 int64_t held_from(const void* data) noexcept {
   Held& all = held();
   if (all.count.load(std::memory_order_relaxed) == 0) {
@@ -66,7 +67,7 @@ int64_t held_from(const void* data) noexcept {
   return std::max<int64_t>(0, begin + bytes - address);
 }
 
-// Never beyond the mapping: other memory would lose what it has.
+// Never advises beyond the mapping: other memory would lose its content.
 void advise(const void* data, int64_t bytes, int advice) noexcept {
   bytes = std::min(bytes, held_from(data));
   if (bytes == 0) {
@@ -75,7 +76,7 @@ void advise(const void* data, int64_t bytes, int advice) noexcept {
   static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(data) / page * page;
   const auto end = (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes) + page - 1) / page * page;
-  (void)::madvise(reinterpret_cast<void*>(first), end - first, advice);  // a hint
+  (void)::madvise(reinterpret_cast<void*>(first), end - first, advice);  // madvise is a hint, so errors are ignored
 }
 
 }  // namespace

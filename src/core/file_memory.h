@@ -1,7 +1,7 @@
 #pragma once
-// FileMemory: bytes of a file, used as memory. The system reads their pages when they are accessed, and takes them back
-// when it needs the memory. They are therefore no tensor memory: no MemoryLimit counts them, and they need not stay in
-// RAM. If the disk fails, an access ends the process.
+// FileMemory: bytes of a file, used as memory. The system reads the pages of the file when the pages are accessed, and
+// takes the pages back when the system needs the memory. FileMemory is therefore not tensor memory: no MemoryLimit
+// counts the bytes, and the bytes need not stay in RAM. If the disk fails, an access ends the process.
 //
 //   auto memory = FileMemory::in("run", 4 * 10);
 //   at::Tensor ten = tensor_in(memory, 0, {10}, {1}, at::kFloat);
@@ -19,11 +19,11 @@ namespace snug::detail {
 
 class FileMemory final {
  public:
-  /// The first `bytes` of an open file. Writes to this memory stay in this process; writes to the file show here, but
-  /// for pages of this memory that were written. Throws Error, naming `file`.
+  /// The first `bytes` of an open file. Writes to the memory stay in this process. Writes to the file show in the
+  /// memory, except in pages of the memory that were written. Throws Error, naming `file`.
   static std::shared_ptr<FileMemory> of(int descriptor, int64_t bytes, const std::string& file);
-  /// Zeros, in a file without a name in `directory`, for which room is reserved on the disk. Throws Error if the file
-  /// cannot be made that long.
+  /// Zeros, in a file without a name in `directory`, with room reserved on the disk. Throws Error if the file cannot be
+  /// made `bytes` long.
   static std::shared_ptr<FileMemory> in(const std::filesystem::path& directory, int64_t bytes);
   ~FileMemory();
   FileMemory(const FileMemory&) = delete;
@@ -32,12 +32,12 @@ class FileMemory final {
   char* data() const { return static_cast<char*>(data_); }
   int64_t bytes() const { return bytes_; }
 
-  /// Whether that is memory that in() gave.
+  /// Whether `data` points into memory made by in().
   static bool holds(const void* data) noexcept;
-  /// The pages of such memory leave this process, those at both ends too; an access brings them back. No effect on
-  /// other memory.
+  /// Removes the pages of memory made by in() from this process, also the partly covered pages at both ends. An access
+  /// brings the pages back. Has no effect on other memory.
   static void let_go(const void* data, int64_t bytes) noexcept;
-  /// The system begins to read them.
+  /// Makes the system begin to read the pages of memory made by in().
   static void read_ahead(const void* data, int64_t bytes) noexcept;
 
  private:
@@ -45,20 +45,20 @@ class FileMemory final {
 
   void* data_;
   int64_t bytes_;
-  bool is_held_ = false;  // in the list that holds() looks at
+  bool is_held_ = false;  // whether the list of holds() has the mapping
 };
 
-/// Whether it lies in memory that FileMemory::in() gave. False of a sparse tensor, which has no memory of its own.
+/// Whether `tensor` lies in memory made by FileMemory::in(). False for a sparse tensor, which has no memory of its own.
 bool is_in_file(const at::Tensor& tensor);
 
-/// FileMemory::let_go of all that it has.
+/// Calls FileMemory::let_go for all bytes of `tensor`, if `tensor` lies in a file.
 void let_go_of_pages(const at::Tensor& tensor);
 
-/// Calls `work` with all tensors, unless there are none. If some lie in files: one by one, and its pages are let go
-/// after each, so that few of them are in memory at a time.
+/// Calls `work` with all tensors at once; makes no call without tensors. If some tensors lie in files, calls `work`
+/// with one tensor at a time, and lets go of the tensor's pages after each call, so few pages are in memory at a time.
 void for_each_in_files(const std::vector<at::Tensor>& tensors, const std::function<void(at::TensorList)>& work);
 
-/// The tensor at `offset`, in bytes. It keeps the memory alive.
+/// The tensor at `offset`, in bytes. The tensor keeps the memory alive.
 at::Tensor tensor_in(const std::shared_ptr<FileMemory>& memory, int64_t offset, at::IntArrayRef sizes,
                      at::IntArrayRef strides, at::ScalarType dtype);
 

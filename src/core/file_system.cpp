@@ -32,18 +32,17 @@ using Path = FileSystem::Path;
 Path folder_of(const Path& path) { return path.has_parent_path() ? path.parent_path() : "."; }
 
 constexpr const char* kUnfinished = ".tmp";
-constexpr size_t kRandomSize = 17;  // of a hyphen and digits
+constexpr size_t kRandomSize = 17;  // the size of a hyphen and 16 digits
 
-// The start of the names of unfinished files of `path`: its own name or, if that leaves no room, the start of its name
-// and a hash of the whole name.
+// The start of the names of unfinished files of `path`: the name of `path` or, if the name leaves no room, the start of
+// the name and a hash of the whole name.
 std::string unfinished_start(const Path& path) {
   std::string name = path.filename().string();
   const size_t room = NAME_MAX - std::string_view(kUnfinished).size() - kRandomSize;
-  if (name.size() > room && name.size() <= NAME_MAX) {  // a longer one is no name at all
+  if (name.size() > room && name.size() <= NAME_MAX) {  // a longer name is not a valid name
     const std::string hash = fmt::format("-{:08x}", detail::fnv1a(name));
     size_t kept = room - hash.size();
-    while (kept > 0 &&
-           (static_cast<unsigned char>(name[kept]) & 0xC0U) == 0x80U) {  // in the midst of a UTF-8 character
+    while (kept > 0 && (static_cast<unsigned char>(name[kept]) & 0xC0U) == 0x80U) {  // inside a UTF-8 character
       --kept;
     }
     name = name.substr(0, kept) + hash;
@@ -51,8 +50,8 @@ std::string unfinished_start(const Path& path) {
   return name + kUnfinished;
 }
 
-// A different name on each call and in every process, so that two callers that replace a file at once do not write into
-// the same one.
+// A different name on each call and in every process, so two callers that replace a file at once do not write into the
+// same file.
 Path unfinished_path(const Path& path) {
   std::random_device random;
   return path.parent_path() / fmt::format("{}-{:08x}{:08x}", unfinished_start(path), random(), random());
@@ -77,7 +76,7 @@ class [[nodiscard]] Descriptor final {
     }
   }
 
-  // One write may accept fewer bytes than it is given: at most 2 GiB on Linux, and fewer when the disk gets full.
+  // A single ::write() may accept fewer bytes than given: at most 2 GiB on Linux, and fewer when the disk gets full.
   void write(std::string_view bytes) {
     while (!bytes.empty()) {
       const ssize_t written = ::write(number_, bytes.data(), bytes.size());
@@ -105,7 +104,7 @@ class [[nodiscard]] Descriptor final {
     return static_cast<size_t>(got);
   }
 
-  // Some file systems (NFS, quotas) report only here that the content did not arrive.
+  // Some file systems (NFS, quotas) report only in ::close() that the content did not arrive.
   void close() {
     if (::close(std::exchange(number_, -1)) != 0) {
       fail_with_errno(operation_, path_);
@@ -152,8 +151,8 @@ class RealFileSystem final : public FileSystem {
       fail("create_directories", path, reason);
     }
     for (const Path& each : made) {
-      if (::access(folder_of(each).c_str(), R_OK) ==
-          0) {  // to be synced it is opened, which takes more than to make a folder in it
+      // sync_directory opens the folder. Opening needs more rights than making a folder inside.
+      if (::access(folder_of(each).c_str(), R_OK) == 0) {
         sync_directory(folder_of(each));
       }
     }
@@ -225,7 +224,7 @@ void replace_file(const FileSystem::Path& path, std::span<const std::string_view
   } catch (...) {
     try {
       files.remove_all(unfinished);
-    } catch (const Error&) {  // The first error is the one to tell.
+    } catch (const Error&) {  // The first error is the error to report.
     }
     throw;
   }
@@ -243,7 +242,7 @@ bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path) {
   }
   const std::string_view rest = std::string_view(name).substr(start.size());
   const auto is_digit = [](char c) { return std::string_view("0123456789abcdef").find(c) != std::string_view::npos; };
-  return rest.empty() ||  // of versions before 0.1
+  return rest.empty() ||  // named by a version before 0.1
          (rest.size() == kRandomSize && rest[0] == '-' && std::all_of(rest.begin() + 1, rest.end(), is_digit));
 }
 

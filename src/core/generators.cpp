@@ -9,7 +9,7 @@
 namespace snug::detail {
 namespace {
 
-// A CPU's generator without the tensor of 5 KB that get_state() makes of it.
+// A CPU's generator without the tensor of 5 KB that get_state() makes.
 struct CpuState {
   at::mt19937 engine;
   std::optional<float> next_float;  // the second of a pair of normals

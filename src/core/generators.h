@@ -1,15 +1,15 @@
 #pragma once
-// Generators of random numbers as values: the sequence that they would give next. Callers hold the locks of generators
-// that others may draw from.
+// Generators of random numbers as values: a generator's value is the sequence of numbers that will come next. If other
+// code may draw from a generator, the caller holds the generator's lock.
 
 #include <ATen/core/Generator.h>
 
 namespace snug::detail {
 
-/// `to` will give the same numbers as `from`.
+/// After the call, `to` will give the same numbers as `from`.
 void copy_state(const at::Generator& from, at::Generator& to);
 
-/// Each will give the numbers that the other was about to give.
+/// After the call, each generator will give the numbers that the other generator was about to give.
 void exchange_states(at::Generator& a, at::Generator& b);
 
 bool have_same_state(const at::Generator& a, const at::Generator& b);

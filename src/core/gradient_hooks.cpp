@@ -6,8 +6,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-// Uses the hook that LibTorch's autograd calls after it has accumulated a leaf's gradient. In Python,
-// register_post_accumulate_grad_hook registers it. Tried on LibTorch 2.11.0 and 2.13.0.
+// Uses the hook that LibTorch's autograd calls after the accumulation of a leaf's gradient. In Python,
+// register_post_accumulate_grad_hook registers the hook. Tried on LibTorch 2.11.0 and 2.13.0.
 
 namespace snug::detail {
 namespace {
@@ -27,7 +27,7 @@ class Call final : public torch::autograd::PostAccumulateGradHook {
 
 bool has_gradient_hook(const at::Tensor& leaf) {
   namespace impl = torch::autograd::impl;
-  // A tensor that never required a gradient has no such place.
+  // A tensor that never required a gradient has no autograd metadata, and so no hooks.
   return impl::get_autograd_meta(leaf) != nullptr && impl::post_acc_grad_hooks(leaf) != nullptr;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// GradientHooks: calls made during backward when a leaf's gradient is complete. LibTorch has room for one such call per
-// tensor, so a second user must find out that the place is taken.
+// GradientHooks: calls made during backward when a leaf's gradient is complete. LibTorch has room for a single hook of
+// this kind per tensor, so a second user must find out about the first user.
 
 #include <functional>
 #include <utility>
@@ -11,9 +11,9 @@
 namespace snug::detail {
 
 /// Whether a hook, such as StepInBackward's, is called when backward has completed the gradient of `leaf`. The hook may
-/// use the gradient up.
+/// consume the gradient.
 bool has_gradient_hook(const at::Tensor& leaf);
-/// Whether that must not run in a backward pass that is made to be profiled.
+/// Whether `leaf` has a gradient hook that must not run in a backward pass made for a profile.
 bool has_lasting_gradient_hook(const at::Tensor& leaf);
 
 class GradientHooks final {
@@ -21,7 +21,7 @@ class GradientHooks final {
   enum class Runs { InStepsOnly, InProfilesToo };
 
   GradientHooks() = default;
-  /// Removes the hooks, where no other has taken their place.
+  /// Removes the hooks, except hooks that another hook has replaced.
   ~GradientHooks();
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;

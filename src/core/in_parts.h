@@ -1,8 +1,8 @@
 #pragma once
 // in_parts: runs an element-by-element operator over the elements of many CPU tensors at once. LibTorch's fused
-// operators go from tensor to tensor on the CPU; for each tensor they wake all threads and wait for them. With the 75
-// tensors of a small GPT that took half of a step. Here each thread gets a part of all elements and calls the operator
-// for it, with the same bits as a result.
+// operators go from tensor to tensor on the CPU; for each tensor the operators wake all threads and wait for all
+// threads. With the 75 tensors of a small GPT the waking and waiting took half of a step. in_parts gives each thread a
+// part of all elements, and each thread calls the operator for the thread's part. The result has the same bits.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,7 +16,7 @@
 
 namespace snug::detail {
 
-/// A multiple of the sizes of vectors and cache lines, and enough work for one call of an operator.
+/// A multiple of the sizes of vectors and cache lines, and enough work for a call of an operator.
 inline constexpr int64_t kPartGrain = 1 << 15;
 
 /// Elements begin to end - 1 of a tensor, and of the tensors that have the same layout in memory. A scalar (a count of
@@ -54,8 +54,8 @@ void in_parts(const std::vector<at::Tensor>& tensors, const Update& update) {
 }
 
 /// Calls `fused(tensors, lists...)`, an operator of LibTorch that goes through lists of tensors element by element. If
-/// `tensors` can go in parts, it is called for each part, otherwise once for all. Each of `lists` is empty, or as long
-/// as `tensors`; its tensors are scalars or lie in memory as those of `tensors` do.
+/// `tensors` can go in parts, `fused` is called for each part, otherwise once for all tensors. Each list of `lists` is
+/// empty, or as long as `tensors`. The tensors of a list are scalars, or have the memory layout of `tensors`.
 template <class Fused, class... Lists>
 void call_in_parts(const Fused& fused, const std::vector<at::Tensor>& tensors, const Lists&... lists) {
   if (!can_go_in_parts(tensors)) {

@@ -1,5 +1,5 @@
 #pragma once
-// nearest_name: the known name that a mistyped name was probably meant to be.
+// nearest_name: the valid name that was probably meant by a mistyped name.
 
 #include <string>
 #include <string_view>
@@ -7,8 +7,8 @@
 
 namespace snug {
 
-/// The name in `known` with the smallest edit distance (Levenshtein 1966) to `name`; the first of several. Empty if
-/// `known` is empty.
+/// The name in `known` with the smallest edit distance (Levenshtein 1966) to `name`; the first name, if several names
+/// have the smallest distance. Empty if `known` is empty.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known);
 
 }  // namespace snug

@@ -1,5 +1,6 @@
 #pragma once
-// A number of a state that Python may have saved. Python writes an integer if its user gave one, as in momentum=0.
+// A number of a state that Python may have saved. Python writes an integer if the user gave an integer, as in
+// momentum=0.
 
 #include <cstdint>
 #include <string>
@@ -9,7 +10,7 @@
 
 namespace snug::detail {
 
-/// The double or integer with this name. Throws CorruptFile if it is absent or of another type.
+/// The double or integer with this name. Throws CorruptFile if the entry is absent or of another type.
 inline double number_in(const StateDict& state, const std::string& name) {
   const auto* integer = std::get_if<int64_t>(&state.at(name));
   return integer != nullptr ? static_cast<double>(*integer) : state.get<double>(name);

@@ -5,7 +5,7 @@
 namespace snug {
 namespace {
 
-// Never destroyed: states may be restored at the program's end.
+// Never destroyed, because states may be restored at the program's end.
 OtherState& the_other_state() {
   static auto& state = *new OtherState;
   return state;

@@ -8,9 +8,10 @@
 #include "snug/core.h"
 #include "snug/state.h"
 
-// LibTorch's allocators throw OutOfMemoryError. CUDA, and what cuBLAS, cuDNN and others allocate by themselves, fail
-// with a c10::Error that has the name of the status in its text. What has come through an interpreter, TorchScript's or
-// Python's, has the interpreter's type, and the text of the first. TorchScript's is a c10::Error from LibTorch 2.15 on.
+// LibTorch's allocators throw OutOfMemoryError. Failures in CUDA, and in allocations that cuBLAS, cuDNN and other
+// libraries make by themselves, are a c10::Error with the name of the status in the text. An error that has come
+// through an interpreter (TorchScript, Python) has the interpreter's type, and the text of the first error.
+// TorchScript's error is a c10::Error from LibTorch 2.15 on.
 
 namespace snug {
 namespace {
@@ -23,7 +24,7 @@ bool has_any(std::string_view text, std::span<const std::string_view> parts) {
 constexpr std::array<std::string_view, 5> kOfStatus = {"CUDA error: out of memory", "CUDA out of memory",
                                                        "_STATUS_ALLOC_FAILED", "CUFFT_ALLOC_FAILED",
                                                        "DEVICE_ALLOCATION_FAILED"};
-// MemoryLimit's, and LibTorch's on a CPU.
+// The texts of MemoryLimit, and of LibTorch's allocator on a CPU.
 constexpr std::array<std::string_view, 4> kOfAllocators = {"MemoryLimit: an allocation of", "MemoryLimit: an operator",
                                                            "can't allocate memory", "not enough memory: you tried"};
 
@@ -40,7 +41,7 @@ bool is_out_of_memory(const std::exception& error) {
     return has_any(text, kOfStatus) || (is_interpreters && has_any(text, kOfAllocators));
   }
   if (dynamic_cast<const Error*>(&error) != nullptr) {
-    return false;  // snug's own may quote another
+    return false;  // snug's own error may quote another error
   }
   return has_any(error.what(), kOfStatus) || has_any(error.what(), kOfAllocators);
 }

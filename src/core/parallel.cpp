@@ -8,7 +8,7 @@ namespace snug::detail {
 
 void parallel_for(const std::vector<int64_t>& counts, int64_t grain,
                   const std::function<void(size_t, int64_t, int64_t)>& part) {
-  std::vector<int64_t> first_unit{0};  // units of `grain` elements, those of all counts in a row
+  std::vector<int64_t> first_unit{0};  // in units of `grain` elements, with the units of all counts in a row
   for (const int64_t count : counts) {
     first_unit.push_back(first_unit.back() + (count + grain - 1) / grain);
   }

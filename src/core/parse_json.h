@@ -1,6 +1,7 @@
 #pragma once
-// JSON from a file of unknown origin. Parsing nested values needs no stack, but writing a part of them again does.
-// Therefore values that are nested deeper than any of snug's are left out, and are missing where they are asked for.
+// JSON from a file of unknown origin. Parsing nested values needs no stack, but writing a part of nested values again
+// needs stack. Therefore values nested deeper than any of snug's values are left out. Code that asks for a left-out
+// value finds the value missing.
 
 #include <cstdint>
 #include <limits>
@@ -11,7 +12,7 @@
 
 namespace snug::detail {
 
-/// Parses as Json::parse does.
+/// Parses like Json::parse.
 template <class Json>
 Json parse_json(std::string_view text, bool allow_exceptions = true) {
   constexpr int kDeepest = 100;
@@ -19,8 +20,8 @@ Json parse_json(std::string_view text, bool allow_exceptions = true) {
       text, [](int depth, typename Json::parse_event_t, const Json&) { return depth < kDeepest; }, allow_exceptions);
 }
 
-/// The whole number `json`; the nearest one that T has, if it is outside. Throws Json::type_error for all else:
-/// get<T>() would take a fraction too, and has no result for one that is too large.
+/// The whole number `json`, or T's nearest number if `json` is outside T's range. Throws Json::type_error for values of
+/// other types. get<T>() is not used: get<T>() takes a fraction too, and has no result for a number that is too large.
 template <class T, class Json>
 T whole_number(const Json& json) {
   const int64_t number = json.template get_ref<const typename Json::number_integer_t&>();

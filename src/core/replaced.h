@@ -1,11 +1,11 @@
 #pragma once
-// Replaced: a variable, such as one of this thread, that has another value while a scope lasts.
+// Replaced: gives a variable, such as a variable of this thread, another value while a scope lasts.
 
 #include <utility>
 
 namespace snug::detail {
 
-/// `place` has `value` while it lives, and then again what it had before.
+/// `place` has `value` until the end of the scope, and then the earlier value again.
 template <class T>
 class [[nodiscard]] Replaced final {
  public:

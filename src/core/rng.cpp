@@ -17,7 +17,7 @@ namespace {
 
 at::Generator default_generator(c10::Device device) { return at::globalContext().defaultGenerator(device); }
 
-// The CPU is the first.
+// The generators in use; the CPU's generator comes first.
 std::vector<at::Generator> generators_in_use() {
   std::vector<at::Generator> generators{default_generator(c10::Device(c10::DeviceType::CPU))};
   const auto accelerator = at::getAccelerator();
@@ -38,13 +38,13 @@ at::Generator copy_of(at::Generator generator) {
   return generator.clone();
 }
 
-// A state that the generator would refuse is found here, before any generator is changed.
+// Reads a saved state. If the generator would refuse the state, the function throws before any generator is changed.
 at::Generator read(const StateDict& dict, const std::string& name, const at::Generator& generator) {
   const auto& saved = dict.get<at::Tensor>(name);
   at::Generator copy = copy_of(generator);
   const int64_t bytes = copy.get_state().numel();
   try {
-    copy.set_state(saved);  // checks it
+    copy.set_state(saved);  // checks the saved state
   } catch (const std::exception&) {
     throw CorruptFile(
         fmt::format("RngState.from_state_dict: '{}' is not a state of this generator, which is {} bytes on the CPU; "
@@ -57,7 +57,7 @@ at::Generator read(const StateDict& dict, const std::string& name, const at::Gen
 }  // namespace
 
 struct RngState::Copies {
-  std::vector<at::Generator> of_device;  // at most one of each; the CPU's is the first
+  std::vector<at::Generator> of_device;  // at most one generator per device; the CPU's generator is the first
 };
 
 RngState RngState::capture() {

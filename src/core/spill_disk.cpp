@@ -13,7 +13,7 @@
 namespace snug::detail {
 namespace {
 
-// Not errors of the system: the file ended too early, or its bytes are not those that were written.
+// Two failures beside the system's errors: the file ended too early, or the bytes differ from the written bytes.
 constexpr int kTooShort = -1;
 constexpr int kOtherBytes = -2;
 
@@ -29,7 +29,7 @@ std::string reason_of(int error) {
   }
 }
 
-// Moves all of `size` bytes, which one call need not do. 0, or what went wrong.
+// Moves all `size` bytes, by several calls if necessary, because a call may move fewer bytes. Returns 0, or the error.
 template <class Call>
 int repeat(size_t size, int if_nothing_moves, Call&& call) {
   constexpr size_t kMost = size_t{1} << 30;  // Linux moves at most 2 GiB at a time
@@ -87,7 +87,7 @@ std::string SpillDisk::read(void* data, int64_t bytes, int64_t offset, uint64_t 
     return calls_.pread(descriptor_, static_cast<char*>(data) + from, size,
                         static_cast<off_t>(offset) + static_cast<off_t>(from));
   });
-  // A disk may fail after it has accepted the bytes; then it gives others back.
+  // A disk may fail after accepting the bytes, and then return other bytes.
   if (error == 0 && bytes_hash(data, static_cast<size_t>(bytes)) != sum) {
     error = kOtherBytes;
   }

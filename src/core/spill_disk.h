@@ -1,5 +1,5 @@
 #pragma once
-// SpillDisk: bytes in a file without a name. A read reports an error if it does not return the bytes that were written.
+// SpillDisk: bytes in a file without a name. A read reports an error if the read does not return the written bytes.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace snug::detail {
 
-/// The system calls, as an interface, so that tests can fail each of them. Each behaves as the POSIX function of its
-/// name: it returns -1 and sets errno on failure, and may move less than `size`.
+/// The system calls, as an interface, so tests can make each call fail. Each member behaves as the POSIX function of
+/// the same name: a failed call returns -1 and sets errno, and a call may move less than `size`.
 class SpillCalls {
  public:
   virtual ~SpillCalls() = default;
@@ -31,29 +31,30 @@ class SpillCalls {
   }
 };
 
-/// The system's temporary directory if `directory` is empty. Throws Error if there is none.
+/// `directory`, or the system's temporary directory if `directory` is empty. Throws Error if the system has no
+/// temporary directory.
 std::filesystem::path spill_folder(const std::filesystem::path& directory);
 
-/// Any thread may use it. Methods return a text that names the folder and the reason of a failure; empty if nothing
-/// failed.
+/// Any thread may use a SpillDisk. Methods that return a text name the folder and the reason of a failure; the text is
+/// empty if nothing failed.
 class SpillDisk final {
  public:
-  /// Throws Error if there can be no file in spill_folder(directory).
+  /// Throws Error if no file can be made in spill_folder(directory).
   SpillDisk(const std::filesystem::path& directory, SpillCalls& calls);
   ~SpillDisk();
   SpillDisk(const SpillDisk&) = delete;
   SpillDisk& operator=(const SpillDisk&) = delete;
 
-  /// Also returns in `sum` the checksum that read() will need.
+  /// Writes `data`, and returns in `sum` the checksum that read() will need.
   std::string write(const void* data, int64_t bytes, int64_t offset, uint64_t& sum);
   std::string read(void* data, int64_t bytes, int64_t offset, uint64_t sum);
-  /// Takes room on the disk, so that a later write there cannot find it full.
+  /// Takes room on the disk, so a later write to the reserved bytes cannot find the disk full.
   std::string reserve(int64_t bytes, int64_t offset);
   /// Cuts the file off behind `size`. A failure costs only disk space.
   void shorten(int64_t size);
 
   int descriptor() const { return descriptor_; }
-  /// For messages: the file, which has no name, by its folder.
+  /// A description of the file for messages: the file has no name, so the description names the folder.
   std::string description() const;
 
  private:

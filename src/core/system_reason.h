@@ -1,12 +1,12 @@
 #pragma once
-// What the operating system says of an error.
+// The operating system's description of an error.
 
 #include <string>
 #include <system_error>
 
 namespace snug::detail {
 
-/// Its message, with the limit that is behind "File too large".
+/// The message of `reason`. For "File too large" the message also names the limit behind the error.
 inline std::string system_reason(const std::error_code& reason) {
   return reason.message() + (reason == std::errc::file_too_large ? " (see ulimit -f)" : "");
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Plans and profiles as JSON: one object whose first key names the kind and has the version of the format as its value.
+// Plans and profiles as JSON: an object whose first key names the kind. The value of the first key is the version of
+// the format.
 
 #include <string>
 #include <string_view>
@@ -30,7 +31,7 @@ inline OrderedJson versioned_json(const JsonKind& kind, OrderedJson fields) {
   return json;
 }
 
-/// Returns read(json) after a check of the version. Throws ConfigError if `text` is no JSON, is of another kind or
+/// Returns read(json) after a check of the version. Throws ConfigError if `text` is not JSON, is of another kind or
 /// version, or lacks a value that `read` asks for.
 template <class Read>
 auto read_versioned_json(const JsonKind& kind, std::string_view text, Read&& read) {

@@ -24,12 +24,20 @@
 #include "src/distributed/same_model.h"
 #include "src/memory/backward_pass.h"
 
-// c10d's Reducer gathers gradients into buckets and calls a hook for each full bucket. This file adds the rules for
-// backward passes. The outputs of forward() carry a hook that notes the id of the backward pass in which it runs;
-// parameters carry a hook that compares the id. Both run before the Reducer's own hooks. A Reducer has fixed
-// parameters, so it is made anew if other parameters are frozen. From LibTorch 2.15 on a bucket is there only from its
-// first gradient to the end of backward; after that its memory lives as long as one of its gradients. Tried on
-// LibTorch 2.11.0, 2.13.0 and 2.15.0.
+// How DataParallel stands on c10d's Reducer
+//
+// Problem: gradients must be summed over the ranks while backward still computes, in the same order on every rank, and
+// a mistake of the program must become an error instead of a rank that waits for ever.
+// Options: sum all gradients after backward; write new code for buckets and their order; or use c10d's Reducer, as
+// Python's DistributedDataParallel does. The first hides no communication. The second repeats hard work.
+// Choice: the Reducer gathers gradients into buckets and calls a hook for each full bucket. This file adds the rules
+// for backward passes. The outputs of forward() carry a hook that notes the id of the backward pass in which the hook
+// runs; parameters carry a hook that compares the id. Both hooks run before the Reducer's own hooks.
+// Consequences:
+// - A Reducer has fixed parameters, so a new Reducer is made if other parameters are frozen.
+// - From LibTorch 2.15 on a bucket exists only from the bucket's first gradient to the end of backward; after backward
+//   the bucket's memory lives as long as one of the gradients in the bucket.
+// - The Reducer is an internal class of LibTorch. Tried on LibTorch 2.11.0, 2.13.0 and 2.15.0.
 
 #define SNUG_LAZY_BUCKETS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
 
@@ -40,7 +48,7 @@ constexpr bool kHasLazyBuckets = SNUG_LAZY_BUCKETS;
 
 constexpr int64_t kFirstBucket = 1 << 20;  // as in Python
 
-// In the order in which backward probably reaches them: from the last to the first.
+// Buckets in the order in which backward probably reaches the parameters: from the last to the first.
 std::vector<std::vector<size_t>> first_buckets(const std::vector<at::Tensor>& parameters, int64_t cap) {
   const auto first = static_cast<size_t>(std::min(kFirstBucket, cap));
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {first, static_cast<size_t>(cap)}));
@@ -57,11 +65,11 @@ void check_can_be_sent(const char* kind, const std::string& name, const at::Tens
   }
 }
 
-// All memory is allocated before the first one is sent: if a rank ran out of memory between two, the others would miss
-// it in the second.
+// All memory is allocated before the first buffer is sent: if a rank ran out of memory between two buffers, the other
+// ranks would wait for the rank at the second buffer.
 void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers, bool takes_them) {
   const at::NoGradGuard no_grad;
-  std::vector<std::vector<at::Tensor>> alike;  // in type and device
+  std::vector<std::vector<at::Tensor>> alike;  // buffers of the same type and device
   for (const auto& [name, buffer] : buffers) {
     const at::Tensor sent = detail::as_sent(buffer);
     const auto found = std::find_if(alike.begin(), alike.end(), [&](const auto& some) {
@@ -73,7 +81,7 @@ void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers
   for (const auto& some : alike) {
     flat.push_back(torch::utils::flatten_dense_tensors(some));
     for (size_t i = 0; takes_them && i < some.size(); ++i) {
-      detail::report_coming_write(some[i]);  // a journal copies them
+      detail::report_coming_write(some[i]);  // a journal copies the buffers
     }
   }
   group.broadcast(flat);
@@ -87,8 +95,8 @@ void send_buffers(ProcessGroup& group, const DataParallel::NamedTensors& buffers
 
 }  // namespace
 
-// Ends the communication that the hook started when the Reducer asks for the result. It asks at the end of backward, in
-// the order of the buckets.
+// Starts the communication of a bucket, and ends the communication when the Reducer asks for the result. The Reducer
+// asks at the end of backward, in the order of the buckets.
 class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
  public:
   explicit Hook(Impl& parent) : parent_(parent) {}
@@ -109,20 +117,20 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
     if (const int divisor = parent_.divides() ? group.size() : 1; divisor > 1) {
       gradients.div_(divisor);
     }
-    // All buckets of a pass are started before the first is ended. The Reducer's own index is not right with
+    // All buckets of a pass are started before the first bucket is ended. The Reducer's own index is not right with
     // static_graph.
     const size_t index = launched_;
     const CommHook& hook = parent_.options_.hook;
     auto wait = hook ? hook(GradientBucket{index, gradients, parameters}, group) : group.start_all_reduce(gradients);
     started_[index] = {gradients, parameters, std::move(wait)};
-    ++launched_;  // if the hook failed, it has sent nothing: send_zeros() is to call it again
+    ++launched_;  // a hook that failed has sent nothing: send_zeros() must call the hook again
     parent_.bytes_reduced_ += group.traffic().all_reduce - before;
     return index;
   }
 
   at::Tensor parseHookResult(const c10::IValue& result) override { return finish(static_cast<size_t>(result.toInt())); }
 
-  /// A new pass.
+  /// Begins a new pass.
   void reset() {
     launched_ = 0;
     started_.clear();
@@ -156,13 +164,14 @@ class DataParallel::Impl::Hook final : public c10d::CommHookInterface {
     if (started_.empty()) {
       parent_.time_.total += group.impl().busy->seconds() - busy_before_;
       if (std::isnan(parent_.time_.total)) {
-        parent_.time_.waited = parent_.time_.total;  // the device waits, not this thread
+        parent_.time_.waited = parent_.time_.total;  // the device waits, not the thread
       }
     }
     return started.gradients;
   }
 
-  // The Reducer leaves out a parameter that no rank used, whose sum of an earlier pass rank 0 alone has kept.
+  // The Reducer leaves out a parameter that no rank used. For a parameter of this kind, rank 0 alone has kept the sum
+  // of an earlier pass, so the sum is copied into the gradients here.
   static void give_sums_back(const at::Tensor& gradients, const std::vector<at::Tensor>& parameters) {
     int64_t begin = 0;
     for (const at::Tensor& parameter : parameters) {
@@ -272,7 +281,7 @@ void DataParallel::Impl::make_hooks() {
   }
 }
 
-// Its destructor takes back its own hooks first.
+// The Reducer's destructor removes the Reducer's own hooks first.
 void DataParallel::Impl::drop_reducer() {
   logger_.reset();
   reducer_.reset();
@@ -285,7 +294,7 @@ void DataParallel::Impl::drop_reducer() {
 
 DataParallel::Impl::~Impl() { drop_reducer(); }
 
-// LibTorch 2.13 and 2.14 know one argument more, which they give a default.
+// LibTorch 2.13 and 2.14 have one argument more, with a default value.
 void DataParallel::Impl::make_reducer() {
   const int64_t cap = options_.bucket.count();
   std::unordered_map<size_t, std::string> names;
@@ -315,8 +324,8 @@ void DataParallel::Impl::make_reducer() {
   note_buckets();
 }
 
-// For send_zeros(), which makes buckets that are not there. They are asked for here, since that makes all of them for a
-// moment, and a rank that fails may have no memory for it.
+// Notes the parameters of each bucket for send_zeros(), which makes missing buckets. The Reducer is asked early,
+// because asking makes all buckets for a moment, and a rank that fails may have no memory for all buckets.
 void DataParallel::Impl::note_buckets() {
   in_buckets_.clear();
   if (kHasLazyBuckets) {
@@ -326,7 +335,7 @@ void DataParallel::Impl::note_buckets() {
   }
 }
 
-// Those that this pass has not sent. All memory is taken before the first is sent.
+// The buckets that the pass has not sent, with zeros. All memory is allocated before the first bucket is sent.
 std::vector<GradientBucket> DataParallel::Impl::unsent_zeros() {
   std::vector<GradientBucket> unsent;
   if (!kHasLazyBuckets) {
@@ -352,7 +361,8 @@ void DataParallel::Impl::begin_forward() {
     throw ConfigError(
         "DataParallel.forward: called inside another forward() of the same DataParallel; call it once around both");
   }
-  // The Reducer learns how often each parameter's hook is called, and would count the calls under NoSync as well.
+  // With static_graph, the Reducer learns how often each parameter's hook is called, and would count the calls under
+  // NoSync as well.
   if (options_.static_graph && quiet_guards > 0) {
     throw ConfigError("DataParallel.forward: NoSync does not go with static_graph; leave one of them out");
   }
@@ -363,11 +373,11 @@ void DataParallel::Impl::begin_forward() {
     check_trained();
     synchronize();
   }
-  is_in_forward_ = true;  // last: the ranks may not have found together
+  is_in_forward_ = true;  // last, because synchronize() throws if the ranks do not meet
 }
 
-// Called where all ranks do the same at the same time. A rank on which nothing has changed asks only if it knows that
-// all ranks ask.
+// Called at moments at which all ranks do the same. A rank without changed parameters compares models only if all ranks
+// are certain to compare.
 void DataParallel::Impl::check_trained() {
   const bool is_due = take_check();
   if (!take_trained() && !is_due) {
@@ -377,12 +387,13 @@ void DataParallel::Impl::check_trained() {
     check_same_model("DataParallel.forward");
   } catch (const ConfigError&) {
     start_over();
-    is_check_due_ = true;  // the cure may be some ranks' alone
+    is_check_due_ = true;  // perhaps only some ranks change something to cure the error
     throw;
   }
 }
 
-// Checks that nobody takes gradients before they are summed. A StepInBackward may be made after the constructor.
+// Checks that nobody takes gradients before the gradients are summed. A StepInBackward may be made after the
+// constructor.
 void DataParallel::Impl::check_nobody_takes_gradients() const {
   for (const auto& [name, parameter] : all_) {
     if (parameter.requires_grad() && detail::has_gradient_hook(parameter)) {
@@ -395,13 +406,13 @@ void DataParallel::Impl::check_nobody_takes_gradients() const {
 }
 
 void DataParallel::Impl::synchronize() {
-  // The Reducer has rank 0 tell the others about them.
+  // Inside rebuild_buckets(), rank 0 tells the other ranks about the new buckets.
   if (reducer_ && group_->impl().attempt("broadcast", [&] { return reducer_->rebuild_buckets(); })) {
     let_go_of_views();
     note_buckets();
   }
   if (options_.buffers == BufferSync::FromRankZero && !buffers_.empty()) {
-    // A graph that waits for its backward pass may have saved some: they stay as they are.
+    // A graph that waits for its backward pass may have saved buffers: while a graph waits, the buffers do not change.
     send_buffers(*group_, buffers_, /*takes_them=*/group_->rank() != 0 && !is_any_waiting());
   }
 }
@@ -434,8 +445,9 @@ bool DataParallel::Impl::is_any_waiting() {
   return !waiting_.empty();
 }
 
-// Outputs of forward() that the running backward pass comes to, as the Reducer takes them: it looks which parameters
-// are in their graphs. `output` is where the pass is now; where it starts there, autograd does not list it.
+// Outputs of forward() that the running backward pass reaches, in the form that the Reducer takes: the Reducer looks
+// for the parameters in the graphs of the outputs. `output` is the node at which the pass is now; if the pass starts at
+// `output`, autograd does not list `output`.
 std::vector<at::Tensor> DataParallel::Impl::roots_of_this_pass(const torch::autograd::Node* output) const {
   const detail::UnseenOperators unseen;
   const auto* const nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
@@ -457,7 +469,7 @@ void DataParallel::Impl::enter_backward(bool forward_was_quiet, const torch::aut
                     forward_was_quiet ? "inside" : "outside", forward_was_quiet ? "outside" : "inside"));
   }
   if (pass == pass_) {
-    return;  // several outputs
+    return;  // forward() had several outputs
   }
   if (!forward_was_quiet) {
     if (!is_prepared_) {
@@ -469,7 +481,7 @@ void DataParallel::Impl::enter_backward(bool forward_was_quiet, const torch::aut
     is_prepared_ = false;
     std::fill(has_gradient_.begin(), has_gradient_.end(), uint8_t{0});
     hook_->reset();
-    reducer_->prepare_for_forward();  // counts steps, for its statistics
+    reducer_->prepare_for_forward();  // counts steps, for the Reducer's statistics
     reducer_->prepare_for_backward(options_.find_unused_parameters ? roots_of_this_pass(output)
                                                                    : std::vector<at::Tensor>{});
     waiting_.clear();
@@ -479,7 +491,8 @@ void DataParallel::Impl::enter_backward(bool forward_was_quiet, const torch::aut
   leave_sums_to_rank_zero();
 }
 
-// The next sum is to count them once.
+// Sums of an earlier pass stay on rank 0 and become zero on the other ranks, so the next sum counts each earlier sum
+// once.
 void DataParallel::Impl::leave_sums_to_rank_zero() {
   for (const at::Tensor& parameter : parameters_) {
     const bool is_summed = summed_.erase(parameter.unsafeGetTensorImpl()) > 0;
@@ -489,8 +502,8 @@ void DataParallel::Impl::leave_sums_to_rank_zero() {
   }
 }
 
-// Called when the graph is done, before the Reducer ends the communication that it has started. Work that is queued
-// here comes after that.
+// Called when the graph is done, before the Reducer ends the communication that the Reducer has started. Work queued in
+// end_backward() runs after the communication has ended.
 void DataParallel::Impl::end_backward() {
   if (options_.static_graph) {
     if (std::exchange(is_first_static_pass_, false)) {
@@ -511,8 +524,8 @@ void DataParallel::Impl::end_backward() {
   });
 }
 
-// The Reducer leaves gradients that autograd knows as views of buckets, and torch::optim's zero_grad() refuses such
-// views. This replaces them by tensors on the same memory that are no views to autograd.
+// The Reducer leaves gradients that autograd treats as views of buckets, and torch::optim's zero_grad() refuses views.
+// let_go_of_views() replaces the views by tensors on the same memory that autograd does not treat as views.
 void DataParallel::Impl::let_go_of_views() {
   for (const at::Tensor& parameter : parameters_) {
     at::Tensor& gradient = parameter.mutable_grad();
@@ -562,9 +575,9 @@ void DataParallel::Impl::check_all_have_gradients() const {
 }
 
 void DataParallel::Impl::begin_step() {
-  is_in_forward_ = is_prepared_ = false;  // of a step that was given up
+  is_in_forward_ = is_prepared_ = false;  // reset after a step that was given up
   waiting_.clear();
-  is_reduced_ = reducer_ == nullptr;  // there is nothing to be
+  is_reduced_ = reducer_ == nullptr;  // without a Reducer nothing must be reduced
   if (hook_ != nullptr) {
     hook_->reset();
   }
@@ -572,15 +585,15 @@ void DataParallel::Impl::begin_step() {
   is_step_begun_ = true;
 }
 
-// Buckets are sent in order. For those that are sent already it only waits. In addition the Reducer makes the ranks
-// exchange which parameters they used: after the last bucket or, with static_graph, before the first bucket of the
-// first pass.
+// Buckets are sent in order. For buckets that are sent already, send_zeros() only waits. In addition the Reducer makes
+// the ranks exchange lists of used parameters: after the last bucket or, with static_graph, before the first bucket of
+// the first pass.
 void DataParallel::Impl::send_zeros() {
   if (is_reduced_) {
     return;
   }
   const auto tell_of_none = [&] {
-    const auto device = parameters_.front().device();  // as the Reducer has it: a device may have a backend of its own
+    const auto device = parameters_.front().device();  // the Reducer's: a device may have its own backend
     group_->all_reduce(
         at::zeros({static_cast<int64_t>(parameters_.size())}, at::TensorOptions(at::kInt).device(device)));
   };
@@ -597,8 +610,11 @@ void DataParallel::Impl::send_zeros() {
   hook_->finish_all();
 }
 
-// Buckets fill one after the other, unless parameters are of several kinds, or some get no gradient: their places are
-// filled at once. In the first pass the order is a guess, and a step that needs more is made again with less.
+// Buckets fill one after the other, with two exceptions:
+// - parameters are of several kinds;
+// - some parameters get no gradient: the parts of a bucket for parameters without a gradient are filled at once.
+//
+// In the first pass the order is a guess. A step that needs more bytes is made again with a plan that takes less.
 int64_t DataParallel::Impl::bucket_bytes_in_backward() const {
   if (!kHasLazyBuckets) {
     return 0;
@@ -629,7 +645,7 @@ void DataParallel::Impl::check_replicas() const { detail::check_replicas(*group_
 DataParallel::DataParallel(const NamedTensors& parameters, const NamedTensors& buffers,
                            std::shared_ptr<ProcessGroup> group, DataParallelOptions options)
     : impl_(std::make_shared<Impl>(parameters, buffers, std::move(group), std::move(options))) {
-  impl_->take_trained();  // if it throws, the destructor takes its hooks back
+  impl_->take_trained();  // if take_trained() throws, the destructor of Impl removes the hooks
 }
 
 DataParallel::~DataParallel() = default;

@@ -1,5 +1,6 @@
 #pragma once
-// The implementation of DataParallel, and its interface for Stepper, which knows when a step begins, ends or fails.
+// The implementation of DataParallel, and DataParallel's interface for Stepper. Stepper reports the begin, the end and
+// the failure of a step.
 
 #include <atomic>
 #include <cstdint>
@@ -20,7 +21,7 @@
 namespace snug {
 namespace detail {
 
-// LibTorch 2.11 shares nodes of graphs in one way, later versions in another.
+// LibTorch 2.11 shares nodes of graphs by std::shared_ptr, later versions by c10::intrusive_ptr.
 template <class T>
 std::weak_ptr<T> weak(const std::shared_ptr<T>& pointer) {
   return pointer;
@@ -44,7 +45,7 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
 
   ProcessGroup& group() const { return *group_; }
   const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
-  /// The model's parameters, each once.
+  /// The model's parameters. Each parameter is listed once.
   const NamedTensors& all() const { return all_; }
   /// The trained parameters, by the last take_trained().
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
@@ -52,37 +53,41 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   int64_t bytes_reduced() const { return bytes_reduced_; }
   const CommunicationTime& communication() const { return time_; }
   void check_replicas() const;
-  /// Throws ConfigError, on every rank, naming the first parameter that differs, or that is frozen on only some ranks.
+  /// Throws ConfigError, on every rank, naming the first parameter that differs or is frozen on only some ranks.
   void check_same_model(const char* where) const;
   int quiet_guards = 0;
 
-  /// In between, backward passes belong to no step: their gradients are dropped, and the group sends nothing.
+  /// Between begin_rehearsal() and end_rehearsal(), backward passes belong to no step: the gradients are dropped, and
+  /// the group sends nothing.
   void begin_rehearsal();
   void end_rehearsal();
 
-  /// The bytes of buckets in a backward pass that sends, beside its gradients: a bucket is whole from its first
-  /// gradient on. 0: buckets are there all the time.
+  /// The bytes of buckets in a backward pass that sends, beside the pass's gradients: a bucket has all its memory from
+  /// the bucket's first gradient on. 0: buckets exist all the time.
   int64_t bucket_bytes_in_backward() const;
 
   bool has_static_graph() const { return options_.static_graph; }
 
-  /// Looks which parameters are trained now, and returns whether they have changed. Changed parameters are sent in
-  /// other buckets. Sends nothing itself.
+  /// Finds the parameters that are trained now, and returns whether the set has changed. A changed set is sent in other
+  /// buckets. The call itself sends nothing.
   bool take_trained();
-  /// Whether all ranks must now check that they train the same parameters: before they make their buckets anew, which
-  /// they do once, after a first pass, and after a check that failed. Returns true once.
+  /// Whether all ranks must now check that all ranks train the same parameters. The check is due in two cases:
+  /// - before the ranks make new buckets, which happens once, after a first pass;
+  /// - after a check that failed.
+  ///
+  /// Returns true once.
   bool take_check() { return std::exchange(is_check_due_, false); }
 
-  // For Stepper. Work that all ranks do before a pass that sends is done here, so that each rank may have any number of
-  // quiet passes before it. Inside a step gradients are summed.
+  // For Stepper. begin_step() does the work that all ranks do together before a pass that sends, so each rank may have
+  // any number of quiet passes before the sending pass. Inside a step gradients are summed.
   void begin_step();
-  /// Whether the step's gradients were sent and those of all ranks have arrived.
+  /// Whether the step's gradients were sent and the gradients of all ranks have arrived.
   bool is_reduced() const { return is_reduced_; }
   void end_step() { is_step_begun_ = false; }
-  /// Call it if this rank's step has failed, before its gradients were sent or while they were. Takes part in the
-  /// remaining communication of the others, with zeros.
+  /// Call send_zeros() if this rank's step has failed before or while the step's gradients were sent. Takes part in the
+  /// remaining communication of the other ranks, with zeros.
   void send_zeros();
-  /// Returns to the state after the constructor. All ranks must call it, or none.
+  /// Returns to the state after the constructor. All ranks must call start_over(), or no rank.
   void start_over();
 
  private:
@@ -111,30 +116,30 @@ class DataParallel::Impl : public std::enable_shared_from_this<Impl> {
   std::shared_ptr<ProcessGroup> group_;
   DataParallelOptions options_;
   NamedTensors all_;
-  std::vector<bool> is_trained_;    // of those, by the last look
-  std::vector<std::string> names_;  // of the ones that are
+  std::vector<bool> is_trained_;    // for each entry of all_, by the last take_trained()
+  std::vector<std::string> names_;  // names of the trained parameters
   std::vector<at::Tensor> parameters_;
-  std::unordered_set<const c10::TensorImpl*> sent_;  // the same
-  std::vector<std::vector<at::Tensor>> in_buckets_;  // the same, bucket by bucket; where buckets are not always there
+  std::unordered_set<const c10::TensorImpl*> sent_;  // the tensors of parameters_
+  std::vector<std::vector<at::Tensor>> in_buckets_;  // parameters_ by bucket; empty if buckets exist all the time
   NamedTensors buffers_;
   int64_t bytes_reduced_ = 0;
   CommunicationTime time_;
   std::vector<std::pair<uintptr_t, Accumulator>> hooks_;
-  std::shared_ptr<c10d::Reducer> reducer_;  // null where nothing is trained
-  std::shared_ptr<c10d::Logger> logger_;    // the Reducer's, which calls it without looking whether there is one
+  std::shared_ptr<c10d::Reducer> reducer_;  // null if nothing is trained
+  std::shared_ptr<c10d::Logger> logger_;    // the Reducer's, which calls the logger without a check for null
   Hook* hook_ = nullptr;                    // the Reducer's
 
   bool is_in_forward_ = false;
-  bool is_prepared_ = false;          // the next backward is to reduce
+  bool is_prepared_ = false;          // the next backward must reduce
   bool is_first_static_pass_ = true;  // with static_graph
   bool is_step_begun_ = false;
   bool is_reduced_ = false;
-  bool has_reduced_ = false;  // this Reducer
+  bool has_reduced_ = false;  // whether the current Reducer has reduced
   bool is_check_due_ = false;
-  std::atomic<int> pass_ = -1;  // the backward pass that started at an output of ours
+  std::atomic<int> pass_ = -1;  // the backward pass that started at an output of forward()
   std::vector<uint8_t> has_gradient_;
   std::unordered_set<const c10::TensorImpl*> summed_;  // parameters whose gradients Reduction::Sum has summed
-  std::vector<WeakNode> waiting_;                      // outputs of forward() that no backward pass has come to
+  std::vector<WeakNode> waiting_;                      // outputs of forward() that no backward pass has reached
 };
 
 }  // namespace snug

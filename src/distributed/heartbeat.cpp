@@ -26,8 +26,8 @@ std::string operations_of(int rank) { return fmt::format("snug/operations/{}", r
 
 }  // namespace
 
-// A store that cannot be reached any more may keep its caller waiting for ever. So a separate thread does all work with
-// the store, and is left behind if it does not come back.
+// A store that cannot be reached any more may keep a caller waiting for ever. So a separate thread does all work with
+// the store, and is left behind if the thread does not return.
 class Heartbeat::State {
  public:
   State(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool serves_store)
@@ -60,15 +60,15 @@ class Heartbeat::State {
     is_asked_ = true;
     changed_.notify_all();
     const bool answers = changed_.wait_for(lock, kAnswer, [this] { return has_looked_ || is_done_; });
-    // It is rank 0 that serves the store, or who started it.
+    // Rank 0, or the launcher that started rank 0, serves the store.
     const bool has_lost_store = lost_.empty() && (!answers || is_done_) && !serves_store_;
     return {.lost = has_lost_store ? "0" : lost_, .behind = behind_};
   }
 
  private:
   void beat() {
-    std::vector<std::vector<int64_t>> seen;  // beats of all ranks, since somebody asked
-    int64_t told = 0;                        // operations
+    std::vector<std::vector<int64_t>> seen;  // beats of all ranks since missing_ranks() was called
+    int64_t told = 0;                        // number of operations that the store has
     std::unique_lock lock(mutex_);
     while (!is_over_) {
       const bool is_asked = is_asked_;
@@ -115,7 +115,7 @@ class Heartbeat::State {
     return fmt::format("{}", fmt::join(behind, ", "));
   }
 
-  // The first rank to find it out tells all others, and may be gone soon.
+  // The first rank to find the lost ranks tells all other ranks, because the first rank may be gone soon.
   std::string find_lost(const std::vector<int64_t>& before, const std::vector<int64_t>& after) {
     std::vector<int> lost;
     for (int rank = 0; rank < size_; ++rank) {

@@ -1,8 +1,9 @@
 #pragma once
-// Heartbeat: finds out which rank is to blame for a failed operation. Gloo knows only that a connection broke, and a
-// timeout knows nothing. So a thread of each rank counts up a number in the store, twice a second. A rank whose number
-// stands still is gone, or its process is stopped. A rank that has begun fewer operations than this one hangs before
-// the next, or has left one out.
+// Heartbeat: finds the rank that caused a failed operation. Gloo reports only a broken connection, and a timeout names
+// no rank. So a thread of each rank counts up a number in the store, twice a second. Two signs name a rank:
+// - The number of a rank stands still. The rank is gone, or the rank's process is stopped.
+// - A rank has begun fewer operations than the asking rank. The rank hangs before the next operation, or has left an
+//   operation out.
 
 #include <memory>
 #include <string>
@@ -15,21 +16,21 @@ class Heartbeat final {
  public:
   /// `serves_store`: the store ends with this process.
   Heartbeat(c10::intrusive_ptr<c10d::Store> store, int rank, int size, bool serves_store);
-  /// Tells the others that this rank leaves. The rank that serves the store waits until the others have left, for at
-  /// most two seconds.
+  /// Tells the other ranks that this rank leaves. The rank that serves the store waits until the other ranks have left,
+  /// for at most two seconds.
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
   Heartbeat& operator=(const Heartbeat&) = delete;
 
-  /// This rank begins an operation.
+  /// Notes that this rank begins an operation.
   void begin_operation();
 
-  /// Ranks such as "2" or "2, 5"; empty: none.
+  /// Lists of ranks such as "2" or "2, 5"; empty: no rank.
   struct Missing {
-    std::string lost;    ///< gone or stopped, as this rank has found out or another before it
+    std::string lost;    ///< gone or stopped, as found out by this rank or earlier by another rank
     std::string behind;  ///< alive, with fewer operations begun than this rank
   };
-  /// Call it when an operation has failed; it takes some beats of time.
+  /// Call missing_ranks() when an operation has failed. The call lasts for several beats.
   Missing missing_ranks();
 
  private:

@@ -43,7 +43,8 @@ Join::Join(std::shared_ptr<ProcessGroup> group, std::vector<at::Tensor> paramete
 }
 
 int64_t Join::next(int64_t items) {
-  // A count below zero must not vanish in a sum, so it is made to stand out; on all ranks together it still has room.
+  // A count below zero must not vanish in a sum, so the count is replaced by a large negative number. The sum over all
+  // ranks does not overflow.
   const int64_t wrong = (int64_t{1} << 62) / group_->size();
   const at::Tensor total = at::full({}, items < 0 ? -wrong : items, at::kLong);
   group_->all_reduce(total);

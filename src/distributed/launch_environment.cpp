@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kWhere = "init_process_group";
 constexpr const char* kLoopback = "127.0.0.1";
-constexpr int kDefaultPort = 29500;  // torchrun's
+constexpr int kDefaultPort = 29500;  // torchrun's default
 
 class Variables {
  public:
@@ -53,7 +53,7 @@ struct Launcher {
   const char* rank;
   const char* size;
   const char* local_rank;
-  const char* local_size;  // nullptr: not told
+  const char* local_size;  // nullptr: the launcher does not set the variable
   const char* job;         // identifies the job: two jobs on one machine should not meet
 };
 constexpr Launcher kTorchrun = {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", nullptr};
@@ -78,7 +78,7 @@ std::optional<Launcher> find_launcher(const Variables& variables) {
   return std::nullopt;
 }
 
-// Below the ports that systems use for outgoing connections.
+// A port below the ports that systems use for outgoing connections.
 uint16_t port_of_job(std::string_view job) { return static_cast<uint16_t>(20000 + detail::fnv1a(job) % 10000); }
 
 // "node[07-09,12],login1" -> "node07"
@@ -134,7 +134,8 @@ LaunchPlace read_launch_environment(const Environment& environment) {
     throw ConfigError(fmt::format("{}: the variable {} is {}, but {} is {}; ranks are counted from 0", kWhere,
                                   launcher->rank, place.rank, launcher->size, place.size));
   }
-  // This is right if all ranks are on one machine; launchers leave the variable out only there.
+  // Without the variable, the rank is the local rank. The rank is right if all ranks are on one machine, and launchers
+  // leave the variable out only on one machine.
   place.local_rank =
       variables.has(launcher->local_rank) ? variables.number(launcher->local_rank, 0, kMost) : place.rank;
   find_address(variables, *launcher, place);

@@ -55,10 +55,10 @@ void detail::all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceO
 
 namespace {
 
-// Threads that are started in its scope do not take SIGPIPE. Gloo writes to sockets by writev(), which
-// knows no MSG_NOSIGNAL, so a write to a rank that has just died ends the process before anything can say which rank it
-// was. With the signal blocked the write fails with EPIPE, which they know. Python ignores the signal
-// for the whole process; a library leaves that to the program.
+// Threads started in the scope do not take SIGPIPE. Gloo writes to sockets by writev(), which has no MSG_NOSIGNAL, so a
+// write to a rank that has just died ends the process before any code can name the dead rank. With the signal blocked
+// the write fails with EPIPE, which Gloo handles. Python ignores the signal for the whole process; a library leaves the
+// choice to the program.
 class [[nodiscard]] SigpipeBlocked final {
  public:
   SigpipeBlocked() {
@@ -67,7 +67,7 @@ class [[nodiscard]] SigpipeBlocked final {
     was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
     ::pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
   }
-  /// Takes what a write of this thread has raised meanwhile.
+  /// Consumes a signal that a write of this thread has raised during the scope.
   ~SigpipeBlocked() {
     const timespec at_once = {};
     if (!was_pending_) {
@@ -133,7 +133,7 @@ void read_store(const std::string& store, detail::Meeting& meeting) {
       fmt::format("init_process_group: the store is '{}'; give \"tcp://HOST:PORT\" or \"file:///PATH\"", store));
 }
 
-// An option, or without it a variable.
+// An option, or a variable if the option is empty.
 std::string option_or_variable(const std::string& option, const Environment& environment, const std::string& variable) {
   const auto found = environment.find(variable);
   return option.empty() && found != environment.end() ? found->second : option;
@@ -183,7 +183,7 @@ void connect(ProcessGroup::Impl& impl, const detail::Meeting& meeting, const Pro
   impl.group = c10::make_intrusive<c10d::ProcessGroup>(impl.store, place.rank, place.size);
   impl.group->setBackend(c10::kCPU, c10d::ProcessGroup::GLOO, impl.backend);
   impl.group->setDefaultBackend(c10d::ProcessGroup::GLOO);
-  // NCCL waits in its store, whose lock it holds meanwhile: the heartbeat is to have another.
+  // NCCL waits in its store and keeps the store's lock while waiting, so the heartbeat must have another store.
   impl.make_cuda_backend = [store = impl.store, rank = place.rank, size = place.size, timeout = options.timeout] {
     return detail::make_nccl_backend(store->clone(), rank, size, timeout);
   };
@@ -218,7 +218,7 @@ ProcessGroup::Impl::~Impl() {
   if (cuda_backend_) {
     try {
       cuda_backend_->shutdown();
-    } catch (const std::exception&) {  // another rank is gone, and with it the connection
+    } catch (const std::exception&) {  // another rank is gone, and the connection is gone as well
     }
   }
 }
@@ -267,7 +267,7 @@ void ProcessGroup::broadcast(const std::vector<at::Tensor>& tensors, int root) {
   }
   if (impl_->rehearsals == 0) {
     for (const at::Tensor& tensor : tensors) {
-      impl_->connects(tensor.device());  // the group has its backend from here on
+      impl_->connects(tensor.device());  // from here on the group has the backend of the device
       impl_->traffic.broadcast += static_cast<int64_t>(tensor.nbytes());
     }
     impl_->attempt("broadcast", [&] { c10d::broadcast_coalesced(impl_->group, sent, Impl::kBroadcastChunk, root); });

@@ -1,6 +1,5 @@
 #pragma once
-// The implementation of ProcessGroup. c10d's Reducer needs a c10d::ProcessGroup, which is a table of backends by
-// device.
+// The implementation of ProcessGroup. c10d's Reducer needs a c10d::ProcessGroup: a table of backends by device.
 
 #include <atomic>
 #include <chrono>
@@ -24,18 +23,20 @@
 namespace snug {
 namespace detail {
 
-/// Whether a broadcast can send it: memory with strides, of a type whose elements are bytes.
+/// Whether a broadcast can send `tensor`: the tensor has memory with strides, and a type whose elements are bytes.
 bool can_be_sent(const at::Tensor& tensor);
 
-/// The tensor's memory as a broadcast sends it. Gloo knows few types, and a broadcast copies bytes: so it is a view as
-/// a type of the same width that Gloo knows. Of a dimension that is expanded it has one entry.
+/// The tensor's memory in the form that a broadcast sends. Gloo supports few types, and a broadcast copies bytes: so
+/// the result is a view as a type of the same width that Gloo supports. The result has a single entry of an expanded
+/// dimension.
 at::Tensor as_sent(const at::Tensor& tensor);
 
-/// Of numbers of the host, in place. Allocates nothing. No policy of operators sees it: their memory is the caller's
-/// again when this returns, while a thread of Gloo may keep the tensor that lies on it.
+/// All-reduces numbers of the host, in place. Allocates nothing. No policy of operators sees the call. When the call
+/// returns, the memory of `numbers` belongs to the caller again, although a thread of Gloo may keep the tensor on the
+/// memory.
 void all_reduce(ProcessGroup& group, std::span<int64_t> numbers, ReduceOp op = ReduceOp::Sum);
 
-/// The time, in seconds, during which at least one of several operations was running. Its methods may be called from
+/// The time, in seconds, during which at least one of several operations was running. The methods may be called from
 /// several threads.
 class BusyTime {
  public:
@@ -51,7 +52,7 @@ class BusyTime {
       total_ += std::chrono::steady_clock::now() - since_;
     }
   }
-  /// From here on the time is NaN: there was an operation of which nobody hears when it is done.
+  /// From here on the time is NaN, because nobody hears of the end of an operation.
   void lose() {
     const std::lock_guard lock(mutex_);
     total_ = std::chrono::duration<double>(std::numeric_limits<double>::quiet_NaN());
@@ -72,23 +73,24 @@ class BusyTime {
 
 class ProcessGroup::Impl {
  public:
-  /// The most bytes of small tensors that travel together in a broadcast. They travel in a copy; there are two copies
-  /// at a time.
+  /// The most bytes of small tensors that travel together in a broadcast. The tensors travel in a copy; two copies
+  /// exist at a time.
   static constexpr int64_t kBroadcastChunk = 250 << 20;
 
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
   c10::intrusive_ptr<c10d::ProcessGroup> group;
-  /// Makes the backend of CUDA tensors, or null where there is none. It is made for the first of them.
+  /// Makes the backend of CUDA tensors, or returns null without NCCL or CUDA devices. The backend is made for the first
+  /// CUDA tensor.
   std::function<c10::intrusive_ptr<c10d::Backend>()> make_cuda_backend;
-  std::unique_ptr<detail::Heartbeat> heartbeat;  // not in a group of one
+  std::unique_ptr<detail::Heartbeat> heartbeat;  // null in a group of one
   int local_rank = 0;
   Traffic traffic = {};
-  /// The time of all-reduces that were started.
+  /// The time in which started all-reduces were running.
   std::shared_ptr<detail::BusyTime> busy = std::make_shared<detail::BusyTime>();
 
-  /// Above 0: this rank runs passes that belong to no step, without the others. Nothing is sent then, and each
-  /// operation returns its own values as those of all ranks.
+  /// Above 0: this rank runs passes that belong to no step, without the other ranks. Above 0 nothing is sent, and each
+  /// operation returns this rank's own values as the values of all ranks.
   std::atomic<int> rehearsals = 0;
 
   ~Impl();
@@ -98,8 +100,8 @@ class ProcessGroup::Impl {
     return connects(tensor.device()) && tensor.is_cuda() ? *cuda_backend() : *backend;
   }
 
-  /// Calls `part` of an operation. Its operators are no part of the model. An exception of c10d becomes a
-  /// DistributedError that names the ranks that are gone.
+  /// Calls `part` of an operation. The operators of `part` are not part of the model. An exception of c10d becomes a
+  /// DistributedError that names the lost ranks.
   template <class F>
   auto attempt(std::string_view operation, F&& part) const {
     const detail::UnseenOperators unseen;

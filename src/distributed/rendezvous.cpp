@@ -38,9 +38,9 @@ c10::intrusive_ptr<c10d::Store> prefixed(const std::string& prefix, const c10::i
   return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
 }
 
-// c10d listens on all interfaces, and anybody who reaches the store may write to it. If only ranks of this machine will
-// come, c10d gets a socket that only this machine can reach. None if the port is taken: either a store of this process
-// serves it already, or c10d reports the error.
+// c10d listens on all interfaces, and anybody who reaches the store may write to the store. If only ranks of this
+// machine will come, c10d gets a socket that only this machine can reach. Returns no socket if the port is taken:
+// either a store of this process serves the port already, or c10d reports the error.
 std::optional<int> listen_on_loopback(const LaunchPlace& place) {
   sockaddr_in6 six = {};
   six.sin6_family = AF_INET6;
@@ -52,7 +52,7 @@ std::optional<int> listen_on_loopback(const LaunchPlace& place) {
   four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   const bool is_six = place.host == "::1";
   const int socket = ::socket(is_six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const int yes = 1;  // ports of connections that were closed a moment ago are free
+  const int yes = 1;  // a port counts as free even if connections were closed a moment ago
   if (socket < 0 || ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 ||
       ::bind(socket, is_six ? reinterpret_cast<sockaddr*>(&six) : reinterpret_cast<sockaddr*>(&four),
              is_six ? sizeof(six) : sizeof(four)) != 0) {
@@ -62,8 +62,8 @@ std::optional<int> listen_on_loopback(const LaunchPlace& place) {
   return socket;
 }
 
-// A client waits for ever for an answer if another program listens at that address. So it connects in a separate
-// thread, which is left behind if it takes too long: the attempt fails anyway.
+// A client waits for ever for an answer if another program listens at the address. So the client connects in a separate
+// thread, and the thread is left behind if connecting takes too long: the attempt fails anyway.
 c10::intrusive_ptr<c10d::Store> connect_in_time(const std::string& host, const c10d::TCPStoreOptions& options) {
   auto promise = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto result = promise->get_future();
@@ -80,8 +80,8 @@ c10::intrusive_ptr<c10d::Store> connect_in_time(const std::string& host, const c
   return result.get();
 }
 
-// Whether the ranks at a store are of another job, which rank 0 says. False where the store goes away meanwhile: what
-// comes next finds that out.
+// Whether the ranks at a store are of another job, according to rank 0's entry in the store. False if the store
+// disappears during the call: the next use of the store finds the loss.
 bool is_of_another_job(const Meeting& meeting, c10d::Store& store) {
   constexpr const char* kJob = "snug/job";
   const std::string job = "job " + meeting.token;
@@ -101,8 +101,8 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
   c10d::TCPStoreOptions options;
   options.port = place.port;
   options.isServer = meeting.serves_store();
-  options.waitWorkers = false;  // the roll call waits, and says for whom
-  options.multiTenant = true;   // of one process: it may form several groups
+  options.waitWorkers = false;  // the roll call waits, and names the missing ranks
+  options.multiTenant = true;   // a process may form several groups
   options.timeout = meeting.timeout;
   try {
     c10::intrusive_ptr<c10d::Store> store;
@@ -112,7 +112,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
     } else {
       store = connect_in_time(place.host, options);
     }
-    // torchrun's agents keep one store for all attempts, which they count together.
+    // torchrun's agents keep a single store for all attempts, and count the attempts together.
     const bool is_kept = place.launcher_serves_store && !place.attempt.empty();
     if (place.launcher_serves_store || !is_of_another_job(meeting, *store)) {
       return is_kept ? prefixed("attempt " + place.attempt, store) : store;
@@ -132,7 +132,8 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const Meeting& meeting) {
 
 std::string rank_key(int rank) { return fmt::format("snug/rank/{}", rank); }
 
-// The store ends with the rank that serves it. So this rank waits until the others that are there have read the reason.
+// The store ends with the rank that serves the store. So the serving rank waits until the other arrived ranks have read
+// the reason.
 void part(const Meeting& meeting, c10d::Store& store) {
   store.add("snug/told", 1);
   const auto deadline = Clock::now() + kGrace;
@@ -142,7 +143,7 @@ void part(const Meeting& meeting, c10d::Store& store) {
   }
 }
 
-// The error in the roll call as this rank sees it; empty: none so far.
+// The error in the roll call as seen by this rank; empty: no error so far.
 std::string fault_at_arrival(const Meeting& meeting, c10d::Store& store) {
   const LaunchPlace& place = meeting.place;
   store.add("snug/arrived", 1);
@@ -153,7 +154,7 @@ std::string fault_at_arrival(const Meeting& meeting, c10d::Store& store) {
         "init_process_group: rank {} was told of {} ranks, another of {}, at {}; start all with the same number",
         place.rank, size, first, meeting.where());
   }
-  // Last, because a rank that sees all ranks goes on.
+  // The rank's own entry comes last, because a rank that sees all ranks goes on.
   if (store.add(rank_key(place.rank), 1) > 1) {
     return fmt::format(
         "init_process_group: rank {} is at {} twice; were two processes given the same rank, or is this left over from "
@@ -200,17 +201,17 @@ c10::intrusive_ptr<c10d::Store> open_this_store(const Meeting& meeting) {
     store = c10::make_intrusive<c10d::HashStore>();
   }
   store->setTimeout(meeting.timeout);
-  // A rank of another job has other keys.
+  // Ranks of another job have other keys.
   return meeting.token.empty() ? store : prefixed("job " + meeting.token, store);
 }
 
-// The attempts of this process at one place.
+// The attempts of this process at a store.
 struct Attempts {
   int formed = 0;
-  int failed = 0;  // since
+  int failed = 0;  // since the last formed group
 };
 
-// Applies `change`, and returns the attempts before it.
+// Applies `change`, and returns the attempts before the change.
 Attempts with_attempts(const std::string& where, const std::function<void(Attempts&)>& change) {
   static std::mutex mutex;
   static std::map<std::string, Attempts> all;
@@ -220,8 +221,8 @@ Attempts with_attempts(const std::string& where, const std::function<void(Attemp
   return before;
 }
 
-// In a store that outlives an attempt, the error of a failed attempt is kept. A rank that comes later reads the reason,
-// and tries again in the next attempt.
+// A store that outlives an attempt keeps the error of a failed attempt. A rank that comes later reads the reason, and
+// tries again in the next attempt.
 c10::intrusive_ptr<c10d::Store> of_attempt(const Attempt& attempt, const c10::intrusive_ptr<c10d::Store>& store) {
   const auto in_try = [&](int number) { return prefixed(fmt::format("group {}/{}", attempt.formed(), number), store); };
   int number = 0;
@@ -231,8 +232,8 @@ c10::intrusive_ptr<c10d::Store> of_attempt(const Attempt& attempt, const c10::in
   return in_try(number);
 }
 
-// A restarted rank may find the store of its predecessor, as long as rank 0 has not noticed that it lost one. Waits
-// until that store is gone, or until the deadline; after the deadline the roll call reports the error.
+// A restarted rank may find the store of the rank's predecessor, as long as rank 0 has not noticed the loss of a rank.
+// Waits until the old store is gone, or until the deadline; after the deadline the roll call reports the error.
 bool was_left_over(const Meeting& meeting, c10d::Store& store, Clock::time_point deadline) {
   const LaunchPlace& place = meeting.place;
   const bool is_restarted = !place.attempt.empty() && place.attempt != "0";
@@ -311,7 +312,7 @@ void call_the_roll(const Meeting& meeting, c10d::Store& store) {
 void leave_word(const std::string& fault, c10d::Store& store) noexcept {
   try {
     store.set(kError, fault);
-  } catch (const std::exception&) {  // the others have lost it as well
+  } catch (const std::exception&) {  // the other ranks have lost the store as well
   }
 }
 

@@ -21,7 +21,7 @@ int64_t checksum(const at::Tensor& tensor) {
 }  // namespace
 
 void check_replicas(ProcessGroup& group, const DataParallel::NamedTensors& tensors) {
-  // The last number marks a rank that has failed, so that the others do not wait for it.
+  // The last number marks a rank that has failed, so the other ranks do not wait for the failed rank.
   std::vector<int64_t> own(tensors.size() + 1);
   std::exception_ptr failure;
   try {

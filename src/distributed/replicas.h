@@ -1,6 +1,6 @@
 #pragma once
-// Ranks hold the same parameters because they began with the same values and added the same updates. These functions
-// check it.
+// Ranks have the same parameters because the ranks began with the same values and added the same updates.
+// check_replicas() checks the parameters.
 
 #include "snug/distributed/data_parallel.h"
 

@@ -13,7 +13,7 @@
 namespace snug::detail {
 namespace {
 
-// One line each: no name has a line break.
+// Writes one line per tensor: no name has a line break.
 std::string describe(const std::string& kind, const DataParallel::NamedTensors& tensors) {
   std::string text;
   for (const auto& [name, tensor] : tensors) {

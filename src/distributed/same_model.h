@@ -1,6 +1,6 @@
 #pragma once
-// Ranks with different models would wait for each other for ever, or add gradients of different parameters. So they
-// compare their models first.
+// Ranks with different models would wait for each other for ever, or add gradients of different parameters. So the
+// ranks compare models first.
 
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace snug::detail {
 
 /// Throws ConfigError in the name of `where`, on all ranks alike, naming the first of `options` (as text), `parameters`
-/// or `buffers` that differs from rank 0's.
+/// or `buffers` that differs from rank 0.
 void check_same_model(ProcessGroup& group, const std::string& options, const DataParallel::NamedTensors& parameters,
                       const DataParallel::NamedTensors& buffers, const char* where = "DataParallel");
 

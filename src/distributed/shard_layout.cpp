@@ -35,7 +35,7 @@ std::vector<ShardPiece> shard_layout(const std::vector<ShardItem>& items, int ra
   const int64_t total = std::accumulate(items.begin(), items.end(), int64_t{0},
                                         [](int64_t sum, const ShardItem& item) { return sum + bytes_of(item); });
   std::vector<ShardPiece> pieces;
-  int64_t start = 0;  // bytes of the parameters before this one
+  int64_t start = 0;  // bytes of the parameters before items[i]
   int rank = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     int64_t begin = 0;

@@ -7,7 +7,7 @@
 
 namespace snug::detail {
 
-/// Elements [begin, end) of parameter number `parameter`, as they lie in memory.
+/// Elements [begin, end) of parameter number `parameter`, in the order of the parameter's memory.
 struct ShardPiece {
   size_t parameter = 0;
   int rank = 0;
@@ -25,7 +25,8 @@ struct ShardItem {
 /// Divides parameters among `ranks`, in the order of parameters and of elements, so that all ranks have about the same
 /// number of bytes.
 /// - `cut` > 0: a parameter is cut at multiples of `cut`, so shares differ by at most `cut` elements.
-/// - `cut` = 0: parameters stay whole. The largest come first, each to the rank that has the least so far.
+/// - `cut` = 0: parameters stay whole. The largest parameters come first, each to the rank with the fewest bytes so
+///   far.
 /// - Parameters without elements belong to no rank.
 std::vector<ShardPiece> shard_layout(const std::vector<ShardItem>& items, int ranks, int64_t cut);
 

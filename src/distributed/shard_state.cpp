@@ -53,7 +53,7 @@ at::Tensor form_of(const at::Tensor& tensor) {
 
 struct Form {
   at::ScalarType dtype;
-  at::IntArrayRef sizes, strides;  // of the numbers
+  at::IntArrayRef sizes, strides;  // parts of the numbers of form_of()
   int64_t elements;
 
   explicit Form(const at::Tensor& numbers) {
@@ -78,7 +78,7 @@ StateDict forms_of(const StateDict& share) {
   return forms;
 }
 
-// Of every rank.
+// Returns the shares of all ranks.
 std::vector<StateDict> exchange(ProcessGroup& group, const StateDict& mine) {
   const at::Tensor here = to_bytes(mine);
   const at::Tensor sizes = group.all_gather(at::full({}, here.numel(), at::kLong));
@@ -95,7 +95,7 @@ at::Tensor bytes_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
   return memory_of(tensor, begin, end).view(at::kByte);
 }
 
-// Bytes from one rank to another; `source` is defined on the first, `target` on the second.
+// Bytes from a rank to another rank; `source` is defined on the sending rank, `target` on the receiving rank.
 struct Transfer {
   int from;
   at::Tensor source, target;
@@ -118,7 +118,7 @@ void send(ProcessGroup& group, int to, const Transfer& transfer) {
   }
 }
 
-// A rank that had no room must not leave the others waiting in an exchange.
+// A rank without room must not leave the other ranks waiting in an exchange.
 void check_room(ProcessGroup& group, int to, const std::exception_ptr& error) {
   int64_t failed = error ? 1 : 0;
   all_reduce(group, {&failed, 1}, ReduceOp::Max);
@@ -153,11 +153,12 @@ StateDict cut(const StateDict& state, const ShardPiece& piece, const at::Tensor&
   return result;
 }
 
-// Makes the list of transfers, the same on all ranks. Before that, rank `to` makes room for all of them in `whole`.
+// Makes the list of transfers, the same on all ranks. Before the first transfer, rank `to` makes room for all transfers
+// in `whole`.
 std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, const std::vector<StateDict>& forms,
                               const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters,
                               const NewTensor& make, StateDict& whole) {
-  std::vector<size_t> next(forms.size());  // of each rank, the number of its next piece
+  std::vector<size_t> next(forms.size());  // for each rank, the number of the rank's next piece
   std::vector<Transfer> transfers;
   for (const ShardPiece& piece : pieces) {
     const auto rank = static_cast<size_t>(piece.rank);
@@ -170,7 +171,8 @@ std::vector<Transfer> lay_out(int rank_here, int to, const StateDict& mine, cons
     StateDict joined = whole.contains(number) ? whole.get<StateDict>(number) : StateDict();
     for (const StateEntry& entry : forms[rank].get<StateDict>(place).entries()) {
       const Form form(std::get<at::Tensor>(entry.value));
-      const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);  // counts of steps are the same in each
+      // Each piece has the same count of steps.
+      const bool is_part = !form.sizes.empty() && !is_whole(piece, parameter);
       at::Tensor source, target;
       if (rank_here == to) {
         if (!joined.contains(entry.name)) {

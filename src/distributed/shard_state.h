@@ -1,6 +1,6 @@
 #pragma once
-// An optimizer's state in shares. Each share is a StateDict like FusedOptimizer's state_dict()["state"]; its entries
-// are numbered by the rank's own pieces in order.
+// An optimizer's state in shares. Each share is a StateDict like FusedOptimizer's state_dict()["state"]; the entries of
+// a share are numbered by the rank's own pieces in order.
 
 #include <functional>
 #include <string>
@@ -20,12 +20,13 @@ at::Tensor laid_out_like(const at::Tensor& parameter, const at::Tensor& tensor);
 /// Makes an uninitialised tensor on the CPU.
 using NewTensor = std::function<at::Tensor(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype)>;
 
-/// Returns the whole state on rank `to`, and an empty one on the others. The whole is numbered by parameter, in tensors
-/// that `make` returns, filled piece by piece, a mebibyte at a time. Every rank calls this with its own share, `mine`.
+/// Returns the whole state on rank `to`, and an empty state on the other ranks. The whole state is numbered by
+/// parameter. `make` returns the tensors of the whole state. The tensors are filled piece by piece, a mebibyte at a
+/// time. Every rank calls gather_shares() with the rank's own share, `mine`.
 StateDict gather_shares(ProcessGroup& group, int to, const StateDict& mine, const std::vector<ShardPiece>& pieces,
                         const std::vector<at::Tensor>& parameters, const NewTensor& make);
 /// The share of `rank`. `places[i]` is the name of parameter i in the whole. Throws CorruptFile for a tensor whose size
-/// is not that of its parameter.
+/// differs from the size of the tensor's parameter.
 StateDict share_of(const StateDict& whole, const std::vector<std::string>& places, int rank,
                    const std::vector<ShardPiece>& pieces, const std::vector<at::Tensor>& parameters);
 

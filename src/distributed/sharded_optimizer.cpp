@@ -24,9 +24,19 @@
 #include "src/distributed/shard_state.h"
 #include "src/optim/state_archive.h"
 
-// Pieces of parameters are separate tensors on the parameters' memory. This rank's optimizer is an optimizer of such
-// pieces; it does not know the rest. A second optimizer, of all parameters, is asked only for options and never steps,
-// so it has no state.
+// How the state is divided
+//
+// Problem: each of N ranks must keep 1/N of the optimizer's state, for any FusedOptimizer. An optimizer that works
+// element by element must keep the bits of the optimizer without sharding.
+// Options: teach each optimizer about ranks; divide whole parameters only; or give an unchanged optimizer other
+// parameters. Whole parameters divide unevenly: an embedding may be half of a model.
+// Choice: pieces of parameters are separate tensors on the parameters' memory. This rank's optimizer (`own`) is an
+// unchanged optimizer of this rank's pieces; `own` does not see the other pieces. A second optimizer, of all parameters
+// (`whole`), is asked only for options and never steps, so `whole` has no state.
+// Consequences:
+// - Gradients of pieces are parts of the parameters' gradients, lent to the pieces during a step.
+// - After an update, each rank broadcasts the rank's pieces.
+// - A whole state is put together on one rank, on request (consolidate()).
 
 namespace snug {
 
@@ -52,7 +62,7 @@ class ShardedOptimizer::Impl {
   std::unique_ptr<FusedOptimizer> make_own(FusedOptimizer& like) const;
   std::unique_ptr<FusedOptimizer> loaded(const StateDict& state, FusedOptimizer& new_whole) const;
   std::vector<detail::ShardPiece> layout() const;
-  /// Throws ConfigError, on all ranks, where they differ.
+  /// Throws ConfigError, on all ranks, if the parameters differ between ranks.
   void check_same_on_all_ranks() const;
   void cut();
   void take_new_parameters(const std::vector<OptimizerParamGroup>& groups);
@@ -67,10 +77,10 @@ class ShardedOptimizer::Impl {
   std::shared_ptr<ProcessGroup> group;
   Factory make;
   std::unique_ptr<FusedOptimizer> whole;
-  std::unique_ptr<FusedOptimizer> own;  // null if nothing is this rank's
+  std::unique_ptr<FusedOptimizer> own;  // null if this rank has no pieces
   std::vector<at::Tensor> parameters;   // of all groups, in order
   std::vector<detail::ShardPiece> pieces;
-  std::vector<at::Tensor> views;  // of each piece
+  std::vector<at::Tensor> views;  // a view for each piece
   std::optional<StateFile> state_file;
   std::optional<StateDict> consolidated;
   // The hook of the next step.
@@ -96,8 +106,8 @@ void ShardedOptimizer::Impl::check_same_on_all_ranks() const {
   detail::check_same_model(*group, "the same options", named, {}, "ShardedOptimizer");
 }
 
-// Frozen parameters have no state, so they are divided separately: also in equal parts, because they may be trained
-// later.
+// Frozen parameters have no state, so frozen parameters are divided separately: also in equal parts, because a frozen
+// parameter may be trained later.
 std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
   std::vector<detail::ShardPiece> result;
   for (const bool is_trained : {true, false}) {
@@ -114,7 +124,7 @@ std::vector<detail::ShardPiece> ShardedOptimizer::Impl::layout() const {
   return result;
 }
 
-// Cuts the parameters anew, from `parameters` on.
+// Makes pieces, views and `own` again from `parameters`.
 void ShardedOptimizer::Impl::cut() {
   pieces = layout();
   views.clear();
@@ -163,7 +173,7 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer&
     return nullptr;
   }
   auto result = make(groups);
-  for (size_t g = 0; g < groups.size(); ++g) {  // as they are: torch's constructor merges them with defaults
+  for (size_t g = 0; g < groups.size(); ++g) {  // unchanged: torch's constructor merges options with defaults
     result->param_groups()[g].set_options(like.param_groups()[g].options().clone());
   }
   result->name_parameters(names);
@@ -174,7 +184,7 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer&
   return result;
 }
 
-// An optimizer of this rank's pieces with its share of `state`, whose options go to `new_whole`.
+// An optimizer of this rank's pieces, with this rank's share of `state`. The options of `state` go to `new_whole`.
 std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::loaded(const StateDict& state,
                                                                FusedOptimizer& new_whole) const {
   const auto& states = state.get<StateDict>("state");
@@ -229,7 +239,7 @@ void ShardedOptimizer::Impl::lend_gradients() const {
 }
 
 bool ShardedOptimizer::Impl::is_well_on_all_ranks(bool is_well) const {
-  int64_t failed = is_well ? 0 : 1;  // for which no memory need be there
+  int64_t failed = is_well ? 0 : 1;  // on the stack, because a failed rank may have no memory left
   detail::all_reduce(*group, {&failed, 1}, ReduceOp::Max);
   return failed == 0;
 }
@@ -251,7 +261,7 @@ void ShardedOptimizer::Impl::gather() const {
 
 ShardedOptimizer::ShardedOptimizer(std::unique_ptr<Impl> impl)
     : torch::optim::Optimizer(impl->whole->param_groups(), impl->whole->defaults().clone()), impl_(std::move(impl)) {
-  for (size_t g = 0; g < param_groups_.size(); ++g) {  // as they are: torch's constructor merges them with defaults
+  for (size_t g = 0; g < param_groups_.size(); ++g) {  // unchanged: torch's constructor merges options with defaults
     param_groups_[g].set_options(impl_->whole->param_groups()[g].options().clone());
   }
 }
@@ -276,7 +286,8 @@ void ShardedOptimizer::set_gradient_scaling(at::Tensor grad_scale, at::Tensor fo
   impl_->found_inf = std::move(found_inf);
 }
 
-// A Stepper replaces 16-bit parameters by FP32 masters before the first step; others may add groups until then.
+// A Stepper replaces 16-bit parameters by FP32 masters before the first step; a program may add groups until the first
+// step.
 void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerParamGroup>& groups) {
   const auto are_same = [](const auto& a, const auto& b) {
     return std::equal(a.params().begin(), a.params().end(), b.params().begin(), b.params().end(),
@@ -343,7 +354,7 @@ void ShardedOptimizer::update_own(const at::Tensor& grad_scale, const at::Tensor
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     impl_->own->param_groups()[g].set_options(param_groups_[g].options().clone());
   }
-  // Gradients must be free when their parameters release them.
+  // Takes the gradients back from the pieces, because a gradient must be free when the parameter releases the gradient.
   const auto give_back = c10::make_scope_exit([this] {
     for (const at::Tensor& piece : impl_->own_pieces()) {
       piece.mutable_grad().reset();
@@ -399,7 +410,8 @@ void ShardedOptimizer::release() { impl_->consolidated.reset(); }
 
 StateDict ShardedOptimizer::state_here() const { return impl_->own_state(); }
 
-// Code that may throw works on new optimizers. They replace the old ones only when it has succeeded on all ranks.
+// Code that may throw works on new optimizers. The new optimizers replace the old optimizers only after success on all
+// ranks.
 void ShardedOptimizer::load_state_dict(const StateDict& state) {
   std::unique_ptr<FusedOptimizer> whole, own;
   std::exception_ptr error;
@@ -428,22 +440,23 @@ void ShardedOptimizer::load_state_dict(const StateDict& state) {
 
 int64_t ShardedOptimizer::state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const {
   impl_->take_new_parameters(param_groups_);
-  for (size_t i = 0; i < impl_->pieces.size(); ++i) {  // only for this count
+  for (size_t i = 0; i < impl_->pieces.size(); ++i) {  // set only for the count below
     impl_->views[i].set_requires_grad(gets_gradient(impl_->parameters[impl_->pieces[i].parameter]));
   }
   return impl_->has_own() ? impl_->own->state_bytes_to_come() : 0;
 }
 
-// That of the own share's update is free again before the shares are gathered.
+// The larger of two workspaces, because the workspace of the own share's update is free again before the shares are
+// gathered.
 int64_t ShardedOptimizer::workspace_bytes() const {
   impl_->take_new_parameters(param_groups_);
   return std::max(impl_->gathering_bytes(), impl_->has_own() ? impl_->own->workspace_bytes() : 0);
 }
 
-// A broadcast of several tensors copies them together first, and Gloo's threads may hold the copies of the last ones a
-// little longer.
+// A broadcast of several tensors copies the tensors together first, and Gloo's threads may keep the copies of the last
+// tensors a little longer.
 int64_t ShardedOptimizer::Impl::gathering_bytes() const {
-  constexpr size_t kCopies = 3;  // what is sent, and one for each of two threads
+  constexpr size_t kCopies = 3;  // the copy that is sent, and a copy for each of two threads
   if (group->size() == 1) {
     return 0;
   }

@@ -21,9 +21,9 @@
 #include "src/accumulation/replace_batch_norm.h"
 #include "src/core/computed_gradients.h"
 
-// Forward is torch's kernel for evaluation mode, given the mean and variance of all ranks. The part of backward that
-// treats these as constants is also torch's. That kernel's sums for weight and bias are the values that the rest of
-// backward needs from each rank.
+// Forward is torch's kernel for evaluation mode, with the mean and variance of all ranks. The part of backward that
+// treats mean and variance as constants is also a kernel of torch. The backward kernel's sums for weight and bias are
+// the values that the rest of backward needs from each rank.
 
 namespace snug {
 namespace {
@@ -188,7 +188,7 @@ std::vector<std::string> convert_sync_batch_norm(torch::nn::Module& module,
         "and `{1} = register_module(\"{1}\", snug::SyncBatchNorm(torch::nn::BatchNormOptions({2}), group));`",
         place->path, place->name, place->layer.options->num_features()));
   }
-  std::unordered_map<const torch::nn::Module*, SyncBatchNorm> made;  // a layer in two places stays one
+  std::unordered_map<const torch::nn::Module*, SyncBatchNorm> made;  // a layer in two modules stays a single layer
   std::vector<std::string> names;
   for (const auto& place : places) {
     const auto& old = place.layer;

@@ -1,6 +1,6 @@
 #pragma once
-// AllocationLog: a record of allocations and releases. It can list the blocks that were alive at the peak, and does no
-// work at each new peak. Plain data, no tensors.
+// AllocationLog: a record of allocations and releases. The log can list the blocks that were alive at the peak, and
+// does no work at each new peak. The log has plain data and no tensors.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ class AllocationLog {
   struct Block {
     const void* data;
     int64_t bytes;
-    bool saved;  // held for backward at some time
+    bool saved;  // saved for backward at some time
     bool alive;
   };
 
@@ -26,7 +26,7 @@ class AllocationLog {
 
   int64_t level() const { return level_; }
   int64_t peak() const { return peak_; }
-  /// The blocks allocated since the log began that were alive when the level was highest.
+  /// The blocks allocated since the log began and alive when the level was highest.
   std::vector<Block> alive_at_peak() const;
   /// Whether the block at `data`, alive now, was allocated since the log began.
   bool knows(const void* data) const { return live_.contains(data); }
@@ -43,7 +43,7 @@ class AllocationLog {
   std::vector<int64_t> events_;                    // id: allocated, -id: released
   size_t events_before_peak_ = 0;
   std::unordered_set<int64_t> alive_before_events_;
-  // The peak lies before events_; these were alive then.
+  // If peak_is_history_, the peak lies before events_, and alive_at_old_peak_ has the blocks alive at the peak.
   bool peak_is_history_ = false;
   std::unordered_set<int64_t> alive_at_old_peak_;
 };

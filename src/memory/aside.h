@@ -1,9 +1,9 @@
 #pragma once
-// Memory that snug takes for its own bookkeeping while it records a step: it is none of the step's.
+// Memory that snug takes for bookkeeping while snug records a step. Bookkeeping memory is not part of the step.
 
 namespace snug::detail {
 
-/// While it lives, what this thread allocates is no part of a step that is recorded.
+/// Excludes this thread's allocations from a recorded step until the end of the scope.
 class [[nodiscard]] Aside final {
  public:
   Aside() { ++depth(); }

@@ -16,7 +16,7 @@ namespace snug::detail {
 
 namespace {
 
-thread_local int pass_around = -1;  // the outermost one, while others run inside of it
+thread_local int pass_around = -1;  // the outermost pass, while other passes run inside of the outermost pass
 thread_local BackwardObserverScope* innermost_observer = nullptr;
 
 }  // namespace

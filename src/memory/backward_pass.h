@@ -15,16 +15,16 @@ using edge_list = std::vector<Edge>;
 
 namespace snug::detail {
 
-/// Is shown the backward passes that begin on this thread and accumulate gradients, before each of them runs. Python's
-/// backward() is not seen where the program calls it; snug's own calls are.
+/// Sees the backward passes that begin on the observer's thread and accumulate gradients, before each pass runs. snug's
+/// own calls of backward() are seen. Python's backward() is not seen at the place of the program's call.
 class BackwardObserver {
  public:
   virtual ~BackwardObserver() = default;
   virtual void before_pass(const torch::autograd::edge_list& roots) = 0;
 };
 
-/// While it lives, `observer` is shown this thread's passes. Scopes end in the reverse of the order in which they
-/// began.
+/// Shows the thread's passes to `observer` until the end of the scope. Scopes end in the reverse of the order in which
+/// the scopes began.
 class [[nodiscard]] BackwardObserverScope final {
  public:
   explicit BackwardObserverScope(BackwardObserver& observer);
@@ -38,12 +38,12 @@ class [[nodiscard]] BackwardObserverScope final {
   BackwardObserverScope* outside_;
 };
 
-/// For the engine.
+/// Calls the observers of the thread; the engine is the only caller.
 void show_pass_to_observers(const torch::autograd::edge_list& roots);
 
-/// While it lives, backward passes that begin on this thread stay on it. LibTorch would run them on one thread per
-/// device for every device but the CPU. Policies and scopes of this thread are unknown there, and this thread waits for
-/// the pass in any case.
+/// Keeps backward passes on the thread on which the passes begin, until the end of the scope. For every device but the
+/// CPU, LibTorch by itself runs passes on one thread per device. A device's thread lacks the policies and scopes of the
+/// first thread, and the first thread waits for the pass in any case.
 class [[nodiscard]] BackwardOnThisThread final {
  public:
   BackwardOnThisThread() : before_(state().get_multithreading_enabled()) { state().set_multithreading_enabled(false); }
@@ -57,13 +57,13 @@ class [[nodiscard]] BackwardOnThisThread final {
   bool before_;
 };
 
-/// The number of the innermost backward pass that runs on this thread, different for each pass; -1 if none runs.
+/// The number of the innermost backward pass that runs on the calling thread, different for each pass; -1 if none runs.
 int current_pass();
 
-/// The number of the pass that all others of this thread run inside of; -1 if none runs.
+/// The number of the calling thread's outermost pass, inside which all other passes of the thread run; -1 if none runs.
 int outermost_pass();
 
-/// Made by the engine when a pass begins: remembers which one it is inside of.
+/// Made by the engine when a pass begins: remembers the pass around the new pass.
 class [[nodiscard]] PassBegins final {
  public:
   PassBegins();
@@ -74,10 +74,10 @@ class [[nodiscard]] PassBegins final {
 
 /// The leaves into which a backward pass from `roots` accumulates.
 std::vector<at::Tensor> leaves_of(const torch::autograd::edge_list& roots);
-/// From `loss`.
+/// The leaves into which a backward pass from `loss` accumulates.
 std::vector<at::Tensor> leaves_of(const at::Tensor& loss);
 
-/// loss.backward(), on this thread. If it throws, no tensor of the pass stays alive (see ForwardingEngine).
+/// Calls loss.backward() on this thread. If the call throws, no tensor of the pass stays alive (see ForwardingEngine).
 void go_backward(const at::Tensor& loss);
 
 }  // namespace snug::detail

@@ -1,7 +1,7 @@
 #pragma once
 // BlockCache: released blocks of memory, kept for the next request of exactly the same size. A training step asks for
 // the same sizes again and again. A block that went back to the operating system in between costs a page fault for each
-// of its pages.
+// page of the block.
 
 #include <atomic>
 #include <cstddef>
@@ -14,8 +14,8 @@
 
 namespace snug::detail {
 
-/// Thread-safe. It reads and writes none of the blocks' memory. `give_back` is called for each block that leaves the
-/// cache without being taken.
+/// A thread-safe cache that neither reads nor writes the blocks' memory. Calls `give_back` for each block that leaves
+/// the cache without being taken.
 class BlockCache {
  public:
   explicit BlockCache(void (*give_back)(void* block)) : give_back_(give_back) {}
@@ -23,10 +23,10 @@ class BlockCache {
   BlockCache(const BlockCache&) = delete;
   BlockCache& operator=(const BlockCache&) = delete;
 
-  /// The block of that size that was put in last, because its pages are the likeliest to be in a processor's cache;
-  /// nullptr if there is none.
+  /// The block of `bytes` that was put in last, because the pages of the latest block are the likeliest to be in a
+  /// processor's cache. Returns nullptr if the cache has no block of `bytes`.
   void* take(size_t bytes);
-  /// Adds the block to the cache, or gives it back at once if there is no memory to note it.
+  /// Adds the block to the cache, or gives the block back at once if no memory is left to note the block.
   void put(void* block, size_t bytes) noexcept;
   /// Gives back blocks, the oldest first, until at most `bytes` are left.
   void shrink(int64_t bytes) noexcept;
@@ -43,8 +43,8 @@ class BlockCache {
 
   void (*give_back_)(void*);
   std::mutex mutex_;
-  Blocks blocks_;                                                     // in the order in which they came
-  std::unordered_map<size_t, std::deque<Blocks::iterator>> by_size_;  // likewise
+  Blocks blocks_;                                                     // the oldest first
+  std::unordered_map<size_t, std::deque<Blocks::iterator>> by_size_;  // the oldest first
   std::atomic<int64_t> bytes_{0};
 };
 

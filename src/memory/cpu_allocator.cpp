@@ -17,13 +17,13 @@
 #include "src/core/file_memory.h"
 #include "src/memory/block_cache.h"
 
-// Every allocation carries its size in a header in front of the data, so that a release needs no table and no lock.
-// oneDNN's scratch memory comes through raw_allocate, which demands that a DataPtr's context is its data pointer: the
-// header satisfies that, a wrapping context would not. Tried on torch 2.11.0 and 2.13.0.
+// Every allocation carries its size in a header in front of the data, so a release needs no table and no lock. oneDNN's
+// scratch memory comes through raw_allocate, which demands a DataPtr whose context is the data pointer: the header
+// satisfies the demand, a wrapping context does not. Tried on torch 2.11.0 and 2.13.0.
 //
-// Big blocks that are released are kept for the next tensor of their size. Their bytes are limited to the difference
-// between the latest peak of live bytes and the live bytes now, so that live and kept bytes together never exceed that
-// peak or the limit. The process therefore takes no more memory than its peak needs anyway.
+// Released big blocks are kept for the next tensor of the same size. The kept bytes are limited to the difference
+// between the latest peak of live bytes and the live bytes now, so live and kept bytes together never exceed the peak
+// or the limit. The process therefore takes no more memory than the peak needs anyway.
 
 namespace snug::detail {
 namespace {
@@ -32,7 +32,7 @@ namespace {
 constexpr size_t kHeaderBytes = 64;
 struct Header {
   size_t bytes;
-  std::shared_ptr<FileMemory>* file;  // null: a block of the wrapped allocator's
+  std::shared_ptr<FileMemory>* file;  // null: a block of the wrapped allocator
 };
 static_assert(sizeof(Header) <= kHeaderBytes);
 
@@ -40,29 +40,29 @@ const c10::Device kCpu(c10::DeviceType::CPU);
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kKeptFrom = std::numeric_limits<size_t>::max();  // the sanitizer is to see each release
+constexpr size_t kKeptFrom = std::numeric_limits<size_t>::max();  // the sanitizer must see each release
 #else
 constexpr size_t kKeptFrom = size_t{64} << 10;
 #endif
-constexpr int64_t kReleasesUntilAPeakIsOld = 20'000;  // of big blocks: those of several steps
+constexpr int64_t kReleasesUntilAPeakIsOld = 20'000;  // releases of big blocks, as many as several steps make
 
 struct Counters {
   std::atomic<int64_t> live{0};
-  std::atomic<int64_t> peak{0};         // since the last time that a peak became old
-  std::atomic<int64_t> peak_before{0};  // in the same time before
+  std::atomic<int64_t> peak{0};         // since the last moment at which a peak became old
+  std::atomic<int64_t> peak_before{0};  // in the period before that moment
   std::atomic<int64_t> watched_peak{0};
   std::atomic<int64_t> big_releases{0};
   std::atomic<int64_t> limit{kNoLimit};
   std::atomic<int64_t> countdown{0};
   std::atomic<int> observer_count{0};
   std::atomic<int> saved_observer_count{0};
-  std::mutex mutex;  // guards what follows
+  std::mutex mutex;  // guards the observers below
   std::vector<std::pair<MemoryObserver*, c10::Device>> observers;
-  std::vector<MemoryObserver*> saved_observers;  // those of them that are told of saved tensors
+  std::vector<MemoryObserver*> saved_observers;  // the observers that hear of saved tensors
 };
 
 Counters& counters() {
-  static auto* instance = new Counters;  // outlives every tensor, so it is never destroyed
+  static auto* instance = new Counters;  // never destroyed, because the counters outlive every tensor
   return *instance;
 }
 
@@ -118,7 +118,7 @@ void keep(void* base, size_t bytes) {
   make_way(c.live.load());
 }
 
-// Counts the bytes in, or throws and leaves the count where it was.
+// Adds the bytes to the count, or throws and leaves the count unchanged.
 void charge(int64_t bytes) {
   Counters& c = counters();
   TORCH_CHECK_WITH(OutOfMemoryError, !is_the_one_to_fail(c.countdown),
@@ -135,7 +135,7 @@ void charge(int64_t bytes) {
   make_way(live);
 }
 
-// Gives up all kept blocks before it reports that memory is out.
+// Gives up all kept blocks before reporting that memory is out.
 void* new_block(size_t bytes) {
   try {
     return wrapped_allocator->raw_allocate(bytes);
@@ -199,7 +199,7 @@ class CountingAllocator final : public c10::Allocator {
       return new_file(*directory_of_files, n);
     }
     const auto bytes = static_cast<int64_t>(n);
-    void* base = n >= kKeptFrom ? kept_blocks().take(n) : nullptr;  // first, so that it is not given up for itself
+    void* base = n >= kKeptFrom ? kept_blocks().take(n) : nullptr;  // before charge(), which may give up the block
     try {
       charge(bytes);
     } catch (...) {
@@ -226,9 +226,9 @@ class CountingAllocator final : public c10::Allocator {
   void copy_data(void* dest, const void* src, std::size_t count) const override { default_copy_data(dest, src, count); }
 };
 
-// Runs before main, and so before the program makes a tensor. Tensors of other static initialisers may be older; they
-// keep the deleter that they were made with. The allocator is never destroyed, and the library is linked so that it
-// stays loaded, because tensors may outlive both.
+// Runs before main, and so before the program makes a tensor. Tensors of other static initialisers may be older, and
+// keep the deleter of their construction. The allocator is never destroyed, and the library is linked so as to stay
+// loaded, because tensors may outlive both.
 c10::Allocator* const our_allocator = [] {
   auto* allocator = new CountingAllocator;
   constexpr uint8_t kAboveDefault = 1;
@@ -300,7 +300,7 @@ int64_t peak_cpu_bytes() noexcept { return counters().watched_peak.load(); }
 
 int64_t restart_cpu_peak() noexcept {
   Counters& c = counters();
-  const int64_t until_now = c.watched_peak.exchange(0);  // first, so that no thread's allocation is missed
+  const int64_t until_now = c.watched_peak.exchange(0);  // before note_peak(), so no thread's allocation is missed
   note_peak(c.watched_peak, c.live.load());
   return until_now;
 }
@@ -323,7 +323,7 @@ AllocationsInFile::AllocationsInFile(const std::filesystem::path& directory)
     : directory_(&directory), before_(std::exchange(directory_of_files, &directory)) {}
 
 AllocationsInFile::~AllocationsInFile() {
-  if (directory_of_files == directory_) {  // else one that began later is still there
+  if (directory_of_files == directory_) {  // otherwise a scope that began later is still alive
     directory_of_files = before_;
   }
 }

@@ -9,13 +9,13 @@
 #include "snug/core.h"
 #include "src/memory/device_memory.h"
 
-// LibTorch's header of this function includes cuBLAS's and cuSPARSE's.
+// LibTorch's header of getDeviceProperties includes cuBLAS's and cuSPARSE's headers.
 namespace at::cuda {
 cudaDeviceProp* getDeviceProperties(c10::DeviceIndex device);
 }
 
-// A cap is the caching allocator's memory fraction, which is a part of totalGlobalMem and counts what the allocator
-// keeps.
+// A cap is the caching allocator's memory fraction, a part of totalGlobalMem. The fraction also counts the blocks that
+// the allocator keeps.
 
 namespace snug::detail {
 namespace {
@@ -23,7 +23,7 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
 class CudaMemory final : public AcceleratorMemory {
-  // A page of large blocks and one of small ones, of 20 and 2 MiB, are partly free.
+  // A page of large blocks (20 MiB) and a page of small blocks (2 MiB) are partly free.
   int64_t gaps() const override { return 22 << 20; }
   bool has_cap() const override { return true; }
 
@@ -32,7 +32,7 @@ class CudaMemory final : public AcceleratorMemory {
     const double before = before_.try_emplace(index, allocator::getMemoryFraction(index)).first->second;
     if (bytes == kNoLimit) {
       allocator::setMemoryFraction(before, index);
-      before_.erase(index);  // others may set it until the next cap
+      before_.erase(index);  // other code may set the fraction until the next cap
       return;
     }
     const auto total = static_cast<int64_t>(at::cuda::getDeviceProperties(index)->totalGlobalMem);

@@ -1,5 +1,5 @@
 #pragma once
-// Nodes of the graph that are functions of the program's own, in C++ or in Python.
+// Nodes of the graph that are the program's own functions, in C++ or in Python.
 
 #include <cstring>
 #include <typeinfo>
@@ -8,9 +8,10 @@
 
 namespace snug::detail {
 
-/// LibTorch's is_traceable() tells it of nodes in C++. A node in Python looks for an attribute of that name in its
-/// class, which few classes have, and throws Python's error. So it is known by its type, which only Python's headers
-/// declare.
+/// Whether the node is a custom function. For nodes in C++, LibTorch's is_traceable() gives the answer. A node in
+/// Python looks for an attribute with the name is_traceable in the node's class. Few classes have the attribute, and
+/// without the attribute the node throws Python's error. So a node in Python is recognised by the node's type, which
+/// only Python's headers declare.
 inline bool is_custom_function(torch::autograd::Node& node) {
   return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0 || !node.is_traceable();
 }

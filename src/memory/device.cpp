@@ -26,7 +26,7 @@ c10::Device ready(c10::Device device) {
   }
 }
 
-// With a bias another library may make the product.
+// Makes two products, because another library may make a product with a bias.
 void take_workspaces(c10::Device device) {
   if (!device.is_cpu()) {
     const UnseenOperators unseen;

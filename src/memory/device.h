@@ -5,13 +5,14 @@
 
 namespace snug::detail {
 
-/// Starts the runtime of `device`, which its allocator requires, and returns the device with an index: that of the
-/// current device if it names none. The CPU needs neither and has no index. Throws ConfigError if the device cannot be
-/// used in this process.
+/// Starts the runtime of `device`, which the device's allocator requires, and returns the device with an index. A
+/// device without an index gets the index of the current device. The CPU needs no runtime and has no index. Throws
+/// ConfigError if the device cannot be used in this process.
 c10::Device ready(c10::Device device);
 
-/// Makes the libraries of a device take what they keep from their first product on, on the current stream: else it
-/// looks like activations of the first step. Nothing on the CPU.
+/// Makes the libraries of a device allocate workspaces now, on the current stream. The libraries keep the workspaces
+/// from the first product on; without this call the workspaces look like activations of the first step. Has no effect
+/// on the CPU.
 void take_workspaces(c10::Device device);
 
 }  // namespace snug::detail

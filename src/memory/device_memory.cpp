@@ -29,7 +29,7 @@ class CpuMemory final : public DeviceMemory {
   void enforce(c10::Device, int64_t bytes) override { limit_cpu_bytes(bytes); }
 };
 
-// Allocators of devices report to the channel of the running thread. The threads of backward inherit it.
+// Allocators of devices report to the channel of the running thread. The threads of backward inherit the channel.
 class ProfilerChannel final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(void* data, int64_t bytes, size_t, size_t, c10::Device device) override {
@@ -42,7 +42,7 @@ class ProfilerChannel final : public c10::MemoryReportingInfoBase {
       report_free(device, data, -bytes);
     }
   }
-  // Only LibTorch's allocator for the CPU asks. It would warn of tensors that are older than the channel.
+  // Only LibTorch's allocator for the CPU asks, and would warn of tensors older than the channel.
   bool memoryProfilingEnabled() const override { return false; }
 };
 
@@ -52,7 +52,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* instance = [] {  // outlives every tensor, so it is never destroyed
+  static auto* instance = [] {  // never destroyed, because the registry outlives every tensor
     auto* created = new Registry;
     created->memories.emplace(c10::DeviceType::CPU, std::make_unique<CpuMemory>());
     return created;

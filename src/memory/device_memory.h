@@ -1,7 +1,9 @@
 #pragma once
-// DeviceMemory: the tensor memory of one type of device. It counts, limits, gives back and, in tests, fails. There is
-// one object per type: the CPU's stands on snug's allocator, every other on LibTorch's interface of allocators, and
-// CUDA's adds a cap to that.
+// DeviceMemory: counts, limits and gives back the tensor memory of a type of device, and in tests makes allocations
+// fail. Each type of device has one object:
+// - the CPU's object stands on snug's allocator;
+// - every other object stands on LibTorch's interface of allocators;
+// - CUDA's object adds a cap to LibTorch's interface.
 //
 //   DeviceMemory& memory = device_memory(device.type());
 //   memory.live(ready(device));
@@ -21,8 +23,8 @@
 
 namespace snug::detail {
 
-/// A `device` that a member takes must be ready() (see device.h). Bytes are those that the device's allocator counts
-/// (see core/allocated_bytes.h).
+/// Each `device` argument must be ready() (see device.h). All bytes are as counted by the device's allocator (see
+/// core/allocated_bytes.h).
 class DeviceMemory {
  public:
   static constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
@@ -32,25 +34,27 @@ class DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
-  /// Alive now. On the CPU, throws ConfigError if another library has replaced snug's allocator.
+  /// The bytes alive now. On the CPU, throws ConfigError if another library has replaced snug's allocator.
   virtual int64_t live(c10::Device device) const = 0;
-  /// The most that was alive at once since restart_peak(). PeakWatch is for callers that may be nested.
+  /// The most bytes alive at once since restart_peak(). Callers that may be nested use PeakWatch instead.
   virtual int64_t peak(c10::Device device) const = 0;
-  /// Begins the peak anew with what is alive now. Returns the peak until now.
+  /// Restarts the peak at the bytes alive now. Returns the peak until now.
   virtual int64_t restart_peak(c10::Device device) = 0;
-  /// Whether the allocator keeps limits. If not, operators do (see operator_cap.h).
+  /// Whether the allocator keeps limits. If not, operators keep limits (see operator_cap.h).
   virtual bool has_cap() const { return true; }
-  /// What a limit counts: live bytes, and those that the allocator keeps although a limit is reached.
+  /// The bytes that a limit counts: live bytes, and bytes that the allocator keeps even when a limit is reached.
   virtual int64_t reserved(c10::Device device) const = 0;
-  /// Bytes of a limit that may be lost to gaps between tensors, where nobody knows better.
+  /// Bytes of a limit that may be lost to gaps between tensors, for callers without a better estimate.
   virtual int64_t gaps() const { return 0; }
-  /// Hands back to the system what no tensor has.
+  /// Hands memory without tensors back to the system.
   virtual void give_back(c10::Device device) = 0;
-  /// Makes one allocation of any device of this type throw c10::OutOfMemoryError (see fail_allocation_after).
+  /// Makes a single allocation of any device of the type throw c10::OutOfMemoryError (see fail_allocation_after).
   virtual int64_t fail_after(int64_t countdown);
 
-  /// Adds a cap on reserved bytes. Of several the smallest holds. Gives back what is in its way. Throws
-  /// LimitBelowUse if more is reserved all the same, and ConfigError if the device cannot be capped at that.
+  /// Adds a cap on reserved bytes. Of several caps the smallest holds. Gives back memory that is in the way of the cap.
+  /// Throws:
+  /// - LimitBelowUse, if more is still reserved;
+  /// - ConfigError, if the device cannot be capped at `bytes`.
   void add_limit(c10::Device device, int64_t bytes);
   /// Removes one cap of `bytes`, which must have been added.
   void remove_limit(c10::Device device, int64_t bytes) noexcept;
@@ -67,15 +71,16 @@ class DeviceMemory {
 
   void apply(const Limits& limits, c10::Device device);
 
-  /// From now on an allocation that takes reserved bytes above `bytes` throws c10::OutOfMemoryError. kNoLimit: none
-  /// does. Throws ConfigError if that cannot be. One call at a time.
+  /// From now on an allocation that takes reserved bytes above `bytes` throws c10::OutOfMemoryError. kNoLimit: no
+  /// allocation throws. Throws ConfigError if the device cannot be capped at `bytes`. Callers make one call at a time.
   virtual void enforce(c10::Device device, int64_t bytes) = 0;
 
   std::mutex mutex_;
   std::map<c10::DeviceIndex, Limits> limits_;
 };
 
-/// Any device whose allocator is a c10::DeviceAllocator. That has no caps, so limits are of live bytes.
+/// Any device whose allocator is a c10::DeviceAllocator. A c10::DeviceAllocator has no caps, so limits count live
+/// bytes.
 class AcceleratorMemory : public DeviceMemory {
  public:
   int64_t live(c10::Device device) const override;
@@ -89,15 +94,19 @@ class AcceleratorMemory : public DeviceMemory {
   void enforce(c10::Device device, int64_t bytes) override;
 };
 
-/// The object of a type of device: the registered one, else an AcceleratorMemory. It lives as long as the process.
+/// The object of a type of device: the registered object, or else an AcceleratorMemory. The object lives as long as the
+/// process.
 DeviceMemory& device_memory(c10::DeviceType type);
 
-/// Must come before the first device_memory(type): from a static initialiser.
+/// Must be called before the first device_memory(type): from a static initialiser.
 void register_device_memory(c10::DeviceType type, std::unique_ptr<DeviceMemory> memory);
 
-/// While it lives, `observer` is told of allocations and releases on `device`: on the CPU of those of all threads,
-/// elsewhere of those of this thread and of its backward passes, through LibTorch's channel for memory profilers
-/// (c10::DebugInfoKind::PROFILER_STATE), whose place it takes. Not to be destroyed on another thread.
+/// Tells `observer` of allocations and releases on `device` until the end of the scope:
+/// - on the CPU, of all threads;
+/// - elsewhere, of this thread and of this thread's backward passes, through LibTorch's channel for memory profilers
+///   (c10::DebugInfoKind::PROFILER_STATE). The scope takes the place of a memory profiler in the channel.
+///
+/// The scope must not be destroyed on another thread.
 class [[nodiscard]] MemoryObservation final {
  public:
   MemoryObservation(MemoryObserver& observer, c10::Device device, SavedTensors saved = SavedTensors::Ignore);

@@ -64,7 +64,7 @@ FileWindow::~FileWindow() {
   has_windows = !windows.empty();
 }
 
-// Pages may be there of which no operator told.
+// Lets go of all entries: code outside operators may have read pages of entries that are not marked as in.
 void FileWindow::let_go() {
   const std::lock_guard lock(mutex_);
   for (Entry& entry : entries_) {
@@ -128,7 +128,7 @@ void FileWindow::bring(int number) {
   }
 }
 
-// Never the operands of the operator under way.
+// Never takes out the operands of the operator under way.
 void FileWindow::trim() {
   while (in_ > bytes_ && !by_use_.empty()) {
     Entry& oldest = entries_[static_cast<size_t>(by_use_.back())];

@@ -28,13 +28,13 @@ struct LastNode final : Node {
 template <typename Pointer>
 Pointer owning(Node* node) {
   if constexpr (requires { Pointer::unsafe_steal_from_new(node); }) {
-    return Pointer::unsafe_steal_from_new(node);  // counts it as owned once; reclaim() expects that it is so already
+    return Pointer::unsafe_steal_from_new(node);  // counts the node as owned once, as reclaim() expects
   } else {
     return Pointer(node);
   }
 }
 
-// A tensor on each device, but the CPU, that took part in a pass: leaves and the gradients that it began with.
+// A tensor on each device, but the CPU, that took part in a pass: a leaf, or a gradient with which the pass began.
 variable_list one_of_each_device(const torch::autograd::edge_list& roots, const variable_list& inputs) {
   variable_list found;
   const auto add = [&](const at::Tensor& tensor) {
@@ -50,7 +50,7 @@ variable_list one_of_each_device(const torch::autograd::edge_list& roots, const 
   return found;
 }
 
-// A device's thread lets go of a pass only after it has told of the error.
+// A device's thread lets go of a pass only after reporting the error.
 void wait_for_device_threads(torch::autograd::Engine& engine, const variable_list& one_of_each) {
   for (const at::Tensor& tensor : one_of_each) {
     engine.execute({{owning<NodePointer>(new LastNode(tensor)), 0}}, {tensor}, /*keep_graph=*/false,
@@ -77,7 +77,7 @@ variable_list ForwardingEngine::execute(const torch::autograd::edge_list& roots,
         if (c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
           wait_for_device_threads(inner_, one_of_each_device(roots, inputs));
         }
-      } catch (...) {  // the first error is the one to tell
+      } catch (...) {  // the first error is the error to report
       }
     }
     throw;

@@ -3,8 +3,8 @@
 namespace snug::detail {
 namespace {
 
-// VariableVersion does not tell which counter it shares. Naming a private member in an explicit instantiation is legal.
-// If LibTorch renames the member, this does not compile. Tried on torch 2.13.0.
+// VariableVersion does not tell the identity of the shared counter. Naming a private member in an explicit
+// instantiation is legal. If LibTorch renames the member, the instantiation does not compile. Tried on torch 2.13.0.
 template <auto Member>
 struct Open {
   friend constexpr auto counter_of_version() { return Member; }

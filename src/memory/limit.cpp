@@ -24,7 +24,7 @@ MemoryLimit::MemoryLimit(c10::Device device, Bytes bytes) : device_(device), byt
   if (bytes.is_unlimited()) {
     return;
   }
-  detail::install_engine();  // a backward pass that runs out of memory is to leave none behind
+  detail::install_engine();  // a backward pass that runs out of memory must leave no memory behind
   device_ = detail::ready(device);
   const Bytes live = live_bytes(device_);
   if (live > bytes) {

@@ -63,7 +63,7 @@ class MemoryMeter::Impl final : public detail::MemoryObserver {
   int64_t start_level_ = 0;
   mutable std::mutex mutex_;
   detail::AllocationLog log_;
-  std::optional<detail::MemoryObservation> observation_;  // last, since it uses the others
+  std::optional<detail::MemoryObservation> observation_;  // last, because the observation uses the other members
 };
 
 std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::named_storages() const {
@@ -83,7 +83,7 @@ std::unordered_map<const void*, MemoryMeter::Impl::Named> MemoryMeter::Impl::nam
   }
   for (const auto* optimizer : optimizers) {
     for (const auto& group : optimizer->param_groups()) {
-      for (const at::Tensor& parameter : group.params()) {  // masters, for example, are no module's
+      for (const at::Tensor& parameter : group.params()) {  // masters, for example, belong to no module
         name(parameter, Category::Parameter);
         name(parameter.grad(), Category::Gradient);
       }

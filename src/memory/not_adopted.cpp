@@ -12,7 +12,7 @@
 namespace snug::detail {
 namespace {
 
-// Whether something else uses the tensor's memory, or holds a weak pointer through which it may use it later.
+// Whether something else uses the tensor's memory, or has a weak pointer and may use the memory later.
 bool is_shared(const at::Tensor& tensor) {
   constexpr uint32_t kOwnAndStrong = 2;
   return tensor.storage().use_count() > 1 || tensor.storage().getWeakStorageImpl().weak_use_count() > kOwnAndStrong;
@@ -25,7 +25,7 @@ at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bo
     return kept;
   }
   const auto node = torch::autograd::get_current_node();
-  // CopySlices, the node of a write to a view, copies the result of the function below it.
+  // CopySlices, the node of a write to a view, copies the result of the function below CopySlices.
   if (node == nullptr || !is_custom_function(*node) || node.get() == computes_its_gradients ||
       node->name() == "torch::autograd::CopySlices" || gives_away(kept)) {
     return kept;
@@ -33,7 +33,7 @@ at::Tensor not_adopted(at::Tensor kept, bool is_as_saved, const std::function<bo
   if (is_as_saved && CheckedFunction::may_have(node.get(), kept.storage().unsafeGetStorageImpl())) {
     return kept;
   }
-  if (!kept.is_non_overlapping_and_dense()) {  // which autograd never takes as it is
+  if (!kept.is_non_overlapping_and_dense()) {  // autograd never takes a tensor with this layout without a copy
     return kept;
   }
   const UnseenOperators unseen;

@@ -1,7 +1,10 @@
 #pragma once
-// Caps on the live bytes of devices whose allocators have none. The seam below autograd keeps them: an operator after
-// which more is alive than before it, and more than a cap, throws. So they are exact to an operator. Bytes that it
-// takes and gives back within itself are not seen.
+// Caps on the live bytes of devices whose allocators have no caps. The seam below autograd keeps the caps. An operator
+// throws if two conditions hold after the operator:
+// - More bytes are alive than before the operator.
+// - More bytes are alive than the cap.
+//
+// So a cap is exact to an operator. Bytes that an operator takes and gives back within itself are not seen.
 
 #include <cstdint>
 
@@ -15,12 +18,12 @@ class DeviceMemory;
 /// From now on at most `bytes` may be alive on `device`, whose memory is `memory`; DeviceMemory::kNoLimit: any number.
 void set_operator_cap(const DeviceMemory& memory, c10::Device device, int64_t bytes);
 
-/// Around a kernel. Costs nothing where no cap is set.
+/// A scope around a kernel. Costs nothing if no cap is set.
 class OperatorCapCheck final {
  public:
-  /// Before it: notes what is alive.
+  /// Before the kernel: notes the live bytes.
   OperatorCapCheck();
-  /// After it: throws c10::OutOfMemoryError where it has taken too much.
+  /// After the kernel: throws c10::OutOfMemoryError if the kernel has taken too much.
   void check() const;
 
  private:

@@ -17,16 +17,23 @@
 #define SNUG_LIBTORCH_HAS_FAKE_MODE 1
 #endif
 
-// A kernel for all operators, on a dispatch key that no tensor has. Where this thread's state includes the key, the
-// dispatcher calls the kernel after autograd and before any device's kernel. Before LibTorch 2.13, DispatchKey::Fake
-// was reserved for such use. LibTorch 2.13 means it for a mode of its own, which makes tensors without values, but
-// registers nothing. A later LibTorch may: its kernel is then called from ours. Tried on 2.11.0 and 2.13.0, with a
-// kernel of a test in the place of the later LibTorch's.
+// How every operator comes to snug
+//
+// Problem: recomputation, plans and caps must see every operator with the tensors of the kernel, on any device and in
+// an unchanged program.
+// Options: a TorchDispatchMode needs Python; RecordFunction sees calls but cannot change a call; a kernel for each
+// operator would miss operators of other libraries.
+// Choice: a kernel for all operators (a fallback), on a dispatch key that no tensor has. If a thread's state includes
+// the key, the dispatcher calls the fallback after autograd and before any device's kernel.
+// Consequence: snug takes a key that LibTorch owns. Before LibTorch 2.13, DispatchKey::Fake was reserved for uses of
+// this kind. LibTorch 2.13 means the key for a mode of LibTorch's own, which makes tensors without values, but
+// registers nothing. A later LibTorch may register a kernel: snug's fallback then calls LibTorch's kernel. Tried on
+// 2.11.0 and 2.13.0, with a kernel of a test in the place of the later LibTorch's.
 
 namespace snug::detail {
 
-// Two private members of the dispatcher. An explicit instantiation may name them, and does not compile where they have
-// other names.
+// Two private members of the dispatcher. An explicit instantiation may name private members, and does not compile if
+// LibTorch renames the members.
 constexpr auto fallbacks_of_dispatcher();
 constexpr auto deregister_of_dispatcher();
 template <auto Member>
@@ -45,11 +52,11 @@ namespace {
 constexpr auto kKey = c10::DispatchKey::Fake;
 const c10::DispatchKeySet kBelow(c10::DispatchKeySet::FULL_AFTER, kKey);
 
-c10::KernelFunction of_others;  // invalid if nobody had registered one before snug
+c10::KernelFunction of_others;  // invalid if nobody had registered a kernel before snug
 
-thread_local const OperatorScope* innermost = nullptr;  // of the scopes that see what is called now
+thread_local const OperatorScope* innermost = nullptr;  // innermost of the scopes that see the calls made now
 thread_local int open_seams = 0;
-thread_local bool key_was_included = false;  // before the first of them
+thread_local bool key_was_included = false;  // before the first open seam
 
 }  // namespace
 
@@ -78,7 +85,7 @@ struct OperatorDispatch {
 
 namespace {
 
-// The kernel that was registered for a key, which is no longer registered then.
+// Takes away the kernel that was registered for a key, and returns the kernel.
 c10::KernelFunction taken_from(c10::Dispatcher& dispatcher, c10::DispatchKey key) {
   const auto index = static_cast<size_t>(c10::getDispatchTableIndexForDispatchKey(key));
   c10::KernelFunction kernel = (dispatcher.*fallbacks_of_dispatcher())[index].kernel;
@@ -101,7 +108,8 @@ bool is_for_others(const c10::OperatorHandle& op, const Stack& stack) {
   });
 }
 
-// The backend of an operator that makes a tensor of nothing is not among its keys yet: it follows from the device.
+// If an operator makes a tensor from nothing, the operator's keys do not include the backend yet: the backend follows
+// from the device.
 bool is_on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const Stack& stack) {
   if (!keys.has(c10::DispatchKey::BackendSelect)) {
     return keys.has_backend(c10::BackendComponent::MetaBit);
@@ -113,8 +121,9 @@ bool is_on_meta(const c10::OperatorHandle& op, c10::DispatchKeySet keys, const S
   });
 }
 
-// Autograd hands the set of keys on to its own threads. Those have no scopes, but keep caps. Policies are not shown
-// tensors on the meta device, which have no values: compilers trace with them.
+// Autograd hands the set of keys on to autograd's own threads. Autograd's threads have no scopes, but keep caps.
+// Policies are not shown tensors on the meta device, which have no values: compilers trace with tensors on the meta
+// device.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (is_for_others(op, *stack)) {
     of_others.callBoxed(op, keys, stack);

@@ -1,7 +1,7 @@
 #pragma once
-// The interface below autograd, beside the one for saved tensors: a policy that sees every operator that runs on a
-// thread, forward and backward, with its operands, before the kernel does. It can change operands, replace the call by
-// results of its own, or just count.
+// The interface below autograd, beside the interface for saved tensors. A policy sees every operator that runs on a
+// thread, in forward and in backward, with the operands, before the kernel sees the operands. A policy can change
+// operands, replace the call by the policy's own results, or just count.
 //
 //   class Count final : public OperatorPolicy {
 //     void call(const OperatorCall& call, Stack& stack) override { ++count; call.proceed(stack); }
@@ -23,11 +23,11 @@ using Stack = torch::jit::Stack;
 
 class OperatorScope;
 
-/// The layers below which, and the modes with which, an operator was called.
+/// The circumstances of an operator's call: the layers above the call, and the modes.
 struct CallContext {
   c10::DispatchKeySet keys;
   c10::impl::LocalDispatchKeySet local;
-  bool grad_mode;  // which some kernels look at
+  bool grad_mode;  // some kernels look at the mode
 };
 
 class OperatorCall {
@@ -36,14 +36,14 @@ class OperatorCall {
                RandomDraw& drawn)
       : op(callee), random(drawn), keys_(keys), outside_(outside) {}
 
-  /// Takes the arguments from the end of `stack` and leaves the results there. The next outer policy makes the call, or
-  /// the kernel if there is none. May be called any number of times, or not at all.
+  /// Takes the arguments from the end of `stack` and leaves the results at the end of `stack`. The next outer policy
+  /// makes the call, or the kernel if no outer policy exists. May be called any number of times, or not at all.
   void proceed(Stack& stack) const;
 
   CallContext context() const;
 
   const c10::OperatorHandle& op;
-  RandomDraw& random;  ///< all policies share it
+  RandomDraw& random;  ///< shared by all policies
 
  private:
   c10::DispatchKeySet keys_;
@@ -51,27 +51,30 @@ class OperatorCall {
 };
 
 /// Called only on the thread that made the scope. Operators are seen below autograd, autocast and in-place bookkeeping.
-/// Composite operators are seen as their parts. Not seen are operators that a kernel calls, those on the meta device,
-/// and those of a mode that makes tensors without values. Operators that a policy calls go to the policies outside of
-/// it.
+/// Composite operators are seen as their parts. Not seen are:
+/// - operators that a kernel calls;
+/// - operators on the meta device;
+/// - operators of a mode that makes tensors without values.
+///
+/// Operators that a policy calls go to the policies outside of the calling policy.
 class OperatorPolicy {
  public:
   virtual ~OperatorPolicy() = default;
-  /// The last op.schema().arguments().size() elements of `stack` are the arguments. `call` must replace them by the
-  /// results.
+  /// The last op.schema().arguments().size() elements of `stack` are the arguments. `call` must replace the arguments
+  /// by the results.
   virtual void call(const OperatorCall& call, Stack& stack) = 0;
-  /// Code that is no operator has written to the tensor; see report_unseen_write.
+  /// Code outside operators has written to the tensor; see report_unseen_write.
   virtual void unseen_write(const at::Tensor&) {}
-  /// Such code is about to write; see report_coming_write. May throw.
+  /// Code outside operators is about to write to the tensor; see report_coming_write. May throw.
   virtual void before_unseen_write(const at::Tensor&) {}
-  /// At the end of a scope, or when it is asked: somebody switched the dispatch key off within it, so operators went
-  /// unseen. Must not throw.
+  /// Called at the end of a scope, or by tell_if_switched_off(): somebody switched the dispatch key off within the
+  /// scope, so operators went unseen. Must not throw.
   virtual void was_switched_off() {}
 };
 
-/// While it lives, operators of this thread, and of backward passes that begin on it, come to this seam though no
-/// policy asks for them: it keeps the caps of operator_cap.h. Several may end in any order, on the thread that made
-/// them.
+/// Brings operators of this thread, and of backward passes that begin on this thread, to the seam until the end of the
+/// scope, even if no policy asks for operators: the seam keeps the caps of operator_cap.h. Several seams may end in any
+/// order, on the thread that made the seams.
 class [[nodiscard]] OperatorSeam final {
  public:
   OperatorSeam();
@@ -80,10 +83,11 @@ class [[nodiscard]] OperatorSeam final {
   OperatorSeam& operator=(const OperatorSeam&) = delete;
 };
 
-/// While it lives, `policy` is the first to be asked on this thread. `policy` must outlive the scope. An operator costs
-/// about a microsecond more, and nothing when there is no scope. Scopes must end in the reverse of the order in which
-/// they began. Backward passes that begin while the scope lives stay on this thread and are seen. To see operators of
-/// other threads, make a scope there (in a hook, or where a saved tensor is unpacked).
+/// Makes `policy` the first policy to be asked on this thread, until the end of the scope. `policy` must outlive the
+/// scope. An operator costs about a microsecond more, and nothing without a scope. Scopes must end in the reverse of
+/// the order in which the scopes began. Backward passes that begin during the scope stay on this thread and are seen.
+/// To see operators of another thread, make a scope on the other thread (in a hook, or in the unpacking of a saved
+/// tensor).
 class [[nodiscard]] OperatorScope final {
  public:
   explicit OperatorScope(OperatorPolicy& policy);
@@ -91,7 +95,8 @@ class [[nodiscard]] OperatorScope final {
   OperatorScope(const OperatorScope&) = delete;
   OperatorScope& operator=(const OperatorScope&) = delete;
 
-  /// Asks now for policy.was_switched_off(), which comes at the end of the scope otherwise.
+  /// Calls policy.was_switched_off() now, if the key was switched off. Otherwise the call comes at the end of the
+  /// scope.
   void tell_if_switched_off() const;
 
  private:
@@ -104,16 +109,17 @@ class [[nodiscard]] OperatorScope final {
   BackwardOnThisThread backward_;
 };
 
-/// Repeats a call that was seen: the same kernel, below autograd and autocast, out of sight of all policies. `from` is
-/// the generator that a random operator drew from.
+/// Repeats a seen call: the same kernel, below autograd and autocast, out of sight of all policies. `from` is the
+/// generator from which a random operator drew.
 void call_again(const c10::OperatorHandle& op, const CallContext& context, Stack& stack, const at::Generator& from);
 
-/// Tells the policies of this thread that a tensor got values from elsewhere, for example from another process.
+/// Tells this thread's policies about a tensor with new values from elsewhere, for example from another process.
 void report_unseen_write(const at::Tensor& tensor);
-/// Tells them that it will get such values.
+/// Tells this thread's policies about a tensor that will get values from elsewhere.
 void report_coming_write(const at::Tensor& tensor);
 
-/// While it lives, no policy sees the operators that this thread calls. For the side work of hooks.
+/// Hides the operators that this thread calls from all policies, until the end of the scope. Meant for the side work of
+/// hooks.
 class [[nodiscard]] UnseenOperators final {
  public:
   UnseenOperators();

@@ -20,7 +20,7 @@ void collect(const StateDict& state, std::vector<at::Tensor>& tensors) {
   }
 }
 
-// torch's optimizers keep their tensors in types of their own, with no common way to list them.
+// Each of torch's optimizers keeps its tensors in a type of its own, and torch has no common way to list the tensors.
 void collect(torch::optim::OptimizerParamState& state, std::vector<at::Tensor>& tensors) {
   using namespace torch::optim;
   if (auto* sgd = dynamic_cast<SGDParamState*>(&state)) {

@@ -11,8 +11,8 @@ class Optimizer;
 
 namespace snug::detail {
 
-/// Those that this process holds, as the very tensors; some may be undefined. Of torch's optimizers: SGD, Adam, AdamW,
-/// RMSprop, Adagrad and LBFGS, and nothing of others.
+/// The state tensors in this process: the very tensors, not copies. Some may be undefined. Of torch's optimizers, SGD,
+/// Adam, AdamW, RMSprop, Adagrad and LBFGS are supported; other optimizers of torch give no tensors.
 std::vector<at::Tensor> state_tensors(const torch::optim::Optimizer& optimizer);
 
 }  // namespace snug::detail

@@ -7,7 +7,8 @@
 #include "src/memory/device.h"
 #include "src/memory/device_memory.h"
 
-// A device's allocator has one peak. A new watch begins it anew, and notes the peak until then in all older watches.
+// A device's allocator has a single peak. A new watch restarts the peak, and notes the peak until then in all older
+// watches.
 
 namespace snug::detail {
 namespace {
@@ -19,7 +20,7 @@ std::vector<PeakWatch*> watches_alive;
 
 PeakWatch::PeakWatch(c10::Device device) : device_(ready(device)) {
   DeviceMemory& memory = device_memory(device_.type());
-  memory.live(device_);  // throws where nothing is counted
+  memory.live(device_);  // throws if nothing is counted
   const std::lock_guard lock(mutex_of_watches);
   const int64_t until_now = memory.restart_peak(device_);
   for (PeakWatch* watch : watches_alive) {

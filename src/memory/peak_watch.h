@@ -1,5 +1,5 @@
 #pragma once
-// PeakWatch: the most tensor memory that was alive at once on a device since the watch was made. Several may be alive.
+// PeakWatch: the most tensor memory alive at once on a device since the watch was made. Several watches may be alive.
 
 #include <cstdint>
 
@@ -14,7 +14,7 @@ class PeakWatch final {
   PeakWatch(const PeakWatch&) = delete;
   PeakWatch& operator=(const PeakWatch&) = delete;
 
-  /// In bytes. All live tensor memory on the device counts.
+  /// The peak in bytes. All live tensor memory on the device counts.
   int64_t peak() const;
 
  private:

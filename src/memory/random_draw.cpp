@@ -38,9 +38,9 @@ bool is_twin(const c10::FunctionSchema& schema, size_t generator, const c10::Fun
       [](const c10::Argument& a, const c10::Argument& b) { return a.name() == b.name() && *a.type() == *b.type(); });
 }
 
-// The way in which an operator is given a generator.
+// How an operator takes a generator.
 struct Taker {
-  std::optional<c10::OperatorHandle> op;  // itself or a twin; none: not at all
+  std::optional<c10::OperatorHandle> op;  // the operator or the twin; none: the operator takes no generator
   size_t argument = 0;
   bool is_twin = false;
 };
@@ -85,7 +85,7 @@ c10::Device device_of(const c10::IValue* first, const c10::IValue* last) {
   return named.value_or(c10::Device(c10::DeviceType::CPU));
 }
 
-// The generator that the operator draws from by itself.
+// The generator from which the operator draws by itself.
 at::Generator programs_generator(const c10::OperatorHandle& op, const Stack& stack) {
   const c10::IValue* const last = stack.data() + stack.size();
   const c10::IValue* const first = last - op.schema().arguments().size();
@@ -106,8 +106,8 @@ void give(const Taker& taker, const c10::OperatorHandle& op, Stack& stack, const
   }
 }
 
-// For operators that take no generator. While it lives, the given generator's state is in the program's generator.
-// Other threads that draw meanwhile draw from that state.
+// For operators that take no generator: puts the given generator's state into the program's generator until the end of
+// the scope. Other threads that draw during the scope draw from the given generator's state.
 class InPlaceOf {
  public:
   InPlaceOf(at::Generator program, const at::Generator& generator) : program_(std::move(program)) {
@@ -151,8 +151,8 @@ void RandomDraw::run(const c10::OperatorHandle& op, Stack& stack, Kernel kernel)
     kernel(op);
     return;
   }
-  // Kernels lock the generator that they draw from, here the copy, so the program's generator can stay locked.
-  // Operators of other libraries might draw from the program's generator all the same, and wait for ever.
+  // Kernels lock their generator, here the copy, so the program's generator can stay locked. Operators of other
+  // libraries might draw from the program's generator in spite of the copy, and wait for ever.
   std::unique_lock lock(program.mutex());
   at::Generator copy = program.clone();
   if (!taker.op || !is_torchs_own(op)) {

@@ -16,11 +16,23 @@
 #include "src/memory/not_adopted.h"
 #include "src/memory/operator_mode.h"
 
-// autograd::SavedVariable asks its engine for default hooks each time a tensor is saved. The method that answers is
-// virtual. Python's engine overrides it to consult Python's stack of hooks. This engine consults the stack of policies
-// below, and then the engine that it found. Where hooks exist, autograd leaves out its check that a saved tensor was
-// not written since, so the check is made here: the version counter is shared with the tensor but does not hold its
-// memory. Tried on torch 2.11.0 and 2.13.0.
+// How snug decides about saved tensors without a change to the model
+//
+// Problem: checkpointing, offload and accounting must see every tensor that autograd saves. LibTorch offers three
+// places:
+//
+//   node by node    SavedVariable::register_hooks needs access to each node of the graph
+//   Python's stack  at::SavedTensorDefaultHooks takes Python objects; only Python's engine reads the stack
+//   the engine      SavedVariable asks the default engine for hooks each time a tensor is saved
+//
+// Choice: the engine. The method that answers, get_default_saved_variable_hooks(), is virtual, and Python's engine
+// overrides the method to consult Python's stack of hooks. SnugEngine consults the thread's stack of policies below,
+// and then the engine that SnugEngine found. The innermost policy or hook is in charge: Python's hooks win if Python's
+// hooks began later.
+//
+// Consequence: with hooks, autograd leaves out the check that a saved tensor was not written after the save.
+// PolicyHooks makes the check instead. PolicyHooks shares the tensor's version counter, and the version counter does
+// not keep the tensor's memory alive. Tried on torch 2.11.0 and 2.13.0.
 
 namespace snug::detail {
 namespace {
@@ -30,7 +42,7 @@ using torch::autograd::SavedVariableHooks;
 
 struct InnermostPolicy {
   std::shared_ptr<SavedTensorPolicy> policy;
-  size_t python_hooks;  // how many of Python's were there before it: later ones are the inner ones
+  size_t python_hooks;  // number of Python's hooks when the policy began: later hooks are inside the policy
 };
 thread_local std::vector<InnermostPolicy> policies;
 
@@ -41,7 +53,7 @@ class PolicyHooks final : public SavedVariableHooks {
   void call_pack_hook(const at::Tensor& tensor) override {
     version_counter_ = torch::autograd::impl::version_counter(tensor);
     saved_version_ = version_counter_.current_version();
-    const UnseenOperators unseen;  // what is done to keep a tensor is no part of the computation
+    const UnseenOperators unseen;  // the work of keeping a tensor is not a part of the computation
     packed_ = policy_->pack(tensor);
     if (const auto* kept = std::any_cast<at::Tensor>(&packed_)) {
       mark_as_saved(*kept);
@@ -66,15 +78,15 @@ class PolicyHooks final : public SavedVariableHooks {
   std::any packed_;
 };
 
-// Autograd's own behaviour, as a policy, so that the memory meter is told.
+// Autograd's own behaviour, as a policy, so that the memory meter hears of saved tensors.
 class Keep final : public SavedTensorPolicy {
  public:
   std::any pack(const at::Tensor& tensor) override { return tensor.detach(); }
   at::Tensor unpack(std::any& packed) override { return std::any_cast<at::Tensor&>(packed); }
 };
 
-// The innermost policy of this thread. nullptr if there is none, if hooks of Python's began inside it, or if Python
-// allows no hooks.
+// The innermost policy of the calling thread. Returns nullptr if the thread has no policy, if hooks of Python began
+// inside the policy, or if Python allows no hooks.
 std::shared_ptr<SavedTensorPolicy> policy_in_charge() {
   if (policies.empty()) {
     return nullptr;
@@ -101,7 +113,7 @@ class SnugEngine final : public ForwardingEngine {
   }
 };
 
-std::atomic<Engine*> in_front = nullptr;  // the one that was made last
+std::atomic<Engine*> in_front = nullptr;  // the engine made last
 Engine& engine_in_front() { return *in_front; }
 
 }  // namespace
@@ -117,7 +129,7 @@ void install_engine() {
     return;
   }
   static std::mutex mutex;
-  static auto& made = *new std::vector<SnugEngine*>;  // and never destroyed: one for each engine that was found
+  static auto& made = *new std::vector<SnugEngine*>;  // never destroyed; an entry for each engine found
   const std::lock_guard lock(mutex);
   Engine& found = Engine::get_default_engine();
   if (&found == in_front) {

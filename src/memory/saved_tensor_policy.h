@@ -1,5 +1,5 @@
 #pragma once
-// The interface for saved tensors inside the library. SavedTensorHooks is its public form.
+// The interface for saved tensors inside the library. SavedTensorHooks is the public form of the interface.
 
 #include <any>
 #include <memory>
@@ -10,20 +10,20 @@
 
 namespace snug::detail {
 
-/// Decides what happens to a tensor that autograd saves. Every tensor that a policy packed keeps the policy alive.
-/// Methods may be called from any of autograd's threads.
+/// Decides how a tensor that autograd saves is kept. Every tensor packed by a policy keeps the policy alive. Methods
+/// may be called from any of autograd's threads.
 class SavedTensorPolicy {
  public:
   virtual ~SavedTensorPolicy() = default;
   /// Called without gradient mode. Must not keep `tensor` itself (a detached alias is fine).
   virtual std::any pack(const at::Tensor& tensor) = 0;
   virtual at::Tensor unpack(std::any& packed) = 0;
-  /// Whether the memory of `unpacked`, which unpack() has just returned, is for who has asked alone: when `packed` is
-  /// gone the policy does not look at it again. Asked where else a copy would be made (not_adopted.h).
+  /// Whether the caller alone gets the memory of `unpacked`, which unpack() has just returned: the policy does not look
+  /// at the memory again when `packed` is gone. Asked in cases in which a copy is made otherwise (not_adopted.h).
   virtual bool gives_away(std::any& /*packed*/, const at::Tensor& /*unpacked*/) { return false; }
 };
 
-/// While it lives, `policy` is asked on this thread. nullptr: autograd's own behaviour.
+/// Asks `policy` about this thread's saved tensors until the end of the scope. nullptr: autograd's own behaviour.
 class [[nodiscard]] PolicyScope final {
  public:
   explicit PolicyScope(std::shared_ptr<SavedTensorPolicy> policy);
@@ -38,11 +38,11 @@ class [[nodiscard]] PolicyScope final {
 /// The policy that is asked on this thread now; nullptr for autograd's own behaviour.
 std::shared_ptr<SavedTensorPolicy> current_policy();
 
-/// Tells the memory meters that the storage of `tensor` is held for backward. Packed tensors are marked automatically;
-/// a policy that holds some of them elsewhere marks those itself.
+/// Tells the memory meters that autograd keeps the storage of `tensor` for backward. Packed tensors are marked
+/// automatically; a policy that keeps some packed tensors elsewhere marks the tensors itself.
 void mark_as_saved(const at::Tensor& tensor);
 
-/// Puts snug's engine in front of the current one, if it is not in front already.
+/// Puts snug's engine in front of the current engine, unless snug's engine is in front already.
 void install_engine();
 
 }  // namespace snug::detail

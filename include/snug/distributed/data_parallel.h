@@ -1,8 +1,8 @@
 #pragma once
-// collect_tensors: the tensors in the result of a forward function, by which backward passes from that result are
-// recognised.
+// collect_tensors: the tensors in the result of a forward function. The tensors identify backward passes from the
+// result.
 //
-// The way in which a bucket of gradients is summed over the ranks: unchanged, in 16 bits, or by a function of your own.
+// CommHook: how a bucket of gradients is summed over the ranks: unchanged, in 16 bits, or by a function of your own.
 //
 //   snug::DataParallel ddp(model, group, {.hook = snug::bfloat16_hook()});
 //   snug::DataParallel own(model, group, {.hook = [](snug::GradientBucket bucket, snug::ProcessGroup& g) {
@@ -10,7 +10,7 @@
 //   }});
 //
 // DataParallel: every rank has the same model and its own share of the batch; backward averages the gradients over the
-// ranks, bucket by bucket, while it still computes the rest.
+// ranks, bucket by bucket, while backward still computes the rest.
 //
 //   auto group = snug::init_process_group();
 //   snug::DataParallel ddp(model, group);
@@ -20,10 +20,10 @@
 //     ddp.forward([&] { return loss_of(model, micro[i]); }).backward();
 //   }
 //
-// Several forward() before one backward() are fine: sum their losses.
+// Several forward() before one backward() are fine: sum the losses.
 //
-// Join: for ranks that run out of data before the others. They continue to take part in all joint operations, and add
-// nothing to the results.
+// Join: for ranks that run out of data before the other ranks. A rank without data continues to take part in all joint
+// operations, and adds nothing to the results.
 //
 //   snug::Join join(group, model->parameters());
 //   snug::DataParallel ddp(model, group, {.reduction = snug::Reduction::Sum});
@@ -55,7 +55,7 @@
 namespace snug::detail {
 
 /// Appends the tensors in `value`: a tensor, an object with value() (std::optional, Loss), or ranges and tuples of
-/// such. Other values are skipped.
+/// these. Other values are skipped.
 template <class T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& tensors) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -86,71 +86,77 @@ namespace snug {
 class ProcessGroup;
 
 struct GradientBucket {
-  size_t index = 0;                         ///< from 0, in the order in which backward completes them
+  size_t index = 0;                         ///< from 0, in the order in which backward completes the buckets
   at::Tensor gradients = {};                ///< the gradients of `parameters`, one after another: 1-D
   std::vector<at::Tensor> parameters = {};  ///< in the same order
 };
 
-/// Called when backward has completed a bucket. Starts the communication, and returns a function that ends it and
-/// leaves the sum over all ranks in `bucket.gradients`. These functions are called in the order of the buckets, after
-/// the last bucket was started: communication before that is hidden behind backward. For the mean, DataParallel divides
-/// before it calls the hook. A hook that throws must have sent nothing. If a Stepper then drops the step, it calls the
-/// hook for the same bucket once more, with zeros.
+/// Called when backward has completed a bucket. Starts the communication, and returns a function that ends the
+/// communication and leaves the sum over all ranks in `bucket.gradients`. The returned functions are called in the
+/// order of the buckets, after the last bucket was started: communication before the calls is hidden behind backward.
+/// For the mean, DataParallel divides before the call of the hook. A hook that throws must have sent nothing. If a
+/// Stepper then drops the step, the Stepper calls the hook for the same bucket once more, with zeros.
 using CommHook = std::function<std::function<void()>(GradientBucket bucket, ProcessGroup& group)>;
 
-/// Half the bytes: gradients are sent, and added, as FP16. Values beyond 65504, those of the sum included, become
-/// infinite.
+/// Half the bytes: gradients are sent, and added, as FP16. Values beyond 65504 become infinite, also in the sum.
 CommHook float16_hook();
 /// Half the bytes, with FP32's range and 8 bits of precision.
 CommHook bfloat16_hook();
 
 enum class BufferSync {
   /// Before each forward() with gradients, outside NoSync, every rank gets rank 0's running statistics. While the graph
-  /// of an earlier forward() waits for its backward pass, they stay as they are, since it may need them.
+  /// of an earlier forward() waits for its backward pass, the statistics do not change, because the graph may need the
+  /// statistics.
   FromRankZero,
-  /// After the constructor, which gives every rank those of rank 0, they are each rank's own.
+  /// The constructor gives every rank the running statistics of rank 0. After the constructor, each rank has its own
+  /// running statistics.
   Never,
 };
 
 struct DataParallelOptions {
-  /// Size of a bucket: gradients are collected up to this number of bytes and sent together. The first bucket is at
-  /// most 1 MiB, so that sending starts early.
+  /// Size of a bucket: gradients are collected up to `bucket` and sent together. The first bucket is at most 1 MiB, so
+  /// sending starts early.
   Bytes bucket = Bytes(25 << 20);
-  /// Gradients lie in the buckets, which saves a copy of all of them. They must not be detached in place or resized.
-  /// With LibTorch 2.15 and later a bucket takes memory from its first gradient in backward until its gradients are
-  /// dropped, and gradients that were only set to zero are copied. Older versions hold it all the time.
+  /// Gradients lie in the buckets, which saves a copy of all gradients. Gradients must not be detached in place or
+  /// resized. With LibTorch 2.15 and later a bucket takes memory from the bucket's first gradient in backward until the
+  /// bucket's gradients are dropped, and gradients that were only set to zero are copied. Older versions keep the
+  /// memory of the buckets all the time.
   bool gradient_as_bucket_view = true;
-  /// Looks in each forward's graph for parameters that took no part on some rank. Off: such a parameter is an error
-  /// that names it.
+  /// Looks in each forward's graph for parameters that took no part on some rank. Off: a parameter that took no part is
+  /// an error that names the parameter.
   bool find_unused_parameters = false;
   /// The same parameters are used in the same order in every step. Cannot be used with NoSync.
   bool static_graph = false;
   /// Reduction of the ranks' gradients. Mean is right if every rank's loss is a mean over equally many items. Sum is
-  /// right if every rank's loss is its share of the global loss: the sum over its items, divided by the number of items
-  /// of all ranks.
+  /// right if every rank's loss is the rank's share of the global loss: the sum over the rank's items, divided by the
+  /// number of items of all ranks.
   Reduction reduction = Reduction::Mean;
   BufferSync buffers = BufferSync::FromRankZero;
   /// Empty: gradients are sent unchanged.
   CommHook hook = {};
 };
 
-/// Time of the communication of gradients so far, in seconds. NaN where NCCL sends them: it does not tell.
+/// Time of the communication of gradients so far, in seconds. NaN if NCCL sends the gradients: NCCL does not report the
+/// time.
 struct CommunicationTime {
-  double total = 0;   ///< while any were on their way
+  double total = 0;   ///< while any gradients were on their way
   double waited = 0;  ///< when nothing else was left to do: the rest was hidden behind backward
 };
 
-/// Algorithm: Li et al. 2020 (arXiv 2006.15704). It uses LibTorch's Reducer, as Python's DistributedDataParallel does.
+/// Algorithm: Li et al. 2020 (arXiv 2006.15704). DataParallel uses LibTorch's Reducer, as Python's
+/// DistributedDataParallel does.
 class DataParallel final {
  public:
-  /// Parameters or buffers under their names in the module.
+  /// Parameters or buffers, with their names in the module.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
   /// Compares parameters and buffers over all ranks, then gives every rank the values of rank 0. `model` is a module
-  /// holder or a pointer to a module. Its parameters must stay the same tensors from here on, and gradients must be
-  /// dense. Throws ConfigError, on every rank and with the same words, if a parameter differs in name, shape or dtype
-  /// or is frozen on some ranks (the message names the first one), if no parameter has gradients, and if a parameter or
-  /// buffer cannot be sent, being sparse or quantized.
+  /// holder or a pointer to a module. The model's parameters must stay the same tensors from here on, and gradients
+  /// must be dense. Throws ConfigError, on every rank and with the same text, if
+  /// - a parameter differs in name, shape or dtype, or is frozen on only some ranks (the message names the first of
+  ///   these parameters);
+  /// - no parameter has gradients;
+  /// - a parameter or buffer cannot be sent, because the tensor is sparse or quantized.
   template <class M>
   DataParallel(M& model, std::shared_ptr<ProcessGroup> group, DataParallelOptions options = {})
       : DataParallel(named(model->named_parameters()), named(model->named_buffers()), std::move(group),
@@ -161,17 +167,21 @@ class DataParallel final {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Calls `fn()` and returns its result: a loss, outputs, a Loss, or containers of them. One backward pass that starts
-  /// there sums the gradients; when it has returned, they are the same on all ranks. Parameters may be frozen and
-  /// unfrozen between a backward pass and the next forward(), the same ones on every rank; if they differ, ranks detect
-  /// it or wait until the timeout. A gradient that is there when a backward pass begins is added to: one that an
-  /// earlier pass has summed counts once, and what passes inside NoSync have added on this rank is summed.
+  /// Calls `fn()` and returns the result of `fn()`: a loss, outputs, a Loss, or containers of losses and outputs. A
+  /// single backward pass that starts at the result sums the gradients; when the pass has returned, the gradients are
+  /// the same on all ranks. Parameters may be frozen and unfrozen between a backward pass and the next forward(), the
+  /// same parameters on every rank; if the ranks differ, the ranks detect the difference or wait until the timeout.
   ///
-  /// Throws ConfigError if a StepInBackward would take gradients before they are summed. Backward throws ConfigError if
-  /// - it did not start at what a forward() returned, or is the second that starts there;
-  /// - forward() was called inside NoSync and backward outside, or the other way round;
-  /// - a parameter got no gradient (the message names it; see find_unused_parameters), or a sparse one.
-  /// It throws DistributedError if a rank is lost.
+  /// If a gradient exists when a backward pass begins, the pass adds to the gradient:
+  /// - a gradient that an earlier pass has summed counts once;
+  /// - gradients that passes inside NoSync have added on this rank are summed.
+  ///
+  /// Throws ConfigError if a StepInBackward would take gradients before the gradients are summed. Backward throws
+  /// ConfigError if
+  /// - backward did not start at the result of a forward(), or is the second backward pass that starts at the result;
+  /// - forward() was called inside NoSync and backward outside, or the reverse;
+  /// - a parameter got no gradient (the message names the parameter; see find_unused_parameters), or a sparse gradient.
+  /// Backward throws DistributedError if a rank is lost.
   template <class F>
   auto forward(F&& fn) {
     const ForwardScope scope(*this);
@@ -182,16 +192,16 @@ class DataParallel final {
     return result;
   }
 
-  /// The ranks that it was made for.
+  /// The ranks of this DataParallel.
   ProcessGroup& group() const;
 
   /// Bytes that this rank has handed to all-reduce for gradients, so far.
   int64_t bytes_reduced() const;
   const CommunicationTime& communication() const;
 
-  /// Compares checksums of the parameters over all ranks. All ranks must call it. Throws DistributedError, on every
-  /// rank, if a parameter is not the same on all; the message names the first such parameter and a rank whose value
-  /// differs. Causes are memory errors, or a write that not all ranks made.
+  /// Compares checksums of the parameters over all ranks. All ranks must call check_replicas(). Throws
+  /// DistributedError, on every rank, if a parameter is not the same on all ranks; the message names the first
+  /// different parameter and a rank whose value differs. Causes are memory errors, or a write that not all ranks made.
   void check_replicas() const;
 
   class Impl;
@@ -224,11 +234,11 @@ class DataParallel final {
   void prepare_for_backward(const std::vector<at::Tensor>& outputs);
   void end_forward();
 
-  std::shared_ptr<Impl> impl_;  // what hangs in a graph may outlive the DataParallel, and must know that it is gone
+  std::shared_ptr<Impl> impl_;  // hooks in a graph may outlive the DataParallel, and must notice the end
 };
 
-/// While it lives, gradients are only accumulated on each rank; the next backward outside sends them with its own.
-/// Forward and backward are both inside, or both outside.
+/// While NoSync lives, gradients are only accumulated on each rank; the next backward pass outside sends the
+/// accumulated gradients with the pass's own gradients. Forward and backward are both inside, or both outside.
 class [[nodiscard]] NoSync final {
  public:
   explicit NoSync(DataParallel& parent);
@@ -240,15 +250,15 @@ class [[nodiscard]] NoSync final {
   std::shared_ptr<DataParallel::Impl> impl_;
 };
 
-/// With SyncBatchNorm a rank without data must run the model all the same, on an empty batch.
+/// With SyncBatchNorm, a rank without data must still run the model, on an empty batch.
 class Join final {
  public:
-  /// `parameters`: the model's. Those without gradients are skipped.
+  /// `parameters`: the model's parameters. Parameters without gradients are skipped.
   Join(std::shared_ptr<ProcessGroup> group, std::vector<at::Tensor> parameters);
 
-  /// Every rank must call it before each step. `items`: this rank's number of items in the step; 0 if it has run out or
-  /// has none this time. Returns the number of items of all ranks. Sends 8 bytes. Throws ConfigError, on every rank, if
-  /// a rank gives less than 0.
+  /// Every rank must call next() before each step. `items`: this rank's number of items in the step; 0 if the rank has
+  /// run out of items or has none in the step. Returns the number of items of all ranks. Sends 8 bytes. Throws
+  /// ConfigError, on every rank, if a rank gives less than 0.
   int64_t next(int64_t items);
 
   /// A loss (scalar, 0) on which all parameters have the gradient 0, whatever their values are.

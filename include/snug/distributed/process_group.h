@@ -1,8 +1,8 @@
 #pragma once
-// ProcessGroup: the ranks of a job, and what they do together. Started by torchrun, mpirun, srun or `snug launch`, a
-// program needs only
+// ProcessGroup: the ranks of a job, and the operations that the ranks make together. Started by torchrun, mpirun, srun
+// or `snug launch`, a program needs only
 //
-//   auto group = snug::init_process_group();  // started alone: a group of one, with which everything works as well
+//   auto group = snug::init_process_group();  // started alone: a group of one, and everything works as well
 //   group->all_reduce(loss);                   // every rank has the sum now
 //
 // Every rank must call the same operations in the same order.
@@ -23,25 +23,25 @@ namespace snug {
 
 struct ProcessGroupOptions {
   /// The meeting place of the ranks: "tcp://HOST:PORT", at which rank 0 listens, or "file:///PATH" on a file system
-  /// that all ranks see. Empty: as the launcher says.
+  /// that all ranks see. Empty: the launcher's meeting place.
   std::string store = {};
-  /// Set both, or neither. Neither: as the launcher says.
+  /// Set both, or neither. Neither: the launcher's rank and size.
   std::optional<int> rank = {};
   std::optional<int> size = {};
-  /// The time to wait for the other ranks, at the start and in every operation. A century, or more, is for ever.
+  /// The time to wait for the other ranks, at the start and in every operation. A century, or more, means for ever.
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// The network interface for the ranks' traffic, "eth0". Empty: the variable GLOO_SOCKET_IFNAME; without it, loopback
   /// if the store's host is loopback, otherwise the interface to which this machine's name leads.
   std::string interface = {};
-  /// The job's name at the meeting place: ranks with another one, or none, do not meet these ones. Empty: the variable
-  /// SNUG_JOB_TOKEN. `snug launch` on one machine sets it at random where it is not set. It is no password: LibTorch's
-  /// store tells it to all who ask.
+  /// The job's name at the meeting place: ranks with another token, or without a token, do not meet ranks with this
+  /// token. Empty: the variable SNUG_JOB_TOKEN. `snug launch` on one machine sets the variable at random if the
+  /// variable is not set. The token is not a password: LibTorch's store tells the token to everybody who asks.
   std::string token = {};
   /// Used instead of this process's variables.
   std::optional<Environment> environment = {};
 };
 
-/// How an all-reduce joins the numbers of the ranks.
+/// How an all-reduce combines the numbers of the ranks.
 enum class ReduceOp { Sum, Max, Min };
 
 /// Bytes of the tensors that this rank handed to each kind of operation. The bytes on the wire depend on the algorithm.
@@ -66,23 +66,24 @@ class ProcessGroup final {
   /// This rank, from 0, and the number of ranks.
   int rank() const;
   int size() const;
-  /// The rank among those of this machine.
+  /// The rank among the ranks of this machine.
   int local_rank() const;
 
-  /// In place.
+  /// Replaces `tensor` by the sum (or `op`) over all ranks, in place.
   void all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
-  /// Returns at once. The result is complete when the returned function has returned; call that at most once.
+  /// Starts an all_reduce and returns at once. The result is complete when the returned function has returned; call the
+  /// returned function at most once.
   [[nodiscard]] std::function<void()> start_all_reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::Sum);
-  /// Overwrites `tensors` with those of rank `root`; small ones travel together.
+  /// Overwrites `tensors` with the tensors of rank `root`; small tensors travel together.
   void broadcast(const std::vector<at::Tensor>& tensors, int root = 0);
-  /// [...] -> [size, ...]: entry r is rank r's.
+  /// [...] -> [size, ...]: entry r is the tensor of rank r.
   at::Tensor all_gather(const at::Tensor& tensor);
   /// [size * n, ...] -> [n, ...]: rank r gets the r-th part of the sum.
   at::Tensor reduce_scatter(const at::Tensor& tensor);
-  /// Returns when all ranks have called it.
+  /// Returns when all ranks have called barrier().
   void barrier();
 
-  /// Of this rank, since the group was made.
+  /// The traffic of this rank since the group was made.
   const Traffic& traffic() const;
 
   Impl& impl() { return *impl_; }  ///< for snug's own use
@@ -94,10 +95,10 @@ class ProcessGroup final {
 /// For GradScaler::agree_by: takes the maximum of a tensor over all ranks, in place, on any device.
 std::function<void(const at::Tensor&)> agree_over(std::shared_ptr<ProcessGroup> group);
 
-/// Waits for all ranks and connects them: by Gloo, and by NCCL if that is built in and there are CUDA devices. Throws
-/// ConfigError for options or variables that cannot work. Throws DistributedError if the ranks do not connect in time:
-/// a port in use, a rank that is there twice, ranks that disagree on their number. The message names the missing ranks
-/// or the place.
+/// Waits for all ranks and connects the ranks: by Gloo, and by NCCL if NCCL is built in and CUDA devices exist. Throws:
+/// - ConfigError, for options or variables that cannot work;
+/// - DistributedError, if the ranks do not connect in time: a port in use, a rank that arrives twice, ranks that
+///   disagree on the number of ranks. The message names the missing ranks or the meeting place.
 std::shared_ptr<ProcessGroup> init_process_group(ProcessGroupOptions options = {});
 
 }  // namespace snug

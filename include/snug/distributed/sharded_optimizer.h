@@ -1,6 +1,7 @@
 #pragma once
-// ShardedOptimizer: every rank keeps the optimizer's state only for its share of the parameters, updates that share,
-// and gets the rest from the others. With N ranks the state takes 1/N of the memory, and the update 1/N of the time.
+// ShardedOptimizer: every rank keeps the optimizer's state only for the rank's share of the parameters, updates the
+// share, and gets the rest from the other ranks. With N ranks the state takes 1/N of the memory, and the update 1/N of
+// the time.
 //
 //   snug::ShardedOptimizer optimizer(model->parameters(), group, [](const auto& groups) {
 //     return std::make_unique<snug::AdamW>(groups, snug::AdamWOptions{.lr = 3e-4});
@@ -25,44 +26,49 @@
 namespace snug {
 
 /// Rajbhandari et al. 2020, "ZeRO" (arXiv:1910.02054), stage 1.
-/// - Gradients must be whole and the same on all ranks, as DataParallel leaves them.
+/// - Gradients must be whole and the same on all ranks, as after DataParallel.
 /// - Parameters are divided by bytes. If the optimizer works element by element, a tensor may be cut, and the result
 ///   has the same bits as without sharding.
-/// - The parameters that are trained at construction are divided evenly among the ranks, and so are the frozen ones.
+/// - The parameters trained at construction are divided evenly among the ranks, and so are the frozen parameters.
 ///   Parameters that are unfrozen later may be divided unevenly.
 /// - param_groups() take new learning rates as usual. A group from add_param_group() is accepted until the first step;
-///   after it, the next call throws ConfigError.
+///   if a group is added after the first step, the next call throws ConfigError.
 /// - All ranks must call the same methods in the same order.
 class ShardedOptimizer final : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
  public:
-  /// Makes an optimizer of the given groups. Called several times, so it must make the same one each time.
+  /// Makes an optimizer of the given groups. Called several times, so the factory must make the same optimizer each
+  /// time.
   using Factory = std::function<std::unique_ptr<FusedOptimizer>(const std::vector<torch::optim::OptimizerParamGroup>&)>;
 
-  /// Throws ConfigError if the factory does, and, on all ranks, if their parameters differ.
+  /// Throws ConfigError if the factory throws ConfigError, and, on all ranks, if the ranks' parameters differ.
   ShardedOptimizer(std::vector<at::Tensor> parameters, std::shared_ptr<ProcessGroup> group, Factory make);
   ShardedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, std::shared_ptr<ProcessGroup> group,
                    Factory make);
   ~ShardedOptimizer() override;
 
-  /// Updates this rank's share and gathers the shares of the others. If a rank fails, it throws as FusedOptimizer::step
-  /// does, the other ranks throw Error, and none of them has changed anything. DistributedError if a rank is lost.
+  /// Updates this rank's share and gathers the shares of the other ranks. If a rank fails, the failed rank throws as
+  /// FusedOptimizer::step does, the other ranks throw Error, and no rank has changed anything. Throws DistributedError
+  /// if a rank is lost.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   void set_gradient_scaling(at::Tensor grad_scale, at::Tensor found_inf) override;
 
   /// Gathers the state on rank `to`, piece by piece, in CPU memory. If `scratch` is a folder, the state is in unnamed
-  /// files there, which are no tensor memory. Until the next step, or release(), state_dict() returns it on that rank.
+  /// files in `scratch`, which are not tensor memory. Until the next step, or release(), state_dict() returns the
+  /// gathered state on rank `to`.
   void consolidate(int to = 0, const std::filesystem::path& scratch = {});
-  /// Frees what consolidate() has gathered.
+  /// Frees the state gathered by consolidate().
   void release();
-  /// The whole state, as the optimizer without sharding has it. Throws ConfigError on a rank that does not have it: see
-  /// consolidate(). In a group of one it is always there.
+  /// The whole state, in the form of the optimizer without sharding. Throws ConfigError on a rank without the whole
+  /// state: see consolidate(). In a group of one the rank always has the whole state.
   StateDict state_dict() const override;
   StateDict state_here() const override;
-  /// Loads a whole state, saved by any number of ranks or by the optimizer without sharding. Every rank must call it;
-  /// each keeps its own share. Throws as FusedOptimizer does; then nothing has changed.
+  /// Loads a whole state, saved by any number of ranks or by the optimizer without sharding. Every rank must call
+  /// load_state_dict(); each rank keeps its own share. Throws as FusedOptimizer does; after an exception nothing has
+  /// changed.
   void load_state_dict(const StateDict& state) override;
-  /// For this rank's share. Like step(), it takes in the parameters by which a Stepper has replaced others.
+  /// Counts this rank's share only. Like step(), state_bytes_to_come_of() takes in the parameters by which a Stepper
+  /// has replaced other parameters.
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;
   /// The memory for gathering the parameters: once more the shares of up to three ranks.
   int64_t workspace_bytes() const override;
@@ -72,7 +78,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   bool is_state_in_file() const override;
   StateFileBytes bytes_with_state_in(const StateFile& file) const override;
   bool before_writing(std::function<void()> hook) override;
-  /// As the optimizer that the factory makes.
+  /// Takes the types that the factory's optimizer takes.
   bool takes(at::ScalarType dtype) const override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

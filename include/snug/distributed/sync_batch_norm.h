@@ -1,6 +1,6 @@
 #pragma once
-// SyncBatchNorm: batch normalisation by the mean and variance over the values of all ranks, so that N ranks train like
-// one process with the whole batch.
+// SyncBatchNorm: batch normalisation by the mean and variance over the values of all ranks, so N ranks train like a
+// single process with the whole batch.
 //
 //   snug::convert_sync_batch_norm(*model, group);             // before DataParallel and the optimizer are made
 //
@@ -18,18 +18,20 @@
 
 namespace snug {
 
-/// [N, C, ...] -> the same shape, of 2 to 5 dimensions. Code that looks for a BatchNorm2d takes it for one.
-/// - In training mode all ranks must call it, equally often and in the same order, forward and backward; recomputed
-///   checkpoints send again.
-/// - Every value counts alike, however many a rank has. A rank may have none ([0, C, ...]). Running statistics are the
-///   same on all ranks.
+/// [N, C, ...] -> the same shape, of 2 to 5 dimensions. Code that looks for a BatchNorm2d takes a SyncBatchNorm for a
+/// BatchNorm2d.
+/// - In training mode all ranks must call the layer, equally often and in the same order, forward and backward;
+///   recomputed checkpoints send again.
+/// - Every value counts alike, however many values a rank has. A rank may have no values ([0, C, ...]). Running
+///   statistics are the same on all ranks.
 /// - Weight and bias get each rank's own share of the gradient, for DataParallel to add. A loss that is a mean over a
-///   rank's items therefore needs equally many items on each rank, as it does without this layer.
-/// - In evaluation mode, and in a group of one, it is torch's batch normalisation, to the bit.
+///   rank's items therefore needs equally many items on each rank, as without SyncBatchNorm.
+/// - In evaluation mode, and in a group of one, SyncBatchNorm is torch's batch normalisation, to the bit.
 /// Statistics are gathered as mean, variance and count of each rank, and combined in FP64 (Chan, Golub & LeVeque 1979).
-/// In FP32, gradients are as close to FP64 gradients as those of one process. The two differ by rounding, 1e-6 of the
-/// whole gradient's norm for a ResNet. The difference is larger in a tensor whose sum nearly cancels, such as a bias
-/// before another normalisation; there one process's own error is larger than the difference.
+/// In FP32, gradients are as close to FP64 gradients as the gradients of a single process. The gradients of several
+/// ranks and of a single process differ by rounding, 1e-6 of the whole gradient's norm for a ResNet. The difference is
+/// larger in a tensor whose sum nearly cancels, such as a bias before another normalisation; in a tensor of this kind a
+/// single process's own error is larger than the difference.
 class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
  public:
   SyncBatchNormImpl(torch::nn::BatchNormOptions options, std::shared_ptr<ProcessGroup> group);
@@ -38,7 +40,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
   /// lost.
   torch::Tensor forward(const torch::Tensor& input);
 
-  /// The ranks over which it takes statistics.
+  /// The ranks over which the layer takes statistics.
   const ProcessGroup& group() const { return *group_; }
 
  protected:
@@ -57,8 +59,8 @@ std::vector<const SyncBatchNormImpl*> sync_batch_norms(const torch::nn::Module& 
 }  // namespace detail
 
 /// Replaces every BatchNorm1d, 2d and 3d in `module` by a SyncBatchNorm and returns their names. Options, mode and the
-/// parameter tensors themselves stay, so an optimizer that holds them goes on. Buffers share their memory with the old
-/// layer's. The layers that it reaches, and its exceptions, are those of batch_norm_to_group_norm.
+/// parameter tensors themselves stay, so an optimizer of the parameters goes on. Buffers share memory with the old
+/// layer's buffers. Reaches the same layers, and throws the same exceptions, as batch_norm_to_group_norm.
 std::vector<std::string> convert_sync_batch_norm(torch::nn::Module& module, const std::shared_ptr<ProcessGroup>& group);
 
 }  // namespace snug

@@ -1,2 +1,2 @@
 #pragma once
-// Nothing of it is needed; see context.h.
+// LibTorch's header includes algorithm.h but needs no declaration; see context.h.

@@ -1,7 +1,7 @@
 #pragma once
-// LibTorch carries Gloo's code but not its headers, which its ProcessGroupGloo.hpp includes. Every Gloo object there is
-// held by pointer, so the declarations that it names are enough. gloo_backend.cpp alone sees this folder. Tried on
-// LibTorch 2.11.0 and 2.13.0.
+// LibTorch carries Gloo's code but not Gloo's headers, which LibTorch's ProcessGroupGloo.hpp includes.
+// ProcessGroupGloo.hpp has every Gloo object by pointer, so declarations of the named types are enough.
+// gloo_backend.cpp alone sees the folder gloo_declarations. Tried on LibTorch 2.11.0 and 2.13.0.
 
 #include <chrono>
 
