@@ -59,8 +59,7 @@ struct StepperOptions {
   Precision precision = Precision::Float32;
   /// Weights::Low:
   /// - Gradients are gathered to FP32 after each micro-batch, then unscaled, clipped and stepped on masters. The
-  /// masters
-  ///   are rounded into the model.
+  ///   masters are rounded into the model.
   /// - The Stepper puts the masters into the optimizer in the place of the model's weights. The optimizer must not have
   ///   stepped on 16-bit weights before.
   /// - Every step writes the masters to the model, also a step that skips the update. Change masters, not the model's
@@ -138,8 +137,7 @@ struct StepperOptions {
   ///   the state, at most 24 MiB). The state is in the file from the beginning, until a plan brings the state into
   ///   memory.
   /// - Together with the state, weights, buffers of 64 KiB and more, and gradients may go to files, if nothing else
-  /// fits
-  ///   or if the files take less time (StepPlan::model_in_file).
+  ///   fits or if the files take less time (StepPlan::model_in_file).
   /// - Weights in files are used like other weights, also between steps. Addresses (data_ptr) change when weights move.
   /// - A gradient in a file is the gradient of the last step until the next step begins. A gradient that the program
   ///   still holds then keeps its values.
@@ -147,7 +145,7 @@ struct StepperOptions {
   ///   cannot leave, or if a parameter has a hook after its gradient.
   /// - TensorsInFile builds a model that does not fit in memory.
   /// - On devices other than the CPU, give an empty path: activations go to pinned memory of the host, and nothing
-  /// else.
+  ///   else.
   std::optional<std::filesystem::path> offload = {};
   /// Tensors that loss_of reads and assigns again, such as the detached hidden state that a recurrent network hands to
   /// the next step.
