@@ -18,9 +18,8 @@
 //      (search_step), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
 //      weights and gradients in files.
 //   3. Take the fastest step of all.
-//   4. Run the plan once, and compare values and peak with the prediction (plan_activations). If the plan fails,
-//   exclude
-//      the micro-batch; if memory runs out, leave more memory free; go back to 3.
+//   4. Run the plan once, and compare values and peak with the prediction (plan_activations). If the plan fails, go
+//      back to 3 without the micro-batch; if memory runs out, go back to 3 with more memory left free.
 //   5. If nothing fits, and the model leaves the number of slices to the plan, profile with more slices.
 //
 // Profiles are expensive. So an earlier run's choice is profiled first, and ends step 1 if the choice fits. Otherwise
