@@ -229,7 +229,7 @@ class Stepper {
   ///                               another optimizer               no: allocates while writing    no
   ///   BudgetExceeded              another rank, out of memory     yes                            planned: yes; else no
   ///   DistributedError            another rank, any other reason  yes                            planned: yes; else no
-  ///   DistributedError            a rank lost in the update       no: use a snapshot             no
+  ///   DistributedError            a rank lost in the update       no: continue from a snapshot   no
   ///   NonFinite                   too many skipped steps          yes, but the scaler            no
   ///
   /// "planned": under a memory_budget with planning; StepperOptions::memory_budget lists the state that is as before.

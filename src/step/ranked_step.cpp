@@ -364,7 +364,7 @@ void RankedStep::lose_group() {
   }
 }
 
-// Does what the other ranks still do before the report reaches them.
+// Takes part in the collectives that the other ranks still run before the exchange with the report.
 void RankedStep::go_along(Stage stage, const NamedTensors& all) {
   auto& impl = parallel_->impl();
   if (stage == Stage::Outside && !impl.take_check()) {

@@ -3,9 +3,9 @@
 // Trials take several passes, and batches differ from step to step: in length, in items, in frozen parameters, in
 // modules in training mode. A plan for each batch would try in nearly every step. One plan for the largest batch would
 // waste memory and time on all smaller batches. So a plan serves every step of the same modes and the same trained
-// parameters (StepKind), if no side of a tensor is longer than planned and at most a fifth is wasted. A new plan
-// replaces the plans that the new plan covers. A plan that cuts the batch serves more items too; a plan that does not
-// cut the batch has no room for the gradients that several micro-batches keep.
+// parameters (StepKind) with as many items or fewer, if no side of an item is longer than planned and at most a fifth
+// is wasted. A new plan replaces the plans that the new plan covers. A plan that cuts the batch serves more items too;
+// a plan that does not cut the batch has no room for the gradients that several micro-batches keep.
 //
 // A plan comes from the first of these sources:
 //

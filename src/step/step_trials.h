@@ -45,7 +45,8 @@ class StepTrials {
   /// Every operator of the micro-batch, all results kept as in `choice`.
   ActivationPlan recorded(const StepChoice& choice) const;
   void set_at_most(int64_t items) { counts_.at_most = items; }
-  /// For a step that ran out of memory with the present bytes left free. False: half of the room would be left free.
+  /// For a step that ran out of memory with the present bytes left free. False: more than half of the room would be
+  /// left free.
   bool leave_more_free();
   /// From here on the state is in a file, even if memory is faster.
   void keep_state_in_file() { state_must_be_in_file_ = true; }

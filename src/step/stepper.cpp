@@ -14,8 +14,9 @@
 // have, and a step that is left half made would be the caller's problem. The third way is a border in the step:
 // begin_writing(). All that may fail comes before the border as far as possible:
 //
-// - Before the border, parameters, optimizer and scaler are unchanged. Under a planned budget a journal takes back
-//   other changes of the step (note_effects), and the step can be repeated. Without a plan, other changes stay.
+// - Before the border, a failed try leaves parameters, optimizer and scaler as before. Under a planned budget a journal
+//   takes back other changes of the step (note_effects), and the step can be repeated. Without a plan, other changes
+//   stay.
 // - At the border, ranks agree that no rank has failed (RankedStep::confirm_writing), and the journal ends.
 // - After the border, nothing is put back. snug's optimizers allocate all memory before they call the border
 //   (StatefulOptimizer::before_writing). An optimizer of unknown needs updates without the limit instead.

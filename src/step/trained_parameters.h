@@ -1,5 +1,5 @@
 #pragma once
-// TrainedParameters: the parameters to which a step may give a gradient or write: the parameters that the model trains,
+// TrainedParameters: the parameters that a step may write or give a gradient: the parameters that the model trains,
 // further parameters of the optimizer (a learned temperature), and, for a model with 16-bit weights, the FP32 masters.
 // refresh() decides on the set at the opening of a step, for all objects that take part in the step.
 
@@ -60,7 +60,7 @@ class TrainedParameters {
 
   /// All parameters, with names, each parameter once.
   const NamedTensors& all() const { return all_; }
-  /// The parameters that hold gradients between micro-batches: masters in the place of the 16-bit weights.
+  /// The parameters that hold gradients between micro-batches, with masters in the place of 16-bit weights.
   const NamedTensors& accumulated() const { return accumulated_; }
   /// The parameter of accumulated() that gets the gradient of `parameter`: the master, if `parameter` has a master.
   const at::Tensor& accumulated_for(const at::Tensor& parameter) const;
