@@ -430,8 +430,8 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   return 0;
 }
 
-// `bound`: see StepSearch; 0: unknown. A step that ran out of memory in `smallest` bytes within the budget names no
-// budget.
+// `bound`: see StepSearch; 0: unknown. A `smallest` within the budget names no budget, because the step ran out of
+// memory in as little.
 void StepTrials::refuse(int64_t smallest, int64_t bound) const {
   smallest = smallest > limits_->budget ? smallest : 0;
   std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",

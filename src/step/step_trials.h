@@ -111,7 +111,7 @@ class StepTrials {
   }
   int64_t most_items() const { return std::min(counts_.at_most, counts_.batch); }
   int64_t micro_batches(int64_t items) const { return (counts_.batch + items - 1) / items; }
-  // Two micro-batches are loaded at once, except the last.
+  // Two micro-batches are loaded at once, if the step has several.
   int64_t loaded_bytes(int64_t items) const {
     return tried_.at(items).loaded_bytes * (micro_batches(items) > 1 ? 2 : 1);
   }
