@@ -1,23 +1,26 @@
 #pragma once
-// Loss: the result of a loss function for Stepper: a value and the number of items that it was taken over. With both,
-// accumulation is exact for any split: sum of sums over sum of counts, never a mean of means.
+// Loss: the result of a loss function for Stepper: a value, and the number of items over which the value was taken.
+// With both, accumulation is exact for any split: sum of sums over sum of counts, never a mean of means.
 //
 //   return snug::Loss::sum(cross_entropy_sum(logits, target), target.numel());
 //   return snug::Loss::mean(torch::mse_loss(y, t), y.numel());      // for criteria that average
 //
-// Batch: tensors that belong together along dimension 0; micro_batches: the same data in smaller parts.
+// Batch: tensors that belong together along dimension 0. micro_batches: the same data in smaller parts.
 //
 //   snug::Batch batch{images, labels};                        // 512 of each
 //   for (const auto& micro : snug::micro_batches(batch, 100)) // 100, 100, 100, 100, 100, 12
 //     ...
 //
-// For a batch type of your own, provide `int64_t batch_size(const B&)` and `B batch_slice(const B&, int64_t begin,
-// int64_t end)` beside it. Two more functions are optional:
+// For a batch type of your own, provide two functions beside the type:
+// - `int64_t batch_size(const B&)`
+// - `B batch_slice(const B&, int64_t begin, int64_t end)`
+//
+// Two more functions are optional:
 // - `B batch_to(const B&, c10::Device)`, if Stepper shall move micro-batches to the model's device;
 // - `BatchShape batch_shape(const B&)`, if items differ in size and Stepper has a memory_budget.
 //
 // AccumulationWindow: the arithmetic of one optimizer step over several micro-batches: the weight of each loss, and the
-// correction at the end. Stepper owns one; use it alone to write a loop of your own.
+// correction at the end. Stepper owns a window; use AccumulationWindow alone to write a loop of your own.
 //
 //   snug::AccumulationWindow window(model->named_parameters());
 //   for (const auto& micro : parts) {
@@ -39,28 +42,27 @@ namespace snug {
 
 class Loss {
  public:
-  /// Sum and Mean come with a count of items; Whole comes with none.
+  /// Sum and Mean have a count of items; Whole has no count.
   enum class Kind { Sum, Mean, Whole };
 
-  /// `sum`: scalar, the sum over the items of this micro-batch. `count`: the number of these items (tokens, pixels,
-  /// samples).
+  /// `sum`: scalar, the sum over the items of this micro-batch. `count`: the number of items (tokens, pixels, samples).
   static Loss sum(at::Tensor sum, int64_t count);
-  /// The count as a scalar tensor, such as the number of tokens that are not ignored. It is read once, when all
-  /// backward passes of the step are queued. ConfigError then, unless the counts of the step, over all ranks, add up to
-  /// a whole number.
+  /// The count as a scalar tensor, such as the number of tokens that are not ignored. The count is read once, when all
+  /// backward passes of the step are queued. The step then throws ConfigError, unless the counts of the step, over all
+  /// ranks, add up to a whole number.
   static Loss sum(at::Tensor sum, at::Tensor count);
   /// `mean`: scalar, averaged over `count` items. A micro-batch with count 0 is left out, NaN or not.
   static Loss mean(at::Tensor mean, int64_t count);
-  /// The count is read at once, which waits for its device, because a mean over no items must not go backward. Throws
-  /// ConfigError unless the count is whole.
+  /// The count is read at once, because a mean over no items must not go backward. Reading waits for the count's
+  /// device. Throws ConfigError unless the count is whole.
   static Loss mean(at::Tensor mean, at::Tensor count);
-  /// A loss that is no sum over items (contrastive losses, for example): its batch must not be split.
+  /// A loss that is not a sum over items (contrastive losses, for example). The batch of such a loss must not be split.
   static Loss whole(at::Tensor loss);
 
-  /// Which of the functions above made it, and the scalar that it was given.
+  /// Which function made the Loss, and the scalar given to the function.
   Kind kind() const { return kind_; }
   const at::Tensor& value() const { return value_; }
-  /// The count, read from the device if it is there.
+  /// The count, read from the device if the count is on a device.
   int64_t count() const;
   const at::Tensor& count_tensor() const { return count_tensor_; }
 
@@ -70,16 +72,16 @@ class Loss {
   Kind kind_;
   at::Tensor value_;
   int64_t count_;
-  at::Tensor count_tensor_;  // undefined: count_ holds it
+  at::Tensor count_tensor_;  // undefined: the count is in count_
 };
 
 namespace detail {
 
-/// A count of items that was read from a tensor. Throws ConfigError unless it is whole and >= 0.
+/// A count of items, after reading from a tensor. Throws ConfigError unless the count is whole and >= 0.
 int64_t whole_count(double count);
 
-/// The count of a loss, read from the device if it is there. It need not be whole: only the sum of all counts of a step
-/// must be.
+/// The count of a loss, read from the device if the count is on a device. The count need not be whole: only the sum of
+/// all counts of a step must be whole.
 double count_of(const Loss& loss);
 
 }  // namespace detail
@@ -102,11 +104,11 @@ class Batch {
 int64_t batch_size(const Batch& batch);
 /// Items begin to end - 1, as views.
 Batch batch_slice(const Batch& batch, int64_t begin, int64_t end);
-/// The batch on `device`; the same tensors if they are there already. Host tensors go to another device through pinned
-/// memory, without waiting.
+/// The batch on `device`: the same tensors if the tensors are on `device` already. Host tensors go to another device
+/// through pinned memory, without waiting.
 Batch batch_to(const Batch& batch, c10::Device device);
 
-/// The size of an item. Together with the number of items it decides how much memory a model needs for them.
+/// The size of an item. Size and number of items decide how much memory a model needs for the items.
 struct BatchShape {
   /// Type and sizes of each tensor, without dimension 0.
   std::vector<std::pair<at::ScalarType, std::vector<int64_t>>> tensors = {};
@@ -116,52 +118,54 @@ struct BatchShape {
 
 BatchShape batch_shape(const Batch& batch);
 
-/// Views of `batch` with `size` items each; the last may be smaller, nothing is dropped. Throws ConfigError unless
+/// Views of `batch` with `size` items each. The last view may be smaller; nothing is dropped. Throws ConfigError unless
 /// size >= 1.
 std::vector<Batch> micro_batches(const Batch& batch, int64_t size);
 
 class AccumulationWindow {
  public:
   struct Totals {
-    int64_t items = 0;  ///< sum of the counts; 0: there is nothing to step for
+    int64_t items = 0;  ///< sum of the counts; 0: nothing to step for
     int64_t micro_batches = 0;
     at::Tensor mean_loss;     ///< FP64 scalar on the losses' device; undefined if items is 0
-    double correction = 1.0;  ///< what the gradients were multiplied with: provisional over real number of items
+    double correction = 1.0;  ///< the factor that gradients were multiplied with: provisional over real number of items
   };
 
-  /// For several processes that each have a share of the batch. Gets this process's number of items (not necessarily
-  /// whole) and its sum of losses (undefined if it had none), and turns them into those of all processes.
+  /// For several processes that each have a share of the batch. The function gets this process's number of items (not
+  /// necessarily whole) and sum of losses (undefined without items), and turns both into the sums over all processes.
   using SumOverRanks = std::function<void(double& items, at::Tensor& loss_sum)>;
 
   explicit AccumulationWindow(std::vector<std::pair<std::string, at::Tensor>> parameters);
 
-  /// Opens the window: from here to close() no parameter may be written. If it is not called, the first weigh() opens
+  /// Opens the window: from begin() to close() no parameter may be written. Without begin(), the first weigh() opens
   /// the window.
   void begin();
 
-  /// Sets the provisional divisor to `items`, >= 1. Call it before the first weigh(), with the same value in all
-  /// processes whose gradients are added.
+  /// Sets the provisional divisor to `items`, >= 1. Call divide_by() before the first weigh(), with the same value in
+  /// all processes whose gradients are added.
   void divide_by(double items);
 
-  /// Returns the weighted loss; call backward() on it. `expected_parts`: the number of micro-batches of this size that
-  /// the window will have. It sets the provisional divisor; only the value of the first call matters. For a micro-batch
-  /// without items the result is undefined: skip its backward. Throws ConfigError if a parameter was written since the
-  /// window was opened (naming it), if the kind of loss changes, or if a Loss::whole is not alone.
+  /// Returns the weighted loss; call backward() on the result. `expected_parts`: the number of micro-batches of this
+  /// size that the window will have. The number sets the provisional divisor; only the value of the first call matters.
+  /// For a micro-batch without items the result is undefined: skip the backward of the micro-batch. Throws ConfigError:
+  /// - if a parameter was written since the window was opened, naming the parameter;
+  /// - if the kind of loss changes;
+  /// - if a Loss::whole is not alone.
   at::Tensor weigh(const Loss& loss, double expected_parts);
 
-  /// Throws ConfigError, naming the parameter, if one was written since the window was opened.
+  /// Throws ConfigError, naming the parameter, if a parameter was written since the window was opened.
   void check_parameters() const;
 
-  /// Ends the window: multiplies the gradients so that they are those of the mean over all items. Throws ConfigError if
-  /// the number of items is not whole.
+  /// Ends the window: multiplies the gradients, which become the gradients of the mean over all items. Throws
+  /// ConfigError if the number of items is not whole.
   Totals close(const SumOverRanks& sum_over_ranks = {});
-  /// Ends the window and drops its gradients.
+  /// Ends the window and drops the window's gradients.
   void abandon();
 
   /// Micro-batches so far.
   int64_t size() const { return size_; }
-  /// The factor that turns the gradients so far into those of the mean over the items so far. NaN without items, or if
-  /// their number lies on a device.
+  /// The factor from the gradients so far to the gradients of the mean over the items so far. NaN without items, or if
+  /// the number of items lies on a device.
   double to_mean() const;
 
  private:
@@ -173,7 +177,7 @@ class AccumulationWindow {
   int64_t size_ = 0;
   Loss::Kind kind_ = Loss::Kind::Sum;
   double provisional_ = 0;            // for counts on the host; 0: not chosen yet
-  at::Tensor provisional_on_device_;  // for counts on a device, FP64 scalar; of the same value where both are there
+  at::Tensor provisional_on_device_;  // for counts on a device, FP64 scalar; equal to provisional_ if both exist
   int64_t items_ = 0;
   at::Tensor items_on_device_;
   at::Tensor loss_sum_;

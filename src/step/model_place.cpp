@@ -21,7 +21,7 @@ bool is_large(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() && tensor.is_cpu() && tensor.storage().nbytes() >= in_file_from();
 }
 
-// Elements in the order of memory.
+// `count` elements from `begin` on, in the order of memory.
 at::Tensor elements(const at::Tensor& tensor, int64_t begin, int64_t count) {
   return tensor.as_strided({count}, {1}, tensor.storage_offset() + begin);
 }
@@ -50,7 +50,7 @@ ModelFileBytes ModelPlace::bytes() const {
   ModelFileBytes bytes;
   const auto has_hook = [](const auto& one) { return has_lasting_gradient_hook(one.second); };
   if (!can_leave() || std::any_of(parameters_.all().begin(), parameters_.all().end(), has_hook)) {
-    return bytes;  // a hook that the program has set would be lost
+    return bytes;  // in files, a hook that the program has set would be lost
   }
   const std::vector<c10::Storage> all = storages();
   for (const c10::Storage& storage : all) {
@@ -79,7 +79,7 @@ void ModelPlace::put(bool in_file) {
   }
 }
 
-// Weights first: they leave room for what is small of the gradients. If there is no room for the rest, they come back.
+// Weights move first, and leave room for the small part of the gradients. If the rest has no room, weights come back.
 void ModelPlace::enter() {
   try {
     move(true);
@@ -88,7 +88,7 @@ void ModelPlace::enter() {
   } catch (...) {
     try {
       leave();
-    } catch (const std::exception&) {  // They stay in their files, and are right there, too.
+    } catch (const std::exception&) {  // the weights stay in their files, and are correct in the files
     }
     throw;
   }
@@ -100,11 +100,11 @@ void ModelPlace::leave() {
   move(false);
 }
 
-// All memory first, so that nothing has moved if there is too little.
+// Allocates all memory first, so that nothing has moved if memory is too little.
 void ModelPlace::move(bool in_file) {
   std::vector<std::pair<c10::Storage, c10::DataPtr>> moves;
   const std::vector<c10::Storage> all = storages();
-  moved_.clear();  // those that the model has no longer
+  moved_.clear();  // also of storages that the model no longer has
   {
     const auto files = in_file ? std::make_unique<AllocationsInFile>(*directory_) : nullptr;
     for (const c10::Storage& storage : all) {
@@ -161,7 +161,7 @@ void ModelPlace::drop_gradients() {
   gradients_.clear();
 }
 
-// A parameter that is frozen now keeps no file, as it gets no gradient.
+// A parameter that is frozen now keeps no file, because a frozen parameter gets no gradient.
 void ModelPlace::collect_gradients() {
   const at::NoGradGuard no_grad;
   const AllocationsInFile files(*directory_);
@@ -171,7 +171,7 @@ void ModelPlace::collect_gradients() {
     const void* key = parameter.unsafeGetTensorImpl();
     const auto known = before.find(key);
     Gradient& gradient = gradients_[key];
-    // The program may hold the last step's.
+    // The program may hold the gradient of the last step.
     const bool is_free =
         known != before.end() && known->second.sum.use_count() == 1 && known->second.sum.storage().use_count() == 1 &&
         known->second.sum.sizes() == parameter.sizes() && known->second.sum.strides() == parameter.strides() &&
@@ -184,13 +184,13 @@ void ModelPlace::collect_gradients() {
   }
 }
 
-// With the bits of autograd's own sum, which adds element by element.
+// Adds with the bits of autograd's own sum, element by element.
 void ModelPlace::add(Gradient& to, const at::Tensor& parameter) {
   constexpr int64_t kAtOnce = 1 << 20;  // elements
   const at::NoGradGuard no_grad;
   const UnseenOperators unseen;
   at::Tensor& from = parameter.mutable_grad();
-  if (from.layout() != at::kStrided) {  // it stays where it is, unless there is one to add it to
+  if (from.layout() != at::kStrided) {  // a first gradient of another layout stays in memory
     if (to.is_there) {
       to.sum.add_(from);
       from.reset();

@@ -1,8 +1,9 @@
 #pragma once
-// ModelPlace: where a model's weights, large buffers and gradients are. With StepperOptions::offload they may be in
-// files; the planner decides. Weights and buffers keep their storages, whose memory changes, so that all tensors on
-// them go along. A gradient goes to its file when backward has completed it, and is added there to those of earlier
-// micro-batches; at the end of the step it is the parameter's gradient.
+// ModelPlace: the place of a model's weights, large buffers and gradients. With StepperOptions::offload the place may
+// be files; the planner decides. Weights and buffers keep their storages. Only the memory of the storages changes, so
+// all tensors on the storages move too. A gradient goes to the gradient's file when backward has completed the
+// gradient, and is added to the gradients of earlier micro-batches in the file. At the end of the step the sum is the
+// parameter's gradient.
 
 #include <cstdint>
 #include <filesystem>
@@ -24,35 +25,35 @@ namespace snug::detail {
 
 class ModelPlace {
  public:
-  /// `directory`: of the files; none: the model stays in memory.
+  /// `directory`: for the files; none: the model stays in memory.
   ModelPlace(torch::nn::Module& model, const TrainedParameters& parameters,
              std::optional<std::filesystem::path> directory)
       : model_(model), parameters_(parameters), directory_(std::move(directory)) {}
 
   bool can_leave() const { return directory_.has_value(); }
   bool is_in_file() const { return window_.has_value(); }
-  /// Whether some of it was made in files (TensorsInFile).
+  /// Whether a part of the model was made in files (TensorsInFile).
   bool was_made_in_file() const;
-  /// What the files take, and what stays in memory in their place. Zeros: the model cannot leave.
+  /// The bytes that go to files, and the bytes that stay in memory instead. Zeros: the model cannot leave.
   ModelFileBytes bytes() const;
-  /// Of what is beside: the window through which weights pass.
+  /// The bytes of ModelFileBytes::beside for the window through which weights pass.
   int64_t window_bytes() const { return FileWindow::bytes_for(storages()); }
-  /// No effect where it is there, or cannot leave. Throws Error if there can be no file, and as an allocation does;
-  /// then is_in_file() is as before. Drops gradients that were collected.
+  /// No effect if the model is in the place already, or cannot leave. Throws Error if files cannot be made, and as an
+  /// allocation does; is_in_file() is then as before. Drops gradients that were collected.
   void put(bool in_file);
 
-  // Without effect while the model is in memory:
+  // No effect while the model is in memory:
 
-  /// A window of micro-batches begins: no gradients are there, and those of the parameters that are trained now will be
-  /// collected. Weights whose storages were exchanged are moved again. Throws ConfigError for a hook of the program's
+  /// Begins a window of micro-batches without gradients. Gradients of the parameters that are trained now will be
+  /// collected. Weights whose storages were exchanged are moved again. Throws ConfigError for a hook of the program
   /// that would take the gradients, and as put() does.
   void begin();
-  /// In the window: they are the parameters' gradients, or are so no longer.
+  /// Within the window: the collected gradients become the parameters' gradients, or stop being the parameters'.
   void lend_gradients();
   void take_gradients_back();
-  /// The window is over, and gradients are the parameters' own: backward passes of the program add to them.
+  /// Ends the window. Gradients are the parameters' own: backward passes of the program add to the gradients.
   void end();
-  /// It is over, and they are not wanted.
+  /// Ends the window, and drops the gradients.
   void drop_gradients();
 
  private:

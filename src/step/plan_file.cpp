@@ -31,7 +31,7 @@ int64_t whole_number(const Json& json, const char* key) {
   return detail::whole_number<int64_t>(json.at(key));
 }
 
-// Products of them are made where kinds are compared.
+// A comparison of kinds multiplies the sizes.
 bool has_sizes(const StepKind& kind) {
   return std::all_of(kind.shape.tensors.begin(), kind.shape.tensors.end(), [](const auto& tensor) {
     int64_t product = 1;

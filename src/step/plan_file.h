@@ -1,7 +1,7 @@
 #pragma once
-// PlanFile: the plans of a Stepper in a file, for the next program that makes the same steps. The file's name is a hash
-// of all that plans depend on (describe_stepper), and its content begins with that text, so that files of other
-// Steppers lie beside it.
+// PlanFile: the plans of a Stepper in a file, for the next program that makes the same steps. The name of the file is a
+// hash of everything that plans depend on (describe_stepper). The content of the file begins with the same description,
+// so that the files of several Steppers can share a folder.
 
 #include <filesystem>
 #include <optional>
@@ -18,7 +18,7 @@ struct SavedPlan {
   StepKind kind = {};
   StepCounts counts = {};
   StepPlan plan = {};
-  /// Where the plan keeps everything: the operators of its micro-batch, all kept.
+  /// For a plan that keeps everything: the operators of the micro-batch, all kept.
   std::optional<ActivationPlan> recorded = {};
 };
 
@@ -29,8 +29,8 @@ class PlanFile {
 
   const std::filesystem::path& path() const { return path_; }
 
-  /// None where there is no file. Throws snug::Error, or what the C++ library does, for a file that cannot be read,
-  /// that write() did not make, or whose plans contradict themselves.
+  /// Empty without a file. Throws snug::Error, or exceptions of the C++ library, for a file that cannot be read, that
+  /// write() did not make, or whose plans contradict themselves.
   std::vector<SavedPlan> read() const;
   /// Replaces the file, atomically. Throws Error.
   void write(const std::vector<SavedPlan>& plans) const;

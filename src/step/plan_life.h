@@ -1,23 +1,30 @@
 #pragma once
-// The life of a plan. Trials propose it, or a file does; the first step that is made under it proves it. What happens
-// in a step may put it in doubt:
+// The life of a plan
+//
+// Trials propose a plan, or a file does; the first step under the plan proves the plan. Events in a step may put the
+// plan in doubt. A new plan costs trials in the middle of training, and may come to another micro-batch with other
+// bits. The old plan may fail in each step. Between the two, the same plan with more memory left free is a third
+// answer. The table chooses an answer for each event:
 //
 //   event \ state                       Read        Tried            Proven
 //   made as planned                     Proven      Proven           Proven
-//   made, with other operators          plan anew   Proven           Proven
-//   out of memory, as planned           plan anew   leave more free  leave more free
-//   out of memory, other operators      plan anew   plan anew        plan anew
-//   out of memory, keeps everything     plan anew   leave more free  plan anew
+//   made, with other operators          plan again  Proven           Proven
+//   out of memory, as planned           plan again  leave more free  leave more free
+//   out of memory, other operators      plan again  plan again       plan again
+//   out of memory, keeps everything     plan again  leave more free  plan again
 //
-// A plan from a file was tried by nobody here, so it is not trusted with anything. Operators that differ from step to
-// step, as with layers that are dropped, do not make a step that fits wrong: from the first that differs everything is
-// kept. Results that are larger than planned for, as where the data route rows to experts, are as planned: they need
-// more room and no other plan. Nobody compares the operators of a plan that keeps everything: where it was proven, and
-// a later step runs out of memory, that step is a larger one.
+// Reasons:
+// - Nobody in this program has tried a plan from a file, so nothing about such a plan is trusted.
+// - Operators that differ from step to step, as with dropped layers, do no harm to a step that fits: from the first
+//   different operator on, everything is kept.
+// - Results larger than planned, as when the data route rows to experts, count as planned: larger results need more
+//   room, and no other plan.
+// - Nobody compares the operators of a plan that keeps everything. If such a plan was proven, and a later step runs out
+//   of memory, the later step is a larger step.
 //
-// Where leaving more free does not do, the plan is made anew, once in a step. Another mode, precision or set of trained
-// parameters is another kind of step, with a plan of its own (StepKind). Another rank that cuts its share into smaller
-// parts has this one choose again among what was tried (StepPlanner::plan).
+// If leaving more free is not enough, a new plan is made, once in a step. Another mode, precision or set of trained
+// parameters makes another kind of step (StepKind), with a plan of its own. If another rank cuts its share into smaller
+// parts, this rank chooses again among the micro-batches that were tried (StepPlanner::plan).
 
 #include <cstddef>
 #include <cstdint>
@@ -29,9 +36,9 @@ enum class PlanState : uint8_t { Read, Tried, Proven };
 enum class PlanEvent : uint8_t {
   Made,
   MadeOtherwise,    ///< with other operators
-  NoRoom,           ///< out of memory, as planned, or with larger results
-  NoRoomOtherwise,  ///< likewise; operators were others
-  NoRoomKeptAll,    ///< likewise; nobody has compared operators
+  NoRoom,           ///< out of memory, as planned or with larger results
+  NoRoomOtherwise,  ///< out of memory, with other operators
+  NoRoomKeptAll,    ///< out of memory; nobody has compared operators
 };
 
 enum class PlanNext : uint8_t { Prove, LeaveMoreFree, PlanAnew };

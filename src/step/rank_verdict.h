@@ -1,10 +1,11 @@
 #pragma once
-// The words of ranks in a step, the micro-batch that they come to, and their verdict if one of them has failed.
+// The reports of ranks in a step, the micro-batch that follows from the reports, and the decision if a rank has failed.
+// ranked_step.cpp opens with how a rank fails.
 //
-// With a memory_budget each rank has one to keep, and a share of the batch that may be larger or smaller than
-// another's. A rank that must cut its share decides for those that need not, or could have larger parts: so the bits of
-// a step depend on no rank's own measurements alone, and one saved choice is enough to make the same steps again.
-// Slices (snug::sliced) are not agreed on: each rank has its own number, and gradients differ by rounding.
+// With a memory_budget each rank has a budget to keep, and a share of the batch that may be larger or smaller than
+// another rank's share. A rank that must cut its share decides for ranks that need not cut, or could have larger parts.
+// So the bits of a step never depend on one rank's measurements alone, and one saved choice is enough to make the same
+// steps again. Slices (snug::sliced) are not agreed on: each rank has its own number, and gradients differ by rounding.
 
 #include <cstdint>
 #include <limits>
@@ -14,51 +15,51 @@
 
 namespace snug::detail {
 
-/// Why a rank gives up a step. The graver, the larger.
+/// Why a rank gives up a step. A larger value is a graver reason.
 enum class RankFailure : int64_t {
   None,
   Other,        ///< any exception but the following
-  TakesLess,    ///< it ran out of memory, but can make the step again with less
-  OutOfMemory,  ///< it ran out of memory, and nothing is left to do about it
-  LeftBehind,   ///< it failed while it wrote the last step, which the others made
+  TakesLess,    ///< out of memory, but the rank can repeat the step with less
+  OutOfMemory,  ///< out of memory, and the rank cannot do with less
+  LeftBehind,   ///< failed while writing the last step, and the other ranks made the step
 };
 
-/// The occasions on which ranks talk, in the order of a step.
+/// The exchanges of the ranks, in the order of a step.
 enum class Talk {
-  Split,    ///< with a memory_budget: the micro-batch that each has planned; again and again until all have the same
-  Passes,   ///< where the model sends in forward: how many micro-batches each has
-  Trained,  ///< where buckets are made anew: which parameters each trains
-  Items,    ///< before the first backward: how many items each expects, and which parameters it trains
+  Split,    ///< with a memory_budget: the micro-batch that each rank has planned, repeated until all ranks agree
+  Passes,   ///< if the model sends in forward: the number of micro-batches of each rank
+  Trained,  ///< if buckets are made again: the parameters that each rank trains
+  Items,    ///< before the first backward: the items that each rank expects, and the parameters that each rank trains
   Sums,     ///< after the last backward: items and losses
   Skip,     ///< with loss scaling: nothing, before the ranks agree on skipping the update
   Write,    ///< nothing, before the first parameter is written
 };
 
-/// What one rank has to say of the micro-batch.
+/// One rank's report on the micro-batch.
 struct RankSplit {
   static constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
 
-  /// Items in its micro-batches, or that an earlier agreement allows; kWhole: it sees no need to cut.
+  /// Items in the rank's micro-batches, or in the micro-batches of an earlier agreement; kWhole: no need to cut.
   int64_t at_most = kWhole;
-  int64_t batch = 0;       ///< items of its share
-  int64_t is_planned = 0;  ///< 1: its plan for that is made; without items: there is none to make
+  int64_t batch = 0;       ///< items of the rank's share
+  int64_t is_planned = 0;  ///< 1: the plan for `at_most` is made, or the rank has no items and needs no plan
 };
 
 struct AgreedSplit {
   int64_t at_most = RankSplit::kWhole;  ///< items in the micro-batches of every rank
   int64_t largest_batch = 0;
-  bool is_settled = false;  ///< every rank's plan is for that; otherwise all plan for it, and say what came of it
+  bool is_settled = false;  ///< every rank's plan is for `at_most`; otherwise all ranks plan for it, and report again
 };
 
-/// The smallest that any has said.
+/// The smallest micro-batch of all reports.
 AgreedSplit agree(const std::vector<RankSplit>& ranks);
 
-/// The word of one rank, which travels as numbers of 8 bytes. Every talk carries all of it, so a rank that fails is
-/// heard in the next talk, whichever it is.
+/// The report of one rank, sent as numbers of 8 bytes. Every exchange carries all fields, so a rank that fails is heard
+/// in the next exchange, whichever exchange comes next.
 struct RankWord {
   int64_t failure = 0;   // RankFailure
-  int64_t smallest = 0;  // bytes that a failed rank needs; 0: it does not know
-  int64_t trained = 0;   // a hash of what it trains
+  int64_t smallest = 0;  // bytes that a failed rank needs; 0: unknown
+  int64_t trained = 0;   // a hash of the trained parameters
   int64_t passes = 0;    // micro-batches
   double items = 0;      // in Items, expected; in Sums, counted
   double loss_sum = 0;
@@ -66,21 +67,21 @@ struct RankWord {
   RankSplit split = {};
 };
 
-/// How the step goes, by the words of all ranks.
+/// The decision on a step, by the reports of all ranks.
 struct Verdict {
-  RankFailure cause = RankFailure::None;  ///< the gravest
-  bool is_unanimous = true;               ///< all that have failed name this cause
-  std::vector<int64_t> ranks = {};        ///< that have failed
-  Bytes smallest = Bytes(0);              ///< that would do on each of them; 0: one of them does not know
-  /// All of them take less: every rank makes the step again.
+  RankFailure cause = RankFailure::None;  ///< the gravest cause
+  bool is_unanimous = true;               ///< all failed ranks report this cause
+  std::vector<int64_t> ranks = {};        ///< the failed ranks
+  Bytes smallest = Bytes(0);              ///< a budget sufficient for each failed rank; 0: unknown to a failed rank
+  /// All failed ranks can do with less: every rank repeats the step.
   bool is_repeated() const { return cause == RankFailure::TakesLess && is_unanimous; }
 };
 
-/// `words`: of all ranks, in their order.
+/// `words`: the reports of all ranks, in the order of ranks.
 Verdict judge(const std::vector<RankWord>& words);
 
-/// For a rank that has not failed itself. Throws BudgetExceeded if others ran out of memory, DistributedError if they
-/// failed otherwise. No effect if nobody has failed.
+/// For a rank that has not failed itself. Throws BudgetExceeded if other ranks ran out of memory, DistributedError if
+/// other ranks failed otherwise. No effect if no rank has failed.
 void raise(const Verdict& verdict, Talk talk);
 
 }  // namespace snug::detail

@@ -1,3 +1,26 @@
+// How a rank fails
+//
+// Ranks wait for each other in every collective. A rank that throws in the middle of a step leaves the other ranks
+// waiting; and ranks that decide alone whether to repeat a step do not decide alike. Three answers are possible:
+//
+// - The group is given up as soon as a rank fails. Then one rank that runs out of memory ends the job.
+// - Ranks ask each other before every operation that can fail. Every micro-batch then pays for an exchange.
+// - A failed rank goes on until the next exchange, and reports the failure in the exchange.
+//
+// snug takes the third answer. A failed rank sends zeros in the collectives in which the other ranks wait for its
+// gradients (go_along), and reports the failure in the next exchange. Every exchange carries all fields of a report
+// (RankWord), so the failed rank need not know which exchange the other ranks are in. All ranks see the same reports
+// and come to the same decision (judge). If every failure is a rank that ran out of memory and can do with less, all
+// ranks repeat the step. Otherwise all ranks drop the step.
+//
+// Consequences:
+// - No rank waits for a failed rank.
+// - Memory is allocated before an exchange, not between two exchanges that belong together (send_others).
+// - The last exchange comes before the first parameter is written (Write). A rank that fails afterwards, and has not
+//   written what the other ranks have written, is left behind. Such a rank says so in the next exchange of items, and
+//   all ranks throw until a snapshot is loaded (catch_up).
+// - A planning rank runs passes alone, so no collective of the passes is sent (rehearse).
+
 #include "src/step/ranked_step.h"
 
 #include <algorithm>
@@ -52,7 +75,7 @@ int64_t RankedStep::bucket_bytes() const { return is_alone() ? 0 : parallel_->im
 
 int64_t RankedStep::from_rank_zero(int64_t value) const { return is_alone() ? value : gather({value}).front(); }
 
-// [rank][number], of as many numbers as `own` has.
+// Returns [rank][number], with as many numbers for each rank as `own` has.
 std::vector<int64_t> RankedStep::gather(const std::vector<int64_t>& own) const {
   const auto ranks = static_cast<size_t>(parallel_->group().size());
   std::vector<int64_t> all(own.size() * ranks);
@@ -101,7 +124,7 @@ void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_
   }
 }
 
-// A rank that has no room for the memory that unscaling takes is heard here, before the others wait for it.
+// Unscaling takes memory. A rank without room for the memory reports here, before the other ranks wait for the rank.
 std::function<void(const at::Tensor&)> RankedStep::agreement() {
   if (is_alone()) {
     return nullptr;
@@ -120,7 +143,7 @@ void RankedStep::open(uint32_t trained) {
   }
 }
 
-// --- talks
+// --- exchanges
 
 RankedStep::Words RankedStep::exchange(const RankWord& own) const {
   using Row = std::array<int64_t, sizeof(RankWord) / sizeof(int64_t)>;
@@ -145,7 +168,7 @@ RankedStep::Words RankedStep::talk(Talk about, const RankWord& own) {
   return words;
 }
 
-// All ranks see the same words, so all come to this.
+// All ranks see the same reports, so all ranks call drop().
 void RankedStep::drop(const std::string& why) {
   heard_ = Verdict{.cause = RankFailure::Other};
   throw ConfigError(why);
@@ -163,7 +186,7 @@ AgreedSplit RankedStep::agree_on_split(const RankSplit& own) {
   return agreed;
 }
 
-// Buckets are made anew by a broadcast, which ranks that train other parameters would leave out.
+// Buckets are made again by a broadcast. Ranks that train other parameters would leave the broadcast out.
 void RankedStep::begin(bool has_masters) {
   if (is_alone()) {
     return;
@@ -184,7 +207,7 @@ void RankedStep::check_trained(const Words& words) {
   if (std::all_of(words.begin(), words.end(), is_same)) {
     return;
   }
-  heard_ = Verdict{.cause = RankFailure::Other};  // of all, before one of them throws
+  heard_ = Verdict{.cause = RankFailure::Other};  // on all ranks, before one rank throws
   parallel_->impl().check_same_model("Stepper.step");
   drop(
       "Stepper.step: ranks differ in what they train, among the parameters that the optimizer holds besides the "
@@ -261,8 +284,8 @@ std::vector<at::Tensor> RankedStep::others(const NamedTensors& all) const {
   return result;
 }
 
-// A rank without data has no gradients; a parameter that no rank has used keeps none. All memory is taken before the
-// first exchange: a rank that runs out of it between two of them would be missed in the second.
+// A rank without data has no gradients; a parameter that no rank has used keeps no gradient. All memory is allocated
+// before the first exchange: a rank that runs out of memory between two exchanges would be missing in the second.
 void RankedStep::send_others(const NamedTensors& all) {
   const std::vector<at::Tensor> parameters = others(all);
   if (parameters.empty()) {
@@ -270,7 +293,7 @@ void RankedStep::send_others(const NamedTensors& all) {
   }
   ProcessGroup& group = parallel_->group();
   const at::Tensor used = at::zeros({static_cast<int64_t>(parameters.size())}, at::kByte);
-  std::vector<std::pair<at::Tensor, at::Tensor>> sent;  // gradient, what travels
+  std::vector<std::pair<at::Tensor, at::Tensor>> sent;  // gradient, and the tensor to send
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor own = parameters[i].grad();
     used[static_cast<int64_t>(i)] = own.defined();
@@ -301,7 +324,7 @@ void RankedStep::send_the_rest(const NamedTensors& all) {
     return;
   }
   if (!has_masters_ && !parallel_->impl().is_reduced()) {
-    // Takes the gradients of quiet micro-batches along.
+    // Sends the gradients of quiet micro-batches too.
     const Join join(parallel_->impl().shared_group(), parallel_->impl().parameters());
     parallel_->forward([&] { return join.nothing(); }).backward();
   }
@@ -327,7 +350,7 @@ bool RankedStep::fail(RankFailure failure, const NamedTensors& all, Bytes smalle
     go_along(stage, all);
     heard_ = judge(exchange({.failure = static_cast<int64_t>(failure), .smallest = smallest.count()}));
   }
-  if (stage != Stage::Splitting) {  // till then nothing was sent, and the others leave their buckets as they are
+  if (stage != Stage::Splitting) {  // before, nothing was sent, and the other ranks leave their buckets unchanged
     impl.start_over();
   }
   return std::exchange(heard_, std::nullopt)->is_repeated();
@@ -341,7 +364,7 @@ void RankedStep::lose_group() {
   }
 }
 
-// What the others still do before they hear of it.
+// Takes part in the collectives that the other ranks still run before the exchange with the report.
 void RankedStep::go_along(Stage stage, const NamedTensors& all) {
   auto& impl = parallel_->impl();
   if (stage == Stage::Outside && !impl.take_check()) {

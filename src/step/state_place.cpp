@@ -12,7 +12,7 @@ StatePlace::StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::fi
     : optimizer_(directory && device.is_cpu() ? dynamic_cast<StatefulOptimizer*>(&optimizer) : nullptr),
       directory_(std::move(directory).value_or("")) {}
 
-// The window is an eighth of the state, so that it depends on no budget: a smallest budget that is told must do.
+// The window is an eighth of the state, and depends on no budget: a smallest budget that is told must be sufficient.
 StateFile StatePlace::file() const {
   constexpr int64_t kShare = 8, kLeast = int64_t{192} << 10;
   const StateFile most{.directory = directory_};

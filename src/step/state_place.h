@@ -1,5 +1,6 @@
 #pragma once
-// StatePlace: where the optimizer's state is. With StepperOptions::offload it may be in a file; the planner decides.
+// StatePlace: the place of the optimizer's state. With StepperOptions::offload the place may be a file; the planner
+// decides.
 
 #include <filesystem>
 #include <optional>
@@ -16,14 +17,14 @@ namespace snug::detail {
 
 class StatePlace {
  public:
-  /// `directory`: of the file. None, or another device than the CPU: the state stays in memory.
+  /// `directory`: for the file. Without a directory, or on another device than the CPU, the state stays in memory.
   StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory, c10::Device device);
 
-  /// What the file takes and gives. Zeros: the state cannot leave.
+  /// The bytes that go to the file, and the workspace of an update from the file. Zeros: the state cannot leave.
   StateFileBytes bytes() const;
   bool is_in_file() const { return optimizer_ != nullptr && optimizer_->is_state_in_file(); }
-  /// No effect where it is there, or cannot leave. Throws Error if the file cannot be used, and as an allocation does;
-  /// then it is where it was.
+  /// No effect if the state is in the place already, or cannot leave. Throws Error if the file cannot be used, and as
+  /// an allocation does; then the state is in the former place.
   void put(bool in_file);
 
  private:

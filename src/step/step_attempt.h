@@ -1,5 +1,5 @@
 #pragma once
-// StepAttempt: how one try of a step, or of a part of it, went.
+// StepAttempt: the outcome of one try of a step, or of a part of a step.
 
 #include <exception>
 #include <functional>
@@ -14,13 +14,13 @@ struct StepAttempt {
   enum class Outcome {
     Made,
     OutOfMemory,
-    GroupLost,  ///< the ranks are not in step any more
+    GroupLost,  ///< the ranks are no longer in step
     Failed,     ///< any other exception
   };
   Outcome outcome = Outcome::Made;
-  /// As the caller of the Stepper is to see it: BudgetExceeded where a budget was the limit.
+  /// The exception for the caller of the Stepper: BudgetExceeded if a budget was the limit.
   std::exception_ptr error = {};
-  Bytes smallest = Bytes(0);  ///< where out of memory: a budget that would do; 0: not known
+  Bytes smallest = Bytes(0);  ///< if out of memory: a sufficient budget; 0: unknown
 
   bool is_made() const { return outcome == Outcome::Made; }
 };

@@ -1,3 +1,24 @@
+// How a step is repeated
+//
+// A plan predicts memory, and a prediction may fail: other operators run, data make a result larger, an allocator
+// leaves gaps. A failed prediction must not end a run of days. Three answers are possible:
+//
+// - A reserve for every error. The reserve makes every step slower.
+// - A copy of everything that a step changes, before each step. The copies take the memory that the budget lacks.
+// - A journal of changes. EffectJournal copies memory when the step first writes the memory, and takes changes back.
+//
+// snug takes the journal. Stepper::Impl::make_or_repeat calls, in this order, after a try that ran out of memory:
+//
+//   take_less        the plan leaves more memory free, or is made again, by the table in plan_life.h
+//   (ranks decide)   RankedStep: all ranks repeat the step, or no rank does
+//   go_back          the journal takes back the changes
+//   count_step_down  at most four repetitions; or give_up: plans return to the plans before the step
+//
+// Limits:
+// - The journal ends before parameters are written. A failure afterwards is not repeated.
+// - A later micro-batch of accumulate() is not repeated, but the next call already has the plan that takes less.
+// - Several ranks can repeat only a whole step together.
+
 #include "src/step/step_budget.h"
 
 #include <utility>
@@ -13,15 +34,18 @@
 
 namespace snug::detail {
 
-// In a step each parameter has three scalars: two of an optimizer such as AdamW, and its norm. On a CPU they are small.
+// In a step each parameter has three scalars: two scalars of an optimizer such as AdamW, and the norm. On a CPU the
+// scalars are small.
 int64_t StepBudget::own_bytes() const {
   constexpr int64_t kScalar = sizeof(float), kScalars = 3, kSmallThings = 16 << 10;
   const int64_t rounding = allocated_bytes(kScalar, parameters_.device()) - kScalar;
   return kSmallThings + kScalars * rounding * static_cast<int64_t>(parameters_.all().size());
 }
 
-// None: it stays in memory. An update of all parameters at once would bring them all in, gradients that other ranks add
-// to lie in buckets, and masters are no part of the model.
+// None: the model stays in memory. Reasons:
+// - An update of all parameters at once would bring all parameters into memory.
+// - Gradients that other ranks add to lie in buckets.
+// - Masters are not part of the model.
 static std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options,
                                                                const StatePlace& state_place, const RankedStep& ranks) {
   const bool can_leave = options.plan && !options.memory_budget.is_unlimited() && state_place.bytes().moved > 0 &&
@@ -52,7 +76,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
     if (live_bytes(device) > budget_ || model_place_.was_made_in_file()) {
       model_place_.put(/*in_file=*/true);
     }
-  } catch (...) {  // the other ranks wait for this one in check()
+  } catch (...) {  // the other ranks wait for this rank in check()
     no_link_ = std::current_exception();
   }
   planner_.emplace(budget_, options.split_batch_norm, std::move(link), device, options.plan_folder);
@@ -63,7 +87,7 @@ void StepBudget::check() const {
   check_budget(budget_, parameters_.device());
 }
 
-// Ranks that have planned for such a step before need not try anything, so where all have they go on at once.
+// Ranks that have planned for such a step before need not try anything. If all ranks have planned, all go on at once.
 const StepPlan* StepBudget::plan(StepToPlan step) {
   if (ranks_.is_alone()) {
     return step.counts.batch > 0 ? plan_here(step) : nullptr;
@@ -88,7 +112,7 @@ const StepPlan* StepBudget::plan_here(const StepToPlan& step) {
   step.trial.unload();
   if (!step.is_within_window) {
     model_place_.begin();          // trials have left gradients in files
-    parameters_.drop_gradients();  // and where loss_of went backward by Python's own engine
+    parameters_.drop_gradients();  // and gradients exist if loss_of went backward by Python's own engine
   }
   return plan;
 }
@@ -106,7 +130,7 @@ void StepBudget::begin_step() {
   }
 }
 
-// Each rank takes less of its own: where another one ran out of memory, there is nothing to be done here.
+// Each rank takes less of its own memory. If another rank ran out of memory, this rank has nothing to do.
 bool StepBudget::take_less(Repeats repeats) {
   constexpr int64_t kMostStepDowns = 4;
   if (!planner_ || ranks_.is_dropped() || !journal_.is_open() || !planner_->step_down(no_room())) {
@@ -114,7 +138,7 @@ bool StepBudget::take_less(Repeats repeats) {
   }
   const bool can_repeat = repeats == Repeats::OnAllRanks || (repeats == Repeats::Alone && ranks_.is_alone());
   if (!can_repeat) {
-    planner_->settle(PlanEvent::Made);  // for the next one
+    planner_->settle(PlanEvent::Made);  // for the next call
   }
   return can_repeat && tries_.step_downs < kMostStepDowns;
 }

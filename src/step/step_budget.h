@@ -1,6 +1,6 @@
 #pragma once
-// StepBudget: keeps memory_budget: the plan, forward under the plan, and the way back to the beginning of a step that
-// ran out of memory. Where plans() is false, the budget is a limit.
+// StepBudget keeps memory_budget: the plan, forward under the plan, and the return to the beginning of a step that ran
+// out of memory. If plans() is false, the budget is a limit. step_budget.cpp opens with how a step is repeated.
 
 #include <cstdint>
 #include <exception>
@@ -26,18 +26,21 @@ namespace snug::detail {
 
 class StepBudget {
  public:
-  /// Who can make again a call that ran out of memory. Several ranks only if the call is a whole step, as else some
-  /// would hear of it in a later one; nobody where earlier micro-batches went before, which cannot be had again.
+  /// Who may repeat a call that ran out of memory:
+  /// - OnAllRanks: all ranks, or a Stepper alone. The call must be a whole step; otherwise some ranks would learn of
+  ///   the failure in a later call.
+  /// - Alone: only a Stepper alone.
+  /// - Never: earlier micro-batches of the window are accumulated, and cannot be computed again.
   enum class Repeats { Never, Alone, OnAllRanks };
 
   StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
              RankedStep& ranks, TrainedParameters& parameters);
 
-  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on one; Error if one cannot use its
-  /// directory for offload.
+  /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on a rank; Error if a rank cannot
+  /// use its directory for offload.
   void check() const;
 
-  /// The smallest of all ranks.
+  /// The smallest budget of all ranks.
   Bytes limit() const { return budget_; }
   bool plans() const { return planner_.has_value(); }
   const StepPlan* last_plan() const { return planner_ ? planner_->last() : nullptr; }
@@ -45,39 +48,39 @@ class StepBudget {
   StepPlanner& planner() { return *planner_; }
   const StepPlanner& planner() const { return *planner_; }
 
-  /// Where the optimizer's state is: in a file if it can, until a plan says otherwise.
+  /// The place of the optimizer's state: in a file if possible, until a plan says otherwise.
   StatePlace& state_place() { return state_place_; }
-  /// Where the model is: in memory if it fits there, until a plan says otherwise.
+  /// The place of the model: in memory if the model fits, until a plan says otherwise.
   ModelPlace& model_place() { return model_place_; }
 
-  /// Room for what a step needs beside its tensors: loss sums, scales, states of generators.
+  /// Room for small needs of a step besides its tensors: loss sums, scales, states of generators.
   int64_t own_bytes() const;
 
-  /// The plan for a step, the same micro-batch on all ranks. Null where it has no items.
+  /// The plan for a step, with the same micro-batch on all ranks. Null if the step has no items.
   const StepPlan* plan(StepToPlan step);
   /// The plan of this rank alone.
   const StepPlan* plan_here(const StepToPlan& step);
 
-  /// Forgets how the last window went.
+  /// Forgets the tries of the last window.
   void forget_tries();
-  /// A planned step begins here: until its journal ends, all that it changes outside of itself can be taken back.
+  /// Begins a planned step: until the journal ends, all changes of the step outside of itself can be taken back.
   void begin_step();
-  /// It is to end before parameters are written. The step is not repeated then.
+  /// The journal must end before parameters are written. The step is not repeated afterwards.
   EffectJournal& journal() { return journal_; }
-  /// Out of memory: the plan is to take less, or to be made anew (plan_life.h). True: the step can be made again with
-  /// it, if `repeats` allows.
+  /// Out of memory: has the plan take less, or has a new plan made (plan_life.h). True: the step can be repeated under
+  /// the plan, and `repeats` allows the repetition.
   bool take_less(Repeats repeats);
-  /// Takes back what the step has changed outside of itself, unless parameters were written.
+  /// Takes back the changes of the step outside of itself, unless parameters were written.
   void go_back();
-  /// The step will be made again.
+  /// The step will be repeated.
   void count_step_down() { ++tries_.step_downs; }
-  /// It will not: plans are as before it.
+  /// The step will not be repeated: plans are as before the step.
   void give_up();
 
   /// Runs `forward` under the last plan.
   Loss forward(const std::function<Loss()>& forward);
 
-  /// At the end of a step: says what was not as planned.
+  /// At the end of a step: tells how the step differed from the plan.
   void finish(StepResult& result);
 
  private:
@@ -89,14 +92,14 @@ class StepBudget {
   StatePlace state_place_;
   ModelPlace model_place_;
   std::optional<StepPlanner> planner_;
-  std::exception_ptr no_link_;  // why it cannot be used for offload
+  std::exception_ptr no_link_;  // why the link cannot be used for offload
   torch::nn::Module& model_;
   std::vector<at::Tensor*> carried_;
   EffectJournal journal_;  // open until parameters are written
   struct Tries {
     int64_t step_downs = 0;
     std::string deviation = {};
-    bool follows_plan = true;  // but for results that are larger
+    bool follows_plan = true;  // larger results count as planned
   } tries_;                    // of the step or window
 };
 

@@ -20,14 +20,14 @@ namespace {
 
 namespace optim = torch::optim;
 
-// Tensors of a parameter's size that an update of it by one of torch's optimizers takes.
+// Tensors of a parameter's size that one of torch's optimizers allocates to update the parameter.
 struct TensorsTaken {
-  int64_t kept;       // as state, by the first one
-  int64_t workspace;  // at once, beside that, and freed again
+  int64_t kept;       // as state, by the first update
+  int64_t workspace;  // at once, beside the state, and freed again
 };
 
-// They go parameter by parameter. A weight decay that is added to the gradient makes another gradient. Nothing: the
-// options are not torch's.
+// torch's optimizers go parameter by parameter. A weight decay that is added to the gradient makes another gradient.
+// Nothing: the options are not torch's.
 std::optional<TensorsTaken> tensors_taken(const optim::OptimizerOptions& options) {
   const auto with_decay = [](double decay, TensorsTaken taken) {
     taken.workspace += decay != 0 ? 1 : 0;
@@ -48,13 +48,13 @@ std::optional<TensorsTaken> tensors_taken(const optim::OptimizerOptions& options
     return with_decay(sgd->weight_decay(),
                       {.kept = has_momentum ? 1 : 0, .workspace = has_momentum && sgd->nesterov() ? 1 : 0});
   }
-  if (const auto* adagrad = dynamic_cast<const optim::AdagradOptions*>(&options)) {  // its state is made with it
+  if (const auto* adagrad = dynamic_cast<const optim::AdagradOptions*>(&options)) {  // Adagrad is made with its state
     return with_decay(adagrad->weight_decay(), {.kept = 0, .workspace = 1});
   }
   return std::nullopt;
 }
 
-// An optimizer that only has torch's options may keep anything, or hand gradients on to others.
+// An optimizer that has torch's options, and is not torch's, may keep anything, or hand gradients on to others.
 bool is_torchs(const optim::Optimizer& optimizer) {
   const auto is_a = [&]<class... Kinds>() { return (... || (dynamic_cast<const Kinds*>(&optimizer) != nullptr)); };
   return is_a.operator()<optim::Adam, optim::AdamW, optim::RMSprop, optim::SGD, optim::Adagrad>();
@@ -73,8 +73,8 @@ int64_t weight_bytes(const torch::nn::Module& model, const TrainedParameters& pa
   return bytes.count();
 }
 
-// Where the state can leave, what leaves is nearly all: counters of steps and a frozen parameter's state do not. To
-// count tensors in a file would read them.
+// Of state that can leave memory, nearly all leaves. Counters of steps and a frozen parameter's state stay. Counting
+// tensors in a file would read the tensors.
 int64_t state_bytes(const torch::optim::Optimizer& optimizer, const StatePlace& place) {
   if (place.bytes().moved > 0) {
     return place.bytes().moved;
@@ -93,7 +93,7 @@ int64_t workspace_bytes(const optim::Optimizer& optimizer) {
     return stateful->workspace_bytes();
   }
   constexpr TensorsTaken kUnknown{.kept = 0, .workspace = 3};
-  constexpr int64_t kNumbers = 64;  // that operators make tensors of
+  constexpr int64_t kNumbers = 64;  // for numbers that operators turn into tensors
   int64_t most = 0;
   for (const auto& group : optimizer.param_groups()) {
     const int64_t tensors = tensors_taken(group.options()).value_or(kUnknown).workspace;

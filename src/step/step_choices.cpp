@@ -14,7 +14,7 @@ namespace snug::detail {
 const StepChoices::Choice* StepChoices::find(const StepToPlan& step) const {
   const Choice* found = nullptr;
   for (const Choice& choice : choices_) {
-    // What was not cut says nothing of larger batches.
+    // A batch that was not cut tells nothing about larger batches.
     const bool large_enough = step.counts.batch <= choice.batch || choice.items < choice.batch;
     if (large_enough && covers(choice.kind, step.kind) && (found == nullptr || choice.kind == step.kind)) {
       found = &choice;

@@ -1,6 +1,6 @@
 #pragma once
-// StepChoices: which micro-batch was chosen for which batch. It is saved with a run, so that the run makes the same
-// steps when it is resumed.
+// StepChoices: the chosen micro-batch for each batch. The choices are saved with a run, so that a resumed run makes the
+// same steps.
 
 #include <cstdint>
 #include <string>
@@ -19,9 +19,9 @@ class StepChoices {
     int64_t slices;
   };
 
-  /// For such a batch or a larger one, in this run or before it was saved; null: there is none.
+  /// The choice for such a batch or a larger batch, in this run or before the run was saved; null: no choice.
   const Choice* find(const StepToPlan& step) const;
-  /// As its plan does, it takes the place of those that it covers.
+  /// The choice replaces all choices that the choice covers, as a plan does.
   void remember(Choice choice);
 
   std::string to_text() const;

@@ -1,5 +1,5 @@
 #pragma once
-// A StepKind as JSON: three fields of an object that may have others.
+// A StepKind as JSON: three fields of an object. The object may have other fields.
 
 #include <cstdint>
 #include <vector>
@@ -19,7 +19,7 @@ inline nlohmann::json json_of(const StepKind& kind) {
   return {{"modes", kind.modes}, {"trained", kind.trained}, {"tensors", tensors}};
 }
 
-/// Throws nlohmann's exceptions where a field is missing or of another type.
+/// Throws nlohmann's exceptions if a field is missing or of another type.
 template <class Json>
 StepKind kind_from(const Json& json) {
   StepKind kind{.modes = whole_number<uint32_t>(json.at("modes")),

@@ -16,7 +16,7 @@ using Json = detail::OrderedJson;
 constexpr detail::JsonKind kStepPlanJson{
     .key = "snug_step_plan", .type = "StepPlan", .noun = "plan", .cure = "plan again"};
 
-// In one word, or three.
+// One word, or three words.
 std::string way_of(const ActivationPlan& plan) {
   const plan::Simulation run = plan::StepSimulator(plan.profile()).run(plan.choice().stays);
   const bool rebuilds = std::any_of(run.replays.begin(), run.replays.end(),

@@ -1,3 +1,30 @@
+// Which plan a step gets
+//
+// Trials take several passes, and batches differ from step to step: in length, in items, in frozen parameters, in
+// modules in training mode. A plan for each batch would try in nearly every step. One plan for the largest batch would
+// waste memory and time on all smaller batches. So a plan serves every step of the same modes and the same trained
+// parameters (StepKind) with as many items or fewer, if no side of an item is longer than planned and at most a fifth
+// is wasted. A new plan replaces the plans that the new plan covers. A plan that cuts the batch serves more items too;
+// a plan that does not cut the batch has no room for the gradients that several micro-batches keep.
+//
+// A plan comes from the first of these sources:
+//
+//   1. an earlier step of this program
+//   2. plan_folder, if trials would give the same plan now (holds)
+//   3. trials with the model in memory
+//   4. trials with the model in files, if nothing fits in memory, or if recomputation takes more time than gradients
+//      take to a file and back; then the faster plan of 3 and 4 wins
+//
+// Consequences:
+// - A step that needs more bytes than the plan has counted, or smaller micro-batches for another rank, makes a plan
+//   outdated, not useless: the choice is made again, from the trials so far and a few more.
+// - State and weights that a plan has put into files stay in files for later plans. Otherwise batches of different
+//   sizes would move the state and weights back and forth.
+// - A step that fails is treated by the table in plan_life.h. The plan and the choices from before the first repetition
+//   are kept, and return if the step is not made in spite of all repetitions.
+// - The micro-batch of each plan is remembered in StepChoices, longer than the plan, and saved with a run. A resumed
+//   run makes the same steps, although trials on another day would find other times.
+
 #include "src/step/step_planner.h"
 
 #include <algorithm>
@@ -17,7 +44,7 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
   Known* found = nullptr;
   for (Known& known : known_) {
     const StepChoice& choice = known.plan.choice;
-    // What was planned as one micro-batch has no room for the gradients that several keep.
+    // A plan with one micro-batch has no room for the gradients that several micro-batches keep.
     const bool large_enough = step.counts.batch <= known.trials.counts().batch || choice.micro_batches > 1;
     const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.counts.batch) <= choice.items;
     const StepKind& kind = known.trials.kind();
@@ -31,7 +58,7 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
 }
 
 const StepPlan* StepPlanner::plan(const StepToPlan& step) {
-  last_ = nullptr;  // where it throws
+  last_ = nullptr;  // in case of an exception
   Known* known = find_or_read(step);
   if (known == nullptr && step.is_within_window && step.counts.model_file.moved > 0) {
     return nullptr;  // gradients of the window may be in files
@@ -49,7 +76,7 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   return in_place(step);
 }
 
-// With more bytes than before. Where that does not fit with the model in memory, in files.
+// Plans again because the step needs more bytes than before. Tries with the model in memory first, then in files.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = !known.plan.model_in_file && step.counts.model_file.moved > 0;
   try {
@@ -65,7 +92,8 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   known = *try_with(step, /*model_in_file=*/true);
 }
 
-// With the model in memory and with the model in files: the faster. Where neither will do, what the second asks for.
+// The faster plan of two: with the model in memory, and with the model in files. If neither fits, the exception is that
+// of the files.
 StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   std::optional<Known> in_memory, in_files;
   if (stays_ != InFiles::Everything) {
@@ -90,7 +118,7 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   return *std::move(in_memory);
 }
 
-// None: nothing fits, or less than what there is; then the other way is tried.
+// None: nothing fits, or not even the present tensors fit. Then the caller tries with the model in files.
 std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, bool model_in_file) {
   Known known{.trials = StepTrials(step, limits_, model_in_file)};
   const bool is_last_way = model_in_file || step.counts.model_file.moved == 0;
@@ -113,7 +141,7 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
   return known;
 }
 
-// Whether more time goes into what fits with the model in memory than gradients take that go to a file and come back.
+// Whether recomputation with the model in memory takes more time than gradients take to a file and back.
 bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step) const {
   if (step.counts.model_file.moved == 0 || !limits_.link.is_open()) {
     return false;
@@ -181,7 +209,7 @@ RankSplit StepPlanner::planned(const StepToPlan& step) const {
   return {.at_most = step.micro_batch > 0 ? RankSplit::kWhole : chosen, .batch = step.counts.batch, .is_planned = true};
 }
 
-// It is remembered for the largest share of all, as any rank may be the one that saves it.
+// The choice is remembered for the largest share of all ranks, because any rank may be the rank that saves the choice.
 void StepPlanner::keep(const StepToPlan& step, const AgreedSplit& agreed) {
   if (last_ == nullptr || step.micro_batch > 0) {
     return;
@@ -208,7 +236,7 @@ void StepPlanner::set_choices(StepChoices choices) {
 
 // --- the file
 
-// What was read and does not hold for this step is forgotten: it is planned anew, by trials.
+// A plan that was read and does not hold for the step is forgotten, and the step is planned by trials.
 StepPlanner::Known* StepPlanner::find_or_read(const StepToPlan& step) {
   if (!folder_.empty() && !file_) {
     read(step);
@@ -238,8 +266,8 @@ void StepPlanner::read(const StepToPlan& step) {
   }
 }
 
-// As trials would have it now: with the micro-batch of the run that goes on, and without a sixteenth of the budget to
-// spare.
+// Whether trials would give the same plan now: with the micro-batch of the run that goes on, and with at most a
+// sixteenth of the budget to spare.
 bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
   const StepCounts& counts = read.trials.counts();
   const StepPlan& plan = read.plan;
@@ -274,7 +302,7 @@ void StepPlanner::save() {
   }
 }
 
-// --- what happens to a plan
+// --- events of a plan
 
 bool StepPlanner::step_down(PlanEvent event) {
   constexpr int kMostTimesLeftFree = 2;

@@ -1,7 +1,11 @@
 #pragma once
-// StepPlanner: the plans of a Stepper with a memory_budget. A plan is made when a shape of batch is first seen and kept
-// for all that are no larger, up to a fifth: so batches of many lengths need few plans. step_trials.h has how one is
-// found, step_choices.h what of it is saved with a run, and plan_file.h how all of them go to the next program.
+// StepPlanner: the plans of a Stepper with a memory_budget. A plan is made when a shape of batch is first seen. The
+// plan then serves all batches that are no larger, if items waste at most a fifth. So batches of many lengths need few
+// plans. Further files:
+// - step_planner.cpp: which plan a step gets
+// - step_trials.cpp: how a plan is found
+// - step_choices.h: the part of a plan that is saved with a run
+// - plan_file.h: how plans go to the next program
 
 #include <cstdint>
 #include <filesystem>
@@ -22,50 +26,50 @@ namespace snug::detail {
 
 class StepPlanner {
  public:
-  /// `splits_batch_norm`: whether a batch may be cut though the model normalises by its statistics. `link`: over which
-  /// plans may offload. `device`: whose memory the budget is of. `folder`: of the file of plans; empty: there is none.
+  /// `splits_batch_norm`: whether a batch may be cut though the model normalises by batch statistics. `link`: the link
+  /// over which plans may offload. `device`: the device of the budget. `folder`: for the file of plans; empty: no file.
   StepPlanner(Bytes budget, bool splits_batch_norm, OffloadLink link = {}, c10::Device device = c10::kCPU,
               std::filesystem::path folder = {})
       : limits_{budget.count(), splits_batch_norm, std::move(link), device}, folder_(std::move(folder)) {}
-  StepPlanner(const StepPlanner&) = delete;  // plans refer to its limits
+  StepPlanner(const StepPlanner&) = delete;  // plans refer to the limits
   StepPlanner& operator=(const StepPlanner&) = delete;
 
-  /// The plan for a step: one made earlier if it will do. Null within a window, if nothing can be tried there. Throws
-  /// BudgetExceeded, with the smallest budget that would do, if nothing fits.
+  /// The plan for a step: an earlier plan if one serves, otherwise a new plan. Null within a window, if nothing can be
+  /// tried. Throws BudgetExceeded, with the smallest budget found, if nothing fits.
   const StepPlan* plan(const StepToPlan& step);
 
-  // On several ranks each calls look(), and then plan() until what they all said is settled, and then keep().
-  /// What is known without trying anything.
+  // Each of several ranks calls look(), then plan() until the reports of all ranks are settled, and then keep().
+  /// The split as known without any trial.
   RankSplit look(const StepToPlan& step);
-  /// What came of plan().
+  /// The split that plan() has made.
   RankSplit planned(const StepToPlan& step) const;
-  /// The choice of all ranks is this one's.
+  /// Takes the choice of all ranks as the choice of this rank.
   void keep(const StepToPlan& step, const AgreedSplit& agreed);
 
-  // What happens to the last plan: see plan_life.h.
-  /// The first try of a step comes.
+  // Events of the last plan: see plan_life.h.
+  /// Before the first try of a step.
   void forget_tries() { before_.reset(); }
-  /// The step ran out of memory. False: no other plan is to be had.
+  /// For a step that ran out of memory. False: no other plan can be made.
   bool step_down(PlanEvent event);
-  /// The step was made, as planned or with other operators.
+  /// For a step that was made, as planned or with other operators.
   void settle(PlanEvent event);
-  /// It was not, however often it was made again: plans are again what they were before it.
+  /// For a step that was not made in spite of all repetitions: plans are again as before the step.
   void give_up();
 
-  /// Plans go to the file, where they are others than there. What cannot be written is said in the plan.
+  /// Writes plans to the file, if the file has other plans. If the file cannot be written, the plan says so.
   void save();
 
-  /// A run that is resumed with them makes the same ones.
+  /// Choices for a resumed run, so that the run makes the same choices.
   std::string choices() const { return choices_.to_text(); }
   void set_choices(StepChoices choices);
 
-  /// How the first step under a plan that was read, and keeps everything, is watched: so operators that have become
-  /// others are noticed. Null: it need not be.
+  /// The operators to watch in the first step under a plan that was read and keeps everything, so that changed
+  /// operators are noticed. Null: the step need not be watched.
   const ActivationPlan* recorded() const {
     return last_ != nullptr && last_->state == PlanState::Read && last_->recorded ? &*last_->recorded : nullptr;
   }
 
-  /// Null: there is none.
+  /// Null: no plan.
   const StepPlan* last() const { return last_ == nullptr ? nullptr : &last_->plan; }
 
  private:
@@ -73,16 +77,16 @@ class StepPlanner {
     StepTrials trials;
     StepPlan plan = {};
     PlanState state = PlanState::Tried;
-    bool is_stale = false;                        // to be chosen again, from what was tried
-    int64_t shared_batch = 0;                     // the largest that this choice was remembered for
-    std::optional<ActivationPlan> recorded = {};  // see SavedPlan; where there is a file
+    bool is_stale = false;                        // to be chosen again, from the same trials
+    int64_t shared_batch = 0;                     // the largest batch that this choice was remembered for
+    std::optional<ActivationPlan> recorded = {};  // see SavedPlan; only with a folder
   };
-  // What a step that runs out of memory begins with.
+  // The beginning of a step that runs out of memory.
   struct Before {
     Known known;
     StepChoices choices;
-    int times_left_free = 0;  // in this step
-    bool is_anew = false;     // it was planned anew in this step
+    int times_left_free = 0;  // in the step
+    bool is_anew = false;     // whether the step was planned again
   };
 
   Known plan_anew(const StepToPlan& step);
@@ -103,13 +107,13 @@ class StepPlanner {
   std::list<Known> known_;
   StepChoices choices_;
   Known* last_ = nullptr;
-  // Once a plan has had something in files, it stays there: it does not go back and forth between batches.
+  // Tensors that a plan has put into files stay in files, and do not go back and forth between batches.
   InFiles stays_ = InFiles::Nothing;
-  std::optional<Before> before_;  // while the step is made again
+  std::optional<Before> before_;  // while the step is repeated
   std::filesystem::path folder_;
-  std::optional<PlanFile> file_;  // from the first look at it on
+  std::optional<PlanFile> file_;  // from the first look at the file on
   bool is_news_ = false;          // the file has other plans
-  std::string why_not_read_;      // until a plan says it
+  std::string why_not_read_;      // until a plan says so
 };
 
 }  // namespace snug::detail

@@ -14,7 +14,7 @@ GradScalerOptions scaler_options(GradScalerOptions options, Precision precision)
   return options;
 }
 
-// Auto is a choice that nobody has tried on the model, so it comes with a guard.
+// Nobody has tried the choice of Auto on the model, so Auto has a guard.
 PrecisionGuardOptions guard_options(PrecisionGuardOptions options, Precision asked) {
   if (asked == Precision::Auto && !options.patience) {
     options.patience = PrecisionGuardOptions::kPatienceOfAuto;
@@ -34,7 +34,7 @@ StepPrecision::StepPrecision(const StepperOptions& options, Precision precision,
       guard_(guard_options(options.precision_guard, options.precision)) {
   scaler_.name_parameters(parameters);
   scaler_.agree_by(agree_by_);
-  scale();  // the scaler makes its tensors when it first scales; a step that is measured must not pay for them
+  scale();  // the scaler makes its tensors at the first scale(); a step that is measured must not pay for the tensors
   regions_.device = device.type();
 }
 

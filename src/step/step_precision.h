@@ -1,5 +1,5 @@
 #pragma once
-// StepPrecision: what a step computes in: the type of forward, the scale of the loss, and the regions that the
+// StepPrecision: the precision of a step: the type of forward, the scale of the loss, and the regions that the
 // precision guard has moved to FP32.
 
 #include <functional>
@@ -26,7 +26,7 @@ class StepPrecision {
  public:
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-  /// `precision`: that of `options`, where Auto was resolved. `agree_by`: see GradScaler; empty alone.
+  /// `precision`: the precision of `options`, with Auto resolved. `agree_by`: see GradScaler; empty alone.
   StepPrecision(const StepperOptions& options, Precision precision, c10::Device device,
                 std::function<void(const at::Tensor&)> agree_by, const NamedTensors& parameters);
 
@@ -34,23 +34,23 @@ class StepPrecision {
   bool is_low() const { return precision_ != Precision::Float32; }
   GradScaler& scaler() { return scaler_; }
   const GradScaler& scaler() const { return scaler_; }
-  /// A scalar on the device.
+  /// The loss scale, a scalar on the device.
   at::Tensor scale();
-  /// The regions that forward and its recomputations are to see; null without a guard.
+  /// The regions for forward and recomputation; null without a guard.
   PrecisionRegions* regions() { return guard_.is_on() ? &regions_ : nullptr; }
 
-  /// `loss_of()` under autocast.
+  /// Runs `loss_of()` under autocast.
   Loss forward(const std::function<Loss()>& loss_of) const;
-  /// Shows unscaled gradients to the guard. Waits for the device, if there is a guard.
+  /// Shows unscaled gradients to the guard. With a guard, waits for the device.
   void look_at_gradients(const NamedTensors& parameters);
-  /// The step is given up.
+  /// For a step that is given up.
   void forget_gradients() { evidence_.reset(); }
-  /// After the update: the guard may move regions, by the gradients that it was shown.
+  /// After the update: the guard may move regions, judging by the gradients shown to the guard.
   void move_regions(StepResult& result);
 
   void add_to(StateDict& state) const;
-  /// This one as `state` has it, which add_to() made in a run of precision `saved`. Throws CorruptFile for anything
-  /// else.
+  /// A copy with the values of `state`, which add_to() made in a run of precision `saved`. Throws CorruptFile for any
+  /// other state.
   StepPrecision restored(const StateDict& state, Precision saved, const NamedTensors& parameters) const;
 
  private:

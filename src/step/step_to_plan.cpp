@@ -21,7 +21,7 @@ int64_t elements(const BatchShape& shape) {
   return count;
 }
 
-// Whether a plan for batches of shape `large` will do for `small`: no side is longer, and not much is wasted.
+// Whether a plan for batches of shape `large` serves `small`: no side is longer, and at most a fifth is wasted.
 bool covers(const BatchShape& large, const BatchShape& small) {
   const auto is_no_smaller = [](const auto& a, const auto& b) {
     return a.first == b.first &&

@@ -1,5 +1,5 @@
 #pragma once
-// StepToPlan: a step before it is planned. StepTrial: how it can be tried.
+// StepToPlan: a step before planning. StepTrial: how the step can be tried.
 
 #include <cstdint>
 #include <string>
@@ -23,31 +23,31 @@ struct PrecisionRegions;
 /// Steps of one kind save the same tensors, for batches of the same size.
 struct StepKind {
   BatchShape shape = {};
-  uint32_t modes = 0;    // a hash: which modules are in training mode, which regions are in FP32
-  uint32_t trained = 0;  // likewise: which parameters are not frozen
+  uint32_t modes = 0;    // a hash: the modules in training mode, and the regions in FP32
+  uint32_t trained = 0;  // a hash: the parameters that are not frozen
 
   friend bool operator==(const StepKind&, const StepKind&) = default;
 };
 
-/// StepKind::modes. `regions`: null where none can be moved.
+/// StepKind::modes. `regions`: null if no region can be moved.
 uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* regions);
 
-/// What a model takes with its weights and gradients in files.
+/// The bytes of a model with weights and gradients in files.
 struct ModelFileBytes {
-  int64_t moved = 0;   ///< of weights and buffers: not in memory then
-  int64_t beside = 0;  ///< in memory then: the window, and small gradients
+  int64_t moved = 0;   ///< of weights and buffers in files, and not in memory
+  int64_t beside = 0;  ///< in memory instead: the window, and small gradients
 
   friend bool operator==(const ModelFileBytes&, const ModelFileBytes&) = default;
 };
 
-/// What of a step is in files: nothing; the optimizer's state; that, the weights and the gradients.
+/// The parts of a step in files: none; the optimizer's state; the optimizer's state, the weights and the gradients.
 enum class InFiles : uint8_t { Nothing, State, Everything };
 
 inline InFiles in_files(const StepPlan& plan) {
   return plan.model_in_file ? InFiles::Everything : plan.state_in_file ? InFiles::State : InFiles::Nothing;
 }
 
-/// The micro-batches of a step, to run before the step itself does.
+/// Runs the micro-batches of a step before the step itself.
 class StepTrial {
  public:
   StepTrial() = default;
@@ -55,59 +55,61 @@ class StepTrial {
   StepTrial& operator=(const StepTrial&) = delete;
   virtual ~StepTrial() = default;
 
-  /// The first `items` items, until unload(). `to_measure`: of a batch that the step does not cut into such parts.
+  /// Loads the first `items` items, until unload(). `to_measure`: for a part into which the step does not cut the
+  /// batch.
   virtual void load(int64_t items, bool to_measure = false) = 0;
   virtual void unload() = 0;
-  /// Forward and loss of the items that are loaded, as the step will run them.
+  /// Forward and loss of the loaded items, as the step will run both.
   virtual at::Tensor loss() = 0;
-  /// Makes gradients, of zeros, as they are from the second micro-batch on; or drops them.
+  /// true: makes gradients, of zeros, as from the second micro-batch on. false: drops the gradients.
   virtual void hold_gradients(bool held) = 0;
-  /// After a loss: how much of the step's state_bytes is of parameters that no loss gives a gradient to. It will not
-  /// come.
+  /// After a loss: the part of the step's state_bytes for parameters to which no loss gives a gradient. The optimizer
+  /// will not allocate the part.
   virtual int64_t idle_state_bytes() const = 0;
-  /// After a loss: why the batch must not be cut; empty: it may.
+  /// After a loss: why the batch must not be cut; empty: the batch may be cut.
   virtual std::string pinned_by() const = 0;
-  /// Puts that into files, and the rest into memory. No effect on what cannot leave. Throws as an allocation does.
+  /// Puts `what` into files, and the rest into memory. No effect on parts that cannot leave. Throws as an allocation
+  /// does.
   virtual void put(InFiles /*what*/) {}
-  /// The step's bytes with that in files; of activations, none.
+  /// The step's bytes with `what` in files; activations are not counted.
   virtual BytesByKind bytes(InFiles /*what*/) const { return {}; }
-  /// StepCounts::fixed_bytes, as it is now, without copies in the journal. No items are loaded, and no gradients are
+  /// The present StepCounts::fixed_bytes, without copies in the journal. No items are loaded, and no gradients are
   /// held.
   virtual int64_t fixed_bytes() const = 0;
-  /// Of the step: takes back what its trials change.
+  /// The step's journal, which takes back the changes of trials.
   virtual EffectJournal& journal() = 0;
-  /// What plans hold for: see describe_stepper.
+  /// The description for which plans hold: see describe_stepper.
   virtual std::string described() const = 0;
 };
 
-/// Bytes and items that a plan is made for.
+/// Bytes and items for which a plan is made.
 struct StepCounts {
   int64_t batch = 0;                    ///< items
-  int64_t at_most = RankSplit::kWhole;  ///< items in a micro-batch: what all ranks have agreed on
+  int64_t at_most = RankSplit::kWhole;  ///< items in a micro-batch, as agreed by all ranks
   int64_t fixed_bytes = 0;              ///< alive all the time: everything but gradients and activations
-  int64_t gradient_bytes = 0;           ///< of all
+  int64_t gradient_bytes = 0;           ///< of all gradients
   int64_t optimizer_bytes = 0;          ///< workspace of the optimizer's part
-  StateFileBytes state_file = {};       ///< with the state in a file: what is not in memory, and the workspace
-  ModelFileBytes model_file = {};       ///< with the model in files: what is not in memory, and what is beside
+  StateFileBytes state_file = {};       ///< with the state in a file: the bytes not in memory, and the workspace
+  ModelFileBytes model_file = {};       ///< with the model in files: the bytes not in memory, and the bytes beside
 
-  // Which trials show:
-  int64_t effect_bytes = 0;  ///< of copies of what the step writes outside of itself
-  int64_t kept_bytes = 0;    ///< of results that the program keeps until the next step, in profiles: see ProfiledStep
-  int64_t idle_state_bytes = 0;  ///< of parameters that get no gradient: fixed_bytes is without
-  int64_t left_free = 0;         ///< since a step, or a plan that was tried, ran out of memory
+  // Counts that trials show:
+  int64_t effect_bytes = 0;      ///< copies of memory that the step writes outside of itself
+  int64_t kept_bytes = 0;        ///< results that the program keeps until the next step, in profiles: see ProfiledStep
+  int64_t idle_state_bytes = 0;  ///< state of parameters without a gradient, not in fixed_bytes
+  int64_t left_free = 0;         ///< left free since a step, or a plan that was tried, ran out of memory
 };
 
-/// What a step is, before it is planned.
+/// A step before planning.
 struct StepToPlan {
   StepTrial& trial;
   StepKind kind = {};
   StepCounts counts = {};
-  int64_t micro_batch = 0;        // items in each; 0: to be chosen
+  int64_t micro_batch = 0;        // items in each micro-batch; 0: to be chosen
   int64_t state_bytes = 0;        // of fixed_bytes: state that the optimizer may have yet to allocate
-  bool is_within_window = false;  // there are gradients of earlier micro-batches
+  bool is_within_window = false;  // whether gradients of earlier micro-batches exist
 };
 
-/// Whether a plan for steps of kind `large` serves those of kind `small`: no side of a tensor is longer, and at most a
+/// Whether a plan for steps of kind `large` serves steps of kind `small`: no side of a tensor is longer, and at most a
 /// fifth is wasted.
 bool covers(const StepKind& large, const StepKind& small);
 

@@ -1,3 +1,34 @@
+// How a Stepper finds a plan
+//
+// The memory of a step has a part that does not depend on the micro-batch (weights, optimizer state, and gradients if
+// the step has several micro-batches) and a part that does (activations and loaded items). Five means trade time for
+// memory:
+//
+//   split      fewer activations at once; gradients are kept between micro-batches
+//   recompute  fewer activations; some operators run again in backward
+//   offload    activations go to a file or to host memory, and come back
+//   files      optimizer state, or state, weights and gradients, in files; an update streams the state
+//   slices     fewer activations inside snug::sliced; gradients differ by rounding, so slices are the last means
+//
+// Recompute and offload need a choice for every tensor, and planner/solver has a solver for the choice. Split, files
+// and slices have few settings. So the search is a loop around the solver:
+//
+//   1. Profile one micro-batch of the whole batch, of its half, its quarter, and so on (profile_step).
+//   2. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
+//      (search_step), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
+//      weights and gradients in files.
+//   3. Take the fastest step of all.
+//   4. Run the plan once, and compare values and peak with the prediction (plan_activations). If the plan fails, go
+//      back to 3 without the micro-batch; if memory runs out, go back to 3 with more memory left free.
+//   5. If nothing fits, and the model leaves the number of slices to the plan, profile with more slices.
+//
+// Profiles are expensive. So an earlier run's choice is profiled first, and ends step 1 if the choice fits. Otherwise
+// step 1 stops after six micro-batches if one of the six fits. A batch stays whole if the model normalises by batch
+// statistics, if the loss is a Loss::whole, or if the caller carries state from step to step.
+//
+// Nothing runs beyond the budget, not even to refuse the budget. The refusal names the smallest budget for which a plan
+// was found. If nothing ran, parts of the batch are profiled, and the profile of the smallest step is extrapolated.
+
 #include "src/step/step_trials.h"
 
 #include <list>
@@ -22,11 +53,12 @@
 namespace snug::detail {
 namespace {
 
-// Slices are tried coarsely: each try is a step that may run out of memory, and more of them than needed cost little.
+// Slices are tried coarsely: each try is a step that may run out of memory, and more slices than needed cost little.
 constexpr int64_t kMoreSlices = 4, kMostSlices = 256;
-constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller ones only if none of these fits
+constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; smaller parts only if none of these fits
 
-// Statistics of the batch are not those of its parts. Operators that write to what was there before keep running ones.
+// Statistics of a batch differ from the statistics of its parts. An operator that writes to memory from before the step
+// keeps running statistics.
 std::string normalises_by_batch(const StepProfile& profile) {
   for (const ProfiledOperator& op : profile.operators) {
     if (op.reads_batch_statistics) {
@@ -53,7 +85,7 @@ PlacedBytes bytes_of_activations(const StepProfile& profile, const RematPlan& pl
   return placed;
 }
 
-// Until the end of what it returns: gradients as the step will have them, while it is tried.
+// Until the end of the returned scope a trial holds gradients, as the step will.
 auto gradients_held(StepTrial& trial, bool held) {
   auto drop = c10::make_scope_exit([&trial, held] {
     if (held) {
@@ -134,7 +166,7 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
   counts_.fixed_bytes = trial.fixed_bytes() - kept - counts_.idle_state_bytes;
 }
 
-// False: it does not run within the budget.
+// False: the micro-batch does not run within the budget.
 bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) {
   const auto note = [&](std::string_view what) {
     untried_ += fmt::format("{:>12} {}{}\n", items, slices > 1 ? fmt::format("in {} slices ", slices) : "", what);
@@ -166,7 +198,7 @@ bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) 
   return has_run;
 }
 
-// Returns the smallest that may be tried.
+// Returns the smallest micro-batch that may be tried.
 int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   if (step.micro_batch > 0) {
     const int64_t items = std::min(step.micro_batch, step.counts.batch);
@@ -198,7 +230,7 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
   return 1;
 }
 
-// The batch must not be cut, as a part of it may have told.
+// For a batch that must not be cut, as a trial of a part may have told.
 int64_t StepTrials::try_whole(const StepToPlan& step) {
   std::erase_if(tried_, [&](const auto& entry) { return entry.first < step.counts.batch; });
   if (tried_.empty()) {
@@ -207,7 +239,7 @@ int64_t StepTrials::try_whole(const StepToPlan& step) {
   return step.counts.batch;
 }
 
-// So many, or the half, or its half and so on. Returns the smallest that may be tried.
+// Tries `items`, or half, or half of the half and so on. Returns the smallest micro-batch that may be tried.
 int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, int64_t items) {
   for (;; items /= 2) {
     if (!tried_.contains(items) && items <= step.counts.batch) {
@@ -222,7 +254,7 @@ int64_t StepTrials::try_at_most(const StepToPlan& step, const Choice* before, in
   }
 }
 
-// Where nothing fits: more and more of them.
+// Tries more and more slices while nothing fits.
 void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
   const auto tried = tried_.find(items);
   int64_t slices = tried != tried_.end() ? tried->second.slices : 1;
@@ -234,7 +266,7 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 
 // --- choosing
 
-// The faster of both places for the state; where neither will do, the one that asks for less.
+// The faster of both places for the state. If nothing fits in either place, the place that asks for less.
 StepTrials::Found StepTrials::search(int64_t only) const {
   if (!state_can_leave() || state_must_be_in_file_) {
     return {search_with(only, state_can_leave()), state_can_leave(), std::nullopt};
@@ -246,7 +278,8 @@ StepTrials::Found StepTrials::search(int64_t only) const {
   return in_file ? Found{std::move(file), true, std::move(memory)} : Found{std::move(memory), false, std::move(file)};
 }
 
-// Over all micro-batches that were tried and are not too large for other ranks, or those of `only` items.
+// Searches all micro-batches that were tried and are not too large for other ranks, or only micro-batches of `only`
+// items.
 StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
   std::list<plan::StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
@@ -269,7 +302,8 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
 
 StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
   const int64_t first = counts_.at_most != RankSplit::kWhole ? most_items() : same;
-  // Trying stopped at the first micro-batch that fits. Where its plan has failed, smaller ones are tried.
+  // Trying stopped at the first micro-batch that fits. If the plan of that micro-batch failed, smaller micro-batches
+  // are tried.
   int64_t smallest = tried_.empty() || step.micro_batch > 0 ? 1 : tried_.begin()->first;
   bool has_failed = false;
   for (;;) {
@@ -295,8 +329,10 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
   }
 }
 
-// None: the recomputation has other bits each time, or takes more memory than predicted, and within that it does not
-// fit. Then the micro-batch is out of the question. Or it ran out of memory: then more is left free.
+// None in two cases:
+// - Recomputation has other bits each time, or takes more memory than predicted and does not fit. Then the micro-batch
+//   is excluded.
+// - The plan ran out of memory. Then more memory is left free.
 std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Found& found) {
   StepPlan plan{.budget_bytes = limits_->budget,
                 .choice = *found.search.choice,
@@ -342,7 +378,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   return plan;
 }
 
-// Where the optimizer's state is, and what the step would be otherwise.
+// Says in which place the optimizer's state is, and how fast the step would be with the state in the other place.
 std::string StepTrials::told_of_state(const Found& found) const {
   if (!state_can_leave()) {
     return {};
@@ -362,10 +398,11 @@ std::string StepTrials::told_of_state(const Found& found) const {
                      elsewhere);
 }
 
-// Where nothing that the step may run has run within the budget: parts of it may have. Two of them tell what the least
-// that it may run takes. 0: nobody knows, as more must not be alive than the budget.
+// For a step of which nothing ran within the budget. Parts of the micro-batch may run, and two parts tell by
+// extrapolation how much the smallest permitted micro-batch takes. 0: unknown, because no more than the budget may be
+// alive.
 int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
-  constexpr int64_t kSmallThings = 8 << 10;  // that a step has at its beginning
+  constexpr int64_t kSmallThings = 8 << 10;  // small tensors at the beginning of a step
   const int64_t items = step.micro_batch > 0 ? std::min(step.micro_batch, step.counts.batch) : step.counts.batch;
   if (!is_least(step, items)) {
     return 0;  // a single item has not run
@@ -386,14 +423,15 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     const int64_t loaded = large.loaded_bytes / part * items * (micro_batches(items) > 1 ? 2 : 1);
     const int64_t beside = parts.fixed_bytes(in_file) + loaded + (micro_batches(items) > 1 ? gradient_bytes() : 0);
     const RematPlan least = plan::PlanSolver(plan::StepSimulator(*whole)).smallest();
-    // It is tried under a guess first, which takes more than the least.
+    // The step is tried under a guess first. A guess takes more than the least.
     const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
     return std::max(parts.bytes_of_update(in_file), beside + peak) + kSmallThings;
   }
   return 0;
 }
 
-// `bound`: see StepSearch; 0: it is not known. What ran out of memory in as little as is given names no budget.
+// `bound`: see StepSearch; 0: unknown. A `smallest` within the budget names no budget, because the step ran out of
+// memory in as little.
 void StepTrials::refuse(int64_t smallest, int64_t bound) const {
   smallest = smallest > limits_->budget ? smallest : 0;
   std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",

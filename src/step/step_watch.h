@@ -1,5 +1,5 @@
 #pragma once
-// StepWatch: time and memory of one step, from where it is made.
+// StepWatch: time and memory of one step, from the constructor on.
 
 #include <chrono>
 #include <cstdint>
@@ -14,7 +14,7 @@ class StepWatch {
  public:
   explicit StepWatch(c10::Device device) : level_(live_bytes(device).count()), peak_(device) {}
 
-  /// How far memory has risen so far.
+  /// The rise of memory so far.
   int64_t rise() const { return peak_.peak() - level_; }
   void finish(StepResult& result) const {
     result.peak_bytes = peak_.peak();

@@ -1,3 +1,29 @@
+// The order of a training step
+//
+// A training step is a list of calls whose order is easy to get wrong: a gradient clipped before unscaling, an update
+// that one rank leaves out and another makes, an update after half a backward pass. So the order is written down once,
+// in Stepper::Impl, for one micro-batch and for many, alone and on ranks, with and without loss scaling, masters and a
+// budget. Parts that are off are present and do nothing, so the order is the same with and without them.
+//
+//   make_step        open the window, plan, run micro-batches, close_and_write
+//   close_and_write  close the window, unscale, clip, ask accept_update, write, update the loss scale, finish
+//   add_micro_batch  make_step in parts, for loaders that yield micro-batches
+//   make_or_repeat   try one of the former, and repeat a try that ran out of memory
+//
+// A try may fail anywhere. A copy of model and optimizer before each step would take more memory than most budgets
+// have, and a step that is left half made would be the caller's problem. The third way is a border in the step:
+// begin_writing(). All that may fail comes before the border as far as possible:
+//
+// - Before the border, a failed try leaves parameters, optimizer and scaler as before. Under a planned budget a journal
+//   takes back other changes of the step (note_effects), and the step can be repeated. Without a plan, other changes
+//   stay.
+// - At the border, ranks agree that no rank has failed (RankedStep::confirm_writing), and the journal ends.
+// - After the border, nothing is put back. snug's optimizers allocate all memory before they call the border
+//   (StatefulOptimizer::before_writing). An optimizer of unknown needs updates without the limit instead.
+//
+// The rules of each part are elsewhere: StepBudget and StepPlanner (plans), RankedStep (ranks), StepPrecision (types
+// and loss scale), TrainedParameters (parameters and masters), AccumulationWindow (weights of losses).
+
 #include "snug/stepper.h"
 
 #include <algorithm>
@@ -93,7 +119,7 @@ class Stepper::Impl {
   }
 
   StateDict state_dict() const {
-    require_closed_window();  // its gradients are no part of the state
+    require_closed_window();  // the window's gradients are not part of the state
     StateDict state;
     precision_.add_to(state);
     if (budget_.plans()) {
@@ -109,7 +135,7 @@ class Stepper::Impl {
 
   void load_state_dict(const StateDict& state) {
     const Precision saved = detail::check_state(state, options_, precision());
-    // All that may throw comes before the first write.
+    // Everything that may throw comes before the first write.
     detail::StepPrecision restored = precision_.restored(state, saved, parameters_.all());
     std::optional<detail::StepChoices> choices;
     if (budget_.plans() && state.contains("micro_batches")) {
@@ -157,7 +183,7 @@ class Stepper::Impl {
  private:
   struct MicroBatch {
     int64_t items;
-    double parts;  // how many of its size the window is expected to have
+    double parts;  // the number of micro-batches of this size that the window is expected to have
     bool is_last;
 
     bool is_split() const { return parts > 1; }
@@ -168,7 +194,7 @@ class Stepper::Impl {
   StepResult make_step(const MicroBatches& source) {
     open_window();
     const int64_t size = micro_batch_of(source);
-    note_effects();  // the buffers of rank 0 come
+    note_effects();  // before buffers come from rank 0
     start_measuring();
     agree_on_passes(source.items, size);
     for (int64_t begin = 0; begin < source.items; begin += size) {
@@ -185,13 +211,13 @@ class Stepper::Impl {
   }
 
   StepResult close_and_write() {
-    std::optional<LimitPaused> unlimited;  // to the end: what the update leaves may be above the limit
-    StepResult result = close_window();    // on ranks: gradients, items and losses are now those of all
+    std::optional<LimitPaused> unlimited;  // until the end, because tensors that the update leaves may exceed the limit
+    StepResult result = close_window();    // on ranks: gradients, items and losses are now of all ranks
     if (result.items > 0) {
       unscale_and_look(result);
       clip(result);
       if (is_accepted(result)) {
-        write_parameters(result, unlimited);  // just before, ranks agree that none has failed
+        write_parameters(result, unlimited);  // ranks agree first that no rank has failed
         precision_.move_regions(result);
         update_scale();
       } else {
@@ -204,7 +230,7 @@ class Stepper::Impl {
     return result;
   }
 
-  // The same in parts, for loaders that yield micro-batches.
+  // Like make_step(), in parts, for loaders that yield micro-batches.
   std::optional<StepResult> add_micro_batch(const MicroBatches& source) {
     const bool is_first = window_.size() == 0;
     if (is_first) {
@@ -229,7 +255,7 @@ class Stepper::Impl {
     budget_.plan_here(trial.step(source.items));
   }
 
-  // The window was dropped at a micro-batch for which there was no room beside its gradients.
+  // For a window that was dropped at a micro-batch without room beside the window's gradients.
   void plan_for_later_windows(const MicroBatches& source) {
     budget_.begin_step();
     detail::attempt_step(device(), budget_.limit(), [&] { plan_in_window(source); });
@@ -238,13 +264,13 @@ class Stepper::Impl {
     parameters_.drop_gradients();
   }
 
-  // Where `part` runs out of memory it is made again, from where it began, under a plan that takes less. Whatever
-  // happens, a part that was not made leaves no gradients, and the other ranks hear of it.
+  // If `part` runs out of memory, `part` is repeated from its beginning, under a plan that takes less. In any case a
+  // part that was not made leaves no gradients, and the other ranks are told.
   std::optional<StepResult> make_or_repeat(Repeats repeats, const std::function<std::optional<StepResult>()>& part) {
     if (repeats != Repeats::Never) {
       budget_.forget_tries();
     }
-    std::optional<detail::OperatorSeam> seam;  // which tells a FileWindow of operators
+    std::optional<detail::OperatorSeam> seam;  // tells a FileWindow of operators
     if (budget_.model_place().can_leave()) {
       seam.emplace();
     }
@@ -274,7 +300,7 @@ class Stepper::Impl {
       } catch (...) {
         error = std::current_exception();
       }
-      effects_.reset();  // while the others hear of it, they may send buffers
+      effects_.reset();  // not earlier: other ranks may send buffers until all ranks are told
       budget_.go_back();
       if (!is_repeated) {
         std::rethrow_exception(error);
@@ -284,7 +310,7 @@ class Stepper::Impl {
     }
   }
 
-  // True: all make it again.
+  // True: all ranks repeat the part.
   bool tell_ranks(const Attempt& attempt, bool takes_less) {
     if (attempt.outcome == Attempt::Outcome::GroupLost && !ranks_.is_dropped()) {
       ranks_.lose_group();
@@ -297,7 +323,7 @@ class Stepper::Impl {
     return ranks_.fail(failure, parameters_.accumulated(), attempt.smallest);
   }
 
-  // --- its parts
+  // --- parts of the step
 
   void require_closed_window() const {
     if (window_.size() > 0) {
@@ -308,7 +334,7 @@ class Stepper::Impl {
     }
   }
 
-  // Auto is measured, and all take what rank 0 has found.
+  // Auto is measured, and all ranks take the precision of rank 0.
   Precision resolve_together(Precision asked) const {
     const Precision own = asked == Precision::Auto ? measured_precision(device()) : asked;
     return static_cast<Precision>(ranks_.from_rank_zero(static_cast<int64_t>(own)));
@@ -320,7 +346,7 @@ class Stepper::Impl {
         "it; use the whole batch at once, or return a Loss::sum or Loss::mean");
   }
 
-  // Ranks that send in each forward pass wait for each other there.
+  // Ranks that send in each forward pass wait for each other in forward.
   void agree_on_passes(int64_t items, int64_t size) {
     if (ranks_.is_alone()) {
       return;
@@ -334,7 +360,7 @@ class Stepper::Impl {
     }
   }
 
-  // Items in each micro-batch. With a budget this is where plans are made: gradients are those of the whole batch for
+  // Items in each micro-batch. With a budget, plans are made here: gradients are the gradients of the whole batch for
   // any split.
   int64_t micro_batch_of(const MicroBatches& source) {
     const int64_t given = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
@@ -352,9 +378,9 @@ class Stepper::Impl {
     Trial(Impl& stepper, const MicroBatches& source, int64_t batch)
         : stepper_(stepper), source_(source), batch_(batch), state_(stepper.optimizer_, stepper.parameters_) {}
 
-    /// `micro_batch`: items in each; 0: to be chosen.
+    /// `micro_batch`: items in each micro-batch; 0: to be chosen.
     detail::StepToPlan step(int64_t micro_batch) {
-      unload();  // what a failed try has left
+      unload();  // the items that a failed try has left
       is_cut_by_hand_ = micro_batch > 0;
       const detail::TrainedParameters& parameters = stepper_.parameters_;
       return {.trial = *this,
@@ -372,7 +398,7 @@ class Stepper::Impl {
               .is_within_window = is_within_window()};
     }
     bool is_within_window() const { return stepper_.window_.size() > 0; }
-    // As if nothing were in files. Gradients for masters do not go through buckets.
+    // Counts as if nothing were in files. Gradients for masters do not go through buckets.
     int64_t fixed_bytes() const override {
       const detail::StatePlace& state = stepper_.budget_.state_place();
       const detail::ModelPlace& model = stepper_.budget_.model_place();
@@ -388,7 +414,7 @@ class Stepper::Impl {
       source_.load({0, items}, std::nullopt);
       is_part_ = items < batch_ && !to_measure;
     }
-    // Gradients that a trial has held go as well.
+    // Also drops gradients that a trial has held.
     void unload() override {
       source_.load({0, 0}, std::nullopt);
       journal().forget_gradients([&](const at::Tensor& leaf) { return stepper_.parameters_.holds(leaf); });
@@ -431,7 +457,7 @@ class Stepper::Impl {
     }
 
    private:
-    // A buffer that an earlier call has made and registered would be moved on by each trial.
+    // Each trial would move a buffer on that an earlier call has made and registered.
     void check_new_buffers() {
       for (const auto& buffer : stepper_.model_.named_buffers()) {
         if (!journal().is_registered(buffer.value()) && journal().has_written(buffer.value())) {
@@ -448,8 +474,8 @@ class Stepper::Impl {
     int64_t batch_;
     detail::StateToCome state_;
     bool is_cut_by_hand_ = false;
-    bool is_part_ = false;   // the items that are loaded
-    bool is_whole_ = false;  // the last loss
+    bool is_part_ = false;   // whether the loaded items are a part of the batch
+    bool is_whole_ = false;  // whether the last loss was a Loss::whole
   };
 
   void abandon() {
@@ -463,13 +489,13 @@ class Stepper::Impl {
     watch_.reset();
   }
 
-  // Some parameters may have been frozen, unfrozen or added since the last step: whom this one trains is decided here,
-  // for all who take part.
+  // Some parameters may have been frozen, unfrozen or added since the last step. The parameters that this step trains
+  // are decided here, for all objects that take part.
   void open_window() {
     if (parameters_.refresh()) {
       scaler().name_parameters(parameters_.all());
     }
-    parameters_.drop_gradients();  // the last step's
+    parameters_.drop_gradients();  // of the last step
     budget_.model_place().begin();
     ranks_.open(parameters_.fingerprint());
     window_ = AccumulationWindow(parameters_.all());
@@ -483,7 +509,7 @@ class Stepper::Impl {
     ranks_.begin(options_.weights == Weights::Low);
   }
 
-  // From here on, what the step changes outside of itself is noted.
+  // From here on, changes of the step outside of itself are noted.
   void note_effects() {
     if (budget_.plans()) {
       effects_.emplace(budget_.journal(), [this](const at::Tensor& leaf) { return parameters_.holds(leaf); });
@@ -518,8 +544,10 @@ class Stepper::Impl {
     }
   }
 
-  // Where forward runs once, as in plain training, it may write parameters, as a layer does that masks its own weight.
-  // Not so on ranks, of which one may have no data to run it on, nor where the optimizer's masters overwrite the model.
+  // If forward runs once, as in plain training, forward may write parameters, as a layer does that masks its own
+  // weight. Exceptions:
+  // - on ranks, because a rank may have no data for forward;
+  // - with masters, because masters overwrite the model.
   bool may_write_parameters(const MicroBatch& micro) const {
     return window_.size() == 0 && micro.is_last && !budget_.plans() && ranks_.is_alone() &&
            options_.weights == Weights::Full;
@@ -545,7 +573,7 @@ class Stepper::Impl {
     if (ranks_.is_alone()) {
       return window_.close();
     }
-    if (!ranks_.is_agreed()) {  // no data here
+    if (!ranks_.is_agreed()) {  // without data on this rank
       window_.divide_by(ranks_.agree_on_items(0));
     }
     window_.check_parameters();
@@ -605,13 +633,13 @@ class Stepper::Impl {
     parameters_.scatter();
   }
 
-  // Until here a step that failed leaves all as it was, and may be made again.
+  // Before this border a failed step leaves everything as before, and may be repeated.
   void begin_writing() {
     ranks_.confirm_writing();
     keep_effects();
   }
 
-  // Nothing is put back in this step any more.
+  // From here on nothing is put back in this step.
   void keep_effects() {
     effects_.reset();
     budget_.journal().end();
@@ -619,7 +647,7 @@ class Stepper::Impl {
 
   void write_parameters(StepResult& result, std::optional<LimitPaused>& unlimited) {
     auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
-    // Without data_parallel it is for a ShardedOptimizer to speak with the others.
+    // Without data_parallel, a ShardedOptimizer speaks with the other ranks itself.
     const bool agrees_itself = ranks_.is_alone() && dynamic_cast<ShardedOptimizer*>(&optimizer_) != nullptr;
     const bool begins_late =
         stateful != nullptr && !agrees_itself && stateful->before_writing([this] { begin_writing(); });
@@ -631,7 +659,7 @@ class Stepper::Impl {
     if (!begins_late) {
       begin_writing();
     }
-    // Where it may allocate anything while it writes, want of memory would leave it half made.
+    // An optimizer that allocates while writing could run out of memory with the update half made.
     if (!begins_late && !budget_.limit().is_unlimited() && !detail::knows_state_to_come(optimizer_)) {
       unlimited.emplace(device(), budget_.limit());
     }
@@ -646,7 +674,7 @@ class Stepper::Impl {
   void update_scale() {
     try {
       scaler().update();
-    } catch (const NonFinite&) {  // on all ranks, of a step that all have made
+    } catch (const NonFinite&) {  // on all ranks, for a step that all ranks have made
       ranks_.written();
       throw;
     }
@@ -677,7 +705,7 @@ class Stepper::Impl {
   detail::CopyAhead copy_ahead_;
   at::Tensor first_grad_norm_;  // of the first micro-batch's mean, still scaled
   bool sample_gradients_ = false;
-  std::optional<LostUpdates> lost_updates_;  // where they are sampled: from unscaling to the update
+  std::optional<LostUpdates> lost_updates_;  // if sampled: from unscaling to the update
   int64_t first_batch_items_ = 0;
   int64_t batch_items_ = 0;
   int64_t steps_ = 0;

@@ -29,7 +29,7 @@ void check(const StepperOptions& options) {
     throw ConfigError(fmt::format("Stepper: micro_batch is {}; give a number of items, or 0 for the whole batch",
                                   options.micro_batch));
   }
-  constexpr int64_t kMostAccumulated = std::numeric_limits<int32_t>::max();  // their items can be counted
+  constexpr int64_t kMostAccumulated = std::numeric_limits<int32_t>::max();  // the items of so many can be counted
   if (options.accumulate < 1 || options.accumulate > kMostAccumulated) {
     throw ConfigError(
         fmt::format("Stepper: accumulate is {}; it must be 1 to {}", options.accumulate, kMostAccumulated));

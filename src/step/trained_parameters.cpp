@@ -1,3 +1,22 @@
+// Which parameters a step trains
+//
+// Many objects need the set of trained parameters: the window checks writes, the scaler names parameters, plans count
+// gradients, ranks compare fingerprints. Programs freeze, unfreeze, replace and add parameters between steps, and torch
+// reports no such change. Three answers are possible:
+//
+// - The set is fixed in the constructor. A program that unfreezes a layer would need a new Stepper.
+// - Every object asks model and optimizer when the object needs the set. Two answers in one step may then differ.
+// - The set is decided once, at the opening of a step.
+//
+// refresh() decides once. Names are made again only after a change, because names take longer than the rest of a step's
+// bookkeeping. A parameter that is frozen or unfrozen later in the step is refused (check_unchanged), because the
+// gradient would belong to a part of the step.
+//
+// A 16-bit weight rounds away updates smaller than half its resolution. So masters take the place of 16-bit weights in
+// the optimizer (exchange), and the optimizer need not know of masters. Consequences: gradients accumulate on masters,
+// the optimizer state moves from weight to master and, at the end, back; an optimizer that updates 16-bit weights
+// itself is refused.
+
 #include "src/step/trained_parameters.h"
 
 #include <algorithm>
@@ -32,13 +51,13 @@ TrainedParameters::TrainedParameters(torch::nn::Module& model, torch::optim::Opt
   }
 }
 
-// A sharded optimizer has its state elsewhere: it cannot take other parameters once it has stepped.
+// A sharded optimizer has the state elsewhere, and cannot take other parameters after a step.
 TrainedParameters::~TrainedParameters() {
   try {
     if (masters_ && (!optimizer_.state().empty() || state_tensors(optimizer_).empty())) {
       exchange(masters_->parameters(), masters_->low());
     }
-  } catch (...) {  // then the masters stay
+  } catch (...) {  // the masters stay
   }
 }
 
@@ -51,7 +70,7 @@ bool TrainedParameters::refresh() {
   if (now == seen_) {
     return false;
   }
-  seen_.clear();  // if naming throws, the next refresh is to throw too
+  seen_.clear();  // if naming throws, the next refresh must throw too
   name_all();
   seen_ = std::move(now);
   held_.clear();
@@ -80,7 +99,7 @@ void TrainedParameters::check_unchanged() const {
   }
 }
 
-// Of model, masters and optimizer, in an order that stays the same; without names.
+// The parameters of model, masters and optimizer, without names, in an order that stays the same.
 std::vector<TrainedParameters::Seen> TrainedParameters::look() const {
   std::vector<Seen> now;
   now.reserve(seen_.size());
@@ -252,7 +271,7 @@ void TrainedParameters::make_masters(Precision precision) {
   refresh();
 }
 
-// In the optimizer, whose state of a parameter becomes that of the one in its place.
+// Works on the optimizer. The optimizer's state of a parameter moves to the parameter in its place.
 void TrainedParameters::exchange(const std::vector<at::Tensor>& from, const std::vector<at::Tensor>& to) {
   std::unordered_map<const void*, at::Tensor> in_place_of;
   for (size_t i = 0; i < from.size(); ++i) {

@@ -1,7 +1,7 @@
 #pragma once
-// TrainedParameters: what a step may give a gradient to or write: what the model trains, what else the optimizer holds
-// (a learned temperature), and, for a model with 16-bit weights, their FP32 masters. Which these are is decided by
-// refresh(), at the opening of a step, for all who take part in it.
+// TrainedParameters: the parameters that a step may write or give a gradient: the parameters that the model trains,
+// further parameters of the optimizer (a learned temperature), and, for a model with 16-bit weights, the FP32 masters.
+// refresh() decides on the set at the opening of a step, for all objects that take part in the step.
 
 #include <cstdint>
 #include <map>
@@ -31,10 +31,10 @@ class TrainedParameters {
  public:
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-  /// Throws ConfigError if there is nothing to train, if parameters are on several devices, or if the optimizer is of
+  /// Throws ConfigError if nothing can be trained, if parameters are on several devices, or if the optimizer is of
   /// another model.
   TrainedParameters(torch::nn::Module& model, torch::optim::Optimizer& optimizer);
-  /// The optimizer gets the model's parameters back in the place of masters, and keeps its state.
+  /// The optimizer gets the model's parameters back in the place of masters, and keeps the optimizer state.
   ~TrainedParameters();
   TrainedParameters(const TrainedParameters&) = delete;
   TrainedParameters& operator=(const TrainedParameters&) = delete;
@@ -42,45 +42,49 @@ class TrainedParameters {
   /// Throws ConfigError, naming the parameter, if 16-bit weights would be updated, or FP16 gradients unscaled, in 16
   /// bits.
   void check_full_weights(bool is_scaled) const;
-  /// Makes masters and puts them into the optimizer in the place of the model's 16-bit weights. Throws ConfigError if
-  /// these are not of `precision`'s type, if the optimizer updates these itself, or if it has a state of 16 bits.
+  /// Makes masters and puts the masters into the optimizer in the place of the model's 16-bit weights. Throws
+  /// ConfigError:
+  /// - if `precision` is Float32, or no parameter of the model has 16 bits;
+  /// - if the 16-bit weights are not of `precision`'s type;
+  /// - if the optimizer updates 16-bit weights itself, or has a state of 16 bits.
   void make_masters(Precision precision);
 
-  /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap where
-  /// none was. True: there are others now.
+  /// Looks at model and optimizer again: some parameters may have been frozen, unfrozen, added or moved. Cheap without
+  /// such a change. True: the set has changed.
   bool refresh();
-  /// Of all that model and optimizer hold, frozen ones too: an optimizer updates what has a gradient.
+  /// Drops the gradients of all parameters that model and optimizer hold, frozen parameters too: an optimizer updates
+  /// every parameter with a gradient.
   void drop_gradients();
-  /// Throws ConfigError, naming it, if a parameter was frozen or unfrozen since refresh().
+  /// Throws ConfigError, naming the parameter, if a parameter was frozen or unfrozen since refresh().
   void check_unchanged() const;
 
-  /// All of them, with names: each once.
+  /// All parameters, with names, each parameter once.
   const NamedTensors& all() const { return all_; }
-  /// Those that hold gradients between micro-batches: with masters, these do in the place of the 16-bit weights.
+  /// The parameters that hold gradients between micro-batches, with masters in the place of 16-bit weights.
   const NamedTensors& accumulated() const { return accumulated_; }
-  /// The one of those that gets the gradient of `parameter`: its master, where it has one.
+  /// The parameter of accumulated() that gets the gradient of `parameter`: the master, if `parameter` has a master.
   const at::Tensor& accumulated_for(const at::Tensor& parameter) const;
-  /// Whether drop_gradients() drops that of `leaf`.
+  /// Whether drop_gradients() drops the gradient of `leaf`.
   bool holds(const at::Tensor& leaf) const { return held_.contains(leaf.unsafeGetTensorImpl()); }
   /// A hash of the names of all(), the same in each run.
   uint32_t fingerprint() const { return fingerprint_; }
-  /// Those that the optimizer holds.
+  /// The parameters that the optimizer holds.
   std::vector<at::Tensor> updated() const;
   c10::Device device() const { return all_.front().second.device(); }
   int64_t gradient_bytes() const;
-  /// Of those that are there between micro-batches, whether they are there now or not.
+  /// Bytes of the gradients that exist between micro-batches, whether the gradients exist now or not.
   int64_t bytes_of_all_gradients() const;
-  /// Makes those, of zeros, where there are none; or drops all.
+  /// true: makes missing gradients of accumulated(), of zeros. false: drops all gradients of accumulated().
   void hold_zero_gradients(bool held);
 
   /// No effect without masters. See MasterWeights.
   void gather_gradients();
   void scatter();
 
-  /// The model's parameters by name; masters in the place of those that have one.
+  /// The model's parameters by name, with masters in the place of 16-bit weights.
   std::map<std::string, at::Tensor> full_precision() const;
   StateDict masters_state() const;
-  /// Throws CorruptFile, naming the parameter, if one is missing or of another shape; then nothing has changed.
+  /// Throws CorruptFile, naming the parameter, if a master is missing or of another shape; then nothing has changed.
   void load_masters(const StateDict& saved);
 
  private:
@@ -105,7 +109,7 @@ class TrainedParameters {
   std::optional<MasterWeights> masters_;
   std::unordered_map<const void*, at::Tensor> master_of_;
   std::vector<Seen> seen_;                // by the last refresh
-  std::unordered_set<const void*> held_;  // of those
+  std::unordered_set<const void*> held_;  // the parameters in seen_
   NamedTensors all_, accumulated_;
   uint32_t fingerprint_ = 0;
 };
