@@ -20,9 +20,11 @@ def plan(loss_of: Callable[[], Tensor], budget: int | str) -> _snug.Plan:
             loss = loss_of(batch)
         loss.backward()
 
-    loss_of: takes nothing, returns the loss, a scalar tensor. It is called a few times, and backward runs; gradients, buffers
-    that are written in place, torch's default generators, `random` and numpy.random are put back after each. What else it
-    moves on, such as a counter or a generator of its own, is not. Where that changes the loss, ConfigError is raised.
+    loss_of: takes nothing, returns the loss, a scalar tensor. It is called a few times, and backward runs. After each call these
+    are put back: gradients, tensors that were written in place, the buffers of all modules that were replaced, added or
+    removed, torch's default generators, `random` and numpy.random. Other threads must not train meanwhile. What else it moves
+    on, such as a counter or a generator of its own, is not. Where that changes the loss, ConfigError is raised; it is for
+    models of FSDP, too.
     budget: the most bytes that the step may take above the level of memory at the call, new gradients included; a number,
     or a text such as "8GiB".
 

@@ -61,7 +61,7 @@ class Stepper:
         loss_of(*tensors), or loss_of(**tensors) for a dictionary, gets a part of the batch. It returns the mean of its items'
         losses, or a snug.Loss: Loss.sum(sum, count), Loss.mean(mean, count), Loss.whole(loss) where the batch must not be cut.
         With `memory` it is called some more times in the first step for a shape of batch, to plan: see snug.plan for what is put
-        back, and ConfigError.
+        back, and ConfigError. Of buffers that are replaced, added or removed those of the model are put back, and no others.
 
         Returns a StepResult: loss, stepped, grad_norm, scale, micro_batches, items, peak_bytes, seconds ... A step that raises
         drops the gradients, and leaves the parameters as they were.
