@@ -320,6 +320,12 @@ class ShardedModels(unittest.TestCase):
             snug.plan(lambda: loss_of(model, x), "1GiB")
         self.assertTrue(all(torch.equal(a, b) for a, b in zip(plain, self.gradients(model, x))))
 
+    def test_train_within_a_limit_that_is_not_planned_for(self):
+        plain, model, x = self.fully_sharded(), self.fully_sharded(), torch.randn(32, 64)
+        stepper = snug.Stepper(model, sgd(model), memory="1GiB", plan=False)
+        losses = [stepper.step(x, lambda x: loss_of(model, x)).loss for _ in range(3)]
+        self.assertEqual(losses, by_hand(plain, [x] * 3))
+
     def test_beside_another_that_is_planned_are_left_alone(self):
         sharded, x = self.fully_sharded(), torch.randn(32, 64)
         model = Mlp()
