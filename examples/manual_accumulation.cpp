@@ -1,6 +1,6 @@
-// Gradient accumulation in three ways: the four lines that everybody knows, right where all parts have the same size
-// and the loss is a mean; a window, for a loop of one's own and parts of any size; and a Stepper. docs/by-hand.md
-// shows these functions.
+// Gradient accumulation in four ways: the four lines that everybody knows, right where all parts have the same size
+// and the loss is a mean; a window, for a loop of one's own and parts of any size; a Stepper; and a Stepper over a
+// loader's batches. docs/by-hand.md shows these functions.
 
 #include <iostream>
 #include <vector>
@@ -58,6 +58,21 @@ void by_stepper(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, co
   }
 }
 
+void by_loader(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, const std::vector<snug::Batch>& batches) {
+  snug::Stepper stepper(model, optimizer, {.accumulate = K});
+  for (const auto& batch : batches) {
+    for (const auto& micro : snug::micro_batches(batch, kBatch / K)) {  // as a loader yields them
+      const auto result = stepper.accumulate(micro, [&](const snug::Batch& part) {
+        return snug::Loss::mean(mse_loss(model->forward(part[0]), part[1]), part.size());
+      });
+      if (result) {  // every fourth time
+        std::cout << "loss " << result->loss() << "\n";
+      }
+    }
+  }
+  stepper.flush();  // at the end of an epoch: a window that has fewer micro-batches
+}
+
 }  // namespace
 
 int main() {
@@ -71,7 +86,7 @@ int main() {
     return model->weight.detach();
   };
   const auto expected = trained(whole);
-  for (const auto& weight : {trained(by_hand), trained(by_window), trained(by_stepper)}) {
+  for (const auto& weight : {trained(by_hand), trained(by_window), trained(by_stepper), trained(by_loader)}) {
     const double difference = ((weight - expected).norm() / expected.norm()).item<double>();
     std::cout << "20 steps of 64 items, whole and in parts: weights differ by " << difference << " of their norm\n";
     if (difference > 1e-6) {

@@ -1,4 +1,6 @@
 #pragma once
+// For tools that plan themselves: programs need stepper.h or plan.h alone.
+//
 // The planner decides what a step keeps, rebuilds and offloads, so that the step's memory stays within a number of
 // bytes.
 //

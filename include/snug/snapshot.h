@@ -178,7 +178,7 @@ Stateful stateful(T& object) {
           [&object](const StateDict& state) { object.load_state_dict(state); }};
 }
 
-/// Module holders such as torch::nn::Linear and snug::Gpt, and shared pointers to modules.
+/// Module holders such as torch::nn::Linear, and shared pointers to modules.
 template <class Holder>
   requires requires(Holder& holder) {
     { *holder } -> std::convertible_to<torch::nn::Module&>;

@@ -6,7 +6,7 @@
 //   state.set("momentum", tensor);
 //   int64_t step = state.get<int64_t>("step");     // throws CorruptFile and names the key if absent or of another type
 //
-// io/snapshot stores StateDicts and knows nothing of optimizers, scalers or samplers.
+// SnapshotStore stores StateDicts and knows nothing of optimizers, scalers or samplers.
 //
 // RngState: the state of torch's default random generators, captured and restored. Exact resume is based on RngState.
 //

@@ -3,9 +3,9 @@
 // backward), unscale, check, clip, step, update. A Stepper takes a model, an optimizer and a loss function, and splits
 // the batch.
 //
-//   snug::Stepper stepper(model, optimizer, {.micro_batch = 8, .clip_norm = 1.0});
-//   auto result = stepper.step({x, y}, [&](const snug::Batch& micro) {
-//     return snug::Loss::sum(cross_entropy_sum(model->forward(micro[0]), micro[1]), micro[1].numel());
+//   snug::Stepper stepper(model, optimizer, {.memory_budget = snug::Bytes::parse("8GiB")});
+//   auto result = stepper.step({x, y}, [&](const snug::Batch& part) {
+//     return snug::Loss::mean(torch::mse_loss(model->forward(part[0]), part[1]), part[1].numel());
 //   });
 //   if (result.stepped()) std::cout << result.loss() << "\n";
 
@@ -67,8 +67,8 @@ struct StepperOptions {
   /// - When the Stepper ends, or the constructor throws, the optimizer gets the model's weights back and keeps the
   ///   optimizer state, so that another Stepper can continue with the optimizer. A ShardedOptimizer that has stepped is
   ///   the exception.
-  /// - The masters of the other Stepper are the rounded weights, unless the state_dict() of this Stepper is loaded into
-  ///   the other Stepper.
+  /// - A later Stepper starts from the rounded weights, unless the later Stepper loads the state_dict() of this
+  /// Stepper.
   Weights weights = Weights::Full;
   /// Items per micro-batch in step(). Smaller micro-batches take less activation memory for the same gradients. 0: the
   /// whole batch at once, or, with a memory_budget, the number of items that is fastest within the budget.
@@ -89,7 +89,7 @@ struct StepperOptions {
   /// more. No other thread should allocate tensors during planning.
   ///
   /// Refusal: a budget that cannot be kept is a BudgetExceeded. The refusal itself needs no memory beyond the budget.
-  /// smallest_feasible() is 0 if no trial within the budget tells a sufficient budget.
+  /// smallest_feasible() is 0 if no trial within the budget shows which budget is enough.
   ///
   /// Repetition: a step that still runs out of memory is repeated, at most four times, under a plan that leaves more
   /// memory free or under a new plan. accumulate() has conditions of its own for a repetition.

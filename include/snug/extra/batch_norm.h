@@ -1,8 +1,4 @@
 #pragma once
-// precise_batch_norm: running statistics by a pass over data. batch_norm.h compares it with other remedies.
-//
-// batch_norm_to_group_norm: layers that look at one sample alone. batch_norm.h compares it with other remedies.
-//
 // Four remedies for batch normalisation over micro-batches. Each micro-batch is normalised by its own mean and
 // variance, which are the noisier the smaller it is. The running statistics, which evaluation uses, move once for each
 // micro-batch.

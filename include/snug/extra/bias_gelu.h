@@ -22,8 +22,8 @@ namespace snug {
 /// Under autocast for x's device the bias is cast to x's dtype, as autocast does with the bias of a linear layer; x is
 /// taken as it comes.
 ///
-/// Gpt does not call it: at::linear adds the bias within the matrix product, which saves one pass over memory and gives
-/// other bits.
+/// After a linear layer bias_gelu gains nothing: at::linear adds the bias within the matrix product, which saves one
+/// pass over memory and gives other bits.
 ///
 /// Throws ConfigError, with the shapes and dtypes, if they do not fit.
 at::Tensor bias_gelu(const at::Tensor& x, const at::Tensor& bias = {});
