@@ -126,10 +126,9 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
     std::vector<std::pair<std::string_view, at::Tensor>> tensors;  // the names are literals in the optimizer's code
     at::Tensor made_for;  // the parameter's shape, strides and type without its values
     c10::Device device{c10::kCPU};
-    bool is_fresh = true;  // no update has used the state yet; a fresh state is not saved
-    std::map<std::string_view, InFile>
-        in_file;        // the tensors in the file; their entries in `tensors` are on the meta device
-    int64_t piece = 0;  // the number of the parameter's elements in one piece of the file
+    bool is_fresh = true;                        // no update has used the state yet; a fresh state is not saved
+    std::map<std::string_view, InFile> in_file;  // tensors in the file; `tensors` has meta tensors
+    int64_t piece = 0;                           // the number of the parameter's elements in one piece of the file
 
     const at::Tensor& at(std::string_view name) const;
     at::Tensor& at(std::string_view name) { return const_cast<at::Tensor&>(std::as_const(*this).at(name)); }
@@ -142,10 +141,9 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> gradients;  // each gradient has the memory layout of the parameter
     std::vector<ParameterState*> states;
-    std::vector<uint64_t>
-        first_elements;     // for each parameter: the first element's number among all elements of the optimizer
-    at::Tensor grad_scale;  // the divisor of the gradients; undefined: no division
-    at::Tensor found_inf;   // 1: the update changes nothing; undefined: the update goes on
+    std::vector<uint64_t> first_elements;  // each parameter's first element, counted over all parameters
+    at::Tensor grad_scale;                 // the divisor of the gradients; undefined: no division
+    at::Tensor found_inf;                  // 1: the update changes nothing; undefined: the update goes on
 
     std::vector<at::Tensor> states_named(std::string_view name) const;
   };

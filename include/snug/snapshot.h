@@ -114,7 +114,7 @@ class AsyncSnapshots {
  public:
   struct Report {
     int64_t saved = 0;              ///< number of snapshots
-    int64_t at_once = 0;            ///< snapshots of these without memory for copies: written before save() returned
+    int64_t at_once = 0;            ///< of these, snapshots written inside save() for lack of memory
     double training_seconds = 0;    ///< time in save() and wait()
     double background_seconds = 0;  ///< time of the thread
     /// "10 snapshots took 0.20 s of training, and 1.10 s beside it".
