@@ -60,7 +60,7 @@ Sampler::Sampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
 void Sampler::start_epoch(int64_t epoch) {
   epoch_ = epoch;
   position_ = 0;
-  // Both words go through the mixer, so that (seed, epoch + 1) and (seed + 1, epoch) have nothing in common.
+  // Seed and epoch both go through the mixer, so that (seed, epoch + 1) and (seed + 1, epoch) have nothing in common.
   uint64_t state = mix(mix(seed_ + kGolden) + static_cast<uint64_t>(epoch));
   for (Round& round : rounds_) {
     round.pivot = splitmix64(state) % static_cast<uint64_t>(size_);
