@@ -1,6 +1,6 @@
 #pragma once
-// Gpt: a decoder-only transformer of the GPT-2 family (pre-norm, learned positions, head tied to
-// the token embedding). It knows nothing of memory techniques: they come in as a block runner.
+// Gpt: a decoder-only transformer of the GPT-2 family (pre-norm, learned positions, head tied to the token embedding).
+// A Gpt knows nothing of memory techniques: memory techniques come in as a block runner.
 //
 //   snug::Gpt model(snug::gpt_configuration("gpt-tiny"));
 //   model->set_block_runner([](const auto& block, auto x) { return snug::checkpoint(block, x); });
@@ -97,7 +97,7 @@ class GptImpl : public torch::nn::Module {
   torch::Tensor hidden(const torch::Tensor& tokens);
   const torch::Tensor& head_weight() const { return token_embedding->weight; }
 
-  /// From now on every block is called through `runner`; an empty one calls them directly again.
+  /// From now on every block is called through `runner`; after an empty `runner` the blocks are called directly again.
   void set_block_runner(BlockRunner runner);
 
   const GptOptions options;
