@@ -53,7 +53,7 @@ std::string shown_error(double error) {
   return error == 0 ? "0" : fmt::format("{:.1e}", error);
 }
 
-// Exponents end and fractions begin in the same column of each line, as wide as those of FP32.
+// Exponents end and fractions begin in the same column of each line, as wide as FP32's exponents and fractions.
 std::string drawn(std::string_view sign, std::string_view exponent, std::string_view fraction) {
   return fmt::format("{} | {:>{}} | {:<{}}", sign, exponent, kFp32.exponent_bits, fraction, kFp32.fraction_bits);
 }
@@ -143,7 +143,7 @@ void run_formats(const std::vector<std::string>& numbers) {
 void add_formats(CLI::App& app) {
   CLI::App* command = app.add_subcommand("formats", "Show float formats, or what a number becomes in each");
   const auto numbers = std::make_shared<std::vector<std::string>>();
-  // expected(1): otherwise CLI11 hands what follows a -- to the program instead of the command.
+  // expected(1): otherwise CLI11 hands the words after a -- to the program instead of the command.
   command->add_option("NUMBER", *numbers, "Such as 0.1, -1e-8, 0x1.8p-3, inf or nan; none: tables and examples")
       ->type_name("")
       ->expected(1)

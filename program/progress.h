@@ -33,7 +33,7 @@ class Progress {
   /// the last step stays. Otherwise, writes a line for the first step and the last step, for one step in each fiftieth
   /// of the run, and whenever ten seconds have passed since the last line.
   void step(const StepRecord& record);
-  /// A line of its own, above the progress line.
+  /// Writes a separate line above the progress line.
   void note(const std::string& text);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// The folder of a run: its option, reading it, and writing its report.
+// The folder of a run: the folder's option, reading the folder, and writing the report.
 
 #include <filesystem>
 #include <string>

@@ -16,7 +16,7 @@
 namespace snug {
 
 struct AutocastOptions {
-  /// false: autocast is off inside, for a region that must stay in the dtype of its inputs.
+  /// false: autocast is off inside, for a region that must stay in the dtype of the inputs.
   bool enabled = true;
   /// Keep each weight's cast for further uses in the region. false: less memory, more casts.
   bool cache = true;
@@ -50,7 +50,7 @@ class [[nodiscard]] Autocast final {
   bool previous_fp32_reductions_;
 };
 
-/// Forgets all cached casts. Call it after writing to weights by hand inside an Autocast region.
+/// Forgets all cached casts. Call clear_autocast_cache after writing to weights by hand inside an Autocast region.
 void clear_autocast_cache();
 
 /// For debugging, inside an Autocast region: throws Error, with the index, if a cached cast is older than the cast's

@@ -72,6 +72,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// - A full disk leaves everything as before. So does a first read that fails.
   /// - A later read or write that fails leaves a half-made update: step() throws Error, also when called again, until
   ///   load_state_dict() has brought back a state.
+  ///
   /// Throws ConfigError for parameters on other devices and for a window that is too small, and Error if the file
   /// cannot be made or written; then nothing has changed. A relative directory starts at the program's directory at the
   /// time of the call, even if the program's directory changes later. The state_dict() of an optimizer with the state

@@ -77,7 +77,7 @@ class GradScaler {
  public:
   /// Throws ConfigError for values out of range.
   explicit GradScaler(GradScalerOptions options = {});
-  /// Not copied: a copy would share the scale's tensor, and both would change it.
+  /// Not copied: a copy shares the scale's tensor, and both scalers change the tensor.
   GradScaler(const GradScaler&) = delete;
   GradScaler& operator=(const GradScaler&) = delete;
   GradScaler(GradScaler&&) noexcept;

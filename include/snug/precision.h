@@ -102,7 +102,7 @@ void accumulate_matmuls_in_fp32(bool allow_tf32 = false);
 
 /// Has an effect only inside a step of a Stepper with precision_guard, and only if the guard has moved the region.
 /// Autocast then casts to FP32 instead of to 16 bits, inputs that arrive in 16 bits included. Scopes nest; a scope
-/// inside a moved one moves with it.
+/// inside a moved scope moves with the outer scope.
 class [[nodiscard]] PrecisionScope final {
  public:
   /// `name`: the beginning of the names of the parameters used inside, up to a dot.
@@ -117,8 +117,8 @@ class [[nodiscard]] PrecisionScope final {
 };
 
 struct GradientStatistics {
-  static constexpr int kLowest = -40;  ///< exponents below are counted with it
-  static constexpr int kHighest = 20;  ///< exponents above are counted with it
+  static constexpr int kLowest = -40;  ///< exponents below are counted with kLowest
+  static constexpr int kHighest = 20;  ///< exponents above are counted with kHighest
 
   std::string name;
   int64_t elements = 0;

@@ -88,7 +88,7 @@ int64_t hover_column(const Axis& x, double value);
 struct Drawing {
   std::string curves = {};  ///< SVG
   std::vector<Label> labels = {};
-  std::vector<Hover> hover = {};  ///< by ascending place; only pages have it
+  std::vector<Hover> hover = {};  ///< by ascending place; only for pages
   std::string x_title = {};
   std::string y_title = {};
 };

@@ -14,7 +14,7 @@ namespace snug::cli {
 /// answers with the seconds of REPEATS calls.
 class PythonPeer {
  public:
-  /// Throws Error if the interpreter cannot be started, or the script ends before it is ready.
+  /// Throws Error if the interpreter cannot be started, or the script ends before saying "ready".
   PythonPeer(const std::string& interpreter, const std::string& script, const std::vector<std::string>& arguments);
   ~PythonPeer();
   PythonPeer(const PythonPeer&) = delete;

@@ -76,10 +76,10 @@ struct TrainConfig {
   bool offload = false;
   /// Muon is for a GPT; AdamW updates the GPT's embeddings, biases and norms.
   OptimizerChoice optimizer = OptimizerChoice::AdamW;
-  bool shard_optimizer = false;  ///< on several ranks, each keeps its share of the state: see ShardedOptimizer
-  double lr = 1e-3;              ///< the highest learning rate; warm-up and cosine around it
+  bool shard_optimizer = false;  ///< on several ranks, each rank keeps a share of the state: see ShardedOptimizer
+  double lr = 1e-3;              ///< the highest learning rate, with warm-up and cosine
   LrScaling lr_scaling = LrScaling::None;  ///< how `lr`, meant for kBaseBatch samples, follows `batch`
-  double weight_decay = 0.1;               ///< of matrices; Adam and SGD add it to the gradient
+  double weight_decay = 0.1;               ///< of matrices; Adam and SGD add the decay to the gradient
   double clip_norm = 1.0;
   int64_t steps = 1000;
   std::optional<int64_t> warmup_steps = {};  ///< at most `steps`, 0: none; not given: a twentieth of the steps
@@ -88,7 +88,7 @@ struct TrainConfig {
   std::optional<int64_t> snapshot_every = {};  ///< steps; 0: after the last step only; not given: ten times in the run
   int64_t gradient_statistics_every = 0;       ///< steps between samples of the gradients' exponents; 0: none
   OnSpike on_spike = OnSpike::GoOn;
-  bool async_snapshots = false;  ///< written while training goes on, where there is memory to copy the state
+  bool async_snapshots = false;  ///< written while training goes on, if memory is left to copy the state
   int64_t seed = 1;
   std::string device = "cpu";  ///< see parse_device; "cuda": this rank's device
 

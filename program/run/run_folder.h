@@ -1,5 +1,5 @@
 #pragma once
-// The files of a run in its folder.
+// The files of a run in the run's folder.
 
 #include <cstdint>
 #include <filesystem>

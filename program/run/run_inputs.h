@@ -1,5 +1,5 @@
 #pragma once
-// Checks of the inputs of a run before it starts.
+// Checks of the inputs of a run before the run starts.
 
 #include <cstdint>
 #include <string>

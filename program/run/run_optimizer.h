@@ -1,5 +1,5 @@
 #pragma once
-// RunOptimizer: the optimizer of a training run, on several ranks in shares if the run asks for it.
+// RunOptimizer: the optimizer of a training run; on several ranks in shares, if the run's settings say so.
 
 #include <filesystem>
 #include <functional>

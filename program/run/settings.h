@@ -1,5 +1,5 @@
 #pragma once
-// The settings of a run in one table, for the first line of its log and for the command line of `snug train`.
+// The settings of a run in one table, for the first line of the run's log and for the command line of `snug train`.
 
 #include <cstdint>
 #include <optional>
@@ -10,7 +10,7 @@
 
 namespace snug {
 
-/// A setting of a run: its name in the log, its flag, and how to read and write it.
+/// A setting of a run: the name in the log, the flag, and functions that read and write the setting.
 struct Setting {
   const char* name;   ///< in the log, such as "micro_batch"
   const char* flag;   ///< such as "--micro-batch"

@@ -37,7 +37,7 @@ struct TrainCallbacks {
 };
 
 struct TrainOutcome {
-  int64_t step = 0;            ///< steps done, those before a resume included
+  int64_t step = 0;            ///< steps done, including steps before a resume
   bool finished = false;       ///< false: stop_requested
   double validation_loss = 0;  ///< nats per byte on held-out text, after the last step; NaN if not finished
 };

@@ -222,7 +222,7 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
   auto& aware = dynamic_cast<GradientScalingAware&>(optimizer);
   at::Tensor grad_scale;
   if (state.stage == Stage::Ready) {
-    // Checked but not divided: the optimizer divides in its own pass.
+    // Checked but not divided: the optimizer divides inside its own pass.
     const auto places = detail::gradients_of(optimizer);
     state.found_inf = detail::check_finite(places);
     agree(state.found_inf);

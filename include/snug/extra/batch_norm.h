@@ -89,6 +89,7 @@ namespace snug {
 /// - Each call starts from the momentum that is set, so call adjust_batch_norm_momentum once.
 /// - Skipped: modules without running statistics, and modules with a cumulative average (momentum without a value),
 ///   because micro-batches weigh the same in a cumulative average. With micro_batches 1 nothing changes.
+///
 /// Throws ConfigError, and has changed nothing, if micro_batches < 1, if no module needs adjusting, or if a momentum is
 /// not from 0 to 1.
 double adjust_batch_norm_momentum(torch::nn::Module& module, int64_t micro_batches);

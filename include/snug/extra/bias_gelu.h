@@ -1,5 +1,6 @@
 #pragma once
-// bias_gelu: the activation of a transformer's MLP, and the bias before it, in one pass over memory.
+// bias_gelu: the activation of a transformer's MLP, together with the bias before the activation, in one pass over
+// memory.
 //
 //   Tensor hidden = snug::bias_gelu(torch::matmul(x, weight.t()), bias);
 
