@@ -35,7 +35,7 @@ class FileSystem {
   /// Makes the names in this directory durable: the names of entries created, renamed and removed.
   virtual void sync_directory(const Path& path) = 0;
 
-  /// Creates the directory and all parents, and makes the new names durable. A directory that exists already is not an
+  /// Creates the directory and its parents, and makes their names durable. A directory that exists already is not an
   /// error.
   virtual void create_directories(const Path& path) = 0;
 
@@ -45,7 +45,7 @@ class FileSystem {
   /// The names (not paths) of the directory's entries, sorted.
   virtual std::vector<std::string> list(const Path& directory) const = 0;
 
-  /// False only if nothing has this name. Throws if the file system cannot answer.
+  /// False only if nothing has this name. Throws if the answer cannot be found out.
   virtual bool exists(const Path& path) const = 0;
 
   /// The whole content of a file.

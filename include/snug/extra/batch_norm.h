@@ -90,8 +90,8 @@ namespace snug {
 /// - Skipped: modules without running statistics, and modules with a cumulative average (momentum without a value),
 ///   because micro-batches weigh the same in a cumulative average. With micro_batches 1 nothing changes.
 ///
-/// Throws ConfigError, and has changed nothing, if micro_batches < 1, if no module needs adjusting, or if a momentum is
-/// not from 0 to 1.
+/// Throws ConfigError, and has changed nothing, if micro_batches < 1, if `module` has nothing to adjust, or if a
+/// momentum is not from 0 to 1.
 double adjust_batch_norm_momentum(torch::nn::Module& module, int64_t micro_batches);
 
 /// While a FrozenBatchNorm lives, the BatchNorms of a module are in evaluation mode, and the rest of the module trains
