@@ -1,6 +1,7 @@
 #pragma once
-// A subcommand of the program: a function that adds it to the command line. How its callback ends becomes the exit
-// status: 0 done, 1 failed, 2 bad usage, 3 does not fit into memory, 130 interrupted (129 by SIGHUP, 143 by SIGTERM).
+// A subcommand of the program: a function that adds the subcommand to the command line. The end of the subcommand's
+// callback becomes the exit status: 0 done, 1 failed, 2 bad usage, 3 does not fit into memory, 130 interrupted (129 by
+// SIGHUP, 143 by SIGTERM).
 
 #include <CLI/CLI.hpp>
 
@@ -10,8 +11,8 @@ constexpr int kFailed = 1;
 constexpr int kBadUsage = 2;
 constexpr int kDoesNotFit = 3;
 
-/// Thrown by a command that a signal ended, when all is saved and said. The status is the one shells give to that
-/// signal.
+/// Thrown by a command that a signal ended, after everything is saved and reported. The status is the status that
+/// shells give to the signal.
 struct Interrupted {
   int signal;
   int status() const { return 128 + signal; }
@@ -26,7 +27,7 @@ void add_launch(CLI::App& app);
 void add_plan(CLI::App& app);
 void add_compare(CLI::App& app);
 
-/// For launch: takes what follows -- as the program to start, which is not for the parser, and returns the number of
+/// For launch: takes the words after -- as the program to start, which the parser must not read. Returns the number of
 /// words before.
 int keep_program(int argc, char** argv);
 

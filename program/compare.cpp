@@ -30,7 +30,7 @@ struct Experiment {
   const char* name;
   const char* what;
   Section (*run)(const CompareFlags&);
-  /// What this program does as one of the ranks that the experiment starts.
+  /// The function of this program as one of the ranks that the experiment starts.
   void (*run_as_rank)(const CompareFlags&) = nullptr;
   bool is_for_cpu_alone = false;
 };
@@ -145,7 +145,7 @@ void check(const Flags& flags) {
   }
 }
 
-// In words, for the page.
+// The list of experiments that were left out, in words, for the page.
 std::string left_out(const Flags& flags) {
   const std::vector<std::string>& names = flags.names;
   const bool wants_all = names.empty() || std::find(names.begin(), names.end(), "all") != names.end();
@@ -153,7 +153,7 @@ std::string left_out(const Flags& flags) {
                                                          : "; data-parallel is left out, as its ranks are for the CPU";
 }
 
-// Before hours of measuring.
+// Checks inputs before hours of measuring.
 void check_inputs(const std::vector<Experiment>& experiments, const Flags& flags) {
   const bool needs_digits = std::any_of(experiments.begin(), experiments.end(),
                                         [](const Experiment& one) { return one.run == compare_accumulation; });
@@ -179,7 +179,7 @@ void run_compare(Flags& flags) {
     return;
   }
   check_inputs(experiments, flags);
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);        // what goes to a file can be watched
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);        // output that goes to a file can be watched
   std::filesystem::create_directories(flags.out);  // at once, not after an hour of measuring
   ComparisonPage page{.title = "Training under limits, side by side",
                       .subtitle = machine(flags.experiments.device) + left_out(flags)};
@@ -196,7 +196,7 @@ void run_compare(Flags& flags) {
         write(std::filesystem::path(flags.out) / (exhibit.file + ".svg"), picture);
       }
     }
-    write(file, comparison_page(page));  // after each, so that an interruption loses one
+    write(file, comparison_page(page));  // after each experiment, so that an interruption loses only one
     write(std::filesystem::path(flags.out) / "results.md", comparison_markdown(page));
   }
   fmt::print("{}\n", file.string());

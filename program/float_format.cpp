@@ -9,8 +9,8 @@ namespace {
 
 const double kDigitsPerBit = std::log10(2.0);
 
-// Of numbers as large as x, the distance from one to the next is 2 to the power of this. Below min_normal it shrinks no
-// further.
+// For numbers as large as x, the distance from one number to the next is 2 to the power of step_exponent. Below
+// min_normal the distance shrinks no further.
 int step_exponent(const FloatFormat& format, double x) {
   const int exponent = x == 0 ? format.min_exponent() : std::ilogb(x);
   return std::max(exponent, format.min_exponent()) - format.fraction_bits;
@@ -97,7 +97,7 @@ RoundedFloat round_to(const FloatFormat& format, double x) {
   RoundedFloat rounded{.value = nearest(format, x)};
   rounded.bits = encode(format, rounded.value);
   rounded.verdict = judge(format, x, rounded.value);
-  if (rounded.value != x) {  // infinity minus itself would be NaN
+  if (rounded.value != x) {  // infinity minus infinity is NaN
     rounded.error = rounded.value - x;
     rounded.relative_error = std::abs(rounded.error / x);
   }

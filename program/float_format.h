@@ -1,5 +1,5 @@
 #pragma once
-// The float formats that training uses, and what a number becomes in each: computed from the formats' definitions,
+// The float formats of training, and the rounding of a number to each format: computed from the formats' definitions,
 // without torch.
 //
 //   const auto rounded = round_to(kFp16, 0.00006666666);
@@ -12,7 +12,7 @@
 
 namespace snug::cli {
 
-/// A binary format of one sign bit, exponent bits and fraction bits, laid out as IEEE 754 does. All values below are
+/// A binary format of one sign bit, exponent bits and fraction bits, with the layout of IEEE 754. All values below are
 /// exact.
 struct FloatFormat {
   std::string_view name;
@@ -70,8 +70,8 @@ struct RoundedFloat {
 };
 
 /// Rounds x once to the nearest number of the format, ties to the even fraction (IEEE 754-2019, 4.3.1), with gradual
-/// underflow. Beyond the largest number by half a step or more it overflows; FP8 E4M3 then stays at its largest number,
-/// as torch's cast does from 2.13 on (before, it gave NaN), and the verdict is Overflow.
+/// underflow. Beyond the largest number by half a step or more, the number overflows. FP8 E4M3 then stays at the
+/// largest number, as torch's cast does from 2.13 on (before, torch's cast gave NaN), and the verdict is Overflow.
 /// A cast of torch from double to a 16- or 8-bit type rounds twice, first to float, and may differ in the last bit.
 RoundedFloat round_to(const FloatFormat& format, double x);
 

@@ -1,4 +1,4 @@
-// snug formats: the float formats as a table, and what becomes of a number in each of them. Every figure is computed.
+// snug formats: the float formats as a table, and a number rounded to each format. Every figure is computed.
 
 #include <algorithm>
 #include <charconv>
@@ -18,13 +18,13 @@
 namespace snug::cli {
 namespace {
 
-// Decimal, scientific or hexadecimal with a sign, inf or nan, in any locale.
+// Reads a decimal, scientific or hexadecimal number with a sign, inf or nan, in any locale.
 double parse_number(const std::string& text) {
   const bool has_sign = !text.empty() && (text.front() == '-' || text.front() == '+');
   std::string_view rest = std::string_view(text).substr(has_sign ? 1 : 0);
   const bool is_hex = rest.starts_with("0x") || rest.starts_with("0X");
   rest.remove_prefix(is_hex ? 2 : 0);
-  // from_chars would take a second minus, and words after 0x.
+  // from_chars accepts a second minus, and words after 0x.
   const bool can_begin = !rest.starts_with('-') && !(is_hex && rest.find_first_of("iInN") == 0);
   double number = 0;
   const char* const end = rest.data() + rest.size();
@@ -41,7 +41,7 @@ double parse_number(const std::string& text) {
   return has_sign && text.front() == '-' ? -number : number;
 }
 
-// As many digits as tell the format's numbers apart, and at least five.
+// Enough digits to tell the format's numbers apart, and at least five.
 std::string shown(const FloatFormat& format, double value) {
   return std::isnan(value) ? "nan" : fmt::format("{:.{}g}", value, std::max(5, format.digits_to_tell_apart()));
 }
@@ -53,7 +53,7 @@ std::string shown_error(double error) {
   return error == 0 ? "0" : fmt::format("{:.1e}", error);
 }
 
-// Exponents end and fractions begin in the same column of each line, as wide as those of FP32.
+// Exponents end and fractions begin in the same column of each line, as wide as FP32's exponents and fractions.
 std::string drawn(std::string_view sign, std::string_view exponent, std::string_view fraction) {
   return fmt::format("{} | {:>{}} | {:<{}}", sign, exponent, kFp32.exponent_bits, fraction, kFp32.fraction_bits);
 }
@@ -143,12 +143,12 @@ void run_formats(const std::vector<std::string>& numbers) {
 void add_formats(CLI::App& app) {
   CLI::App* command = app.add_subcommand("formats", "Show float formats, or what a number becomes in each");
   const auto numbers = std::make_shared<std::vector<std::string>>();
-  // expected(1): otherwise CLI11 hands what follows a -- to the program instead of the command.
+  // expected(1): otherwise CLI11 hands the words after a -- to the program instead of the command.
   command->add_option("NUMBER", *numbers, "Such as 0.1, -1e-8, 0x1.8p-3, inf or nan; none: tables and examples")
       ->type_name("")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  // -inf and -.5 look like options; what looks so and is none is a number or an error.
+  // -inf and -.5 look like options. A word that looks like an option and is not an option is a number or an error.
   command->prefix_command();
   command->callback([command, numbers] {
     std::vector<std::string> words = *numbers;

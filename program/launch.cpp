@@ -1,5 +1,5 @@
-// snug launch: starts a program once per rank on this machine, one of several perhaps, with torchrun's variables, and
-// watches over the ranks: their output line by line, the first that fails, signals.
+// snug launch: starts a program once per rank on this machine, which may be one of several machines, with torchrun's
+// variables. Watches the ranks: output line by line, the first rank that fails, signals.
 
 #include <algorithm>
 #include <array>
@@ -40,7 +40,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kGrace = std::chrono::seconds(10);  // from SIGTERM to SIGKILL
 constexpr auto kUntilOthersNotice = std::chrono::seconds(3);
 constexpr int kPollMilliseconds = 50;
-constexpr int kNotFound = 127;  // as shells say it
+constexpr int kNotFound = 127;  // the status that shells use
 constexpr size_t kTokenDigits = 32;
 
 struct LaunchFlags {
@@ -62,7 +62,7 @@ std::vector<char*>& program() {
   return words;
 }
 
-// Shows what arrives in a pipe, each line after the rank's name.
+// Shows the content of a pipe, each line after the rank's name.
 class Stream {
  public:
   Stream(int descriptor, std::FILE* to, int rank) : descriptor_(descriptor), to_(to), rank_(rank) {
@@ -74,7 +74,8 @@ class Stream {
 
   pollfd poll_entry() const { return {.fd = is_open_ ? descriptor_ : -1, .events = POLLIN, .revents = 0}; }
 
-  // Once: a rank that writes faster than this is shown must not keep the launcher here. Gives the number of bytes.
+  // Copies once: a rank that writes faster than the launcher shows must not keep the launcher busy. Returns the number
+  // of bytes.
   size_t copy_some() {
     std::array<char, 1 << 16> buffer;
     const ssize_t count = ::read(descriptor_, buffer.data(), buffer.size());
@@ -90,8 +91,8 @@ class Stream {
     return static_cast<size_t>(count);
   }
 
-  // What a rank that is gone has left in the pipe. What a process that it has left behind may write on and on is not
-  // waited for.
+  // Shows the rest that an ended rank has left in the pipe. Does not wait for a process that the rank has left behind
+  // and that writes on.
   void finish() {
     const auto most = static_cast<size_t>(std::max(0, ::fcntl(descriptor_, F_GETPIPE_SZ)));
     size_t copied = 0;
@@ -103,7 +104,7 @@ class Stream {
   }
 
  private:
-  static constexpr size_t kLongestLine = size_t{1} << 20;  // a longer one is shown in pieces
+  static constexpr size_t kLongestLine = size_t{1} << 20;  // a longer line is shown in pieces
 
   void end_line() {
     partial_ += '\n';
@@ -138,7 +139,7 @@ struct Rank {
   throw Error(fmt::format("launch: cannot {}: {}", what, std::generic_category().message(errno)));
 }
 
-// It may be taken by another before rank 0 listens, but the system gives ports in turn.
+// Another program may take the port before rank 0 listens, but the system gives ports in turn.
 int find_free_port() {
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address = {};
@@ -202,7 +203,7 @@ void set_variables(const LaunchFlags& flags, int rank, const Address& meeting, i
   set("MASTER_PORT", meeting.port);
   set("TORCHELASTIC_RESTART_COUNT", attempt);
   ::setenv("MASTER_ADDR", meeting.host.c_str(), 1);
-  // Ranks that all take all cores are slower than one.
+  // If every rank uses all cores, the ranks together are slower than one rank.
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   ::setenv("OMP_NUM_THREADS", std::to_string(std::max(1, cores / flags.ranks)).c_str(), /*overwrite=*/0);
 }
@@ -219,7 +220,7 @@ Rank start(const LaunchFlags& flags, int rank, const Address& meeting, int attem
     fail_with_errno("start a process");
   }
   if (pid == 0) {
-    ::setpgid(0, 0);                     // the terminal's Ctrl-C comes to the launcher alone, which passes it on once
+    ::setpgid(0, 0);  // the terminal's Ctrl-C comes only to the launcher, which passes the signal on once
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);  // no rank outlives the launcher
     if (::getppid() != launcher) {
       ::_exit(kFailed);
@@ -233,7 +234,7 @@ Rank start(const LaunchFlags& flags, int rank, const Address& meeting, int attem
     ::dprintf(STDERR_FILENO, "snug: cannot start '%s': %s\n", program().front(), std::strerror(errno));
     ::_exit(kNotFound);
   }
-  ::setpgid(pid, pid);  // here too, lest it gets a signal before it has done so itself
+  ::setpgid(pid, pid);  // here too, because a signal may come before the child has called setpgid
   ::close(out[1]);
   ::close(err[1]);
   Rank result{.number = rank, .pid = pid};
@@ -250,7 +251,7 @@ std::string how_it_ended(int status) {
 
 void send_to_all(const std::vector<Rank>& ranks, int signal) {
   for (const Rank& rank : ranks) {
-    ::kill(-rank.pid, signal);  // a rank that is gone may have left children
+    ::kill(-rank.pid, signal);  // an ended rank may have left children
   }
 }
 
@@ -269,10 +270,10 @@ void wait_for_output(const std::vector<Rank>& ranks) {
   }
 }
 
-// How the first failed, "rank 2 ..."; empty: all went well, or a signal came.
+// Describes how the first failed rank failed, "rank 2 ..."; empty: no rank failed, or a signal came.
 std::string run_all(std::vector<Rank>& ranks) {
   std::string failure;
-  int passed_on = 0;  // of the signals that came
+  int passed_on = 0;  // number of signals passed on
   auto deadline = Clock::time_point::max();
   const auto any_alive = [&] {
     return std::any_of(ranks.begin(), ranks.end(), [](const Rank& r) { return r.is_alive; });
@@ -282,7 +283,7 @@ std::string run_all(std::vector<Rank>& ranks) {
     if (passed_on < stops()) {
       ++passed_on;
       send_to_all(ranks, last_stop());
-      if (passed_on == 2) {  // they are to end at once
+      if (passed_on == 2) {  // the second signal asks for an end at once
         deadline = Clock::now() + kGrace;
       }
     }
@@ -303,7 +304,7 @@ std::string run_all(std::vector<Rank>& ranks) {
       deadline = Clock::time_point::max();
     }
   }
-  send_to_all(ranks, SIGKILL);  // what ranks have left behind
+  send_to_all(ranks, SIGKILL);  // processes left behind by the ranks
   for (const Rank& rank : ranks) {
     for (const auto& stream : rank.streams) {
       stream->finish();
@@ -320,7 +321,7 @@ void run_launch(const LaunchFlags& flags) {
   program().push_back(nullptr);
   catch_stops(SecondStop::IsCounted);
   ignore_signal(SIGPIPE);
-  if (flags.nodes == 1) {  // the ranks of several machines are given theirs by the user
+  if (flags.nodes == 1) {  // the user gives the token to the ranks of several machines
     ::setenv("SNUG_JOB_TOKEN", random_token().c_str(), /*overwrite=*/0);
   }
   for (int attempt = 0;; ++attempt) {
@@ -342,7 +343,8 @@ void run_launch(const LaunchFlags& flags) {
     show(stderr,
          fmt::format("snug: launch: {}; starting all again, {} of {}\n", failure, attempt + 1, flags.max_restarts));
     if (flags.nodes > 1) {
-      std::this_thread::sleep_for(kUntilOthersNotice);  // their ranks have lost these, and are started again as well
+      // The other machines' ranks have lost these ranks, and are started again as well.
+      std::this_thread::sleep_for(kUntilOthersNotice);
     }
   }
 }

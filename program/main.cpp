@@ -1,4 +1,4 @@
-// The program: a table of commands, and one place where errors become exit statuses.
+// The program: a table of commands, and the only code that turns errors into exit statuses.
 
 #include <algorithm>
 #include <array>
@@ -41,8 +41,8 @@ std::vector<std::string> known_words(const CLI::App& app) {
   return known;
 }
 
-// An unknown word is named together with the known one that is nearest, or the value that it may be a part of; other
-// errors speak for themselves.
+// An unknown word is named together with the nearest known word, or the value that the word may be a part of. Other
+// errors have messages of their own.
 std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   const bool has_command = !app.get_subcommands().empty();
   const bool has_unknown_word =
@@ -71,8 +71,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& error, int argc,
   return error.what();
 }
 
-// A negative number may come after "--", as is the custom, though here it need not; CLI11 would keep the "--" among the
-// words.
+// A negative number may come after "--", as is the custom. CLI11 keeps the "--" among the words, and "--" is not
+// necessary here.
 int without_dashes(int argc, char** argv) {
   if (argc < 2 || std::string_view(argv[1]) != "formats") {
     return argc;
@@ -86,7 +86,7 @@ int main(int argc, char** argv) {
   snug::cli::ignore_signal(SIGXFSZ);
   CLI::App app("Trains models and batches that do not fit in memory, and trains them fast.", "snug");
   app.require_subcommand(1);
-  app.option_defaults()->take_last();  // of a flag given twice the last holds
+  app.option_defaults()->take_last();  // a flag given twice has the last value
   app.set_version_flag("--version", "snug " SNUG_VERSION);
   app.footer(
       "snug COMMAND --help tells more. Exit status: 0 done, 1 failed, 2 bad usage, 3 does not fit into memory, 130 "

@@ -1,4 +1,4 @@
-// snug plan: what a training step takes in bytes and time under every budget, before anything is trained.
+// snug plan: bytes and time of a training step under every budget, before anything is trained.
 
 #include "snug/plan.h"
 
@@ -45,10 +45,10 @@ struct PlannedModel {
   int64_t level_before;
   RunModel model;
   int64_t parameters;  // bytes, as the device's allocator counts them
-  Batch batch;         // on the CPU, as data are
+  Batch batch;         // on the CPU, like data
 };
 
-// Neither bytes nor time depend on the numbers. 0 is an index, a class and a token of every model.
+// Bytes and time do not depend on the numbers. 0 is an index, a class and a token of every model.
 Batch zeros(const PlanFlags& flags, const std::vector<ExportedInput>& inputs) {
   std::vector<at::Tensor> tensors;
   for (const ExportedInput& input : inputs) {
@@ -78,7 +78,7 @@ StepProfile profile_of(PlannedModel& planned, const PlanFlags& flags) {
                       {.link = flags.offloads ? measure_offload_link(flags.offload, planned.device) : OffloadLink{}});
 }
 
-// The techniques of docs/fit.md. Users of the program may not have the page, so the text says the advice itself.
+// The techniques of docs/fit.md. Users of the program may not have the page, so the text has the advice itself.
 std::string advice(const char* one_device, const char* several) {
   return fmt::format("One device: {}; several: {}.", one_device, several);
 }
@@ -87,7 +87,7 @@ std::string advice_for_time() {
   return advice("Precision::Auto, snug's optimizers", "DataParallel, more micro-batches a step if the network is slow");
 }
 
-// What the bytes are for, and what to turn to. `of_model`: weights, gradients and AdamW's moments.
+// The largest use of bytes, and advice. `of_model`: weights, gradients and AdamW's moments.
 std::string verdict(int64_t of_model, int64_t in_all) {
   const double share = static_cast<double>(of_model) / static_cast<double>(in_all);
   return share < 0.5 ? fmt::format("{:.0f} % of it are activations. {}", 100 * (1 - share),
@@ -97,7 +97,7 @@ std::string verdict(int64_t of_model, int64_t in_all) {
                                           "ShardedOptimizer"));
 }
 
-// The units of an accelerator, and how far its figures can be relied on.
+// The units of an accelerator, and the reliability of the accelerator's figures.
 std::string units(c10::Device device) {
   return device.is_cpu() ? ""
                          : fmt::format(
@@ -127,7 +127,7 @@ void print_curve(PlannedModel& model, const PlanFlags& flags) {
              verdict(4 * model.parameters, plain));
 }
 
-// As snug train would. What is less than the model and the optimizer alone is not tried.
+// Prints the choice of snug train. Budgets smaller than model and optimizer alone are not tried.
 void print_choice(PlannedModel& model, const PlanFlags& flags) {
   const Bytes budget = Bytes::parse(flags.memory);
   AdamW optimizer(model.model.module->parameters());
@@ -153,7 +153,7 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
     }
   } catch (const BudgetExceeded& error) {
     if (error.smallest_feasible().count() == 0) {
-      throw;  // nothing runs in so little, so nobody knows
+      throw;  // nothing runs in so few bytes, so the need is unknown
     }
     takes = error.smallest_feasible();
   }

@@ -10,7 +10,8 @@
 namespace snug::cli {
 namespace {
 
-// The size in bytes of the printable character at the beginning of `text`, which is not empty; 0: there is none.
+// The size in bytes of the printable character at the beginning of `text`, which is not empty; 0: no printable
+// character.
 size_t printable_size(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   if (byte(0) < 0x80) {
@@ -30,7 +31,7 @@ size_t printable_size(std::string_view text) {
   constexpr std::array<uint32_t, 5> kLeast{0, 0, 0x80, 0x800, 0x10000};
   const bool is_character = code >= kLeast[size] && code <= 0x10FFFF && (code < 0xD800 || code > 0xDFFF);
   const bool is_control = code < 0xA0 || code == 0x2028 || code == 0x2029 || (code >= 0x202A && code <= 0x202E) ||
-                          (code >= 0x2066 && code <= 0x2069);  // the last ones turn the direction of text
+                          (code >= 0x2066 && code <= 0x2069);  // the last characters turn the direction of text
   return is_character && !is_control ? size : 0;
 }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kUsualColumns = 80;
 constexpr size_t kWidestBar = 20, kNarrowestBar = 5;
-constexpr int64_t kPlainLines = 50;  // in a whole run, but for those of slow steps
+constexpr int64_t kPlainLines = 50;  // in a whole run, besides the lines of slow steps
 constexpr double kSilence = 10;      // seconds without a line
 constexpr const char* kEraseLine = "\r\x1b[K";
 
@@ -39,7 +39,7 @@ int terminal_columns() {
   return is_told ? size.ws_col : kUsualColumns;
 }
 
-// A part of the line, and how soon it is left out: 0 never, 1 last.
+// A part of the line, and the order of leaving parts out: 0 never, 1 last.
 struct Part {
   std::string text;
   int goes;

@@ -1,5 +1,5 @@
 #pragma once
-// Shows a training run while it goes: one line on a terminal, which is written over, and lines now and then elsewhere.
+// Shows a training run in progress: on a terminal, one line that is overwritten; otherwise, lines from time to time.
 
 #include <cstdint>
 #include <functional>
@@ -11,29 +11,29 @@
 
 namespace snug::cli {
 
-/// Where a run is shown, and the clock beside it.
+/// The output for progress, and a clock.
 struct Screen {
   std::function<void(std::string_view)> show;
-  std::function<int()> columns;     ///< the width of the terminal, as it is now; 0: this is none
-  std::function<double()> seconds;  ///< since any moment
+  std::function<int()> columns;     ///< the terminal's current width; 0: the output is not a terminal
+  std::function<double()> seconds;  ///< since any fixed moment
 };
 
-/// Standard output. A terminal that does not tell its width has 80 columns.
+/// Standard output. A terminal of unknown width has 80 columns.
 Screen standard_output();
 
 class Progress {
  public:
-  /// `item`: what StepRecord::items counts, in the plural.
+  /// `item`: the noun for StepRecord::items, in the plural.
   Progress(int64_t total_steps, std::string item, Screen screen = standard_output());
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// On a terminal, a line no longer than its width: what is less important is left out. That of the last step stays.
-  /// Elsewhere, a line for the first step and the last, for one in each fiftieth of the run, and where ten seconds have
-  /// passed since the last line.
+  /// On a terminal, writes a line no longer than the terminal's width, and leaves out less important parts. The line of
+  /// the last step stays. Otherwise, writes a line for the first step and the last step, for one step in each fiftieth
+  /// of the run, and whenever ten seconds have passed since the last line.
   void step(const StepRecord& record);
-  /// A line of its own, above the progress line.
+  /// Writes a separate line above the progress line.
   void note(const std::string& text);
 
  private:

@@ -40,7 +40,8 @@ double median_speed(const RunHistory& run) {
   return chart::median(std::move(speeds));
 }
 
-// Of b from a. What has no ratio (NaN in one of them, something against nothing) differs without bound, not by 0.
+// The relative difference of b from a. Values without a ratio (NaN in one of them, something against nothing) differ
+// without bound, not by 0.
 double relative_difference(double a, double b) {
   if (a == b || (std::isnan(a) && std::isnan(b))) {
     return 0;

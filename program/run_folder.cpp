@@ -15,7 +15,7 @@
 namespace snug::cli {
 namespace {
 
-// The last folder's name, also of "runs/a/" and of ".".
+// The last folder's name, also for "runs/a/" and for ".".
 std::string name_of(const std::filesystem::path& out) {
   const auto whole = std::filesystem::absolute(out).lexically_normal();
   return (whole.has_filename() ? whole : whole.parent_path()).filename().string();

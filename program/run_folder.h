@@ -1,5 +1,5 @@
 #pragma once
-// The folder of a run: its option, reading it, and writing its report.
+// The folder of a run: the folder's option, reading the folder, and writing the report.
 
 #include <filesystem>
 #include <string>
@@ -11,25 +11,26 @@
 
 namespace snug::cli {
 
-/// The folder of a run, as DIR or as --run DIR. `run` has the default, and must outlive the command.
+/// Adds the folder of a run to the command, as DIR or as --run DIR. `run` has the default, and must outlive the
+/// command.
 void add_run(CLI::App& command, std::string& run);
 
-/// What a person types to go on with the run in `out`, quoted where a shell wants it.
+/// The command with which a user resumes the run in `out`, quoted for a shell where quotes are necessary.
 std::string resume_command(const std::filesystem::path& out);
 
-/// The run's log. Throws ConfigError if there is no run in `out`.
+/// The run's log. Throws ConfigError if `out` has no run.
 RunHistory read_run(const std::filesystem::path& out);
 
-/// What the records of a run count as items, in the plural.
+/// The noun for the items in the records of a run, in the plural.
 std::string item_of(const RunHistory& run);
 
-/// The trained model of a run. Throws ConfigError if it has none yet.
+/// The trained model of a run. Throws ConfigError if the run has no model yet.
 Gpt load_model(const std::filesystem::path& out);
 
 std::filesystem::path report_path(const std::filesystem::path& out);
 std::filesystem::path sample_path(const std::filesystem::path& out);
 
-/// Writes the report page, with `sample`, or with the sample that lies in the folder if that is empty.
+/// Writes the report page with `sample`, or, if `sample` is empty, with the sample in the folder.
 void write_report(const std::filesystem::path& out, std::string sample);
 
 }  // namespace snug::cli

@@ -5,7 +5,7 @@
 
 namespace snug::cli {
 
-/// The word as a shell reads it back: in quotes where it needs them.
+/// The word in a form that a shell reads back, with quotes where quotes are necessary.
 std::string shell_quoted(const std::string& word);
 
 }  // namespace snug::cli

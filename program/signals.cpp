@@ -15,9 +15,9 @@ static_assert(std::atomic<int64_t>::is_always_lock_free, "a signal's handler tak
 std::atomic<int> newest = 0;
 std::atomic<int> times = 0;
 std::atomic<bool> second_ends = false;
-std::atomic<int64_t> counted_at = 0;  // 0: there was none
+std::atomic<int64_t> counted_at = 0;  // 0: no request yet
 
-std::array<struct sigaction, NSIG> as_started = {};  // of the signals that are ignored; others have their default
+std::array<struct sigaction, NSIG> as_started = {};  // of the ignored signals; other signals have the default action
 
 int64_t now() {
   timespec time = {};
@@ -25,7 +25,7 @@ int64_t now() {
   return int64_t{time.tv_sec} * 1'000'000'000 + time.tv_nsec;
 }
 
-// Any thread may be the one that takes a signal, and two may take one each.
+// Any thread may take a signal, and two threads may take one signal each.
 extern "C" void on_stop(int signal) {
   int64_t before = counted_at;
   const int64_t at = now();

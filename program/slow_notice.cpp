@@ -20,7 +20,7 @@ void say_unless_stopped(const std::stop_token& stop, const std::string& text) {
   std::unique_lock lock(mutex);
   never.wait_for(lock, stop, kPatience, [] { return false; });
   if (!stop.stop_requested()) {
-    std::fputs((text + "\n").c_str(), stderr);  // a terminal that is closed by now is no error
+    std::fputs((text + "\n").c_str(), stderr);  // a terminal that is already closed is not an error
   }
 }
 

@@ -1,4 +1,4 @@
-// snug snapshots: which snapshots a run has, and whether each file of theirs is whole.
+// snug snapshots: lists the snapshots of a run, and says whether each file of the snapshots is whole.
 
 #include <algorithm>
 #include <memory>
@@ -23,7 +23,7 @@ struct SnapshotsFlags {
 };
 
 void list_snapshots(const SnapshotsFlags& flags) {
-  read_run(flags.run);  // throws where there is no run
+  read_run(flags.run);  // throws if no run exists
   SnapshotStore store(Trainer::snapshots_path(flags.run));
   const std::vector<SnapshotState> all = store.inspect();
   fmt::print("{:>10} {:>12}\n", "step", "bytes");

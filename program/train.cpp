@@ -32,7 +32,7 @@
 namespace snug::cli {
 namespace {
 
-// What was given on the command line. A resumed run takes the rest from its log.
+// The values given on the command line. A resumed run takes the other values from the run's log.
 struct TrainFlags {
   std::vector<std::pair<const Setting*, LogValue>> settings;
   std::vector<std::string> data;
@@ -43,12 +43,13 @@ struct TrainFlags {
   bool resume = false;
 };
 
-// The rank whose fault it is ends first, so that a launcher names that one.
+// The rank at fault ends first, so that a launcher names the rank at fault.
 constexpr auto kAfterYou = std::chrono::milliseconds(500);
 
-// One name for a file, however it is given: a run may be resumed from elsewhere, and by another spelling.
+// One name for a file, for all spellings of the path: a run may be resumed from another folder, and by another
+// spelling.
 std::filesystem::path one_name(const std::string& path) {
-  std::error_code unreadable;  // reading the text says more about it
+  std::error_code unreadable;  // a later read of the text gives a better message
   const auto whole = std::filesystem::weakly_canonical(std::filesystem::absolute(path), unreadable);
   return unreadable ? std::filesystem::absolute(path) : whole;
 }
@@ -78,7 +79,7 @@ int64_t micro_batch_of(int64_t batch, int64_t accumulate, int ranks) {
   return batch / accumulate / ranks;
 }
 
-// The ranks that a launcher has started; null: there is only this one.
+// The ranks that a launcher has started; null: this process is the only rank.
 std::shared_ptr<ProcessGroup> join_ranks(double timeout) {
   if (!(timeout > 0)) {
     throw ConfigError(fmt::format("train: --timeout is {}; give seconds, above 0", timeout));
@@ -91,7 +92,7 @@ std::shared_ptr<ProcessGroup> join_ranks(double timeout) {
       {.timeout = std::chrono::milliseconds(static_cast<int64_t>(std::min(1000 * timeout, kForEver)))});
 }
 
-// A launcher starts the same command again when a rank has failed: then the run goes on.
+// A launcher starts the same command again when a rank has failed. Then the run goes on.
 bool is_restarted() {
   const Environment variables = process_environment();
   const auto count = variables.find("TORCHELASTIC_RESTART_COUNT");
@@ -124,13 +125,15 @@ void apply(const TrainFlags& flags, TrainConfig& config) {
   }
 }
 
-// The run's own settings. What was given on the command line must agree with them, but for those that may change.
+// The run's own settings. Values on the command line must agree with the run's settings, except for settings that may
+// change.
 TrainConfig resumed_config(const TrainFlags& flags) {
   const TrainConfig saved = TrainConfig::from_settings(read_run(flags.out).settings, flags.out);
   TrainConfig asked = saved;
   apply(flags, asked);
   constexpr std::string_view kModel = "model";
-  const bool is_moved_model = is_exported(saved.model) && is_exported(asked.model);  // a file, known by its sum
+  // A file, identified by its checksum.
+  const bool is_moved_model = is_exported(saved.model) && is_exported(asked.model);
   for (const Setting& setting : settings()) {
     const LogValue was = setting.get(saved), is = setting.get(asked);
     if (was != is && !(setting.may_change_on_resume && (setting.name != kModel || is_moved_model))) {
@@ -143,16 +146,16 @@ TrainConfig resumed_config(const TrainFlags& flags) {
   return asked;
 }
 
-// Of names as one_name gives them. One that is not there yet may end in a slash.
+// For names made by one_name. A name of a file or folder that does not exist yet may end in a slash.
 bool is_below(const std::filesystem::path& path, const std::filesystem::path& folder) {
   const auto above = folder.has_filename() ? folder : folder.parent_path();
   return std::mismatch(above.begin(), above.end(), path.begin(), path.end()).first == above.end();
 }
 
-// The run folder itself is left out of the text.
+// The run folder itself is not read as text.
 void check_board(const std::string& board, const TrainConfig& config) {
   for (const auto& data : config.data) {
-    std::error_code unreadable;  // loading the text says more about it
+    std::error_code unreadable;  // loading the text gives a better message
     if (!board.empty() && std::filesystem::is_directory(data, unreadable) && is_below(one_name(board), data) &&
         !is_below(one_name(board), one_name(config.out.string()))) {
       throw ConfigError(
@@ -163,11 +166,12 @@ void check_board(const std::string& board, const TrainConfig& config) {
   }
 }
 
-// What is written for TensorBoard. A viewer is no reason to end a run: one that cannot be written any more is given up.
-// The log has the same numbers.
+// The output for TensorBoard. A viewer is not a reason to end a run: if the file can no longer be written, the file is
+// given up. The log has the same numbers.
 class Board {
  public:
-  // In the run folder, which is not there before the first step is made, nothing is made before that either.
+  // The run folder does not exist before the first step is made. A board inside the run folder is not made before the
+  // first step either.
   Board(std::filesystem::path folder, const std::filesystem::path& out) : folder_(std::move(folder)) {
     if (!folder_.empty() && !is_below(one_name(folder_.string()), one_name(out.string()))) {
       open();
@@ -192,7 +196,7 @@ class Board {
  private:
   void open() { file_.emplace(std::exchange(folder_, {})); }
 
-  std::filesystem::path folder_;  // empty: it is open, or there is to be none
+  std::filesystem::path folder_;  // empty: the file is open, or the run has no board
   std::optional<TensorBoardFile> file_;
 };
 
@@ -206,7 +210,7 @@ void run_train(const TrainFlags& flags) {
     config.out = flags.out;
   }
   check_board(flags.tensorboard, config);
-  if (config.device.starts_with("cuda")) {  // whether it is there, all ranks find out together
+  if (config.device.starts_with("cuda")) {  // all ranks find out together whether the device exists
     use_growing_segments(c10::kCUDA);
   }
   const auto group = join_ranks(flags.timeout);
@@ -224,7 +228,7 @@ void run_train(const TrainFlags& flags) {
         config.memory.str()));
   }
   if (is_first) {
-    remove_unfinished(report_path(config.out));  // the rest of a report that was killed
+    remove_unfinished(report_path(config.out));  // removes an unfinished report of a killed run
   }
   const TrainOutcome outcome = trainer.run({
       .on_step =
@@ -244,7 +248,7 @@ void run_train(const TrainFlags& flags) {
       progress.note(
           fmt::format("interrupted after step {}, and saved. Go on with: {}", outcome.step, resume_command(flags.out)));
     }
-    throw Interrupted{last_stop() != 0 ? last_stop() : SIGTERM};  // it may be another rank's
+    throw Interrupted{last_stop() != 0 ? last_stop() : SIGTERM};  // the signal may have come to another rank
   }
   if (!is_first) {
     return;
@@ -254,7 +258,7 @@ void run_train(const TrainFlags& flags) {
                             report_path(config.out).string()));
 }
 
-// Its value has the type that the setting has, but for those that are named otherwise on the command line.
+// An option has the type of the setting's value, except for settings whose values have other names on the command line.
 void add_setting(CLI::App& command, const Setting& setting, const std::shared_ptr<TrainFlags>& flags) {
   const auto give = [flags, &setting](const auto& value) { flags->settings.emplace_back(&setting, value); };
   const std::string_view name = setting.name;

@@ -1,13 +1,13 @@
 #pragma once
-// AdamW and Adam: torch's fused kernels with torch's optimizer interface. They make one pass over parameters, gradients
-// and moments, the least that memory bandwidth requires; torch::optim::AdamW makes about ten.
+// AdamW and Adam: torch's fused kernels with torch's optimizer interface. An update makes one pass over parameters,
+// gradients and moments, the least that memory bandwidth requires. torch::optim::AdamW makes about ten passes.
 //
 //   snug::AdamW optimizer(model->parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   loss.backward();
 //   optimizer.step();
 //
-// AdamW8bit: AdamW whose two moments take one byte an element instead of four, in blocks with a common maximum. A
-// quarter of the state, and less memory to move in each step.
+// AdamW8bit: AdamW whose two moments take one byte an element instead of four, in blocks with a common maximum. The
+// state takes a quarter of the memory, and each step moves less memory.
 //
 //   snug::AdamW8bit optimizer(model->parameters(), {.lr = 3e-4});
 
@@ -26,23 +26,25 @@ struct AdamWOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;  ///< decoupled from the gradient, as the W says
-  /// For FP16 and BF16 parameters: keeps an FP32 copy of each in the state, updates the copy, and rounds it into the
-  /// parameter. Do not combine with Weights::Low, where the Stepper holds the masters.
+  /// For FP16 and BF16 parameters: keeps an FP32 copy of each parameter in the state, updates the copy, and rounds the
+  /// copy into the parameter. Do not combine with Weights::Low, because the Stepper then holds the masters.
   bool master_weights = false;
   /// For BF16 parameters without masters: rounds up or down at random, so that steps below BF16's resolution count on
-  /// average. The random numbers depend on the step's number and on the element's number among those of all parameters,
-  /// in order. They are the same in a resumed run and for parameters that are cut, and no generator is used.
+  /// average. The random numbers depend on the step's number and on the element's number among the elements of all
+  /// parameters, in order. A resumed run has the same random numbers, and so have parameters that are cut. No generator
+  /// is used.
   bool stochastic_rounding = false;
 };
 
-/// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101), on at::_fused_adamw_. Its groups
-/// hold torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and master where there is one. On
+/// Decoupled weight decay regularisation (Loshchilov & Hutter 2019, arXiv:1711.05101), on at::_fused_adamw_. The groups
+/// hold torch::optim::AdamWOptions. State per parameter: step, exp_avg, exp_avg_sq, and with master weights master. On
 /// other devices than the CPU an update of 16-bit parameters takes a workspace, see workspace_bytes(): 16 MiB at most
 /// for each group with masters, 68 MiB with stochastic rounding, and 2 KiB for each tensor.
 class AdamW : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that
-  /// are not floating point. step() throws it for 16-bit parameters, unless an option above provides for them.
+  /// are not floating point. step() throws ConfigError for 16-bit parameters, unless an option above provides for
+  /// 16-bit parameters.
   explicit AdamW(std::vector<at::Tensor> parameters, AdamWOptions options = {});
   /// Groups without options of their own take `options`; so do fields that a group leaves at torch's defaults. amsgrad
   /// is not offered.
@@ -71,8 +73,8 @@ struct AdamOptions {
   double weight_decay = 0;  ///< added to the gradient (L2)
 };
 
-/// Kingma & Ba 2015, arXiv:1412.6980, on at::_fused_adam_. Its groups hold torch::optim::AdamOptions. FP32 and FP64
-/// parameters.
+/// Kingma & Ba 2015, arXiv:1412.6980, on at::_fused_adam_. The groups hold torch::optim::AdamOptions. The parameters
+/// are FP32 or FP64.
 class Adam : public FusedOptimizer {
  public:
   explicit Adam(std::vector<at::Tensor> parameters, AdamOptions options = {});
@@ -90,25 +92,27 @@ struct AdamW8bitOptions {
   double beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;
-  /// Parameters with fewer elements keep FP32 moments. They are many, small, and often sensitive (biases, norms).
+  /// Parameters with fewer elements keep FP32 moments. Such parameters are many, small, and often sensitive (biases,
+  /// norms).
   int64_t min_elements = 4096;
-  /// For BF16 parameters, after FlashOptim (arXiv:2602.23349): the weight that is updated has 24 bits. Its nearest BF16
-  /// number is the model's parameter, and a byte in the state has the rest. With the gradient that makes 7 bytes a
-  /// parameter, 5 with StepInBackward. A step below 2^-17 to 2^-16 of its weight is lost. A parameter that is written
-  /// between steps keeps its correction: at most half of BF16's last place. Parameters with fewer than min_elements
-  /// have an FP32 master instead. Do not combine with Weights::Low, where the Stepper holds the masters.
+  /// For BF16 parameters, after FlashOptim (arXiv:2602.23349): the weight that is updated has 24 bits. The nearest BF16
+  /// number is the model's parameter, and a byte in the state has the rest. With the gradient, a parameter takes 7
+  /// bytes, or 5 with StepInBackward. A step below 2^-17 to 2^-16 of the weight is lost. A parameter that is written
+  /// between steps keeps the parameter's correction: at most half of BF16's last place. Parameters with fewer than
+  /// min_elements have an FP32 master instead. Do not combine with Weights::Low, because the Stepper then holds the
+  /// masters.
   bool split_weights = false;
 };
 
 /// 8-bit Optimizers via Block-wise Quantization (Dettmers et al. 2022, arXiv:2110.02861). FP32 parameters on the CPU,
-/// and BF16 ones with split_weights. Its groups hold torch::optim::AdamWOptions. State per parameter: step, exp_avg and
-/// exp_avg_sq as bytes, exp_avg_max and exp_avg_sq_max with an FP32 number per 256 elements. With a GradScaler,
-/// gradients keep their scale: they are unscaled on the way.
+/// and BF16 parameters with split_weights. The groups hold torch::optim::AdamWOptions. State per parameter: step,
+/// exp_avg and exp_avg_sq as bytes, exp_avg_max and exp_avg_sq_max with an FP32 number per 256 elements. With a
+/// GradScaler, the gradients in memory stay scaled: the update unscales on the way.
 class AdamW8bit : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, options out of range, and parameters that
-  /// are neither FP32 nor 16-bit. step() throws it for 16-bit parameters, unless split_weights provides for
-  /// them, and for those that are not contiguous.
+  /// are neither FP32 nor 16-bit. step() throws ConfigError for 16-bit parameters, unless split_weights provides for
+  /// 16-bit parameters, and for parameters that are not contiguous.
   explicit AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options = {});
   explicit AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options = {});
 

@@ -10,25 +10,25 @@
 
 namespace snug {
 
-/// Scales the gradients of `parameters` in place so that the norm of all of them taken together is at most `max_norm`.
-/// Returns the norm before scaling, as a scalar tensor on the first gradient's device: FP64 if there are FP64
-/// gradients, otherwise FP32, in which norms of 16-bit gradients are computed too. Parameters without a gradient are
-/// skipped; without any gradient the result is 0. A norm that is not finite makes the gradients NaN, as in Python:
-/// check it, or use a GradScaler. Formula: torch/nn/utils/clip_grad.py, coefficient min(1, max_norm / (norm + 1e-6)).
-/// Sparse gradients are coalesced first. Throws ConfigError unless max_norm >= 0 and norm_type > 0 (infinity included).
+/// Scales the gradients of `parameters` in place so that the norm of all gradients taken together is at most
+/// `max_norm`. Returns the norm before scaling, as a scalar tensor on the first gradient's device. The norm is FP64 if
+/// a gradient is FP64, otherwise FP32, also for 16-bit gradients. Parameters without a gradient are skipped; without
+/// any gradient the result is 0. A norm that is not finite makes the gradients NaN, as in Python: check the norm, or
+/// use a GradScaler. Formula: torch/nn/utils/clip_grad.py, coefficient min(1, max_norm / (norm + 1e-6)). Sparse
+/// gradients are coalesced first. Throws ConfigError unless max_norm >= 0 and norm_type > 0 (infinity included).
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2.0);
 
-/// The same with a norm that was computed before, of more gradients than these. As
+/// The same with a norm that was computed before, of more gradients than the gradients of `parameters`. As
 /// torch.nn.utils.clip_grads_with_norm_.
 void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters, double max_norm, const at::Tensor& norm);
 
-/// The norm alone.
+/// Returns the norm, and scales nothing.
 at::Tensor grad_norm(const std::vector<at::Tensor>& parameters, double norm_type = 2.0);
 
-/// Limits every number of the gradients of `parameters` to [-value, value], in place; NaN stays NaN, as in Python. This
-/// changes the gradient's direction, which the norm's clipping keeps. Formula: torch/nn/utils/clip_grad.py
-/// (clip_grad_value_). Parameters without a gradient are passed over; sparse gradients are coalesced first, so the sum
-/// over repeated rows is limited. A value beyond the type's range limits to its largest finite number, where Python
+/// Limits every number of the gradients of `parameters` to [-value, value], in place; NaN stays NaN, as in Python. The
+/// limit changes the gradient's direction; clip_grad_norm_ keeps the direction. Formula: torch/nn/utils/clip_grad.py
+/// (clip_grad_value_). Parameters without a gradient are left out. Sparse gradients are coalesced first, so the sum
+/// over repeated rows is limited. A value beyond the type's range limits to the type's largest finite number; Python
 /// throws. Throws ConfigError unless value >= 0 (infinity included: then nothing changes).
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double value);
 

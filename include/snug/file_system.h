@@ -1,6 +1,6 @@
 #pragma once
-// FileSystem: the file operations of snapshots and logs, as an interface. Tests replace it to fail any single
-// operation.
+// FileSystem: the file operations of snapshots and logs, as an interface. Tests replace the interface to fail any
+// single operation.
 //
 //   FileSystem& disk = FileSystem::real();
 //   disk.write_file(folder / "model.tmp", std::array<std::string_view, 2>{header, tensors});  // safe on the disk,
@@ -19,52 +19,54 @@ namespace snug {
 
 class FileSystem {
  public:
-  /// A path on this system, as the standard library has it.
+  /// A path on this system, as in the standard library.
   using Path = std::filesystem::path;
 
   virtual ~FileSystem() = default;
 
-  /// Creates or truncates the file, writes all parts one after the other, and returns when they are on the disk
-  /// (fsync). If it throws, a part of the content may be left behind. If the name is a link, the link is not followed.
+  /// Creates or truncates the file, writes all parts one after the other, and returns when all parts are on the disk
+  /// (fsync). If write_file throws, a part of the content may be left behind. If the name is a link, the link is not
+  /// followed.
   virtual void write_file(const Path& path, std::span<const std::string_view> parts) = 0;
 
-  /// Gives `from` the name `to`, atomically replacing a file of that name.
+  /// Gives `from` the name `to`, atomically replacing a file named `to`.
   virtual void rename(const Path& from, const Path& to) = 0;
 
-  /// Makes the names in this directory durable: the entries created, renamed and removed in it.
+  /// Makes the names in this directory durable: the names of entries created, renamed and removed.
   virtual void sync_directory(const Path& path) = 0;
 
-  /// Creates the directory and its parents, and makes their names durable; one that exists already is no error.
+  /// Creates the directory and its parents, and makes their names durable. A directory that exists already is not an
+  /// error.
   virtual void create_directories(const Path& path) = 0;
 
-  /// Removes the file, or the directory with all it holds; one that is absent is no error.
+  /// Removes the file, or the directory with its content. A file or directory that is absent is not an error.
   virtual void remove_all(const Path& path) = 0;
 
   /// The names (not paths) of the directory's entries, sorted.
   virtual std::vector<std::string> list(const Path& directory) const = 0;
 
-  /// False only if there is nothing of this name. Throws if that cannot be found out.
+  /// False only if nothing has this name. Throws if the answer cannot be found out.
   virtual bool exists(const Path& path) const = 0;
 
   /// The whole content of a file.
   virtual std::string read_file(const Path& path) const = 0;
 
-  /// The file system of this computer (POSIX). It has no state, so any thread may use it.
+  /// The file system of this computer (POSIX). The object has no state, so any thread may use the object.
   static FileSystem& real();
 };
 
-/// Writes the parts one after the other to a file, atomically: the file on the disk is the complete new one, or still
-/// the earlier one. If it throws, nothing has changed. Several callers may replace the same file at once; the content
-/// of the last one stays.
+/// Writes the parts one after the other to a file, atomically: the file on the disk is the complete new file, or still
+/// the earlier file. If replace_file throws, nothing has changed. Several callers may replace the same file at once;
+/// the content of the last caller stays.
 void replace_file(const FileSystem::Path& path, std::span<const std::string_view> parts,
                   FileSystem& files = FileSystem::real());
 void replace_file(const FileSystem::Path& path, std::string_view text, FileSystem& files = FileSystem::real());
 
-/// Whether `file` is an unfinished file of replace_file(path): the file that it writes first and then renames to
-/// `path`. A kill in between leaves it behind.
+/// Whether `file` is an unfinished file of replace_file(path). replace_file first writes the unfinished file, and then
+/// renames the file to `path`. A kill in between leaves the file behind.
 bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path);
 
-/// Removes the unfinished files of `path`, if their directory exists. Nobody may be replacing `path` meanwhile.
+/// Removes the unfinished files of `path`, if their directory exists. Nobody may replace `path` during the call.
 void remove_unfinished(const FileSystem::Path& path, FileSystem& files = FileSystem::real());
 
 }  // namespace snug

@@ -1,5 +1,5 @@
 #pragma once
-// Muon: momentum, orthogonalised, for the matrices of a model; and AdamW for its other parameters, in the same
+// Muon: momentum, orthogonalised, for the matrices of a model, and AdamW for the model's other parameters, in the same
 // optimizer.
 //
 //   snug::Muon optimizer(snug::muon_groups(*model, {.lr = 0.02}, {.lr = 3e-4}));
@@ -20,7 +20,7 @@ namespace snug {
 /// How the learning rate follows the shape [rows, columns] of a matrix.
 enum class MuonRate {
   Original,       ///< times sqrt(max(1, rows / columns))
-  MatchRmsAdamW,  ///< times 0.2 sqrt(max(rows, columns)), so that rates of AdamW fit: Liu et al. 2025, arXiv:2502.16982
+  MatchRmsAdamW,  ///< times 0.2 sqrt(max(rows, columns)), so that AdamW's rates fit: Liu et al. 2025, arXiv:2502.16982
 };
 
 struct MuonOptions {
@@ -44,18 +44,18 @@ struct MuonGroup : torch::optim::OptimizerCloneableOptions<MuonGroup> {
   MuonOptions options;
 };
 
-/// Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon, as
-/// torch.optim.Muon computes it, with the same bits on a CPU: the momentum of a matrix is brought near the nearest
-/// matrix with orthogonal rows or columns by a few steps of Newton and Schulz, in BF16, and that is the update. State
-/// per matrix: momentum_buffer, 4 bytes an element instead of AdamW's 8. A group that holds torch::optim::AdamWOptions
-/// is updated, and saved, as by AdamW.
-/// One update takes, beside the state, workspace for the largest matrix of each group, see workspace_bytes(), and what
-/// LibTorch's products of matrices allocate by themselves; each shape is tried before anything is written. With a
-/// GradScaler, a step waits for the device. Its state stays in memory: keep_state_in() does nothing.
+/// Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon,
+/// computed as in torch.optim.Muon, with the same bits on a CPU. A few steps of Newton and Schulz, in BF16, bring the
+/// momentum of a matrix near the nearest matrix with orthogonal rows or columns. The result is the update. State per
+/// matrix: momentum_buffer, 4 bytes an element instead of AdamW's 8. A group that holds torch::optim::AdamWOptions is
+/// updated, and saved, as by AdamW.
+/// Beside the state, an update takes workspace for the largest matrix of each group, see workspace_bytes(), and the
+/// memory that LibTorch's products of matrices allocate by themselves. Each shape is tried before anything is written.
+/// With a GradScaler, a step waits for the device. Muon's state stays in memory: keep_state_in() does nothing.
 class Muon : public FusedOptimizer {
  public:
-  /// Throws ConfigError, naming the parameter or option, for an empty list, parameters that are not matrices (of two
-  /// dimensions) of floating point in a group of Muon's, or options out of range.
+  /// Throws ConfigError, naming the parameter or option, for an empty list, parameters in a group with Muon's options
+  /// that are not matrices (of two dimensions) of floating point, or options out of range.
   explicit Muon(std::vector<at::Tensor> matrices, MuonOptions options = {});
   explicit Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups, MuonOptions options = {});
 
@@ -70,9 +70,9 @@ class Muon : public FusedOptimizer {
   bool state_may_leave() const override { return false; }
 };
 
-/// Two groups: the trained matrices of a module, for Muon; and, for AdamW, its other trained parameters, the weights of
-/// torch::nn::Embedding, and what `by_adamw(name, parameter)` says. The output layer belongs to AdamW, too: say it
-/// there. Throws ConfigError if no matrix is left.
+/// Two groups. Muon gets the trained matrices of a module. AdamW gets the module's other trained parameters, the
+/// weights of torch::nn::Embedding, and the parameters for which `by_adamw(name, parameter)` is true. The output layer
+/// belongs to AdamW, too: let `by_adamw` return true for the output layer. Throws ConfigError if no matrix is left.
 std::vector<torch::optim::OptimizerParamGroup> muon_groups(
     const torch::nn::Module& module, MuonOptions muon = {}, AdamWOptions adamw = {},
     const std::function<bool(const std::string& name, const at::Tensor& parameter)>& by_adamw = {});

@@ -1,11 +1,11 @@
 #pragma once
-// Precision: the floating-point type of the forward pass, and a choice of it by measurement.
+// Precision: the floating-point type of the forward pass, and a choice of the type by measurement.
 //
 //   const auto speed = snug::measure_matmul_speed(device);                    // once, under a tenth of a second
 //   snug::Precision p = snug::choose_precision(speed, device.type());         // 16 bits only where they are faster
 //
-// PrecisionScope: names a region of forward, so that dynamic precision can move it to FP32 when 16 bits overflow or
-// underflow there.
+// PrecisionScope: names a region of forward, so that dynamic precision can move the region to FP32 when 16 bits
+// overflow or underflow in the region.
 //
 //   Tensor forward(Tensor x) {
 //     snug::PrecisionScope scope("blocks.3");     // parameters blocks.3.*
@@ -13,16 +13,16 @@
 //   }
 //
 // Gradient statistics: the sizes of the gradients of each parameter, as a histogram of their exponents, next to the
-// shares that are lost at both ends of a 16-bit type. They show why the loss is scaled. Take them every N steps,
-// between backward and the next zero_grad.
+// shares that are lost at both ends of a 16-bit type. The statistics show why the loss is scaled. Take statistics every
+// N steps, between backward and the next zero_grad.
 //
 //   scaler.unscale_(optimizer);
 //   for (const auto& s : snug::gradient_statistics(model->named_parameters().pairs())) {
 //     log(s.name, s.zeros, s.exponents);
 //   }
 //
-// MasterWeights: FP32 copies of FP16 or BF16 parameters, for any optimizer to update. A step smaller than half of a
-// weight's last place (1 part in 256 for BF16) would be rounded away in the weight itself; in the master it counts.
+// MasterWeights: FP32 copies of FP16 or BF16 parameters, for any optimizer to update. In the weight itself, a step
+// smaller than half of the weight's last place (1 part in 256 for BF16) is rounded away; in the master the step counts.
 //
 //   model->to(torch::kBFloat16);
 //   snug::MasterWeights masters(model->parameters());
@@ -71,15 +71,15 @@ struct MatmulSpeed {
   double float16 = 0;        ///< a small product, so that a CPU without FP16 instructions answers in milliseconds
   double float32_small = 0;  ///< the same small product, to compare float16 with
 };
-/// Takes less than 100 ms, beside the time that libraries need to start, which the first training step would need as
-/// well.
+/// Takes less than 100 ms, beside the time that libraries need to start. Without a measurement, the first training step
+/// needs the same time to start libraries.
 MatmulSpeed measure_matmul_speed(c10::Device device);
 
 /// Chooses the precision:
-/// - BFloat16 if its products are at least 1.2 times as fast as FP32's, because casts cost time too. It comes first,
-///   because it needs no loss scaling;
-/// - else Float16 if the same holds for it, on devices other than a CPU: GPUs before Ampere have fast FP16, but hardly
-///   any BF16;
+/// - BFloat16 if BF16 products are at least 1.2 times as fast as FP32 products, because casts cost time too. BFloat16
+///   comes first, because BFloat16 needs no loss scaling;
+/// - else Float16 if FP16 products are at least 1.2 times as fast, on devices other than a CPU: GPUs before Ampere have
+///   fast FP16, but hardly any BF16;
 /// - else Float32.
 Precision choose_precision(const MatmulSpeed& speed, c10::DeviceType device);
 
@@ -96,13 +96,13 @@ struct MatmulAccumulation {
 /// The settings of this process now.
 MatmulAccumulation matmul_accumulation();
 
-/// From now on, in the whole process, 16-bit matrix products sum in FP32. FP32 products, those of convolutions
+/// From now on, in the whole process, 16-bit matrix products sum in FP32. FP32 products, products of convolutions
 /// included, use TF32 only if allowed. Changes nothing on most CPUs, whose 16-bit products sum in FP32 already.
 void accumulate_matmuls_in_fp32(bool allow_tf32 = false);
 
 /// Has an effect only inside a step of a Stepper with precision_guard, and only if the guard has moved the region.
 /// Autocast then casts to FP32 instead of to 16 bits, inputs that arrive in 16 bits included. Scopes nest; a scope
-/// inside a moved one moves with it.
+/// inside a moved scope moves with the outer scope.
 class [[nodiscard]] PrecisionScope final {
  public:
   /// `name`: the beginning of the names of the parameters used inside, up to a dot.
@@ -117,8 +117,8 @@ class [[nodiscard]] PrecisionScope final {
 };
 
 struct GradientStatistics {
-  static constexpr int kLowest = -40;  ///< exponents below are counted with it
-  static constexpr int kHighest = 20;  ///< exponents above are counted with it
+  static constexpr int kLowest = -40;  ///< exponents below are counted with kLowest
+  static constexpr int kHighest = 20;  ///< exponents above are counted with kHighest
 
   std::string name;
   int64_t elements = 0;
@@ -130,8 +130,8 @@ struct GradientStatistics {
   /// Empty: not measured.
   std::optional<double> lost_updates;
 
-  /// Share of all elements with |g| * scale below `smallest`, zeros included. With `smallest` = 2^-24 for FP16, it is
-  /// the share that would become zero or nearly zero.
+  /// Share of all elements with |g| * scale below `smallest`, zeros included. With `smallest` = 2^-24 for FP16, the
+  /// share of elements that become zero or nearly zero.
   double share_below(double smallest, double scale = 1) const;
 };
 
@@ -140,9 +140,9 @@ struct GradientStatistics {
 std::vector<GradientStatistics> gradient_statistics(
     const std::vector<std::pair<std::string, at::Tensor>>& named_parameters);
 
-/// The part of a step that 16-bit weights lose, because it is less than half the distance between their values. FP32
-/// weights, masters or stochastic rounding avoid this loss. FP32 weights are rounded to `dtype` before they are
-/// compared.
+/// The part of a step that 16-bit weights lose, because the part is less than half the distance between neighbouring
+/// 16-bit values. FP32 weights, masters or stochastic rounding avoid this loss. FP32 weights are rounded to `dtype`
+/// before the comparison.
 ///
 ///   auto statistics = snug::gradient_statistics(parameters);
 ///   const snug::LostUpdates lost(parameters, torch::kBFloat16);
@@ -166,7 +166,7 @@ class LostUpdates {
 class MasterWeights {
  public:
   /// `low`: leaf tensors of a model; a tensor that is given twice counts once. Throws ConfigError, naming the index,
-  /// for types that are not floating point, or if `low` is empty.
+  /// for types that are not floating point. Throws ConfigError if `low` is empty.
   explicit MasterWeights(std::vector<at::Tensor> low);
 
   /// The masters, in the order of `low`: the parameters for the optimizer.
@@ -174,11 +174,11 @@ class MasterWeights {
   /// The 16-bit (or own) parameters, in the same order.
   const std::vector<at::Tensor>& low() const { return low_; }
 
-  /// Adds the gradients of the 16-bit parameters to those of their masters, in FP32, and drops them. Sparse gradients
-  /// stay sparse, coalesced.
+  /// Adds the gradients of the 16-bit parameters to the gradients of the masters, in FP32, and drops the 16-bit
+  /// gradients. Sparse gradients stay sparse, coalesced.
   void gather_gradients();
 
-  /// Rounds the masters into the 16-bit parameters. If the optimizer skipped its step, this writes the same values
+  /// Rounds the masters into the 16-bit parameters. If the optimizer skipped the step, scatter() writes the same values
   /// again.
   void scatter();
 

@@ -1,6 +1,6 @@
 #pragma once
-// PrecisionGuard: if 16-bit training of a part of a model overflows or underflows, computes that part in FP32, and goes
-// back to 16 bits later. This class is only the policy: evidence in, decisions out. Stepper gathers the evidence and
+// PrecisionGuard: if 16-bit training of a part of a model overflows or underflows, computes the part in FP32, and goes
+// back to 16 bits later. The class is only the policy: evidence in, decisions out. Stepper gathers the evidence and
 // acts; see StepperOptions::precision_guard.
 //
 //   snug::PrecisionGuard guard({.patience = 20});
@@ -19,20 +19,20 @@ namespace snug {
 
 struct PrecisionGuardOptions {
   /// The number of steps in a row with trouble before a region moves to FP32. 0: no guard. Not given: kPatienceOfAuto
-  /// for a Stepper with Precision::Auto, otherwise no guard. With loss scaling it must be larger than the scaler's own
-  /// search for a scale, which takes up to 16 steps from 2^16.
+  /// for a Stepper with Precision::Auto, otherwise no guard. With loss scaling, the patience must be larger than the
+  /// scaler's own search for a scale, which takes up to 16 steps from 2^16.
   std::optional<int64_t> patience = {};
-  /// Steps in FP32 before 16 bits are tried again. Doubles with each relapse.
+  /// The number of steps in FP32 before 16 bits are tried again. The number doubles with each relapse.
   int64_t stay = 200;
-  /// A larger share of zero gradients than this is also trouble, unless FP32 shows as many (dead units, unused rows of
-  /// an embedding).
+  /// A larger share of zero gradients is also trouble, unless FP32 shows as many zero gradients (dead units, unused
+  /// rows of an embedding).
   double underflow = 0.5;
 
   static constexpr int64_t kPatienceOfAuto = 20;
 };
 
-/// PrecisionScope names the regions. The name is the beginning of the names of the parameters that the region uses. ""
-/// is the whole step.
+/// PrecisionScope names the regions. A region's name is the beginning of the names of the parameters used by the
+/// region. "" is the whole step.
 class PrecisionGuard {
  public:
   /// Observations of a region's gradients in a step.
@@ -43,28 +43,29 @@ class PrecisionGuard {
   /// What the guard remembers of a region, for a snapshot.
   struct RegionState {
     bool is_full = false;
-    int64_t streak = 0;      // steps in a row with trouble; in FP32: steps there
-    int64_t stay = 0;        // how long it stays in FP32
-    int64_t since_back = 0;  // steps since it came back from there; 0: never was there
+    int64_t streak = 0;      // steps in a row with trouble; in FP32: steps in FP32
+    int64_t stay = 0;        // how many steps the region stays in FP32
+    int64_t since_back = 0;  // steps since the region came back from FP32; 0: the region never was in FP32
     double zeros_in_full = 0;
   };
 
-  /// Throws ConfigError, naming the option, if one is out of range.
+  /// Throws ConfigError, naming the option, if an option is out of range.
   explicit PrecisionGuard(PrecisionGuardOptions options = {});
 
   /// Whether any evidence can move a region.
   bool is_on() const { return patience() > 0; }
 
-  /// Takes one step's evidence, in the order in which forward entered the regions, the whole step ("") first. Gradients
-  /// flow backward: of several regions with non-finite gradients, these arose in the last one entered that is not in
-  /// FP32 yet, and only that region is blamed. Returns a line for each region that moves.
+  /// Takes one step's evidence: the whole step ("") first, then the regions in the order in which forward entered the
+  /// regions. Gradients flow backward. So if several regions have non-finite gradients, the non-finite gradients arose
+  /// in the region that was entered last and is not in FP32 yet, and only that region is blamed. Returns a line for
+  /// each region that moves.
   std::vector<std::string> observe(const std::vector<std::pair<std::string, Evidence>>& step);
 
-  /// Whether the region is in FP32 now, and all those that are.
+  /// Whether the region is in FP32 now, and the names of all regions in FP32.
   bool is_full(const std::string& region) const;
   std::set<std::string> full_regions() const;
 
-  /// What it remembers, and back: a guard that is given it goes on from there.
+  /// The state of all regions, and restoring the state: a guard with a restored state goes on from the state.
   const std::map<std::string, RegionState>& regions() const { return regions_; }
   void restore(std::map<std::string, RegionState> regions) { regions_ = std::move(regions); }
 

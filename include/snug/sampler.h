@@ -1,6 +1,6 @@
 #pragma once
-// Sampler: the order in which a data set is visited. Every index comes once per epoch, in an order that depends only on
-// the seed and the epoch and is the same on every platform. The memory needed does not grow with the data set.
+// Sampler: the order in which a data set is visited. Every index comes once per epoch. The order depends only on the
+// seed and the epoch, and is the same on every platform. The memory needed does not grow with the data set.
 //
 //   snug::Sampler sampler(corpus.size(), /*seed=*/7);
 //   std::vector<int64_t> indices = sampler.next(64);        // runs over the end of the epoch into the next one
@@ -13,12 +13,12 @@
 
 namespace snug {
 
-/// The begin of rank `rank`'s share of `count` items that `ranks` ranks divide among them. It ends where the next
-/// rank's share begins.
+/// The begin of rank `rank`'s share of `count` items, divided among `ranks` ranks. The share ends at the begin of the
+/// next rank's share.
 int64_t share_begin(int64_t count, int64_t rank, int64_t ranks);
 
-/// `count` of the indices 0 ... size - 1, spread evenly from the first to the last: the same at every call; all of
-/// them, if there are no more than `count`.
+/// `count` of the indices 0 ... size - 1, spread evenly from the first to the last: the same indices at every call. All
+/// indices, if `size` is not larger than `count`.
 std::vector<int64_t> evenly_spread(int64_t count, int64_t size);
 
 class Sampler {
@@ -29,22 +29,24 @@ class Sampler {
   /// The next `count` indices. Throws ConfigError if count is negative.
   std::vector<int64_t> next(int64_t count);
 
-  /// The share of rank `rank` out of `ranks` in the next `count` indices: a run of them, as long as the others' or one
-  /// longer. If all ranks call this, each index comes exactly once. Throws ConfigError unless 0 <= rank < ranks.
+  /// The share of rank `rank` out of `ranks` in the next `count` indices: a run of indices, as long as the other ranks'
+  /// shares or one longer. If all ranks call next(), each index comes exactly once. Throws ConfigError unless 0 <= rank
+  /// < ranks.
   std::vector<int64_t> next(int64_t count, int64_t rank, int64_t ranks);
 
-  /// As given to the constructor.
+  /// The arguments of the constructor.
   int64_t size() const { return size_; }
   uint64_t seed() const { return seed_; }
 
-  /// The epoch of the index that comes next, from 0.
+  /// The epoch of the next index, from 0.
   int64_t epoch() const { return epoch_; }
 
-  /// The number of indices of this epoch that were drawn, in [0, size): after the last index, it is 0 in the next
-  /// epoch.
+  /// The number of indices of this epoch that were drawn, in [0, size). After the last index, the position is 0 in the
+  /// next epoch.
   int64_t position() const { return position_; }
 
-  /// Continues from that place. Throws ConfigError if epoch is negative or position is not in [0, size).
+  /// Continues from the given epoch and position. Throws ConfigError if epoch is negative or position is not in [0,
+  /// size).
   void seek(int64_t epoch, int64_t position);
 
  private:

@@ -19,14 +19,14 @@ struct SGDOptions {
   bool nesterov = false;    ///< needs momentum, and no dampening
 };
 
-/// Stochastic gradient descent, with momentum as in torch.optim.SGD, on at::_fused_sgd_. Its groups hold
-/// torch::optim::SGDOptions. State per parameter: momentum_buffer where momentum is not 0. FP32 and FP64 parameters.
-/// With dampening, a GradScaler's step waits for the device (the first step has another formula, and only the device
-/// knows whether it was skipped).
+/// Stochastic gradient descent, with momentum as in torch.optim.SGD, on at::_fused_sgd_. The groups hold
+/// torch::optim::SGDOptions. State per parameter: momentum_buffer if momentum is not 0. The parameters are FP32 or
+/// FP64. With dampening, a GradScaler's step waits for the device (the first step has another formula, and only the
+/// device knows whether the first step was skipped).
 class SGD : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, parameters that are not floating point, or
-  /// options out of range. step() throws it for 16-bit parameters.
+  /// options out of range. step() throws ConfigError for 16-bit parameters.
   explicit SGD(std::vector<at::Tensor> parameters, SGDOptions options = {});
   explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions options = {});
 

@@ -1,6 +1,6 @@
 #pragma once
-// StepInBackward: updates each parameter as soon as backward has its gradient, and then frees the gradient. The
-// gradients of the whole model are never in memory together. The price: operations that need all of them (clipping by
+// StepInBackward: updates each parameter as soon as backward has the parameter's gradient, and then frees the gradient.
+// The gradients of the whole model are never in memory together. The price: operations on all gradients (clipping by
 // norm, loss scaling, accumulation) are not possible.
 //
 //   snug::AdamW optimizer(model->parameters());
@@ -19,8 +19,8 @@ class GradientHooks;
 }
 
 /// Gives the same bits as backward(), then step(), because an optimizer updates each parameter by itself. One backward
-/// per step. It cannot be combined with a GradScaler, a Stepper or further backward passes into the same gradients.
-/// After an exception in backward, the parameters whose gradients were complete are updated.
+/// per step. StepInBackward cannot be combined with a GradScaler, a Stepper or further backward passes into the same
+/// gradients. After an exception in backward, the parameters whose gradients were complete are updated.
 class [[nodiscard]] StepInBackward final {
  public:
   /// `optimizer` must outlive the guard. Throws ConfigError if a parameter has a gradient hook already.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kRoomForLabel = 0.065;  // of the height of the plot
 
-// A stack of one step alone would have no width: it is drawn over the whole plot.
+// A stack of one step alone has no width, so the stack is drawn over the whole plot.
 std::string area_path(const std::vector<double>& x, const std::vector<double>& tops, const std::vector<size_t>& shown,
                       const Frame& frame) {
   const double left = x.size() == 1 ? -std::numeric_limits<double>::max() : x.front();
@@ -29,7 +29,7 @@ std::string area_path(const std::vector<double>& x, const std::vector<double>& t
 
 double drawn(double value) { return std::isfinite(value) && value > 0 ? value : 0; }
 
-// The total at each x, and of each layer its upper edge there.
+// The total at each x, and the upper edge of each layer at each x.
 struct Stack {
   explicit Stack(const AreaChart& chart) : tops(chart.layers.size()) {
     for (size_t i = 0; i < chart.x.size(); ++i) {
@@ -46,7 +46,8 @@ struct Stack {
   std::vector<std::vector<double>> tops;
 };
 
-// The layers' names in the layers, at their right ends, where there is room: nobody needs to compare colours then.
+// The layers' names in the layers, at the right ends, if the layer has room: a name in the layer saves comparing
+// colours.
 std::vector<Label> labels_in(const AreaChart& chart, const Stack& stack, const Axis& y) {
   std::vector<Label> labels;
   for (size_t layer = 0; layer < chart.layers.size() && !chart.x.empty(); ++layer) {
@@ -64,7 +65,7 @@ std::vector<Label> labels_in(const AreaChart& chart, const Stack& stack, const A
   return labels;
 }
 
-// A row for each column of pixels, for the last of the steps in it.
+// A row for each column of pixels, for the last step in the column.
 std::vector<Hover> hover_of(const AreaChart& chart, const Stack& stack, const Axis& x) {
   std::vector<Hover> rows;
   for (size_t i = 0; i < chart.x.size(); ++i) {
@@ -87,7 +88,7 @@ std::vector<Hover> hover_of(const AreaChart& chart, const Stack& stack, const Ax
 std::string area_chart(const AreaChart& chart, Medium medium) {
   const Stack stack(chart);
   Extent steps;
-  Extent values{.low = 0, .high = 0};  // areas that did not stand on zero would lie
+  Extent values{.low = 0, .high = 0};  // an area that does not stand on zero misleads
   for (const Point& total : stack.totals) {
     steps.add(total.x);
     values.add(total.y);
@@ -98,7 +99,7 @@ std::string area_chart(const AreaChart& chart, Medium medium) {
   heading.description = chart.title + " over the optimizer step";
   Drawing drawing{.labels = labels_in(chart, stack, frame.y), .x_title = "optimizer step"};
   drawing.hover = hover_of(chart, stack, frame.x);
-  for (size_t layer = chart.layers.size(); layer-- > 0;) {  // the highest first, the lower ones over it
+  for (size_t layer = chart.layers.size(); layer-- > 0;) {  // the highest layer first, lower layers over higher layers
     const Layer& one = chart.layers[layer];
     heading.keys.push_back({one.name, one.look, Shape::Area});
     if (!shown.empty()) {

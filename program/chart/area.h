@@ -14,7 +14,7 @@ namespace snug::chart {
 struct Layer {
   std::string name;
   std::string look;
-  std::vector<double> values;  ///< one per x; negative and not finite ones count as 0
+  std::vector<double> values;  ///< one per x; negative values and values that are not finite count as 0
 };
 
 struct AreaChart {
@@ -25,8 +25,8 @@ struct AreaChart {
   AxisOptions y = {};              ///< begins at zero in any case
 };
 
-/// Layers stacked upon each other over the step, over the full width of the page. Of many x, one per pixel column is
-/// drawn: that with the highest stack.
+/// Layers stacked upon each other over the step, over the full width of the page. Of many x, one x per pixel column is
+/// drawn: the x with the highest stack.
 std::string area_chart(const AreaChart& chart, Medium medium = Medium::Page);
 
 }  // namespace snug::chart

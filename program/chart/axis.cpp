@@ -1,6 +1,6 @@
 // Ticks stand at 1, 2 or 5 times a power of ten (Heckbert, "Nice Numbers for Graph Labels", Graphics Gems, 1990), or,
-// for bytes, times a power of 1024. Values are clamped to what can be computed with in doubles, so that a log with
-// 1e308 in it still gives a chart.
+// for bytes, times a power of 1024. Values are clamped to the range of computation in doubles, so a log with 1e308
+// still gives a chart.
 
 #include "program/chart/axis.h"
 
@@ -89,7 +89,7 @@ void add_linear_ticks(Axis& axis, double step, const LabelUnit& unit) {
   axis.unit = unit.name;
 }
 
-// Makes room around a single value, or around values so close that doubles cannot hold the ticks between them.
+// Makes room around a single value, or around values so close that doubles have no ticks between the values.
 void widen(Extent& extent) {
   const double largest = std::max(std::abs(extent.low), std::abs(extent.high));
   if (largest < kSmallest) {
@@ -122,7 +122,7 @@ Axis linear_axis(Extent extent, const AxisOptions& options) {
   return axis;
 }
 
-// Powers as numbers where all of the axis are short enough, else 10⁻⁴.
+// Powers as numbers if all numbers of the axis are short enough, else 10⁻⁴.
 std::string power_label(double base, int exponent, const Axis& axis, Quantity quantity) {
   if (quantity == Quantity::Bytes && base == 2 && exponent >= 0 && exponent < 60) {
     constexpr std::array<const char*, 6> kUnits{"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};

@@ -55,7 +55,7 @@ std::string page_row(const BarChart& chart, const Bar& bar, double largest) {
          "\n";
 }
 
-// Names, bars, sums and notes in columns as wide as their texts; the bars take the rest.
+// Names, bars, sums and notes in columns as wide as their texts; the bars take the remaining width.
 std::string image_of(const Heading& heading, const BarChart& chart, double largest) {
   constexpr double kWidth = 1060, kMargin = 20, kGap = 14, kRow = 28, kBar = 20, kLeast = 120;
   double names = 0, sums = 0, notes = 0;

@@ -14,13 +14,13 @@
 namespace snug::chart {
 
 struct BarPart {
-  std::string name;  ///< in the legend, if there are several; empty: not there
+  std::string name;  ///< in the legend, if the chart has several parts; empty: not in the legend
   std::string look;
 };
 
 struct Bar {
   std::string name;
-  std::vector<double> values;  ///< one for each part; negative and not finite ones count as 0
+  std::vector<double> values;  ///< one for each part; negative values and values that are not finite count as 0
   std::string note = {};       ///< behind the sum
 };
 
@@ -30,11 +30,11 @@ struct BarChart {
   Quantity quantity = Quantity::Number;
   std::vector<BarPart> parts = {};  ///< from the left
   std::vector<Bar> bars = {};
-  std::string made = {};     ///< below: how the numbers came about
-  std::string numbers = {};  ///< the file that holds them, to which a page has a link
+  std::string made = {};     ///< below: the origin of the numbers
+  std::string numbers = {};  ///< the file with the numbers; a page links to the file
 };
 
-/// Shows each bar's name, its parts, their sum and the note. Over the full width of the page.
+/// Shows each bar's name, parts, sum of parts and note. Over the full width of the page.
 std::string bar_chart(const BarChart& chart, Medium medium = Medium::Page);
 
 }  // namespace snug::chart

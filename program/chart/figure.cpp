@@ -13,8 +13,8 @@
 namespace snug::chart {
 namespace {
 
-constexpr double kPlotSide = 1000;                   // of a page's plot, in its own units
-constexpr double kLetter = 6.6;                      // the width of one in pixels, at most
+constexpr double kPlotSide = 1000;                   // of a page's plot, in the plot's own units
+constexpr double kLetter = 6.6;                      // the largest width of a letter in pixels
 constexpr double kLine = 19;                         // the height of a line of text
 constexpr double kMargin = 20;                       // of an image
 constexpr double kImageLeft = 70, kImageRight = 24;  // of an image's plot
@@ -48,7 +48,7 @@ std::string with_unit(const std::string& title, const Axis& axis) {
   return title.empty() ? axis.unit : axis.unit.empty() ? title : fmt::format("{} ({})", title, axis.unit);
 }
 
-// The places and texts under the pointer, for the script.
+// The positions and texts under the pointer, for the script.
 std::string hover_json(const std::vector<Hover>& hover) {
   if (hover.empty()) {
     return "";

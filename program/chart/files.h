@@ -1,5 +1,5 @@
 #pragma once
-// The files of this folder that go into every page or image, as CMake embeds them.
+// The files of this folder that go into every page or image, embedded by CMake.
 
 #include <string_view>
 

@@ -1,5 +1,6 @@
 #pragma once
-// LabelPlacer: puts labels, one after the other, at places in a plot where they cover neither points nor each other.
+// LabelPlacer: puts labels, one after the other, at positions in a plot where labels cover neither points nor each
+// other.
 
 #include <optional>
 #include <string>
@@ -18,7 +19,7 @@ class LabelPlacer {
   /// A point, in [0, 1] of either axis, that no label may cover.
   void keep_free(double x, double y);
 
-  /// The label at the first of a few places around its point that is free, if there is one.
+  /// The label at the first free position of a few positions around the label's point; empty if no position is free.
   std::optional<Label> place(double x, double y, const std::string& text, const std::string& look);
 
  private:

@@ -15,7 +15,7 @@ namespace snug::chart {
 namespace {
 
 constexpr size_t kMostDots = 60;
-constexpr size_t kFewPoints = 12;  // so few get dots in any case
+constexpr size_t kFewPoints = 12;  // up to so many points always get dots
 constexpr int kHoverLines = 12;
 
 bool has_line(const Series& series) { return series.drawn != Drawn::Points; }
@@ -27,7 +27,7 @@ bool has_dots(const Series& series) {
   return !has_line(series) || series.points.size() <= (series.drawn == Drawn::Line ? kFewPoints : kMostDots);
 }
 
-// Short strokes at the lower edge; one per column, however many marks fall into it.
+// Short strokes at the lower edge; one per column, for any number of marks in the column.
 std::string marks_path(const std::vector<double>& marks, const Frame& frame) {
   std::vector<bool> taken(kPlotColumns, false);
   std::string path;
@@ -56,8 +56,8 @@ std::vector<double> not_finite(const std::vector<Series>& series) {
   return places;
 }
 
-// One "M" per unbroken stretch of finite values. A stretch of one point is a line of length zero, which its round ends
-// show as a dot.
+// One "M" per unbroken stretch of finite values. A stretch of one point is a line of length zero, and the line's round
+// ends show as a dot.
 std::string line_path(const Series& series, const Frame& frame) {
   std::vector<size_t> shown(series.points.size());
   std::iota(shown.begin(), shown.end(), size_t{0});
@@ -94,7 +94,7 @@ std::string dots_path(const std::vector<Point>& points, const Frame& frame) {
   return path;
 }
 
-// A row for each column of pixels with points: of a line the last of them, of single points all.
+// A row for each column of pixels with points: for a line the last point in the column, for single points all points.
 std::vector<Hover> hover_of(const LineChart& chart, const Axis& x_axis, Quantity x_quantity) {
   std::map<int64_t, Hover> rows;
   for (const Series& series : chart.series) {

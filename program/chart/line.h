@@ -13,17 +13,17 @@
 
 namespace snug::chart {
 
-/// A `Line` of few points has dots too; of many points it has none. A `BareLine` never has.
+/// A `Line` of few points has dots, too; a `Line` of many points has no dots. A `BareLine` never has dots.
 enum class Drawn { Line, BareLine, Points, LineAndPoints };
 
 struct Series {
-  std::string name;  ///< in the legend and under the pointer; empty: in neither
+  std::string name;  ///< in the legend and under the pointer; empty: not shown
   std::string look;
-  std::vector<Point> points;  ///< x ascending for lines, which have a gap where y is not finite
+  std::vector<Point> points;  ///< x ascending for lines; a line has a gap where y is not finite
   Drawn drawn = Drawn::Line;
   bool steps = false;                    ///< the value holds until the next point, instead of a straight line to it
-  bool marks_gaps = true;                ///< what is not finite gets a mark at the lower edge
-  std::vector<std::string> labels = {};  ///< of the points, as many as there are; or none
+  bool marks_gaps = true;                ///< values that are not finite get a mark at the lower edge
+  std::vector<std::string> labels = {};  ///< one label for each point, or no labels
 };
 
 /// Steps to point out, at the lower edge.
@@ -35,20 +35,20 @@ struct Marks {
 
 struct LineChart {
   std::string title;
-  std::string caption = {};  ///< behind the title: what is drawn, in which unit
+  std::string caption = {};  ///< behind the title: content and unit
   std::vector<Series> series = {};
   std::string x_title = "optimizer step";
-  std::optional<AxisOptions> x = {};  ///< unset: that of optimizer steps
+  std::optional<AxisOptions> x = {};  ///< unset: the axis of optimizer steps
   std::string y_title = {};
   AxisOptions y = {};
   Marks marks = {};
   bool wide = false;         ///< over the full width of the page
-  std::string made = {};     ///< below: how the numbers came about
-  std::string numbers = {};  ///< the file that holds them, to which a page has a link
+  std::string made = {};     ///< below: the origin of the numbers
+  std::string numbers = {};  ///< the file with the numbers; a page links to the file
 };
 
-/// A line is thinned to the points that can be seen. A label that would cover points or another label is left out; the
-/// pointer still shows it.
+/// A line is thinned to the visible points. A label that covers points or another label is left out; the pointer still
+/// shows the label.
 std::string line_chart(const LineChart& chart, Medium medium = Medium::Page);
 
 }  // namespace snug::chart

@@ -5,7 +5,7 @@
 
 namespace snug::chart {
 
-/// The middle of the finite values, or the mean of the two in the middle; NaN if there are none.
+/// The middle of the finite values, or the mean of the two middle values; NaN without finite values.
 double median(std::vector<double> values);
 
 }  // namespace snug::chart

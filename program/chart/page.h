@@ -6,10 +6,10 @@
 
 namespace snug::chart {
 
-/// A whole document that loads nothing. `title`, `subtitle` and `footer` are escaped here; `main` is HTML.
+/// A whole document that loads nothing. document() escapes `title`, `subtitle` and `footer`; `main` is HTML.
 std::string document(std::string_view title, std::string_view subtitle, std::string_view main, std::string_view footer);
 
-/// A value with its unit, if there is one, in smaller letters. All text is escaped here.
+/// A value with the value's unit, if any, in smaller letters. card() escapes all text.
 std::string card(std::string_view label, const std::string& value, std::string_view note);
 
 }  // namespace snug::chart

@@ -1,5 +1,5 @@
 #pragma once
-// tag: an element of HTML or SVG, in place of format strings with markup in them.
+// tag: an element of HTML or SVG, instead of format strings with markup.
 //
 //   tag("rect", {{"class", "area"}, {"x", 3.0}, {"width", 12.5}})     // <rect class="area" x="3" width="12.5"/>
 //   tag("td", {}, escape_html(name))                                   // <td>a &lt; b</td>
@@ -14,7 +14,7 @@ namespace snug::chart {
 /// At most two decimals, and no zeros at the end: "12.5", "300".
 std::string short_number(double value);
 
-/// One attribute of an element. The value is escaped here; an attribute with an empty text is left out.
+/// One attribute of an element. The constructor escapes the value. An attribute with an empty text is left out.
 struct Attribute {
   Attribute(std::string_view name, std::string_view value);
   template <class Number>
@@ -26,7 +26,7 @@ struct Attribute {
 
 using Attributes = std::initializer_list<Attribute>;
 
-/// `<name attributes/>`, which in HTML is for elements of SVG alone.
+/// `<name attributes/>`, allowed in HTML only for elements of SVG.
 std::string tag(std::string_view name, Attributes attributes);
 
 /// `<name attributes>content</name>`; `content` is markup.

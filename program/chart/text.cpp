@@ -17,8 +17,9 @@ unsigned byte_at(std::string_view text, size_t at) {
   return at < text.size() ? static_cast<unsigned char>(text[at]) : 0;
 }
 
-// How many bytes the UTF-8 character at the start of `text` takes; 0 if there is none. Table 3-7 of the Unicode
-// standard: the second byte's range excludes overlong forms, surrogates and what is beyond U+10FFFF.
+// The number of bytes of the UTF-8 character at the start of `text`; 0 if `text` does not start with a UTF-8 character.
+// Table 3-7 of the Unicode standard: the second byte's range excludes overlong forms, surrogates and characters beyond
+// U+10FFFF.
 size_t character_length(std::string_view text) {
   const unsigned lead = byte_at(text, 0);
   if (lead < 0x80) {
@@ -104,7 +105,7 @@ std::string prefixed(double number) {
     return rounded(number);
   }
   size_t prefix = 0;
-  // 999.5 and above would print as 1000, which is 1.00 of the next prefix.
+  // 999.5 and above are printed as 1000, which is 1.00 of the next prefix.
   while (std::abs(number) >= 999.5 && prefix + 1 < kPrefixes.size()) {
     number /= 1000;
     ++prefix;

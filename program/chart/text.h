@@ -1,5 +1,5 @@
 #pragma once
-// Text for pages: everything that comes from outside is escaped here, and numbers become what people read.
+// Text for pages: text from outside is escaped, and numbers get a readable form.
 
 #include <cstdint>
 #include <string>
@@ -20,7 +20,7 @@ std::string rounded(double number);
 /// "3.21 M", "640": at most three significant digits and a decimal prefix.
 std::string prefixed(double number);
 
-/// "1.50 GiB"; negative counts, which only a damaged log holds, as 0.
+/// "1.50 GiB". Negative counts, which only a damaged log has, give 0.
 std::string byte_text(int64_t bytes);
 
 /// "0.25 s", "12 s", "3 min 20 s", "2 h 5 min"

@@ -38,7 +38,7 @@ size_t Columns::of(double x) const {
 std::vector<size_t> thinned(const std::vector<Point>& points, size_t columns) {
   std::vector<size_t> kept;
   for_each_column(points, columns, [&](size_t begin, size_t end) {
-    // Where there is none yet: end - 1, which is kept anyway.
+    // Without a finite point: end - 1, which is kept anyway.
     size_t lowest = end - 1;
     size_t highest = end - 1;
     size_t broken = end - 1;

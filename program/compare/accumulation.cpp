@@ -1,5 +1,5 @@
-// The accumulation experiment: one batch in ever more micro-batches, with and without BatchNorm, there also on several
-// ranks; and what the size of the batch itself does.
+// The accumulation experiment: one batch in more and more micro-batches, with and without BatchNorm, with BatchNorm
+// also on several ranks; and the effect of the batch size itself.
 
 #include <algorithm>
 #include <array>
@@ -73,7 +73,7 @@ struct Steps {
   int64_t activations = 0;
 };
 
-// Of several ranks this one's share of each batch.
+// One rank's share of each batch.
 struct Ranks {
   DataParallel* data_parallel = nullptr;
   int rank = 0, size = 1;
@@ -177,7 +177,7 @@ NormResult train_with_norm(const NormRun& run, const DigitsSplit& digits, int64_
   }
   move_to(*model, digits.train.images.device());
   std::optional<FrozenBatchNorm> frozen;
-  if (run.norm == Norm::Frozen) {  // as in fine-tuning: statistics from before, here of the untrained network
+  if (run.norm == Norm::Frozen) {  // as in fine-tuning: statistics from before, in this case of the untrained network
     precise_batch_norm(*model, [&] { model->forward(digits.train.images.narrow(0, 0, 512)); });
     frozen.emplace(*model);
   }
@@ -197,7 +197,7 @@ NormResult train_with_norm(const NormRun& run, const DigitsSplit& digits, int64_
 
 int64_t norm_steps(const CompareFlags& flags) { return flags.quick ? 16 : 64; }
 
-// The batch shared out to ranks, whose BatchNorm looks at its own share or at all of them.
+// Trains with the batch shared out to ranks. BatchNorm sees the rank's own share, or all shares.
 NormResult train_on_ranks(const std::shared_ptr<ProcessGroup>& group, bool is_synchronised, const DigitsSplit& digits,
                           int64_t steps) {
   nn::Sequential model = normalised_mlp();
@@ -307,8 +307,8 @@ BatchRun train_with_batch(const DigitsSplit& digits, int64_t batch, LrScaling ru
   return run;
 }
 
-// At the weights that training starts from: how far gradients of batches lie from their mean, squared, against the
-// mean's square.
+// At the weights at the start of training: the squared distance of the batches' gradients from their mean, divided by
+// the squared mean.
 double gradient_variance(const Split& data, int64_t batch) {
   Mlp model = digits_mlp(data.images.device());
   std::vector<Tensor> gradients;

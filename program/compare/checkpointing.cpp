@@ -1,4 +1,4 @@
-// The checkpointing experiment: bytes and time of a training step of deep networks, for each way to keep fewer
+// The checkpointing experiment: bytes and time of a training step of deep networks, for each technique that keeps fewer
 // activations.
 
 #include <algorithm>
@@ -26,13 +26,13 @@ namespace {
 
 using at::Tensor;
 
-// A way to do a step: its forward pass, and what is told of it.
+// A technique for a step: the forward pass, and the results.
 struct Contender {
   std::string family, label;
   std::function<Tensor()> forward;
   bool is_same_network = true;
   MemoryReport memory = {};  // of a step with AdamW
-  int64_t activations = 0;   // peak of forward and backward above the level before, less all gradients
+  int64_t activations = 0;   // peak of forward and backward above the level before, less the bytes of all gradients
   Spread time = {};          // of a forward and backward pass, plain = 1
   bool has_same_bits = false;
 
@@ -52,19 +52,19 @@ std::function<Tensor()> planned(const DeepModel& model, const Tensor& input, Act
   };
 }
 
-// A quick search nearly always finds a plan that is as fast.
+// A quick search nearly always finds an equally fast plan.
 ActivationPlan plan_within(const StepProfile& profile, Bytes budget, const CompareFlags& flags) {
   if (flags.quick) {
     try {
       return {profile, budget, {.work = 2'000'000}};
-    } catch (const BudgetExceeded&) {  // then the long one does
+    } catch (const BudgetExceeded&) {  // the long search follows
     }
   }
   return {profile, budget};
 }
 
-// Automatic plans for half and a quarter of plain training's activations, for as few as can be, and for what each way
-// by hand takes: there the two can be told apart by time alone.
+// Automatic plans for half and a quarter of plain training's activations, for the fewest possible activations, and for
+// the bytes of each technique by hand. With equal bytes, only time tells plan and technique apart.
 void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
                    const CompareFlags& flags) {
   const int64_t gradients = bytes_of(model.parameters());
@@ -86,7 +86,7 @@ void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, c
   }
 }
 
-// For the bytes of the way by hand that offloads, a plan that may offload, too. None if it needs more.
+// A plan that may offload, for the bytes of the technique by hand that offloads. No plan if a plan needs more bytes.
 void add_automatic_with_offload(std::vector<Contender>& contenders, const DeepModel& model, const Tensor& input,
                                 const CompareFlags& flags) {
   const auto by_hand =
@@ -136,9 +136,9 @@ std::vector<Contender> measured(const DeepModel& model, const CompareFlags& flag
   std::for_each(contenders.begin(), contenders.end(), measure_activations);
   add_automatic(contenders, model, input, flags);
   add_automatic_with_offload(contenders, model, input, flags);
-  AdamW optimizer(parameters, {.lr = 0});  // so that all contenders have the same weights
+  AdamW optimizer(parameters, {.lr = 0});  // learning rate 0, so that all contenders have the same weights
   const std::vector<Tensor> expected = gradients_after(contenders.front(), parameters);
-  optimizer.step();  // makes its state
+  optimizer.step();  // makes the optimizer's state
   std::vector<std::function<double()>> programs;
   for (Contender& contender : contenders) {
     contender.has_same_bits = same_bits(gradients_after(contender, parameters), expected);
@@ -171,7 +171,7 @@ Exhibit time_over_memory(const DeepModel& model, const std::vector<Contender>& c
     auto curve = std::find_if(plot.curves.begin(), plot.curves.end(),
                               [&](const Curve& c) { return c.name == contender.family; });
     if (curve == plot.curves.end()) {
-      // The automatic plans come last, and first in the figure: they are one line.
+      // The automatic plans come last, and first in the figure, because the figure shows the plans as one line.
       const bool is_automatic = contender.family == "automatic";
       curve = plot.curves.insert(
           is_automatic ? plot.curves.begin() : plot.curves.end(),
@@ -251,8 +251,8 @@ int64_t peak_at(const DeepModel& model, const Technique& technique, int64_t item
   return bytes_of_step(model.parameters(), [&] { forward_under(technique, model, input).backward(); }).peak;
 }
 
-// Peak over batch size, plain and with every layer checkpointed; and the batch that the second can have in the bytes of
-// the first.
+// Peak over batch size, plain and with every layer checkpointed; and the batch that fits with every layer checkpointed
+// into the bytes of plain training.
 Exhibit peak_over_batch(Section& section, const DeepModel& model) {
   const std::vector<Technique> techniques = techniques_for(model);
   Plot plot{.x = {.title = "batch", .from_zero = true},
@@ -291,8 +291,8 @@ Exhibit peak_over_batch(Section& section, const DeepModel& model) {
           .content = plot};
 }
 
-// The automatic plans against the ways by hand that give the same gradients and take fewer bytes than plain training:
-// is there a plan that takes neither more bytes nor more time?
+// Compares the automatic plans with the techniques by hand that give the same gradients and take fewer bytes than plain
+// training: does a plan take neither more bytes nor more time?
 std::string verdict(const DeepModel& model, const std::vector<Contender>& contenders) {
   std::string beaten, others;
   for (const Contender& rival : contenders) {

@@ -1,6 +1,6 @@
 #pragma once
-// comparison_page: several experiments as one page that loads nothing, light and dark, legible without colour vision:
-// of each the idea, the numbers that matter, what was found, and the figures with their data beside them.
+// comparison_page: several experiments as one page that loads nothing, light and dark, legible without colour vision.
+// For each experiment the page has the idea, the numbers that matter, the findings, and the figures with their data.
 //
 //   std::string page = snug::cli::comparison_page({.title = "Side by side", .sections = {sin_cos, checkpointing}});
 
@@ -14,14 +14,14 @@ namespace snug::cli {
 /// A number in large print.
 struct KeyNumber {
   std::string label;
-  std::string value;  ///< what follows the first space is printed smaller: "31.6 %"
+  std::string value;  ///< the part after the first space is printed smaller: "31.6 %"
   std::string note = {};
 };
 
 struct Section {
-  std::string name;  ///< of the experiment, as it is typed
+  std::string name;  ///< the experiment's name on the command line
   std::string title;
-  std::string idea = {};  ///< what is compared, and why
+  std::string idea = {};  ///< the things that are compared, and the reason
   std::vector<KeyNumber> numbers = {};
   std::vector<std::string> findings = {};  ///< sentences
   std::vector<Exhibit> exhibits = {};

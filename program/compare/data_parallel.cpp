@@ -1,5 +1,5 @@
 // The data-parallel experiment: steps of K micro-batches on 1, 2 and 4 processes, communicating after each micro-batch
-// or after the last. See ranks.h for how the ranks are started; as one of them the program measures.
+// or after the last. See ranks.h for the start of the ranks; as one of the ranks the program measures.
 
 #include "snug/distributed/data_parallel.h"
 
@@ -31,13 +31,13 @@ using at::Tensor;
 constexpr std::array<int, 4> kSplits{1, 2, 4, 8};
 constexpr std::string_view kRow = "data-parallel-row";
 
-// What is measured of one way to do a step; travels from the ranks as a line of text.
+// The measurements of one variant of a step; a rank sends a Row as a line of text.
 struct Row {
   int ranks = 0, micro_batches = 0;
   int communicates_each = 0;
-  int64_t bytes = 0;   // that a rank sends in a step
-  double seconds = 0;  // of a step, of the slowest rank; the median
-  double hidden = 0;   // share of the communication's time
+  int64_t bytes = 0;   // sent by a rank in a step
+  double seconds = 0;  // of a step, on the slowest rank; the median
+  double hidden = 0;   // share of the communication's time that is hidden
 };
 
 // --- On a rank.
@@ -52,12 +52,13 @@ class Work {
     ddp_ = std::make_unique<DataParallel>(model_, group_);
   }
 
-  // Both ways to do a step, in turns.
+  // Measures both variants of a step, in turns.
   std::array<Row, 2> measure(int micro_batches, int64_t rounds) {
     std::array<Row, 2> rows;
     std::array<std::vector<double>, 2> seconds;
     std::array<CommunicationTime, 2> under_way;
-    for (int64_t round = -1; round < rounds; ++round) {  // the first to warm up: buckets change after it
+    // The first round warms up: buckets change after the first round.
+    for (int64_t round = -1; round < rounds; ++round) {
       for (const int turn : {0, 1}) {
         const int each = (turn + static_cast<int>(round) + 2) % 2;
         const int64_t bytes = ddp_->bytes_reduced();
@@ -131,7 +132,7 @@ void add_figures(Section& section, const std::vector<Row>& rows, const std::stri
   for (const Row& row : rows) {
     for (auto* plot : {&bytes, &times}) {
       if (row.ranks == 1 && (plot == &bytes || row.communicates_each != 0)) {
-        continue;  // alone nothing is sent, whenever
+        continue;  // one rank alone sends nothing in both variants
       }
       const std::string name = row.ranks == 1 ? "1 process" : fmt::format("{} processes, {}", row.ranks, when(row));
       auto curve =

@@ -26,8 +26,8 @@ Tensor in_order(const Layers& layers, Tensor x) {
   return x;
 }
 
-// Halves, in these halves their halves, and so on: about log2(n) inputs are alive at a time, and a layer runs about
-// log2(n) times.
+// Runs the chain in halves, each half in halves, and so on: about log2(n) inputs are alive at a time, and a layer runs
+// about log2(n) times.
 Tensor nested(const Layers& layers, size_t begin, size_t end, Tensor x) {
   if (end - begin == 1) {
     return checkpoint(layers[begin], std::move(x));
@@ -43,7 +43,8 @@ Technique in_segments(int64_t segments, const std::string& label) {
           }};
 }
 
-// Both streams begin as x, and end as their mean. Each pair is F and G of a block; one without a partner is left out.
+// Both streams begin as x, and end as their mean. Each pair is F and G of a block; a layer without a partner is left
+// out.
 Layer reversible_in_pairs(const Layers& halves) {
   ReversibleSequential blocks;
   for (size_t i = 0; i + 1 < halves.size(); i += 2) {
@@ -55,8 +56,8 @@ Layer reversible_in_pairs(const Layers& halves) {
   };
 }
 
-// A block without its shortcut; BatchNorm without running statistics, which would be moved again by what backward runs
-// again.
+// A block without the block's shortcut. BatchNorm has no running statistics, because the second run in backward moves
+// running statistics again.
 Layer branch_of(const ResNetBlock& block) {
   return [branch = block->branch](Tensor x) mutable {
     for (auto& layer : *branch) {
@@ -68,7 +69,7 @@ Layer branch_of(const ResNetBlock& block) {
   };
 }
 
-// A block that changes the shape stays as it is, and so does one without a partner.
+// A block that changes the shape stays unchanged, and so does a block without a partner.
 Layer reversible_resnet(const ResNet& resnet, size_t blocks_a_stage) {
   Layers parts;
   for (size_t i = 0; i < resnet->blocks.size();) {

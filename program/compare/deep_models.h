@@ -1,6 +1,6 @@
 #pragma once
-// Deep networks as chains of layers, and the ways to run a chain in fewer bytes: the subjects of the checkpointing
-// experiment.
+// Deep networks as chains of layers, and techniques for running a chain in fewer bytes: the subjects of the
+// checkpointing experiment.
 
 #include <cstdint>
 #include <functional>
@@ -21,13 +21,14 @@ using Layer = std::function<at::Tensor(at::Tensor)>;
 using Layers = std::vector<Layer>;
 
 struct DeepModel {
-  std::string name;  ///< of files
+  std::string name;  ///< for names of files
   std::string what;  ///< for people
   std::shared_ptr<torch::nn::Module> module;
   Layers layers;
-  /// The layers as reversible blocks, with the same parameters: another network. Empty: there is no such form.
+  /// The layers as reversible blocks, with the same parameters: another network. Empty: the model has no reversible
+  /// form.
   Layer reversible = {};
-  std::string reversible_part = {};  ///< which layers that are, unless all
+  std::string reversible_part = {};  ///< the reversible layers; empty: all layers
   int64_t batch = 0;
   std::function<at::Tensor(int64_t items)> input = {};
   /// The mean loss over an input; `run` runs the layers.
@@ -40,13 +41,13 @@ DeepModel deep_mlp(int64_t layers, int64_t width, int64_t batch);
 DeepModel deep_gpt(int64_t layers, int64_t width, int64_t context, int64_t batch);
 DeepModel deep_resnet(int64_t depth, int64_t batch);
 
-/// The model and its inputs, there.
+/// The model and the model's inputs on `device`.
 DeepModel on_device(DeepModel model, c10::Device device);
 
-/// How a chain is run. `make` gives what runs it.
+/// A technique for running a chain. `make` returns the runner.
 struct Technique {
-  std::string name;   ///< of the family
-  std::string label;  ///< of this member of it; empty: the family has one
+  std::string name;   ///< of the technique's family
+  std::string label;  ///< of this member of the family; empty: the family has one member
   std::function<at::Tensor(const DeepModel&, at::Tensor)> run;
   bool offloads = false;
   bool is_same_network = true;
@@ -54,13 +55,13 @@ struct Technique {
   std::string title() const { return label.empty() ? name : name + ", " + label; }
 };
 
-/// Plain first; without those that plan (see Rematerialize).
+/// The plain technique first; without techniques that plan (see Rematerialize).
 std::vector<Technique> techniques_for(const DeepModel& model);
 
-/// That of techniques_for(model) in which every layer is a segment.
+/// The technique of techniques_for(model) in which every layer is a segment.
 const Technique& every_layer(const std::vector<Technique>& techniques);
 
-/// One forward pass under the technique; the loss.
+/// Runs one forward pass under the technique and returns the loss.
 at::Tensor forward_under(const Technique& technique, const DeepModel& model, const at::Tensor& input);
 
 }  // namespace snug::cli

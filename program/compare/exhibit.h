@@ -1,7 +1,7 @@
 #pragma once
-// Exhibit: a result that people look at, as numbers: curves or points over an axis, stacked bars, a table, or the
-// schedule of forward and backward. Each becomes a figure of a page (comparison_page.h), an image, and a file of CSV
-// that holds the numbers that are drawn.
+// Exhibit: a result for people to look at, as numbers: curves or points over an axis, stacked bars, a table, or the
+// schedule of forward and backward. Each exhibit becomes a figure of a page (comparison_page.h), an image, and a file
+// of CSV with the drawn numbers.
 //
 //   const snug::cli::Exhibit exhibit{
 //       .file = "losses",
@@ -34,9 +34,9 @@ struct PlotAxis {
 struct Curve {
   std::string name;
   std::vector<double> x;  ///< ascending for lines
-  std::vector<double> y;  ///< one for each x; a line has a gap where it is not finite
+  std::vector<double> y;  ///< one for each x; a line has a gap at values that are not finite
   Drawn drawn = Drawn::Line;
-  std::vector<std::string> labels = {};  ///< of the points, as many as there are; or none
+  std::vector<std::string> labels = {};  ///< one label for each point, or no labels
 };
 
 struct Plot {
@@ -59,28 +59,28 @@ struct Table {
   std::vector<std::vector<std::string>> rows = {};  ///< each as long as the header
 };
 
-/// What a chain of blocks did, one after the other, in a forward and backward pass.
+/// The work of a chain of blocks, one block after the other, in a forward and backward pass.
 struct BlockRun {
   enum class What {
     Forward,  ///< for the first time
-    Again,    ///< forward once more, as the result was dropped
+    Again,    ///< forward once more, because the result was dropped
     Backward,
   };
   What what;
   int64_t block;  ///< from 1
-  /// Not of Backward: place, among the runs, of the first one during which the result was no longer in memory.
+  /// Not for Backward: the index, among the runs, of the first run with the result no longer in memory.
   int64_t kept_until = 0;
-  bool is_kept = false;  ///< not of Backward: the result was in memory when the forward pass was over
+  bool is_kept = false;  ///< not for Backward: the result was in memory at the end of the forward pass
 };
 
-/// The same chain, gone through in several ways.
+/// The same chain, run in several ways.
 struct Schedule {
   struct Way {
     std::string name;
     std::vector<BlockRun> runs;  ///< in the order of time
 
     int64_t runs_again() const;
-    /// Results of blocks that were in memory at once.
+    /// The largest number of blocks' results in memory at once.
     int64_t most_kept() const;
   };
 
@@ -89,20 +89,20 @@ struct Schedule {
 };
 
 struct Exhibit {
-  std::string file;  ///< of the data, without .csv; letters, digits and dashes
+  std::string file;  ///< the name of the data file, without .csv; letters, digits and dashes
   std::string title;
-  std::string caption = {};  ///< behind the title: what is shown, in which unit
-  std::string made = {};     ///< how the numbers came about, in a line
+  std::string caption = {};  ///< behind the title: content and unit
+  std::string made = {};     ///< the origin of the numbers, in a line
   std::variant<Plot, Bars, Table, Schedule> content;
 };
 
-/// The numbers that are drawn, with a header line; doubles read back bit for bit. RFC 4180, but for line feeds as line
-/// ends. Columns of curves: curve, x, y, label. Of bars: one for each part. Of a schedule: way, time (the place among
-/// the runs), run, block, kept until, kept by forward (1 or 0). The last column of all is `device`, on which it was
-/// measured.
+/// The drawn numbers, with a header line; doubles read back bit for bit. RFC 4180, except for line feeds as line ends.
+/// Columns of curves: curve, x, y, label. Columns of bars: one for each part. Columns of a schedule: way, time (the
+/// index among the runs), run, block, kept until, kept by forward (1 or 0). The last column of all is `device`, the
+/// device of the measurement.
 std::string exhibit_csv(const Exhibit& exhibit, const std::string& device);
 
-/// The figure as an SVG that stands by itself, for light and dark. Empty for a Table: comparison_markdown has its text.
+/// The figure as a complete SVG, for light and dark. Empty for a Table: comparison_markdown has the table's text.
 std::string exhibit_svg(const Exhibit& exhibit);
 
 }  // namespace snug::cli

@@ -53,7 +53,7 @@ std::string plot_figure(const Exhibit& exhibit, const Plot& plot, chart::Medium 
 // The report's own categories keep their colours.
 std::string part_look(const std::vector<std::string>& parts, size_t index) {
   if (parts.size() == 1) {
-    return "series-2";  // not the ink of the first series: there is nothing to tell it from
+    return "series-2";  // not the ink of the first series: a single part needs no distinction
   }
   constexpr std::array kOwnColours{"parameters", "gradients", "optimizer state", "activations", "workspace", "other"};
   std::string look = parts[index] == "masters" ? "other" : parts[index];

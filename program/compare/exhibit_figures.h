@@ -1,5 +1,5 @@
 #pragma once
-// An exhibit as a figure of a page, with a line below it on how it was made and where its numbers are; or as an image.
+// An exhibit as a figure of a page, with a line below on the origin and the file of the numbers; or as an image.
 
 #include <string>
 
@@ -8,7 +8,7 @@
 
 namespace snug::cli {
 
-/// A Table has no image: that is empty.
+/// A Table has no image: the result is empty.
 std::string exhibit_figure(const Exhibit& exhibit, chart::Medium medium = chart::Medium::Page);
 
 }  // namespace snug::cli

@@ -1,5 +1,5 @@
 #pragma once
-// What `snug compare` consists of: experiments, each of which runs and returns its section of the page.
+// The parts of `snug compare`: experiments. Each experiment runs and returns a section of the page.
 
 #include <cstdint>
 #include <string>
@@ -15,21 +15,22 @@ struct CompareFlags {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   std::string python = {};  ///< an interpreter that has torch; empty: no comparison with Python
   std::string digits = "build/data/digits";
-  std::string results = {};  ///< of benchmarks/run.py; empty: python has nothing to draw
-  int64_t pairs = 0;         ///< turns of two programs that are compared; 0: as many as the experiment likes
+  std::string results = {};  ///< results of benchmarks/run.py; empty: python has nothing to draw
+  int64_t pairs = 0;         ///< turns of two compared programs; 0: the experiment's own number
   int64_t epochs = 0;        ///< of sin-cos; 0: 1,000, or 200 if quick
   int64_t points = 0;        ///< of sin-cos; 0: 20,000
 
   int64_t turns(int64_t usual) const { return pairs > 0 ? pairs : quick ? 3 : usual; }
 };
 
-/// Each prints what it does as it goes.
+/// Each experiment prints messages while the experiment runs.
 Section compare_sin_cos(const CompareFlags& flags);
 Section compare_precision(const CompareFlags& flags);
 Section compare_checkpointing(const CompareFlags& flags);
 Section compare_accumulation(const CompareFlags& flags);
 Section compare_data_parallel(const CompareFlags& flags);
-/// What the ranks do that two of them start: measure, and print a line for each result (see ranks.h).
+/// The work of the two ranks that the accumulation experiment starts: measures, and prints a line for each result (see
+/// ranks.h).
 void measure_accumulation_rank(const CompareFlags& flags);
 void measure_data_parallel_rank(const CompareFlags& flags);
 Section compare_fit(const CompareFlags& flags);

@@ -1,5 +1,5 @@
 // The fit experiment: the largest GPT that trains in a number of bytes, technique by technique; and a single sequence
-// that is too long for them.
+// that is too long for the bytes.
 
 #include <algorithm>
 #include <array>
@@ -35,14 +35,14 @@ struct Sizes {
   int64_t limit, layers, context, batch, width_unit;
 };
 
-// Each has what the one before it has, and one thing more; but the last, whose gradients are gone as soon as they are
-// used, has no micro-batches.
+// Each rung has everything of the rung before, and one technique more. Exception: the last rung frees gradients as soon
+// as the gradients are used, and so has no micro-batches.
 struct Rung {
   const char* name;
   bool splits = false;  // micro-batches of one sequence
   bool checkpoints = false;
   bool eight_bits = false;
-  bool updates_in_backward = false;  // and so the batch at once
+  bool updates_in_backward = false;  // and so the whole batch at once
 };
 
 constexpr std::array kRungs{
@@ -56,7 +56,7 @@ constexpr std::array kRungs{
          .updates_in_backward = true},
 };
 
-// 8-bit AdamW is for the CPU: elsewhere its line is left out, and the last one has AdamW.
+// 8-bit AdamW is for the CPU. On other devices the line of 8-bit AdamW is left out, and the last rung has AdamW.
 std::vector<Rung> rungs_on(c10::Device device) {
   std::vector<Rung> rungs(kRungs.begin(), kRungs.end());
   if (!device.is_cpu()) {
@@ -88,7 +88,7 @@ class Training {
     }
   }
 
-  /// The mean loss. `tokens`: [sequences, time].
+  /// Returns the mean loss. `tokens`: [sequences, time].
   double step(const Tensor& tokens) {
     if (stepper_) {
       return stepper_
@@ -122,17 +122,17 @@ Tensor tokens_of(const Sizes& sizes, int64_t sequences, int64_t time) {
   return torch::randint(256, {sequences, std::min(time, sizes.context)}).to(sizes.device);
 }
 
-// A short step makes the optimizer's state; the one after it is like all that follow.
+// A short step makes the optimizer's state; the next step is like all later steps.
 bool trains(const Rung& rung, const Sizes& sizes, int64_t width) {
   return fits(sizes.device, sizes.limit, [&] {
     Training training(rung, sizes, width);
     training.step(tokens_of(sizes, 1, 8));
-    // More micro-batches than two reach no higher than two.
+    // More than two micro-batches have the same peak as two.
     training.step(tokens_of(sizes, rung.splits ? 2 : sizes.batch, sizes.context));
   });
 }
 
-// The widest, in steps of width_unit, from one that is known to train.
+// The largest width that trains, in steps of width_unit, from a width that trains.
 int64_t widest(const Rung& rung, const Sizes& sizes, int64_t from) {
   const int64_t start = from / sizes.width_unit;
   return sizes.width_unit *
@@ -215,7 +215,7 @@ void ladder(Section& section, const Sizes& sizes) {
       {.file = "fit-table", .title = "In numbers", .made = made + " Tokens/s of one step.", .content = table});
 }
 
-// A limit between what every block checkpointed takes and the least that a plan can do with, above the weights.
+// A limit between the bytes of every block checkpointed and the least bytes of a plan, above the weights.
 int64_t limit_for_plans_alone(const StepProfile& profile, int64_t every_block) {
   const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
   return (least + std::max(least, every_block)) / 2;
@@ -279,7 +279,8 @@ void long_sequence(Section& section, const CompareFlags& flags) {
        .content = table});
 }
 
-// Three steps of a GPT of 151 M parameters where plain LibTorch runs out: by 8-bit AdamW, and so on the CPU.
+// Three steps of a GPT of 151 M parameters in a limit in which plain LibTorch runs out of memory: by 8-bit AdamW, and
+// so on the CPU.
 void large_gpt(Section& section) {
   const Sizes sizes{
       .device = torch::kCPU, .limit = int64_t{2} << 30, .layers = 12, .context = 256, .batch = 2, .width_unit = 64};

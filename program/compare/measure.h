@@ -1,5 +1,6 @@
 #pragma once
-// How the experiments measure: times as ratios of two programs that take turns, and bytes as the allocator counts them.
+// The measurements of the experiments: times as ratios of two programs that take turns, and bytes as counted by the
+// allocator.
 
 #include <cstdint>
 #include <functional>
@@ -15,10 +16,10 @@
 
 namespace snug::cli {
 
-/// Until the device has done it.
+/// Seconds until the device has done the work.
 double seconds_of(c10::Device device, const std::function<void()>& work);
 
-/// Of several runs.
+/// The spread of several runs.
 struct Spread {
   double median = 0, low = 0, high = 0;
 };
@@ -32,15 +33,15 @@ class Turns {
 
   Spread seconds(size_t program) const;
 
-  /// Of a program's time to another's, taken in the same round.
+  /// The spread of a program's time divided by another program's time in the same round.
   Spread ratio(size_t program, size_t to = 0) const;
 
  private:
   std::vector<std::vector<double>> times_;
 };
 
-/// Runs all programs once to warm up, then in `rounds` rounds, every second one backwards; a program returns its
-/// seconds.
+/// Runs all programs once to warm up, then in `rounds` rounds, every second round backwards. A program returns the
+/// program's seconds.
 Turns take_turns(const std::vector<std::function<double()>>& programs, int64_t rounds);
 
 /// "1.46 (1.31 to 1.52)"
@@ -59,14 +60,14 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors);
 /// Whether `work` stays within `bytes` of live tensor memory on the device.
 bool fits(c10::Device device, int64_t bytes, const std::function<void()>& work);
 
-/// The largest value in [1, most] of which `works` is true, if it is true of all smaller ones; 0: of none. Tries about
-/// 2 log2(result) values.
+/// The largest value in [1, most] for which `works` is true, if `works` is true for all smaller values; 0: for no
+/// value. Tries about 2 log2(result) values.
 int64_t largest(int64_t most, const std::function<bool(int64_t)>& works);
 
 /// "2 threads on AMD EPYC, LibTorch 2.13.0, 2026-11-21, device cpu"
 std::string machine(c10::Device device);
 
-/// "1.5 MiB" of a number of bytes, "12.3 %" of a share.
+/// "1.5 MiB" for a number of bytes, "12.3 %" for a share.
 std::string bytes_text(int64_t bytes);
 std::string percent(double share);
 

@@ -1,5 +1,5 @@
-// The precision experiment: what the bytes of training are for, in FP32, with autocast, and with 16-bit weights and
-// FP32 masters.
+// The precision experiment: the uses of bytes in training, in FP32, with autocast, and with 16-bit weights and FP32
+// masters.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kNetworkWidth = 600;
-constexpr size_t kShownBatch = 3;  // of those that are measured: the one in figures of a single batch
+constexpr size_t kShownBatch = 3;  // index of the measured batch in figures of a single batch
 
 struct Recipe {
   const char* name;
@@ -62,7 +62,7 @@ struct Run {
   }
 };
 
-// What is there between two steps, whatever the batch.
+// Bytes between two steps, for any batch size.
 struct StaticBytes {
   int64_t weights = 0, masters = 0, gradients = 0, optimizer = 0;
   int64_t total() const { return weights + masters + gradients + optimizer; }
@@ -76,7 +76,7 @@ int64_t gradient_bytes(const std::vector<Tensor>& parameters) {
   return bytes;
 }
 
-// After a step.
+// Call static_bytes after a step.
 StaticBytes static_bytes(const Run& run, const Recipe& recipe) {
   const std::vector<Tensor> weights = run.model->parameters();
   StaticBytes bytes{.weights = bytes_of(weights), .gradients = gradient_bytes(weights)};
@@ -144,7 +144,7 @@ Exhibit bytes_figure(const std::vector<Measured>& all, const std::vector<int64_t
           .content = bars};
 }
 
-// Of every batch, since the share of what is static is a matter of the batch.
+// Of every batch, because the share of static bytes depends on the batch.
 Exhibit table_of(const std::vector<Measured>& all, const std::vector<int64_t>& batches) {
   Table table{.header = {"batch", "FP32, static", "FP32, dynamic", "dynamic over static"}};
   for (size_t m = 1; m < all.size(); ++m) {

@@ -1,5 +1,5 @@
-// The python experiment: the ratios that benchmarks/run.py measured against Python PyTorch and LibTorch's own C++,
-// drawn.
+// The python experiment: a drawing of the ratios that benchmarks/run.py measured against Python PyTorch and LibTorch's
+// own C++.
 
 #include <algorithm>
 #include <cstdlib>

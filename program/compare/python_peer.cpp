@@ -28,12 +28,12 @@ PythonPeer::PythonPeer(const std::string& interpreter, const std::string& script
     pointers.push_back(word.data());
   }
   pointers.push_back(nullptr);
-  std::signal(SIGPIPE, SIG_IGN);  // a program that ended is an error of ours, not our end
+  std::signal(SIGPIPE, SIG_IGN);  // a write to an ended program must be an error, not the end of this program
   process_ = ::fork();
   if (process_ == 0) {
     ::dup2(to[0], STDIN_FILENO);
     ::dup2(from[1], STDOUT_FILENO);
-    ::setenv("OMP_WAIT_POLICY", "passive", 1);  // who waits for its turn leaves the cores to the other
+    ::setenv("OMP_WAIT_POLICY", "passive", 1);  // a program that waits for a turn leaves the cores to the other program
     ::execvp(pointers.front(), pointers.data());
     ::_exit(127);
   }

@@ -1,5 +1,6 @@
 #pragma once
-// PythonPeer: a Python program that runs cases when it is asked, so that it can take turns with one of ours.
+// PythonPeer: a Python program that runs cases on request, so that the Python program can take turns with a snug
+// program.
 
 #include <cstdint>
 #include <string>
@@ -9,11 +10,11 @@
 
 namespace snug::cli {
 
-/// Speaks the protocol of benchmarks/serve.h: it says "ready"; asked for "CASE REPEATS", it answers with the seconds
-/// that so many calls took.
+/// Speaks the protocol of benchmarks/serve.h. The program says "ready". On the request "CASE REPEATS", the program
+/// answers with the seconds of REPEATS calls.
 class PythonPeer {
  public:
-  /// Throws Error if the interpreter cannot be started, or the script ends before it is ready.
+  /// Throws Error if the interpreter cannot be started, or the script ends before saying "ready".
   PythonPeer(const std::string& interpreter, const std::string& script, const std::vector<std::string>& arguments);
   ~PythonPeer();
   PythonPeer(const PythonPeer&) = delete;
@@ -31,7 +32,7 @@ class PythonPeer {
   std::string buffer_;
 };
 
-/// Its case "float32" or "bfloat16" is one epoch of sin-cos; the argument is the number of points.
+/// A script with the cases "float32" and "bfloat16", each one epoch of sin-cos; the argument is the number of points.
 std::string sin_cos_script();
 
 }  // namespace snug::cli

@@ -35,7 +35,7 @@ std::vector<std::string> lines_of_ranks(std::string_view experiment, int ranks, 
   std::array<char, 512> buffer = {};
   while (std::fgets(buffer.data(), buffer.size(), output.get()) != nullptr) {
     const std::string_view line = buffer.data();
-    if (const size_t at = line.find(begin); at != std::string_view::npos) {  // behind the rank that launch puts before
+    if (const size_t at = line.find(begin); at != std::string_view::npos) {  // after the rank that launch prints first
       lines.emplace_back(line.substr(at + begin.size()));
     }
   }

@@ -26,9 +26,9 @@ using What = BlockRun::What;
 constexpr int64_t kBlocks = 12, kItems = 256, kBlockWidth = 64;
 
 class Recorder;
-Recorder* recorder = nullptr;  // one at a time, whichever thread backward runs on
+Recorder* recorder = nullptr;  // one recorder at a time, for any thread of backward
 
-// Writes down what the blocks do while it lives. The last result that a block makes is the one that others may hold.
+// Records the runs of the blocks while a Recorder lives. Only the last result of a block may be in memory for others.
 class Recorder {
  public:
   Recorder() { recorder = this; }
@@ -62,7 +62,7 @@ class Recorder {
   }
 
  private:
-  // Results that are gone by now were there until the last run.
+  // A result that is gone now was in memory until the last run.
   void look() {
     std::erase_if(results_, [&](const auto& result) {
       if (!result.second.expired()) {
@@ -74,11 +74,11 @@ class Recorder {
   }
 
   std::vector<BlockRun> runs_;
-  std::vector<std::pair<size_t, c10::weak_intrusive_ptr<c10::StorageImpl>>> results_;  // that are in memory
+  std::vector<std::pair<size_t, c10::weak_intrusive_ptr<c10::StorageImpl>>> results_;  // the results in memory
 };
 
-// The matrix product of a block is an operator of its own, so that its runs are seen also where operators run again
-// without the code of the model, as under an automatic plan.
+// The matrix product of a block is an operator of its own. So a Recorder also sees runs of operators without the
+// model's code, as under an automatic plan.
 Tensor run_block(const Tensor& x, const Tensor& weight, int64_t block) {
   Tensor result = at::mm(x, weight);
   if (recorder != nullptr) {
@@ -105,7 +105,8 @@ class Product : public torch::autograd::Function<Product> {
   }
 
   static std::vector<Tensor> backward(torch::autograd::AutogradContext* context, const std::vector<Tensor>& gradients) {
-    const std::vector<Tensor> saved = context->get_saved_variables();  // what was dropped is made again in here
+    // Dropped results are made again inside get_saved_variables.
+    const std::vector<Tensor> saved = context->get_saved_variables();
     if (recorder != nullptr) {
       recorder->went_backward(context->saved_data["block"].toInt());
     }
@@ -141,8 +142,8 @@ struct NamedPlan {
   ActivationPlan plan;
 };
 
-// The fastest that takes no more bytes than sqrt(n) segments, which are `forward`; or than the least that a plan needs,
-// if that is more.
+// The fastest plan that takes no more bytes than sqrt(n) segments; `forward` runs the segments. If a plan needs more
+// bytes, the fastest plan in the least bytes of a plan.
 NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, const DeepModel& model,
                                         const std::function<Tensor()>& plain) {
   const std::vector<Tensor> parameters = model.parameters();

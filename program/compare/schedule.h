@@ -6,7 +6,7 @@
 
 namespace snug::cli {
 
-/// Runs a step of each.
+/// Runs a step in each of the four ways.
 Schedule recorded_schedule(c10::Device device);
 
 /// The figure.

@@ -18,7 +18,7 @@ using chart::svg_text;
 using chart::tag;
 
 constexpr double kWidth = 1060, kPanelWidth = 520, kPanelHeight = 272;  // two panels in a row
-constexpr double kLeft = 66, kSide = 440;                               // of what is drawn in a panel
+constexpr double kLeft = 66, kSide = 440;                               // of the drawing in a panel
 constexpr double kTimeline = 104, kTimelineHeight = 132;
 constexpr double kLegendHeight = 30;
 
@@ -35,7 +35,7 @@ std::string mark(BlockRun::What what, double x, double y, double size) {
   return what == BlockRun::What::Forward ? square(size, "first") : square(size, "again") + square(size * 0.4, "hole");
 }
 
-// What forward leaves in memory, block by block; and below what backward makes again.
+// The results that forward leaves in memory, block by block; and below, the results that backward makes again.
 std::string rows(const Schedule& schedule, const Schedule::Way& way) {
   std::string svg = svg_text(kLeft - 10, 61, "soft end", "forward") + svg_text(kLeft - 10, 86, "soft end", "backward");
   const double step = kSide / static_cast<double>(schedule.blocks), width = step - 4;

@@ -1,5 +1,5 @@
-// The sin-cos experiment: what mixed precision brings a small network, in the five lines that articles print, and what
-// else can be done for its speed on this machine.
+// The sin-cos experiment: the effect of mixed precision on a small network, in the five lines that articles print, and
+// other remedies for the network's speed on this machine.
 
 #include <algorithm>
 #include <numbers>
@@ -48,8 +48,7 @@ std::vector<double> values_of(const at::Tensor& tensor) {
 
 enum class Shown { Values, Errors };
 
-// A task as it was learned, over the truth; or what is left of both when the truth is taken away: there the noise can
-// be seen, too.
+// A learned task over the truth; or both less the truth, so that the noise can be seen, too.
 Exhibit fit_figure(int64_t column, Shown what, const TwoTasksData& data, const at::Tensor& places,
                    const std::vector<SinCosTraining>& trainings) {
   const bool is_sine = column == 0, errors = what == Shown::Errors;
@@ -88,7 +87,7 @@ struct Timed {
   std::vector<Way> ways;
   int64_t epochs_a_turn;
   Turns turns = {};
-  size_t snug_fp32 = 0;  // which of the ways
+  size_t snug_fp32 = 0;  // index of the way
   std::optional<size_t> python_fp32 = {};
 };
 
@@ -124,7 +123,7 @@ Timed time_ways(const CompareFlags& flags, const TwoTasksData& data, const std::
   return timed;
 }
 
-// Total times are those of the turns, carried over to all epochs.
+// Total times are the times of the turns, scaled to all epochs.
 void tell_times(Section& section, const Timed& timed, int64_t epochs) {
   const double scale = static_cast<double>(epochs) / static_cast<double>(timed.epochs_a_turn);
   Table table{.header = {"way", "seconds", "lowest to highest", "time against LibTorch, FP32"}};

@@ -7,7 +7,7 @@
 
 namespace snug::cli {
 
-/// Adds time of an epoch in FP32 over that in BF16, for ever wider networks.
+/// Adds the time of an epoch in FP32 divided by the time in BF16, for wider and wider networks.
 void sweep_two_tasks_width(Section& section, const CompareFlags& flags, int64_t points);
 
 }  // namespace snug::cli

@@ -1,5 +1,5 @@
 #pragma once
-// The network and the data of the sin-cos experiment: a trunk that two heads share, one for the sine, one for the
+// The network and the data of the sin-cos experiment: a trunk shared by two heads, one head for the sine, one for the
 // cosine.
 
 #include <cstdint>
@@ -36,13 +36,13 @@ struct TwoTasksData {
 };
 TwoTasksData two_tasks_data(int64_t points, c10::Device device);
 
-/// Mean squared error of the sine plus that of the cosine, in FP32.
+/// Mean squared error of the sine plus mean squared error of the cosine, in FP32.
 at::Tensor two_tasks_loss(const at::Tensor& output, const at::Tensor& target);
 
 inline constexpr int64_t kTwoTasksWidth = 150;
 inline constexpr double kTwoTasksRate = 0.01;
 
-/// One way to train. A call of epoch() is one step over all points; it returns the loss if it is asked for.
+/// A way of training. A call of epoch() is one step over all points, and returns the loss on request.
 struct Way {
   std::string name;
   std::function<double(bool wants_loss)> epoch;
@@ -59,7 +59,7 @@ Way articles_loop(std::string name, const TwoTasksData& data, int64_t width, std
 /// optimizer that reads each weight once.
 Way stepper_loop(std::string name, const TwoTasksData& data, int64_t width, Precision precision, int64_t micro_batch);
 
-/// Of a few sizes, the one whose epochs through the Stepper are fastest when all take turns.
+/// Of a few sizes, the size with the fastest epochs through the Stepper when all sizes take turns.
 int64_t fastest_micro_batch(const TwoTasksData& data, int64_t width, Precision precision);
 
 }  // namespace snug::cli

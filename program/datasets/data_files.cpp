@@ -27,7 +27,7 @@ int64_t size_of(const fs::path& path) {
   return static_cast<int64_t>(size);
 }
 
-// All regular files below but those in `left_out`, sorted by path, without the empty ones.
+// All regular files below the folder, sorted by path, without empty files and files in `left_out`.
 std::vector<fs::path> files_below(const fs::path& folder, const fs::path& left_out) {
   std::vector<fs::path> files;
   std::error_code reason;
@@ -39,7 +39,7 @@ std::vector<fs::path> files_below(const fs::path& folder, const fs::path& left_o
     if (!left_out.empty() && entry->is_directory(reason) && fs::equivalent(entry->path(), left_out, reason)) {
       entry.disable_recursion_pending();
     }
-    reason.clear();  // A dangling link is no file, and no reason to stop.
+    reason.clear();  // A dangling link is not a file, and not a reason to stop.
     entry.increment(reason);
   }
   if (reason) {

@@ -40,7 +40,7 @@ uint32_t read_number(std::ifstream& file, const fs::path& path) {
   return number;
 }
 
-// uint8, in the shape that the file says.
+// uint8, in the shape given by the file.
 at::Tensor read_idx(const fs::path& path, uint32_t dimensions) {
   std::error_code reason;
   const auto size = static_cast<int64_t>(fs::file_size(path, reason));

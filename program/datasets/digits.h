@@ -1,6 +1,6 @@
 #pragma once
 // load_digits: pictures of handwritten digits and their labels. script/setup fetches 5,000 of MNIST's into
-// build/data/digits. The files of MNIST itself, and other files in its format (IDX), are read in the same way.
+// build/data/digits. The files of MNIST itself, and other files in MNIST's format (IDX), are read in the same way.
 //
 //   const snug::Digits digits = snug::load_digits("build/data/digits");
 //   torch::Tensor loss = cross_entropy(model->forward(digits.images), digits.labels);
@@ -17,9 +17,10 @@ struct Digits {
 };
 
 /// Reads `folder`/images-idx3-ubyte and `folder`/labels-idx1-ubyte, in the order of the files. Throws ConfigError,
-/// naming the path, if a file is missing or cannot be opened. Throws CorruptFile if a file is not of the format, is
-/// shorter or longer than its header says, or is empty, if there are not as many labels as images, or if a label is
-/// above 9.
+/// naming the path, if a file is missing or cannot be opened. Throws CorruptFile if:
+/// - a file has another format, is shorter or longer than the file's header says, or is empty;
+/// - the numbers of labels and images differ;
+/// - a label is above 9.
 Digits load_digits(const std::filesystem::path& folder);
 
 }  // namespace snug

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A file and how its tokens are divided.
+// A file and the division of the file's tokens.
 struct Source {
   fs::path path;
   int64_t train;

@@ -1,11 +1,10 @@
 #include "program/models/gpt.h"
 
-// The model is GPT-2's (Radford et al. 2019, "Language Models are Unsupervised Multitask
-// Learners"): LayerNorm in front of attention and MLP and once more at the end, learned position
-// embeddings, GELU in its tanh form, logits by the token embedding's own matrix. So is the
-// initialisation: weights normal with deviation 0.02, biases zero, and the two projections of each
-// block that add to the residual stream scaled by 1/sqrt(2 layers), since so many independent terms
-// add up in it. (As in nanoGPT the position embedding has 0.02, too; GPT-2's code has 0.01.)
+// The model is GPT-2's (Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"): LayerNorm in front
+// of attention and MLP and once more at the end, learned position embeddings, GELU in the tanh form, logits by the
+// token embedding's own matrix. The initialisation is also GPT-2's: weights normal with deviation 0.02, biases zero.
+// The two projections of each block that add to the residual stream are scaled by 1/sqrt(2 layers), because so many
+// independent terms add up in the stream. (As in nanoGPT the position embedding has 0.02, too; GPT-2's code has 0.01.)
 
 #include <array>
 #include <cmath>
@@ -173,7 +172,7 @@ Tensor GptImpl::hidden(const Tensor& tokens) {
   Tensor x = token_embedding->forward(tokens) + position_embedding->weight.narrow(0, 0, time);
   x = dropout->forward(x);
   for (GptBlock& block : blocks) {
-    // By value: the runner may call it again after this function has returned.
+    // By value: the runner may call `run` again after this function has returned.
     const auto run = [block = block.ptr()](Tensor h) { return block->forward(std::move(h)); };
     x = run_block_ ? run_block_(run, std::move(x)) : run(std::move(x));
   }

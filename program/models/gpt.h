@@ -1,6 +1,6 @@
 #pragma once
-// Gpt: a decoder-only transformer of the GPT-2 family (pre-norm, learned positions, head tied to
-// the token embedding). It knows nothing of memory techniques: they come in as a block runner.
+// Gpt: a decoder-only transformer of the GPT-2 family (pre-norm, learned positions, head tied to the token embedding).
+// A Gpt knows nothing of memory techniques: memory techniques come in as a block runner.
 //
 //   snug::Gpt model(snug::gpt_configuration("gpt-tiny"));
 //   model->set_block_runner([](const auto& block, auto x) { return snug::checkpoint(block, x); });
@@ -24,7 +24,7 @@ namespace snug {
 
 struct GptOptions {
   int64_t vocab = 256;    ///< number of tokens; 256 is every byte
-  int64_t context = 128;  ///< the most tokens that forward takes; attention's cost grows with it
+  int64_t context = 128;  ///< the most tokens that forward takes; attention's cost grows with the context
   int64_t layers = 4;
   int64_t heads = 4;  ///< divides width; 32 to 64 numbers a head are usual
   int64_t width = 128;
@@ -32,8 +32,8 @@ struct GptOptions {
   double dropout = 0;     ///< on attention weights, branches and embedding; 0 while data is plenty
 };
 
-/// "gpt-tiny" (0.8 M parameters), "gpt-small" (9.6 M), "gpt-medium" (38 M) or "gpt-base" (GPT-2 small's 12 x 768 and
-/// its context of 1024, on bytes: 86 M). Throws ConfigError with the nearest name for any other.
+/// "gpt-tiny" (0.8 M parameters), "gpt-small" (9.6 M), "gpt-medium" (38 M) or "gpt-base" (12 x 768 and a context of
+/// 1024, like GPT-2 small, on bytes: 86 M). Throws ConfigError with the nearest name for any other name.
 GptOptions gpt_configuration(std::string_view name);
 
 /// All names that gpt_configuration knows, smallest first.
@@ -97,7 +97,7 @@ class GptImpl : public torch::nn::Module {
   torch::Tensor hidden(const torch::Tensor& tokens);
   const torch::Tensor& head_weight() const { return token_embedding->weight; }
 
-  /// From now on every block is called through `runner`; an empty one calls them directly again.
+  /// From now on every block is called through `runner`; after an empty `runner` the blocks are called directly again.
   void set_block_runner(BlockRunner runner);
 
   const GptOptions options;

@@ -22,8 +22,8 @@ struct MlpOptions {
   MlpActivation activation = MlpActivation::Relu;
 };
 
-/// Linear layers with torch's own initialisation, drawn from torch's default generator; parameters
-/// are called layers.0.weight, layers.0.bias, ...
+/// Linear layers with torch's own initialisation, drawn from torch's default generator. The parameters' names are
+/// layers.0.weight, layers.0.bias, ...
 class MlpImpl : public torch::nn::Module {
  public:
   /// Throws ConfigError for bad sizes.

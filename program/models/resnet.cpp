@@ -112,7 +112,7 @@ Tensor ResNetImpl::features(const Tensor& x) {
   }
   Tensor h = stem->forward(x);
   for (ResNetBlock& block : blocks) {
-    // By value: the runner may call it again after this function has returned.
+    // By value: the runner may call `run` again after this function has returned.
     const auto run = [block = block.ptr()](Tensor t) { return block->forward(t); };
     h = run_block_ ? run_block_(run, std::move(h)) : run(std::move(h));
   }

@@ -1,6 +1,7 @@
 #pragma once
 // ResNet: the residual networks for small pictures of He et al. 2015 (arXiv:1512.03385, section 4.2), with 6n + 2
-// layers and BatchNorm. Like Gpt it knows nothing of memory techniques: they come in as a block runner.
+// layers and BatchNorm. Like Gpt, a ResNet knows nothing of memory techniques: memory techniques come in as a block
+// runner.
 //
 //   snug::ResNet model(snug::ResNetOptions{.depth = 20});             // 0.27 M parameters
 //   torch::Tensor logits = model->forward(pictures);                  // [N, 3, H, W] -> [N, 10]
@@ -17,7 +18,7 @@
 
 namespace snug {
 
-/// The shortcut to which a block adds its branch, where the number of channels or the size of the picture changes.
+/// The shortcut to which a block adds its branch, if the number of channels or the size of the picture changes.
 enum class ResNetShortcut {
   Pad,      ///< the paper's option A: every second pixel, and zeros for the new channels; no parameters
   Project,  ///< option B: a 1 x 1 convolution and BatchNorm
@@ -43,7 +44,7 @@ class ResNetBlockImpl : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x);
 
   torch::nn::Sequential branch{nullptr};      // conv1, norm1, relu, conv2, norm2
-  torch::nn::Sequential projection{nullptr};  // conv, norm; null if x is added as it is, or padded
+  torch::nn::Sequential projection{nullptr};  // conv, norm; null if x is added unchanged, or padded
 
  private:
   int64_t new_channels_;
@@ -66,7 +67,7 @@ class ResNetImpl : public torch::nn::Module {
   /// The same up to the head, averaged over the picture: [N, widths.back()].
   torch::Tensor features(const torch::Tensor& x);
 
-  /// From now on every block is called through `runner`; an empty one calls them directly again.
+  /// From now on every block is called through `runner`; after an empty `runner` the blocks are called directly again.
   void set_block_runner(BlockRunner runner);
 
   const ResNetOptions options;

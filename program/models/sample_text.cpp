@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t kBytes = 256;
 
-// Dropout off, and back to what it was.
+// Turns dropout off, and restores the model's mode at the end.
 class [[nodiscard]] EvaluationMode final {
  public:
   explicit EvaluationMode(torch::nn::Module& module) : module_(module), was_training_(module.is_training()) {
@@ -84,7 +84,7 @@ std::string sample_text(Gpt model, std::string_view prompt, SampleOptions option
     const int64_t time = std::min(std::ssize(tokens), model->options.context);
     at::Tensor window =
         at::from_blob(tokens.data() + (std::ssize(tokens) - time), {1, time}, at::TensorOptions(at::kLong)).to(device);
-    const at::Tensor last = model->hidden(window).select(1, -1);  // only its logits are wanted
+    const at::Tensor last = model->hidden(window).select(1, -1);  // only the last position's logits are needed
     const at::Tensor logits = at::linear(last, model->head_weight()).select(0, 0);
     const int64_t next = choose(logits.to(at::kCPU, at::kFloat), options, generator);
     tokens.push_back(next);

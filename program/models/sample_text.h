@@ -14,13 +14,13 @@ namespace snug {
 struct SampleOptions {
   int64_t count = 256;       ///< bytes to write
   double temperature = 1.0;  ///< below 1: likelier bytes are preferred; 0: always the likeliest
-  int64_t top_k = 0;         ///< only the so many likeliest bytes; 0: all
-  uint64_t seed = 0;         ///< of a generator of its own: torch's default one is not touched
+  int64_t top_k = 0;         ///< only the top_k likeliest bytes; 0: all
+  uint64_t seed = 0;         ///< of a generator of its own: torch's default generator is not touched
 };
 
-/// Returns the `count` bytes that follow `prompt` (without it); they need not be valid UTF-8. Runs without gradients
-/// and dropout, and restores the model's mode afterwards. Only the last `context` bytes are used. An empty prompt
-/// counts as a line break. Throws ConfigError if the model's vocabulary is not 256, or for options out of range;
+/// Returns the `count` bytes that follow `prompt` (without the prompt). The bytes need not be valid UTF-8. Runs without
+/// gradients and dropout, and restores the model's mode afterwards. Only the last `context` bytes are used. An empty
+/// prompt counts as a line break. Throws ConfigError if the model's vocabulary is not 256, or for options out of range;
 /// NonFinite if the model's logits are not finite.
 std::string sample_text(Gpt model, std::string_view prompt, SampleOptions options = {});
 

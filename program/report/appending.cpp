@@ -24,7 +24,7 @@ void append_whole(int file, std::string_view bytes, std::string_view who, const 
       written += static_cast<size_t>(taken);
     } else if (taken == 0 || errno != EINTR) {
       const int reason = taken == 0 ? ENOSPC : errno;
-      // Otherwise the next piece would follow the torn one directly, and the file could no longer be read.
+      // If the torn piece stays, the next piece follows the torn piece directly, and the file can no longer be read.
       const bool taken_back = written == 0 || ::ftruncate(file, before) == 0;
       throw system_error(fmt::format("{}.{}", who, taken_back ? "write" : "write (and a torn piece is left)"), path,
                          reason);

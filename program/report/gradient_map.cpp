@@ -80,7 +80,7 @@ std::string mark(double exponent, const Row& row, std::string_view look) {
   return tag("path", {{"class", look}, {"d", fmt::format("M{:.2f} 0V1", x)}});
 }
 
-// `scaled`: the exponent where FP16 ends once the loss is scaled, if it is.
+// `scaled`: the exponent at which FP16 ends with the loss scale; empty if the loss is not scaled.
 std::string table_row(const Row& row, std::optional<double> scaled) {
   const std::string marks = mark(kFp16Smallest, row, "fp16") + (scaled ? mark(*scaled, row, "fp16 scaled") : "");
   const std::string drawn = tag("svg",

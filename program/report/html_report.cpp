@@ -77,7 +77,7 @@ std::string memory_card(const Records& records) {
                          : card("Peak memory", byte_text(peak), "activation peak " + byte_text(activations));
 }
 
-// Nothing for a run on one rank.
+// Empty for a run on one rank.
 std::string communication_card(const Records& records) {
   int64_t bytes = 0;
   double seconds = 0;
@@ -135,7 +135,7 @@ std::string settings_section(const LogValues& settings) {
   return tag("h2", {}, "Settings") + "\n" + tag("div", {{"class", "box"}}, tag("dl", {}, "\n" + rows)) + "\n";
 }
 
-// The parser drops a line feed right after <pre>, so one of ours stands there.
+// The parser drops a line feed right after <pre>, so text_box writes a line feed of its own after <pre>.
 std::string text_box(const std::string& text) {
   return tag("pre", {{"class", "box"}, {"tabindex", "0"}}, "\n" + escape_html(text)) + "\n";
 }
@@ -156,7 +156,7 @@ std::string gradients_section(const RunHistory& history) {
   return detail::gradient_map(history.events, loss_scale);
 }
 
-// The last plan of the run, beside what was measured under it.
+// The last plan of the run, beside the measurements under the plan.
 std::string plan_section(const RunHistory& history) {
   std::string explanation;
   int64_t planned_at = 0;

@@ -10,7 +10,7 @@ namespace snug::detail {
 
 struct RecordField {
   const char* name;           ///< in a line of the run log
-  const char* tag = nullptr;  ///< in TensorBoard, which groups by the part before the slash; null: not shown itself
+  const char* tag = nullptr;  ///< in TensorBoard, which groups by the part before the slash; null: not shown by itself
 };
 
 /// A structure of fields, as opposed to one value.

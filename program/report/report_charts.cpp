@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// Below this number of records a line of single steps is clear enough.
+// A line of single steps with fewer records is clear enough.
 constexpr size_t kRecordsToSmooth = 80;
 
 struct Category {
@@ -27,7 +27,7 @@ struct Category {
   int64_t MemoryByCategory::* bytes;
 };
 
-// From the bottom of the stack up: what stays through the step first.
+// From the bottom of the stack up. Memory that stays through the step comes first.
 constexpr std::array<Category, 6> kCategories{{
     {"other", "other", &MemoryByCategory::other},
     {"parameters", "parameters", &MemoryByCategory::parameters},
@@ -47,8 +47,8 @@ std::vector<chart::Point> points_of(const Records& records, ValueOf value_of) {
   return points;
 }
 
-// Means of the finite values among `window` neighbours, half of them on either side, at about `places` of the points;
-// a gap where most of the neighbours are not finite.
+// Means of the finite values among `window` neighbours, half on either side, at about `places` of the points. A gap if
+// most of the neighbours are not finite.
 std::vector<chart::Point> smoothed(const std::vector<chart::Point>& points, size_t window, size_t places) {
   std::vector<chart::Point> means;
   const size_t stride = std::max<size_t>(1, points.size() / places);
@@ -67,8 +67,7 @@ std::vector<chart::Point> smoothed(const std::vector<chart::Point>& points, size
   return means;
 }
 
-// Single steps, and where they are many their running mean in front of them. `name` is needed where a chart has
-// others.
+// Single steps, and for many steps also a running mean in front. `name` is needed if a chart has other series.
 std::vector<chart::Series> noisy_series(const std::string& name, const std::string& look,
                                         const std::vector<chart::Point>& points) {
   if (points.size() < kRecordsToSmooth) {
@@ -83,7 +82,7 @@ std::vector<chart::Series> noisy_series(const std::string& name, const std::stri
            .marks_gaps = false}};
 }
 
-// A logarithmic axis where a few values would press all others flat.
+// A logarithmic axis, if a few values make all other values look flat on a linear axis.
 double log_base_for(const std::vector<chart::Point>& points) {
   std::vector<double> values;
   double highest = 0;

@@ -8,13 +8,13 @@
 
 namespace snug::detail {
 
-/// Steps ascending. Any function may be given no records.
+/// Steps ascending. Every function accepts empty records.
 using Records = std::vector<StepRecord>;
 
 std::string loss_chart(const Records& records);
 std::string learning_rate_chart(const Records& records);
 std::string gradient_norm_chart(const Records& records);
-/// Empty if it was not measured.
+/// Empty if the gradient noise was not measured.
 std::string gradient_noise_chart(const Records& records);
 std::string loss_scale_chart(const Records& records);
 

@@ -26,7 +26,7 @@ bool is_after(const detail::LogLine& line, int64_t step) {
   return event != nullptr && event->step > step;
 }
 
-// The line of the settings with the values of `changed`; unchanged if these are the values already.
+// The line of the settings with the values of `changed`; the same line if the values are equal already.
 std::string with_changes(const detail::LogLine& line, const LogValues& changed) {
   const auto& before = std::get<LogValues>(line.entry);
   LogValues settings = before;

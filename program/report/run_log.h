@@ -26,8 +26,8 @@ struct MemoryByCategory {
   int64_t gradients = 0;
   int64_t optimizer_state = 0;
   int64_t activations = 0;  ///< saved for the backward pass
-  int64_t workspace = 0;    ///< allocated in the step and none of the others
-  int64_t other = 0;        ///< what was there before: data, buffers, the rest of the program
+  int64_t workspace = 0;    ///< allocated in the step, outside the other categories
+  int64_t other = 0;        ///< memory from before: data, buffers, the rest of the program
 
   /// The sum of all categories.
   int64_t total() const;
@@ -37,48 +37,48 @@ struct MemoryByCategory {
 /// The communication of a rank of a data-parallel run in a step.
 struct Communication {
   int64_t bytes_sent = 0;  ///< of gradients
-  double seconds = 0;      ///< while they were on their way
-  double waited = 0;       ///< of those seconds, when nothing else was left to do; the rest was hidden behind backward
+  double seconds = 0;      ///< time with gradients on the way
+  double waited = 0;       ///< the part of `seconds` without other work to do; the rest was hidden behind backward
 
   friend bool operator==(const Communication&, const Communication&) = default;
 };
 
-/// One optimizer step, as it is logged and drawn.
+/// One optimizer step, as in the log and in charts.
 struct StepRecord {
   int64_t step = 0;                            ///< counted from 1; skipped steps count, too
   double loss = 0;                             ///< mean over the items of the step
-  std::optional<double> validation_loss = {};  ///< where it was measured after this step
+  std::optional<double> validation_loss = {};  ///< if measured after this step
   double learning_rate = 0;
   double grad_norm = 0;                             ///< before clipping
-  std::optional<double> gradient_noise_scale = {};  ///< size up to which a larger batch pays, where it is known
+  std::optional<double> gradient_noise_scale = {};  ///< size up to which a larger batch pays, if measured
   double loss_scale = 1;
   bool stepped = true;  ///< false: the scaler skipped the step for Inf or NaN in the gradients
   int64_t items = 0;
   int64_t micro_batches = 1;
   int64_t peak_bytes = 0;             ///< the highest live tensor memory in this step
-  int64_t activation_peak_bytes = 0;  ///< its rise above the level before the step, less the bytes of all gradients
-  MemoryByCategory memory = {};       ///< who held the memory at the peak
-  std::optional<Communication> communication = {};  ///< of rank 0, if there are others
+  int64_t activation_peak_bytes = 0;  ///< the rise above the level before the step, less the bytes of all gradients
+  MemoryByCategory memory = {};       ///< the memory at the peak, by category
+  std::optional<Communication> communication = {};  ///< of rank 0, if the run has other ranks
   double seconds = 0;                               ///< duration of the step
   double items_per_second = 0;
 
   friend bool operator==(const StepRecord&, const StepRecord&) = default;
 };
 
-/// Named values in the order they are given. A name that is there twice is a ConfigError when they are written.
+/// Named values in the given order. Writing values with a repeated name is a ConfigError.
 using LogValue = std::variant<std::string, int64_t, double, bool>;
 using LogValues = std::vector<std::pair<std::string, LogValue>>;
 
-/// Strings as they are, numbers in the shortest form that reads back, true or false.
+/// Strings unchanged, numbers in the shortest form that reads back, true or false.
 std::string text_of(const LogValue& value);
 
-/// The value of that name; null where there is none.
+/// The value with the name `name`; null if no value has the name.
 const LogValue* find_value(const LogValues& values, std::string_view name);
 
-/// Something that is no step: "snapshot", "resumed", "interrupted".
+/// Something that is not a step: "snapshot", "resumed", "interrupted".
 struct RunEvent {
   std::string name;
-  int64_t step = 0;        ///< the last step done when it happened
+  int64_t step = 0;        ///< the last step done before the event
   LogValues details = {};  ///< names other than "event" and "step"
 
   friend bool operator==(const RunEvent&, const RunEvent&) = default;
@@ -86,16 +86,15 @@ struct RunEvent {
 
 class RunLog {
  public:
-  /// Starts a log: its file exists with the settings and the first events in it, or not at all. Throws ConfigError if
-  /// the file exists already, Error if it cannot be written.
+  /// Starts a log: the file exists with the settings and the first events, or does not exist. Throws ConfigError if the
+  /// file exists already, Error if the file cannot be written.
   static RunLog create(const std::filesystem::path& path, const LogValues& settings,
                        const std::vector<RunEvent>& events = {}, FileSystem& files = FileSystem::real());
 
   /// Continues a log after a restart from the snapshot of `last_step`. Cuts the file back, in one atomic replacement,
-  /// to the settings and to the records and events up to that step, then appends. A last line that was torn by a kill
-  /// is dropped. The values in `changed` replace the settings with the same names. Throws CorruptFile for any other
-  /// broken line, Error if the file cannot be read or written; the file is then unchanged or cut back, never in
-  /// between.
+  /// to the settings and to the records and events up to `last_step`, then appends. A last line torn by a kill is
+  /// dropped. The values in `changed` replace the settings with the same names. Throws CorruptFile for any other broken
+  /// line, Error if the file cannot be read or written; the file is then unchanged or cut back, never in between.
   static RunLog resume(const std::filesystem::path& path, int64_t last_step, FileSystem& files = FileSystem::real(),
                        const LogValues& changed = {});
 
@@ -103,14 +102,14 @@ class RunLog {
   RunLog& operator=(RunLog&& other) noexcept;
   ~RunLog();
 
-  /// Appends one line with one write, handed to the operating system when it returns: a kill loses nothing. Throws
-  /// Error (disk full ...); the part of the line that was written is then removed again.
+  /// Appends one line with one write, handed to the operating system when write() returns: a kill loses nothing. Throws
+  /// Error (disk full ...); the written part of the line is then removed again.
   void write(const StepRecord& record);
 
   /// Appends an event in the same way. Throws ConfigError if a detail is named "event" or "step".
   void event(const RunEvent& event);
 
-  /// Returns when all lines are on the disk (fsync): before a snapshot that must not outlive its log.
+  /// Returns when all lines are on the disk (fsync): for a snapshot that must not outlive the snapshot's log.
   void sync();
 
  private:
@@ -128,10 +127,10 @@ struct RunHistory {
   std::vector<RunEvent> events;
 };
 
-/// The last of the events with that name, of those up to `last_step`; null where there is none.
+/// The last event with the name `name`, up to `last_step`; null if no such event exists.
 const RunEvent* newest_event(const RunHistory& log, std::string_view name, int64_t last_step);
 
-/// Reads the log of a finished or running run. A last line without its line end (torn by a kill, or being written) is
+/// Reads the log of a finished or running run. A last line without a line end (torn by a kill, or being written) is
 /// left out. Throws CorruptFile with the line's number for any other line that RunLog cannot have written; Error if the
 /// file cannot be read.
 RunHistory read_run_log(const std::filesystem::path& path, const FileSystem& files = FileSystem::real());

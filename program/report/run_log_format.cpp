@@ -14,8 +14,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// JSON has no NaN and no infinities. Finite doubles get as many digits as they need to read back as the same double;
-// that is the library's doing.
+// JSON has no NaN and no infinities. The JSON library writes finite doubles with as many digits as needed to read back
+// the same double.
 Json number(double value) {
   if (std::isnan(value)) {
     return "nan";
@@ -33,7 +33,7 @@ Json to_json(const LogValue& value) {
   return std::visit([](const auto& plain) { return Json(plain); }, value);
 }
 
-// Adds a group's fields to an object, without those that it does not have.
+// Adds a group's fields to an object, without fields that are empty.
 struct FieldWriter {
   Json& object;
 

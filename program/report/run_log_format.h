@@ -1,6 +1,6 @@
 #pragma once
-// The lines of a run log: settings, records and events as JSON. Programs use RunLog and read_run_log. The way back:
-// run_log_parse.h.
+// The lines of a run log: settings, records and events as JSON. Programs use RunLog and read_run_log. run_log_parse.h
+// reads the lines back.
 
 #include <string>
 
@@ -8,7 +8,7 @@
 
 namespace snug::detail {
 
-/// "snug_run" in the first line: the version that a program must know to read the log.
+/// "snug_run" in the first line: the version that a reader of the log must support.
 inline constexpr int64_t kRunLogVersion = 1;
 
 /// One line of JSON, without the line end. In strings that are not UTF-8, U+FFFD replaces the wrong bytes.

@@ -119,11 +119,11 @@ RunEvent read_event(const Json& object) {
       event.details.emplace_back(name, read_value(name, value));
     }
   }
-  read_integer(object, "step");  // must be there
+  read_integer(object, "step");  // must exist
   return event;
 }
 
-// Reads the fields of a group; one of its optional fields may be missing.
+// Reads the fields of a group; optional fields of the group may be missing.
 struct FieldReader {
   const Json& object;
 

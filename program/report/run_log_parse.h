@@ -9,7 +9,7 @@
 
 namespace snug::detail {
 
-/// One line of a log: its text without the line end (a view into the content), and its parsed content.
+/// One line of a log: the text without the line end (a view into the content), and the parsed content.
 struct LogLine {
   std::string_view text;
   std::variant<LogValues, StepRecord, RunEvent> entry;

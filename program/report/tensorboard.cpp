@@ -86,7 +86,7 @@ std::string event_of(int64_t step, EventField what, std::string_view content) {
   return event;
 }
 
-// Infinite beyond the range of FP32, where a cast would be undefined.
+// Infinite beyond the range of FP32, because a cast of such a number is undefined.
 float single(double number) {
   using Limits = std::numeric_limits<float>;
   if (std::abs(number) > Limits::max()) {
@@ -109,7 +109,7 @@ std::string summary_of(const Scalars& scalars) {
   return summary;
 }
 
-// Collects a record's numbers: those of every record, and those that only some have.
+// Collects a record's numbers: numbers of every record, and numbers of some records only.
 struct FieldScalars {
   Scalars& always;
   Scalars& sometimes;
@@ -141,11 +141,11 @@ Scalars scalars_of(const StepRecord& record) {
   return scalars;
 }
 
-// --- Names: TensorBoard reads the files of a folder in the order of their names, which begin with the second that they
-// were made in.
+// --- Names: TensorBoard reads the files of a folder in the order of the files' names. A name begins with the second of
+// the file's creation.
 
 constexpr std::string_view kPrefix = "events.out.tfevents.";
-constexpr int64_t kEndOfTime = 9'999'999'999;  // in ten digits; what is not before it is some other number
+constexpr int64_t kEndOfTime = 9'999'999'999;  // ten digits; a later time is not a time but another number
 
 int64_t time_in(std::string_view name) {
   int64_t time = 0;
@@ -156,7 +156,7 @@ int64_t time_in(std::string_view name) {
   return time < kEndOfTime ? time : 0;
 }
 
-// After all that are there.
+// A time after the times of all existing files.
 int64_t new_time(const std::filesystem::path& folder, const FileSystem& files) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   int64_t time = std::chrono::duration_cast<std::chrono::seconds>(now).count();
@@ -168,7 +168,7 @@ int64_t new_time(const std::filesystem::path& folder, const FileSystem& files) {
 
 }  // namespace
 
-// Delegates, so that the destructor closes the file whatever is thrown here.
+// Delegates, so that the destructor closes the file after any exception in this constructor.
 TensorBoardFile::TensorBoardFile(const std::filesystem::path& folder, FileSystem& files) : TensorBoardFile() {
   try {
     files.create_directories(folder);
@@ -180,7 +180,7 @@ TensorBoardFile::TensorBoardFile(const std::filesystem::path& folder, FileSystem
 }
 
 void TensorBoardFile::create(const std::filesystem::path& folder, int64_t time) {
-  // Another run may have begun in this folder just now, within the same second.
+  // Another run may have begun in this folder within the same second.
   for (; file_ < 0; ++time) {
     path_ = folder / fmt::format("{}{:010}.snug", kPrefix, time);
     file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
@@ -204,7 +204,7 @@ TensorBoardFile::~TensorBoardFile() {
 
 void TensorBoardFile::write(const StepRecord& record) {
   if (!has_begun_) {
-    // SessionLog.START: makes void the values of this step and later ones in earlier files, as when a run goes on from
+    // SessionLog.START makes void the values of this step and later steps in earlier files, as when a run goes on from
     // an earlier snapshot.
     std::string start;
     put_key(start, 1, kVarint);

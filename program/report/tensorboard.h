@@ -4,8 +4,8 @@
 //   snug::TensorBoardFile board("boards/first");
 //   board.write({.step = 1, .loss = 4.2, .learning_rate = 3e-4});          // then: tensorboard --logdir boards
 //
-// An event file holds records of length, checksum of that, data, checksum of that (numbers little-endian; the checksums
-// are CRC-32C, rotated and shifted by a constant), whose data are protobuf messages. Sources:
+// An event file has records of length, checksum of the length, data, checksum of the data (numbers little-endian; the
+// checksums are CRC-32C, rotated and shifted by a constant). The data are protobuf messages. Sources:
 // tensorflow/core/lib/io/record_writer.h ("Format of a single record"), tensorflow/tsl lib/hash/crc32c.h (the mask),
 // tensorboard/compat/proto/event.proto and summary.proto.
 
@@ -18,17 +18,17 @@ namespace snug {
 
 class TensorBoardFile {
  public:
-  /// Begins a new file in `folder`, and makes the folder if it does not exist. Existing files stay. TensorBoard shows
-  /// all files of a folder as one run; from the first step written here on, it shows the steps of this file. Throws
-  /// Error if the file cannot be made.
+  /// Begins a new file in `folder`, and makes the folder if the folder does not exist. Existing files stay. TensorBoard
+  /// shows all files of a folder as one run; from the first step written to this file on, TensorBoard shows the steps
+  /// of this file. Throws Error if the file cannot be made.
   explicit TensorBoardFile(const std::filesystem::path& folder, FileSystem& files = FileSystem::real());
   ~TensorBoardFile();
   TensorBoardFile(const TensorBoardFile&) = delete;
   TensorBoardFile& operator=(const TensorBoardFile&) = delete;
 
-  /// Appends the record's numbers at its step, as FP32, the type that TensorBoard keeps (infinite beyond its range).
-  /// They are handed to the operating system when it returns, so that a kill loses nothing. Numbers that the record
-  /// lacks are left out. Throws Error (disk full ...), as RunLog does.
+  /// Appends the record's numbers at the record's step, as FP32, the type that TensorBoard keeps (infinite beyond
+  /// FP32's range). The numbers are handed to the operating system when write() returns, so that a kill loses nothing.
+  /// Numbers that the record lacks are left out. Throws Error (disk full ...), as RunLog does.
   void write(const StepRecord& record);
 
   /// The file that is written.

@@ -28,7 +28,7 @@ std::vector<c10::Device> devices_there() {
   return there;
 }
 
-// LibTorch replaces a tensor's content only between kinds of device that it knows.
+// LibTorch replaces a tensor's content only between kinds of device that LibTorch knows.
 void replace_content(const at::Tensor& tensor, c10::Device device) {
   const at::Tensor moved = tensor.detach().to(device);
   tensor.unsafeGetTensorImpl()->set_storage_keep_dtype(moved.storage());

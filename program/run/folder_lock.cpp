@@ -26,7 +26,7 @@ constexpr size_t kLongestOwner = 300;
   throw Error(fmt::format("train: the run's lock {}: {}", file.string(), reason.message()));
 }
 
-// What is in the file, as far as it can be shown.
+// The printable part of the file's content.
 std::string owner_in(int descriptor) {
   std::array<char, kLongestOwner> text{};
   const ssize_t size = ::pread(descriptor, text.data(), text.size(), 0);

@@ -5,13 +5,13 @@
 
 namespace snug::detail {
 
-/// Holds the file `lock` in a run folder, until it is destroyed or its process ends, however it ends
-/// (flock(2)). The file stays; it says who held it last: "process 4711 on host". Where the file system has no locks, it
-/// holds nothing.
+/// Locks the file `lock` in a run folder, until the object is destroyed or the process ends in any way (flock(2)). The
+/// file stays and names the last owner: "process 4711 on host". On a file system without locks, a FolderLock locks
+/// nothing.
 class [[nodiscard]] FolderLock {
  public:
-  /// Throws ConfigError, which names the owner, if another process, or another FolderLock, holds it; Error if the file
-  /// cannot be written, or the folder is not there.
+  /// Throws ConfigError, which names the owner, if another process, or another FolderLock, has the lock. Throws Error
+  /// if the file cannot be written, or the folder does not exist.
   explicit FolderLock(const std::filesystem::path& out);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;

@@ -50,8 +50,8 @@ class TextData final : public RunData {
 
 // The rows of a file that are in one split.
 struct Rows {
-  std::vector<at::Tensor> tensors;  // of the inputs, in their order
-  int64_t begin;                    // the number of the first one in its split
+  std::vector<at::Tensor> tensors;  // the inputs' tensors, in the order of the inputs
+  int64_t begin;                    // the number of the first row in the split
 };
 
 class TensorData final : public RunData {
@@ -170,7 +170,8 @@ std::vector<fs::path> of_kind(std::vector<fs::path> files, std::string_view exte
   return files;
 }
 
-// The .bin among them; none if all are text. Throws for both: one stray file must not stand for all the text.
+// The .bin files among `files`; empty if all are text. Throws for a mixture: one stray file must not replace all the
+// text.
 std::vector<fs::path> token_files(const std::vector<fs::path>& files) {
   std::vector<fs::path> tokens = of_kind(files, ".bin");
   const auto other =
@@ -187,7 +188,7 @@ std::vector<fs::path> token_files(const std::vector<fs::path>& files) {
 }  // namespace
 
 std::unique_ptr<RunData> load_run_data(const TrainConfig& config, const std::vector<ExportedInput>& inputs) {
-  // To a GPT of snug's all files are text.
+  // For a GPT of snug all files are text.
   const std::vector<fs::path> files =
       is_exported(config.model) ? data_files(config.data, config.out) : std::vector<fs::path>();
   if (const auto of_rows = of_kind(files, ".safetensors"); !of_rows.empty()) {

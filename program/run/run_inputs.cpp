@@ -22,7 +22,7 @@ c10::Device device_of_rank(const std::string& name, int local_rank) {
 
 namespace {
 
-// Of a sample, as tensors; what is open counts as 1.
+// The bytes of a sample's tensors; a dimension of open size counts as 1.
 double sample_bytes(const std::vector<ExportedInput>& inputs) {
   double bytes = 0;
   for (const ExportedInput& input : inputs) {

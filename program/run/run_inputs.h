@@ -1,5 +1,5 @@
 #pragma once
-// Checks of the inputs of a run before it starts.
+// Checks of the inputs of a run before the run starts.
 
 #include <cstdint>
 #include <string>
@@ -12,11 +12,11 @@
 
 namespace snug::detail {
 
-/// As parse_device, which throws ConfigError for what is not there; but an accelerator without an index, such as
-/// "cuda", is the device of this rank among those of its machine.
+/// The device with the given name, as by parse_device, which throws ConfigError for a missing device. An accelerator
+/// without an index, such as "cuda", is this rank's device among the devices of the machine.
 c10::Device device_of_rank(const std::string& name, int local_rank);
 
-/// Throws ConfigError if a rank's share of a batch is larger than the memory of the machine, or is not cut into the
+/// Throws ConfigError if a rank's share of a batch is larger than the memory of the machine, or cannot be cut into the
 /// number of samples that the model's `inputs` are fixed to.
 void check_batch(const TrainConfig& config, const std::vector<ExportedInput>& inputs, int ranks);
 

@@ -1,5 +1,6 @@
 #pragma once
-// RunModel: the model of a run and its loss: a GPT by its name, or a file of torch.export that returns its loss.
+// RunModel: the model of a run and the model's loss. The model is a GPT by name, or a file of torch.export that returns
+// a loss.
 //
 //   const snug::RunModel model = snug::run_model({.model = "model.pt2"}, torch::kCPU);
 //   model.loss_of(batch).value().backward();
@@ -25,31 +26,32 @@ namespace snug {
 struct RunModel {
   std::shared_ptr<torch::nn::Module> module;
   std::vector<ExportedInput> inputs;  ///< the tensors of a batch
-  /// Of the tensors of a batch on the model's device. Throws ConfigError for a loss that is no scalar.
+  /// The loss of the tensors of a batch on the model's device. Throws ConfigError for a loss that is not a scalar.
   std::function<Loss(const Batch&)> loss_of;
-  /// The tensors of the module that are no parameters and belong to a file of its weights.
+  /// The tensors of the module that are not parameters and belong to a file of the module's weights.
   std::function<std::map<std::string, at::Tensor>()> buffers = [] { return std::map<std::string, at::Tensor>(); };
-  int64_t checksum = 0;  ///< of the file
+  int64_t checksum = 0;  ///< of the model's file
 };
 
-/// Whether `name` is a file of torch.export, and no configuration of a GPT.
+/// Whether `name` is a file of torch.export, and not a configuration of a GPT.
 bool is_exported(std::string_view name);
 
-/// What StepRecord::items counts for such a model, in the plural: "tokens" of a GPT, else "items".
+/// The noun for StepRecord::items with such a model, in the plural: "tokens" for a GPT, else "items".
 std::string_view item_name(std::string_view model);
 
-/// The model that `config` names, on `device` and of its weights' type; a GPT's weights are random by config.seed.
-/// Throws as gpt_configuration and load_exported do, and ConfigError for settings that the model cannot have.
+/// The model named by `config`, on `device` and with the type of config's weights. A GPT's weights are random by
+/// config.seed. Throws as gpt_configuration and load_exported do, and ConfigError for settings that do not fit the
+/// model.
 RunModel run_model(const TrainConfig& config, c10::Device device);
 
-/// The samples that a forward pass must have, where a model was exported for one number of them; 0: any number.
+/// The number of samples in a forward pass, if a model was exported for one number of samples; 0: any number.
 int64_t fixed_samples(const std::vector<ExportedInput>& inputs);
 
 /// Whether the inputs are tokens, or tokens and the targets: integers of one shape [samples, time].
 bool takes_tokens(const std::vector<ExportedInput>& inputs);
 
-/// Sizes of an input of `samples` samples: of a dimension of several sizes, the largest. Throws ConfigError, where
-/// there is none.
+/// Sizes of an input of `samples` samples. A dimension with several possible sizes gets the largest size. Throws
+/// ConfigError if a dimension has no largest size.
 std::vector<int64_t> sizes_of(const ExportedInput& input, int64_t samples);
 
 }  // namespace snug

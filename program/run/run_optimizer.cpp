@@ -31,9 +31,10 @@ std::unique_ptr<torch::optim::OptimizerOptions> options_of(const TrainConfig& co
       torch::optim::AdamWOptions(config.lr).betas({kBeta1, kBeta2}).weight_decay(weight_decay));
 }
 
-// Biases and norms are not decayed: GPT recipes usually decay only matrices, embeddings among them.
+// Biases and norms get no weight decay: GPT recipes usually decay only matrices, embeddings among them.
 Groups parameter_groups(const torch::nn::Module& model, const TrainConfig& config) {
-  if (config.optimizer == OptimizerChoice::Muon) {  // with steps of AdamW's size, so that one learning rate fits both
+  // With steps of AdamW's size, so that both optimizers have one learning rate.
+  if (config.optimizer == OptimizerChoice::Muon) {
     return muon_groups(model,
                        {.lr = config.lr, .weight_decay = config.weight_decay, .adjust_lr = MuonRate::MatchRmsAdamW},
                        {.lr = config.lr, .beta1 = kBeta1, .beta2 = kBeta2, .weight_decay = 0});

@@ -1,5 +1,5 @@
 #pragma once
-// RunOptimizer: the optimizer of a training run, on several ranks in shares if the run asks for it.
+// RunOptimizer: the optimizer of a training run; on several ranks in shares, if the run's settings say so.
 
 #include <filesystem>
 #include <functional>
@@ -24,11 +24,11 @@ class RunOptimizer {
   torch::optim::Optimizer& operator*() const { return *optimizer_; }
   torch::optim::Optimizer* operator->() const { return optimizer_.get(); }
 
-  /// What this rank's first step allocates for the state.
+  /// The bytes that this rank's first step allocates for the state.
   int64_t state_bytes_to_come() const;
 
   /// On every rank: calls `save` while rank 0 has the whole state. The state lies in files of the run folder, so that
-  /// it does not break a memory limit that the steps keep.
+  /// the state does not break a memory limit that the steps keep.
   void while_whole(const std::function<void()>& save);
 
  private:

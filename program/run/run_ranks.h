@@ -1,5 +1,5 @@
 #pragma once
-// RunRanks: a training run's view of the ranks that it runs on: often just one.
+// RunRanks: the ranks of a training run, often just one.
 
 #include <cstdint>
 #include <memory>
@@ -21,20 +21,20 @@ class RunRanks {
   /// Whether this rank writes the files and reports.
   bool is_first() const { return rank() == 0; }
 
-  /// Null alone.
+  /// Null on a single rank.
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
-  /// Null alone.
+  /// Null on a single rank.
   template <class M>
   std::unique_ptr<DataParallel> data_parallel(M& model) const {
     return group_ ? std::make_unique<DataParallel>(model, group_) : nullptr;
   }
   double sum(double value) const;
   bool any(bool value) const;
-  /// Throws ConfigError, on all ranks, if they have not all loaded the snapshot of the same step.
+  /// Throws ConfigError, on all ranks, if the ranks have loaded snapshots of different steps.
   void check_same_step(int64_t step) const;
 
  private:
-  std::shared_ptr<ProcessGroup> group_;  // of several
+  std::shared_ptr<ProcessGroup> group_;  // a group of several ranks
 };
 
 }  // namespace snug::detail

@@ -12,23 +12,24 @@
 
 namespace snug::detail {
 
-/// The same number, and a NaN without its sign, which says nothing and would be shown.
+/// The same number. A NaN loses the sign, because the sign means nothing and is printed.
 double without_nan_sign(double number);
 
-/// The record of a step with all values but the loss, learning rate and times. Waits for the device.
+/// The record of a step without loss, learning rate and times. Waits for the device.
 StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory);
 
-/// "plan": the plan with which memory_budget was met.
+/// "plan": the plan that met memory_budget.
 RunEvent event_of(int64_t step, const StepPlan& plan);
 
-/// The micro-batch of the newest plan in the log up to `step`; 0 where none is.
+/// The micro-batch of the newest plan in the log up to `step`; 0 without a plan.
 int64_t planned_micro_batch(const RunHistory& log, int64_t step);
 
 /// Events of a step: "precision" for each region that the guard moved, "out of memory" and "deviation" if a step was
 /// not as planned, "gradients" for each parameter whose gradient was sampled.
 std::vector<RunEvent> events_of(int64_t step, const StepResult& result);
 
-/// Throws NonFinite, naming the parameter, if a parameter is not finite after the step: no later step can repair it.
+/// Throws NonFinite, naming the parameter, if a parameter is not finite after the step: no later step can repair the
+/// parameter.
 void check_finite(const StepRecord& record, const torch::nn::Module& model);
 
 }  // namespace snug::detail

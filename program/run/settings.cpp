@@ -16,7 +16,7 @@
 namespace snug {
 namespace {
 
-// `data` is one setting, with its paths joined by line breaks. A log is UTF-8, but a path may be any bytes. A path that
+// `data` is one setting, with the paths joined by line breaks. A log is UTF-8, but a path may be any bytes. A path that
 // cannot be written literally is written with % and two digits for all but plain characters.
 constexpr char kPathSeparator = '\n';
 constexpr std::string_view kEncoded = "percent-encoded:";
@@ -82,7 +82,7 @@ std::vector<std::filesystem::path> split(const std::string& joined) {
   return paths;
 }
 
-// --- how a member is got and set
+// --- reading and setting a member
 
 template <auto Member>
 using MemberOf = std::remove_reference_t<decltype(std::declval<TrainConfig&>().*Member)>;
@@ -97,7 +97,7 @@ void set(TrainConfig& config, const LogValue& value) {
   config.*Member = std::get<MemberOf<Member>>(value);
 }
 
-// Not given: Resolved() stands for it.
+// For a member that was not given, get() returns the result of Resolved().
 template <auto Resolved>
 LogValue get_resolved(const TrainConfig& config) {
   return (config.*Resolved)();

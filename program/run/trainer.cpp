@@ -60,7 +60,7 @@ std::string names_of(const std::vector<std::filesystem::path>& paths) {
 }
 
 // Throws BudgetExceeded for any allocation that fails in `part` because of the limit. Without a limit the machine
-// itself is too small. `cure`: what takes less, where there is something.
+// itself is too small. `cure`: a way to take less memory, if one exists.
 template <class F>
 auto within_limit(const TrainConfig& config, std::string_view what, std::string_view cure, F&& part) {
   try {
@@ -107,7 +107,7 @@ class Trainer::Impl {
                  .floor = config_.peak_lr() / 10};
     schedule_.check();
     accumulate_matmuls_in_fp32();
-    model_.eval();  // throws, where an exported model has no graph for held-out losses
+    model_.eval();  // throws for an exported model without a graph for held-out losses
     model_.train();
     check_parameters_fit();
     detail::check_batch(config_, task_.inputs, ranks_.size());
@@ -130,7 +130,7 @@ class Trainer::Impl {
       resume(note);
     }
     TrainOutcome outcome{.step = step_, .validation_loss = std::numeric_limits<double>::quiet_NaN()};
-    if (step_ >= config_.steps) {  // killed between the last snapshot and the end
+    if (step_ >= config_.steps) {  // the run was killed between the last snapshot and the end
       outcome.finished = true;
       const auto measured = detail::logged_validation_loss(config_.out, step_);
       const bool is_missing = ranks_.any(!measured);  // a rank may see another log
@@ -140,7 +140,8 @@ class Trainer::Impl {
     std::optional<SaveOnHost> offload;
     if (config_.offload && !plans()) {
       FileSystem::real().create_directories(config_.out);
-      offload.emplace(OffloadOptions{.directory = config_.out});  // on a disk, as the temporary directory may not be
+      // On a disk, because the temporary directory may be memory.
+      offload.emplace(OffloadOptions{.directory = config_.out});
     }
     while (step_ < config_.steps) {
       StepNotes notes;
@@ -214,7 +215,7 @@ class Trainer::Impl {
   }
 
   Start start_checked(Start start) const {
-    std::error_code unreadable;  // reading what is there says more about it
+    std::error_code unreadable;  // a later read of the folder gives a better message
     const auto there = std::filesystem::status(config_.out, unreadable);
     if (start == Start::Fresh && std::filesystem::exists(there) && !std::filesystem::is_directory(there)) {
       throw ConfigError(
@@ -239,7 +240,7 @@ class Trainer::Impl {
     return start;
   }
 
-  // Of files that the log of a run names.
+  // Checks the files named by the log of a run.
   void check_not_moved() const {
     const auto check = [&](const std::filesystem::path& path, const char* what) {
       std::error_code unreadable;
@@ -264,13 +265,13 @@ class Trainer::Impl {
   }
   bool model_may_leave() const { return config_.offload && model_could_leave(); }
 
-  // What takes less memory than the model as it is.
+  // The option that takes less memory than the model needs now.
   const char* smaller_model() const {
     return model_could_leave() && !config_.offload ? "a smaller --model, or its weights in a file (--offload)"
                                                    : "a smaller --model";
   }
 
-  // In files if it does not fit into memory. Its weights are the same there.
+  // The model lies in files if the model does not fit into memory. The weights are the same in files.
   RunModel make_model() const {
     try {
       return run_model(config_, device_);
@@ -284,14 +285,14 @@ class Trainer::Impl {
     return run_model(config_, device_);
   }
 
-  // Otherwise the error would show in the first step or, if the text is long, much later.
+  // Without this check, the error shows in the first step or, if the text is long, much later.
   void check_parameters_fit() const {
     if (model_may_leave()) {
       return;
     }
     int64_t gradients = 0;
     for (const auto& group : optimizer_->param_groups()) {
-      for (const at::Tensor& parameter : group.params()) {  // FP32 masters, where there are some
+      for (const at::Tensor& parameter : group.params()) {  // FP32 masters, if the run has masters
         gradients += parameter.requires_grad() ? static_cast<int64_t>(parameter.nbytes()) : 0;
       }
     }
@@ -307,7 +308,7 @@ class Trainer::Impl {
     }
   }
 
-  // On a GPU it makes a difference how matrix products are summed, and it is not LibTorch's default.
+  // On a GPU the way of summing matrix products matters, and snug's way is not LibTorch's default.
   static RunEvent matmul_accumulation_event() {
     const MatmulAccumulation how = matmul_accumulation();
     return {.name = "matrix products",
@@ -349,7 +350,7 @@ class Trainer::Impl {
              .data_parallel = data_parallel_.get()}};
   }
 
-  // With on_spike, a step out of line leaves the parameters as they are.
+  // With on_spike, a step out of line leaves the parameters unchanged.
   std::function<bool(double, double)> accept_update() {
     if (config_.on_spike == OnSpike::GoOn) {
       return {};
@@ -360,7 +361,7 @@ class Trainer::Impl {
     };
   }
 
-  // A run that nothing brings back into line ends.
+  // A run that stays out of line ends.
   void count_spike() {
     spikes_in_a_row_ = spike_.empty() ? 0 : spikes_in_a_row_ + 1;
     if (spikes_in_a_row_ > kMostSpikes) {
@@ -371,7 +372,7 @@ class Trainer::Impl {
     }
   }
 
-  // After the snapshot is loaded. A run whose steps are all made keeps its settings.
+  // Call resume() after the snapshot is loaded. A finished run keeps the run's settings.
   void resume(const std::function<void(const std::string&)>& note) {
     if (!ranks_.is_first()) {
       return;
@@ -391,7 +392,7 @@ class Trainer::Impl {
     log_machine(before);
   }
 
-  // Goes on from the newest snapshot, with the data that come next: those since the snapshot are left out.
+  // Goes on from the newest snapshot, with the next data: the data used since the snapshot are left out.
   void roll_back(const std::function<void(const std::string&)>& note) {
     const int64_t from = step_, epoch = sampler_.epoch(), position = sampler_.position();
     const std::string reason = std::exchange(spike_, {});
@@ -462,15 +463,15 @@ class Trainer::Impl {
     }
   }
 
-  // Snapshots newer than the one that was loaded: the run writes its own of these steps.
+  // Snapshots newer than the loaded snapshot: the run writes new snapshots of the same steps.
   void set_damaged_aside(const std::function<void(const std::string&)>& note) {
     for (const auto& [step, reason] : std::exchange(damaged_, {})) {
       note(fmt::format("{}; it is {} now", reason, snapshots_.set_aside(step).filename().string()));
     }
   }
 
-  // Refuses ranks whose models differ: the snapshot would hide the difference.
-  // None of parameters that are not finite.
+  // Refuses ranks whose models differ, because the snapshot hides the difference. Makes no snapshot of parameters that
+  // are not finite.
   void save_snapshot(const StepRecord& record) {
     if (data_parallel_) {
       data_parallel_->check_replicas();
@@ -491,10 +492,10 @@ class Trainer::Impl {
     });
   }
 
-  // The step of the one that all ranks can load.
+  // The step of the newest snapshot that all ranks can load.
   std::optional<int64_t> newest_snapshot() {
     saving_.wait();
-    ranks_.any(false);  // the first rank, which saves, has come here
+    ranks_.any(false);  // the first rank, which saves, has reached this line
     return snapshots_.latest();
   }
 
@@ -520,7 +521,7 @@ class Trainer::Impl {
 
   RunEvent machine(int64_t step) const { return detail::machine_event(step, ranks_.size(), device_); }
 
-  // So that it is that of the steps to come. `before`: the log before it was cut back to this step.
+  // Logs the machine of the steps to come. `before`: the log before the log was cut back to this step.
   void log_machine(const RunHistory& before) {
     const RunEvent now = machine(step_);
     if (detail::machine_after(before, step_) != now.details) {
@@ -528,7 +529,7 @@ class Trainer::Impl {
     }
   }
 
-  // Of the plan, if this step had another than the one before.
+  // Notes the plan, if this step had another plan than the step before.
   void note_plan(StepNotes& notes) {
     const auto plan = stepper_.plan();
     if (!plan || plan->choice == planned_) {
@@ -557,7 +558,7 @@ class Trainer::Impl {
     const char* const less =
         plans() ? "" : "smaller micro-batches (--micro-batch) or recomputation (--checkpoint auto)";
     return within_limit(config_, fmt::format("step {}", step_ + 1), less, [&] {
-      const double lr = schedule_.at(updates_);  // a skipped step is none to the schedule
+      const double lr = schedule_.at(updates_);  // a skipped step does not count for the schedule
       for (auto& group : optimizer_->param_groups()) {
         group.options().set_lr(lr);
       }
@@ -604,12 +605,12 @@ class Trainer::Impl {
   double validation_loss() {
     const at::NoGradGuard no_grad;
     std::optional<Autocast> autocast;
-    if (config_.weights == Weights::Low) {  // as in training: what is measured is the 16-bit model
+    if (config_.weights == Weights::Low) {  // as in training: the 16-bit model is measured
       autocast.emplace(device_.type(), compute_dtype(config_.precision),
                        AutocastOptions{.fp32_reductions = config_.fp32_reductions});
     }
     model_.eval();
-    // In groups of so many, which a rank has as a whole.
+    // A rank has whole groups of `group` samples.
     const int64_t group = std::max<int64_t>(1, fixed_samples(task_.inputs));
     const int64_t groups =
         std::max<int64_t>(1, std::min(kValidationSamples, data_->samples(Split::Validation)) / group);
@@ -631,7 +632,7 @@ class Trainer::Impl {
     return detail::without_nan_sign(ranks_.sum(sum) / ranks_.sum(items));
   }
 
-  // The first part of a snapshot, by its name: nothing is loaded for another model or other data.
+  // The name makes this part the first part of a snapshot, so nothing is loaded for another model or other data.
   Stateful data_and_model() {
     return {
         [this] {
@@ -734,31 +735,31 @@ class Trainer::Impl {
   detail::RunRanks ranks_;
   Start start_;
   c10::Device device_;
-  std::unique_ptr<MemoryLimit> limit_;  // first, so that all that follows is under it
+  std::unique_ptr<MemoryLimit> limit_;  // first, so that all members below are under the limit
   RunModel task_;
-  torch::nn::Module& model_;  // the one in task_
+  torch::nn::Module& model_;  // the module in task_
   std::unique_ptr<detail::RunData> data_;
   int64_t data_checksum_;
   Sampler sampler_;
   std::unique_ptr<DataParallel> data_parallel_;  // null on one rank
   detail::RunOptimizer optimizer_;
   Stepper stepper_;
-  std::vector<std::pair<int64_t, std::string>> damaged_;  // snapshots that were passed over: step, reason
+  std::vector<std::pair<int64_t, std::string>> damaged_;  // snapshots that were not used: step, reason
   SnapshotStore snapshots_;
   WarmupCosine schedule_;
   GradientNoise noise_;
-  std::optional<detail::FolderLock> lock_;  // from the first write on, of the first rank
+  std::optional<detail::FolderLock> lock_;  // from the first write on, on the first rank
   std::optional<RunLog> log_;
   int64_t step_ = 0;
   std::optional<StepChoice> planned_;
-  int64_t planned_before_ = 0;  // the micro-batch of the run that is resumed, until there is a plan; 0: there was none
+  int64_t planned_before_ = 0;  // the resumed run's micro-batch, until a plan exists; 0: the run had no plan
   std::string plan_to_save_;
   int64_t updates_ = 0;  // steps that were not skipped
   detail::SpikeWatch spikes_;
-  std::string spike_;  // why the last step is out of line
+  std::string spike_;  // the reason why the last step is out of line
   int64_t spikes_in_a_row_ = 0;
   int64_t rollbacks_ = 0;              // since the newest snapshot was saved
-  AsyncSnapshots saving_{snapshots_};  // last: it ends before the lock is given up
+  AsyncSnapshots saving_{snapshots_};  // last: saving ends before the lock is released
 };
 
 Trainer::Trainer(TrainConfig config, Start start, std::shared_ptr<ProcessGroup> group)

@@ -21,7 +21,7 @@
 namespace snug {
 namespace {
 
-// SplitMix64's finaliser (Steele et al. 2014): numbers that differ in one bit become unlike each other.
+// SplitMix64's finaliser (Steele et al. 2014): numbers that differ in one bit become very different numbers.
 uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
@@ -32,7 +32,7 @@ std::string described(const at::Tensor& tensor) {
   return tensor.defined() ? c10::str(tensor.scalar_type(), " ", tensor.sizes()) : "undefined";
 }
 
-// Where a batch begins.
+// The begin of a batch.
 struct Place {
   int64_t epoch = 0;
   int64_t position = 0;
@@ -40,9 +40,9 @@ struct Place {
 
 struct Job {
   Place place;
-  std::vector<int64_t> indices = {};       // of this rank's items; of one that shows what items are, if it has none
-  bool is_empty = false;                   // it has none
-  bool is_taken = false, is_done = false;  // by a worker
+  std::vector<int64_t> indices = {};       // of this rank's items; if none, of an item that shows sizes and types
+  bool is_empty = false;                   // the rank has no items in this batch
+  bool is_taken = false, is_done = false;  // taken or done by a worker
   std::vector<at::Tensor> batch = {};
   std::exception_ptr error = {};
 };
@@ -127,7 +127,7 @@ class Loader::Impl {
 
   Place here() const { return here_; }
 
-  // Items of an epoch that are in a batch.
+  // The items of an epoch that are in a batch.
   int64_t used() const { return options_.drop_last ? source_.size / options_.batch * options_.batch : source_.size; }
 
   int64_t batches() const { return (used() + options_.batch - 1) / options_.batch; }
@@ -156,7 +156,7 @@ class Loader::Impl {
     }
     {
       const std::lock_guard lock(mutex_);
-      jobs_.clear();  // a worker that makes one of them keeps it alive until it is done
+      jobs_.clear();  // a worker that makes a job keeps the job alive until the end
       here_ = place;
       planned_ = place;
       plan();
@@ -173,7 +173,7 @@ class Loader::Impl {
             {"drop_last", options_.drop_last ? 1 : 0}};
   }
 
-  // Adds jobs until as many as may be ahead are there. Under the lock.
+  // Adds jobs until as many jobs exist as may be ahead. The caller has the lock.
   void plan() {
     while (std::ssize(jobs_) < options_.ahead) {
       if (planned_.position >= used()) {
@@ -191,7 +191,7 @@ class Loader::Impl {
     }
   }
 
-  // The data set's numbers of a rank's items in a batch of `count`.
+  // The data set's numbers of a rank's items in a batch of `count` items.
   std::vector<int64_t> share_of(const Place& place, int64_t count, int64_t rank, int64_t ranks) {
     if (options_.shuffle) {
       order_.seek(place.epoch, place.position);
@@ -225,7 +225,7 @@ class Loader::Impl {
     }
   }
 
-  // Only the thread that took the job calls it. The consumer reads what it wrote after is_done, under the lock.
+  // Called only by the thread that took the job. The consumer reads the results after is_done, under the lock.
   void make(Job& job) {
     std::vector<at::Tensor> batch;
     std::exception_ptr error;
@@ -290,13 +290,13 @@ class Loader::Impl {
   const LoaderOptions options_;
   const ItemSource source_;
   Sampler order_;
-  Place here_;  // of the next batch; the consumer's own
+  Place here_;  // of the next batch; only the consumer uses here_
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  Place planned_;  // where the last job ends
+  Place planned_;  // the end of the last job
   std::deque<std::shared_ptr<Job>> jobs_;
-  int making_ = 0;  // workers that make a batch now, one that nobody waits for any more included
+  int making_ = 0;  // workers that make a batch now, batches that nobody waits for included
   bool is_over_ = false;
   std::vector<std::thread> workers_;
 };

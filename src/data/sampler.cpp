@@ -1,12 +1,13 @@
 // The order of an epoch is a swap-or-not shuffle (Hoang, Morris & Rogaway 2012, "An Enciphering Scheme Based on a Card
-// Shuffle", arXiv:1208.1176): in each round a random pivot pairs every index with its mirror image, (pivot - index)
-// modulo the size, and a random bit per pair says whether the two change places. A round is its own inverse, so any
-// number of rounds is a permutation of exactly [0, size), and where one index goes is computed without the others. The
-// distance from a uniform shuffle falls geometrically with the rounds; the tests hold 128 of them against uniformity.
+// Shuffle", arXiv:1208.1176). In each round a random pivot pairs every index with the index's mirror image, (pivot -
+// index) modulo the size, and a random bit per pair says whether the two indices are swapped. A round is the round's
+// own inverse, so any number of rounds is a permutation of exactly [0, size). The new position of one index is computed
+// without the other indices. The distance from a uniform shuffle falls geometrically with the rounds; the tests compare
+// 128 rounds with uniformity.
 //
 // The random numbers are splitmix64 (Steele, Lea & Flood 2014, "Fast Splittable Pseudorandom Number Generators", with
-// the constants of Vigna, https://prng.di.unimi.it/splitmix64.c): integer arithmetic only, so every platform and
-// every standard library agrees.
+// the constants of Vigna, https://prng.di.unimi.it/splitmix64.c): integer arithmetic only, so every platform and every
+// standard library agrees.
 
 #include "snug/sampler.h"
 
@@ -60,7 +61,7 @@ Sampler::Sampler(int64_t size, uint64_t seed) : size_(size), seed_(seed) {
 void Sampler::start_epoch(int64_t epoch) {
   epoch_ = epoch;
   position_ = 0;
-  // Both words go through the mixer, so that (seed, epoch + 1) and (seed + 1, epoch) have nothing in common.
+  // Seed and epoch both go through the mixer, so that (seed, epoch + 1) and (seed + 1, epoch) have nothing in common.
   uint64_t state = mix(mix(seed_ + kGolden) + static_cast<uint64_t>(epoch));
   for (Round& round : rounds_) {
     round.pivot = splitmix64(state) % static_cast<uint64_t>(size_);

@@ -1,6 +1,6 @@
 #pragma once
-// The common parts of Adam, AdamW and AdamW8bit: the ranges of their options, the names under which these are saved,
-// and the arguments of kernels. `O` is torch::optim::AdamOptions or torch::optim::AdamWOptions, which have the same
+// The common parts of Adam, AdamW and AdamW8bit: the ranges of the options, the names of saved options, and the
+// arguments of kernels. `O` is torch::optim::AdamOptions or torch::optim::AdamWOptions. Both types have the same
 // fields.
 
 #include <cmath>
@@ -33,7 +33,7 @@ inline void check_option(std::string_view optimizer, bool good, std::string_view
   }
 }
 
-/// `options` as an O. Throws ConfigError if they are of another optimizer.
+/// `options` as an O. Throws ConfigError if the options belong to another optimizer.
 template <class O>
 const O& options_as(std::string_view optimizer, const torch::optim::OptimizerOptions& options) {
   const auto* own = dynamic_cast<const O*>(&options);
@@ -64,8 +64,8 @@ std::unique_ptr<O> to_adam_options(const Given& given) {
       O(given.lr).betas({given.beta1, given.beta2}).eps(given.eps).weight_decay(given.weight_decay));
 }
 
-/// Of the options that a group saved by Python has and ours lack, those that change what a step does. Throws
-/// ConfigError unless `name` is absent or `expected`.
+/// Checks an option that Python saves, that snug lacks, and that changes the computation of a step. Throws ConfigError
+/// unless `name` is absent or `expected`.
 inline void check_flag(std::string_view optimizer, const StateDict& state, const std::string& name, bool expected) {
   if (state.contains(name) && state.get<bool>(name) != expected) {
     throw ConfigError(fmt::format("{}.load_state_dict: {} is {} in the state, which this optimizer does not offer",
@@ -108,12 +108,13 @@ FusedOptimizer::OptionRules adam_rules(std::string_view optimizer) {
   return {optimizer, check_adam_options<O>, adam_options_to_state<O>, adam_options_from_state<O>};
 }
 
-/// As torch's fused operators take a tensor that may be left out.
+/// An optional tensor, as an argument for torch's fused operators.
 inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-/// One step for snug's own kernels, on the host: `t` counts it, `grad_scale` is an FP32 scalar or undefined.
+/// One step for snug's own kernels, on the host. `t` is the number of the step; `grad_scale` is an FP32 scalar or
+/// undefined.
 inline kernels::AdamWStep kernel_step(const torch::optim::AdamWOptions& o, double t, const at::Tensor& grad_scale) {
   const auto [beta1, beta2] = o.betas();
   return {.lr = o.lr(),

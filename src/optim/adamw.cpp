@@ -71,7 +71,7 @@ int64_t AdamW::workspace_bytes() const {
   };
   int64_t bytes = 0;
   for (const auto& group : param_groups()) {
-    std::map<std::pair<std::string, at::ScalarType>, Counts> by_kind;  // each with a workspace of its own
+    std::map<std::pair<std::string, at::ScalarType>, Counts> by_kind;  // each kind has a workspace of its own
     for (const at::Tensor& parameter : group.params()) {
       if (parameter.requires_grad() && detail::is_low(parameter) && takes(parameter.scalar_type())) {
         Counts& counts = by_kind[{parameter.device().str(), parameter.scalar_type()}];

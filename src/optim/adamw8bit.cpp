@@ -20,7 +20,7 @@ struct Element8bit {
   kernels::AdamWStep step;
   at::Tensor parameter, gradient, correction, exp_avg, exp_avg_max, exp_avg_sq, exp_avg_sq_max;
 
-  /// `begin` is where a block begins.
+  /// `begin` is the begin of a block.
   void update(int64_t begin, int64_t end) const {
     const auto moments =
         kernels::EightBitMoments{exp_avg.mutable_data_ptr<uint8_t>(), exp_avg_sq.mutable_data_ptr<uint8_t>(),
@@ -64,7 +64,8 @@ AdamW8bit::AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& group
 
 void AdamW8bit::make_state(ParameterState& state, const at::Tensor& parameter,
                            const torch::optim::OptimizerOptions&) const {
-  if (!parameter.is_contiguous()) {  // blocks follow memory, and a state does not say how its model lay there
+  // Blocks follow memory, and a state does not store the memory layout of the parameter.
+  if (!parameter.is_contiguous()) {
     throw ConfigError(fmt::format("AdamW8bit: {} is not contiguous; make it contiguous() before its optimizer is made",
                                   describe(parameter)));
   }
@@ -129,7 +130,7 @@ std::function<void()> AdamW8bit::prepare(const Work& work) const {
   return detail::and_count(update, work, counts);
 }
 
-// Those with FP32 moments.
+// Prepares the update of parameters with FP32 moments.
 std::function<void()> AdamW8bit::prepare_small(const Work& small, const std::vector<at::Tensor>& steps) {
   const auto& o = static_cast<const TorchAdamW&>(*small.options);
   if (small.parameters.empty()) {

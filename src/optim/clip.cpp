@@ -24,17 +24,17 @@ using Lists = std::map<std::pair<std::string, c10::ScalarType>, std::vector<at::
 
 Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   Lists lists;
-  std::unordered_set<const void*> seen;  // parameters() names those of a shared module once for each use
+  std::unordered_set<const void*> seen;  // parameters() names the parameters of a shared module once for each use
   for (const at::Tensor& parameter : parameters) {
     if (!parameter.grad().defined()) {
       continue;
     }
     detail::resolved_gradient(parameter);
     if (parameter.grad().is_sparse() && !parameter.grad().is_coalesced()) {
-      parameter.mutable_grad() = parameter.grad().coalesce();  // the norm wants the sums over repeated rows
+      parameter.mutable_grad() = parameter.grad().coalesce();  // the norm needs the sums over repeated rows
     }
     const at::Tensor gradient = parameter.grad().is_sparse() ? parameter.grad()._values() : parameter.grad();
-    // An empty tensor adds nothing, and torch has no infinity norm of it.
+    // An empty tensor adds nothing, and torch has no infinity norm of an empty tensor.
     if (gradient.numel() > 0 && seen.insert(parameter.grad().unsafeGetTensorImpl()).second) {
       lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
     }
@@ -42,7 +42,7 @@ Lists gradient_lists(const std::vector<at::Tensor>& parameters) {
   return lists;
 }
 
-// torch refuses to clamp to a value that the type cannot hold.
+// torch refuses to clamp to a value beyond the range of the type.
 double largest_finite(c10::ScalarType type) {
   switch (type) {
     case at::kHalf:
@@ -66,7 +66,8 @@ at::Tensor norm_of(const Lists& lists, double norm_type) {
   const at::Device device = lists.begin()->second.front().device();
   std::vector<at::Tensor> norms;
   for (const auto& entry : lists) {
-    // A norm of 16-bit gradients is often past what FP16 holds, and clipping by an infinite norm would make them all 0.
+    // A norm of 16-bit gradients is often beyond the range of FP16, and clipping by an infinite norm makes all
+    // gradients 0.
     const bool is_low = entry.first.second == at::kHalf || entry.first.second == at::kBFloat16;
     const auto type = is_low ? std::optional(at::kFloat) : std::nullopt;
     detail::for_each_in_files(entry.second, [&](at::TensorList gradients) {
@@ -75,7 +76,7 @@ at::Tensor norm_of(const Lists& lists, double norm_type) {
       }
     });
   }
-  return at::linalg_vector_norm(at::stack(norms), norm_type);  // in FP64 if one of them is
+  return at::linalg_vector_norm(at::stack(norms), norm_type);  // in FP64 if a norm is FP64
 }
 
 void check(double max_norm) {
@@ -85,9 +86,9 @@ void check(double max_norm) {
 }
 
 void scale(const Lists& lists, double max_norm, const at::Tensor& norm) {
-  // Python divides a number by a tensor in this way, which rounds twice.
+  // Python divides a number by a tensor as below, with two roundings.
   const at::Tensor coefficient = ((norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
-  // Where the answer is at hand, a pass over the gradients that would multiply them by one is left out.
+  // If the coefficient is already on the host and is 1, the pass over the gradients is left out.
   if (coefficient.is_cpu() && coefficient.item<double>() == 1.0) {
     return;
   }

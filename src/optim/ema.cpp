@@ -26,7 +26,8 @@ bool can_be_averaged(const at::Tensor& p) {
   return p.defined() && (is_low(p) || p.scalar_type() == at::kFloat || p.scalar_type() == at::kDouble);
 }
 
-// A tensor like each average, without values. All of one type and device share memory for the largest of them.
+// A tensor like each average, without values. All scratch tensors of one type and device share the memory of the
+// largest.
 Tensors scratch_like(Tensors averages) {
   Tensors sorted = averages, shared;
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.numel() > b.numel(); });
@@ -69,7 +70,7 @@ Ema::Ema(std::vector<at::Tensor> parameters, EmaOptions options)
   }
 }
 
-// The averages of 16-bit parameters, or of the others.
+// The averages of 16-bit parameters, or of the other parameters.
 std::vector<at::Tensor> Ema::averages_of(bool low) const {
   Tensors found;
   for (size_t i = 0; i < averages_.size(); ++i) {
@@ -91,7 +92,7 @@ void Ema::update() {
   const auto n = static_cast<double>(updates_);
   const double decay = options_.warm_up ? std::min(options_.decay, (1 + n) / (10 + n)) : options_.decay;
   const at::NoGradGuard no_grad;
-  const Tensors scratch = scratch_like(averages_of(/*low=*/true));  // nothing is asked for after the first write
+  const Tensors scratch = scratch_like(averages_of(/*low=*/true));  // nothing is allocated after the first write
   auto wide = scratch.begin();
   for (size_t i = 0; i < averages_.size(); ++i) {
     const at::Tensor now = is_low(parameters_[i]) ? (wide++)->copy_(parameters_[i]) : parameters_[i].detach();

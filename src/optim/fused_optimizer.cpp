@@ -24,7 +24,8 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.strides() == b.strides() || (a.is_contiguous() && b.is_contiguous());
 }
 
-// Kernels walk the memory of all tensors alike, so a gradient must lie in memory as its parameter does.
+// Kernels go through the memory of all tensors in the same order, so a gradient must have the memory layout of the
+// parameter.
 at::Tensor in_layout_of(const at::Tensor& parameter, const at::Tensor& gradient) {
   const bool is_there = same_layout(parameter, gradient) && !detail::is_lazy(gradient);
   return is_there ? gradient : at::empty_like(parameter).copy_(gradient);
@@ -35,7 +36,7 @@ std::string kind_of(const at::Tensor& t, c10::Device device) {
                      device.str());
 }
 
-// Refuses parameters that torch's constructor would refuse without naming the parameter. The optimizer has no name yet.
+// Refuses parameters that torch's constructor refuses without naming the parameter. The optimizer has no name yet.
 const std::vector<torch::optim::OptimizerParamGroup>& with_leaves(
     const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   size_t place = 0;
@@ -81,13 +82,13 @@ std::vector<at::Tensor> FusedOptimizer::Work::states_named(std::string_view name
   return tensors;
 }
 
-// The complete work of a step, prepared before any of it is done.
+// The complete work of a step, prepared before any part of the work is done.
 struct FusedOptimizer::Update {
   std::vector<std::pair<void*, std::unique_ptr<ParameterState>>> new_states;
   std::vector<Work> works;
   std::vector<std::function<void()>> writes;      // none if the state is in a file
-  std::optional<StateInFile::Streamed> streamed;  // there it is this
-  bool is_known_state_larger = false;             // than before, in the file
+  std::optional<StateInFile::Streamed> streamed;  // the update of a state in a file
+  bool is_known_state_larger = false;             // larger than before, in the file
 };
 
 FusedOptimizer::FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -115,7 +116,7 @@ std::string FusedOptimizer::describe(const at::Tensor& parameter) const {
   if (const auto known = names_.find(parameter.unsafeGetTensorImpl()); known != names_.end()) {
     return fmt::format("parameter '{}'", known->second);
   }
-  if (parameter.is_meta()) {  // stands for one while its state is thought up
+  if (parameter.is_meta()) {  // stands for a parameter while the state is planned
     return fmt::format("a parameter of shape [{}]", fmt::join(parameter.sizes(), ", "));
   }
   return fmt::format("parameter {}", place_of(parameter).number);
@@ -146,8 +147,8 @@ void FusedOptimizer::number_elements(const std::vector<uint64_t>& first) {
 
 // --- groups
 
-// torch's base class puts the defaults in the place of options that it does not know, or that are not of their type,
-// without a word.
+// torch's base class silently replaces options by the defaults, if torch does not know the options or the options are
+// not of the defaults' type.
 void FusedOptimizer::take_options(torch::optim::OptimizerParamGroup& group,
                                   const torch::optim::OptimizerParamGroup& given) const {
   if (given.has_options()) {
@@ -200,7 +201,8 @@ void FusedOptimizer::check_type(const at::Tensor& parameter) const {
   }
 }
 
-// A Stepper may replace 16-bit parameters by masters before the first step, so the first step checks their type again.
+// A Stepper may replace 16-bit parameters by masters before the first step, so the first step checks the parameters'
+// type again.
 void FusedOptimizer::check_parameter(const at::Tensor& parameter) const {
   if (!detail::is_low(parameter)) {
     check_type(parameter);
@@ -337,7 +339,7 @@ void FusedOptimizer::step_parameter(const at::Tensor& parameter) {
 FusedOptimizer::ParameterState FusedOptimizer::state_without_memory(
     const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const {
   ParameterState state;
-  const auto dtype = takes(parameter.scalar_type()) ? parameter.scalar_type() : at::kFloat;  // of its master
+  const auto dtype = takes(parameter.scalar_type()) ? parameter.scalar_type() : at::kFloat;  // for the master
   state.made_for = at::empty_like(parameter, parameter.options().device(at::kMeta).dtype(dtype));
   state.device = parameter.device();
   make_state(state, state.made_for, options);
@@ -361,7 +363,7 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::first_state(
   return state;
 }
 
-// An option may have been set since that asks for more.
+// An option that needs more state may have been set since.
 void FusedOptimizer::place_new_tensors(ParameterState& state, const at::Tensor& parameter,
                                        const torch::optim::OptimizerOptions& options) {
   for (auto& [tensor_name, tensor] : state_without_memory(parameter, options).tensors) {
@@ -435,13 +437,14 @@ void FusedOptimizer::commit(Update& update) {
   }
   for (const Work& work : update.works) {
     for (size_t i = 0; i < work.parameters.size(); ++i) {
-      work.parameters[i].mutable_grad() = work.gradients[i];  // the kernel unscales it in place
+      work.parameters[i].mutable_grad() = work.gradients[i];  // the kernel unscales the gradient in place
     }
   }
   const auto tell_autograd = c10::make_scope_exit([&] {
     for (const Work& work : update.works) {
       for (const at::Tensor& parameter : work.parameters) {
-        parameter.unsafeGetTensorImpl()->bump_version();  // kernels do not, and autograd could not see the write
+        // Kernels do not bump the version, and autograd must see the write.
+        parameter.unsafeGetTensorImpl()->bump_version();
       }
     }
     clear_autocast_cache();

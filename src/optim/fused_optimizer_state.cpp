@@ -146,8 +146,8 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
   half_made_.clear();
 }
 
-// --- in memory, or in a file. A move makes new tensors of all, scalars too: who holds a state_dict() keeps the old
-// ones.
+// --- in memory, or in a file. A move makes new tensors for the whole state, scalars too: earlier state_dict()s keep
+// the old tensors.
 
 bool FusedOptimizer::keep_state_in(const StateFile& file) {
   if (!state_may_leave()) {
@@ -216,7 +216,7 @@ void FusedOptimizer::keep_state_in_memory() {
   in_file_.reset();
 }
 
-// Of all that are trained, as they are or will be.
+// The states of all trained parameters, existing or still to be made.
 std::vector<FusedOptimizer::ParameterState> FusedOptimizer::states_to_be() const {
   std::vector<ParameterState> states;
   for (const auto& group : param_groups()) {

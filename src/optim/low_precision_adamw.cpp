@@ -12,8 +12,9 @@
 #include "src/kernels/random_bits.h"
 #include "src/optim/adam_rules.h"
 
-// On the CPU snug's own kernels do it in one pass over memory. On other devices torch's FP32 kernel works on masters,
-// or on FP32 copies, and what comes out is rounded: so many elements at a time that the copies take little memory.
+// On the CPU snug's own kernels need one pass over memory. On other devices torch's FP32 kernel works on masters, or on
+// FP32 copies, and the results are rounded. The copies take little memory, because only some elements are copied at a
+// time.
 
 namespace snug::detail {
 namespace {
@@ -51,7 +52,7 @@ void update_on_cpu(const LowPrecisionUpdate& u) {
   });
 }
 
-// x ^ (x >> shift), of numbers without a sign. `scratch` is as large.
+// x ^ (x >> shift), of unsigned numbers. `scratch` is as large as x.
 void xor_shifted(at::Tensor& x, at::Tensor& scratch, int shift, int bits) {
   at::bitwise_right_shift_out(scratch, x, shift);
   x.bitwise_xor_(scratch.bitwise_and_((int64_t{1} << (bits - shift)) - 1));
@@ -75,7 +76,7 @@ void mix32(at::Tensor& x, at::Tensor& scratch) {
   xor_shifted(x, scratch, 16, 32);
 }
 
-// The keys of a parameter's random numbers: of elements whose numbers have the same upper half, for each such half.
+// The keys of a parameter's random numbers. Elements whose numbers have the same upper half share a key.
 class NoiseKeys {
  public:
   NoiseKeys(const at::Tensor& step, uint64_t first, int64_t count) : first_half_(first >> 32) {
@@ -89,7 +90,7 @@ class NoiseKeys {
     }
   }
 
-  // Of the elements from number `first` on. Only writes.
+  // Writes the keys of the elements from number `first` on. Allocates nothing.
   void write(at::Tensor noise, at::Tensor scratch, uint64_t first) const {
     const int64_t count = noise.numel();
     at::arange_out(noise, count);
@@ -115,7 +116,7 @@ class NoiseKeys {
 
 constexpr int64_t kLowAtOnce = int64_t{4} << 20;
 
-// FP32 or int: `numbers` for each element, and a byte for a flag where there is more than one.
+// FP32 or int: `numbers` for each element, and for more than one number also a byte for a flag.
 struct LowWorkspace {
   std::vector<at::Tensor> numbers;
   at::Tensor flags;
@@ -131,7 +132,7 @@ struct LowWorkspace {
   }
 };
 
-// Elements begin to end - 1 of parameter i, in the order of memory. In the workspace they begin at `place`.
+// Elements begin to end - 1 of parameter i, in the order of memory. In the workspace the elements begin at `place`.
 struct LowPiece {
   size_t i;
   int64_t begin, end, place;
@@ -167,7 +168,7 @@ std::vector<at::Tensor> parts_of_all(const std::vector<LowPiece>& pieces, const 
   return parts;
 }
 
-// As FP32 numbers in `workspace`.
+// The tensors' elements as FP32 numbers in `workspace`.
 std::vector<at::Tensor> wide_copies(const std::vector<LowPiece>& pieces, const std::vector<at::Tensor>& tensors,
                                     const at::Tensor& workspace) {
   std::vector<at::Tensor> wide;
@@ -190,12 +191,12 @@ void update_wide(const LowPrecisionUpdate& u, const std::vector<LowPiece>& piece
                     if_defined(u.grad_scale), if_defined(u.found_inf));
 }
 
-// Round to BF16 by adding a random 16-bit number below its last place and cutting off what is below: up with the
-// probability of the fraction that is cut off.
+// Rounds to BF16: adds a random 16-bit number below BF16's last place, and cuts off all lower bits. The probability of
+// rounding up is the fraction that is cut off.
 void round_at_random(const at::Tensor& wide, const at::Tensor& noise, at::Tensor is_nan, at::Tensor parameter) {
   parameter.copy_(noise.add_(wide.view(at::kInt)).bitwise_and_(-(1 << 16)).view(at::kFloat));
   at::ne_out(is_nan, wide, wide);
-  parameter.masked_fill_(is_nan, std::numeric_limits<double>::quiet_NaN());  // adding overflows there
+  parameter.masked_fill_(is_nan, std::numeric_limits<double>::quiet_NaN());  // the addition overflows for NaN
 }
 
 std::function<void()> prepare_elsewhere(LowPrecisionUpdate update) {
@@ -232,7 +233,7 @@ std::function<void()> prepare_elsewhere(LowPrecisionUpdate update) {
 
 }  // namespace
 
-// As RandomKeys and random_bits() do it.
+// The same numbers as RandomKeys and random_bits().
 at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count) {
   at::Tensor noise = at::empty({count}, step.options().dtype(at::kInt));
   NoiseKeys(step, first, count).write(noise, at::empty_like(noise), first);
@@ -240,7 +241,7 @@ at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count)
 }
 
 int64_t low_precision_workspace_bytes(int64_t elements, int64_t parameters, bool has_masters, c10::Device device) {
-  constexpr int64_t kNumber = 4, kScalars = 4;  // counts of steps, this one counted and not, and two halves of a key
+  constexpr int64_t kNumber = 4, kScalars = 4;  // counts of steps, with and without this step, and two halves of a key
   if (device.is_cpu() || parameters == 0) {
     return 0;
   }

@@ -17,17 +17,17 @@ struct LowPrecisionUpdate {
   std::vector<at::Tensor> exp_avgs, exp_avg_sqs;  // FP32
   std::vector<at::Tensor> masters;                // FP32; empty: stochastic rounding
   std::vector<at::Tensor> steps;                  // FP32 scalars, this step counted
-  std::vector<uint64_t> first_elements;           // the number of each parameter's first among all, for random numbers
+  std::vector<uint64_t> first_elements;           // the number of each parameter's first element, for random numbers
   at::Tensor grad_scale, found_inf;               // FP32 scalars, or undefined
 };
 
 /// The upper halves of kernels::random_bits() for `count` elements from number `first` on, as an int tensor on the
-/// device of `step`, an FP32 scalar for which nothing waits.
+/// device of `step`. `step` is an FP32 scalar, and nothing waits for the device.
 at::Tensor rounding_noise(const at::Tensor& step, uint64_t first, int64_t count);
 
-/// What an update of `parameters` tensors with `elements` in all allocates on `device` and frees again. On the CPU
-/// nothing; elsewhere, beside some numbers for each tensor, a workspace for at most 4 Mi elements: 16 MiB with masters,
-/// 68 MiB with stochastic rounding.
+/// Bytes that an update of `parameters` tensors with `elements` in all allocates on `device` and frees again. On the
+/// CPU nothing. On other devices, beside some numbers for each tensor, a workspace for at most 4 Mi elements: 16 MiB
+/// with masters, 68 MiB with stochastic rounding.
 int64_t low_precision_workspace_bytes(int64_t elements, int64_t parameters, bool has_masters, c10::Device device);
 
 /// Allocates the memory of the update. The returned function only writes.

@@ -25,7 +25,7 @@ using TorchAdamW = torch::optim::AdamWOptions;
 using detail::check_option;
 using detail::is_rate;
 
-// Null: a group of AdamW's.
+// Returns null for a group of AdamW.
 const MuonOptions* muon_options(const OptimizerOptions& options) {
   const auto* group = dynamic_cast<const MuonGroup*>(&options);
   return group == nullptr ? nullptr : &group->options;
@@ -100,10 +100,10 @@ std::unique_ptr<OptimizerOptions> muon_from_state(std::string_view name, const S
   return std::make_unique<MuonGroup>(o);
 }
 
-// Room for the update of one matrix after the other, made before anything is written.
+// Memory for the updates of all matrices, one matrix after the other, made before anything is written.
 class NewtonSchulz {
  public:
-  // Elements of the largest matrix, and of its product with itself.
+  // The numbers of elements of the largest matrix, and of the largest matrix's product with itself.
   struct Sizes {
     int64_t matrix = 0, gram = 0;
 
@@ -128,8 +128,8 @@ class NewtonSchulz {
         polynomial_(at::empty_like(gram_)),
         norm_(at::empty({}, now_.options())) {}
 
-  // Once for each shape. Products of matrices allocate memory that is LibTorch's and oneDNN's own. Where there is too
-  // little, it is to show before anything is written.
+  // Runs once for each shape. Products of matrices allocate memory of LibTorch's and oneDNN's own. If the memory is too
+  // small, the error must come before anything is written.
   void rehearse(const std::vector<at::Tensor>& matrices, const MuonOptions& o) {
     std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> seen;
     for (const at::Tensor& matrix : matrices) {
@@ -141,11 +141,11 @@ class NewtonSchulz {
     }
   }
 
-  // Where the momentum of a matrix goes, in its layout.
+  // The tensor for the momentum of a matrix, in the matrix's layout.
   at::Tensor update_of(const at::Tensor& matrix) const { return update_.as_strided(matrix.sizes(), matrix.strides()); }
 
-  // Near the nearest matrix with orthogonal rows or columns. Lies in this workspace. The operators, and the layouts of
-  // their operands, are those of torch.optim.Muon, so that the bits are, too.
+  // A matrix near the nearest matrix with orthogonal rows or columns. The result lies in this workspace. The operators,
+  // and the layouts of the operands, are the same as in torch.optim.Muon, so the bits are the same, too.
   at::Tensor orthogonalised(const at::Tensor& momentum, const MuonOptions& o) {
     const bool is_tall = momentum.size(0) > momentum.size(1);
     at::Tensor x = now_.as_strided(momentum.sizes(), momentum.strides());
@@ -228,7 +228,7 @@ std::function<void()> Muon::prepare(const Work& work) const {
     const detail::StepCounts steps(work.states_named("step"), work.found_inf);
     return detail::and_count(detail::prepare_fused_adamw(work, steps), work, steps);
   }
-  // As GradScaler unscales.
+  // The same arithmetic as in GradScaler's unscaling.
   const at::Tensor inverse_scale =
       work.grad_scale.defined() ? work.grad_scale.to(at::kDouble).reciprocal().to(at::kFloat) : at::Tensor();
   const auto unscale = [inverse_scale](const at::Tensor& gradient) {
@@ -245,7 +245,7 @@ std::function<void()> Muon::prepare(const Work& work) const {
   }
   NewtonSchulz newton_schulz(sizes, work.parameters.front().options().requires_grad(false));
   newton_schulz.rehearse(work.parameters, *o);
-  // The scalar that an operator would make of the number.
+  // The scalar tensor that an operator makes of the number.
   const at::Tensor decay = at::scalar_tensor(1 - o->lr * o->weight_decay, at::kDouble);
   return [work, o, newton_schulz, unscale, decay, buffers = work.states_named("momentum_buffer")]() mutable {
     for (size_t i = 0; i < work.parameters.size(); ++i) {

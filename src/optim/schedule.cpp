@@ -41,7 +41,7 @@ double WarmupCosine::at(int64_t step) const {
   if (step >= total_steps) {
     return floor;
   }
-  // Python's order of operations: near the end, 1 + cos loses the digits in which another order would differ.
+  // Python's order of operations: near the end, 1 + cos loses the digits in which another order differs.
   const double angle =
       std::numbers::pi * static_cast<double>(step - warmup_steps) / static_cast<double>(total_steps - warmup_steps);
   return floor + (peak - floor) * (1 + std::cos(angle)) / 2;

@@ -12,9 +12,9 @@
 #include "src/optim/adam_rules.h"
 
 // Momentum begins with the gradient itself: buffer = momentum * buffer + (1 - dampening) * gradient holds from the
-// second step on. Without dampening a first buffer of zeros gives the same result, so the kernel need not know which
-// step is the first, even if a scaler skips it on the device. With dampening the kernel must be told, and under a
-// scaler the host has to wait for that.
+// second step on. Without dampening a first buffer of zeros gives the same result, so the kernel need not know the
+// first step, even if a scaler skips the first step on the device. With dampening the kernel must know the first step,
+// and under a scaler the host has to wait for the device.
 
 namespace snug {
 namespace {
@@ -115,7 +115,7 @@ std::function<void()> SGD::prepare(const Work& work) const {
   Call first, later;
   for (size_t i = 0; i < work.parameters.size(); ++i) {
     ParameterState* state = work.states[i];
-    const bool has_buffer = state->contains("momentum_buffer");  // not so if momentum was 0 until now
+    const bool has_buffer = state->contains("momentum_buffer");  // false if momentum was 0 until now
     Call& call = first_is_special && (state->is_fresh || !has_buffer) ? first : later;
     call.parameters.push_back(work.parameters[i]);
     call.gradients.push_back(work.gradients[i]);

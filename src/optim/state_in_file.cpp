@@ -11,7 +11,7 @@
 namespace snug {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // of tensors, in the window and in the file
+constexpr int64_t kAlignment = 64;  // of tensors in the window and in the file
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -19,8 +19,8 @@ struct FileSpan {
   int64_t begin, end;  // elements of a state tensor
 };
 
-// The part of a state tensor that belongs to some elements of its parameter. It has an element for each of them, or for
-// each `multiple` of them.
+// The part of a state tensor that belongs to some elements of the parameter. The tensor has an element for each element
+// of the parameter, or for each `multiple` elements.
 FileSpan span_of(const at::Tensor& tensor, int64_t of_parameter, int64_t multiple, int64_t begin, int64_t end) {
   if (begin == 0 && end == of_parameter) {
     return {0, tensor.numel()};
@@ -35,7 +35,7 @@ int64_t pieces_in(int64_t elements, int64_t piece) {
 
 size_t number_of(int64_t begin, int64_t piece) { return static_cast<size_t>(begin / std::max<int64_t>(1, piece)); }
 
-// Some elements in the order of memory. All of a contiguous tensor are the tensor itself.
+// Some elements in the order of memory. For all elements of a contiguous tensor, the result is the tensor itself.
 at::Tensor elements_of(const at::Tensor& tensor, int64_t begin, int64_t end) {
   const bool is_whole = begin == 0 && end == tensor.numel() && tensor.is_contiguous();
   return is_whole ? tensor : tensor.as_strided({end - begin}, {1}, tensor.storage_offset() + begin);
@@ -64,7 +64,7 @@ struct FusedOptimizer::StateInFile::Block {
 FusedOptimizer::StateInFile::StateInFile(const StateFile& file, int64_t multiple, detail::SpillCalls& calls)
     : file_(file), cut_(file, multiple), calls_(calls), disk_(file.directory, calls) {}
 
-// --- how states are cut
+// --- cutting of states
 
 FusedOptimizer::StateInFile::Cut::Cut(const StateFile& file, int64_t state_multiple)
     : slot_bytes(file.window.count() / static_cast<int64_t>(detail::StateStream::kInMemory)),
@@ -81,13 +81,13 @@ int64_t FusedOptimizer::StateInFile::Cut::bytes_of(const ParameterState& state, 
   return bytes;
 }
 
-// The most elements, of a multiple, whose state fits into a part of the window.
+// The largest number of elements, a multiple of `multiple`, whose state fits into a part of the window.
 int64_t FusedOptimizer::StateInFile::Cut::piece_of(const ParameterState& state) const {
   const int64_t all = state.made_for.numel();
   if (multiple == 0 || bytes_of(state, 0, all) <= slot_bytes) {
     return all;
   }
-  int64_t low = 1, high = (all + multiple - 1) / multiple;  // multiples: the most that fit are in [low, high)
+  int64_t low = 1, high = (all + multiple - 1) / multiple;  // in multiples: the largest that fits is in [low, high)
   while (high - low > 1) {
     const int64_t middle = low + (high - low) / 2;
     (bytes_of(state, 0, middle * multiple) <= slot_bytes ? low : high) = middle;
@@ -195,7 +195,7 @@ std::vector<FusedOptimizer::StateInFile::Block> FusedOptimizer::StateInFile::blo
   return blocks;
 }
 
-// Makes the Work of a block, whose states lie in `memory`, and says where they are read from.
+// Makes the Work of a block, whose states lie in `memory`, and lists the parts of the file to read.
 void FusedOptimizer::StateInFile::fill(const Block& block, const at::Tensor& memory, Streamed& streamed, Work& work,
                                        std::vector<detail::StatePart>& parts) const {
   const Work& all = *block.work;
@@ -263,7 +263,7 @@ FusedOptimizer::StateInFile::Streamed FusedOptimizer::StateInFile::stream(
         copies.emplace_back(work.states[i]->at(*copied), work.parameters[i]);
       }
     }
-    std::vector<at::Tensor> pieces = work.parameters;  // which may lie in files, too
+    std::vector<at::Tensor> pieces = work.parameters;  // parameters may lie in files, too
     pieces.insert(pieces.end(), work.gradients.begin(), work.gradients.end());
     next.update = [copies = std::move(copies), write = prepare(work), states = work.states, pieces] {
       for (const auto& [to, from] : copies) {

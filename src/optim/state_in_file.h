@@ -1,6 +1,7 @@
 #pragma once
-// FusedOptimizer::StateInFile: the state of an optimizer in a file. A parameter's state is cut into pieces, each of the
-// same elements of all its tensors. Pieces are what is read, updated and written; several small ones are one block.
+// FusedOptimizer::StateInFile: the state of an optimizer in a file. A parameter's state is cut into pieces; a piece has
+// the same elements of all tensors of the state. Pieces are read, updated and written. Several small pieces are one
+// block.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,16 +23,17 @@ namespace snug {
 
 class FusedOptimizer::StateInFile {
  public:
-  /// `multiple`: see FusedOptimizer::shard_multiple; 0: no parameter is cut. Throws Error if there can be no file.
+  /// `multiple`: see FusedOptimizer::shard_multiple; 0: no parameter is cut. Throws Error if the file cannot be made.
   StateInFile(const StateFile& file, int64_t multiple, detail::SpillCalls& calls);
 
   const StateFile& file() const { return file_; }
   detail::SpillCalls& calls() const { return calls_; }
 
-  /// Takes a place in the file for each tensor of `state` that has none and is on the meta device, where it stays; but
-  /// makes it, of zero, if it is a scalar. Throws Error, with nothing placed, if the disk is full.
+  /// Reserves room in the file for each tensor of `state` that has no room yet and is on the meta device; the tensor
+  /// stays on the meta device. A scalar gets no room: place() makes the scalar in memory, with the value zero. Throws
+  /// Error, with nothing reserved, if the disk is full.
   void place(ParameterState& state);
-  /// Behind the last place. To set it gives back those that lie behind.
+  /// The end of the reserved room. Setting an earlier end gives back the room behind the end.
   int64_t end() const { return end_; }
   void set_end(int64_t end) { end_ = end; }
 
@@ -39,10 +41,11 @@ class FusedOptimizer::StateInFile {
   void write(ParameterState& state, std::string_view tensor, const at::Tensor& value);
   /// A copy in memory. Throws Error if the file cannot be read, or has other bytes than were written.
   at::Tensor read(const ParameterState& state, std::string_view tensor);
-  /// Whether all of it was written.
+  /// Whether the whole tensor was written.
   static bool is_written(const ParameterState& state, std::string_view tensor);
-  /// All of the file, and a tensor in it, which takes no tensor memory. It shows what the file has when it is read, and
-  /// after write() or an update what these have written; but what the program writes into it stays in this process.
+  /// mapped() is the whole file. lent() is a tensor in the file, which takes no tensor memory. The tensor shows the
+  /// content of the file at the time of reading, also after write() and after updates. Values that the program writes
+  /// into the tensor stay in this process.
   std::shared_ptr<detail::FileMemory> mapped() const {
     return detail::FileMemory::of(disk_.descriptor(), end_, disk_.description());
   }
@@ -51,26 +54,27 @@ class FusedOptimizer::StateInFile {
 
   /// An update that streams through the window. Until `stream->run()` nothing has been changed.
   struct Streamed {
-    std::vector<std::unique_ptr<ParameterState>> states;  // of the pieces
-    std::vector<ParameterState*> whole;                   // whose pieces they are
+    std::vector<std::unique_ptr<ParameterState>> states;  // the states of the pieces
+    std::vector<ParameterState*> whole;                   // the states that the pieces are cut from
     at::Tensor window;
     std::unique_ptr<detail::StateStream> stream;
 
-    /// What an update changes in a state besides its tensors.
+    /// Makes the changes of an update to a state besides the state's tensors.
     void finish();
   };
-  /// Allocates the window and prepares all blocks by `prepare`. Reads the first: throws Error if it cannot be read.
-  /// `copied`: the name of the tensor, if there is one, that begins as a copy of its parameter.
+  /// Allocates the window and prepares all blocks by `prepare`. Reads the first block, and throws Error if the first
+  /// block cannot be read. `copied`: the name of the tensor that begins as a copy of the parameter, if the optimizer
+  /// has such a tensor.
   Streamed stream(const std::vector<Work>& works, const std::function<std::function<void()>(const Work&)>& prepare,
                   std::optional<std::string_view> copied);
 
-  /// The most bytes that stream() allocates for parameters of such states.
+  /// The most bytes that stream() allocates for parameters with states like `states`.
   static int64_t workspace_bytes(const std::vector<ParameterState>& states, const StateFile& file, int64_t multiple);
 
  private:
   struct Piece;
   struct Block;
-  // How states are cut.
+  // The rules for cutting states.
   struct Cut {
     int64_t slot_bytes;
     int64_t multiple;

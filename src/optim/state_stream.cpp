@@ -7,8 +7,8 @@
 
 #include "snug/core.h"
 
-// Transfers are made in one order: read 0, read 1, write 0, read 2, write 1, read 3 and so on. So the memory of block
-// i + 2, which is that of block i - 1, has been written before it is read into.
+// Transfers are made in one order: read 0, read 1, write 0, read 2, write 1, read 3 and so on. Block i + 2 has the
+// memory of block i - 1. So block i - 1 has been written before block i + 2 is read into the memory.
 
 namespace snug::detail {
 namespace {
@@ -46,7 +46,7 @@ void StateStream::wait_for_first() {
 
 void StateStream::run() {
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    wait_for(i == 0 ? 1 : 2 * i);  // those up to its own read
+    wait_for(i == 0 ? 1 : 2 * i);  // the transfers up to the read of block i
     blocks_[i].update();
     enqueue({i, true});
     if (i + kReadAhead < blocks_.size()) {

@@ -13,9 +13,9 @@
 #include "src/precision/autocast_state.h"
 #include "src/precision/fp32_reductions.h"
 
-// LibTorch caches the 16-bit cast of a weight under the weight's identity, not its version. If a weight is updated
-// while the cache lives, its old form is then used silently. Hence the rule of this file: the cache never outlives the
-// outermost region, nor an optimizer step.
+// LibTorch caches the 16-bit cast of a weight under the weight's identity, not the weight's version. If a weight is
+// updated while the cache lives, the old cast is then used silently. Hence the rule of this file: the cache never
+// outlives the outermost region, nor an optimizer step.
 
 namespace snug {
 Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype, AutocastOptions options) : device_(device) {
@@ -63,14 +63,14 @@ void check_autocast_cache(const std::vector<at::Tensor>& weights) {
       continue;
     }
     const auto dtype = at::autocast::get_autocast_dtype(weight.device().type());
-    // The cast that an operator of the region would get.
+    // The cast that an operator of the region gets.
     const at::Tensor used = at::autocast::cached_cast(dtype, weight, weight.device().type());
     if (used.is_same(weight)) {
-      continue;  // not of a type that autocast casts
+      continue;  // autocast does not cast this type
     }
     const at::NoGradGuard no_grad;
     const at::Tensor now = weight.to(dtype);
-    if (!at::equal(used.view(at::kShort), now.view(at::kShort))) {  // bits, as NaN != NaN
+    if (!at::equal(used.view(at::kShort), now.view(at::kShort))) {  // compares bits, as NaN != NaN
       throw Error(fmt::format(
           "check_autocast_cache: weight {} [{}] was written to after the region cast it to {}, and the old cast "
           "would be used on; call clear_autocast_cache() after writing to weights",
@@ -92,7 +92,7 @@ void set(const AutocastState& state) {
   set_current_precision_regions(state.regions);
 }
 
-// The CPU and, where there is one, the accelerator of this machine.
+// The CPU and, if present, the accelerator of this machine.
 std::vector<c10::DeviceType> devices_with_autocast() {
   std::vector<c10::DeviceType> devices{c10::DeviceType::CPU};
   if (const auto accelerator = at::getAccelerator(); accelerator && at::autocast::is_autocast_available(*accelerator)) {
@@ -120,8 +120,8 @@ AutocastStateScope::AutocastStateScope(const AutocastState& state) : previous_(A
   at::autocast::increment_nesting();
 }
 
-// Autocast is on here in a backward pass on another thread than that of the region which began it, too. That region
-// will clear the cache; how deep it is nested is known to its own thread only.
+// In a backward pass on another thread than the thread of the region that began the pass, autocast is on, too. The
+// region will clear the cache; only the region's own thread knows the depth of nesting.
 AutocastStateScope::~AutocastStateScope() {
   const bool is_in_region = std::ranges::any_of(previous_.devices, [](const auto& one) { return one.enabled; });
   if (at::autocast::decrement_nesting() == 0 && !is_in_region) {

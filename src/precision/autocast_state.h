@@ -19,13 +19,13 @@ struct AutocastState {
   std::vector<PerDevice> devices;
   bool cache;
   bool fp32_reductions;
-  PrecisionRegions* regions;  // of the step that runs; see PrecisionScope
+  PrecisionRegions* regions;  // of the running step; see PrecisionScope
 
   static AutocastState capture();
 };
 
-/// Sets the state on construction, restores the previous one on destruction, and counts as a level of nesting: the cast
-/// cache is cleared when the outermost level ends, unless autocast was on before, in a region of another thread.
+/// Sets the state on construction, restores the previous state on destruction, and counts as a level of nesting. The
+/// cast cache is cleared when the outermost level ends, unless autocast was on before, in a region of another thread.
 class [[nodiscard]] AutocastStateScope final {
  public:
   explicit AutocastStateScope(const AutocastState& state);

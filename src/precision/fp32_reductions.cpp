@@ -9,10 +9,11 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-// LibTorch's lists of operators for CPU autocast leave these in the type of their inputs, so a softmax after a BF16
-// matrix product is computed and rounded in BF16. Here each gets a kernel for CPU autocast: one boxed function for all,
-// which casts 16-bit inputs to FP32 where the switch is on, and passes them on as they are where it is off. Tried on
-// LibTorch 2.11.0 and 2.13.0. An operator that LibTorch itself has a CPU autocast kernel for is left to it.
+// LibTorch's lists of operators for CPU autocast leave these operators in the type of the inputs, so a softmax after a
+// BF16 matrix product is computed and rounded in BF16. Here each operator gets a kernel for CPU autocast: one boxed
+// function for all. The function casts 16-bit inputs to FP32 if the switch is on, and passes the inputs on unchanged if
+// the switch is off. Tried on LibTorch 2.11.0 and 2.13.0. If LibTorch itself has a CPU autocast kernel for an operator,
+// LibTorch's kernel is used.
 
 namespace snug::detail {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 thread_local bool is_on = false;
 
 // CUDA's lists (AT_FORALL_FP32, AT_FORALL_FP32_SET_OPT_DTYPE and norm in ATen/autocast_mode.h), and means and batch
-// normalisation, which CUDA's kernels compute in FP32 by themselves.
+// normalisation, because CUDA's own kernels compute both in FP32.
 constexpr std::string_view kOperators =
     "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
     "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm "
@@ -40,8 +41,8 @@ bool is_low(const c10::IValue& value) {
          (value.toTensor().scalar_type() == at::kHalf || value.toTensor().scalar_type() == at::kBFloat16);
 }
 
-// A type that the caller names is the caller's choice, and 16-bit running statistics are written to, so they cannot be
-// cast.
+// A type that the caller names is the caller's choice. 16-bit running statistics are written to, so the statistics
+// cannot be cast.
 bool leaves_as_it_is(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = schema.arguments()[i].name();

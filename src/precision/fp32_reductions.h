@@ -4,9 +4,9 @@
 
 namespace snug::detail {
 
-/// This thread's switch. It matters only where CPU autocast is on.
+/// This thread's switch. The switch matters only while CPU autocast is on.
 bool fp32_reductions();
-/// The first call with `true` in the process registers the kernels. A program that never makes it has LibTorch's own
+/// The first call with `true` in the process registers the kernels. A program without such a call has LibTorch's own
 /// autocast.
 void set_fp32_reductions(bool on);
 

@@ -19,12 +19,12 @@
 #include "src/precision/scaled_gradients.h"
 
 // The state machine and the arithmetic follow torch/amp/grad_scaler.py (torch 2.13.0) and the kernels
-// _amp_foreach_non_finite_check_and_unscale_ and _amp_update_scale_, which are the same in both languages.
+// _amp_foreach_non_finite_check_and_unscale_ and _amp_update_scale_. Both languages have the same kernels.
 
 namespace snug {
 namespace {
 
-// The names in a saved state; the first is Python's.
+// The names in a saved state. The first name is Python's.
 constexpr const char* kGrowthTracker = "_growth_tracker";
 constexpr const char* kHysteresisTracker = "_hysteresis_tracker";
 constexpr const char* kSkips = "_consecutive_skips";
@@ -115,7 +115,7 @@ class GradScaler::Impl {
   int64_t first_growth_ = 0;
   int64_t first_hysteresis_;
   int64_t skips_ = 0;                        // in a row; counted only for max_consecutive_skips
-  std::vector<PerOptimizer> per_optimizer_;  // in the order of their first call
+  std::vector<PerOptimizer> per_optimizer_;  // in the order of each optimizer's first call
   std::optional<Next> next_;
   detail::ParameterNames names_;
 };
@@ -171,7 +171,7 @@ void GradScaler::Impl::refuse_fp16(const std::vector<detail::ParameterPlace>& pl
   }
 }
 
-// Who has no gradients speaks with the others all the same.
+// A process without gradients agrees with the other processes, too.
 void GradScaler::Impl::agree(detail::FoundInf& found_inf) const {
   if (!agree_) {
     return;
@@ -184,7 +184,7 @@ void GradScaler::Impl::agree(detail::FoundInf& found_inf) const {
   }
 }
 
-// Looks at once, because clipping may turn one NaN into NaNs everywhere.
+// Looks at once, because clipping may turn one NaN into many NaNs.
 void GradScaler::Impl::look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const {
   if (options_.max_consecutive_skips > 0 && skips_ + 1 >= options_.max_consecutive_skips &&
       !StepOutcome(tensors_of(state.found_inf))) {
@@ -222,7 +222,7 @@ StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer,
   auto& aware = dynamic_cast<GradientScalingAware&>(optimizer);
   at::Tensor grad_scale;
   if (state.stage == Stage::Ready) {
-    // Checked but not divided: the optimizer divides in its own pass.
+    // Checked but not divided: the optimizer divides inside its own pass.
     const auto places = detail::gradients_of(optimizer);
     state.found_inf = detail::check_finite(places);
     agree(state.found_inf);
@@ -285,7 +285,7 @@ at::Tensor GradScaler::Impl::found_by_all() const {
   return found;
 }
 
-// Called before the optimizer steps: if memory ran out after the step, there would be new weights with the old scale.
+// Called before the optimizer steps. If memory runs out after the step, the weights are new and the scale is old.
 void GradScaler::Impl::prepare_update() {
   next_.reset();
   if (const at::Tensor found = found_by_all(); found.defined()) {
@@ -432,7 +432,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) { impl_->unscale_(
 
 StepOutcome GradScaler::step(torch::optim::Optimizer& optimizer) {
   const StepOutcome outcome = impl_->step(optimizer);
-  clear_autocast_cache();  // torch's optimizers do not
+  clear_autocast_cache();  // torch's optimizers do not clear the cache
   return outcome;
 }
 

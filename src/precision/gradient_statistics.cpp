@@ -12,12 +12,12 @@ namespace {
 
 constexpr int64_t kBins = GradientStatistics::kHighest - GradientStatistics::kLowest + 1;
 
-// [zeros, not finite, counts of exponents] of one gradient, on its device. The exponent is read from the bits of the
-// FP32 number, which is exact; FP32's subnormals, below 2^-126, are in the lowest bin as they would be anyway.
+// [zeros, not finite, counts of exponents] of one gradient, on the gradient's device. The exponent is read from the
+// bits of the FP32 number, so the exponent is exact. FP32's subnormals, below 2^-126, are in the lowest bin anyway.
 at::Tensor counts_of(const at::Tensor& gradient) {
   const at::Tensor bits =
       gradient.detach().to(at::kFloat).contiguous().flatten().view(at::kInt).bitwise_and(0x7FFFFFFF);
-  const at::Tensor exponent = bits.bitwise_right_shift(23);  // 255 for what is not finite
+  const at::Tensor exponent = bits.bitwise_right_shift(23);  // 255 for infinities and NaN
   const at::Tensor is_zero = bits == 0;
   const at::Tensor non_finite = exponent == 255;
   const at::Tensor bin = (exponent - 127 - GradientStatistics::kLowest).clamp(0, kBins - 1);

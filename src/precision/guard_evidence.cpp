@@ -16,8 +16,9 @@ bool belongs(const std::string& parameter, const std::string& region) {
                                  parameter.compare(0, region.size(), region) == 0);
 }
 
-// [whether one is not finite, zeros, elements] of some gradients, on their device. Two passes over each that only read.
-// The smallest and the largest number tell of inf and NaN, and unlike a sum they are finite where all numbers are.
+// [1 if a number is not finite, zeros, elements] of some gradients, on the gradients' device. Two passes over each
+// gradient that only read. The smallest and the largest number show inf and NaN. Unlike a sum, both are finite if all
+// numbers are.
 at::Tensor bad_zeros_elements(const std::vector<at::Tensor>& gradients) {
   std::vector<at::Tensor> extremes, others;
   double elements = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// What PrecisionGuard, which knows no tensors, needs to be told and saved.
+// The input of PrecisionGuard, which knows no tensors: evidence from gradients, and saved states.
 
 #include <map>
 #include <string>
@@ -13,14 +13,14 @@
 
 namespace snug::detail {
 
-/// For the whole step (what is in no region), then for each region: whether a gradient is not finite, and the share of
-/// zeros. A parameter belongs to the regions whose name is its own or the beginning of it up to a dot. Waits for the
-/// device once.
+/// For the whole step (everything outside the regions), then for each region: whether a gradient is not finite, and the
+/// share of zeros. A parameter belongs to every region whose name is the parameter's name or the beginning of the
+/// parameter's name up to a dot. Waits for the device once.
 std::vector<std::pair<std::string, PrecisionGuard::Evidence>> gradient_evidence(
     const std::vector<std::pair<std::string, at::Tensor>>& parameters, const std::vector<std::string>& regions);
 
 StateDict state_of(const PrecisionGuard& guard);
-/// What state_of saved. Throws CorruptFile, naming the entry, for anything else.
+/// The regions saved by state_of. Throws CorruptFile, naming the entry, for any other content.
 std::map<std::string, PrecisionGuard::RegionState> regions_from(const StateDict& state);
 
 }  // namespace snug::detail

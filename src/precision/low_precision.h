@@ -5,7 +5,7 @@
 
 namespace snug::detail {
 
-/// FP16 or BF16: a type too coarse to be updated in.
+/// FP16 or BF16: a type too coarse for updates.
 inline bool is_low(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }

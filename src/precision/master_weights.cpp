@@ -19,7 +19,7 @@ at::Tensor fp32_copy(const at::Tensor& tensor) {
   return at::empty_like(tensor, options, at::MemoryFormat::Preserve).copy_(tensor);
 }
 
-// Repeated rows of a sparse gradient, as an embedding has them, are summed in FP32.
+// Repeated rows of a sparse gradient, as in an embedding's gradient, are summed in FP32.
 at::Tensor fp32_gradient(const at::Tensor& gradient) {
   return gradient.is_sparse() ? gradient.to(at::kFloat).coalesce() : fp32_copy(gradient);
 }

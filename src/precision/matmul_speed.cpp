@@ -12,8 +12,8 @@
 namespace snug::detail {
 namespace {
 
-constexpr double kLimit = 0.1;      // seconds for all
-constexpr double kPerSize = 0.015;  // for one type and size; where a type is emulated, one product says it
+constexpr double kLimit = 0.1;      // seconds for all measurements
+constexpr double kPerSize = 0.015;  // seconds for one type and size; one product shows an emulated type
 
 double billions(int64_t size) { return 2e-9 * std::pow(static_cast<double>(size), 3); }
 
@@ -25,7 +25,7 @@ class SpeedMeter {
   /// Billions of floating-point operations a second.
   double speed(c10::ScalarType dtype, int64_t size, int repeats) {
     try {
-      // Where a CPU emulates a type, a small product says so in milliseconds, a large one in seconds.
+      // If a CPU emulates a type, a small product shows the emulation in milliseconds, a large product in seconds.
       constexpr int64_t kSmall = 64;
       if (is_cpu_ && size > kSmall) {
         const double small = billions(kSmall) / best_seconds(dtype, kSmall, 3);
@@ -43,7 +43,7 @@ class SpeedMeter {
   }
 
  private:
-  // The best of a few: other programs only ever make a run slower. Infinite if there is no time.
+  // The best of a few measurements, because other programs only ever make a run slower. Infinite if no time is left.
   double best_seconds(c10::ScalarType dtype, int64_t size, int repeats) {
     double best = std::numeric_limits<double>::infinity();
     if (spent_ > kLimit - 2 * kPerSize) {
@@ -57,7 +57,8 @@ class SpeedMeter {
       const double seconds = probe_.now() - start;
       best = std::min(best, seconds);
       here += seconds;
-      spent_ += i == 0 ? 2 * seconds : seconds;  // with the one before, less its start
+      // The untimed product before counts, too, without the start of libraries.
+      spent_ += i == 0 ? 2 * seconds : seconds;
     }
     return best;
   }

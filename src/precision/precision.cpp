@@ -55,7 +55,7 @@ c10::ScalarType compute_dtype(Precision precision) {
 
 MatmulSpeed measure_matmul_speed(c10::Device device) {
   const at::NoGradGuard no_grad;
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // FP32 products are to stay so
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // FP32 products must stay FP32
   return detail::measure(detail::probe_of(device), device.type());
 }
 

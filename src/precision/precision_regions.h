@@ -1,6 +1,6 @@
 #pragma once
-// PrecisionRegions: the regions of a step that are in FP32, and those that were entered. The current object belongs to
-// a thread, and goes with the autocast state into recomputations.
+// PrecisionRegions: the regions of a step that are in FP32, and the regions that were entered. The current object
+// belongs to a thread, and goes with the autocast state into recomputations.
 
 #include <set>
 #include <string>
@@ -20,11 +20,11 @@ struct PrecisionRegions {
   void enter(const std::string& name);
 };
 
-/// This thread's, or null.
+/// This thread's object, or null.
 PrecisionRegions* current_precision_regions();
 void set_current_precision_regions(PrecisionRegions* regions);
 
-/// Makes `regions` this thread's while it lives.
+/// While a PrecisionRegionsScope lives, `regions` is this thread's object.
 class [[nodiscard]] PrecisionRegionsScope final {
  public:
   explicit PrecisionRegionsScope(PrecisionRegions* regions);

@@ -27,7 +27,7 @@ PrecisionScope::PrecisionScope(std::string name) {
   if (current == nullptr) {
     return;
   }
-  if (!name.empty()) {  // the whole step, which is no region among others
+  if (!name.empty()) {  // the empty name is the whole step, which is not a region
     current->enter(name);
   }
   if (current->in_full.contains(name) && at::autocast::is_autocast_enabled(current->device)) {

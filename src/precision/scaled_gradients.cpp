@@ -50,11 +50,11 @@ std::vector<ParameterPlace> gradients_of(const torch::optim::Optimizer& optimize
 
 namespace {
 
-// Embedding layers may give sparse gradients: their values are what is scaled.
+// Embedding layers may give sparse gradients. Only the values of a sparse gradient are scaled.
 at::Tensor values_of(const at::Tensor& gradient) { return gradient.is_sparse() ? gradient._values() : gradient; }
 
-// One scalar for each thread of the CPU that may find something. Made before anything is written, so that nothing can
-// fail halfway.
+// One scalar for each CPU thread that may find a number that is not finite. The scalars are made before anything is
+// written, so that nothing can fail halfway.
 std::vector<at::Tensor> one_for_each_thread(c10::Device device) {
   std::vector<at::Tensor> scalars;
   for (int thread = 0; thread < (device.is_cpu() ? at::get_num_threads() : 1); ++thread) {
@@ -113,7 +113,7 @@ FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::
 }
 
 FoundInf check_finite(const std::vector<ParameterPlace>& places) {
-  std::vector<at::Tensor> on_host;  // what snug's kernel reads; torch's writes each gradient back
+  std::vector<at::Tensor> on_host;  // read by snug's kernel; torch's kernel writes each gradient back
   for (const ParameterPlace& place : places) {
     const at::Tensor values = values_of(place.parameter.grad());
     if (!values.is_cpu() || values.scalar_type() != at::kFloat || !values.is_non_overlapping_and_dense()) {

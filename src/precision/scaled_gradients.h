@@ -1,6 +1,6 @@
 #pragma once
-// The operations of a GradScaler on an optimizer's gradients: it finds them, divides and checks them, and names
-// parameters whose gradients are not finite.
+// The operations of a GradScaler on an optimizer's gradients: finding gradients, dividing and checking gradients, and
+// naming parameters whose gradients are not finite.
 
 #include <string>
 #include <unordered_map>
@@ -15,7 +15,7 @@ class Optimizer;
 
 namespace snug::detail {
 
-/// Where an optimizer holds a parameter.
+/// The position of a parameter in an optimizer.
 struct ParameterPlace {
   at::Tensor parameter;
   size_t group;
@@ -25,7 +25,7 @@ struct ParameterPlace {
 class ParameterNames {
  public:
   void set(const std::vector<std::pair<std::string, at::Tensor>>& names);
-  /// "parameter 'layer.weight' [2, 3]", or "parameter 1 of group 0 [2, 3]" where it has no name.
+  /// "parameter 'layer.weight' [2, 3]", or without a name "parameter 1 of group 0 [2, 3]".
   std::string describe(const ParameterPlace& place) const;
 
  private:
@@ -35,15 +35,16 @@ class ParameterNames {
 /// The parameters that have a gradient, each gradient once.
 std::vector<ParameterPlace> gradients_of(const torch::optim::Optimizer& optimizer);
 
-/// For each device an FP32 scalar: 1 if a gradient there is not finite.
+/// For each device an FP32 scalar: 1 if a gradient on the device is not finite.
 using FoundInf = std::vector<std::pair<c10::Device, at::Tensor>>;
 
 /// Multiplies the gradients by `inverse` (FP32 scalar) in place. Does not wait for the device.
 FoundInf unscale_and_check(const std::vector<ParameterPlace>& places, const at::Tensor& inverse);
-/// Only checks the gradients. On the CPU it only reads.
+/// Checks the gradients, and divides nothing. On the CPU, check_finite only reads.
 FoundInf check_finite(const std::vector<ParameterPlace>& places);
 
-/// "parameter 'layer.weight' [2, 3], whose gradient holds inf"; empty if all are finite. Waits for the device.
+/// "parameter 'layer.weight' [2, 3], whose gradient holds inf"; empty if all gradients are finite. Waits for the
+/// device.
 std::string first_non_finite(const std::vector<ParameterPlace>& places, const ParameterNames& names);
 
 }  // namespace snug::detail

@@ -1,6 +1,6 @@
 #pragma once
-// CheckedFunction: for a language that snug is bound to, how custom Functions of its own get the tensors that they have
-// saved as they are, where copies would be made else.
+// CheckedFunction: for languages that snug is bound to. With a CheckedFunction, a custom Function of the language gets
+// the Function's saved tensors as they are, in cases that need copies otherwise.
 //
 //   const snug::CheckedFunction check;                 // in the node of the graph, around the Function's backward
 //   gradients = backward();
@@ -15,8 +15,9 @@
 
 namespace snug {
 
-/// While it lives, the custom Function that runs on this thread may get the memory of others in what it asks for, and
-/// its caller passes what it returns through own(): autograd would take it as a gradient, and write to it.
+/// While a CheckedFunction lives, the custom Function that runs on this thread may get memory of other owners as saved
+/// tensors. The caller passes the Function's results through own(), because autograd takes a result as a gradient, and
+/// writes to the gradient.
 class [[nodiscard]] CheckedFunction final {
  public:
   CheckedFunction();
@@ -24,13 +25,13 @@ class [[nodiscard]] CheckedFunction final {
   CheckedFunction(const CheckedFunction&) = delete;
   CheckedFunction& operator=(const CheckedFunction&) = delete;
 
-  /// Whether own() can be left out: nothing of others was handed out.
+  /// Whether own() can be left out, because no memory of other owners was handed out.
   bool is_right_as_it_is() const { return handed_out_.empty(); }
-  /// A copy, if it is on memory of others.
+  /// A copy of `returned`, if `returned` is on memory of other owners.
   at::Tensor own(const at::Tensor& returned) const;
 
-  /// Called where a saved tensor is handed out: whether `node`, a node of autograd, is the Function that runs here.
-  /// Then `memory` is noted.
+  /// Called when a saved tensor is handed out. Returns whether `node`, a node of autograd, is the Function that runs on
+  /// this thread. If so, `memory` is noted.
   static bool may_have(const void* node, const c10::StorageImpl* memory);
 
  private:

@@ -18,7 +18,7 @@
 namespace snug {
 
 struct EmaOptions {
-  double decay = 0.999;  ///< what remains of the average at an update, from 0 to 1
+  double decay = 0.999;  ///< the part of the average that remains at an update, from 0 to 1
   bool warm_up =
       false;  ///< decay of the update after the n-th is min(decay, (1 + n) / (10 + n)), so that short runs average less
 };
@@ -26,14 +26,14 @@ struct EmaOptions {
 /// Polyak & Juditsky 1992 (doi:10.1137/0330046), with exponential weights: average = decay * average + (1 - decay) *
 /// weight. Agrees to the bit with Python's torch.optim.swa_utils.AveragedModel and get_ema_multi_avg_fn(decay) for
 /// FP32: the first update copies, so that random initial weights are not averaged. 16-bit weights have FP32 averages:
-/// in BF16 a change by less than 1 part in 256 would be rounded away, and with a decay of 0.999 every one is. The
-/// warm-up is that of TensorFlow's ExponentialMovingAverage(num_updates). Memory: 4 bytes a weight, 8 for FP64. Buffers
-/// (the running mean of a BatchNorm) are not averaged.
+/// BF16 rounds away a change by less than 1 part in 256, and with a decay of 0.999 every change. The warm-up is the
+/// same as in TensorFlow's ExponentialMovingAverage(num_updates). Memory: 4 bytes a weight, 8 for FP64. Buffers (the
+/// running mean of a BatchNorm) are not averaged.
 class Ema {
  public:
-  /// `parameters`: tensors of a model; one that is given twice counts once. Holds copies of their values until the
-  /// first update. Throws ConfigError if there are none, for types other than FP16, BF16, FP32 and FP64 (naming the
-  /// index), or unless 0 <= decay <= 1.
+  /// `parameters`: tensors of a model; a tensor that is given twice counts once. Ema holds copies of the parameters'
+  /// values until the first update. Throws ConfigError if `parameters` is empty, for types other than FP16, BF16, FP32
+  /// and FP64 (naming the index), or unless 0 <= decay <= 1.
   explicit Ema(std::vector<at::Tensor> parameters, EmaOptions options = {});
   Ema(const Ema&) = delete;
   Ema& operator=(const Ema&) = delete;
@@ -44,20 +44,22 @@ class Ema {
 
   /// How often update() has run.
   int64_t updates() const { return updates_; }
-  /// In the order of the parameters, without repeats. Within a Scope those of FP32 and FP64 hold the trained weights.
+  /// The averages in the order of the parameters, without repeats. Within a Scope the FP32 and FP64 averages hold the
+  /// trained weights.
   const std::vector<at::Tensor>& averages() const { return averages_; }
 
-  /// Averages (by reference) and their number of updates. Both throw ConfigError within a Scope; loading copies in
-  /// place, and throws CorruptFile, and has changed nothing, if number, shapes or types are others.
+  /// The averages (by reference) and the number of updates. state_dict() and load_state_dict() throw ConfigError within
+  /// a Scope. Loading copies in place, and throws CorruptFile, and has changed nothing, if number, shapes or types
+  /// differ.
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 
-  /// While it lives the parameters hold the averages, rounded to their own type. At the end they get back their former
-  /// values, to the bit, whatever happened in between. FP32 and FP64 values are exchanged, with a scratch tensor as
-  /// large as the largest one; 16-bit weights are copied.
+  /// While a Scope lives the parameters hold the averages, rounded to their own type. At the end the parameters get
+  /// back their former values, to the bit, whatever happened in between. FP32 and FP64 values are exchanged, with a
+  /// scratch tensor as large as the largest parameter; 16-bit weights are copied.
   class [[nodiscard]] Scope {
    public:
-    /// Throws ConfigError within another Scope of the same Ema. Allocates before it changes anything.
+    /// Throws ConfigError within another Scope of the same Ema. Allocates before changing anything.
     explicit Scope(Ema& ema);
     ~Scope();
     Scope(const Scope&) = delete;
