@@ -6,7 +6,10 @@ comments of .h and .cpp files, and of the text of .md files without code, quoted
 words are left out. Sentences with many of these words are hard to read: a reader must solve each one. The measure is an alarm: the cure
 is to repeat the noun, and no fact is left out for it.
 
-usage: prose.py [--limit PERCENT] FILE-OR-FOLDER...      with a limit, only files above it; exit status 1 if there are any
+usage: prose.py [--limit PERCENT] [--by-folder] FILE-OR-FOLDER...
+
+  --limit PERCENT    print only files above the limit; exit status 1 if a file is above
+  --by-folder        all files of a folder together, such as a module of src/
 """
 
 import argparse
@@ -31,9 +34,9 @@ def prose(page):
 TEXT_OF = {".h": comments, ".cpp": comments, ".md": prose}
 
 
-def share(path):
+def share(paths):
     """(percent of the words, number of words)"""
-    words = re.findall(r"[A-Za-z']+", TEXT_OF[path.suffix](path.read_text()).lower())
+    words = re.findall(r"[A-Za-z']+", " ".join(TEXT_OF[path.suffix](path.read_text()) for path in paths).lower())
     return 100 * sum(word in PRONOUNS for word in words) / max(len(words), 1), len(words)
 
 
@@ -45,9 +48,13 @@ def files_of(paths):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--limit", type=float, metavar="PERCENT")
+    arguments.add_argument("--by-folder", action="store_true")
     arguments.add_argument("paths", nargs="+", metavar="FILE-OR-FOLDER")
     given = arguments.parse_args()
-    rows = [(*share(file), file) for file in files_of(given.paths)]
+    groups = {}
+    for file in files_of(given.paths):
+        groups.setdefault(file.parent if given.by_folder else file, []).append(file)
+    rows = [(*share(files), name) for name, files in groups.items()]
     rows = sorted((row for row in rows if row[1] > FEWEST_WORDS and (given.limit is None or row[0] > given.limit)), key=lambda row: -row[0])
     for percent, count, file in rows:
         print(f"{percent:5.1f} %  {count:5d} words  {file}")

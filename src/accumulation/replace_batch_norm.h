@@ -20,15 +20,15 @@ struct BatchNormPlace {
   BatchNormLayer layer;
 };
 
-/// All places in `module`; two entries for a BatchNorm that is in two places. Throws ConfigError in the name of
+/// All places in `module`; two entries for a BatchNorm in two places. Throws ConfigError in the name of
 /// `function` if there are none, or if `module` is a BatchNorm.
 std::vector<BatchNormPlace> places_of_batch_norms(torch::nn::Module& module, const char* function);
 
-/// The first place of a layer that is held by something besides its parents (a member or a variable), which would go on
-/// using it. Null if there is none.
+/// The first place of a layer with an owner besides the layer's parents (a member or a variable). Such an owner would
+/// continue to use the layer. Null if no layer has one.
 const BatchNormPlace* first_held_elsewhere(const std::vector<BatchNormPlace>& places);
 
-/// Puts `module` in that place. `any`: the same module, for a Sequential to call.
+/// Puts `module` in `place`. `any`: the same module, for a Sequential to call.
 void put_in_place(const BatchNormPlace& place, const std::shared_ptr<torch::nn::Module>& module,
                   torch::nn::AnyModule any);
 

@@ -4,8 +4,8 @@
 //
 //   {"step": 12, "lr": 0.1, "on": true, "name": "adam", "exp_avg": null, "scaler": {...}}
 //
-// null represents a tensor; its name is the path to it, joined by dots. A double that JSON cannot represent (NaN,
-// infinities) is written as its bits: ["double", "7ff0000000000000"].
+// null represents a tensor; the tensor's name is the path to null, joined by dots. A double that JSON cannot represent
+// (NaN, infinities) is written as its bits: ["double", "7ff0000000000000"].
 
 #include <map>
 #include <set>
@@ -22,14 +22,14 @@ struct FlatState {
   std::string structure;  // the JSON
 };
 
-/// Throws ConfigError, naming the entry, for two tensors whose joined names are equal, text that is
-/// not UTF-8, and dictionaries more than 100 deep. `where` opens messages.
+/// Throws ConfigError, naming the entry, for two tensors with equal joined names, text other than UTF-8, and
+/// dictionaries more than 100 deep. `where` opens messages.
 FlatState flatten(const StateDict& state, const std::string& where);
 
 /// The names of the tensors that `structure` refers to. Throws CorruptFile if flatten cannot have written it.
 std::set<std::string> tensor_names(const std::string& structure, const std::string& where);
 
-/// Undoes flatten. Throws CorruptFile for a bad structure and for tensors that are missing.
+/// Undoes flatten. Throws CorruptFile for a bad structure and for missing tensors.
 StateDict unflatten(const std::string& structure, const std::map<std::string, at::Tensor>& tensors,
                     const std::string& where);
 

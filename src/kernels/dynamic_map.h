@@ -2,14 +2,14 @@
 // The dynamic (tree) data type of 8-bit optimizers (Dettmers 2016, arXiv:1511.04561; Dettmers et al. 2022,
 // arXiv:2110.02861), as arithmetic instead of a table of 256 values.
 //
-// Decade i of 7 covers 10^(i-7) to 10^(i-6). It is cut into 2^i cells of equal width (2^(i+1) without a sign), and its
-// values are the middles of the cells. The values 0 and 1 are added. The byte is the value's place in ascending order,
-// as in bitsandbytes.
+// Decade i of 7 covers 10^(i-7) to 10^(i-6). The decade is cut into 2^i cells of equal width (2^(i+1) without a
+// sign), and the decade's values are the middles of the cells. The values 0 and 1 are added. The byte is the value's
+// rank in ascending order, as in bitsandbytes.
 //
-// The cells are numbered so that decade i begins at the power of two that is its number of cells. The exponent of a
-// cell's number q then gives its decade, inside of which the value is linear in q. In the other direction, the number
-// of the cell that holds x is a curve of seven straight pieces, each less steep than the one before; it is therefore
-// the least of the seven lines.
+// The cells are numbered so that decade i begins at the number of cells of decade i, a power of two. The exponent of a
+// cell's number q then gives the decade, and inside the decade the value is linear in q. In the other direction, the
+// number of the cell of x is a curve of seven straight pieces, each less steep than the piece before: the least of the
+// seven lines.
 
 #include <array>
 #include <bit>

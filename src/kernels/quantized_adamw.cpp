@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-// Compiles what follows once per instruction set.
+// Compiles the code below once per instruction set.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "src/kernels/quantized_adamw.cpp"
 #include <hwy/foreach_target.h>
@@ -19,7 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using D = hn::ScalableTag<float>;
 
-/// The moments of a block between decoding and rounding. They come multiplied by their betas.
+/// The moments of a block between decoding and rounding, multiplied by beta1 and beta2.
 struct Moments {
   HWY_ALIGN float m[kQuantizationBlock];
   HWY_ALIGN float v[kQuantizationBlock];
@@ -77,7 +77,7 @@ struct SplitWeights {
   };
 };
 
-/// Updates a part of a block and says how large its moments have become, lane by lane.
+/// Updates a part of a block and says how large the part's moments have become, lane by lane.
 template <class Weights, class V>
 HWY_INLINE void update_part(const Factors& factors, const Weights& weights, float* exp_avg, float* exp_avg_sq,
                             V& m_largest, V& v_largest) {
@@ -101,7 +101,7 @@ struct Tensors {
   EightBitMoments moments;
 };
 
-/// Updates block i and rounds the one before, part by part: together they keep all units of a processor busy.
+/// Updates block i and rounds block i - 1, part by part: together both keep all units of a processor busy.
 template <bool kUpdate, bool kEncode, class Weights>
 HWY_INLINE void advance(const Factors& factors, const Tensors<Weights>& tensors, int64_t i, Moments& now,
                         const Moments& before) {
@@ -132,7 +132,7 @@ HWY_INLINE void advance(const Factors& factors, const Tensors<Weights>& tensors,
   }
 }
 
-/// Takes copies, which the compiler knows that no store changes.
+/// Takes copies: the compiler knows that no store changes a copy.
 template <class Weights>
 void update_blocks(Factors factors, Tensors<Weights> tensors, int64_t count) {
   Moments moments[2];

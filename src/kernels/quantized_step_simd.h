@@ -1,5 +1,5 @@
-// One step of AdamW between decoding and rounding its moments: what the kernels with moments of a byte share. Included
-// once per instruction set: see adamw_simd.h.
+// One step of AdamW between decoding and rounding of the moments, for all kernels with moments of a byte. Included once
+// per instruction set: see adamw_simd.h.
 #if defined(SNUG_KERNELS_DETAIL_QUANTIZED_STEP_SIMD_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef SNUG_KERNELS_DETAIL_QUANTIZED_STEP_SIMD_H
 #undef SNUG_KERNELS_DETAIL_QUANTIZED_STEP_SIMD_H
@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace snug::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// The minimum and the maximum of numbers of which at most one is negative, compared as integers. Some processors, such
+/// The minimum and the maximum of numbers, at most one of them negative, compared as integers. Some processors, such
 /// as Zen 5, have more units for integers, and the floating-point units limit these kernels.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V lesser(D d, V a, V b) {
@@ -31,10 +31,10 @@ HWY_INLINE V greater(D d, V a, V b) {
   return hn::BitCast(d, hn::Max(hn::BitCast(di, a), hn::BitCast(di, b)));
 }
 
-/// A number so small that its inverse is infinite becomes zero.
+/// A number with an infinite inverse becomes zero.
 HWY_INLINE float inverse_of(float largest) { return largest > 1e-37f ? 1 / largest : 0.0f; }
 
-/// The constants of a step, arranged for the fewest operations: not in torch's order, and not with its bits.
+/// The constants of a step, arranged for the fewest operations: not in torch's order, and not with torch's bits.
 ///   m = beta1 m + m_rate g,  v = beta2 v + (v_root g)^2,  p = decay p + m / (slope sqrt(v) + floor).
 struct Factors {
   explicit Factors(const AdamWStep& step)
@@ -62,7 +62,7 @@ struct Factors {
   float floor = std::numeric_limits<float>::infinity();
 };
 
-/// One step for the elements of one vector, whose moments come multiplied by their betas. Returns the root of v.
+/// One step for the elements of a vector. The moments come multiplied by beta1 and beta2. Returns the root of v.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V make_step(D d, const Factors& factors, V gradient, V& parameter, V& m, V& v) {
   m = hn::MulAdd(hn::Set(d, factors.m_rate), gradient, m);
