@@ -36,14 +36,14 @@ struct Way {
   bool plans = false;     // else micro-batches of one sequence, and everything kept
   bool state_in_file = false;
   bool all_in_files = false;
-  bool is_compact = false;  // BF16 weights
+  bool has_split_weights = false;  // BF16 weights
 };
 
 constexpr Way kWays[] = {
     {.name = "plain LibTorch", .is_torch = true},
     {.name = "micro-batches of 1"},
     {.name = "plan", .plans = true},
-    {.name = "plan, AdamW8bit in BF16 (rounds)", .plans = true, .is_compact = true},
+    {.name = "plan, AdamW8bit in BF16 (rounds)", .plans = true, .has_split_weights = true},
     {.name = "plan, state in a file", .plans = true, .state_in_file = true},
     {.name = "plan, weights, gradients and state in files", .plans = true, .all_in_files = true},
 };
@@ -58,7 +58,7 @@ class Training {
     torch::manual_seed(1);
     model_ = snug::Gpt(snug::GptOptions{.context = kContext, .layers = kLayers, .heads = width / 32, .width = width});
     in_files.reset();
-    if (way.is_compact) {
+    if (way.has_split_weights) {
       model_->to(torch::kBFloat16);
       optimizer_ =
           std::make_unique<snug::AdamW8bit>(model_->parameters(), snug::AdamW8bitOptions{.split_weights = true});

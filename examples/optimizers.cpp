@@ -62,7 +62,7 @@ Step bf16_weights(Model& model) {
   };
 }
 
-Step compact(Model& model) {
+Step split_weights(Model& model) {
   model->to(torch::kBFloat16);
   auto optimizer =
       std::make_shared<snug::AdamW8bit>(model->parameters(), snug::AdamW8bitOptions{.lr = 1e-2, .split_weights = true});
@@ -110,7 +110,7 @@ int main() {
            {"state in a file", state_in_a_file},
            {"StepInBackward", in_backward},
            {"BF16 weights, rounded at random", bf16_weights},
-           {"AdamW8bit of BF16 weights, in backward", compact}}) {
+           {"AdamW8bit of BF16 weights, in backward", split_weights}}) {
     const Outcome found = train(make);
     std::cout << name << ": loss " << found.first << " -> " << found.last << ", holds "
               << snug::Bytes(found.bytes).str() << "\n";

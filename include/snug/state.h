@@ -85,7 +85,7 @@ struct StateEntry {
 };
 
 /// An object with state, seen from outside: `state` returns the state; `load` checks and restores a state. Made by
-/// hand, or by snug::stateful(x) for modules, optimizers, scalers and schedules.
+/// hand, or by snug::stateful(x) for modules, optimizers and scalers.
 struct Stateful {
   std::function<StateDict()> state;
   std::function<void(const StateDict&)> load;

@@ -26,7 +26,7 @@ class Snug(ConanFile):
         root = pathlib.Path(self.recipe_folder).parents[1]
         copy(self, "LICENSE", root, self.export_sources_folder)
         copy(self, "CMakeLists.txt", root, self.export_sources_folder)
-        for folder in ("snug", "cli", "cmake"):
+        for folder in ("include", "src", "program", "cmake"):
             copy(self, "*", root / folder, os.path.join(self.export_sources_folder, folder))
         copy(self, "benchmarks/peers/sin_cos.py", root, self.export_sources_folder)  # a part of the program
 

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "program/compare/sin_cos_script.h"  // made by cli/CMakeLists.txt of benchmarks/peers/sin_cos.py
+#include "program/compare/sin_cos_script.h"  // made by program/CMakeLists.txt of benchmarks/peers/sin_cos.py
 #include "snug/core.h"
 
 namespace snug::cli {

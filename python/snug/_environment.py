@@ -48,7 +48,7 @@ def refuse_sharded_model(model: torch.nn.Module) -> None:
     """ConfigError for a model of FSDP, or one that has a part of it."""
     for module in model.modules():
         if _is_sharded(module):
-            raise _sharded(module, "plan=False makes `memory` a limit alone")
+            raise _sharded(module, "pass plan=False, which makes `memory` a limit alone")
 
 
 @contextlib.contextmanager

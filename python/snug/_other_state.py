@@ -39,9 +39,9 @@ class BuffersBefore:
         """Takes out what was registered since, and puts in what was removed or replaced."""
         for module, buffers, before, non_persistent in self._before:
             if not _same(dict(buffers.items()), before):
-                _put_back(buffers, before)
                 for name in before:
-                    vars(module).pop(name, None)  # what became an attribute in place of a buffer that was removed
+                    vars(module).pop(name, None)  # an attribute that took the name of a buffer that was removed
+                _put_back(buffers, before)  # last, as the call may be repeated after a signal
             if _non_persistent(module) != non_persistent:
                 _non_persistent(module).clear()
                 _non_persistent(module).update(non_persistent)

@@ -29,9 +29,13 @@ void restore_other_state(const std::any& state) {
     const auto restore = [&] { (*std::any_cast<Shared<py::object>>(&state))->attr("put_back")(); };
     try {
       restore();
-    } catch (const py::error_already_set&) {
+    } catch (py::error_already_set& error) {
       restore();
-      PyErr_SetInterrupt();
+      if (error.matches(PyExc_KeyboardInterrupt)) {
+        PyErr_SetInterrupt();
+      } else {
+        error.discard_as_unraisable("snug: putting back what planning has changed");
+      }
     }
   });
 }

@@ -241,7 +241,7 @@ c10::Storage OpTape::load(int storage) {
 void OpTape::put_away(int storage) {
   TapeStorage& s = at(storage);
   c10::Storage memory = s.holding.release(s.bytes);
-  if (s.holding.is_away() || (is_closed_ && s.was_written_unseen())) {
+  if (s.holding.is_away() || (is_closed_ && s.has_changed_unseen())) {
     return;
   }
   const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);

@@ -154,7 +154,7 @@ c10::Storage OpTape::rebuild(int storage) {
 void OpTape::judge_all_again() {
   const auto is_there = [&](ValueId value) {
     const TapeStorage& s = at(value.storage);
-    return s.is_external() ? value.version == s.last_version() && !s.was_written_unseen()
+    return s.is_external() ? value.version == s.last_version() && !s.has_changed_unseen()
                            : s.is_rebuildable || s.claimed || s.holding.is_away() || s.slots > 0;
   };
   for (const TapeOperator& op : operators_) {

@@ -116,8 +116,7 @@ void OpTape::close() {
   numbers_.clear();
   for (int s = 0; s < static_cast<int>(storages_.size()); ++s) {
     TapeStorage& storage = at(s);
-    const bool has_changed = storage.was_written_unseen() || storage.was_given_back();
-    if (has_changed && !storage.was_dropped && storage.holding.is_in_use()) {
+    if (storage.has_changed_unseen() && !storage.was_dropped && storage.holding.is_in_use()) {
       note_unseen_write(s);
     }
     for (WriteCount& count : storage.counts) {

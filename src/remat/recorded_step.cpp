@@ -105,9 +105,9 @@ void record_step(const std::function<at::Tensor()>& forward_and_loss, const std:
     run_step(forward_and_loss, tape, recorder, journal, options);
   } catch (...) {
     failure = std::current_exception();
-    tape->close();  // the program may keep a result, with the graph and the tape, for long
   }
   tape->forget_listener();
+  tape->close();  // after a failure, too: the program may keep a result, with the graph and the tape, for long
   if (options.parameters != nullptr) {
     options.parameters->note(*tape, journal);
   }

@@ -54,6 +54,7 @@ struct TapeStorage {
     const c10::Storage memory = holding.find();
     return memory && static_cast<int64_t>(memory.nbytes()) < bytes;
   }
+  bool has_changed_unseen() const { return was_written_unseen() || was_given_back(); }
   int64_t counted_bytes() const { return is_counted ? bytes : 0; }
 };
 

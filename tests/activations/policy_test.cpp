@@ -22,7 +22,6 @@
 namespace snug::policy_test {
 namespace {
 
-using testing::close_in_norm;
 using testing::error_of;
 using testing::gradients_of;
 using ::testing::HasSubstr;

@@ -21,7 +21,7 @@ def records(run):
 
 # Weights of 151 MiB in 60 MiB, killed in the third step and resumed: the bits of a run in memory.
 def train_in_less_than_the_weights(out):
-    train = [ROOT / "build" / "dev" / "cli" / "snug", "train", "--data", ROOT / "build" / "data" / "shakespeare", "--model", "gpt-medium",
+    train = [ROOT / "build" / "dev" / "bin" / "snug", "train", "--data", ROOT / "build" / "data" / "shakespeare", "--model", "gpt-medium",
              "--batch", "2", "--micro-batch", "2", "--steps", "4", "--snapshot-every", "2"]
     subprocess.run([*train, "--out", out / "in memory"], check=True, capture_output=True)
     in_files = [*train, "--out", out / "in files", "--memory", "60MiB", "--offload"]
@@ -60,7 +60,7 @@ def main():
 
         # In 35 % of what plain training takes: the same bits, and the report shows the plan.
         budget = max(r["peak_bytes"] for r in plain) * 35 // 100
-        subprocess.run([ROOT / "build" / "dev" / "cli" / "snug", "train", "--data", ROOT / "build" / "data" / "shakespeare", "--out", out / "to the bit",
+        subprocess.run([ROOT / "build" / "dev" / "bin" / "snug", "train", "--data", ROOT / "build" / "data" / "shakespeare", "--out", out / "to the bit",
                         "--steps", "20", "--micro-batch", "64", "--memory", str(budget)], check=True, capture_output=True)
         exact = records(out / "to the bit")
         assert [r["loss"] for r in exact] == [r["loss"] for r in plain]

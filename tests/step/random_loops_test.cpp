@@ -46,11 +46,12 @@ class Loop {
   explicit Loop(uint64_t seed) : random_(seed), model_(testing::random_model(seed)) {
     torch::nn::Module& module = *model_.module;
     const size_t certain = seed % std::size(kKinds);
-    for (size_t i = 0; i < 1 + random_() % 3; ++i) {
+    const size_t parts = 1 + random_() % 3;
+    for (size_t i = 0; i < parts; ++i) {
       const testing::loop_parts::Kind& kind = kKinds[(certain + i * (1 + random_() % 3)) % std::size(kKinds)];
       if (description_.find(kind.name) == std::string::npos) {
         const auto owner = module.register_module(kind.name, std::make_shared<torch::nn::Module>());
-        parts_.push_back(kind.make(std::string(kind.name) == "modes_of_children" ? module : *owner, seed));
+        parts_.push_back(kind.make(std::string(kind.name) == "modes_of_children" ? module : *owner, random_()));
         description_ += std::string(", ") + kind.name;
       }
     }
@@ -80,7 +81,7 @@ class Loop {
       }
       const StepResult one = windows_ ? window(stepper, step) : whole(stepper, step);
       EXPECT_LE(one.peak_bytes, budget.count()) << "in step " << step;
-      result.state.push_back(torch::tensor(one.loss()));
+      result.state.push_back(torch::tensor(one.loss(), torch::kDouble));
       result.highest = std::max(result.highest, one.peak_bytes);
       result.activations = std::max(result.activations, one.activation_peak_bytes);
     }
