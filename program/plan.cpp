@@ -145,7 +145,7 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
     takes = Bytes(plan->choice.peak_bytes);
     if (takes <= budget) {
       const bool is_plain =
-          plan->choice.micro_batches == 1 && !plan->activations && plan->slices == 1 && !plan->state_in_file;
+          plan->choice.micro_batches == 1 && !plan->activations && plan->slices == 1 && plan->placement == Placement();
       const std::string file = plan->read_from.empty() ? "" : fmt::format("Read from {}.\n", plan->read_from.string());
       fmt::print("{}\n{}{}{}\n", flags.explain ? plan->explain() : file + plan->considered, units(model.device),
                  plan->verdict(), is_plain ? " What is short is time. " + advice_for_time() : "");

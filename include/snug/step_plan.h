@@ -44,14 +44,27 @@ struct BytesByKind {
   friend bool operator==(const BytesByKind&, const BytesByKind&) = default;
 };
 
+/// The place of a part of a training step while no operator and no update uses the part.
+enum class Place : uint8_t {
+  Memory,  ///< in the memory of the model's device
+  File,    ///< in a file; an update or an operator brings pieces into memory
+};
+
+/// The places of the parts of a step that may leave memory.
+struct Placement {
+  Place state = Place::Memory;  ///< of the optimizer's state
+  Place model = Place::Memory;  ///< of weights, buffers of 64 KiB and more, and gradients
+
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+
 struct StepPlan {
   int64_t budget_bytes = 0;  ///< memory_budget
   /// The micro-batch, and the step's seconds and bytes. Bytes count everything: model, optimizer, batch, gradients,
   /// activations.
   StepChoice choice = {};
   int64_t slices = 1;           ///< of snug::sliced, where the model leaves the number to the plan
-  bool state_in_file = false;   ///< the optimizer's state is in a file, and not in memory
-  bool model_in_file = false;   ///< weights, large buffers and gradients are in files, and not in memory
+  Placement placement = {};     ///< the parts in memory, and the parts in files
   std::string considered = {};  ///< a table, for people: every micro-batch that was tried, and why not chosen
   BytesByKind bytes = {};       ///< by kind and place; all 0 if an earlier version of snug made the plan
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept as in plain training, except in slices

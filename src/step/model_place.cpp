@@ -46,8 +46,8 @@ bool ModelPlace::was_made_in_file() const {
   return std::any_of(all.begin(), all.end(), [](const c10::Storage& one) { return FileMemory::holds(one.data()); });
 }
 
-ModelFileBytes ModelPlace::bytes() const {
-  ModelFileBytes bytes;
+PartInFile ModelPlace::bytes() const {
+  PartInFile bytes;
   const auto has_hook = [](const auto& one) { return has_lasting_gradient_hook(one.second); };
   if (!can_leave() || std::any_of(parameters_.all().begin(), parameters_.all().end(), has_hook)) {
     return bytes;  // in files, a hook that the program has set would be lost
@@ -63,11 +63,11 @@ ModelFileBytes ModelPlace::bytes() const {
   return bytes;
 }
 
-void ModelPlace::put(bool in_file) {
-  if (in_file == is_in_file() || (in_file && bytes().moved == 0)) {
+void ModelPlace::put(Place place) {
+  if (place == this->place() || (place == Place::File && !bytes().can_leave())) {
     return;
   }
-  if (in_file) {
+  if (place == Place::File) {
     enter();
     return;
   }
@@ -82,7 +82,7 @@ void ModelPlace::put(bool in_file) {
 // Weights move first, and leave room for the small part of the gradients. If the rest has no room, weights come back.
 void ModelPlace::enter() {
   try {
-    move(true);
+    move(Place::File);
     collect_gradients();
     window_.emplace(moved_);
   } catch (...) {
@@ -97,11 +97,12 @@ void ModelPlace::enter() {
 void ModelPlace::leave() {
   window_.reset();
   drop_gradients();
-  move(false);
+  move(Place::Memory);
 }
 
 // Allocates all memory first, so that nothing has moved if memory is too little.
-void ModelPlace::move(bool in_file) {
+void ModelPlace::move(Place to) {
+  const bool in_file = to == Place::File;
   std::vector<std::pair<c10::Storage, c10::DataPtr>> moves;
   const std::vector<c10::Storage> all = storages();
   moved_.clear();  // also of storages that the model no longer has
@@ -127,7 +128,7 @@ void ModelPlace::move(bool in_file) {
 // --- gradients
 
 void ModelPlace::begin() {
-  if (!is_in_file()) {
+  if (!window_) {
     return;
   }
   for (const auto& [name, parameter] : parameters_.accumulated()) {

@@ -18,7 +18,7 @@
 
 #include "src/core/gradient_hooks.h"
 #include "src/memory/file_window.h"
-#include "src/step/step_to_plan.h"
+#include "src/step/placement.h"
 #include "src/step/trained_parameters.h"
 
 namespace snug::detail {
@@ -31,16 +31,15 @@ class ModelPlace {
       : model_(model), parameters_(parameters), directory_(std::move(directory)) {}
 
   bool can_leave() const { return directory_.has_value(); }
-  bool is_in_file() const { return window_.has_value(); }
+  Place place() const { return window_ ? Place::File : Place::Memory; }
   /// Whether a part of the model was made in files (TensorsInFile).
   bool was_made_in_file() const;
-  /// The bytes that go to files, and the bytes that stay in memory instead. Zeros: the model cannot leave.
-  ModelFileBytes bytes() const;
-  /// The bytes of ModelFileBytes::beside for the window through which weights pass.
+  PartInFile bytes() const;
+  /// The bytes of PartInFile::beside for the window through which weights pass.
   int64_t window_bytes() const { return FileWindow::bytes_for(storages()); }
   /// No effect if the model is in the place already, or cannot leave. Throws Error if files cannot be made, and as an
-  /// allocation does; is_in_file() is then as before. Drops gradients that were collected.
-  void put(bool in_file);
+  /// allocation does; place() is then as before. Drops gradients that were collected.
+  void put(Place place);
 
   // No effect while the model is in memory:
 
@@ -65,7 +64,7 @@ class ModelPlace {
   std::vector<c10::Storage> storages() const;
   void enter();
   void leave();
-  void move(bool in_file);
+  void move(Place to);
   void collect_gradients();
   static void add(Gradient& to, const at::Tensor& parameter);
 

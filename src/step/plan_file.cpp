@@ -53,10 +53,10 @@ void each_count(Counts& counts, const F& f) {
   f("idle_state_bytes", counts.idle_state_bytes);
   f("gradient_bytes", counts.gradient_bytes);
   f("optimizer_bytes", counts.optimizer_bytes);
-  f("moved_bytes", counts.state_file.moved);
-  f("workspace_in_file", counts.state_file.workspace);
-  f("moved_model_bytes", counts.model_file.moved);
-  f("beside_model_bytes", counts.model_file.beside);
+  f("moved_bytes", counts.state_in_file.moved);
+  f("workspace_in_file", counts.state_in_file.workspace);
+  f("moved_model_bytes", counts.model_in_file.moved);
+  f("beside_model_bytes", counts.model_in_file.beside);
   f("left_free", counts.left_free);
 }
 
@@ -85,15 +85,11 @@ void check(const SavedPlan& saved) {
   require(counts.batch > 0 && choice.items > 0 && choice.items <= counts.batch && counts.at_most > 0 &&
               choice.micro_batches == (counts.batch - 1) / choice.items + 1 && plan.slices > 0 && plan.slices <= 256,
           "micro-batch cannot be");
-  require(counts.state_file.moved >= 0 && counts.state_file.workspace >= 0, "state has no such bytes");
-  require(counts.model_file.moved >= 0 && counts.model_file.beside >= 0, "model has no such bytes");
-  const int64_t moved = (plan.state_in_file ? counts.state_file.moved : 0) +
-                        (plan.model_in_file ? counts.model_file.moved - counts.model_file.beside : 0);
-  const int64_t workspace = plan.state_in_file ? counts.state_file.workspace : counts.optimizer_bytes;
-  const int64_t gradients = plan.model_in_file ? 0 : counts.gradient_bytes;
-  for (const int64_t bytes :
-       {counts.fixed_bytes - moved, counts.effect_bytes, counts.kept_bytes, counts.idle_state_bytes, gradients,
-        workspace, counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
+  require(counts.state_in_file.moved >= 0 && counts.state_in_file.workspace >= 0, "state has no such bytes");
+  require(counts.model_in_file.moved >= 0 && counts.model_in_file.beside >= 0, "model has no such bytes");
+  const StepMemory memory = counts.memory(plan.placement);
+  for (const int64_t bytes : {memory.fixed, memory.gradients, memory.workspace, counts.effect_bytes, counts.kept_bytes,
+                              counts.idle_state_bytes, counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
     require(bytes >= 0 && bytes <= plan.budget_bytes, "bytes are not within its budget");
   }
   require(plan.activations.has_value() != recorded.has_value(), "operators are missing");

@@ -20,15 +20,16 @@ StateFile StatePlace::file() const {
   return {.directory = directory_, .window = Bytes(std::clamp(moved / kShare, kLeast, most.window.count()))};
 }
 
-StateFileBytes StatePlace::bytes() const {
-  return optimizer_ == nullptr ? StateFileBytes() : optimizer_->bytes_with_state_in(file());
+PartInFile StatePlace::bytes() const {
+  const StateFileBytes bytes = optimizer_ == nullptr ? StateFileBytes() : optimizer_->bytes_with_state_in(file());
+  return {.moved = bytes.moved, .workspace = bytes.workspace};
 }
 
-void StatePlace::put(bool in_file) {
-  if (optimizer_ == nullptr || in_file == optimizer_->is_state_in_file()) {
+void StatePlace::put(Place place) {
+  if (optimizer_ == nullptr || place == this->place()) {
     return;
   }
-  if (in_file) {
+  if (place == Place::File) {
     optimizer_->keep_state_in(file());
   } else {
     optimizer_->keep_state_in_memory();

@@ -8,6 +8,7 @@
 #include <c10/core/Device.h>
 
 #include "snug/stateful_optimizer.h"
+#include "src/step/placement.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -20,12 +21,11 @@ class StatePlace {
   /// `directory`: for the file. Without a directory, or on another device than the CPU, the state stays in memory.
   StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory, c10::Device device);
 
-  /// The bytes that go to the file, and the workspace of an update from the file. Zeros: the state cannot leave.
-  StateFileBytes bytes() const;
-  bool is_in_file() const { return optimizer_ != nullptr && optimizer_->is_state_in_file(); }
+  PartInFile bytes() const;
+  Place place() const { return optimizer_ != nullptr && optimizer_->is_state_in_file() ? Place::File : Place::Memory; }
   /// No effect if the state is in the place already, or cannot leave. Throws Error if the file cannot be used, and as
   /// an allocation does; then the state is in the former place.
-  void put(bool in_file);
+  void put(Place place);
 
  private:
   StateFile file() const;

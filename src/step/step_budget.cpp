@@ -48,7 +48,7 @@ int64_t StepBudget::own_bytes() const {
 // - Masters are not part of the model.
 static std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options,
                                                                const StatePlace& state_place, const RankedStep& ranks) {
-  const bool can_leave = options.plan && !options.memory_budget.is_unlimited() && state_place.bytes().moved > 0 &&
+  const bool can_leave = options.plan && !options.memory_budget.is_unlimited() && state_place.bytes().can_leave() &&
                          ranks.is_alone() && options.weights == Weights::Full;
   return can_leave ? options.offload : std::nullopt;
 }
@@ -72,9 +72,9 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
   OffloadLink link;
   try {
     link = options.offload ? measure_offload_link(*options.offload, device) : OffloadLink{};
-    state_place_.put(/*in_file=*/true);
+    state_place_.put(Place::File);
     if (live_bytes(device) > budget_ || model_place_.was_made_in_file()) {
-      model_place_.put(/*in_file=*/true);
+      model_place_.put(Place::File);
     }
   } catch (...) {  // the other ranks wait for this rank in check()
     no_link_ = std::current_exception();

@@ -1,6 +1,6 @@
 #pragma once
 // StepBudget keeps memory_budget: the plan, forward under the plan, and the return to the beginning of a step that ran
-// out of memory. If plans() is false, the budget is a limit. step_budget.cpp opens with how a step is repeated.
+// out of memory. If is_planning() is false, the budget is a limit. step_budget.cpp opens with how a step is repeated.
 
 #include <cstdint>
 #include <exception>
@@ -42,7 +42,7 @@ class StepBudget {
 
   /// The smallest budget of all ranks.
   Bytes limit() const { return budget_; }
-  bool plans() const { return planner_.has_value(); }
+  bool is_planning() const { return planner_.has_value(); }
   const StepPlan* last_plan() const { return planner_ ? planner_->last() : nullptr; }
   int64_t slices() const { return last_plan() == nullptr ? 1 : last_plan()->slices; }
   StepPlanner& planner() { return *planner_; }

@@ -145,20 +145,20 @@ int64_t StateToCome::idle_bytes() const {
 
 BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                           const TrainedParameters& parameters, const ModelPlace& model_place,
-                          const StatePlace& state_place, InFiles what) {
+                          const StatePlace& state_place, Placement placement) {
   BytesByKind bytes;
   bytes.weights.in_memory = weight_bytes(model, parameters);
   bytes.gradients.in_memory = parameters.bytes_of_all_gradients();
   bytes.optimizer_state.in_memory = state_bytes(optimizer, state_place);
-  if (what != InFiles::Nothing) {
+  if (placement.state == Place::File) {
     bytes.optimizer_state.outside = state_place.bytes().moved;
     bytes.optimizer_state.in_memory -= bytes.optimizer_state.outside;
   }
-  if (what == InFiles::Everything) {
-    const ModelFileBytes model_file = model_place.bytes();
-    const int64_t window = model_place.window_bytes(), small_gradients = model_file.beside - window;
-    bytes.weights.outside = model_file.moved;
-    bytes.weights.in_memory += window - model_file.moved;
+  if (placement.model == Place::File) {
+    const PartInFile in_file = model_place.bytes();
+    const int64_t window = model_place.window_bytes(), small_gradients = in_file.beside - window;
+    bytes.weights.outside = in_file.moved;
+    bytes.weights.in_memory += window - in_file.moved;
     bytes.gradients.outside = bytes.gradients.in_memory - small_gradients;
     bytes.gradients.in_memory = small_gradients;
   }

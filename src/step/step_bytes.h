@@ -53,10 +53,10 @@ class StateToCome {
   std::unordered_set<const void*> reached_;
 };
 
-/// Weights, gradients and optimizer state with `what` in files, as far as `what` can leave memory. The FP32 masters
+/// Weights, gradients and optimizer state under a placement, as far as the parts can leave memory. The FP32 masters
 /// that the Stepper makes are weights.
 BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
                           const TrainedParameters& parameters, const ModelPlace& model_place,
-                          const StatePlace& state_place, InFiles what);
+                          const StatePlace& state_place, Placement placement);
 
 }  // namespace snug::detail

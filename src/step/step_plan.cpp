@@ -57,6 +57,10 @@ Json json_of(const BytesByKind& bytes) {
   return json;
 }
 
+Place place_from(const Json& json, const char* is_in_file) {
+  return json.value(is_in_file, false) ? Place::File : Place::Memory;
+}
+
 BytesByKind bytes_from(const Json& json) {
   BytesByKind bytes;
   for (const auto& kind : kKinds) {
@@ -85,10 +89,10 @@ std::string StepPlan::explain() const {
     text += fmt::format("\nWhat the model runs by snug::sliced runs in {} slices, each computed again in backward.\n",
                         slices);
   }
-  if (state_in_file) {
+  if (placement.state == Place::File) {
     text += "\nThe optimizer's state is in a file, and each update streams it through memory.\n";
   }
-  if (model_in_file) {
+  if (placement.model == Place::File) {
     text += "\nWeights and gradients are in files. An operator's weights come into memory when it runs.\n";
   }
   if (activations) {
@@ -100,9 +104,10 @@ std::string StepPlan::explain() const {
 }
 
 std::string StepPlan::verdict() const {
-  const char* const files = model_in_file   ? " Weights, gradients and the optimizer's state go to files."
-                            : state_in_file ? " The optimizer's state goes to a file."
-                                            : "";
+  const char* const files = placement.model == Place::File
+                                ? " Weights, gradients and the optimizer's state go to files."
+                            : placement.state == Place::File ? " The optimizer's state goes to a file."
+                                                             : "";
   return verdict_on_activations() + files;
 }
 
@@ -114,8 +119,8 @@ std::string StepPlan::verdict_on_activations() const {
                        activations ? ", and " + way_of(*activations) + " of the rest" : "");
   }
   if (choice.micro_batches == 1 && !activations) {
-    return state_in_file ? "Keep all activations, and take the batch at once."
-                         : "It fits as it is: keep everything, and take the batch at once.";
+    return placement.state == Place::File ? "Keep all activations, and take the batch at once."
+                                          : "It fits as it is: keep everything, and take the batch at once.";
   }
   if (!activations) {
     return fmt::format("Accumulate: {}, with everything kept.", cut);
@@ -132,8 +137,8 @@ std::string StepPlan::to_json() const {
   Json json = detail::versioned_json(kStepPlanJson, {{"budget_bytes", budget_bytes},
                                                      {"choice", Json::parse(choice.to_json())},
                                                      {"slices", slices},
-                                                     {"state_in_file", state_in_file},
-                                                     {"model_in_file", model_in_file},
+                                                     {"state_in_file", placement.state == Place::File},
+                                                     {"model_in_file", placement.model == Place::File},
                                                      {"bytes", json_of(bytes)},
                                                      {"considered", considered}});
   if (activations) {
@@ -147,8 +152,7 @@ StepPlan StepPlan::from_json(std::string_view text) {
     StepPlan plan{.budget_bytes = detail::whole_number<int64_t>(json.at("budget_bytes")),
                   .choice = StepChoice::from_json(json.at("choice").dump()),
                   .slices = json.value("slices", int64_t{1}),
-                  .state_in_file = json.value("state_in_file", false),
-                  .model_in_file = json.value("model_in_file", false),
+                  .placement = {.state = place_from(json, "state_in_file"), .model = place_from(json, "model_in_file")},
                   .considered = json.at("considered").get<std::string>()};
     if (json.contains("bytes")) {
       plan.bytes = bytes_from(json.at("bytes"));

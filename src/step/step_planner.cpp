@@ -48,7 +48,7 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
     const bool large_enough = step.counts.batch <= known.trials.counts().batch || choice.micro_batches > 1;
     const bool same_cut = step.micro_batch == 0 || std::min(step.micro_batch, step.counts.batch) <= choice.items;
     const StepKind& kind = known.trials.kind();
-    const bool is_for_this_place = stays_ != InFiles::Everything || known.plan.model_in_file;
+    const bool is_for_this_place = stays_.model == Place::Memory || known.plan.placement.model == Place::File;
     if (is_for_this_place && large_enough && same_cut && covers(kind, step.kind) &&
         (found == nullptr || kind == step.kind)) {
       found = &known;
@@ -60,7 +60,7 @@ StepPlanner::Known* StepPlanner::find(const StepToPlan& step) {
 const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   last_ = nullptr;  // in case of an exception
   Known* known = find_or_read(step);
-  if (known == nullptr && step.is_within_window && step.counts.model_file.moved > 0) {
+  if (known == nullptr && step.is_within_window && step.counts.model_in_file.can_leave()) {
     return nullptr;  // gradients of the window may be in files
   }
   if (known == nullptr) {
@@ -78,9 +78,9 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
 
 // Plans again because the step needs more bytes than before. Tries with the model in memory first, then in files.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
-  const bool may_leave = !known.plan.model_in_file && step.counts.model_file.moved > 0;
+  const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
   try {
-    step.trial.put(std::max(stays_, known.trials.while_trying()));
+    step.trial.put(outside_in_either(stays_, known.trials.while_trying()));
     known.trials.run_again(step, choices_.find(step), known.plan.choice.items);
     choose(known, step);
     return;
@@ -89,21 +89,21 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
       throw;
     }
   }
-  known = *try_with(step, /*model_in_file=*/true);
+  known = *try_with(step, Place::File);
 }
 
 // The faster plan of two: with the model in memory, and with the model in files. If neither fits, the exception is that
 // of the files.
 StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
   std::optional<Known> in_memory, in_files;
-  if (stays_ != InFiles::Everything) {
-    in_memory = try_with(step, /*model_in_file=*/false);
+  if (stays_.model == Place::Memory) {
+    in_memory = try_with(step, Place::Memory);
     if (in_memory && !is_worth_files(*in_memory, step)) {
       return *std::move(in_memory);
     }
   }
   try {
-    in_files = try_with(step, /*model_in_file=*/true);
+    in_files = try_with(step, Place::File);
   } catch (const std::exception& error) {
     const bool is_no_room = dynamic_cast<const ConfigError*>(&error) == nullptr &&  // on the disk or in the budget
                             dynamic_cast<const DistributedError*>(&error) == nullptr;
@@ -119,9 +119,9 @@ StepPlanner::Known StepPlanner::plan_anew(const StepToPlan& step) {
 }
 
 // None: nothing fits, or not even the present tensors fit. Then the caller tries with the model in files.
-std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, bool model_in_file) {
-  Known known{.trials = StepTrials(step, limits_, model_in_file)};
-  const bool is_last_way = model_in_file || step.counts.model_file.moved == 0;
+std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, Place model) {
+  Known known{.trials = StepTrials(step, limits_, model)};
+  const bool is_last_way = model == Place::File || !step.counts.model_in_file.can_leave();
   if (!is_last_way && !known.trials.has_room()) {
     return std::nullopt;
   }
@@ -143,7 +143,7 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
 
 // Whether recomputation with the model in memory takes more time than gradients take to a file and back.
 bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step) const {
-  if (step.counts.model_file.moved == 0 || !limits_.link.is_open()) {
+  if (!step.counts.model_in_file.can_leave() || !limits_.link.is_open()) {
     return false;
   }
   const StepChoice& choice = in_memory.plan.choice;
@@ -155,14 +155,14 @@ bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step)
 
 const StepPlan* StepPlanner::in_place(const StepToPlan& step) {
   const StepPlan& plan = last_->plan;
-  stays_ = std::max(stays_, in_files(plan));
+  stays_ = outside_in_either(stays_, plan.placement);
   step.trial.put(stays_);
   return &plan;
 }
 
 void StepPlanner::choose(Known& known, const StepToPlan& step) {
   const int64_t same = known.trials.counts().left_free > 0 ? known.plan.choice.items : 0;
-  if (stays_ != InFiles::Nothing) {
+  if (stays_.state == Place::File) {
     known.trials.keep_state_in_file();
   }
   known.plan = known.trials.choose(step, choices_.find(step), same);
@@ -255,8 +255,7 @@ void StepPlanner::read(const StepToPlan& step) {
   file_.emplace(folder_, step.trial.described());
   try {
     for (SavedPlan& saved : file_->read()) {
-      const bool in_file = saved.plan.model_in_file;
-      known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.counts, limits_, in_file),
+      known_.push_back({.trials = StepTrials(std::move(saved.kind), saved.counts, limits_, saved.plan.placement.model),
                         .plan = std::move(saved.plan),
                         .state = PlanState::Read,
                         .recorded = std::move(saved.recorded)});
@@ -275,7 +274,7 @@ bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
   const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
   return !is_outdated(read, step) && plan.budget_bytes == limits_.budget &&
          counts.gradient_bytes == step.counts.gradient_bytes && counts.optimizer_bytes == step.counts.optimizer_bytes &&
-         counts.state_file == step.counts.state_file && counts.model_file == step.counts.model_file &&
+         counts.state_in_file == step.counts.state_in_file && counts.model_in_file == step.counts.model_in_file &&
          counts.fixed_bytes - step.counts.fixed_bytes <= limits_.budget / 16 &&
          (link == nullptr || !link->is_open() || link->directory == limits_.link.directory) &&
          (before == nullptr ||

@@ -91,7 +91,7 @@ class StepPlanner {
 
   Known plan_anew(const StepToPlan& step);
   void plan_again(Known& known, const StepToPlan& step);
-  std::optional<Known> try_with(const StepToPlan& step, bool model_in_file);
+  std::optional<Known> try_with(const StepToPlan& step, Place model);
   bool is_worth_files(const Known& in_memory, const StepToPlan& step) const;
   Known* find(const StepToPlan& step);
   Known* find_or_read(const StepToPlan& step);
@@ -108,7 +108,7 @@ class StepPlanner {
   StepChoices choices_;
   Known* last_ = nullptr;
   // Tensors that a plan has put into files stay in files, and do not go back and forth between batches.
-  InFiles stays_ = InFiles::Nothing;
+  Placement stays_;
   std::optional<Before> before_;  // while the step is repeated
   std::filesystem::path folder_;
   std::optional<PlanFile> file_;  // from the first look at the file on

@@ -46,6 +46,19 @@ uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* region
   return hash;
 }
 
+StepMemory StepCounts::memory(Placement placement) const {
+  StepMemory memory{.fixed = fixed_bytes + effect_bytes, .gradients = gradient_bytes, .workspace = optimizer_bytes};
+  if (placement.state == Place::File) {
+    memory.fixed -= std::max<int64_t>(0, state_in_file.saved() - idle_state_bytes);
+    memory.workspace = state_in_file.workspace;
+  }
+  if (placement.model == Place::File) {
+    memory.fixed -= model_in_file.saved();
+    memory.gradients = 0;
+  }
+  return memory;
+}
+
 bool covers(const StepKind& large, const StepKind& small) {
   return large.modes == small.modes && large.trained == small.trained && covers(large.shape, small.shape);
 }

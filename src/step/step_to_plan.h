@@ -1,5 +1,5 @@
 #pragma once
-// StepToPlan: a step before planning. StepTrial: how the step can be tried.
+// StepToPlan: a step before planning. TrialRunner: how the step can be tried.
 
 #include <cstdint>
 #include <string>
@@ -7,9 +7,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "snug/accumulation.h"
-#include "snug/stateful_optimizer.h"
 #include "snug/step_plan.h"
 #include "src/remat/effect_journal.h"
+#include "src/step/placement.h"
 #include "src/step/rank_verdict.h"
 
 namespace torch::nn {
@@ -32,28 +32,13 @@ struct StepKind {
 /// StepKind::modes. `regions`: null if no region can be moved.
 uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* regions);
 
-/// The bytes of a model with weights and gradients in files.
-struct ModelFileBytes {
-  int64_t moved = 0;   ///< of weights and buffers in files, and not in memory
-  int64_t beside = 0;  ///< in memory instead: the window, and small gradients
-
-  friend bool operator==(const ModelFileBytes&, const ModelFileBytes&) = default;
-};
-
-/// The parts of a step in files: none; the optimizer's state; the optimizer's state, the weights and the gradients.
-enum class InFiles : uint8_t { Nothing, State, Everything };
-
-inline InFiles in_files(const StepPlan& plan) {
-  return plan.model_in_file ? InFiles::Everything : plan.state_in_file ? InFiles::State : InFiles::Nothing;
-}
-
 /// Runs the micro-batches of a step before the step itself.
-class StepTrial {
+class TrialRunner {
  public:
-  StepTrial() = default;
-  StepTrial(const StepTrial&) = delete;
-  StepTrial& operator=(const StepTrial&) = delete;
-  virtual ~StepTrial() = default;
+  TrialRunner() = default;
+  TrialRunner(const TrialRunner&) = delete;
+  TrialRunner& operator=(const TrialRunner&) = delete;
+  virtual ~TrialRunner() = default;
 
   /// Loads the first `items` items, until unload(). `to_measure`: for a part into which the step does not cut the
   /// batch.
@@ -68,11 +53,11 @@ class StepTrial {
   virtual int64_t idle_state_bytes() const = 0;
   /// After a loss: why the batch must not be cut; empty: the batch may be cut.
   virtual std::string pinned_by() const = 0;
-  /// Puts `what` into files, and the rest into memory. No effect on parts that cannot leave. Throws as an allocation
+  /// Moves each part of the step to the part's place. No effect on parts that cannot leave. Throws as an allocation
   /// does.
-  virtual void put(InFiles /*what*/) {}
-  /// The step's bytes with `what` in files; activations are not counted.
-  virtual BytesByKind bytes(InFiles /*what*/) const { return {}; }
+  virtual void put(Placement /*placement*/) {}
+  /// The step's bytes under a placement; activations are not counted.
+  virtual BytesByKind bytes(Placement /*placement*/) const { return {}; }
   /// The present StepCounts::fixed_bytes, without copies in the journal. No items are loaded, and no gradients are
   /// held.
   virtual int64_t fixed_bytes() const = 0;
@@ -89,19 +74,22 @@ struct StepCounts {
   int64_t fixed_bytes = 0;              ///< alive all the time: everything but gradients and activations
   int64_t gradient_bytes = 0;           ///< of all gradients
   int64_t optimizer_bytes = 0;          ///< workspace of the optimizer's part
-  StateFileBytes state_file = {};       ///< with the state in a file: the bytes not in memory, and the workspace
-  ModelFileBytes model_file = {};       ///< with the model in files: the bytes not in memory, and the bytes beside
+  PartInFile state_in_file = {};        ///< the optimizer's state in a file instead
+  PartInFile model_in_file = {};        ///< weights, large buffers and gradients in files instead
 
   // Counts that trials show:
   int64_t effect_bytes = 0;      ///< copies of memory that the step writes outside of itself
   int64_t kept_bytes = 0;        ///< results that the program keeps until the next step, in profiles: see ProfiledStep
   int64_t idle_state_bytes = 0;  ///< state of parameters without a gradient, not in fixed_bytes
   int64_t left_free = 0;         ///< left free since a step, or a plan that was tried, ran out of memory
+
+  /// The step's memory under a placement, activations and items aside. Idle state is counted in no place.
+  StepMemory memory(Placement placement) const;
 };
 
 /// A step before planning.
 struct StepToPlan {
-  StepTrial& trial;
+  TrialRunner& trial;
   StepKind kind = {};
   StepCounts counts = {};
   int64_t micro_batch = 0;        // items in each micro-batch; 0: to be chosen

@@ -86,7 +86,7 @@ PlacedBytes bytes_of_activations(const StepProfile& profile, const RematPlan& pl
 }
 
 // Until the end of the returned scope a trial holds gradients, as the step will.
-auto gradients_held(StepTrial& trial, bool held) {
+auto gradients_held(TrialRunner& trial, bool held) {
   auto drop = c10::make_scope_exit([&trial, held] {
     if (held) {
       trial.hold_gradients(false);
@@ -100,15 +100,15 @@ auto gradients_held(StepTrial& trial, bool held) {
 
 }  // namespace
 
-StepTrials::StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits& limits, bool model_in_file)
+StepTrials::StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits& limits, Place model)
     : limits_(&limits),
       kind_(std::move(kind)),
       counts_(counts),
-      model_in_file_(model_in_file),
-      state_must_be_in_file_(model_in_file) {}
+      placement_{.model = model},
+      state_must_be_in_file_(model == Place::File) {}
 
-StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file)
-    : StepTrials(step.kind, step.counts, limits, model_in_file) {
+StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, Place model)
+    : StepTrials(step.kind, step.counts, limits, model) {
   counts_.left_free = device_memory(limits.device.type()).gaps();
 }
 
@@ -143,7 +143,7 @@ bool StepTrials::count_idle_state() {
 // --- trying
 
 void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) {
-  StepTrial& trial = step.trial;
+  TrialRunner& trial = step.trial;
   int64_t kept = 0;
   trial.unload();
   {
@@ -268,19 +268,21 @@ void StepTrials::try_slices(const StepToPlan& step, int64_t items) {
 
 // The faster of both places for the state. If nothing fits in either place, the place that asks for less.
 StepTrials::Found StepTrials::search(int64_t only) const {
-  if (!state_can_leave() || state_must_be_in_file_) {
-    return {search_with(only, state_can_leave()), state_can_leave(), std::nullopt};
+  const Placement in_memory_at = with_state(Place::Memory), farthest = with_state(farthest_state());
+  if (state_must_be_in_file_ || farthest.state == Place::Memory) {
+    return {search_with(only, farthest), farthest, std::nullopt};
   }
-  StepSearch memory = search_with(only, false), file = search_with(only, true);
+  StepSearch memory = search_with(only, in_memory_at), file = search_with(only, farthest);
   const bool in_file = memory.choice && file.choice   ? file.choice->seconds < memory.choice->seconds
                        : memory.choice || file.choice ? file.choice.has_value()
                                                       : file.smallest_feasible_bytes < memory.smallest_feasible_bytes;
-  return in_file ? Found{std::move(file), true, std::move(memory)} : Found{std::move(memory), false, std::move(file)};
+  return in_file ? Found{std::move(file), farthest, std::move(memory)}
+                 : Found{std::move(memory), in_memory_at, std::move(file)};
 }
 
 // Searches all micro-batches that were tried and are not too large for other ranks, or only micro-batches of `only`
 // items.
-StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
+StepSearch StepTrials::search_with(int64_t only, Placement placement) const {
   std::list<plan::StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
   for (const auto& [items, tried] : tried_) {
@@ -292,12 +294,13 @@ StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
   if (candidates.empty()) {
     return {};
   }
+  const StepMemory memory = counts_.memory(placement);
   return search_step(candidates, {.batch = counts_.batch,
                                   .budget = limits_->budget - counts_.left_free,
-                                  .fixed_bytes = fixed_bytes(state_in_file),
-                                  .gradient_bytes = gradient_bytes(),
-                                  .optimizer_bytes = workspace_bytes(state_in_file),
-                                  .optimizer_seconds = state_seconds(state_in_file)});
+                                  .fixed_bytes = memory.fixed,
+                                  .gradient_bytes = memory.gradients,
+                                  .optimizer_bytes = memory.workspace,
+                                  .optimizer_seconds = state_seconds(placement)});
 }
 
 StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
@@ -312,7 +315,7 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
       found = search(0);
     }
     if (found.search.choice) {
-      state_in_file_ = found.state_in_file;
+      placement_ = found.placement;
       if (std::optional<StepPlan> plan = make_plan(step, found)) {
         return *std::move(plan);
       }
@@ -336,10 +339,9 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
 std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Found& found) {
   StepPlan plan{.budget_bytes = limits_->budget,
                 .choice = *found.search.choice,
-                .state_in_file = found.state_in_file,
-                .model_in_file = model_in_file_,
+                .placement = found.placement,
                 .considered = found.search.explain() + untried_ + told_of_state(found)};
-  plan.bytes = step.trial.bytes(in_files(plan));
+  plan.bytes = step.trial.bytes(plan.placement);
   StepChoice& choice = plan.choice;
   plan.slices = tried_.at(choice.items).slices;
   const SliceScope slices(plan.slices);
@@ -349,7 +351,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
   const bool is_plain =
       choice.plan.seconds <= choice.plan.plain_seconds && choice.plan.peak_bytes >= choice.plan.plain_peak_bytes;
   if (!is_plain) {
-    const int64_t beside = bytes_beside(choice.items, found.state_in_file);
+    const int64_t beside = bytes_beside(choice.items, plan.placement);
     const auto gradients = gradients_held(step.trial, holds_gradients(step, choice.items));
     try {
       step.trial.load(choice.items);
@@ -371,7 +373,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       return std::nullopt;
     }
     choice.plan = plan.activations->choice();
-    choice.peak_bytes = std::max(bytes_of_update(found.state_in_file), beside + choice.plan.peak_bytes);
+    choice.peak_bytes = std::max(counts_.memory(plan.placement).in_update(), beside + choice.plan.peak_bytes);
   }
   plan.bytes.activations = bytes_of_activations(
       plan.activations ? plan.activations->profile() : tried_.at(choice.items).profile, choice.plan);
@@ -380,22 +382,24 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
 
 // Says in which place the optimizer's state is, and how fast the step would be with the state in the other place.
 std::string StepTrials::told_of_state(const Found& found) const {
-  if (!state_can_leave()) {
+  if (!counts_.state_in_file.can_leave()) {
     return {};
   }
-  std::string elsewhere = model_in_file_ ? "so are weights and gradients" : "an earlier plan had it there";
+  const bool in_file = found.placement.state == Place::File;
+  std::string elsewhere =
+      found.placement.model == Place::File ? "so are weights and gradients" : "an earlier plan had it there";
   if (found.elsewhere) {
-    const std::string_view where = found.state_in_file ? "in memory" : "in a file";
+    const std::string_view where = in_file ? "in memory" : "in a file";
     const auto& other = found.elsewhere->choice;
     elsewhere = other ? fmt::format("{} a step takes {:.3f} ms", where, 1e3 * other->seconds)
                       : fmt::format("nothing fits {}", where);
   }
-  return fmt::format("The optimizer's state, {}, is {}; {}.\n", Bytes(counts_.state_file.moved).str(),
-                     found.state_in_file
-                         ? fmt::format("in a file, which takes {:.3f} ms of a step and a workspace of {}",
-                                       1e3 * state_seconds(true), Bytes(counts_.state_file.workspace).str())
-                         : "in memory",
-                     elsewhere);
+  return fmt::format(
+      "The optimizer's state, {}, is {}; {}.\n", Bytes(counts_.state_in_file.moved).str(),
+      in_file ? fmt::format("in a file, which takes {:.3f} ms of a step and a workspace of {}",
+                            1e3 * state_seconds(found.placement), Bytes(counts_.state_in_file.workspace).str())
+              : "in memory",
+      elsewhere);
 }
 
 // For a step of which nothing ran within the budget. Parts of the micro-batch may run, and two parts tell by
@@ -419,13 +423,13 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
     if (!whole) {
       return 0;
     }
-    const bool in_file = state_can_leave();
+    const StepMemory memory = parts.counts_.memory(with_state(farthest_state()));
     const int64_t loaded = large.loaded_bytes / part * items * (micro_batches(items) > 1 ? 2 : 1);
-    const int64_t beside = parts.fixed_bytes(in_file) + loaded + (micro_batches(items) > 1 ? gradient_bytes() : 0);
+    const int64_t beside = memory.fixed + loaded + (micro_batches(items) > 1 ? memory.gradients : 0);
     const RematPlan least = plan::PlanSolver(plan::StepSimulator(*whole)).smallest();
     // The step is tried under a guess first. A guess takes more than the least.
     const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
-    return std::max(parts.bytes_of_update(in_file), beside + peak) + kSmallThings;
+    return std::max(memory.in_update(), beside + peak) + kSmallThings;
   }
   return 0;
 }
@@ -446,8 +450,7 @@ void StepTrials::refuse(int64_t smallest, int64_t bound) const {
     }
   }
   if (smallest == 0) {
-    const bool in_file = state_can_leave();
-    const int64_t least = std::max(fixed_bytes(in_file), bytes_of_update(in_file));
+    const int64_t least = counts_.memory(with_state(farthest_state())).in_update();
     text += least > limits_->budget
                 ? fmt::format("; weights, gradients, the optimizer's state and what an update takes are {} ({} bytes)",
                               Bytes(least).str(), least)

@@ -32,16 +32,16 @@ class StepTrials {
  public:
   using Choice = StepChoices::Choice;
 
-  /// Nothing is tried yet. `limits` must outlive the StepTrials. `model_in_file`: weights and gradients are in files.
-  StepTrials(const StepToPlan& step, const PlanLimits& limits, bool model_in_file);
+  /// Nothing is tried yet. `limits` must outlive the StepTrials. `model`: the place of weights and gradients.
+  StepTrials(const StepToPlan& step, const PlanLimits& limits, Place model);
   /// For a plan of another program. The other program has made the trials.
-  StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits& limits, bool model_in_file);
+  StepTrials(StepKind kind, const StepCounts& counts, const PlanLimits& limits, Place model);
 
   const StepKind& kind() const { return kind_; }
   /// The bytes and items that plans count with.
   const StepCounts& counts() const { return counts_; }
-  /// What is in files during trials: as much as possible, because trials have most room then.
-  InFiles while_trying() const { return model_in_file_ ? InFiles::Everything : InFiles::State; }
+  /// The placement during trials: the state is in a file if possible, because trials have most room then.
+  Placement while_trying() const { return {.state = Place::File, .model = placement_.model}; }
   /// Every operator of the micro-batch, all results kept as in `choice`.
   ActivationPlan recorded(const StepChoice& choice) const;
   void set_at_most(int64_t items) { counts_.at_most = items; }
@@ -59,10 +59,7 @@ class StepTrials {
   /// other items reach. From here on the idle state is counted. False: no state was idle.
   bool count_idle_state();
   /// Whether weights, gradients and the needs of an update leave any room within the budget.
-  bool has_room() const {
-    const bool in_file = state_can_leave();
-    return std::max(fixed_bytes(in_file), bytes_of_update(in_file)) <= limits_->budget;
-  }
+  bool has_room() const { return counts_.memory(with_state(farthest_state())).in_update() <= limits_->budget; }
   /// Whether something fits, after run().
   bool has_found() const { return search(0).search.choice.has_value(); }
   /// Tries until something fits, if anything fits. `before`: the choice of an earlier run, tried first, or null.
@@ -74,10 +71,10 @@ class StepTrials {
   StepPlan choose(const StepToPlan& step, const Choice* before, int64_t same);
 
  private:
-  // The result of a search, with the optimizer's state in memory or in a file.
+  // The result of a search under a placement.
   struct Found {
     StepSearch search;
-    bool state_in_file = false;
+    Placement placement;
     std::optional<StepSearch> elsewhere = {};  // with the state in the other place, if the state has a choice
   };
 
@@ -95,7 +92,7 @@ class StepTrials {
   int64_t try_whole(const StepToPlan& step);
   void try_slices(const StepToPlan& step, int64_t items);
   Found search(int64_t only) const;
-  StepSearch search_with(int64_t only, bool state_in_file) const;
+  StepSearch search_with(int64_t only, Placement placement) const;
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
   std::string told_of_state(const Found& found) const;
   int64_t smallest_budget(const StepToPlan& step) const;
@@ -118,40 +115,28 @@ class StepTrials {
   int64_t more_left_free() const {
     return counts_.left_free + std::max<int64_t>({4096, counts_.left_free, bytes_for_activations() / 32});
   }
-  int64_t bytes_for_activations() const { return limits_->budget - fixed_bytes(state_in_file_); }
+  int64_t bytes_for_activations() const { return limits_->budget - counts_.memory(placement_).fixed; }
   // Whether a trial holds gradients, as the step will. Within a window the gradients exist already.
   bool holds_gradients(const StepToPlan& step, int64_t items) const {
-    return micro_batches(std::max(items, measured_for_)) > 1 && !model_in_file_ && !step.is_within_window;
+    return micro_batches(std::max(items, measured_for_)) > 1 && placement_.model == Place::Memory &&
+           !step.is_within_window;
   }
-  bool state_can_leave() const { return counts_.state_file.moved > 0; }
-  // Idle state is counted in neither place.
-  int64_t fixed_bytes(bool state_in_file) const {
-    return counts_.fixed_bytes + counts_.effect_bytes -
-           (state_in_file ? std::max<int64_t>(0, counts_.state_file.moved - counts_.idle_state_bytes) : 0) -
-           (model_in_file_ ? counts_.model_file.moved - counts_.model_file.beside : 0);
-  }
-  int64_t gradient_bytes() const { return model_in_file_ ? 0 : counts_.gradient_bytes; }
-  int64_t workspace_bytes(bool state_in_file) const {
-    return state_in_file ? counts_.state_file.workspace : counts_.optimizer_bytes;
-  }
-  double state_seconds(bool state_in_file) const {
-    return state_in_file ? limits_->link.out_seconds(counts_.state_file.moved) +
-                               limits_->link.back_seconds(counts_.state_file.moved)
-                         : 0;
+  Placement with_state(Place state) const { return {.state = state, .model = placement_.model}; }
+  Place farthest_state() const { return counts_.state_in_file.can_leave() ? Place::File : Place::Memory; }
+  double state_seconds(Placement placement) const {
+    const int64_t moved = placement.state == Place::File ? counts_.state_in_file.moved : 0;
+    return moved > 0 ? limits_->link.out_seconds(moved) + limits_->link.back_seconds(moved) : 0;
   }
   // Bytes alive beside the activations of one micro-batch.
-  int64_t bytes_beside(int64_t items, bool state_in_file) const {
-    return fixed_bytes(state_in_file) + loaded_bytes(items) + (micro_batches(items) > 1 ? gradient_bytes() : 0);
-  }
-  int64_t bytes_of_update(bool state_in_file) const {
-    return fixed_bytes(state_in_file) + gradient_bytes() + workspace_bytes(state_in_file);
+  int64_t bytes_beside(int64_t items, Placement placement) const {
+    const StepMemory memory = counts_.memory(placement);
+    return memory.fixed + loaded_bytes(items) + (micro_batches(items) > 1 ? memory.gradients : 0);
   }
 
   const PlanLimits* limits_;
   StepKind kind_;
   StepCounts counts_;
-  bool model_in_file_;
-  bool state_in_file_ = false;  // of the last plan
+  Placement placement_;  // of the last plan
   bool state_must_be_in_file_ = false;
   bool trusts_idle_state_ = true;
   std::map<int64_t, Tried> tried_;  // by items

@@ -82,7 +82,7 @@ class Stepper::Impl {
       parameters_.check_full_weights(scaler().is_enabled());
     }
     budget_.check();
-    detail::check_planning(model, options, budget_.plans());
+    detail::check_planning(model, options, budget_.is_planning());
   }
 
   c10::Device device() const { return parameters_.device(); }
@@ -100,7 +100,7 @@ class Stepper::Impl {
     try {
       return make_or_repeat(is_first ? Repeats::Alone : Repeats::Never, [&] { return add_micro_batch(source); });
     } catch (const BudgetExceeded&) {
-      if (!is_first && budget_.plans()) {
+      if (!is_first && budget_.is_planning()) {
         plan_for_later_windows(source);
       }
       throw;
@@ -122,7 +122,7 @@ class Stepper::Impl {
     require_closed_window();  // the window's gradients are not part of the state
     StateDict state;
     precision_.add_to(state);
-    if (budget_.plans()) {
+    if (budget_.is_planning()) {
       state.set("micro_batches", budget_.planner().choices());
     }
     if (options_.weights == Weights::Low) {
@@ -138,7 +138,7 @@ class Stepper::Impl {
     // Everything that may throw comes before the first write.
     detail::StepPrecision restored = precision_.restored(state, saved, parameters_.all());
     std::optional<detail::StepChoices> choices;
-    if (budget_.plans() && state.contains("micro_batches")) {
+    if (budget_.is_planning() && state.contains("micro_batches")) {
       choices = detail::StepChoices::parse(state.get<std::string>("micro_batches"));
     }
     if (options_.weights == Weights::Low) {
@@ -161,11 +161,11 @@ class Stepper::Impl {
     }
     make_or_repeat(Repeats::Alone, [&]() -> std::optional<StepResult> {
       open_window();
-      micro_batch_of(source);
+      plan_micro_batch(source);
       abandon();
       return std::nullopt;
     });
-    if (budget_.plans()) {
+    if (budget_.is_planning()) {
       budget_.planner().save();
     }
     return plan();
@@ -193,7 +193,7 @@ class Stepper::Impl {
 
   StepResult make_step(const MicroBatches& source) {
     open_window();
-    const int64_t size = micro_batch_of(source);
+    const int64_t size = plan_micro_batch(source);
     note_effects();  // before buffers come from rank 0
     start_measuring();
     agree_on_passes(source.items, size);
@@ -236,7 +236,7 @@ class Stepper::Impl {
     if (is_first) {
       open_window();
     }
-    if (budget_.plans()) {
+    if (budget_.is_planning()) {
       plan_in_window(source);
     }
     note_effects();
@@ -251,7 +251,7 @@ class Stepper::Impl {
   }
 
   void plan_in_window(const MicroBatches& source) {
-    Trial trial(*this, source, source.items * options_.accumulate);
+    Runner trial(*this, source, source.items * options_.accumulate);
     budget_.plan_here(trial.step(source.items));
   }
 
@@ -277,7 +277,7 @@ class Stepper::Impl {
     bool has_begun = false;
     const auto end_step = c10::make_scope_exit([&] { keep_effects(); });
     for (;;) {
-      if (repeats == Repeats::OnAllRanks && budget_.plans()) {
+      if (repeats == Repeats::OnAllRanks && budget_.is_planning()) {
         ranks_.begin_split();
       }
       std::optional<StepResult> result;
@@ -362,20 +362,20 @@ class Stepper::Impl {
 
   // Items in each micro-batch. With a budget, plans are made here: gradients are the gradients of the whole batch for
   // any split.
-  int64_t micro_batch_of(const MicroBatches& source) {
+  int64_t plan_micro_batch(const MicroBatches& source) {
     const int64_t given = options_.micro_batch == 0 ? source.items : std::min(options_.micro_batch, source.items);
-    if (!budget_.plans()) {
+    if (!budget_.is_planning()) {
       return given;
     }
-    Trial trial(*this, source, source.items);
+    Runner trial(*this, source, source.items);
     const StepPlan* plan = budget_.plan(trial.step(options_.micro_batch));
     return plan == nullptr || options_.micro_batch > 0 ? given : plan->choice.items;
   }
 
   // The micro-batches of a step of `batch` items, as planning runs them.
-  class Trial final : public detail::StepTrial {
+  class Runner final : public detail::TrialRunner {
    public:
-    Trial(Impl& stepper, const MicroBatches& source, int64_t batch)
+    Runner(Impl& stepper, const MicroBatches& source, int64_t batch)
         : stepper_(stepper), source_(source), batch_(batch), state_(stepper.optimizer_, stepper.parameters_) {}
 
     /// `micro_batch`: items in each micro-batch; 0: to be chosen.
@@ -391,8 +391,8 @@ class Stepper::Impl {
                          .fixed_bytes = fixed_bytes(),
                          .gradient_bytes = parameters.bytes_of_all_gradients(),
                          .optimizer_bytes = detail::workspace_bytes(stepper_.optimizer_),
-                         .state_file = stepper_.budget_.state_place().bytes(),
-                         .model_file = stepper_.budget_.model_place().bytes()},
+                         .state_in_file = stepper_.budget_.state_place().bytes(),
+                         .model_in_file = stepper_.budget_.model_place().bytes()},
               .micro_batch = micro_batch,
               .state_bytes = state_.bytes(),
               .is_within_window = is_within_window()};
@@ -402,12 +402,11 @@ class Stepper::Impl {
     int64_t fixed_bytes() const override {
       const detail::StatePlace& state = stepper_.budget_.state_place();
       const detail::ModelPlace& model = stepper_.budget_.model_place();
-      const detail::ModelFileBytes model_file = model.bytes();
       const int64_t buckets = stepper_.options_.weights == Weights::Low ? 0 : stepper_.ranks_.bucket_bytes();
       return live_bytes(stepper_.device()).count() - stepper_.budget_.journal().bytes() -
              (is_within_window() ? stepper_.parameters_.gradient_bytes() : 0) + state_.bytes() +
-             stepper_.budget_.own_bytes() + buckets + (state.is_in_file() ? state.bytes().moved : 0) +
-             (model.is_in_file() ? model_file.moved - model_file.beside : 0);
+             stepper_.budget_.own_bytes() + buckets + (state.place() == Place::File ? state.bytes().saved() : 0) +
+             (model.place() == Place::File ? model.bytes().saved() : 0);
     }
     detail::EffectJournal& journal() override { return stepper_.budget_.journal(); }
     void load(int64_t items, bool to_measure) override {
@@ -436,16 +435,16 @@ class Stepper::Impl {
     }
     void hold_gradients(bool held) override { stepper_.parameters_.hold_zero_gradients(held); }
     int64_t idle_state_bytes() const override {
-      const bool is_known = stepper_.ranks_.is_alone() && !stepper_.budget_.state_place().is_in_file();
+      const bool is_known = stepper_.ranks_.is_alone() && stepper_.budget_.state_place().place() == Place::Memory;
       return is_known ? state_.idle_bytes() : 0;
     }
-    void put(detail::InFiles what) override {
-      stepper_.budget_.state_place().put(what != detail::InFiles::Nothing);
-      stepper_.budget_.model_place().put(what == detail::InFiles::Everything);
+    void put(Placement placement) override {
+      stepper_.budget_.state_place().put(placement.state);
+      stepper_.budget_.model_place().put(placement.model);
     }
-    BytesByKind bytes(detail::InFiles what) const override {
+    BytesByKind bytes(Placement placement) const override {
       return detail::bytes_by_kind(stepper_.model_, stepper_.optimizer_, stepper_.parameters_,
-                                   stepper_.budget_.model_place(), stepper_.budget_.state_place(), what);
+                                   stepper_.budget_.model_place(), stepper_.budget_.state_place(), placement);
     }
     std::string pinned_by() const override {
       return is_whole_ ? "a Loss::whole" : stepper_.options_.carried.empty() ? "" : "carried state";
@@ -511,7 +510,7 @@ class Stepper::Impl {
 
   // From here on, changes of the step outside of itself are noted.
   void note_effects() {
-    if (budget_.plans()) {
+    if (budget_.is_planning()) {
       effects_.emplace(budget_.journal(), [this](const at::Tensor& leaf) { return parameters_.holds(leaf); });
     }
   }
@@ -549,7 +548,7 @@ class Stepper::Impl {
   // - on ranks, because a rank may have no data for forward;
   // - with masters, because masters overwrite the model.
   bool may_write_parameters(const MicroBatch& micro) const {
-    return window_.size() == 0 && micro.is_last && !budget_.plans() && ranks_.is_alone() &&
+    return window_.size() == 0 && micro.is_last && !budget_.is_planning() && ranks_.is_alone() &&
            options_.weights == Weights::Full;
   }
 
@@ -596,7 +595,7 @@ class Stepper::Impl {
     }
     first_grad_norm_.reset();
     result.activation_peak_bytes =
-        watch_->rise() - (budget_.model_place().is_in_file() ? 0 : parameters_.gradient_bytes());
+        watch_->rise() - (budget_.model_place().place() == Place::File ? 0 : parameters_.gradient_bytes());
     return result;
   }
 

@@ -121,11 +121,11 @@ TEST(StepperModelInFile, TrainsInLessThanItsWeightsWithTheBitsOfPlainTraining) {
     }
     EXPECT_LT(live() - before, 2 * kMiB) << "a window";
     EXPECT_TRUE(bits_of(run.state()) == expected);
-    EXPECT_TRUE(run.stepper.plan()->model_in_file);
-    EXPECT_TRUE(run.stepper.plan()->state_in_file);
+    EXPECT_EQ(run.stepper.plan()->placement.model, Place::File);
+    EXPECT_EQ(run.stepper.plan()->placement.state, Place::File);
     EXPECT_THAT(run.stepper.plan()->explain(), HasSubstr("Weights and gradients are in files"));
     EXPECT_THAT(run.stepper.plan()->verdict(), HasSubstr("go to files"));
-    EXPECT_TRUE(StepPlan::from_json(run.stepper.plan()->to_json()).model_in_file);
+    EXPECT_EQ(StepPlan::from_json(run.stepper.plan()->to_json()).placement.model, Place::File);
     expect_all_outside(run.stepper.plan()->bytes, run.model->parameters());
   }
 }
@@ -143,7 +143,7 @@ TEST(StepperModelInFile, ARelativeDirectoryIsThatOfTheConstructorWhereTheProgram
   const Tensor held = run.model->parameters()[2].grad();
   EXPECT_NO_THROW(run.step(batch));
   std::filesystem::current_path(before);
-  EXPECT_TRUE(run.stepper.plan()->model_in_file);
+  EXPECT_EQ(run.stepper.plan()->placement.model, Place::File);
 }
 
 TEST(StepperModelInFile, StaysInMemoryWhereThatFits) {
@@ -151,7 +151,7 @@ TEST(StepperModelInFile, StaysInMemoryWhereThatFits) {
   const Batch batch = make_batch(16);
   PlannedTraining run(options(Bytes(live() + 64 * kMiB), folder), wide());
   run.step(batch);
-  EXPECT_FALSE(run.stepper.plan()->model_in_file);
+  EXPECT_EQ(run.stepper.plan()->placement.model, Place::Memory);
   EXPECT_FALSE(is_in_file(run.model));
 }
 
@@ -227,7 +227,7 @@ TEST(StepperModelInFile, TakesTiedFrozenAndWrittenTensorsAlong) {
         return Loss::mean((model->forward(micro[0]) - micro[1]).square().mean(), micro.size());
       });
     }
-    EXPECT_TRUE(with.memory_budget.is_unlimited() || stepper.plan()->model_in_file);
+    EXPECT_TRUE(with.memory_budget.is_unlimited() || stepper.plan()->placement.model == Place::File);
     std::vector<Tensor> all = model->parameters();
     all.push_back(model->table);
     return bits_of(all);
@@ -257,7 +257,7 @@ TEST(StepperModelInFile, TheSmallestBudgetThatIsToldWillDo) {
   EXPECT_LT(smallest.count() - before, 4 * kMiB) << "less than the weights";
   PlannedTraining run(options(smallest, folder), wide());
   run.step(batch);
-  EXPECT_TRUE(run.stepper.plan()->model_in_file);
+  EXPECT_EQ(run.stepper.plan()->placement.model, Place::File);
 }
 
 TEST(StepperModelInFile, IsBuiltInFilesWhereItDoesNotFitAndIsResumedWithinTheSameBudget) {
@@ -302,7 +302,7 @@ TEST(StepperModelInFile, IsInPlansThatAreReadBack) {
     PlannedTraining training(with, wide());
     training.step(batch);
     const int calls = training.calls;
-    EXPECT_TRUE(training.stepper.plan()->model_in_file);
+    EXPECT_EQ(training.stepper.plan()->placement.model, Place::File);
     EXPECT_TRUE(is_in_file(training.model));
     training.step(batch);
     return std::pair(calls, bits_of(training.model->parameters()));
@@ -454,8 +454,8 @@ TEST(ModelPlace, StaysInMemoryWhicheverAllocationFails) {
                          [](const Tensor& one) { return detail::FileMemory::holds(one.storage().data()); });
   };
   const int64_t failed = for_each_failing_allocation([&](FailingAllocation& allocation) {
-    const bool is_stopped = allocation.stops([&] { place.put(true); });
-    EXPECT_EQ(place.is_in_file(), !is_stopped);
+    const bool is_stopped = allocation.stops([&] { place.put(Place::File); });
+    EXPECT_EQ(place.place() == Place::File, !is_stopped);
     EXPECT_EQ(in_files(), is_stopped ? 0 : 10) << "of 64 KiB and more";
   });
   EXPECT_GT(failed, 8) << "of weights and of gradients";
@@ -532,7 +532,7 @@ TEST(StepperModelInFile, TrainsRandomModelsInFiveBudgetsWithTheBitsOfPlainTraini
       EXPECT_TRUE(planned.bits == plain.bits);
       EXPECT_LE(planned.peak, budget.count());
       EXPECT_LE(planned.peak, planned.plan->choice.peak_bytes);
-      in_files += planned.plan->model_in_file ? 1 : 0;
+      in_files += planned.plan->placement.model == Place::File ? 1 : 0;
     }
   }
   EXPECT_GE(in_files, 3);

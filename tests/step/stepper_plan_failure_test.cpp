@@ -140,7 +140,7 @@ TEST(StepperPlan, TakesLessWhereAnAllocationOfALibraryFails) {
 // --- what a planner remembers of it
 
 // A step of 64 items, each of which multiplies what `layer` makes of it.
-class LayersToPlan final : public detail::StepTrial {
+class LayersToPlan final : public detail::TrialRunner {
  public:
   LayersToPlan(Tensor weight, std::function<Tensor(const Tensor&)> layer)
       : weight_(std::move(weight)), layer_(std::move(layer)) {

@@ -93,7 +93,7 @@ TEST(StepperStateInFile, StaysInMemoryWhereEverythingFits) {
     run.step(batch);
   }
   EXPECT_FALSE(run.optimizer.is_state_in_file());
-  EXPECT_FALSE(run.stepper.plan()->state_in_file);
+  EXPECT_EQ(run.stepper.plan()->placement.state, Place::Memory);
   EXPECT_THAT(run.stepper.plan()->explain(), HasSubstr("is in memory"));
   EXPECT_TRUE(bits_of(run.state()) == expected);
 }
@@ -121,7 +121,7 @@ TEST(StepperStateInFile, TheSmallestBudgetThatIsToldWillDo) {
     EXPECT_LT(smallest.count() - before, kState.count() * 3 / 2) << "no state is in it";
     PlannedTraining run(options(smallest, folder), wide());
     run.step(batch);
-    EXPECT_TRUE(run.stepper.plan()->state_in_file);
+    EXPECT_EQ(run.stepper.plan()->placement.state, Place::File);
   }
   EXPECT_GT(refused, 0);
 }
@@ -135,7 +135,7 @@ TEST(StepperStateInFile, IsInPlansThatAreReadBack) {
     PlannedTraining training(with, wide());
     training.step(batch);
     const int calls = training.calls;
-    EXPECT_TRUE(training.stepper.plan()->state_in_file);
+    EXPECT_EQ(training.stepper.plan()->placement.state, Place::File);
     EXPECT_TRUE(training.optimizer.is_state_in_file());
     training.step(batch);
     return std::pair(calls, bits_of(training.state()));
@@ -176,7 +176,7 @@ TEST(StepperStateInFile, ARunIsResumedWithinTheSameBudget) {
 // --- the choice
 
 // A step of 64 items that keeps ten results of 64 KiB, beside a MiB of state.
-class LayersAndState final : public detail::StepTrial {
+class LayersAndState final : public detail::TrialRunner {
  public:
   LayersAndState() { journal_.begin(); }
   detail::StepToPlan step() {
@@ -184,7 +184,7 @@ class LayersAndState final : public detail::StepTrial {
             .counts = {.batch = 64,
                        .fixed_bytes = kMiB,
                        .gradient_bytes = static_cast<int64_t>(weight_.nbytes()),
-                       .state_file = {.moved = kMiB, .workspace = 1024}},
+                       .state_in_file = {.moved = kMiB, .workspace = 1024}},
             .micro_batch = 64};
   }
   void load(int64_t items, bool) override { items_ = items; }
@@ -202,9 +202,9 @@ class LayersAndState final : public detail::StepTrial {
   int64_t fixed_bytes() const override { return kMiB; }
   detail::EffectJournal& journal() override { return journal_; }
   std::string described() const override { return ""; }
-  void put(detail::InFiles what) override { places.push_back(what != detail::InFiles::Nothing); }
+  void put(Placement placement) override { places.push_back(placement.state); }
 
-  std::vector<bool> places;
+  std::vector<Place> places;
 
  private:
   detail::EffectJournal journal_;
@@ -222,11 +222,12 @@ TEST(StepperStateInFile, GoesThereOnlyWhereThatIsFasterOrNothingElseFits) {
     layers.places.clear();
     detail::StepPlanner planner(Bytes(only_so ? plain - kMiB + (64 << 10) : plain - (256 << 10)), false, slow);
     const StepPlan plan = *planner.plan(layers.step());
-    EXPECT_EQ(plan.state_in_file, only_so) << plan.explain();
-    EXPECT_EQ(layers.places, (std::vector<bool>{true, only_so})) << "there while it is tried";
+    EXPECT_EQ(plan.placement.state == Place::File, only_so) << plan.explain();
+    EXPECT_EQ(layers.places, (std::vector<Place>{Place::File, only_so ? Place::File : Place::Memory}))
+        << "there while it is tried";
     EXPECT_EQ(plan.activations.has_value(), !only_so) << plan.explain();
     EXPECT_EQ(plan.choice.seconds > 3600, only_so);
-    EXPECT_EQ(StepPlan::from_json(plan.to_json()).state_in_file, only_so);
+    EXPECT_EQ(StepPlan::from_json(plan.to_json()).placement.state == Place::File, only_so);
   }
 }
 
