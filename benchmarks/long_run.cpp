@@ -91,7 +91,7 @@ MallocBytes malloc_bytes() {
 template <class Model>
 void run_steps(const Subject& subject, Model& model, snug::Bytes budget, int64_t steps) {
   snug::AdamW optimizer(model->parameters(), {.lr = 1e-4});
-  snug::Stepper stepper(model, optimizer, {.memory_budget = budget});
+  snug::Stepper stepper(model, optimizer, {.budget = {.memory = budget}});
   fmt::print(
       "\n{}, {}\n\n| step | resident, MiB | of it files | malloc: used, MiB | malloc: free | live tensors, bytes "
       "| open files | threads |\n|---|---|---|---|---|---|---|---|\n",
