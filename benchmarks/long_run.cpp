@@ -18,6 +18,8 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include "program/models/gpt.h"
+#include "program/models/resnet.h"
 #include "snug/snug.h"
 #include "tests/support/process_figures.h"
 
