@@ -74,10 +74,10 @@ class Training {
     }
     snug::StepperOptions options{.micro_batch = 1};
     if (way.plans) {
-      options.memory_budget = limit;
+      options.budget.memory = limit;
     }
     if (way.all_in_files) {
-      options.offload = directory;
+      options.budget.offload = directory;
     }
     stepper_ = std::make_unique<snug::Stepper>(model_, *optimizer_, options);
   }

@@ -18,6 +18,8 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include "program/models/gpt.h"
+#include "program/models/resnet.h"
 #include "snug/snug.h"
 #include "tests/support/process_figures.h"
 
@@ -91,7 +93,7 @@ MallocBytes malloc_bytes() {
 template <class Model>
 void run_steps(const Subject& subject, Model& model, snug::Bytes budget, int64_t steps) {
   snug::AdamW optimizer(model->parameters(), {.lr = 1e-4});
-  snug::Stepper stepper(model, optimizer, {.memory_budget = budget});
+  snug::Stepper stepper(model, optimizer, {.budget = {.memory = budget}});
   fmt::print(
       "\n{}, {}\n\n| step | resident, MiB | of it files | malloc: used, MiB | malloc: free | live tensors, bytes "
       "| open files | threads |\n|---|---|---|---|---|---|---|---|\n",

@@ -53,6 +53,6 @@ int main() {
   return snug::benchmarks::serve({
       {"by_hand", by_hand},
       {"stepper", stepper({.micro_batch = kPart, .clip_norm = 1.0})},
-      {"budget", stepper({.micro_batch = kPart, .memory_budget = snug::Bytes(1 << 30), .clip_norm = 1.0})},
+      {"budget", stepper({.micro_batch = kPart, .clip_norm = 1.0, .budget = {.memory = snug::Bytes(1 << 30)}})},
   });
 }

@@ -39,7 +39,7 @@ void let_a_stepper_plan(torch::nn::Sequential& model, const Tensor& x, const Ten
     return snug::Loss::mean(torch::mse_loss(model->forward(micro[0]), micro[1]), micro.size());
   };
   snug::AdamW optimizer(model->parameters(), {.lr = 1e-3});
-  snug::Stepper stepper(model, optimizer, {.memory_budget = snug::Bytes::parse("40MiB")});
+  snug::Stepper stepper(model, optimizer, {.budget = {.memory = snug::Bytes::parse("40MiB")}});
   const auto result = stepper.step({x, y}, loss_of);  // its first step plans
   std::cout << stepper.plan()->explain();
   std::cout << "peak " << snug::Bytes(result.peak_bytes).str() << "\n";
@@ -61,7 +61,7 @@ void train_outside_of_memory(const Tensor& x, const Tensor& y) {
   auto model = deep_model();  // its weights are in files from the beginning
   in_file.reset();
   snug::AdamW optimizer(model->parameters(), {.lr = 1e-3});
-  snug::Stepper stepper(model, optimizer, {.memory_budget = budget, .offload = scratch, .clip_norm = 1.0});
+  snug::Stepper stepper(model, optimizer, {.clip_norm = 1.0, .budget = {.memory = budget, .offload = scratch}});
   stepper.step({x, y}, [&](const snug::Batch& micro) {
     return snug::Loss::mean(torch::mse_loss(model->forward(micro[0]), micro[1]), micro.size());
   });
@@ -73,7 +73,7 @@ void carry_state(snug::Bytes budget) {
   torch::nn::LSTMCell cell(256, 256);
   Tensor h = torch::zeros({32, 256}), c = torch::zeros({32, 256});
   snug::AdamW optimizer(cell->parameters(), {.lr = 1e-3});
-  snug::Stepper stepper(cell, optimizer, {.memory_budget = budget, .carried = {&h, &c}});
+  snug::Stepper stepper(cell, optimizer, {.budget = {.memory = budget, .carried = {&h, &c}}});
   for (int step = 1; step <= 3; ++step) {
     stepper.step({torch::randn({32, 16, 256})}, [&](const snug::Batch& micro) {
       auto state = std::tuple(h, c);

@@ -44,7 +44,7 @@ void by_hand(const Group& group, torch::nn::Sequential& model, const std::vector
 void by_stepper(const Group& group, torch::nn::Sequential& model, const std::vector<snug::Batch>& batches) {
   snug::DataParallel ddp(model, group);
   snug::ShardedOptimizer optimizer(model->parameters(), group, adamw);
-  snug::Stepper stepper(model, optimizer, {.micro_batch = 4, .clip_norm = 1.0, .data_parallel = &ddp});
+  snug::Stepper stepper(model, optimizer, {.micro_batch = 4, .clip_norm = 1.0, .ranks = {.data_parallel = &ddp}});
   for (const snug::Batch& batch : batches) {  // of this rank: any number of items, or none
     stepper.step(batch,
                  [&](const snug::Batch& micro) { return snug::Loss::sum(sum_loss(model, micro), micro[1].numel()); });

@@ -26,7 +26,7 @@ int main(int argc, char** argv) {
   const auto budget = argc > 3 ? snug::Bytes::parse(argv[3]) : snug::Bytes::unlimited();
   auto model = snug::load_exported(argv[1]);
   snug::AdamW optimizer(model->parameters(), {.lr = 1e-2});
-  snug::Stepper stepper(*model, optimizer, {.memory_budget = budget});
+  snug::Stepper stepper(*model, optimizer, {.budget = {.memory = budget}});
   for (int step = 0; step < 50; ++step) {
     const auto result = stepper.step(some_batch(), [&](const snug::Batch& batch) {
       return snug::Loss::mean(model->loss(batch.tensors()), batch.size());

@@ -109,7 +109,7 @@ Trained train_by_stepper(int64_t micro_batch, snug::Bytes budget) {
   groups.emplace_back(gan->discriminator->parameters(),
                       std::make_unique<torch::optim::AdamWOptions>(kRateOfDiscriminator));
   snug::AdamW optimizer(groups, {.lr = kRateOfGenerator});
-  snug::Stepper stepper(gan, optimizer, {.micro_batch = micro_batch, .memory_budget = budget});
+  snug::Stepper stepper(gan, optimizer, {.micro_batch = micro_batch, .budget = {.memory = budget}});
   Trained trained;
   for (int64_t step = 0; step < kSteps; ++step) {
     const auto result = stepper.step(batch_of(step), [&](const snug::Batch& micro) {

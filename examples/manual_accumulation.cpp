@@ -59,7 +59,7 @@ void by_stepper(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, co
 }
 
 void by_loader(torch::nn::Linear& model, torch::optim::Optimizer& optimizer, const std::vector<snug::Batch>& batches) {
-  snug::Stepper stepper(model, optimizer, {.accumulate = K});
+  snug::Stepper stepper(model, optimizer, {.accumulate = {.every = K}});
   for (const auto& batch : batches) {
     for (const auto& micro : snug::micro_batches(batch, kBatch / K)) {  // as a loader yields them
       const auto result = stepper.accumulate(micro, [&](const snug::Batch& part) {

@@ -13,7 +13,7 @@ int main() {
   const auto x = torch::randn({4096, 16}), y = x.sin().sum(1, /*keepdim=*/true);
 
   snug::AdamW optimizer(model->parameters(), {.lr = 1e-3});
-  snug::Stepper stepper(model, optimizer, {.memory_budget = snug::Bytes::parse("32MiB")});
+  snug::Stepper stepper(model, optimizer, {.budget = {.memory = snug::Bytes::parse("32MiB")}});
   for (int step = 0; step < 20; ++step) {
     const auto result = stepper.step({x, y}, [&](const snug::Batch& part) {
       return snug::Loss::mean(torch::mse_loss(model->forward(part[0]), part[1]), part[1].numel());

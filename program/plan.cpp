@@ -138,7 +138,7 @@ void print_choice(PlannedModel& model, const PlanFlags& flags) {
   const bool may_leave = flags.offloads && model.device.is_cpu();
   const Bytes least(may_leave ? 0 : smallest_limit(model.device).count() + 3 * model.parameters);  // gradients, moments
   Stepper stepper(*model.model.module, optimizer,
-                  {.memory_budget = std::max(budget, least), .plan_folder = flags.plans, .offload = offload});
+                  {.budget = {.memory = std::max(budget, least), .plan_folder = flags.plans, .offload = offload}});
   Bytes takes = Bytes::unlimited();
   try {
     const auto plan = stepper.plan_for(model.batch, model.model.loss_of);

@@ -107,7 +107,7 @@ StepSettings parse_step_settings(const char* const* settings) {
   StepSettings result{.make_optimizer = optimizer_of(texts), .options = {}};
   StepperOptions& options = result.options;
   if (const auto memory = texts.take("memory")) {
-    options.memory_budget = Bytes::parse(*memory);
+    options.budget.memory = Bytes::parse(*memory);
   }
   options.micro_batch = texts.number<int64_t>("micro_batch", 0);
   options.clip_norm = texts.number("clip_norm", 0.0);
@@ -115,9 +115,9 @@ StepSettings parse_step_settings(const char* const* settings) {
     options.precision = precision_from_string(*precision);
   }
   if (const auto offload = texts.take("offload")) {
-    options.offload = *offload;
+    options.budget.offload = *offload;
   }
-  options.plan_folder = texts.take("plan_folder").value_or("");
+  options.budget.plan_folder = texts.take("plan_folder").value_or("");
   texts.check_all_taken();
   return result;
 }

@@ -116,7 +116,7 @@ int main(int argc, char** argv) {
   std::mt19937 random(1);
   Model model;
   snug::AdamW optimizer(model->parameters(), {.lr = 2e-3});
-  snug::Stepper stepper(model, optimizer, {.memory_budget = snug::Bytes::parse("256MiB"), .clip_norm = 1.0});
+  snug::Stepper stepper(model, optimizer, {.clip_norm = 1.0, .budget = {.memory = snug::Bytes::parse("256MiB")}});
 
   const auto start = std::chrono::steady_clock::now();
   for (int step = 1; step <= steps; ++step) {

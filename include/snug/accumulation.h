@@ -17,7 +17,7 @@
 //
 // Two more functions are optional:
 // - `B batch_to(const B&, c10::Device)`, if Stepper shall move micro-batches to the model's device;
-// - `BatchShape batch_shape(const B&)`, if items differ in size and Stepper has a memory_budget.
+// - `BatchShape batch_shape(const B&)`, if items differ in size and the Stepper has a budget.
 //
 // AccumulationWindow: the arithmetic of one optimizer step over several micro-batches: the weight of each loss, and the
 // correction at the end. Stepper owns a window; use AccumulationWindow alone to write a loop of your own.

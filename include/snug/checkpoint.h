@@ -329,7 +329,7 @@ at::Tensor checkpoint_sequential(torch::nn::Sequential layers, int64_t segments,
 struct SlicedOptions {
   /// The dimension along which the input is cut and the results are joined. A negative number counts from the end.
   int64_t dim = 0;
-  /// The number of slices, at most the length of `dim`. 0: the number that the plan of a Stepper with a memory_budget
+  /// The number of slices, at most the length of `dim`. 0: the number that the plan of a Stepper with a budget
   /// asks for, or 1 outside of a plan.
   int64_t slices = 0;
   /// The length of every slice but the last is a multiple of this number: for layers that take, say, groups of four

@@ -101,7 +101,7 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// changes of later steps. Options are numbers with the current values. To keep the current state, clone the tensors,
   /// or save the dictionary at once, as torch::save and snapshots do.
   /// load_state_dict(), and every call that moves the state (keep_state_in(), keep_state_in_memory(), a plan of a
-  /// Stepper with StepperOptions::offload), replace the tensors of the state; the tensors in earlier dictionaries then
+  /// Stepper with BudgetOptions::offload), replace the tensors of the state; the tensors in earlier dictionaries then
   /// stay as they are. Tensors that lie in a file are for reading: the optimizer does not see what a program writes
   /// into the tensors, and written elements no longer show the state.
   StateDict state_dict() const final;

@@ -112,7 +112,7 @@ class Loader {
   std::optional<std::vector<at::Tensor>> next();
 
   /// Returns when all batches that may be made ahead are ready: until the call of next() after wait(), no worker
-  /// allocates. For the first step within a memory_budget, because the first step measures.
+  /// allocates. For the first step within a budget, because the first step measures.
   void wait();
 
   /// The epoch of the next batch, from 0, and the number of items of the epoch, of all ranks, that were used.

@@ -38,7 +38,7 @@
 //   auto model = MyModel();          // the weights are in a file in "run"
 //   in_file.reset();
 //   snug::AdamW optimizer(model->parameters());
-//   snug::Stepper stepper(model, optimizer, {.memory_budget = snug::Bytes::parse("1GiB"), .offload = "run"});
+//   snug::Stepper stepper(model, optimizer, {.budget = {.memory = snug::Bytes::parse("1GiB"), .offload = "run"}});
 
 #include <any>
 #include <cstdint>

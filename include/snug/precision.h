@@ -100,7 +100,7 @@ MatmulAccumulation matmul_accumulation();
 /// included, use TF32 only if allowed. Changes nothing on most CPUs, whose 16-bit products sum in FP32 already.
 void accumulate_matmuls_in_fp32(bool allow_tf32 = false);
 
-/// Has an effect only inside a step of a Stepper with precision_guard, and only if the guard has moved the region.
+/// Has an effect only inside a step of a Stepper with a precision guard, and only if the guard has moved the region.
 /// Autocast then casts to FP32 instead of to 16 bits, inputs that arrive in 16 bits included. Scopes nest; a scope
 /// inside a moved scope moves with the outer scope.
 class [[nodiscard]] PrecisionScope final {

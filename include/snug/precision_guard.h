@@ -1,7 +1,7 @@
 #pragma once
 // PrecisionGuard: if 16-bit training of a part of a model overflows or underflows, computes the part in FP32, and goes
 // back to 16 bits later. The class is only the policy: evidence in, decisions out. Stepper gathers the evidence and
-// acts; see StepperOptions::precision_guard.
+// acts; see SixteenBitOptions::guard.
 //
 //   snug::PrecisionGuard guard({.patience = 20});
 //   auto changes = guard.observe({{"attention", {.non_finite = true, .zeros = 0.01}}});

@@ -72,7 +72,7 @@ class StatefulOptimizer {
     return 0;
   }
   /// Whether the number of bytes to come is known. If the number is not known, and before_writing() returns false, a
-  /// Stepper makes the update without the limit of the Stepper's memory_budget, because an update that runs out of
+  /// Stepper makes the update without the limit of the Stepper's budget, because an update that runs out of
   /// memory midway leaves some parameters updated. The next step plans with the state that exists by then.
   virtual bool knows_state_to_come() const { return true; }
 

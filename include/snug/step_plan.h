@@ -1,5 +1,5 @@
 #pragma once
-// StepPlan: how a Stepper keeps memory_budget: the number of micro-batches into which a batch is cut, and the tensors
+// StepPlan: how a Stepper keeps a budget: the number of micro-batches into which a batch is cut, and the tensors
 // of each micro-batch that are kept or computed again. A StepPlan is plain data: look at it, save it beside the run,
 // read it back.
 //
@@ -59,7 +59,7 @@ struct Placement {
 };
 
 struct StepPlan {
-  int64_t budget_bytes = 0;  ///< memory_budget
+  int64_t budget_bytes = 0;  ///< BudgetOptions::memory
   /// The micro-batch, and the step's seconds and bytes. Bytes count everything: model, optimizer, batch, gradients,
   /// activations.
   StepChoice choice = {};
@@ -69,7 +69,7 @@ struct StepPlan {
   BytesByKind bytes = {};       ///< by kind and place; all 0 if an earlier version of snug made the plan
   std::optional<ActivationPlan> activations = {};  ///< none: all is kept as in plain training, except in slices
 
-  /// The file in StepperOptions::plan_folder that an earlier program left; empty: the plan was made in this program, or
+  /// The file in BudgetOptions::plan_folder that an earlier program left; empty: the plan was made in this program, or
   /// read by from_json.
   std::filesystem::path read_from = {};
 
@@ -129,7 +129,7 @@ class StepResult {
   std::string plan_deviation;
   /// How often the step ran out of memory, on any rank, and was repeated under a plan that takes less.
   int64_t step_downs = 0;
-  /// A line for each region that precision_guard moved after this step.
+  /// A line for each region that the precision guard moved after this step.
   std::vector<std::string> precision_changes;
   /// Statistics of the gradients, if sample_gradients() asked for statistics.
   std::vector<GradientStatistics> gradient_statistics;

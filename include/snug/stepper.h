@@ -3,14 +3,13 @@
 // backward), unscale, check, clip, step, update. A Stepper takes a model, an optimizer and a loss function, and splits
 // the batch.
 //
-//   snug::Stepper stepper(model, optimizer, {.memory_budget = snug::Bytes::parse("8GiB")});
+//   snug::Stepper stepper(model, optimizer, {.budget = {.memory = snug::Bytes::parse("8GiB")}});
 //   auto result = stepper.step({x, y}, [&](const snug::Batch& part) {
 //     return snug::Loss::mean(torch::mse_loss(model->forward(part[0]), part[1]), part[1].numel());
 //   });
 //   if (result.stepped()) std::cout << result.loss() << "\n";
 
 #include <cstdint>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,7 +17,6 @@
 #include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -26,9 +24,9 @@
 #include "snug/core.h"
 #include "snug/grad_scaler.h"
 #include "snug/precision.h"
-#include "snug/precision_guard.h"
 #include "snug/state.h"
 #include "snug/step_plan.h"
+#include "snug/stepper_options.h"
 
 namespace torch::nn {
 class Module;
@@ -38,163 +36,6 @@ class Optimizer;
 }
 
 namespace snug {
-
-class DataParallel;
-
-/// The end of an unfinished accumulation window at flush().
-enum class Tail {
-  Exact,  ///< step, weighted by the real number of items
-  Drop,   ///< forget the window's gradients
-  Carry,  ///< leave the window open for the next epoch
-};
-
-/// The type of the model's own weights.
-enum class Weights {
-  Full,  ///< FP32; a 16-bit precision casts the weights for forward (autocast)
-  Low,   ///< FP16 or BF16, after model->to(dtype); the Stepper makes FP32 masters for the optimizer to update
-};
-
-struct StepperOptions {
-  /// Type of forward. Auto is measured when the first Stepper for a device is made, and kept in the Stepper's state.
-  Precision precision = Precision::Float32;
-  /// Weights::Low:
-  /// - Gradients are gathered to FP32 after each micro-batch, then unscaled, clipped and stepped on masters. The
-  ///   masters are rounded into the model.
-  /// - The Stepper puts the masters into the optimizer in the place of the model's weights. The optimizer must not have
-  ///   stepped on 16-bit weights before.
-  /// - Every step writes the masters to the model, also a step that skips the update. Change masters, not the model's
-  ///   weights.
-  /// - When the Stepper ends, or the constructor throws, the optimizer gets the model's weights back and keeps the
-  ///   optimizer state, so that another Stepper can continue with the optimizer. A ShardedOptimizer that has stepped is
-  ///   the exception.
-  /// - A later Stepper starts from the rounded weights, unless the later Stepper loads the state_dict() of this
-  /// Stepper.
-  Weights weights = Weights::Full;
-  /// Items per micro-batch in step(). Smaller micro-batches take less activation memory for the same gradients. 0: the
-  /// whole batch at once, or, with a memory_budget, the number of items that is fastest within the budget.
-  int64_t micro_batch = 0;
-  /// Micro-batches per optimizer step of accumulate(), 1 to 2147483647.
-  int64_t accumulate = 1;
-  /// How flush() ends an unfinished window: see Tail.
-  Tail tail = Tail::Exact;
-  /// Most tensor memory on the model's device that may be alive during a step, of every kind: model, optimizer, batch,
-  /// gradients, activations. MemoryLimit says how exactly each device enforces the budget.
-  ///
-  /// Means: the choice of the micro-batch, and activations that are dropped and computed again in backward. Gradients
-  /// have the bits of plain training with the chosen micro-batch. Exception: if not even one item fits, a model that
-  /// leaves snug::sliced to the plan is cut into slices, and gradients differ by rounding.
-  ///
-  /// Planning: the first step for a shape of batch makes the choice, plan(), and so does the first step for another set
-  /// of modules in training mode, of trained parameters, or of regions in FP32. Planning calls loss_of several times
-  /// more. No other thread should allocate tensors during planning.
-  ///
-  /// Refusal: a budget that cannot be kept is a BudgetExceeded. The refusal itself needs no memory beyond the budget.
-  /// smallest_feasible() is 0 if no trial within the budget shows which budget is enough.
-  ///
-  /// Repetition: a step that still runs out of memory is repeated, at most four times, under a plan that leaves more
-  /// memory free or under a new plan. accumulate() has conditions of its own for a repetition.
-  ///
-  /// Optimizers: the state and the workspace are foreseen for snug's optimizers, torch's Adam, AdamW, RMSprop, SGD and
-  /// Adagrad, and implementations of StatefulOptimizer. For any other optimizer the first step shows the state, and the
-  /// next step plans again. The update of any other optimizer runs without the limit, because the optimizer might run
-  /// out of memory with some parameters updated.
-  ///
-  /// After each extra call of loss_of, and if a step is repeated or throws, the following are as before:
-  /// - memory that existed before and that operators of the forward pass have written, on the thread of the call;
-  /// - registered buffers, with memory and sizes;
-  /// - gradients that a backward pass has added to, also a backward pass inside loss_of or in a hook; but a step that
-  ///   throws drops the gradients of the model and the optimizer;
-  /// - torch's default generators, and the tensors in `carried`.
-  ///
-  /// The extra calls do change other state of the model or of loss_of: members, counters, other generators, values
-  /// written through a pointer, and writes of hooks in the backward pass except to buffers. ConfigError if the losses
-  /// show such a change, or if the first call of loss_of registers a buffer and later calls write to the buffer.
-  ///
-  /// Several ranks:
-  /// - All ranks take the smallest budget of all ranks, and the smallest micro-batch into which a rank must cut its
-  ///   share.
-  /// - If a rank runs out of memory, all ranks repeat the step.
-  /// - Ranks need not try the same micro-batches. So while a rank is planning, collectives of loss_of over the group of
-  ///   data_parallel (SyncBatchNorm, an all_reduce of a metric) are not sent, and the rank's own values stand for the
-  ///   values of all ranks.
-  /// - loss_of must not send over another group; if loss_of does, set plan = false.
-  Bytes memory_budget = Bytes::unlimited();
-  /// false: memory_budget is a limit only, and all other options stay as given.
-  bool plan = true;
-  /// Directory for plans. The next program that makes the same steps tries nothing, and its steps have the same bits.
-  /// Empty: plans are forgotten at the end of the program.
-  /// - The directory need not exist yet. A relative path counts from the constructor's call.
-  /// - Files are found by versions, threads, options, and the names, types and sizes of parameters and buffers.
-  /// - If the model's operators have changed although a file was found, the first step under the file's plan says so
-  ///   (StepResult::plan_deviation), and the next step plans again.
-  /// - A file that cannot be used or written is not an error: StepPlan::considered says why.
-  std::filesystem::path plan_folder = {};
-  /// Directory on a disk, for activations, optimizer state, weights and gradients outside of memory. A relative path
-  /// counts from the constructor's call. The speed of the link is measured once: see measure_offload_link.
-  /// - Activations may go to a file if the file takes less time than computing the activations again, or if the
-  ///   activations cannot be computed again.
-  /// - The state of one of snug's optimizers may go to a file of its own (keep_state_in, with a window of an eighth of
-  ///   the state, at most 24 MiB). The state is in the file from the beginning, until a plan brings the state into
-  ///   memory.
-  /// - Together with the state, weights, buffers of 64 KiB and more, and gradients may go to files, if nothing else
-  ///   fits or if the files take less time (StepPlan::model_in_file).
-  /// - Weights in files are used like other weights, also between steps. Addresses (data_ptr) change when weights move.
-  /// - A gradient in a file is the gradient of the last step until the next step begins. A gradient that the program
-  ///   still holds then keeps its values.
-  /// - Weights and gradients do not leave memory with data_parallel, with Weights::Low, with an optimizer whose state
-  ///   cannot leave, or if a parameter has a hook after its gradient.
-  /// - TensorsInFile builds a model that does not fit in memory.
-  /// - On devices other than the CPU, give an empty path: activations go to pinned memory of the host, and nothing
-  ///   else.
-  std::optional<std::filesystem::path> offload = {};
-  /// Tensors that loss_of reads and assigns again, such as the detached hidden state that a recurrent network hands to
-  /// the next step.
-  /// - The Stepper does not own the tensors. The tensors must outlive the Stepper and stay at their addresses.
-  /// - ConfigError for a null pointer.
-  /// - Any shape is allowed. `plan` does not cut the batch.
-  /// - With a smaller micro_batch the state goes from each micro-batch to the next.
-  /// - Whenever a planned memory_budget puts buffers back, carried tensors are put back too: the former tensor, and the
-  ///   elements under the conditions of memory_budget.
-  std::vector<at::Tensor*> carried = {};
-  /// Allows `plan` to cut a batch although the model normalises by batch statistics. Statistics are then the
-  /// micro-batch's.
-  bool split_batch_norm = false;
-  /// Largest norm of the gradients of all the optimizer's parameters together; 0: no clipping.
-  double clip_norm = 0;
-  /// Decides on each update. Gets the step's loss and gradient norm, as in StepResult, and waits for the device.
-  /// - false: the update is left out, StepResult::stepped() returns false, and the loss scale stays.
-  /// - Not asked if loss scaling already leaves the update out.
-  /// - All ranks are asked about the same numbers, and all must give the same answer.
-  std::function<bool(double loss, double grad_norm)> accept_update = {};
-  /// Loss scaling, used with Precision::Float16 only.
-  GradScalerOptions scaler = {};
-  /// Moves regions named by PrecisionScope, or the whole step, to FP32 while 16 bits fail. Costs a pass over the
-  /// gradients and a wait for the device each step.
-  /// - Precision::Auto: on, unless Auto chooses Float32.
-  /// - Other precisions: on only if patience is given.
-  /// - patience = 0: off.
-  PrecisionGuardOptions precision_guard = {};
-  /// Measures one more norm a step for GradientNoise: the norm of the first micro-batch, and only of the first for the
-  /// reason given at GradientNoise::add. Measured if the batch was split, by hand or by a memory_budget, and the
-  /// losses' counts are on the host. ConfigError if nothing can split the batch.
-  bool gradient_noise = false;
-  /// Runs softmax, normalisations, losses, sums and similar operators in FP32 on a CPU in 16 bits, as on other devices.
-  /// See AutocastOptions.
-  bool fp32_reductions = false;
-  /// The ranks that train together: a DataParallel of the same model, not owned.
-  /// - Each rank gives step() a share of the batch, of any size, or an empty batch if the rank has no data left.
-  ///   Gradients are the gradients of the mean over the items of all ranks, whatever the `reduction` of DataParallel.
-  /// - All ranks freeze and unfreeze the same parameters; otherwise ConfigError on all ranks.
-  /// - Only the last micro-batch's backward sends.
-  /// - The Stepper calls forward() and NoSync itself, so loss_of calls the model.
-  /// - All ranks call the same methods equally often and have the same options.
-  /// - If a rank fails in a step, all ranks drop the step. The other ranks throw BudgetExceeded if the failed rank ran
-  ///   out of memory, else DistributedError.
-  DataParallel* data_parallel = nullptr;
-  /// Steps between comparisons of the parameters' checksums over all ranks, with data_parallel; 0: never. See
-  /// DataParallel::check_replicas.
-  int64_t check_replicas_every = 0;
-};
 
 class Stepper {
  public:
@@ -215,7 +56,7 @@ class Stepper {
 
   /// One optimizer step over `batch`: a Batch, or a type of your own (see accumulation.h). Micro-batches are moved to
   /// the model's device, one ahead of the micro-batch in use; the rest of the batch is not moved.
-  /// `loss_of(const Batch&)` returns a Loss. With a memory_budget the first step for a shape of batch calls loss_of
+  /// `loss_of(const Batch&)` returns a Loss. With a budget the first step for a shape of batch calls loss_of
   /// several times more, to plan.
   ///
   /// A step that throws drops the gradients. The other state after the exception, and whether the state is as before:
@@ -232,7 +73,7 @@ class Stepper {
   ///   DistributedError            a rank lost in the update       no: continue from a snapshot   no
   ///   NonFinite                   too many skipped steps          yes, but the scaler            no
   ///
-  /// "planned": under a memory_budget with planning; StepperOptions::memory_budget lists the state that is as before.
+  /// "planned": under a budget with planning; docs/budget.md lists the state that is as before.
   /// Other leaves: leaves that neither the model nor the optimizer holds.
   ///
   /// loss_of may write parameters, as a layer does that masks its own weight, if loss_of runs once and alone: in one
@@ -244,11 +85,11 @@ class Stepper {
     return step_over(source_of(batch, loss_of));
   }
 
-  /// For loaders that yield micro-batches: adds one micro-batch, and steps after every `accumulate` micro-batches.
+  /// For loaders that yield micro-batches: adds one micro-batch, and steps after `accumulate.every` micro-batches.
   /// - An exception drops the window.
   /// - A micro-batch that runs out of memory is repeated, as in step(), only if the micro-batch is the first of its
   ///   window and the Stepper has no other ranks.
-  /// - Under a planned memory_budget, a later and larger micro-batch is planned beside the gradients of the earlier
+  /// - Under a planned budget, a later and larger micro-batch is planned beside the gradients of the earlier
   ///   micro-batches. If no room is left, BudgetExceeded drops the window, and the next windows have a plan for the
   ///   larger micro-batch if such a plan exists.
   template <class B = Batch, class F>
@@ -256,11 +97,11 @@ class Stepper {
     return accumulate_one(source_of(micro, loss_of));
   }
 
-  /// Ends an epoch: treats a window with fewer than `accumulate` micro-batches as `tail` says. Returns a result if a
-  /// step was made.
+  /// Ends an epoch: treats a window with fewer than `accumulate.every` micro-batches as `accumulate.tail` says. Returns
+  /// a result if a step was made.
   std::optional<StepResult> flush();
 
-  /// How memory_budget was met in the last step, also if operators differed from the plan. After a step that ran out of
+  /// How the budget was met in the last step, also if operators differed from the plan. After a step that ran out of
   /// memory in spite of all repetitions: the plan from before the step. None in these cases:
   /// - the Stepper has no budget, `plan` is false, or no step was made yet;
   /// - no plan was found for the step, so the step threw;

@@ -83,7 +83,7 @@ template <class Model, class Forward>
 Steps run_steps(Model& model, const Split& data, int64_t micro_batch, int64_t steps, const Forward& forward,
                 const Ranks& ranks = {}) {
   SGD sgd(model->parameters(), {.lr = 0.05, .momentum = 0.9});
-  Stepper stepper(model, sgd, {.micro_batch = micro_batch, .data_parallel = ranks.data_parallel});
+  Stepper stepper(model, sgd, {.micro_batch = micro_batch, .ranks = {.data_parallel = ranks.data_parallel}});
   const int64_t share = 512 / ranks.size;
   Steps result;
   for (int64_t step = 0; step < steps; ++step) {

@@ -23,7 +23,7 @@ namespace snug {
 enum class Checkpointing {
   None,    ///< keep all activations
   Blocks,  ///< keep the input of every block
-  Auto,    ///< the fastest choice within the memory limit, operator by operator: see StepperOptions::memory_budget
+  Auto,    ///< the fastest choice within the memory limit, operator by operator: see BudgetOptions
 };
 /// "none", "blocks", "auto".
 std::string_view to_string(Checkpointing);
@@ -63,7 +63,7 @@ struct TrainConfig {
       0;  ///< samples at a time; 0: the whole batch, or with Checkpointing::Auto what is fastest within the limit
   Bytes memory = Bytes::unlimited();  ///< hard limit on live tensor memory on the device
   Precision precision = Precision::Float32;
-  bool fp32_reductions = false;  ///< in 16 bits on a CPU: see StepperOptions
+  bool fp32_reductions = false;  ///< in 16 bits on a CPU: see SixteenBitOptions
   /// Low: 16-bit weights of `precision`'s type, with FP32 masters; or see splits_weights().
   Weights weights = Weights::Full;
   /// The number of steps with trouble before the blocks move to FP32. 0: never. Not given: 20 with Auto, else never.
@@ -72,7 +72,7 @@ struct TrainConfig {
   std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit, else None
   /// Tensors saved for backward go to the host or, on a CPU, to a file in `out`. See SaveOnHost. With
   /// Checkpointing::Auto, a plan chooses the tensors, and the optimizer's state may go, too: see
-  /// StepperOptions::offload.
+  /// BudgetOptions::offload.
   bool offload = false;
   /// Muon is for a GPT; AdamW updates the GPT's embeddings, biases and norms.
   OptimizerChoice optimizer = OptimizerChoice::AdamW;

@@ -18,7 +18,7 @@ double without_nan_sign(double number);
 /// The record of a step without loss, learning rate and times. Waits for the device.
 StepRecord record_of(int64_t step, const StepResult& result, const MemoryReport& memory);
 
-/// "plan": the plan that met memory_budget.
+/// "plan": the plan that met the memory budget.
 RunEvent event_of(int64_t step, const StepPlan& plan);
 
 /// The micro-batch of the newest plan in the log up to `step`; 0 without a plan.

@@ -338,16 +338,16 @@ class Trainer::Impl {
             {.precision = config_.precision,
              .weights = keeps_masters() ? Weights::Low : Weights::Full,
              .micro_batch = config_.micro_batch,
-             .memory_budget = plans() ? config_.memory : Bytes::unlimited(),
-             .plan_folder = plans() ? plan_folder(config_.out) : std::filesystem::path(),
-             .offload = planned_offload,
              .clip_norm = config_.clip_norm,
+             .budget = {.memory = plans() ? config_.memory : Bytes::unlimited(),
+                        .plan_folder = plans() ? plan_folder(config_.out) : std::filesystem::path(),
+                        .offload = planned_offload},
+             .ranks = {.data_parallel = data_parallel_.get()},
+             .sixteen_bit = {.scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
+                             .guard = {.patience = config_.guard_patience()},
+                             .fp32_reductions = config_.fp32_reductions},
              .accept_update = accept_update(),
-             .scaler = {.min_scale = 1, .max_consecutive_skips = most_skips()},
-             .precision_guard = {.patience = config_.guard_patience()},
-             .gradient_noise = config_.micro_batch > 0 || plans(),
-             .fp32_reductions = config_.fp32_reductions,
-             .data_parallel = data_parallel_.get()}};
+             .gradient_noise = config_.micro_batch > 0 || plans()}};
   }
 
   // With on_spike, a step out of line leaves the parameters unchanged.

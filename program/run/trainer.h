@@ -75,7 +75,7 @@ class Trainer {
   static std::filesystem::path log_path(const std::filesystem::path& out) { return out / "log.jsonl"; }
   static std::filesystem::path snapshots_path(const std::filesystem::path& out) { return out / "snapshots"; }
   static std::filesystem::path plan_path(const std::filesystem::path& out) { return out / "plan.json"; }
-  /// The folder of a run's plans, for resuming the run: see StepperOptions::plan_folder.
+  /// The folder of a run's plans, for resuming the run: see BudgetOptions::plan_folder.
   static std::filesystem::path plan_folder(const std::filesystem::path& out) { return out / "plans"; }
   static std::filesystem::path model_path(const std::filesystem::path& out) { return out / "model.safetensors"; }
 

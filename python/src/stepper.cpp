@@ -23,7 +23,7 @@ class PythonStepper {
   PythonStepper(const py::object& model, const py::object& optimizer, StepperOptions options)
       : model_(std::make_shared<PythonModule>(model)), own_optimizer_(optimizer) {
     if (!py::isinstance<torch::optim::Optimizer>(optimizer)) {
-      of_python_ = std::make_unique<PythonOptimizer>(optimizer, options.memory_budget);
+      of_python_ = std::make_unique<PythonOptimizer>(optimizer, options.budget.memory);
     }
     auto& used = of_python_ ? *of_python_ : optimizer.cast<torch::optim::Optimizer&>();
     stepper_.emplace(*model_, used, std::move(options));
@@ -73,15 +73,14 @@ std::unique_ptr<PythonStepper> make_stepper(const py::object& model, const py::o
                                             double clip_norm, bool split_batch_norm,
                                             const std::optional<std::string>& offload, const std::string& plan_folder,
                                             bool plan) {
-  StepperOptions options{.precision = precision_from_string(precision),
-                         .micro_batch = micro_batch,
-                         .memory_budget = bytes_of(memory),
-                         .plan = plan,
-                         .plan_folder = plan_folder,
-                         .split_batch_norm = split_batch_norm,
-                         .clip_norm = clip_norm};
+  StepperOptions options{
+      .precision = precision_from_string(precision),
+      .micro_batch = micro_batch,
+      .clip_norm = clip_norm,
+      .budget = {
+          .memory = bytes_of(memory), .plan = plan, .plan_folder = plan_folder, .split_batch_norm = split_batch_norm}};
   if (offload) {
-    options.offload = *offload;
+    options.budget.offload = *offload;
   }
   return std::make_unique<PythonStepper>(model, optimizer, std::move(options));
 }

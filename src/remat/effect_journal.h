@@ -17,7 +17,7 @@
 //   a pass inside the forward pass. The journal notes the leaves that the pass reaches, with the gradients of that
 //   moment.
 // - The default generators move on. So does the state of a language that snug is bound to (OtherState).
-// - The program assigns other tensors to variables named by the program (StepperOptions::carried).
+// - The program assigns other tensors to variables named by the program (BudgetOptions::carried).
 // - Memory made by a forward pass stays with the program: a cache, a result that is looked at later. The memory is the
 //   program's; the journal does nothing about the memory.
 //

@@ -53,7 +53,7 @@ class SameLosses {
           "counter or random numbers of its own, and training would go on from where planning left it; or only the first "
           "call sets a parameter, as in lazy modules (then call it once before); or it does not compute the same each "
           "time. Keep state in a registered buffer, or give it with the batch (in C++ write the buffer in place; "
-          "StepperOptions says how to name tensors that are assigned anew){}",
+          "BudgetOptions::carried says how to name tensors that are assigned anew){}",
           who_, first_->first, loss, another_cure_));
     }
   }

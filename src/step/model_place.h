@@ -1,5 +1,5 @@
 #pragma once
-// ModelPlace: the place of a model's weights, large buffers and gradients. With StepperOptions::offload the place may
+// ModelPlace: the place of a model's weights, large buffers and gradients. With BudgetOptions::offload the place may
 // be files; the planner decides. Weights and buffers keep their storages. Only the memory of the storages changes, so
 // all tensors on the storages move too. A gradient goes to the gradient's file when backward has completed the
 // gradient, and is added to the gradients of earlier micro-batches in the file. At the end of the step the sum is the

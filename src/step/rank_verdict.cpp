@@ -70,13 +70,14 @@ void raise(const Verdict& verdict, Talk talk) {
             ? fmt::format("{} ({} bytes) would do there", verdict.smallest.str(), verdict.smallest.count())
             : see;
     throw BudgetExceeded(
-        fmt::format("Stepper.step: {} found no way to make the step within memory_budget, so all ranks dropped it; {}",
-                    who, cure),
+        fmt::format(
+            "Stepper.step: {} found no way to make the step within the memory budget, so all ranks dropped it; {}", who,
+            cure),
         verdict.smallest);
   }
   throw BudgetExceeded(
       fmt::format("Stepper.step: {} ran out of memory, so all ranks dropped this step; smaller micro-batches on all of "
-                  "them, or a larger memory_budget, may do",
+                  "them, or a larger memory budget, may do",
                   who));
 }
 

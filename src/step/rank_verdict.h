@@ -2,7 +2,7 @@
 // The reports of ranks in a step, the micro-batch that follows from the reports, and the decision if a rank has failed.
 // ranked_step.cpp opens with how a rank fails.
 //
-// With a memory_budget each rank has a budget to keep, and a share of the batch that may be larger or smaller than
+// With a memory budget each rank has a budget to keep, and a share of the batch that may be larger or smaller than
 // another rank's share. A rank that must cut its share decides for ranks that need not cut, or could have larger parts.
 // So the bits of a step never depend on one rank's measurements alone, and one saved choice is enough to make the same
 // steps again. Slices (snug::sliced) are not agreed on: each rank has its own number, and gradients differ by rounding.
@@ -26,7 +26,7 @@ enum class RankFailure : int64_t {
 
 /// The exchanges of the ranks, in the order of a step.
 enum class Talk {
-  Split,    ///< with a memory_budget: the micro-batch that each rank has planned, repeated until all ranks agree
+  Split,    ///< with a memory budget: the micro-batch that each rank has planned, repeated until all ranks agree
   Passes,   ///< if the model sends in forward: the number of micro-batches of each rank
   Trained,  ///< if buckets are made again: the parameters that each rank trains
   Items,    ///< before the first backward: the items that each rank expects, and the parameters that each rank trains

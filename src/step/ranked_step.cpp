@@ -64,7 +64,7 @@ std::shared_ptr<void> RankedStep::rehearse() const {
   }
   if (parallel_->impl().has_static_graph()) {
     throw ConfigError(
-        "Stepper: memory_budget is planned by passes of its own, which a DataParallel with static_graph would take for "
+        "Stepper: a memory budget is planned by passes of its own, which a DataParallel with static_graph would take for "
         "steps; leave static_graph out, or set plan = false");
   }
   parallel_->impl().begin_rehearsal();
@@ -96,7 +96,7 @@ Bytes RankedStep::smallest_budget(Bytes own, bool plans) const {
     smallest = std::min(smallest, all[i]);
     if (all[i + 1] != all[1]) {
       throw ConfigError(
-          fmt::format("Stepper: ranks 0 and {} do not both plan for a memory_budget; give the same `plan` on "
+          fmt::format("Stepper: ranks 0 and {} do not both plan for a memory budget; give the same `plan` on "
                       "devices of the same kind",
                       i / 2));
     }
@@ -117,7 +117,7 @@ void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_
     }
     if (all[i] > budget.count()) {
       throw BudgetExceeded(fmt::format(
-          "Stepper: {} of tensors are alive on rank {} outside of the step, more than memory_budget {}, the "
+          "Stepper: {} of tensors are alive on rank {} outside of the step, more than the memory budget {}, the "
           "smallest of all ranks",
           Bytes(all[i]).str(), i / 2, budget.str()));
     }

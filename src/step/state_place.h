@@ -1,5 +1,5 @@
 #pragma once
-// StatePlace: the place of the optimizer's state. With StepperOptions::offload the place may be a file; the planner
+// StatePlace: the place of the optimizer's state. With BudgetOptions::offload the place may be a file; the planner
 // decides.
 
 #include <filesystem>

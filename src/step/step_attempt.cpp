@@ -6,7 +6,7 @@
 #include "snug/memory.h"
 #include "snug/state.h"
 #include "src/core/first_line.h"
-#include "src/step/stepper_options.h"
+#include "src/step/check_options.h"
 
 namespace snug::detail {
 
@@ -28,8 +28,8 @@ StepAttempt attempt_step(c10::Device device, Bytes budget, const std::function<v
     if (budget.is_unlimited()) {
       return {.outcome = Outcome::OutOfMemory, .error = std::current_exception()};
     }
-    const BudgetExceeded exceeded(
-        fmt::format("Stepper.step: the step does not fit into memory_budget {}: {}", budget.str(), first_line(error)));
+    const BudgetExceeded exceeded(fmt::format("Stepper.step: the step does not fit into the memory budget {}: {}",
+                                              budget.str(), first_line(error)));
     return {.outcome = Outcome::OutOfMemory, .error = std::make_exception_ptr(exceeded)};
   } catch (...) {
     return {.outcome = Outcome::Failed, .error = std::current_exception()};

@@ -48,30 +48,30 @@ int64_t StepBudget::own_bytes() const {
 // - Masters are not part of the model.
 static std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options,
                                                                const StatePlace& state_place, const RankedStep& ranks) {
-  const bool can_leave = options.plan && !options.memory_budget.is_unlimited() && state_place.bytes().can_leave() &&
-                         ranks.is_alone() && options.weights == Weights::Full;
-  return can_leave ? options.offload : std::nullopt;
+  const bool can_leave = options.budget.plan && !options.budget.memory.is_unlimited() &&
+                         state_place.bytes().can_leave() && ranks.is_alone() && options.weights == Weights::Full;
+  return can_leave ? options.budget.offload : std::nullopt;
 }
 
 StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
                        RankedStep& ranks, TrainedParameters& parameters)
     : ranks_(ranks),
       parameters_(parameters),
-      budget_(options.memory_budget),
-      state_place_(optimizer, options.offload, parameters.device()),
+      budget_(options.budget.memory),
+      state_place_(optimizer, options.budget.offload, parameters.device()),
       model_place_(model, parameters, directory_of_model(options, state_place_, ranks)),
       model_(model),
-      carried_(options.carried) {
+      carried_(options.budget.carried) {
   const c10::Device device = parameters.device();
-  const bool plans = options.plan && (device.is_cpu() || at::isAccelerator(device.type()));
-  budget_ = ranks.smallest_budget(options.memory_budget, plans);
+  const bool plans = options.budget.plan && (device.is_cpu() || at::isAccelerator(device.type()));
+  budget_ = ranks.smallest_budget(options.budget.memory, plans);
   if (!plans || budget_.is_unlimited()) {
     return;
   }
   take_workspaces(device);
   OffloadLink link;
   try {
-    link = options.offload ? measure_offload_link(*options.offload, device) : OffloadLink{};
+    link = options.budget.offload ? measure_offload_link(*options.budget.offload, device) : OffloadLink{};
     state_place_.put(Place::File);
     if (live_bytes(device) > budget_ || model_place_.was_made_in_file()) {
       model_place_.put(Place::File);
@@ -79,7 +79,7 @@ StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimi
   } catch (...) {  // the other ranks wait for this rank in check()
     no_link_ = std::current_exception();
   }
-  planner_.emplace(budget_, options.split_batch_norm, std::move(link), device, options.plan_folder);
+  planner_.emplace(budget_, options.budget.split_batch_norm, std::move(link), device, options.budget.plan_folder);
 }
 
 void StepBudget::check() const {

@@ -1,5 +1,5 @@
 #pragma once
-// StepBudget keeps memory_budget: the plan, forward under the plan, and the return to the beginning of a step that ran
+// StepBudget keeps the budget: the plan, forward under the plan, and the return to the beginning of a step that ran
 // out of memory. If is_planning() is false, the budget is a limit. step_budget.cpp opens with how a step is repeated.
 
 #include <cstdint>
@@ -15,11 +15,11 @@
 #include "snug/accumulation.h"
 #include "snug/step_plan.h"
 #include "src/remat/effect_journal.h"
+#include "src/step/check_options.h"
 #include "src/step/model_place.h"
 #include "src/step/ranked_step.h"
 #include "src/step/state_place.h"
 #include "src/step/step_planner.h"
-#include "src/step/stepper_options.h"
 #include "src/step/trained_parameters.h"
 
 namespace snug::detail {

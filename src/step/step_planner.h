@@ -1,5 +1,5 @@
 #pragma once
-// StepPlanner: the plans of a Stepper with a memory_budget. A plan is made when a shape of batch is first seen. The
+// StepPlanner: the plans of a Stepper with a budget. A plan is made when a shape of batch is first seen. The
 // plan then serves all batches that are no larger, if items waste at most a fifth. So batches of many lengths need few
 // plans. Further files:
 // - step_planner.cpp: which plan a step gets

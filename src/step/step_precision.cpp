@@ -30,8 +30,8 @@ StepPrecision::StepPrecision(const StepperOptions& options, Precision precision,
       device_(device),
       agree_by_(std::move(agree_by)),
       precision_(precision),
-      scaler_(scaler_options(options.scaler, precision)),
-      guard_(guard_options(options.precision_guard, options.precision)) {
+      scaler_(scaler_options(options.sixteen_bit.scaler, precision)),
+      guard_(guard_options(options.sixteen_bit.guard, options.precision)) {
   scaler_.name_parameters(parameters);
   scaler_.agree_by(agree_by_);
   scale();  // the scaler makes its tensors at the first scale(); a step that is measured must not pay for the tensors
@@ -45,7 +45,7 @@ Loss StepPrecision::forward(const std::function<Loss()>& loss_of) const {
   std::optional<PrecisionScope> whole_step_in_fp32;
   if (is_low()) {
     autocast.emplace(device_.type(), compute_dtype(precision_),
-                     AutocastOptions{.fp32_reductions = options_.fp32_reductions});
+                     AutocastOptions{.fp32_reductions = options_.sixteen_bit.fp32_reductions});
   }
   if (guard_.is_full("")) {
     whole_step_in_fp32.emplace("");

@@ -438,7 +438,7 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
 // memory in as little.
 void StepTrials::refuse(int64_t smallest, int64_t bound) const {
   smallest = smallest > limits_->budget ? smallest : 0;
-  std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within memory_budget {}",
+  std::string text = fmt::format("Stepper: no plan was found that runs a step of {} items within the memory budget {}",
                                  counts_.batch, Bytes(limits_->budget).str());
   if (!pinned_by_.empty()) {
     text += fmt::format("; the batch is not split because of {}", pinned_by_);

@@ -50,13 +50,13 @@
 #include "src/memory/backward_pass.h"
 #include "src/memory/operator_mode.h"
 #include "src/precision/precision_regions.h"
+#include "src/step/check_options.h"
 #include "src/step/ranked_step.h"
 #include "src/step/step_attempt.h"
 #include "src/step/step_budget.h"
 #include "src/step/step_bytes.h"
 #include "src/step/step_precision.h"
 #include "src/step/step_watch.h"
-#include "src/step/stepper_options.h"
 #include "src/step/trained_parameters.h"
 
 namespace snug {
@@ -71,7 +71,7 @@ class Stepper::Impl {
         model_(model),
         optimizer_(optimizer),
         parameters_(model, optimizer),
-        ranks_(options.data_parallel, model.parameters()),
+        ranks_(options.ranks.data_parallel, model.parameters()),
         precision_(options, resolve_together(options.precision), device(), ranks_.agreement(), parameters_.all()),
         window_(parameters_.all()),
         budget_(model, optimizer, options, ranks_, parameters_) {
@@ -108,10 +108,10 @@ class Stepper::Impl {
   }
 
   std::optional<StepResult> flush() {
-    if (window_.size() == 0 || options_.tail == Tail::Carry) {
+    if (window_.size() == 0 || options_.accumulate.tail == Tail::Carry) {
       return std::nullopt;
     }
-    if (options_.tail == Tail::Drop) {
+    if (options_.accumulate.tail == Tail::Drop) {
       abandon();
       return std::nullopt;
     }
@@ -245,13 +245,13 @@ class Stepper::Impl {
     }
     source.load({0, source.items}, std::nullopt);
     run_micro_batch(source, {.items = source.items,
-                             .parts = static_cast<double>(options_.accumulate),
-                             .is_last = window_.size() + 1 == options_.accumulate});
-    return window_.size() < options_.accumulate ? std::nullopt : std::optional(close_and_write());
+                             .parts = static_cast<double>(options_.accumulate.every),
+                             .is_last = window_.size() + 1 == options_.accumulate.every});
+    return window_.size() < options_.accumulate.every ? std::nullopt : std::optional(close_and_write());
   }
 
   void plan_in_window(const MicroBatches& source) {
-    Runner trial(*this, source, source.items * options_.accumulate);
+    Runner trial(*this, source, source.items * options_.accumulate.every);
     budget_.plan_here(trial.step(source.items));
   }
 
@@ -330,7 +330,7 @@ class Stepper::Impl {
       throw ConfigError(fmt::format(
           "Stepper: an accumulation window is open, with {} of {} micro-batches; fill it by accumulate(), or end it by "
           "flush() with tail Exact or Drop",
-          window_.size(), options_.accumulate));
+          window_.size(), options_.accumulate.every));
     }
   }
 
@@ -447,7 +447,7 @@ class Stepper::Impl {
                                    stepper_.budget_.model_place(), stepper_.budget_.state_place(), placement);
     }
     std::string pinned_by() const override {
-      return is_whole_ ? "a Loss::whole" : stepper_.options_.carried.empty() ? "" : "carried state";
+      return is_whole_ ? "a Loss::whole" : stepper_.options_.budget.carried.empty() ? "" : "carried state";
     }
 
     std::string described() const override {
@@ -681,8 +681,8 @@ class Stepper::Impl {
 
   void finish(StepResult& result) {
     ranks_.written();
-    if (options_.check_replicas_every > 0 && ++steps_ % options_.check_replicas_every == 0) {
-      options_.data_parallel->check_replicas();
+    if (options_.ranks.check_replicas_every > 0 && ++steps_ % options_.ranks.check_replicas_every == 0) {
+      options_.ranks.data_parallel->check_replicas();
     }
     result.bytes_sent = ranks_.bytes_sent();
     result.communication_seconds = ranks_.communication().total;

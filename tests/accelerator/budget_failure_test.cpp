@@ -59,7 +59,7 @@ TEST_P(BudgetOnAnAcceleratorFails, AndMakesTheStepAgainOrLeavesEverythingWhichev
   const Tensor first_numbers = torch::rand({2}, device());
   const auto rise_of = [&](const std::function<void(PlannedTraining&)>& second_step) {
     const int64_t before = live();
-    options.memory_budget = Bytes(before + plain * 8 / 10);
+    options.budget.memory = Bytes(before + plain * 8 / 10);
     PlannedTraining run(options, make());
     seed_of(0);
     run.step(batch);

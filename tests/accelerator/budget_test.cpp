@@ -1,4 +1,4 @@
-// A Stepper with a memory_budget on an accelerator: the budget holds, and the steps are those of plain training there.
+// A Stepper with a memory budget on an accelerator: the budget holds, and the steps are those of plain training there.
 
 #include <algorithm>
 #include <cstdint>
@@ -57,7 +57,7 @@ TEST_P(BudgetOnAnAccelerator, IsKeptWithTheBitsOfPlainTraining) {
       const auto expected = reference.state();
       const Tensor next = torch::rand({3}, device());
       const int64_t budget = live() + plain * percent / 100;
-      PlannedTraining run({.micro_batch = items(512), .memory_budget = Bytes(budget)}, make());
+      PlannedTraining run({.micro_batch = items(512), .budget = {.memory = Bytes(budget)}}, make());
       torch::manual_seed(11);
       for (int i = 0; i < 3; ++i) {
         // Room for scalars, which are not all alive at the peak, and on a GPU for gaps.
@@ -78,7 +78,7 @@ TEST_P(BudgetOnAnAccelerator, IsKeptWithTheBitsOfPlainTraining) {
 TEST_P(BudgetOnAnAccelerator, OffloadsToPinnedMemoryOfTheHost) {
   const Batch batch = device_batch(items(512));
   const StepperOptions whole{.micro_batch = items(512)};
-  StepperOptions options{.micro_batch = items(512), .offload = std::filesystem::path()};
+  StepperOptions options{.micro_batch = items(512), .budget = {.offload = std::filesystem::path()}};
   const auto make = [] { return deep(0.1); };
   const int64_t rebuilding = smallest_bytes(batch, whole, make), offloading = smallest_bytes(batch, options, make);
   ASSERT_LT(offloading, rebuilding);
@@ -89,7 +89,7 @@ TEST_P(BudgetOnAnAccelerator, OffloadsToPinnedMemoryOfTheHost) {
   }
   const auto expected = reference.state();
   const int64_t budget = live() + offloading;
-  options.memory_budget = Bytes(budget);
+  options.budget.memory = Bytes(budget);
   PlannedTraining run(options, make());
   torch::manual_seed(11);
   for (int i = 0; i < 3; ++i) {
@@ -103,7 +103,7 @@ TEST_P(BudgetOnAnAccelerator, ChoosesAMicroBatchOfABatchOnTheHost) {
   const Batch batch = testing::planned::make_batch(items(512));
   const int64_t smallest = smallest_bytes(batch, {}, [] { return deep(); });
   const int64_t budget = live() + smallest + smallest / 4;
-  PlannedTraining run({.memory_budget = Bytes(budget)}, deep());
+  PlannedTraining run({.budget = {.memory = Bytes(budget)}}, deep());
   StepResult result = run.step(batch);
   const int64_t chosen = run.stepper.plan()->choice.items;
   EXPECT_LT(chosen, items(512));
@@ -121,17 +121,17 @@ TEST_P(BudgetOnAnAccelerator, ThatIsTooSmallNamesOneThatWouldDo) {
   const StepperOptions whole{.micro_batch = items(512)};
   const int64_t smallest = smallest_bytes(batch, whole, [] { return deep(); });
   StepperOptions options = whole;
-  options.memory_budget = Bytes(live() + smallest);
+  options.budget.memory = Bytes(live() + smallest);
   PlannedTraining run(options, deep());
   for (int i = 0; i < 2; ++i) {
-    EXPECT_LE(run.step(batch).peak_bytes, options.memory_budget.count());
+    EXPECT_LE(run.step(batch).peak_bytes, options.budget.memory.count());
   }
 }
 
 TEST_P(BudgetOnAnAccelerator, IsALimitWhereNothingIsPlanned) {
   const Batch batch = device_batch(items(512));
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10), .plan = false}, deep());
+  PlannedTraining run({.budget = {.memory = Bytes(live() + plain * 6 / 10), .plan = false}}, deep());
   const std::vector<Tensor> before = run.state();
   EXPECT_THROW(run.step(batch), BudgetExceeded);
   EXPECT_EQ(run.calls, 1);
@@ -143,7 +143,7 @@ TEST_P(BudgetOnAnAccelerator, MakesAStepAgainThatTakesMoreThanPlanned) {
   const Batch batch = device_batch(items(512));
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
   const int64_t budget = live() + plain * 8 / 10;
-  PlannedTraining run({.micro_batch = items(512), .memory_budget = Bytes(budget)}, deep());
+  PlannedTraining run({.micro_batch = items(512), .budget = {.memory = Bytes(budget)}}, deep());
   PlannedTraining reference({}, deep());
   const int64_t unplanned_bytes = plain / (sim_device::is_present() ? 20 : 8);
   int64_t again = 0;
@@ -172,7 +172,7 @@ TEST_P(BudgetOnAnAccelerator, HoldsForBatchesOfTwoShapes) {
     reference.step(batches[i % 2]);
   }
   const int64_t budget = live() + plain * 6 / 10;
-  PlannedTraining run({.micro_batch = items(512), .memory_budget = Bytes(budget)}, deep(0.1));
+  PlannedTraining run({.micro_batch = items(512), .budget = {.memory = Bytes(budget)}}, deep(0.1));
   for (size_t i = 0; i < 6; ++i) {
     const int calls = run.calls;
     torch::manual_seed(i);
@@ -187,7 +187,10 @@ TEST_P(BudgetOnAnAccelerator, GoesWithOtherOptions) {
   GradScalerOptions scaler{.init_scale = 1024, .growth_interval = 1};
   const std::vector<std::pair<const char*, StepperOptions>> cases = {
       {"float16 and clipping",
-       {.precision = Precision::Float16, .micro_batch = items(512), .clip_norm = 0.1, .scaler = scaler}},
+       {.precision = Precision::Float16,
+        .micro_batch = items(512),
+        .clip_norm = 0.1,
+        .sixteen_bit = {.scaler = scaler}}},
       {"bfloat16 in parts", {.precision = Precision::BFloat16, .micro_batch = items(128), .clip_norm = 0.1}},
   };
   for (const auto& [name, plain_options] : cases) {
@@ -201,14 +204,14 @@ TEST_P(BudgetOnAnAccelerator, GoesWithOtherOptions) {
         torch::manual_seed(static_cast<uint64_t>(i));
         const StepResult result = run.step(batch);
         EXPECT_EQ(result.step_downs, 0);
-        EXPECT_TRUE(options.memory_budget.is_unlimited() || result.peak_bytes <= options.memory_budget.count());
+        EXPECT_TRUE(options.budget.memory.is_unlimited() || result.peak_bytes <= options.budget.memory.count());
         seen.insert(seen.end(), {result.loss(), result.grad_norm(), result.scale()});
       }
       return seen;
     };
     PlannedTraining reference(options, make());
     const std::vector<double> expected = train(reference);
-    options.memory_budget = Bytes(live() + plain * 8 / 10);
+    options.budget.memory = Bytes(live() + plain * 8 / 10);
     PlannedTraining run(options, make());
     EXPECT_EQ(train(run), expected);
     EXPECT_TRUE(same_bits(run.state(), reference.state()));
@@ -219,7 +222,7 @@ TEST_P(BudgetOnAnAccelerator, GoesWithOtherOptions) {
 TEST_P(BudgetOnAnAccelerator, HoldsWhereALoaderYieldsMicroBatches) {
   const Batch batch = device_batch(items(256));
   const auto train = [&](StepperOptions options) {
-    options.accumulate = 2;
+    options.accumulate.every = 2;
     PlannedTraining run(options, deep());
     int64_t peak = 0;
     for (int i = 0; i < 4; ++i) {
@@ -233,7 +236,7 @@ TEST_P(BudgetOnAnAccelerator, HoldsWhereALoaderYieldsMicroBatches) {
   const int64_t before = live();
   const auto [expected, plain] = train({});
   const int64_t budget = live() + (plain - before) * 8 / 10;
-  const auto [found, peak] = train({.memory_budget = Bytes(budget)});
+  const auto [found, peak] = train({.budget = {.memory = Bytes(budget)}});
   EXPECT_LE(peak, budget);
   EXPECT_TRUE(same_bits(found, expected));
 }
@@ -243,7 +246,7 @@ TEST_P(BudgetOnAnAccelerator, CarriesStateFromStepToStep) {
   const auto train = [&](StepperOptions options, int64_t* bytes) {
     PlannedTraining run(options, deep());
     Tensor level = torch::zeros({}, device());
-    options.carried = {&level};
+    options.budget.carried = {&level};
     Stepper stepper(run.model, run.optimizer, options);
     for (int i = 0; i < 3; ++i) {
       const StepResult result = stepper.step(batch, [&](const Batch& micro) {
@@ -261,7 +264,7 @@ TEST_P(BudgetOnAnAccelerator, CarriesStateFromStepToStep) {
   int64_t plain = 0, peak = 0;
   const auto expected = train({}, &plain);
   const int64_t budget = live() + (plain - before) * 7 / 10;
-  EXPECT_TRUE(same_bits(train({.memory_budget = Bytes(budget)}, &peak), expected));
+  EXPECT_TRUE(same_bits(train({.budget = {.memory = Bytes(budget)}}, &peak), expected));
   EXPECT_LE(peak, budget);
 }
 

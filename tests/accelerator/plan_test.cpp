@@ -97,7 +97,7 @@ TEST(PlansOnAnAccelerator, KnowOfWorkspacesThatLibrariesHaveNotTakenYet) {
     torch::optim::SGD optimizer(model->parameters(), 0.1);
     Stepper stepper(
         model, optimizer,
-        {.micro_batch = 8, .memory_budget = Bytes(live_bytes(accelerator()).count() + (int64_t{64} << 20))});
+        {.micro_batch = 8, .budget = {.memory = Bytes(live_bytes(accelerator()).count() + (int64_t{64} << 20))}});
     const auto loss = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
     const StepResult result = stepper.step(testing::tiny_batch(8), loss);
     EXPECT_EQ(result.step_downs, 0);

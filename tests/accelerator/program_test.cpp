@@ -17,7 +17,7 @@
 #include "program/run/trainer.h"
 #include "snug/core.h"
 #include "snug/file_system.h"
-#include "src/step/stepper_options.h"
+#include "src/step/check_options.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/temporary_folder.h"
 

@@ -389,7 +389,7 @@ TEST(ShardedOptimizer, FailsOnAllRanksOfAStepperTogether) {
     auto model = tiny_model();
     DataParallel ddp(model, group);
     ShardedOptimizer sharded(model->parameters(), group, kAdamW);
-    Stepper stepper(model, sharded, {.data_parallel = &ddp});
+    Stepper stepper(model, sharded, {.ranks = {.data_parallel = &ddp}});
     const auto step = [&](double lr) {
       sharded.param_groups()[0].options().set_lr(lr);
       return stepper.step(tiny_batch(4),
@@ -413,8 +413,9 @@ TEST(ShardedOptimizer, SkipsAFirstStepThatOverflowsThoughMastersAreNewToIt) {
     model->to(torch::kHalf);
     const auto make = [](const auto& groups) { return std::make_unique<AdamW>(groups); };
     ShardedOptimizer sharded(model->parameters(), group, make);
-    Stepper stepper(model, sharded,
-                    {.precision = Precision::Float16, .weights = Weights::Low, .scaler = {.init_scale = 1e30}});
+    Stepper stepper(
+        model, sharded,
+        {.precision = Precision::Float16, .weights = Weights::Low, .sixteen_bit = {.scaler = {.init_scale = 1e30}}});
     const auto before = testing::clones_of(model->parameters());
     const auto result = stepper.step(tiny_batch(4), [&](const Batch& micro) {
       return squared_error(model->forward(micro[0].to(torch::kHalf)), micro[1]);

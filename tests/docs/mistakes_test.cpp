@@ -104,7 +104,7 @@ TEST(Mistakes, AnUpdatePerEpochIsOneStepOfTheWholeData) {
   auto each_batch = make_mlp({4, 16, 1}), each_epoch = make_mlp({4, 16, 1}), whole = make_mlp({4, 16, 1});
   const auto train = [&](nn::Sequential& model, int64_t micro_batch, int64_t accumulate) {
     torch::optim::SGD optimizer(model->parameters(), 0.05);
-    Stepper stepper(model, optimizer, {.accumulate = accumulate});
+    Stepper stepper(model, optimizer, {.accumulate = {.every = accumulate}});
     for (const Batch& micro : micro_batches({data.x, data.y}, micro_batch)) {
       stepper.accumulate(micro,
                          [&](const Batch& b) { return Loss::mean(mse_loss(model->forward(b[0]), b[1]), b.size()); });

@@ -33,7 +33,7 @@ class Site(unittest.TestCase):
             out = pathlib.Path(folder)
             self.assertEqual(make_site.make(ROOT, out), [])
             stepper = (out / "html/api/step.html").read_text()
-            for shown in ("memory_budget", "plan_for", "makes one training step in the right order"):
+            for shown in ("split_batch_norm", "plan_for", "makes one training step in the right order"):
                 self.assertIn(shown, stepper)
             self.assertNotIn("make_or_repeat", stepper)
             self.assertIn("plan_for", (out / "html/searchindex.js").read_text())

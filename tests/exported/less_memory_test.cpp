@@ -37,7 +37,7 @@ struct ByStepper {
   ByStepper(const char* name, Bytes budget)
       : test(name),
         stepper(*test.model, optimizer,
-                {.micro_batch = kMicroBatch, .memory_budget = budget, .split_batch_norm = true}) {}
+                {.micro_batch = kMicroBatch, .budget = {.memory = budget, .split_batch_norm = true}}) {}
 
   at::Tensor step(const std::vector<at::Tensor>& batch) {
     last = stepper.step(Batch(batch), [&](const Batch& micro) {

@@ -150,7 +150,7 @@ TEST_F(ExportedTechniques, DataParallelOfOneRankChangesNothing) {
   const auto expected = step_states(alone, {});
   const auto group = init_process_group();
   DataParallel ddp(ranked.model, group);
-  EXPECT_TRUE(same_bits(step_states(ranked, {.data_parallel = &ddp}), expected));
+  EXPECT_TRUE(same_bits(step_states(ranked, {.ranks = {.data_parallel = &ddp}}), expected));
 }
 
 TEST_F(ExportedTechniques, AnOptimizerInSharesOfOneRankChangesNothing) {

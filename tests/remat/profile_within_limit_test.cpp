@@ -99,7 +99,7 @@ TEST(ProfileStep, LetsAStepBeMadeThatFitsByWhatAFailedBackwardPassHasTold) {
     SGD optimizer(model->parameters(), {.lr = 1e-4});
     const Tensor x = input().view({1, kUnit});
     const Bytes budget = is_tight ? Bytes(live() + 10 * kUnitBytes + (64 << 10)) : Bytes::unlimited();
-    Stepper stepper(model, optimizer, {.micro_batch = 1, .memory_budget = budget});
+    Stepper stepper(model, optimizer, {.micro_batch = 1, .budget = {.memory = budget}});
     for (int i = 0; i < 2; ++i) {
       const StepResult result =
           stepper.step({x}, [&](const Batch& micro) { return Loss::mean(model->forward(micro[0][0]), 1); });

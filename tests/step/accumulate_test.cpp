@@ -58,7 +58,7 @@ struct Outcome {
 Outcome by_stepper(Tail tail, bool of_means) {
   auto model = make_mlp({6, 16, 2});
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
-  Stepper stepper(model, optimizer, {.accumulate = kAccumulate, .tail = tail});
+  Stepper stepper(model, optimizer, {.accumulate = {.every = kAccumulate, .tail = tail}});
   Outcome outcome;
   const auto note = [&](const std::optional<StepResult>& result) {
     if (result) {

@@ -162,7 +162,7 @@ Outcome on_this_rank(const Cell& cell, const std::shared_ptr<ProcessGroup>& grou
   DataParallel ddp(model, group);
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
   Stepper stepper(model, optimizer,
-                  {.precision = cell.precision, .micro_batch = cell.micro_batch, .data_parallel = &ddp});
+                  {.precision = cell.precision, .micro_batch = cell.micro_batch, .ranks = {.data_parallel = &ddp}});
   for (int step = 0; step < cell.steps(); ++step) {
     cell.begin(step, *model);
     seed(step, group->rank());
@@ -259,9 +259,9 @@ struct FreezingCell {
       options.precision = Precision::BFloat16;
       options.weights = Weights::Low;
     }
-    (accumulates ? options.accumulate : options.micro_batch) = accumulates ? 3 : micro_batch;
+    (accumulates ? options.accumulate.every : options.micro_batch) = accumulates ? 3 : micro_batch;
     if (has_budget) {
-      options.memory_budget = Bytes(1 << 30);
+      options.budget.memory = Bytes(1 << 30);
     }
     return options;
   }
@@ -361,8 +361,8 @@ void expect_freezing_by_hand(const FreezingCell& cell, const std::shared_ptr<Pro
   DataParallel ddp(model, group, cell.parallel);
   const auto optimizer = optimizer_of(cell.update, model->parameters(), group);
   StepperOptions options = cell.options();
-  options.data_parallel = &ddp;
-  options.check_replicas_every = 1;
+  options.ranks.data_parallel = &ddp;
+  options.ranks.check_replicas_every = 1;
   Stepper stepper(model, *optimizer, options);
   const Batch own = share(tiny_batch(kItems), *group);
   const auto loss_of = [&](const Batch& micro) { return freezing_loss(cell, model, micro); };

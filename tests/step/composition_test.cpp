@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Table, Composition,
 
 enum class Update { Sgd, TorchAdam, AdamW, AdamW8bit };
 using FreezingCell =
-    std::tuple<Precision, Weights, Update, double, bool, bool>;  // clipping, accumulate(), a memory_budget
+    std::tuple<Precision, Weights, Update, double, bool, bool>;  // clipping, accumulate(), a memory budget
 
 class Freezing : public ::testing::TestWithParam<FreezingCell> {
  protected:
@@ -197,11 +197,13 @@ std::vector<Tensor> Freezing::by_stepper() {
   auto model = model_of();
   const auto optimizer = optimizer_of(model->parameters());
   Ema ema(model->parameters(), {.decay = 0.5});
-  StepperOptions options{
-      .precision = precision, .weights = weights, .clip_norm = clip_norm, .scaler = {.init_scale = 256}};
-  (accumulates ? options.accumulate : options.micro_batch) = accumulates ? kItems / kMicroBatch : kMicroBatch;
+  StepperOptions options{.precision = precision,
+                         .weights = weights,
+                         .clip_norm = clip_norm,
+                         .sixteen_bit = {.scaler = {.init_scale = 256}}};
+  (accumulates ? options.accumulate.every : options.micro_batch) = accumulates ? kItems / kMicroBatch : kMicroBatch;
   if (has_budget) {
-    options.memory_budget = Bytes(1 << 30);
+    options.budget.memory = Bytes(1 << 30);
   }
   Stepper stepper(model, *optimizer, options);
   const Batch batch = testing::tiny_batch(kItems);

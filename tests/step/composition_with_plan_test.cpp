@@ -1,4 +1,4 @@
-// composition_test.cpp with BatchNorm, and with activations kept as a plan for a memory_budget has it: precision x what
+// composition_test.cpp with BatchNorm, and with activations kept as a plan for a memory budget has it: precision x what
 // is kept for backward x split x dropout and BatchNorm. The reference is a loop written by hand over the same parts
 // with the same seeds.
 
@@ -97,9 +97,10 @@ struct Training {
   Training(const Cell& cell, Bytes budget)
       : model(make_model(std::get<Kind>(cell))),
         optimizer(model->parameters(), torch::optim::SGDOptions(0.1)),
-        stepper(
-            model, optimizer,
-            {.precision = std::get<Precision>(cell), .micro_batch = std::get<int64_t>(cell), .memory_budget = budget}),
+        stepper(model, optimizer,
+                {.precision = std::get<Precision>(cell),
+                 .micro_batch = std::get<int64_t>(cell),
+                 .budget = {.memory = budget}}),
         keep(std::get<Keep>(cell)) {}
 
   StepResult step(const Batch& batch) {

@@ -24,7 +24,7 @@ class FailingRun {
         ddp_(model_, group_, std::move(parallel)),
         optimizer_(model_->parameters(), torch::optim::SGDOptions(0.1)),
         stepper_(model_, optimizer_,
-                 {.micro_batch = 2, .memory_budget = budget, .plan = false, .data_parallel = &ddp_}) {}
+                 {.micro_batch = 2, .budget = {.memory = budget, .plan = false}, .ranks = {.data_parallel = &ddp_}}) {}
 
   // Of 4 micro-batches; on rank 1 `fail` is called at that moment.
   StepResult step(When when, const std::function<void()>& fail) {
@@ -126,7 +126,7 @@ TEST(StepperOnRanksFails, TogetherWhenTheBatchDoesNotFitIntoOnesBudget) {
     const bool is_tight = testing::this_rank() == 1;
     FailingRun run({}, is_tight ? Bytes(live_bytes(torch::kCPU).count() + kLarge / 2) : Bytes::unlimited());
     EXPECT_THAT(error_of<BudgetExceeded>([&] { run.step(When::LastForward, [] { torch::empty({kLarge}); }); }),
-                HasSubstr(is_tight ? "does not fit into memory_budget" : "rank 1 ran out of memory"));
+                HasSubstr(is_tight ? "does not fit into the memory budget" : "rank 1 ran out of memory"));
     run.expect_a_good_step();
   });
 }
@@ -183,7 +183,7 @@ TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMadeUntilASna
     auto model = tiny_model();
     DataParallel ddp(model, group);
     Stubborn optimizer(model->parameters(), group->rank() == 1);
-    Stepper stepper(model, optimizer, {.data_parallel = &ddp});
+    Stepper stepper(model, optimizer, {.ranks = {.data_parallel = &ddp}});
     const auto snapshot = clones_of(model->parameters());
     const StateDict state = stepper.state_dict();
     const auto step = [&] {
@@ -211,7 +211,8 @@ TEST(StepperOnRanksFails, SaysThatARankDidNotMakeAStepThatTheOthersMadeUntilASna
 TEST(StepperOnRanksFails, TogetherWhereTooManyStepsAreSkippedAndNobodyIsBehind) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
-    testing::Training run(group, {.precision = Precision::Float16, .scaler = {.max_consecutive_skips = 1}});
+    testing::Training run(group,
+                          {.precision = Precision::Float16, .sixteen_bit = {.scaler = {.max_consecutive_skips = 1}}});
     const auto step = [&](double factor) {
       return run.stepper->step(tiny_batch(4), [&](const Batch& micro) {
         return Loss::sum(run.model->forward(micro[0]).to(torch::kFloat).sum() * factor, micro.size());
@@ -232,7 +233,7 @@ TEST(StepperOnRanksFails, TogetherWhereOneCannotReadItsParametersAndNobodyIsBehi
     model->weight.set_data(model->weight.contiguous(torch::MemoryFormat::ChannelsLast));  // to be copied for a checksum
     DataParallel ddp(model, group);
     WatchedSgd optimizer(model->parameters());
-    Stepper stepper(model, optimizer, {.data_parallel = &ddp, .check_replicas_every = 1});
+    Stepper stepper(model, optimizer, {.ranks = {.data_parallel = &ddp, .check_replicas_every = 1}});
     const auto step = [&] {
       return stepper.step({torch::ones({2, 2, 4, 4})}, [&](const Batch& micro) {
         const auto output = model->forward(micro[0]);
@@ -279,7 +280,7 @@ TEST(StepperOnRanksFails, AndNamesARankThatHasFewerBatchesAndDoesNotSaySo) {
     auto model = tiny_model();
     DataParallel ddp(model, group);
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
-    Stepper stepper(model, optimizer, {.data_parallel = &ddp});
+    Stepper stepper(model, optimizer, {.ranks = {.data_parallel = &ddp}});
     const auto step = [&] {
       stepper.step(tiny_batch(4),
                    [&](const Batch& micro) { return squared_error(model->forward(micro[0]), micro[1]); });

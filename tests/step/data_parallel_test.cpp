@@ -36,7 +36,7 @@ void expect_gradients_of_the_whole_batch(int ranks, int64_t micro_batch) {
     torch::optim::SGD of_whole(whole->parameters(), 0.01);
     torch::optim::SGD optimizer(model->parameters(), 0.01);
     Stepper alone(whole, of_whole);
-    Stepper stepper(model, optimizer, {.micro_batch = micro_batch, .data_parallel = &ddp});
+    Stepper stepper(model, optimizer, {.micro_batch = micro_batch, .ranks = {.data_parallel = &ddp}});
     for (int i = 0; i < 3; ++i) {  // the buckets change after the first
       const auto run = [&](Gpt& gpt, Stepper& by, const Batch& part) {
         return by.step(part, [&](const Batch& micro) {
@@ -153,7 +153,7 @@ TEST(StepperOnRanks, AccumulatesAndSendsWithTheLastOrAtTheFlush) {
     const auto group = init_process_group(quick());
     const Batch batch = tiny_batch(12);
     Training alone;
-    Training run(group, {.accumulate = 4});
+    Training run(group, {.accumulate = {.every = 4}});
     const auto add = [&](int64_t i) {
       return run.stepper->accumulate(batch_slice(share(batch, *group), 2 * i, 2 * i + 2),
                                      [&](const Batch& micro) { return run.loss_of(micro); });
@@ -186,8 +186,7 @@ std::vector<torch::Tensor> after_low_steps(const std::shared_ptr<ProcessGroup>& 
                   {.precision = Precision::BFloat16,
                    .weights = Weights::Low,
                    .micro_batch = micro_batch,
-                   .data_parallel = ddp ? &*ddp : nullptr,
-                   .check_replicas_every = group ? 1 : 0});
+                   .ranks = {.data_parallel = ddp ? &*ddp : nullptr, .check_replicas_every = group ? 1 : 0}});
   int64_t bytes = 0;
   for (const auto& [name, full] : stepper.full_precision_parameters()) {
     bytes += static_cast<int64_t>(full.nbytes());
@@ -241,7 +240,7 @@ TEST(StepperOnRanks, RefuseToFreezeOtherParametersAndGoOnWhenTheyAreTheSameAgain
         parameters.push_back(temperature);
         DataParallel ddp(model, group);
         torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
-        Stepper stepper(model, optimizer, {.data_parallel = &ddp, .check_replicas_every = 1});
+        Stepper stepper(model, optimizer, {.ranks = {.data_parallel = &ddp, .check_replicas_every = 1}});
         const auto step = [&] {
           return stepper.step(share(tiny_batch(8), *group), [&](const Batch& micro) {
             return squared_error(model->forward(micro[0]) * temperature, micro[1]);
@@ -274,7 +273,7 @@ TEST(StepperOnRanks, MayFreezeParametersBeforeAStepThatFails) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     for (const int fails_at : {1, 2, 3}) {  // micro-batch
-      Training run(group, {.micro_batch = 2, .check_replicas_every = 1});
+      Training run(group, {.micro_batch = 2, .ranks = {.check_replicas_every = 1}});
       const Batch own = share(tiny_batch(12), *group);
       for (int step = 0; step < testing::kFreezingSteps; ++step) {
         testing::freeze_for(step, *run.model);
@@ -308,7 +307,7 @@ TEST(StepperOnRanks, SumsTheGradientsOfWhatTheOptimizerHoldsBesidesTheModel) {
       parameters.push_back(temperature);
       parameters.push_back(unused);
       torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1));
-      Stepper stepper(model, optimizer, {.data_parallel = ddp ? &*ddp : nullptr});
+      Stepper stepper(model, optimizer, {.ranks = {.data_parallel = ddp ? &*ddp : nullptr}});
       const Batch own = is_alone ? batch : group->rank() == 0 ? batch : batch_slice(batch, 0, 0);
       stepper.step(own,
                    [&](const Batch& micro) { return squared_error(model->forward(micro[0]) * temperature, micro[1]); });
@@ -384,7 +383,7 @@ TEST(StepperOnRanks, PlansStepsWithinABudgetByPassesThatAreNotSent) {
   on_ranks(2, [] {
     const auto group = init_process_group(quick());
     Training plain(group);
-    Training planned(group, {.memory_budget = Bytes(1 << 30)});
+    Training planned(group, {.budget = {.memory = Bytes(1 << 30)}});
     for (int i = 0; i < 2; ++i) {
       const Batch own = share(tiny_batch(16), *group);
       const StepResult expected = plain.step(own);
@@ -392,7 +391,7 @@ TEST(StepperOnRanks, PlansStepsWithinABudgetByPassesThatAreNotSent) {
       EXPECT_TRUE(close_in_norm(gradients_of(*planned.model), gradients_of(*plain.model), 1e-6));
     }
     EXPECT_TRUE(planned.stepper->plan().has_value());
-    Training counted(group, {.memory_budget = Bytes(1 << 30)}, tiny_model(), testing::sgd, {.static_graph = true});
+    Training counted(group, {.budget = {.memory = Bytes(1 << 30)}}, tiny_model(), testing::sgd, {.static_graph = true});
     EXPECT_THAT(error_of<ConfigError>([&] { counted.step(share(tiny_batch(16), *group)); }), HasSubstr("plan = false"));
   });
 }
@@ -400,7 +399,7 @@ TEST(StepperOnRanks, PlansStepsWithinABudgetByPassesThatAreNotSent) {
 TEST(StepperOnRanks, FindsTheFirstParameterThatIsNotTheSameOnAll) {
   on_ranks(3, [] {
     const auto group = init_process_group(quick());
-    Training run(group, {.check_replicas_every = 2});
+    Training run(group, {.ranks = {.check_replicas_every = 2}});
     if (group->rank() == 2) {
       const torch::NoGradGuard no_grad;
       run.model->parameters()[2][3][4] += 1e-6;
@@ -421,7 +420,7 @@ TEST(StepperOnRanks, RefusesOtherNumbersOfMicroBatchesWhereTheModelSendsInForwar
     convert_sync_batch_norm(*model, group);
     DataParallel ddp(model, group);
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
-    Stepper stepper(model, optimizer, {.micro_batch = 3, .data_parallel = &ddp});
+    Stepper stepper(model, optimizer, {.micro_batch = 3, .ranks = {.data_parallel = &ddp}});
     const auto step = [&](int64_t items) {
       return stepper.step(Batch{torch::randn({items, 6})},
                           [&](const Batch& b) { return Loss::sum(model->forward(b[0]).square().sum(), b.size()); });
@@ -444,7 +443,7 @@ TEST(StepperOnRanks, RefusesToPlanWhatSendsOverAnotherGroup) {
     torch::nn::Sequential model(torch::nn::Linear(6, 4), torch::nn::BatchNorm1d(4));
     convert_sync_batch_norm(*model, group);
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
-    const StepperOptions options{.memory_budget = Bytes(1 << 30)};
+    const StepperOptions options{.budget = {.memory = Bytes(1 << 30)}};
     EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, options); }),
                 HasSubstr("made with the same group"));
   });
@@ -456,9 +455,9 @@ TEST(StepperOnRanks, RefusesWhatCannotWork) {
     auto other = tiny_model();
     DataParallel ddp(other, init_process_group(quick()));
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
-    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.data_parallel = &ddp}); }),
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.ranks = {.data_parallel = &ddp}}); }),
                 HasSubstr("not the model's"));
-    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.check_replicas_every = 3}); }),
+    EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.ranks = {.check_replicas_every = 3}}); }),
                 HasSubstr("check_replicas_every is 3"));
   });
 }

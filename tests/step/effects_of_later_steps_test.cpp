@@ -32,7 +32,7 @@ struct Small {
 
   void begin(int64_t micro_batch, int64_t room) {
     stepper.emplace(model, optimizer,
-                    StepperOptions{.micro_batch = micro_batch, .memory_budget = Bytes(live() + room)});
+                    StepperOptions{.micro_batch = micro_batch, .budget = {.memory = Bytes(live() + room)}});
   }
   Loss loss_of(const Batch& micro) { return Loss::mean(loss(model, micro), micro.size()); }
   StepResult step(const Batch& batch) {

@@ -33,12 +33,12 @@ void expect_the_peak_predicted(const LossOf& loss_of, int64_t percent = 100) {
   SGD optimizer(model->parameters(), {.lr = 0.1});
   const Batch batch = make_batch(kMicroBatches * kItems);
   const auto loss = [&](const Batch& micro) { return loss_of(model, micro); };
-  StepperOptions options{.micro_batch = kItems, .memory_budget = Bytes(live() + kPlenty.count())};
+  StepperOptions options{.micro_batch = kItems, .budget = {.memory = Bytes(live() + kPlenty.count())}};
   if (percent < 100) {
     const int64_t before = live();
     Stepper plain(model, optimizer, options);
     const int64_t room = plain.plan_for(batch, loss)->choice.peak_bytes - before;
-    options.memory_budget = Bytes(before + room * percent / 100);
+    options.budget.memory = Bytes(before + room * percent / 100);
   }
   Stepper stepper(model, optimizer, options);
   for (int i = 0; i < 2; ++i) {
@@ -77,7 +77,7 @@ TEST(EffectsWithinBudget, GradientsAreNotCopiedWhereTheLastMicroBatchHasNoItems)
   const Tensor wide = model->register_parameter("wide", torch::randn({1 << 20}));
   SGD optimizer(model->parameters(), {.lr = 0.1});
   const Batch batch = make_batch(4 * 8);
-  Stepper stepper(model, optimizer, {.micro_batch = 8, .memory_budget = Bytes(live() + kPlenty.count())});
+  Stepper stepper(model, optimizer, {.micro_batch = 8, .budget = {.memory = Bytes(live() + kPlenty.count())}});
   std::vector<Tensor> fillers;  // so that no gradient comes to lie where a result of the forward pass has lain
   for (int i = 0; i < 2; ++i) {
     int64_t padding = 0;
@@ -121,7 +121,7 @@ struct WrittenRun {
   bool is_to_fail = false;
 
   explicit WrittenRun(int64_t room)
-      : stepper(model, optimizer, {.micro_batch = 512, .memory_budget = Bytes(live() + room)}) {}
+      : stepper(model, optimizer, {.micro_batch = 512, .budget = {.memory = Bytes(live() + room)}}) {}
 
   Loss loss_of(const Batch& micro) {
     const Tensor y = model->forward(micro[0]);
@@ -164,7 +164,7 @@ TEST(EffectsWithinBudget, CopiesAreCountedOnceWhereAStepIsMadeAgain) {
 TEST(EffectsWithinBudget, ATensorThatChangesItsTypeAfterAWriteKeepsItsMemory) {
   nn::Sequential model = testing::make_mlp({kWidth, 64, kWidth});
   SGD optimizer(model->parameters(), {.lr = 0.1});
-  Stepper stepper(model, optimizer, {.micro_batch = 64, .memory_budget = Bytes(live() + kPlenty.count())});
+  Stepper stepper(model, optimizer, {.micro_batch = 64, .budget = {.memory = Bytes(live() + kPlenty.count())}});
   Tensor cache = torch::ones({64});
   const Batch batch = make_batch(64);
   for (int i = 0; i < 2; ++i) {

@@ -27,7 +27,7 @@ TEST(StepperFreezing, CountsWhatIsFrozenAfterAStepInNoNormAndDropsItsGradient) {
 // Its gradient would be that of a part of the step.
 TEST(StepperFreezing, RefusesFreezingAndUnfreezingInsideAWindow) {
   for (const bool is_frozen_first : {false, true}) {
-    Training run(nullptr, {.accumulate = 2});
+    Training run(nullptr, {.accumulate = {.every = 2}});
     const auto add = [&] {
       return run.stepper->accumulate(tiny_batch(4), [&](const Batch& micro) { return run.loss_of(micro); });
     };

@@ -73,9 +73,8 @@ Trained in_one_step(const std::shared_ptr<ProcessGroup>& group, Bytes budget) {
   auto parallel = parallel_of(gan, group);
   Stepper stepper(gan, optimizer,
                   {.micro_batch = kItems / 4,
-                   .memory_budget = budget,
-                   .data_parallel = address_of(parallel),
-                   .check_replicas_every = group ? 1 : 0});
+                   .budget = {.memory = budget},
+                   .ranks = {.data_parallel = address_of(parallel), .check_replicas_every = group ? 1 : 0}});
   Trained trained;
   for (uint64_t step = 0; step < 3; ++step) {
     const StepResult result = stepper.step(own(batch_of(step), group), [&](const Batch& micro) {
@@ -97,9 +96,10 @@ std::vector<Tensor> in_turn(const std::shared_ptr<ProcessGroup>& group) {
   AdamW of_discriminator(gan->discriminator->parameters(), {.lr = kRateOfDiscriminator});
   auto generators = parallel_of(gan->generator, group), discriminators = parallel_of(gan->discriminator, group);
   Stepper generator(gan->generator, of_generator,
-                    {.data_parallel = address_of(generators), .check_replicas_every = group ? 1 : 0});
-  Stepper discriminator(gan->discriminator, of_discriminator,
-                        {.data_parallel = address_of(discriminators), .check_replicas_every = group ? 1 : 0});
+                    {.ranks = {.data_parallel = address_of(generators), .check_replicas_every = group ? 1 : 0}});
+  Stepper discriminator(
+      gan->discriminator, of_discriminator,
+      {.ranks = {.data_parallel = address_of(discriminators), .check_replicas_every = group ? 1 : 0}});
   for (uint64_t step = 0; step < 3; ++step) {
     const Batch batch = own(batch_of(step), group);
     generator.step(batch, [&](const Batch& micro) {

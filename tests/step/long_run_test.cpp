@@ -68,7 +68,8 @@ TEST(LongRun, LeavesNoBytesFilesOrThreadsBehindWithoutABudgetAndWithOne) {
   const TemporaryFolder folder;
   const int64_t before = live_bytes(torch::kCPU).count();
   const Outcome plain = make_300_steps({});
-  const Outcome planned = make_300_steps({.memory_budget = Bytes(plain.most_bytes * 3 / 4), .offload = folder.path()});
+  const Outcome planned =
+      make_300_steps({.budget = {.memory = Bytes(plain.most_bytes * 3 / 4), .offload = folder.path()}});
   EXPECT_LE(planned.most_bytes, plain.most_bytes * 3 / 4);
   EXPECT_GT(planned.planned, 0);
   EXPECT_EQ(live_bytes(torch::kCPU).count(), before);

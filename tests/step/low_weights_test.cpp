@@ -87,7 +87,8 @@ INSTANTIATE_TEST_SUITE_P(Types, LowWeights, ::testing::Values(Precision::BFloat1
 
 TEST_P(LowWeights, FollowTheClassicRecipe) {
   const Batch batch = tiny_batch(12);
-  Training run({.precision = GetParam(), .micro_batch = 4, .clip_norm = 0.05, .scaler = {.init_scale = 256}});
+  Training run(
+      {.precision = GetParam(), .micro_batch = 4, .clip_norm = 0.05, .sixteen_bit = {.scaler = {.init_scale = 256}}});
   const auto result = run.step(batch);
   EXPECT_TRUE(result.stepped());
   EXPECT_GT(result.grad_norm(), 0.05);
@@ -127,7 +128,7 @@ TEST_P(LowWeights, AreFollowedByFullPrecisionUnderTheirNames) {
 }
 
 TEST(LowWeightsScaling, ASkippedStepScattersNothingNew) {
-  Training run({.precision = Precision::Float16, .scaler = {.init_scale = std::ldexp(1.0, 100)}});
+  Training run({.precision = Precision::Float16, .sixteen_bit = {.scaler = {.init_scale = std::ldexp(1.0, 100)}}});
   const auto masters = run.masters();
   const auto low = testing::clones_of(run.model->parameters());
   EXPECT_FALSE(run.step(tiny_batch(4)).stepped());
@@ -220,7 +221,7 @@ TEST(LowWeightsErrors, AConstructorThatThrowsLeavesTheOptimizerTheModelsWeights)
   AdamW optimizer(model->parameters());
   StepperOptions options{.precision = Precision::BFloat16, .weights = Weights::Low};
   StepperOptions tight = options, noisy = options;
-  tight.memory_budget = Bytes(1);
+  tight.budget.memory = Bytes(1);
   noisy.gradient_noise = true;
   EXPECT_THROW(Stepper(model, optimizer, tight), BudgetExceeded);
   EXPECT_THROW(Stepper(model, optimizer, noisy), ConfigError);

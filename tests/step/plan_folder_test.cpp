@@ -38,11 +38,11 @@ struct Outcome {
 Outcome one_step(
     const Batch& batch, int64_t room, StepperOptions options,
     const std::function<nn::Sequential()>& make = [] { return deep(); }) {
-  options.memory_budget = Bytes(live() + room);
+  options.budget.memory = Bytes(live() + room);
   PlannedTraining run(options, make());
   torch::manual_seed(11);
   const StepResult result = run.step(batch);
-  EXPECT_LE(result.peak_bytes, options.memory_budget.count());
+  EXPECT_LE(result.peak_bytes, options.budget.memory.count());
   Outcome outcome{.calls = run.calls,
                   .micro_batches = result.micro_batches,
                   .peak_bytes = result.peak_bytes,
@@ -71,7 +71,7 @@ class PlanFolder : public ::testing::Test {
  protected:
   // Reads what the first leaves, and differs from it in nothing but the trials.
   Outcome expect_second_tries_nothing(int64_t room, StepperOptions options) {
-    options.plan_folder = folder / "plans";  // which is not there yet
+    options.budget.plan_folder = folder / "plans";  // which is not there yet
     const Outcome first = one_step(batch, room, options);
     EXPECT_GT(first.calls, first.micro_batches);
     EXPECT_THAT(first.read_from, IsEmpty());
@@ -105,7 +105,7 @@ TEST_F(PlanFolder, IsThatOfTheConstructorWhereTheProgramGoesElsewhere) {
   const TemporaryFolder elsewhere;
   const auto before = std::filesystem::current_path();
   std::filesystem::current_path(folder.path());
-  PlannedTraining run({.memory_budget = Bytes(int64_t{1} << 30), .plan_folder = "plans"});
+  PlannedTraining run({.budget = {.memory = Bytes(int64_t{1} << 30), .plan_folder = "plans"}});
   std::filesystem::current_path(elsewhere.path());
   run.step(batch);
   std::filesystem::current_path(before);
@@ -115,7 +115,7 @@ TEST_F(PlanFolder, IsThatOfTheConstructorWhereTheProgramGoesElsewhere) {
 
 TEST_F(PlanFolder, ServesPlanForAndIsSaidByThePlan) {
   const auto plan = [&] {
-    PlannedTraining run({.memory_budget = Bytes(int64_t{1} << 30), .plan_folder = folder.path()});
+    PlannedTraining run({.budget = {.memory = Bytes(int64_t{1} << 30), .plan_folder = folder.path()}});
     const auto result = run.stepper.plan_for(batch, [&](const Batch& micro) { return run.loss_of(micro); });
     return std::pair(run.calls, result->explain());
   };
@@ -128,7 +128,8 @@ TEST_F(PlanFolder, ServesPlanForAndIsSaidByThePlan) {
 TEST_F(PlanFolder, KeepsThePlansOfSeveralShapes) {
   const Batch half = make_batch(256);
   const auto steps = [&] {
-    PlannedTraining run({.micro_batch = 64, .memory_budget = Bytes(int64_t{1} << 30), .plan_folder = folder.path()});
+    PlannedTraining run(
+        {.micro_batch = 64, .budget = {.memory = Bytes(int64_t{1} << 30), .plan_folder = folder.path()}});
     const auto rows = [&](const Batch& of, int64_t begin) {
       return Batch{of[0].view({-1, 2, kWidth}).slice(1, begin), of[1].view({-1, 2, kWidth}).slice(1, begin)};
     };
@@ -143,7 +144,7 @@ TEST_F(PlanFolder, KeepsThePlansOfSeveralShapes) {
 // --- what a plan does not hold for
 
 TEST_F(PlanFolder, IsNotReadForAnotherBudgetModelOptionOrBatch) {
-  const StepperOptions options{.micro_batch = 512, .plan_folder = folder.path()};
+  const StepperOptions options{.micro_batch = 512, .budget = {.plan_folder = folder.path()}};
   const int64_t room = plain * 6 / 10;
   one_step(batch, room, options);
   const auto expect_own_plan = [&](const char* what, const Outcome& other) {
@@ -151,7 +152,7 @@ TEST_F(PlanFolder, IsNotReadForAnotherBudgetModelOptionOrBatch) {
     EXPECT_EQ(other.deviation, "") << what;
   };
   expect_own_plan("budget", one_step(batch, room + 4096, options));
-  expect_own_plan("micro-batch", one_step(batch, room, {.micro_batch = 256, .plan_folder = folder.path()}));
+  expect_own_plan("micro-batch", one_step(batch, room, {.micro_batch = 256, .budget = {.plan_folder = folder.path()}}));
   expect_own_plan("batch", one_step(make_batch(256), room, options));
   expect_own_plan("model", one_step(batch, room + (1 << 20), options, [] { return testing::make_mlp({32, 96, 32}); }));
   const auto frozen = [] {
@@ -163,7 +164,7 @@ TEST_F(PlanFolder, IsNotReadForAnotherBudgetModelOptionOrBatch) {
 }
 
 TEST_F(PlanFolder, PlansAnewWhereMoreIsAliveThanThePlanHasRoomFor) {
-  const StepperOptions options{.micro_batch = 512, .plan_folder = folder.path()};
+  const StepperOptions options{.micro_batch = 512, .budget = {.plan_folder = folder.path()}};
   const int64_t budget = live() + plain * 7 / 10;
   const auto first = one_step(batch, budget - live(), options);
   const Tensor ballast = torch::zeros({plain / 10}, torch::kByte);
@@ -183,7 +184,7 @@ TEST_F(PlanFolder, PlansAnewAfterAStepOfOtherOperatorsOnTheSameParameters) {
     }
     return model;
   };
-  const StepperOptions options{.plan_folder = folder.path()};
+  const StepperOptions options{.budget = {.plan_folder = folder.path()}};
   const int64_t room = 64 << 20;
   one_step(batch, room, options, [&] { return with(nn::GELU()); });
   const auto changed = [&] { return with(nn::Tanh()); };
@@ -194,7 +195,7 @@ TEST_F(PlanFolder, PlansAnewAfterAStepOfOtherOperatorsOnTheSameParameters) {
 }
 
 TEST_F(PlanFolder, GoesOnWithTheMicroBatchOfARunThatIsResumed) {
-  const StepperOptions options{.memory_budget = Bytes(int64_t{1} << 30), .plan_folder = folder.path()};
+  const StepperOptions options{.budget = {.memory = Bytes(int64_t{1} << 30), .plan_folder = folder.path()}};
   PlannedTraining first(options);
   first.step(batch);
   const int64_t chosen = first.stepper.plan()->choice.items;  // by measured times
@@ -208,7 +209,7 @@ TEST_F(PlanFolder, GoesOnWithTheMicroBatchOfARunThatIsResumed) {
 // --- files that nobody should trust
 
 TEST_F(PlanFolder, IgnoresADamagedFileSaysWhyAndReplacesIt) {
-  const StepperOptions options{.micro_batch = 512, .plan_folder = folder.path()};
+  const StepperOptions options{.micro_batch = 512, .budget = {.plan_folder = folder.path()}};
   const int64_t room = plain * 6 / 10;
   const Outcome first = one_step(batch, room, options);
   const auto path = only_file(folder);
@@ -244,7 +245,7 @@ TEST_F(PlanFolder, IgnoresADamagedFileSaysWhyAndReplacesIt) {
 
 TEST_F(PlanFolder, IsNoErrorWhereItCannotBeWritten) {
   replace_file(folder / "file", "no folder");
-  const Outcome first = one_step(batch, 2 * plain, {.plan_folder = folder / "file"});
+  const Outcome first = one_step(batch, 2 * plain, {.budget = {.plan_folder = folder / "file"}});
   EXPECT_THAT(first.considered, HasSubstr("was not kept for the next program"));
 }
 

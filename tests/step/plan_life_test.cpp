@@ -68,7 +68,7 @@ int steps_made(bool by_rows, bool small_first) {
   torch::manual_seed(1);
   Deep model;
   SGD optimizer(model.parameters(), {.lr = 0.01});
-  Stepper stepper(model, optimizer, {.memory_budget = Bytes(live() + (1150 << 10))});
+  Stepper stepper(model, optimizer, {.budget = {.memory = Bytes(live() + (1150 << 10))}});
   const Tensor x = torch::randn({512, 64});
   int made = 0;
   for (int step = 0; step < 4; ++step) {
@@ -102,7 +102,7 @@ int windows_made(const std::vector<int64_t>& sizes) {
     model->push_back(torch::nn::GELU());
   }
   SGD optimizer(model->parameters(), {.lr = 0.01});
-  Stepper stepper(model, optimizer, {.accumulate = 2, .memory_budget = Bytes(live() + (1350 << 10))});
+  Stepper stepper(model, optimizer, {.budget = {.memory = Bytes(live() + (1350 << 10))}, .accumulate = {.every = 2}});
   int made = 0;
   for (int window = 0; window < 3; ++window) {
     try {
@@ -138,7 +138,7 @@ TEST(PlanLife, BatchesAreNotCutWhereAPartOfTheModelNormalisesByThem) {
   head->train();
   SGD optimizer(model.parameters(), {.lr = 0.1});
   const Batch batch = make_batch(4096);
-  Stepper stepper(model, optimizer, {.memory_budget = Bytes(live() + (2 << 20))});
+  Stepper stepper(model, optimizer, {.budget = {.memory = Bytes(live() + (2 << 20))}});
   try {
     const StepResult result = stepper.step(batch, [&](const Batch& micro) {
       return Loss::mean(torch::mse_loss(head->forward(body->forward(micro[0])), micro[1]), micro.size());
@@ -160,7 +160,7 @@ TEST(PlanLife, ABudgetIsRefusedWithinItself) {
   SGD optimizer(model->parameters(), {.lr = 0.01});
   const Tensor x = torch::randn({8192, 128});
   const Bytes budget(live() + (6 << 20));
-  Stepper stepper(model, optimizer, {.memory_budget = budget});
+  Stepper stepper(model, optimizer, {.budget = {.memory = budget}});
   detail::restart_cpu_peak();
   std::optional<Bytes> smallest;
   try {

@@ -32,7 +32,7 @@ TEST(PlanRefusals, OfAMicroBatchAreNotTheModelsErrorAboutPartsOfIt) {
   nn::Sequential model(head, norm);
   SGD optimizer(model->parameters(), {.lr = 0.1});
   const Tensor x = torch::randn({4, 64, 4096});
-  Stepper stepper(model, optimizer, {.micro_batch = 4, .memory_budget = Bytes(live() + (7 << 20))});
+  Stepper stepper(model, optimizer, {.micro_batch = 4, .budget = {.memory = Bytes(live() + (7 << 20))}});
   std::vector<int64_t> tried;
   const auto step = [&] {
     stepper.step({x}, [&](const Batch& micro) {
@@ -56,7 +56,8 @@ struct Windows {
   static nn::Sequential make_model() { return testing::make_mlp({kWidth, 512, 512, kWidth}); }
 
   void begin(int64_t room) {
-    stepper.emplace(model, optimizer, StepperOptions{.accumulate = 2, .memory_budget = Bytes(live() + room)});
+    stepper.emplace(model, optimizer,
+                    StepperOptions{.budget = {.memory = Bytes(live() + room)}, .accumulate = {.every = 2}});
   }
   std::optional<StepResult> accumulate(const Batch& batch) {
     return stepper->accumulate(batch, [this](const Batch& micro) {

@@ -1,5 +1,5 @@
 #pragma once
-// A small training under a memory_budget, and what it takes without.
+// A small training under a memory budget, and what it takes without.
 
 #include <functional>
 #include <string>
@@ -117,11 +117,11 @@ inline int64_t smallest_bytes(const Batch& batch, StepperOptions options, const 
   for (int64_t room = 32 << 10;; room += room / 4) {
     const int64_t before = live(device);
     PlannedTraining tight({}, make());
-    options.memory_budget = Bytes(smallest_limit(device).count() + room);
+    options.budget.memory = Bytes(smallest_limit(device).count() + room);
     Stepper stepper(tight.model, tight.optimizer, options);
     try {
       stepper.step(batch, [&](const Batch& micro) { return tight.loss_of(micro); });
-      return options.memory_budget.count() - before;
+      return options.budget.memory.count() - before;
     } catch (const BudgetExceeded& error) {
       if (error.smallest_feasible().count() > 0) {
         return error.smallest_feasible().count() - before;

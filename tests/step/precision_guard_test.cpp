@@ -69,7 +69,8 @@ struct Training {
   Stepper stepper;
 
   explicit Training(PrecisionGuardOptions guard, Precision precision = Precision::Float16)
-      : stepper(model, optimizer, {.precision = precision, .scaler = {.init_scale = 1}, .precision_guard = guard}) {}
+      : stepper(model, optimizer,
+                {.precision = precision, .sixteen_bit = {.scaler = {.init_scale = 1}, .guard = guard}}) {}
   StepResult step() {
     return stepper.step(batch(), [&](const Batch& micro) {
       return Loss::sum((model->forward(micro[0]).to(torch::kFloat) - micro[1]).square().sum(), micro[1].numel());
@@ -159,7 +160,7 @@ TEST(GuardEvidence, SaysOfEachRegionWhetherAGradientIsNotFiniteAndHowManyAreZero
 TEST(DynamicPrecision, HasNothingToGuardInFloat32) {
   Hot model = hot_model();
   SGD optimizer(model->parameters());
-  EXPECT_THROW(Stepper(model, optimizer, {.precision_guard = {.patience = 1}}), ConfigError);
+  EXPECT_THROW(Stepper(model, optimizer, {.sixteen_bit = {.guard = {.patience = 1}}}), ConfigError);
 }
 
 TEST(DynamicPrecision, GoesWithTheState) {
@@ -185,8 +186,7 @@ TEST_P(WholeStep, MovesWhereNoRegionIsNamed) {
   Stepper stepper(layer, optimizer,
                   {.precision = Precision::Float16,
                    .weights = GetParam(),
-                   .scaler = {.init_scale = 1},
-                   .precision_guard = {.patience = 1}});
+                   .sixteen_bit = {.scaler = {.init_scale = 1}, .guard = {.patience = 1}}});
   torch::ScalarType seen = torch::kInt;
   const auto step = [&] {
     return stepper.step(Batch{torch::ones({2, 4})}, [&](const Batch& micro) {

@@ -71,7 +71,8 @@ class Loop {
 
   Result train(Bytes budget) {
     torch::manual_seed(3);
-    Stepper stepper(model_.module, *optimizer_, {.accumulate = windows_ ? 2 : 1, .memory_budget = budget});
+    Stepper stepper(model_.module, *optimizer_,
+                    {.budget = {.memory = budget}, .accumulate = {.every = windows_ ? 2 : 1}});
     Result result;
     for (int64_t step = 0; step < kSteps; ++step) {
       for (const Part& part : parts_) {

@@ -77,10 +77,10 @@ struct Training {
       : group(of), model(std::move(with)) {
     if (group) {
       ddp.emplace(model, group, std::move(parallel));
-      options.data_parallel = &*ddp;
+      options.ranks.data_parallel = &*ddp;
     }
     optimizer = make_optimizer(model->parameters(), group);
-    if (!options.memory_budget.is_unlimited()) {
+    if (!options.budget.memory.is_unlimited()) {
       settled_live();
     }
     stepper.emplace(model, *optimizer, options);
@@ -127,7 +127,7 @@ struct RankedRun : Training {
   // `room`: bytes for what a step adds to what is alive.
   static StepperOptions with_room(int64_t room, StepperOptions options = {}) {
     const int64_t of_model = 2 * bytes_of(planned::deep()->parameters());  // its buckets too
-    options.memory_budget = Bytes(settled_live() + of_model + room);
+    options.budget.memory = Bytes(settled_live() + of_model + room);
     return options;
   }
 };

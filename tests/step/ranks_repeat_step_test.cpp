@@ -184,7 +184,7 @@ void expect_that_all_give_up(bool fails_in_trials, const std::string& told_by_it
 }
 
 TEST(RanksRepeatAStep, OrGiveUpTogetherWhereOneRunsOutOfMemoryAgainAndAgain) {
-  expect_that_all_give_up(/*fails_in_trials=*/false, "does not fit into memory_budget", "rank 1 ran out of memory");
+  expect_that_all_give_up(/*fails_in_trials=*/false, "does not fit into the memory budget", "rank 1 ran out of memory");
 }
 
 TEST(RanksRepeatAStep, OrGiveUpTogetherWhereOneFindsNoOtherPlan) {

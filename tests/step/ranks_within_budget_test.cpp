@@ -1,4 +1,4 @@
-// A memory_budget on several ranks: they split their shares alike, and stop together. What they make again is in
+// A memory budget on several ranks: they split their shares alike, and stop together. What they make again is in
 // ranks_repeat_step_test.cpp.
 
 #include <algorithm>
@@ -36,7 +36,7 @@ int64_t least_room(const std::shared_ptr<ProcessGroup>& group, const Batch& own,
       return room;
     } catch (const BudgetExceeded& error) {
       if (error.smallest_feasible().count() > 0) {
-        return error.smallest_feasible().count() - options.memory_budget.count() + room;
+        return error.smallest_feasible().count() - options.budget.memory.count() + room;
       }
     }
   }
@@ -102,7 +102,8 @@ TEST(RanksWithinABudget, TakeThePlansOfAnEarlierProgramAndMakeThoseThatARankHasL
     const auto group = init_process_group(quick());
     const testing::TemporaryFolder folder;
     const Batch own = share(make_batch(1024), *group);
-    const StepperOptions options = RankedRun::with_room(room_for_parts(group, own), {.plan_folder = folder.path()});
+    const StepperOptions options =
+        RankedRun::with_room(room_for_parts(group, own), {.budget = {.plan_folder = folder.path()}});
     struct Outcome {
       int64_t calls, micro_batches, items;
       bool is_read;
@@ -140,7 +141,7 @@ TEST(RanksWithinABudget, TakeTheSmallestBudgetOfAll) {
     const auto group = init_process_group(quick());
     const Batch own = share(make_batch(64), *group);
     const int64_t smallest = settled_live() + kPlenty;
-    const StepperOptions options{.memory_budget = group->rank() == 1 ? Bytes(smallest) : Bytes::unlimited()};
+    const StepperOptions options{.budget = {.memory = group->rank() == 1 ? Bytes(smallest) : Bytes::unlimited()}};
     RankedRun run(group, options);
     run.step(own);
     const auto budgets = of_all_ranks(*group, smallest);
@@ -152,8 +153,9 @@ TEST(RanksWithinABudget, TakeTheSmallestBudgetOfAll) {
                   RankedRun(group, options);
                 }),
                 HasSubstr("alive on rank 1"));
-    EXPECT_THAT(error_of<ConfigError>(
-                    [&] { RankedRun(group, {.memory_budget = options.memory_budget, .plan = group->rank() == 0}); }),
+    EXPECT_THAT(error_of<ConfigError>([&] {
+                  RankedRun(group, {.budget = {.memory = options.budget.memory, .plan = group->rank() == 0}});
+                }),
                 HasSubstr("ranks 0 and 1 do not both plan"));
   });
 }
@@ -164,10 +166,10 @@ TEST(RanksWithinABudget, StopTogetherWhereOneHasNoDirectoryForOffload) {
     const testing::TemporaryFolder folder;
     const bool is_bad = group->rank() == 1;
     StepperOptions options = RankedRun::with_room(kPlenty);
-    options.offload = is_bad ? folder / "missing" : folder.path();
+    options.budget.offload = is_bad ? folder / "missing" : folder.path();
     EXPECT_THAT(error_of<Error>([&] { RankedRun(group, options); }),
                 HasSubstr(is_bad ? "cannot make a file in" : "rank 1 cannot use its directory for offload"));
-    options.offload = folder.path();
+    options.budget.offload = folder.path();
     EXPECT_TRUE(RankedRun(group, options).step(share(make_batch(64), *group)).stepped());
   });
 }
@@ -243,7 +245,7 @@ TEST(RanksWithinABudget, PlanAModelThatSendsInForward) {
     RankedRun plain(group, {}, make());
     const int64_t before = settled_live();
     const int64_t peak = plain.step(own).peak_bytes - before;
-    RankedRun planned(group, {.memory_budget = Bytes(settled_live() + peak * 3 / 4)}, make());
+    RankedRun planned(group, {.budget = {.memory = Bytes(settled_live() + peak * 3 / 4)}}, make());
     EXPECT_TRUE(planned.step(own).stepped());
     for (int i = 0; i < 2; ++i) {
       EXPECT_TRUE(same_bits(planned.state(), plain.state())) << "step " << i;
@@ -266,7 +268,7 @@ TEST(RanksWithinABudget, TrainOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
     plain.step(own);
     const int64_t activations = plain.step(own).activation_peak_bytes;
     const int64_t budget = settled_live() + activations / 4;
-    RankedRun planned(group, {.memory_budget = Bytes(budget)}, testing::planned::very_deep());
+    RankedRun planned(group, {.budget = {.memory = Bytes(budget)}}, testing::planned::very_deep());
     for (int i = 0; i < 2; ++i) {
       const StepResult result = planned.step(own);
       EXPECT_EQ(result.step_downs, 0);
@@ -313,7 +315,7 @@ TEST(RanksWithinABudget, StopTogetherWhereOneFindsNoPlan) {
       ADD_FAILURE() << "less than the least";
     } catch (const BudgetExceeded& error) {
       EXPECT_THAT(error.what(), HasSubstr(group->rank() == 1 ? "no plan was found" : "rank 1 found no way"));
-      EXPECT_GT(error.smallest_feasible(), options.memory_budget);
+      EXPECT_GT(error.smallest_feasible(), options.budget.memory);
       EXPECT_TRUE(is_same_on_all(*group, error.smallest_feasible().count()));
     }
     EXPECT_TRUE(same_bits(run.parameters(), before));
@@ -378,8 +380,9 @@ TEST(RanksWithinABudget, CountBuckets) {
       DataParallel ddp(model, group,
                        {.bucket = Bytes(bytes_of(model->parameters()) / 6), .gradient_as_bucket_view = as_view});
       AdamW optimizer(model->parameters());
-      Stepper stepper(model, optimizer,
-                      {.micro_batch = 8, .memory_budget = Bytes(live() + 3 * kPlenty), .data_parallel = &ddp});
+      Stepper stepper(
+          model, optimizer,
+          {.micro_batch = 8, .budget = {.memory = Bytes(live() + 3 * kPlenty)}, .ranks = {.data_parallel = &ddp}});
       for (int i = 0; i < 3; ++i) {
         const StepResult result = stepper.step(share(make_batch(32), *group), [&](const Batch& micro) {
           return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());
@@ -399,8 +402,9 @@ TEST(RanksWithinABudget, CountWhatAShardedOptimizerGathersIn) {
     ShardedOptimizer optimizer(model->parameters(), group,
                                [](const auto& groups) { return std::make_unique<AdamW>(groups, AdamWOptions{}); });
     EXPECT_EQ(optimizer.workspace_bytes(), bytes_of(model->parameters()));  // of two ranks
-    Stepper stepper(model, optimizer,
-                    {.micro_batch = 8, .memory_budget = Bytes(live() + kPlenty), .data_parallel = &ddp});
+    Stepper stepper(
+        model, optimizer,
+        {.micro_batch = 8, .budget = {.memory = Bytes(live() + kPlenty)}, .ranks = {.data_parallel = &ddp}});
     for (int i = 0; i < 3; ++i) {
       const StepResult result = stepper.step(share(make_batch(16), *group), [&](const Batch& micro) {
         return Loss::sum((model->forward(micro[0]) - micro[1]).pow(2).sum(), micro[1].numel());

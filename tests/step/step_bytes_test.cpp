@@ -116,7 +116,7 @@ TEST(OptimizerBytes, AnUpdateThatMakesStateNobodyKnewOfIsNotLeftHalfMade) {
     }
     StepperOptions options;
     if (limited) {
-      options.memory_budget = Bytes(live_bytes(torch::kCPU).count() + 14 * weights / 5);
+      options.budget.memory = Bytes(live_bytes(torch::kCPU).count() + 14 * weights / 5);
     }
     Stepper stepper(model, optimizer, options);
     const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };

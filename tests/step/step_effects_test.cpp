@@ -51,7 +51,7 @@ Tensor state_after(const std::function<Net()>& make, Bytes budget, Fails fails) 
   torch::manual_seed(1);
   Net net = make();
   SGD optimizer(net.parameters(), {.lr = 0.1});
-  Stepper stepper(net, optimizer, {.micro_batch = kItems, .memory_budget = budget});
+  Stepper stepper(net, optimizer, {.micro_batch = kItems, .budget = {.memory = budget}});
   const Batch batch{torch::randn({kItems, kWidth})};
   bool is_to_fail = false;
   const auto loss_of = [&](const Batch& micro) {
@@ -114,7 +114,7 @@ TEST(StepEffects, OnGradientsOfOthersAreTakenBackWhereAStepIsMadeAgain) {
     torch::manual_seed(1);
     torch::nn::Linear encoder(kWidth, kWidth), decoder(kWidth, kWidth);
     SGD optimizer(encoder->parameters(), {.lr = 0.1});
-    Stepper stepper(encoder, optimizer, {.micro_batch = 4, .memory_budget = kEnough});
+    Stepper stepper(encoder, optimizer, {.micro_batch = 4, .budget = {.memory = kEnough}});
     const Batch batch{torch::randn({kItems, kWidth})};
     int calls = 0;
     const auto loss_of = [&](const Batch& micro) {
@@ -136,7 +136,7 @@ TEST(StepEffects, OfBackwardPassesInsideTheLossAreThoseOfOneStep) {
     torch::nn::Linear trunk(kWidth, kWidth), head(kWidth, 1);
     torch::nn::Sequential model(trunk, head);
     SGD optimizer(model->parameters(), {.lr = 0.1});
-    Stepper stepper(model, optimizer, {.micro_batch = kItems, .memory_budget = budget});
+    Stepper stepper(model, optimizer, {.micro_batch = kItems, .budget = {.memory = budget}});
     const Batch batch{torch::randn({kItems, kWidth})};
     for (int step = 0; step < 2; ++step) {
       stepper.step(batch, [&](const Batch& micro) {
@@ -169,7 +169,7 @@ TEST(StepEffects, OnABufferThatTheFirstForwardPassRegistersAreRefused) {
     Tensor load;
   } model;
   SGD optimizer(model.parameters(), {.lr = 0.1});
-  Stepper stepper(model, optimizer, {.micro_batch = kItems, .memory_budget = kEnough});
+  Stepper stepper(model, optimizer, {.micro_batch = kItems, .budget = {.memory = kEnough}});
   const Batch batch{torch::randn({kItems, kWidth})};
   const auto step = [&] {
     stepper.step(batch, [&](const Batch& micro) { return Loss::mean(model.loss(micro[0]), micro.size()); });
@@ -191,7 +191,7 @@ TEST(StepEffects, OnAVariableOfTheProgramAreNotCountedForTheWholeStep) {
     model.register_module("rest", rest.ptr());
     SGD optimizer(model.parameters(), {.lr = 1e-3});
     const Batch batch = make_batch(2048);
-    Stepper stepper(model, optimizer, {.micro_batch = 2048, .memory_budget = budget});
+    Stepper stepper(model, optimizer, {.micro_batch = 2048, .budget = {.memory = budget}});
     Tensor seen;
     int64_t highest = 0;
     for (int step = 0; step < 3; ++step) {

@@ -66,13 +66,13 @@ TEST(StepperFailure, AnErrorInTheLossLeavesEverythingAsBeforeAndTheNextStepWorks
 TEST(StepperFailure, AnErrorWhileAccumulatingDropsTheWindow) {
   const Batch batch = regression_batch(6);
   const auto parts = micro_batches(batch, 2);
-  AdamWTraining run({.accumulate = 3});
+  AdamWTraining run({.accumulate = {.every = 3}});
   const auto before = run.state();
   run.accumulate(parts[0]);
   EXPECT_THROW(run.stepper.accumulate(parts[1], [](const Batch&) -> Loss { throw Broken("now"); }), Broken);
   EXPECT_TRUE(same_bits(run.state(), before));
   EXPECT_FALSE(run.stepper.flush()) << "there is no window any more";
-  AdamWTraining fresh({.accumulate = 3});
+  AdamWTraining fresh({.accumulate = {.every = 3}});
   for (const Batch& part : parts) {
     run.accumulate(part);
     fresh.accumulate(part);
@@ -99,7 +99,7 @@ TEST(StepperFailure, AWriteInsideTheWindowIsAnErrorThatNamesTheParameter) {
               HasSubstr("'2.weight'"));
   EXPECT_TRUE(in_step.step(batch).stepped());
 
-  AdamWTraining between({.accumulate = 3});
+  AdamWTraining between({.accumulate = {.every = 3}});
   between.accumulate(parts[0]);
   write(between);
   EXPECT_THAT(error_of<ConfigError>([&] { between.accumulate(parts[1]); }), HasSubstr("'2.weight'"));
@@ -107,7 +107,7 @@ TEST(StepperFailure, AWriteInsideTheWindowIsAnErrorThatNamesTheParameter) {
     between.accumulate(part);
   }
 
-  AdamWTraining before_flush({.accumulate = 3});
+  AdamWTraining before_flush({.accumulate = {.every = 3}});
   before_flush.accumulate(parts[0]);
   before_flush.optimizer.step();  // the mistake that this check is for
   EXPECT_THAT(error_of<ConfigError>([&] { before_flush.stepper.flush(); }), HasSubstr("'0.weight'"));
@@ -115,7 +115,7 @@ TEST(StepperFailure, AWriteInsideTheWindowIsAnErrorThatNamesTheParameter) {
 
 TEST(StepperFailure, CallsThatDoNotBelongInAnOpenWindowAreErrors) {
   const Batch batch = regression_batch(4);
-  AdamWTraining run({.accumulate = 2});
+  AdamWTraining run({.accumulate = {.every = 2}});
   run.accumulate(batch);
   EXPECT_THROW(run.step(batch), ConfigError);
   EXPECT_TRUE(run.accumulate(batch)) << "the window is still good";
@@ -131,13 +131,13 @@ TEST(StepperFailure, AnEmptyBatchIsAnError) {
 
 TEST(StepperFailure, ABudgetBelowWhatIsAliveAlreadyIsBudgetExceededWithBothNumbers) {
   const auto budget = Bytes(live_bytes(torch::kCPU).count() + (1 << 20));
-  AdamWTraining run({.memory_budget = budget});
+  AdamWTraining run({.budget = {.memory = budget}});
   const auto before = run.state();
   const Tensor ballast = torch::zeros({1 << 20});
   EXPECT_THAT(error_of<BudgetExceeded>([&] { run.step(regression_batch(4)); }),
               AllOf(HasSubstr(live_bytes(torch::kCPU).str()), HasSubstr(budget.str())));
   EXPECT_TRUE(same_bits(run.state(), before));
-  EXPECT_THROW(AdamWTraining({.memory_budget = budget}), BudgetExceeded) << "known before the first step";
+  EXPECT_THROW(AdamWTraining({.budget = {.memory = budget}}), BudgetExceeded) << "known before the first step";
 }
 
 TEST(StepperFailure, ABudgetThatIsTooSmallChangesNothing) {
@@ -147,11 +147,11 @@ TEST(StepperFailure, ABudgetThatIsTooSmallChangesNothing) {
   const auto before = clones_of(model->parameters());
   const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
   const Bytes budget(live_bytes(torch::kCPU).count() + 300'000);
-  Stepper whole(model, optimizer, {.memory_budget = budget, .plan = false});
+  Stepper whole(model, optimizer, {.budget = {.memory = budget, .plan = false}});
   EXPECT_THROW(whole.step(batch, loss_of), BudgetExceeded);
   EXPECT_TRUE(same_bits(clones_of(model->parameters()), before));
   EXPECT_TRUE(optimizer.state().empty());
-  Stepper parts(model, optimizer, {.micro_batch = 64, .memory_budget = budget, .plan = false});
+  Stepper parts(model, optimizer, {.micro_batch = 64, .budget = {.memory = budget, .plan = false}});
   const auto result = parts.step(batch, loss_of);
   EXPECT_TRUE(result.stepped());
   EXPECT_LE(result.peak_bytes, budget.count());
@@ -159,7 +159,8 @@ TEST(StepperFailure, ABudgetThatIsTooSmallChangesNothing) {
 
 TEST(StepperFailure, ABudgetThatIsTooSmallLeavesTheScalerAsItWasAndALargerOneWorks) {
   const Batch batch = regression_batch(64);
-  const StepperOptions options{.precision = Precision::Float16, .scaler = {.init_scale = 256, .growth_interval = 1}};
+  const StepperOptions options{.precision = Precision::Float16,
+                               .sixteen_bit = {.scaler = {.init_scale = 256, .growth_interval = 1}}};
   auto tight_options = options;
   AdamWTraining run(options);
   run.step(batch);
@@ -167,11 +168,11 @@ TEST(StepperFailure, ABudgetThatIsTooSmallLeavesTheScalerAsItWasAndALargerOneWor
   const StateDict scaler = run.stepper.state_dict();
   const auto before = run.state();
 
-  tight_options.memory_budget = Bytes(live_bytes(torch::kCPU).count() + 4096);
+  tight_options.budget.memory = Bytes(live_bytes(torch::kCPU).count() + 4096);
   Stepper tight(run.model, run.optimizer, tight_options);
   tight.load_state_dict(scaler);
   const auto loss_of = [&](const Batch& micro) { return run.loss_of(micro); };
-  EXPECT_THAT(error_of<BudgetExceeded>([&] { tight.step(batch, loss_of); }), HasSubstr("memory_budget"));
+  EXPECT_THAT(error_of<BudgetExceeded>([&] { tight.step(batch, loss_of); }), HasSubstr("memory budget"));
   EXPECT_TRUE(same_bits(run.state(), before));
   EXPECT_EQ(tight.scaler().get_scale(), 512.0);
   EXPECT_EQ(tight.state_dict().get<StateDict>("scaler").get<int64_t>("_growth_tracker"), 0);
@@ -186,7 +187,7 @@ TEST(StepperFailure, ABudgetThatIsTooSmallLeavesTheScalerAsItWasAndALargerOneWor
 
 TEST(StepperFailure, ABudgetHoldsForAccumulatedMicroBatchesToo) {
   const auto parts = micro_batches(regression_batch(256), 128);
-  AdamWTraining run({.accumulate = 2, .memory_budget = Bytes(live_bytes(torch::kCPU).count() + 8192)});
+  AdamWTraining run({.budget = {.memory = Bytes(live_bytes(torch::kCPU).count() + 8192)}, .accumulate = {.every = 2}});
   EXPECT_THROW(run.accumulate(parts[0]), BudgetExceeded);
   EXPECT_FALSE(run.stepper.flush());
 }
@@ -200,7 +201,8 @@ TEST(StepperFailure, WhicheverAllocationFailsTheStateIsTheOldOneOrTheWholeNewOne
   const GradScalerOptions full{.init_scale = 8, .growth_interval = 1, .min_scale = 1, .hysteresis = 2};
   for (const auto& [precision, scaler] :
        {std::pair{Precision::Float32, plain}, {Precision::Float16, plain}, {Precision::Float16, full}}) {
-    const StepperOptions options{.precision = precision, .micro_batch = 2, .clip_norm = 0.1, .scaler = scaler};
+    const StepperOptions options{
+        .precision = precision, .micro_batch = 2, .clip_norm = 0.1, .sixteen_bit = {.scaler = scaler}};
     for (const int steps_before : {0, 1}) {
       AdamWTraining reference(options);
       for (int i = 0; i < steps_before; ++i) {
@@ -259,7 +261,7 @@ TEST(StepperFailure, WhicheverAllocationOfAModelWithTwoHeadsFailsNoMemoryOfTheSt
     torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.0));
     StepperOptions options;
     if (has_budget) {
-      options.memory_budget = Bytes(live_bytes(torch::kCPU).count() + (1 << 20));
+      options.budget.memory = Bytes(live_bytes(torch::kCPU).count() + (1 << 20));
     }
     Stepper stepper(model, optimizer, options);
     const auto step = [&] {

@@ -1,4 +1,4 @@
-// Under a memory_budget with offload, weights, gradients and the optimizer's state may all be in files.
+// Under a memory budget with offload, weights, gradients and the optimizer's state may all be in files.
 
 #include <algorithm>
 #include <cstdlib>
@@ -54,7 +54,7 @@ constexpr int64_t kMiB = 1 << 20;
 nn::Sequential wide() { return make_mlp({32, 512, 512, 512, 512, 512, 512, 512, 512, 512, 32}); }
 
 StepperOptions options(Bytes budget, const TemporaryFolder& folder) {
-  return {.memory_budget = budget, .offload = folder.path()};
+  return {.budget = {.memory = budget, .offload = folder.path()}};
 }
 
 // In memory that no budget counts.
@@ -137,7 +137,7 @@ TEST(StepperModelInFile, ARelativeDirectoryIsThatOfTheConstructorWhereTheProgram
   const auto before = std::filesystem::current_path();
   std::filesystem::current_path(folder.path());
   std::filesystem::create_directory("run");
-  PlannedTraining run({.micro_batch = 64, .memory_budget = Bytes(live() + 4 * kMiB), .offload = "run"}, wide());
+  PlannedTraining run({.micro_batch = 64, .budget = {.memory = Bytes(live() + 4 * kMiB), .offload = "run"}}, wide());
   run.step(batch);
   std::filesystem::current_path(elsewhere.path());
   const Tensor held = run.model->parameters()[2].grad();
@@ -227,7 +227,7 @@ TEST(StepperModelInFile, TakesTiedFrozenAndWrittenTensorsAlong) {
         return Loss::mean((model->forward(micro[0]) - micro[1]).square().mean(), micro.size());
       });
     }
-    EXPECT_TRUE(with.memory_budget.is_unlimited() || stepper.plan()->placement.model == Place::File);
+    EXPECT_TRUE(with.budget.memory.is_unlimited() || stepper.plan()->placement.model == Place::File);
     std::vector<Tensor> all = model->parameters();
     all.push_back(model->table);
     return bits_of(all);
@@ -297,7 +297,7 @@ TEST(StepperModelInFile, IsInPlansThatAreReadBack) {
   const Batch batch = make_batch(64);
   const auto run = [&] {
     StepperOptions with = options(Bytes(live() + 4 * kMiB), folder);
-    with.plan_folder = plans.path();
+    with.budget.plan_folder = plans.path();
     with.micro_batch = 64;
     PlannedTraining training(with, wide());
     training.step(batch);
@@ -364,14 +364,14 @@ TEST(StepperModelInFile, AccumulatesMicroBatchesOfALoaderAndAnUnfinishedWindow) 
   const TemporaryFolder folder;
   const Batch batch = make_batch(64);
   const auto train = [&](StepperOptions with) {
-    with.accumulate = 3;
+    with.accumulate.every = 3;
     PlannedTraining run(with, wide());
     const auto loss_of = [&](const Batch& micro) { return run.loss_of(micro); };
     for (const Batch& micro : micro_batches(batch, 16)) {
       run.stepper.accumulate(micro, loss_of);
     }
     EXPECT_TRUE(run.stepper.flush());
-    EXPECT_TRUE(with.memory_budget.is_unlimited() || is_in_file(run.model));
+    EXPECT_TRUE(with.budget.memory.is_unlimited() || is_in_file(run.model));
     return bits_of(run.model->parameters());
   };
   const std::string expected = train({});

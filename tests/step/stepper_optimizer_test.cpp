@@ -220,7 +220,8 @@ TEST(StepResultTest, TellsTheShareOfLostUpdatesIn16BitsOfAStepThatWasMade) {
   EXPECT_GT(sample({.precision = Precision::BFloat16}, 1e-6).value(), 0.9);
   EXPECT_LT(sample({.precision = Precision::BFloat16}, 10).value(), 0.1);
   const GradScalerOptions overflows{.init_scale = 0x1p100};
-  EXPECT_FALSE(sample({.precision = Precision::Float16, .scaler = overflows}, 1e-6).has_value()) << "a skipped step";
+  EXPECT_FALSE(sample({.precision = Precision::Float16, .sixteen_bit = {.scaler = overflows}}, 1e-6).has_value())
+      << "a skipped step";
 }
 
 // The norm of the first micro-batch's own mean gradient, whatever divisor and loss scale were used on the way.
@@ -235,7 +236,10 @@ TEST(StepResultTest, FirstGradNormIsThatOfTheFirstMicroBatchAlone) {
     auto model = tiny_model();
     SGD optimizer(model->parameters(), {.lr = 0.1});
     Stepper stepper(model, optimizer,
-                    {.precision = precision, .micro_batch = 4, .scaler = {.init_scale = 64}, .gradient_noise = true});
+                    {.precision = precision,
+                     .micro_batch = 4,
+                     .sixteen_bit = {.scaler = {.init_scale = 64}},
+                     .gradient_noise = true});
     const auto loss_of = [&](const Batch& micro) { return testing::squared_error(model->forward(micro[0]), micro[1]); };
     const auto result = stepper.step(batch, loss_of);
     const double tolerance = precision == Precision::Float32 ? 1e-5 : 1e-2;

@@ -14,7 +14,7 @@
 #include "tests/step/planned_training.h"
 #include "tests/support/failing_allocations.h"
 
-// Planning under a memory_budget together with failures, and with the Stepper's other options.
+// Planning under a memory budget together with failures, and with the Stepper's other options.
 
 namespace snug::stepper_plan_failure_test {
 namespace {
@@ -57,7 +57,7 @@ TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocati
   const Batch batch = make_batch(256);
   const auto make = [] { return GetParam().has_buffers ? normalised() : make_mlp({32, 64, 64, 32}, 0.1); };
   StepperOptions options{.precision = GetParam().precision, .micro_batch = GetParam().micro_batch};
-  options.scaler = {.init_scale = 1024, .growth_interval = 1};  // another in every step
+  options.sixteen_bit.scaler = {.init_scale = 1024, .growth_interval = 1};  // another in every step
   const int64_t plain = plain_bytes(batch, options, make);
   const auto seed_of = [](int step) { torch::manual_seed(static_cast<uint64_t>(100 + step)); };
   PlannedTraining reference(options, make());
@@ -71,7 +71,7 @@ TEST_P(StepperPlanFails, AndMakesTheStepAgainOrLeavesEverythingWhicheverAllocati
   const Tensor first_numbers = torch::rand({2});
   int64_t again = 0, dropped = 0;
   for_each_failing_allocation([&](FailingAllocation& allocation) {
-    options.memory_budget = Bytes(live() + plain * GetParam().percent / 100);
+    options.budget.memory = Bytes(live() + plain * GetParam().percent / 100);
     PlannedTraining run(options, make());
     seed_of(0);
     run.step(batch);
@@ -104,7 +104,7 @@ TEST(StepperPlan, LeavesMoreFreeWhereItsTrialRunsOutOfMemory) {
   reference.step(batch);
   int64_t left_free = 0;
   for_each_failing_allocation({.is_thinned = true}, [&](FailingAllocation& allocation) {
-    PlannedTraining run({.micro_batch = 256, .memory_budget = Bytes(live() + plain * 8 / 10)});
+    PlannedTraining run({.micro_batch = 256, .budget = {.memory = Bytes(live() + plain * 8 / 10)}});
     if (allocation.stops<BudgetExceeded>([&] { run.step(batch); })) {
       run.step(batch);
     }
@@ -117,7 +117,7 @@ TEST(StepperPlan, LeavesMoreFreeWhereItsTrialRunsOutOfMemory) {
 TEST(StepperPlan, TakesLessWhereAnAllocationOfALibraryFails) {
   const Batch batch = make_batch(256);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  PlannedTraining run({.micro_batch = 256, .memory_budget = Bytes(live() + plain * 8 / 10)});
+  PlannedTraining run({.micro_batch = 256, .budget = {.memory = Bytes(live() + plain * 8 / 10)}});
   PlannedTraining reference({.micro_batch = 256});
   const auto step_failing_at = [&](int call) {
     int calls = 0;
@@ -219,7 +219,8 @@ TEST(StepPlanner, GoesOnToLessThanOtherRanksTakeWhereThatCannotBeComputedAgain) 
 
 TEST(StepperPlan, ForgetsTheStepsMadeAgainWithAWindowThatIsDropped) {
   const Batch batch = make_batch(128);
-  PlannedTraining run({.accumulate = 2, .tail = Tail::Drop, .memory_budget = Bytes(live() + (1 << 26))});
+  PlannedTraining run(
+      {.budget = {.memory = Bytes(live() + (1 << 26))}, .accumulate = {.every = 2, .tail = Tail::Drop}});
   const auto accumulate = [&] {
     return run.stepper.accumulate(batch, [&](const Batch& micro) { return run.loss_of(micro); });
   };
@@ -286,7 +287,7 @@ TEST(StepperPlan, GoesWithOtherOptionsToTheSameBits) {
                  .peak_bytes -
              before;
     }
-    options.memory_budget = Bytes(live() + peak * 8 / 10);
+    options.budget.memory = Bytes(live() + peak * 8 / 10);
     PlannedTraining run(options, make());
     EXPECT_EQ(train(run), expected) << name;
     ASSERT_TRUE(run.stepper.plan()) << name;
@@ -308,7 +309,7 @@ TEST(StepperPlan, CountsTheCopiesThatMicroBatchesAre) {
   const Copied copied{batch[0], batch[1]};
   const int64_t plain = plain_bytes(batch, {.micro_batch = 128}, [] { return deep(); });
   const Bytes budget(live() + plain * 9 / 10);
-  PlannedTraining run({.micro_batch = 128, .memory_budget = budget});
+  PlannedTraining run({.micro_batch = 128, .budget = {.memory = budget}});
   const auto loss_of = [&](const Copied& micro) {
     return Loss::sum((run.model->forward(micro.x) - micro.y).pow(2).sum(), micro.y.numel());
   };

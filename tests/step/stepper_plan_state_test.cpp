@@ -17,7 +17,7 @@
 #include "tests/step/planned_training.h"
 #include "tests/support/tensors.h"
 
-// A Stepper with a memory_budget and a model with state of its own, which planning runs several times.
+// A Stepper with a memory budget and a model with state of its own, which planning runs several times.
 
 namespace snug::stepper_plan_state_test {
 namespace {
@@ -62,7 +62,7 @@ std::vector<double> losses_of_carry(bool is_in_buffer, Bytes budget) {
   Carry model(is_in_buffer);
   SGD optimizer(model->parameters(), {.lr = 0.1});
   const std::vector<Tensor> before = clones_of(model->parameters());
-  Stepper stepper(model, optimizer, {.micro_batch = 64, .memory_budget = budget});
+  Stepper stepper(model, optimizer, {.micro_batch = 64, .budget = {.memory = budget}});
   std::vector<double> losses;
   for (uint64_t i = 0; i < 3; ++i) {
     try {
@@ -119,7 +119,7 @@ TEST(StepperPlan, RefusesAParameterThatTheFirstBatchSetsUntilItHasBeenSet) {
     const auto loss_of = [&](const Batch& micro) {
       return Loss::sum((model->forward(micro[0]) - micro[1]).square().sum(), micro[1].numel());
     };
-    const StepperOptions options{.micro_batch = 64, .memory_budget = Bytes(live() + (1 << 20))};
+    const StepperOptions options{.micro_batch = 64, .budget = {.memory = Bytes(live() + (1 << 20))}};
     Stepper stepper(model, optimizer, options);
     const auto weights = clones_of(model->layer->parameters());
     EXPECT_THAT(error_of<ConfigError>([&] { stepper.step(batch, loss_of); }), HasSubstr("all it once before"));
@@ -201,7 +201,7 @@ RecurrentRun train_within(Bytes beside, int64_t micro_batch = 0, const Trouble& 
   Recurrent model;
   AdamW optimizer(model.cell->parameters(), {.lr = 0.01});
   Stepper stepper(model.cell, optimizer,
-                  {.micro_batch = micro_batch, .memory_budget = budget, .carried = {&model.h, &model.c}});
+                  {.micro_batch = micro_batch, .budget = {.memory = budget, .carried = {&model.h, &model.c}}});
   for (uint64_t i = 0; i < kSteps; ++i) {
     const Batch batch = Recurrent::batch(i);
     if (i == 2 && trouble) {
@@ -265,7 +265,7 @@ TEST(StepperPlan, DoesNotCutABatchWhoseStateIsCarried) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
   Tensor level = torch::zeros({});
-  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10), .carried = {&level}});
+  PlannedTraining run({.budget = {.memory = Bytes(live() + plain * 6 / 10), .carried = {&level}}});
   const auto loss_of = [&](const Batch& micro) {
     const Tensor y = run.model->forward(micro[0]);
     const Tensor before = std::exchange(level, y.detach().mean());
@@ -279,7 +279,7 @@ TEST(StepperPlan, DoesNotCutABatchWhoseStateIsCarried) {
 TEST(StepperPlan, RefusesACarriedNullPointer) {
   Recurrent model;
   AdamW optimizer(model.cell->parameters());
-  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model.cell, optimizer, {.carried = {nullptr}}); }),
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model.cell, optimizer, {.budget = {.carried = {nullptr}}}); }),
               HasSubstr("null pointer"));
 }
 
@@ -304,7 +304,7 @@ void expect_that_state_of_the_other_is_not_counted(Options of_optimizer) {
     Pair model(has_other);
     Optimizer optimizer(model->parameters(), of_optimizer);
     const int64_t other = live() - before;
-    Stepper stepper(model, optimizer, {.micro_batch = 4096, .memory_budget = budget});
+    Stepper stepper(model, optimizer, {.micro_batch = 4096, .budget = {.memory = budget}});
     int calls = 0;
     const auto step = [&] {
       stepper.step(batch, [&](const Batch& micro) {

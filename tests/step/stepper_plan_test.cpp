@@ -21,7 +21,7 @@
 #include "tests/support/tensors.h"
 #include "tests/support/times_mask.h"
 
-// A Stepper with a memory_budget: it keeps it, and the steps are those of plain training to the bit.
+// A Stepper with a memory budget: it keeps it, and the steps are those of plain training to the bit.
 
 namespace snug::stepper_plan_test {
 namespace {
@@ -50,7 +50,7 @@ TEST(StepperPlan, KeepsTheBudgetAndTheBitsOfPlainTraining) {
       const auto expected = reference.state();
       const auto next = torch::rand({3});
       const int64_t budget = live() + static_cast<int64_t>(share * static_cast<double>(plain));
-      PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)}, make());
+      PlannedTraining run({.micro_batch = 512, .budget = {.memory = Bytes(budget)}}, make());
       torch::manual_seed(11);
       for (int i = 0; i < 3; ++i) {
         const StepResult result = run.step(batch);
@@ -76,7 +76,7 @@ TEST(StepperPlan, TrainsOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
   const int64_t plain = reference.step(batch).activation_peak_bytes;
   const auto expected = reference.state();
   const int64_t budget = live() + plain / 4;
-  PlannedTraining run({.memory_budget = Bytes(budget)}, very_deep());
+  PlannedTraining run({.budget = {.memory = Bytes(budget)}}, very_deep());
   for (int i = 0; i < 2; ++i) {
     const StepResult result = run.step(batch);
     EXPECT_EQ(result.micro_batches, 2);
@@ -89,7 +89,7 @@ TEST(StepperPlan, TrainsOnItemsOfWhichEachAloneTakesFourTimesTheBudget) {
 TEST(StepperPlan, MeasuresGradientNoiseWhereItSplitsTheBatch) {
   const Batch batch = make_batch(512);
   const int64_t smallest = smallest_bytes(batch, {}, [] { return deep(); });
-  PlannedTraining run({.memory_budget = Bytes(live() + smallest), .gradient_noise = true}, deep());
+  PlannedTraining run({.budget = {.memory = Bytes(live() + smallest)}, .gradient_noise = true}, deep());
   const StepResult result = run.step(batch);
   ASSERT_GT(result.micro_batches, 1);
   PlannedTraining by_hand({.micro_batch = run.stepper.plan()->choice.items, .gradient_noise = true}, deep());
@@ -100,7 +100,7 @@ TEST(StepperPlan, MeasuresGradientNoiseWhereItSplitsTheBatch) {
 
 TEST(StepperPlan, ThatNeedsNothingLeavesTheStepPlain) {
   const Batch batch = make_batch(64);
-  PlannedTraining run({.micro_batch = 64, .memory_budget = Bytes::parse("1GiB")});
+  PlannedTraining run({.micro_batch = 64, .budget = {.memory = Bytes::parse("1GiB")}});
   const StepResult result = run.step(batch);
   ASSERT_TRUE(run.stepper.plan());
   EXPECT_FALSE(run.stepper.plan()->activations);
@@ -113,7 +113,7 @@ TEST(StepperPlan, ThatNeedsNothingLeavesTheStepPlain) {
 TEST(StepperPlan, ChoosesAMicroBatchAndMakesTheStepsOfThatMicroBatch) {
   const Batch batch = make_batch(512);
   const int64_t smallest = smallest_bytes(batch, {}, [] { return deep(); });
-  PlannedTraining run({.memory_budget = Bytes(live() + smallest + smallest / 4)});
+  PlannedTraining run({.budget = {.memory = Bytes(live() + smallest + smallest / 4)}});
   StepResult result = run.step(batch);
   const int64_t items = run.stepper.plan()->choice.items;
   EXPECT_LT(items, 512);
@@ -129,7 +129,7 @@ TEST(StepperPlan, ChoosesAMicroBatchAndMakesTheStepsOfThatMicroBatch) {
 TEST(StepperPlan, ThatCannotBeNamesABudgetThatWouldDo) {
   const Batch batch = make_batch(512);
   const auto with_budget = [&](int64_t budget) {
-    PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)});
+    PlannedTraining run({.micro_batch = 512, .budget = {.memory = Bytes(budget)}});
     const auto before = run.state();
     std::optional<Bytes> smallest;
     try {
@@ -171,7 +171,7 @@ TEST(StepperPlan, ThatCannotBeNamesNoMoreThanAPlainStepTakes) {
       const int64_t before = live();
       Bytes smallest(0);
       try {
-        PlannedTraining run({.micro_batch = items, .memory_budget = Bytes(before + plain * share / 100)}, make());
+        PlannedTraining run({.micro_batch = items, .budget = {.memory = Bytes(before + plain * share / 100)}}, make());
         run.step(batch);
         ADD_FAILURE() << "that should not do";
       } catch (const BudgetExceeded& error) {
@@ -179,7 +179,7 @@ TEST(StepperPlan, ThatCannotBeNamesNoMoreThanAPlainStepTakes) {
       }
       constexpr int64_t kSmallThings = 32 << 10;
       EXPECT_LE(smallest.count(), before + plain + kSmallThings) << items << " items, plain: " << plain;
-      PlannedTraining again({.micro_batch = items, .memory_budget = smallest}, make());
+      PlannedTraining again({.micro_batch = items, .budget = {.memory = smallest}}, make());
       EXPECT_LE(again.step(batch).peak_bytes, smallest.count());
     }
   }
@@ -204,21 +204,23 @@ TEST(StepperPlan, MayOffloadWhereThatIsAllowedAndHasTheBitsOfPlainTraining) {
   reference.step(batch);
   reference.step(batch);
   const int64_t budget = live() + plain * 6 / 10;
-  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget), .offload = folder.path()}, with_masks());
+  PlannedTraining run({.micro_batch = 512, .budget = {.memory = Bytes(budget), .offload = folder.path()}},
+                      with_masks());
   EXPECT_LE(run.step(batch).peak_bytes, budget);
   EXPECT_LE(run.step(batch).peak_bytes, budget);
   EXPECT_TRUE(same_bits(run.state(), reference.state()));
   ASSERT_TRUE(run.stepper.plan() && run.stepper.plan()->activations);
   EXPECT_GT(run.stepper.plan()->activations->offloaded().bytes_back, 0);
-  PlannedTraining not_allowed({.micro_batch = 512, .memory_budget = Bytes(budget)}, with_masks());
+  PlannedTraining not_allowed({.micro_batch = 512, .budget = {.memory = Bytes(budget)}}, with_masks());
   EXPECT_THROW(not_allowed.step(batch), BudgetExceeded);
-  EXPECT_THAT(error_of<ConfigError>([&] { PlannedTraining({.offload = folder.path()}); }), HasSubstr("memory_budget"));
+  EXPECT_THAT(error_of<ConfigError>([&] { PlannedTraining({.budget = {.offload = folder.path()}}); }),
+              HasSubstr("memory budget"));
 }
 
 TEST(StepperPlan, TurnedOffLeavesALimit) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10), .plan = false});
+  PlannedTraining run({.budget = {.memory = Bytes(live() + plain * 6 / 10), .plan = false}});
   EXPECT_THROW(run.step(batch), BudgetExceeded);
   EXPECT_EQ(run.calls, 1);
 }
@@ -232,21 +234,21 @@ TEST(StepperPlan, DoesNotCutABatchThatIsNormalisedByItsStatisticsUnlessAllowed) 
   reference.step(batch);
   reference.step(batch);
   const auto expected = reference.state();
-  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10)}, with_batch_norm());
+  PlannedTraining run({.budget = {.memory = Bytes(live() + plain * 6 / 10)}}, with_batch_norm());
   run.step(batch);
   run.step(batch);
   EXPECT_EQ(run.stepper.plan()->choice.items, 512);
   EXPECT_THAT(run.stepper.plan()->explain(), HasSubstr("batch_norm"));
   EXPECT_TRUE(same_bits(run.state(), expected)) << "running statistics included";
 
-  const int64_t smallest = smallest_bytes(batch, {.split_batch_norm = true}, with_batch_norm);
+  const int64_t smallest = smallest_bytes(batch, {.budget = {.split_batch_norm = true}}, with_batch_norm);
   const int64_t little = smallest + smallest / 4;
   EXPECT_GT(smallest_bytes(batch, {}, with_batch_norm), little);
-  PlannedTraining cut({.memory_budget = Bytes(live() + little), .split_batch_norm = true}, with_batch_norm());
+  PlannedTraining cut({.budget = {.memory = Bytes(live() + little), .split_batch_norm = true}}, with_batch_norm());
   cut.step(batch);
   EXPECT_LT(cut.stepper.plan()->choice.items, 512);
 
-  PlannedTraining frozen({.memory_budget = Bytes(live() + little)}, with_batch_norm());
+  PlannedTraining frozen({.budget = {.memory = Bytes(live() + little)}}, with_batch_norm());
   frozen.model->eval();
   frozen.step(batch);
   EXPECT_LT(frozen.stepper.plan()->choice.items, 512) << "by fixed statistics";
@@ -255,7 +257,7 @@ TEST(StepperPlan, DoesNotCutABatchThatIsNormalisedByItsStatisticsUnlessAllowed) 
 TEST(StepperPlan, DoesNotCutALossOfTheWholeBatch) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  PlannedTraining run({.memory_budget = Bytes(live() + plain * 6 / 10)});
+  PlannedTraining run({.budget = {.memory = Bytes(live() + plain * 6 / 10)}});
   const auto whole = [&](const Batch& micro) {
     return Loss::whole((run.model->forward(micro[0]) - micro[1]).pow(2).mean());
   };
@@ -267,7 +269,7 @@ TEST(StepperPlan, RefusesALossOfTheWholeBatchThatIsCutByHandInOneWordWhetherItFi
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
   for (const int64_t room : {plain / 2, 2 * plain}) {
-    PlannedTraining run({.micro_batch = 128, .accumulate = 2, .memory_budget = Bytes(live() + room)});
+    PlannedTraining run({.micro_batch = 128, .budget = {.memory = Bytes(live() + room)}, .accumulate = {.every = 2}});
     const auto before = run.state();
     const auto whole = [&](const Batch& micro) {
       ++run.calls;
@@ -284,7 +286,7 @@ TEST(StepperPlan, HasRoomForTwoHalvesWithEverythingKeptInTheBytesThatTheyTakeByH
   constexpr int64_t kOfPlanning = 16 << 10;  // states of generators, and the like
   const Batch batch = make_batch(512);
   const int64_t by_hand = plain_bytes(batch, {.micro_batch = 256}, [] { return deep(); });
-  PlannedTraining run({.memory_budget = Bytes(live() + by_hand + kOfPlanning)});
+  PlannedTraining run({.budget = {.memory = Bytes(live() + by_hand + kOfPlanning)}});
   run.step(batch);
   const StepPlan plan = *run.stepper.plan();
   const size_t row = plan.considered.find("\n         256 ");
@@ -330,7 +332,7 @@ TEST(StepperPlan, IsMadeForFewOfManyLengthsAndGoodForAll) {
   const auto expected = clones_of(plain.model->parameters());
   Sequences run;
   const Bytes budget(live() + (most - before) * 7 / 10);
-  Stepper stepper(run.model, run.optimizer, {.micro_batch = 16, .memory_budget = budget});
+  Stepper stepper(run.model, run.optimizer, {.micro_batch = 16, .budget = {.memory = budget}});
   int plans = 0;
   for (const int64_t length : lengths) {
     const int calls = run.calls;
@@ -352,7 +354,7 @@ TEST(StepperPlan, CoversASmallerLastBatch) {
     reference.step(batch);
   }
   const auto expected = reference.state();
-  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 6 / 10)});
+  PlannedTraining run({.micro_batch = 512, .budget = {.memory = Bytes(live() + plain * 6 / 10)}});
   for (const Batch& batch : batches) {
     const int calls = run.calls;
     const StepResult result = run.step(batch);
@@ -378,7 +380,7 @@ TEST(StepperPlan, NoticesOtherOperatorsAndPlansAnew) {
     train(reference, i);
   }
   const auto expected = reference.state();
-  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 9 / 10)});
+  PlannedTraining run({.micro_batch = 512, .budget = {.memory = Bytes(live() + plain * 9 / 10)}});
   std::vector<std::string> deviations;
   int64_t step_downs = 0;
   for (int i = 0; i < 4; ++i) {
@@ -412,7 +414,7 @@ TEST(StepperPlan, IsMadeAnewForOtherFrozenParameters) {
   reference.optimizer.zero_grad();
   const auto expected = reference.state();
   const int64_t budget = live() + plain * 6 / 10;
-  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(budget)});
+  PlannedTraining run({.micro_batch = 512, .budget = {.memory = Bytes(budget)}});
   std::vector<int> calls;
   for (int i = 0; i < 4; ++i) {
     freeze(run, i);
@@ -430,7 +432,7 @@ TEST(StepperPlan, HoldsForAccumulatedMicroBatches) {
   const auto parts = micro_batches(make_batch(512), 256);
   const auto plain = [&] {
     const int64_t before = live();
-    PlannedTraining run({.accumulate = 2});
+    PlannedTraining run({.accumulate = {.every = 2}});
     int64_t peak = 0;
     for (int i = 0; i < 4; ++i) {
       const auto result =
@@ -439,7 +441,7 @@ TEST(StepperPlan, HoldsForAccumulatedMicroBatches) {
     }
     return std::pair(peak - before, run.state());
   }();
-  PlannedTraining run({.accumulate = 2, .memory_budget = Bytes(live() + plain.first * 7 / 10)});
+  PlannedTraining run({.budget = {.memory = Bytes(live() + plain.first * 7 / 10)}, .accumulate = {.every = 2}});
   for (int i = 0; i < 4; ++i) {
     run.stepper.accumulate(parts[static_cast<size_t>(i % 2)], [&](const Batch& m) { return run.loss_of(m); });
   }
@@ -466,7 +468,7 @@ TEST(StepperPlan, HoldsForAccumulatedMicroBatches) {
 
 TEST(StepperPlan, ChoosesTheSameMicroBatchAgainAfterARestart) {
   const Batch batch = make_batch(512);
-  const StepperOptions options{.memory_budget = Bytes(live() + (int64_t{1} << 30))};
+  const StepperOptions options{.budget = {.memory = Bytes(live() + (int64_t{1} << 30))}};
   PlannedTraining run(options);
   run.step(batch);
   const int64_t chosen = run.stepper.plan()->choice.items;  // by measured times
@@ -495,7 +497,7 @@ TEST(StepperPlan, ChoosesTheSameMicroBatchAgainAfterARestart) {
 TEST(StepperPlan, IsPlainDataThatIsReadBack) {
   const Batch batch = make_batch(512);
   const int64_t plain = plain_bytes(batch, {}, [] { return deep(); });
-  PlannedTraining run({.micro_batch = 512, .memory_budget = Bytes(live() + plain * 6 / 10)});
+  PlannedTraining run({.micro_batch = 512, .budget = {.memory = Bytes(live() + plain * 6 / 10)}});
   run.step(batch);
   const StepPlan plan = *run.stepper.plan();
   const StepPlan read = StepPlan::from_json(plan.to_json());

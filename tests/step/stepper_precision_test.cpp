@@ -32,7 +32,7 @@ using torch::Tensor;
 
 TEST(StepperScaling, ASkippedStepLeavesTheOptimizerUntouchedAndTheResultSaysSo) {
   const Batch batch = regression_batch(4);
-  AdamWTraining run({.precision = Precision::Float16, .clip_norm = 1.0, .scaler = {.init_scale = 64}});
+  AdamWTraining run({.precision = Precision::Float16, .clip_norm = 1.0, .sixteen_bit = {.scaler = {.init_scale = 64}}});
   const auto first = run.step(batch);
   EXPECT_TRUE(first.stepped());
   EXPECT_EQ(first.scale(), 64.0);
@@ -51,8 +51,9 @@ TEST(StepperScaling, ASkippedStepLeavesTheOptimizerUntouchedAndTheResultSaysSo) 
 TEST(StepperScaling, IsOffIfAskedAndForOtherPrecisions) {
   EXPECT_FALSE(AdamWTraining({.precision = Precision::BFloat16}).stepper.scaler().is_enabled());
   EXPECT_FALSE(AdamWTraining().stepper.scaler().is_enabled());
-  EXPECT_FALSE(
-      AdamWTraining({.precision = Precision::Float16, .scaler = {.enabled = false}}).stepper.scaler().is_enabled());
+  EXPECT_FALSE(AdamWTraining({.precision = Precision::Float16, .sixteen_bit = {.scaler = {.enabled = false}}})
+                   .stepper.scaler()
+                   .is_enabled());
   EXPECT_EQ(AdamWTraining({.precision = Precision::BFloat16}).step(regression_batch(4)).scale(), 1.0);
   EXPECT_TRUE(AdamWTraining({.precision = Precision::Float16}).stepper.scaler().is_enabled());
 }
@@ -60,8 +61,8 @@ TEST(StepperScaling, IsOffIfAskedAndForOtherPrecisions) {
 TEST(StepperScaling, ByPowersOfTwoDoesNotChangeFloat32Mathematics) {
   // FP16 autocast on tiny sizes, once with a scale of 1 and once of 64: no gradient here leaves FP16's normal range.
   const Batch batch = regression_batch(4);
-  AdamWTraining one({.precision = Precision::Float16, .scaler = {.init_scale = 1}});
-  AdamWTraining many({.precision = Precision::Float16, .scaler = {.init_scale = 64}});
+  AdamWTraining one({.precision = Precision::Float16, .sixteen_bit = {.scaler = {.init_scale = 1}}});
+  AdamWTraining many({.precision = Precision::Float16, .sixteen_bit = {.scaler = {.init_scale = 64}}});
   one.step(batch);
   const auto result = many.step(batch);
   EXPECT_EQ(result.scale(), 64.0);
@@ -73,7 +74,8 @@ TEST(StepperScaling, ByPowersOfTwoDoesNotChangeFloat32Mathematics) {
 
 TEST(StepperScaling, GoesOnWithTheScaleThatWasSaved) {
   const Batch batch = regression_batch(4);
-  const StepperOptions options{.precision = Precision::Float16, .scaler = {.init_scale = 8, .growth_interval = 2}};
+  const StepperOptions options{.precision = Precision::Float16,
+                               .sixteen_bit = {.scaler = {.init_scale = 8, .growth_interval = 2}}};
   AdamWTraining run(options);
   for (int i = 0; i < 3; ++i) {
     run.step(batch);
@@ -144,7 +146,7 @@ TEST(StepperPrecision, WithFp32ReductionsRunsSoftmaxAndNormsInFp32AndProductsIn1
   torch::nn::Sequential model(layer, norm);
   SGD optimizer(model->parameters());
   for (const bool on : {false, true}) {
-    Stepper stepper(model, optimizer, {.precision = Precision::BFloat16, .fp32_reductions = on});
+    Stepper stepper(model, optimizer, {.precision = Precision::BFloat16, .sixteen_bit = {.fp32_reductions = on}});
     std::vector<at::ScalarType> types;
     stepper.step(Batch{torch::randn({2, 4})}, [&](const Batch& micro) {
       const Tensor product = layer->forward(micro[0]);
@@ -156,7 +158,7 @@ TEST(StepperPrecision, WithFp32ReductionsRunsSoftmaxAndNormsInFp32AndProductsIn1
     const auto rest = on ? torch::kFloat : torch::kBFloat16;
     EXPECT_EQ(types, (std::vector<at::ScalarType>{torch::kBFloat16, rest, rest})) << on;
   }
-  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.fp32_reductions = true}); }),
+  EXPECT_THAT(error_of<ConfigError>([&] { Stepper(model, optimizer, {.sixteen_bit = {.fp32_reductions = true}}); }),
               HasSubstr("fp32_reductions changes nothing in Float32"));
 }
 

@@ -62,7 +62,7 @@ struct Training {
   explicit Training(StepperOptions options = {}, const std::shared_ptr<ProcessGroup>& group = nullptr)
       : model(seeded()), optimizer(model->parameters(), {.lr = 0.01}) {
     if (group) {
-      options.data_parallel = &parallel.emplace(model, group);
+      options.ranks.data_parallel = &parallel.emplace(model, group);
     }
     stepper.emplace(model, optimizer, options);
   }
@@ -90,7 +90,7 @@ TEST(StepperSliced, TrainsOnASampleOf30MillionNumbersWhoseFirstLayerDoesNotFit) 
   const Batch batch = clouds(1, kPoints);
   ASSERT_EQ(batch[0].numel(), 30'000'000);
   const int64_t budget = live() + first_layer_bytes(kPoints) / 4;
-  Training run({.memory_budget = Bytes(budget)});
+  Training run({.budget = {.memory = Bytes(budget)}});
   const StepResult result = run.step(batch);
   EXPECT_LE(result.peak_bytes, budget);
   const auto plan = run.stepper->plan();
@@ -104,7 +104,7 @@ TEST(StepperSliced, TrainsOnASampleOf30MillionNumbersWhoseFirstLayerDoesNotFit) 
 TEST(StepperSliced, HasTheBitsOfTheWholeWhereNothingIsSummedOverSlices) {
   constexpr int64_t kPoints = 300'000;
   const Batch batch = clouds(1, kPoints);
-  Training run({.memory_budget = Bytes(live() + first_layer_bytes(kPoints) / 4)});
+  Training run({.budget = {.memory = Bytes(live() + first_layer_bytes(kPoints) / 4)}});
   const StepResult result = run.step(batch);
   ASSERT_GE(run.stepper->plan()->slices, 4);
   Training plain;
@@ -123,7 +123,7 @@ TEST(StepperSliced, PlansForTheSampleOfEachOfTwoRanks) {
     const auto group = init_process_group(quick());
     const Batch own = clouds(1, kPoints, 7 + static_cast<uint64_t>(group->rank()));
     const int64_t budget = live() + first_layer_bytes(kPoints) / 4;
-    Training run({.memory_budget = Bytes(budget)}, group);
+    Training run({.budget = {.memory = Bytes(budget)}}, group);
     const StepResult result = run.step(own);
     EXPECT_LE(result.peak_bytes, budget);
     ASSERT_TRUE(run.stepper->plan());
@@ -140,7 +140,7 @@ TEST(StepperSliced, PlansForTheSampleOfEachOfTwoRanks) {
 TEST(StepperSliced, CutsASmallerMicroBatchFirst) {
   constexpr int64_t kPoints = 20'000;
   const Batch batch = clouds(8, kPoints);
-  Training run({.memory_budget = Bytes(live() + 4 * first_layer_bytes(kPoints))});
+  Training run({.budget = {.memory = Bytes(live() + 4 * first_layer_bytes(kPoints))}});
   EXPECT_GT(run.step(batch).micro_batches, 1);
   EXPECT_EQ(run.stepper->plan()->slices, 1);
 }
@@ -149,11 +149,11 @@ TEST(StepperSliced, KeepsItsSlicesInTheState) {
   constexpr int64_t kPoints = 100'000;
   const Batch batch = clouds(1, kPoints);
   const int64_t budget = live() + first_layer_bytes(kPoints) / 4;
-  Training first({.memory_budget = Bytes(budget)});
+  Training first({.budget = {.memory = Bytes(budget)}});
   first.step(batch);
   const int64_t slices = first.stepper->plan()->slices;
   // With twice the memory another would plan for fewer.
-  Training second({.memory_budget = Bytes(live() + first_layer_bytes(kPoints))});
+  Training second({.budget = {.memory = Bytes(live() + first_layer_bytes(kPoints))}});
   second.step(batch);
   EXPECT_LT(second.stepper->plan()->slices, slices);
   second.stepper->load_state_dict(first.stepper->state_dict());
@@ -164,7 +164,7 @@ TEST(StepperSliced, KeepsItsSlicesInTheState) {
 TEST(StepperSliced, CutsFinerWhenLessIsLeft) {
   constexpr int64_t kPoints = 300'000;
   const Batch batch = clouds(1, kPoints);
-  Training run({.memory_budget = Bytes(live() + first_layer_bytes(kPoints))});
+  Training run({.budget = {.memory = Bytes(live() + first_layer_bytes(kPoints))}});
   run.step(batch);
   const int64_t slices = run.stepper->plan()->slices;
   const Tensor other = torch::empty({first_layer_bytes(kPoints) / 4 * 3}, torch::kByte);
@@ -175,7 +175,7 @@ TEST(StepperSliced, CutsFinerWhenLessIsLeft) {
 TEST(StepperSliced, ThatDoesNotHelpIsRefused) {
   constexpr int64_t kPoints = 100'000;
   const Batch batch = clouds(1, kPoints);
-  Training run({.memory_budget = Bytes(live() + (64 << 10))});
+  Training run({.budget = {.memory = Bytes(live() + (64 << 10))}});
   const auto before = clones_of(run.model->parameters());
   EXPECT_THAT(error_of<BudgetExceeded>([&] { run.step(batch); }), HasSubstr("no plan was found"));
   EXPECT_TRUE(same_bits(run.model->parameters(), before));

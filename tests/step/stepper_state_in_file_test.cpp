@@ -19,7 +19,7 @@
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"
 
-// Under a memory_budget with offload, whether the optimizer's state is in memory or in a file is a part of the plan.
+// Under a memory budget with offload, whether the optimizer's state is in memory or in a file is a part of the plan.
 
 namespace snug::stepper_state_in_file_test {
 namespace {
@@ -46,7 +46,7 @@ Bytes ample() { return Bytes(live() + 4 * kState.count()); }
 
 // The micro-batch is given: else measured times choose it.
 StepperOptions options(Bytes budget, const TemporaryFolder& folder) {
-  return {.micro_batch = 16, .memory_budget = budget, .offload = folder.path()};
+  return {.micro_batch = 16, .budget = {.memory = budget, .offload = folder.path()}};
 }
 
 // The bits of tensors, in memory that no budget counts.
@@ -131,7 +131,7 @@ TEST(StepperStateInFile, IsInPlansThatAreReadBack) {
   const Batch batch = make_batch(16);
   const auto run = [&] {
     StepperOptions with = options(tight(), folder);
-    with.plan_folder = plans.path();
+    with.budget.plan_folder = plans.path();
     PlannedTraining training(with, wide());
     training.step(batch);
     const int calls = training.calls;

@@ -227,18 +227,17 @@ void expect_left_out(StepperOptions options) {
 TEST(Stepper, LeavesOutAnUpdateThatIsNotAccepted) {
   expect_left_out({});
   expect_left_out({.micro_batch = 2, .clip_norm = 0.5});
-  expect_left_out({.precision = Precision::Float16, .scaler = {.init_scale = 64}});
+  expect_left_out({.precision = Precision::Float16, .sixteen_bit = {.scaler = {.init_scale = 64}}});
 }
 
 TEST(Stepper, DoesNotAskAboutAnUpdateThatLossScalingLeavesOut) {
   bool is_asked = false;
   AdamWTraining run({.precision = Precision::Float16,
-                     .accept_update =
-                         [&](double, double) {
-                           is_asked = true;
-                           return true;
-                         },
-                     .scaler = {.init_scale = 64}});
+                     .sixteen_bit = {.scaler = {.init_scale = 64}},
+                     .accept_update = [&](double, double) {
+                       is_asked = true;
+                       return true;
+                     }});
   run.stepper.step(regression_batch(4), [&](const Batch& micro) {
     const Loss loss = run.loss_of(micro);
     return Loss::sum(loss.value() * std::numeric_limits<float>::infinity(), loss.count());
@@ -364,7 +363,7 @@ TEST(Stepper, NeverSplitsAWhole) {
   SgdTraining split({.micro_batch = 2});
   EXPECT_THROW(split.stepper.step(tiny_batch(4), whole(split)), ConfigError);
   EXPECT_TRUE(split.stepper.step(tiny_batch(2), whole(split)).stepped()) << "the micro-batch is the whole batch";
-  SgdTraining accumulated({.accumulate = 2});
+  SgdTraining accumulated({.accumulate = {.every = 2}});
   EXPECT_THROW(accumulated.stepper.accumulate(tiny_batch(4), whole(accumulated)), ConfigError);
 }
 
@@ -372,8 +371,9 @@ TEST(Stepper, RefusesOptionsThatCannotWork) {
   auto model = tiny_model();
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.1));
   EXPECT_THROW(Stepper(model, optimizer, {.micro_batch = -1}), ConfigError);
-  EXPECT_THROW(Stepper(model, optimizer, {.accumulate = 0}), ConfigError);
-  EXPECT_THROW(Stepper(model, optimizer, {.accumulate = int64_t{1} << 62}), ConfigError) << "its items overflow";
+  EXPECT_THROW(Stepper(model, optimizer, {.accumulate = {.every = 0}}), ConfigError);
+  EXPECT_THROW(Stepper(model, optimizer, {.accumulate = {.every = int64_t{1} << 62}}), ConfigError)
+      << "its items overflow";
   EXPECT_THROW(Stepper(model, optimizer, {.clip_norm = -1}), ConfigError);
   torch::nn::Sequential empty{torch::nn::Tanh()};
   EXPECT_THROW(Stepper(empty, optimizer), ConfigError);

@@ -68,7 +68,7 @@ TEST_F(WrittenParameters, AreTrainedAsByThePlainLoopInOneMicroBatch) {
 }
 
 TEST_F(WrittenParameters, MayBeWrittenWithOneMicroBatchPerWindow) {
-  Stepper stepper(model, optimizer, {.accumulate = 1});
+  Stepper stepper(model, optimizer, {.accumulate = {.every = 1}});
   EXPECT_TRUE(stepper.accumulate({data}, [this](const Batch& batch) { return loss_of(batch); })->stepped());
 }
 
@@ -78,7 +78,7 @@ TEST_F(WrittenParameters, AreAnErrorThatNamesThemWhereForwardRunsSeveralTimes) {
     EXPECT_THAT([&] { step(stepper); }, ThrowsMessage<ConfigError>(HasSubstr("'linear.weight' was written")));
   };
   refuses({.micro_batch = 4});
-  refuses({.memory_budget = Bytes::parse("64MiB")});
+  refuses({.budget = {.memory = Bytes::parse("64MiB")}});
 }
 
 TEST_F(WrittenParameters, AreAnErrorWhereMastersWouldOverwriteThem) {

@@ -37,7 +37,7 @@ FILTER_PATTERNS = */c.h="sed -e '1s#^#/** @file */ #' -e 's#^/\\* #/** #'" *.h="
 # A page of the reference: its title and its headers. Headers that no page names are on the last one.
 PAGES = {
     "c": ("C interface", []),
-    "step": ("A training step", ["stepper", "step_plan", "accumulation"]),
+    "step": ("A training step", ["stepper", "stepper_options", "step_plan", "accumulation"]),
     "memory": ("Memory and plans", ["memory", "plan", "checkpoint", "offload", "chunked_loss", "profile", "planner"]),
     "precision": ("Precision", ["precision", "autocast", "grad_scaler", "precision_guard"]),
     "optim": ("Optimizers", ["adamw", "sgd", "muon", "clip", "schedule", "step_in_backward", "stateful_optimizer", "fused_optimizer"]),

@@ -1,4 +1,4 @@
-#include "src/step/stepper_options.h"
+#include "src/step/check_options.h"
 
 #include <algorithm>
 #include <limits>
@@ -30,25 +30,27 @@ void check(const StepperOptions& options) {
                                   options.micro_batch));
   }
   constexpr int64_t kMostAccumulated = std::numeric_limits<int32_t>::max();  // the items of so many can be counted
-  if (options.accumulate < 1 || options.accumulate > kMostAccumulated) {
+  if (options.accumulate.every < 1 || options.accumulate.every > kMostAccumulated) {
     throw ConfigError(
-        fmt::format("Stepper: accumulate is {}; it must be 1 to {}", options.accumulate, kMostAccumulated));
+        fmt::format("Stepper: accumulate.every is {}; it must be 1 to {}", options.accumulate.every, kMostAccumulated));
   }
-  if (options.precision_guard.patience.value_or(0) > 0 && options.precision == Precision::Float32) {
+  if (options.sixteen_bit.guard.patience.value_or(0) > 0 && options.precision == Precision::Float32) {
     throw ConfigError(
-        "Stepper: precision_guard has nothing to guard in Float32; give another precision, or leave it out");
+        "Stepper: sixteen_bit.guard has nothing to guard in Float32; give another precision, or leave it out");
   }
-  if (options.fp32_reductions && options.precision == Precision::Float32) {
+  if (options.sixteen_bit.fp32_reductions && options.precision == Precision::Float32) {
     throw ConfigError(
         "Stepper: fp32_reductions changes nothing in Float32, where all is FP32; give another precision, or leave it "
         "out");
   }
-  if (options.check_replicas_every < 0 || (options.check_replicas_every > 0 && options.data_parallel == nullptr)) {
+  if (options.ranks.check_replicas_every < 0 ||
+      (options.ranks.check_replicas_every > 0 && options.ranks.data_parallel == nullptr)) {
     throw ConfigError(
         fmt::format("Stepper: check_replicas_every is {}; give a number of steps, together with data_parallel",
-                    options.check_replicas_every));
+                    options.ranks.check_replicas_every));
   }
-  if (std::find(options.carried.begin(), options.carried.end(), nullptr) != options.carried.end()) {
+  if (std::find(options.budget.carried.begin(), options.budget.carried.end(), nullptr) !=
+      options.budget.carried.end()) {
     throw ConfigError("Stepper: carried has a null pointer; give the addresses of tensors");
   }
   if (!(options.clip_norm >= 0)) {
@@ -58,9 +60,9 @@ void check(const StepperOptions& options) {
 }
 
 StepperOptions lasting(StepperOptions options) {
-  options.plan_folder = lasting(options.plan_folder);
-  if (options.offload) {
-    options.offload = lasting(*options.offload);
+  options.budget.plan_folder = lasting(options.budget.plan_folder);
+  if (options.budget.offload) {
+    options.budget.offload = lasting(*options.budget.offload);
   }
   return options;
 }
@@ -81,20 +83,20 @@ Precision check_state(const StateDict& state, const StepperOptions& options, Pre
 }
 
 void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans) {
-  if (options.gradient_noise && options.micro_batch == 0 && options.accumulate == 1 && !plans) {
+  if (options.gradient_noise && options.micro_batch == 0 && options.accumulate.every == 1 && !plans) {
     throw ConfigError(
         "Stepper: gradient_noise compares a micro-batch with the batch, and nothing splits this one; give micro_batch, "
-        "accumulate, or a memory_budget");
+        "accumulate.every, or a memory budget");
   }
-  if (options.offload && !plans) {
+  if (options.budget.offload && !plans) {
     throw ConfigError(
-        "Stepper: offload is for plans to keep a memory_budget, and there are none; give a memory_budget, "
+        "Stepper: offload is for plans to keep a memory budget, and there are none; give a memory budget, "
         "or a SaveOnHost around the steps instead");
   }
   for (const SyncBatchNormImpl* norm : sync_batch_norms(model)) {
-    if (plans && (options.data_parallel == nullptr || &options.data_parallel->group() != &norm->group())) {
+    if (plans && (options.ranks.data_parallel == nullptr || &options.ranks.data_parallel->group() != &norm->group())) {
       throw ConfigError(
-          "Stepper: memory_budget is planned for by passes of each rank alone, but a SyncBatchNorm speaks with others "
+          "Stepper: a memory budget is planned for by passes of each rank alone, but a SyncBatchNorm speaks with others "
           "in forward; give data_parallel, made with the same group, or plan = false, which leaves the limit");
     }
   }
@@ -102,13 +104,14 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
 
 void check_budget(Bytes budget, c10::Device device) {
   if (const Bytes live = live_bytes(device); live > budget) {
-    throw BudgetExceeded(fmt::format("Stepper: {} of tensors are alive outside of the step, more than memory_budget {}",
-                                     live.str(), budget.str()));
+    throw BudgetExceeded(
+        fmt::format("Stepper: {} of tensors are alive outside of the step, more than the memory budget {}", live.str(),
+                    budget.str()));
   }
   try {
     const MemoryLimit can_be_set(device, budget);
   } catch (const LimitBelowUse& error) {
-    throw BudgetExceeded(fmt::format("Stepper: memory_budget {} is too small: {}", budget.str(), error.what()));
+    throw BudgetExceeded(fmt::format("Stepper: the memory budget {} is too small: {}", budget.str(), error.what()));
   }
 }
 
@@ -122,7 +125,7 @@ std::string describe_stepper(const torch::nn::Module& model, const torch::optim:
                          tensor.sizes().vec(), tensor.requires_grad()});
     }
   }
-  const DataParallel* parallel = options.data_parallel;
+  const DataParallel* parallel = options.ranks.data_parallel;
   return nlohmann::json{{"snug", SNUG_VERSION},
                         {"torch", TORCH_VERSION},
                         {"cpu", at::get_cpu_capability()},
@@ -130,13 +133,13 @@ std::string describe_stepper(const torch::nn::Module& model, const torch::optim:
                         {"rank", parallel != nullptr ? parallel->group().rank() : 0},
                         {"ranks", parallel != nullptr ? parallel->group().size() : 1},
                         {"budget", budget.count()},
-                        {"offload", options.offload ? options.offload->string() : ""},
+                        {"offload", options.budget.offload ? options.budget.offload->string() : ""},
                         {"precision", to_string(precision)},
                         {"low_weights", options.weights == Weights::Low},
-                        {"fp32_reductions", options.fp32_reductions},
+                        {"fp32_reductions", options.sixteen_bit.fp32_reductions},
                         {"micro_batch", options.micro_batch},
-                        {"carried", !options.carried.empty()},
-                        {"split_batch_norm", options.split_batch_norm},
+                        {"carried", !options.budget.carried.empty()},
+                        {"split_batch_norm", options.budget.split_batch_norm},
                         {"optimizer", c10::demangle(typeid(optimizer).name())},
                         {"tensors", tensors}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);  // names need not be UTF-8
