@@ -92,6 +92,10 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void close();
   /// Reports to the listener every storage that autograd still has.
   void backward_is_over();
+  /// Notes the storages from before the forward pass that somebody has written since close(), as a hook of the backward
+  /// pass may do.
+  void note_writes_in_backward();
+  const std::set<int>& written_in_backward() const { return written_in_backward_; }
   void forget_listener();
   /// From now on, holds only storages that cannot be rebuilt, or puts the storages into `store` if `store` is not null.
   /// Only without a schedule, for a forward pass without backward.
@@ -218,6 +222,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   bool verifies_ = false;
   std::vector<std::weak_ptr<Slot>> packed_;  // slots packed since the last operator, for verification
   std::set<int> different_;
+  std::set<int> written_in_backward_;
   mutable std::recursive_mutex mutex_;  // unlocked while an operator of the program runs
 };
 

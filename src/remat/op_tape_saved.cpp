@@ -232,6 +232,15 @@ void OpTape::backward_is_over() {
   }
 }
 
+void OpTape::note_writes_in_backward() {
+  const std::lock_guard lock(mutex_);
+  for (int s = 0; s < std::ssize(storages_); ++s) {
+    if (at(s).is_external() && at(s).was_written_unseen()) {
+      written_in_backward_.insert(s);
+    }
+  }
+}
+
 // Whether only the tape holds the memory, and only for this slot.
 bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
   const auto* slot = std::any_cast<std::shared_ptr<Slot>>(&packed);

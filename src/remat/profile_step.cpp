@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -38,6 +39,10 @@
 //
 // Consequence: the successful schedule follows from bytes alone, whatever the times were. If some plan can run the
 // step, the step can be profiled.
+//
+// A hook of the backward pass may write a buffer that forward has read. An operator that read the buffer would have
+// other results in a replay. So the operators that read memory written in backward are not replayable, and a run that
+// failed because of the write is made again.
 
 namespace snug {
 namespace {
@@ -56,10 +61,19 @@ struct ToProfile {
   detail::EffectJournal& journal;
   detail::TrialOptions trial;
   detail::InitialisedParameters parameters = {};
+  std::set<int> written_in_backward = {};  // storages from before the step
   // Records of the latest run, if the run's backward pass ran out of memory.
   std::optional<detail::TapeRecorder::Unfinished> unfinished = {};
   std::vector<std::pair<int, size_t>> packed = {};
 };
+
+void forbid_replays_of_readers(StepProfile& profile, const std::set<int>& storages) {
+  for (ProfiledOperator& op : profile.operators) {
+    op.replayable = op.replayable && std::none_of(op.reads.begin(), op.reads.end(), [&](const ValueId& value) {
+      return storages.contains(value.storage);
+    });
+  }
+}
 
 bool is_from_before(const ProfileEvent& event) {
   return event.kind == EventKind::Release && event.index == detail::TapeRecorder::kFromBefore;
@@ -92,10 +106,14 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
     step.unfinished = recorder.take_unfinished();
     step.packed = recorder.packed();
     std::erase_if(step.packed, [&](const auto& one) { return tape->is_asked_inside(one.first); });
+    step.written_in_backward.insert(tape->written_in_backward().begin(), tape->written_in_backward().end());
     throw;
   }
+  step.written_in_backward.insert(tape->written_in_backward().begin(), tape->written_in_backward().end());
   const int64_t let_go = recorder.let_go_bytes();
-  return with_kept_results(recorder.take(), let_go, taken() - before + let_go, step.trial.counts_kept);
+  StepProfile profile = recorder.take();
+  forbid_replays_of_readers(profile, step.written_in_backward);
+  return with_kept_results(std::move(profile), let_go, taken() - before + let_go, step.trial.counts_kept);
 }
 
 // Takes the least of each operator's times over a few runs of the same step.
@@ -217,6 +235,7 @@ class FrugalSchedules {
     }
     StepProfile profile = std::move(step.unfinished->profile);
     std::erase_if(profile.events, is_from_before);
+    forbid_replays_of_readers(profile, step.written_in_backward);
     add_rest_of_backward(profile, step.packed);
     profile.link = step.options.link;
     profile.device = simulator_.profile().device;
@@ -246,6 +265,7 @@ class FrugalSchedules {
       return is_from_before(event) ||
              (event.kind == EventKind::Drop && tape->is_asked_inside(event.index));  // the storage stays
     });
+    forbid_replays_of_readers(profile, step.written_in_backward);
     add_guessed_backward(profile, packed);
     profile.link = step.options.link;
     profile.device = device.str();
@@ -280,6 +300,7 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
     return runs == kMostRuns || (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
   };
   for (size_t runs = 0; !is_enough(runs);) {
+    const size_t written_before = step.written_in_backward.size();
     try {
       ProfiledStep one = profile_once(step, device, schedule);
       if (found) {
@@ -287,6 +308,12 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
       }
       found = std::move(one);
       ++runs;
+    } catch (const detail::CannotRebuild&) {
+      if (step.written_in_backward.size() == written_before) {
+        throw;
+      }
+      frugal.emplace(step, device);
+      schedule = frugal->next(step);
     } catch (const std::exception& error) {
       if (!is_out_of_memory(error)) {
         throw;

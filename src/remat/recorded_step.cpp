@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 
 #include "snug/core.h"
@@ -80,7 +81,10 @@ void run_step(const std::function<at::Tensor()>& forward_and_loss, const std::sh
   limit.emplace(device, above(Bytes(level.count() + journal.bytes() - copies_before), options.memory));
   recorder.begin_backward();
   effects.begin_backward();
-  go_backward(loss);
+  {
+    const auto note_writes = c10::make_scope_exit([&] { tape->note_writes_in_backward(); });
+    go_backward(loss);
+  }
   tape->backward_is_over();
   recorder.stop();
 }

@@ -175,5 +175,41 @@ TEST(Rematerialize, CountsTheGraphOfAResultThatTheProgramKeeps) {
                                         {model.weights[0], model.weights[1], model.weights[2], model.weights[3]});
 }
 
+// An operator that read the buffer has other results after the write, so its results stay.
+TEST(Rematerialize, KeepsResultsOfABufferThatAHookWritesInBackward) {
+  const OneThread scratch_of_several_threads_overlaps_by_chance;
+  const WithHook model;
+  Tensor shift = torch::zeros({64, 64});
+  const Forward forward = [&] {
+    Tensor h = model.input;
+    for (size_t i = 0; i < model.weights.size(); ++i) {
+      h = (i == 2 ? h.mm(model.weights[i]) + shift : h.mm(model.weights[i])).tanh().square();
+      if (i == 4) {
+        h.register_hook([&](const Tensor& gradient) { shift.add_(gradient.norm()); });
+      }
+    }
+    return h.mean();
+  };
+  const auto step_from_zero = [&](const std::optional<ActivationPlan>& plan) {
+    shift.zero_();
+    Passed passed = step(plan, forward, model.weights);
+    passed.gradients.push_back(shift.clone());
+    return passed;
+  };
+  const Passed plain = step_from_zero(std::nullopt);
+  ASSERT_TRUE(plain.gradients.back().ne(0).all().item<bool>());
+  for (const Bytes memory : {Bytes::unlimited(), Bytes(plain.peak_bytes * 8 / 10)}) {
+    SCOPED_TRACE(memory.str());
+    reset(model.weights);
+    const StepProfile profile = profile_step(forward, {.memory = memory});
+    const Bytes smallest = smallest_feasible(profile);
+    EXPECT_LT(smallest.count(), plain.peak_bytes);
+    reset(model.weights);
+    const Passed planned = step_from_zero(plan_activations(profile, forward, smallest));
+    EXPECT_TRUE(same_bits(planned.gradients, plain.gradients));
+    EXPECT_LE(planned.peak_bytes, smallest.count());
+  }
+}
+
 }  // namespace
 }  // namespace snug::rematerialize_hooks_test
