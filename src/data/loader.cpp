@@ -33,13 +33,13 @@ std::string described(const at::Tensor& tensor) {
 }
 
 // The begin of a batch.
-struct Place {
+struct Position {
   int64_t epoch = 0;
   int64_t position = 0;
 };
 
 struct Job {
-  Place place;
+  Position place;
   std::vector<int64_t> indices = {};       // of this rank's items; if none, of an item that shows sizes and types
   bool is_empty = false;                   // the rank has no items in this batch
   bool is_taken = false, is_done = false;  // taken or done by a worker
@@ -125,7 +125,7 @@ class Loader::Impl {
     });
   }
 
-  Place here() const { return here_; }
+  Position here() const { return here_; }
 
   // The items of an epoch that are in a batch.
   int64_t used() const { return options_.drop_last ? source_.size / options_.batch * options_.batch : source_.size; }
@@ -149,7 +149,7 @@ class Loader::Impl {
             "Loader: the state's {} is {}, and this loader's {}; their orders are not the same", name, saved, value));
       }
     }
-    const Place place{state.get<int64_t>("epoch"), state.get<int64_t>("position")};
+    const Position place{state.get<int64_t>("epoch"), state.get<int64_t>("position")};
     if (place.epoch < 0 || place.position < 0 || place.position > used()) {
       throw CorruptFile(fmt::format("Loader: the state stands at item {} of epoch {}, where an epoch has {}",
                                     place.position, place.epoch, used()));
@@ -192,7 +192,7 @@ class Loader::Impl {
   }
 
   // The data set's numbers of a rank's items in a batch of `count` items.
-  std::vector<int64_t> share_of(const Place& place, int64_t count, int64_t rank, int64_t ranks) {
+  std::vector<int64_t> share_of(const Position& place, int64_t count, int64_t rank, int64_t ranks) {
     if (options_.shuffle) {
       order_.seek(place.epoch, place.position);
       return order_.next(count, rank, ranks);
@@ -290,11 +290,11 @@ class Loader::Impl {
   const LoaderOptions options_;
   const ItemSource source_;
   Sampler order_;
-  Place here_;  // of the next batch; only the consumer uses here_
+  Position here_;  // of the next batch; only the consumer uses here_
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  Place planned_;  // the end of the last job
+  Position planned_;  // the end of the last job
   std::deque<std::shared_ptr<Job>> jobs_;
   int making_ = 0;  // workers that make a batch now, batches that nobody waits for included
   bool is_over_ = false;
