@@ -6,7 +6,7 @@
 
 #include <c10/core/Device.h>
 
-#include "snug/stepper_options.h"
+#include "snug/stepper.h"
 
 namespace snug::detail {
 
