@@ -70,8 +70,8 @@ struct ToProfile {
 void forbid_replays_of_readers(StepProfile& profile, const std::set<int>& storages) {
   for (ProfiledOperator& op : profile.operators) {
     op.replayable = op.replayable && std::none_of(op.reads.begin(), op.reads.end(), [&](const ValueId& value) {
-      return storages.contains(value.storage);
-    });
+                      return storages.contains(value.storage);
+                    });
   }
 }
 

@@ -143,6 +143,7 @@ TEST(Rematerialize, PlansHooksThatGoBackwardWherePlainTrainingDoesNotFit) {
 
 // A solver stops when it has converged: it may ask more often than it did when the plan was made.
 TEST(Rematerialize, GivesAHookItsGraphMoreOftenThanPlanned) {
+  const OneThread scratch_of_several_threads_overlaps_by_chance;
   const WithHook model;
   int steps = 1;
   const Forward forward = [&] {
@@ -179,7 +180,7 @@ TEST(Rematerialize, CountsTheGraphOfAResultThatTheProgramKeeps) {
 TEST(Rematerialize, KeepsResultsOfABufferThatAHookWritesInBackward) {
   const OneThread scratch_of_several_threads_overlaps_by_chance;
   const WithHook model;
-  Tensor shift = torch::zeros({64, 64});
+  Tensor shift = torch::zeros_like(model.input);
   const Forward forward = [&] {
     Tensor h = model.input;
     for (size_t i = 0; i < model.weights.size(); ++i) {
