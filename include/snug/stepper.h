@@ -95,7 +95,7 @@ struct StepperOptions {
   /// memory free or under a new plan. accumulate() has conditions of its own for a repetition.
   ///
   /// Optimizers: the state and the workspace are foreseen for snug's optimizers, torch's Adam, AdamW, RMSprop, SGD and
-  /// Adagrad, and implementations of StatefulOptimizer. For any other optimizer the first step shows the state, and the
+  /// Adagrad, and MemoryAware optimizers of your own. For any other optimizer the first step shows the state, and the
   /// next step plans again. The update of any other optimizer runs without the limit, because the optimizer might run
   /// out of memory with some parameters updated.
   ///

@@ -5,11 +5,13 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "src/core/optimizer_capabilities.h"
+
 namespace snug::detail {
 
 StatePlace::StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory,
                        c10::Device device)
-    : optimizer_(directory && device.is_cpu() ? dynamic_cast<StatefulOptimizer*>(&optimizer) : nullptr),
+    : optimizer_(directory && device.is_cpu() ? capabilities_of(optimizer).movable_state : nullptr),
       directory_(std::move(directory).value_or("")) {}
 
 // The window is an eighth of the state, and depends on no budget: a smallest budget that is told must be sufficient.
@@ -20,18 +22,13 @@ StateFile StatePlace::file() const {
   return {.directory = directory_, .window = Bytes(std::clamp(moved / kShare, kLeast, most.window.count()))};
 }
 
-StateFileBytes StatePlace::bytes() const {
-  return optimizer_ == nullptr ? StateFileBytes() : optimizer_->bytes_with_state_in(file());
+StatePlacementBytes StatePlace::bytes() const {
+  return optimizer_ == nullptr ? StatePlacementBytes() : optimizer_->bytes_with_state_in(file());
 }
 
 void StatePlace::put(bool in_file) {
-  if (optimizer_ == nullptr || in_file == optimizer_->is_state_in_file()) {
-    return;
-  }
-  if (in_file) {
-    optimizer_->keep_state_in(file());
-  } else {
-    optimizer_->keep_state_in_memory();
+  if (optimizer_ != nullptr && in_file != is_in_file()) {
+    optimizer_->keep_state_in(in_file ? StatePlacement(file()) : StateOnDevice());
   }
 }
 

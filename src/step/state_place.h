@@ -4,10 +4,11 @@
 
 #include <filesystem>
 #include <optional>
+#include <variant>
 
 #include <c10/core/Device.h>
 
-#include "snug/stateful_optimizer.h"
+#include "snug/optimizer.h"
 
 namespace torch::optim {
 class Optimizer;
@@ -21,8 +22,10 @@ class StatePlace {
   StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory, c10::Device device);
 
   /// The bytes that go to the file, and the workspace of an update from the file. Zeros: the state cannot leave.
-  StateFileBytes bytes() const;
-  bool is_in_file() const { return optimizer_ != nullptr && optimizer_->is_state_in_file(); }
+  StatePlacementBytes bytes() const;
+  bool is_in_file() const {
+    return optimizer_ != nullptr && std::holds_alternative<StateFile>(optimizer_->state_placement());
+  }
   /// No effect if the state is in the place already, or cannot leave. Throws Error if the file cannot be used, and as
   /// an allocation does; then the state is in the former place.
   void put(bool in_file);
@@ -30,7 +33,7 @@ class StatePlace {
  private:
   StateFile file() const;
 
-  StatefulOptimizer* optimizer_ = nullptr;
+  MovableState* optimizer_ = nullptr;
   std::filesystem::path directory_;
 };
 

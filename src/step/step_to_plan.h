@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "snug/accumulation.h"
-#include "snug/stateful_optimizer.h"
+#include "snug/optimizer.h"
 #include "snug/step_plan.h"
 #include "src/remat/effect_journal.h"
 #include "src/step/rank_verdict.h"
@@ -89,7 +89,7 @@ struct StepCounts {
   int64_t fixed_bytes = 0;              ///< alive all the time: everything but gradients and activations
   int64_t gradient_bytes = 0;           ///< of all gradients
   int64_t optimizer_bytes = 0;          ///< workspace of the optimizer's part
-  StateFileBytes state_file = {};       ///< with the state in a file: the bytes not in memory, and the workspace
+  StatePlacementBytes state_file = {};  ///< with the state in a file: the bytes not in memory, and the workspace
   ModelFileBytes model_file = {};       ///< with the model in files: the bytes not in memory, and the bytes beside
 
   // Counts that trials show:

@@ -1,5 +1,3 @@
-#include "src/step/step_bytes.h"
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,6 +12,7 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/stepper.h"
+#include "src/core/optimizer_capabilities.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
