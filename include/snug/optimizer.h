@@ -1,18 +1,9 @@
 #pragma once
 // To write an optimizer of your own. Any torch::optim::Optimizer works with a Stepper, a GradScaler and snapshots. An
-// optimizer that derives from one of the interfaces below, too, gets more, and needs none of the other interfaces:
+// optimizer that also derives from one of the interfaces below gets more, and needs none of the other interfaces:
+// docs/optimizers.md. snug's own optimizers have all interfaces.
 //
 //   class SignSgd : public torch::optim::Optimizer, public snug::MemoryAware { ... };
-//
-// | interface | an optimizer without the interface |
-// |---|---|
-// | GradientScalingAware | GradScaler makes a pass of its own over the gradients, and waits for the device |
-// | StatefulOptimizer | snapshots have torch's archive of the optimizer |
-// | MemoryAware | bytes are known for torch's optimizers; any other first update under a memory_budget has no limit |
-// | UpdateAware | FP32 and FP64 parameters only; an error in step() may leave some parameters updated |
-// | MovableState | the state stays in the memory of the parameters' device |
-//
-// snug's own optimizers have all of the interfaces.
 
 #include <cstdint>
 #include <filesystem>
@@ -79,8 +70,8 @@ class MemoryAware {
   virtual int64_t workspace_bytes() const { return 0; }
 };
 
-/// An optimizer that promises more about its updates than torch's interface. Each function has the answer of an
-/// optimizer without the promise.
+/// An optimizer that promises more about its updates than torch's interface. The functions here answer for an optimizer
+/// without promises.
 class UpdateAware {
  public:
   virtual ~UpdateAware() = default;

@@ -68,7 +68,6 @@ class FusedOptimizer::Update {
                                               const torch::optim::OptimizerOptions& options) const;
   void place_new_tensors(ParameterState& state, const at::Tensor& parameter,
                          const torch::optim::OptimizerOptions& options) const;
-  void prepare();
   void commit();
   void stream();
 
@@ -213,21 +212,17 @@ void FusedOptimizer::Update::collect(const torch::optim::OptimizerParamGroup& gr
 // --- prepared and written
 
 void FusedOptimizer::Update::make(const std::function<void()>& before_writing) {
-  prepare();
-  if (before_writing) {
-    before_writing();
-  }
-  keeps_room_ = true;
-  commit();
-}
-
-void FusedOptimizer::Update::prepare() {
   const auto prepare_one = [this](const Work& work) { return optimizer_.prepare(work); };
   if (in_file_ != nullptr) {
     streamed_ = in_file_->stream(works_, prepare_one, optimizer_.copied_state());
   } else {
     std::transform(works_.begin(), works_.end(), std::back_inserter(writes_), prepare_one);
   }
+  if (before_writing) {
+    before_writing();
+  }
+  keeps_room_ = true;
+  commit();
 }
 
 void FusedOptimizer::Update::commit() {
