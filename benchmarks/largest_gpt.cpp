@@ -68,7 +68,7 @@ class Training {
     } else {
       auto fused = std::make_unique<snug::AdamW>(model_->parameters());
       if (way.state_in_file) {
-        fused->keep_state_in({.directory = directory});
+        fused->keep_state_in(snug::StateFile{.directory = directory});
       }
       optimizer_ = std::move(fused);
     }

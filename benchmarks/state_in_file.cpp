@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
       ratios.push_back(way.seconds[t] / ways[0].seconds[t]);
     }
     std::ranges::sort(ratios);
-    const int64_t moved = way.optimizer->is_state_in_file() ? way.optimizer->bytes_with_state_in(file).moved : 0;
+    const int64_t moved = way.optimizer->bytes_with_state_in(way.optimizer->state_placement()).moved;
     const double bound = moved == 0 ? 0 : link.out_seconds(moved) + link.back_seconds(moved);
     fmt::print("{:<24}{:>14}{:>12.1f}{:>12.3f}{:>8.2f} to {:.2f}{:>18.1f}{:>14}\n", way.name, way.peak_bytes,
                1e3 * median(way.seconds), median(ratios), ratios.front(), ratios.back(), 1e3 * bound,

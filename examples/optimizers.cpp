@@ -1,10 +1,13 @@
 // Optimizers that take less memory or time, on one small model: what they keep, and that they train. docs/optimizers.md
 // shows these functions.
 
+#include <algorithm>
 #include <filesystem>
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include <snug/snug.h>
 
@@ -35,7 +38,8 @@ Step in_8_bits(Model& model) {
 
 Step state_in_a_file(Model& model) {
   auto optimizer = std::make_shared<snug::AdamW>(model->parameters(), snug::AdamWOptions{.lr = 1e-2});
-  optimizer->keep_state_in({.directory = std::filesystem::temp_directory_path(), .window = snug::Bytes(192 << 10)});
+  optimizer->keep_state_in(
+      snug::StateFile{.directory = std::filesystem::temp_directory_path(), .window = snug::Bytes(192 << 10)});
   return [optimizer, model](const Tensor& x, const Tensor& y) mutable {
     optimizer->zero_grad();
     mse_loss(model->forward(x), y).backward();
@@ -69,6 +73,50 @@ Step split_weights(Model& model) {
   auto guard = std::make_shared<snug::StepInBackward>(*optimizer);  // 5 bytes a parameter; without it, 7
   return [optimizer, guard, model](const Tensor& x, const Tensor& y) mutable {
     mse_loss(model->forward(x.to(torch::kBFloat16)).to(torch::kFloat), y).backward();
+  };
+}
+
+// An optimizer of a program's own, which says the bytes of a step, so that a budget can be kept from the first step on.
+class SignSgd : public torch::optim::Optimizer, public snug::MemoryAware {
+ public:
+  SignSgd(const std::vector<Tensor>& parameters, double lr)
+      : Optimizer(parameters, std::make_unique<torch::optim::SGDOptions>(lr)) {}
+
+  Tensor step(LossClosure /*closure*/ = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    for (auto& group : param_groups()) {
+      for (Tensor& parameter : group.params()) {
+        if (parameter.grad().defined()) {
+          parameter.sub_(parameter.grad().sign(), group.options().get_lr());
+        }
+      }
+    }
+    return {};
+  }
+
+  std::vector<Tensor> state_tensors() const override { return {}; }
+  int64_t state_bytes_to_come_of(const std::function<bool(const Tensor&)>& /*gets_gradient*/) const override {
+    return 0;
+  }
+  int64_t workspace_bytes() const override {  // the signs of the largest gradient
+    size_t largest = 0;
+    for (const auto& group : param_groups()) {
+      for (const Tensor& parameter : group.params()) {
+        largest = std::max(largest, parameter.nbytes());
+      }
+    }
+    return static_cast<int64_t>(largest);
+  }
+};
+
+Step own_optimizer(Model& model) {
+  auto optimizer = std::make_shared<SignSgd>(model->parameters(), 1e-3);
+  auto stepper = std::make_shared<snug::Stepper>(*model, *optimizer,
+                                                 snug::StepperOptions{.memory_budget = snug::Bytes::parse("2MiB")});
+  return [optimizer, stepper, model](const Tensor& x, const Tensor& y) mutable {
+    stepper->step({x, y}, [&](const snug::Batch& part) {
+      return snug::Loss::mean(mse_loss(model->forward(part[0]), part[1]), part[1].numel());
+    });
   };
 }
 
@@ -110,7 +158,8 @@ int main() {
            {"state in a file", state_in_a_file},
            {"StepInBackward", in_backward},
            {"BF16 weights, rounded at random", bf16_weights},
-           {"AdamW8bit of BF16 weights, in backward", split_weights}}) {
+           {"AdamW8bit of BF16 weights, in backward", split_weights},
+           {"an optimizer of the program's own", own_optimizer}}) {
     const Outcome found = train(make);
     std::cout << name << ": loss " << found.first << " -> " << found.last << ", holds "
               << snug::Bytes(found.bytes).str() << "\n";

@@ -1,11 +1,10 @@
 #pragma once
 // FusedOptimizer: the common base of snug's optimizers. Each optimizer updates all parameters of a group in one kernel
 // call, unscales gradients and skips on the device, and allocates and checks everything before writing anything. The
-// state has Python's names. To write another optimizer, derive from FusedOptimizer and define the state and the update.
+// state has Python's names. For an optimizer of your own, see snug/optimizer.h.
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,32 +15,24 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "snug/stateful_optimizer.h"
+#include "snug/optimizer.h"
 
 namespace snug {
 namespace detail {
+struct OptionRules;
 class SpillCalls;
-}
+}  // namespace detail
 
 /// A torch::optim::Optimizer, so torch's schedulers work on a FusedOptimizer. With a GradScaler, unscaling and skipping
 /// happen in the kernel and nothing waits for the device. A skipped step does not change parameters and state,
 /// including the step count of bias correction.
-class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
+class FusedOptimizer : public torch::optim::Optimizer,
+                       public GradientScalingAware,
+                       public StatefulOptimizer,
+                       public MemoryAware,
+                       public UpdateAware,
+                       public MovableState {
  public:
-  /// An optimizer's name, for messages, and the functions that check and save its options.
-  struct OptionRules {
-    std::string_view optimizer;
-    /// Throws ConfigError if the options are of another optimizer, or out of range.
-    void (*check)(std::string_view optimizer, const torch::optim::OptimizerOptions& options);
-    /// The options under Python's names.
-    StateDict (*to_state)(const torch::optim::OptimizerOptions& options);
-    /// Throws ConfigError for options that are not offered.
-    std::unique_ptr<torch::optim::OptimizerOptions> (*from_state)(std::string_view optimizer, const StateDict& state);
-    /// Whether the defaults have one of torch's types. Then a field that a group leaves at torch's default takes the
-    /// value of the defaults, as in torch.
-    bool are_torchs = true;
-  };
-
   /// Adds a group; a group without options gets the defaults. Throws ConfigError, naming the parameter or option, as
   /// the constructor does; then nothing has changed. add_param_group is not virtual in torch: a call through a
   /// reference to torch::optim::Optimizer runs torch's function, which checks less, and gives Muon's groups the
@@ -67,30 +58,29 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// among the elements of all parts. Random numbers depend on the number.
   void number_elements(const std::vector<uint64_t>& first);
 
-  /// For parameters on the CPU. step() reads and writes the state of a parameter while the parameters before and after
-  /// are updated. Room in the file is taken before anything is written.
+  /// StateFile is for parameters on the CPU. step() reads and writes the state of a parameter while the parameters
+  /// before and after are updated. Room in the file is taken before anything is written.
   /// - A full disk leaves everything as before. So does a first read that fails.
   /// - A later read or write that fails leaves a half-made update: step() throws Error, also when called again, until
   ///   load_state_dict() has brought back a state.
   ///
-  /// Throws ConfigError for parameters on other devices and for a window that is too small, and Error if the file
-  /// cannot be made or written; then nothing has changed. A relative directory starts at the program's directory at the
-  /// time of the call, even if the program's directory changes later. The state_dict() of an optimizer with the state
-  /// in a file lies in the file, not in tensor memory.
-  bool keep_state_in(const StateFile& file) final;
+  /// Throws ConfigError for parameters on other devices and for a window that is too small. Throws Error if the file
+  /// cannot be made, written or read, and as an allocation does. After an exception nothing has changed. A relative
+  /// directory starts at the program's directory at the time of the call, even if the program's directory changes
+  /// later. The state_dict() of an optimizer with the state in a file lies in the file, not in tensor memory.
+  bool keep_state_in(const StatePlacement& place) final;
   /// The same with other system calls, for tests.
   void keep_state_in(const StateFile& file, detail::SpillCalls& calls);
-  /// Throws as an allocation does, and throws Error if the file cannot be read; then nothing has changed.
-  void keep_state_in_memory() final;
-  bool is_state_in_file() const final { return in_file_ != nullptr; }
-  StateFileBytes bytes_with_state_in(const StateFile& file) const final;
+  StatePlacement state_placement() const final;
+  StatePlacementBytes bytes_with_state_in(const StatePlacement& place) const final;
 
+  std::vector<at::Tensor> state_tensors() const final;
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const final;
 
   bool before_writing(std::function<void()> hook) final;
 
   /// Names for error messages, such as a module's named_parameters(); without names, messages give the index.
-  void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names);
+  void name_parameters(const std::vector<std::pair<std::string, at::Tensor>>& names) final;
 
   /// The state under Python's names:
   /// - `state.INDEX.NAME` is a state tensor.
@@ -100,10 +90,10 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// As in Python, the dictionary takes no memory. The tensors, counts of steps too, are the state itself, and show the
   /// changes of later steps. Options are numbers with the current values. To keep the current state, clone the tensors,
   /// or save the dictionary at once, as torch::save and snapshots do.
-  /// load_state_dict(), and every call that moves the state (keep_state_in(), keep_state_in_memory(), a plan of a
-  /// Stepper with BudgetOptions::offload), replace the tensors of the state; the tensors in earlier dictionaries then
-  /// stay as they are. Tensors that lie in a file are for reading: the optimizer does not see what a program writes
-  /// into the tensors, and written elements no longer show the state.
+  /// load_state_dict(), and every call that moves the state (keep_state_in(), a plan of a Stepper with
+  /// BudgetOptions::offload), replace the tensors of the state; the tensors in earlier dictionaries then stay as they
+  /// are. Tensors that lie in a file are for reading: the optimizer does not see what a program writes into the
+  /// tensors, and written elements no longer show the state.
   StateDict state_dict() const final;
   /// Copies the state. Takes Python's states too, except for Python's options that are None. Ignores Python's options
   /// about the way a step is computed (foreach, fused, capturable). Throws ConfigError for options that are not
@@ -116,41 +106,12 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   void load(torch::serialize::InputArchive& archive) final;
 
  protected:
-  /// The position of a tensor in the file, and a checksum for each written piece.
-  struct InFile {
-    int64_t offset = 0;
-    std::vector<std::optional<uint64_t>> sums = {};
-  };
-
-  /// The state of one parameter, under Python's names.
-  struct ParameterState : torch::optim::OptimizerCloneableParamState<ParameterState> {
-    std::vector<std::pair<std::string_view, at::Tensor>> tensors;  // the names are literals in the optimizer's code
-    at::Tensor made_for;  // the parameter's shape, strides and type without its values
-    c10::Device device{c10::kCPU};
-    bool is_fresh = true;                        // no update has used the state yet; a fresh state is not saved
-    std::map<std::string_view, InFile> in_file;  // tensors in the file; `tensors` has meta tensors
-    int64_t piece = 0;                           // the number of the parameter's elements in one piece of the file
-
-    const at::Tensor& at(std::string_view name) const;
-    at::Tensor& at(std::string_view name) { return const_cast<at::Tensor&>(std::as_const(*this).at(name)); }
-    bool contains(std::string_view name) const;
-  };
-
-  /// The parameters of one group, device and dtype that are updated together.
-  struct Work {
-    const torch::optim::OptimizerOptions* options;
-    std::vector<at::Tensor> parameters;
-    std::vector<at::Tensor> gradients;  // each gradient has the memory layout of the parameter
-    std::vector<ParameterState*> states;
-    std::vector<uint64_t> first_elements;  // each parameter's first element, counted over all parameters
-    at::Tensor grad_scale;                 // the divisor of the gradients; undefined: no division
-    at::Tensor found_inf;                  // 1: the update changes nothing; undefined: the update goes on
-
-    std::vector<at::Tensor> states_named(std::string_view name) const;
-  };
+  // The rest is for snug's own optimizers, with the types of src/optim/fused_optimizer_parts.h.
+  struct ParameterState;
+  struct Work;
 
   FusedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                 std::unique_ptr<torch::optim::OptimizerOptions> defaults, const OptionRules& rules);
+                 std::unique_ptr<torch::optim::OptimizerOptions> defaults, const detail::OptionRules& rules);
   /// Call finish_construction at the end of the constructor. Takes the options of the groups, and checks options and
   /// parameters.
   void finish_construction(const std::vector<torch::optim::OptimizerParamGroup>& given);
@@ -173,8 +134,8 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// The number of elements at whose multiples a parameter may be cut together with the parameter's state. 0: the
   /// parameter must stay whole.
   virtual int64_t state_multiple() const { return shard_multiple(); }
-  /// False: keep_state_in() does nothing. An update in blocks prepares all blocks first, so the blocks' workspaces add
-  /// up.
+  /// False: the state stays on the parameters' device. An update in blocks prepares all blocks first, so the blocks'
+  /// workspaces add up.
   virtual bool state_may_leave() const { return true; }
   /// Allocates all memory of the update. The returned function only writes: into parameters, gradients and the tensors
   /// of the states. The tensors stay the same tensors, because state_dict() has given the tensors away.
@@ -183,42 +144,26 @@ class FusedOptimizer : public torch::optim::Optimizer, public GradientScalingAwa
   /// Removes repeated tensors: parameters() of a model names the parameters of a shared module once for each use.
   static std::vector<at::Tensor> without_repeats(std::vector<at::Tensor> parameters);
 
-  std::string_view name() const { return rules_.optimizer; }
   std::string describe(const at::Tensor& parameter) const;
 
  private:
-  struct Update;
+  class Update;
   class StateInFile;
 
-  struct Place {
-    uint64_t number;         // the number among all parameters of the optimizer
-    uint64_t first_element;  // the first element's number among all elements of the optimizer
-  };
-  Place place_of(const at::Tensor& parameter) const;
-
+  std::string_view name() const;
   void take_options(torch::optim::OptimizerParamGroup& group, const torch::optim::OptimizerParamGroup& given) const;
   void check_groups() const;
-  void check_options(const torch::optim::OptimizerOptions& options) const { rules_.check(name(), options); }
+  void check_options(const torch::optim::OptimizerOptions& options) const;
   void check_parameter(const at::Tensor& parameter) const;
   void check_type(const at::Tensor& parameter) const;
-  void check_gradient(const at::Tensor& parameter) const;
-  void check_state(const ParameterState& state, const at::Tensor& parameter) const;
   ParameterState state_without_memory(const at::Tensor& parameter, const torch::optim::OptimizerOptions& options) const;
-  std::unique_ptr<ParameterState> first_state(const at::Tensor& parameter,
-                                              const torch::optim::OptimizerOptions& options) const;
   std::unique_ptr<ParameterState> copy_of_state(const StateDict& saved, const at::Tensor& parameter,
                                                 const torch::optim::OptimizerOptions& options,
                                                 StateInFile* in_file) const;
-  void make_update(const std::function<void(Update&)>& collect_all, const std::function<void()>& before_writing);
-  void collect(Update& update, const torch::optim::OptimizerParamGroup& group, at::TensorList parameters,
-               uint64_t first_element, const at::Tensor& grad_scale, const at::Tensor& found_inf);
-  void place_new_tensors(ParameterState& state, const at::Tensor& parameter,
-                         const torch::optim::OptimizerOptions& options);
-  void commit(Update& update);
-  void stream(Update& update);
   std::vector<ParameterState> states_to_be() const;
+  void bring_state_back();
 
-  OptionRules rules_;
+  const detail::OptionRules* rules_;
   at::Tensor grad_scale_;
   at::Tensor found_inf_;
   std::function<void()> before_writing_;

@@ -51,7 +51,7 @@ struct MuonGroup : torch::optim::OptimizerCloneableOptions<MuonGroup> {
 /// updated, and saved, as by AdamW.
 /// Beside the state, an update takes workspace for the largest matrix of each group, see workspace_bytes(), and the
 /// memory that LibTorch's products of matrices allocate by themselves. Each shape is tried before anything is written.
-/// With a GradScaler, a step waits for the device. Muon's state stays in memory: keep_state_in() does nothing.
+/// With a GradScaler, a step waits for the device. Muon's state does not go to a file.
 class Muon : public FusedOptimizer {
  public:
   /// Throws ConfigError, naming the parameter or option, for an empty list, parameters in a group with Muon's options

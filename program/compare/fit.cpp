@@ -74,16 +74,19 @@ class Training {
     if (rung.checkpoints) {
       model_->set_block_runner([](const auto& block, Tensor x) { return checkpoint(block, std::move(x)); });
     }
-    if (!rung.splits && !rung.updates_in_backward) {
-      optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters());
-    } else if (rung.eight_bits) {
-      optimizer_ = std::make_unique<AdamW8bit>(model_->parameters());
+    if (rung.splits || rung.updates_in_backward) {
+      std::unique_ptr<FusedOptimizer> fused = std::make_unique<AdamW>(model_->parameters());
+      if (rung.eight_bits) {
+        fused = std::make_unique<AdamW8bit>(model_->parameters());
+      }
+      if (rung.updates_in_backward) {
+        in_backward_.emplace(*fused);
+      }
+      optimizer_ = std::move(fused);
     } else {
-      optimizer_ = std::make_unique<AdamW>(model_->parameters());
+      optimizer_ = std::make_unique<torch::optim::AdamW>(model_->parameters());
     }
-    if (rung.updates_in_backward) {
-      in_backward_.emplace(dynamic_cast<FusedOptimizer&>(*optimizer_));
-    } else if (rung.splits) {
+    if (rung.splits) {
       stepper_ = std::make_unique<Stepper>(model_, *optimizer_, StepperOptions{.micro_batch = 1});
     }
   }

@@ -7,9 +7,9 @@
 
 #include "snug/adamw.h"
 #include "snug/core.h"
-#include "snug/distributed/sharded_optimizer.h"
 #include "snug/muon.h"
 #include "snug/sgd.h"
+#include "src/core/optimizer_capabilities.h"
 
 namespace snug::detail {
 namespace {
@@ -80,24 +80,23 @@ RunOptimizer::RunOptimizer(const torch::nn::Module& model, const TrainConfig& co
   const auto make = [&config](const Groups& groups) { return optimizer_of(config, groups); };
   const auto groups = parameter_groups(model, config);
   if (config.shard_optimizer && group != nullptr) {
-    optimizer_ = std::make_unique<ShardedOptimizer>(groups, group, make);
+    auto sharded = std::make_unique<ShardedOptimizer>(groups, group, make);
+    sharded_ = sharded.get();
+    optimizer_ = std::move(sharded);
   } else {
     optimizer_ = make(groups);
   }
 }
 
-int64_t RunOptimizer::state_bytes_to_come() const {
-  return dynamic_cast<const StatefulOptimizer&>(*optimizer_).state_bytes_to_come();
-}
+int64_t RunOptimizer::state_bytes_to_come() const { return detail::state_bytes_to_come(*optimizer_); }
 
 void RunOptimizer::while_whole(const std::function<void()>& save) {
-  auto* sharded = dynamic_cast<ShardedOptimizer*>(optimizer_.get());
-  if (sharded != nullptr) {
-    sharded->consolidate(0, scratch_);
+  if (sharded_ != nullptr) {
+    sharded_->consolidate(0, scratch_);
   }
   save();
-  if (sharded != nullptr) {
-    sharded->release();
+  if (sharded_ != nullptr) {
+    sharded_->release();
   }
 }
 

@@ -11,6 +11,7 @@
 
 #include "program/run/config.h"
 #include "snug/distributed/process_group.h"
+#include "snug/distributed/sharded_optimizer.h"
 
 namespace snug::detail {
 
@@ -34,6 +35,7 @@ class RunOptimizer {
  private:
   std::filesystem::path scratch_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  ShardedOptimizer* sharded_ = nullptr;  // optimizer_, if in shares
 };
 
 }  // namespace snug::detail

@@ -143,26 +143,18 @@ int64_t PythonOptimizer::workspace_bytes() const {
   return std::max(3 * largest, 2 * all);
 }
 
-StateDict PythonOptimizer::state_here() const {
+std::vector<at::Tensor> PythonOptimizer::state_tensors() const {
   return with_lock([&] {
-    StateDict result;
+    std::vector<at::Tensor> result;
     for (const py::handle of_one : optimizer_->attr("state").attr("values")()) {
       for (const py::handle value : of_one.attr("values")()) {
         if (THPVariable_Check(value.ptr())) {
-          result.set(std::to_string(result.size()), value.cast<at::Tensor>());
+          result.push_back(value.cast<at::Tensor>());
         }
       }
     }
     return result;
   });
-}
-
-StateDict PythonOptimizer::state_dict() const {
-  throw ConfigError("Stepper: this optimizer is Python's; save its own state_dict()");
-}
-
-void PythonOptimizer::load_state_dict(const StateDict& /*state*/) {
-  throw ConfigError("Stepper: this optimizer is Python's; use its own load_state_dict()");
 }
 
 }  // namespace snug::python

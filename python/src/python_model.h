@@ -5,7 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "python/src/python_callable.h"
-#include "snug/stateful_optimizer.h"
+#include "snug/optimizer.h"
 
 namespace snug::python {
 
@@ -26,7 +26,7 @@ class PythonModule : public torch::nn::Module {
 /// A torch.optim.Optimizer. step() calls Python's, and takes the lock for it. That writes parameter by parameter, so
 /// what stopped it halfway would leave half of them updated. Therefore a MemoryLimit of `limit` bytes is off meanwhile;
 /// where the state alone would go above it, c10::OutOfMemoryError is thrown before.
-class PythonOptimizer final : public torch::optim::Optimizer, public StatefulOptimizer {
+class PythonOptimizer final : public torch::optim::Optimizer, public MemoryAware {
  public:
   /// With the lock.
   explicit PythonOptimizer(const pybind11::object& optimizer, Bytes limit = Bytes::unlimited());
@@ -35,11 +35,7 @@ class PythonOptimizer final : public torch::optim::Optimizer, public StatefulOpt
   /// As a first step on small parameters shows it; 0 where that fails: then the second step plans again.
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;
   int64_t workspace_bytes() const override;
-  /// Tensors under numbers: for counting bytes.
-  StateDict state_here() const override;
-  /// Throw ConfigError: the optimizer is saved and loaded in Python.
-  StateDict state_dict() const override;
-  void load_state_dict(const StateDict& state) override;
+  std::vector<at::Tensor> state_tensors() const override;
 
  private:
   Shared<pybind11::object> optimizer_, first_step_;

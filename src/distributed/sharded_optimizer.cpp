@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -17,6 +18,7 @@
 #include "snug/autocast.h"
 #include "snug/core.h"
 #include "src/core/file_memory.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/core/unnamed_file.h"
 #include "src/distributed/process_group_impl.h"
 #include "src/distributed/same_model.h"
@@ -81,7 +83,7 @@ class ShardedOptimizer::Impl {
   std::vector<at::Tensor> parameters;   // of all groups, in order
   std::vector<detail::ShardPiece> pieces;
   std::vector<at::Tensor> views;  // a view for each piece
-  std::optional<StateFile> state_file;
+  StatePlacement placement;
   std::optional<StateDict> consolidated;
   // The hook of the next step.
   std::function<void()> before_writing;
@@ -178,9 +180,7 @@ std::unique_ptr<FusedOptimizer> ShardedOptimizer::Impl::make_own(FusedOptimizer&
   }
   result->name_parameters(names);
   result->number_elements(first_of_mine);
-  if (state_file) {
-    result->keep_state_in(*state_file);
-  }
+  result->keep_state_in(placement);
   return result;
 }
 
@@ -300,7 +300,7 @@ void ShardedOptimizer::Impl::take_new_parameters(const std::vector<OptimizerPara
     throw ConfigError("ShardedOptimizer: param_groups() hold other parameters than before; make a new optimizer");
   }
   Impl next(groups, group, make);
-  next.state_file = state_file;
+  next.placement = placement;
   next.cut();
   *this = std::move(next);
 }
@@ -408,7 +408,7 @@ StateDict ShardedOptimizer::state_dict() const {
 
 void ShardedOptimizer::release() { impl_->consolidated.reset(); }
 
-StateDict ShardedOptimizer::state_here() const { return impl_->own_state(); }
+std::vector<at::Tensor> ShardedOptimizer::state_tensors() const { return detail::tensors_in(impl_->own_state()); }
 
 // Code that may throw works on new optimizers. The new optimizers replace the old optimizers only after success on all
 // ranks.
@@ -473,31 +473,27 @@ int64_t ShardedOptimizer::Impl::gathering_bytes() const {
   return std::min(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}), in_chunks);
 }
 
-bool ShardedOptimizer::keep_state_in(const StateFile& file) {
+bool ShardedOptimizer::keep_state_in(const StatePlacement& place) {
   impl_->take_new_parameters(param_groups_);
-  if (impl_->has_own() && !impl_->own->keep_state_in(file)) {
+  if (impl_->has_own() && !impl_->own->keep_state_in(place)) {
     return false;
   }
-  impl_->state_file = StateFile{.directory = detail::lasting(file.directory), .window = file.window};
+  impl_->placement = place;
+  if (auto* file = std::get_if<StateFile>(&impl_->placement)) {
+    file->directory = detail::lasting(file->directory);
+  }
   return true;
 }
 
-void ShardedOptimizer::keep_state_in_memory() {
-  if (impl_->has_own()) {
-    impl_->own->keep_state_in_memory();
-  }
-  impl_->state_file.reset();
-}
-
-bool ShardedOptimizer::is_state_in_file() const { return impl_->state_file.has_value(); }
+StatePlacement ShardedOptimizer::state_placement() const { return impl_->placement; }
 
 // The window is free again before the shares are gathered.
-StateFileBytes ShardedOptimizer::bytes_with_state_in(const StateFile& file) const {
+StatePlacementBytes ShardedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
   impl_->take_new_parameters(param_groups_);
-  if (!impl_->has_own()) {
+  if (!impl_->has_own() || std::holds_alternative<StateOnDevice>(place)) {
     return {};
   }
-  StateFileBytes bytes = impl_->own->bytes_with_state_in(file);
+  StatePlacementBytes bytes = impl_->own->bytes_with_state_in(place);
   bytes.workspace = std::max(bytes.workspace, impl_->gathering_bytes());
   return bytes;
 }

@@ -16,7 +16,7 @@
 
 #include "snug/core.h"
 #include "snug/snapshot.h"
-#include "snug/stateful_optimizer.h"
+#include "src/core/optimizer_capabilities.h"
 
 namespace snug {
 namespace {
@@ -155,7 +155,7 @@ Stateful stateful(torch::nn::Module& module) {
 }
 
 Stateful stateful(torch::optim::Optimizer& optimizer) {
-  if (auto* own = dynamic_cast<StatefulOptimizer*>(&optimizer)) {
+  if (StatefulOptimizer* own = detail::capabilities_of(optimizer).state) {
     return {[own] { return own->state_dict(); }, [own](const StateDict& state) { own->load_state_dict(state); }};
   }
   return {[&optimizer] { return save_archive(optimizer); },

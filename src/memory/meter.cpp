@@ -11,10 +11,10 @@
 
 #include "snug/memory.h"
 #include "src/core/has_bytes.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/memory/allocation_log.h"
 #include "src/memory/device.h"
 #include "src/memory/device_memory.h"
-#include "src/memory/optimizer_tensors.h"
 #include "src/memory/saved_tensor_policy.h"
 
 namespace snug {

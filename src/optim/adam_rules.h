@@ -17,10 +17,10 @@
 #include <torch/optim/adamw.h>
 
 #include "snug/core.h"
-#include "snug/fused_optimizer.h"
 #include "snug/state.h"
 #include "src/core/number_in.h"
 #include "src/kernels/adamw_step.h"
+#include "src/optim/fused_optimizer_parts.h"
 
 namespace snug::detail {
 
@@ -104,7 +104,7 @@ std::unique_ptr<torch::optim::OptimizerOptions> adam_options_from_state(std::str
 }
 
 template <class O>
-FusedOptimizer::OptionRules adam_rules(std::string_view optimizer) {
+constexpr OptionRules adam_rules(std::string_view optimizer) {
   return {optimizer, check_adam_options<O>, adam_options_to_state<O>, adam_options_from_state<O>};
 }
 

@@ -23,13 +23,16 @@ using detail::if_defined;
 using detail::step_count_for;
 using detail::StepCounts;
 
+constexpr auto kAdamWRules = detail::adam_rules<TorchAdamW>("AdamW");
+constexpr auto kAdamRules = detail::adam_rules<TorchAdam>("Adam");
+
 }  // namespace
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
     : AdamW(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
 
 AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamWOptions options)
-    : FusedOptimizer(groups, detail::to_adam_options<TorchAdamW>(options), detail::adam_rules<TorchAdamW>("AdamW")),
+    : FusedOptimizer(groups, detail::to_adam_options<TorchAdamW>(options), kAdamWRules),
       master_weights_(options.master_weights),
       stochastic_rounding_(options.stochastic_rounding) {
   if (master_weights_ && stochastic_rounding_) {
@@ -113,7 +116,7 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
     : Adam(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
 
 Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamOptions options)
-    : FusedOptimizer(groups, detail::to_adam_options<TorchAdam>(options), detail::adam_rules<TorchAdam>("Adam")) {
+    : FusedOptimizer(groups, detail::to_adam_options<TorchAdam>(options), kAdamRules) {
   finish_construction(groups);
 }
 

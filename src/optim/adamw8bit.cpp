@@ -47,13 +47,15 @@ void update_all(const std::vector<Element8bit>& elements) {
   detail::parallel_for(counts, kGrain, [&](size_t i, int64_t begin, int64_t end) { elements[i].update(begin, end); });
 }
 
+constexpr auto kAdamW8bitRules = detail::adam_rules<TorchAdamW>("AdamW8bit");
+
 }  // namespace
 
 AdamW8bit::AdamW8bit(std::vector<at::Tensor> parameters, AdamW8bitOptions options)
     : AdamW8bit(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
 
 AdamW8bit::AdamW8bit(const std::vector<torch::optim::OptimizerParamGroup>& groups, AdamW8bitOptions options)
-    : FusedOptimizer(groups, detail::to_adam_options<TorchAdamW>(options), detail::adam_rules<TorchAdamW>("AdamW8bit")),
+    : FusedOptimizer(groups, detail::to_adam_options<TorchAdamW>(options), kAdamW8bitRules),
       min_elements_(options.min_elements),
       split_weights_(options.split_weights) {
   if (min_elements_ < 1) {

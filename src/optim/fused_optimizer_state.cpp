@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -12,6 +13,7 @@
 
 #include "snug/core.h"
 #include "snug/fused_optimizer.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/core/unnamed_file.h"
 #include "src/optim/state_archive.h"
 #include "src/optim/state_in_file.h"
@@ -28,7 +30,7 @@ StateDict FusedOptimizer::state_dict() const {
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto& group = param_groups_[g];
     check_options(group.options());
-    StateDict options = rules_.to_state(group.options());
+    StateDict options = rules_->to_state(group.options());
     StateDict places;
     for (const at::Tensor& parameter : group.params()) {
       const auto known = state_.find(parameter.unsafeGetTensorImpl());
@@ -99,6 +101,8 @@ std::unique_ptr<FusedOptimizer::ParameterState> FusedOptimizer::copy_of_state(
   return state;
 }
 
+std::vector<at::Tensor> FusedOptimizer::state_tensors() const { return detail::tensors_in(state_dict()); }
+
 void FusedOptimizer::load_state_dict(const StateDict& dict) {
   const at::NoGradGuard no_grad;
   const auto& states = dict.get<StateDict>("state");
@@ -120,7 +124,7 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
       throw CorruptFile(fmt::format("{}.load_state_dict: group {} of the state has {} parameters, this optimizer's {}",
                                     name(), g, places.size(), parameters.size()));
     }
-    new_options.push_back(rules_.from_state(name(), saved));
+    new_options.push_back(rules_->from_state(name(), saved));
     check_options(*new_options.back());
     for (size_t i = 0; i < parameters.size(); ++i) {
       const std::string key = std::to_string(places.get<int64_t>(std::to_string(i)));
@@ -146,15 +150,23 @@ void FusedOptimizer::load_state_dict(const StateDict& dict) {
   half_made_.clear();
 }
 
-// --- in memory, or in a file. A move makes new tensors for the whole state, scalars too: earlier state_dict()s keep
-// the old tensors.
+// --- on the device, or in a file. A move makes new tensors for the whole state, scalars too: earlier state_dict()s
+// keep the old tensors.
 
-bool FusedOptimizer::keep_state_in(const StateFile& file) {
-  if (!state_may_leave()) {
-    return false;
+bool FusedOptimizer::keep_state_in(const StatePlacement& place) {
+  const auto* file = std::get_if<StateFile>(&place);
+  if (file == nullptr) {
+    bring_state_back();
+    return true;
   }
-  keep_state_in(file, detail::SpillCalls::real());
-  return true;
+  if (state_may_leave()) {
+    keep_state_in(*file, detail::SpillCalls::real());
+  }
+  return state_may_leave();
+}
+
+StatePlacement FusedOptimizer::state_placement() const {
+  return in_file_ ? StatePlacement(in_file_->file()) : StateOnDevice();
 }
 
 void FusedOptimizer::keep_state_in(const StateFile& file, detail::SpillCalls& calls) {
@@ -196,7 +208,7 @@ void FusedOptimizer::keep_state_in(const StateFile& file, detail::SpillCalls& ca
   in_file_ = std::move(next);
 }
 
-void FusedOptimizer::keep_state_in_memory() {
+void FusedOptimizer::bring_state_back() {
   if (!in_file_) {
     return;
   }
@@ -232,12 +244,13 @@ std::vector<FusedOptimizer::ParameterState> FusedOptimizer::states_to_be() const
   return states;
 }
 
-StateFileBytes FusedOptimizer::bytes_with_state_in(const StateFile& file) const {
-  if (!state_may_leave()) {
+StatePlacementBytes FusedOptimizer::bytes_with_state_in(const StatePlacement& place) const {
+  const auto* file = std::get_if<StateFile>(&place);
+  if (file == nullptr || !state_may_leave()) {
     return {};
   }
   const std::vector<ParameterState> states = states_to_be();
-  StateFileBytes bytes{.moved = 0, .workspace = StateInFile::workspace_bytes(states, file, state_multiple())};
+  StatePlacementBytes bytes{.moved = 0, .workspace = StateInFile::workspace_bytes(states, *file, state_multiple())};
   for (const ParameterState& state : states) {
     if (!state.device.is_cpu()) {
       return {};

@@ -100,6 +100,8 @@ std::unique_ptr<OptimizerOptions> muon_from_state(std::string_view name, const S
   return std::make_unique<MuonGroup>(o);
 }
 
+constexpr detail::OptionRules kMuonRules{"Muon", check_muon, muon_to_state, muon_from_state, /*are_torchs=*/false};
+
 // Memory for the updates of all matrices, one matrix after the other, made before anything is written.
 class NewtonSchulz {
  public:
@@ -184,8 +186,7 @@ Muon::Muon(std::vector<at::Tensor> matrices, MuonOptions options)
     : Muon(std::vector{OptimizerParamGroup(without_repeats(std::move(matrices)))}, options) {}
 
 Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions options)
-    : FusedOptimizer(groups, std::make_unique<MuonGroup>(options),
-                     {"Muon", check_muon, muon_to_state, muon_from_state, /*are_torchs=*/false}) {
+    : FusedOptimizer(groups, std::make_unique<MuonGroup>(options), kMuonRules) {
   finish_construction(groups);
 }
 

@@ -64,14 +64,15 @@ std::unique_ptr<torch::optim::OptimizerOptions> sgd_from_state(std::string_view 
                                         .nesterov(state.get<bool>("nesterov")));
 }
 
+constexpr detail::OptionRules kSgdRules{"SGD", check_sgd, sgd_to_state, sgd_from_state};
+
 }  // namespace
 
 SGD::SGD(std::vector<at::Tensor> parameters, SGDOptions options)
     : SGD(std::vector{torch::optim::OptimizerParamGroup(without_repeats(std::move(parameters)))}, options) {}
 
 SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups, SGDOptions options)
-    : FusedOptimizer(groups, std::make_unique<TorchSGD>(to_torch(options)),
-                     {"SGD", check_sgd, sgd_to_state, sgd_from_state}) {
+    : FusedOptimizer(groups, std::make_unique<TorchSGD>(to_torch(options)), kSgdRules) {
   finish_construction(groups);
 }
 

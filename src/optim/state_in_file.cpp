@@ -99,7 +99,7 @@ int64_t FusedOptimizer::StateInFile::Cut::piece_of(const ParameterState& state) 
 
 void FusedOptimizer::StateInFile::place(ParameterState& state) {
   int64_t end = end_;
-  std::map<std::string_view, InFile> placed;
+  std::map<std::string_view, ParameterState::InFile> placed;
   const int64_t piece = state.in_file.empty() ? cut_.piece_of(state) : state.piece;
   for (const auto& [name, tensor] : state.tensors) {
     if (tensor.is_meta() && tensor.dim() > 0 && !state.in_file.contains(name)) {
@@ -127,7 +127,7 @@ void FusedOptimizer::StateInFile::write(ParameterState& state, std::string_view 
   const at::Tensor from =
       is_laid_out ? value
                   : at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU)).copy_(value);
-  InFile& place = state.in_file.at(name);
+  ParameterState::InFile& place = state.in_file.at(name);
   const int64_t all = state.made_for.numel(), bytes = static_cast<int64_t>(like.element_size());
   for (size_t i = 0; i < place.sums.size(); ++i) {
     const int64_t begin = static_cast<int64_t>(i) * state.piece;
@@ -142,7 +142,7 @@ void FusedOptimizer::StateInFile::write(ParameterState& state, std::string_view 
 at::Tensor FusedOptimizer::StateInFile::read(const ParameterState& state, std::string_view name) {
   const at::Tensor& like = state.at(name);
   at::Tensor result = at::empty_strided(like.sizes(), like.strides(), like.options().device(at::kCPU));
-  const InFile& place = state.in_file.at(name);
+  const ParameterState::InFile& place = state.in_file.at(name);
   const int64_t all = state.made_for.numel(), bytes = static_cast<int64_t>(like.element_size());
   for (size_t i = 0; i < place.sums.size(); ++i) {
     const int64_t begin = static_cast<int64_t>(i) * state.piece;
@@ -159,7 +159,7 @@ at::Tensor FusedOptimizer::StateInFile::read(const ParameterState& state, std::s
 }
 
 bool FusedOptimizer::StateInFile::is_written(const ParameterState& state, std::string_view name) {
-  const InFile& place = state.in_file.at(name);
+  const ParameterState::InFile& place = state.in_file.at(name);
   return std::all_of(place.sums.begin(), place.sums.end(), [](const auto& sum) { return sum.has_value(); });
 }
 
@@ -215,7 +215,7 @@ void FusedOptimizer::StateInFile::fill(const Block& block, const at::Tensor& mem
         state->tensors.emplace_back(name, tensor);
         continue;
       }
-      InFile& place = whole.in_file.at(name);
+      ParameterState::InFile& place = whole.in_file.at(name);
       const FileSpan span = span_of(tensor, parameter.numel(), cut_.multiple, piece.begin, piece.end);
       const auto size = static_cast<int64_t>(tensor.element_size());
       const int64_t bytes = (span.end - span.begin) * size;

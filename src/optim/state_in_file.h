@@ -14,9 +14,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "snug/fused_optimizer.h"
 #include "src/core/file_memory.h"
 #include "src/core/spill_disk.h"
+#include "src/optim/fused_optimizer_parts.h"
 #include "src/optim/state_stream.h"
 
 namespace snug {

@@ -13,8 +13,8 @@
 
 #include "snug/autocast.h"
 #include "snug/core.h"
-#include "snug/stateful_optimizer.h"
 #include "src/core/number_in.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/precision/loss_scale.h"
 #include "src/precision/scaled_gradients.h"
 
@@ -96,7 +96,7 @@ class GradScaler::Impl {
   void refuse_fp16(const std::vector<detail::ParameterPlace>& places) const;
   void agree(detail::FoundInf& found_inf) const;
   void look_for_culprit(PerOptimizer& state, const std::vector<detail::ParameterPlace>& places) const;
-  StepOutcome step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state);
+  StepOutcome step_on_device(torch::optim::Optimizer& optimizer, GradientScalingAware& aware, PerOptimizer& state);
   at::Tensor found_by_all() const;
   void prepare_update();
   std::string too_many_skips() const;
@@ -218,8 +218,8 @@ void GradScaler::Impl::unscale_(torch::optim::Optimizer& optimizer) {
   look_for_culprit(state, places);
 }
 
-StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer, PerOptimizer& state) {
-  auto& aware = dynamic_cast<GradientScalingAware&>(optimizer);
+StepOutcome GradScaler::Impl::step_on_device(torch::optim::Optimizer& optimizer, GradientScalingAware& aware,
+                                             PerOptimizer& state) {
   at::Tensor grad_scale;
   if (state.stage == Stage::Ready) {
     // Checked but not divided: the optimizer divides inside its own pass.
@@ -255,8 +255,8 @@ StepOutcome GradScaler::Impl::step(torch::optim::Optimizer& optimizer) {
     throw ConfigError("GradScaler.step: nothing was scaled yet; call scale(loss).backward() first");
   }
   const at::NoGradGuard no_grad;
-  if (dynamic_cast<GradientScalingAware*>(&optimizer) != nullptr) {
-    return step_on_device(optimizer, state);
+  if (GradientScalingAware* aware = detail::capabilities_of(optimizer).scaling) {
+    return step_on_device(optimizer, *aware, state);
   }
   if (state.stage == Stage::Ready) {
     unscale_(optimizer);

@@ -5,11 +5,13 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "src/core/optimizer_capabilities.h"
+
 namespace snug::detail {
 
 StatePlace::StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory,
                        c10::Device device)
-    : optimizer_(directory && device.is_cpu() ? dynamic_cast<StatefulOptimizer*>(&optimizer) : nullptr),
+    : optimizer_(directory && device.is_cpu() ? capabilities_of(optimizer).movable_state : nullptr),
       directory_(std::move(directory).value_or("")) {}
 
 // The window is an eighth of the state, and depends on no budget: a smallest budget that is told must be sufficient.
@@ -21,18 +23,13 @@ StateFile StatePlace::file() const {
 }
 
 PartInFile StatePlace::bytes() const {
-  const StateFileBytes bytes = optimizer_ == nullptr ? StateFileBytes() : optimizer_->bytes_with_state_in(file());
+  const auto bytes = optimizer_ == nullptr ? StatePlacementBytes() : optimizer_->bytes_with_state_in(file());
   return {.moved = bytes.moved, .workspace = bytes.workspace};
 }
 
 void StatePlace::put(Place place) {
-  if (optimizer_ == nullptr || place == this->place()) {
-    return;
-  }
-  if (place == Place::File) {
-    optimizer_->keep_state_in(file());
-  } else {
-    optimizer_->keep_state_in_memory();
+  if (optimizer_ != nullptr && place != this->place()) {
+    optimizer_->keep_state_in(place == Place::File ? StatePlacement(file()) : StateOnDevice());
   }
 }
 

@@ -4,10 +4,11 @@
 
 #include <filesystem>
 #include <optional>
+#include <variant>
 
 #include <c10/core/Device.h>
 
-#include "snug/stateful_optimizer.h"
+#include "snug/optimizer.h"
 #include "src/step/placement.h"
 
 namespace torch::optim {
@@ -22,7 +23,10 @@ class StatePlace {
   StatePlace(torch::optim::Optimizer& optimizer, std::optional<std::filesystem::path> directory, c10::Device device);
 
   PartInFile bytes() const;
-  Place place() const { return optimizer_ != nullptr && optimizer_->is_state_in_file() ? Place::File : Place::Memory; }
+  Place place() const {
+    const bool is_in_file = optimizer_ != nullptr && std::holds_alternative<StateFile>(optimizer_->state_placement());
+    return is_in_file ? Place::File : Place::Memory;
+  }
   /// No effect if the state is in the place already, or cannot leave. Throws Error if the file cannot be used, and as
   /// an allocation does; then the state is in the former place.
   void put(Place place);
@@ -30,7 +34,7 @@ class StatePlace {
  private:
   StateFile file() const;
 
-  StatefulOptimizer* optimizer_ = nullptr;
+  MovableState* optimizer_ = nullptr;
   std::filesystem::path directory_;
 };
 

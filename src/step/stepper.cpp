@@ -19,7 +19,7 @@
 //   stay.
 // - At the border, ranks agree that no rank has failed (RankedStep::confirm_writing), and the journal ends.
 // - After the border, nothing is put back. snug's optimizers allocate all memory before they call the border
-//   (StatefulOptimizer::before_writing). An optimizer of unknown needs updates without the limit instead.
+//   (UpdateAware::before_writing). An optimizer of unknown needs updates without the limit instead.
 //
 // The rules of each part are elsewhere: StepBudget and StepPlanner (plans), RankedStep (ranks), StepPrecision (types
 // and loss scale), TrainedParameters (parameters and masters), AccumulationWindow (weights of losses).
@@ -41,12 +41,11 @@
 #include "snug/accumulation.h"
 #include "snug/clip.h"
 #include "snug/core.h"
-#include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory.h"
-#include "snug/stateful_optimizer.h"
 #include "src/accumulation/copy_ahead.h"
 #include "src/activations/slice_scope.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/memory/backward_pass.h"
 #include "src/memory/operator_mode.h"
 #include "src/precision/precision_regions.h"
@@ -645,14 +644,13 @@ class Stepper::Impl {
   }
 
   void write_parameters(StepResult& result, std::optional<LimitPaused>& unlimited) {
-    auto* stateful = dynamic_cast<StatefulOptimizer*>(&optimizer_);
-    // Without data_parallel, a ShardedOptimizer speaks with the other ranks itself.
-    const bool agrees_itself = ranks_.is_alone() && dynamic_cast<ShardedOptimizer*>(&optimizer_) != nullptr;
-    const bool begins_late =
-        stateful != nullptr && !agrees_itself && stateful->before_writing([this] { begin_writing(); });
+    UpdateAware& update = detail::capabilities_of(optimizer_).update;
+    // Without data_parallel, an optimizer over several ranks speaks with the other ranks itself.
+    const bool agrees_itself = ranks_.is_alone() && update.agrees_across_ranks();
+    const bool begins_late = !agrees_itself && update.before_writing([this] { begin_writing(); });
     const auto take_back = c10::make_scope_exit([&] {
       if (begins_late) {
-        stateful->before_writing({});
+        update.before_writing({});
       }
     });
     if (!begins_late) {

@@ -30,11 +30,9 @@
 #include <torch/optim/optimizer.h>
 
 #include "snug/core.h"
-#include "snug/fused_optimizer.h"
-#include "snug/stateful_optimizer.h"
 #include "src/core/allocated_bytes.h"
 #include "src/core/fnv1a.h"
-#include "src/memory/optimizer_tensors.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/precision/low_precision.h"
 
 namespace snug::detail {
@@ -141,9 +139,7 @@ void TrainedParameters::name_all() {
   for (const at::Tensor& parameter : updated()) {
     add(fmt::format("{} of the optimizer", index++), parameter);
   }
-  if (auto* fused = dynamic_cast<FusedOptimizer*>(&optimizer_)) {
-    fused->name_parameters(all_);
-  }
+  capabilities_of(optimizer_).update.name_parameters(all_);
   fingerprint_ = detail::fnv1a("");
   for (const auto& [name, parameter] : all_) {
     fingerprint_ = detail::fnv1a("\n", detail::fnv1a(name, fingerprint_));
@@ -208,8 +204,7 @@ void TrainedParameters::hold_zero_gradients(bool held) {
 }
 
 bool TrainedParameters::optimizer_takes(at::ScalarType dtype) const {
-  const auto* stateful = dynamic_cast<const StatefulOptimizer*>(&optimizer_);
-  return stateful != nullptr && stateful->takes(dtype);
+  return capabilities_of(optimizer_).update.takes(dtype);
 }
 
 void TrainedParameters::check_full_weights(bool is_scaled) const {

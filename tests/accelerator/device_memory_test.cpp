@@ -14,9 +14,9 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "src/core/allocated_bytes.h"
+#include "src/core/optimizer_capabilities.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/peak_watch.h"
-#include "src/step/step_bytes.h"
 #include "tests/support/sim_device/sim_device.h"
 #include "tests/support/tensors.h"
 

@@ -30,6 +30,7 @@ using testing::bytes_of;
 using testing::clones_of;
 using testing::error_of;
 using ::testing::HasSubstr;
+using testing::is_in_file;
 using testing::on_ranks;
 using testing::quick;
 using testing::same_bits;
@@ -98,7 +99,7 @@ TEST(ShardedOptimizer, DividesTheStateEvenlyWhateverIsFrozenAndForetellsIt) {
       const int64_t foretold = sharded.state_bytes_to_come();
       EXPECT_NEAR(static_cast<double>(foretold), static_cast<double>(8 * elements) / 4, 64 * 8 + 4 * 2);
       sharded.step();
-      const int64_t here = bytes_of(tensors_in(sharded.state_here()));
+      const int64_t here = bytes_of(sharded.state_tensors());
       EXPECT_EQ(here - std::exchange(before, here), foretold);
       p[0].set_requires_grad(true);
       p[2].set_requires_grad(true);
@@ -118,7 +119,7 @@ TEST(ShardedOptimizer, KeepsItsShareInAFileOfItsOwnWithTheSameBits) {
       train(*optimizer, *parameters, 1, 3);
       optimizer->consolidate();
     }
-    EXPECT_TRUE(outside.is_state_in_file());
+    EXPECT_TRUE(is_in_file(outside));
     EXPECT_GT(outside.bytes_with_state_in(file).moved, 0);
     EXPECT_TRUE(same_bits(clones_of(a), clones_of(b)));
     StateDict whole;
@@ -126,7 +127,7 @@ TEST(ShardedOptimizer, KeepsItsShareInAFileOfItsOwnWithTheSameBits) {
       whole = outside.state_dict();
       EXPECT_TRUE(same_bits(tensors_in(whole), tensors_in(memory.state_dict())));
     }
-    outside.keep_state_in_memory();
+    outside.keep_state_in(StateOnDevice());
     for (const auto& [parameters, optimizer] : {std::pair(&a, &memory), {&b, &outside}}) {
       train(*optimizer, *parameters, 4, 5);
     }
@@ -146,9 +147,9 @@ TEST(ShardedOptimizer, LoadsAWholeStateIntoAFile) {
       parameters.push_back(each.requires_grad_());
     }
     ShardedOptimizer outside(parameters, group, kAdamW);
-    outside.keep_state_in({.directory = folder.path(), .window = Bytes(192 << 10)});
+    outside.keep_state_in(StateFile{.directory = folder.path(), .window = Bytes(192 << 10)});
     outside.load_state_dict(plain->state_dict());
-    EXPECT_TRUE(outside.is_state_in_file());
+    EXPECT_TRUE(is_in_file(outside));
     outside.consolidate();
     if (group->rank() == 0) {
       EXPECT_TRUE(same_bits(tensors_in(outside.state_dict()), tensors_in(plain->state_dict())));
@@ -216,7 +217,7 @@ TEST(ShardedOptimizer, KeepsParametersWholeForAnOptimizerThatWorksInBlocks) {
       whole->step();
       sharded.step();
     }
-    EXPECT_EQ(foretold, bytes_of(tensors_in(sharded.state_here()))) << "a parameter is one rank's";
+    EXPECT_EQ(foretold, bytes_of(sharded.state_tensors())) << "a parameter is one rank's";
     EXPECT_TRUE(same_bits(b, a));
     sharded.load_state_dict(whole->state_dict());
     sharded.consolidate();
@@ -339,15 +340,15 @@ TEST(ShardedOptimizer, IsSteppedByAStepper) {
                          .weights = masters.in_stepper ? Weights::Low : Weights::Full,
                          .micro_batch = 4,
                          .clip_norm = 0.1});
-        const auto& stateful = dynamic_cast<const StatefulOptimizer&>(*optimizer);
-        const int64_t foretold = stateful.state_bytes_to_come();  // of masters, where there are
+        const auto& aware = dynamic_cast<const MemoryAware&>(*optimizer);
+        const int64_t foretold = aware.state_bytes_to_come();  // of masters, where there are
         for (int step = 0; step < 3; ++step) {
           const auto result = stepper.step(tiny_batch(12), [&](const Batch& micro) {
             return squared_error(model->forward(is_low ? micro[0].to(torch::kBFloat16) : micro[0]), micro[1]);
           });
           EXPECT_TRUE(result.stepped());
         }
-        EXPECT_EQ(bytes_of(tensors_in(stateful.state_here())), foretold);
+        EXPECT_EQ(bytes_of(aware.state_tensors()), foretold);
         return testing::clones_of(model->parameters());
       };
       const AdamWOptions options{.lr = 0.01, .master_weights = masters.in_adamw};

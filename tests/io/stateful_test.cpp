@@ -8,8 +8,8 @@
 #include <torch/torch.h>
 
 #include "snug/core.h"
+#include "snug/optimizer.h"
 #include "snug/snapshot.h"
-#include "snug/stateful_optimizer.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::stateful_test {

@@ -221,8 +221,8 @@ TEST(Muon, AGroupThatIsAddedKeepsItsOptionsAndIsCheckedAsInTheConstructor) {
 TEST(Muon, KeepsItsStateInMemory) {
   Muon optimizer(matrices());
   EXPECT_FALSE(optimizer.keep_state_in(StateFile()));
-  EXPECT_FALSE(optimizer.is_state_in_file());
-  EXPECT_EQ(optimizer.bytes_with_state_in(StateFile()), StateFileBytes());
+  EXPECT_EQ(optimizer.state_placement(), StatePlacement(StateOnDevice()));
+  EXPECT_EQ(optimizer.bytes_with_state_in(StateFile()), StatePlacementBytes());
 }
 
 }  // namespace

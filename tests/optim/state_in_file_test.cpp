@@ -43,6 +43,7 @@ using testing::FailingAllocation;
 using testing::FileSizeLimit;
 using testing::for_each_failing_allocation;
 using ::testing::HasSubstr;
+using testing::is_in_file;
 using testing::same_bits;
 using testing::set_gradients;
 using testing::TemporaryFolder;
@@ -159,12 +160,12 @@ TEST_P(StateInFile, MovesThereAndBackBetweenSteps) {
   memory.steps(1, 9);
   moved.steps(1, 3);
   moved.optimizer->keep_state_in(file());
-  EXPECT_TRUE(moved.optimizer->is_state_in_file());
+  EXPECT_TRUE(is_in_file(*moved.optimizer));
   moved.steps(4, 5);
   moved.optimizer->keep_state_in(file(Bytes(1 << 20)));  // with other pieces
   moved.steps(6, 7);
-  moved.optimizer->keep_state_in_memory();
-  EXPECT_FALSE(moved.optimizer->is_state_in_file());
+  moved.optimizer->keep_state_in(StateOnDevice());
+  EXPECT_FALSE(is_in_file(*moved.optimizer));
   moved.steps(8, 9);
   EXPECT_TRUE(same_bits(moved.all(), memory.all()));
 }
@@ -182,7 +183,7 @@ TEST_P(StateInFile, AStateDictShowsTheStateOfNowUntilItMovesAndThenStaysAsItIs) 
     const auto now = tensors_in(training.optimizer->state_dict());
     EXPECT_TRUE(same_bits(tensors_in(kept), now)) << is_in_file;
     if (is_in_file) {
-      training.optimizer->keep_state_in_memory();
+      training.optimizer->keep_state_in(StateOnDevice());
     } else {
       training.optimizer->keep_state_in(file());
     }
@@ -200,7 +201,7 @@ TEST(StateInFileOfAdamW, StaysInTheDirectoryOfTheCallWhereTheProgramGoesToAnothe
   AdamW optimizer(parameters);
   std::filesystem::current_path(folder.path());
   std::filesystem::create_directory("state");
-  optimizer.keep_state_in({.directory = "state"});
+  optimizer.keep_state_in(StateFile{.directory = "state"});
   std::filesystem::current_path(elsewhere.path());
   train(optimizer, parameters, 1, 2);
   EXPECT_NO_THROW(optimizer.load_state_dict(optimizer.state_dict())) << "which makes a new file";
@@ -360,7 +361,7 @@ TEST_P(StateInFile, IsUnchangedByAMoveThatFails) {
       has_failed = true;
     }
     faults.fail_at = 0;
-    ASSERT_EQ(moved.optimizer->is_state_in_file(), !has_failed);
+    ASSERT_EQ(is_in_file(*moved.optimizer), !has_failed);
     ASSERT_TRUE(same_bits(moved.all(), expected));
     if (!has_failed) {
       EXPECT_TRUE(number > 1 || GetParam().name == "SGD");
@@ -437,7 +438,7 @@ TEST(StateInFileOfAdamW, IsThatOfUpdatesInBackward) {
     auto model = testing::make_mlp({32, 300, 300, 8});
     AdamW optimizer(model->parameters(), {.lr = 0.01});
     if (in_file) {
-      optimizer.keep_state_in({.directory = folder.path(), .window = kSmallWindow});
+      optimizer.keep_state_in(StateFile{.directory = folder.path(), .window = kSmallWindow});
     }
     const StepInBackward in_backward(optimizer);
     for (int step = 0; step < 3; ++step) {
@@ -471,13 +472,14 @@ TEST(StateInFileOfSGD, GetsABufferWhenMomentumComesLater) {
 TEST(StateInFileOfAdamW, RefusesWhatCannotWork) {
   const TemporaryFolder folder;
   Training training(kAdamW);
-  EXPECT_THAT(error_of<ConfigError>([&] { training.optimizer->keep_state_in({.window = Bytes(1000)}); }),
+  EXPECT_THAT(error_of<ConfigError>([&] { training.optimizer->keep_state_in(StateFile{.window = Bytes(1000)}); }),
               AllOf(HasSubstr("1000 B"), HasSubstr("192.00 KiB")));
-  EXPECT_THAT(error_of<ConfigError>([&] { training.optimizer->keep_state_in({.window = Bytes::unlimited()}); }),
-              HasSubstr("unlimited"));
-  EXPECT_THAT(error_of<Error>([&] { training.optimizer->keep_state_in({.directory = folder / "not-there"}); }),
+  EXPECT_THAT(
+      error_of<ConfigError>([&] { training.optimizer->keep_state_in(StateFile{.window = Bytes::unlimited()}); }),
+      HasSubstr("unlimited"));
+  EXPECT_THAT(error_of<Error>([&] { training.optimizer->keep_state_in(StateFile{.directory = folder / "not-there"}); }),
               HasSubstr("not-there"));
-  EXPECT_FALSE(training.optimizer->is_state_in_file());
+  EXPECT_FALSE(is_in_file(*training.optimizer));
   training.steps(1, 1);
 }
 

@@ -1,5 +1,3 @@
-#include "src/step/step_bytes.h"
-
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,6 +12,7 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/stepper.h"
+#include "src/core/optimizer_capabilities.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
@@ -96,11 +95,18 @@ struct Several : optim::Optimizer {
   }
 };
 
+struct SeveralWithState : Several, StatefulOptimizer {
+  using Several::Several;
+  StateDict state_dict() const override { return {}; }
+  void load_state_dict(const StateDict& /*state*/) override {}
+};
+
 TEST(OptimizerBytes, StateThatAnotherOptimizerHasIsNotCountedAsToCome) {
   const Parameters parameters{torch::ones({100}).requires_grad_()};
   const Several several(parameters);
   EXPECT_EQ(detail::state_bytes_to_come(several), 0);
   EXPECT_FALSE(detail::knows_state_to_come(several));
+  EXPECT_FALSE(detail::knows_state_to_come(SeveralWithState(parameters)));
   EXPECT_TRUE(detail::knows_state_to_come(AdamW(parameters)));
 }
 

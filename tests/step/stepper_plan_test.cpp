@@ -14,7 +14,7 @@
 #include "snug/memory.h"
 #include "snug/sgd.h"
 #include "snug/stepper.h"
-#include "src/step/step_bytes.h"
+#include "src/core/optimizer_capabilities.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"

@@ -16,6 +16,7 @@
 #include "snug/stepper.h"
 #include "src/step/step_planner.h"
 #include "tests/step/planned_training.h"
+#include "tests/support/optimizers.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"
 
@@ -26,6 +27,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::is_in_file;
 using testing::make_mlp;
 using testing::TemporaryFolder;
 using testing::planned::live;
@@ -76,7 +78,7 @@ TEST(StepperStateInFile, TrainsWhatFitsOnlySoWithTheBitsOfPlainTraining) {
     const StepResult result = outside.step(batch);
     EXPECT_LE(result.peak_bytes, outside.stepper.plan()->choice.peak_bytes);
   }
-  EXPECT_TRUE(outside.optimizer.is_state_in_file());
+  EXPECT_TRUE(is_in_file(outside.optimizer));
   EXPECT_LT(live() - before, kState.count() * 5 / 4) << "weights and gradients";
   EXPECT_TRUE(bits_of(outside.state()) == expected);
   EXPECT_THAT(outside.stepper.plan()->explain(),
@@ -92,7 +94,7 @@ TEST(StepperStateInFile, StaysInMemoryWhereEverythingFits) {
   for (int step = 0; step < 3; ++step) {
     run.step(batch);
   }
-  EXPECT_FALSE(run.optimizer.is_state_in_file());
+  EXPECT_FALSE(is_in_file(run.optimizer));
   EXPECT_EQ(run.stepper.plan()->placement.state, Place::Memory);
   EXPECT_THAT(run.stepper.plan()->explain(), HasSubstr("is in memory"));
   EXPECT_TRUE(bits_of(run.state()) == expected);
@@ -136,7 +138,7 @@ TEST(StepperStateInFile, IsInPlansThatAreReadBack) {
     training.step(batch);
     const int calls = training.calls;
     EXPECT_EQ(training.stepper.plan()->placement.state, Place::File);
-    EXPECT_TRUE(training.optimizer.is_state_in_file());
+    EXPECT_TRUE(is_in_file(training.optimizer));
     training.step(batch);
     return std::pair(calls, bits_of(training.state()));
   };

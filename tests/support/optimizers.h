@@ -12,6 +12,7 @@
 
 #include <torch/torch.h>
 
+#include "snug/optimizer.h"
 #include "snug/state.h"
 
 namespace snug::testing {
@@ -64,6 +65,10 @@ inline std::vector<torch::Tensor> tensors_in(const StateDict& state) {
     }
   }
   return result;
+}
+
+inline bool is_in_file(const MovableState& optimizer) {
+  return std::holds_alternative<StateFile>(optimizer.state_placement());
 }
 
 }  // namespace snug::testing

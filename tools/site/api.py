@@ -40,7 +40,7 @@ PAGES = {
     "step": ("A training step", ["stepper", "stepper_options", "step_plan", "accumulation"]),
     "memory": ("Memory and plans", ["memory", "plan", "checkpoint", "offload", "chunked_loss", "profile", "planner"]),
     "precision": ("Precision", ["precision", "autocast", "grad_scaler", "precision_guard"]),
-    "optim": ("Optimizers", ["adamw", "sgd", "muon", "clip", "schedule", "step_in_backward", "stateful_optimizer", "fused_optimizer"]),
+    "optim": ("Optimizers", ["adamw", "sgd", "muon", "clip", "schedule", "step_in_backward", "fused_optimizer", "optimizer"]),
     "data": ("Data and files", ["loader", "sampler", "snapshot", "safetensors", "file_system"]),
     "distributed": ("Several ranks", ["distributed/process_group", "distributed/data_parallel", "distributed/sharded_optimizer",
                                       "distributed/sync_batch_norm", "distributed/launch_environment"]),

@@ -21,7 +21,7 @@
 
 #include "snug/distributed/process_group.h"
 #include "snug/fused_optimizer.h"
-#include "snug/stateful_optimizer.h"
+#include "snug/optimizer.h"
 
 namespace snug {
 
@@ -34,7 +34,12 @@ namespace snug {
 /// - param_groups() take new learning rates as usual. A group from add_param_group() is accepted until the first step;
 ///   if a group is added after the first step, the next call throws ConfigError.
 /// - All ranks must call the same methods in the same order.
-class ShardedOptimizer final : public torch::optim::Optimizer, public GradientScalingAware, public StatefulOptimizer {
+class ShardedOptimizer final : public torch::optim::Optimizer,
+                               public GradientScalingAware,
+                               public StatefulOptimizer,
+                               public MemoryAware,
+                               public UpdateAware,
+                               public MovableState {
  public:
   /// Makes an optimizer of the given groups. Called several times, so the factory must make the same optimizer each
   /// time.
@@ -62,22 +67,22 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   /// The whole state, in the form of the optimizer without sharding. Throws ConfigError on a rank without the whole
   /// state: see consolidate(). In a group of one the rank always has the whole state.
   StateDict state_dict() const override;
-  StateDict state_here() const override;
   /// Loads a whole state, saved by any number of ranks or by the optimizer without sharding. Every rank must call
   /// load_state_dict(); each rank keeps its own share. Throws as FusedOptimizer does; after an exception nothing has
   /// changed.
   void load_state_dict(const StateDict& state) override;
+  std::vector<at::Tensor> state_tensors() const override;
   /// Counts this rank's share only. Like step(), state_bytes_to_come_of() takes in the parameters by which a Stepper
   /// has replaced other parameters.
   int64_t state_bytes_to_come_of(const std::function<bool(const at::Tensor&)>& gets_gradient) const override;
   /// The memory for gathering the parameters: once more the shares of up to three ranks.
   int64_t workspace_bytes() const override;
-  /// This rank's share goes to a file of its own.
-  bool keep_state_in(const StateFile& file) override;
-  void keep_state_in_memory() override;
-  bool is_state_in_file() const override;
-  StateFileBytes bytes_with_state_in(const StateFile& file) const override;
+  /// With StateFile, this rank's share goes to a file of its own.
+  bool keep_state_in(const StatePlacement& place) override;
+  StatePlacement state_placement() const override;
+  StatePlacementBytes bytes_with_state_in(const StatePlacement& place) const override;
   bool before_writing(std::function<void()> hook) override;
+  bool agrees_across_ranks() const override { return true; }
   /// Takes the types that the factory's optimizer takes.
   bool takes(at::ScalarType dtype) const override;
   void save(torch::serialize::OutputArchive& archive) const override;
