@@ -1,5 +1,6 @@
 #pragma once
-// Everything of snug, for programs that use it. The library itself never includes this file. It builds on
+// All headers of the target snug::snug, for programs that use snug. The headers of exported/ belong to the target
+// snug::exported, and are included one by one. The library itself never includes this file. This file builds on
 // torch/torch.h; include single headers instead where compile time matters.
 
 #include <torch/torch.h>
@@ -16,7 +17,6 @@
 #include "snug/distributed/process_group.h"
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
-#include "snug/exported/exported_module.h"
 #include "snug/extra/batch_norm.h"
 #include "snug/extra/bias_gelu.h"
 #include "snug/extra/checked_function.h"
