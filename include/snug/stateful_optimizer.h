@@ -95,6 +95,9 @@ class StatefulOptimizer {
   /// - An empty `hook` cancels an earlier hook.
   virtual bool before_writing(std::function<void()> /*hook*/) { return false; }
 
+  /// Whether step() tells the other ranks itself if this rank fails.
+  virtual bool agrees_across_ranks() const { return false; }
+
   /// Moves the state to a file, and keeps the state in the file from now on. step() gives the same bits, and takes
   /// memory only for the window. Returns false, and does nothing, if this optimizer keeps the state in memory only.
   virtual bool keep_state_in(const StateFile& /*file*/) { return false; }

@@ -29,6 +29,7 @@
 #include "snug/precision_guard.h"
 #include "snug/state.h"
 #include "snug/step_plan.h"
+#include "snug/training_ranks.h"
 
 namespace torch::nn {
 class Module;
@@ -38,8 +39,6 @@ class Optimizer;
 }
 
 namespace snug {
-
-class DataParallel;
 
 /// The end of an unfinished accumulation window at flush().
 enum class Tail {
@@ -190,7 +189,7 @@ struct StepperOptions {
   /// - All ranks call the same methods equally often and have the same options.
   /// - If a rank fails in a step, all ranks drop the step. The other ranks throw BudgetExceeded if the failed rank ran
   ///   out of memory, else DistributedError.
-  DataParallel* data_parallel = nullptr;
+  TrainingRanks* data_parallel = nullptr;
   /// Steps between comparisons of the parameters' checksums over all ranks, with data_parallel; 0: never. See
   /// DataParallel::check_replicas.
   int64_t check_replicas_every = 0;

@@ -78,6 +78,7 @@ class ShardedOptimizer final : public torch::optim::Optimizer, public GradientSc
   bool is_state_in_file() const override;
   StateFileBytes bytes_with_state_in(const StateFile& file) const override;
   bool before_writing(std::function<void()> hook) override;
+  bool agrees_across_ranks() const override { return true; }
   /// Takes the types that the factory's optimizer takes.
   bool takes(at::ScalarType dtype) const override;
   void save(torch::serialize::OutputArchive& archive) const override;
