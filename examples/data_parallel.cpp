@@ -6,6 +6,9 @@
 #include <optional>
 #include <vector>
 
+#include <snug/distributed/data_parallel.h>
+#include <snug/distributed/sharded_optimizer.h>
+#include <snug/distributed/sync_batch_norm.h>
 #include <snug/snug.h>
 
 namespace {

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <string>
 
+#include <snug/exported/exported_module.h>
 #include <snug/snug.h>
 
 namespace {

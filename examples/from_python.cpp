@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include <snug/distributed/data_parallel.h>
+#include <snug/distributed/sharded_optimizer.h>
 #include <snug/snug.h>
 
 namespace {

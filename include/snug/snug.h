@@ -1,6 +1,7 @@
 #pragma once
-// Everything of snug, for programs that use it. The library itself never includes this file. It builds on
-// torch/torch.h; include single headers instead where compile time matters.
+// All headers of the target snug::snug, for programs that use snug. The headers of distributed/ and exported/ belong to
+// the targets snug::distributed and snug::exported, and are included one by one. The library itself never includes this
+// file. This file builds on torch/torch.h; include single headers instead where compile time matters.
 
 #include <torch/torch.h>
 
@@ -11,12 +12,6 @@
 #include "snug/chunked_loss.h"
 #include "snug/clip.h"
 #include "snug/core.h"
-#include "snug/distributed/data_parallel.h"
-#include "snug/distributed/launch_environment.h"
-#include "snug/distributed/process_group.h"
-#include "snug/distributed/sharded_optimizer.h"
-#include "snug/distributed/sync_batch_norm.h"
-#include "snug/exported/exported_module.h"
 #include "snug/extra/batch_norm.h"
 #include "snug/extra/bias_gelu.h"
 #include "snug/extra/checked_function.h"
@@ -39,3 +34,4 @@
 #include "snug/state.h"
 #include "snug/step_in_backward.h"
 #include "snug/stepper.h"
+#include "snug/training_ranks.h"

@@ -20,6 +20,7 @@
 #include "src/core/gradient_hooks.h"
 #include "src/distributed/data_parallel_impl.h"
 #include "src/distributed/process_group_impl.h"
+#include "src/distributed/ranked_step.h"
 #include "src/distributed/replicas.h"
 #include "src/distributed/same_model.h"
 #include "src/memory/backward_pass.h"
@@ -653,6 +654,9 @@ DataParallel::~DataParallel() = default;
 ProcessGroup& DataParallel::group() const { return impl_->group(); }
 int64_t DataParallel::bytes_reduced() const { return impl_->bytes_reduced(); }
 const CommunicationTime& DataParallel::communication() const { return impl_->communication(); }
+std::unique_ptr<detail::StepRanks> DataParallel::step_ranks(const std::vector<at::Tensor>& of_model) {
+  return std::make_unique<detail::RankedStep>(*this, of_model);
+}
 void DataParallel::check_replicas() const { impl_->check_replicas(); }
 void DataParallel::begin_forward() { impl_->begin_forward(); }
 void DataParallel::prepare_for_backward(const std::vector<at::Tensor>& outputs) {

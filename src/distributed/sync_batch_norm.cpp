@@ -168,16 +168,6 @@ Tensor SyncBatchNormImpl::forward(const Tensor& input) {
                           options.eps(), group_);
 }
 
-std::vector<const SyncBatchNormImpl*> detail::sync_batch_norms(const torch::nn::Module& module) {
-  std::vector<const SyncBatchNormImpl*> found;
-  module.apply([&](const torch::nn::Module& one) {
-    if (const auto* norm = dynamic_cast<const SyncBatchNormImpl*>(&one); norm != nullptr && norm->group().size() > 1) {
-      found.push_back(norm);
-    }
-  });
-  return found;
-}
-
 std::vector<std::string> convert_sync_batch_norm(torch::nn::Module& module,
                                                  const std::shared_ptr<ProcessGroup>& group) {
   const auto places = detail::places_of_batch_norms(module, "convert_sync_batch_norm");

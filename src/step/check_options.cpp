@@ -16,9 +16,6 @@
 #include <torch/version.h>
 
 #include "snug/core.h"
-#include "snug/distributed/data_parallel.h"
-#include "snug/distributed/process_group.h"
-#include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory.h"
 #include "src/core/unnamed_file.h"
 
@@ -82,7 +79,7 @@ Precision check_state(const StateDict& state, const StepperOptions& options, Pre
   return saved;
 }
 
-void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans) {
+void check_planning(const torch::nn::Module& model, const StepperOptions& options, const StepRanks& ranks, bool plans) {
   if (options.gradient_noise && options.micro_batch == 0 && options.accumulate.every == 1 && !plans) {
     throw ConfigError(
         "Stepper: gradient_noise compares a micro-batch with the batch, and nothing splits this one; give micro_batch, "
@@ -93,8 +90,8 @@ void check_planning(const torch::nn::Module& model, const StepperOptions& option
         "Stepper: offload is for plans to keep a memory budget, and there are none; give a memory budget, "
         "or a SaveOnHost around the steps instead");
   }
-  for (const SyncBatchNormImpl* norm : sync_batch_norms(model)) {
-    if (plans && (options.ranks.data_parallel == nullptr || &options.ranks.data_parallel->group() != &norm->group())) {
+  for (const ProcessGroup* group : groups_in_forward(model, /*in_training=*/false)) {
+    if (plans && !ranks.are(group)) {
       throw ConfigError(
           "Stepper: a memory budget is planned for by passes of each rank alone, but a SyncBatchNorm speaks with others "
           "in forward; give data_parallel, made with the same group, or plan = false, which leaves the limit");
@@ -116,7 +113,7 @@ void check_budget(Bytes budget, c10::Device device) {
 }
 
 std::string describe_stepper(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
-                             const StepperOptions& options, Precision precision, Bytes budget) {
+                             const StepperOptions& options, const StepRanks& ranks, Precision precision, Bytes budget) {
   nlohmann::json tensors = nlohmann::json::array();
   for (const auto& all : {model.named_parameters(), model.named_buffers()}) {
     for (const auto& entry : all) {
@@ -125,13 +122,12 @@ std::string describe_stepper(const torch::nn::Module& model, const torch::optim:
                          tensor.sizes().vec(), tensor.requires_grad()});
     }
   }
-  const DataParallel* parallel = options.ranks.data_parallel;
   return nlohmann::json{{"snug", SNUG_VERSION},
                         {"torch", TORCH_VERSION},
                         {"cpu", at::get_cpu_capability()},
                         {"threads", at::get_num_threads()},
-                        {"rank", parallel != nullptr ? parallel->group().rank() : 0},
-                        {"ranks", parallel != nullptr ? parallel->group().size() : 1},
+                        {"rank", ranks.rank()},
+                        {"ranks", ranks.size()},
                         {"budget", budget.count()},
                         {"offload", options.budget.offload ? options.budget.offload->string() : ""},
                         {"precision", to_string(precision)},

@@ -7,6 +7,7 @@
 #include <c10/core/Device.h>
 
 #include "snug/stepper.h"
+#include "src/step/step_ranks.h"
 
 namespace snug::detail {
 
@@ -22,7 +23,7 @@ void check_budget(Bytes budget, c10::Device device);
 
 /// Throws ConfigError for a model that one rank cannot try alone, and for options that need a plan if no plans are
 /// made.
-void check_planning(const torch::nn::Module& model, const StepperOptions& options, bool plans);
+void check_planning(const torch::nn::Module& model, const StepperOptions& options, const StepRanks& ranks, bool plans);
 
 /// The precision of a state for a Stepper with `options`. Throws ConfigError if the state is of another precision, or
 /// of other weights.
@@ -35,6 +36,6 @@ Precision check_state(const StateDict& state, const StepperOptions& options, Pre
 ///
 /// `budget`: the smallest budget of all ranks.
 std::string describe_stepper(const torch::nn::Module& model, const torch::optim::Optimizer& optimizer,
-                             const StepperOptions& options, Precision precision, Bytes budget);
+                             const StepperOptions& options, const StepRanks& ranks, Precision precision, Bytes budget);
 
 }  // namespace snug::detail

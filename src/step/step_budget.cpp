@@ -10,7 +10,7 @@
 // snug takes the journal. Stepper::Impl::make_or_repeat calls, in this order, after a try that ran out of memory:
 //
 //   take_less        the plan leaves more memory free, or is made again, by the table in plan_life.h
-//   (ranks decide)   RankedStep: all ranks repeat the step, or no rank does
+//   (ranks decide)   StepRanks: all ranks repeat the step, or no rank does
 //   go_back          the journal takes back the changes
 //   count_step_down  at most four repetitions; or give_up: plans return to the plans before the step
 //
@@ -47,14 +47,14 @@ int64_t StepBudget::own_bytes() const {
 // - Gradients that other ranks add to lie in buckets.
 // - Masters are not part of the model.
 static std::optional<std::filesystem::path> directory_of_model(const StepperOptions& options,
-                                                               const StatePlace& state_place, const RankedStep& ranks) {
+                                                               const StatePlace& state_place, const StepRanks& ranks) {
   const bool can_leave = options.budget.plan && !options.budget.memory.is_unlimited() &&
                          state_place.bytes().can_leave() && ranks.is_alone() && options.weights == Weights::Full;
   return can_leave ? options.budget.offload : std::nullopt;
 }
 
 StepBudget::StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
-                       RankedStep& ranks, TrainedParameters& parameters)
+                       StepRanks& ranks, TrainedParameters& parameters)
     : ranks_(ranks),
       parameters_(parameters),
       budget_(options.budget.memory),

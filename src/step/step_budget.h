@@ -17,9 +17,9 @@
 #include "src/remat/effect_journal.h"
 #include "src/step/check_options.h"
 #include "src/step/model_place.h"
-#include "src/step/ranked_step.h"
 #include "src/step/state_place.h"
 #include "src/step/step_planner.h"
+#include "src/step/step_ranks.h"
 #include "src/step/trained_parameters.h"
 
 namespace snug::detail {
@@ -34,7 +34,7 @@ class StepBudget {
   enum class Repeats { Never, Alone, OnAllRanks };
 
   StepBudget(torch::nn::Module& model, torch::optim::Optimizer& optimizer, const StepperOptions& options,
-             RankedStep& ranks, TrainedParameters& parameters);
+             StepRanks& ranks, TrainedParameters& parameters);
 
   /// Throws BudgetExceeded, on all ranks, if more than the budget is alive already on a rank; Error if a rank cannot
   /// use its directory for offload.
@@ -86,7 +86,7 @@ class StepBudget {
  private:
   PlanEvent no_room() const;
 
-  RankedStep& ranks_;
+  StepRanks& ranks_;
   TrainedParameters& parameters_;
   Bytes budget_;  // the smallest of all ranks
   StatePlace state_place_;

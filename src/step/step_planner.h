@@ -17,8 +17,8 @@
 #include "snug/core.h"
 #include "snug/step_plan.h"
 #include "src/step/plan_life.h"
-#include "src/step/rank_verdict.h"
 #include "src/step/step_choices.h"
+#include "src/step/step_ranks.h"
 #include "src/step/step_to_plan.h"
 #include "src/step/step_trials.h"
 

@@ -10,7 +10,7 @@
 #include "snug/step_plan.h"
 #include "src/remat/effect_journal.h"
 #include "src/step/placement.h"
-#include "src/step/rank_verdict.h"
+#include "src/step/step_ranks.h"
 
 namespace torch::nn {
 class Module;

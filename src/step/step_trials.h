@@ -14,8 +14,8 @@
 #include "snug/planner.h"
 #include "snug/step_plan.h"
 #include "src/step/plan_file.h"
-#include "src/step/rank_verdict.h"
 #include "src/step/step_choices.h"
+#include "src/step/step_ranks.h"
 #include "src/step/step_to_plan.h"
 
 namespace snug::detail {

@@ -17,11 +17,11 @@
 // - Before the border, a failed try leaves parameters, optimizer and scaler as before. Under a planned budget a journal
 //   takes back other changes of the step (note_effects), and the step can be repeated. Without a plan, other changes
 //   stay.
-// - At the border, ranks agree that no rank has failed (RankedStep::confirm_writing), and the journal ends.
+// - At the border, ranks agree that no rank has failed (StepRanks::confirm_writing), and the journal ends.
 // - After the border, nothing is put back. snug's optimizers allocate all memory before they call the border
 //   (UpdateAware::before_writing). An optimizer of unknown needs updates without the limit instead.
 //
-// The rules of each part are elsewhere: StepBudget and StepPlanner (plans), RankedStep (ranks), StepPrecision (types
+// The rules of each part are elsewhere: StepBudget and StepPlanner (plans), StepRanks (ranks), StepPrecision (types
 // and loss scale), TrainedParameters (parameters and masters), AccumulationWindow (weights of losses).
 
 #include "snug/stepper.h"
@@ -41,7 +41,6 @@
 #include "snug/accumulation.h"
 #include "snug/clip.h"
 #include "snug/core.h"
-#include "snug/distributed/sync_batch_norm.h"
 #include "snug/memory.h"
 #include "src/accumulation/copy_ahead.h"
 #include "src/activations/slice_scope.h"
@@ -50,11 +49,11 @@
 #include "src/memory/operator_mode.h"
 #include "src/precision/precision_regions.h"
 #include "src/step/check_options.h"
-#include "src/step/ranked_step.h"
 #include "src/step/step_attempt.h"
 #include "src/step/step_budget.h"
 #include "src/step/step_bytes.h"
 #include "src/step/step_precision.h"
+#include "src/step/step_ranks.h"
 #include "src/step/step_watch.h"
 #include "src/step/trained_parameters.h"
 
@@ -70,7 +69,9 @@ class Stepper::Impl {
         model_(model),
         optimizer_(optimizer),
         parameters_(model, optimizer),
-        ranks_(options.ranks.data_parallel, model.parameters()),
+        owned_ranks_(options.ranks.data_parallel != nullptr ? options.ranks.data_parallel->step_ranks(model.parameters())
+                                                      : std::make_unique<detail::StepRanks>()),
+        ranks_(*owned_ranks_),
         precision_(options, resolve_together(options.precision), device(), ranks_.agreement(), parameters_.all()),
         window_(parameters_.all()),
         budget_(model, optimizer, options, ranks_, parameters_) {
@@ -81,7 +82,7 @@ class Stepper::Impl {
       parameters_.check_full_weights(scaler().is_enabled());
     }
     budget_.check();
-    detail::check_planning(model, options, budget_.is_planning());
+    detail::check_planning(model, options, ranks_, budget_.is_planning());
   }
 
   c10::Device device() const { return parameters_.device(); }
@@ -195,7 +196,7 @@ class Stepper::Impl {
     const int64_t size = plan_micro_batch(source);
     note_effects();  // before buffers come from rank 0
     start_measuring();
-    agree_on_passes(source.items, size);
+    ranks_.agree_on_passes(model_, source.items == 0 ? 0 : (source.items + size - 1) / size);
     for (int64_t begin = 0; begin < source.items; begin += size) {
       const Range now{begin, std::min(begin + size, source.items)};
       std::optional<Range> ahead;
@@ -345,20 +346,6 @@ class Stepper::Impl {
         "it; use the whole batch at once, or return a Loss::sum or Loss::mean");
   }
 
-  // Ranks that send in each forward pass wait for each other in forward.
-  void agree_on_passes(int64_t items, int64_t size) {
-    if (ranks_.is_alone()) {
-      return;
-    }
-    const auto norms = detail::sync_batch_norms(model_);
-    const bool sends_in_forward = std::any_of(norms.begin(), norms.end(), [this](const SyncBatchNormImpl* norm) {
-      return norm->is_training() && &norm->group() == &ranks_.parallel().group();
-    });
-    if (sends_in_forward) {
-      ranks_.agree_on_passes(items == 0 ? 0 : (items + size - 1) / size);
-    }
-  }
-
   // Items in each micro-batch. With a budget, plans are made here: gradients are the gradients of the whole batch for
   // any split.
   int64_t plan_micro_batch(const MicroBatches& source) {
@@ -450,8 +437,8 @@ class Stepper::Impl {
     }
 
     std::string described() const override {
-      return detail::describe_stepper(stepper_.model_, stepper_.optimizer_, stepper_.options_, stepper_.precision(),
-                                      stepper_.budget_.limit());
+      return detail::describe_stepper(stepper_.model_, stepper_.optimizer_, stepper_.options_, stepper_.ranks_,
+                                      stepper_.precision(), stepper_.budget_.limit());
     }
 
    private:
@@ -522,10 +509,7 @@ class Stepper::Impl {
     }
     const detail::SliceScope slices(budget_.slices());
     const detail::PrecisionRegionsScope regions(precision_.regions());
-    std::optional<NoSync> quiet;
-    if (ranks_.is_quiet(micro.is_last)) {
-      quiet.emplace(ranks_.parallel());
-    }
+    const std::shared_ptr<void> quiet = ranks_.quiet_unless(micro.is_last);
     const at::Tensor weighted = ranks_.forward([&] { return weighted_loss(source, micro); });
     if (effects_) {
       effects_->begin_backward();
@@ -560,7 +544,7 @@ class Stepper::Impl {
     if (may_write_parameters(micro)) {
       window_.begin();
     }
-    if (!ranks_.is_alone() && !ranks_.is_agreed()) {
+    if (!ranks_.is_agreed()) {
       window_.divide_by(ranks_.agree_on_items(detail::count_of(loss) * micro.parts));
     }
     return window_.weigh(loss, micro.parts);
@@ -680,12 +664,9 @@ class Stepper::Impl {
   void finish(StepResult& result) {
     ranks_.written();
     if (options_.ranks.check_replicas_every > 0 && ++steps_ % options_.ranks.check_replicas_every == 0) {
-      options_.ranks.data_parallel->check_replicas();
+      ranks_.check_replicas();
     }
-    result.bytes_sent = ranks_.bytes_sent();
-    result.communication_seconds = ranks_.communication().total;
-    result.communication_waited = ranks_.communication().waited;
-    ranks_.end();
+    ranks_.end(result);
     watch_->finish(result);
     watch_.reset();
     budget_.finish(result);
@@ -695,7 +676,8 @@ class Stepper::Impl {
   torch::nn::Module& model_;
   torch::optim::Optimizer& optimizer_;
   detail::TrainedParameters parameters_;
-  detail::RankedStep ranks_;
+  std::unique_ptr<detail::StepRanks> owned_ranks_;
+  detail::StepRanks& ranks_;
   detail::StepPrecision precision_;
   AccumulationWindow window_;
   detail::StepBudget budget_;

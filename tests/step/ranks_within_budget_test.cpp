@@ -8,7 +8,7 @@
 #include "snug/distributed/sharded_optimizer.h"
 #include "snug/distributed/sync_batch_norm.h"
 #include "src/distributed/data_parallel_impl.h"
-#include "src/step/rank_verdict.h"
+#include "src/distributed/rank_verdict.h"
 #include "tests/step/ranked_training.h"
 #include "tests/support/temporary_folder.h"
 

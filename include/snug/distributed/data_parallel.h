@@ -51,6 +51,7 @@
 
 #include "snug/core.h"
 #include "snug/distributed/process_group.h"
+#include "snug/training_ranks.h"
 
 namespace snug::detail {
 
@@ -145,7 +146,7 @@ struct CommunicationTime {
 
 /// Algorithm: Li et al. 2020 (arXiv 2006.15704). DataParallel uses LibTorch's Reducer, as Python's
 /// DistributedDataParallel does.
-class DataParallel final {
+class DataParallel final : public TrainingRanks {
  public:
   /// Parameters or buffers, with their names in the module.
   using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -163,7 +164,7 @@ class DataParallel final {
                      std::move(options)) {}
   DataParallel(const NamedTensors& parameters, const NamedTensors& buffers, std::shared_ptr<ProcessGroup> group,
                DataParallelOptions options = {});
-  ~DataParallel();
+  ~DataParallel() override;
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
@@ -203,6 +204,8 @@ class DataParallel final {
   /// DistributedError, on every rank, if a parameter is not the same on all ranks; the message names the first
   /// different parameter and a rank whose value differs. Causes are memory errors, or a write that not all ranks made.
   void check_replicas() const;
+
+  std::unique_ptr<detail::StepRanks> step_ranks(const std::vector<at::Tensor>& of_model) override;
 
   class Impl;
   Impl& impl() { return *impl_; }  ///< for snug's own use

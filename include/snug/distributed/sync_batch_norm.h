@@ -15,6 +15,7 @@
 #include <torch/nn/pimpl.h>
 
 #include "snug/distributed/process_group.h"
+#include "snug/training_ranks.h"
 
 namespace snug {
 
@@ -32,7 +33,7 @@ namespace snug {
 /// ranks and of a single process differ by rounding, 1e-6 of the whole gradient's norm for a ResNet. The difference is
 /// larger in a tensor whose sum nearly cancels, such as a bias before another normalisation; in a tensor of this kind a
 /// single process's own error is larger than the difference.
-class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
+class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl, public SendsInForward {
  public:
   SyncBatchNormImpl(torch::nn::BatchNormOptions options, std::shared_ptr<ProcessGroup> group);
 
@@ -42,6 +43,7 @@ class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
 
   /// The ranks over which the layer takes statistics.
   const ProcessGroup& group() const { return *group_; }
+  const ProcessGroup* sends_over() const override { return group_->size() > 1 ? group_.get() : nullptr; }
 
  protected:
   void _check_input_dim(const torch::Tensor& input) override;
@@ -52,11 +54,6 @@ class SyncBatchNormImpl : public torch::nn::BatchNorm2dImpl {
   std::shared_ptr<ProcessGroup> group_;
 };
 TORCH_MODULE(SyncBatchNorm);
-
-namespace detail {
-/// The SyncBatchNorms in `module` whose group has several ranks.
-std::vector<const SyncBatchNormImpl*> sync_batch_norms(const torch::nn::Module& module);
-}  // namespace detail
 
 /// Replaces every BatchNorm1d, 2d and 3d in `module` by a SyncBatchNorm and returns their names. Options, mode and the
 /// parameter tensors themselves stay, so an optimizer of the parameters goes on. Buffers share memory with the old

@@ -2,8 +2,8 @@
 // A model that Python saved by torch.export.save, as a torch::nn::Module that trains in C++. The file holds a graph of
 // operators and the weights. Operators run one by one through LibTorch's dispatcher, so autograd, autocast, plans and
 // budgets see the same operators as for a C++ model, and losses, gradients and weights have Python's bits.
-// python/snug_export.py saves such files with a graph for train(), a graph for eval(), and the weights once. How to:
-// docs/exported.md.
+// python/snug_export.py saves such files with a graph for train(), a graph for eval(), and the weights once. Programs
+// link the target snug::exported. How to: docs/exported.md.
 //
 //   auto model = snug::load_exported("model.pt2");
 //   snug::AdamW optimizer(model->parameters(), {.lr = 1e-3});

@@ -1,4 +1,4 @@
-#include "src/step/rank_verdict.h"
+#include "src/distributed/rank_verdict.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

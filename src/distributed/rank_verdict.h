@@ -8,21 +8,12 @@
 // steps again. Slices (snug::sliced) are not agreed on: each rank has its own number, and gradients differ by rounding.
 
 #include <cstdint>
-#include <limits>
 #include <vector>
 
 #include "snug/core.h"
+#include "src/step/step_ranks.h"
 
 namespace snug::detail {
-
-/// Why a rank gives up a step. A larger value is a graver reason.
-enum class RankFailure : int64_t {
-  None,
-  Other,        ///< any exception but the following
-  TakesLess,    ///< out of memory, but the rank can repeat the step with less
-  OutOfMemory,  ///< out of memory, and the rank cannot do with less
-  LeftBehind,   ///< failed while writing the last step, and the other ranks made the step
-};
 
 /// The exchanges of the ranks, in the order of a step.
 enum class Talk {
@@ -33,22 +24,6 @@ enum class Talk {
   Sums,     ///< after the last backward: items and losses
   Skip,     ///< with loss scaling: nothing, before the ranks agree on skipping the update
   Write,    ///< nothing, before the first parameter is written
-};
-
-/// One rank's report on the micro-batch.
-struct RankSplit {
-  static constexpr int64_t kWhole = std::numeric_limits<int64_t>::max();
-
-  /// Items in the rank's micro-batches, or in the micro-batches of an earlier agreement; kWhole: no need to cut.
-  int64_t at_most = kWhole;
-  int64_t batch = 0;       ///< items of the rank's share
-  int64_t is_planned = 0;  ///< 1: the plan for `at_most` is made, or the rank has no items and needs no plan
-};
-
-struct AgreedSplit {
-  int64_t at_most = RankSplit::kWhole;  ///< items in the micro-batches of every rank
-  int64_t largest_batch = 0;
-  bool is_settled = false;  ///< every rank's plan is for `at_most`; otherwise all ranks plan for it, and report again
 };
 
 /// The smallest micro-batch of all reports.

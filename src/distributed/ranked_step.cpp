@@ -21,7 +21,7 @@
 //   all ranks throw until a snapshot is loaded (catch_up).
 // - A planning rank runs passes alone, so no collective of the passes is sent (rehearse).
 
-#include "src/step/ranked_step.h"
+#include "src/distributed/ranked_step.h"
 
 #include <algorithm>
 #include <array>
@@ -40,15 +40,12 @@
 
 namespace snug::detail {
 
-RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of_model) : parallel_(parallel) {
-  if (is_alone()) {
-    return;
-  }
+RankedStep::RankedStep(DataParallel& parallel, const std::vector<at::Tensor>& of_model) : parallel_(parallel) {
   std::unordered_set<const c10::TensorImpl*> known;
   for (const at::Tensor& parameter : of_model) {
     known.insert(parameter.unsafeGetTensorImpl());
   }
-  for (const auto& [name, parameter] : parallel_->impl().all()) {
+  for (const auto& [name, parameter] : parallel_.impl().all()) {
     if (!known.contains(parameter.unsafeGetTensorImpl())) {
       throw ConfigError(fmt::format(
           "Stepper: data_parallel holds parameters that are not the model's, such as '{}'; make it of the same model, "
@@ -58,38 +55,36 @@ RankedStep::RankedStep(DataParallel* parallel, const std::vector<at::Tensor>& of
   }
 }
 
+int64_t RankedStep::rank() const { return parallel_.group().rank(); }
+int64_t RankedStep::size() const { return parallel_.group().size(); }
+bool RankedStep::are(const ProcessGroup* group) const { return group == &parallel_.group(); }
+
 std::shared_ptr<void> RankedStep::rehearse() const {
-  if (is_alone()) {
-    return nullptr;
-  }
-  if (parallel_->impl().has_static_graph()) {
+  if (parallel_.impl().has_static_graph()) {
     throw ConfigError(
         "Stepper: a memory budget is planned by passes of its own, which a DataParallel with static_graph would take for "
         "steps; leave static_graph out, or set plan = false");
   }
-  parallel_->impl().begin_rehearsal();
-  return {parallel_, [](DataParallel* parallel) { parallel->impl().end_rehearsal(); }};
+  parallel_.impl().begin_rehearsal();
+  return {&parallel_, [](DataParallel* parallel) { parallel->impl().end_rehearsal(); }};
 }
 
-int64_t RankedStep::bucket_bytes() const { return is_alone() ? 0 : parallel_->impl().bucket_bytes_in_backward(); }
+int64_t RankedStep::bucket_bytes() const { return parallel_.impl().bucket_bytes_in_backward(); }
 
-int64_t RankedStep::from_rank_zero(int64_t value) const { return is_alone() ? value : gather({value}).front(); }
+int64_t RankedStep::from_rank_zero(int64_t value) const { return gather({value}).front(); }
 
 // Returns [rank][number], with as many numbers for each rank as `own` has.
 std::vector<int64_t> RankedStep::gather(const std::vector<int64_t>& own) const {
-  const auto ranks = static_cast<size_t>(parallel_->group().size());
+  const auto ranks = static_cast<size_t>(parallel_.group().size());
   std::vector<int64_t> all(own.size() * ranks);
   std::copy(
       own.begin(), own.end(),
-      all.begin() + static_cast<std::ptrdiff_t>(own.size()) * static_cast<std::ptrdiff_t>(parallel_->group().rank()));
-  all_reduce(parallel_->group(), all);
+      all.begin() + static_cast<std::ptrdiff_t>(own.size()) * static_cast<std::ptrdiff_t>(parallel_.group().rank()));
+  all_reduce(parallel_.group(), all);
   return all;
 }
 
 Bytes RankedStep::smallest_budget(Bytes own, bool plans) const {
-  if (is_alone()) {
-    return own;
-  }
   const std::vector<int64_t> all = gather({own.count(), plans ? 1 : 0});
   int64_t smallest = own.count();
   for (size_t i = 0; i < all.size(); i += 2) {
@@ -105,8 +100,7 @@ Bytes RankedStep::smallest_budget(Bytes own, bool plans) const {
 }
 
 void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_ptr& failure) const {
-  const bool is_asked = !is_alone() && !budget.is_unlimited();
-  const std::vector<int64_t> all = is_asked ? gather({live, failure ? 1 : 0}) : std::vector<int64_t>();
+  const std::vector<int64_t> all = budget.is_unlimited() ? std::vector<int64_t>() : gather({live, failure ? 1 : 0});
   if (failure) {
     std::rethrow_exception(failure);
   }
@@ -126,21 +120,16 @@ void RankedStep::check_all_fit(Bytes budget, int64_t live, const std::exception_
 
 // Unscaling takes memory. A rank without room for the memory reports here, before the other ranks wait for the rank.
 std::function<void(const at::Tensor&)> RankedStep::agreement() {
-  if (is_alone()) {
-    return nullptr;
-  }
-  return [this, agree = agree_over(parallel_->impl().shared_group())](const at::Tensor& found_inf) {
+  return [this, agree = agree_over(parallel_.impl().shared_group())](const at::Tensor& found_inf) {
     talk(Talk::Skip, {});
     agree(found_inf);
   };
 }
 
 void RankedStep::open(uint32_t trained) {
-  if (!is_alone()) {
-    heard_.reset();
-    trained_ = trained;
-    parallel_->impl().take_trained();
-  }
+  heard_.reset();
+  trained_ = trained;
+  parallel_.impl().take_trained();
 }
 
 // --- exchanges
@@ -188,17 +177,14 @@ AgreedSplit RankedStep::agree_on_split(const RankSplit& own) {
 
 // Buckets are made again by a broadcast. Ranks that train other parameters would leave the broadcast out.
 void RankedStep::begin(bool has_masters) {
-  if (is_alone()) {
-    return;
-  }
   has_masters_ = has_masters;
-  bytes_before_ = parallel_->bytes_reduced();
+  bytes_before_ = parallel_.bytes_reduced();
   bytes_of_others_ = 0;
-  time_before_ = parallel_->communication();
-  if (parallel_->impl().take_check()) {
+  time_before_ = parallel_.communication();
+  if (parallel_.impl().take_check()) {
     check_trained(talk(Talk::Trained, {.trained = trained_}));
   }
-  parallel_->impl().begin_step();
+  parallel_.impl().begin_step();
   stage_ = Stage::Begun;
 }
 
@@ -208,13 +194,18 @@ void RankedStep::check_trained(const Words& words) {
     return;
   }
   heard_ = Verdict{.cause = RankFailure::Other};  // on all ranks, before one rank throws
-  parallel_->impl().check_same_model("Stepper.step");
+  parallel_.impl().check_same_model("Stepper.step");
   drop(
       "Stepper.step: ranks differ in what they train, among the parameters that the optimizer holds besides the "
       "model's, or that are no part of data_parallel; freeze and unfreeze the same on every rank");
 }
 
-void RankedStep::agree_on_passes(int64_t micro_batches) {
+// Ranks that send in each forward pass wait for each other in forward.
+void RankedStep::agree_on_passes(const torch::nn::Module& model, int64_t micro_batches) {
+  const auto groups = groups_in_forward(model, /*in_training=*/true);
+  if (!std::ranges::any_of(groups, [this](const ProcessGroup* group) { return are(group); })) {
+    return;
+  }
   const Words words = talk(Talk::Passes, {.passes = micro_batches});
   int64_t sum = 0;
   for (const RankWord& word : words) {
@@ -226,7 +217,7 @@ void RankedStep::agree_on_passes(int64_t micro_batches) {
         fmt::format("Stepper.step: the model has a SyncBatchNorm, in which the ranks wait for each other in every "
                     "forward pass, and they have other numbers of micro-batches: rank {} has {}, {} in all; give "
                     "all ranks batches of the same size, or put the layer into evaluation mode",
-                    parallel_->group().rank(), micro_batches, sum));
+                    rank(), micro_batches, sum));
   }
 }
 
@@ -259,17 +250,19 @@ void RankedStep::sum(double& items, at::Tensor& loss_sum, int64_t& batch_items) 
 }
 
 void RankedStep::confirm_writing() {
-  if (!is_alone()) {
-    talk(Talk::Write, {});
-    stage_ = Stage::Writing;
-  }
+  talk(Talk::Write, {});
+  stage_ = Stage::Writing;
 }
 
-void RankedStep::end() {
-  if (!is_alone()) {
-    parallel_->impl().end_step();
-    stage_ = Stage::Outside;
+void RankedStep::end(StepResult& result) {
+  if (size() > 1) {
+    result.bytes_sent = parallel_.bytes_reduced() - bytes_before_ + bytes_of_others_;
   }
+  const CommunicationTime& now = parallel_.communication();
+  result.communication_seconds = now.total - time_before_.total;
+  result.communication_waited = now.waited - time_before_.waited;
+  parallel_.impl().end_step();
+  stage_ = Stage::Outside;
 }
 
 // --- gradients
@@ -277,7 +270,7 @@ void RankedStep::end() {
 std::vector<at::Tensor> RankedStep::others(const NamedTensors& all) const {
   std::vector<at::Tensor> result;
   for (const auto& [name, parameter] : all) {
-    if (has_masters_ || !parallel_->impl().sends(parameter)) {
+    if (has_masters_ || !parallel_.impl().sends(parameter)) {
       result.push_back(parameter);
     }
   }
@@ -291,7 +284,7 @@ void RankedStep::send_others(const NamedTensors& all) {
   if (parameters.empty()) {
     return;
   }
-  ProcessGroup& group = parallel_->group();
+  ProcessGroup& group = parallel_.group();
   const at::Tensor used = at::zeros({static_cast<int64_t>(parameters.size())}, at::kByte);
   std::vector<std::pair<at::Tensor, at::Tensor>> sent;  // gradient, and the tensor to send
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -319,14 +312,15 @@ void RankedStep::send_others(const NamedTensors& all) {
   }
 }
 
+std::shared_ptr<void> RankedStep::quiet_unless(bool is_last) {
+  return !is_last || has_masters_ ? std::make_shared<NoSync>(parallel_) : nullptr;
+}
+
 void RankedStep::send_the_rest(const NamedTensors& all) {
-  if (is_alone()) {
-    return;
-  }
-  if (!has_masters_ && !parallel_->impl().is_reduced()) {
+  if (!has_masters_ && !parallel_.impl().is_reduced()) {
     // Sends the gradients of quiet micro-batches too.
-    const Join join(parallel_->impl().shared_group(), parallel_->impl().parameters());
-    parallel_->forward([&] { return join.nothing(); }).backward();
+    const Join join(parallel_.impl().shared_group(), parallel_.impl().parameters());
+    parallel_.forward([&] { return join.nothing(); }).backward();
   }
   const at::NoGradGuard no_grad;
   send_others(all);
@@ -336,11 +330,8 @@ void RankedStep::send_the_rest(const NamedTensors& all) {
 // --- failing
 
 bool RankedStep::fail(RankFailure failure, const NamedTensors& all, Bytes smallest) {
-  if (is_alone()) {
-    return failure == RankFailure::TakesLess;
-  }
   const Stage stage = std::exchange(stage_, Stage::Outside);
-  auto& impl = parallel_->impl();
+  auto& impl = parallel_.impl();
   if (!heard_ && (stage == Stage::Writing || stage == Stage::Written)) {
     is_left_behind_ = is_left_behind_ || stage == Stage::Writing;
     lose_group();
@@ -357,16 +348,14 @@ bool RankedStep::fail(RankFailure failure, const NamedTensors& all, Bytes smalle
 }
 
 void RankedStep::lose_group() {
-  if (!is_alone()) {
-    parallel_->impl().end_step();
-    stage_ = Stage::Outside;
-    heard_.reset();
-  }
+  parallel_.impl().end_step();
+  stage_ = Stage::Outside;
+  heard_.reset();
 }
 
 // Takes part in the collectives that the other ranks still run before the exchange with the report.
 void RankedStep::go_along(Stage stage, const NamedTensors& all) {
-  auto& impl = parallel_->impl();
+  auto& impl = parallel_.impl();
   if (stage == Stage::Outside && !impl.take_check()) {
     impl.begin_step();
   }
@@ -379,19 +368,6 @@ void RankedStep::go_along(Stage stage, const NamedTensors& all) {
       parameter.mutable_grad().reset();
     }
   }
-}
-
-int64_t RankedStep::bytes_sent() const {
-  const bool is_sent = !is_alone() && parallel_->group().size() > 1;
-  return is_sent ? parallel_->bytes_reduced() - bytes_before_ + bytes_of_others_ : 0;
-}
-
-CommunicationTime RankedStep::communication() const {
-  if (is_alone()) {
-    return {};
-  }
-  const CommunicationTime& now = parallel_->communication();
-  return {.total = now.total - time_before_.total, .waited = now.waited - time_before_.waited};
 }
 
 }  // namespace snug::detail
