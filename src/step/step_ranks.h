@@ -2,7 +2,7 @@
 // StepRanks: the part of a step that the ranks of a data-parallel job do together, in the same order, however many
 // micro-batches each rank has:
 //
-//   Split      with a memory_budget, in step()
+//   Split      with a budget, in step()
 //   Trained    if buckets are made again after the first step
 //   begin      new buckets, and buffers, from rank 0
 //   Passes     if the model sends in each forward pass (SyncBatchNorm), in step()

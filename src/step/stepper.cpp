@@ -69,8 +69,9 @@ class Stepper::Impl {
         model_(model),
         optimizer_(optimizer),
         parameters_(model, optimizer),
-        owned_ranks_(options.ranks.data_parallel != nullptr ? options.ranks.data_parallel->step_ranks(model.parameters())
-                                                      : std::make_unique<detail::StepRanks>()),
+        owned_ranks_(options.ranks.data_parallel != nullptr
+                         ? options.ranks.data_parallel->step_ranks(model.parameters())
+                         : std::make_unique<detail::StepRanks>()),
         ranks_(*owned_ranks_),
         precision_(options, resolve_together(options.precision), device(), ranks_.agreement(), parameters_.all()),
         window_(parameters_.all()),
