@@ -320,8 +320,8 @@ struct StepSearch {
   std::string explain() const;
 };
 
-/// The fastest step within the budget. Of equally fast candidates, the larger micro-batch is chosen. A candidate that
-/// is slower than the choice even if everything is kept is not solved.
+/// The fastest step within the budget. Of equally fast candidates, the larger micro-batch is chosen. A candidate is not
+/// solved if bounds show that no plan fits, or that no plan that fits is faster than the choice.
 ///
 /// Throws ConfigError:
 ///

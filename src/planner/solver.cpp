@@ -175,6 +175,9 @@ void PlanSolver::Search::solve(int64_t budget) {
   constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing from more
   constexpr double kGoodEnough = 1.001;     // times the bound: then the search ends
   pool_.set_work(std::min(options_.work, kSimulations * std::ssize(simulator_.profile().events)));
+  if (pool_.evaluate(keep_all(simulator_.profile()), budget).fits()) {
+    return;
+  }
   std::vector<PlanPoint> from = first_plans(budget);
   if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * bound_within(budget)) {
     return;
