@@ -89,21 +89,22 @@ StepProfile read(const std::string& file) {
 // --- the searches of a Stepper
 
 // The searches for schedules under which a profile is taken (remat/profile_step.cpp). Whether the micro-batch runs.
-bool runs_under_a_guess(const StepProfile& profile, int64_t budget) {
-  const StepSimulator simulator(profile);
+bool runs_under_a_guess(const MicroBatch& one, int64_t budget) {
+  const StepSimulator simulator(one.profile);
   if (plain_peak(simulator) <= budget) {
     return true;
   }
-  PlanSolver solver(simulator, {.work = 2'000'000});
-  const PlanAnswer answer = solver.solve(0);
+  PlanSolver quick(simulator, {.work = 30'000});
+  const PlanAnswer answer = quick.solve(0);
   const auto* none = std::get_if<Infeasible>(&answer);
   const int64_t least = none == nullptr ? 0 : none->smallest_feasible_bytes;
   for (const int64_t quarters : {8, 5, 4}) {
-    if (std::get<RematPlan>(solver.solve(least / 4 * quarters + least % 4)).peak_bytes <= budget) {
+    if (std::get<RematPlan>(quick.solve(least / 4 * quarters + least % 4)).peak_bytes <= budget) {
       return true;
     }
   }
-  return solver.smallest().peak_bytes <= budget;
+  PlanSolver thorough(simulator, {.work = 2'000'000});
+  return (one.items == 1 ? thorough : quick).smallest().peak_bytes <= budget;
 }
 
 snug::StepSearch search(const std::vector<const MicroBatch*>& all, int64_t batch, int64_t budget) {
@@ -126,7 +127,7 @@ void plan(const std::string& name, const std::vector<MicroBatch>& all, double sh
   std::vector<const MicroBatch*> tried;
   for (const MicroBatch& one : all) {
     const double before = processor_seconds();
-    const bool has_run = runs_under_a_guess(one.profile, budget);
+    const bool has_run = runs_under_a_guess(one, budget);
     guessing += processor_seconds() - before;
     if (has_run) {
       tried.push_back(&one);
