@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <list>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -101,9 +102,11 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
   const int64_t optimizer = options.fixed_bytes + options.gradient_bytes + options.optimizer_bytes;
   const std::vector<Split> all = splits(candidates, options);
   StepSearch result;
-  std::vector<plan::PlanSolver> solvers;
+  std::list<plan::PlanSolver> own;  // of candidates that have none
+  std::vector<plan::PlanSolver*> solvers;
   for (const Split& split : all) {
-    solvers.emplace_back(*split.candidate.simulator, options.solver);
+    plan::PlanSolver* const given = split.candidate.solver;
+    solvers.push_back(given != nullptr ? given : &own.emplace_back(*split.candidate.simulator, options.solver));
     result.considered.push_back({split.candidate.items, split.micro_batches,
                                  std::max(optimizer, split.before + split.plain.peak_bytes),
                                  split.seconds(split.plain.seconds, options)});
@@ -138,18 +141,18 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
       verdict = "slower, whatever it keeps";
     } else {
       verdict = "does not fit";
-      choose_if_faster(solvers[i].solve(options.budget - split.before), i);
+      choose_if_faster(solvers[i]->solve(options.budget - split.before), i);
     }
   }
   if (!result.choice) {
     int64_t least = std::numeric_limits<int64_t>::max(), bound = least;
     for (size_t i = 0; i < all.size(); ++i) {
-      const RematPlan smallest = solvers[i].smallest();
+      const RematPlan smallest = solvers[i]->smallest();
       least = std::min(least, all[i].before + smallest.peak_bytes);
       bound = std::min(bound, all[i].before + plan::lower_bound_bytes(*all[i].candidate.simulator));
       if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // the search missed the plan
         choose_if_faster(smallest, i);
-        choose_if_faster(solvers[i].solve(options.budget - all[i].before), i);
+        choose_if_faster(solvers[i]->solve(options.budget - all[i].before), i);
       }
     }
     result.smallest_feasible_bytes = result.choice ? 0 : std::max(optimizer, least);

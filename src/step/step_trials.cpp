@@ -31,7 +31,6 @@
 
 #include "src/step/step_trials.h"
 
-#include <list>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -281,12 +280,13 @@ StepTrials::Found StepTrials::search(int64_t only) const {
 // Searches all micro-batches that were tried and are not too large for other ranks, or only micro-batches of `only`
 // items.
 StepSearch StepTrials::search_with(int64_t only, bool state_in_file) const {
-  std::list<plan::StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
   for (const auto& [items, tried] : tried_) {
     if (only == 0 ? items <= counts_.at_most : items == only) {
-      candidates.push_back(
-          {.items = items, .simulator = &simulators.emplace_back(tried.profile), .own_bytes = loaded_bytes(items)});
+      candidates.push_back({.items = items,
+                            .simulator = &tried.search().simulator,
+                            .own_bytes = loaded_bytes(items),
+                            .solver = &tried.search().solver});
     }
   }
   if (candidates.empty()) {
@@ -314,6 +314,9 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     if (found.search.choice) {
       state_in_file_ = found.state_in_file;
       if (std::optional<StepPlan> plan = make_plan(step, found)) {
+        for (const auto& [items, tried] : tried_) {
+          tried.searches.reset();
+        }
         return *std::move(plan);
       }
       has_failed = true;
