@@ -107,34 +107,43 @@ bool runs_under_a_guess(const MicroBatch& one, int64_t budget) {
   return (one.items == 1 ? thorough : quick).smallest().peak_bytes <= budget;
 }
 
-snug::StepSearch search(const std::vector<const MicroBatch*>& all, int64_t batch, int64_t budget) {
-  std::list<StepSimulator> simulators;
-  std::vector<MicroBatchCandidate> candidates;
-  for (const MicroBatch* one : all) {
-    candidates.push_back({.items = one->items, .simulator = &simulators.emplace_back(one->profile)});
-  }
-  return snug::search_step(candidates, {.batch = batch, .budget = budget});
-}
+// A micro-batch that runs, with the plans of its searches.
+struct Tried {
+  explicit Tried(const MicroBatch& one) : items(one.items), simulator(one.profile), solver(simulator) {}
+  int64_t items;
+  StepSimulator simulator;
+  PlanSolver solver;
+};
 
-// As step/step_trials.cpp: each micro-batch is searched until one fits, and then all are.
+// As step/step_trials.cpp: micro-batches are tried down to the first that fits plainly, or to the sixth if one of six
+// fits.
 void plan(const std::string& name, const std::vector<MicroBatch>& all, double share) {
+  constexpr size_t kCandidates = 6;
   const double begin = processor_seconds();
   const StepSimulator whole(all.front().profile);
   const double plain = whole.run(snug::plan::keep_all(whole.profile())).seconds;
   const int64_t batch = all.front().items, budget = share_of(plain_peak(whole), share);
   double guessing = 0;
-  bool is_feasible = false;
-  std::vector<const MicroBatch*> tried;
-  for (const MicroBatch& one : all) {
+  std::list<Tried> tried;
+  const auto search = [&] {
+    std::vector<MicroBatchCandidate> candidates;
+    for (Tried& one : tried) {
+      candidates.push_back({.items = one.items, .simulator = &one.simulator, .solver = &one.solver});
+    }
+    return tried.empty() ? snug::StepSearch{} : snug::search_step(candidates, {.batch = batch, .budget = budget});
+  };
+  for (size_t i = 0; i < all.size(); ++i) {
     const double before = processor_seconds();
-    const bool has_run = runs_under_a_guess(one, budget);
+    const bool has_run = runs_under_a_guess(all[i], budget);
     guessing += processor_seconds() - before;
     if (has_run) {
-      tried.push_back(&one);
-      is_feasible = is_feasible || search({&one}, batch, budget).choice;
+      tried.emplace_back(all[i]);
+    }
+    if ((has_run && plain_peak(tried.back().simulator) <= budget) || (i + 1 >= kCandidates && search().choice)) {
+      break;
     }
   }
-  const snug::StepSearch found = tried.empty() ? snug::StepSearch{} : search(tried, batch, budget);
+  const snug::StepSearch found = search();
   std::printf("%-20s %5.2f   ", name.c_str(), share);
   if (found.choice) {
     std::printf("%3lld items, %7.5f of plain, peak %.4f", static_cast<long long>(found.choice->items),

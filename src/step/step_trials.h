@@ -108,6 +108,7 @@ class StepTrials {
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
   int64_t try_whole(const StepToPlan& step);
   void try_slices(const StepToPlan& step, int64_t items);
+  bool fits_plainly(int64_t items) const;
   Found search(int64_t only) const;
   StepSearch search_with(int64_t only, bool state_in_file) const;
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
