@@ -239,7 +239,8 @@ class PlanSolver {
   ~PlanSolver();
   PlanSolver(PlanSolver&&) noexcept;
 
-  /// The fastest plan within `budget` bytes that was found in this call or in an earlier call.
+  /// The fastest plan within `budget` bytes that was found in this call or in an earlier call. A repeated call is
+  /// answered without another search, unless smallest() has found a plan within `budget` in between.
   PlanAnswer solve(int64_t budget);
 
   /// An answer for each budget. Budgets may have any order, and answers have the same order. A larger budget never has
@@ -270,6 +271,7 @@ struct MicroBatchCandidate {
   int64_t items = 0;                               ///< in every micro-batch; the last may have fewer
   const plan::StepSimulator* simulator = nullptr;  ///< of a micro-batch of so many items; not owned
   int64_t own_bytes = 0;                           ///< in memory beside its activations, for example copies of items
+  plan::PlanSolver* solver = nullptr;              ///< of the simulator, with answers of earlier searches; null: none
 };
 
 /// The step that must fit, and the memory and time beside the step's activations.
@@ -320,8 +322,8 @@ struct StepSearch {
   std::string explain() const;
 };
 
-/// The fastest step within the budget. Of equally fast candidates, the larger micro-batch is chosen. A candidate that
-/// is slower than the choice even if everything is kept is not solved.
+/// The fastest step within the budget. Of equally fast candidates, the larger micro-batch is chosen. A candidate is not
+/// solved if bounds show that no plan fits, or that no plan that fits is faster than the choice.
 ///
 /// Throws ConfigError:
 ///

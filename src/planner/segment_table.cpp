@@ -1,11 +1,13 @@
 #include "src/planner/segment_table.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <limits>
 #include <numeric>
 
 #include "src/planner/at.h"
+#include "src/planner/faster_choices.h"
 
 // Rotor's recurrence (Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: "Optimal checkpointing for heterogeneous
 // chains", RR-9302) with several options a block as in Rockmate (Zhao et al., ICML 2023), for graphs: a cut costs all
@@ -164,7 +166,7 @@ void SegmentTable::solve(int first, int last) {
   for (const Inputs inputs : {Inputs::All, Inputs::Saved}) {
     Cell& result = cell(inputs, first, last);
     result.seconds.assign(kSlots, kInfinity);
-    result.choice.assign(kSlots, {});
+    result.choice.assign(kSlots, std::bit_cast<uint32_t>(Choice{}));
     save(inputs, first, last);
   }
   cut(first, last);
@@ -214,7 +216,8 @@ void SegmentTable::cut(int first, int last) {
   }
 }
 
-// Planning a long step spends much of its time in this loop, so it has no branches.
+// Seconds never rise with the number of slots. So a row whose last sum is no less than the first present value makes
+// nothing faster.
 void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const Cell* rest, const Cell* again,
                          Choice choice) {
   static const Cell kNothing{.seconds = std::vector<float>(kSlots, 0), .choice = {}, .first_possible = 0};
@@ -229,13 +232,10 @@ void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const
   const float* const of_rest = rest->seconds.data() + (begin - shift);
   const float* const of_again = again->seconds.data() + begin;
   float* const best = cell.seconds.data() + begin;
-  Choice* const choices = cell.choice.data() + begin;
-  for (int i = 0; i < count; ++i) {
-    const float sum = own + of_rest[i] + of_again[i];
-    const bool is_better = sum < best[i];
-    best[i] = is_better ? sum : best[i];
-    choices[i] = is_better ? choice : choices[i];
+  if (own + of_rest[count - 1] + of_again[count - 1] >= best[0]) {
+    return;
   }
+  take_faster(best, cell.choice.data() + begin, of_rest, of_again, own, std::bit_cast<uint32_t>(choice), count);
   cell.first_possible = std::min(cell.first_possible, begin);
 }
 
@@ -276,7 +276,7 @@ plan::Stays SegmentTable::plan_of(int slots) const {
 // Writes the choices for the segments first..last into `plan`. `from`: kept in the forward pass itself, or the event in
 // which the segments run again.
 void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, plan::Stay from, plan::Stays& plan) const {
-  const Choice choice = cell(inputs, first, last).choice[at(slots_left)];
+  const auto choice = std::bit_cast<Choice>(cell(inputs, first, last).choice[at(slots_left)]);
   const auto hold = [&](int s, plan::Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };
   const auto hold_inputs = [&](Inputs wanted) {
     return [&, wanted](int s) {

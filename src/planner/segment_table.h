@@ -33,8 +33,8 @@ class SegmentTable {
     int16_t number = 0;         // of the option; or of the segment after the cut
   };
   struct Cell {
-    std::vector<float> seconds;  // [slots]; infinite if the slots are not enough
-    std::vector<Choice> choice;
+    std::vector<float> seconds;    // [slots]; infinite if the slots are not enough
+    std::vector<uint32_t> choice;  // [slots]; the bits of a Choice
     int first_possible = kSlots;
   };
   struct Taken {  // bytes that an option takes, by the last segment that reads

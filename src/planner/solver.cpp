@@ -3,6 +3,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -104,6 +105,8 @@ class PlanSolver::Search {
   detail::Filling filling_;
   std::optional<detail::SegmentPlans> segment_plans_;  // made by the first search
   std::map<int64_t, double> bounds_;                   // by budget, for all budgets that were asked for
+  std::optional<Stays> smallest_;                      // the answer of smallest()
+  std::set<int64_t> searched_;                         // budgets for which smallest_ was no new beginning
 };
 
 PlanAnswer PlanSolver::Search::answer(int64_t budget) {
@@ -174,7 +177,13 @@ void PlanSolver::Search::solve(int64_t budget) {
   constexpr size_t kPolished = 5;
   constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing from more
   constexpr double kGoodEnough = 1.001;     // times the bound: then the search ends
+  if (!searched_.insert(budget).second) {
+    return;
+  }
   pool_.set_work(std::min(options_.work, kSimulations * std::ssize(simulator_.profile().events)));
+  if (pool_.evaluate(keep_all(simulator_.profile()), budget).fits()) {
+    return;
+  }
   std::vector<PlanPoint> from = first_plans(budget);
   if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * bound_within(budget)) {
     return;
@@ -187,10 +196,17 @@ void PlanSolver::Search::solve(int64_t budget) {
 }
 
 RematPlan PlanSolver::Search::smallest() {
-  const StepSimulator even(with_even_times(simulator_.profile()));
-  Search search(even, options_);
-  const PlanPoint point = pool_.evaluate(search.smallest_of_these_times(), 0);
-  pool_.add_steps(search.pool_.steps());
+  const bool is_known = smallest_.has_value();
+  if (!is_known) {
+    const StepSimulator even(with_even_times(simulator_.profile()));
+    Search search(even, options_);
+    smallest_ = search.smallest_of_these_times();
+    pool_.add_steps(search.pool_.steps());
+  }
+  const PlanPoint point = pool_.evaluate(*smallest_, 0);
+  if (!is_known) {
+    searched_.erase(searched_.lower_bound(point.run.peak_bytes), searched_.end());
+  }
   return plan_of(point.plan, point.run.seconds, point.run.peak_bytes, point.run.peak_bytes);
 }
 

@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <list>
+#include <numeric>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,8 +22,9 @@
 //   seconds = batch / n * seconds of the plan + seconds of the optimizer
 //
 // Candidates are few, and solving a candidate takes nearly all of the time. So the search is a loop: each candidate is
-// solved for budget - before, and the fastest step is the choice. Candidates are sorted by their plain times. No plan
-// is faster than plain training, so a candidate whose plain time is not below the choice's time is not solved.
+// solved for budget - before, and the fastest step is the choice. Candidates with the shortest bound come first: no
+// plan within budget - before takes less time than the bound. A candidate whose bound is not below the choice's time is
+// not solved, and neither is a candidate without any plan within budget - before, whose bound is infinite.
 //
 // If no candidate has a plan, the most frugal plan of each candidate is searched. Usually the plan takes too much, and
 // the least bytes of all candidates are reported. If the plan fits, the search for a fast plan had missed the plan;
@@ -55,12 +59,14 @@ struct Split {
   double times;  // number of full micro-batches that take as long as the whole step
   int64_t before;
   plan::Simulation plain;
+  double bound;  // seconds of the step
 
   double seconds(double of_one, const StepSearchOptions& options) const {
     return times * of_one + options.optimizer_seconds;
   }
 };
 
+// In the order of their plain times.
 std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
   std::vector<Split> all;
   for (const MicroBatchCandidate& candidate : candidates) {
@@ -68,7 +74,10 @@ std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, co
     const int64_t count = (options.batch + items - 1) / items;
     all.push_back({candidate, count, static_cast<double>(options.batch) / static_cast<double>(items),
                    options.fixed_bytes + candidate.own_bytes + (count > 1 ? options.gradient_bytes : 0),
-                   candidate.simulator->run(plan::keep_all(candidate.simulator->profile()))});
+                   candidate.simulator->run(plan::keep_all(candidate.simulator->profile())), 0});
+    Split& split = all.back();
+    split.bound =
+        split.seconds(plan::lower_bound_seconds(*candidate.simulator, options.budget - split.before), options);
   }
   std::stable_sort(all.begin(), all.end(), [](const Split& a, const Split& b) {
     const double first = a.times * a.plain.seconds;
@@ -78,6 +87,14 @@ std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, co
   return all;
 }
 
+// Numbers of splits, the shortest bound first.
+std::vector<size_t> by_bound(const std::vector<Split>& all) {
+  std::vector<size_t> numbers(all.size());
+  std::iota(numbers.begin(), numbers.end(), size_t{0});
+  std::stable_sort(numbers.begin(), numbers.end(), [&](size_t a, size_t b) { return all[a].bound < all[b].bound; });
+  return numbers;
+}
+
 }  // namespace
 
 StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
@@ -85,15 +102,27 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
   const int64_t optimizer = options.fixed_bytes + options.gradient_bytes + options.optimizer_bytes;
   const std::vector<Split> all = splits(candidates, options);
   StepSearch result;
-  std::vector<plan::PlanSolver> solvers;
-  const auto choose_if_faster = [&](const plan::PlanAnswer& answer, const Split& split, ConsideredStep& considered) {
+  std::list<plan::PlanSolver> own;  // of candidates that have none
+  std::vector<plan::PlanSolver*> solvers;
+  for (const Split& split : all) {
+    plan::PlanSolver* const given = split.candidate.solver;
+    solvers.push_back(given != nullptr ? given : &own.emplace_back(*split.candidate.simulator, options.solver));
+    result.considered.push_back({split.candidate.items, split.micro_batches,
+                                 std::max(optimizer, split.before + split.plain.peak_bytes),
+                                 split.seconds(split.plain.seconds, options)});
+  }
+  size_t chosen = all.size();
+  const auto choose_if_faster = [&](const plan::PlanAnswer& answer, size_t i) {
     const RematPlan* plan = std::get_if<RematPlan>(&answer);
     if (plan == nullptr) {
       return;
     }
+    const Split& split = all[i];
     const double seconds = split.seconds(plan->seconds, options);
-    considered.verdict = fmt::format("{:.3f} ms in {}", 1e3 * seconds, Bytes(split.before + plan->peak_bytes).str());
-    if (!result.choice || seconds < result.choice->seconds) {
+    result.considered[i].verdict =
+        fmt::format("{:.3f} ms in {}", 1e3 * seconds, Bytes(split.before + plan->peak_bytes).str());
+    if (!result.choice || std::tuple(seconds, i) < std::tuple(result.choice->seconds, chosen)) {
+      chosen = i;
       result.choice = {.items = std::min(split.candidate.items, options.batch),
                        .micro_batches = split.micro_batches,
                        .plan = *plan,
@@ -101,31 +130,29 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
                        .seconds = seconds};
     }
   };
-  for (const Split& split : all) {
-    plan::PlanSolver& solver = solvers.emplace_back(*split.candidate.simulator, options.solver);
-    ConsideredStep& considered = result.considered.emplace_back(ConsideredStep{
-        split.candidate.items, split.micro_batches, std::max(optimizer, split.before + split.plain.peak_bytes),
-        split.seconds(split.plain.seconds, options)});
-    if (result.choice && considered.plain_seconds >= result.choice->seconds) {
-      considered.verdict = "slower, whatever it keeps";
-      continue;
-    }
+  for (const size_t i : by_bound(all)) {
+    const Split& split = all[i];
+    std::string& verdict = result.considered[i].verdict;
     if (optimizer > options.budget) {
-      considered.verdict = "the optimizer's step does not fit";
-      continue;
+      verdict = "the optimizer's step does not fit";
+    } else if (std::isinf(split.bound)) {
+      verdict = "does not fit, whatever it keeps";
+    } else if (result.choice && std::tuple(split.bound, i) >= std::tuple(result.choice->seconds, chosen)) {
+      verdict = "slower, whatever it keeps";
+    } else {
+      verdict = "does not fit";
+      choose_if_faster(solvers[i]->solve(options.budget - split.before), i);
     }
-    considered.verdict = "does not fit";
-    choose_if_faster(solver.solve(options.budget - split.before), split, considered);
   }
   if (!result.choice) {
     int64_t least = std::numeric_limits<int64_t>::max(), bound = least;
     for (size_t i = 0; i < all.size(); ++i) {
-      const RematPlan smallest = solvers[i].smallest();
+      const RematPlan smallest = solvers[i]->smallest();
       least = std::min(least, all[i].before + smallest.peak_bytes);
       bound = std::min(bound, all[i].before + plan::lower_bound_bytes(*all[i].candidate.simulator));
       if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // the search missed the plan
-        choose_if_faster(smallest, all[i], result.considered[i]);
-        choose_if_faster(solvers[i].solve(options.budget - all[i].before), all[i], result.considered[i]);
+        choose_if_faster(smallest, i);
+        choose_if_faster(solvers[i]->solve(options.budget - all[i].before), i);
       }
     }
     result.smallest_feasible_bytes = result.choice ? 0 : std::max(optimizer, least);

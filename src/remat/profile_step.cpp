@@ -204,7 +204,7 @@ class FrugalSchedules {
   FrugalSchedules(ToProfile& step, c10::Device device)
       : store_(step.options.link.is_open() ? detail::make_offload_store(step.options.link) : nullptr),
         simulator_(guess(step, device, store_)),
-        solver_(simulator_, kSearch),
+        solver_(simulator_, kQuickSearch),
         smallest_(about_the_smallest_peak(solver_)) {}
 
   /// nullptr: no schedule is left.
@@ -216,12 +216,17 @@ class FrugalSchedules {
     }
     return schedule_of(simulator_,
                        k == kQuarters.size()
-                           ? solver_.smallest()
+                           ? smallest(step)
                            : std::get<RematPlan>(solver_.solve(smallest_ / 4 * kQuarters[k] + smallest_ % 4)));
   }
 
  private:
   static constexpr size_t kMostTries = 24;
+
+  // The last guess. If a smaller micro-batch may be tried instead, the quick search is enough.
+  RematPlan smallest(const ToProfile& step) {
+    return step.trial.persists ? plan::PlanSolver(simulator_, kSearch).smallest() : solver_.smallest();
+  }
 
   Schedule schedule_of(const plan::StepSimulator& simulator, const RematPlan& plan) const {
     auto schedule = detail::make_schedule(simulator.profile(), plan.stays, simulator.run(plan.stays), store_);
@@ -244,6 +249,8 @@ class FrugalSchedules {
     return plan.peak_bytes < step.unfinished->demand_bytes ? schedule_of(simulator, plan) : nullptr;
   }
 
+  // A schedule for a profile has to fit, and need not be fast. Plans of segments fit, and a quick search finds them.
+  static constexpr plan::SolverOptions kQuickSearch{.work = 30'000};
   static constexpr plan::SolverOptions kSearch{.work = 2'000'000};
 
   // A guess at PlanSolver::smallest(), which searches longer.

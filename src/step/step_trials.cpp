@@ -23,7 +23,8 @@
 //   5. If nothing fits, and the model leaves the number of slices to the plan, profile with more slices.
 //
 // Profiles are expensive. So an earlier run's choice is profiled first, and ends step 1 if the choice fits. Otherwise
-// step 1 stops after six micro-batches if one of the six fits. A batch stays whole if the model normalises by batch
+// step 1 ends with the first micro-batch that fits plainly, because a smaller one does the same work in more operators.
+// Step 1 also ends after six micro-batches if one of the six fits. A batch stays whole if the model normalises by batch
 // statistics, if the loss is a Loss::whole, or if the caller carries state from step to step.
 //
 // Nothing runs beyond the budget, not even to refuse the budget. The refusal names the smallest budget for which a plan
@@ -31,7 +32,6 @@
 
 #include "src/step/step_trials.h"
 
-#include <list>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -122,7 +122,10 @@ void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t
   counts_.fixed_bytes += more_than_before(step);
   counts_.idle_state_bytes = std::min(counts_.idle_state_bytes, step.state_bytes);
   counts_.at_most = step.counts.at_most;
-  try_slices(step, counts_.at_most != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
+  const bool is_enough = step.micro_batch > 0 || has_found();
+  try_slices(step, counts_.at_most != RankSplit::kWhole ? try_at_most(step, before, most_items())
+                   : is_enough                          ? items
+                                                        : try_all(step, nullptr));
 }
 
 bool StepTrials::leave_more_free() {
@@ -216,14 +219,12 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
     }
   }
   int64_t tries = 0;
-  bool is_feasible = false;
   for (int64_t items = step.counts.batch; items >= 1; items /= 2) {
     const bool has_run = tried_.contains(items) || try_one(step, items);
     if (!pinned_by_.empty()) {
       return try_whole(step);
     }
-    is_feasible = is_feasible || (has_run && search(items).search.choice);
-    if (++tries >= kCandidates && is_feasible) {
+    if ((has_run && fits_plainly(items)) || (++tries >= kCandidates && has_found())) {
       return items;
     }
   }
@@ -280,15 +281,25 @@ StepTrials::Found StepTrials::search(int64_t only) const {
                  : Found{std::move(memory), in_memory_at, std::move(file)};
 }
 
+// Whether nothing has to be rebuilt or offloaded, with the state in memory if the state may be there.
+bool StepTrials::fits_plainly(int64_t items) const {
+  const plan::StepSimulator& simulator = tried_.at(items).search().simulator;
+  const Placement placement = with_state(state_must_be_in_file_ ? farthest_state() : Place::Memory);
+  const int64_t peak = simulator.run(plan::keep_all(simulator.profile())).peak_bytes;
+  return std::max(bytes_beside(items, placement) + peak, counts_.memory(placement).in_update()) <=
+         limits_->budget - counts_.left_free;
+}
+
 // Searches all micro-batches that were tried and are not too large for other ranks, or only micro-batches of `only`
 // items.
 StepSearch StepTrials::search_with(int64_t only, Placement placement) const {
-  std::list<plan::StepSimulator> simulators;
   std::vector<MicroBatchCandidate> candidates;
   for (const auto& [items, tried] : tried_) {
     if (only == 0 ? items <= counts_.at_most : items == only) {
-      candidates.push_back(
-          {.items = items, .simulator = &simulators.emplace_back(tried.profile), .own_bytes = loaded_bytes(items)});
+      candidates.push_back({.items = items,
+                            .simulator = &tried.search().simulator,
+                            .own_bytes = loaded_bytes(items),
+                            .solver = &tried.search().solver});
     }
   }
   if (candidates.empty()) {
@@ -317,6 +328,9 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     if (found.search.choice) {
       placement_ = found.placement;
       if (std::optional<StepPlan> plan = make_plan(step, found)) {
+        for (const auto& [items, tried] : tried_) {
+          tried.searches.reset();
+        }
         return *std::move(plan);
       }
       has_failed = true;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -78,11 +79,24 @@ class StepTrials {
     std::optional<StepSearch> elsewhere = {};  // with the state in the other place, if the state has a choice
   };
 
+  // Searches for a micro-batch. Answers for a budget are remembered, and plans for all budgets.
+  struct Searches {
+    explicit Searches(const StepProfile& profile) : simulator(profile), solver(simulator) {}
+    const plan::StepSimulator simulator;
+    plan::PlanSolver solver;
+  };
+
   // A micro-batch that was tried.
   struct Tried {
     StepProfile profile;
-    int64_t loaded_bytes;  // of the items, if loading copies the items
-    int64_t slices;        // of snug::sliced
+    int64_t loaded_bytes;                             // of the items, if loading copies the items
+    int64_t slices;                                   // of snug::sliced
+    mutable std::shared_ptr<Searches> searches = {};  // while a plan is searched, because plans take memory
+
+    Searches& search() const {
+      searches = searches ? searches : std::make_shared<Searches>(profile);
+      return *searches;
+    }
   };
 
   bool try_one(const StepToPlan& step, int64_t items, int64_t slices = 1);
@@ -91,6 +105,7 @@ class StepTrials {
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
   int64_t try_whole(const StepToPlan& step);
   void try_slices(const StepToPlan& step, int64_t items);
+  bool fits_plainly(int64_t items) const;
   Found search(int64_t only) const;
   StepSearch search_with(int64_t only, Placement placement) const;
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
