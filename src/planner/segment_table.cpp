@@ -1,6 +1,7 @@
 #include "src/planner/segment_table.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <iterator>
 #include <limits>
@@ -47,8 +48,18 @@ bool is_read(const std::vector<int>& consumers, int first, int last) {
 
 SegmentTable::SegmentTable(const Segments& segments, int64_t most_bytes)
     : segments_(segments), count_(segments.count()), unit_(std::max<int64_t>(1, most_bytes / (kSlots - 1))) {
-  cells_[0].resize(at(count_ * count_));
-  cells_[1].resize(at(count_ * count_));
+  const size_t pairs = pair(0, count_);
+  seconds_ = std::make_unique_for_overwrite<float[]>(2 * pairs * kSlots);
+  choices_ = std::make_unique_for_overwrite<uint32_t[]>(2 * pairs * kSlots);
+  size_t used = 0;
+  for (std::vector<Cell>& cells : cells_) {
+    cells.resize(pairs);
+    for (Cell& cell : cells) {
+      cell.seconds = &seconds_[used];
+      cell.choice = &choices_[used];
+      used += kSlots;
+    }
+  }
   find_crossing();
   find_taken();
   for (int length = 1; length <= count_; ++length) {
@@ -68,43 +79,42 @@ int SegmentTable::slots(int64_t bytes, int number) const {
 }
 
 int64_t SegmentTable::crossing(Inputs inputs, int first, int cut, int last) const {
-  const Crossing& bytes = crossing_[at(cut)];
-  return bytes.all[place(first, last)] - (inputs == Inputs::All ? 0 : bytes.unsaved[place(first, last)]);
+  const Crossing& bytes = crossing_[place(first, cut, last)];
+  return bytes.all - (inputs == Inputs::All ? 0 : bytes.unsaved);
 }
 
 int64_t SegmentTable::unsaved_inputs(int first, int last) const {
-  return first == 0 ? 0 : crossing_[at(first)].unsaved[place(0, last)];
+  return first == 0 ? 0 : crossing_[place(0, first, last)].unsaved;
 }
 
 void SegmentTable::find_crossing() {
-  crossing_.assign(at(count_), {});
-  for (int j = 0; j < count_; ++j) {
-    Crossing& bytes = crossing_[at(j)];
-    bytes.all.assign(at(count_ * count_), 0);
-    bytes.unsaved = bytes.all;
-    for (int maker = 0; maker < j; ++maker) {
+  crossing_.resize(place(0, 0, count_));
+  for (int cut = 0; cut < count_; ++cut) {
+    for (int maker = 0; maker < cut; ++maker) {
       for (const int s : segments_.list[at(maker)].made) {
         const std::vector<int>& consumers = segments_.consumers[at(s)];
-        const auto next = std::lower_bound(consumers.begin(), consumers.end(), j);
+        const auto next = std::lower_bound(consumers.begin(), consumers.end(), cut);
         if (next != consumers.end()) {
-          bytes.all[place(maker, *next)] += segments_.bytes(s);
-          bytes.unsaved[place(maker, *next)] += segments_.saved[at(s)] ? 0 : segments_.bytes(s);
+          Crossing& bytes = crossing_[place(maker, cut, *next)];
+          bytes.all += segments_.bytes(s);
+          bytes.unsaved += segments_.saved[at(s)] ? 0 : segments_.bytes(s);
         }
       }
     }
-    sum_up(bytes.all, j);
-    sum_up(bytes.unsaved, j);
+    sum_up(cut);
   }
 }
 
 // Before: bytes by maker and next reader. After: bytes of all makers from the given maker to the cut that are read by
 // any reader from the cut to the given reader.
-void SegmentTable::sum_up(std::vector<int64_t>& bytes, int cut) const {
+void SegmentTable::sum_up(int cut) {
   for (int maker = cut - 1; maker >= 0; --maker) {
-    int64_t of_this = 0;
+    Crossing of_this;
     for (int last = cut; last < count_; ++last) {
-      of_this += bytes[place(maker, last)];
-      bytes[place(maker, last)] = of_this + (maker + 1 < cut ? bytes[place(maker + 1, last)] : 0);
+      Crossing& bytes = crossing_[place(maker, cut, last)];
+      const Crossing later = maker + 1 < cut ? crossing_[place(maker + 1, cut, last)] : Crossing{};
+      of_this = {of_this.all + bytes.all, of_this.unsaved + bytes.unsaved};
+      bytes = {of_this.all + later.all, of_this.unsaved + later.unsaved};
     }
   }
 }
@@ -165,8 +175,8 @@ int64_t SegmentTable::taken(int segment, int option, Inputs rest, int last) cons
 void SegmentTable::solve(int first, int last) {
   for (const Inputs inputs : {Inputs::All, Inputs::Saved}) {
     Cell& result = cell(inputs, first, last);
-    result.seconds.assign(kSlots, kInfinity);
-    result.choice.assign(kSlots, std::bit_cast<uint32_t>(Choice{}));
+    std::fill_n(result.seconds, kSlots, kInfinity);
+    std::fill_n(result.choice, kSlots, std::bit_cast<uint32_t>(Choice{}));
     save(inputs, first, last);
   }
   cut(first, last);
@@ -216,11 +226,12 @@ void SegmentTable::cut(int first, int last) {
   }
 }
 
-// Seconds never rise with the number of slots. So a row whose last sum is no less than the first present value makes
-// nothing faster.
+// Seconds never rise with the number of slots. So only slots with more than the row's last and least sum can become
+// faster, and they are the first slots of the row.
 void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const Cell* rest, const Cell* again,
                          Choice choice) {
-  static const Cell kNothing{.seconds = std::vector<float>(kSlots, 0), .choice = {}, .first_possible = 0};
+  static std::array<float, kSlots> nothing{};
+  static const Cell kNothing{.seconds = nothing.data(), .first_possible = 0};
   rest = rest == nullptr ? &kNothing : rest;
   again = again == nullptr ? &kNothing : again;
   const int begin = std::max({least, shift + rest->first_possible, again->first_possible});
@@ -229,13 +240,16 @@ void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const
     return;
   }
   const auto own = static_cast<float>(seconds);
-  const float* const of_rest = rest->seconds.data() + (begin - shift);
-  const float* const of_again = again->seconds.data() + begin;
-  float* const best = cell.seconds.data() + begin;
-  if (own + of_rest[count - 1] + of_again[count - 1] >= best[0]) {
+  const float* const of_rest = rest->seconds + (begin - shift);
+  const float* const of_again = again->seconds + begin;
+  float* const best = cell.seconds + begin;
+  const float least_sum = own + of_rest[count - 1] + of_again[count - 1];
+  if (least_sum >= best[0]) {
     return;
   }
-  take_faster(best, cell.choice.data() + begin, of_rest, of_again, own, std::bit_cast<uint32_t>(choice), count);
+  const float* const end = std::partition_point(best, best + count, [&](float one) { return one > least_sum; });
+  take_faster(best, cell.choice + begin, of_rest, of_again, own, std::bit_cast<uint32_t>(choice),
+              static_cast<int>(end - best));
   cell.first_possible = std::min(cell.first_possible, begin);
 }
 
@@ -244,11 +258,11 @@ std::vector<plan::Stays> SegmentTable::plans() const {
   if (count_ == 0) {
     return result;
   }
-  const std::vector<float>& seconds = cell(Inputs::All, 0, count_ - 1).seconds;
+  const float* const seconds = cell(Inputs::All, 0, count_ - 1).seconds;
   float before = kInfinity;
   for (int m = 0; m < kSlots; ++m) {
-    if (seconds[at(m)] < before) {
-      before = seconds[at(m)];
+    if (seconds[m] < before) {
+      before = seconds[m];
       result.push_back(plan_of(m));
     }
   }
@@ -260,7 +274,7 @@ std::optional<plan::Stays> SegmentTable::within(int64_t bytes) const {
     return std::nullopt;
   }
   const int m = static_cast<int>(std::min<int64_t>(bytes / unit_, kSlots - 1));
-  const bool is_possible = cell(Inputs::All, 0, count_ - 1).seconds[at(m)] < kInfinity;
+  const bool is_possible = cell(Inputs::All, 0, count_ - 1).seconds[m] < kInfinity;
   return is_possible ? std::optional(plan_of(m)) : std::nullopt;
 }
 
@@ -276,7 +290,7 @@ plan::Stays SegmentTable::plan_of(int slots) const {
 // Writes the choices for the segments first..last into `plan`. `from`: kept in the forward pass itself, or the event in
 // which the segments run again.
 void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, plan::Stay from, plan::Stays& plan) const {
-  const auto choice = std::bit_cast<Choice>(cell(inputs, first, last).choice[at(slots_left)]);
+  const auto choice = std::bit_cast<Choice>(cell(inputs, first, last).choice[slots_left]);
   const auto hold = [&](int s, plan::Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };
   const auto hold_inputs = [&](Inputs wanted) {
     return [&, wanted](int s) {

@@ -2,6 +2,7 @@
 // The fastest plan of segments for every number of bytes at once, by dynamic programming. Internal to planner.
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -33,8 +34,8 @@ class SegmentTable {
     int16_t number = 0;         // of the option; or of the segment after the cut
   };
   struct Cell {
-    std::vector<float> seconds;    // [slots]; infinite if the slots are not enough
-    std::vector<uint32_t> choice;  // [slots]; the bits of a Choice
+    float* seconds = nullptr;    // [slots]; never rise; infinite if the slots are not enough
+    uint32_t* choice = nullptr;  // [slots]; the bits of a Choice
     int first_possible = kSlots;
   };
   struct Taken {  // bytes that an option takes, by the last segment that reads
@@ -42,22 +43,25 @@ class SegmentTable {
     std::vector<int64_t> saved;  // if the later segments have saved inputs only
   };
   struct Crossing {
-    std::vector<int64_t> all;      // [first * count + last]
-    std::vector<int64_t> unsaved;  // of storages that are not saved; the same index
+    int64_t all = 0;
+    int64_t unsaved = 0;  // of storages that are not saved
   };
 
   int slots(int64_t bytes, int number) const;
-  Cell& cell(Inputs inputs, int first, int last) { return cells_[static_cast<size_t>(inputs)][place(first, last)]; }
+  Cell& cell(Inputs inputs, int first, int last) { return cells_[static_cast<size_t>(inputs)][pair(first, last)]; }
   const Cell& cell(Inputs inputs, int first, int last) const {
-    return cells_[static_cast<size_t>(inputs)][place(first, last)];
+    return cells_[static_cast<size_t>(inputs)][pair(first, last)];
   }
-  size_t place(int first, int last) const { return static_cast<size_t>(first * count_ + last); }
+  static size_t pair(int first, int last) { return static_cast<size_t>(last * (last + 1) / 2 + first); }
+  size_t place(int first, int cut, int last) const {
+    return pair(first, last) * static_cast<size_t>(count_ + 1) + static_cast<size_t>(cut);
+  }
   int64_t crossing(Inputs inputs, int first, int cut, int last) const;
   int64_t unsaved_inputs(int first, int last) const;
   template <class Way>
   int64_t forward_peak(const Way& way, int last) const;
   void find_crossing();
-  void sum_up(std::vector<int64_t>& bytes, int cut) const;
+  void sum_up(int cut);
   void find_taken();
   int64_t taken(int segment, int option, Inputs rest, int last) const;
   template <class Visit>
@@ -73,9 +77,11 @@ class SegmentTable {
   const Segments& segments_;
   const int count_;
   int64_t unit_;                           // bytes of a slot
-  std::vector<Crossing> crossing_;         // [cut]
+  std::vector<Crossing> crossing_;         // [place]
   std::vector<std::vector<Taken>> taken_;  // [segment][option]
-  std::vector<Cell> cells_[2] = {};        // [inputs][first * count + last]
+  std::unique_ptr<float[]> seconds_;       // of all cells
+  std::unique_ptr<uint32_t[]> choices_;    // of all cells
+  std::vector<Cell> cells_[2] = {};        // [inputs][pair]
 };
 
 }  // namespace snug::detail
