@@ -20,7 +20,7 @@
 
 #include "benchmarks/zoo/contest.h"
 #include "benchmarks/zoo/zoo.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug::any_graph {
 namespace {
@@ -201,7 +201,7 @@ bool run(const Arguments& arguments) {
   for (const zoo::Species& species : chosen(arguments.models)) {
     Contest contest(species.make());
     if (!arguments.profile_to.empty()) {
-      replace_file(arguments.profile_to + "/" + species.name + ".json", contest.profile.to_json());
+      detail::replace_file(arguments.profile_to + "/" + species.name + ".json", contest.profile.to_json());
       continue;
     }
     contest.find_floor();
@@ -214,7 +214,7 @@ bool run(const Arguments& arguments) {
     all_well = all_well && came_out_as_predicted(contest);
   }
   if (!arguments.json.empty()) {
-    replace_file(arguments.json, results.dump(1) + "\n");
+    detail::replace_file(arguments.json, results.dump(1) + "\n");
   }
   if (arguments.profile_to.empty()) {
     std::cout << (all_well ? "all bits equal, bytes as predicted\n"

@@ -29,7 +29,9 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
+#include "src/planner/curve.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 
 namespace {
 
@@ -159,9 +161,8 @@ class Sweep {
   void automatic(std::vector<int64_t> peaks, const std::vector<int>& per_cents) {
     const auto forward = [this] { return subject_.loss(keep_everything, 0, subject_.batch); };
     clear_gradients();
-    const snug::StepProfile profile = snug::profile_step(forward);
-    const int64_t least =
-        snug::plan::plan_curve(snug::plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+    const snug::plan::Profile profile = snug::detail::profile_step(forward);
+    const int64_t least = snug::plan::curve(snug::plan::Simulator(profile), {.points = 2}).smallest_feasible_bytes();
     const int64_t most = peak_of(plain_);
     for (const int share : per_cents) {
       peaks.push_back(most * share / 100);
@@ -169,7 +170,7 @@ class Sweep {
     std::sort(peaks.begin(), peaks.end(), std::greater<>());
     for (const int64_t peak : peaks) {
       const int64_t budget = std::max(least, gradients_ + peak);
-      const snug::ActivationPlan plan(profile, snug::Bytes(budget));
+      const snug::ActivationPlan plan = snug::detail::unverified_plan(profile, snug::Bytes(budget));
       const auto step = [this, forward, plan] {
         clear_gradients();
         Tensor loss;

@@ -17,7 +17,9 @@
 #include "snug/checkpoint.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
+#include "src/planner/curve.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 
 namespace {
 
@@ -135,16 +137,17 @@ std::function<void()> operators_plain() {
 }
 
 // Halfway between plain training and the most frugal plan.
-int64_t middle_budget(const snug::plan::StepSimulator& simulator) {
-  const snug::plan::PlanCurve ends = snug::plan::plan_curve(simulator, {.points = 2});
+int64_t middle_budget(const snug::plan::Simulator& simulator) {
+  const snug::plan::Curve ends = snug::plan::curve(simulator, {.points = 2});
   return (ends.points.front().plain_peak_bytes + ends.smallest_feasible_bytes()) / 2;
 }
 
 std::function<void()> operators_planned() {
   const Tensor x = torch::ones({8}, torch::requires_grad());
   const auto forward = [x] { return small_operators(x); };
-  const snug::StepProfile profile = snug::profile_step(forward);
-  const snug::ActivationPlan plan(profile, snug::Bytes(middle_budget(snug::plan::StepSimulator(profile))));
+  const snug::plan::Profile profile = snug::detail::profile_step(forward);
+  const snug::ActivationPlan plan =
+      snug::detail::unverified_plan(profile, snug::Bytes(middle_budget(snug::plan::Simulator(profile))));
   return [forward, plan] {
     const snug::Rematerialize scope(plan);
     forward();
@@ -152,22 +155,22 @@ std::function<void()> operators_planned() {
 }
 
 // 48 blocks. A plan depends on the number of operators, not on their size.
-snug::StepProfile profile_48() {
+snug::plan::Profile profile_48() {
   snug::Gpt model(snug::GptOptions{.vocab = 256, .context = 64, .layers = 48, .heads = 2, .width = 64});
   const Tensor tokens = torch::randint(256, {1, 64});
-  return snug::profile_step(
+  return snug::detail::profile_step(
       [&] { return torch::nn::functional::cross_entropy(model->forward(tokens).flatten(0, 1), tokens.flatten()); });
 }
 
 // Ten budgets.
 std::function<void()> curve_48() {
-  return [simulator = snug::plan::StepSimulator(profile_48())] { snug::plan::plan_curve(simulator); };
+  return [simulator = snug::plan::Simulator(profile_48())] { snug::plan::curve(simulator); };
 }
 
 std::function<void()> search_48() {
-  const snug::plan::StepSimulator simulator(profile_48());
+  const snug::plan::Simulator simulator(profile_48());
   const auto search = [simulator, budget = middle_budget(simulator)] {
-    return std::get<snug::RematPlan>(snug::plan::PlanSolver(simulator).solve(budget));
+    return std::get<snug::plan::Solution>(snug::plan::Solver(simulator).solve(budget));
   };
   std::fprintf(stderr, "search_48: at most %.2f %% slower than the best possible plan\n", 100 * search().gap());
   return search;

@@ -21,6 +21,8 @@
 #include "program/models/gpt.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 
 namespace {
 
@@ -82,12 +84,12 @@ int main(int argc, char** argv) {
   }
   drop_gradients();
   const snug::OffloadLink link = snug::measure_offload_link(directory);
-  const snug::StepProfile plain_profile = snug::profile_step(loss);
-  snug::StepProfile profile = plain_profile;
+  const snug::plan::Profile plain_profile = snug::detail::profile_step(loss);
+  snug::plan::Profile profile = plain_profile;
   profile.link = link;
   const snug::Bytes budget(ways[1].peak_bytes);
-  const snug::ActivationPlan plan(profile, budget);
-  const snug::ActivationPlan recomputing(plain_profile, budget);
+  const snug::ActivationPlan plan = snug::detail::unverified_plan(profile, budget);
+  const snug::ActivationPlan recomputing = snug::detail::unverified_plan(plain_profile, budget);
   const auto under = [&](const snug::ActivationPlan& chosen) {
     return [&loss, chosen] {
       const snug::Rematerialize scope(chosen);

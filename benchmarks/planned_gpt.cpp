@@ -18,7 +18,9 @@
 #include "program/models/gpt.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
+#include "src/planner/curve.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 
 namespace {
 
@@ -38,11 +40,11 @@ class PlannedGpt {
     const std::vector<Tensor> expected = take_gradients();
     nlohmann::json again = step(nullptr, 0);
     again["same_bits"] = same_bits(take_gradients(), expected);
-    const snug::StepProfile profile = snug::profile_step([this] { return loss(); });
-    const auto curve = snug::plan::plan_curve(snug::plan::StepSimulator(profile), {.points = 5});
+    const snug::plan::Profile profile = snug::detail::profile_step([this] { return loss(); });
+    const auto curve = snug::plan::curve(snug::plan::Simulator(profile), {.points = 5});
     nlohmann::json plans = nlohmann::json::array();
     for (const auto& point : curve.points) {
-      const snug::ActivationPlan plan(profile, snug::Bytes(point.peak_bytes));
+      const snug::ActivationPlan plan = snug::detail::unverified_plan(profile, snug::Bytes(point.peak_bytes));
       nlohmann::json one = step(&plan, plan.predicted_peak_bytes);
       one["same_bits"] = same_bits(take_gradients(), expected);
       plans.push_back(std::move(one));

@@ -18,23 +18,23 @@
 #include <variant>
 #include <vector>
 
-#include "snug/planner.h"
+#include "src/planner/search.h"
 #include "tests/planner/sample_profiles.h"
 
 namespace {
 
-using snug::MicroBatchCandidate;
 using snug::OffloadLink;
-using snug::RematPlan;
-using snug::StepProfile;
+using snug::plan::Answer;
+using snug::plan::Candidate;
 using snug::plan::Infeasible;
-using snug::plan::PlanAnswer;
-using snug::plan::PlanSolver;
-using snug::plan::StepSimulator;
+using snug::plan::Profile;
+using snug::plan::Simulator;
+using snug::plan::Solution;
+using snug::plan::Solver;
 
 struct MicroBatch {
   int64_t items;
-  StepProfile profile;
+  Profile profile;
 };
 
 double processor_seconds() {
@@ -43,19 +43,19 @@ double processor_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-int64_t plain_peak(const StepSimulator& simulator) {
+int64_t plain_peak(const plan::Simulator& simulator) {
   return simulator.run(snug::plan::keep_all(simulator.profile())).peak_bytes;
 }
 
 int64_t share_of(int64_t bytes, double share) { return static_cast<int64_t>(static_cast<double>(bytes) * share); }
 
 // `items` of the batch: bytes in proportion, and a little more time for each item.
-StepProfile part_of(StepProfile profile, int64_t items, int64_t batch) {
+Profile part_of(Profile profile, int64_t items, int64_t batch) {
   const double part = static_cast<double>(items) / static_cast<double>(batch);
   const double slower = items == batch ? 1 : 1.02;
   const auto scaled = [&](int64_t bytes) { return (share_of(bytes, part) + 511) / 512 * 512; };
   for (auto& storage : profile.storages) {
-    storage.bytes = storage.kind == snug::StorageKind::External ? storage.bytes : scaled(storage.bytes);
+    storage.bytes = storage.kind == snug::plan::StorageKind::External ? storage.bytes : scaled(storage.bytes);
   }
   for (auto& event : profile.events) {
     event.bytes = scaled(event.bytes);
@@ -81,29 +81,30 @@ std::vector<MicroBatch> gpt(int blocks) {
 
 OffloadLink open_link() { return {.out_bytes_per_second = 3e8, .back_bytes_per_second = 6e8, .seconds = 1e-5}; }
 
-StepProfile read(const std::string& file) {
+Profile read(const std::string& file) {
   std::ifstream stream(file);
-  return StepProfile::from_json(std::string(std::istreambuf_iterator<char>(stream), {}));
+  return Profile::from_json(std::string(std::istreambuf_iterator<char>(stream), {}));
 }
 
 // --- the searches of a Stepper
 
-// The searches for schedules under which a profile is taken (remat/profile_step.cpp). Whether the micro-batch runs.
+// The searches for schedules under which a profile is taken (remat/detail::profile_step.cpp). Whether the micro-batch
+// runs.
 bool runs_under_a_guess(const MicroBatch& one, int64_t budget) {
-  const StepSimulator simulator(one.profile);
+  const plan::Simulator simulator(one.profile);
   if (plain_peak(simulator) <= budget) {
     return true;
   }
-  PlanSolver quick(simulator, {.work = 30'000});
-  const PlanAnswer answer = quick.solve(0);
+  plan::Solver quick(simulator, {.work = 30'000});
+  const plan::Answer answer = quick.solve(0);
   const auto* none = std::get_if<Infeasible>(&answer);
   const int64_t least = none == nullptr ? 0 : none->smallest_feasible_bytes;
   for (const int64_t quarters : {8, 5, 4}) {
-    if (std::get<RematPlan>(quick.solve(least / 4 * quarters + least % 4)).peak_bytes <= budget) {
+    if (std::get<Solution>(quick.solve(least / 4 * quarters + least % 4)).peak_bytes <= budget) {
       return true;
     }
   }
-  PlanSolver thorough(simulator, {.work = 2'000'000});
+  plan::Solver thorough(simulator, {.work = 2'000'000});
   return (one.items == 1 ? thorough : quick).smallest().peak_bytes <= budget;
 }
 
@@ -111,8 +112,8 @@ bool runs_under_a_guess(const MicroBatch& one, int64_t budget) {
 struct Tried {
   explicit Tried(const MicroBatch& one) : items(one.items), simulator(one.profile), solver(simulator) {}
   int64_t items;
-  StepSimulator simulator;
-  PlanSolver solver;
+  plan::Simulator simulator;
+  plan::Solver solver;
 };
 
 // As step/step_trials.cpp: micro-batches are tried down to the first that fits plainly, or to the sixth if one of six
@@ -120,17 +121,17 @@ struct Tried {
 void plan(const std::string& name, const std::vector<MicroBatch>& all, double share) {
   constexpr size_t kCandidates = 6;
   const double begin = processor_seconds();
-  const StepSimulator whole(all.front().profile);
+  const plan::Simulator whole(all.front().profile);
   const double plain = whole.run(snug::plan::keep_all(whole.profile())).seconds;
   const int64_t batch = all.front().items, budget = share_of(plain_peak(whole), share);
   double guessing = 0;
   std::list<Tried> tried;
   const auto search = [&] {
-    std::vector<MicroBatchCandidate> candidates;
+    std::vector<Candidate> candidates;
     for (Tried& one : tried) {
       candidates.push_back({.items = one.items, .simulator = &one.simulator, .solver = &one.solver});
     }
-    return tried.empty() ? snug::StepSearch{} : snug::search_step(candidates, {.batch = batch, .budget = budget});
+    return tried.empty() ? snug::plan::Search{} : snug::plan::search(candidates, {.batch = batch, .budget = budget});
   };
   for (size_t i = 0; i < all.size(); ++i) {
     const double before = processor_seconds();
@@ -143,7 +144,7 @@ void plan(const std::string& name, const std::vector<MicroBatch>& all, double sh
       break;
     }
   }
-  const snug::StepSearch found = search();
+  const snug::plan::Search found = search();
   std::printf("%-20s %5.2f   ", name.c_str(), share);
   if (found.choice) {
     std::printf("%3lld items, %7.5f of plain, peak %.4f", static_cast<long long>(found.choice->items),
@@ -158,14 +159,14 @@ void plan(const std::string& name, const std::vector<MicroBatch>& all, double sh
 
 // --- single plans
 
-void print_plans(const std::string& name, const StepProfile& profile, int64_t work) {
-  const StepSimulator simulator(profile);
+void print_plans(const std::string& name, const Profile& profile, int64_t work) {
+  const plan::Simulator simulator(profile);
   const int64_t plain = plain_peak(simulator);
   for (const double share : {0.9, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08}) {
     const double begin = processor_seconds();
-    PlanSolver solver(simulator, {.work = work});
-    const PlanAnswer answer = solver.solve(share_of(plain, share));
-    const auto* found = std::get_if<RematPlan>(&answer);
+    plan::Solver solver(simulator, {.work = work});
+    const plan::Answer answer = solver.solve(share_of(plain, share));
+    const auto* found = std::get_if<Solution>(&answer);
     const double peak = static_cast<double>(found != nullptr ? found->peak_bytes
                                                              : std::get<Infeasible>(answer).smallest_feasible_bytes) /
                         static_cast<double>(plain);
@@ -179,14 +180,14 @@ void print_plans(const std::string& name, const StepProfile& profile, int64_t wo
 void print_all_plans() {
   constexpr int64_t kWork = snug::plan::SolverOptions{}.work;
   for (uint32_t seed = 0; seed < 60; ++seed) {
-    StepProfile profile = snug::testing::random_profile(seed, 20 + static_cast<int>(seed) * 3);
+    Profile profile = snug::testing::random_profile(seed, 20 + static_cast<int>(seed) * 3);
     if (seed % 3 == 2) {
       profile.link = {.out_bytes_per_second = 1e5, .back_bytes_per_second = 2e5, .seconds = 1e-4};
     }
     print_plans("random " + std::to_string(seed), profile, 500'000);
   }
   for (const int blocks : {4, 12, 24, 48}) {
-    StepProfile profile = snug::testing::gpt_profile(blocks);
+    Profile profile = snug::testing::gpt_profile(blocks);
     print_plans("gpt " + std::to_string(blocks), profile, kWork);
     profile.link = open_link();
     print_plans("gpt " + std::to_string(blocks) + ", link", profile, kWork);

@@ -20,7 +20,7 @@
 #include "program/run/device.h"
 #include "snug/core.h"
 #include "snug/distributed/launch_environment.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 #include "src/core/nearest_name.h"
 
 namespace snug::cli {
@@ -125,7 +125,7 @@ void print_result(const Section& section) {
   fmt::print("\n");
 }
 
-void write(const std::filesystem::path& file, const std::string& text) { replace_file(file, text); }
+void write(const std::filesystem::path& file, const std::string& text) { detail::replace_file(file, text); }
 
 void check(const Flags& flags) {
   const auto at_least = [](const char* flag, int64_t value, int64_t least) {

@@ -20,11 +20,12 @@
 #include "program/slow_notice.h"
 #include "snug/adamw.h"
 #include "snug/core.h"
-#include "snug/file_system.h"
 #include "snug/memory.h"
 #include "snug/offload.h"
-#include "snug/planner.h"
 #include "snug/stepper.h"
+#include "src/core/file_system.h"
+#include "src/planner/curve.h"
+#include "src/remat/profile_step.h"
 
 namespace snug::cli {
 namespace {
@@ -71,11 +72,11 @@ PlannedModel::PlannedModel(const PlanFlags& flags, c10::Device on)
   }
 }
 
-StepProfile profile_of(PlannedModel& planned, const PlanFlags& flags) {
+plan::Profile profile_of(PlannedModel& planned, const PlanFlags& flags) {
   const Batch batch = batch_to(planned.batch, planned.device);
   const auto step = [&] { return planned.model.loss_of(batch).value(); };
-  return profile_step(step,
-                      {.link = flags.offloads ? measure_offload_link(flags.offload, planned.device) : OffloadLink{}});
+  return detail::profile_step(
+      step, {.link = flags.offloads ? measure_offload_link(flags.offload, planned.device) : OffloadLink{}});
 }
 
 // The techniques of docs/fit.md. Users of the program may not have the page, so the text has the advice itself.
@@ -108,9 +109,9 @@ std::string units(c10::Device device) {
 }
 
 void print_curve(PlannedModel& model, const PlanFlags& flags) {
-  const StepProfile profile = profile_of(model, flags);
+  const plan::Profile profile = profile_of(model, flags);
   const int64_t fixed = 3 * model.parameters;  // weights and AdamW's two moments
-  const plan::PlanCurve curve = plan::plan_curve(plan::StepSimulator(profile));
+  const plan::Curve curve = plan::curve(plan::Simulator(profile));
   fmt::print(
       "{}, {} {} at once, FP32, AdamW: {} of parameters and optimizer state, and during forward and "
       "backward\n\n{}\n",
@@ -120,7 +121,7 @@ void print_curve(PlannedModel& model, const PlanFlags& flags) {
   fmt::print("In all at least {} (--memory {}KiB) at once; with --memory, smaller micro-batches are looked for too.\n",
              Bytes(least).str(), (least + kKiB - 1) / kKiB);
   if (flags.explain) {
-    fmt::print("\nThe most frugal plan:\n{}", explain(plan::StepSimulator(profile), curve.points.back()));
+    fmt::print("\nThe most frugal plan:\n{}", explain(plan::Simulator(profile), curve.points.back()));
   }
   const int64_t plain = fixed + curve.points.front().plain_peak_bytes;
   fmt::print("{}The plain step takes {}; {}\n", units(model.device), Bytes(plain).str(),
@@ -169,7 +170,7 @@ void print_plan_of_run(const std::filesystem::path& out) {
     throw ConfigError(
         fmt::format("plan: there is no plan in '{}'; a run has one if it was given --memory", out.string()));
   }
-  fmt::print("{}", StepPlan::from_json(FileSystem::real().read_file(path)).explain());
+  fmt::print("{}", StepPlan::from_json(detail::FileSystem::real().read_file(path)).explain());
 }
 
 void check(const CLI::App& command) {

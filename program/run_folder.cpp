@@ -8,9 +8,9 @@
 #include "program/run/trainer.h"
 #include "program/shell.h"
 #include "snug/core.h"
-#include "snug/file_system.h"
 #include "snug/safetensors.h"
 #include "snug/snapshot.h"
+#include "src/core/file_system.h"
 
 namespace snug::cli {
 namespace {
@@ -36,7 +36,7 @@ std::string resume_command(const std::filesystem::path& out) {
 
 RunHistory read_run(const std::filesystem::path& out) {
   const auto path = Trainer::log_path(out);
-  if (!FileSystem::real().exists(path)) {
+  if (!detail::FileSystem::real().exists(path)) {
     throw ConfigError(fmt::format("there is no run in '{}': {} is missing; give the folder that snug train --out made",
                                   out.string(), path.string()));
   }
@@ -58,7 +58,7 @@ Gpt load_model(const std::filesystem::path& out) {
                     out.string(), config.model));
   }
   const auto path = Trainer::model_path(out);
-  if (!FileSystem::real().exists(path)) {
+  if (!detail::FileSystem::real().exists(path)) {
     throw ConfigError(fmt::format("the run in '{}' has no {} yet; finish it with {}", out.string(),
                                   path.filename().string(), resume_command(out)));
   }
@@ -75,13 +75,13 @@ std::filesystem::path report_path(const std::filesystem::path& out) { return out
 std::filesystem::path sample_path(const std::filesystem::path& out) { return out / "sample.txt"; }
 
 void write_report(const std::filesystem::path& out, std::string sample) {
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   if (sample.empty() && files.exists(sample_path(out))) {
     sample = files.read_file(sample_path(out));
   }
   const RunHistory run = read_run(out);
   const std::string page = html_report(run, {.title = name_of(out), .sample = std::move(sample), .item = item_of(run)});
-  replace_file(report_path(out), page);
+  detail::replace_file(report_path(out), page);
 }
 
 }  // namespace snug::cli

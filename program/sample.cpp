@@ -8,7 +8,7 @@
 #include "program/command.h"
 #include "program/models/sample_text.h"
 #include "program/run_folder.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug::cli {
 namespace {
@@ -30,7 +30,7 @@ void run_sample(const SampleFlags& flags) {
                                                        .top_k = flags.top_k,
                                                        .seed = static_cast<uint64_t>(flags.seed)});
   fmt::print("{}\n", text);
-  replace_file(sample_path(flags.run), text);
+  detail::replace_file(sample_path(flags.run), text);
 }
 
 }  // namespace

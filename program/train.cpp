@@ -27,7 +27,7 @@
 #include "program/slow_notice.h"
 #include "snug/core.h"
 #include "snug/distributed/process_group.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug::cli {
 namespace {
@@ -228,7 +228,7 @@ void run_train(const TrainFlags& flags) {
         config.memory.str()));
   }
   if (is_first) {
-    remove_unfinished(report_path(config.out));  // removes an unfinished report of a killed run
+    detail::remove_unfinished(report_path(config.out));  // removes an unfinished report of a killed run
   }
   const TrainOutcome outcome = trainer.run({
       .on_step =

@@ -18,7 +18,10 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
+#include "src/planner/bound.h"
+#include "src/planner/search.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 
 namespace snug::zoo {
 
@@ -57,19 +60,19 @@ class Contest {
       inspect(ways[0]);
     }
     drop_gradients();
-    profile_seconds = seconds_of([&] { profile = profile_step(forward()); });
+    profile_seconds = seconds_of([&] { profile = detail::profile_step(forward()); });
   }
 
   /// Comes before any plan.
   void find_floor() {
     floor_seconds = seconds_of([&] {
       try {
-        const ActivationPlan least(profile, Bytes(1));
+        const ActivationPlan least = detail::unverified_plan(profile, Bytes(1));
       } catch (const BudgetExceeded& error) {
         floor_bytes = error.smallest_feasible().count();
       }
     });
-    least_bytes = lower_bound_bytes(plan::StepSimulator(profile));
+    least_bytes = lower_bound_bytes(plan::Simulator(profile));
   }
 
   /// As a program does that begins with nothing, in half of the plain peak or the floor.
@@ -101,12 +104,12 @@ class Contest {
   void add_plan(const std::string& name, int64_t bytes, int rival = -1) {
     const Bytes budget(std::max(bytes, floor_bytes));
     Way way{.name = name, .rival = rival};
-    way.planning_seconds = seconds_of([&] { way.plan = ActivationPlan(profile, budget); });
+    way.planning_seconds = seconds_of([&] { way.plan = detail::unverified_plan(profile, budget); });
     inspect(way);
     if (!way.same_bits || way.peak_bytes > way.plan->predicted_peak_bytes) {
       way.corrected = true;
       drop_gradients();
-      way.planning_seconds += seconds_of([&] { way.plan = plan_activations(profile, forward(), budget); });
+      way.planning_seconds += seconds_of([&] { way.plan = detail::plan_activations(profile, forward(), budget); });
       inspect(way);
     }
     way.predicted_peak_bytes = way.plan->predicted_peak_bytes;
@@ -119,29 +122,31 @@ class Contest {
     Way& halves = ways[static_cast<size_t>(rival)];
     const int64_t items = entry_.batch[0].size(0);
     step(halves);  // its gradients stay: the second half's are added to them
-    const StepProfile of_half = profile_step([&] { return entry_.loss_of(part_of_batch(2, 0), run_plainly); });
-    StepSearchOptions options{.batch = items, .budget = halves.peak_bytes};
+    const plan::Profile of_half =
+        detail::profile_step([&] { return entry_.loss_of(part_of_batch(2, 0), run_plainly); });
+    plan::SearchOptions options{.batch = items, .budget = halves.peak_bytes};
     for (const Tensor& leaf : leaves_) {
       options.gradient_bytes += leaf.grad().defined() ? static_cast<int64_t>(leaf.grad().nbytes()) : 0;
     }
-    const plan::StepSimulator whole(profile), half(of_half);
+    const plan::Simulator whole(profile), half(of_half);
     const auto search = [&] {
-      return search_step({{.items = items, .simulator = &whole}, {.items = items / 2, .simulator = &half}}, options);
+      return plan::search({{.items = items, .simulator = &whole}, {.items = items / 2, .simulator = &half}}, options);
     };
     Way way{.name = "a Stepper's choice in the bytes of " + halves.name, .rival = rival};
-    StepSearch found;
+    plan::Search found;
     way.planning_seconds = seconds_of([&] { found = search(); });
     if (!found.choice) {
       options.budget = found.smallest_feasible_bytes;
       found = search();
     }
-    const StepChoice& choice = found.choice.value();
+    const plan::Choice& choice = found.choice.value();
     way.micro_batches = choice.micro_batches;
     way.predicted_peak_bytes = choice.peak_bytes;
     way.predicted_ratio = choice.seconds / whole.run(plan::keep_all(profile)).seconds;
     if (choice.plan.peak_bytes < choice.plan.plain_peak_bytes) {
       const int64_t gradients = choice.micro_batches > 1 ? options.gradient_bytes : 0;
-      way.plan = ActivationPlan(choice.micro_batches > 1 ? of_half : profile, Bytes(options.budget - gradients));
+      way.plan =
+          detail::unverified_plan(choice.micro_batches > 1 ? of_half : profile, Bytes(options.budget - gradients));
       way.predicted_peak_bytes = way.plan->predicted_peak_bytes + gradients;
     }
     add(std::move(way));
@@ -166,7 +171,7 @@ class Contest {
   const std::string& name() const { return entry_.name; }
 
   std::vector<Way> ways{{.name = "plain"}};
-  StepProfile profile;
+  plan::Profile profile;
   double profile_seconds = 0;
   double floor_seconds = 0;     ///< to find floor_bytes
   double planning_seconds = 0;  ///< by plan_activations, in half of the peak

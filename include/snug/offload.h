@@ -20,7 +20,7 @@
 #include <string>
 
 #include "snug/core.h"
-#include "snug/profile.h"
+#include "snug/offload_link.h"
 
 namespace c10 {
 struct Device;

@@ -1,6 +1,6 @@
 #pragma once
-// profile_step: records a forward and backward pass of any model as a list of operators and storages. Plans are made
-// from the list.
+// detail::profile_step: records a forward and backward pass of any model as a list of operators and storages. Plans are
+// made from the list.
 //
 // Rematerialize: runs a forward and backward pass of any model within a number of bytes. Results that are cheap to
 // compute again are dropped in forward, and rebuilt operator by operator when backward asks for the results. Where
@@ -34,8 +34,7 @@
 
 #include "snug/core.h"
 #include "snug/offload.h"
-#include "snug/planner.h"
-#include "snug/profile.h"
+#include "snug/offload_link.h"
 
 namespace snug {
 
@@ -84,13 +83,14 @@ struct ProfileOptions {
 ///   model once before);
 /// - c10::OutOfMemoryError if not even the most frugal attempt fits into a MemoryLimit;
 /// - any exception of the callable.
-StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options = {});
+plan::Profile detail::profile_step(const std::function<at::Tensor()>& forward_and_loss,
+                                   detail::ProfileOptions options = {});
 
 class ActivationPlan;
 
 namespace detail {
 class EffectJournal;
-ActivationPlan plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes, std::optional<RematPlan>,
+ActivationPlan plan_activations(plan::Profile, const std::function<at::Tensor()>&, Bytes, std::optional<plan::Solution>,
                                 EffectJournal&);
 }  // namespace detail
 
@@ -105,7 +105,7 @@ class ActivationPlan {
 
   /// Plans for a profile that was taken before; `options` limit the search. Unlike plan_activations, does not verify
   /// the plan by a run. Throws BudgetExceeded as plan_activations does.
-  ActivationPlan(const StepProfile& profile, Bytes budget, plan::SolverOptions options = {});
+  ActivationPlan(const plan::Profile& profile, Bytes budget, plan::SolverOptions options = {});
 
   /// Describes the plan for people: storages alive at the peak, storages rebuilt or offloaded with the costs, and how
   /// far from the fastest plan this plan can be.
@@ -119,13 +119,13 @@ class ActivationPlan {
   static ActivationPlan from_json(std::string_view text);
 
   /// The profile from which the plan was made, and the plan's choice for each storage.
-  const StepProfile& profile() const;
-  const RematPlan& choice() const;
+  const plan::Profile& profile() const;
+  const plan::Solution& choice() const;
 
  private:
   friend class Rematerialize;
-  friend ActivationPlan detail::plan_activations(StepProfile, const std::function<at::Tensor()>&, Bytes,
-                                                 std::optional<RematPlan>, detail::EffectJournal&);
+  friend ActivationPlan detail::plan_activations(plan::Profile, const std::function<at::Tensor()>&, Bytes,
+                                                 std::optional<plan::Solution>, detail::EffectJournal&);
   struct Content;
   struct Trial {
     std::set<int> different = {};  // storages with other bits after a rebuild
@@ -137,8 +137,8 @@ class ActivationPlan {
 };
 
 /// Returns the fastest plan found whose peak stays within `budget` bytes above the level of memory at the call. New
-/// gradients count. Calls `forward_and_loss` (see profile_step) a few times: for the profile, and under the plan. A
-/// call under the plan checks two facts:
+/// gradients count. Calls `forward_and_loss` (see detail::profile_step) a few times: for the profile, and under the
+/// plan. A call under the plan checks two facts:
 /// - Rebuilt values have the same bits. A storage with other bits is kept or offloaded from then on.
 /// - Memory rises no higher than predicted. A higher rise is included in the next plan.
 ///
@@ -154,8 +154,8 @@ ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_l
                                 OffloadLink link = {});
 /// The same with a profile of `forward_and_loss` that was taken before, and without the comparison of losses. `found`
 /// may be a plan that a search has already found for the profile and the budget: `found` is tried before a new search.
-ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
-                                std::optional<RematPlan> found = {});
+ActivationPlan plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                Bytes budget, std::optional<plan::Solution> found = {});
 
 /// While a Rematerialize lives, one forward pass on this thread runs under the plan. Backward comes after the forward
 /// pass, once or several times. Each further pass rebuilds the storages that were held for a single pass.

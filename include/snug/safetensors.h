@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug {
 
@@ -20,7 +20,7 @@ namespace snug {
 /// copies live until the file is written.
 /// The write is atomic: the content goes to a file beside `path`, and when the content is on the disk, the file is
 /// renamed to `path`. Several callers may save under one name at once; the content of the last caller stays. A kill
-/// during the write leaves the file beside `path`, of up to full size. remove_unfinished(path)
+/// during the write leaves the file beside `path`, of up to full size. detail::remove_unfinished(path)
 /// (include/snug/file_system.h) removes such files.
 /// Throws ConfigError:
 /// - if a tensor is undefined, not dense or of a dtype that the format lacks (quantized, complex but complex64); the
@@ -30,7 +30,8 @@ namespace snug {
 ///
 /// Throws Error if the file system fails.
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata = {}, FileSystem& files = FileSystem::real());
+                      const std::map<std::string, std::string>& metadata = {},
+                      detail::FileSystem& files = detail::FileSystem::real());
 
 /// All tensors of the file, on the CPU, each in memory of its own: the file may be replaced or removed afterwards.
 /// Every field is checked before memory is allocated. Throws CorruptFile with the file, the field and the likely cause;

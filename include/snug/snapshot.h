@@ -31,8 +31,8 @@
 #include <string>
 #include <vector>
 
-#include "snug/file_system.h"
 #include "snug/state.h"
+#include "src/core/file_system.h"
 
 namespace snug {
 
@@ -62,7 +62,7 @@ class SnapshotStore {
   /// Touches nothing yet: save() creates the directory. `files` must outlive the store.
   /// Throws ConfigError if keep is below 1.
   explicit SnapshotStore(std::filesystem::path directory, SnapshotOptions options = {},
-                         FileSystem& files = FileSystem::real());
+                         detail::FileSystem& files = detail::FileSystem::real());
 
   /// Writes the state of all parts as the snapshot of this step, replacing an earlier snapshot of the same step.
   /// Removes snapshots beyond `keep` and leftovers of crashed saves. If anything fails, or the process dies at any
@@ -105,7 +105,7 @@ class SnapshotStore {
 
   std::filesystem::path directory_;
   SnapshotOptions options_;
-  FileSystem* files_;
+  detail::FileSystem* files_;
 };
 
 /// Copies take as much CPU tensor memory as the state, within any MemoryLimit, until the copies are written. Only one

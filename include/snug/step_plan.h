@@ -18,7 +18,6 @@
 
 #include "snug/grad_scaler.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
 #include "snug/precision.h"
 
 namespace snug {

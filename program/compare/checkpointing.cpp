@@ -19,7 +19,8 @@
 #include "snug/core.h"
 #include "snug/offload.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
+#include "src/planner/curve.h"
+#include "src/remat/profile_step.h"
 
 namespace snug::cli {
 namespace {
@@ -53,7 +54,7 @@ std::function<Tensor()> planned(const DeepModel& model, const Tensor& input, Act
 }
 
 // A quick search nearly always finds an equally fast plan.
-ActivationPlan plan_within(const StepProfile& profile, Bytes budget, const CompareFlags& flags) {
+ActivationPlan plan_within(const plan::Profile& profile, Bytes budget, const CompareFlags& flags) {
   if (flags.quick) {
     try {
       return {profile, budget, {.work = 2'000'000}};
@@ -69,8 +70,8 @@ void add_automatic(std::vector<Contender>& contenders, const DeepModel& model, c
                    const CompareFlags& flags) {
   const int64_t gradients = bytes_of(model.parameters());
   drop_gradients(model.parameters());
-  const StepProfile profile = profile_step(contenders.front().forward);
-  const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const plan::Profile profile = detail::profile_step(contenders.front().forward);
+  const int64_t least = plan::curve(plan::Simulator(profile), {.points = 2}).smallest_feasible_bytes();
   const int64_t plain = contenders.front().activations;
   std::map<int64_t, std::string> budgets{{plain / 2, "half"}, {plain / 4, "a quarter"}};
   for (const Contender& contender : contenders) {
@@ -93,8 +94,8 @@ void add_automatic_with_offload(std::vector<Contender>& contenders, const DeepMo
       std::find_if(contenders.begin(), contenders.end(), [](const Contender& c) { return c.family == "offload"; });
   const Bytes budget(by_hand->activations + bytes_of(model.parameters()));
   drop_gradients(model.parameters());
-  const StepProfile profile =
-      profile_step(contenders.front().forward, {.link = measure_offload_link({}, flags.device)});
+  const plan::Profile profile =
+      detail::profile_step(contenders.front().forward, {.link = measure_offload_link({}, flags.device)});
   try {
     const ActivationPlan plan = plan_within(profile, budget, flags);
     contenders.push_back({.family = "automatic",

@@ -21,9 +21,11 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
 #include "snug/step_in_backward.h"
 #include "snug/stepper.h"
+#include "src/planner/curve.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 
 namespace snug::cli {
 namespace {
@@ -219,8 +221,8 @@ void ladder(Section& section, const Sizes& sizes) {
 }
 
 // A limit between the bytes of every block checkpointed and the least bytes of a plan, above the weights.
-int64_t limit_for_plans_alone(const StepProfile& profile, int64_t every_block) {
-  const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+int64_t limit_for_plans_alone(const plan::Profile& profile, int64_t every_block) {
+  const int64_t least = plan::curve(plan::Simulator(profile), {.points = 2}).smallest_feasible_bytes();
   return (least + std::max(least, every_block)) / 2;
 }
 
@@ -242,9 +244,9 @@ void long_sequence(Section& section, const CompareFlags& flags) {
   }
   const int64_t every_block = peak_of(checkpointed);
   drop_gradients(parameters);
-  const StepProfile profile = profile_step(plain);
+  const plan::Profile profile = detail::profile_step(plain);
   const int64_t budget = limit_for_plans_alone(profile, every_block);
-  const ActivationPlan plan = plan_activations(profile, plain, Bytes(budget));
+  const ActivationPlan plan = detail::plan_activations(profile, plain, Bytes(budget));
   drop_gradients(parameters);
   const int64_t before = live_bytes(flags.device).count();
   const auto planned = [&] {

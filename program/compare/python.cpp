@@ -11,7 +11,7 @@
 
 #include "program/compare/experiment.h"
 #include "snug/core.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug::cli {
 namespace {
@@ -56,7 +56,7 @@ std::vector<Claim> claims_of(const std::string& markdown) {
 }  // namespace
 
 Section compare_python(const CompareFlags& flags) {
-  const std::vector<Claim> claims = claims_of(FileSystem::real().read_file(flags.results));
+  const std::vector<Claim> claims = claims_of(detail::FileSystem::real().read_file(flags.results));
   if (claims.empty()) {
     throw ConfigError(
         fmt::format("compare: '{}' holds no ratios; give a table that benchmarks/run.py wrote", flags.results));

@@ -15,7 +15,8 @@
 #include "program/compare/measure.h"
 #include "snug/core.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
+#include "src/planner/curve.h"
+#include "src/remat/profile_step.h"
 
 namespace snug::cli {
 namespace {
@@ -149,8 +150,8 @@ NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, 
   const std::vector<Tensor> parameters = model.parameters();
   const int64_t bytes = bytes_of_step(parameters, [&] { forward().backward(); }).peak;
   drop_gradients(parameters);
-  const StepProfile profile = profile_step(plain);
-  const int64_t least = plan::plan_curve(plan::StepSimulator(profile), {.points = 2}).smallest_feasible_bytes();
+  const plan::Profile profile = detail::profile_step(plain);
+  const int64_t least = plan::curve(plan::Simulator(profile), {.points = 2}).smallest_feasible_bytes();
   const std::string times =
       least > bytes ? fmt::format("{:.2f} times ", static_cast<double>(least) / static_cast<double>(bytes)) : "";
   return {.name = fmt::format("automatic, in {}the bytes of sqrt(n) segments", times),

@@ -4,7 +4,7 @@
 //
 //   snug::RunHistory history = snug::read_run_log(folder / "log.jsonl");
 //   std::string page = snug::html_report(history, {.title = "GPT on Shakespeare", .sample = text});
-//   snug::FileSystem::real().write_file(folder / "report.html", std::array<std::string_view, 1>{page});
+//   snug::detail::FileSystem::real().write_file(folder / "report.html", std::array<std::string_view, 1>{page});
 
 #include <string>
 

@@ -12,6 +12,7 @@
 #include "program/report/run_log_format.h"
 #include "program/report/run_log_parse.h"
 #include "snug/core.h"
+#include "src/core/file_system.h"
 
 namespace snug {
 namespace {
@@ -59,7 +60,7 @@ int64_t MemoryByCategory::total() const {
 }
 
 RunLog RunLog::create(const path& file, const LogValues& settings, const std::vector<RunEvent>& events,
-                      FileSystem& files) {
+                      detail::FileSystem& files) {
   if (files.exists(file)) {
     throw ConfigError(
         fmt::format("RunLog.create: {} exists already; resume that run or choose another folder", file.string()));
@@ -68,11 +69,11 @@ RunLog RunLog::create(const path& file, const LogValues& settings, const std::ve
   for (const RunEvent& event : events) {
     lines += detail::event_line(event) + '\n';
   }
-  replace_file(file, lines, files);
+  detail::replace_file(file, lines, files);
   return RunLog(file);
 }
 
-RunLog RunLog::resume(const path& file, int64_t last_step, FileSystem& files, const LogValues& changed) {
+RunLog RunLog::resume(const path& file, int64_t last_step, detail::FileSystem& files, const LogValues& changed) {
   const std::string content = files.read_file(file);
   std::string kept;
   for (const detail::LogLine& line : detail::parse_run_log(content, file.string())) {
@@ -82,7 +83,7 @@ RunLog RunLog::resume(const path& file, int64_t last_step, FileSystem& files, co
       kept.append(line.text).append(1, '\n');
     }
   }
-  replace_file(file, kept, files);
+  detail::replace_file(file, kept, files);
   return RunLog(file);
 }
 
@@ -119,7 +120,7 @@ void RunLog::sync() {
   }
 }
 
-RunHistory read_run_log(const path& file, const FileSystem& files) {
+RunHistory read_run_log(const path& file, const detail::FileSystem& files) {
   const std::string content = files.read_file(file);
   RunHistory history;
   for (detail::LogLine& line : detail::parse_run_log(content, file.string())) {

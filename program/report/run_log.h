@@ -16,7 +16,7 @@
 #include <variant>
 #include <vector>
 
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug {
 
@@ -89,14 +89,15 @@ class RunLog {
   /// Starts a log: the file exists with the settings and the first events, or does not exist. Throws ConfigError if the
   /// file exists already, Error if the file cannot be written.
   static RunLog create(const std::filesystem::path& path, const LogValues& settings,
-                       const std::vector<RunEvent>& events = {}, FileSystem& files = FileSystem::real());
+                       const std::vector<RunEvent>& events = {},
+                       detail::FileSystem& files = detail::FileSystem::real());
 
   /// Continues a log after a restart from the snapshot of `last_step`. Cuts the file back, in one atomic replacement,
   /// to the settings and to the records and events up to `last_step`, then appends. A last line torn by a kill is
   /// dropped. The values in `changed` replace the settings with the same names. Throws CorruptFile for any other broken
   /// line, Error if the file cannot be read or written; the file is then unchanged or cut back, never in between.
-  static RunLog resume(const std::filesystem::path& path, int64_t last_step, FileSystem& files = FileSystem::real(),
-                       const LogValues& changed = {});
+  static RunLog resume(const std::filesystem::path& path, int64_t last_step,
+                       detail::FileSystem& files = detail::FileSystem::real(), const LogValues& changed = {});
 
   RunLog(RunLog&& other) noexcept;
   RunLog& operator=(RunLog&& other) noexcept;
@@ -133,6 +134,7 @@ const RunEvent* newest_event(const RunHistory& log, std::string_view name, int64
 /// Reads the log of a finished or running run. A last line without a line end (torn by a kill, or being written) is
 /// left out. Throws CorruptFile with the line's number for any other line that RunLog cannot have written; Error if the
 /// file cannot be read.
-RunHistory read_run_log(const std::filesystem::path& path, const FileSystem& files = FileSystem::real());
+RunHistory read_run_log(const std::filesystem::path& path,
+                        const detail::FileSystem& files = detail::FileSystem::real());
 
 }  // namespace snug

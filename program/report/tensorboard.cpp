@@ -18,6 +18,7 @@
 
 #include "program/report/appending.h"
 #include "program/report/record_fields.h"
+#include "src/core/file_system.h"
 
 namespace snug {
 namespace {
@@ -157,7 +158,7 @@ int64_t time_in(std::string_view name) {
 }
 
 // A time after the times of all existing files.
-int64_t new_time(const std::filesystem::path& folder, const FileSystem& files) {
+int64_t new_time(const std::filesystem::path& folder, const detail::FileSystem& files) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   int64_t time = std::chrono::duration_cast<std::chrono::seconds>(now).count();
   for (const std::string& name : files.list(folder)) {
@@ -169,7 +170,7 @@ int64_t new_time(const std::filesystem::path& folder, const FileSystem& files) {
 }  // namespace
 
 // Delegates, so that the destructor closes the file after any exception in this constructor.
-TensorBoardFile::TensorBoardFile(const std::filesystem::path& folder, FileSystem& files) : TensorBoardFile() {
+TensorBoardFile::TensorBoardFile(const std::filesystem::path& folder, detail::FileSystem& files) : TensorBoardFile() {
   try {
     files.create_directories(folder);
     create(folder, new_time(folder, files));

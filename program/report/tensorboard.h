@@ -13,6 +13,7 @@
 #include <filesystem>
 
 #include "program/report/run_log.h"
+#include "src/core/file_system.h"
 
 namespace snug {
 
@@ -21,7 +22,7 @@ class TensorBoardFile {
   /// Begins a new file in `folder`, and makes the folder if the folder does not exist. Existing files stay. TensorBoard
   /// shows all files of a folder as one run; from the first step written to this file on, TensorBoard shows the steps
   /// of this file. Throws Error if the file cannot be made.
-  explicit TensorBoardFile(const std::filesystem::path& folder, FileSystem& files = FileSystem::real());
+  explicit TensorBoardFile(const std::filesystem::path& folder, detail::FileSystem& files = detail::FileSystem::real());
   ~TensorBoardFile();
   TensorBoardFile(const TensorBoardFile&) = delete;
   TensorBoardFile& operator=(const TensorBoardFile&) = delete;

@@ -6,7 +6,7 @@
 #include "program/run/folder_lock.h"
 #include "program/run/settings.h"
 #include "program/run/trainer.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 #include "src/core/unnamed_file.h"
 
 namespace snug::detail {

@@ -13,8 +13,8 @@
 #include "program/run/device.h"
 #include "snug/checkpoint.h"
 #include "snug/core.h"
-#include "snug/file_system.h"
 #include "snug/precision.h"
+#include "src/core/file_system.h"
 #include "src/io/checksum.h"
 
 namespace snug {
@@ -56,7 +56,7 @@ void check_exported(const ExportedModule& model, const TrainConfig& config) {
 }
 
 RunModel exported_model(const TrainConfig& config) {
-  if (!FileSystem::real().exists(config.model)) {
+  if (!detail::FileSystem::real().exists(config.model)) {
     throw ConfigError(fmt::format("model: there is no file {}; check the path", config.model));
   }
   const auto model = load_exported(config.model);

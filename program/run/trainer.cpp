@@ -35,7 +35,6 @@
 #include "snug/core.h"
 #include "snug/distributed/data_parallel.h"
 #include "snug/extra/gradient_noise.h"
-#include "snug/file_system.h"
 #include "snug/memory.h"
 #include "snug/offload.h"
 #include "snug/safetensors.h"
@@ -44,6 +43,7 @@
 #include "snug/snapshot.h"
 #include "snug/state.h"
 #include "snug/stepper.h"
+#include "src/core/file_system.h"
 
 namespace snug {
 namespace {
@@ -139,7 +139,7 @@ class Trainer::Impl {
     }
     std::optional<SaveOnHost> offload;
     if (config_.offload && !plans()) {
-      FileSystem::real().create_directories(config_.out);
+      detail::FileSystem::real().create_directories(config_.out);
       // On a disk, because the temporary directory may be memory.
       offload.emplace(OffloadOptions{.directory = config_.out});
     }
@@ -280,7 +280,7 @@ class Trainer::Impl {
         throw;
       }
     }
-    FileSystem::real().create_directories(config_.out);
+    detail::FileSystem::real().create_directories(config_.out);
     const TensorsInFile in_files(config_.out);
     return run_model(config_, device_);
   }
@@ -330,7 +330,7 @@ class Trainer::Impl {
   Stepper make_stepper() {
     std::optional<std::filesystem::path> planned_offload;
     if (config_.offload && plans()) {
-      FileSystem::real().create_directories(config_.out);
+      detail::FileSystem::real().create_directories(config_.out);
       planned_offload = device_.is_cpu() ? std::filesystem::path(config_.out) : "";
     }
     return {model_,
@@ -443,7 +443,7 @@ class Trainer::Impl {
 
   void write_log(const StepRecord& record, const std::vector<RunEvent>& events) {
     if (!log_) {
-      FileSystem::real().create_directories(config_.out);
+      detail::FileSystem::real().create_directories(config_.out);
       lock_folder();
       detail::remove_rest_of_a_kill(config_.out);
       log_ = RunLog::create(log_path(config_.out), config_.to_settings(), {matmul_accumulation_event(), machine(0)});
@@ -453,7 +453,7 @@ class Trainer::Impl {
       log_->event(event);
     }
     if (const std::string plan = std::exchange(plan_to_save_, {}); !plan.empty()) {
-      replace_file(plan_path(config_.out), plan);
+      detail::replace_file(plan_path(config_.out), plan);
     }
   }
 

@@ -9,7 +9,8 @@
 #include "snug/core.h"
 #include "snug/extra/checked_function.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
+#include "src/planner/curve.h"
+#include "src/remat/profile_step.h"
 
 namespace snug::python {
 namespace {
@@ -92,9 +93,9 @@ std::vector<std::pair<int64_t, double>> curve(py::function loss_of, int points) 
   const auto forward = forward_and_loss(std::move(loss_of));
   const py::gil_scoped_release no_lock;
   std::vector<std::pair<int64_t, double>> result;
-  const StepProfile profile = profile_step(forward);
-  const plan::StepSimulator simulator(profile);
-  for (const RematPlan& one : plan::plan_curve(simulator, {.points = points}).points) {
+  const plan::Profile profile = detail::profile_step(forward);
+  const plan::Simulator simulator(profile);
+  for (const plan::Solution& one : plan::curve(simulator, {.points = points}).points) {
     result.emplace_back(one.peak_bytes, one.seconds);
   }
   return result;

@@ -1,4 +1,4 @@
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -16,13 +16,13 @@
 #include "src/core/fnv1a.h"
 #include "src/core/system_reason.h"
 
-namespace snug {
+namespace snug::detail {
 namespace {
 
 using Path = FileSystem::Path;
 
 [[noreturn]] void fail(std::string_view operation, const Path& path, const std::error_code& reason) {
-  throw Error(fmt::format("FileSystem.{}: {}: {}", operation, path.string(), detail::system_reason(reason)));
+  throw Error(fmt::format("FileSystem.{}: {}: {}", operation, path.string(), system_reason(reason)));
 }
 
 [[noreturn]] void fail_with_errno(std::string_view operation, const Path& path) {
@@ -258,4 +258,4 @@ void remove_unfinished(const FileSystem::Path& path, FileSystem& files) {
   }
 }
 
-}  // namespace snug
+}  // namespace snug::detail

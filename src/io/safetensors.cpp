@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 #include "src/io/input_file.h"
 #include "src/io/safetensors_file.h"
 #include "src/io/safetensors_index.h"
@@ -48,9 +48,9 @@ std::list<detail::SafetensorsReader> open_shards(const fs::path& path) {
 }  // namespace
 
 void save_safetensors(const fs::path& path, const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata, FileSystem& files) {
+                      const std::map<std::string, std::string>& metadata, detail::FileSystem& files) {
   const detail::SafetensorsContent content(tensors, metadata, path.string());
-  replace_file(path, content.parts(), files);
+  detail::replace_file(path, content.parts(), files);
 }
 
 std::map<std::string, at::Tensor> load_safetensors(const fs::path& path) {

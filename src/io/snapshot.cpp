@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
+#include "src/core/file_system.h"
 #include "src/io/checksum.h"
 #include "src/io/manifest.h"
 #include "src/io/safetensors_file.h"
@@ -32,7 +33,7 @@ constexpr const char* kRemoved = ".removed";
 constexpr const char* kDamaged = ".damaged";
 
 // Checks the files of the requested parts, and that there is one for each.
-void verify(const FileSystem& files, const fs::path& folder, int64_t step,
+void verify(const detail::FileSystem& files, const fs::path& folder, int64_t step,
             const std::map<std::string, Stateful>& parts) {
   const detail::Manifest manifest = detail::read_snapshot_manifest(files, folder, step);
   for (const auto& [name, part] : parts) {
@@ -60,7 +61,7 @@ void check_part_name(const std::string& name) {
 
 }  // namespace
 
-SnapshotStore::SnapshotStore(fs::path directory, SnapshotOptions options, FileSystem& files)
+SnapshotStore::SnapshotStore(fs::path directory, SnapshotOptions options, detail::FileSystem& files)
     : directory_(std::move(directory)), options_(options), files_(&files) {
   if (options_.keep < 1) {
     throw ConfigError(fmt::format("SnapshotStore: keep is {}; keep at least 1 snapshot", options_.keep));

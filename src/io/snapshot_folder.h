@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "snug/file_system.h"
 #include "snug/state.h"
+#include "src/core/file_system.h"
 #include "src/io/manifest.h"
 
 namespace snug::detail {

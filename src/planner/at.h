@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-namespace snug::detail {
+namespace snug::plan {
 
 inline size_t at(int index) { return static_cast<size_t>(index); }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -12,16 +12,16 @@
 // unpacked storage: the first Unpack for any of the last users, and so on. The search is patience sorting (Fredman
 // 1975). Unpacks out of order are left out, for example Unpacks of two backward passes one after the other.
 
-namespace snug::detail {
+namespace snug::plan {
 namespace {
 
 // Users that an Unpack may be for, on each side of the user that would be right if every user saved the storage.
 constexpr int kBeside = 3;
 
-std::vector<std::vector<int>> users_of(const StepProfile& profile, const StorageUses& uses) {
+std::vector<std::vector<int>> users_of(const Profile& profile, const StorageUses& uses) {
   std::vector<std::vector<int>> users = uses.readers;
   for (int i = 0; i < static_cast<int>(profile.operators.size()); ++i) {
-    for (const ValueId& value : profile.operators[at(i)].writes) {
+    for (const Value& value : profile.operators[at(i)].writes) {
       users[at(value.storage)].push_back(i);
     }
   }
@@ -66,13 +66,13 @@ class LongestFall {
 
 }  // namespace
 
-std::vector<int> backward_events(const StepProfile& profile, const StorageUses& uses) {
+std::vector<int> backward_events(const Profile& profile, const StorageUses& uses) {
   const std::vector<std::vector<int>> users = users_of(profile, uses);
   std::vector<int> in_use(users.size(), 0);
   std::vector<int> unpacked(users.size(), 0);
   LongestFall fall;
   for (int e = uses.backward; e < static_cast<int>(profile.events.size()); ++e) {
-    const ProfileEvent& event = profile.events[at(e)];
+    const Event& event = profile.events[at(e)];
     if (event.kind == EventKind::Done) {
       --in_use[at(event.index)];
     } else if (event.kind == EventKind::Unpack && in_use[at(event.index)]++ == 0) {
@@ -89,4 +89,4 @@ std::vector<int> backward_events(const StepProfile& profile, const StorageUses& 
   return result;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

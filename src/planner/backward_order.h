@@ -6,10 +6,10 @@
 
 #include "src/planner/storage_uses.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// Per operator: the event of an Unpack that is probably for the operator; StorageUses::kNone if no such Unpack was
 /// found. The later an operator, the earlier the operator's event.
-std::vector<int> backward_events(const StepProfile& profile, const StorageUses& uses);
+std::vector<int> backward_events(const Profile& profile, const StorageUses& uses);
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -1,8 +1,9 @@
+#include "src/planner/bound.h"
+
 #include <algorithm>
 #include <limits>
 #include <vector>
 
-#include "snug/planner.h"
 #include "src/planner/droppables.h"
 
 // The bound is a relaxation of a covering problem. Plain training exceeds the budget by d(t) during event t. Under any
@@ -18,8 +19,6 @@
 
 namespace snug::plan {
 namespace {
-
-using detail::Droppable;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
@@ -98,9 +97,9 @@ void go_through_events(const std::vector<Droppable>& droppables, size_t events, 
 
 }  // namespace
 
-double lower_bound_seconds(const StepSimulator& simulator, int64_t budget) {
+double lower_bound_seconds(const Simulator& simulator, int64_t budget) {
   const Simulation plain = simulator.run(keep_all(simulator.profile()));
-  const std::vector<Droppable> ranked = detail::droppables(simulator);
+  const std::vector<Droppable> ranked = plan::droppables(simulator);
   CheapestCover absent(ranked);
   double most = 0;
   go_through_events(
@@ -109,9 +108,9 @@ double lower_bound_seconds(const StepSimulator& simulator, int64_t budget) {
   return plain.seconds + most;
 }
 
-int64_t lower_bound_bytes(const StepSimulator& simulator) {
+int64_t lower_bound_bytes(const Simulator& simulator) {
   const Simulation plain = simulator.run(keep_all(simulator.profile()));
-  const std::vector<Droppable> droppables = detail::droppables(simulator);
+  const std::vector<Droppable> droppables = plan::droppables(simulator);
   int64_t absent = 0, most = 0;
   go_through_events(
       droppables, plain.high.size(), [&](size_t i) { absent += droppables[i].bytes; },

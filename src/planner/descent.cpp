@@ -23,17 +23,14 @@
 //
 // The result need not be the fastest plan. Filling improves a plan that fits (filling.cpp).
 
-namespace snug::detail {
+namespace snug::plan {
 namespace {
-
-using plan::Stay;
-using plan::Stays;
 
 constexpr double kTiny = 1e-12;  // seconds
 
 }  // namespace
 
-Descent::Descent(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
+Descent::Descent(const Simulator& simulator, const StorageUses& uses, Pool& pool)
     : simulator_(simulator), profile_(simulator.profile()), uses_(uses), pool_(pool) {}
 
 // Seconds of the storage's operator, and of the producers of all needed storages that the plan neither keeps nor
@@ -42,16 +39,16 @@ Descent::Descent(const plan::StepSimulator& simulator, const StorageUses& uses, 
 // Empty: by the estimate the storage cannot be rebuilt, and may be offloaded instead. The estimate does not know the
 // storages that the program or an earlier Unpack still holds. So without a link the result is always a number, and the
 // simulation decides.
-std::optional<double> Descent::seconds_to_rebuild(int storage, const plan::Stays& plan, std::vector<int>& seen) {
+std::optional<double> Descent::seconds_to_rebuild(int storage, const Stays& plan, std::vector<int>& seen) {
   double seconds = kTiny;
   bool is_possible = true;
-  std::vector<ValueId> pending = {{storage, simulator_.last_version(storage)}};
+  std::vector<Value> pending = {{storage, simulator_.last_version(storage)}};
   while (!pending.empty()) {
-    const ValueId value = pending.back();
+    const Value value = pending.back();
     pending.pop_back();
     const int op = simulator_.producer(value);
     const bool is_at_hand = value.storage != storage && value.version == simulator_.last_version(value.storage) &&
-                            plan[at(value.storage)] <= plan::Stay::kept();
+                            plan[at(value.storage)] <= Stay::kept();
     if (op >= 0 && !is_at_hand && seen[at(op)] != storage) {
       seen[at(op)] = storage;
       pool_.add_steps(1);
@@ -66,7 +63,7 @@ std::optional<double> Descent::seconds_to_rebuild(int storage, const plan::Stays
 
 // Storages that are in memory during an overflow between forward and backward, sorted by the ratio of estimated relief
 // to estimated cost, the best first.
-std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int64_t budget, Transfers transfers) {
+std::vector<Descent::Candidate> Descent::candidates(const Point& point, int64_t budget, Transfers transfers) {
   std::vector<int> over(point.run.high.size() + 1, 0);
   for (size_t e = 0; e < point.run.high.size(); ++e) {
     over[e + 1] = over[e] + (point.run.high[e] > budget ? 1 : 0);
@@ -74,15 +71,15 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
   std::vector<std::pair<double, Candidate>> ranked;
   std::vector<int> seen(profile_.operators.size(), -1);
   for (int s = 0; s < static_cast<int>(profile_.storages.size()); ++s) {
-    const plan::Stay stay = point.plan[at(s)];
+    const Stay stay = point.plan[at(s)];
     const int last_use = point.run.last_use[at(s)];
-    const int last = stay == plan::Stay::kept() ? std::min(uses_.unpacked_at[at(s)], std::max(0, last_use)) : last_use;
+    const int last = stay == Stay::kept() ? std::min(uses_.unpacked_at[at(s)], std::max(0, last_use)) : last_use;
     // A storage that is rebuilt and held was gone until the backward pass first asked for the storage.
-    const int first = stay == plan::Stay::kept() ? uses_.dropped_at[at(s)]
-                                                 : std::max(uses_.dropped_at[at(s)], uses_.unpacked_at[at(s)]);
+    const int first =
+        stay == Stay::kept() ? uses_.dropped_at[at(s)] : std::max(uses_.dropped_at[at(s)], uses_.unpacked_at[at(s)]);
     const StorageKind kind = profile_.storages[at(s)].kind;
     const bool is_fixed = kind == StorageKind::External || (kind == StorageKind::Pinned && !uses_.may_leave[at(s)]);
-    if (stay == plan::Stay::never() || is_fixed || first >= last || over[at(last)] == over[at(first)]) {
+    if (stay == Stay::never() || is_fixed || first >= last || over[at(last)] == over[at(first)]) {
       continue;
     }
     const int64_t bytes = profile_.storages[at(s)].bytes;
@@ -96,8 +93,8 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
     const double transfer = uses_.may_leave[at(s)] ? kTiny + way : std::numeric_limits<double>::infinity();
     const double seconds = std::min(rebuild.value_or(transfer), transfer);
     const double relief = static_cast<double>(bytes) * static_cast<double>(over[at(last)] - over[at(first)]);
-    const plan::Stay leaving = transfers == Transfers::Hidden ? plan::Stay::streamed() : plan::Stay::offloaded();
-    const plan::Stay choice = seconds == transfer ? leaving : plan::Stay::once_rebuilt();
+    const Stay leaving = transfers == Transfers::Hidden ? Stay::streamed() : Stay::offloaded();
+    const Stay choice = seconds == transfer ? leaving : Stay::once_rebuilt();
     ranked.push_back({relief / seconds, {s, choice, rebuild.has_value()}});
   }
   std::stable_sort(ranked.begin(), ranked.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
@@ -108,13 +105,13 @@ std::vector<Descent::Candidate> Descent::candidates(const PlanPoint& point, int6
   return result;
 }
 
-std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t budget, Transfers transfers) {
+std::optional<Point> Descent::best_change(const Point& from, int64_t budget, Transfers transfers) {
   constexpr size_t kTried = 4;  // candidates that are simulated in any case; more only until a change helps
   const std::vector<Candidate> ranked = candidates(from, budget, transfers);
-  std::optional<PlanPoint> best;
+  std::optional<Point> best;
   double best_ratio = 0;
-  const auto consider = [&](const plan::Stays& plan, double weight) {
-    PlanPoint point = pool_.evaluate(plan, budget);
+  const auto consider = [&](const Stays& plan, double weight) {
+    Point point = pool_.evaluate(plan, budget);
     if (point.possible() && point.overflow < from.overflow) {
       const double ratio =
           weight * (from.overflow - point.overflow) / std::max(kTiny, point.run.seconds - from.run.seconds);
@@ -125,23 +122,22 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
     }
   };
   for (size_t many = ranked.size() / 4; many > 1; many /= 4) {
-    plan::Stays plan = from.plan;
+    Stays plan = from.plan;
     for (size_t i = 0; i < many; ++i) {
-      plan::Stay& stay = plan[at(ranked[i].storage)];
+      Stay& stay = plan[at(ranked[i].storage)];
       const bool is_less = ranked[i].choice.leaves() || stay < ranked[i].choice;
-      stay = is_less ? ranked[i].choice : plan::Stay::never();
+      stay = is_less ? ranked[i].choice : Stay::never();
     }
     consider(plan, 1.2);  // a slightly worse ratio is accepted, because many changes at once save planning time
   }
   for (size_t first = 0; first < ranked.size() && (first < kTried || !best) && pool_.work_left() > 0; ++first) {
     const auto& [s, cheaper, can_be_rebuilt] = ranked[first];
-    for (const plan::Stay choice :
-         {plan::Stay::once_rebuilt(), plan::Stay::never(), plan::Stay::streamed(), plan::Stay::offloaded()}) {
-      const plan::Stay stay = from.plan[at(s)];
+    for (const Stay choice : {Stay::once_rebuilt(), Stay::never(), Stay::streamed(), Stay::offloaded()}) {
+      const Stay stay = from.plan[at(s)];
       const bool is_less = choice.leaves() ? uses_.may_leave[at(s)] && (!stay.leaves() || stay < choice)
                                            : can_be_rebuilt && stay < choice;
       if (is_less) {
-        plan::Stays plan = from.plan;
+        Stays plan = from.plan;
         plan[at(s)] = choice;
         consider(plan, 1);
       }
@@ -150,9 +146,9 @@ std::optional<PlanPoint> Descent::best_change(const PlanPoint& from, int64_t bud
   return best;
 }
 
-PlanPoint Descent::run(PlanPoint from, int64_t budget, Transfers transfers) {
+Point Descent::run(Point from, int64_t budget, Transfers transfers) {
   while (from.possible() && !from.fits() && pool_.work_left() > 0) {
-    std::optional<PlanPoint> best = best_change(from, budget, transfers);
+    std::optional<Point> best = best_change(from, budget, transfers);
     if (!best) {
       return from;
     }
@@ -161,4 +157,4 @@ PlanPoint Descent::run(PlanPoint from, int64_t budget, Transfers transfers) {
   return from;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -5,16 +5,16 @@
 #include <optional>
 #include <vector>
 
-#include "src/planner/plan_pool.h"
+#include "src/planner/pool.h"
 #include "src/planner/storage_uses.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// Brings a plan down to a budget.
 class Descent {
  public:
   /// Keeps references.
-  Descent(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool);
+  Descent(const Simulator& simulator, const StorageUses& uses, Pool& pool);
 
   /// Estimate of the time of transfers. Only simulation tells how long the step waits for a stream.
   enum class Transfers {
@@ -23,23 +23,23 @@ class Descent {
   };
 
   /// Changes the plan until the plan fits, no change helps, or the pool's work is used up.
-  PlanPoint run(PlanPoint from, int64_t budget, Transfers transfers);
+  Point run(Point from, int64_t budget, Transfers transfers);
 
  private:
   struct Candidate {
     int storage;
-    plan::Stay choice;  // the cheaper Stay: to be rebuilt once, or to leave
+    Stay choice;  // the cheaper Stay: to be rebuilt once, or to leave
     bool can_be_rebuilt;
   };
 
-  std::vector<Candidate> candidates(const PlanPoint& point, int64_t budget, Transfers transfers);
-  std::optional<double> seconds_to_rebuild(int storage, const plan::Stays& plan, std::vector<int>& seen);
-  std::optional<PlanPoint> best_change(const PlanPoint& from, int64_t budget, Transfers transfers);
+  std::vector<Candidate> candidates(const Point& point, int64_t budget, Transfers transfers);
+  std::optional<double> seconds_to_rebuild(int storage, const Stays& plan, std::vector<int>& seen);
+  std::optional<Point> best_change(const Point& from, int64_t budget, Transfers transfers);
 
-  const plan::StepSimulator& simulator_;
-  const StepProfile& profile_;
+  const Simulator& simulator_;
+  const Profile& profile_;
   const StorageUses& uses_;
-  PlanPool& pool_;
+  Pool& pool_;
 };
 
-}  // namespace snug::detail
+}  // namespace snug::plan

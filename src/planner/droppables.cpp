@@ -5,7 +5,7 @@
 
 #include "src/planner/at.h"
 
-namespace snug::detail {
+namespace snug::plan {
 namespace {
 
 constexpr double kNoWay = std::numeric_limits<double>::infinity();
@@ -13,14 +13,14 @@ constexpr double kNoWay = std::numeric_limits<double>::infinity();
 // The other operators that have to run for a storage: see the top of bound.cpp.
 class Feeders {
  public:
-  Feeders(const plan::StepSimulator& simulator, const std::vector<bool>& saved)
+  Feeders(const Simulator& simulator, const std::vector<bool>& saved)
       : simulator_(simulator),
         profile_(simulator.profile()),
         saved_(saved),
         reader_(saved.size(), kNobody),
         dropped_(saved.size(), 0) {
     for (int i = 0; i < static_cast<int>(profile_.operators.size()); ++i) {
-      for (const ValueId& value : simulator_.needs(i)) {
+      for (const Value& value : simulator_.needs(i)) {
         int& reader = reader_[at(value.storage)];
         reader = reader == kNobody || reader == i ? i : kMany;
       }
@@ -44,7 +44,7 @@ class Feeders {
 
   double inputs_of(int op, int64_t bytes, int gone) const {
     double seconds = 0;
-    for (const ValueId& value : simulator_.needs(op)) {
+    for (const Value& value : simulator_.needs(op)) {
       const int s = value.storage;
       const int maker = only_maker(s);
       if (maker >= 0 && !saved_[at(s)] && reader_[at(s)] == op && profile_.storages[at(s)].bytes >= bytes &&
@@ -64,14 +64,14 @@ class Feeders {
 
   int saved_results(int op) const {
     int count = 0;
-    for (const ValueId& value : profile_.operators[at(op)].writes) {
+    for (const Value& value : profile_.operators[at(op)].writes) {
       count += saved_[at(value.storage)] ? 1 : 0;
     }
     return count;
   }
 
-  const plan::StepSimulator& simulator_;
-  const StepProfile& profile_;
+  const Simulator& simulator_;
+  const Profile& profile_;
   const std::vector<bool>& saved_;
   std::vector<int> reader_;   // per storage: the only operator that needs the storage; kNobody, kMany
   std::vector<int> dropped_;  // the event after which the program has let go of the storage; 0: never
@@ -79,14 +79,14 @@ class Feeders {
 
 }  // namespace
 
-double least_transfer_seconds(const StepProfile& profile) { return profile.link.is_open() ? 0 : kNoWay; }
+double least_transfer_seconds(const Profile& profile) { return profile.link.is_open() ? 0 : kNoWay; }
 
-std::vector<double> own_seconds(const plan::StepSimulator& simulator, const std::vector<bool>& saved) {
-  const StepProfile& profile = simulator.profile();
+std::vector<double> own_seconds(const Simulator& simulator, const std::vector<bool>& saved) {
+  const Profile& profile = simulator.profile();
   std::vector<double> seconds(saved.size(), 0);
-  for (const ProfiledOperator& op : profile.operators) {
+  for (const Operator& op : profile.operators) {
     std::vector<int> written;
-    for (const ValueId& value : op.writes) {
+    for (const Value& value : op.writes) {
       if (saved[static_cast<size_t>(value.storage)]) {
         written.push_back(value.storage);
       }
@@ -101,8 +101,8 @@ std::vector<double> own_seconds(const plan::StepSimulator& simulator, const std:
   return seconds;
 }
 
-std::vector<Droppable> droppables(const plan::StepSimulator& simulator) {
-  const StepProfile& profile = simulator.profile();
+std::vector<Droppable> droppables(const Simulator& simulator) {
+  const Profile& profile = simulator.profile();
   const std::vector<bool> saved = profile.saved_storages();
   const std::vector<double> seconds = own_seconds(simulator, saved);
   std::vector<Droppable> result;
@@ -128,9 +128,9 @@ std::vector<Droppable> droppables(const plan::StepSimulator& simulator) {
     gone[i] = users[i] == 0 ? event : -1;
   };
   for (int e = 0; e < static_cast<int>(profile.events.size()); ++e) {
-    const ProfileEvent& event = profile.events[static_cast<size_t>(e)];
+    const Event& event = profile.events[static_cast<size_t>(e)];
     if (event.kind == EventKind::Forward) {
-      for (const ValueId& value : profile.operators[static_cast<size_t>(event.index)].writes) {
+      for (const Value& value : profile.operators[static_cast<size_t>(event.index)].writes) {
         change(value.storage, value.version == 0 ? 1 : 0, e);
       }
     } else if (event.kind == EventKind::Unpack) {
@@ -150,4 +150,4 @@ std::vector<Droppable> droppables(const plan::StepSimulator& simulator) {
   return result;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

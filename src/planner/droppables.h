@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "snug/planner.h"
+#include "src/planner/simulator.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// A storage that a plan may drop.
 struct Droppable {
@@ -19,15 +19,15 @@ struct Droppable {
 };
 
 /// The storages that autograd saves and a plan can rebuild or offload, by ascending seconds for each byte.
-std::vector<Droppable> droppables(const plan::StepSimulator& simulator);
+std::vector<Droppable> droppables(const Simulator& simulator);
 
 /// Per storage: seconds of the operators that wrote the storage. The seconds of an operator that wrote several of the
 /// `saved` storages are shared out among the storages. Infinity: an operator cannot run again, or the storage must not
 /// be rebuilt.
-std::vector<double> own_seconds(const plan::StepSimulator& simulator, const std::vector<bool>& saved);
+std::vector<double> own_seconds(const Simulator& simulator, const std::vector<bool>& saved);
 
 /// The least time that the transfers of a storage, out and back, add to a step: 0, because computation may hide
 /// streams. Infinity without a link.
-double least_transfer_seconds(const StepProfile& profile);
+double least_transfer_seconds(const Profile& profile);
 
-}  // namespace snug::detail
+}  // namespace snug::plan

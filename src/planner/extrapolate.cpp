@@ -12,17 +12,15 @@
 // Profiles that differ in operators, kinds of storages or the order of events have no line between them. Then no
 // profile is made, and the refusal names no number.
 
-namespace snug::detail {
+namespace snug::plan {
 namespace {
 
-bool is_alike(const StepProfile& a, const StepProfile& b) {
-  const auto same_operator = [](const ProfiledOperator& x, const ProfiledOperator& y) {
+bool is_alike(const Profile& a, const Profile& b) {
+  const auto same_operator = [](const Operator& x, const Operator& y) {
     return x.name == y.name && x.reads == y.reads && x.writes == y.writes && x.replayable == y.replayable;
   };
-  const auto same_storage = [](const StorageInfo& x, const StorageInfo& y) { return x.kind == y.kind; };
-  const auto same_event = [](const ProfileEvent& x, const ProfileEvent& y) {
-    return x.kind == y.kind && x.index == y.index;
-  };
+  const auto same_storage = [](const Storage& x, const Storage& y) { return x.kind == y.kind; };
+  const auto same_event = [](const Event& x, const Event& y) { return x.kind == y.kind && x.index == y.index; };
   return a.device == b.device && a.backward.size() == b.backward.size() &&
          std::ranges::equal(a.operators, b.operators, same_operator) &&
          std::ranges::equal(a.storages, b.storages, same_storage) && std::ranges::equal(a.events, b.events, same_event);
@@ -30,7 +28,7 @@ bool is_alike(const StepProfile& a, const StepProfile& b) {
 
 }  // namespace
 
-std::optional<StepProfile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {
+std::optional<Profile> extrapolated(const ProfiledItems& small, const ProfiledItems& large, int64_t items) {
   if (small.items >= large.items || !is_alike(small.profile, large.profile)) {
     return std::nullopt;
   }
@@ -41,7 +39,7 @@ std::optional<StepProfile> extrapolated(const ProfiledItems& small, const Profil
   const auto seconds = [&](double of_small, double of_large) {
     return std::max(0.0, of_large + (of_large - of_small) * static_cast<double>(beyond) / static_cast<double>(between));
   };
-  StepProfile result = large.profile;
+  Profile result = large.profile;
   for (size_t i = 0; i < result.storages.size(); ++i) {
     result.storages[i].bytes = bytes(small.profile.storages[i].bytes, result.storages[i].bytes);
   }
@@ -55,7 +53,7 @@ std::optional<StepProfile> extrapolated(const ProfiledItems& small, const Profil
   // Levels lie on the line, not the differences between levels: differences are rounded, and do not add up to a level.
   int64_t of_small = 0, of_large = 0, level = 0;
   for (size_t i = 0; i < result.events.size(); ++i) {
-    ProfileEvent& event = result.events[i];
+    Event& event = result.events[i];
     if (event.kind == EventKind::Allocate || event.kind == EventKind::Release) {
       const int64_t sign = event.kind == EventKind::Allocate ? 1 : -1;
       of_small += sign * small.profile.events[i].bytes;
@@ -67,4 +65,4 @@ std::optional<StepProfile> extrapolated(const ProfiledItems& small, const Profil
   return result;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

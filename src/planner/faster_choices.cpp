@@ -39,7 +39,7 @@ void take_faster(float* HWY_RESTRICT best, uint32_t* HWY_RESTRICT choices, const
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace snug::detail {
+namespace snug::plan {
 
 HWY_EXPORT(take_faster);
 
@@ -48,5 +48,5 @@ void take_faster(float* best, uint32_t* choices, const float* rest, const float*
   HWY_DYNAMIC_DISPATCH(take_faster)(best, choices, rest, again, own, choice, slots);
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan
 #endif

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// For each slot: where own + rest + again is less than `best`, the sum becomes `best`, and `choice` the slot's choice.
 void take_faster(float* best, uint32_t* choices, const float* rest, const float* again, float own, uint32_t choice,
                  int slots);
 
-}  // namespace snug::detail
+}  // namespace snug::plan

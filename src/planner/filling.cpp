@@ -23,23 +23,20 @@
 //
 // Fill takes few simulations, because of the halving. Polish takes many, so solver.cpp polishes only the best plans.
 
-namespace snug::detail {
+namespace snug::plan {
 
-using plan::Stay;
-using plan::Stays;
-
-Filling::Filling(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
+Filling::Filling(const Simulator& simulator, const StorageUses& uses, Pool& pool)
     : simulator_(simulator),
       profile_(simulator.profile()),
       uses_(uses),
       pool_(pool),
-      ways_(profile_.storages.size(), {plan::Stay::kept(), plan::Stay::once_rebuilt(), plan::Stay::never()}) {
+      ways_(profile_.storages.size(), {Stay::kept(), Stay::once_rebuilt(), Stay::never()}) {
   for (int s = 0; s < static_cast<int>(profile_.storages.size()); ++s) {
     if (profile_.storages[at(s)].kind != StorageKind::External) {
       choices_.push_back(s);
       if (uses_.may_leave[at(s)]) {
-        ways_[at(s)].push_back(plan::Stay::streamed());
-        ways_[at(s)].push_back(plan::Stay::offloaded());
+        ways_[at(s)].push_back(Stay::streamed());
+        ways_[at(s)].push_back(Stay::offloaded());
       }
     }
   }
@@ -47,10 +44,10 @@ Filling::Filling(const plan::StepSimulator& simulator, const StorageUses& uses, 
 
 // Gains from storages that the plan makes again: to keep the storage, or to hold the storage after the first rebuild.
 // The best gain is first.
-std::vector<Filling::Gain> Filling::gains(const PlanPoint& point) const {
+std::vector<Filling::Gain> Filling::gains(const Point& point) const {
   std::vector<int> times(profile_.operators.size(), 0);
   std::vector<int> first_at(profile_.operators.size(), 0);
-  for (const plan::Replay& replay : point.run.replays) {
+  for (const Replay& replay : point.run.replays) {
     for (const int op : replay.operators) {
       first_at[at(op)] = times[at(op)]++ == 0 ? replay.event : first_at[at(op)];
     }
@@ -58,26 +55,26 @@ std::vector<Filling::Gain> Filling::gains(const PlanPoint& point) const {
   std::vector<Gain> result;
   for (const int s : choices_) {
     const int op = simulator_.last_producer(s);
-    const plan::Stay stay = point.plan[at(s)];
+    const Stay stay = point.plan[at(s)];
     const auto bytes = static_cast<double>(profile_.storages[at(s)].bytes);
-    if (op < 0 || times[at(op)] == 0 || stay <= plan::Stay::kept() || bytes == 0) {
+    if (op < 0 || times[at(op)] == 0 || stay <= Stay::kept() || bytes == 0) {
       continue;
     }
     const double seconds = profile_.operators[at(op)].seconds;
     const int first = first_at[at(op)];
-    const int held_from = stay == plan::Stay::never() ? point.run.last_use[at(s)] : std::max(first, stay.event);
+    const int held_from = stay == Stay::never() ? point.run.last_use[at(s)] : std::max(first, stay.event);
     if (uses_.dropped_at[at(s)] <= held_from) {
-      result.push_back({times[at(op)] * seconds / bytes, s, plan::Stay::kept(), uses_.dropped_at[at(s)], held_from});
+      result.push_back({times[at(op)] * seconds / bytes, s, Stay::kept(), uses_.dropped_at[at(s)], held_from});
     }
-    if (stay != plan::Stay::once_rebuilt() && times[at(op)] > 1 && first <= held_from) {
-      result.push_back({(times[at(op)] - 1) * seconds / bytes, s, plan::Stay::once_rebuilt(), first, held_from});
+    if (stay != Stay::once_rebuilt() && times[at(op)] > 1 && first <= held_from) {
+      result.push_back({(times[at(op)] - 1) * seconds / bytes, s, Stay::once_rebuilt(), first, held_from});
     }
   }
   std::stable_sort(result.begin(), result.end(), [](const Gain& a, const Gain& b) { return a.value > b.value; });
   return result;
 }
 
-PlanPoint Filling::fill(PlanPoint from, int64_t budget) {
+Point Filling::fill(Point from, int64_t budget) {
   constexpr int kRounds = 8;
   for (int round = 0; round < kRounds && pool_.work_left() > 0 && from.fits(); ++round) {
     Room room(from.run.high, budget);
@@ -87,15 +84,15 @@ PlanPoint Filling::fill(PlanPoint from, int64_t budget) {
         taken.push_back(gain);
       }
     }
-    std::optional<PlanPoint> best;
+    std::optional<Point> best;
     size_t fitting = 0;
     size_t too_many = taken.size() + 1;
     for (size_t many = taken.size(); many > fitting && pool_.work_left() > 0; many = (fitting + too_many) / 2) {
-      plan::Stays plan = from.plan;
+      Stays plan = from.plan;
       for (size_t i = 0; i < many; ++i) {
         plan[at(taken[i].storage)] = std::min(plan[at(taken[i].storage)], taken[i].choice);
       }
-      PlanPoint point = pool_.evaluate(plan, budget);
+      Point point = pool_.evaluate(plan, budget);
       (point.fits() ? fitting : too_many) = many;
       if (point.fits() && (!best || point.run.seconds < best->run.seconds)) {
         best = std::move(point);
@@ -110,9 +107,9 @@ PlanPoint Filling::fill(PlanPoint from, int64_t budget) {
 }
 
 // Takes the plan if the plan overflows less; or overflows as much and is faster; or is as fast and has a lower peak.
-bool Filling::improve(PlanPoint& best, const plan::Stays& plan, int64_t budget) {
-  PlanPoint point = pool_.evaluate(plan, budget);
-  const auto order = [](const PlanPoint& p) { return std::tuple(p.overflow, p.run.seconds, p.run.peak_bytes); };
+bool Filling::improve(Point& best, const Stays& plan, int64_t budget) {
+  Point point = pool_.evaluate(plan, budget);
+  const auto order = [](const Point& p) { return std::tuple(p.overflow, p.run.seconds, p.run.peak_bytes); };
   const bool better = point.possible() && (!best.possible() || order(point) < order(best));
   if (better) {
     best = std::move(point);
@@ -120,12 +117,12 @@ bool Filling::improve(PlanPoint& best, const plan::Stays& plan, int64_t budget) 
   return better;
 }
 
-bool Filling::change_one(PlanPoint& best, int64_t budget, int64_t limit) {
+bool Filling::change_one(Point& best, int64_t budget, int64_t limit) {
   bool improved = false;
   for (const int s : choices_) {
-    for (const plan::Stay choice : ways_[at(s)]) {
+    for (const Stay choice : ways_[at(s)]) {
       if (choice != best.plan[at(s)] && pool_.work_left() > limit) {
-        plan::Stays plan = best.plan;
+        Stays plan = best.plan;
         plan[at(s)] = choice;
         improved = improve(best, plan, budget) || improved;
       }
@@ -134,18 +131,18 @@ bool Filling::change_one(PlanPoint& best, int64_t budget, int64_t limit) {
   return improved;
 }
 
-bool Filling::swap_two(PlanPoint& best, int64_t budget, int64_t limit) {
+bool Filling::swap_two(Point& best, int64_t budget, int64_t limit) {
   for (const int s : choices_) {
     for (const int other : choices_) {
-      for (const plan::Stay first : ways_[at(s)]) {
-        for (const plan::Stay second : ways_[at(other)]) {
+      for (const Stay first : ways_[at(s)]) {
+        for (const Stay second : ways_[at(other)]) {
           if (pool_.work_left() <= limit) {
             return false;
           }
           if (s == other || first == best.plan[at(s)] || second == best.plan[at(other)]) {
             continue;
           }
-          plan::Stays plan = best.plan;
+          Stays plan = best.plan;
           plan[at(s)] = first;
           plan[at(other)] = second;
           if (improve(best, plan, budget)) {
@@ -159,10 +156,10 @@ bool Filling::swap_two(PlanPoint& best, int64_t budget, int64_t limit) {
 }
 
 // Swaps follow only when no single change helps any more.
-PlanPoint Filling::polish(PlanPoint from, int64_t budget, int64_t limit) {
+Point Filling::polish(Point from, int64_t budget, int64_t limit) {
   while (pool_.work_left() > limit && (change_one(from, budget, limit) || swap_two(from, budget, limit))) {
   }
   return from;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

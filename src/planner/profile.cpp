@@ -1,4 +1,4 @@
-#include "snug/profile.h"
+#include "src/planner/profile.h"
 
 #include <array>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include "snug/core.h"
 #include "src/core/versioned_json.h"
 
-namespace snug {
+namespace snug::plan {
 namespace {
 
 using Json = detail::OrderedJson;
@@ -33,16 +33,16 @@ Enum read_enum(const std::array<const char*, N>& names, const Json& value) {
   throw ConfigError(fmt::format("StepProfile: unknown word \"{}\"; take the profile again", name));
 }
 
-Json values_json(const std::vector<ValueId>& values) {
+Json values_json(const std::vector<Value>& values) {
   Json result = Json::array();
-  for (const ValueId& value : values) {
+  for (const Value& value : values) {
     result.push_back({value.storage, value.version});
   }
   return result;
 }
 
-std::vector<ValueId> read_values(const Json& json) {
-  std::vector<ValueId> values;
+std::vector<Value> read_values(const Json& json) {
+  std::vector<Value> values;
   for (const Json& value : json) {
     values.push_back({detail::whole_number<int>(value.at(0)), detail::whole_number<int>(value.at(1))});
   }
@@ -52,7 +52,7 @@ std::vector<ValueId> read_values(const Json& json) {
 // Goes through the events in order, and throws ConfigError at the first contradiction.
 class Checker {
  public:
-  explicit Checker(const StepProfile& profile)
+  explicit Checker(const Profile& profile)
       : profile_(profile),
         version_(profile.storages.size(), -1),
         held_(profile.storages.size(), false),
@@ -78,7 +78,7 @@ class Checker {
           "StepProfile: its link for offloading leads to {}, and its device is {}; measure the device's link",
           is_for_cpu ? "a file" : "pinned memory", profile_.device));
     }
-    for (const ProfileEvent& event : profile_.events) {
+    for (const Event& event : profile_.events) {
       visit(event);
       ++position_;
     }
@@ -113,17 +113,17 @@ class Checker {
     require(!backward_, "operator {} ran after the backward pass began", index);
     require(index == static_cast<int>(next_operator_) && next_operator_ < profile_.operators.size(),
             "operator {} ran where {} was due", index, next_operator_);
-    const ProfiledOperator& op = profile_.operators[next_operator_++];
+    const Operator& op = profile_.operators[next_operator_++];
     require(std::isfinite(op.seconds) && op.seconds >= 0 && op.workspace >= 0,
             "operator {} ({}) took {} s and {} bytes of workspace", index, op.name, op.seconds, op.workspace);
     add_to_all(op.workspace);
-    for (const ValueId& value : op.reads) {
+    for (const Value& value : op.reads) {
       const size_t s = storage(value.storage);
       require(held_[s] && version_[s] == value.version,
               "operator {} ({}) reads version {} of storage {}, which is at version {}{}", index, op.name,
               value.version, s, version_[s], held_[s] ? "" : " and gone");
     }
-    for (const ValueId& value : op.writes) {
+    for (const Value& value : op.writes) {
       const size_t s = storage(value.storage);
       require(value.version == version_[s] + 1 && (held_[s] || value.version == 0),
               "operator {} ({}) writes version {} of storage {}, which is at version {}{}", index, op.name,
@@ -133,7 +133,7 @@ class Checker {
     }
   }
 
-  void visit(const ProfileEvent& event) {
+  void visit(const Event& event) {
     switch (event.kind) {
       case EventKind::Forward:
         visit_operator(event.index);
@@ -174,7 +174,7 @@ class Checker {
     }
   }
 
-  const StepProfile& profile_;
+  const Profile& profile_;
   std::vector<int> version_;  // -1: not made yet
   std::vector<bool> held_;    // by the program
   std::vector<int> uses_;     // unpacked and not yet done
@@ -187,11 +187,11 @@ class Checker {
 
 }  // namespace
 
-void StepProfile::check() const { Checker(*this).run(); }
+void Profile::check() const { Checker(*this).run(); }
 
-std::vector<bool> StepProfile::saved_storages() const {
+std::vector<bool> Profile::saved_storages() const {
   std::vector<bool> saved(storages.size(), false);
-  for (const ProfileEvent& event : events) {
+  for (const Event& event : events) {
     if (event.kind == EventKind::Unpack && storages[static_cast<size_t>(event.index)].kind != StorageKind::External) {
       saved[static_cast<size_t>(event.index)] = true;
     }
@@ -199,9 +199,9 @@ std::vector<bool> StepProfile::saved_storages() const {
   return saved;
 }
 
-double StepProfile::plain_seconds() const {
+double Profile::plain_seconds() const {
   double seconds = 0;
-  for (const ProfileEvent& event : events) {
+  for (const Event& event : events) {
     if (event.kind == EventKind::Forward) {
       seconds += operators[static_cast<size_t>(event.index)].seconds;
     } else if (event.kind == EventKind::Backward) {
@@ -211,17 +211,17 @@ double StepProfile::plain_seconds() const {
   return seconds;
 }
 
-std::string StepProfile::to_json() const {
+std::string Profile::to_json() const {
   Json json = detail::versioned_json(kProfileJson, {{"device", device},
                                                     {"storages", Json::array()},
                                                     {"operators", Json::array()},
                                                     {"backward", Json::array()},
                                                     {"events", Json::array()}});
-  for (const StorageInfo& s : storages) {
+  for (const Storage& s : storages) {
     json["storages"].push_back(
         {{"name", s.name}, {"bytes", s.bytes}, {"kind", kKindNames[static_cast<size_t>(s.kind)]}});
   }
-  for (const ProfiledOperator& op : operators) {
+  for (const Operator& op : operators) {
     json["operators"].push_back({{"name", op.name},
                                  {"seconds", op.seconds},
                                  {"workspace", op.workspace},
@@ -235,7 +235,7 @@ std::string StepProfile::to_json() const {
   for (const BackwardStep& step : backward) {
     json["backward"].push_back({{"name", step.name}, {"seconds", step.seconds}});
   }
-  for (const ProfileEvent& event : events) {
+  for (const Event& event : events) {
     json["events"].push_back(Json::array({kEventNames[static_cast<size_t>(event.kind)], event.index, event.bytes}));
   }
   if (link.is_open()) {
@@ -248,9 +248,9 @@ std::string StepProfile::to_json() const {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-StepProfile StepProfile::from_json(std::string_view text) {
-  StepProfile read = detail::read_versioned_json(kProfileJson, text, [](const Json& json) {
-    StepProfile profile;
+Profile Profile::from_json(std::string_view text) {
+  Profile read = detail::read_versioned_json(kProfileJson, text, [](const Json& json) {
+    Profile profile;
     profile.device = json.value("device", profile.device);
     for (const Json& s : json.at("storages")) {
       profile.storages.push_back({s.at("name").get<std::string>(), detail::whole_number<int64_t>(s.at("bytes")),
@@ -283,4 +283,4 @@ StepProfile StepProfile::from_json(std::string_view text) {
   return read;
 }
 
-}  // namespace snug
+}  // namespace snug::plan

@@ -13,7 +13,7 @@
 // the storages themselves. While storages are put in, the beginning of each part moves to the part's end, so that
 // ends_[k] is at last the end of part k.
 
-namespace snug::detail {
+namespace snug::plan {
 
 void ReleaseOrder::sort(const std::vector<MadeAgain>& made, size_t operators) {
   ends_.assign(operators + 1, 0);
@@ -29,4 +29,4 @@ void ReleaseOrder::sort(const std::vector<MadeAgain>& made, size_t operators) {
   }
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -1,6 +1,6 @@
 #pragma once
 // ReplayFinder: the operators that run again to rebuild a storage, and how long the replay needs each storage that the
-// operators make. StepSimulator predicts replays with ReplayFinder, and OpTape runs the replays. Replays follow rules
+// operators make. Simulator predicts replays with ReplayFinder, and OpTape runs the replays. Replays follow rules
 // 3, 4 and 6 of simulator.cpp.
 
 #include <algorithm>
@@ -12,22 +12,22 @@
 #include <utility>
 #include <vector>
 
-#include "snug/profile.h"
 #include "src/planner/at.h"
+#include "src/planner/profile.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// The storages and operators of a step, by number, at the moment when the backward pass asks for a storage.
 template <class T>
-concept ReplaySource = requires(T& source, ValueId value, int storage, int op) {
+concept ReplaySource = requires(T& source, Value value, int storage, int op) {
   { source.last_version(storage) } -> std::same_as<int>;
   { source.is_there(storage) } -> std::same_as<bool>;  // in memory, at the last version
   {
     source.bring(storage)
   } -> std::same_as<bool>;                       // in memory, or else loaded, at the last version; called for each use
   { source.maker(value) } -> std::same_as<int>;  // the operator that can make the value again; -1: no operator
-  { source.needs(op) } -> std::convertible_to<std::span<const ValueId>>;  // also the version before each write in place
-  { source.writes(op) } -> std::convertible_to<std::span<const ValueId>>;  // version 0 allocates
+  { source.needs(op) } -> std::convertible_to<std::span<const Value>>;   // also the version before each write in place
+  { source.writes(op) } -> std::convertible_to<std::span<const Value>>;  // version 0 allocates
 };
 
 /// A storage that a replay makes. `first` and `last` are positions in the replay's list of operators.
@@ -41,11 +41,11 @@ struct MadeAgain {
 
 /// A replay, or the reason why no replay exists.
 struct FoundReplay {
-  std::vector<int> operators = {};      // in program order
-  std::vector<MadeAgain> made = {};     // in the order of `first`
-  std::optional<ValueId> missing = {};  // a value that nothing can make: no replay exists
-  bool is_cut_short = false;            // more operators had to run than was allowed: no replay
-  int64_t looked_at = 0;                // values that the search examined
+  std::vector<int> operators = {};    // in program order
+  std::vector<MadeAgain> made = {};   // in the order of `first`
+  std::optional<Value> missing = {};  // a value that nothing can make: no replay exists
+  bool is_cut_short = false;          // more operators had to run than was allowed: no replay
+  int64_t looked_at = 0;              // values that the search examined
 };
 
 /// Finds replays; keeps memory from replay to replay.
@@ -75,7 +75,7 @@ class ReplayFinder {
   void find_operators(Source& source, int target, int64_t most) {
     pending_.assign(1, {target, source.last_version(target)});
     while (!pending_.empty()) {
-      const ValueId value = pending_.back();
+      const Value value = pending_.back();
       pending_.pop_back();
       ++found_.looked_at;
       if (value.version == source.last_version(value.storage) && source.bring(value.storage)) {
@@ -92,7 +92,7 @@ class ReplayFinder {
           found_.is_cut_short = true;
           return;
         }
-        const std::span<const ValueId> needs = source.needs(op);
+        const std::span<const Value> needs = source.needs(op);
         pending_.insert(pending_.end(), needs.begin(), needs.end());
       }
     }
@@ -102,15 +102,15 @@ class ReplayFinder {
   void find_lifetimes(Source& source) {
     std::vector<MadeAgain>& made = found_.made;
     for (int k = 0; k < static_cast<int>(found_.operators.size()); ++k) {
-      const std::span<const ValueId> needs = source.needs(found_.operators[at(k)]);
-      const std::span<const ValueId> writes = source.writes(found_.operators[at(k)]);
+      const std::span<const Value> needs = source.needs(found_.operators[at(k)]);
+      const std::span<const Value> writes = source.writes(found_.operators[at(k)]);
       found_.looked_at += std::ssize(needs) + std::ssize(writes);
-      for (const ValueId& value : needs) {
+      for (const Value& value : needs) {
         if (value.version != source.last_version(value.storage) || !source.is_there(value.storage)) {
           made[at(place_of_[at(value.storage)])].last = k;
         }
       }
-      for (const ValueId& value : writes) {
+      for (const Value& value : writes) {
         if (value.version == 0) {
           slot(place_of_, value.storage) = static_cast<int>(made.size());
           made.push_back({value.storage, k, k, false});
@@ -131,7 +131,7 @@ class ReplayFinder {
   }
 
   FoundReplay found_;
-  std::vector<ValueId> pending_;
+  std::vector<Value> pending_;
   std::vector<int> replay_of_;  // per operator: the number of the last replay with the operator
   std::vector<int> place_of_;   // per storage: the position in `made`
   int number_ = 0;              // of the current replay
@@ -154,4 +154,4 @@ class ReleaseOrder {
   std::vector<int> ends_;  // per operator: the end of the operator's part of `by_last_`
 };
 
-}  // namespace snug::detail
+}  // namespace snug::plan

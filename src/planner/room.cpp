@@ -5,7 +5,7 @@
 
 #include "src/planner/at.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 Room::Room(const std::vector<int64_t>& levels, int64_t budget) {
   while (leaves_ < levels.size()) {
@@ -56,4 +56,4 @@ void Room::subtract(size_t node, size_t begin, size_t end, size_t first, size_t 
   least_[node] = std::min(least_[2 * node], least_[2 * node + 1]) - taken_[node];
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// A tree of least values over events. A node also has a sum that is subtracted from all values below the node.
 class Room {
@@ -25,4 +25,4 @@ class Room {
   std::vector<int64_t> taken_;  // from all values below each node, but not yet subtracted in the values
 };
 
-}  // namespace snug::detail
+}  // namespace snug::plan

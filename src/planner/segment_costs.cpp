@@ -7,19 +7,19 @@
 
 #include "src/planner/at.h"
 
-namespace snug::detail {
+namespace snug::plan {
 namespace {
 
 constexpr int kMostOptions = 12;
 
 class Costs {
  public:
-  Costs(const plan::StepSimulator& simulator, const StorageUses& uses, Segments& segments)
+  Costs(const Simulator& simulator, const StorageUses& uses, Segments& segments)
       : simulator_(simulator),
         profile_(simulator.profile()),
         uses_(uses),
         segments_(segments),
-        plain_(simulator.run(plan::keep_all(profile_))),
+        plain_(simulator.run(keep_all(profile_))),
         storages_(static_cast<int>(profile_.storages.size())),
         operators_(static_cast<int>(profile_.operators.size())) {}
 
@@ -41,14 +41,14 @@ class Costs {
   void find_needed() {
     is_needed_.assign(at(operators_), false);
     for (int i = operators_; i-- > 0;) {
-      for (const ValueId& value : profile_.operators[at(i)].writes) {
+      for (const Value& value : profile_.operators[at(i)].writes) {
         const bool is_saved = uses_.saved[at(value.storage)] && !is_external(value.storage);
         is_needed_[at(i)] = is_needed_[at(i)] || (is_saved && uses_.droppable[at(value.storage)]);
       }
       if (!is_needed_[at(i)]) {
         continue;
       }
-      for (const ValueId& value : simulator_.needs(i)) {
+      for (const Value& value : simulator_.needs(i)) {
         const int op = simulator_.producer(value);
         if (op >= 0 && uses_.droppable[at(value.storage)]) {
           is_needed_[at(op)] = true;
@@ -64,7 +64,7 @@ class Costs {
     std::vector<int64_t> level(at(events) + 1, 0);  // changes at first
     std::vector<int> event_of;
     for (int e = 0; e < events; ++e) {
-      const ProfileEvent& event = profile_.events[at(e)];
+      const Event& event = profile_.events[at(e)];
       if (event.kind == EventKind::Forward) {
         event_of.push_back(e);
       } else if (event.kind == EventKind::Allocate || event.kind == EventKind::Release) {
@@ -174,7 +174,7 @@ class Costs {
         }
         ran[at(op - segment.first)] = true;
         result.seconds += profile_.operators[at(op)].seconds;
-        for (const ValueId& value : simulator_.needs(op)) {
+        for (const Value& value : simulator_.needs(op)) {
           if (uses_.droppable[at(value.storage)] && !kept[at(value.storage)]) {
             pending.push_back(value.storage);
           }
@@ -229,11 +229,11 @@ class Costs {
     }
   }
 
-  const plan::StepSimulator& simulator_;
-  const StepProfile& profile_;
+  const Simulator& simulator_;
+  const Profile& profile_;
   const StorageUses& uses_;
   Segments& segments_;
-  const plan::Simulation plain_;
+  const Simulation plain_;
   const int storages_;
   const int operators_;
   std::vector<bool> is_needed_;  // per operator: runs again if nothing droppable is kept
@@ -243,8 +243,8 @@ class Costs {
 
 }  // namespace
 
-void measure_segments(const plan::StepSimulator& simulator, const StorageUses& uses, Segments& segments) {
+void measure_segments(const Simulator& simulator, const StorageUses& uses, Segments& segments) {
   Costs(simulator, uses, segments).measure();
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -4,9 +4,9 @@
 #include "src/planner/segments.h"
 #include "src/planner/storage_uses.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// Reads the operators, `made` and `backward_begin` of each segment, and fills in all other fields.
-void measure_segments(const plan::StepSimulator& simulator, const StorageUses& uses, Segments& segments);
+void measure_segments(const Simulator& simulator, const StorageUses& uses, Segments& segments);
 
-}  // namespace snug::detail
+}  // namespace snug::plan

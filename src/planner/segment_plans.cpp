@@ -23,26 +23,26 @@
 // and at most 80 segments. The work of a table grows with the cube of the number of segments: 80 bounds the time of a
 // search for steps of any length.
 
-namespace snug::detail {
+namespace snug::plan {
 
-SegmentPlans::SegmentPlans(const plan::StepSimulator& simulator, const StorageUses& uses, PlanPool& pool)
+SegmentPlans::SegmentPlans(const Simulator& simulator, const StorageUses& uses, Pool& pool)
     : simulator_(simulator), pool_(pool) {
   int before = 0;
   for (const int most : {25, 80}) {
     Segments segments = cut_into_segments(simulator, uses, most);
     if (segments.count() > before) {
       before = segments.count();
-      std::vector<plan::Stays> plans = SegmentTable(segments, segments.plain_peak).plans();
+      std::vector<Stays> plans = SegmentTable(segments, segments.plain_peak).plans();
       families_.push_back({std::move(segments), std::move(plans)});
     }
   }
 }
 
-std::vector<PlanPoint> SegmentPlans::around(int64_t budget) {
-  std::vector<PlanPoint> result;
+std::vector<Point> SegmentPlans::around(int64_t budget) {
+  std::vector<Point> result;
   for (const Family& family : families_) {
     const int first = first_that_overflows(family, budget);
-    std::optional<PlanPoint> best = best_near(family, first, budget);
+    std::optional<Point> best = best_near(family, first, budget);
     if (!best) {
       best = correct(family.segments, budget);
     }
@@ -61,17 +61,17 @@ std::vector<PlanPoint> SegmentPlans::around(int64_t budget) {
 
 int SegmentPlans::first_that_overflows(const Family& family, int64_t budget) {
   const auto first = std::partition_point(family.plans.begin(), family.plans.end(),
-                                          [&](const plan::Stays& plan) { return pool_.evaluate(plan, budget).fits(); });
+                                          [&](const Stays& plan) { return pool_.evaluate(plan, budget).fits(); });
   return static_cast<int>(first - family.plans.begin());
 }
 
 // The fastest plan that fits among the plans on both sides of plan `number`.
-std::optional<PlanPoint> SegmentPlans::best_near(const Family& family, int number, int64_t budget) {
+std::optional<Point> SegmentPlans::best_near(const Family& family, int number, int64_t budget) {
   constexpr int kBeside = 4;
   const int end = std::min(static_cast<int>(family.plans.size()), number + kBeside);
-  std::optional<PlanPoint> best;
+  std::optional<Point> best;
   for (int i = std::max(0, number - kBeside); i < end; ++i) {
-    PlanPoint point = pool_.evaluate(family.plans[at(i)], budget);
+    Point point = pool_.evaluate(family.plans[at(i)], budget);
     if (point.fits() && (!best || point.run.seconds < best->run.seconds)) {
       best = std::move(point);
     }
@@ -80,14 +80,14 @@ std::optional<PlanPoint> SegmentPlans::best_near(const Family& family, int numbe
 }
 
 // Step 3 of the essay above.
-std::optional<PlanPoint> SegmentPlans::correct(Segments segments, int64_t budget) {
+std::optional<Point> SegmentPlans::correct(Segments segments, int64_t budget) {
   constexpr int kRounds = 6;
   for (int round = 0; round < kRounds; ++round) {
-    const std::optional<plan::Stays> plan = SegmentTable(segments, budget).within(budget);
+    const std::optional<Stays> plan = SegmentTable(segments, budget).within(budget);
     if (!plan) {
       return std::nullopt;
     }
-    PlanPoint point = pool_.evaluate(*plan, budget);
+    Point point = pool_.evaluate(*plan, budget);
     if (point.fits()) {
       return point;
     }
@@ -99,4 +99,4 @@ std::optional<PlanPoint> SegmentPlans::correct(Segments segments, int64_t budget
   return std::nullopt;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -32,10 +32,8 @@
 // Plans are optimal, up to slots and estimates, among plans that keep stored tensors until their backward. The
 // simulator judges the plans.
 
-namespace snug::detail {
+namespace snug::plan {
 namespace {
-
-using plan::Stay;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -253,8 +251,8 @@ void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const
   cell.first_possible = std::min(cell.first_possible, begin);
 }
 
-std::vector<plan::Stays> SegmentTable::plans() const {
-  std::vector<plan::Stays> result;
+std::vector<Stays> SegmentTable::plans() const {
+  std::vector<Stays> result;
   if (count_ == 0) {
     return result;
   }
@@ -269,7 +267,7 @@ std::vector<plan::Stays> SegmentTable::plans() const {
   return result;
 }
 
-std::optional<plan::Stays> SegmentTable::within(int64_t bytes) const {
+std::optional<Stays> SegmentTable::within(int64_t bytes) const {
   if (count_ == 0 || bytes < 0) {
     return std::nullopt;
   }
@@ -278,20 +276,20 @@ std::optional<plan::Stays> SegmentTable::within(int64_t bytes) const {
   return is_possible ? std::optional(plan_of(m)) : std::nullopt;
 }
 
-plan::Stays SegmentTable::plan_of(int slots) const {
-  plan::Stays plan(segments_.saved.size(), plan::Stay::never());
+Stays SegmentTable::plan_of(int slots) const {
+  Stays plan(segments_.saved.size(), Stay::never());
   for (size_t s = 0; s < plan.size(); ++s) {
-    plan[s] = segments_.droppable[s] ? plan::Stay::never() : plan::Stay::kept();
+    plan[s] = segments_.droppable[s] ? Stay::never() : Stay::kept();
   }
-  write(Inputs::All, 0, count_ - 1, slots, plan::Stay::kept(), plan);
+  write(Inputs::All, 0, count_ - 1, slots, Stay::kept(), plan);
   return plan;
 }
 
 // Writes the choices for the segments first..last into `plan`. `from`: kept in the forward pass itself, or the event in
 // which the segments run again.
-void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, plan::Stay from, plan::Stays& plan) const {
+void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, Stay from, Stays& plan) const {
   const auto choice = std::bit_cast<Choice>(cell(inputs, first, last).choice[slots_left]);
-  const auto hold = [&](int s, plan::Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };
+  const auto hold = [&](int s, Stay stay) { plan[at(s)] = std::min(plan[at(s)], stay); };
   const auto hold_inputs = [&](Inputs wanted) {
     return [&, wanted](int s) {
       if (wanted == Inputs::All || segments_.saved[at(s)]) {
@@ -309,7 +307,7 @@ void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, pla
       hold(s, from);
     }
     for (const int s : option.dropped) {
-      hold(s, std::max(from, plan::Stay::from(segment.backward_begin)));
+      hold(s, std::max(from, Stay::from(segment.backward_begin)));
     }
     if (first < last) {
       visit_crossing(first, first + 1, last, hold_inputs(choice.rest));
@@ -320,8 +318,8 @@ void SegmentTable::write(Inputs inputs, int first, int last, int slots_left, pla
     const int cut = choice.number;
     visit_crossing(first, cut, last, hold_inputs(choice.rest));
     write(choice.rest, cut, last, slots_left - slots(crossing(choice.rest, first, cut, last), cut), from, plan);
-    write(Inputs::All, first, cut - 1, slots_left, plan::Stay::from(segments_.list[at(cut - 1)].backward_begin), plan);
+    write(Inputs::All, first, cut - 1, slots_left, Stay::from(segments_.list[at(cut - 1)].backward_begin), plan);
   }
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -8,7 +8,7 @@
 
 #include "src/planner/segments.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// The table is made by the constructor. segment_table.cpp has the recurrence.
 class SegmentTable {
@@ -17,10 +17,10 @@ class SegmentTable {
   SegmentTable(const Segments& segments, int64_t most_bytes);
 
   /// A plan for each number of bytes at which the estimated time falls. Bytes ascend.
-  std::vector<plan::Stays> plans() const;
+  std::vector<Stays> plans() const;
 
   /// The plan with the shortest estimated time within so many bytes; empty if no plan fits.
-  std::optional<plan::Stays> within(int64_t bytes) const;
+  std::optional<Stays> within(int64_t bytes) const;
 
  private:
   static constexpr int kSlots = 512;  // parts of the most bytes; estimates are not more precise
@@ -71,8 +71,8 @@ class SegmentTable {
   void cut(int first, int last);
   static void relax(Cell& cell, int least, double seconds, int shift, const Cell* rest, const Cell* again,
                     Choice choice);
-  plan::Stays plan_of(int slots) const;
-  void write(Inputs inputs, int first, int last, int slots_left, plan::Stay from, plan::Stays& plan) const;
+  Stays plan_of(int slots) const;
+  void write(Inputs inputs, int first, int last, int slots_left, Stay from, Stays& plan) const;
 
   const Segments& segments_;
   const int count_;
@@ -84,4 +84,4 @@ class SegmentTable {
   std::vector<Cell> cells_[2] = {};        // [inputs][pair]
 };
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -12,7 +12,7 @@
 // cut. Long lists of operators are cut where the fewest bytes cross, once in each of many equal parts of the step's
 // time and bytes.
 
-namespace snug::detail {
+namespace snug::plan {
 namespace {
 
 // A cut in an uneven position costs more: a whole part away from the even position, crossing bytes count more by this
@@ -21,7 +21,7 @@ constexpr double kPriceOfUnevenParts = 0.25;
 
 class Cutter {
  public:
-  Cutter(const plan::StepSimulator& simulator, const StorageUses& uses)
+  Cutter(const Simulator& simulator, const StorageUses& uses)
       : simulator_(simulator),
         profile_(simulator.profile()),
         uses_(uses),
@@ -30,7 +30,7 @@ class Cutter {
 
   Segments cut(int most) const {
     Segments result{.saved = uses_.saved, .droppable = uses_.droppable, .backward = uses_.backward};
-    for (const StorageInfo& storage : profile_.storages) {
+    for (const Storage& storage : profile_.storages) {
       result.sizes.push_back(storage.bytes);
     }
     result.list = joined(parts(most));
@@ -75,7 +75,7 @@ class Cutter {
     std::vector<double> result;
     for (int i = 0; i < operators_; ++i) {
       double made = 0;
-      for (const ValueId& value : profile_.operators[at(i)].writes) {
+      for (const Value& value : profile_.operators[at(i)].writes) {
         const bool counts = value.version == 0 && uses_.droppable[at(value.storage)];
         made += counts ? static_cast<double>(bytes(value.storage)) : 0;
       }
@@ -163,8 +163,8 @@ class Cutter {
     }
   }
 
-  const plan::StepSimulator& simulator_;
-  const StepProfile& profile_;
+  const Simulator& simulator_;
+  const Profile& profile_;
   const StorageUses& uses_;
   const int storages_;
   const int operators_;
@@ -172,7 +172,7 @@ class Cutter {
 
 }  // namespace
 
-void Segments::raise(const StepProfile& profile, int event, int64_t bytes) {
+void Segments::raise(const Profile& profile, int event, int64_t bytes) {
   if (event >= backward) {
     const auto under_way =
         std::find_if(list.begin(), list.end(), [&](const Segment& one) { return one.backward_begin <= event; });
@@ -190,8 +190,8 @@ void Segments::raise(const StepProfile& profile, int event, int64_t bytes) {
   }
 }
 
-Segments cut_into_segments(const plan::StepSimulator& simulator, const StorageUses& uses, int most) {
+Segments cut_into_segments(const Simulator& simulator, const StorageUses& uses, int most) {
   return simulator.profile().operators.empty() ? Segments() : Cutter(simulator, uses).cut(most);
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "snug/planner.h"
+#include "src/planner/simulator.h"
 #include "src/planner/storage_uses.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// A choice of storages to keep so that the backward pass of a segment finds everything it needs. Levels are in bytes.
 struct SegmentOption {
@@ -60,10 +60,10 @@ struct Segments {
   int64_t bytes(int storage) const { return sizes[static_cast<size_t>(storage)]; }
 
   /// Raises the peak estimates of the segment that runs during `event`, forward or backward, by `bytes`.
-  void raise(const StepProfile& profile, int event, int64_t bytes);
+  void raise(const Profile& profile, int event, int64_t bytes);
 };
 
 /// At most `most` segments, of about equal weight, cut where few bytes cross. Empty for a profile without operators.
-Segments cut_into_segments(const plan::StepSimulator& simulator, const StorageUses& uses, int most);
+Segments cut_into_segments(const Simulator& simulator, const StorageUses& uses, int most);
 
-}  // namespace snug::detail
+}  // namespace snug::plan

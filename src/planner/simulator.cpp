@@ -1,3 +1,5 @@
+#include "src/planner/simulator.h"
+
 #include <algorithm>
 #include <deque>
 #include <optional>
@@ -7,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "snug/planner.h"
 #include "src/planner/at.h"
 #include "src/planner/replay.h"
 #include "src/planner/streams.h"
@@ -55,10 +56,7 @@
 
 namespace snug::plan {
 
-using detail::at;
-using detail::MadeAgain;
-
-Stays keep_all(const StepProfile& profile) {
+Stays keep_all(const Profile& profile) {
   Stays plan(profile.storages.size(), Stay::never());
   const std::vector<bool> saved = profile.saved_storages();
   for (size_t s = 0; s < plan.size(); ++s) {
@@ -67,7 +65,7 @@ Stays keep_all(const StepProfile& profile) {
   return plan;
 }
 
-StepSimulator::StepSimulator(StepProfile profile) : profile_(std::move(profile)), producers_(profile_.storages.size()) {
+Simulator::Simulator(Profile profile) : profile_(std::move(profile)), producers_(profile_.storages.size()) {
   profile_.check();
   for (size_t s = 0; s < producers_.size(); ++s) {
     if (profile_.storages[s].kind == StorageKind::External) {
@@ -75,9 +73,9 @@ StepSimulator::StepSimulator(StepProfile profile) : profile_(std::move(profile))
     }
   }
   for (size_t i = 0; i < profile_.operators.size(); ++i) {
-    const ProfiledOperator& op = profile_.operators[i];
-    std::vector<ValueId> needs = op.reads;
-    for (const ValueId& value : op.writes) {
+    const Operator& op = profile_.operators[i];
+    std::vector<Value> needs = op.reads;
+    for (const Value& value : op.writes) {
       producers_[static_cast<size_t>(value.storage)].push_back(static_cast<int>(i));
       if (value.version > 0) {
         needs.push_back({value.storage, value.version - 1});
@@ -87,22 +85,22 @@ StepSimulator::StepSimulator(StepProfile profile) : profile_(std::move(profile))
   }
 }
 
-int StepSimulator::producer(ValueId value) const {
+int Simulator::producer(Value value) const {
   return producers_[static_cast<size_t>(value.storage)][static_cast<size_t>(value.version)];
 }
 
-int StepSimulator::last_version(int storage) const {
+int Simulator::last_version(int storage) const {
   return static_cast<int>(producers_[static_cast<size_t>(storage)].size()) - 1;
 }
 
-int StepSimulator::last_producer(int storage) const {
+int Simulator::last_producer(int storage) const {
   const std::vector<int>& all = producers_[static_cast<size_t>(storage)];
   return all.empty() ? -1 : all.back();
 }
 
-class StepSimulator::Run {
+class Simulator::Run {
  public:
-  Run(const StepSimulator& model, const Stays& plan, int64_t most_replayed = std::numeric_limits<int64_t>::max())
+  Run(const Simulator& model, const Stays& plan, int64_t most_replayed = std::numeric_limits<int64_t>::max())
       : model_(model),
         profile_(model.profile_),
         plan_(plan),
@@ -151,12 +149,12 @@ class StepSimulator::Run {
     touch(s);
     return true;
   }
-  int maker(ValueId value) const {
+  int maker(Value value) const {
     const int op = model_.producer(value);
     return op >= 0 && profile_.operators[at(op)].replayable && may_be_rebuilt(value.storage) ? op : -1;
   }
-  const std::vector<ValueId>& needs(int op) const { return model_.needs(op); }
-  const std::vector<ValueId>& writes(int op) const { return profile_.operators[at(op)].writes; }
+  const std::vector<Value>& needs(int op) const { return model_.needs(op); }
+  const std::vector<Value>& writes(int op) const { return profile_.operators[at(op)].writes; }
 
  private:
   bool external(int s) const { return profile_.storages[at(s)].kind == StorageKind::External; }
@@ -173,9 +171,9 @@ class StepSimulator::Run {
     for (int e = 0; e < events; ++e) {
       ++result_.steps;
       event_ = e;
-      const ProfileEvent& event = profile_.events[at(e)];
+      const Event& event = profile_.events[at(e)];
       if (event.kind == EventKind::Forward) {
-        for (const ValueId& value : profile_.operators[at(event.index)].writes) {
+        for (const Value& value : profile_.operators[at(event.index)].writes) {
           program_[at(value.storage)] = true;
           kept_[at(value.storage)] = plan_[at(value.storage)] == Stay::kept();
         }
@@ -201,7 +199,7 @@ class StepSimulator::Run {
   }
 
   bool schedule_replay(int target) {
-    const detail::FoundReplay& found = finder_.find(*this, target, most_replayed_ - result_.replayed);
+    const FoundReplay& found = finder_.find(*this, target, most_replayed_ - result_.replayed);
     result_.steps += found.looked_at;
     result_.replayed += std::ssize(found.operators);
     result_.impossible = found.missing ? found.missing->storage : -1;
@@ -257,11 +255,11 @@ class StepSimulator::Run {
     result_.seconds = seconds;
   }
 
-  void step(const ProfileEvent& event, double& seconds) {
+  void step(const Event& event, double& seconds) {
     const int s = event.index;
     switch (event.kind) {
       case EventKind::Forward:
-        for (const ValueId& value : profile_.operators[at(s)].writes) {
+        for (const Value& value : profile_.operators[at(s)].writes) {
           if (!external(value.storage)) {
             change(value.storage, [&] {
               program_[at(value.storage)] = true;
@@ -322,7 +320,7 @@ class StepSimulator::Run {
         leaves[at(s)] = leaves_when_dropped(s, static_cast<int>(e));
       }
     }
-    streams_.emplace(Streams{.places = detail::place_streams(profile_, plan_, result_.replays, leaves)});
+    streams_.emplace(Streams{.places = place_streams(profile_, plan_, result_.replays, leaves)});
     result_.steps += std::ssize(profile_.events);
     streams_->moves.assign(plan_.size(), false);
     streams_->arrives.assign(plan_.size(), 0);
@@ -337,7 +335,7 @@ class StepSimulator::Run {
 
   // Called before each event. All transfers out end at the first Unpack, so a storage whose transfer back begins is not
   // in transfer out any more.
-  void meet_streams(const ProfileEvent& event, double& seconds) {
+  void meet_streams(const Event& event, double& seconds) {
     if (event.kind == EventKind::Unpack && !external(event.index)) {
       streams_->is_backward = true;
       while (!streams_->out.empty()) {
@@ -375,7 +373,7 @@ class StepSimulator::Run {
 
   void send(int s, double& seconds) {
     const bool streams = streams_ && plan_[at(s)] == Stay::streamed() && !streams_->is_backward;
-    if (streams && std::ssize(streams_->out) == detail::kStreamsAtOnce) {
+    if (streams && std::ssize(streams_->out) == kStreamsAtOnce) {
       wait_for_oldest(seconds);
     }
     const double over = transfer(link_is_free_at_.out, seconds, profile_.link.out_seconds(bytes(s)));
@@ -428,7 +426,7 @@ class StepSimulator::Run {
     in_replay_ = &made;
     auto begins = made.begin();
     for (int k = 0; k < static_cast<int>(replay.operators.size()); ++k) {
-      const ProfiledOperator& op = profile_.operators[at(replay.operators[at(k)])];
+      const Operator& op = profile_.operators[at(replay.operators[at(k)])];
       replay_position_ = k;
       for (; begins != made.end() && begins->first == k; ++begins) {
         level_ += bytes(begins->storage);
@@ -494,7 +492,7 @@ class StepSimulator::Run {
   }
 
   struct Streams {
-    detail::StreamPlaces places;
+    StreamPlaces places;
     // event: storages whose transfer out is waited for, or whose transfer back begins
     std::unordered_map<int, std::vector<int>> met_at = {};
     std::vector<bool> moves = {};  // in memory because of a transfer, out or back
@@ -506,20 +504,20 @@ class StepSimulator::Run {
     double out, back;
   };
 
-  const StepSimulator& model_;
-  const StepProfile& profile_;
+  const Simulator& model_;
+  const Profile& profile_;
   const Stays& plan_;
   const int64_t most_replayed_;
   Simulation result_;
   std::vector<bool> program_, kept_, held_;
   std::vector<int> uses_;
   std::vector<bool> asked_before_drop_;  // per storage that leaves: by the backward pass
-  detail::ReplayFinder finder_;
+  ReplayFinder finder_;
   std::vector<int> loads_;                    // of the current replay
   std::vector<std::vector<MadeAgain>> made_;  // per replay
   std::vector<std::vector<int>> endings_;
   const std::vector<MadeAgain>* in_replay_ = nullptr;
-  detail::ReleaseOrder releases_;  // of the current replay
+  ReleaseOrder releases_;  // of the current replay
   int replay_position_ = 0;
   size_t next_replay_ = 0;
   int event_ = 0;
@@ -529,7 +527,7 @@ class StepSimulator::Run {
   std::vector<LiveStorage> live_;
 };
 
-Simulation StepSimulator::run(const Stays& stays, int64_t most_replayed) const {
+Simulation Simulator::run(const Stays& stays, int64_t most_replayed) const {
   if (stays.size() != profile_.storages.size()) {
     throw ConfigError(
         fmt::format("StepSimulator: the plan has {} entries, the profile {} storages; they do not belong together",
@@ -541,6 +539,6 @@ Simulation StepSimulator::run(const Stays& stays, int64_t most_replayed) const {
   return Run(*this, stays, most_replayed).simulate();
 }
 
-std::vector<LiveStorage> StepSimulator::live_at_peak(const Stays& stays) const { return Run(*this, stays).live(); }
+std::vector<LiveStorage> Simulator::live_at_peak(const Stays& stays) const { return Run(*this, stays).live(); }
 
 }  // namespace snug::plan

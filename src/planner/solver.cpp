@@ -1,3 +1,5 @@
+#include "src/planner/solver.h"
+
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -7,11 +9,12 @@
 #include <tuple>
 #include <utility>
 
-#include "snug/planner.h"
 #include "src/planner/at.h"
+#include "src/planner/bound.h"
 #include "src/planner/descent.h"
 #include "src/planner/filling.h"
-#include "src/planner/plan_pool.h"
+#include "src/planner/pool.h"
+#include "src/planner/search.h"
 #include "src/planner/segment_plans.h"
 #include "src/planner/storage_uses.h"
 
@@ -35,14 +38,10 @@
 namespace snug::plan {
 namespace {
 
-using detail::at;
-using detail::PlanPoint;
-using detail::PlanPool;
-
 // The same step with the same time for everything. The most frugal plan does not depend on times, but the plan that a
 // search finds does, and measured times differ from run to run.
-StepProfile with_even_times(StepProfile profile) {
-  for (ProfiledOperator& op : profile.operators) {
+Profile with_even_times(Profile profile) {
+  for (Operator& op : profile.operators) {
     op.seconds = 1;
   }
   for (BackwardStep& step : profile.backward) {
@@ -57,11 +56,11 @@ StepProfile with_even_times(StepProfile profile) {
 
 // Each storage that can be rebuilt gets `choice`, or never() if `choice` leaves and the storage must not. Each other
 // storage leaves if possible, and else is kept.
-Stays frugal(const StepSimulator& simulator, const detail::StorageUses& uses, Stay choice) {
-  const StepProfile& profile = simulator.profile();
+Stays frugal(const Simulator& simulator, const StorageUses& uses, Stay choice) {
+  const Profile& profile = simulator.profile();
   Stays plan = keep_all(profile);
   for (int s = 0; s < static_cast<int>(plan.size()); ++s) {
-    const StorageInfo& storage = profile.storages[at(s)];
+    const Storage& storage = profile.storages[at(s)];
     const int op = simulator.last_producer(s);
     const bool can_be_rebuilt =
         storage.kind == StorageKind::Activation && op >= 0 && profile.operators[at(op)].replayable;
@@ -76,9 +75,9 @@ Stays frugal(const StepSimulator& simulator, const detail::StorageUses& uses, St
 
 }  // namespace
 
-class PlanSolver::Search {
+class Solver::Search {
  public:
-  Search(const StepSimulator& simulator, SolverOptions options)
+  Search(const Simulator& simulator, SolverOptions options)
       : simulator_(simulator),
         options_(options),
         uses_(simulator),
@@ -87,29 +86,29 @@ class PlanSolver::Search {
         filling_(simulator, uses_, pool_) {}
 
   void solve(int64_t budget);
-  PlanAnswer answer(int64_t budget);
-  RematPlan smallest();
-  const PlanPool& pool() const { return pool_; }
+  Answer answer(int64_t budget);
+  Solution smallest();
+  const Pool& pool() const { return pool_; }
 
  private:
-  std::vector<PlanPoint> first_plans(int64_t budget);
+  std::vector<Point> first_plans(int64_t budget);
   Stays smallest_of_these_times();
-  RematPlan plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget);
+  Solution plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget);
   double bound_within(int64_t budget);
 
-  const StepSimulator& simulator_;
+  const Simulator& simulator_;
   const SolverOptions options_;
-  const detail::StorageUses uses_;
-  PlanPool pool_;
-  detail::Descent descent_;
-  detail::Filling filling_;
-  std::optional<detail::SegmentPlans> segment_plans_;  // made by the first search
-  std::map<int64_t, double> bounds_;                   // by budget, for all budgets that were asked for
-  std::optional<Stays> smallest_;                      // the answer of smallest()
-  std::set<int64_t> searched_;                         // budgets for which smallest_ was no new beginning
+  const StorageUses uses_;
+  Pool pool_;
+  Descent descent_;
+  Filling filling_;
+  std::optional<SegmentPlans> segment_plans_;  // made by the first search
+  std::map<int64_t, double> bounds_;           // by budget, for all budgets that were asked for
+  std::optional<Stays> smallest_;              // the answer of smallest()
+  std::set<int64_t> searched_;                 // budgets for which smallest_ was no new beginning
 };
 
-PlanAnswer PlanSolver::Search::answer(int64_t budget) {
+Answer Solver::Search::answer(int64_t budget) {
   const auto found = pool_.within(budget);
   if (found == pool_.known().end()) {
     return Infeasible{pool_.known().begin()->first};
@@ -118,7 +117,7 @@ PlanAnswer PlanSolver::Search::answer(int64_t budget) {
   return plan_of(best.second, best.first, peak, budget);
 }
 
-RematPlan PlanSolver::Search::plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) {
+Solution Solver::Search::plan_of(const Stays& stays, double seconds, int64_t peak, int64_t budget) {
   const Simulation plain = simulator_.run(keep_all(simulator_.profile()));
   return {.stays = stays,
           .peak_bytes = peak,
@@ -128,7 +127,7 @@ RematPlan PlanSolver::Search::plan_of(const Stays& stays, double seconds, int64_
           .bound_seconds = std::min(seconds, bound_within(budget))};
 }
 
-double PlanSolver::Search::bound_within(int64_t budget) {
+double Solver::Search::bound_within(int64_t budget) {
   auto bound = bounds_.find(budget);
   if (bound == bounds_.end()) {
     bound = bounds_.emplace(budget, lower_bound_seconds(simulator_, budget)).first;
@@ -137,25 +136,25 @@ double PlanSolver::Search::bound_within(int64_t budget) {
 }
 
 // Plans to polish, the most promising plan first.
-std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
+std::vector<Point> Solver::Search::first_plans(int64_t budget) {
   if (!segment_plans_) {
     segment_plans_.emplace(simulator_, uses_, pool_);
   }
-  std::vector<PlanPoint> result = segment_plans_->around(budget);
+  std::vector<Point> result = segment_plans_->around(budget);
   result.push_back(pool_.evaluate(keep_all(simulator_.profile()), budget));
   if (const auto found = pool_.within(budget); found != pool_.known().end()) {
     result.push_back(pool_.evaluate(Stays(found->second.second), budget));
   } else {
     result.push_back(pool_.evaluate(Stays(pool_.known().begin()->second.second), budget));
   }
-  using Transfers = detail::Descent::Transfers;
-  const auto from_each_of = [&](std::vector<PlanPoint> points, Transfers transfers) {
-    for (PlanPoint& point : points) {
+  using Transfers = Descent::Transfers;
+  const auto from_each_of = [&](std::vector<Point> points, Transfers transfers) {
+    for (Point& point : points) {
       point = filling_.fill(descent_.run(std::move(point), budget, transfers), budget);
     }
     return points;
   };
-  std::vector<PlanPoint> streaming;
+  std::vector<Point> streaming;
   if (simulator_.profile().link.is_open()) {
     streaming = from_each_of(result, Transfers::Hidden);
   }
@@ -166,14 +165,14 @@ std::vector<PlanPoint> PlanSolver::Search::first_plans(int64_t budget) {
       result.push_back(pool_.evaluate(frugal(simulator_, uses_, choice), budget));
     }
   }
-  std::erase_if(result, [](const PlanPoint& one) { return !one.possible(); });
-  std::stable_sort(result.begin(), result.end(), [](const PlanPoint& a, const PlanPoint& b) {
+  std::erase_if(result, [](const Point& one) { return !one.possible(); });
+  std::stable_sort(result.begin(), result.end(), [](const Point& a, const Point& b) {
     return std::tuple(a.overflow, a.run.seconds) < std::tuple(b.overflow, b.run.seconds);
   });
   return result;
 }
 
-void PlanSolver::Search::solve(int64_t budget) {
+void Solver::Search::solve(int64_t budget) {
   constexpr size_t kPolished = 5;
   constexpr int64_t kSimulations = 10'000;  // small graphs gain nothing from more
   constexpr double kGoodEnough = 1.001;     // times the bound: then the search ends
@@ -184,7 +183,7 @@ void PlanSolver::Search::solve(int64_t budget) {
   if (pool_.evaluate(keep_all(simulator_.profile()), budget).fits()) {
     return;
   }
-  std::vector<PlanPoint> from = first_plans(budget);
+  std::vector<Point> from = first_plans(budget);
   if (!from.empty() && from[0].fits() && from[0].run.seconds <= kGoodEnough * bound_within(budget)) {
     return;
   }
@@ -195,22 +194,22 @@ void PlanSolver::Search::solve(int64_t budget) {
   }
 }
 
-RematPlan PlanSolver::Search::smallest() {
+Solution Solver::Search::smallest() {
   const bool is_known = smallest_.has_value();
   if (!is_known) {
-    const StepSimulator even(with_even_times(simulator_.profile()));
+    const Simulator even(with_even_times(simulator_.profile()));
     Search search(even, options_);
     smallest_ = search.smallest_of_these_times();
     pool_.add_steps(search.pool_.steps());
   }
-  const PlanPoint point = pool_.evaluate(*smallest_, 0);
+  const Point point = pool_.evaluate(*smallest_, 0);
   if (!is_known) {
     searched_.erase(searched_.lower_bound(point.run.peak_bytes), searched_.end());
   }
   return plan_of(point.plan, point.run.seconds, point.run.peak_bytes, point.run.peak_bytes);
 }
 
-Stays PlanSolver::Search::smallest_of_these_times() {
+Stays Solver::Search::smallest_of_these_times() {
   constexpr int kTries = 4;  // a search for a budget that is just missed ends lower than a search for 0 bytes
   const int64_t bound = lower_bound_bytes(simulator_);
   int64_t least = std::numeric_limits<int64_t>::max();
@@ -227,32 +226,32 @@ Stays PlanSolver::Search::smallest_of_these_times() {
   return pool_.known().begin()->second.second;
 }
 
-PlanSolver::PlanSolver(const StepSimulator& simulator, SolverOptions options)
+Solver::Solver(const Simulator& simulator, SolverOptions options)
     : search_(std::make_unique<Search>(simulator, options)) {}
 
-PlanSolver::~PlanSolver() = default;
-PlanSolver::PlanSolver(PlanSolver&&) noexcept = default;
+Solver::~Solver() = default;
+Solver::Solver(Solver&&) noexcept = default;
 
-PlanAnswer PlanSolver::solve(int64_t budget) {
+Answer Solver::solve(int64_t budget) {
   search_->solve(budget);
   return search_->answer(budget);
 }
 
-std::vector<PlanAnswer> PlanSolver::curve(std::vector<int64_t> budgets) {
+std::vector<Answer> Solver::curve(std::vector<int64_t> budgets) {
   std::vector<int64_t> ascending = budgets;
   std::sort(ascending.begin(), ascending.end());
   for (const int64_t budget : ascending) {
     search_->solve(budget);
   }
-  std::vector<PlanAnswer> answers;
+  std::vector<Answer> answers;
   for (const int64_t budget : budgets) {
     answers.push_back(search_->answer(budget));
   }
   return answers;
 }
 
-RematPlan PlanSolver::smallest() { return search_->smallest(); }
-int64_t PlanSolver::simulations() const { return search_->pool().simulations(); }
-int64_t PlanSolver::steps() const { return search_->pool().steps(); }
+Solution Solver::smallest() { return search_->smallest(); }
+int64_t Solver::simulations() const { return search_->pool().simulations(); }
+int64_t Solver::steps() const { return search_->pool().steps(); }
 
 }  // namespace snug::plan

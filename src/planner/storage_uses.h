@@ -4,15 +4,15 @@
 
 #include <vector>
 
-#include "snug/planner.h"
+#include "src/planner/simulator.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// Facts about the storages of a step that do not depend on a plan.
 struct StorageUses {
   static constexpr int kNone = -1;
 
-  explicit StorageUses(const plan::StepSimulator& simulator);
+  explicit StorageUses(const Simulator& simulator);
 
   /// The last operator that writes or reads the storage; kNone if no operator does.
   int last_user(int storage) const;
@@ -30,9 +30,9 @@ struct StorageUses {
   int backward = 0;  ///< the event after the last operator
 
  private:
-  void find_writers_and_readers(const plan::StepSimulator& simulator);
-  void find_events(const StepProfile& profile);
-  void find_droppable(const plan::StepSimulator& simulator);
+  void find_writers_and_readers(const Simulator& simulator);
+  void find_events(const Profile& profile);
+  void find_droppable(const Simulator& simulator);
 };
 
-}  // namespace snug::detail
+}  // namespace snug::plan

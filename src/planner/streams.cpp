@@ -6,15 +6,11 @@
 
 #include "src/planner/at.h"
 
-namespace snug::detail {
+namespace snug::plan {
 namespace {
 
-using plan::Stay;
-using plan::Stays;
-
 // The times at which events begin if the program waits for no stream.
-std::vector<double> begin_times(const StepProfile& profile, const plan::Stays& plan,
-                                const std::vector<plan::Replay>& replays,
+std::vector<double> begin_times(const Profile& profile, const Stays& plan, const std::vector<Replay>& replays,
                                 const std::vector<bool>& leaves_when_dropped) {
   std::vector<double> begins;
   begins.reserve(profile.events.size());
@@ -22,17 +18,17 @@ std::vector<double> begin_times(const StepProfile& profile, const plan::Stays& p
   auto replay = replays.begin();
   for (size_t e = 0; e < profile.events.size(); ++e) {
     begins.push_back(now);
-    const ProfileEvent& event = profile.events[e];
+    const Event& event = profile.events[e];
     const int i = event.index;
     if (event.kind == EventKind::Forward) {
       now += profile.operators[at(i)].seconds;
     } else if (event.kind == EventKind::Backward) {
       now += profile.backward[at(i)].seconds;
-    } else if (event.kind == EventKind::Drop && leaves_when_dropped[at(i)] && plan[at(i)] == plan::Stay::offloaded()) {
+    } else if (event.kind == EventKind::Drop && leaves_when_dropped[at(i)] && plan[at(i)] == Stay::offloaded()) {
       now += profile.link.out_seconds(profile.storages[at(i)].bytes);
     } else if (event.kind == EventKind::Unpack && replay != replays.end() && at(replay->event) == e) {
       for (const int s : replay->loads) {
-        now += plan[at(s)] == plan::Stay::offloaded() ? profile.link.back_seconds(profile.storages[at(s)].bytes) : 0;
+        now += plan[at(s)] == Stay::offloaded() ? profile.link.back_seconds(profile.storages[at(s)].bytes) : 0;
       }
       for (const int op : replay->operators) {
         now += profile.operators[at(op)].seconds;
@@ -43,10 +39,10 @@ std::vector<double> begin_times(const StepProfile& profile, const plan::Stays& p
   return begins;
 }
 
-std::vector<int> unpackings_of(const StepProfile& profile) {
+std::vector<int> unpackings_of(const Profile& profile) {
   std::vector<int> unpackings;
   for (size_t e = 0; e < profile.events.size(); ++e) {
-    const ProfileEvent& event = profile.events[e];
+    const Event& event = profile.events[e];
     if (event.kind == EventKind::Unpack && profile.storages[at(event.index)].kind != StorageKind::External) {
       unpackings.push_back(static_cast<int>(e));
     }
@@ -54,15 +50,15 @@ std::vector<int> unpackings_of(const StepProfile& profile) {
   return unpackings;
 }
 
-bool is_operator(const StepProfile& profile, size_t event) {
-  const ProfileEvent& e = profile.events[event];
+bool is_operator(const Profile& profile, size_t event) {
+  const Event& e = profile.events[event];
   return e.kind == EventKind::Forward && profile.operators[at(e.index)].name != kOtherWrite;
 }
 
 }  // namespace
 
-StreamPlaces place_streams(const StepProfile& profile, const plan::Stays& plan,
-                           const std::vector<plan::Replay>& replays, const std::vector<bool>& leaves_when_dropped) {
+StreamPlaces place_streams(const Profile& profile, const Stays& plan, const std::vector<Replay>& replays,
+                           const std::vector<bool>& leaves_when_dropped) {
   StreamPlaces places{std::vector<int>(plan.size(), -1), std::vector<int>(plan.size(), -1)};
   const std::vector<double> begins = begin_times(profile, plan, replays, leaves_when_dropped);
   const std::vector<int> unpackings = unpackings_of(profile);
@@ -72,8 +68,7 @@ StreamPlaces place_streams(const StepProfile& profile, const plan::Stays& plan,
   size_t by = 0;
   for (size_t e = 0; e < forward; ++e) {
     const int s = profile.events[e].index;
-    if (profile.events[e].kind != EventKind::Drop || plan[at(s)] != plan::Stay::streamed() ||
-        !leaves_when_dropped[at(s)]) {
+    if (profile.events[e].kind != EventKind::Drop || plan[at(s)] != Stay::streamed() || !leaves_when_dropped[at(s)]) {
       continue;
     }
     written = std::max(written, begins[e]) + profile.link.out_seconds(profile.storages[at(s)].bytes);
@@ -85,9 +80,9 @@ StreamPlaces place_streams(const StepProfile& profile, const plan::Stays& plan,
   }
 
   std::vector<std::pair<int, int>> loads;  // a storage, and the event that needs the storage
-  for (const plan::Replay& replay : replays) {
+  for (const Replay& replay : replays) {
     for (const int s : replay.loads) {
-      if (plan[at(s)] == plan::Stay::streamed()) {
+      if (plan[at(s)] == Stay::streamed()) {
         loads.emplace_back(s, replay.event);
       }
     }
@@ -108,4 +103,4 @@ StreamPlaces place_streams(const StepProfile& profile, const plan::Stays& plan,
   return places;
 }
 
-}  // namespace snug::detail
+}  // namespace snug::plan

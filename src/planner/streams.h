@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "snug/planner.h"
+#include "src/planner/simulator.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// The most streamed storages that may be in transfer out, or in transfer back, at a time.
 inline constexpr int kStreamsAtOnce = 2;
@@ -19,7 +19,7 @@ struct StreamPlaces {
 
 /// `replays`: the replays of the plan. `leaves_when_dropped`: per storage, whether its bytes leave when the program
 /// drops it.
-StreamPlaces place_streams(const StepProfile& profile, const plan::Stays& plan,
-                           const std::vector<plan::Replay>& replays, const std::vector<bool>& leaves_when_dropped);
+StreamPlaces place_streams(const Profile& profile, const Stays& plan, const std::vector<Replay>& replays,
+                           const std::vector<bool>& leaves_when_dropped);
 
-}  // namespace snug::detail
+}  // namespace snug::plan

@@ -8,8 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "snug/precision_guard.h"
 #include "snug/state.h"
+#include "src/precision/precision_guard.h"
 
 namespace snug::detail {
 

@@ -1,4 +1,4 @@
-#include "snug/precision_guard.h"
+#include "src/precision/precision_guard.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,7 +7,7 @@
 
 #include "snug/core.h"
 
-namespace snug {
+namespace snug::detail {
 namespace {
 
 std::string title(const std::string& region) { return region.empty() ? "the whole step" : "'" + region + "'"; }
@@ -91,4 +91,4 @@ std::string PrecisionGuard::observe_full(const std::string& name, RegionState& r
   return fmt::format("{} goes back to 16 bits after {} steps", title(name), std::exchange(region.streak, 0));
 }
 
-}  // namespace snug
+}  // namespace snug::detail

@@ -208,7 +208,7 @@ void OpTape::read_tensor(TapeOperator& record, const at::Tensor& tensor, size_t 
   }
   const int number = number_of(tensor);
   record.is_replayable = record.is_replayable && !at(number).is_lent();
-  const ValueId value{number, at(number).last_version()};
+  const plan::Value value{number, at(number).last_version()};
   record.operands.push_back({argument, element, value, shapes_.of(tensor)});
   if (std::find(record.needs.begin(), record.needs.end(), value) == record.needs.end()) {
     record.needs.push_back(value);
@@ -222,7 +222,7 @@ void OpTape::note_write(TapeOperator& record, const at::Tensor& tensor) {
   }
   const int number = number_of(tensor);
   TapeStorage& storage = at(number);
-  if (std::any_of(record.writes.begin(), record.writes.end(), [&](ValueId v) { return v.storage == number; })) {
+  if (std::any_of(record.writes.begin(), record.writes.end(), [&](plan::Value v) { return v.storage == number; })) {
     return;
   }
   if (storage.is_external()) {
@@ -267,7 +267,7 @@ void OpTape::note_write_through_pointer(int storage, const at::Tensor& tensor) {
 
 // An operator that threw has written nothing.
 void OpTape::take_back_writes(const TapeOperator& record) {
-  for (const ValueId& value : record.writes) {
+  for (const plan::Value& value : record.writes) {
     at(value.storage).producers.pop_back();
   }
   if (listener_ != nullptr) {
@@ -300,7 +300,7 @@ void OpTape::note_unseen_write(int storage) {
   if (listener_ != nullptr) {
     listener_->before_operator();
     listener_->after_operator(
-        {.name = std::string(kOtherWrite), .writes = {{storage, s.last_version()}}, .replayable = false}, {});
+        {.name = std::string(plan::kOtherWrite), .writes = {{storage, s.last_version()}}, .replayable = false}, {});
   }
 }
 
@@ -362,13 +362,13 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
 }
 
 void OpTape::tell(const TapeOperator& record, const std::vector<std::pair<int, const void*>>& made) {
-  ProfiledOperator op{.name = c10::toString(record.op.operator_name()),
-                      .writes = {record.writes.begin(), record.writes.end()},
-                      .replayable = record.is_replayable,
-                      .reads_batch_statistics = record.reads_batch_statistics};
-  for (const ValueId& value : record.needs) {
+  plan::Operator op{.name = c10::toString(record.op.operator_name()),
+                    .writes = {record.writes.begin(), record.writes.end()},
+                    .replayable = record.is_replayable,
+                    .reads_batch_statistics = record.reads_batch_statistics};
+  for (const plan::Value& value : record.needs) {
     const bool is_written = std::any_of(record.writes.begin(), record.writes.end(),
-                                        [&](ValueId write) { return write.storage == value.storage; });
+                                        [&](plan::Value write) { return write.storage == value.storage; });
     if (!is_written) {
       op.reads.push_back(value);
     }

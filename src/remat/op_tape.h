@@ -54,7 +54,6 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "snug/core.h"
-#include "snug/profile.h"
 #include "src/activations/offload_store.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/saved_tensor_policy.h"
@@ -217,7 +216,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   bool is_closed_ = false;
   bool keeps_graph_ = false;
   bool drops_everything_ = false;
-  ReplayFinder replay_finder_;
+  plan::ReplayFinder replay_finder_;
   std::shared_ptr<std::atomic<int64_t>> replayed_ = std::make_shared<std::atomic<int64_t>>(0);
   bool verifies_ = false;
   std::vector<std::weak_ptr<Slot>> packed_;  // slots packed since the last operator, for verification

@@ -246,7 +246,7 @@ void OpTape::put_away(int storage) {
   }
   const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
   const bool streams = scheduled != nullptr && scheduled->streams && !has_unpacked_;
-  if (streams && std::ssize(leaving_) == kStreamsAtOnce) {
+  if (streams && std::ssize(leaving_) == plan::kStreamsAtOnce) {
     wait_for_oldest_stream();
   }
   s.holding.put_away(send(storage, memory, /*waits=*/!streams));

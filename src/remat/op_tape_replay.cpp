@@ -8,6 +8,7 @@
 
 #include "snug/core.h"
 #include "src/activations/storage_views.h"
+#include "src/planner/replay.h"
 #include "src/remat/op_tape.h"
 
 // Operators that run again
@@ -27,7 +28,7 @@ class OpTape::Replay {
     if (found_.missing) {
       throw_missing(*found_.missing);
     }
-    for (MadeAgain& one : found_.made) {
+    for (plan::MadeAgain& one : found_.made) {
       one.stays = one.may_stay &&
                   (one.storage == target || tape_.stays_after_replay(one.storage) || tape_.should_hold(one.storage));
     }
@@ -57,12 +58,12 @@ class OpTape::Replay {
     *tape_.replayed_ += std::ssize(found_.operators);
   }
 
-  const c10::Storage& memory_of(ValueId value) const {
+  const c10::Storage& memory_of(plan::Value value) const {
     const auto found = value.version == last_version(value.storage) ? there_.find(value.storage) : there_.end();
     return found != there_.end() ? found->second : made_.at(value.storage);
   }
 
-  // The interface of a ReplaySource.
+  // The interface of a plan::ReplaySource.
   int last_version(int storage) const { return tape_.at(storage).last_version(); }
   bool is_there(int storage) const { return there_.contains(storage) || tape_.find(storage); }
   bool bring(int storage) {
@@ -72,14 +73,14 @@ class OpTape::Replay {
     c10::Storage memory = tape_.bring(storage);
     return memory && there_.emplace(storage, std::move(memory)).second;
   }
-  int maker(ValueId value) const {
+  int maker(plan::Value value) const {
     const TapeStorage& storage = tape_.at(value.storage);
     const int op = storage.producers[static_cast<size_t>(value.version)];
     const bool can_be = op >= 0 && !storage.is_pinned && tape_.operators_[static_cast<size_t>(op)].is_replayable;
     return can_be ? op : -1;
   }
-  std::span<const ValueId> needs(int op) const { return tape_.operators_[static_cast<size_t>(op)].needs; }
-  std::span<const ValueId> writes(int op) const { return tape_.operators_[static_cast<size_t>(op)].writes; }
+  std::span<const plan::Value> needs(int op) const { return tape_.operators_[static_cast<size_t>(op)].needs; }
+  std::span<const plan::Value> writes(int op) const { return tape_.operators_[static_cast<size_t>(op)].writes; }
 
  private:
   static bool makes_no_values(const c10::OperatorHandle& op) {
@@ -87,7 +88,7 @@ class OpTape::Replay {
     return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
   }
 
-  [[noreturn]] void throw_missing(ValueId value) const {
+  [[noreturn]] void throw_missing(plan::Value value) const {
     const TapeStorage& storage = tape_.at(value.storage);
     if (storage.is_external()) {
       throw CannotRebuild(
@@ -131,8 +132,8 @@ class OpTape::Replay {
   OpTape& tape_;
   std::unordered_map<int, c10::Storage> there_;  // storages that the replay reads, held until the end of the replay
   std::unordered_map<int, c10::Storage> made_;   // storages that the replay has made and not released
-  FoundReplay found_;
-  ReleaseOrder releases_;
+  plan::FoundReplay found_;
+  plan::ReleaseOrder releases_;
 };
 
 bool OpTape::stays_after_replay(int storage) const {
@@ -152,14 +153,14 @@ c10::Storage OpTape::rebuild(int storage) {
 // Judges again which storages can be rebuilt. Operators were judged when the operators ran; since then the program may
 // have written to the operands.
 void OpTape::judge_all_again() {
-  const auto is_there = [&](ValueId value) {
+  const auto is_there = [&](plan::Value value) {
     const TapeStorage& s = at(value.storage);
     return s.is_external() ? value.version == s.last_version() && !s.has_changed_unseen()
                            : s.is_rebuildable || s.claimed || s.holding.is_away() || s.slots > 0;
   };
   for (const TapeOperator& op : operators_) {
     const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), is_there);
-    for (const ValueId& value : op.writes) {
+    for (const plan::Value& value : op.writes) {
       at(value.storage).is_rebuildable = at(value.storage).is_rebuildable && can_run;
     }
   }

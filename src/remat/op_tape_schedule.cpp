@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 
 #include "src/core/has_bytes.h"
+#include "src/planner/profile.h"
 #include "src/remat/op_tape.h"
 
 // Comparing operators with the schedule
@@ -75,11 +76,11 @@ void OpTape::follow_schedule(const TapeOperator& record) {
 // on and from storages that can be made again.
 void OpTape::judge(const TapeOperator& record) {
   const bool can_be =
-      record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](ValueId value) {
+      record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](plan::Value value) {
         const TapeStorage& storage = at(value.storage);
         return storage.is_external() || storage.is_rebuildable || storage.claimed || goes_away(value.storage);
       });
-  for (const ValueId& value : record.writes) {
+  for (const plan::Value& value : record.writes) {
     TapeStorage& storage = at(value.storage);
     const c10::Storage memory = value.version > 0 && !storage.is_external() ? storage.holding.find() : c10::Storage();
     const bool was_resized = memory && static_cast<int64_t>(memory.nbytes()) != storage.bytes;
@@ -123,11 +124,11 @@ void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::T
       lost.insert(storage);
     }
   };
-  std::vector<ValueId> writes;
+  std::vector<plan::Value> writes;
   for (const at::Tensor& tensor : written) {
     if (has_bytes(tensor)) {
       const int storage = number_of(tensor);
-      const ValueId value{storage, at(storage).last_version() + 1};
+      const plan::Value value{storage, at(storage).last_version() + 1};
       if (std::find(writes.begin(), writes.end(), value) == writes.end()) {
         writes.push_back(value);
       }
@@ -155,7 +156,7 @@ void OpTape::save_from_write(const TapeOperator& record, const std::vector<at::T
 
 void OpTape::keep_what_depends_on(const std::set<int>& lost) {
   std::vector<bool> can_come(storages_.size(), false);  // storages that can be made again
-  const auto will_be_there = [&](ValueId value) {
+  const auto will_be_there = [&](plan::Value value) {
     const TapeStorage& s = at(value.storage);
     if (s.is_external() || lost.contains(value.storage)) {
       return !lost.contains(value.storage) && value.version == s.last_version();
@@ -164,7 +165,7 @@ void OpTape::keep_what_depends_on(const std::set<int>& lost) {
   };
   for (const TapeOperator& op : operators_) {
     const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), will_be_there);
-    for (const ValueId& value : op.writes) {
+    for (const plan::Value& value : op.writes) {
       can_come[static_cast<size_t>(value.storage)] = can_run && at(value.storage).is_rebuildable;
     }
   }

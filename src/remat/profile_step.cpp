@@ -1,3 +1,5 @@
+#include "src/remat/profile_step.h"
+
 #include <algorithm>
 #include <array>
 #include <exception>
@@ -12,9 +14,9 @@
 
 #include "snug/memory.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
 #include "snug/state.h"
 #include "src/memory/device.h"
+#include "src/planner/solver.h"
 #include "src/remat/op_tape.h"
 #include "src/remat/recorded_step.h"
 #include "src/remat/tape_recorder.h"
@@ -57,7 +59,7 @@ constexpr size_t kOperatorsToTime = 10'000;      // in all runs together: enough
 // The profiled step, over all runs.
 struct ToProfile {
   const std::function<at::Tensor()>& forward_and_loss;
-  const ProfileOptions& options;
+  const detail::ProfileOptions& options;
   detail::EffectJournal& journal;
   detail::TrialOptions trial;
   detail::InitialisedParameters parameters = {};
@@ -67,28 +69,28 @@ struct ToProfile {
   std::vector<std::pair<int, size_t>> packed = {};
 };
 
-void forbid_replays_of_readers(StepProfile& profile, const std::set<int>& storages) {
-  for (ProfiledOperator& op : profile.operators) {
-    op.replayable = op.replayable && std::none_of(op.reads.begin(), op.reads.end(), [&](const ValueId& value) {
+void forbid_replays_of_readers(plan::Profile& profile, const std::set<int>& storages) {
+  for (plan::Operator& op : profile.operators) {
+    op.replayable = op.replayable && std::none_of(op.reads.begin(), op.reads.end(), [&](const plan::Value& value) {
                       return storages.contains(value.storage);
                     });
   }
 }
 
-bool is_from_before(const ProfileEvent& event) {
-  return event.kind == EventKind::Release && event.index == detail::TapeRecorder::kFromBefore;
+bool is_from_before(const plan::Event& event) {
+  return event.kind == plan::EventKind::Release && event.index == detail::TapeRecorder::kFromBefore;
 }
 
 // If the run has kept as many bytes as the run let go of, each step will do so.
-ProfiledStep with_kept_results(StepProfile profile, int64_t let_go, int64_t kept, bool counts_kept) {
+ProfiledStep with_kept_results(plan::Profile profile, int64_t let_go, int64_t kept, bool counts_kept) {
   if (let_go == 0 || let_go > kept || !counts_kept) {
     std::erase_if(profile.events, is_from_before);
     return {std::move(profile)};
   }
-  for (ProfileEvent& event : profile.events) {
+  for (plan::Event& event : profile.events) {
     event.index = is_from_before(event) ? 0 : event.index;
   }
-  profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, let_go});
+  profile.events.insert(profile.events.begin(), {plan::EventKind::Allocate, 0, let_go});
   return {std::move(profile), let_go};
 }
 
@@ -111,13 +113,13 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   }
   step.written_in_backward.insert(tape->written_in_backward().begin(), tape->written_in_backward().end());
   const int64_t let_go = recorder.let_go_bytes();
-  StepProfile profile = recorder.take();
+  plan::Profile profile = recorder.take();
   forbid_replays_of_readers(profile, step.written_in_backward);
   return with_kept_results(std::move(profile), let_go, taken() - before + let_go, step.trial.counts_kept);
 }
 
 // Takes the least of each operator's times over a few runs of the same step.
-void take_least_times(StepProfile& profile, const StepProfile& other) {
+void take_least_times(plan::Profile& profile, const plan::Profile& other) {
   if (profile.operators.size() != other.operators.size() || profile.backward.size() != other.backward.size()) {
     return;
   }
@@ -132,12 +134,12 @@ void take_least_times(StepProfile& profile, const StepProfile& other) {
 
 // Gives all operators of one name, on operands of the same sizes, the median of their times. Such operators take the
 // same time, and other work of the machine during one operator must not make the operator look dear.
-void level_times(StepProfile& profile) {
-  std::map<std::pair<std::string, std::vector<int64_t>>, std::vector<ProfiledOperator*>> alike;
-  for (ProfiledOperator& op : profile.operators) {
+void level_times(plan::Profile& profile) {
+  std::map<std::pair<std::string, std::vector<int64_t>>, std::vector<plan::Operator*>> alike;
+  for (plan::Operator& op : profile.operators) {
     std::vector<int64_t> sizes = {std::ssize(op.reads)};
     for (const auto* values : {&op.reads, &op.writes}) {
-      for (const ValueId& value : *values) {
+      for (const plan::Value& value : *values) {
         sizes.push_back(profile.storages[static_cast<size_t>(value.storage)].bytes);
       }
     }
@@ -148,7 +150,7 @@ void level_times(StepProfile& profile) {
     std::nth_element(operators.begin(), middle, operators.end(),
                      [](const auto* a, const auto* b) { return a->seconds < b->seconds; });
     const double median = (*middle)->seconds;
-    for (ProfiledOperator* op : operators) {
+    for (plan::Operator* op : operators) {
       op->seconds = median;
     }
   }
@@ -158,18 +160,18 @@ void level_times(StepProfile& profile) {
 
 // Tensors packed between the same two operators are asked for together, by one node. The node has one gradient that
 // comes in and one gradient that goes out.
-void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int, size_t>>& packed) {
+void add_guessed_backward(plan::Profile& profile, const std::vector<std::pair<int, size_t>>& packed) {
   for (auto last = packed.rbegin(); last != packed.rend();) {
     const auto first = std::find_if(last, packed.rend(), [&](const auto& one) { return one.second != last->second; });
     int64_t largest = 0;
     for (auto one = last; one != first; ++one) {
-      profile.events.push_back({EventKind::Unpack, one->first});
+      profile.events.push_back({plan::EventKind::Unpack, one->first});
       largest = std::max(largest, profile.storages[static_cast<size_t>(one->first)].bytes);
     }
-    profile.events.push_back({EventKind::Allocate, 0, 2 * largest});
-    profile.events.push_back({EventKind::Release, 0, 2 * largest});
+    profile.events.push_back({plan::EventKind::Allocate, 0, 2 * largest});
+    profile.events.push_back({plan::EventKind::Release, 0, 2 * largest});
     for (auto one = last; one != first; ++one) {
-      profile.events.push_back({EventKind::Done, one->first});
+      profile.events.push_back({plan::EventKind::Done, one->first});
     }
     last = first;
   }
@@ -177,23 +179,24 @@ void add_guessed_backward(StepProfile& profile, const std::vector<std::pair<int,
 
 // Adds the rest of a backward pass that has begun. The bytes that the rest itself takes are not known, so no bytes are
 // guessed.
-void add_rest_of_backward(StepProfile& profile, const std::vector<std::pair<int, size_t>>& packed) {
+void add_rest_of_backward(plan::Profile& profile, const std::vector<std::pair<int, size_t>>& packed) {
   std::map<int, int> asked, open;
-  for (const ProfileEvent& event : profile.events) {
-    if (event.kind == EventKind::Unpack) {
+  for (const plan::Event& event : profile.events) {
+    if (event.kind == plan::EventKind::Unpack) {
       ++asked[event.index];
       ++open[event.index];
-    } else if (event.kind == EventKind::Done) {
+    } else if (event.kind == plan::EventKind::Done) {
       --open[event.index];
     }
   }
   for (const auto& [storage, count] : open) {
-    profile.events.insert(profile.events.end(), static_cast<size_t>(std::max(0, count)), {EventKind::Done, storage});
+    profile.events.insert(profile.events.end(), static_cast<size_t>(std::max(0, count)),
+                          {plan::EventKind::Done, storage});
   }
   for (auto last = packed.rbegin(); last != packed.rend(); ++last) {
     if (asked[last->first]-- <= 0) {
-      profile.events.push_back({EventKind::Unpack, last->first});
-      profile.events.push_back({EventKind::Done, last->first});
+      profile.events.push_back({plan::EventKind::Unpack, last->first});
+      profile.events.push_back({plan::EventKind::Done, last->first});
     }
   }
 }
@@ -217,18 +220,18 @@ class FrugalSchedules {
     return schedule_of(simulator_,
                        k == kQuarters.size()
                            ? smallest(step)
-                           : std::get<RematPlan>(solver_.solve(smallest_ / 4 * kQuarters[k] + smallest_ % 4)));
+                           : std::get<plan::Solution>(solver_.solve(smallest_ / 4 * kQuarters[k] + smallest_ % 4)));
   }
 
  private:
   static constexpr size_t kMostTries = 24;
 
   // The last guess. If a smaller micro-batch may be tried instead, the quick search is enough.
-  RematPlan smallest(const ToProfile& step) {
-    return step.trial.persists ? plan::PlanSolver(simulator_, kSearch).smallest() : solver_.smallest();
+  plan::Solution smallest(const ToProfile& step) {
+    return step.trial.persists ? plan::Solver(simulator_, kSearch).smallest() : solver_.smallest();
   }
 
-  Schedule schedule_of(const plan::StepSimulator& simulator, const RematPlan& plan) const {
+  Schedule schedule_of(const plan::Simulator& simulator, const plan::Solution& plan) const {
     auto schedule = detail::make_schedule(simulator.profile(), plan.stays, simulator.run(plan.stays), store_);
     schedule.is_guess = true;
     return std::make_shared<const detail::TapeSchedule>(std::move(schedule));
@@ -238,14 +241,14 @@ class FrugalSchedules {
     if (!step.unfinished) {
       return nullptr;
     }
-    StepProfile profile = std::move(step.unfinished->profile);
+    plan::Profile profile = std::move(step.unfinished->profile);
     std::erase_if(profile.events, is_from_before);
     forbid_replays_of_readers(profile, step.written_in_backward);
     add_rest_of_backward(profile, step.packed);
     profile.link = step.options.link;
     profile.device = simulator_.profile().device;
-    const plan::StepSimulator simulator(std::move(profile));
-    const RematPlan plan = plan::PlanSolver(simulator, kSearch).smallest();
+    const plan::Simulator simulator(std::move(profile));
+    const plan::Solution plan = plan::Solver(simulator, kSearch).smallest();
     return plan.peak_bytes < step.unfinished->demand_bytes ? schedule_of(simulator, plan) : nullptr;
   }
 
@@ -253,24 +256,24 @@ class FrugalSchedules {
   static constexpr plan::SolverOptions kQuickSearch{.work = 30'000};
   static constexpr plan::SolverOptions kSearch{.work = 2'000'000};
 
-  // A guess at PlanSolver::smallest(), which searches longer.
-  static int64_t about_the_smallest_peak(plan::PlanSolver& solver) {
-    const plan::PlanAnswer answer = solver.solve(0);
+  // A guess at plan::Solver::smallest(), which searches longer.
+  static int64_t about_the_smallest_peak(plan::Solver& solver) {
+    const plan::Answer answer = solver.solve(0);
     const auto* no_plan = std::get_if<plan::Infeasible>(&answer);
     return no_plan != nullptr ? no_plan->smallest_feasible_bytes : 0;
   }
 
-  static StepProfile guess(ToProfile& step, c10::Device device, const std::shared_ptr<detail::OffloadStore>& store) {
+  static plan::Profile guess(ToProfile& step, c10::Device device, const std::shared_ptr<detail::OffloadStore>& store) {
     detail::TapeRecorder recorder(device);
     const auto tape = std::make_shared<OpTape>(nullptr, &recorder);
     tape->drop_everything(store);
     detail::record_step(step.forward_and_loss, tape, recorder, step.journal, {.goes_backward = false});
     auto packed = recorder.packed();
     std::erase_if(packed, [&](const auto& one) { return tape->is_asked_inside(one.first); });
-    StepProfile profile = recorder.take();
-    std::erase_if(profile.events, [&](const ProfileEvent& event) {
+    plan::Profile profile = recorder.take();
+    std::erase_if(profile.events, [&](const plan::Event& event) {
       return is_from_before(event) ||
-             (event.kind == EventKind::Drop && tape->is_asked_inside(event.index));  // the storage stays
+             (event.kind == plan::EventKind::Drop && tape->is_asked_inside(event.index));  // the storage stays
     });
     forbid_replays_of_readers(profile, step.written_in_backward);
     add_guessed_backward(profile, packed);
@@ -280,8 +283,8 @@ class FrugalSchedules {
   }
 
   std::shared_ptr<detail::OffloadStore> store_;  // null: nothing may be offloaded
-  plan::StepSimulator simulator_;
-  plan::PlanSolver solver_;
+  plan::Simulator simulator_;
+  plan::Solver solver_;
   int64_t smallest_;
   size_t tried_ = 0;
 };
@@ -341,8 +344,8 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
 
 }  // namespace
 
-ProfiledStep detail::profile_step(const std::function<at::Tensor()>& forward_and_loss, const ProfileOptions& options,
-                                  EffectJournal& journal, TrialOptions trial) {
+ProfiledStep detail::profile_step(const std::function<at::Tensor()>& forward_and_loss,
+                                  const detail::ProfileOptions& options, EffectJournal& journal, TrialOptions trial) {
   ToProfile step{forward_and_loss, options, journal, trial};
   ProfiledStep found = on_device_of_loss([&](c10::Device device) { return profile_on(device, step); });
   found.profile.link = options.link;
@@ -350,7 +353,8 @@ ProfiledStep detail::profile_step(const std::function<at::Tensor()>& forward_and
   return found;
 }
 
-StepProfile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options) {
+plan::Profile detail::profile_step(const std::function<at::Tensor()>& forward_and_loss,
+                                   detail::ProfileOptions options) {
   detail::EffectJournal journal;
   journal.begin();
   return detail::profile_step(forward_and_loss, options, journal, {}).profile;

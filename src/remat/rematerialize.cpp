@@ -10,10 +10,12 @@
 
 #include "snug/core.h"
 #include "snug/plan.h"
-#include "snug/planner.h"
 #include "snug/state.h"
 #include "src/core/parse_json.h"
+#include "src/planner/bound.h"
+#include "src/remat/activation_plan.h"
 #include "src/remat/op_tape.h"
+#include "src/remat/profile_step.h"
 #include "src/remat/recorded_step.h"
 #include "src/remat/same_losses.h"
 #include "src/remat/tape_recorder.h"
@@ -44,9 +46,9 @@ using detail::OpTape;
 constexpr int kVerifications = 5;
 
 // Adds bytes of unknown time: so the bytes are alive during the whole step. All other events come one later.
-void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
-  profile.events.insert(profile.events.begin(), {EventKind::Allocate, 0, bytes});
-  profile.events.push_back({EventKind::Release, 0, bytes});
+void add_unexplained(plan::Profile& profile, plan::Solution& plan, int64_t bytes) {
+  profile.events.insert(profile.events.begin(), {plan::EventKind::Allocate, 0, bytes});
+  profile.events.push_back({plan::EventKind::Release, 0, bytes});
   for (plan::Stay& stay : plan.stays) {
     stay.event += stay.event > 0 ? 1 : 0;
   }
@@ -59,10 +61,10 @@ void add_unexplained(StepProfile& profile, RematPlan& plan, int64_t bytes) {
 // --- plan
 
 struct ActivationPlan::Content {
-  const plan::StepSimulator simulator;
-  const RematPlan plan;
+  const plan::Simulator simulator;
+  const plan::Solution plan;
 
-  Content(plan::StepSimulator of, RematPlan chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
+  Content(plan::Simulator of, plan::Solution chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
     const int impossible = simulator.run(plan.stays).impossible;
     if (impossible >= 0) {
       throw ConfigError(
@@ -86,10 +88,10 @@ struct ActivationPlan::Content {
     return schedule_ && schedule_->store ? schedule_->store->report() : OffloadReport{};
   }
 
-  static std::shared_ptr<const Content> solve(const StepProfile& profile, Bytes budget, plan::SolverOptions options) {
-    plan::StepSimulator simulator(profile);
-    plan::PlanSolver solver(simulator, options);
-    plan::PlanAnswer answer = solver.solve(budget.count());
+  static std::shared_ptr<const Content> solve(const plan::Profile& profile, Bytes budget, plan::SolverOptions options) {
+    plan::Simulator simulator(profile);
+    plan::Solver solver(simulator, options);
+    plan::Answer answer = solver.solve(budget.count());
     if (std::holds_alternative<plan::Infeasible>(answer)) {
       const Bytes bytes(solver.smallest().peak_bytes);  // the search for a fast plan may miss the smallest plan
       if (bytes > budget) {
@@ -105,7 +107,7 @@ struct ActivationPlan::Content {
       }
       answer = solver.solve(budget.count());
     }
-    return std::make_shared<const Content>(std::move(simulator), std::get<RematPlan>(std::move(answer)));
+    return std::make_shared<const Content>(std::move(simulator), std::get<plan::Solution>(std::move(answer)));
   }
 
  private:
@@ -120,10 +122,10 @@ ActivationPlan::ActivationPlan(std::shared_ptr<const Content> content)
       plain_seconds(content->plan.plain_seconds),
       content_(std::move(content)) {}
 
-ActivationPlan::ActivationPlan(const StepProfile& profile, Bytes budget, plan::SolverOptions options)
+ActivationPlan::ActivationPlan(const plan::Profile& profile, Bytes budget, plan::SolverOptions options)
     : ActivationPlan(Content::solve(profile, budget, options)) {}
 
-std::string ActivationPlan::explain() const { return snug::explain(content_->simulator, content_->plan); }
+std::string ActivationPlan::explain() const { return plan::explain(content_->simulator, content_->plan); }
 
 OffloadReport ActivationPlan::offloaded() const { return content_->offloaded(); }
 
@@ -138,16 +140,16 @@ ActivationPlan ActivationPlan::from_json(std::string_view text) {
   if (!json.is_object() || !json.contains("plan") || !json.contains("profile")) {
     throw ConfigError("ActivationPlan.from_json: this is no plan with its profile, as to_json writes it");
   }
-  RematPlan plan = RematPlan::from_json(json["plan"].dump());
-  plan::StepSimulator simulator(StepProfile::from_json(json["profile"].dump()));
+  plan::Solution plan = plan::Solution::from_json(json["plan"].dump());
+  plan::Simulator simulator(plan::Profile::from_json(json["profile"].dump()));
   if (plan.stays.size() != simulator.profile().storages.size()) {
     throw ConfigError("ActivationPlan.from_json: the plan and the profile do not belong together");
   }
   return ActivationPlan(std::make_shared<const Content>(std::move(simulator), std::move(plan)));
 }
 
-const StepProfile& ActivationPlan::profile() const { return content_->simulator.profile(); }
-const RematPlan& ActivationPlan::choice() const { return content_->plan; }
+const plan::Profile& ActivationPlan::profile() const { return content_->simulator.profile(); }
+const plan::Solution& ActivationPlan::choice() const { return content_->plan; }
 
 ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>& forward_and_loss,
                                                detail::EffectJournal& journal) const {
@@ -161,24 +163,24 @@ ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {
   detail::SameLosses losses("plan_activations");
   const auto forward = losses.of(forward_and_loss);
-  return plan_activations(profile_step(forward, {.memory = budget, .link = std::move(link)}), forward, budget);
+  return plan_activations(detail::profile_step(forward, {.memory = budget, .link = std::move(link)}), forward, budget);
 }
 
-ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
-                                std::optional<RematPlan> found) {
+ActivationPlan plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                Bytes budget, std::optional<plan::Solution> found) {
   detail::EffectJournal journal;
   journal.begin();
   return detail::plan_activations(std::move(profile), forward_and_loss, budget, std::move(found), journal);
 }
 
-ActivationPlan detail::plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss,
-                                        Bytes budget, std::optional<RematPlan> found, EffectJournal& journal) {
+ActivationPlan detail::plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                        Bytes budget, std::optional<plan::Solution> found, EffectJournal& journal) {
   for (int k = 0;; ++k) {
     std::exception_ptr refusal;  // the budget was refused; the smallest budget that the error names is tried instead
     const auto plan_now = [&] {
       if (found) {
         return ActivationPlan(
-            std::make_shared<const ActivationPlan::Content>(plan::StepSimulator(profile), *std::exchange(found, {})));
+            std::make_shared<const ActivationPlan::Content>(plan::Simulator(profile), *std::exchange(found, {})));
       }
       try {
         return ActivationPlan(profile, budget);
@@ -205,11 +207,11 @@ ActivationPlan detail::plan_activations(StepProfile profile, const std::function
       return plan;
     }
     if (trial.different.empty()) {
-      RematPlan choice = plan.choice();
+      plan::Solution choice = plan.choice();
       add_unexplained(profile, choice, more);
       if (trial.peak_bytes <= budget.count()) {
-        return ActivationPlan(std::make_shared<const ActivationPlan::Content>(plan::StepSimulator(std::move(profile)),
-                                                                              std::move(choice)));
+        return ActivationPlan(
+            std::make_shared<const ActivationPlan::Content>(plan::Simulator(std::move(profile)), std::move(choice)));
       }
     }
     if (k == kVerifications && refusal) {
@@ -225,7 +227,7 @@ ActivationPlan detail::plan_activations(StepProfile profile, const std::function
                         "cannot be rematerialized");
     }
     for (const int storage : trial.different) {
-      profile.storages[static_cast<size_t>(storage)].kind = StorageKind::Pinned;
+      profile.storages[static_cast<size_t>(storage)].kind = plan::StorageKind::Pinned;
     }
   }
 }

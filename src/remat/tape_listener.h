@@ -7,7 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "snug/profile.h"
+#include "src/planner/profile.h"
 
 namespace snug::detail {
 
@@ -18,7 +18,7 @@ class TapeListener {
   virtual void on_storage(int storage, int64_t bytes, bool is_external) = 0;
   virtual void before_operator() = 0;
   /// `made`: the storages whose version 0 is among the writes, with the addresses of the bytes.
-  virtual void after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) = 0;
+  virtual void after_operator(plan::Operator&& op, const std::vector<std::pair<int, const void*>>& made) = 0;
   /// The operator made and wrote nothing.
   virtual void after_view() = 0;
   virtual void on_drop(int storage) = 0;

@@ -8,8 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
-#include "snug/profile.h"
 #include "src/memory/operator_mode.h"
+#include "src/planner/profile.h"
 
 namespace snug::detail {
 
@@ -17,7 +17,7 @@ struct TapeOperator {
   struct Operand {
     size_t argument;
     std::optional<size_t> element;  // position in a list argument
-    ValueId value;
+    plan::Value value;
     at::Tensor shape;  // has no memory
   };
   struct Result {
@@ -31,9 +31,9 @@ struct TapeOperator {
   // Elements lie inside TapeOperator: most operators have few elements of each list, and a tape has many operators.
   c10::SmallVector<c10::IValue, 4> arguments;  // tensors removed
   c10::SmallVector<Operand, 3> operands;
-  c10::SmallVector<Result, 1> results;  // only results on new storages
-  c10::SmallVector<ValueId, 3> needs;   // values read, and for each write the version before
-  c10::SmallVector<ValueId, 2> writes;
+  c10::SmallVector<Result, 1> results;     // only results on new storages
+  c10::SmallVector<plan::Value, 3> needs;  // values read, and for each write the version before
+  c10::SmallVector<plan::Value, 2> writes;
   bool is_replayable = true;
   bool reads_batch_statistics = false;
   at::Generator drew_from = {};  // the generator's state before the operator

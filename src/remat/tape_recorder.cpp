@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "src/memory/aside.h"
+#include "src/planner/profile.h"
 
 // How a recording becomes a profile
 //
@@ -40,7 +41,8 @@ TapeRecorder::~TapeRecorder() = default;
 
 void TapeRecorder::on_storage(int, int64_t bytes, bool is_external) {
   const std::lock_guard lock(mutex_);
-  profile_.storages.push_back({.bytes = bytes, .kind = is_external ? StorageKind::External : StorageKind::Activation});
+  profile_.storages.push_back(
+      {.bytes = bytes, .kind = is_external ? plan::StorageKind::External : plan::StorageKind::Activation});
 }
 
 void TapeRecorder::before_operator() {
@@ -50,14 +52,14 @@ void TapeRecorder::before_operator() {
   operator_began_ = clock_.mark();
 }
 
-void TapeRecorder::after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) {
+void TapeRecorder::after_operator(plan::Operator&& op, const std::vector<std::pair<int, const void*>>& made) {
   const std::lock_guard lock(mutex_);
   operator_spans_.push_back({operator_began_, clock_.mark()});
   int64_t outputs = 0;
   for (const auto& [storage, data] : made) {
     const auto taken = own_.find(data);
     const int64_t bytes = taken == own_.end() ? 0 : taken->second;
-    StorageInfo& info = profile_.storages[static_cast<size_t>(storage)];
+    plan::Storage& info = profile_.storages[static_cast<size_t>(storage)];
     info.bytes = bytes;
     info.name = op.name;
     outputs += bytes;
@@ -70,7 +72,7 @@ void TapeRecorder::after_operator(ProfiledOperator&& op, const std::vector<std::
   const int64_t left = level_ - outputs;
   op.workspace = std::max<int64_t>(0, high_ - outputs);
   profile_.operators.push_back(std::move(op));
-  add(EventKind::Forward, static_cast<int>(profile_.operators.size()) - 1);
+  add(plan::EventKind::Forward, static_cast<int>(profile_.operators.size()) - 1);
   level_ = left;
   high_ = std::max<int64_t>(0, left);
   end_gap();
@@ -86,14 +88,14 @@ void TapeRecorder::after_view() {
 void TapeRecorder::on_drop(int storage) {
   const std::lock_guard lock(mutex_);
   end_gap();
-  add(EventKind::Drop, storage);
+  add(plan::EventKind::Drop, storage);
 }
 
 void TapeRecorder::on_unpack(int storage) {
   const std::lock_guard lock(mutex_);
   end_backward_step();
   end_gap();
-  add(EventKind::Unpack, storage);
+  add(plan::EventKind::Unpack, storage);
   const auto node = torch::autograd::get_current_node();
   step_name_ = node ? node->name() : "backward";
 }
@@ -103,7 +105,7 @@ void TapeRecorder::after_unpack() { step_began_ = clock_.mark(); }
 void TapeRecorder::on_done(int storage) {
   const std::lock_guard lock(mutex_);
   end_gap();
-  add(EventKind::Done, storage);
+  add(plan::EventKind::Done, storage);
   unused_since_[storage] = profile_.events.size();
 }
 
@@ -130,7 +132,7 @@ void TapeRecorder::move_drops_of_unused() {
   for (const int storage : asked_inside_) {
     asked_for[static_cast<size_t>(storage)] = false;
   }
-  std::vector<ProfileEvent> events;
+  std::vector<plan::Event> events;
   std::unordered_map<size_t, std::vector<int>> moved;
   for (const auto& [storage, event] : unused_since_) {
     if (!asked_for[static_cast<size_t>(storage)]) {
@@ -138,18 +140,19 @@ void TapeRecorder::move_drops_of_unused() {
     }
   }
   const auto is_moved = [&](size_t e) {
-    const ProfileEvent& event = profile_.events[e];
-    const auto found = event.kind == EventKind::Drop ? unused_since_.find(event.index) : unused_since_.end();
+    const plan::Event& event = profile_.events[e];
+    const auto found = event.kind == plan::EventKind::Drop ? unused_since_.find(event.index) : unused_since_.end();
     return found != unused_since_.end() && found->second > e && !asked_for[static_cast<size_t>(event.index)];
   };
-  const auto is_of_inside = [&](const ProfileEvent& event) {
-    return (event.kind == EventKind::Unpack || event.kind == EventKind::Done) && asked_inside_.contains(event.index);
+  const auto is_of_inside = [&](const plan::Event& event) {
+    return (event.kind == plan::EventKind::Unpack || event.kind == plan::EventKind::Done) &&
+           asked_inside_.contains(event.index);
   };
   std::unordered_set<int> dropped_before;
   for (size_t e = 0; e <= profile_.events.size(); ++e) {
     for (const int storage : moved[e]) {
       if (dropped_before.contains(storage)) {
-        events.push_back({EventKind::Drop, storage, 0});
+        events.push_back({plan::EventKind::Drop, storage, 0});
       }
     }
     if (e == profile_.events.size()) {
@@ -215,8 +218,8 @@ std::optional<TapeRecorder::Unfinished> TapeRecorder::take_unfinished() {
   }
   fill_in_times();
   profile_.events.resize(refused_->events);
-  add(EventKind::Allocate, 0, refused_->high);
-  add(EventKind::Release, 0, refused_->high);
+  add(plan::EventKind::Allocate, 0, refused_->high);
+  add(plan::EventKind::Release, 0, refused_->high);
   // Storages that the graph released when the error ended the graph are not unused. Storages that a pass inside asks
   // for stay to the end.
   std::erase_if(unused_since_, [&](const auto& one) { return one.second > refused_->events; });
@@ -240,14 +243,14 @@ void TapeRecorder::change_level(int64_t bytes) {
 // Between two events, only the highest level and the last level matter.
 void TapeRecorder::end_gap() {
   if (high_ > 0) {
-    add(EventKind::Allocate, 0, high_);
+    add(plan::EventKind::Allocate, 0, high_);
   }
   if (high_ > level_) {
-    add(EventKind::Release, 0, high_ - level_);
+    add(plan::EventKind::Release, 0, high_ - level_);
   }
   level_ = high_ = 0;
   if (const int64_t bytes = std::exchange(let_go_in_gap_, 0); bytes > 0) {
-    add(EventKind::Release, kFromBefore, bytes);
+    add(plan::EventKind::Release, kFromBefore, bytes);
   }
 }
 
@@ -267,7 +270,7 @@ void TapeRecorder::end_backward_step() {
   end_gap();
   profile_.backward.push_back({.name = step_name_});
   backward_spans_.push_back({step_began_, clock_.mark()});
-  add(EventKind::Backward, static_cast<int>(profile_.backward.size()) - 1);
+  add(plan::EventKind::Backward, static_cast<int>(profile_.backward.size()) - 1);
 }
 
 void TapeRecorder::stop() {
@@ -283,8 +286,8 @@ void TapeRecorder::fill_in_times() {
   spans.insert(spans.end(), backward_spans_.begin(), backward_spans_.end());
   const std::vector<double> times = clock_.finish(spans);
   auto seconds = times.begin();
-  for (ProfiledOperator& op : profile_.operators) {
-    op.seconds = op.name == kOtherWrite ? 0 : *seconds;  // kOtherWrite is not an operator
+  for (plan::Operator& op : profile_.operators) {
+    op.seconds = op.name == plan::kOtherWrite ? 0 : *seconds;  // plan::kOtherWrite is not an operator
     ++seconds;
   }
   for (auto& step : profile_.backward) {

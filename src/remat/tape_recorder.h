@@ -1,5 +1,5 @@
 #pragma once
-// TapeRecorder: makes a StepProfile of one forward and backward pass whose operators an OpTape sees. The profile has
+// TapeRecorder: makes a plan::Profile of one forward and backward pass whose operators an OpTape sees. The profile has
 // the times, and every byte taken and given back, in order among the events. tape_recorder.cpp says how.
 
 #include <atomic>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/memory/device_memory.h"
+#include "src/planner/profile.h"
 #include "src/remat/op_tape.h"
 #include "src/remat/operator_clock.h"
 
@@ -37,14 +38,14 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   /// predicts the number. The recording's own memory is left out.
   int64_t peak_bytes() const { return peak_; }
   /// The recorded profile, after stop().
-  StepProfile take() { return std::move(profile_); }
+  plan::Profile take() { return std::move(profile_); }
   /// The tensors that autograd saved in the forward pass: each entry is a storage, and the number of operators before
   /// the save.
   const std::vector<std::pair<int, size_t>>& packed() const { return packed_; }
   /// The facts recorded although the backward pass ran out of memory: events until the failure, with the refused bytes,
   /// and how far memory would have risen. Empty: no memory was refused in the backward pass.
   struct Unfinished {
-    StepProfile profile;
+    plan::Profile profile;
     int64_t demand_bytes;
   };
   std::optional<Unfinished> take_unfinished();
@@ -59,10 +60,12 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
 
   void on_storage(int storage, int64_t bytes, bool is_external) override;
   void before_operator() override;
-  void after_operator(ProfiledOperator&& op, const std::vector<std::pair<int, const void*>>& made) override;
+  void after_operator(plan::Operator&& op, const std::vector<std::pair<int, const void*>>& made) override;
   void after_view() override;
   void on_drop(int storage) override;
-  void on_resized(int storage) override { profile_.storages[static_cast<size_t>(storage)].kind = StorageKind::Pinned; }
+  void on_resized(int storage) override {
+    profile_.storages[static_cast<size_t>(storage)].kind = plan::StorageKind::Pinned;
+  }
   void on_unpack(int storage) override;
   void after_unpack() override;
   void on_done(int storage) override;
@@ -78,7 +81,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void on_refused(int64_t bytes) noexcept override;
   void on_saved_for_backward(const void*) noexcept override {}
 
-  void add(EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
+  void add(plan::EventKind kind, int index, int64_t bytes = 0) { profile_.events.push_back({kind, index, bytes}); }
   void change_rise(int64_t bytes);
   void change_level(int64_t bytes);
   void end_gap();
@@ -87,7 +90,7 @@ class TapeRecorder final : public TapeListener, private MemoryObserver {
   void move_drops_of_unused();
 
   c10::Device device_;
-  StepProfile profile_;
+  plan::Profile profile_;
   OperatorClock clock_;
   std::vector<OperatorClock::Span> operator_spans_, backward_spans_;  // of the profile's operators and backward steps
   std::atomic<Place> place_{Place::Between};

@@ -8,15 +8,16 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
+#include "src/planner/simulator.h"
 
 // How a plan becomes a schedule
 //
 // Problem: a plan and the plan's simulation speak of a profile's events. A tape sees no events: a tape sees operators
 // that run, and storages that backward asks for.
 //
-// Choice: both are numbered as the tape meets them. Operators are numbered without the profile's kOtherWrite entries,
-// because no operator makes such a write. Unpack events are numbered from 0. Events of the plan and of the simulation
-// become these numbers:
+// Choice: both are numbered as the tape meets them. Operators are numbered without the profile's plan::kOtherWrite
+// entries, because no operator makes such a write. Unpack events are numbered from 0. Events of the plan and of the
+// simulation become these numbers:
 //
 //   needed_until   the unpacking of a storage's last use
 //   last_for       the same, listed by unpacking
@@ -31,13 +32,13 @@
 namespace snug::detail {
 namespace {
 
-TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profile) {
+TapeSchedule::Made made_by(const plan::Operator& op, const plan::Profile& profile) {
   const size_t dot = op.name.find('.');
   TapeSchedule::Made made{.op = {op.name.substr(0, dot), dot == std::string::npos ? "" : op.name.substr(dot + 1)},
                           .wiring = wiring_of(op.reads, op.writes)};
-  for (const ValueId& value : op.writes) {
-    const StorageInfo& storage = profile.storages[static_cast<size_t>(value.storage)];
-    if (value.version == 0 && storage.kind != StorageKind::External) {
+  for (const plan::Value& value : op.writes) {
+    const plan::Storage& storage = profile.storages[static_cast<size_t>(value.storage)];
+    if (value.version == 0 && storage.kind != plan::StorageKind::External) {
       made.bytes.push_back(storage.bytes);
     }
   }
@@ -46,7 +47,7 @@ TapeSchedule::Made made_by(const ProfiledOperator& op, const StepProfile& profil
 
 }  // namespace
 
-c10::Device device_of(const StepProfile& profile) {
+c10::Device device_of(const plan::Profile& profile) {
   try {
     return c10::Device(profile.device);
   } catch (const c10::Error&) {
@@ -54,14 +55,14 @@ c10::Device device_of(const StepProfile& profile) {
   }
 }
 
-size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes) {
+size_t wiring_of(std::span<const plan::Value> reads, std::span<const plan::Value> writes) {
   size_t hash = 0;
-  const auto add = [&](ValueId value) {
+  const auto add = [&](plan::Value value) {
     hash = c10::hash_combine(c10::hash_combine(hash, static_cast<size_t>(value.storage)),
                              static_cast<size_t>(value.version));
   };
-  for (const ValueId& value : reads) {
-    if (std::none_of(writes.begin(), writes.end(), [&](ValueId w) { return w.storage == value.storage; })) {
+  for (const plan::Value& value : reads) {
+    if (std::none_of(writes.begin(), writes.end(), [&](plan::Value w) { return w.storage == value.storage; })) {
       add(value);
     }
   }
@@ -69,12 +70,12 @@ size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes
   return hash;
 }
 
-TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
+TapeSchedule make_schedule(const plan::Profile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store) {
   TapeSchedule schedule{.device = device_of(profile)};
   std::vector<int> place_of(profile.operators.size(), -1);  // index in the schedule's operators
   for (size_t i = 0; i < profile.operators.size(); ++i) {
-    if (profile.operators[i].name != kOtherWrite) {
+    if (profile.operators[i].name != plan::kOtherWrite) {
       place_of[i] = static_cast<int>(schedule.operators.size());
       schedule.operators.push_back(made_by(profile.operators[i], profile));
     }
@@ -82,7 +83,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, 
   std::vector<int> event_of;  // per unpacking
   std::vector<int> unpacking_at(profile.events.size(), -1);
   for (size_t e = 0; e < profile.events.size(); ++e) {
-    if (profile.events[e].kind == EventKind::Unpack) {
+    if (profile.events[e].kind == plan::EventKind::Unpack) {
       unpacking_at[e] = static_cast<int>(event_of.size());
       event_of.push_back(static_cast<int>(e));
       schedule.unpackings.push_back({.storage = profile.events[e].index});
@@ -92,8 +93,9 @@ TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, 
   for (size_t s = 0; s < profile.storages.size(); ++s) {
     const int last_use = simulation.last_use[s];
     const bool is_kept = plan[s] == plan::Stay::kept() && last_use >= 0;
-    const bool may_be_rebuilt = profile.storages[s].kind == StorageKind::Activation;
-    const bool is_offloaded = plan[s].leaves() && last_use >= 0 && profile.storages[s].kind != StorageKind::External;
+    const bool may_be_rebuilt = profile.storages[s].kind == plan::StorageKind::Activation;
+    const bool is_offloaded =
+        plan[s].leaves() && last_use >= 0 && profile.storages[s].kind != plan::StorageKind::External;
     if (is_offloaded && schedule.store == nullptr) {
       schedule.store = store ? store : make_offload_store(profile.link);
     }
@@ -120,7 +122,7 @@ TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, 
                                  .hold_from = hold_from == event_of.end()
                                                   ? std::numeric_limits<int>::max()
                                                   : static_cast<int>(hold_from - event_of.begin()),
-                                 .is_pinned = profile.storages[s].kind == StorageKind::Pinned,
+                                 .is_pinned = profile.storages[s].kind == plan::StorageKind::Pinned,
                                  .is_offloaded = is_offloaded,
                                  .streams = is_offloaded && plan[s] == plan::Stay::streamed(),
                                  .needed_until = needed_until});

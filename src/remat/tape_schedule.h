@@ -10,12 +10,12 @@
 #include <ATen/core/operator_name.h>
 #include <c10/core/Device.h>
 
-#include "snug/planner.h"
 #include "src/activations/offload_store.h"
+#include "src/planner/simulator.h"
 
 namespace snug::detail {
 
-/// How a tape treats a sequence of operators from a profile. Storages have the numbers of the StepProfile.
+/// How a tape treats a sequence of operators from a profile. Storages have the numbers of the plan::Profile.
 struct TapeSchedule {
   struct Made {
     c10::OperatorName op;
@@ -47,14 +47,14 @@ struct TapeSchedule {
 };
 
 /// The device whose memory the profile describes. Throws ConfigError if profile.device does not name a device.
-c10::Device device_of(const StepProfile& profile);
+c10::Device device_of(const plan::Profile& profile);
 
 /// A hash of the values that an operator reads and writes. A storage both read and written counts once, as written.
-size_t wiring_of(std::span<const ValueId> reads, std::span<const ValueId> writes);
+size_t wiring_of(std::span<const plan::Value> reads, std::span<const plan::Value> writes);
 
 /// Makes the schedule of a plan. `simulation` must be the plan's simulation. Offloaded storages go to `store`. Without
 /// `store`, offloaded storages go to a new store of the profile's link: throws Error if the new store cannot be made.
-TapeSchedule make_schedule(const StepProfile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
+TapeSchedule make_schedule(const plan::Profile& profile, const plan::Stays& plan, const plan::Simulation& simulation,
                            const std::shared_ptr<OffloadStore>& store = nullptr);
 
 }  // namespace snug::detail

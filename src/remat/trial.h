@@ -9,12 +9,14 @@
 #include <ATen/core/Tensor.h>
 
 #include "snug/plan.h"
+#include "src/planner/profile.h"
+#include "src/planner/solution.h"
 #include "src/remat/effect_journal.h"
 
 namespace snug::detail {
 
 struct ProfiledStep {
-  StepProfile profile;
+  plan::Profile profile;
   int64_t kept_bytes = 0;
 };
 
@@ -31,7 +33,7 @@ ProfiledStep profile_step(const std::function<at::Tensor()>& forward_and_loss, c
                           EffectJournal& journal, TrialOptions trial);
 
 /// See snug::plan_activations.
-ActivationPlan plan_activations(StepProfile profile, const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
-                                std::optional<RematPlan> found, EffectJournal& journal);
+ActivationPlan plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                Bytes budget, std::optional<plan::Solution> found, EffectJournal& journal);
 
 }  // namespace snug::detail

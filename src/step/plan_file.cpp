@@ -6,9 +6,11 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "snug/file_system.h"
 #include "src/core/bytes_hash.h"
+#include "src/core/file_system.h"
 #include "src/core/versioned_json.h"
+#include "src/planner/simulator.h"
+#include "src/planner/solution.h"
 #include "src/step/step_kind_json.h"
 
 namespace snug::detail {
@@ -72,9 +74,9 @@ StepCounts counts_from(const Json& json) {
   return counts;
 }
 
-void check_run(const ActivationPlan& of_one, const RematPlan& choice) {
+void check_run(const ActivationPlan& of_one, const plan::Solution& choice) {
   require(of_one.choice() == choice, "choice is of other operators");
-  const plan::Simulation run = plan::StepSimulator(of_one.profile()).run(choice.stays);
+  const plan::Simulation run = plan::Simulator(of_one.profile()).run(choice.stays);
   require(run.peak_bytes == choice.peak_bytes, "peak is not that of its operators");
 }
 

@@ -7,6 +7,7 @@
 
 #include "snug/core.h"
 #include "src/core/versioned_json.h"
+#include "src/planner/simulator.h"
 
 namespace snug {
 namespace {
@@ -18,7 +19,7 @@ constexpr detail::JsonKind kStepPlanJson{
 
 // One word, or three words.
 std::string way_of(const ActivationPlan& plan) {
-  const plan::Simulation run = plan::StepSimulator(plan.profile()).run(plan.choice().stays);
+  const plan::Simulation run = plan::Simulator(plan.profile()).run(plan.choice().stays);
   const bool rebuilds = std::any_of(run.replays.begin(), run.replays.end(),
                                     [](const plan::Replay& one) { return !one.operators.empty(); });
   return run.offloaded.empty() ? "recompute" : rebuilds ? "recompute and offload" : "offload";

@@ -14,10 +14,10 @@
 #include "snug/accumulation.h"
 #include "snug/grad_scaler.h"
 #include "snug/precision.h"
-#include "snug/precision_guard.h"
 #include "snug/state.h"
 #include "snug/step_plan.h"
 #include "snug/stepper.h"
+#include "src/precision/precision_guard.h"
 #include "src/precision/precision_regions.h"
 
 namespace snug::detail {

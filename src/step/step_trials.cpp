@@ -15,7 +15,7 @@
 //
 //   1. Profile one micro-batch of the whole batch, of its half, its quarter, and so on (profile_step).
 //   2. For each profile, solve for the fastest plan within budget - fixed bytes - gradients - loaded items
-//      (search_step), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
+//      (plan::search), with the optimizer's state in memory and with the state in a file. StepPlanner decides about
 //      weights and gradients in files.
 //   3. Take the fastest step of all.
 //   4. Run the plan once, and compare values and peak with the prediction (plan_activations). If the plan fails, go
@@ -47,6 +47,7 @@
 #include "src/core/first_line.h"
 #include "src/memory/device_memory.h"
 #include "src/planner/extrapolate.h"
+#include "src/planner/search.h"
 #include "src/remat/same_losses.h"
 #include "src/remat/trial.h"
 
@@ -59,13 +60,13 @@ constexpr int64_t kCandidates = 6;  // the batch, its half, ... its 32nd part; s
 
 // Statistics of a batch differ from the statistics of its parts. An operator that writes to memory from before the step
 // keeps running statistics.
-std::string normalises_by_batch(const StepProfile& profile) {
-  for (const ProfiledOperator& op : profile.operators) {
+std::string normalises_by_batch(const plan::Profile& profile) {
+  for (const plan::Operator& op : profile.operators) {
     if (op.reads_batch_statistics) {
       return op.name;
     }
-    for (const ValueId& value : op.writes) {
-      if (profile.storages[static_cast<size_t>(value.storage)].kind == StorageKind::External) {
+    for (const plan::Value& value : op.writes) {
+      if (profile.storages[static_cast<size_t>(value.storage)].kind == plan::StorageKind::External) {
         return op.name + ", which writes a buffer";
       }
     }
@@ -73,8 +74,8 @@ std::string normalises_by_batch(const StepProfile& profile) {
   return {};
 }
 
-PlacedBytes bytes_of_activations(const StepProfile& profile, const RematPlan& plan) {
-  const plan::StepSimulator simulator(profile);
+PlacedBytes bytes_of_activations(const plan::Profile& profile, const plan::Solution& plan) {
+  const plan::Simulator simulator(profile);
   PlacedBytes placed;
   for (const plan::LiveStorage& live : simulator.live_at_peak(plan.stays)) {
     placed.in_memory += live.bytes;
@@ -273,7 +274,7 @@ StepTrials::Found StepTrials::search(int64_t only) const {
   if (state_must_be_in_file_ || farthest.state == Place::Memory) {
     return {search_with(only, farthest), farthest, std::nullopt};
   }
-  StepSearch memory = search_with(only, in_memory_at), file = search_with(only, farthest);
+  plan::Search memory = search_with(only, in_memory_at), file = search_with(only, farthest);
   const bool in_file = memory.choice && file.choice   ? file.choice->seconds < memory.choice->seconds
                        : memory.choice || file.choice ? file.choice.has_value()
                                                       : file.smallest_feasible_bytes < memory.smallest_feasible_bytes;
@@ -283,7 +284,7 @@ StepTrials::Found StepTrials::search(int64_t only) const {
 
 // Whether nothing has to be rebuilt or offloaded, with the state in memory if the state may be there.
 bool StepTrials::fits_plainly(int64_t items) const {
-  const plan::StepSimulator& simulator = tried_.at(items).search().simulator;
+  const plan::Simulator& simulator = tried_.at(items).search().simulator;
   const Placement placement = with_state(state_must_be_in_file_ ? farthest_state() : Place::Memory);
   const int64_t peak = simulator.run(plan::keep_all(simulator.profile())).peak_bytes;
   return std::max(bytes_beside(items, placement) + peak, counts_.memory(placement).in_update()) <=
@@ -292,8 +293,8 @@ bool StepTrials::fits_plainly(int64_t items) const {
 
 // Searches all micro-batches that were tried and are not too large for other ranks, or only micro-batches of `only`
 // items.
-StepSearch StepTrials::search_with(int64_t only, Placement placement) const {
-  std::vector<MicroBatchCandidate> candidates;
+plan::Search StepTrials::search_with(int64_t only, Placement placement) const {
+  std::vector<plan::Candidate> candidates;
   for (const auto& [items, tried] : tried_) {
     if (only == 0 ? items <= counts_.at_most : items == only) {
       candidates.push_back({.items = items,
@@ -306,12 +307,12 @@ StepSearch StepTrials::search_with(int64_t only, Placement placement) const {
     return {};
   }
   const StepMemory memory = counts_.memory(placement);
-  return search_step(candidates, {.batch = counts_.batch,
-                                  .budget = limits_->budget - counts_.left_free,
-                                  .fixed_bytes = memory.fixed,
-                                  .gradient_bytes = memory.gradients,
-                                  .optimizer_bytes = memory.workspace,
-                                  .optimizer_seconds = state_seconds(placement)});
+  return plan::search(candidates, {.batch = counts_.batch,
+                                   .budget = limits_->budget - counts_.left_free,
+                                   .fixed_bytes = memory.fixed,
+                                   .gradient_bytes = memory.gradients,
+                                   .optimizer_bytes = memory.workspace,
+                                   .optimizer_seconds = state_seconds(placement)});
 }
 
 StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
@@ -433,14 +434,14 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
       continue;
     }
     const Tried &large = parts.tried_.at(part), &small = parts.tried_.at(part / 2);
-    const auto whole = extrapolated({small.profile, part / 2}, {large.profile, part}, items);
+    const auto whole = plan::extrapolated({small.profile, part / 2}, {large.profile, part}, items);
     if (!whole) {
       return 0;
     }
     const StepMemory memory = parts.counts_.memory(with_state(farthest_state()));
     const int64_t loaded = large.loaded_bytes / part * items * (micro_batches(items) > 1 ? 2 : 1);
     const int64_t beside = memory.fixed + loaded + (micro_batches(items) > 1 ? memory.gradients : 0);
-    const RematPlan least = plan::PlanSolver(plan::StepSimulator(*whole)).smallest();
+    const plan::Solution least = plan::Solver(plan::Simulator(*whole)).smallest();
     // The step is tried under a guess first. A guess takes more than the least.
     const int64_t peak = std::min(least.peak_bytes + least.peak_bytes / 32, least.plain_peak_bytes);
     return std::max(memory.in_update(), beside + peak) + kSmallThings;
@@ -448,7 +449,7 @@ int64_t StepTrials::smallest_budget(const StepToPlan& step) const {
   return 0;
 }
 
-// `bound`: see StepSearch; 0: unknown. A `smallest` within the budget names no budget, because the step ran out of
+// `bound`: see plan::Search; 0: unknown. A `smallest` within the budget names no budget, because the step ran out of
 // memory in as little.
 void StepTrials::refuse(int64_t smallest, int64_t bound) const {
   smallest = smallest > limits_->budget ? smallest : 0;

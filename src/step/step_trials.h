@@ -1,6 +1,6 @@
 #pragma once
 // StepTrials: the trials of a step, and the plan that follows from the trials. Micro-batches of the batch, of its half,
-// its quarter and so on are profiled, and search_step takes the best. If not even the smallest micro-batch fits, and
+// its quarter and so on are profiled, and plan::search takes the best. If not even the smallest micro-batch fits, and
 // the model has a snug::sliced, the number of slices is raised. step_trials.cpp opens with the whole search.
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 #include <c10/core/Device.h>
 
-#include "snug/planner.h"
 #include "snug/step_plan.h"
+#include "src/planner/search.h"
 #include "src/step/plan_file.h"
 #include "src/step/step_choices.h"
 #include "src/step/step_ranks.h"
@@ -74,21 +74,21 @@ class StepTrials {
  private:
   // The result of a search under a placement.
   struct Found {
-    StepSearch search;
+    plan::Search search;
     Placement placement;
-    std::optional<StepSearch> elsewhere = {};  // with the state in the other place, if the state has a choice
+    std::optional<plan::Search> elsewhere = {};  // with the state in the other place, if the state has a choice
   };
 
   // Searches for a micro-batch. Answers for a budget are remembered, and plans for all budgets.
   struct Searches {
-    explicit Searches(const StepProfile& profile) : simulator(profile), solver(simulator) {}
-    const plan::StepSimulator simulator;
-    plan::PlanSolver solver;
+    explicit Searches(const plan::Profile& profile) : simulator(profile), solver(simulator) {}
+    const plan::Simulator simulator;
+    plan::Solver solver;
   };
 
   // A micro-batch that was tried.
   struct Tried {
-    StepProfile profile;
+    plan::Profile profile;
     int64_t loaded_bytes;                             // of the items, if loading copies the items
     int64_t slices;                                   // of snug::sliced
     mutable std::shared_ptr<Searches> searches = {};  // while a plan is searched, because plans take memory
@@ -107,7 +107,7 @@ class StepTrials {
   void try_slices(const StepToPlan& step, int64_t items);
   bool fits_plainly(int64_t items) const;
   Found search(int64_t only) const;
-  StepSearch search_with(int64_t only, Placement placement) const;
+  plan::Search search_with(int64_t only, Placement placement) const;
   std::optional<StepPlan> make_plan(const StepToPlan& step, const Found& found);
   std::string told_of_state(const Found& found) const;
   int64_t smallest_budget(const StepToPlan& step) const;

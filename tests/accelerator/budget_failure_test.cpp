@@ -13,6 +13,8 @@
 #include "snug/plan.h"
 #include "snug/stepper.h"
 #include "src/memory/saved_tensor_policy.h"
+#include "src/planner/simulator.h"
+#include "src/remat/profile_step.h"
 #include "tests/accelerator/offload_plans.h"
 #include "tests/accelerator/planned_on_device.h"
 #include "tests/support/failing_allocations.h"
@@ -23,8 +25,8 @@
 namespace snug::accelerator_budget_failure_test {
 namespace {
 
+using plan::Simulator;
 using plan::Stay;
-using plan::StepSimulator;
 using testing::FailingAllocation;
 using testing::for_each_failing_allocation;
 using testing::same_bits;
@@ -134,7 +136,8 @@ TEST(FailuresOnDeviceThreads, LeaveNothingOfAPlan) {
 }
 
 ActivationPlan offloading(Loop& loop, Stay way) {
-  const StepSimulator simulator(profile_step([&] { return loop.loss(); }, {.link = testing::offload_plans::link()}));
+  const Simulator simulator(
+      detail::profile_step([&] { return loop.loss(); }, {.link = testing::offload_plans::link()}));
   return testing::plan_of(simulator, testing::offload_plans::all_leaving(simulator.profile(), way)).value();
 }
 

@@ -4,6 +4,8 @@
 #include <cstddef>
 
 #include "snug/plan.h"
+#include "src/planner/profile.h"
+#include "src/planner/stay.h"
 #include "tests/support/sim_device/sim_device.h"
 
 namespace snug::testing::offload_plans {
@@ -16,7 +18,7 @@ inline OffloadLink link() {
 }
 
 /// Every storage goes `way`, which may be impossible for some.
-inline plan::Stays all_leaving(const StepProfile& profile, plan::Stay way) {
+inline plan::Stays all_leaving(const plan::Profile& profile, plan::Stay way) {
   plan::Stays plan(profile.storages.size(), plan::Stay::kept());
   for (size_t s = 0; s < plan.size(); ++s) {
     plan[s] = profile.storages[s].bytes > 0 ? way : plan::Stay::kept();

@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "snug/plan.h"
-#include "snug/profile.h"
+#include "src/remat/profile_step.h"
 #include "tests/accelerator/accelerator.h"
 
 namespace snug::operator_clock_test {
@@ -33,13 +33,13 @@ TEST(OperatorClock, GivesAProfileTheTimesOfASlowHost) {
   const Tensor x = leaf({16});
   const auto forward = [&] { return x.sin().exp().sum(); };
   const detail::HostClock before = detail::set_host_clock(&slow_host);
-  const StepProfile slow = profile_step(forward);
+  const plan::Profile slow = detail::profile_step(forward);
   detail::set_host_clock(before);
-  for (const ProfiledOperator& op : slow.operators) {
+  for (const plan::Operator& op : slow.operators) {
     EXPECT_EQ(op.seconds, kTick) << op.name;
   }
   if (sim_device::is_present()) {
-    for (const ProfiledOperator& op : profile_step(forward).operators) {
+    for (const plan::Operator& op : detail::profile_step(forward).operators) {
       EXPECT_EQ(op.seconds, sim_device::kOperatorSeconds) << op.name;
     }
   }

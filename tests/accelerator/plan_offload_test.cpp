@@ -13,6 +13,8 @@
 #include "snug/core.h"
 #include "snug/offload.h"
 #include "snug/plan.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/accelerator/offload_plans.h"
 #include "tests/support/model_on_device.h"
@@ -24,9 +26,9 @@ namespace snug::accelerator_plan_offload_test {
 namespace {
 
 using plan::Simulation;
+using plan::Simulator;
 using plan::Stay;
 using plan::Stays;
-using plan::StepSimulator;
 using sim_device::host_reads;
 using sim_device::kBlock;
 using sim_device::kBytesPerSecond;
@@ -94,13 +96,13 @@ TEST(PlansThatOffloadFromAnAccelerator, GiveRandomModelsTheirBitsThePredictedPea
     }
     ++ran;
     Plain plain(step);
-    const StepProfile profile = profile_step(step.forward(), {.link = link()});
-    const int64_t plain_peak = ActivationPlan(profile, Bytes::unlimited(), testing::kSearch).plain_peak_bytes;
+    const plan::Profile profile = detail::profile_step(step.forward(), {.link = link()});
+    const int64_t plain_peak = detail::unverified_plan(profile, Bytes::unlimited(), testing::kSearch).plain_peak_bytes;
     const int64_t floor = testing::smallest_feasible(profile).count();
     for (const int64_t budget : {plain_peak, floor + (plain_peak - floor) * 3 / 4, floor + (plain_peak - floor) / 2,
                                  floor + (plain_peak - floor) / 4, floor}) {
       SCOPED_TRACE(budget);
-      const ActivationPlan plan(profile, Bytes(budget), testing::kSearch);
+      const ActivationPlan plan = detail::unverified_plan(profile, Bytes(budget), testing::kSearch);
       plain.expect_as_predicted(plan, plan.predicted_peak_bytes, plan.predicted_seconds - plan.plain_seconds,
                                 !unpacks_itself(model));
       EXPECT_LE(plan.predicted_peak_bytes, budget);
@@ -125,7 +127,7 @@ TEST(PlansThatOffloadFromAnAccelerator, MayBeAnyOnes) {
       continue;
     }
     Plain plain(step);
-    const StepSimulator simulator(profile_step(step.forward(), {.link = link()}));
+    const Simulator simulator(detail::profile_step(step.forward(), {.link = link()}));
     const double plain_seconds = simulator.profile().plain_seconds();
     std::mt19937 random(static_cast<uint32_t>(seed));
     Stays choices = all_leaving(simulator.profile(), Stay::offloaded());
@@ -175,7 +177,7 @@ struct Chain {
     return torch::autograd::grad({result}, {x}).front();
   }
   std::optional<ActivationPlan> offloading(Stay way) const {
-    const StepSimulator simulator(profile_step([this] { return loss(); }, {.link = link()}));
+    const Simulator simulator(detail::profile_step([this] { return loss(); }, {.link = link()}));
     return plan_of(simulator, all_leaving(simulator.profile(), way));
   }
 
@@ -224,7 +226,7 @@ TEST(PlansThatOffloadFromAnAccelerator, SayHostMemoryAndKeepTheKindOfTheirLink) 
   const ActivationPlan plan = *Chain(kBlock).offloading(Stay::streamed());
   EXPECT_THAT(plan.explain(), HasSubstr("goes to host memory:"));
   EXPECT_EQ(ActivationPlan::from_json(plan.to_json()).profile().link, link());
-  StepProfile other = plan.profile();
+  plan::Profile other = plan.profile();
   other.link.kind = OffloadLink::Kind::File;
   EXPECT_THAT(error_of<ConfigError>([&] { other.check(); }), HasSubstr("leads to a file"));
   other = plan.profile();

@@ -15,6 +15,8 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/stepper.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/model_on_device.h"
 #include "tests/support/move_to.h"
@@ -59,8 +61,8 @@ TEST(PlansOnAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredic
     const double plain_seconds = virtual_seconds() - began;
     const int64_t plain_reads = host_reads() - read;
     step.reset();
-    const StepProfile profile = profile_step(step.forward());
-    const int64_t plain_peak = ActivationPlan(profile, Bytes::unlimited(), testing::kSearch).plain_peak_bytes;
+    const plan::Profile profile = detail::profile_step(step.forward());
+    const int64_t plain_peak = detail::unverified_plan(profile, Bytes::unlimited(), testing::kSearch).plain_peak_bytes;
     if (sim_device::is_present()) {
       EXPECT_EQ(plain_peak, plain.peak_bytes);
     }
@@ -68,7 +70,7 @@ TEST(PlansOnAnAccelerator, GiveRandomModelsTheirBitsThePredictedPeakAndThePredic
     for (const int64_t budget : {plain_peak, floor + (plain_peak - floor) * 3 / 4, floor + (plain_peak - floor) / 2,
                                  floor + (plain_peak - floor) / 4, floor}) {
       SCOPED_TRACE(budget);
-      const ActivationPlan plan(profile, Bytes(budget), testing::kSearch);
+      const ActivationPlan plan = detail::unverified_plan(profile, Bytes(budget), testing::kSearch);
       testing::take_workspaces_of_backward(step, plan);
       began = virtual_seconds();
       read = host_reads();
@@ -116,10 +118,12 @@ TEST(PlansOnAnAccelerator, ProfileWithinWhatTheStepTakesWithoutWorkspaces) {
     ++calls;
     return x.mm(w).sin().sum();
   };
-  const int64_t plain = ActivationPlan(profile_step(forward), Bytes::unlimited()).plain_peak_bytes;
+  const int64_t plain = detail::unverified_plan(detail::profile_step(forward), Bytes::unlimited()).plain_peak_bytes;
   const int calls_before = std::exchange(calls, 0);
   const sim_device::ProductWorkspaces workspaces;
-  EXPECT_EQ(ActivationPlan(profile_step(forward, {.memory = Bytes(plain)}), Bytes(plain)).plain_peak_bytes, plain);
+  EXPECT_EQ(
+      detail::unverified_plan(detail::profile_step(forward, {.memory = Bytes(plain)}), Bytes(plain)).plain_peak_bytes,
+      plain);
   EXPECT_EQ(calls, calls_before) << "no run had to be made in another way";
 }
 

@@ -16,7 +16,7 @@
 #include "program/run/device.h"
 #include "program/run/trainer.h"
 #include "snug/core.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 #include "src/step/check_options.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/temporary_folder.h"
@@ -156,11 +156,11 @@ TEST(RunOnAnAccelerator, IsRefusedBeforeItsFirstStepWithAnOptimizerOfTheCpuAndAL
   TrainConfig config = two_steps(folder, "cpu", Bytes::unlimited());
   config.optimizer = OptimizerChoice::AdamW8bit;
   stop_after_a_step(config);
-  const std::string log = FileSystem::real().read_file(Trainer::log_path(config.out));
+  const std::string log = detail::FileSystem::real().read_file(Trainer::log_path(config.out));
   config.device = kind();
   EXPECT_THAT([&] { Trainer(config, Start::Resume).run({}); },
               ThrowsMessage<ConfigError>(HasSubstr("adamw8bit runs on the CPU only, and the device is " + kind())));
-  EXPECT_EQ(FileSystem::real().read_file(Trainer::log_path(config.out)), log);
+  EXPECT_EQ(detail::FileSystem::real().read_file(Trainer::log_path(config.out)), log);
   config = two_steps(folder, kind(), Bytes::unlimited());
   config.optimizer = OptimizerChoice::AdamW8bit;
   config.weights = Weights::Low;

@@ -9,6 +9,8 @@
 #include <torch/torch.h>
 
 #include "snug/plan.h"
+#include "src/planner/simulator.h"
+#include "src/remat/profile_step.h"
 #include "tests/accelerator/accelerator.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
@@ -16,9 +18,9 @@
 namespace snug::streams_test {
 namespace {
 
+using plan::Simulator;
 using plan::Stay;
 using plan::Stays;
-using plan::StepSimulator;
 using sim_device::LazyStreams;
 using testing::accelerator;
 using testing::leaf;
@@ -76,8 +78,8 @@ TEST(PlansOnTwoStreams, GiveOneWhatWasRebuiltOnTheOther) {
   const TwoStreams two;
   const Tensor x = leaf({1 << 12});
   const Tensor expected = gradient_under(std::nullopt, two, x);
-  const StepProfile profile = profile_step([&] { return loss_of_both(two, x); });
-  const StepSimulator simulator(profile);
+  const plan::Profile profile = detail::profile_step([&] { return loss_of_both(two, x); });
+  const Simulator simulator(profile);
   const Stays rebuilt_once(profile.storages.size(), Stay::once_rebuilt());
   const ActivationPlan plan = *testing::plan_of(simulator, rebuilt_once);
   const LazyStreams lazy;
@@ -101,7 +103,7 @@ TEST(PlansOnTwoStreams, LeaveMemoryToItsReadersWhileAStepIsProfiled) {
   const float expected = loss_of_short_lived(two, x).item<float>();
   const LazyStreams lazy;
   EXPECT_EQ(loss_of_short_lived(two, x).item<float>(), expected);
-  profile_step([&] {
+  detail::profile_step([&] {
     const Tensor loss = loss_of_short_lived(two, x);
     EXPECT_EQ(loss.item<float>(), expected);
     return loss;

@@ -19,6 +19,8 @@
 #include "snug/core.h"
 #include "snug/extra/reversible.h"
 #include "snug/plan.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/drawing_thread.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
@@ -26,9 +28,9 @@
 namespace snug::random_numbers_test {
 namespace {
 
-using plan::PlanSolver;
+using plan::Simulator;
+using plan::Solver;
 using plan::SolverOptions;
-using plan::StepSimulator;
 using testing::DrawingThread;
 using testing::kSearch;
 using testing::number_of_models;
@@ -314,8 +316,8 @@ TEST(RandomNumbers, OfReversibleBlocksAreDrawnAgainThoughAnotherThreadDraws) {
 // --- plans
 
 ActivationPlan most_frugal(const std::function<Tensor()>& forward) {
-  const StepProfile profile = profile_step(forward);
-  return ActivationPlan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step(forward);
+  return detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
 }
 
 TEST(RandomNumbers, OfAPlanAreThoseOfTheForwardThoughAnotherThreadDraws) {
@@ -351,9 +353,9 @@ TEST(RandomNumbers, OfAnyRandomModelAreThoseOfPlainTrainingThoughAnotherThreadDr
     const RandomModel model = random_model(seed);
     SCOPED_TRACE(model.description);
     testing::Step step(model);
-    const StepSimulator simulator(profile_step(step.forward()));
-    const Bytes smallest(PlanSolver(simulator, kQuickSearch).smallest().peak_bytes);
-    const ActivationPlan plan(simulator.profile(), smallest, kQuickSearch);
+    const Simulator simulator(detail::profile_step(step.forward()));
+    const Bytes smallest(Solver(simulator, kQuickSearch).smallest().peak_bytes);
+    const ActivationPlan plan = detail::unverified_plan(simulator.profile(), smallest, kQuickSearch);
     const auto run = [&](const std::optional<ActivationPlan>& with) {
       const DrawingThread other(DrawingThread::When::Forward);
       return step.run(with);
@@ -370,8 +372,8 @@ TEST(RandomNumbers, OfAnyRandomModelAreThoseOfPlainTrainingThoughAnotherThreadDr
   }
 }
 
-bool is_replayable(const StepProfile& profile, const std::string& name) {
-  for (const ProfiledOperator& op : profile.operators) {
+bool is_replayable(const plan::Profile& profile, const std::string& name) {
+  for (const plan::Operator& op : profile.operators) {
     if (op.name == name) {
       return op.replayable;
     }
@@ -382,7 +384,7 @@ bool is_replayable(const StepProfile& profile, const std::string& name) {
 
 TEST(RandomNumbers, AreNoReasonToKeepWhatAnOperatorMade) {
   const Tensor x = torch::rand({1, 2, 32, 16}).requires_grad_();
-  const StepProfile profile = profile_step([&] {
+  const plan::Profile profile = detail::profile_step([&] {
     const Tensor mixed = torch::scaled_dot_product_attention(x.exp(), x.sin(), x.cos());
     return (times_random_factors(mixed) * torch::dropout(mixed, 0.5, true)).sum();
   });

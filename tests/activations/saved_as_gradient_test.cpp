@@ -16,6 +16,8 @@
 #include "snug/memory.h"
 #include "snug/offload.h"
 #include "snug/plan.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 
@@ -81,13 +83,13 @@ std::vector<Policy> policies() {
            }},
           {"Rematerialize",
            [](const Parameters& p) {
-             const StepProfile profile = profile_step([&] { return p.loss(); });
-             const Rematerialize scope(ActivationPlan(profile, smallest_feasible(profile)));
+             const plan::Profile profile = detail::profile_step([&] { return p.loss(); });
+             const Rematerialize scope(detail::unverified_plan(profile, smallest_feasible(profile)));
              return p.loss();
            }},
           {"RematerializeKeepingAll", [](const Parameters& p) {
-             const StepProfile profile = profile_step([&] { return p.loss(); });
-             const Rematerialize scope(ActivationPlan(profile, Bytes::unlimited()));
+             const plan::Profile profile = detail::profile_step([&] { return p.loss(); });
+             const Rematerialize scope(detail::unverified_plan(profile, Bytes::unlimited()));
              return p.loss();
            }}};
 }
@@ -152,8 +154,8 @@ TEST(SavedByAFunction, IsHandedOverWithoutACopyWhereNobodyElseNeedsIt) {
   EXPECT_TRUE(same_bits(planned, plain));
   EXPECT_EQ(planned_peak, plan.predicted_peak_bytes);
   EXPECT_LE(planned_peak, plain_peak);
-  const StepProfile profile = profile_step(forward);
-  const ActivationPlan smallest(profile, smallest_feasible(profile));
+  const plan::Profile profile = detail::profile_step(forward);
+  const ActivationPlan smallest = detail::unverified_plan(profile, smallest_feasible(profile));
   const auto [rebuilt, smallest_peak] = trained(smallest);
   EXPECT_TRUE(same_bits(rebuilt, plain));
   EXPECT_LE(smallest_peak, smallest.predicted_peak_bytes);

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "snug/core.h"
-#include "snug/file_system.h"
 #include "snug/memory.h"
+#include "src/core/file_system.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::detail::file_memory_test {
@@ -29,7 +29,7 @@ TEST(FileMemory, HoldsTensorsThatAreNoTensorMemoryAndLeavesNoFile) {
   auto memory = FileMemory::in(folder.path(), 4 * 1000);
   at::Tensor tensor = tensor_in(memory, 400, {30, 30}, {30, 1}, at::kFloat);
   EXPECT_EQ(live_bytes(at::kCPU).count(), before);
-  EXPECT_TRUE(FileSystem::real().list(folder.path()).empty());
+  EXPECT_TRUE(detail::FileSystem::real().list(folder.path()).empty());
   memory.reset();  // the tensor has it still
   tensor.copy_(at::arange(900, at::kFloat).view({30, 30}));
   EXPECT_EQ(tensor[29][29].item<float>(), 899);
@@ -38,7 +38,7 @@ TEST(FileMemory, HoldsTensorsThatAreNoTensorMemoryAndLeavesNoFile) {
 TEST(FileMemory, IsOfAFileThatNoWriteReaches) {
   TemporaryFolder folder;
   const std::string text = "abcdefgh";
-  FileSystem::real().write_file(folder / "file", std::array<std::string_view, 1>{text});
+  detail::FileSystem::real().write_file(folder / "file", std::array<std::string_view, 1>{text});
   const int file = ::open((folder / "file").c_str(), O_RDONLY);
   const auto memory = FileMemory::of(file, 8, "file");
   ::close(file);
@@ -46,7 +46,7 @@ TEST(FileMemory, IsOfAFileThatNoWriteReaches) {
   EXPECT_EQ(tensor[0].item<int>(), 'e');
   tensor.fill_('x');
   EXPECT_EQ(tensor[3].item<int>(), 'x');
-  EXPECT_EQ(FileSystem::real().read_file(folder / "file"), text);
+  EXPECT_EQ(detail::FileSystem::real().read_file(folder / "file"), text);
 }
 
 TEST(FileMemory, MayBeEmpty) {

@@ -1,4 +1,4 @@
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 #include <array>
 #include <atomic>
@@ -36,14 +36,14 @@ bool mentions(const std::string& text, std::string_view part) { return text.find
 
 TEST(FileSystem, WritesAllPartsInOrderAndReadsThemBack) {
   TemporaryFolder folder;
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   files.write_file(folder / "a", kParts);
   EXPECT_EQ(files.read_file(folder / "a"), "headbody");
 }
 
 TEST(FileSystem, ReplacesALongerFileWithoutLeavingItsEnd) {
   TemporaryFolder folder;
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   files.write_file(folder / "a", std::array<std::string_view, 1>{"something much longer"});
   files.write_file(folder / "a", std::array<std::string_view, 1>{"short"});
   EXPECT_EQ(files.read_file(folder / "a"), "short");
@@ -57,18 +57,18 @@ TEST(FileSystem, ReadsBackEveryByteOfALargeBinaryFile) {
   for (int i = 0; i < 300'001; ++i) {
     content += static_cast<char>(i * 7 + i / 251);
   }
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   files.write_file(folder / "a", std::array<std::string_view, 1>{content});
   EXPECT_EQ(files.read_file(folder / "a"), content);
 }
 
 TEST(FileSystem, ReadsFilesWhoseSizeIsNotKnownBefore) {
-  EXPECT_TRUE(FileSystem::real().read_file("/proc/self/stat").size() > 10);
+  EXPECT_TRUE(detail::FileSystem::real().read_file("/proc/self/stat").size() > 10);
 }
 
 TEST(FileSystem, RenamesOverAnExistingFile) {
   TemporaryFolder folder;
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   files.write_file(folder / "new", std::array<std::string_view, 1>{"new"});
   files.write_file(folder / "old", std::array<std::string_view, 1>{"old"});
   files.rename(folder / "new", folder / "old");
@@ -79,7 +79,7 @@ TEST(FileSystem, RenamesOverAnExistingFile) {
 
 TEST(FileSystem, ListsSortedNamesOfFilesAndFolders) {
   TemporaryFolder folder;
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   EXPECT_TRUE(files.list(folder.path()).empty());
   for (const char* name : {"b", "a10", "a9", ".hidden"}) {
     files.write_file(folder / name, {});
@@ -90,7 +90,7 @@ TEST(FileSystem, ListsSortedNamesOfFilesAndFolders) {
 
 TEST(FileSystem, CreatesAndRemovesNestedFoldersAndTakesRepetition) {
   TemporaryFolder folder;
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   files.create_directories(folder / "x/y/z");
   files.create_directories(folder / "x/y/z");
   files.write_file(folder / "x/y/z/file", kParts);
@@ -103,21 +103,21 @@ TEST(FileSystem, CreatesAndRemovesNestedFoldersAndTakesRepetition) {
 TEST(FileSystem, CountsADanglingLinkAsAnExistingName) {
   TemporaryFolder folder;
   std::filesystem::create_symlink("nowhere", folder / "link");
-  EXPECT_TRUE(FileSystem::real().exists(folder / "link"));
+  EXPECT_TRUE(detail::FileSystem::real().exists(folder / "link"));
 }
 
 TEST(FileSystem, ReportsAFullDiskWithPathAndReason) {
   if (!std::filesystem::exists("/dev/full")) {
     GTEST_SKIP() << "needs /dev/full";
   }
-  const std::string error = error_of([] { FileSystem::real().write_file("/dev/full", kParts); });
+  const std::string error = error_of([] { detail::FileSystem::real().write_file("/dev/full", kParts); });
   EXPECT_TRUE(mentions(error, "FileSystem.write_file: /dev/full: ")) << error;
   EXPECT_TRUE(mentions(error, "No space left on device")) << error;
 }
 
 TEST(FileSystem, NamesThePathAndTheReasonOfEveryFailure) {
   TemporaryFolder folder;
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   files.write_file(folder / "file", kParts);
   const auto absent = folder / "absent";
   const auto below_a_file = folder / "file/below";
@@ -137,14 +137,14 @@ TEST(FileSystem, NamesThePathAndTheReasonOfEveryFailure) {
 
 TEST(FileSystem, TellsAnAbsentNameFromOneThatCannotBeLookedUp) {
   TemporaryFolder folder;
-  EXPECT_FALSE(FileSystem::real().exists(folder / "absent"));
+  EXPECT_FALSE(detail::FileSystem::real().exists(folder / "absent"));
   const std::string too_long(5000, 'x');
-  EXPECT_THROW((void)FileSystem::real().exists(folder / too_long), Error);
+  EXPECT_THROW((void)detail::FileSystem::real().exists(folder / too_long), Error);
 }
 
 TEST(FileSystem, WritesToNoFileThatALinkOfTheNameLeadsTo) {
   TemporaryFolder folder;
-  FileSystem& files = FileSystem::real();
+  detail::FileSystem& files = detail::FileSystem::real();
   files.write_file(folder / "elsewhere", kParts);
   std::filesystem::create_symlink(folder / "elsewhere", folder / "link");
   EXPECT_THROW(files.write_file(folder / "link", {}), Error);
@@ -155,12 +155,12 @@ TEST(ReplaceFile, LetsSeveralReplaceTheSameFileAtOnce) {
   TemporaryFolder folder;
   const auto path = folder / "file";
   const std::array contents{std::string(1 << 16, 'a'), std::string(1 << 17, 'b')};
-  replace_file(path, contents[0]);
+  detail::replace_file(path, contents[0]);
   std::atomic<int> writing = 2;
   const auto write = [&](const std::string& content) {
     std::string error = "no error";
     for (int i = 0; i < 20; ++i) {
-      error = error == "no error" ? error_of([&] { replace_file(path, content); }) : error;
+      error = error == "no error" ? error_of([&] { detail::replace_file(path, content); }) : error;
     }
     --writing;
     return error;
@@ -168,26 +168,26 @@ TEST(ReplaceFile, LetsSeveralReplaceTheSameFileAtOnce) {
   auto first = std::async(std::launch::async, write, contents[0]);
   auto second = std::async(std::launch::async, write, contents[1]);
   while (writing > 0) {
-    const std::string found = FileSystem::real().read_file(path);
+    const std::string found = detail::FileSystem::real().read_file(path);
     EXPECT_TRUE(found == contents[0] || found == contents[1]);
   }
   EXPECT_EQ(first.get(), "no error");
   EXPECT_EQ(second.get(), "no error");
-  EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{"file"});
+  EXPECT_EQ(detail::FileSystem::real().list(folder.path()), std::vector<std::string>{"file"});
 }
 
 TEST(ReplaceFile, LeavesAfterAKillWhatCanBeToldAndRemoved) {
   TemporaryFolder folder;
   FailingFileSystem dies({.fail_at = 2, .then_dead = true});
-  EXPECT_THROW(replace_file(folder / "file", "text", dies), Error);
-  FileSystem::real().write_file(folder / "file.txt", {});
-  const auto names = FileSystem::real().list(folder.path());
+  EXPECT_THROW(detail::replace_file(folder / "file", "text", dies), Error);
+  detail::FileSystem::real().write_file(folder / "file.txt", {});
+  const auto names = detail::FileSystem::real().list(folder.path());
   ASSERT_EQ(names.size(), 2u);
-  EXPECT_TRUE(is_unfinished(names[0], folder / "file"));
-  EXPECT_FALSE(is_unfinished(names[1], folder / "file"));
-  remove_unfinished(folder / "file");
-  remove_unfinished(folder / "absent/file");
-  EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{"file.txt"});
+  EXPECT_TRUE(detail::is_unfinished(names[0], folder / "file"));
+  EXPECT_FALSE(detail::is_unfinished(names[1], folder / "file"));
+  detail::remove_unfinished(folder / "file");
+  detail::remove_unfinished(folder / "absent/file");
+  EXPECT_EQ(detail::FileSystem::real().list(folder.path()), std::vector<std::string>{"file.txt"});
 }
 
 TEST(ReplaceFile, TakesAnyNameThatAFileMayHave) {
@@ -195,13 +195,13 @@ TEST(ReplaceFile, TakesAnyNameThatAFileMayHave) {
   for (const size_t size : {234, 235, 254, 255}) {
     SCOPED_TRACE(size);
     const std::string name(size, 'n');
-    replace_file(folder / name, "text");
-    EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector{name});
-    EXPECT_EQ(FileSystem::real().read_file(folder / name), "text");
-    FileSystem::real().remove_all(folder / name);
+    detail::replace_file(folder / name, "text");
+    EXPECT_EQ(detail::FileSystem::real().list(folder.path()), std::vector{name});
+    EXPECT_EQ(detail::FileSystem::real().read_file(folder / name), "text");
+    detail::FileSystem::real().remove_all(folder / name);
   }
-  EXPECT_THROW(replace_file(folder / std::string(256, 'n'), "text"), Error);
-  EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{});
+  EXPECT_THROW(detail::replace_file(folder / std::string(256, 'n'), "text"), Error);
+  EXPECT_EQ(detail::FileSystem::real().list(folder.path()), std::vector<std::string>{});
 }
 
 TEST(ReplaceFile, ShortensALongNameBetweenCharactersAndTellsItsUnfinishedFilesFromThoseOfAnother) {
@@ -212,16 +212,16 @@ TEST(ReplaceFile, ShortensALongNameBetweenCharactersAndTellsItsUnfinishedFilesFr
       name += "\u20ac";
     }
     FailingFileSystem dies({.fail_at = 2, .then_dead = true});
-    EXPECT_THROW(replace_file(folder / name, "text", dies), Error);
-    const auto names = FileSystem::real().list(folder.path());
+    EXPECT_THROW(detail::replace_file(folder / name, "text", dies), Error);
+    const auto names = detail::FileSystem::real().list(folder.path());
     ASSERT_EQ(names.size(), 1u);
     EXPECT_EQ((names[0].find('-') - ascii) % 3, 0u) << names[0];
-    EXPECT_TRUE(is_unfinished(names[0], folder / name));
+    EXPECT_TRUE(detail::is_unfinished(names[0], folder / name));
     std::string other = name;
     other.back() = '\xad';
-    EXPECT_FALSE(is_unfinished(names[0], folder / other));
-    remove_unfinished(folder / name);
-    EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{});
+    EXPECT_FALSE(detail::is_unfinished(names[0], folder / other));
+    detail::remove_unfinished(folder / name);
+    EXPECT_EQ(detail::FileSystem::real().list(folder.path()), std::vector<std::string>{});
   }
 }
 

@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "snug/core.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 #include "src/exported/zip_archive.h"
 #include "tests/exported/exported_files.h"
 #include "tests/exported/zip_bytes.h"
@@ -138,7 +138,7 @@ class BadExportedFiles : public snug::testing::WithExportedModels {
  protected:
   // What loading says; empty if it loads.
   std::string error_of(const std::string& content, Kind kind) {
-    replace_file(folder_ / "bad.pt2", content);
+    detail::replace_file(folder_ / "bad.pt2", content);
     try {
       load_exported(folder_ / "bad.pt2");
       return "";
@@ -184,7 +184,7 @@ TEST_F(BadExportedFiles, OfAnotherProgramNameAreRefusedWithTheNamesThereAre) {
 TEST_F(BadExportedFiles, WithoutAGraphForEvalRefuseEval) {
   Records records = records_of(exported_models() / "mlp.pt2");
   records.erase("models/eval.json");
-  replace_file(folder_ / "train.pt2", file_of(records));
+  detail::replace_file(folder_ / "train.pt2", file_of(records));
   const auto model = load_exported(folder_ / "train.pt2");
   EXPECT_THROW(model->eval(), ConfigError);
   EXPECT_TRUE(model->is_training());
@@ -206,7 +206,7 @@ TEST_F(BadExportedFiles, WithAnyFieldChangedDoNotCrash) {
       changed[Json::json_pointer(path)] = others[next++ % others.size()];
       Records edited = records;
       edited[record] = changed.dump();
-      replace_file(folder_ / "changed.pt2", file_of(edited));
+      detail::replace_file(folder_ / "changed.pt2", file_of(edited));
       try {
         const auto model = load_exported(folder_ / "changed.pt2");
         ++loaded;

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "snug/core.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 #include "tests/exported/zip_bytes.h"
 #include "tests/support/temporary_folder.h"
 
@@ -26,7 +26,7 @@ using testing::zip_of;
 class ZipArchives : public ::testing::Test {
  protected:
   ZipArchive open(const std::string& content) {
-    replace_file(folder_ / "a.pt2", content);
+    detail::replace_file(folder_ / "a.pt2", content);
     return ZipArchive(folder_ / "a.pt2");
   }
 

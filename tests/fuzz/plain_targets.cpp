@@ -12,12 +12,11 @@
 #include "program/report/run_log_parse.h"
 #include "snug/core.h"
 #include "snug/distributed/launch_environment.h"
-#include "snug/planner.h"
-#include "snug/profile.h"
 #include "src/exported/zip_archive.h"
 #include "src/io/manifest.h"
 #include "src/io/safetensors_header.h"
 #include "src/io/safetensors_index.h"
+#include "src/planner/search.h"
 #include "tests/fuzz/bytes_as_file.h"
 #include "tests/fuzz/same.h"
 #include "tests/fuzz/targets.h"
@@ -60,9 +59,9 @@ void read_json(std::string_view text) {
 }
 
 void read_profile(std::string_view text) {
-  read_json<StepProfile>(text);
-  const StepProfile profile = StepProfile::from_json(text);
-  plan::StepSimulator(profile).run(plan::keep_all(profile));
+  read_json<plan::Profile>(text);
+  const plan::Profile profile = plan::Profile::from_json(text);
+  plan::Simulator(profile).run(plan::keep_all(profile));
 }
 
 void read_log(std::string_view text) {
@@ -118,9 +117,9 @@ void read_zip(std::string_view bytes) {
 
 const std::map<std::string_view, Target>& targets() {
   static const std::map<std::string_view, Target> all{
-      {"bytes", read_bytes},     {"choice", read_json<StepChoice>}, {"environment", read_environment},
-      {"log", read_log},         {"manifest", read_manifest},       {"plan", read_json<RematPlan>},
-      {"profile", read_profile}, {"safetensors", read_safetensors}, {"safetensors_index", read_index},
+      {"bytes", read_bytes},     {"choice", read_json<plan::Choice>}, {"environment", read_environment},
+      {"log", read_log},         {"manifest", read_manifest},         {"plan", read_json<plan::Solution>},
+      {"profile", read_profile}, {"safetensors", read_safetensors},   {"safetensors_index", read_index},
       {"zip", read_zip},
   };
   return all;

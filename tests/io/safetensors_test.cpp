@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "snug/core.h"
+#include "src/core/file_system.h"
 #include "src/io/safetensors_file.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
@@ -28,7 +29,7 @@ using testing::TemporaryFolder;
 using ::testing::ThrowsMessage;
 using Tensors = std::map<std::string, at::Tensor>;
 
-std::string content_of(const std::filesystem::path& path) { return FileSystem::real().read_file(path); }
+std::string content_of(const std::filesystem::path& path) { return detail::FileSystem::real().read_file(path); }
 
 void write(const std::filesystem::path& path, std::string_view content) {
   testing::unsynced_files().write_file(path, std::array{content});
@@ -325,10 +326,11 @@ TEST(Safetensors, LeavesTheOldFileOrTheNewOneWhateverFails) {
                   ThrowsMessage<Error>(HasSubstr(fmt::format("fault {}", k))));
       const at::Tensor found = load_safetensors(folder / "w").at("w");
       EXPECT_TRUE(at::equal(found, k < 3 ? at::zeros({3}) : at::ones({3})));
-      const auto names = FileSystem::real().list(folder.path());
-      EXPECT_EQ(std::any_of(names.begin(), names.end(), [&](const auto& name) { return is_unfinished(name, "w"); }),
-                then_dead && k < 3);
-      remove_unfinished(folder / "w");
+      const auto names = detail::FileSystem::real().list(folder.path());
+      EXPECT_EQ(
+          std::any_of(names.begin(), names.end(), [&](const auto& name) { return detail::is_unfinished(name, "w"); }),
+          then_dead && k < 3);
+      detail::remove_unfinished(folder / "w");
     }
   }
 }

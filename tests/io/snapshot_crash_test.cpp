@@ -6,6 +6,7 @@
 
 #include "snug/core.h"
 #include "snug/snapshot.h"
+#include "src/core/file_system.h"
 #include "tests/io/two_parts.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/temporary_folder.h"
@@ -28,7 +29,7 @@ using testing::unsynced_files;
 namespace fs = std::filesystem;
 
 // Saves one number as a snapshot of step 7, of which there may be only one.
-void save_number(const fs::path& directory, int64_t number, FileSystem& files = unsynced_files()) {
+void save_number(const fs::path& directory, int64_t number, detail::FileSystem& files = unsynced_files()) {
   StateDict state;
   state.set("number", number);
   SnapshotStore(directory, {.keep = 1}, files).save(7, {{"part", holding(state)}});
@@ -42,7 +43,7 @@ int64_t load_number(const fs::path& directory) {
   return state.get<int64_t>("number");
 }
 
-void save_step(const fs::path& directory, int64_t step, FileSystem& files = unsynced_files()) {
+void save_step(const fs::path& directory, int64_t step, detail::FileSystem& files = unsynced_files()) {
   SnapshotStore store(directory, {.keep = 2}, files);
   save(store, step);
 }
@@ -77,7 +78,7 @@ TEST(SnapshotCrash, LeavesTheOldOrTheNewSnapshot) {
         save_step(directory, 1);
         save_step(directory, 2);
       },
-      [](const fs::path& directory, FileSystem& files) { save_step(directory, 3, files); },
+      [](const fs::path& directory, detail::FileSystem& files) { save_step(directory, 3, files); },
       [](const fs::path& directory, bool failed) {
         const auto found = load(directory);
         EXPECT_TRUE(found == 3 || (failed && found == 2)) << found.value_or(-1);
@@ -89,17 +90,18 @@ TEST(SnapshotCrash, LeavesTheOldOrTheNewSnapshot) {
 }
 
 TEST(SnapshotCrash, LeavesNothingOrAWholeSnapshotInANewFolder) {
-  for_every_fault([](const fs::path&) {},
-                  [](const fs::path& directory, FileSystem& files) { save_step(directory / "new/run", 1, files); },
-                  [](const fs::path& directory, bool failed) {
-                    const auto found = load(directory / "new/run");
-                    EXPECT_TRUE(found == 1 || (failed && !found));
-                  });
+  for_every_fault(
+      [](const fs::path&) {},
+      [](const fs::path& directory, detail::FileSystem& files) { save_step(directory / "new/run", 1, files); },
+      [](const fs::path& directory, bool failed) {
+        const auto found = load(directory / "new/run");
+        EXPECT_TRUE(found == 1 || (failed && !found));
+      });
 }
 
 TEST(SnapshotCrash, NeverLosesTheOnlySnapshotWhileReplacingIt) {
   for_every_fault([](const fs::path& directory) { save_number(directory, 1); },
-                  [](const fs::path& directory, FileSystem& files) { save_number(directory, 2, files); },
+                  [](const fs::path& directory, detail::FileSystem& files) { save_number(directory, 2, files); },
                   [](const fs::path& directory, bool failed) {
                     const int64_t number = load_number(directory);
                     EXPECT_TRUE(number == 2 || (failed && number == 1)) << number;
@@ -127,7 +129,7 @@ TEST(SnapshotCrash, MayHappenAgainWhileTheNextSaveCleansUp) {
           save_number(directory, 1);
           crashed = crash_at(first, directory);
         },
-        [](const fs::path& directory, FileSystem& files) { save_number(directory, 3, files); },
+        [](const fs::path& directory, detail::FileSystem& files) { save_number(directory, 3, files); },
         [](const fs::path& directory, bool failed) {
           const int64_t number = load_number(directory);
           EXPECT_TRUE(number == 3 || (failed && (number == 1 || number == 2))) << number;

@@ -7,6 +7,7 @@
 
 #include "snug/core.h"
 #include "snug/snapshot.h"
+#include "src/core/file_system.h"
 #include "tests/io/two_parts.h"
 #include "tests/support/temporary_folder.h"
 
@@ -23,7 +24,7 @@ using testing::TwoParts;
 namespace fs = std::filesystem;
 
 void overwrite(const fs::path& path, std::string_view content) {
-  FileSystem::real().write_file(path, std::array{content});
+  detail::FileSystem::real().write_file(path, std::array{content});
 }
 
 class DamagedSnapshot : public ::testing::Test {
@@ -45,7 +46,7 @@ class DamagedSnapshot : public ::testing::Test {
   }
 
   fs::path newest() const { return folder_ / "step-00000002"; }
-  std::string read(const char* name) const { return FileSystem::real().read_file(newest() / name); }
+  std::string read(const char* name) const { return detail::FileSystem::real().read_file(newest() / name); }
 
   TemporaryFolder folder_;
   SnapshotStore store_;

@@ -14,6 +14,7 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/safetensors.h"
+#include "src/core/file_system.h"
 #include "tests/io/two_parts.h"
 #include "tests/support/temporary_folder.h"
 
@@ -107,8 +108,8 @@ TEST(SnapshotStore, GivesTheSameBytesForTheSameState) {
   save(first, 5);
   save(second, 5);
   for (const char* name : {"manifest.json", "model.safetensors"}) {
-    EXPECT_EQ(FileSystem::real().read_file(first.path_of(5) / name),
-              FileSystem::real().read_file(second.path_of(5) / name));
+    EXPECT_EQ(detail::FileSystem::real().read_file(first.path_of(5) / name),
+              detail::FileSystem::real().read_file(second.path_of(5) / name));
   }
 }
 

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "snug/snapshot.h"
+#include "src/core/file_system.h"
 
 namespace snug::testing {
 
@@ -70,7 +71,7 @@ inline std::optional<int64_t> load(const std::filesystem::path& directory) {
 }
 
 inline std::vector<std::string> names_in(const std::filesystem::path& directory) {
-  return FileSystem::real().list(directory);
+  return detail::FileSystem::real().list(directory);
 }
 
 // One Stateful that gives `state` and keeps what it is loaded with.

@@ -1,29 +1,29 @@
 #pragma once
-// The fastest of all plans of a small step, to compare with what PlanSolver finds.
+// The fastest of all plans of a small step, to compare with what plan::Solver finds.
 
 #include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <vector>
 
-#include "snug/planner.h"
 #include "src/planner/droppables.h"
+#include "src/planner/solver.h"
 
 namespace snug::testing {
 
 class BranchAndBound {
  public:
-  BranchAndBound(const plan::StepSimulator& simulator, int64_t budget)
+  BranchAndBound(const plan::Simulator& simulator, int64_t budget)
       : simulator_(simulator), budget_(budget), plan_(plan::keep_all(simulator.profile())) {
-    const StepProfile& profile = simulator.profile();
+    const plan::Profile& profile = simulator.profile();
     const std::vector<bool> saved = profile.saved_storages();
-    own_ = detail::own_seconds(simulator, saved);
+    own_ = plan::own_seconds(simulator, saved);
     if (profile.link.is_open()) {
       ways_.push_back(plan::Stay::offloaded());
       ways_.push_back(plan::Stay::streamed());
     }
     for (size_t s = 0; s < saved.size(); ++s) {
-      if (profile.storages[s].kind != StorageKind::External) {
+      if (profile.storages[s].kind != plan::StorageKind::External) {
         order_.push_back(static_cast<int>(s));
       }
     }
@@ -32,13 +32,13 @@ class BranchAndBound {
     branch(0, profile.plain_seconds());
   }
 
-  plan::PlanAnswer answer() const {
+  plan::Answer answer() const {
     if (best_.empty()) {
       return plan::Infeasible{smallest_};
     }
     const plan::Simulation run = simulator_.run(best_);
     const plan::Simulation plain = simulator_.run(plan::keep_all(simulator_.profile()));
-    return RematPlan{best_, run.peak_bytes, run.seconds, plain.peak_bytes, plain.seconds, run.seconds};
+    return plan::Solution{best_, run.peak_bytes, run.seconds, plain.peak_bytes, plain.seconds, run.seconds};
   }
 
  private:
@@ -61,7 +61,7 @@ class BranchAndBound {
     const size_t s = static_cast<size_t>(order_[depth]);
     const plan::Stay before = plan_[s];
     const double away =
-        std::min(own_[s], detail::least_transfer_seconds(simulator_.profile()));  // it may be rebuilt with another
+        std::min(own_[s], plan::least_transfer_seconds(simulator_.profile()));  // it may be rebuilt with another
     for (const plan::Stay choice : ways_) {
       plan_[s] = choice;
       // A saved storage may stay in the program's hands until the backward pass: then it costs nothing to drop it.
@@ -73,14 +73,14 @@ class BranchAndBound {
   bool gone(size_t s) {
     if (gone_.empty()) {
       gone_.assign(plan_.size(), false);
-      for (const detail::Droppable& one : detail::droppables(simulator_)) {
+      for (const plan::Droppable& one : plan::droppables(simulator_)) {
         gone_[static_cast<size_t>(one.storage)] = !one.gaps.empty();
       }
     }
     return gone_[s];
   }
 
-  const plan::StepSimulator& simulator_;
+  const plan::Simulator& simulator_;
   int64_t budget_;
   plan::Stays plan_, best_;
   std::vector<int> order_;
@@ -93,7 +93,7 @@ class BranchAndBound {
 
 /// Of all plans that keep each storage, hold it once it is rebuilt, never hold it or, with a link, offload it. It takes
 /// time in powers of their number.
-inline plan::PlanAnswer solve_exactly(const plan::StepSimulator& simulator, int64_t budget) {
+inline plan::Answer solve_exactly(const plan::Simulator& simulator, int64_t budget) {
   return BranchAndBound(simulator, budget).answer();
 }
 

@@ -10,19 +10,16 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/planner.h"
+#include "src/planner/solver.h"
 #include "tests/planner/sample_profiles.h"
 
-namespace snug::extrapolate_test {
+namespace snug::plan::extrapolate_test {
 namespace {
 
-using detail::extrapolated;
-using plan::PlanSolver;
-using plan::StepSimulator;
 using testing::ProfileBuilder;
 
 // A step whose bytes and seconds are linear in its items, with parts that stay the same.
-StepProfile step_of(int64_t items, int operators = 4) {
+Profile step_of(int64_t items, int operators = 4) {
   ProfileBuilder builder;
   const auto seconds = 0.5 + 0.25 * static_cast<double>(items);
   int x = builder.external(64 * items);
@@ -36,7 +33,7 @@ StepProfile step_of(int64_t items, int operators = 4) {
 }
 
 TEST(Extrapolated, GoesOnAlongTheLineThroughBothProfiles) {
-  const StepProfile small = step_of(2), large = step_of(4);
+  const Profile small = step_of(2), large = step_of(4);
   for (const int64_t items : {4, 5, 8, 64}) {
     SCOPED_TRACE(items);
     const auto found = extrapolated({small, 2}, {large, 4}, items);
@@ -53,17 +50,15 @@ TEST(Extrapolated, GoesBackAlongItAsWell) {
 }
 
 TEST(Extrapolated, TellsTheSmallestPeakOfTheWhole) {
-  const auto smallest = [](const StepProfile& profile) {
-    return PlanSolver(StepSimulator(profile)).smallest().peak_bytes;
-  };
+  const auto smallest = [](const Profile& profile) { return Solver(Simulator(profile)).smallest().peak_bytes; };
   const auto found = extrapolated({step_of(2, 12), 2}, {step_of(4, 12), 4}, 32);
   ASSERT_TRUE(found);
   EXPECT_EQ(smallest(*found), smallest(step_of(32, 12)));
 }
 
 TEST(Extrapolated, HasNoBytesAndSecondsBelowZero) {
-  StepProfile small = step_of(2);
-  const StepProfile large = step_of(4);
+  Profile small = step_of(2);
+  const Profile large = step_of(4);
   small.storages[1].bytes = 8192;  // as it grows, it gets smaller
   small.operators[0].workspace = 1 << 20;
   small.operators[0].seconds = 100;
@@ -77,22 +72,22 @@ TEST(Extrapolated, HasNoBytesAndSecondsBelowZero) {
 }
 
 TEST(Extrapolated, IsNoneWhereTheTwoAreNotAlike) {
-  const std::vector<std::pair<std::string, std::function<void(StepProfile&)>>> others = {
-      {"another operator", [](StepProfile& of) { of.operators[1].name = "other"; }},
-      {"one more operator", [](StepProfile& of) { of = step_of(4, 5); }},
-      {"another operand", [](StepProfile& of) { of.operators[1].reads.pop_back(); }},
-      {"another result", [](StepProfile& of) { of.operators[1].writes[0].version += 1; }},
-      {"a random one", [](StepProfile& of) { of.operators[1].replayable = false; }},
-      {"memory of another kind", [](StepProfile& of) { of.storages[2].kind = StorageKind::Pinned; }},
-      {"another moment", [](StepProfile& of) { std::swap(of.events[0], of.events[1]); }},
-      {"one more event", [](StepProfile& of) { of.events.push_back({EventKind::Allocate, 0, 8}); }},
-      {"one more backward operator", [](StepProfile& of) { of.backward.push_back({"more", 1}); }},
-      {"another device", [](StepProfile& of) { of.device = "cuda:0"; }},
+  const std::vector<std::pair<std::string, std::function<void(Profile&)>>> others = {
+      {"another operator", [](Profile& of) { of.operators[1].name = "other"; }},
+      {"one more operator", [](Profile& of) { of = step_of(4, 5); }},
+      {"another operand", [](Profile& of) { of.operators[1].reads.pop_back(); }},
+      {"another result", [](Profile& of) { of.operators[1].writes[0].version += 1; }},
+      {"a random one", [](Profile& of) { of.operators[1].replayable = false; }},
+      {"memory of another kind", [](Profile& of) { of.storages[2].kind = StorageKind::Pinned; }},
+      {"another moment", [](Profile& of) { std::swap(of.events[0], of.events[1]); }},
+      {"one more event", [](Profile& of) { of.events.push_back({EventKind::Allocate, 0, 8}); }},
+      {"one more backward operator", [](Profile& of) { of.backward.push_back({"more", 1}); }},
+      {"another device", [](Profile& of) { of.device = "cuda:0"; }},
   };
-  const StepProfile small = step_of(2);
+  const Profile small = step_of(2);
   for (const auto& [name, change] : others) {
     SCOPED_TRACE(name);
-    StepProfile large = step_of(4);
+    Profile large = step_of(4);
     ASSERT_TRUE(extrapolated({small, 2}, {large, 4}, 8));
     change(large);
     EXPECT_FALSE(extrapolated({small, 2}, {large, 4}, 8));
@@ -105,4 +100,4 @@ TEST(Extrapolated, IsNoneForTwoOfTheSameItems) {
 }
 
 }  // namespace
-}  // namespace snug::extrapolate_test
+}  // namespace snug::plan::extrapolate_test

@@ -8,14 +8,14 @@
 #include <utility>
 #include <vector>
 
-#include "snug/profile.h"
+#include "src/planner/profile.h"
 
 namespace snug::testing {
 
 class ProfileBuilder {
  public:
   int external(int64_t bytes) {
-    profile_.storages.push_back({"external", bytes, StorageKind::External});
+    profile_.storages.push_back({"external", bytes, plan::StorageKind::External});
     versions_.push_back(0);
     return count() - 1;
   }
@@ -23,7 +23,7 @@ class ProfileBuilder {
   // An operator that makes one storage of `bytes` and saves `saved` of what it reads, and its result if `saves_result`.
   int op(std::string name, double seconds, int64_t bytes, const std::vector<int>& reads, std::vector<int> saved = {},
          bool saves_result = false, int64_t workspace = 0, bool replayable = true) {
-    profile_.storages.push_back({name, bytes, StorageKind::Activation});
+    profile_.storages.push_back({name, bytes, plan::StorageKind::Activation});
     versions_.push_back(-1);
     const int result = count() - 1;
     if (saves_result) {
@@ -35,7 +35,7 @@ class ProfileBuilder {
 
   void add(std::string name, double seconds, const std::vector<int>& writes, const std::vector<int>& reads,
            std::vector<int> saved, int64_t workspace = 0, bool replayable = true) {
-    ProfiledOperator made{std::move(name), seconds, workspace, {}, {}, replayable};
+    plan::Operator made{std::move(name), seconds, workspace, {}, {}, replayable};
     for (const int s : reads) {
       made.reads.push_back({s, versions_[at(s)]});
       last_reader_.resize(at(count()), -1);
@@ -56,30 +56,30 @@ class ProfileBuilder {
 
   // Backward: each operator takes twice its time, and a gradient of the bytes of its first result lives during the next
   // step.
-  StepProfile finish() {
+  plan::Profile finish() {
     const int ops = static_cast<int>(profile_.operators.size());
     for (int i = 0; i < ops; ++i) {
-      profile_.events.push_back({EventKind::Forward, i});
+      profile_.events.push_back({plan::EventKind::Forward, i});
       for (int s = 0; s < count(); ++s) {
-        if (last_reader_[at(s)] == i && profile_.storages[at(s)].kind != StorageKind::External) {
-          profile_.events.push_back({EventKind::Drop, s});
+        if (last_reader_[at(s)] == i && profile_.storages[at(s)].kind != plan::StorageKind::External) {
+          profile_.events.push_back({plan::EventKind::Drop, s});
         }
       }
     }
     int64_t before = 0;
     for (int i = ops - 1; i >= 0; --i) {
-      const ProfiledOperator& made = profile_.operators[at(i)];
+      const plan::Operator& made = profile_.operators[at(i)];
       const int64_t gradient = profile_.storages[at(made.writes[0].storage)].bytes;
       for (const int s : saved_[at(i)]) {
-        profile_.events.push_back({EventKind::Unpack, s});
+        profile_.events.push_back({plan::EventKind::Unpack, s});
       }
-      profile_.events.push_back({EventKind::Allocate, 0, gradient + parameters_[at(i)]});
-      profile_.events.push_back({EventKind::Backward, static_cast<int>(profile_.backward.size())});
+      profile_.events.push_back({plan::EventKind::Allocate, 0, gradient + parameters_[at(i)]});
+      profile_.events.push_back({plan::EventKind::Backward, static_cast<int>(profile_.backward.size())});
       profile_.backward.push_back({made.name + "_backward", 2 * made.seconds});
       for (const int s : saved_[at(i)]) {
-        profile_.events.push_back({EventKind::Done, s});
+        profile_.events.push_back({plan::EventKind::Done, s});
       }
-      profile_.events.push_back({EventKind::Release, 0, before});
+      profile_.events.push_back({plan::EventKind::Release, 0, before});
       before = gradient;
     }
     return std::move(profile_);
@@ -90,7 +90,7 @@ class ProfileBuilder {
  private:
   static size_t at(int index) { return static_cast<size_t>(index); }
 
-  StepProfile profile_;
+  plan::Profile profile_;
   std::vector<int> versions_;
   std::vector<int> last_reader_;
   std::vector<std::vector<int>> saved_;
@@ -99,7 +99,7 @@ class ProfileBuilder {
 
 // A chain of equal operators that save their inputs: with a tenth of the bytes its parts have to be rebuilt over
 // several levels.
-inline StepProfile deep_chain(int length, int random_every = 0) {
+inline plan::Profile deep_chain(int length, int random_every = 0) {
   ProfileBuilder builder;
   int x = builder.external(16);
   for (int i = 0; i < length; ++i) {
@@ -110,7 +110,7 @@ inline StepProfile deep_chain(int length, int random_every = 0) {
 }
 
 // Chains, skips, dense blocks, shared inputs, writes in place, random operators.
-inline StepProfile random_profile(uint32_t seed, int operators) {
+inline plan::Profile random_profile(uint32_t seed, int operators) {
   std::mt19937 random(seed);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   ProfileBuilder builder;
@@ -153,12 +153,12 @@ inline StepProfile random_profile(uint32_t seed, int operators) {
 }
 
 // The same step measured again: times are off by up to a fifth.
-inline StepProfile measured_again(StepProfile profile, uint32_t seed) {
+inline plan::Profile measured_again(plan::Profile profile, uint32_t seed) {
   std::mt19937 random(seed);
-  for (ProfiledOperator& op : profile.operators) {
+  for (plan::Operator& op : profile.operators) {
     op.seconds *= 0.8 + 0.4 * static_cast<double>(random() % 1000) / 1000;
   }
-  for (BackwardStep& step : profile.backward) {
+  for (plan::BackwardStep& step : profile.backward) {
     step.seconds *= 0.8 + 0.4 * static_cast<double>(random() % 1000) / 1000;
   }
   return profile;
@@ -166,7 +166,7 @@ inline StepProfile measured_again(StepProfile profile, uint32_t seed) {
 
 // Batch 4 x 256 tokens, d = 256, FP32, 8 heads. A unit of time is a matmul of 1024 x 256 x 256; the others as measured
 // on two cores (GELU by erf: by tanh LibTorch takes 1.9).
-inline StepProfile gpt_profile(int blocks) {
+inline plan::Profile gpt_profile(int blocks) {
   constexpr int64_t kWidth = int64_t{1} << 20;
   constexpr int64_t kMatrix = int64_t{1} << 18;
   constexpr double kUnit = 1e-3;

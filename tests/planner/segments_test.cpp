@@ -9,33 +9,24 @@
 
 #include <gtest/gtest.h>
 
-#include "snug/planner.h"
 #include "src/planner/room.h"
 #include "src/planner/segment_table.h"
+#include "src/planner/solver.h"
 #include "src/planner/storage_uses.h"
 #include "tests/planner/sample_profiles.h"
 
-namespace snug::segments_test {
+namespace snug::plan::segments_test {
 namespace {
 
-using detail::Room;
-using detail::Segments;
-using detail::SegmentTable;
-using plan::keep_all;
-using plan::PlanSolver;
-using plan::Simulation;
-using plan::StepSimulator;
 using testing::deep_chain;
 using testing::ProfileBuilder;
 using testing::random_profile;
 
-Segments cut(const StepSimulator& simulator, int most) {
-  return detail::cut_into_segments(simulator, detail::StorageUses(simulator), most);
+Segments cut(const Simulator& simulator, int most) {
+  return cut_into_segments(simulator, StorageUses(simulator), most);
 }
 
-std::vector<plan::Stays> plans_of(const Segments& segments) {
-  return SegmentTable(segments, segments.plain_peak).plans();
-}
+std::vector<Stays> plans_of(const Segments& segments) { return SegmentTable(segments, segments.plain_peak).plans(); }
 
 constexpr double kNever = 1e9;
 
@@ -69,7 +60,7 @@ class Recurrence {
 
 TEST(SegmentTable, IsAsFastAsTheRecurrenceForADeepChain) {
   constexpr int kLength = 40;
-  const StepSimulator simulator(deep_chain(kLength));
+  const Simulator simulator(deep_chain(kLength));
   const double plain = simulator.profile().plain_seconds();
   const Segments segments = cut(simulator, kLength);
   ASSERT_EQ(segments.count(), kLength);
@@ -91,13 +82,13 @@ TEST(SegmentTable, IsAsFastAsTheRecurrenceForADeepChain) {
 
 TEST(PlanSolver, IsNoSlowerThanTheRecurrenceForADeepChain) {
   constexpr int kLength = 64;
-  const StepSimulator simulator(deep_chain(kLength));
+  const Simulator simulator(deep_chain(kLength));
   const Simulation plain = simulator.run(keep_all(simulator.profile()));
   Recurrence recurrence;
   for (const int share : {95, 80, 50, 20, 15, 10}) {
     const int64_t budget = plain.peak_bytes * share / 100;
-    const plan::PlanAnswer answer = PlanSolver(simulator).solve(budget);
-    const auto* plan = std::get_if<RematPlan>(&answer);
+    const Answer answer = Solver(simulator).solve(budget);
+    const auto* plan = std::get_if<Solution>(&answer);
     ASSERT_NE(plan, nullptr) << share << " %";
     EXPECT_LE(plan->seconds - plain.seconds, recurrence.seconds(kLength, static_cast<int>(budget / 16), true) + 1e-9)
         << share << " %";
@@ -105,7 +96,7 @@ TEST(PlanSolver, IsNoSlowerThanTheRecurrenceForADeepChain) {
 }
 
 // Every other storage in turn is pinned.
-StepProfile with_pinned(StepProfile profile, uint32_t seed) {
+Profile with_pinned(Profile profile, uint32_t seed) {
   for (size_t s = seed % 3; s < profile.storages.size(); s += 3) {
     if (profile.storages[s].kind == StorageKind::Activation) {
       profile.storages[s].kind = StorageKind::Pinned;
@@ -116,9 +107,9 @@ StepProfile with_pinned(StepProfile profile, uint32_t seed) {
 
 TEST(SegmentTable, HasPossiblePlansOnlyWhateverIsRandomOrPinned) {
   for (uint32_t seed = 0; seed < 100; ++seed) {
-    for (const StepProfile& profile : {random_profile(seed, 20), with_pinned(random_profile(seed, 20), seed)}) {
-      const StepSimulator simulator(profile);
-      for (const plan::Stays& plan : plans_of(cut(simulator, 12))) {
+    for (const Profile& profile : {random_profile(seed, 20), with_pinned(random_profile(seed, 20), seed)}) {
+      const Simulator simulator(profile);
+      for (const Stays& plan : plans_of(cut(simulator, 12))) {
         ASSERT_EQ(simulator.run(plan).impossible, -1) << seed;
       }
     }
@@ -138,58 +129,58 @@ TEST(SegmentTable, KeepsWhatReadAnOlderVersionOfAStorageFromOutside) {
       builder.add("writes", 1, {buffer}, {}, {}, 0, /*replayable=*/false);
     }
   }
-  const StepSimulator simulator(builder.finish());
+  const Simulator simulator(builder.finish());
   const auto plans = plans_of(cut(simulator, 12));
   ASSERT_GT(plans.size(), 3U);
-  for (const plan::Stays& plan : plans) {
+  for (const Stays& plan : plans) {
     ASSERT_EQ(simulator.run(plan).impossible, -1);
   }
 }
 
 // Two backward passes, the one of the first half first: each goes through its operators in reverse.
 TEST(Segments, AreKnownWhereTwoBackwardPassesFollowEachOther) {
-  StepProfile profile = deep_chain(40);
+  Profile profile = deep_chain(40);
   const auto backward = profile.events.end() - 5 * 40;  // five events each
   std::rotate(backward, backward + 5 * 20, profile.events.end());
-  const StepSimulator simulator(deep_chain(40));
+  const Simulator simulator(deep_chain(40));
   const int in_order = cut(simulator, 20).count();
-  std::vector<ProfileEvent> events;
-  for (const ProfileEvent& event : profile.events) {
+  std::vector<Event> events;
+  for (const Event& event : profile.events) {
     if (event.kind != EventKind::Allocate &&
         event.kind != EventKind::Release) {  // no gradient goes from one to the other
       events.push_back(event);
     }
   }
   profile.events = events;
-  EXPECT_GE(cut(StepSimulator(profile), 20).count(), in_order / 2);
+  EXPECT_GE(cut(Simulator(profile), 20).count(), in_order / 2);
 }
 
 TEST(PlanSolver, TakesProfilesThatHaveNearlyNothing) {
   ProfileBuilder builder;
   int x = builder.external(16);
   builder.op("op", 1, 16, {x}, {});
-  StepProfile profile = builder.finish();
+  Profile profile = builder.finish();
   profile.storages.push_back({"never made", 16, StorageKind::Activation});
   profile.events.erase(std::remove_if(profile.events.begin(), profile.events.end(),
-                                      [](const ProfileEvent& e) { return e.kind == EventKind::Backward; }),
+                                      [](const Event& e) { return e.kind == EventKind::Backward; }),
                        profile.events.end());
-  const StepSimulator simulator(profile), nothing{StepProfile{}};
-  for (const StepSimulator* one : {&simulator, &nothing}) {
-    PlanSolver solver(*one);
-    EXPECT_TRUE(std::holds_alternative<plan::Infeasible>(solver.solve(-3'000'000'000)));
-    EXPECT_TRUE(std::holds_alternative<RematPlan>(solver.solve(1000)));
+  const Simulator simulator(profile), nothing{Profile{}};
+  for (const Simulator* one : {&simulator, &nothing}) {
+    Solver solver(*one);
+    EXPECT_TRUE(std::holds_alternative<Infeasible>(solver.solve(-3'000'000'000)));
+    EXPECT_TRUE(std::holds_alternative<Solution>(solver.solve(1000)));
     EXPECT_LE(solver.smallest().peak_bytes, 32);
   }
 }
 
 TEST(SegmentTable, GivesFrugalPlansForALongChain) {
   for (const int random_every : {0, 10}) {
-    const StepSimulator simulator(deep_chain(150, random_every));
+    const Simulator simulator(deep_chain(150, random_every));
     const Simulation plain = simulator.run(keep_all(simulator.profile()));
     const auto plans = plans_of(cut(simulator, 80));
     ASSERT_GT(plans.size(), 20U);
     int64_t least = plain.peak_bytes;
-    for (const plan::Stays& plan : plans) {
+    for (const Stays& plan : plans) {
       least = std::min(least, simulator.run(plan).peak_bytes);
     }
     EXPECT_LT(least, plain.peak_bytes / 4);
@@ -198,9 +189,9 @@ TEST(SegmentTable, GivesFrugalPlansForALongChain) {
 
 TEST(Segments, AreOfEqualLengthInAChain) {
   constexpr int kSegments = 80, kLength = 10;
-  const Segments segments = cut(StepSimulator(deep_chain(kSegments * kLength)), kSegments);
+  const Segments segments = cut(Simulator(deep_chain(kSegments * kLength)), kSegments);
   EXPECT_EQ(segments.count(), kSegments);
-  for (const detail::Segment& one : segments.list) {
+  for (const Segment& one : segments.list) {
     EXPECT_NEAR(one.last - one.first + 1, kLength, 1) << "from operator " << one.first;
   }
 }
@@ -212,18 +203,18 @@ TEST(PlanSolver, FindsALongChainAPeakAsSmallAsThatOfTheBestEvenCheckpoints) {
   for (int every = 1; every <= kLength; ++every) {
     least = std::min(least, (kLength + every - 1) / every + every);
   }
-  const StepSimulator simulator(deep_chain(kLength));
-  EXPECT_LE(PlanSolver(simulator).smallest().peak_bytes, kStorage * least);
+  const Simulator simulator(deep_chain(kLength));
+  EXPECT_LE(Solver(simulator).smallest().peak_bytes, kStorage * least);
 }
 
 TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {
   for (uint32_t seed = 0; seed < 50; ++seed) {
-    const StepSimulator simulator(random_profile(seed, 40));
+    const Simulator simulator(random_profile(seed, 40));
     const Segments segments = cut(simulator, 10);
     ASSERT_LE(segments.count(), 10);
     int next = 0;
     for (int k = 0; k < segments.count(); ++k) {
-      const detail::Segment& one = segments.list[static_cast<size_t>(k)];
+      const Segment& one = segments.list[static_cast<size_t>(k)];
       ASSERT_EQ(one.first, next);
       ASSERT_LE(one.first, one.last);
       next = one.last + 1;
@@ -235,11 +226,11 @@ TEST(Segments, CoverAllOperatorsInOrderAndBeginBackwardsInReverse) {
   }
 }
 
-TEST(Segments, AreNoneOfAProfileWithoutOperators) { EXPECT_EQ(cut(StepSimulator(StepProfile{}), 10).count(), 0); }
+TEST(Segments, AreNoneOfAProfileWithoutOperators) { EXPECT_EQ(cut(Simulator(Profile{}), 10).count(), 0); }
 
 // A loop: each round reads the features, its state, and leaves an output that only the end of the step reads. So each
 // cut is crossed by the features and by as many outputs as there were rounds.
-StepProfile loop(int rounds) {
+Profile loop(int rounds) {
   ProfileBuilder builder;
   const int input = builder.external(400);
   const int features = builder.op("encode", 5, 400, {input}, {input});
@@ -257,21 +248,21 @@ StepProfile loop(int rounds) {
 }
 
 TEST(PlanSolver, CutsALoopWhoseOutputsAllCrossEachCut) {
-  const StepSimulator simulator(loop(60));
+  const Simulator simulator(loop(60));
   const Simulation plain = simulator.run(keep_all(simulator.profile()));
-  PlanSolver solver(simulator);
+  Solver solver(simulator);
   for (const int share : {50, 35, 25, 15}) {
-    const plan::PlanAnswer answer = solver.solve(plain.peak_bytes * share / 100);
-    const auto* plan = std::get_if<RematPlan>(&answer);
+    const Answer answer = solver.solve(plain.peak_bytes * share / 100);
+    const auto* plan = std::get_if<Solution>(&answer);
     ASSERT_NE(plan, nullptr) << share << " %";
     EXPECT_LT(plan->seconds, 1.4 * plan->plain_seconds) << share << " %";
   }
 }
 
 TEST(PlanSolver, RunsNoOperatorAgainManyTimesNearTheLeastMemory) {
-  for (const StepProfile& profile : {loop(60), deep_chain(150), testing::gpt_profile(12)}) {
-    const StepSimulator simulator(profile);
-    const RematPlan least = PlanSolver(simulator, {.work = 1'000'000}).smallest();
+  for (const Profile& profile : {loop(60), deep_chain(150), testing::gpt_profile(12)}) {
+    const Simulator simulator(profile);
+    const Solution least = Solver(simulator, {.work = 1'000'000}).smallest();
     const Simulation run = simulator.run(least.stays);
     EXPECT_LE(run.replayed, std::max<int64_t>(1000, 16 * std::ssize(profile.operators)));
     EXPECT_LT(run.seconds, 4 * least.plain_seconds);
@@ -292,4 +283,4 @@ TEST(Room, GivesWhatIsFreeInAllOfTheEvents) {
 }
 
 }  // namespace
-}  // namespace snug::segments_test
+}  // namespace snug::plan::segments_test

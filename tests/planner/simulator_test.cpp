@@ -1,5 +1,7 @@
 // The simulator against an executor that follows its replays with real buffers, and the data that both read.
 
+#include "src/planner/simulator.h"
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -9,19 +11,11 @@
 #include <gtest/gtest.h>
 
 #include "snug/core.h"
-#include "snug/planner.h"
 #include "tests/planner/sample_profiles.h"
 
-namespace snug::simulator_test {
+namespace snug::plan::simulator_test {
 namespace {
 
-using plan::keep_all;
-using plan::LiveStorage;
-using plan::Replay;
-using plan::Simulation;
-using plan::Stay;
-using plan::Stays;
-using plan::StepSimulator;
 using testing::gpt_profile;
 using ::testing::HasSubstr;
 using testing::ProfileBuilder;
@@ -33,7 +27,7 @@ size_t at(int index) { return static_cast<size_t>(index); }
 // still to come, afresh each time.
 class Executor {
  public:
-  Executor(const StepProfile& profile, const Stays& plan, const std::vector<Replay>& replays)
+  Executor(const Profile& profile, const Stays& plan, const std::vector<Replay>& replays)
       : profile_(profile), plan_(plan) {
     for (const Replay& replay : replays) {
       replays_[replay.event] = replay.operators;
@@ -46,11 +40,11 @@ class Executor {
 
   void run() {
     for (int e = 0; e < static_cast<int>(profile_.events.size()); ++e) {
-      const ProfileEvent& event = profile_.events[at(e)];
+      const Event& event = profile_.events[at(e)];
       switch (event.kind) {
         case EventKind::Forward:
           compute(event.index, buffers_, originals_);
-          for (const ValueId& value : profile_.operators[at(event.index)].writes) {
+          for (const Value& value : profile_.operators[at(event.index)].writes) {
             originals_[at(value.storage)] = buffers_[value.storage];
             program_[value.storage] = true;
           }
@@ -95,20 +89,20 @@ class Executor {
 
   // `fallback`: contents of what is not in `target`.
   void compute(int index, Buffers& target, const std::vector<uint64_t>& fallback) {
-    const ProfiledOperator& op = profile_.operators[at(index)];
+    const Operator& op = profile_.operators[at(index)];
     uint64_t hash = static_cast<uint64_t>(index) + 17;
     const auto mix = [&](int s) {
       hash = (hash ^ (target.contains(s) ? target[s] : fallback[at(s)])) * 0x100000001b3ULL;
     };
-    for (const ValueId& value : op.reads) {
+    for (const Value& value : op.reads) {
       mix(value.storage);
     }
-    for (const ValueId& value : op.writes) {
+    for (const Value& value : op.writes) {
       if (value.version > 0) {
         mix(value.storage);
       }
     }
-    for (const ValueId& value : op.writes) {
+    for (const Value& value : op.writes) {
       target[value.storage] = hash + static_cast<uint64_t>(value.storage);
     }
     seconds += op.seconds;
@@ -138,7 +132,7 @@ class Executor {
     }
     asked_[target] = true;
     for (const int op : replays_[e]) {
-      for (const ValueId& value : profile_.operators[at(op)].reads) {
+      for (const Value& value : profile_.operators[at(op)].reads) {
         asked_[value.storage] = asked_[value.storage] || value.version == last_version(value.storage);
       }
     }
@@ -160,13 +154,12 @@ class Executor {
         bool finished = true;  // does the rest of this replay write it?
         bool needed = false;
         for (size_t later = k + 1; later < ops.size(); ++later) {
-          const ProfiledOperator& op = profile_.operators[at(ops[later])];
+          const Operator& op = profile_.operators[at(ops[later])];
           // The original serves who reads the last version; see rule 3.
-          needed = needed || std::ranges::any_of(op.reads, [&](ValueId v) {
+          needed = needed || std::ranges::any_of(op.reads, [&](Value v) {
                      return v.storage == s && !(buffers_.contains(s) && v.version == last_version(s));
                    });
-          const bool writes =
-              std::ranges::any_of(op.writes, [&](ValueId v) { return v.storage == s && v.version > 0; });
+          const bool writes = std::ranges::any_of(op.writes, [&](Value v) { return v.storage == s && v.version > 0; });
           needed = needed || writes;
           finished = finished && !writes;
         }
@@ -184,8 +177,8 @@ class Executor {
 
   int last_version(int s) const {
     int version = 0;
-    for (const ProfiledOperator& op : profile_.operators) {
-      for (const ValueId& value : op.writes) {
+    for (const Operator& op : profile_.operators) {
+      for (const Value& value : op.writes) {
         version = value.storage == s ? value.version : version;
       }
     }
@@ -194,14 +187,14 @@ class Executor {
 
   bool complete(int s, const std::vector<int>& ops) const {
     return std::ranges::any_of(ops, [&](int index) {
-      return std::ranges::count(profile_.operators[at(index)].writes, ValueId{s, last_version(s)}) > 0;
+      return std::ranges::count(profile_.operators[at(index)].writes, Value{s, last_version(s)}) > 0;
     });
   }
 
   // Does anything after event e read storage s, without making it itself?
   bool needed_after(int s, int e) const {
     for (int later = e + 1; later < static_cast<int>(profile_.events.size()); ++later) {
-      const ProfileEvent& event = profile_.events[at(later)];
+      const Event& event = profile_.events[at(later)];
       const auto found = replays_.find(later);
       const std::vector<int> ops = found == replays_.end() ? std::vector<int>{} : found->second;
       if (const auto loads = loads_.find(later); loads != loads_.end() && std::ranges::count(loads->second, s) > 0) {
@@ -211,7 +204,7 @@ class Executor {
         return true;
       }
       const bool reads = std::ranges::any_of(ops, [&](int index) {
-        return std::ranges::count(profile_.operators[at(index)].reads, ValueId{s, last_version(s)}) > 0;
+        return std::ranges::count(profile_.operators[at(index)].reads, Value{s, last_version(s)}) > 0;
       });
       if (reads && !complete(s, ops)) {
         return true;
@@ -243,7 +236,7 @@ class Executor {
     peak = std::max(peak, live);
   }
 
-  const StepProfile& profile_;
+  const Profile& profile_;
   const Stays& plan_;
   std::map<int, std::vector<int>> replays_, loads_;
   std::vector<uint64_t> originals_;
@@ -258,9 +251,9 @@ TEST(StepSimulator, GivesTheBytesAndSecondsOfAnExecutorThatReallyComputes) {
   int replayed = 0;
   int offloaded = 0;
   for (uint32_t seed = 0; seed < 400; ++seed) {
-    StepProfile profile = random_profile(seed, 6 + static_cast<int>(seed % 20));
+    Profile profile = random_profile(seed, 6 + static_cast<int>(seed % 20));
     profile.link = {.out_bytes_per_second = 1e5, .back_bytes_per_second = 3e5, .seconds = 1e-4};
-    const StepSimulator simulator(std::move(profile));
+    const Simulator simulator(std::move(profile));
     std::mt19937 random(seed);
     for (int trial = 0; trial < 5; ++trial) {
       Stays plan = keep_all(simulator.profile());
@@ -298,7 +291,7 @@ TEST(StepSimulator, CallsAPlanImpossibleThatDropsARandomResult) {
   ProfileBuilder builder;
   const int x = builder.external(8);
   const int mask = builder.op("bernoulli", 1, 8, {x}, {}, true, 0, false);
-  const StepSimulator simulator(builder.finish());
+  const Simulator simulator(builder.finish());
   Stays plan = keep_all(simulator.profile());
   EXPECT_EQ(simulator.run(plan).impossible, -1);
   plan[at(mask)] = Stay::never();
@@ -310,12 +303,12 @@ TEST(StepSimulator, OffloadsARandomResultWhereThereIsALinkAndOnlyThere) {
   const int x = builder.external(8);
   const int mask = builder.op("bernoulli", 1, 8, {x}, {}, true, 0, false);
   builder.op("use", 1, 100, {mask});
-  StepProfile profile = builder.finish();
+  Profile profile = builder.finish();
   Stays plan = keep_all(profile);
   plan[at(mask)] = Stay::offloaded();
-  EXPECT_THROW(StepSimulator(profile).run(plan), ConfigError);
+  EXPECT_THROW(Simulator(profile).run(plan), ConfigError);
   profile.link = {.out_bytes_per_second = 4, .back_bytes_per_second = 2, .seconds = 0.5};
-  const Simulation run = StepSimulator(profile).run(plan);
+  const Simulation run = Simulator(profile).run(plan);
   EXPECT_EQ(run.impossible, -1);
   EXPECT_EQ(run.seconds, profile.plain_seconds() + (0.5 + 2) + (0.5 + 4));
   EXPECT_EQ(run.offloaded, std::vector<int>{mask});
@@ -338,17 +331,17 @@ struct Streaming {
   }
 
   int streamed;
-  StepProfile profile;
+  Profile profile;
   Stays plan;
 };
 
 TEST(StepSimulator, WaitsForNoStreamThatHasTheTime) {
   Streaming step(4);
-  const StepSimulator simulator(step.profile);
+  const Simulator simulator(step.profile);
   const Simulation run = simulator.run(step.plan);
   EXPECT_EQ(run.seconds, step.profile.plain_seconds());
-  const ProfileEvent& written = step.profile.events[at(run.written_by[at(step.streamed)])];
-  EXPECT_EQ(written, (ProfileEvent{EventKind::Forward, 3})) << "the first operator that begins a second after the drop";
+  const Event& written = step.profile.events[at(run.written_by[at(step.streamed)])];
+  EXPECT_EQ(written, (Event{EventKind::Forward, 3})) << "the first operator that begins a second after the drop";
   const int fetched = run.fetched_at[at(step.streamed)];
   ASSERT_GE(fetched, 0);
   EXPECT_EQ(step.profile.events[at(fetched)].kind, EventKind::Unpack);
@@ -365,7 +358,7 @@ TEST(StepSimulator, WaitsForNoStreamThatHasTheTime) {
 
 TEST(StepSimulator, WaitsForAStreamThatHasNoTime) {
   const Streaming step(0);  // backward begins where the way out begins, and asks at once
-  const Simulation run = StepSimulator(step.profile).run(step.plan);
+  const Simulation run = Simulator(step.profile).run(step.plan);
   EXPECT_EQ(run.written_by[at(step.streamed)], -1);
   EXPECT_EQ(run.fetched_at[at(step.streamed)], -1);
   EXPECT_EQ(run.seconds, step.profile.plain_seconds() + 2);
@@ -378,14 +371,14 @@ TEST(StepSimulator, HasNoMoreThanTwoStreamsOnTheirWay) {
   for (int i = 0; i < 6; ++i) {
     results.push_back(builder.op("op", 0.25, 8, {x}, {}, true));  // a fourth of the time of its way out
   }
-  StepProfile profile = builder.finish();
+  Profile profile = builder.finish();
   profile.link = {.out_bytes_per_second = 8, .back_bytes_per_second = 8e9};
   Stays plan = keep_all(profile);
   for (const int s : results) {
     plan[at(s)] = Stay::streamed();
   }
-  const Simulation run = StepSimulator(profile).run(plan);
-  const auto last_forward = std::ranges::find(profile.events, ProfileEvent{EventKind::Forward, 5});
+  const Simulation run = Simulator(profile).run(plan);
+  const auto last_forward = std::ranges::find(profile.events, Event{EventKind::Forward, 5});
   EXPECT_EQ(run.high[at(static_cast<int>(last_forward - profile.events.begin()))], 3 * 8) << "its own, and two";
   EXPECT_GT(run.seconds, 6) << "as long as six ways out";
 }
@@ -395,22 +388,22 @@ TEST(StepSimulator, DoesNotOffloadWhatBackwardHasAskedForWhileTheProgramStillHad
   const int x = builder.external(8);
   const int held = builder.op("held", 1, 8, {x}, {}, true);
   builder.op("other", 1, 8, {x}, {held});
-  StepProfile profile = builder.finish();
-  const auto drop = std::ranges::find(profile.events, ProfileEvent{EventKind::Drop, held});
-  const auto first_done = std::ranges::find(profile.events, ProfileEvent{EventKind::Done, held});
+  Profile profile = builder.finish();
+  const auto drop = std::ranges::find(profile.events, Event{EventKind::Drop, held});
+  const auto first_done = std::ranges::find(profile.events, Event{EventKind::Done, held});
   ASSERT_LT(drop, first_done);
   std::rotate(drop, drop + 1, first_done);  // the program lets go of it between two uses by backward
   profile.link = {.out_bytes_per_second = 1, .back_bytes_per_second = 1};
   Stays plan = keep_all(profile);
-  const Simulation kept = StepSimulator(profile).run(plan);
+  const Simulation kept = Simulator(profile).run(plan);
   plan[at(held)] = Stay::offloaded();
-  const Simulation run = StepSimulator(profile).run(plan);
+  const Simulation run = Simulator(profile).run(plan);
   EXPECT_EQ(run.seconds, kept.seconds);
   EXPECT_TRUE(run.offloaded.empty() && run.replays.empty());
 }
 
 TEST(StepSimulator, NamesWhatIsAliveAtThePeakToTheByte) {
-  const StepSimulator simulator(gpt_profile(2));
+  const Simulator simulator(gpt_profile(2));
   const Stays plan = keep_all(simulator.profile());
   int64_t sum = 0;
   for (const LiveStorage& live : simulator.live_at_peak(plan)) {
@@ -422,7 +415,7 @@ TEST(StepSimulator, NamesWhatIsAliveAtThePeakToTheByte) {
 }
 
 // Operators that each save their input: with nothing kept, every one of them needs all that went before.
-StepProfile chain_that_saves(int length) {
+Profile chain_that_saves(int length) {
   ProfileBuilder builder;
   int x = builder.external(16);
   for (int i = 0; i < length; ++i) {
@@ -433,7 +426,7 @@ StepProfile chain_that_saves(int length) {
 
 TEST(StepSimulator, LooksAtEachOperatorThatRunsAgainOnlyAFewTimes) {
   for (const int length : {10, 100, 1000}) {
-    const StepSimulator simulator(chain_that_saves(length));
+    const Simulator simulator(chain_that_saves(length));
     const Simulation run = simulator.run(Stays(simulator.profile().storages.size(), Stay::never()));
     EXPECT_EQ(run.replayed, int64_t{length} * (length - 1) / 2);
     EXPECT_LT(run.steps, 8 * run.replayed + 8 * std::ssize(simulator.profile().events));
@@ -441,7 +434,7 @@ TEST(StepSimulator, LooksAtEachOperatorThatRunsAgainOnlyAFewTimes) {
 }
 
 TEST(StepSimulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
-  const StepSimulator simulator(chain_that_saves(100));
+  const Simulator simulator(chain_that_saves(100));
   const Stays plan(simulator.profile().storages.size(), Stay::never());
   const int64_t replayed = simulator.run(plan).replayed;
   EXPECT_FALSE(simulator.run(plan, replayed).is_cut_short);
@@ -451,33 +444,33 @@ TEST(StepSimulator, IsCutShortWhereMoreRunsAgainThanIsAllowed) {
 }
 
 TEST(StepProfile, ReadsBackAsItWasWritten) {
-  StepProfile profile = random_profile(3, 12);
-  EXPECT_EQ(StepProfile::from_json(profile.to_json()), profile);
+  Profile profile = random_profile(3, 12);
+  EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
   profile.link = {
       .directory = "/scratch", .out_bytes_per_second = 1e9, .back_bytes_per_second = 1.1e9, .seconds = 1e-4};
-  EXPECT_EQ(StepProfile::from_json(profile.to_json()), profile);
-  EXPECT_THROW(StepProfile::from_json("{}"), ConfigError);
+  EXPECT_EQ(Profile::from_json(profile.to_json()), profile);
+  EXPECT_THROW(Profile::from_json("{}"), ConfigError);
   std::string other = profile.to_json();
   other.replace(other.find(":1,"), 3, ":9,");
-  EXPECT_THAT([&] { StepProfile::from_json(other); },
+  EXPECT_THAT([&] { Profile::from_json(other); },
               ::testing::ThrowsMessage<ConfigError>(HasSubstr("format version is 9")));
 }
 
 TEST(StepProfile, RefusesEventsThatCannotHaveHappened) {
-  const StepProfile good = random_profile(1, 8);
-  StepProfile twice = good;
+  const Profile good = random_profile(1, 8);
+  Profile twice = good;
   twice.events.insert(twice.events.begin(), twice.events.front());
   EXPECT_THAT([&] { twice.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("was due")));
-  StepProfile lost = good;
-  std::erase_if(lost.events, [](const ProfileEvent& event) { return event.kind == EventKind::Done; });
+  Profile lost = good;
+  std::erase_if(lost.events, [](const Event& event) { return event.kind == EventKind::Done; });
   EXPECT_THAT([&] { lost.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("never done with")));
-  StepProfile backwards = good;
+  Profile backwards = good;
   backwards.link.out_bytes_per_second = -1;
   EXPECT_THAT([&] { backwards.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("link")));
-  StepProfile early = good;
+  Profile early = good;
   early.operators[1].reads = {{good.operators.back().writes[0].storage, 0}};
   EXPECT_THAT([&] { early.check(); }, ::testing::ThrowsMessage<ConfigError>(HasSubstr("operator 1")));
 }
 
 }  // namespace
-}  // namespace snug::simulator_test
+}  // namespace snug::plan::simulator_test

@@ -1,28 +1,20 @@
 // Plans against exhaustive search, budgets and the arithmetic of a GPT.
 
+#include "src/planner/solver.h"
+
 #include <algorithm>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "snug/core.h"
-#include "snug/planner.h"
+#include "src/planner/bound.h"
 #include "tests/planner/exact_solver.h"
 #include "tests/planner/sample_profiles.h"
 
-namespace snug::solver_test {
+namespace snug::plan::solver_test {
 namespace {
 
-using plan::Infeasible;
-using plan::keep_all;
-using plan::lower_bound_seconds;
-using plan::PlanAnswer;
-using plan::PlanSolver;
-using plan::Replay;
-using plan::Simulation;
-using plan::SolverOptions;
-using plan::Stay;
-using plan::StepSimulator;
 using testing::deep_chain;
 using testing::gpt_gradient_bytes;
 using testing::gpt_profile;
@@ -30,20 +22,20 @@ using ::testing::HasSubstr;
 using testing::random_profile;
 using testing::solve_exactly;
 
-int64_t plain_peak(const StepSimulator& simulator) { return simulator.run(keep_all(simulator.profile())).peak_bytes; }
+int64_t plain_peak(const Simulator& simulator) { return simulator.run(keep_all(simulator.profile())).peak_bytes; }
 
 int64_t percent(int64_t bytes, int share) { return bytes * share / 100; }
 
-const RematPlan* plan_of(const PlanAnswer& answer) { return std::get_if<RematPlan>(&answer); }
+const Solution* plan_of(const Answer& answer) { return std::get_if<Solution>(&answer); }
 
 // Compares what the solver finds with the best plan, within a budget that depends on the seed: `look(best, found,
 // budget)` where there are plans.
 template <class Look>
-void compare_with_best(const StepSimulator& simulator, uint32_t seed, const Look& look) {
+void compare_with_best(const Simulator& simulator, uint32_t seed, const Look& look) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   const int64_t budget = percent(plain_peak(simulator), 60 + static_cast<int>(seed % 35));
-  const PlanAnswer best = solve_exactly(simulator, budget);
-  const PlanAnswer found = PlanSolver(simulator).solve(budget);
+  const Answer best = solve_exactly(simulator, budget);
+  const Answer found = Solver(simulator).solve(budget);
   ASSERT_EQ(plan_of(best) == nullptr, plan_of(found) == nullptr);
   if (plan_of(best) == nullptr) {
     EXPECT_EQ(std::get<Infeasible>(found).smallest_feasible_bytes, std::get<Infeasible>(best).smallest_feasible_bytes);
@@ -57,8 +49,8 @@ TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanForSmallGraphs) {
   int compared = 0;
   double worst = 0;
   for (uint32_t seed = 0; seed < 300 && !HasFatalFailure(); ++seed) {
-    const StepSimulator simulator(random_profile(seed, 4 + static_cast<int>(seed % 5)));
-    compare_with_best(simulator, seed, [&](const RematPlan& best, const RematPlan& found, int64_t) {
+    const Simulator simulator(random_profile(seed, 4 + static_cast<int>(seed % 5)));
+    compare_with_best(simulator, seed, [&](const Solution& best, const Solution& found, int64_t) {
       ASSERT_LE(found.bound_seconds, best.seconds + 1e-12);
       worst = std::max(worst, found.seconds / best.seconds);
       compared += best.seconds > best.plain_seconds ? 1 : 0;
@@ -75,10 +67,10 @@ OffloadLink link_of(double bytes_per_second, double seconds = 1e-4) {
 TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanWhereStoragesMayBeOffloaded) {
   int offloaded = 0;
   for (uint32_t seed = 0; seed < 200 && !HasFatalFailure(); ++seed) {
-    StepProfile profile = random_profile(seed, 4 + static_cast<int>(seed % 3));
+    Profile profile = random_profile(seed, 4 + static_cast<int>(seed % 3));
     profile.link = link_of(seed % 2 == 0 ? 3e4 : 3e5);  // about as long as an operator takes, and shorter
-    const StepSimulator simulator(std::move(profile));
-    compare_with_best(simulator, seed, [&](const RematPlan& best, const RematPlan&, int64_t budget) {
+    const Simulator simulator(std::move(profile));
+    compare_with_best(simulator, seed, [&](const Solution& best, const Solution&, int64_t budget) {
       ASSERT_LE(lower_bound_seconds(simulator, budget), best.seconds + 1e-12);
       offloaded += simulator.run(best.stays).offloaded.empty() ? 0 : 1;
     });
@@ -89,12 +81,12 @@ TEST(PlanSolver, IsWithinThreePercentOfTheBestPlanWhereStoragesMayBeOffloaded) {
 TEST(LowerBoundBytes, IsNoMoreThanTheSmallestOfAllPlansAndOftenEqual) {
   int equal = 0, possible = 0;
   for (uint32_t seed = 0; seed < 200 && !HasFatalFailure(); ++seed) {
-    StepProfile profile = random_profile(seed, 4 + static_cast<int>(seed % 4));
+    Profile profile = random_profile(seed, 4 + static_cast<int>(seed % 4));
     if (seed % 2 == 0) {
       profile.link = link_of(3e5);
     }
-    const StepSimulator simulator(std::move(profile));
-    const PlanAnswer least = solve_exactly(simulator, 0);
+    const Simulator simulator(std::move(profile));
+    const Answer least = solve_exactly(simulator, 0);
     const int64_t bound = lower_bound_bytes(simulator);
     ASSERT_LE(bound, std::get<Infeasible>(least).smallest_feasible_bytes) << "seed " << seed;
     equal += bound == std::get<Infeasible>(least).smallest_feasible_bytes ? 1 : 0;
@@ -107,13 +99,13 @@ TEST(LowerBoundBytes, IsNoMoreThanTheSmallestOfAllPlansAndOftenEqual) {
 }
 
 TEST(PlanSolver, OffloadsOverAFastLinkAndRebuildsBesideASlowOne) {
-  StepProfile profile = gpt_profile(4);
+  Profile profile = gpt_profile(4);
   const auto run_with = [&](OffloadLink link) {
     profile.link = link;
-    const StepSimulator simulator(profile);
+    const Simulator simulator(profile);
     const int64_t budget = percent(plain_peak(simulator), 70);
-    const PlanAnswer answer = PlanSolver(simulator, {.work = 1'000'000}).solve(budget);
-    const RematPlan* plan = plan_of(answer);
+    const Answer answer = Solver(simulator, {.work = 1'000'000}).solve(budget);
+    const Solution* plan = plan_of(answer);
     EXPECT_NE(plan, nullptr);
     return plan == nullptr ? Simulation{} : simulator.run(plan->stays);
   };
@@ -129,17 +121,17 @@ TEST(PlanSolver, OffloadsOverAFastLinkAndRebuildsBesideASlowOne) {
 
 TEST(PlanSolver, KeepsItsWordAndIsNoSlowerWithMoreBytes) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
-    const StepSimulator simulator(random_profile(seed, 30));
+    const Simulator simulator(random_profile(seed, 30));
     const int64_t plain = plain_peak(simulator);
-    PlanSolver solver(simulator, {.work = 200'000});
+    Solver solver(simulator, {.work = 200'000});
     std::vector<int64_t> budgets;
     for (int share = 20; share <= 100; share += 5) {
       budgets.push_back(percent(plain, share));
     }
     double before = std::numeric_limits<double>::infinity();
-    const std::vector<PlanAnswer> answers = solver.curve(budgets);
+    const std::vector<Answer> answers = solver.curve(budgets);
     for (size_t i = 0; i < budgets.size(); ++i) {
-      if (const RematPlan* plan = plan_of(answers[i])) {
+      if (const Solution* plan = plan_of(answers[i])) {
         const Simulation run = simulator.run(plan->stays);
         ASSERT_EQ(run.impossible, -1);
         ASSERT_EQ(run.peak_bytes, plan->peak_bytes);
@@ -160,22 +152,22 @@ TEST(PlanSolver, KeepsItsWordAndIsNoSlowerWithMoreBytes) {
 TEST(PlanSolver, HasTheSameSmallestPlanWhenTheStepIsMeasuredAgain) {
   constexpr SolverOptions kQuick{.work = 100'000};
   for (uint32_t seed = 0; seed < 20; ++seed) {
-    const StepProfile profile = random_profile(seed, 40);
-    const StepSimulator simulator(profile), another(testing::measured_again(profile, seed));
-    const int64_t smallest = PlanSolver(simulator, kQuick).smallest().peak_bytes;
-    PlanSolver solver(another, kQuick);
+    const Profile profile = random_profile(seed, 40);
+    const Simulator simulator(profile), another(testing::measured_again(profile, seed));
+    const int64_t smallest = Solver(simulator, kQuick).smallest().peak_bytes;
+    Solver solver(another, kQuick);
     EXPECT_EQ(solver.smallest().peak_bytes, smallest) << seed;
     ASSERT_NE(plan_of(solver.solve(smallest)), nullptr) << seed;
   }
 }
 
 TEST(PlanSolver, SaysHowManyBytesWouldDo) {
-  const StepSimulator simulator(gpt_profile(2));
-  PlanSolver solver(simulator);
-  const PlanAnswer answer = solver.solve(1000);
+  const Simulator simulator(gpt_profile(2));
+  Solver solver(simulator);
+  const Answer answer = solver.solve(1000);
   ASSERT_EQ(plan_of(answer), nullptr);
   const int64_t enough = std::get<Infeasible>(answer).smallest_feasible_bytes;
-  PlanSolver another(simulator);
+  Solver another(simulator);
   EXPECT_NE(plan_of(solver.solve(enough)), nullptr);
   EXPECT_LT(enough, plain_peak(simulator) / 2);
 }
@@ -183,9 +175,9 @@ TEST(PlanSolver, SaysHowManyBytesWouldDo) {
 TEST(PlanSolver, SearchesNoFurtherForASmallestPlanThanTheBound) {
   int64_t one_search = 0, all = 0;
   for (uint32_t seed = 0; seed < 40; ++seed) {
-    const StepSimulator simulator(random_profile(seed, 40));
-    PlanSolver once(simulator, {.work = 100'000}), solver(simulator, {.work = 100'000});
-    const PlanAnswer least = once.solve(0);
+    const Simulator simulator(random_profile(seed, 40));
+    Solver once(simulator, {.work = 100'000}), solver(simulator, {.work = 100'000});
+    const Answer least = once.solve(0);
     const int64_t bound = lower_bound_bytes(simulator);
     if (solver.smallest().peak_bytes == bound && std::get<Infeasible>(least).smallest_feasible_bytes == bound) {
       one_search += once.steps();
@@ -204,35 +196,35 @@ TEST(PlanSolver, ComesWithinAPercentOfItsBoundOnAMadeUpProfileAndIsTheSameEachTi
     int share;
     double slower;
   };
-  const StepSimulator simulator(gpt_profile(12));
+  const Simulator simulator(gpt_profile(12));
   const int64_t gradients = gpt_gradient_bytes(12);
   const int64_t activations = plain_peak(simulator) - gradients;
   for (const auto& [share, slower] : {Row{62, 0.01}, Row{50, 0.04}, Row{25, 0.10}, Row{9, 0.15}}) {
-    PlanSolver solver(simulator);
-    PlanSolver again(simulator);
+    Solver solver(simulator);
+    Solver again(simulator);
     const int64_t budget = gradients + percent(activations, share);
-    const PlanAnswer answer = solver.solve(budget);
+    const Answer answer = solver.solve(budget);
     ASSERT_NE(plan_of(answer), nullptr) << share << " %";
-    const RematPlan& plan = *plan_of(answer);
+    const Solution& plan = *plan_of(answer);
     EXPECT_LT(plan.gap(), 0.01) << share << " %";
     EXPECT_LT(plan.seconds, (1 + slower) * plan.plain_seconds) << share << " %";
-    EXPECT_EQ(plan, std::get<RematPlan>(again.solve(budget)));
+    EXPECT_EQ(plan, std::get<Solution>(again.solve(budget)));
   }
 }
 
 TEST(PlanSolver, PlansFortyEightBlocksWithinItsWork) {
-  const StepSimulator simulator(gpt_profile(48));
-  PlanSolver solver(simulator);
-  const PlanAnswer answer = solver.solve(percent(plain_peak(simulator), 40));
+  const Simulator simulator(gpt_profile(48));
+  Solver solver(simulator);
+  const Answer answer = solver.solve(percent(plain_peak(simulator), 40));
   ASSERT_NE(plan_of(answer), nullptr);
   EXPECT_LT(plan_of(answer)->gap(), 0.02);
 }
 
 TEST(PlanSolver, TakesAsManyStepsForALongChainAsItsWorkAllows) {
   for (const int length : {250, 1500}) {
-    const StepSimulator simulator(deep_chain(length));
+    const Simulator simulator(deep_chain(length));
     const SolverOptions options{.work = 200'000};
-    PlanSolver solver(simulator, options);
+    Solver solver(simulator, options);
     ASSERT_NE(plan_of(solver.solve(percent(plain_peak(simulator), 33))), nullptr);
     constexpr int64_t kAtOnce = 50;  // simulations that are made in any case: segments' plans, and the frugal ends
     const int64_t events = std::ssize(simulator.profile().events);
@@ -241,33 +233,33 @@ TEST(PlanSolver, TakesAsManyStepsForALongChainAsItsWorkAllows) {
 }
 
 TEST(RematPlan, ReadsBackAsItWasWrittenAndExplainsItself) {
-  const StepSimulator simulator(gpt_profile(3));
-  PlanSolver solver(simulator);
-  const RematPlan plan = std::get<RematPlan>(solver.solve(percent(plain_peak(simulator), 60)));
-  EXPECT_EQ(RematPlan::from_json(plan.to_json()), plan);
-  EXPECT_THROW(RematPlan::from_json("[]"), ConfigError);
+  const Simulator simulator(gpt_profile(3));
+  Solver solver(simulator);
+  const Solution plan = std::get<Solution>(solver.solve(percent(plain_peak(simulator), 60)));
+  EXPECT_EQ(Solution::from_json(plan.to_json()), plan);
+  EXPECT_THROW(Solution::from_json("[]"), ConfigError);
   EXPECT_THAT(explain(simulator, plan),
               ::testing::AllOf(HasSubstr("gelu"), HasSubstr("alive at the peak"), ::testing::Not(HasSubstr("disk"))));
 }
 
 TEST(RematPlan, IsWrittenAsOneNumberForEachStorage) {
-  const RematPlan plan{
+  const Solution plan{
       .stays = {Stay::streamed(), Stay::offloaded(), Stay::kept(), Stay::once_rebuilt(), Stay::from(7), Stay::never()}};
   const std::string text = plan.to_json();
   EXPECT_THAT(text, HasSubstr(R"("hold_from":[-3,-2,-1,0,7,2147483647])"));
-  EXPECT_EQ(RematPlan::from_json(text), plan);
-  EXPECT_THROW(RematPlan::from_json(std::string(text).replace(text.find("-3"), 2, "-4")), ConfigError);
+  EXPECT_EQ(Solution::from_json(text), plan);
+  EXPECT_THROW(Solution::from_json(std::string(text).replace(text.find("-3"), 2, "-4")), ConfigError);
 }
 
 TEST(RematPlan, SaysWhatGoesToDisk) {
-  StepProfile profile = gpt_profile(3);
+  Profile profile = gpt_profile(3);
   profile.link = link_of(1e14);
-  const StepSimulator simulator(std::move(profile));
-  PlanSolver solver(simulator, {.work = 1'000'000});
-  const RematPlan plan = std::get<RematPlan>(solver.solve(percent(plain_peak(simulator), 60)));
-  EXPECT_EQ(RematPlan::from_json(plan.to_json()), plan);
+  const Simulator simulator(std::move(profile));
+  Solver solver(simulator, {.work = 1'000'000});
+  const Solution plan = std::get<Solution>(solver.solve(percent(plain_peak(simulator), 60)));
+  EXPECT_EQ(Solution::from_json(plan.to_json()), plan);
   EXPECT_THAT(explain(simulator, plan), HasSubstr("goes to disk:"));
 }
 
 }  // namespace
-}  // namespace snug::solver_test
+}  // namespace snug::plan::solver_test

@@ -10,6 +10,8 @@
 
 #include "snug/core.h"
 #include "snug/plan.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 
@@ -40,7 +42,7 @@ struct Scaled {
     return (h * scale).tanh().square().mean();
   }
   std::string error_of_planning(Bytes memory = Bytes::unlimited()) {
-    return error_of<ConfigError>([&] { profile_step([&] { return loss(); }, {.memory = memory}); });
+    return error_of<ConfigError>([&] { detail::profile_step([&] { return loss(); }, {.memory = memory}); });
   }
 
   Tensor x = torch::randn({kRows, kWidth});
@@ -82,12 +84,12 @@ TEST(InitialisedParameters, OneWhoseMemoryIsLookedAtBeforeItIsReadIsNotMadeByTha
   };
   forward().backward();
   const Tensor expected = std::exchange(weight.mutable_grad(), Tensor());
-  const StepProfile profile = profile_step(forward);
-  for (const ProfiledOperator& op : profile.operators) {
-    EXPECT_NE(op.name, kOtherWrite) << "set_() changes no memory";
+  const plan::Profile profile = detail::profile_step(forward);
+  for (const plan::Operator& op : profile.operators) {
+    EXPECT_NE(op.name, plan::kOtherWrite) << "set_() changes no memory";
   }
   {
-    const Rematerialize plan(plan_activations(profile, forward, testing::smallest_feasible(profile)));
+    const Rematerialize plan(detail::plan_activations(profile, forward, testing::smallest_feasible(profile)));
     forward().backward();
   }
   EXPECT_TRUE(torch::equal(weight.grad(), expected));
@@ -102,8 +104,9 @@ TEST(InitialisedParameters, OneOfALazyModuleIsAnError) {
     }
     return x.mm(weight).tanh().square().mean();
   };
-  EXPECT_THAT(error_of<ConfigError>([&] { profile_step(forward); }), HasSubstr("a parameter of sizes [16, 16]"));
-  EXPECT_NO_THROW(profile_step(forward));
+  EXPECT_THAT(error_of<ConfigError>([&] { detail::profile_step(forward); }),
+              HasSubstr("a parameter of sizes [16, 16]"));
+  EXPECT_NO_THROW(detail::profile_step(forward));
 }
 
 TEST(InitialisedParameters, OnesThatWereInitialisedBeforeAndLeavesOfEachForwardPassArePlannedFor) {

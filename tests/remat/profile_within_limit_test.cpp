@@ -11,6 +11,8 @@
 #include "snug/plan.h"
 #include "snug/sgd.h"
 #include "snug/stepper.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 
@@ -62,8 +64,8 @@ Tensor input() {
   return torch::randn({kUnit});
 }
 
-int64_t plain_peak(const StepProfile& profile) {
-  return ActivationPlan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
+int64_t plain_peak(const plan::Profile& profile) {
+  return detail::unverified_plan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
 }
 
 TEST(ProfileStep, LearnsFromABackwardPassThatFailedWhatTheNextOneHasToLeaveFree) {
@@ -73,11 +75,11 @@ TEST(ProfileStep, LearnsFromABackwardPassThatFailedWhatTheNextOneHasToLeaveFree)
     WideThenDeep model(workspaces);
     const Tensor x = input();
     const auto loss = [&] { return model->forward(x); };
-    const StepProfile plain = profile_step(loss);
+    const plan::Profile plain = detail::profile_step(loss);
     const int64_t room = 10 * kUnitBytes;
     ASSERT_GT(plain_peak(plain), room);
     const MemoryLimit limit(torch::kCPU, Bytes(live() + room + (16 << 10)));
-    const StepProfile found = profile_step(loss);
+    const plan::Profile found = detail::profile_step(loss);
     EXPECT_EQ(plain_peak(found), plain_peak(plain));
     EXPECT_EQ(found.storages, plain.storages);
     EXPECT_EQ(found.events, plain.events);
@@ -89,7 +91,7 @@ TEST(ProfileStep, GivesUpWhereWhatItHasLearnedDoesNotDo) {
   const Tensor x = input();
   const int64_t before = live();
   const MemoryLimit limit(torch::kCPU, Bytes(before + 10 * kUnitBytes));
-  EXPECT_THROW(profile_step([&] { return model->forward(x); }), c10::OutOfMemoryError);
+  EXPECT_THROW(detail::profile_step([&] { return model->forward(x); }), c10::OutOfMemoryError);
   EXPECT_EQ(live(), before);
 }
 

@@ -9,6 +9,8 @@
 
 #include "snug/memory.h"
 #include "snug/plan.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
@@ -17,11 +19,11 @@ namespace snug::rematerialize_graphs_test {
 namespace {
 
 using plan::keep_all;
-using plan::PlanSolver;
+using plan::Simulator;
+using plan::Solver;
 using plan::SolverOptions;
 using plan::Stay;
 using plan::Stays;
-using plan::StepSimulator;
 using testing::gradients;
 using testing::kSearch;
 using testing::number_of_models;
@@ -45,9 +47,9 @@ TEST(Rematerialize, RebuildsForEachOfSeveralBackwardPassesThroughTheSameGraph) {
     const RandomModel model = random_model(seed);
     SCOPED_TRACE(model.description);
     Step step(model);
-    const StepSimulator simulator(profile_step(step.forward()));
-    const Bytes smallest(PlanSolver(simulator, kQuickSearch).smallest().peak_bytes);
-    const ActivationPlan plan(simulator.profile(), smallest, kQuickSearch);
+    const Simulator simulator(detail::profile_step(step.forward()));
+    const Bytes smallest(Solver(simulator, kQuickSearch).smallest().peak_bytes);
+    const ActivationPlan plan = detail::unverified_plan(simulator.profile(), smallest, kQuickSearch);
     EXPECT_TRUE(same_bits(gradients(model, step, plan, twice), gradients(model, step, std::nullopt, twice)));
   }
 }
@@ -55,8 +57,8 @@ TEST(Rematerialize, RebuildsForEachOfSeveralBackwardPassesThroughTheSameGraph) {
 TEST(Rematerialize, GoesBackwardOnAnotherThread) {
   const RandomModel model = random_model(3);
   Step step(model);
-  const StepProfile profile = profile_step(step.forward());
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step(step.forward());
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   const auto elsewhere = [](const Tensor& loss) { std::thread([&] { loss.backward(); }).join(); };
   EXPECT_TRUE(same_bits(gradients(model, step, plan, elsewhere), gradients(model, step, std::nullopt, elsewhere)));
 }
@@ -83,8 +85,8 @@ void expect_plain_gradient(Tensor weight, const std::function<Tensor()>& forward
   };
   const Tensor plain = gradient(std::nullopt);
   weight.mutable_grad() = Tensor();
-  const StepProfile profile = profile_step(forward);
-  EXPECT_TRUE(torch::equal(gradient(ActivationPlan(profile, smallest_feasible(profile), kSearch)), plain));
+  const plan::Profile profile = detail::profile_step(forward);
+  EXPECT_TRUE(torch::equal(gradient(detail::unverified_plan(profile, smallest_feasible(profile), kSearch)), plain));
 }
 
 TEST(Rematerialize, RebuildsWhatOperatorsOnListsMade) {
@@ -146,7 +148,7 @@ TEST(Rematerialize, MayKeepWhatABackwardPassInsideAddsUp) {
     const Tensor force = torch::autograd::grad({energy}, {place})[0];
     return torch::matmul(force, weight).tanh().sigmoid().square().sum();
   };
-  const StepSimulator simulator(profile_step(forward));
+  const Simulator simulator(detail::profile_step(forward));
   Stays choices = keep_all(simulator.profile());
   for (size_t s = 0; s < choices.size(); ++s) {
     if (simulator.profile().storages[s].name == "aten::tanh") {
@@ -171,17 +173,17 @@ TEST(Rematerialize, MayKeepWhatABackwardPassInsideAddsUp) {
 }
 
 // Nor in the order in which LibTorch lets go of all tangents at once: by their addresses.
-StepProfile without_times(StepProfile profile) {
-  for (ProfiledOperator& op : profile.operators) {
+plan::Profile without_times(plan::Profile profile) {
+  for (plan::Operator& op : profile.operators) {
     op.seconds = 0;
   }
-  for (BackwardStep& step : profile.backward) {
+  for (plan::BackwardStep& step : profile.backward) {
     step.seconds = 0;
   }
-  const auto is_drop = [](const ProfileEvent& event) { return event.kind == EventKind::Drop; };
+  const auto is_drop = [](const plan::Event& event) { return event.kind == plan::EventKind::Drop; };
   for (auto first = profile.events.begin(); first != profile.events.end();) {
     const auto last = std::find_if_not(first, profile.events.end(), is_drop);
-    std::sort(first, last, [](const ProfileEvent& a, const ProfileEvent& b) { return a.index < b.index; });
+    std::sort(first, last, [](const plan::Event& a, const plan::Event& b) { return a.index < b.index; });
     first = std::find_if(last, profile.events.end(), is_drop);
   }
   return profile;
@@ -193,9 +195,9 @@ TEST(ProfileStep, TakesTheSameProfileWherePlainTrainingDoesNotFit) {
     const RandomModel model = random_model(seed);
     SCOPED_TRACE(model.description);
     Step step(model);
-    const StepProfile plain = without_times(profile_step(step.forward()));
+    const plan::Profile plain = without_times(detail::profile_step(step.forward()));
     step.reset();
-    const StepProfile frugal = without_times(profile_step(step.forward(), {.memory = Bytes(1)}));
+    const plan::Profile frugal = without_times(detail::profile_step(step.forward(), {.memory = Bytes(1)}));
     EXPECT_EQ(frugal.storages, plain.storages);
     EXPECT_EQ(frugal.operators, plain.operators);
     EXPECT_EQ(frugal.backward, plain.backward);
@@ -214,8 +216,8 @@ TEST(ProfileStep, FitsNowhereIfABackwardPassInsideNeedsWhatWasOverwritten) {
     const Tensor force = torch::autograd::grad({energy}, {place}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
     return force.square().sum();
   };
-  EXPECT_GT(profile_step(forward).operators.size(), 5);
-  EXPECT_THROW(profile_step(forward, {.memory = Bytes(1)}), c10::OutOfMemoryError);
+  EXPECT_GT(detail::profile_step(forward).operators.size(), 5);
+  EXPECT_THROW(detail::profile_step(forward, {.memory = Bytes(1)}), c10::OutOfMemoryError);
 }
 
 // Layers of equal width; every result is saved for backward.

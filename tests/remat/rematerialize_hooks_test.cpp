@@ -10,6 +10,8 @@
 #include "snug/memory.h"
 #include "snug/plan.h"
 #include "snug/state.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/tensors.h"
 
@@ -56,24 +58,24 @@ Passed step(const std::optional<ActivationPlan>& plan, const Forward& forward, c
 }
 
 void expect_plain_bits_and_predicted_peaks(const Forward& forward, const std::vector<Tensor>& leaves,
-                                           ProfileOptions options = {}) {
+                                           detail::ProfileOptions options = {}) {
   const OneThread scratch_of_several_threads_overlaps_by_chance;
   const Passed plain = step(std::nullopt, forward, leaves);
   reset(leaves);
-  const StepProfile profile = profile_step(forward, std::move(options));
-  const ActivationPlan everything(profile, Bytes::unlimited(), kSearch);
+  const plan::Profile profile = detail::profile_step(forward, std::move(options));
+  const ActivationPlan everything = detail::unverified_plan(profile, Bytes::unlimited(), kSearch);
   EXPECT_EQ(everything.plain_peak_bytes, plain.peak_bytes);
   const int64_t smallest = smallest_feasible(profile).count();
   EXPECT_LT(smallest, plain.peak_bytes);
   for (int k = 0; k < 4; ++k) {
     const Bytes budget(smallest + (plain.peak_bytes - smallest) * k / 3);
     SCOPED_TRACE(budget.count());
-    const ActivationPlan plan(profile, budget, kSearch);
+    const ActivationPlan plan = detail::unverified_plan(profile, budget, kSearch);
     const Passed planned = step(plan, forward, leaves);
     EXPECT_TRUE(same_bits(planned.gradients, plain.gradients));
     EXPECT_EQ(planned.peak_bytes, plan.predicted_peak_bytes);
     reset(leaves);
-    EXPECT_LE(plan_activations(profile, forward, budget).predicted_peak_bytes, budget.count());
+    EXPECT_LE(detail::plan_activations(profile, forward, budget).predicted_peak_bytes, budget.count());
   }
 }
 
@@ -156,8 +158,8 @@ TEST(Rematerialize, GivesAHookItsGraphMoreOftenThanPlanned) {
     });
   };
   reset(model.weights);
-  const StepProfile profile = profile_step(forward);
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step(forward);
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   steps = 7;
   const Passed plain = step(std::nullopt, forward, model.weights), planned = step(plan, forward, model.weights);
   EXPECT_TRUE(same_bits(planned.gradients, plain.gradients));
@@ -202,11 +204,11 @@ TEST(Rematerialize, KeepsResultsOfABufferThatAHookWritesInBackward) {
   for (const Bytes memory : {Bytes::unlimited(), Bytes(plain.peak_bytes * 8 / 10)}) {
     SCOPED_TRACE(memory.str());
     reset(model.weights);
-    const StepProfile profile = profile_step(forward, {.memory = memory});
+    const plan::Profile profile = detail::profile_step(forward, {.memory = memory});
     const Bytes smallest = smallest_feasible(profile);
     EXPECT_LT(smallest.count(), plain.peak_bytes);
     reset(model.weights);
-    const Passed planned = step_from_zero(plan_activations(profile, forward, smallest));
+    const Passed planned = step_from_zero(detail::plan_activations(profile, forward, smallest));
     EXPECT_TRUE(same_bits(planned.gradients, plain.gradients));
     EXPECT_LE(planned.peak_bytes, smallest.count());
   }

@@ -17,7 +17,9 @@
 #include "snug/memory.h"
 #include "snug/plan.h"
 #include "src/memory/operator_mode.h"
+#include "src/planner/simulator.h"
 #include "src/remat/op_tape.h"
+#include "src/remat/profile_step.h"
 #include "src/remat/tape_schedule.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
@@ -29,9 +31,9 @@ namespace snug::rematerialize_offload_test {
 namespace {
 
 using plan::keep_all;
+using plan::Simulator;
 using plan::Stay;
 using plan::Stays;
-using plan::StepSimulator;
 using testing::error_of;
 using testing::gradients;
 using ::testing::HasSubstr;
@@ -50,7 +52,7 @@ OffloadLink link_to(const std::filesystem::path& directory) {
   return {.directory = directory.string(), .out_bytes_per_second = 1e9, .back_bytes_per_second = 2e9, .seconds = 1e-5};
 }
 
-Stays all_leaving(const StepProfile& profile, Stay way) {
+Stays all_leaving(const plan::Profile& profile, Stay way) {
   Stays plan(profile.storages.size(), way);
   for (size_t s = 0; s < plan.size(); ++s) {
     plan[s] = profile.storages[s].bytes > 0 ? way : Stay::kept();
@@ -58,7 +60,7 @@ Stays all_leaving(const StepProfile& profile, Stay way) {
   return plan;
 }
 
-Stays all_offloaded(const StepProfile& profile) { return all_leaving(profile, Stay::offloaded()); }
+Stays all_offloaded(const plan::Profile& profile) { return all_leaving(profile, Stay::offloaded()); }
 
 TEST(Rematerialize, OffloadsAnyStorageOfRandomModelsToTheBitAndPredictsThePeakToTheByte) {
   const OneThread scratch_of_several_threads_overlaps_by_chance;
@@ -70,7 +72,7 @@ TEST(Rematerialize, OffloadsAnyStorageOfRandomModelsToTheBitAndPredictsThePeakTo
     Step step(model);
     const testing::Outcome plain = step.run(std::nullopt);
     step.reset();
-    const StepSimulator simulator(profile_step(step.forward(), {.link = link_to(folder.path())}));
+    const Simulator simulator(detail::profile_step(step.forward(), {.link = link_to(folder.path())}));
     std::mt19937 random(static_cast<uint32_t>(seed));
     Stays choices = all_offloaded(simulator.profile());
     for (int trial = 0; trial < 4; ++trial) {
@@ -108,7 +110,7 @@ TEST(Rematerialize, OffloadsForEachOfSeveralBackwardPassesThroughTheSameGraph) {
     const RandomModel model = random_model(seed);
     SCOPED_TRACE(model.description);
     Step step(model);
-    const StepSimulator simulator(profile_step(step.forward(), {.link = link_to(folder.path())}));
+    const Simulator simulator(detail::profile_step(step.forward(), {.link = link_to(folder.path())}));
     for (const Stay way : {Stay::offloaded(), Stay::streamed()}) {
       const auto plan = plan_of(simulator, all_leaving(simulator.profile(), way));
       ASSERT_TRUE(plan.has_value());
@@ -140,7 +142,7 @@ TEST(Rematerialize, StillHasWhatItOffloadsAndTheProgramDropsBetweenTwoBackwardPa
     loss.backward();
     return weight.grad().clone();
   };
-  const StepSimulator simulator(profile_step(step, {.link = link_to(folder.path())}));
+  const Simulator simulator(detail::profile_step(step, {.link = link_to(folder.path())}));
   Stays choices = keep_all(simulator.profile());
   for (size_t s = 0; s < choices.size(); ++s) {
     const std::string& name = simulator.profile().storages[s].name;
@@ -194,7 +196,7 @@ TEST(Rematerialize, NoticesThatWhatItWouldOffloadWasWrittenInPlace) {
     between = weight.sigmoid();
     return between.exp().sum();
   };
-  const StepSimulator simulator(profile_step(step, {.link = link_to(folder.path())}));
+  const Simulator simulator(detail::profile_step(step, {.link = link_to(folder.path())}));
   const auto plan = plan_of(simulator, all_offloaded(simulator.profile()));
   ASSERT_TRUE(plan.has_value());
   Tensor loss;
@@ -209,8 +211,8 @@ TEST(Rematerialize, NoticesThatWhatItWouldOffloadWasWrittenInPlace) {
 TEST(Rematerialize, IsExplainedButNotRunWithoutTheDirectoryToOffloadTo) {
   const TemporaryFolder folder;
   const Tensor weight = torch::randn({64, 64}, torch::requires_grad());
-  const StepSimulator simulator(
-      profile_step([&] { return weight.sigmoid().exp().sum(); }, {.link = link_to(folder / "nowhere")}));
+  const Simulator simulator(
+      detail::profile_step([&] { return weight.sigmoid().exp().sum(); }, {.link = link_to(folder / "nowhere")}));
   const auto plan = plan_of(simulator, all_offloaded(simulator.profile()));
   ASSERT_TRUE(plan.has_value());
   EXPECT_THAT(plan->explain(), HasSubstr("goes to disk:"));
@@ -222,7 +224,7 @@ TEST(Rematerialize, IsExplainedButNotRunWithoutTheDirectoryToOffloadTo) {
 TEST(Rematerialize, LooksForTheTemporaryDirectoryAtOnce) {
   const TemporaryFolder folder;
   const Tensor weight = torch::randn({64, 64}, torch::requires_grad());
-  const StepSimulator simulator(profile_step([&] { return weight.sigmoid().exp().sum(); }, {.link = link_to({})}));
+  const Simulator simulator(detail::profile_step([&] { return weight.sigmoid().exp().sum(); }, {.link = link_to({})}));
   const auto plan = plan_of(simulator, all_offloaded(simulator.profile()));
   ASSERT_TRUE(plan.has_value());
   const char* const before = std::getenv("TMPDIR");
@@ -304,7 +306,7 @@ class OffloadedStep {
     return gradient([&] { return forward(); });
   }
 
-  const StepSimulator& simulator() const { return simulator_; }
+  const Simulator& simulator() const { return simulator_; }
 
  private:
   Stay way_;
@@ -312,7 +314,7 @@ class OffloadedStep {
   TemporaryFolder folder_;
   Tensor input_ = torch::randn({256, 32});
   Tensor weight_ = torch::rand({32}, torch::requires_grad());
-  StepSimulator simulator_{profile_step([this] { return forward(); }, {.link = link_to(folder_.path())})};
+  Simulator simulator_{detail::profile_step([this] { return forward(); }, {.link = link_to(folder_.path())})};
 };
 
 class RematerializeOnAFailingDisk : public ::testing::TestWithParam<Stay> {};
@@ -384,7 +386,7 @@ TEST(Rematerialize, OffloadsWhatASaveOnHostInsideHasLetGoOf) {
     }
     return h.sum();
   };
-  const StepSimulator simulator(profile_step([&] { return step(false); }, {.link = link_to(folder.path())}));
+  const Simulator simulator(detail::profile_step([&] { return step(false); }, {.link = link_to(folder.path())}));
   const auto plan = plan_of(simulator, all_offloaded(simulator.profile()));
   ASSERT_TRUE(plan.has_value());
   weight.mutable_grad() = Tensor();

@@ -15,6 +15,8 @@
 #include "snug/state.h"
 #include "snug/step_in_backward.h"
 #include "src/memory/operator_mode.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
@@ -48,14 +50,14 @@ TEST(Rematerialize, GivesRandomModelsTheBitsOfPlainTrainingWithinEachOfFiveBudge
     Step step(model);
     const Outcome plain = step.run(std::nullopt);
     step.reset();
-    const StepProfile profile = profile_step(step.forward());
-    const int64_t plain_peak = ActivationPlan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
+    const plan::Profile profile = detail::profile_step(step.forward());
+    const int64_t plain_peak = detail::unverified_plan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
     EXPECT_EQ(plain_peak, plain.peak_bytes);
     const int64_t smallest = smallest_feasible(profile).count();
     for (int k = 0; k < 5; ++k) {
       const Bytes budget(smallest + (plain_peak - smallest) * k / 4);
       SCOPED_TRACE(budget.count());
-      const ActivationPlan plan(profile, budget, kSearch);
+      const ActivationPlan plan = detail::unverified_plan(profile, budget, kSearch);
       const Outcome planned = step.run(plan);
       expect_same(planned, plain);
       EXPECT_EQ(planned.peak_bytes, plan.predicted_peak_bytes);
@@ -104,8 +106,9 @@ std::string expect_plain_gradients(Chain& chain, const std::function<Tensor()>& 
   trained().backward();
   const std::vector<Tensor> plain = chain.gradients();
   chain.zero();
-  const StepProfile profile = profile_step(profiled);
-  std::optional<Rematerialize> scope(std::in_place, ActivationPlan(profile, smallest_feasible(profile), kSearch));
+  const plan::Profile profile = detail::profile_step(profiled);
+  std::optional<Rematerialize> scope(std::in_place,
+                                     detail::unverified_plan(profile, smallest_feasible(profile), kSearch));
   const Tensor loss = trained();
   std::string deviation = scope->deviation();
   scope.reset();
@@ -144,8 +147,8 @@ TEST(Rematerialize, NoticesTheSameOperatorsOnOtherOperands) {
 
 TEST(Rematerialize, GivesGradientsOfGradients) {
   Chain chain;
-  const StepProfile profile = profile_step([&] { return chain.loss(); });
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   const auto penalty = [&](bool under_plan) {
     chain.zero();
     Tensor loss;
@@ -175,8 +178,8 @@ TEST(Rematerialize, HasCheckpointedRegionsInside) {
 
 TEST(Rematerialize, RefusesToRebuildFromWhatWasWrittenSinceTheForwardPass) {
   Chain chain;
-  const StepProfile profile = profile_step([&] { return chain.loss(); });
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   Tensor loss;
   {
     const Rematerialize scope(plan);
@@ -192,11 +195,11 @@ TEST(Rematerialize, RefusesToRebuildFromWhatWasWrittenSinceTheForwardPass) {
 TEST(Rematerialize, TakesSeveralLossesWithABackwardPassForEach) {
   Chain chain;
   const auto losses = [&] { return std::pair(chain.loss(), chain.loss().exp2()); };
-  const StepProfile profile = profile_step([&] {
+  const plan::Profile profile = detail::profile_step([&] {
     const auto [a, b] = losses();
     return a + b;
   });
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   const auto train = [&](bool under_plan) {
     chain.zero();
     std::optional<Rematerialize> scope;
@@ -236,8 +239,8 @@ TEST(Rematerialize, KeepsWhatComesAfterABackwardPassInsideAndSaysSo) {
 
 TEST(Rematerialize, LeavesNothingBehindWhenTheGraphIsDroppedOrTheForwardThrows) {
   Chain chain;
-  const StepProfile profile = profile_step([&] { return chain.loss(); });
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   const int64_t before = live_bytes(torch::kCPU).count();
   {
     const Rematerialize scope(plan);
@@ -265,11 +268,12 @@ TEST(Rematerialize, ThatThrowsKeepsNothingForAResultThatIsKept) {
     }
     return h.sum();
   };
-  const StepProfile profile = profile_step(forward);
+  const plan::Profile profile = detail::profile_step(forward);
   kept = Tensor();
-  const Bytes halfway(
-      (smallest_feasible(profile).count() + ActivationPlan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes) / 2);
-  const ActivationPlan plan(profile, halfway, kSearch);
+  const Bytes halfway((smallest_feasible(profile).count() +
+                       detail::unverified_plan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes) /
+                      2);
+  const ActivationPlan plan = detail::unverified_plan(profile, halfway, kSearch);
   const int64_t before = live_bytes(torch::kCPU).count();
   try {
     const Rematerialize scope(plan);
@@ -282,8 +286,8 @@ TEST(Rematerialize, ThatThrowsKeepsNothingForAResultThatIsKept) {
 
 TEST(Rematerialize, ThatRunsOutOfMemoryInBackwardLeavesNothingBehind) {
   Chain chain;
-  const StepProfile profile = profile_step([&] { return chain.loss(); });
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   const int64_t before = live_bytes(torch::kCPU).count();
   {
     std::optional<Rematerialize> scope(plan);
@@ -311,7 +315,8 @@ TEST(PlanActivations, RefusesHooksThatProfilingWouldRun) {
   Chain chain;
   AdamW optimizer(chain.first->parameters());
   const StepInBackward scope(optimizer);
-  EXPECT_THAT(error_of<ConfigError>([&] { profile_step([&] { return chain.loss(); }); }), HasSubstr("StepInBackward"));
+  EXPECT_THAT(error_of<ConfigError>([&] { detail::profile_step([&] { return chain.loss(); }); }),
+              HasSubstr("StepInBackward"));
 }
 
 // What operators cannot see: values that come from elsewhere through a pointer.
@@ -325,7 +330,7 @@ TEST(PlanActivations, KeepsWhatHasOtherBitsWhenItIsMadeAgain) {
   loss_of().backward();
   const std::vector<Tensor> plain = chain.gradients();
   chain.zero();
-  const int64_t smallest = smallest_feasible(profile_step(loss_of)).count();
+  const int64_t smallest = smallest_feasible(detail::profile_step(loss_of)).count();
   const ActivationPlan plan = plan_activations(loss_of, Bytes(smallest + 4 * 128 * 64 * 4));
   Tensor loss;
   {
@@ -354,10 +359,10 @@ struct GrowingStep {
 TEST(PlanActivations, PlansForMemoryThatRisesHigherThanPredicted) {
   const OneThread scratch_of_several_threads_overlaps_by_chance;
   GrowingStep step([](int call) { return call <= 3 ? 0 : 64 << 10; });
-  const StepProfile profile = profile_step([&] { return step.loss(); });
-  const int64_t plain = ActivationPlan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
+  const plan::Profile profile = detail::profile_step([&] { return step.loss(); });
+  const int64_t plain = detail::unverified_plan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
   for (const int64_t budget : {(plain + smallest_feasible(profile).count()) / 2, 2 * plain}) {
-    const ActivationPlan plan = plan_activations(profile, [&] { return step.loss(); }, Bytes(budget));
+    const ActivationPlan plan = detail::plan_activations(profile, [&] { return step.loss(); }, Bytes(budget));
     step.chain.zero();
     step.more = {};
     const MemoryMeter meter;
@@ -376,25 +381,25 @@ TEST(PlanActivations, PlansForMemoryThatRisesHigherThanPredicted) {
 
 TEST(PlanActivations, IsAnErrorWherePlanAfterPlanRisesHigherThanPredicted) {
   GrowingStep step([](int call) { return call <= 3 ? 0 : size_t{1} << (13 + call); });
-  const StepProfile profile = profile_step([&] { return step.loss(); });
+  const plan::Profile profile = detail::profile_step([&] { return step.loss(); });
   const Bytes budget(smallest_feasible(profile).count() + (64 << 10));
-  EXPECT_THROW(plan_activations(profile, [&] { return step.loss(); }, budget), Error);
+  EXPECT_THROW(detail::plan_activations(profile, [&] { return step.loss(); }, budget), Error);
 }
 
 TEST(PlanActivations, TriesAPlanThatASearchHasFoundBeforeItSearches) {
   Chain chain;
   const auto loss = [&] { return chain.loss(); };
-  const StepProfile profile = profile_step(loss);
-  const RematPlan frugal = ActivationPlan(profile, smallest_feasible(profile), kSearch).choice();
-  const ActivationPlan plan = plan_activations(profile, loss, Bytes::unlimited(), frugal);
+  const plan::Profile profile = detail::profile_step(loss);
+  const plan::Solution frugal = detail::unverified_plan(profile, smallest_feasible(profile), kSearch).choice();
+  const ActivationPlan plan = detail::plan_activations(profile, loss, Bytes::unlimited(), frugal);
   EXPECT_LT(frugal.peak_bytes, frugal.plain_peak_bytes);
   EXPECT_EQ(plan.choice(), frugal);
 }
 
 TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
   Chain chain;
-  const StepProfile profile = profile_step([&] { return chain.loss(); });
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step([&] { return chain.loss(); });
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   const ActivationPlan read = ActivationPlan::from_json(plan.to_json());
   EXPECT_EQ(read.choice(), plan.choice());
   EXPECT_EQ(read.profile(), plan.profile());
@@ -408,7 +413,7 @@ TEST(ProfileStep, RunsThreeTimesOrTwiceWhereThereAreThousandsOfOperators) {
   const auto runs_of = [](int operators) {
     const Tensor weight = torch::rand({4}, torch::requires_grad());
     int runs = 0;
-    profile_step([&] {
+    detail::profile_step([&] {
       ++runs;
       Tensor x = weight;
       for (int i = 0; i < operators; ++i) {

@@ -19,6 +19,8 @@
 #include "snug/memory.h"
 #include "snug/plan.h"
 #include "src/memory/operator_mode.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_unseen_blocks.h"
 #include "tests/support/tensors.h"
@@ -251,9 +253,9 @@ TEST(Rematerialize, HoldsNoMemoryThatTheProgramLends) {
 TEST(Rematerialize, RebuildsFromLentMemoryThatAutogradItselfKeeps) {
   const Layers layers(1);
   std::vector<float> batch(128 * 64, 0.5F);
-  const StepProfile profile = profile_step(
+  const plan::Profile profile = detail::profile_step(
       [&] { return torch::from_blob(batch.data(), {128, 64}).mm(layers.weights[0]).exp().square().mean(); });
-  for (const ProfiledOperator& op : profile.operators) {
+  for (const plan::Operator& op : profile.operators) {
     EXPECT_TRUE(op.replayable) << op.name;
   }
 }
@@ -401,9 +403,9 @@ TEST(Rematerialize, StaysWithinThePlanInAPassThatKeepsItsGraphAndInTheNext) {
   Layers layers(40);
   const Tensor x = layers.input = torch::randn({512, 64}).requires_grad_();
   const Forward forward = [&] { return layers.loss(); };
-  const StepProfile profile = profile_step(forward);
-  const int64_t plain = ActivationPlan(profile, Bytes::unlimited()).plain_peak_bytes;
-  const ActivationPlan plan(profile, Bytes(plain * 4 / 10), kSearch);
+  const plan::Profile profile = detail::profile_step(forward);
+  const int64_t plain = detail::unverified_plan(profile, Bytes::unlimited()).plain_peak_bytes;
+  const ActivationPlan plan = detail::unverified_plan(profile, Bytes(plain * 4 / 10), kSearch);
   const Tensor expected = torch::autograd::grad({forward()}, {x})[0];
   const MemoryMeter meter;
   Tensor loss;
@@ -425,8 +427,8 @@ TEST(Rematerialize, CountsNoBytesThatNoAllocatorGave) {
         torch::empty({128, 8, 8}, torch::kMeta).transpose(1, 2).flatten(1) + torch::empty({128, 64}, torch::kMeta);
     return layers.loss([&](const Tensor& h) { return h.view(shape.sizes()); });
   };
-  const StepProfile profile = profile_step(forward);
-  const ActivationPlan plan(profile, smallest_feasible(profile), kSearch);
+  const plan::Profile profile = detail::profile_step(forward);
+  const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   for (const Tensor& weight : layers.weights) {
     weight.mutable_grad() = Tensor();
   }
@@ -458,8 +460,8 @@ void expect_within_the_plan(const std::function<Tensor()>& make_input) {
         torch::autograd::grad({critic->forward(x).sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
     return critic->forward(x).square().mean() + slope.square().mean();
   };
-  const StepProfile profile = profile_step(forward);
-  const int64_t plain = ActivationPlan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
+  const plan::Profile profile = detail::profile_step(forward);
+  const int64_t plain = detail::unverified_plan(profile, Bytes::unlimited(), kSearch).plain_peak_bytes;
   const int64_t smallest = smallest_feasible(profile).count();
   const auto gradients = [&](const std::optional<ActivationPlan>& plan) {
     torch::manual_seed(3);
@@ -483,7 +485,7 @@ void expect_within_the_plan(const std::function<Tensor()>& make_input) {
   for (int k = 0; k < 5; ++k) {
     const Bytes budget(smallest + (plain - smallest) * k / 4);
     SCOPED_TRACE(budget.count());
-    EXPECT_TRUE(same_bits(gradients(ActivationPlan(profile, budget, kSearch)), expected));
+    EXPECT_TRUE(same_bits(gradients(detail::unverified_plan(profile, budget, kSearch)), expected));
   }
 }
 

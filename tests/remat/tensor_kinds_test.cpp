@@ -19,6 +19,8 @@
 #include "snug/plan.h"
 #include "src/activations/tensor_hash.h"
 #include "src/core/has_bytes.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/support/planned_step.h"
 #include "tests/support/random_derivative_blocks.h"
 #include "tests/support/tensors.h"
@@ -160,9 +162,9 @@ Seam scope(std::string name, Args... arguments) {
 Seam plan(std::string name, bool is_smallest) {
   return {std::move(name), [is_smallest](const Model& model) {
             const auto forward = [&] { return model.loss(); };
-            const StepProfile profile = profile_step(forward);
+            const plan::Profile profile = detail::profile_step(forward);
             const Bytes budget = is_smallest ? testing::smallest_feasible(profile) : Bytes::unlimited();
-            const ActivationPlan found = plan_activations(profile, forward, budget);
+            const ActivationPlan found = detail::plan_activations(profile, forward, budget);
             Tensor loss;
             {
               const Rematerialize scope(found);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "src/core/file_system.h"
 #include "tests/support/temporary_folder.h"
 
 namespace snug::html_report_test {
@@ -322,8 +323,8 @@ TEST(HtmlReport, MakesAPageFromALogOnTheDisk) {
   // The example in html_report.h.
   snug::RunHistory history = snug::read_run_log(folder / "log.jsonl");
   std::string page = snug::html_report(history, {.title = "GPT on Shakespeare", .sample = text});
-  snug::FileSystem::real().write_file(folder / "report.html", std::array<std::string_view, 1>{page});
-  expect_contains(FileSystem::real().read_file(folder / "report.html"), ">4.2<");
+  snug::detail::FileSystem::real().write_file(folder / "report.html", std::array<std::string_view, 1>{page});
+  expect_contains(detail::FileSystem::real().read_file(folder / "report.html"), ">4.2<");
 }
 
 TEST(HtmlReport, SaysWhatWasSentIfAnythingWas) {

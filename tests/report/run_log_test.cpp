@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "snug/core.h"
+#include "src/core/file_system.h"
 #include "tests/support/failing_file_system.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/null_file_system.h"
@@ -50,7 +51,7 @@ StepRecord example_record(int64_t step) {
       .items_per_second = 66376.3};
 }
 
-std::string content_of(const path& file) { return FileSystem::real().read_file(file); }
+std::string content_of(const path& file) { return detail::FileSystem::real().read_file(file); }
 
 void write_content(const path& file, std::string_view content) {
   std::filesystem::remove(file);  // some file systems wait for the disk when a file is overwritten
@@ -182,7 +183,7 @@ TEST(RunLog, RefusesNamesThatWouldHideOthers) {
   TemporaryFolder folder;
   const LogValues twice{{"lr", 1.0}, {"lr", 2.0}};
   expect_contains(error_of<ConfigError>([&] { (void)RunLog::create(folder / "log", twice); }), "\"lr\" is there twice");
-  EXPECT_TRUE(FileSystem::real().list(folder.path()).empty());
+  EXPECT_TRUE(detail::FileSystem::real().list(folder.path()).empty());
   RunLog log = RunLog::create(folder / "log", {});
   EXPECT_THROW(log.event({.name = "x", .step = 1, .details = {{"step", int64_t{2}}}}), ConfigError);
 }
@@ -221,13 +222,13 @@ TEST(RunLog, CutsBackToTheLastStepAndThenAppends) {
     log.write(example_record(6));
   }
   EXPECT_EQ(content_of(folder / "log"), full);
-  EXPECT_EQ(FileSystem::real().list(folder.path()), std::vector<std::string>{"log"});
+  EXPECT_EQ(detail::FileSystem::real().list(folder.path()), std::vector<std::string>{"log"});
 }
 
 TEST(RunLog, TakesOtherValuesOfSettingsWhenItIsResumed) {
   TemporaryFolder folder;
   RunLog::create(folder / "log", {{"memory", "15"}, {"lr", 0.5}}).write(example_record(1));
-  RunLog::resume(folder / "log", 1, FileSystem::real(), {{"memory", "30"}, {"unknown", true}});
+  RunLog::resume(folder / "log", 1, detail::FileSystem::real(), {{"memory", "30"}, {"unknown", true}});
   const RunHistory history = read_run_log(folder / "log");
   EXPECT_EQ(history.settings, (LogValues{{"memory", "30"}, {"lr", 0.5}}));
   EXPECT_EQ(history.records.size(), 1u);

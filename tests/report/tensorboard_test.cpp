@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "snug/core.h"
+#include "src/core/file_system.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/null_file_system.h"
 #include "tests/support/temporary_folder.h"
@@ -67,7 +68,7 @@ std::vector<std::string> records_of(const std::string& content) {
   return records;
 }
 
-std::string content_of(const TensorBoardFile& board) { return FileSystem::real().read_file(board.path()); }
+std::string content_of(const TensorBoardFile& board) { return detail::FileSystem::real().read_file(board.path()); }
 
 TEST(TensorBoardFile, FramesItsRecordsWithTheirLengthAndChecksums) {
   ASSERT_EQ(checksum("123456789"), 0xe3069283u);  // the check value of CRC-32C
@@ -130,14 +131,14 @@ TEST(TensorBoardFile, LeavesNoFileBehindWhoseFirstRecordDidNotFit) {
     const FileSizeLimit limit(20);
     EXPECT_THROW(TensorBoardFile(folder.path()), Error);
   }
-  EXPECT_TRUE(FileSystem::real().list(folder.path()).empty());
+  EXPECT_TRUE(detail::FileSystem::real().list(folder.path()).empty());
 }
 
 TEST(TensorBoardFile, HasANameBehindThoseOfFilesThatAreThere) {
   const TemporaryFolder folder;
   const TensorBoardFile first(folder.path()), second(folder.path());
   EXPECT_LT(first.path().filename().string(), second.path().filename().string());
-  FileSystem::real().write_file(folder / "events.out.tfevents.7999999999.host", {});
+  detail::FileSystem::real().write_file(folder / "events.out.tfevents.7999999999.host", {});
   EXPECT_EQ(TensorBoardFile(folder.path()).path().filename(), "events.out.tfevents.8000000000.snug");
 }
 
@@ -145,7 +146,7 @@ TEST(TensorBoardFile, TakesNumbersOfMoreThanTenDigitsForNoTime) {
   const TemporaryFolder folder;
   const std::string usual = TensorBoardFile(folder.path()).path().filename().string();
   for (const char* number : {"9223372036854775807", "99999999999999999999", "10000000000"}) {
-    FileSystem::real().write_file(folder / ("events.out.tfevents." + std::string(number) + ".host"), {});
+    detail::FileSystem::real().write_file(folder / ("events.out.tfevents." + std::string(number) + ".host"), {});
     EXPECT_EQ(TensorBoardFile(folder.path()).path().filename().string().size(), usual.size()) << number;
   }
 }
@@ -160,7 +161,7 @@ TEST(TensorBoardFile, TakesTheNextNameIfAnotherRunHasTakenItsOwn) {
 
 TEST(TensorBoardFile, ThatCannotBeMadeIsAnErrorWithItsPath) {
   const TemporaryFolder folder;
-  FileSystem::real().write_file(folder / "file", {});
+  detail::FileSystem::real().write_file(folder / "file", {});
   try {
     const TensorBoardFile board(folder / "file");
     FAIL() << "made a folder of a file";

@@ -16,6 +16,7 @@
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/extra/batch_norm.h"
 #include "snug/plan.h"
+#include "src/remat/profile_step.h"
 #include "tests/step/ranked_training.h"
 #include "tests/support/freezing.h"
 
@@ -129,7 +130,7 @@ Outcome by_hand(const Cell& cell) {
 
 // The least that is possible, so that much is rebuilt.
 ActivationPlan frugal_plan(const std::function<torch::Tensor()>& loss_of) {
-  const StepProfile profile = profile_step(loss_of);
+  const plan::Profile profile = detail::profile_step(loss_of);
   try {
     return {profile, Bytes(1)};
   } catch (const BudgetExceeded& error) {

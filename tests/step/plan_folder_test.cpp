@@ -11,7 +11,7 @@
 #include <torch/torch.h>
 
 #include "snug/core.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/temporary_folder.h"
 
@@ -60,7 +60,7 @@ Outcome one_step(
 }
 
 std::filesystem::path only_file(const TemporaryFolder& folder) {
-  const auto names = FileSystem::real().list(folder.path());
+  const auto names = detail::FileSystem::real().list(folder.path());
   EXPECT_EQ(names.size(), 1U);
   return folder / names.at(0);
 }
@@ -110,7 +110,7 @@ TEST_F(PlanFolder, IsThatOfTheConstructorWhereTheProgramGoesElsewhere) {
   run.step(batch);
   std::filesystem::current_path(before);
   EXPECT_TRUE(std::filesystem::exists(folder / "plans"));
-  EXPECT_TRUE(FileSystem::real().list(elsewhere.path()).empty());
+  EXPECT_TRUE(detail::FileSystem::real().list(elsewhere.path()).empty());
 }
 
 TEST_F(PlanFolder, ServesPlanForAndIsSaidByThePlan) {
@@ -213,7 +213,7 @@ TEST_F(PlanFolder, IgnoresADamagedFileSaysWhyAndReplacesIt) {
   const int64_t room = plain * 6 / 10;
   const Outcome first = one_step(batch, room, options);
   const auto path = only_file(folder);
-  const std::string good = FileSystem::real().read_file(path);
+  const std::string good = detail::FileSystem::real().read_file(path);
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     const size_t at = text.find(from);
@@ -234,7 +234,7 @@ TEST_F(PlanFolder, IgnoresADamagedFileSaysWhyAndReplacesIt) {
                                         with("\"peak_bytes\":", "\"peak_bytes\":1"),
                                         with("\"tensors\":[[6,[32]]", "\"tensors\":[[6,[-1]]")};
   for (const std::string& text : bad) {
-    replace_file(path, text);
+    detail::replace_file(path, text);
     const Outcome second = one_step(batch, room, options);
     EXPECT_THAT(second.considered, HasSubstr("was not used")) << text.substr(0, 200);
     EXPECT_GT(second.calls, 1);
@@ -244,7 +244,7 @@ TEST_F(PlanFolder, IgnoresADamagedFileSaysWhyAndReplacesIt) {
 }
 
 TEST_F(PlanFolder, IsNoErrorWhereItCannotBeWritten) {
-  replace_file(folder / "file", "no folder");
+  detail::replace_file(folder / "file", "no folder");
   const Outcome first = one_step(batch, 2 * plain, {.budget = {.plan_folder = folder / "file"}});
   EXPECT_THAT(first.considered, HasSubstr("was not kept for the next program"));
 }

@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug::testing {
 
@@ -23,9 +23,9 @@ struct FailingFileSystemOptions {
   bool then_dead = false;  ///< every later changing operation fails as well, and changes nothing
 };
 
-class FailingFileSystem final : public FileSystem {
+class FailingFileSystem final : public detail::FileSystem {
  public:
-  explicit FailingFileSystem(FailingFileSystemOptions options, FileSystem& inner = real())
+  explicit FailingFileSystem(FailingFileSystemOptions options, detail::FileSystem& inner = real())
       : options_(options), inner_(inner) {}
 
   /// How many changing operations were asked for so far.
@@ -95,7 +95,7 @@ class FailingFileSystem final : public FileSystem {
   }
 
   FailingFileSystemOptions options_;
-  FileSystem& inner_;
+  detail::FileSystem& inner_;
   int64_t operations_ = 0;
 };
 

@@ -5,13 +5,13 @@
 #include <string_view>
 #include <vector>
 
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug::testing {
 
-class ForwardingFileSystem : public FileSystem {
+class ForwardingFileSystem : public detail::FileSystem {
  public:
-  explicit ForwardingFileSystem(FileSystem& inner = real()) : inner_(inner) {}
+  explicit ForwardingFileSystem(detail::FileSystem& inner = real()) : inner_(inner) {}
 
   void write_file(const Path& path, std::span<const std::string_view> parts) override {
     inner_.write_file(path, parts);
@@ -25,7 +25,7 @@ class ForwardingFileSystem : public FileSystem {
   std::string read_file(const Path& path) const override { return inner_.read_file(path); }
 
  private:
-  FileSystem& inner_;
+  detail::FileSystem& inner_;
 };
 
 }  // namespace snug::testing

@@ -10,11 +10,11 @@
 #include <string_view>
 #include <vector>
 
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug::testing {
 
-class NullFileSystem : public FileSystem {
+class NullFileSystem : public detail::FileSystem {
  public:
   void write_file(const Path&, std::span<const std::string_view>) override {}
   void rename(const Path&, const Path&) override {}

@@ -14,18 +14,19 @@
 #include "snug/memory.h"
 #include "snug/plan.h"
 #include "snug/state.h"
+#include "src/remat/activation_plan.h"
 #include "tests/support/random_model.h"
 #include "tests/support/tensors.h"
 
 namespace snug::testing {
 
 /// Any plan, as it would be read from a file; none if it cannot be executed.
-inline std::optional<ActivationPlan> plan_of(const plan::StepSimulator& simulator, const plan::Stays& stays) {
+inline std::optional<ActivationPlan> plan_of(const plan::Simulator& simulator, const plan::Stays& stays) {
   const plan::Simulation run = simulator.run(stays);
   if (run.impossible >= 0) {
     return std::nullopt;
   }
-  const RematPlan plan{.stays = stays, .peak_bytes = run.peak_bytes, .seconds = run.seconds};
+  const plan::Solution plan{.stays = stays, .peak_bytes = run.peak_bytes, .seconds = run.seconds};
   return ActivationPlan::from_json(R"({"plan":)" + plan.to_json() + R"(,"profile":)" + simulator.profile().to_json() +
                                    "}");
 }
@@ -116,9 +117,9 @@ inline std::vector<torch::Tensor> gradients(const RandomModel& model, Step& step
 inline constexpr plan::SolverOptions kSearch{.work = 1'000'000};  // small models need little
 
 // From which on a plan was found, in bytes.
-inline Bytes smallest_feasible(const StepProfile& profile) {
+inline Bytes smallest_feasible(const plan::Profile& profile) {
   try {
-    ActivationPlan(profile, Bytes(1), kSearch);
+    detail::unverified_plan(profile, Bytes(1), kSearch);
   } catch (const BudgetExceeded& error) {
     return error.smallest_feasible();
   }

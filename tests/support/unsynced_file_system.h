@@ -11,11 +11,11 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "snug/file_system.h"
+#include "src/core/file_system.h"
 
 namespace snug::testing {
 
-class UnsyncedFileSystem final : public FileSystem {
+class UnsyncedFileSystem final : public detail::FileSystem {
  public:
   void write_file(const Path& path, std::span<const std::string_view> parts) override {
     std::ofstream file(path, std::ios::binary | std::ios::trunc);
@@ -38,7 +38,7 @@ class UnsyncedFileSystem final : public FileSystem {
 };
 
 /// The one for all tests.
-inline FileSystem& unsynced_files() {
+inline detail::FileSystem& unsynced_files() {
   static UnsyncedFileSystem files;
   return files;
 }

@@ -1,21 +1,17 @@
 // The curve of plans over budgets, and the search for a micro-batch.
 
+#include "src/planner/search.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "snug/core.h"
-#include "snug/planner.h"
+#include "src/planner/curve.h"
 #include "tests/planner/sample_profiles.h"
 
-namespace snug::step_search_test {
+namespace snug::plan::search_test {
 namespace {
 
-using plan::keep_all;
-using plan::plan_curve;
-using plan::PlanCurve;
-using plan::Simulation;
-using plan::SolverOptions;
-using plan::StepSimulator;
 using testing::gpt_profile;
 using ::testing::HasSubstr;
 using testing::random_profile;
@@ -23,15 +19,15 @@ using testing::random_profile;
 constexpr SolverOptions kQuick{.work = 200'000};
 
 // The same work on `items` of 8: bytes and seconds in proportion, but for 5 % of the time, and for gradients.
-StepProfile part_of(StepProfile profile, int64_t items) {
+Profile part_of(Profile profile, int64_t items) {
   const auto scale = [&](int64_t bytes) { return bytes * items / 8; };
-  for (StorageInfo& storage : profile.storages) {
+  for (Storage& storage : profile.storages) {
     storage.bytes = scale(storage.bytes);
   }
-  for (ProfileEvent& event : profile.events) {
+  for (Event& event : profile.events) {
     event.bytes = scale(event.bytes);
   }
-  for (ProfiledOperator& op : profile.operators) {
+  for (Operator& op : profile.operators) {
     op.seconds *= 0.05 + 0.95 * static_cast<double>(items) / 8;
     op.workspace = scale(op.workspace);
   }
@@ -42,16 +38,16 @@ StepProfile part_of(StepProfile profile, int64_t items) {
 }
 
 struct Splits {
-  StepSimulator whole{part_of(gpt_profile(4), 8)}, half{part_of(gpt_profile(4), 4)}, third{part_of(gpt_profile(4), 3)};
+  Simulator whole{part_of(gpt_profile(4), 8)}, half{part_of(gpt_profile(4), 4)}, third{part_of(gpt_profile(4), 3)};
 
-  std::vector<MicroBatchCandidate> all() const { return {{3, &third}, {8, &whole}, {4, &half}}; }
+  std::vector<Candidate> all() const { return {{3, &third}, {8, &whole}, {4, &half}}; }
   int64_t plain() const { return whole.run(keep_all(whole.profile())).peak_bytes; }
 };
 
 TEST(PlanCurve, GoesFromPlainTrainingToTheSmallestThatIsFeasibleAndNeverGetsFasterOnTheWay) {
   for (uint32_t seed = 0; seed < 12; ++seed) {
-    const StepSimulator simulator(random_profile(seed, 20));
-    const PlanCurve curve = plan_curve(simulator, {.points = 8, .solver = kQuick});
+    const Simulator simulator(random_profile(seed, 20));
+    const Curve curve = plan::curve(simulator, {.points = 8, .solver = kQuick});
     const Simulation plain = simulator.run(keep_all(simulator.profile()));
     ASSERT_LE(curve.points.front().peak_bytes, plain.peak_bytes);
     ASSERT_EQ(curve.points.front().seconds, plain.seconds);
@@ -70,15 +66,14 @@ TEST(PlanCurve, GoesFromPlainTrainingToTheSmallestThatIsFeasibleAndNeverGetsFast
 }
 
 TEST(PlanCurve, IsReadByPeopleToo) {
-  const PlanCurve curve = plan_curve(StepSimulator(gpt_profile(2)), {.points = 4, .solver = kQuick});
+  const Curve curve = plan::curve(Simulator(gpt_profile(2)), {.points = 4, .solver = kQuick});
   EXPECT_THAT(curve.table(), ::testing::AllOf(HasSubstr("100.0 %"), HasSubstr("+0.0 %"), HasSubstr("MiB")));
-  EXPECT_THROW(plan_curve(StepSimulator(gpt_profile(2)), {.points = 1}), ConfigError);
+  EXPECT_THROW(plan::curve(Simulator(gpt_profile(2)), {.points = 1}), ConfigError);
 }
 
 TEST(SearchStep, TakesTheWholeBatchWhereItFitsAndRebuildsNothing) {
   const Splits splits;
-  const StepSearch found =
-      search_step(splits.all(), {.batch = 8, .budget = 1'000 + splits.plain(), .fixed_bytes = 1'000});
+  const Search found = search(splits.all(), {.batch = 8, .budget = 1'000 + splits.plain(), .fixed_bytes = 1'000});
   ASSERT_TRUE(found.choice);
   EXPECT_EQ(found.choice->items, 8);
   EXPECT_EQ(found.choice->micro_batches, 1);
@@ -90,14 +85,14 @@ TEST(SearchStep, SplitsOrRebuildsWhicheverIsFasterAndStaysBelowTheBudget) {
   const Splits splits;
   int split = 0;
   for (int share = 100; share >= 40; share -= 5) {
-    const StepSearchOptions options{
+    const SearchOptions options{
         .batch = 8, .budget = splits.plain() * share / 100, .optimizer_seconds = 1e-3, .solver = kQuick};
-    const StepSearch found = search_step(splits.all(), options);
+    const Search found = search(splits.all(), options);
     ASSERT_TRUE(found.choice) << share << " %";
     EXPECT_LE(found.choice->peak_bytes, options.budget);
     split += found.choice->items < 8 ? 1 : 0;
-    for (const MicroBatchCandidate& candidate : splits.all()) {
-      const StepSearch alone = search_step({candidate}, options);
+    for (const Candidate& candidate : splits.all()) {
+      const Search alone = search({candidate}, options);
       EXPECT_TRUE(!alone.choice || alone.choice->seconds >= found.choice->seconds) << share << " %";
     }
   }
@@ -110,11 +105,11 @@ TEST(SearchStep, IsNeverSlowerThanTwoHalvesWithEverythingKeptInTheirBytes) {
   const int64_t gradients = splits.plain() / 20;
   const Simulation half = splits.half.run(keep_all(splits.half.profile()));
   for (const int64_t more : {0, 1'000}) {
-    const StepSearch found = search_step(splits.all(), {.batch = 8,
-                                                        .budget = 1'000 + gradients + half.peak_bytes + more,
-                                                        .fixed_bytes = 1'000,
-                                                        .gradient_bytes = gradients,
-                                                        .solver = kQuick});
+    const Search found = search(splits.all(), {.batch = 8,
+                                               .budget = 1'000 + gradients + half.peak_bytes + more,
+                                               .fixed_bytes = 1'000,
+                                               .gradient_bytes = gradients,
+                                               .solver = kQuick});
     ASSERT_TRUE(found.choice);
     EXPECT_LE(found.choice->seconds, 2 * half.seconds);
   }
@@ -124,45 +119,45 @@ TEST(SearchStep, CountsGradientsFromTheSecondMicroBatchOnAndForTheOptimizer) {
   const Splits splits;
   const int64_t half = splits.half.run(keep_all(splits.half.profile())).peak_bytes;
   const auto only_half = [&](int64_t budget, int64_t gradients, int64_t optimizer) {
-    return search_step(
+    return search(
         {{4, &splits.half}},
         {.batch = 8, .budget = budget, .gradient_bytes = gradients, .optimizer_bytes = optimizer, .solver = kQuick});
   };
   EXPECT_EQ(only_half(half, 0, 0).choice->plan.seconds, splits.half.profile().plain_seconds());
   EXPECT_GT(only_half(half, half / 4, 0).choice->plan.seconds, splits.half.profile().plain_seconds());
   EXPECT_EQ(only_half(half, half / 4, 0).choice->micro_batches, 2);
-  const StepSearch refused = only_half(half, half / 4, half);
+  const Search refused = only_half(half, half / 4, half);
   EXPECT_FALSE(refused.choice);
   EXPECT_EQ(refused.smallest_feasible_bytes, half + half / 4);
 }
 
 TEST(SearchStep, SaysWhatWouldDoWhereNothingFitsAndThatDoes) {
   const Splits splits;
-  StepSearchOptions options{.batch = 8, .budget = 4'000, .fixed_bytes = 5'000, .gradient_bytes = 100, .solver = kQuick};
-  const StepSearch refused = search_step(splits.all(), options);
+  SearchOptions options{.batch = 8, .budget = 4'000, .fixed_bytes = 5'000, .gradient_bytes = 100, .solver = kQuick};
+  const Search refused = search(splits.all(), options);
   ASSERT_FALSE(refused.choice);
   EXPECT_THAT(refused.explain(), HasSubstr("would do"));
   options.budget = refused.smallest_feasible_bytes;
-  EXPECT_TRUE(search_step(splits.all(), options).choice);
+  EXPECT_TRUE(search(splits.all(), options).choice);
 }
 
 TEST(SearchStep, SaysWhatWouldDoAndThatDoesWhenTheStepIsMeasuredAgain) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
-    const StepProfile profile = random_profile(seed, 40);
-    const StepSimulator simulator(profile), another(testing::measured_again(profile, seed));
-    StepSearchOptions options{.batch = 8, .budget = 1'000, .fixed_bytes = 500, .solver = {.work = 100'000}};
-    options.budget = search_step({{8, &simulator}}, options).smallest_feasible_bytes;
-    EXPECT_TRUE(search_step({{8, &another}}, options).choice) << seed;
+    const Profile profile = random_profile(seed, 40);
+    const Simulator simulator(profile), another(testing::measured_again(profile, seed));
+    SearchOptions options{.batch = 8, .budget = 1'000, .fixed_bytes = 500, .solver = {.work = 100'000}};
+    options.budget = search({{8, &simulator}}, options).smallest_feasible_bytes;
+    EXPECT_TRUE(search({{8, &another}}, options).choice) << seed;
   }
 }
 
 TEST(StepChoice, IsPlainDataThatIsReadBack) {
   const Splits splits;
-  const auto choice = search_step(splits.all(), {.batch = 8, .budget = splits.plain() / 2, .solver = kQuick}).choice;
+  const auto choice = search(splits.all(), {.batch = 8, .budget = splits.plain() / 2, .solver = kQuick}).choice;
   ASSERT_TRUE(choice);
-  EXPECT_EQ(StepChoice::from_json(choice->to_json()), *choice);
-  EXPECT_THROW(StepChoice::from_json("{}"), ConfigError);
+  EXPECT_EQ(Choice::from_json(choice->to_json()), *choice);
+  EXPECT_THROW(Choice::from_json("{}"), ConfigError);
 }
 
 }  // namespace
-}  // namespace snug::step_search_test
+}  // namespace snug::plan::search_test

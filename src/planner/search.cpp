@@ -1,3 +1,5 @@
+#include "src/planner/search.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -9,8 +11,8 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "snug/planner.h"
 #include "src/core/versioned_json.h"
+#include "src/planner/bound.h"
 
 // A step fits into a budget with smaller micro-batches, or with a plan that rebuilds and offloads. Neither is best for
 // all models, and both can be combined. How many items should a micro-batch have, and which plan should it have?
@@ -30,7 +32,7 @@
 // the least bytes of all candidates are reported. If the plan fits, the search for a fast plan had missed the plan;
 // then the plan is taken, and the search is repeated with the plan as a beginning.
 
-namespace snug {
+namespace snug::plan {
 namespace {
 
 using Json = detail::OrderedJson;
@@ -38,12 +40,12 @@ using Json = detail::OrderedJson;
 constexpr detail::JsonKind kChoiceJson{
     .key = "snug_step_choice", .type = "StepChoice", .noun = "choice", .cure = "plan again"};
 
-void check(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+void check(const std::vector<Candidate>& candidates, const SearchOptions& options) {
   if (candidates.empty() || options.batch < 1) {
     throw ConfigError(fmt::format("search_step: {} candidates for a batch of {} items; give at least one of each",
                                   candidates.size(), options.batch));
   }
-  for (const MicroBatchCandidate& candidate : candidates) {
+  for (const Candidate& candidate : candidates) {
     if (candidate.items < 1 || candidate.simulator == nullptr) {
       throw ConfigError(
           fmt::format("search_step: a candidate has {} items and {} simulator; it needs at least 1 of each",
@@ -54,30 +56,29 @@ void check(const std::vector<MicroBatchCandidate>& candidates, const StepSearchO
 
 // A candidate with facts that need no solver. The formulas are in the essay above.
 struct Split {
-  MicroBatchCandidate candidate;
+  Candidate candidate;
   int64_t micro_batches;
   double times;  // number of full micro-batches that take as long as the whole step
   int64_t before;
-  plan::Simulation plain;
+  Simulation plain;
   double bound;  // seconds of the step
 
-  double seconds(double of_one, const StepSearchOptions& options) const {
+  double seconds(double of_one, const SearchOptions& options) const {
     return times * of_one + options.optimizer_seconds;
   }
 };
 
 // In the order of their plain times.
-std::vector<Split> splits(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+std::vector<Split> splits(const std::vector<Candidate>& candidates, const SearchOptions& options) {
   std::vector<Split> all;
-  for (const MicroBatchCandidate& candidate : candidates) {
+  for (const Candidate& candidate : candidates) {
     const int64_t items = std::min(candidate.items, options.batch);
     const int64_t count = (options.batch + items - 1) / items;
     all.push_back({candidate, count, static_cast<double>(options.batch) / static_cast<double>(items),
                    options.fixed_bytes + candidate.own_bytes + (count > 1 ? options.gradient_bytes : 0),
-                   candidate.simulator->run(plan::keep_all(candidate.simulator->profile())), 0});
+                   candidate.simulator->run(keep_all(candidate.simulator->profile())), 0});
     Split& split = all.back();
-    split.bound =
-        split.seconds(plan::lower_bound_seconds(*candidate.simulator, options.budget - split.before), options);
+    split.bound = split.seconds(lower_bound_seconds(*candidate.simulator, options.budget - split.before), options);
   }
   std::stable_sort(all.begin(), all.end(), [](const Split& a, const Split& b) {
     const double first = a.times * a.plain.seconds;
@@ -97,23 +98,23 @@ std::vector<size_t> by_bound(const std::vector<Split>& all) {
 
 }  // namespace
 
-StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const StepSearchOptions& options) {
+Search search(const std::vector<Candidate>& candidates, const SearchOptions& options) {
   check(candidates, options);
   const int64_t optimizer = options.fixed_bytes + options.gradient_bytes + options.optimizer_bytes;
   const std::vector<Split> all = splits(candidates, options);
-  StepSearch result;
-  std::list<plan::PlanSolver> own;  // of candidates that have none
-  std::vector<plan::PlanSolver*> solvers;
+  Search result;
+  std::list<Solver> own;  // of candidates that have none
+  std::vector<Solver*> solvers;
   for (const Split& split : all) {
-    plan::PlanSolver* const given = split.candidate.solver;
+    Solver* const given = split.candidate.solver;
     solvers.push_back(given != nullptr ? given : &own.emplace_back(*split.candidate.simulator, options.solver));
     result.considered.push_back({split.candidate.items, split.micro_batches,
                                  std::max(optimizer, split.before + split.plain.peak_bytes),
                                  split.seconds(split.plain.seconds, options)});
   }
   size_t chosen = all.size();
-  const auto choose_if_faster = [&](const plan::PlanAnswer& answer, size_t i) {
-    const RematPlan* plan = std::get_if<RematPlan>(&answer);
+  const auto choose_if_faster = [&](const Answer& answer, size_t i) {
+    const Solution* plan = std::get_if<Solution>(&answer);
     if (plan == nullptr) {
       return;
     }
@@ -147,9 +148,9 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
   if (!result.choice) {
     int64_t least = std::numeric_limits<int64_t>::max(), bound = least;
     for (size_t i = 0; i < all.size(); ++i) {
-      const RematPlan smallest = solvers[i]->smallest();
+      const Solution smallest = solvers[i]->smallest();
       least = std::min(least, all[i].before + smallest.peak_bytes);
-      bound = std::min(bound, all[i].before + plan::lower_bound_bytes(*all[i].candidate.simulator));
+      bound = std::min(bound, all[i].before + lower_bound_bytes(*all[i].candidate.simulator));
       if (std::max(optimizer, all[i].before + smallest.peak_bytes) <= options.budget) {  // the search missed the plan
         choose_if_faster(smallest, i);
         choose_if_faster(solvers[i]->solve(options.budget - all[i].before), i);
@@ -161,10 +162,10 @@ StepSearch search_step(const std::vector<MicroBatchCandidate>& candidates, const
   return result;
 }
 
-std::string StepSearch::explain() const {
+std::string Search::explain() const {
   std::string text = fmt::format("{:>12} {:>14} {:>12} {:>13}   with a plan\n", "micro-batch", "micro-batches",
                                  "plain peak", "plain step");
-  for (const ConsideredStep& one : considered) {
+  for (const Considered& one : considered) {
     const bool chosen = choice && choice->items == one.items;
     text += fmt::format("{:>12} {:>14} {:>12} {:>10.3f} ms   {}{}\n", one.items, one.micro_batches,
                         Bytes(one.plain_peak_bytes).str(), 1e3 * one.plain_seconds, one.verdict,
@@ -176,7 +177,7 @@ std::string StepSearch::explain() const {
   return text;
 }
 
-std::string StepChoice::to_json() const {
+std::string Choice::to_json() const {
   return detail::versioned_json(kChoiceJson, {{"items", items},
                                               {"micro_batches", micro_batches},
                                               {"peak_bytes", peak_bytes},
@@ -185,14 +186,14 @@ std::string StepChoice::to_json() const {
       .dump();
 }
 
-StepChoice StepChoice::from_json(std::string_view text) {
+Choice Choice::from_json(std::string_view text) {
   return detail::read_versioned_json(kChoiceJson, text, [](const Json& json) {
-    return StepChoice{.items = detail::whole_number<int64_t>(json.at("items")),
-                      .micro_batches = detail::whole_number<int64_t>(json.at("micro_batches")),
-                      .plan = RematPlan::from_json(json.at("plan").dump()),
-                      .peak_bytes = detail::whole_number<int64_t>(json.at("peak_bytes")),
-                      .seconds = json.at("seconds").get<double>()};
+    return Choice{.items = detail::whole_number<int64_t>(json.at("items")),
+                  .micro_batches = detail::whole_number<int64_t>(json.at("micro_batches")),
+                  .plan = Solution::from_json(json.at("plan").dump()),
+                  .peak_bytes = detail::whole_number<int64_t>(json.at("peak_bytes")),
+                  .seconds = json.at("seconds").get<double>()};
   });
 }
 
-}  // namespace snug
+}  // namespace snug::plan

@@ -1,19 +1,19 @@
 #pragma once
-// PlanPool: simulates plans, counts the work of simulations, and remembers the best plans. Internal to planner.
+// Pool: simulates plans, counts the work of simulations, and remembers the best plans. Internal to planner.
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <utility>
 
-#include "snug/planner.h"
+#include "src/planner/simulator.h"
 
-namespace snug::detail {
+namespace snug::plan {
 
 /// A plan with its simulation.
-struct PlanPoint {
-  plan::Stays plan;
-  plan::Simulation run;
+struct Point {
+  Stays plan;
+  Simulation run;
   double overflow = 0;  ///< bytes above the budget, summed over events
 
   bool possible() const { return run.impossible < 0 && !run.is_cut_short; }
@@ -21,14 +21,14 @@ struct PlanPoint {
 };
 
 /// All plans of a search go through the pool.
-class PlanPool {
+class Pool {
  public:
-  using Known = std::map<int64_t, std::pair<double, plan::Stays>>;
+  using Known = std::map<int64_t, std::pair<double, Stays>>;
 
-  explicit PlanPool(const plan::StepSimulator& simulator);
+  explicit Pool(const Simulator& simulator);
 
   /// Simulates a plan, takes the simulation from the work left, and remembers the plan if the plan is possible.
-  PlanPoint evaluate(const plan::Stays& plan, int64_t budget);
+  Point evaluate(const Stays& plan, int64_t budget);
 
   /// By peak: seconds and plan of all plans ever simulated, except plans that another plan beats in bytes and in
   /// seconds.
@@ -47,9 +47,9 @@ class PlanPool {
   void add_steps(int64_t steps) { steps_ += steps; }
 
  private:
-  void remember(const PlanPoint& point);
+  void remember(const Point& point);
 
-  const plan::StepSimulator& simulator_;
+  const Simulator& simulator_;
   const int64_t most_replayed_;
   Known known_;
   int64_t work_left_ = 0;
@@ -57,4 +57,4 @@ class PlanPool {
   int64_t steps_ = 0;
 };
 
-}  // namespace snug::detail
+}  // namespace snug::plan

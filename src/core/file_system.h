@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-namespace snug {
+namespace snug::detail {
 
 class FileSystem {
  public:
@@ -69,4 +69,4 @@ bool is_unfinished(const FileSystem::Path& file, const FileSystem::Path& path);
 /// Removes the unfinished files of `path`, if their directory exists. Nobody may replace `path` during the call.
 void remove_unfinished(const FileSystem::Path& path, FileSystem& files = FileSystem::real());
 
-}  // namespace snug
+}  // namespace snug::detail

@@ -1,5 +1,5 @@
 #pragma once
-// StepProfile: a forward and backward pass as plain data. A planner decides from the profile what to keep and what to
+// Profile: a forward and backward pass as plain data. A planner decides from the profile what to keep and what to
 // rebuild.
 //
 // A profile may be taken under any plan. Bytes that the plan keeps, and operators that the plan runs again, are left
@@ -15,7 +15,9 @@
 #include <string_view>
 #include <vector>
 
-namespace snug {
+#include "snug/offload_link.h"
+
+namespace snug::plan {
 
 /// Origin of a storage.
 enum class StorageKind {
@@ -25,34 +27,34 @@ enum class StorageKind {
 };
 
 /// A storage of the step. The kind says whether the storage may be rebuilt.
-struct StorageInfo {
+struct Storage {
   std::string name = {};
   int64_t bytes = 0;
   StorageKind kind = StorageKind::Activation;
 
-  friend bool operator==(const StorageInfo&, const StorageInfo&) = default;
+  friend bool operator==(const Storage&, const Storage&) = default;
 };
 
 /// The content of a storage between two writes.
-struct ValueId {
+struct Value {
   int storage = 0;
   int version = 0;
 
-  friend auto operator<=>(const ValueId&, const ValueId&) = default;
+  friend auto operator<=>(const Value&, const Value&) = default;
 };
 
 /// An operator of the forward pass. An operator that writes version v > 0 also needs version v - 1, but `reads` does
 /// not list version v - 1.
-struct ProfiledOperator {
+struct Operator {
   std::string name = {};
   double seconds = 0;
   int64_t workspace = 0;                ///< bytes above the outputs, while the operator runs
-  std::vector<ValueId> reads = {};      ///< at their versions when the operator ran
-  std::vector<ValueId> writes = {};     ///< version 0 allocates, unless the storage is external
+  std::vector<Value> reads = {};        ///< at their versions when the operator ran
+  std::vector<Value> writes = {};       ///< version 0 allocates, unless the storage is external
   bool replayable = true;               ///< false: random, collective, or with effects outside its outputs
   bool reads_batch_statistics = false;  ///< normalises by the mean and variance of all items of a call
 
-  friend bool operator==(const ProfiledOperator&, const ProfiledOperator&) = default;
+  friend bool operator==(const Operator&, const Operator&) = default;
 };
 
 /// The name of writes that are not operators: writes of batch normalisation to the running statistics, and writes that
@@ -67,7 +69,7 @@ struct BackwardStep {
   friend bool operator==(const BackwardStep&, const BackwardStep&) = default;
 };
 
-/// Kind of an event, with the field of ProfileEvent that the kind uses.
+/// Kind of an event, with the field of Event that the kind uses.
 enum class EventKind {
   Forward,   ///< `index`: operator
   Drop,      ///< `index`: storage that the program lets go of; a saved storage lives on if the plan keeps it
@@ -79,46 +81,22 @@ enum class EventKind {
 };
 
 /// An entry of the stream. EventKind says whether the event uses `index` or `bytes`.
-struct ProfileEvent {
+struct Event {
   EventKind kind = EventKind::Forward;
   int index = 0;
   int64_t bytes = 0;
 
-  friend bool operator==(const ProfileEvent&, const ProfileEvent&) = default;
-};
-
-/// A file or memory to which storages may leave while nothing needs them, and the speed. The default link is closed:
-/// nothing can leave.
-struct OffloadLink {
-  enum class Kind : uint8_t {
-    File,    ///< a file, for storages in the host's memory
-    Pinned,  ///< pinned memory of the host, for storages on a device
-  };
-
-  Kind kind = Kind::File;
-  /// Directory of the file. A directory in memory (tmpfs) frees nothing. Empty: the system's temporary directory.
-  std::string directory = {};
-  double out_bytes_per_second = 0;
-  double back_bytes_per_second = 0;
-  double seconds = 0;  ///< of each transfer, in addition to the seconds of the bytes
-
-  /// Whether storages can go over the link.
-  bool is_open() const { return out_bytes_per_second > 0 && back_bytes_per_second > 0; }
-  /// The time of a single transfer of so many bytes: out, and back.
-  double out_seconds(int64_t bytes) const { return seconds + static_cast<double>(bytes) / out_bytes_per_second; }
-  double back_seconds(int64_t bytes) const { return seconds + static_cast<double>(bytes) / back_bytes_per_second; }
-
-  friend bool operator==(const OffloadLink&, const OffloadLink&) = default;
+  friend bool operator==(const Event&, const Event&) = default;
 };
 
 /// The storages, operators and events of a step.
-struct StepProfile {
+struct Profile {
   /// The device of all bytes and seconds, as torch writes the device's name. Bytes on other devices count nothing.
   std::string device = "cpu";
-  std::vector<StorageInfo> storages = {};
-  std::vector<ProfiledOperator> operators = {};  ///< in program order
+  std::vector<Storage> storages = {};
+  std::vector<Operator> operators = {};  ///< in program order
   std::vector<BackwardStep> backward = {};
-  std::vector<ProfileEvent> events = {};
+  std::vector<Event> events = {};
   OffloadLink link = {};  ///< for what a plan offloads
 
   /// Throws ConfigError that names the first event or operator that cannot have happened:
@@ -146,9 +124,9 @@ struct StepProfile {
 
   /// Reads and checks a profile. Throws ConfigError if `text` is not a profile, or is a profile of another format
   /// version.
-  static StepProfile from_json(std::string_view text);
+  static Profile from_json(std::string_view text);
 
-  friend bool operator==(const StepProfile&, const StepProfile&) = default;
+  friend bool operator==(const Profile&, const Profile&) = default;
 };
 
-}  // namespace snug
+}  // namespace snug::plan

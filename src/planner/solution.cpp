@@ -1,3 +1,5 @@
+#include "src/planner/solution.h"
+
 #include <algorithm>
 #include <limits>
 #include <map>
@@ -7,10 +9,10 @@
 #include <fmt/format.h>
 
 #include "snug/core.h"
-#include "snug/planner.h"
 #include "src/core/versioned_json.h"
+#include "src/planner/simulator.h"
 
-namespace snug {
+namespace snug::plan {
 namespace {
 
 using Json = detail::OrderedJson;
@@ -24,41 +26,41 @@ constexpr int kOffloaded = -2;
 constexpr int kKept = -1;
 constexpr int kNever = std::numeric_limits<int>::max();
 
-int number_of(plan::Stay stay) {
+int number_of(Stay stay) {
   switch (stay.kind) {
-    case plan::Stay::Kind::Streamed:
+    case Stay::Kind::Streamed:
       return kStreamed;
-    case plan::Stay::Kind::Offloaded:
+    case Stay::Kind::Offloaded:
       return kOffloaded;
-    case plan::Stay::Kind::Kept:
+    case Stay::Kind::Kept:
       return kKept;
-    case plan::Stay::Kind::From:
+    case Stay::Kind::From:
       return stay.event;
-    case plan::Stay::Kind::Never:
+    case Stay::Kind::Never:
       return kNever;
   }
   throw Error("RematPlan: a storage of an unknown kind of stay");
 }
 
-plan::Stay stay_of(int number) {
+Stay stay_of(int number) {
   if (number < kStreamed) {
     throw ConfigError(fmt::format("RematPlan: a storage stays from event {}, which is none; plan again", number));
   }
-  return number == kStreamed    ? plan::Stay::streamed()
-         : number == kOffloaded ? plan::Stay::offloaded()
-         : number == kKept      ? plan::Stay::kept()
-         : number == kNever     ? plan::Stay::never()
-                                : plan::Stay::from(number);
+  return number == kStreamed    ? Stay::streamed()
+         : number == kOffloaded ? Stay::offloaded()
+         : number == kKept      ? Stay::kept()
+         : number == kNever     ? Stay::never()
+                                : Stay::from(number);
 }
 
-std::vector<int> numbers_of(const plan::Stays& stays) {
+std::vector<int> numbers_of(const Stays& stays) {
   std::vector<int> numbers(stays.size());
   std::ranges::transform(stays, numbers.begin(), number_of);
   return numbers;
 }
 
-plan::Stays stays_of(const std::vector<int>& numbers) {
-  plan::Stays stays(numbers.size());
+Stays stays_of(const std::vector<int>& numbers) {
+  Stays stays(numbers.size());
   std::ranges::transform(numbers, stays.begin(), stay_of);
   return stays;
 }
@@ -100,8 +102,8 @@ std::string table(const Shares& rows, int limit) {
 }
 
 // Storages that leave, by the operator that makes them, with the seconds of the transfers out and back.
-std::map<std::string, Share> transfers(const plan::StepSimulator& simulator, const plan::Simulation& run) {
-  const StepProfile& profile = simulator.profile();
+std::map<std::string, Share> transfers(const Simulator& simulator, const Simulation& run) {
+  const Profile& profile = simulator.profile();
   std::map<std::string, Share> moved;
   const auto share_of = [&](int s) -> Share& {
     const int op = simulator.producer({s, 0});
@@ -114,7 +116,7 @@ std::map<std::string, Share> transfers(const plan::StepSimulator& simulator, con
     share.bytes += bytes_of(s);
     share.seconds += profile.link.out_seconds(bytes_of(s));
   }
-  for (const plan::Replay& replay : run.replays) {
+  for (const Replay& replay : run.replays) {
     for (const int s : replay.loads) {
       share_of(s).seconds += profile.link.back_seconds(bytes_of(s));
     }
@@ -124,7 +126,7 @@ std::map<std::string, Share> transfers(const plan::StepSimulator& simulator, con
 
 }  // namespace
 
-std::string RematPlan::to_json() const {
+std::string Solution::to_json() const {
   return detail::versioned_json(kPlanJson, {{"hold_from", numbers_of(stays)},
                                             {"peak_bytes", peak_bytes},
                                             {"seconds", seconds},
@@ -134,20 +136,20 @@ std::string RematPlan::to_json() const {
       .dump();
 }
 
-RematPlan RematPlan::from_json(std::string_view text) {
+Solution Solution::from_json(std::string_view text) {
   return detail::read_versioned_json(kPlanJson, text, [](const Json& json) {
-    return RematPlan{.stays = stays_of(numbers_in(json.at("hold_from"))),
-                     .peak_bytes = detail::whole_number<int64_t>(json.at("peak_bytes")),
-                     .seconds = json.at("seconds").get<double>(),
-                     .plain_peak_bytes = detail::whole_number<int64_t>(json.at("plain_peak_bytes")),
-                     .plain_seconds = json.at("plain_seconds").get<double>(),
-                     .bound_seconds = json.at("bound_seconds").get<double>()};
+    return Solution{.stays = stays_of(numbers_in(json.at("hold_from"))),
+                    .peak_bytes = detail::whole_number<int64_t>(json.at("peak_bytes")),
+                    .seconds = json.at("seconds").get<double>(),
+                    .plain_peak_bytes = detail::whole_number<int64_t>(json.at("plain_peak_bytes")),
+                    .plain_seconds = json.at("plain_seconds").get<double>(),
+                    .bound_seconds = json.at("bound_seconds").get<double>()};
   });
 }
 
-std::string explain(const plan::StepSimulator& simulator, const RematPlan& plan, int rows) {
-  const StepProfile& profile = simulator.profile();
-  const plan::Simulation run = simulator.run(plan.stays);
+std::string explain(const Simulator& simulator, const Solution& plan, int rows) {
+  const Profile& profile = simulator.profile();
+  const Simulation run = simulator.run(plan.stays);
   if (run.impossible >= 0) {
     throw ConfigError(
         fmt::format("explain: the plan drops storage {}, which nothing can rebuild; it belongs to another profile",
@@ -155,19 +157,19 @@ std::string explain(const plan::StepSimulator& simulator, const RematPlan& plan,
   }
   std::map<std::string, Share> replayed;
   std::map<std::string, Share> alive;
-  for (const plan::Replay& replay : run.replays) {
+  for (const Replay& replay : run.replays) {
     for (const int index : replay.operators) {
-      const ProfiledOperator& op = profile.operators[static_cast<size_t>(index)];
+      const Operator& op = profile.operators[static_cast<size_t>(index)];
       Share& share = replayed[op.name];
       ++share.count;
       share.seconds += op.seconds;
-      for (const ValueId& value : op.writes) {
+      for (const Value& value : op.writes) {
         share.bytes += value.version == 0 ? profile.storages[static_cast<size_t>(value.storage)].bytes : 0;
       }
     }
   }
   int64_t named = 0;
-  for (const plan::LiveStorage& live : simulator.live_at_peak(plan.stays)) {
+  for (const LiveStorage& live : simulator.live_at_peak(plan.stays)) {
     const int op = simulator.producer({live.storage, 0});
     const std::string maker = op < 0 ? "?" : profile.operators[static_cast<size_t>(op)].name;
     Share& share = alive[live.rebuilt ? maker + " (rebuilt)" : maker];
@@ -194,4 +196,4 @@ std::string explain(const plan::StepSimulator& simulator, const RematPlan& plan,
   return text;
 }
 
-}  // namespace snug
+}  // namespace snug::plan
