@@ -19,6 +19,7 @@
 #include "program/command.h"
 #include "program/progress.h"
 #include "program/report/tensorboard.h"
+#include "program/run/device.h"
 #include "program/run/run_model.h"
 #include "program/run/settings.h"
 #include "program/run/trainer.h"

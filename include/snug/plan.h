@@ -25,8 +25,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 
@@ -38,23 +36,54 @@
 
 namespace snug {
 
-struct ProfileOptions {
-  /// The most bytes that plain training may take above the level at the call. If plain training takes more, or more
-  /// than a MemoryLimit in force allows, the profile is taken while nearly everything saved is dropped and rebuilt. The
-  /// second method is slower and gives the same profile.
-  Bytes memory = Bytes::unlimited();
-  /// The link over which plans made from the profile may offload; see measure_offload_link. The default link is closed:
-  /// plans do not offload.
-  OffloadLink link = {};
+namespace detail {
+class PlanContent;
+}
+
+/// What to keep, to rebuild and to offload in one forward and backward pass. Copies share content, which does not
+/// change.
+class ActivationPlan {
+ public:
+  int64_t predicted_peak_bytes = 0;  ///< rise of memory above the level before the forward pass, with gradients
+  double predicted_seconds = 0;      ///< forward and backward
+  int64_t plain_peak_bytes = 0;      ///< the same without a plan
+  double plain_seconds = 0;
+
+  /// Describes the plan for people: storages alive at the peak, storages rebuilt or offloaded with the costs, and how
+  /// far from the fastest plan this plan can be.
+  std::string explain() const;
+  /// The bytes offloaded so far, in all passes under this plan and the plan's copies.
+  OffloadReport offloaded() const;
+
+  /// The plan, and the profile from which the plan was made.
+  std::string to_json() const;
+  /// Throws ConfigError if `text` is not a plan from to_json().
+  static ActivationPlan from_json(std::string_view text);
+
+ private:
+  friend class detail::PlanContent;
+  explicit ActivationPlan(std::shared_ptr<const detail::PlanContent> content);
+
+  std::shared_ptr<const detail::PlanContent> content_;
 };
 
-/// Runs forward and backward passes and records the operators, the least time of each operator, and every byte that the
-/// passes take. `forward_and_loss` must return the loss: a scalar that requires a gradient. `forward_and_loss` is
-/// called up to three times. If plain training does not fit, further calls are made:
+/// Returns the fastest plan found whose peak stays within `budget` bytes above the level of memory at the call. New
+/// gradients count. `forward_and_loss` must return the loss: a scalar that requires a gradient.
+///
+/// The function first records the operators, the least time of each operator, and every byte that the passes take.
+/// `forward_and_loss` is called up to three times for the record. If plain training does not fit into `budget`, or into
+/// a MemoryLimit in force, further calls are made while nearly everything saved is dropped and rebuilt:
 /// - one call without a backward pass;
 /// - one call for each attempt that did not fit: plain training, and at most 4 frugal plans, 24 on a CPU.
 ///
-/// After each call, also if the call throws, the following state is as before:
+/// Then `forward_and_loss` is called a few times under plans. A call under a plan checks two facts:
+/// - Rebuilt values have the same bits. A storage with other bits is kept or offloaded from then on.
+/// - Memory rises no higher than predicted. A higher rise is included in the next plan.
+///
+/// With `link` from measure_offload_link, a storage goes to disk, or from a device to host memory, if a rebuild takes
+/// more time than the way out and back. The default link is closed: nothing is offloaded.
+///
+/// After each call of `forward_and_loss`, also if the call throws, the following state is as before:
 /// - gradients to which a backward pass has added, also a backward pass inside the forward pass or in a hook;
 /// - memory that existed before and that operators of the forward pass have written on this thread, with the memory's
 ///   size: memory of parameters, buffers and any other tensors;
@@ -71,91 +100,24 @@ struct ProfileOptions {
 /// call: the other thread's bytes would be counted too.
 ///
 /// The call takes as much memory as
-/// - plain training, at most `options.memory`; or little more than the least that a plan can reach, with offloading if
-///   the link is open;
+/// - plain training, at most `budget`; or little more than the least that a plan can reach, with offloading if the link
+///   is open;
 /// - copies of gradients that exist already;
 /// - copies of earlier memory that the forward pass writes to, unless the memory is all zero;
 /// - copies of generators.
 ///
 /// Throws
-/// - ConfigError if the profile cannot be taken, as with StepInBackward, which would update parameters;
-/// - ConfigError if only the first forward pass initialises a parameter, from the batch or as lazy modules do (call the
-///   model once before);
-/// - c10::OutOfMemoryError if not even the most frugal attempt fits into a MemoryLimit;
-/// - any exception of the callable.
-plan::Profile detail::profile_step(const std::function<at::Tensor()>& forward_and_loss,
-                                   detail::ProfileOptions options = {});
-
-class ActivationPlan;
-
-namespace detail {
-class EffectJournal;
-ActivationPlan plan_activations(plan::Profile, const std::function<at::Tensor()>&, Bytes, std::optional<plan::Solution>,
-                                EffectJournal&);
-}  // namespace detail
-
-/// What to keep, to rebuild and to offload in one forward and backward pass. Copies share content, which does not
-/// change.
-class ActivationPlan {
- public:
-  int64_t predicted_peak_bytes = 0;  ///< rise of memory above the level before the forward pass, with gradients
-  double predicted_seconds = 0;      ///< forward and backward
-  int64_t plain_peak_bytes = 0;      ///< the same without a plan
-  double plain_seconds = 0;
-
-  /// Plans for a profile that was taken before; `options` limit the search. Unlike plan_activations, does not verify
-  /// the plan by a run. Throws BudgetExceeded as plan_activations does.
-  ActivationPlan(const plan::Profile& profile, Bytes budget, plan::SolverOptions options = {});
-
-  /// Describes the plan for people: storages alive at the peak, storages rebuilt or offloaded with the costs, and how
-  /// far from the fastest plan this plan can be.
-  std::string explain() const;
-  /// The bytes offloaded so far, in all passes under this plan and the plan's copies.
-  OffloadReport offloaded() const;
-
-  /// The plan, and the profile from which the plan was made.
-  std::string to_json() const;
-  /// Throws ConfigError if `text` is not a plan from to_json().
-  static ActivationPlan from_json(std::string_view text);
-
-  /// The profile from which the plan was made, and the plan's choice for each storage.
-  const plan::Profile& profile() const;
-  const plan::Solution& choice() const;
-
- private:
-  friend class Rematerialize;
-  friend ActivationPlan detail::plan_activations(plan::Profile, const std::function<at::Tensor()>&, Bytes,
-                                                 std::optional<plan::Solution>, detail::EffectJournal&);
-  struct Content;
-  struct Trial {
-    std::set<int> different = {};  // storages with other bits after a rebuild
-    int64_t peak_bytes = 0;        // as measured
-  };
-  Trial try_step(const std::function<at::Tensor()>& forward_and_loss, detail::EffectJournal& journal) const;
-  explicit ActivationPlan(std::shared_ptr<const Content> content);
-  std::shared_ptr<const Content> content_;
-};
-
-/// Returns the fastest plan found whose peak stays within `budget` bytes above the level of memory at the call. New
-/// gradients count. Calls `forward_and_loss` (see detail::profile_step) a few times: for the profile, and under the
-/// plan. A call under the plan checks two facts:
-/// - Rebuilt values have the same bits. A storage with other bits is kept or offloaded from then on.
-/// - Memory rises no higher than predicted. A higher rise is included in the next plan.
-///
-/// With `link` from measure_offload_link, a storage goes to disk, or from a device to host memory, if a rebuild takes
-/// more time than the way out and back.
-///
-/// Throws
 /// - BudgetExceeded if no plan was found. The exception's smallest_feasible() names a budget that is enough. The named
 ///   budget was tried in the same way, unless a MemoryLimit forbids the trial, or plan after plan comes out otherwise;
+/// - ConfigError if the step cannot be recorded, as with StepInBackward, which would update parameters;
+/// - ConfigError if only the first forward pass initialises a parameter, from the batch or as lazy modules do (call the
+///   model once before);
 /// - ConfigError if the calls give different losses, as with a callable that keeps its own state;
-/// - Error if plan after plan does not come out as predicted.
+/// - c10::OutOfMemoryError if not even the most frugal attempt fits into a MemoryLimit;
+/// - Error if plan after plan does not come out as predicted;
+/// - any exception of the callable.
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget,
                                 OffloadLink link = {});
-/// The same with a profile of `forward_and_loss` that was taken before, and without the comparison of losses. `found`
-/// may be a plan that a search has already found for the profile and the budget: `found` is tried before a new search.
-ActivationPlan plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
-                                Bytes budget, std::optional<plan::Solution> found = {});
 
 /// While a Rematerialize lives, one forward pass on this thread runs under the plan. Backward comes after the forward
 /// pass, once or several times. Each further pass rebuilds the storages that were held for a single pass.

@@ -11,17 +11,19 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "src/core/file_system.h"
-
 namespace snug {
+
+namespace detail {
+class FileSystem;
+}
 
 /// Writes all tensors and `metadata` in the safetensors format. The same content gives the same bytes. Dense tensors
 /// that are contiguous on the CPU are written from their own memory. Other tensors are copied to the CPU first, and the
 /// copies live until the file is written.
 /// The write is atomic: the content goes to a file beside `path`, and when the content is on the disk, the file is
 /// renamed to `path`. Several callers may save under one name at once; the content of the last caller stays. A kill
-/// during the write leaves the file beside `path`, of up to full size. detail::remove_unfinished(path)
-/// (include/snug/file_system.h) removes such files.
+/// during the write leaves the file beside `path`, of up to full size. The name of such a file is the name of `path`,
+/// shortened if long, with ".tmp-" and digits. Remove such files while nobody saves to `path`.
 /// Throws ConfigError:
 /// - if a tensor is undefined, not dense or of a dtype that the format lacks (quantized, complex but complex64); the
 ///   message names the tensor;
@@ -30,8 +32,10 @@ namespace snug {
 ///
 /// Throws Error if the file system fails.
 void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
-                      const std::map<std::string, std::string>& metadata = {},
-                      detail::FileSystem& files = detail::FileSystem::real());
+                      const std::map<std::string, std::string>& metadata = {});
+/// For tests: `files` may fail.
+void save_safetensors(const std::filesystem::path& path, const std::map<std::string, at::Tensor>& tensors,
+                      const std::map<std::string, std::string>& metadata, detail::FileSystem& files);
 
 /// All tensors of the file, on the CPU, each in memory of its own: the file may be replaced or removed afterwards.
 /// Every field is checked before memory is allocated. Throws CorruptFile with the file, the field and the likely cause;

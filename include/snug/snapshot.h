@@ -32,9 +32,12 @@
 #include <vector>
 
 #include "snug/state.h"
-#include "src/core/file_system.h"
 
 namespace snug {
+
+namespace detail {
+class FileSystem;
+}
 
 struct SnapshotOptions {
   /// The number of newest snapshots that stay. Older snapshots are removed after each save. Three are enough for most
@@ -59,10 +62,10 @@ struct SnapshotState {
 /// process may save at a time; any number of processes may load.
 class SnapshotStore {
  public:
-  /// Touches nothing yet: save() creates the directory. `files` must outlive the store.
-  /// Throws ConfigError if keep is below 1.
-  explicit SnapshotStore(std::filesystem::path directory, SnapshotOptions options = {},
-                         detail::FileSystem& files = detail::FileSystem::real());
+  /// Touches nothing yet: save() creates the directory. Throws ConfigError if keep is below 1.
+  explicit SnapshotStore(std::filesystem::path directory, SnapshotOptions options = {});
+  /// For tests: `files` may fail, and must outlive the store.
+  SnapshotStore(std::filesystem::path directory, SnapshotOptions options, detail::FileSystem& files);
 
   /// Writes the state of all parts as the snapshot of this step, replacing an earlier snapshot of the same step.
   /// Removes snapshots beyond `keep` and leftovers of crashed saves. If anything fails, or the process dies at any

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,10 @@
 #include "snug/precision.h"
 
 namespace snug {
+
+namespace plan {
+struct Solution;
+}
 
 /// The bytes of one kind, by place.
 struct PlacedBytes {
@@ -41,6 +46,18 @@ struct BytesByKind {
   PlacedBytes activations;      ///< of a micro-batch: in memory at the peak, and outside at any time
 
   friend bool operator==(const BytesByKind&, const BytesByKind&) = default;
+};
+
+/// The micro-batch with which a whole step is fastest.
+struct StepChoice {
+  int64_t items = 0;          ///< in a micro-batch
+  int64_t micro_batches = 1;  ///< in a step
+  int64_t peak_bytes = 0;     ///< predicted, of everything
+  double seconds = 0;         ///< predicted, of the step
+  /// The plan of a micro-batch, for the library. StepPlan::activations has the numbers.
+  std::shared_ptr<const plan::Solution> plan = {};
+
+  friend bool operator==(const StepChoice& a, const StepChoice& b);
 };
 
 /// The place of a part of a training step while no operator and no update uses the part.

@@ -20,6 +20,7 @@
 #include "snug/offload.h"
 #include "snug/plan.h"
 #include "src/planner/curve.h"
+#include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 
 namespace snug::cli {
@@ -57,11 +58,11 @@ std::function<Tensor()> planned(const DeepModel& model, const Tensor& input, Act
 ActivationPlan plan_within(const plan::Profile& profile, Bytes budget, const CompareFlags& flags) {
   if (flags.quick) {
     try {
-      return {profile, budget, {.work = 2'000'000}};
+      return detail::unverified_plan(profile, budget, {.work = 2'000'000});
     } catch (const BudgetExceeded&) {  // the long search follows
     }
   }
-  return {profile, budget};
+  return detail::unverified_plan(profile, budget);
 }
 
 // Automatic plans for half and a quarter of plain training's activations, for the fewest possible activations, and for

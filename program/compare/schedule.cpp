@@ -16,6 +16,7 @@
 #include "snug/core.h"
 #include "snug/plan.h"
 #include "src/planner/curve.h"
+#include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 
 namespace snug::cli {
@@ -155,7 +156,7 @@ NamedPlan plan_in_the_bytes_of_segments(const std::function<Tensor()>& forward, 
   const std::string times =
       least > bytes ? fmt::format("{:.2f} times ", static_cast<double>(least) / static_cast<double>(bytes)) : "";
   return {.name = fmt::format("automatic, in {}the bytes of sqrt(n) segments", times),
-          .plan = {profile, Bytes(std::max(bytes, least))}};
+          .plan = detail::unverified_plan(profile, Bytes(std::max(bytes, least)))};
 }
 
 }  // namespace

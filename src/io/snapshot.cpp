@@ -61,6 +61,9 @@ void check_part_name(const std::string& name) {
 
 }  // namespace
 
+SnapshotStore::SnapshotStore(fs::path directory, SnapshotOptions options)
+    : SnapshotStore(std::move(directory), std::move(options), detail::FileSystem::real()) {}
+
 SnapshotStore::SnapshotStore(fs::path directory, SnapshotOptions options, detail::FileSystem& files)
     : directory_(std::move(directory)), options_(options), files_(&files) {
   if (options_.keep < 1) {

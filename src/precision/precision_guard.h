@@ -3,7 +3,7 @@
 // back to 16 bits later. The class is only the policy: evidence in, decisions out. Stepper gathers the evidence and
 // acts; see SixteenBitOptions::guard.
 //
-//   snug::PrecisionGuard guard({.patience = 20});
+//   PrecisionGuard guard({.patience = 20});
 //   auto changes = guard.observe({{"attention", {.non_finite = true, .zeros = 0.01}}});
 //   if (guard.is_full("attention")) ...
 

@@ -21,7 +21,6 @@
 #include "src/remat/recorded_step.h"
 #include "src/remat/tape_recorder.h"
 #include "src/remat/tape_schedule.h"
-#include "src/remat/trial.h"
 
 // How a step is profiled, even if plain training does not fit
 //
@@ -355,7 +354,7 @@ ProfiledStep detail::profile_step(const std::function<at::Tensor()>& forward_and
 
 plan::Profile detail::profile_step(const std::function<at::Tensor()>& forward_and_loss,
                                    detail::ProfileOptions options) {
-  detail::EffectJournal journal;
+  EffectJournal journal;
   journal.begin();
   return detail::profile_step(forward_and_loss, options, journal, {}).profile;
 }

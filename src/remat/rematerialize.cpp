@@ -1,6 +1,7 @@
 #include <exception>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -20,7 +21,6 @@
 #include "src/remat/same_losses.h"
 #include "src/remat/tape_recorder.h"
 #include "src/remat/tape_schedule.h"
-#include "src/remat/trial.h"
 
 // How a plan is verified
 //
@@ -56,82 +56,93 @@ void add_unexplained(plan::Profile& profile, plan::Solution& plan, int64_t bytes
   plan.plain_peak_bytes += bytes;
 }
 
+struct PlanTrial {
+  std::set<int> different = {};  // storages with other bits after a rebuild
+  int64_t peak_bytes = 0;        // as measured
+};
+
+PlanTrial try_step(const ActivationPlan& plan, const std::function<at::Tensor()>& forward_and_loss,
+                   detail::EffectJournal& journal) {
+  detail::TapeRecorder recorder(detail::device_of(detail::profile_of(plan)));
+  const auto tape = std::make_shared<OpTape>(detail::PlanContent::of(plan).schedule(), &recorder);
+  tape->verify_values();
+  detail::record_step(forward_and_loss, tape, recorder, journal);
+  return {tape->different(), recorder.peak_bytes()};
+}
+
 }  // namespace
+
+// --- content
+
+namespace detail {
+
+PlanContent::PlanContent(plan::Simulator simulator, plan::Solution solution)
+    : simulator_(std::move(simulator)), solution_(std::move(solution)) {
+  const int impossible = simulator_.run(solution_.stays).impossible;
+  if (impossible >= 0) {
+    throw ConfigError(
+        fmt::format("ActivationPlan: the plan drops storage {}, which cannot be rebuilt; plan again", impossible));
+  }
+}
+
+ActivationPlan PlanContent::make_plan(plan::Simulator simulator, plan::Solution solution) {
+  return ActivationPlan(std::make_shared<const PlanContent>(std::move(simulator), std::move(solution)));
+}
+
+std::shared_ptr<const TapeSchedule> PlanContent::schedule() const {
+  const std::lock_guard lock(mutex_);
+  if (!schedule_) {
+    schedule_ = std::make_shared<const TapeSchedule>(
+        make_schedule(simulator_.profile(), solution_.stays, simulator_.run(solution_.stays)));
+  }
+  return schedule_;
+}
+
+OffloadReport PlanContent::offloaded() const {
+  const std::lock_guard lock(mutex_);
+  return schedule_ && schedule_->store ? schedule_->store->report() : OffloadReport{};
+}
+
+ActivationPlan unverified_plan(const plan::Profile& profile, Bytes budget, plan::SolverOptions options) {
+  plan::Simulator simulator(profile);
+  plan::Solver solver(simulator, options);
+  plan::Answer answer = solver.solve(budget.count());
+  if (std::holds_alternative<plan::Infeasible>(answer)) {
+    const Bytes bytes(solver.smallest().peak_bytes);  // the search for a fast plan may miss the smallest plan
+    if (bytes > budget) {
+      const Bytes bound(plan::lower_bound_bytes(simulator));
+      throw BudgetExceeded(
+          fmt::format("plan_activations: no plan was found that runs the step within {}; the smallest that was found "
+                      "takes {} ({} bytes), {}",
+                      budget.str(), bytes.str(), bytes.count(),
+                      bytes == bound
+                          ? "and no plan takes less"
+                          : fmt::format("and no plan takes less than {} ({} bytes)", bound.str(), bound.count())),
+          bytes);
+    }
+    answer = solver.solve(budget.count());
+  }
+  return PlanContent::make_plan(std::move(simulator), std::get<plan::Solution>(std::move(answer)));
+}
+
+}  // namespace detail
 
 // --- plan
 
-struct ActivationPlan::Content {
-  const plan::Simulator simulator;
-  const plan::Solution plan;
-
-  Content(plan::Simulator of, plan::Solution chosen) : simulator(std::move(of)), plan(std::move(chosen)) {
-    const int impossible = simulator.run(plan.stays).impossible;
-    if (impossible >= 0) {
-      throw ConfigError(
-          fmt::format("ActivationPlan: the plan drops storage {}, which cannot be rebuilt; plan again", impossible));
-    }
-  }
-
-  // The schedule, made at the first call. A plan can be explained on a machine that cannot run the plan, because the
-  // directory for offloading does not exist.
-  std::shared_ptr<const detail::TapeSchedule> schedule() const {
-    const std::lock_guard lock(mutex_);
-    if (!schedule_) {
-      schedule_ = std::make_shared<const detail::TapeSchedule>(
-          detail::make_schedule(simulator.profile(), plan.stays, simulator.run(plan.stays)));
-    }
-    return schedule_;
-  }
-
-  OffloadReport offloaded() const {
-    const std::lock_guard lock(mutex_);
-    return schedule_ && schedule_->store ? schedule_->store->report() : OffloadReport{};
-  }
-
-  static std::shared_ptr<const Content> solve(const plan::Profile& profile, Bytes budget, plan::SolverOptions options) {
-    plan::Simulator simulator(profile);
-    plan::Solver solver(simulator, options);
-    plan::Answer answer = solver.solve(budget.count());
-    if (std::holds_alternative<plan::Infeasible>(answer)) {
-      const Bytes bytes(solver.smallest().peak_bytes);  // the search for a fast plan may miss the smallest plan
-      if (bytes > budget) {
-        const Bytes bound(lower_bound_bytes(simulator));
-        throw BudgetExceeded(
-            fmt::format("plan_activations: no plan was found that runs the step within {}; the smallest that was found "
-                        "takes {} ({} bytes), {}",
-                        budget.str(), bytes.str(), bytes.count(),
-                        bytes == bound
-                            ? "and no plan takes less"
-                            : fmt::format("and no plan takes less than {} ({} bytes)", bound.str(), bound.count())),
-            bytes);
-      }
-      answer = solver.solve(budget.count());
-    }
-    return std::make_shared<const Content>(std::move(simulator), std::get<plan::Solution>(std::move(answer)));
-  }
-
- private:
-  mutable std::mutex mutex_;
-  mutable std::shared_ptr<const detail::TapeSchedule> schedule_;
-};
-
-ActivationPlan::ActivationPlan(std::shared_ptr<const Content> content)
-    : predicted_peak_bytes(content->plan.peak_bytes),
-      predicted_seconds(content->plan.seconds),
-      plain_peak_bytes(content->plan.plain_peak_bytes),
-      plain_seconds(content->plan.plain_seconds),
+ActivationPlan::ActivationPlan(std::shared_ptr<const detail::PlanContent> content)
+    : predicted_peak_bytes(content->solution().peak_bytes),
+      predicted_seconds(content->solution().seconds),
+      plain_peak_bytes(content->solution().plain_peak_bytes),
+      plain_seconds(content->solution().plain_seconds),
       content_(std::move(content)) {}
 
-ActivationPlan::ActivationPlan(const plan::Profile& profile, Bytes budget, plan::SolverOptions options)
-    : ActivationPlan(Content::solve(profile, budget, options)) {}
-
-std::string ActivationPlan::explain() const { return plan::explain(content_->simulator, content_->plan); }
+std::string ActivationPlan::explain() const { return plan::explain(content_->simulator(), content_->solution()); }
 
 OffloadReport ActivationPlan::offloaded() const { return content_->offloaded(); }
 
 std::string ActivationPlan::to_json() const {
-  return nlohmann::ordered_json{{"plan", nlohmann::ordered_json::parse(content_->plan.to_json())},
-                                {"profile", nlohmann::ordered_json::parse(content_->simulator.profile().to_json())}}
+  return nlohmann::ordered_json{{"plan", nlohmann::ordered_json::parse(content_->solution().to_json())},
+                                {"profile", nlohmann::ordered_json::parse(content_->simulator().profile().to_json())}}
       .dump();
 }
 
@@ -140,37 +151,26 @@ ActivationPlan ActivationPlan::from_json(std::string_view text) {
   if (!json.is_object() || !json.contains("plan") || !json.contains("profile")) {
     throw ConfigError("ActivationPlan.from_json: this is no plan with its profile, as to_json writes it");
   }
-  plan::Solution plan = plan::Solution::from_json(json["plan"].dump());
+  plan::Solution solution = plan::Solution::from_json(json["plan"].dump());
   plan::Simulator simulator(plan::Profile::from_json(json["profile"].dump()));
-  if (plan.stays.size() != simulator.profile().storages.size()) {
+  if (solution.stays.size() != simulator.profile().storages.size()) {
     throw ConfigError("ActivationPlan.from_json: the plan and the profile do not belong together");
   }
-  return ActivationPlan(std::make_shared<const Content>(std::move(simulator), std::move(plan)));
-}
-
-const plan::Profile& ActivationPlan::profile() const { return content_->simulator.profile(); }
-const plan::Solution& ActivationPlan::choice() const { return content_->plan; }
-
-ActivationPlan::Trial ActivationPlan::try_step(const std::function<at::Tensor()>& forward_and_loss,
-                                               detail::EffectJournal& journal) const {
-  detail::TapeRecorder recorder(detail::device_of(profile()));
-  const auto tape = std::make_shared<OpTape>(content_->schedule(), &recorder);
-  tape->verify_values();
-  detail::record_step(forward_and_loss, tape, recorder, journal);
-  return {tape->different(), recorder.peak_bytes()};
+  return detail::PlanContent::make_plan(std::move(simulator), std::move(solution));
 }
 
 ActivationPlan plan_activations(const std::function<at::Tensor()>& forward_and_loss, Bytes budget, OffloadLink link) {
   detail::SameLosses losses("plan_activations");
   const auto forward = losses.of(forward_and_loss);
-  return plan_activations(detail::profile_step(forward, {.memory = budget, .link = std::move(link)}), forward, budget);
+  return detail::plan_activations(detail::profile_step(forward, {.memory = budget, .link = std::move(link)}), forward,
+                                  budget);
 }
 
-ActivationPlan plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
-                                Bytes budget, std::optional<plan::Solution> found) {
-  detail::EffectJournal journal;
+ActivationPlan detail::plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
+                                        Bytes budget, std::optional<plan::Solution> found) {
+  EffectJournal journal;
   journal.begin();
-  return detail::plan_activations(std::move(profile), forward_and_loss, budget, std::move(found), journal);
+  return plan_activations(std::move(profile), forward_and_loss, budget, std::move(found), journal);
 }
 
 ActivationPlan detail::plan_activations(plan::Profile profile, const std::function<at::Tensor()>& forward_and_loss,
@@ -179,20 +179,19 @@ ActivationPlan detail::plan_activations(plan::Profile profile, const std::functi
     std::exception_ptr refusal;  // the budget was refused; the smallest budget that the error names is tried instead
     const auto plan_now = [&] {
       if (found) {
-        return ActivationPlan(
-            std::make_shared<const ActivationPlan::Content>(plan::Simulator(profile), *std::exchange(found, {})));
+        return PlanContent::make_plan(plan::Simulator(profile), *std::exchange(found, {}));
       }
       try {
-        return ActivationPlan(profile, budget);
+        return unverified_plan(profile, budget);
       } catch (const BudgetExceeded& error) {
         refusal = std::current_exception();
-        return ActivationPlan(profile, error.smallest_feasible());
+        return unverified_plan(profile, error.smallest_feasible());
       }
     };
     const ActivationPlan plan = plan_now();
-    ActivationPlan::Trial trial;
+    PlanTrial trial;
     try {
-      trial = plan.try_step(forward_and_loss, journal);
+      trial = try_step(plan, forward_and_loss, journal);
     } catch (const std::exception& error) {
       if (refusal && is_out_of_memory(error)) {  // a MemoryLimit in force stopped the trial
         std::rethrow_exception(refusal);
@@ -207,11 +206,10 @@ ActivationPlan detail::plan_activations(plan::Profile profile, const std::functi
       return plan;
     }
     if (trial.different.empty()) {
-      plan::Solution choice = plan.choice();
-      add_unexplained(profile, choice, more);
+      plan::Solution solution = solution_of(plan);
+      add_unexplained(profile, solution, more);
       if (trial.peak_bytes <= budget.count()) {
-        return ActivationPlan(
-            std::make_shared<const ActivationPlan::Content>(plan::Simulator(std::move(profile)), std::move(choice)));
+        return PlanContent::make_plan(plan::Simulator(std::move(profile)), std::move(solution));
       }
     }
     if (k == kVerifications && refusal) {
@@ -247,7 +245,8 @@ class Rematerialize::Impl {
   std::optional<detail::OperatorScope> operators;
 };
 
-Rematerialize::Rematerialize(ActivationPlan plan) : impl_(std::make_unique<Impl>(plan.content_->schedule())) {}
+Rematerialize::Rematerialize(ActivationPlan plan)
+    : impl_(std::make_unique<Impl>(detail::PlanContent::of(plan).schedule())) {}
 
 Rematerialize::~Rematerialize() {
   impl_->operators.reset();

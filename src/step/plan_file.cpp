@@ -9,8 +9,7 @@
 #include "src/core/bytes_hash.h"
 #include "src/core/file_system.h"
 #include "src/core/versioned_json.h"
-#include "src/planner/simulator.h"
-#include "src/planner/solution.h"
+#include "src/remat/activation_plan.h"
 #include "src/step/step_kind_json.h"
 
 namespace snug::detail {
@@ -75,8 +74,8 @@ StepCounts counts_from(const Json& json) {
 }
 
 void check_run(const ActivationPlan& of_one, const plan::Solution& choice) {
-  require(of_one.choice() == choice, "choice is of other operators");
-  const plan::Simulation run = plan::Simulator(of_one.profile()).run(choice.stays);
+  require(solution_of(of_one) == choice, "choice is of other operators");
+  const plan::Simulation run = PlanContent::of(of_one).simulator().run(choice.stays);
   require(run.peak_bytes == choice.peak_bytes, "peak is not that of its operators");
 }
 
@@ -91,11 +90,11 @@ void check(const SavedPlan& saved) {
   require(counts.model_in_file.moved >= 0 && counts.model_in_file.beside >= 0, "model has no such bytes");
   const StepMemory memory = counts.memory(plan.placement);
   for (const int64_t bytes : {memory.fixed, memory.gradients, memory.workspace, counts.effect_bytes, counts.kept_bytes,
-                              counts.idle_state_bytes, counts.left_free, choice.peak_bytes, choice.plan.peak_bytes}) {
+                              counts.idle_state_bytes, counts.left_free, choice.peak_bytes, choice.plan->peak_bytes}) {
     require(bytes >= 0 && bytes <= plan.budget_bytes, "bytes are not within its budget");
   }
   require(plan.activations.has_value() != recorded.has_value(), "operators are missing");
-  check_run(recorded ? *recorded : *plan.activations, choice.plan);
+  check_run(recorded ? *recorded : *plan.activations, *choice.plan);
 }
 
 }  // namespace

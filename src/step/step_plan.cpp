@@ -7,7 +7,10 @@
 
 #include "snug/core.h"
 #include "src/core/versioned_json.h"
+#include "src/planner/search.h"
 #include "src/planner/simulator.h"
+#include "src/remat/activation_plan.h"
+#include "src/step/planner_choice.h"
 
 namespace snug {
 namespace {
@@ -19,7 +22,7 @@ constexpr detail::JsonKind kStepPlanJson{
 
 // One word, or three words.
 std::string way_of(const ActivationPlan& plan) {
-  const plan::Simulation run = plan::Simulator(plan.profile()).run(plan.choice().stays);
+  const plan::Simulation run = detail::PlanContent::of(plan).simulator().run(detail::solution_of(plan).stays);
   const bool rebuilds = std::any_of(run.replays.begin(), run.replays.end(),
                                     [](const plan::Replay& one) { return !one.operators.empty(); });
   return run.offloaded.empty() ? "recompute" : rebuilds ? "recompute and offload" : "offload";
@@ -78,6 +81,10 @@ BytesByKind bytes_from(const Json& json) {
 
 }  // namespace
 
+bool operator==(const StepChoice& a, const StepChoice& b) {
+  return detail::planner_choice(a) == detail::planner_choice(b);
+}
+
 std::string StepPlan::explain() const {
   const std::string file = read_from.empty() ? "" : fmt::format("Read from {}.\n", read_from.string());
   std::string text =
@@ -114,7 +121,6 @@ std::string StepPlan::verdict() const {
 
 std::string StepPlan::verdict_on_activations() const {
   const std::string cut = cut_of(choice);
-  const double more = 100 * (choice.plan.seconds / choice.plan.plain_seconds - 1);
   if (slices > 1) {
     return fmt::format("Slices: {}, its large layers in {} slices{}.", cut, slices,
                        activations ? ", and " + way_of(*activations) + " of the rest" : "");
@@ -127,6 +133,7 @@ std::string StepPlan::verdict_on_activations() const {
     return fmt::format("Accumulate: {}, with everything kept.", cut);
   }
   std::string how = way_of(*activations);
+  const double more = 100 * (activations->predicted_seconds / activations->plain_seconds - 1);
   if (choice.micro_batches == 1) {
     how.front() = static_cast<char>(std::toupper(how.front()));
     return fmt::format("{}: the batch at once, in {:.1f} % more time than if everything could be kept.", how, more);
@@ -136,7 +143,7 @@ std::string StepPlan::verdict_on_activations() const {
 
 std::string StepPlan::to_json() const {
   Json json = detail::versioned_json(kStepPlanJson, {{"budget_bytes", budget_bytes},
-                                                     {"choice", Json::parse(choice.to_json())},
+                                                     {"choice", Json::parse(detail::planner_choice(choice).to_json())},
                                                      {"slices", slices},
                                                      {"state_in_file", placement.state == Place::File},
                                                      {"model_in_file", placement.model == Place::File},
@@ -151,7 +158,7 @@ std::string StepPlan::to_json() const {
 StepPlan StepPlan::from_json(std::string_view text) {
   return detail::read_versioned_json(kStepPlanJson, text, [](const Json& json) {
     StepPlan plan{.budget_bytes = detail::whole_number<int64_t>(json.at("budget_bytes")),
-                  .choice = StepChoice::from_json(json.at("choice").dump()),
+                  .choice = detail::step_choice(plan::Choice::from_json(json.at("choice").dump())),
                   .slices = json.value("slices", int64_t{1}),
                   .placement = {.state = place_from(json, "state_in_file"), .model = place_from(json, "model_in_file")},
                   .considered = json.at("considered").get<std::string>()};

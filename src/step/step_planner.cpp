@@ -37,6 +37,7 @@
 #include "snug/core.h"
 #include "snug/state.h"
 #include "src/core/first_line.h"
+#include "src/remat/activation_plan.h"
 
 namespace snug::detail {
 
@@ -148,7 +149,7 @@ bool StepPlanner::is_worth_files(const Known& in_memory, const StepToPlan& step)
   }
   const StepChoice& choice = in_memory.plan.choice;
   const double recomputing =
-      static_cast<double>(choice.micro_batches) * (choice.plan.seconds - choice.plan.plain_seconds);
+      static_cast<double>(choice.micro_batches) * (choice.plan->seconds - choice.plan->plain_seconds);
   return recomputing >
          limits_.link.out_seconds(step.counts.gradient_bytes) + limits_.link.back_seconds(step.counts.gradient_bytes);
 }
@@ -270,7 +271,7 @@ void StepPlanner::read(const StepToPlan& step) {
 bool StepPlanner::holds(const Known& read, const StepToPlan& step) const {
   const StepCounts& counts = read.trials.counts();
   const StepPlan& plan = read.plan;
-  const OffloadLink* link = plan.activations ? &plan.activations->profile().link : nullptr;
+  const OffloadLink* link = plan.activations ? &profile_of(*plan.activations).link : nullptr;
   const auto* const before = step.micro_batch == 0 ? choices_.find(step) : nullptr;
   return !is_outdated(read, step) && plan.budget_bytes == limits_.budget &&
          counts.gradient_bytes == step.counts.gradient_bytes && counts.optimizer_bytes == step.counts.optimizer_bytes &&

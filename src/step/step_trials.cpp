@@ -48,8 +48,10 @@
 #include "src/memory/device_memory.h"
 #include "src/planner/extrapolate.h"
 #include "src/planner/search.h"
+#include "src/remat/activation_plan.h"
+#include "src/remat/profile_step.h"
 #include "src/remat/same_losses.h"
-#include "src/remat/trial.h"
+#include "src/step/planner_choice.h"
 
 namespace snug::detail {
 namespace {
@@ -114,7 +116,7 @@ StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, Place m
 }
 
 ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
-  const nlohmann::json both{{"plan", nlohmann::json::parse(choice.plan.to_json())},
+  const nlohmann::json both{{"plan", nlohmann::json::parse(choice.plan->to_json())},
                             {"profile", nlohmann::json::parse(tried_.at(choice.items).profile.to_json())}};
   return ActivationPlan::from_json(both.dump());
 }
@@ -353,7 +355,7 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
 // - The plan ran out of memory. Then more memory is left free.
 std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Found& found) {
   StepPlan plan{.budget_bytes = limits_->budget,
-                .choice = *found.search.choice,
+                .choice = step_choice(*found.search.choice),
                 .placement = found.placement,
                 .considered = found.search.explain() + untried_ + told_of_state(found)};
   plan.bytes = step.trial.bytes(plan.placement);
@@ -364,7 +366,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
     plan.considered += fmt::format("The batch is not split because of {}.\n", pinned_by_);
   }
   const bool is_plain =
-      choice.plan.seconds <= choice.plan.plain_seconds && choice.plan.peak_bytes >= choice.plan.plain_peak_bytes;
+      choice.plan->seconds <= choice.plan->plain_seconds && choice.plan->peak_bytes >= choice.plan->plain_peak_bytes;
   if (!is_plain) {
     const int64_t beside = bytes_beside(choice.items, plan.placement);
     const auto gradients = gradients_held(step.trial, holds_gradients(step, choice.items));
@@ -372,7 +374,7 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
       step.trial.load(choice.items);
       plan.activations = plan_activations(
           tried_.at(choice.items).profile, [&] { return step.trial.loss(); },
-          Bytes(limits_->budget - counts_.left_free - beside), choice.plan, step.trial.journal());
+          Bytes(limits_->budget - counts_.left_free - beside), *choice.plan, step.trial.journal());
     } catch (const BudgetExceeded&) {
       untried_ +=
           fmt::format("{:>12} does not compute the same again, or takes more memory than predicted\n", choice.items);
@@ -387,11 +389,11 @@ std::optional<StepPlan> StepTrials::make_plan(const StepToPlan& step, const Foun
                               Bytes(counts_.left_free).str());
       return std::nullopt;
     }
-    choice.plan = plan.activations->choice();
-    choice.peak_bytes = std::max(counts_.memory(plan.placement).in_update(), beside + choice.plan.peak_bytes);
+    choice.plan = std::make_shared<const plan::Solution>(solution_of(*plan.activations));
+    choice.peak_bytes = std::max(counts_.memory(plan.placement).in_update(), beside + choice.plan->peak_bytes);
   }
   plan.bytes.activations = bytes_of_activations(
-      plan.activations ? plan.activations->profile() : tried_.at(choice.items).profile, choice.plan);
+      plan.activations ? profile_of(*plan.activations) : tried_.at(choice.items).profile, *choice.plan);
   return plan;
 }
 

@@ -225,11 +225,11 @@ TEST(PlansThatOffloadFromAnAccelerator, AreInOrderHoweverLateStreamsRun) {
 TEST(PlansThatOffloadFromAnAccelerator, SayHostMemoryAndKeepTheKindOfTheirLink) {
   const ActivationPlan plan = *Chain(kBlock).offloading(Stay::streamed());
   EXPECT_THAT(plan.explain(), HasSubstr("goes to host memory:"));
-  EXPECT_EQ(ActivationPlan::from_json(plan.to_json()).profile().link, link());
-  plan::Profile other = plan.profile();
+  EXPECT_EQ(detail::profile_of(ActivationPlan::from_json(plan.to_json())).link, link());
+  plan::Profile other = detail::profile_of(plan);
   other.link.kind = OffloadLink::Kind::File;
   EXPECT_THAT(error_of<ConfigError>([&] { other.check(); }), HasSubstr("leads to a file"));
-  other = plan.profile();
+  other = detail::profile_of(plan);
   other.device = "cpu";
   EXPECT_THAT(error_of<ConfigError>([&] { other.check(); }), HasSubstr("leads to pinned memory"));
 }

@@ -8,21 +8,21 @@
 namespace snug::precision_guard_test {
 namespace {
 
+using detail::PrecisionGuard;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using Step = std::vector<std::pair<std::string, detail::PrecisionGuard::Evidence>>;
+using Step = std::vector<std::pair<std::string, PrecisionGuard::Evidence>>;
 
-Step step(detail::PrecisionGuard::Evidence rest, detail::PrecisionGuard::Evidence a,
-          detail::PrecisionGuard::Evidence b) {
+Step step(PrecisionGuard::Evidence rest, PrecisionGuard::Evidence a, PrecisionGuard::Evidence b) {
   return {{"", rest}, {"a", a}, {"b", b}};
 }
-const detail::PrecisionGuard::Evidence kGood{.non_finite = false, .zeros = 0};
-const detail::PrecisionGuard::Evidence kBad{.non_finite = true, .zeros = 0};
-const detail::PrecisionGuard::Evidence kZeros{.non_finite = false, .zeros = 0.9};
+const PrecisionGuard::Evidence kGood{.non_finite = false, .zeros = 0};
+const PrecisionGuard::Evidence kBad{.non_finite = true, .zeros = 0};
+const PrecisionGuard::Evidence kZeros{.non_finite = false, .zeros = 0.9};
 
 TEST(PrecisionGuard, MovesOnlyWhatPersists) {
-  detail::PrecisionGuard guard({.patience = 3});
+  PrecisionGuard guard({.patience = 3});
   for (int i = 0; i < 10; ++i) {
     EXPECT_THAT(guard.observe(step(kGood, kBad, kGood)), IsEmpty());
     EXPECT_THAT(guard.observe(step(kGood, kBad, kGood)), IsEmpty());
@@ -38,7 +38,7 @@ TEST(PrecisionGuard, MovesOnlyWhatPersists) {
 // Backward carries an infinity from b into a and the rest. Only b is to blame; and if b in FP32 is no cure, the one
 // before it.
 TEST(PrecisionGuard, BlamesTheLastRegionThatIsNotInFp32Yet) {
-  detail::PrecisionGuard guard({.patience = 1, .stay = 100});
+  PrecisionGuard guard({.patience = 1, .stay = 100});
   EXPECT_THAT(guard.observe(step(kBad, kBad, kBad)), ElementsAre(HasSubstr("'b'")));
   EXPECT_THAT(guard.observe(step(kBad, kBad, kBad)), ElementsAre(HasSubstr("'a'")));
   EXPECT_THAT(guard.observe(step(kBad, kBad, kBad)), ElementsAre(HasSubstr("the whole step")));
@@ -46,7 +46,7 @@ TEST(PrecisionGuard, BlamesTheLastRegionThatIsNotInFp32Yet) {
 }
 
 TEST(PrecisionGuard, GoesBackAndStaysLongerAfterARelapse) {
-  detail::PrecisionGuard guard({.patience = 1, .stay = 4});
+  PrecisionGuard guard({.patience = 1, .stay = 4});
   const auto steps_in_full = [&] {
     guard.observe(step(kGood, kGood, kBad));
     int steps = 0;
@@ -66,7 +66,7 @@ TEST(PrecisionGuard, GoesBackAndStaysLongerAfterARelapse) {
 }
 
 TEST(PrecisionGuard, TakesZerosForUnderflowUnlessFp32HasThemToo) {
-  detail::PrecisionGuard guard({.patience = 2, .stay = 3});
+  PrecisionGuard guard({.patience = 2, .stay = 3});
   guard.observe(step(kGood, kZeros, kGood));
   EXPECT_THAT(guard.observe(step(kGood, kZeros, kGood)), ElementsAre(HasSubstr("90 % of its gradients were zero")));
   for (int i = 0; i < 3; ++i) {
@@ -79,18 +79,18 @@ TEST(PrecisionGuard, TakesZerosForUnderflowUnlessFp32HasThemToo) {
 }
 
 TEST(PrecisionGuard, GoesOnFromItsState) {
-  detail::PrecisionGuard a({.patience = 2});
+  PrecisionGuard a({.patience = 2});
   a.observe(step(kGood, kBad, kGood));
-  detail::PrecisionGuard b({.patience = 2});
+  PrecisionGuard b({.patience = 2});
   b.restore(a.regions());
   EXPECT_EQ(b.observe(step(kGood, kBad, kGood)), a.observe(step(kGood, kBad, kGood)));
   EXPECT_TRUE(b.is_full("a"));
 }
 
 TEST(PrecisionGuard, RefusesOptionsOutOfRange) {
-  EXPECT_THROW(detail::PrecisionGuard({.patience = -1}), ConfigError);
-  EXPECT_THROW(detail::PrecisionGuard({.stay = 0}), ConfigError);
-  EXPECT_THROW(detail::PrecisionGuard({.underflow = 0}), ConfigError);
+  EXPECT_THROW(PrecisionGuard({.patience = -1}), ConfigError);
+  EXPECT_THROW(PrecisionGuard({.stay = 0}), ConfigError);
+  EXPECT_THROW(PrecisionGuard({.underflow = 0}), ConfigError);
 }
 
 }  // namespace

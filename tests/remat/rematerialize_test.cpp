@@ -390,10 +390,11 @@ TEST(PlanActivations, TriesAPlanThatASearchHasFoundBeforeItSearches) {
   Chain chain;
   const auto loss = [&] { return chain.loss(); };
   const plan::Profile profile = detail::profile_step(loss);
-  const plan::Solution frugal = detail::unverified_plan(profile, smallest_feasible(profile), kSearch).choice();
+  const plan::Solution frugal =
+      detail::solution_of(detail::unverified_plan(profile, smallest_feasible(profile), kSearch));
   const ActivationPlan plan = detail::plan_activations(profile, loss, Bytes::unlimited(), frugal);
   EXPECT_LT(frugal.peak_bytes, frugal.plain_peak_bytes);
-  EXPECT_EQ(plan.choice(), frugal);
+  EXPECT_EQ(detail::solution_of(plan), frugal);
 }
 
 TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
@@ -401,8 +402,8 @@ TEST(PlanActivations, WritesAPlanThatReadsBackAndExplainsItself) {
   const plan::Profile profile = detail::profile_step([&] { return chain.loss(); });
   const ActivationPlan plan = detail::unverified_plan(profile, smallest_feasible(profile), kSearch);
   const ActivationPlan read = ActivationPlan::from_json(plan.to_json());
-  EXPECT_EQ(read.choice(), plan.choice());
-  EXPECT_EQ(read.profile(), plan.profile());
+  EXPECT_EQ(detail::solution_of(read), detail::solution_of(plan));
+  EXPECT_EQ(detail::profile_of(read), detail::profile_of(plan));
   EXPECT_EQ(read.predicted_peak_bytes, plan.predicted_peak_bytes);
   EXPECT_THAT(plan.explain(), HasSubstr("aten::"));
   EXPECT_THAT(error_of<ConfigError>([] { ActivationPlan::from_json("{}"); }), HasSubstr("no plan"));

@@ -16,6 +16,7 @@
 #include "snug/distributed/sync_batch_norm.h"
 #include "snug/extra/batch_norm.h"
 #include "snug/plan.h"
+#include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 #include "tests/step/ranked_training.h"
 #include "tests/support/freezing.h"
@@ -132,9 +133,9 @@ Outcome by_hand(const Cell& cell) {
 ActivationPlan frugal_plan(const std::function<torch::Tensor()>& loss_of) {
   const plan::Profile profile = detail::profile_step(loss_of);
   try {
-    return {profile, Bytes(1)};
+    return detail::unverified_plan(profile, Bytes(1));
   } catch (const BudgetExceeded& error) {
-    return {profile, error.smallest_feasible()};
+    return detail::unverified_plan(profile, error.smallest_feasible());
   }
 }
 

@@ -13,6 +13,7 @@
 #include "snug/core.h"
 #include "snug/memory.h"
 #include "snug/stepper.h"
+#include "src/planner/solution.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tensors.h"
 
@@ -143,7 +144,7 @@ TEST_P(CompositionWithPlan, EqualsTheLoopWrittenByHand) {
   }
   if (is_automatic) {
     ASSERT_TRUE(run.stepper.plan() && run.stepper.plan()->activations);
-    EXPECT_GT(run.stepper.plan()->choice.plan.seconds, run.stepper.plan()->choice.plan.plain_seconds);
+    EXPECT_GT(run.stepper.plan()->choice.plan->seconds, run.stepper.plan()->choice.plan->plain_seconds);
   }
   const auto found = state_of(run.model);
   if (kItems % size == 0) {

@@ -15,6 +15,7 @@
 #include "snug/sgd.h"
 #include "snug/stepper.h"
 #include "src/core/optimizer_capabilities.h"
+#include "src/planner/solution.h"
 #include "tests/step/planned_training.h"
 #include "tests/support/small_models.h"
 #include "tests/support/temporary_folder.h"
@@ -515,7 +516,7 @@ TEST(StepperPlan, IsPlainDataThatIsReadBack) {
   const auto counters = static_cast<int64_t>(run.model->parameters().size() * sizeof(float));  // of steps
   EXPECT_EQ(plan.bytes.optimizer_state, (PlacedBytes{2 * weights + counters, 0}));
   EXPECT_GT(plan.bytes.activations.in_memory, 0);
-  EXPECT_LE(plan.bytes.activations.in_memory, plan.choice.plan.peak_bytes);
+  EXPECT_LE(plan.bytes.activations.in_memory, plan.choice.plan->peak_bytes);
   const auto edited = [&](const std::string& bytes) {
     std::string json = plan.to_json();
     const size_t begin = json.find("\"bytes\":"), end = json.find("},", begin) + 2;

@@ -38,10 +38,10 @@ FILTER_PATTERNS = */c.h="sed -e '1s#^#/** @file */ #' -e 's#^/\\* #/** #'" *.h="
 PAGES = {
     "c": ("C interface", []),
     "step": ("A training step", ["stepper", "stepper_options", "step_plan", "accumulation"]),
-    "memory": ("Memory and plans", ["memory", "plan", "checkpoint", "offload", "chunked_loss", "profile", "planner"]),
+    "memory": ("Memory and plans", ["memory", "plan", "checkpoint", "offload", "chunked_loss", "offload_link"]),
     "precision": ("Precision", ["precision", "autocast", "grad_scaler", "precision_guard"]),
     "optim": ("Optimizers", ["adamw", "sgd", "muon", "clip", "schedule", "step_in_backward", "fused_optimizer", "optimizer"]),
-    "data": ("Data and files", ["loader", "sampler", "snapshot", "safetensors", "file_system"]),
+    "data": ("Data and files", ["loader", "sampler", "snapshot", "safetensors"]),
     "distributed": ("Several ranks", ["distributed/process_group", "distributed/data_parallel", "distributed/sharded_optimizer",
                                       "distributed/sync_batch_norm", "distributed/launch_environment", "training_ranks"]),
     "exported": ("Models from Python", ["exported/exported_module"]),
@@ -59,7 +59,7 @@ def run_doxygen(root, out):
     """Writes the XML to `out`/xml, without classes that are private to others."""
     out.mkdir(parents=True, exist_ok=True)
     # Doxygen shows what is in a namespace only if the namespace is documented.
-    (out / "namespaces.dox").write_text("/** @namespace snug\n The library. */\n/** @namespace snug::plan\n The planner. */\n")
+    (out / "namespaces.dox").write_text("/** @namespace snug\n The library. */\n")
     subprocess.run(["doxygen", "-"], input=DOXYFILE.format(out=out, root=root), text=True, check=True, cwd=root)
     for path in (out / "xml").glob("*.xml"):
         path.write_text(re.sub(r'<innerclass [^>]*prot="(private|protected)">.*?</innerclass>', "", path.read_text()))

@@ -1,0 +1,58 @@
+#pragma once
+// profile_step: records a forward and backward pass of any model as a list of operators and storages. Plans are made
+// from the list.
+
+#include <cstdint>
+#include <functional>
+
+#include <ATen/core/Tensor.h>
+
+#include "snug/core.h"
+#include "snug/offload_link.h"
+#include "src/planner/profile.h"
+#include "src/remat/effect_journal.h"
+
+namespace snug::detail {
+
+struct ProfileOptions {
+  /// The most bytes that plain training may take above the level at the call. If plain training takes more, or more
+  /// than a MemoryLimit in force allows, the profile is taken while nearly everything saved is dropped and rebuilt. The
+  /// second method is slower and gives the same profile.
+  Bytes memory = Bytes::unlimited();
+  /// The link over which plans made from the profile may offload; see measure_offload_link. The default link is closed:
+  /// plans do not offload.
+  OffloadLink link = {};
+};
+
+/// Runs forward and backward passes and records the operators, the least time of each operator, and every byte that the
+/// passes take. `forward_and_loss` must return the loss: a scalar that requires a gradient. plan_activations
+/// (snug/plan.h) says how often `forward_and_loss` is called, what is put back, where times and bytes are measured, and
+/// how much memory the call takes.
+///
+/// Throws
+/// - ConfigError if the profile cannot be taken, as with StepInBackward, which would update parameters;
+/// - ConfigError if only the first forward pass initialises a parameter, from the batch or as lazy modules do (call the
+///   model once before);
+/// - c10::OutOfMemoryError if not even the most frugal attempt fits into a MemoryLimit;
+/// - any exception of the callable.
+plan::Profile profile_step(const std::function<at::Tensor()>& forward_and_loss, ProfileOptions options = {});
+
+struct ProfiledStep {
+  plan::Profile profile;
+  int64_t kept_bytes = 0;
+};
+
+struct TrialOptions {
+  bool counts_kept = false;  ///< see profile_step
+  bool persists = true;      ///< whether everything is tried to fit into a MemoryLimit; false: little is tried
+};
+
+/// The same for a caller with an open EffectJournal. The journal takes back the changes of the runs. With
+/// `counts_kept`, the profile describes a step in a sequence of steps. A program may keep a result of one step in a
+/// variable. The result is alive when the next step begins, until the next step assigns the variable. Then the profile
+/// begins with the bytes of the result, and releases the bytes when the step did. `kept_bytes` is the number of the
+/// bytes, which are alive now.
+ProfiledStep profile_step(const std::function<at::Tensor()>& forward_and_loss, const ProfileOptions& options,
+                          EffectJournal& journal, TrialOptions trial);
+
+}  // namespace snug::detail
