@@ -7,7 +7,7 @@
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace snug::detail::HWY_NAMESPACE {
+namespace snug::plan::HWY_NAMESPACE {
 namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -35,7 +35,7 @@ void take_faster(float* HWY_RESTRICT best, uint32_t* HWY_RESTRICT choices, const
 }
 
 }  // namespace
-}  // namespace snug::detail::HWY_NAMESPACE
+}  // namespace snug::plan::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
