@@ -43,7 +43,7 @@ double processor_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-int64_t plain_peak(const plan::Simulator& simulator) {
+int64_t plain_peak(const Simulator& simulator) {
   return simulator.run(snug::plan::keep_all(simulator.profile())).peak_bytes;
 }
 
@@ -88,15 +88,15 @@ Profile read(const std::string& file) {
 
 // --- the searches of a Stepper
 
-// The searches for schedules under which a profile is taken (remat/detail::profile_step.cpp). Whether the micro-batch
+// The searches for schedules under which a profile is taken (remat/profile_step.cpp). Whether the micro-batch
 // runs.
 bool runs_under_a_guess(const MicroBatch& one, int64_t budget) {
-  const plan::Simulator simulator(one.profile);
+  const Simulator simulator(one.profile);
   if (plain_peak(simulator) <= budget) {
     return true;
   }
-  plan::Solver quick(simulator, {.work = 30'000});
-  const plan::Answer answer = quick.solve(0);
+  Solver quick(simulator, {.work = 30'000});
+  const Answer answer = quick.solve(0);
   const auto* none = std::get_if<Infeasible>(&answer);
   const int64_t least = none == nullptr ? 0 : none->smallest_feasible_bytes;
   for (const int64_t quarters : {8, 5, 4}) {
@@ -104,7 +104,7 @@ bool runs_under_a_guess(const MicroBatch& one, int64_t budget) {
       return true;
     }
   }
-  plan::Solver thorough(simulator, {.work = 2'000'000});
+  Solver thorough(simulator, {.work = 2'000'000});
   return (one.items == 1 ? thorough : quick).smallest().peak_bytes <= budget;
 }
 
@@ -112,8 +112,8 @@ bool runs_under_a_guess(const MicroBatch& one, int64_t budget) {
 struct Tried {
   explicit Tried(const MicroBatch& one) : items(one.items), simulator(one.profile), solver(simulator) {}
   int64_t items;
-  plan::Simulator simulator;
-  plan::Solver solver;
+  Simulator simulator;
+  Solver solver;
 };
 
 // As step/step_trials.cpp: micro-batches are tried down to the first that fits plainly, or to the sixth if one of six
@@ -121,7 +121,7 @@ struct Tried {
 void plan(const std::string& name, const std::vector<MicroBatch>& all, double share) {
   constexpr size_t kCandidates = 6;
   const double begin = processor_seconds();
-  const plan::Simulator whole(all.front().profile);
+  const Simulator whole(all.front().profile);
   const double plain = whole.run(snug::plan::keep_all(whole.profile())).seconds;
   const int64_t batch = all.front().items, budget = share_of(plain_peak(whole), share);
   double guessing = 0;
@@ -160,12 +160,12 @@ void plan(const std::string& name, const std::vector<MicroBatch>& all, double sh
 // --- single plans
 
 void print_plans(const std::string& name, const Profile& profile, int64_t work) {
-  const plan::Simulator simulator(profile);
+  const Simulator simulator(profile);
   const int64_t plain = plain_peak(simulator);
   for (const double share : {0.9, 0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08}) {
     const double begin = processor_seconds();
-    plan::Solver solver(simulator, {.work = work});
-    const plan::Answer answer = solver.solve(share_of(plain, share));
+    Solver solver(simulator, {.work = work});
+    const Answer answer = solver.solve(share_of(plain, share));
     const auto* found = std::get_if<Solution>(&answer);
     const double peak = static_cast<double>(found != nullptr ? found->peak_bytes
                                                              : std::get<Infeasible>(answer).smallest_feasible_bytes) /

@@ -111,8 +111,8 @@ class SignSgd : public torch::optim::Optimizer, public snug::MemoryAware {
 
 Step own_optimizer(Model& model) {
   auto optimizer = std::make_shared<SignSgd>(model->parameters(), 1e-3);
-  auto stepper = std::make_shared<snug::Stepper>(*model, *optimizer,
-                                                 snug::StepperOptions{.memory_budget = snug::Bytes::parse("2MiB")});
+  auto stepper = std::make_shared<snug::Stepper>(
+      *model, *optimizer, snug::StepperOptions{.budget = {.memory = snug::Bytes::parse("2MiB")}});
   return [optimizer, stepper, model](const Tensor& x, const Tensor& y) mutable {
     stepper->step({x, y}, [&](const snug::Batch& part) {
       return snug::Loss::mean(mse_loss(model->forward(part[0]), part[1]), part[1].numel());

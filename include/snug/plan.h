@@ -1,7 +1,4 @@
 #pragma once
-// detail::profile_step: records a forward and backward pass of any model as a list of operators and storages. Plans are
-// made from the list.
-//
 // Rematerialize: runs a forward and backward pass of any model within a number of bytes. Results that are cheap to
 // compute again are dropped in forward, and rebuilt operator by operator when backward asks for the results. Where
 // offloading is allowed, results that are dear or impossible to compute again go to disk, or from a device to host

@@ -1,6 +1,6 @@
 #pragma once
 // PrecisionGuardOptions: when a Stepper computes a part of a model in FP32 because 16 bits overflow or underflow, and
-// when the part goes back to 16 bits. See StepperOptions::precision_guard.
+// when the part goes back to 16 bits. See SixteenBitOptions::guard.
 
 #include <cstdint>
 #include <optional>

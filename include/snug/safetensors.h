@@ -23,7 +23,7 @@ class FileSystem;
 /// The write is atomic: the content goes to a file beside `path`, and when the content is on the disk, the file is
 /// renamed to `path`. Several callers may save under one name at once; the content of the last caller stays. A kill
 /// during the write leaves the file beside `path`, of up to full size. The name of such a file is the name of `path`,
-/// shortened if long, with ".tmp-" and digits. Remove such files while nobody saves to `path`.
+/// shortened if long, with ".tmp-" and 16 hexadecimal digits. Remove such files while nobody saves to `path`.
 /// Throws ConfigError:
 /// - if a tensor is undefined, not dense or of a dtype that the format lacks (quantized, complex but complex64); the
 ///   message names the tensor;

@@ -67,7 +67,7 @@ struct TrainConfig {
   /// Low: 16-bit weights of `precision`'s type, with FP32 masters; or see splits_weights().
   Weights weights = Weights::Full;
   /// The number of steps with trouble before the blocks move to FP32. 0: never. Not given: 20 with Auto, else never.
-  /// See StepperOptions::precision_guard.
+  /// See SixteenBitOptions::guard.
   std::optional<int64_t> precision_guard = {};
   std::optional<Checkpointing> checkpointing = {};  ///< not given: Auto with a memory limit, else None
   /// Tensors saved for backward go to the host or, on a CPU, to a file in `out`. See SaveOnHost. With

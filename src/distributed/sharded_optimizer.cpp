@@ -474,14 +474,15 @@ int64_t ShardedOptimizer::Impl::gathering_bytes() const {
 }
 
 bool ShardedOptimizer::keep_state_in(const StatePlacement& place) {
+  StatePlacement lasting = place;
+  if (auto* file = std::get_if<StateFile>(&lasting)) {
+    file->directory = detail::lasting(file->directory);
+  }
   impl_->take_new_parameters(param_groups_);
   if (impl_->has_own() && !impl_->own->keep_state_in(place)) {
     return false;
   }
-  impl_->placement = place;
-  if (auto* file = std::get_if<StateFile>(&impl_->placement)) {
-    file->directory = detail::lasting(file->directory);
-  }
+  impl_->placement = std::move(lasting);
   return true;
 }
 

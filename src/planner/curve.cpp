@@ -31,7 +31,7 @@ std::string Curve::table() const {
 
 Curve curve(const Simulator& simulator, CurveOptions options) {
   if (options.points < 2) {
-    throw ConfigError(fmt::format("plan_curve: points is {}; give at least 2", options.points));
+    throw ConfigError(fmt::format("curve: points is {}; give at least 2", options.points));
   }
   Solver solver(simulator, options.solver);
   const int64_t plain = simulator.run(keep_all(simulator.profile())).peak_bytes;

@@ -16,7 +16,7 @@ namespace {
 using Json = detail::OrderedJson;
 
 constexpr detail::JsonKind kProfileJson{
-    .key = "snug_step_profile", .type = "StepProfile", .noun = "profile", .cure = "take the profile again"};
+    .key = "snug_step_profile", .type = "Profile", .noun = "profile", .cure = "take the profile again"};
 constexpr std::array<const char*, 3> kKindNames = {"external", "activation", "pinned"};
 constexpr std::array<const char*, 2> kLinkNames = {"file", "pinned"};
 constexpr std::array<const char*, 7> kEventNames = {"forward",  "drop",    "unpack",  "done",
@@ -30,7 +30,7 @@ Enum read_enum(const std::array<const char*, N>& names, const Json& value) {
       return static_cast<Enum>(i);
     }
   }
-  throw ConfigError(fmt::format("StepProfile: unknown word \"{}\"; take the profile again", name));
+  throw ConfigError(fmt::format("Profile: unknown word \"{}\"; take the profile again", name));
 }
 
 Json values_json(const std::vector<Value>& values) {
@@ -74,9 +74,9 @@ class Checker {
     }
     const bool is_for_cpu = link.kind == OffloadLink::Kind::File;
     if (link.is_open() && is_for_cpu != (profile_.device == "cpu")) {
-      throw ConfigError(fmt::format(
-          "StepProfile: its link for offloading leads to {}, and its device is {}; measure the device's link",
-          is_for_cpu ? "a file" : "pinned memory", profile_.device));
+      throw ConfigError(
+          fmt::format("Profile: its link for offloading leads to {}, and its device is {}; measure the device's link",
+                      is_for_cpu ? "a file" : "pinned memory", profile_.device));
     }
     for (const Event& event : profile_.events) {
       visit(event);
@@ -93,7 +93,7 @@ class Checker {
   template <class... Args>
   void require(bool holds, fmt::format_string<Args...> text, Args&&... args) const {
     if (!holds) {
-      throw ConfigError(fmt::format("StepProfile: {} (at event {}); the recording is incomplete",
+      throw ConfigError(fmt::format("Profile: {} (at event {}); the recording is incomplete",
                                     fmt::format(text, std::forward<Args>(args)...), position_));
     }
   }

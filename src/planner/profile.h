@@ -51,7 +51,8 @@ struct Operator {
   int64_t workspace = 0;                ///< bytes above the outputs, while the operator runs
   std::vector<Value> reads = {};        ///< at their versions when the operator ran
   std::vector<Value> writes = {};       ///< version 0 allocates, unless the storage is external
-  bool replayable = true;               ///< false: random, collective, or with effects outside its outputs
+  bool replayable = true;               ///< false: random, collective, with effects outside its outputs, or a reader of
+                                        ///< memory that is written in backward
   bool reads_batch_statistics = false;  ///< normalises by the mean and variance of all items of a call
 
   friend bool operator==(const Operator&, const Operator&) = default;

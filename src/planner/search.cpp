@@ -42,14 +42,13 @@ constexpr detail::JsonKind kChoiceJson{
 
 void check(const std::vector<Candidate>& candidates, const SearchOptions& options) {
   if (candidates.empty() || options.batch < 1) {
-    throw ConfigError(fmt::format("search_step: {} candidates for a batch of {} items; give at least one of each",
+    throw ConfigError(fmt::format("Planning: {} candidates for a batch of {} items; give at least one of each",
                                   candidates.size(), options.batch));
   }
   for (const Candidate& candidate : candidates) {
     if (candidate.items < 1 || candidate.simulator == nullptr) {
-      throw ConfigError(
-          fmt::format("search_step: a candidate has {} items and {} simulator; it needs at least 1 of each",
-                      candidate.items, candidate.simulator == nullptr ? "no" : "a"));
+      throw ConfigError(fmt::format("Planning: a candidate has {} items and {} simulator; it needs at least 1 of each",
+                                    candidate.items, candidate.simulator == nullptr ? "no" : "a"));
     }
   }
 }

@@ -530,11 +530,11 @@ class Simulator::Run {
 Simulation Simulator::run(const Stays& stays, int64_t most_replayed) const {
   if (stays.size() != profile_.storages.size()) {
     throw ConfigError(
-        fmt::format("StepSimulator: the plan has {} entries, the profile {} storages; they do not belong together",
+        fmt::format("Planning: the plan has {} entries, the profile {} storages; they do not belong together",
                     stays.size(), profile_.storages.size()));
   }
   if (!profile_.link.is_open() && std::any_of(stays.begin(), stays.end(), [](Stay stay) { return stay.leaves(); })) {
-    throw ConfigError("StepSimulator: the plan offloads, and the profile has no link to offload over; give it one");
+    throw ConfigError("Planning: the plan offloads, and the profile has no link to offload over; give it one");
   }
   return Run(*this, stays, most_replayed).simulate();
 }

@@ -17,8 +17,7 @@ namespace {
 
 using Json = detail::OrderedJson;
 
-constexpr detail::JsonKind kPlanJson{
-    .key = "snug_remat_plan", .type = "RematPlan", .noun = "plan", .cure = "plan again"};
+constexpr detail::JsonKind kPlanJson{.key = "snug_remat_plan", .type = "Plan", .noun = "plan", .cure = "plan again"};
 
 // A Stay as a number: the event from which on the storage stays, or a constant.
 constexpr int kStreamed = -3;
@@ -39,12 +38,12 @@ int number_of(Stay stay) {
     case Stay::Kind::Never:
       return kNever;
   }
-  throw Error("RematPlan: a storage of an unknown kind of stay");
+  throw Error("Plan: a storage of an unknown kind of stay");
 }
 
 Stay stay_of(int number) {
   if (number < kStreamed) {
-    throw ConfigError(fmt::format("RematPlan: a storage stays from event {}, which is none; plan again", number));
+    throw ConfigError(fmt::format("Plan: a storage stays from event {}, which is none; plan again", number));
   }
   return number == kStreamed    ? Stay::streamed()
          : number == kOffloaded ? Stay::offloaded()

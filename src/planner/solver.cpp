@@ -14,7 +14,6 @@
 #include "src/planner/descent.h"
 #include "src/planner/filling.h"
 #include "src/planner/pool.h"
-#include "src/planner/search.h"
 #include "src/planner/segment_plans.h"
 #include "src/planner/storage_uses.h"
 
@@ -108,7 +107,12 @@ class Solver::Search {
   std::set<int64_t> searched_;                 // budgets for which smallest_ was no new beginning
 };
 
+// If plain training fits, nothing is faster. A plan with fewer bytes may be as fast.
 Answer Solver::Search::answer(int64_t budget) {
+  const Stays all = keep_all(simulator_.profile());
+  if (const Simulation plain = simulator_.run(all); plain.peak_bytes <= budget) {
+    return plan_of(all, plain.seconds, plain.peak_bytes, budget);
+  }
   const auto found = pool_.within(budget);
   if (found == pool_.known().end()) {
     return Infeasible{pool_.known().begin()->first};

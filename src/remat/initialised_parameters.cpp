@@ -13,7 +13,7 @@ namespace {
 
 [[noreturn]] void refuse_to_initialise(const at::Tensor& parameter, std::string_view what_happened) {
   throw ConfigError(fmt::format(
-      "profile_step: the forward pass {} a parameter of sizes [{}] when it is called first, and not again; planning "
+      "Planning: the forward pass {} a parameter of sizes [{}] when it is called first, and not again; planning "
       "calls it several times, and training would not go on from where it began. Call it once before you plan",
       what_happened, fmt::join(parameter.sizes(), ", ")));
 }

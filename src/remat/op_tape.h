@@ -91,8 +91,8 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void close();
   /// Reports to the listener every storage that autograd still has.
   void backward_is_over();
-  /// Notes the storages from before the forward pass that somebody has written since close(), as a hook of the backward
-  /// pass may do.
+  /// Notes the storages from before the forward pass with writes that no operator of the tape explains, as by a hook of
+  /// the backward pass. The numbers are of this tape.
   void note_writes_in_backward();
   const std::set<int>& written_in_backward() const { return written_in_backward_; }
   void forget_listener();

@@ -204,10 +204,14 @@ void add_rest_of_backward(plan::Profile& profile, const std::vector<std::pair<in
 class FrugalSchedules {
  public:
   FrugalSchedules(ToProfile& step, c10::Device device)
-      : store_(step.options.link.is_open() ? detail::make_offload_store(step.options.link) : nullptr),
+      : known_writes_(step.written_in_backward.size()),
+        store_(step.options.link.is_open() ? detail::make_offload_store(step.options.link) : nullptr),
         simulator_(guess(step, device, store_)),
         solver_(simulator_, kQuickSearch),
         smallest_(about_the_smallest_peak(solver_)) {}
+
+  /// Whether a run has shown writes in backward that the guess did not know.
+  bool is_outdated(const ToProfile& step) const { return step.written_in_backward.size() > known_writes_; }
 
   /// nullptr: no schedule is left.
   Schedule next(ToProfile& step) {
@@ -281,6 +285,7 @@ class FrugalSchedules {
     return profile;
   }
 
+  size_t known_writes_;                          // in backward
   std::shared_ptr<detail::OffloadStore> store_;  // null: nothing may be offloaded
   plan::Simulator simulator_;
   plan::Solver solver_;
@@ -309,7 +314,6 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
     return runs == kMostRuns || (runs >= kLeastRuns && runs * found->profile.operators.size() >= kOperatorsToTime);
   };
   for (size_t runs = 0; !is_enough(runs);) {
-    const size_t written_before = step.written_in_backward.size();
     try {
       ProfiledStep one = profile_once(step, device, schedule);
       if (found) {
@@ -317,17 +321,13 @@ ProfiledStep profile_on(c10::Device device, ToProfile& step) {
       }
       found = std::move(one);
       ++runs;
-    } catch (const detail::CannotRebuild&) {
-      if (step.written_in_backward.size() == written_before) {
-        throw;
-      }
-      frugal.emplace(step, device);
-      schedule = frugal->next(step);
     } catch (const std::exception& error) {
-      if (!is_out_of_memory(error)) {
+      const bool is_outdated = frugal && frugal->is_outdated(step);
+      const bool cannot_rebuild = dynamic_cast<const detail::CannotRebuild*>(&error) != nullptr;
+      if (!is_out_of_memory(error) && !(cannot_rebuild && is_outdated)) {
         throw;
       }
-      if (!frugal) {
+      if (!frugal || is_outdated) {
         emplace_or_rethrow(frugal, step, device);
       }
       schedule = frugal->next(step);

@@ -23,7 +23,7 @@ void refuse_gradient_hooks(const std::vector<at::Tensor>& leaves) {
   for (const at::Tensor& leaf : leaves) {
     if (has_lasting_gradient_hook(leaf)) {
       throw ConfigError(
-          "profile_step: a parameter has a hook that runs when its gradient is complete, as StepInBackward sets; "
+          "Planning: a parameter has a hook that runs when its gradient is complete, as StepInBackward sets; "
           "profiling would run it. Plan before it is set");
     }
   }
@@ -63,7 +63,7 @@ void run_step(const std::function<at::Tensor()>& forward_and_loss, const std::sh
     loss = checked_loss(forward_and_loss(), device);
   }
   if (tape->missed_operators()) {
-    throw ConfigError(fmt::format("profile_step: {}; keep that library's modes out of the step", tape->deviation()));
+    throw ConfigError(fmt::format("Planning: {}; keep that library's modes out of the step", tape->deviation()));
   }
   tape->close();
   const std::vector<at::Tensor> leaves = leaves_of(loss);

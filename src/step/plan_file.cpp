@@ -1,6 +1,8 @@
 #include "src/step/plan_file.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -67,9 +69,15 @@ Json json_of(const StepCounts& counts) {
   return json;
 }
 
+constexpr int64_t kMostBytes = int64_t{1} << 56;  // sums of several do not overflow
+
 StepCounts counts_from(const Json& json) {
   StepCounts counts;
-  each_count(counts, [&](const char* key, int64_t& number) { number = whole_number(json, key); });
+  each_count(counts, [&](const char* key, int64_t& number) {
+    number = whole_number(json, key);
+    const bool is_bytes = key != std::string_view("at_most");
+    require(!is_bytes || std::abs(number) < kMostBytes, "bytes cannot be");
+  });
   return counts;
 }
 

@@ -17,7 +17,7 @@
 //
 // Consequences:
 // - A step that needs more bytes than the plan has counted, or smaller micro-batches for another rank, makes a plan
-//   outdated, not useless: the choice is made again, from the trials so far and a few more.
+//   outdated, not useless: the choice is made again from the trials so far. If nothing fits, new trials are made.
 // - State and weights that a plan has put into files stay in files for later plans. Otherwise batches of different
 //   sizes would move the state and weights back and forth.
 // - A step that fails is treated by the table in plan_life.h. The plan and the choices from before the first repetition
@@ -77,20 +77,24 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   return in_place(step);
 }
 
-// Plans again because the step needs more bytes than before. Tries with the model in memory first, then in files.
+// Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits.
+// A plan of another program has no trials, and trials end with the first micro-batch that fits plainly. A plan that ran
+// out of memory is not made anew here: plan_life.h says when.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
   try {
     step.trial.put(outside_in_either(stays_, known.trials.while_trying()));
     known.trials.run_again(step, choices_.find(step), known.plan.choice.items);
-    choose(known, step);
-    return;
+    if (known.is_stale || known.trials.has_found()) {
+      choose(known, step);
+      return;
+    }
   } catch (const BudgetExceeded&) {
     if (!may_leave) {
       throw;
     }
   }
-  known = *try_with(step, Place::File);
+  known = plan_anew(step);
 }
 
 // The faster plan of two: with the model in memory, and with the model in files. If neither fits, the exception is that
@@ -133,6 +137,9 @@ std::optional<StepPlanner::Known> StepPlanner::try_with(const StepToPlan& step, 
       throw;
     }
     return std::nullopt;
+  }
+  if (stays_.state == Place::File) {
+    known.trials.keep_state_in_file();
   }
   known.trials.run(step, choices_.find(step));
   if (!is_last_way && !known.trials.has_found()) {

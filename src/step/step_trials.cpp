@@ -125,10 +125,7 @@ void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t
   counts_.fixed_bytes += more_than_before(step);
   counts_.idle_state_bytes = std::min(counts_.idle_state_bytes, step.state_bytes);
   counts_.at_most = step.counts.at_most;
-  const bool is_enough = step.micro_batch > 0 || has_found();
-  try_slices(step, counts_.at_most != RankSplit::kWhole ? try_at_most(step, before, most_items())
-                   : is_enough                          ? items
-                                                        : try_all(step, nullptr));
+  try_slices(step, counts_.at_most != RankSplit::kWhole ? try_at_most(step, before, most_items()) : items);
 }
 
 bool StepTrials::leave_more_free() {
@@ -161,7 +158,7 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
     SameLosses losses("Stepper", ", or set plan = false");
     const auto forward = losses.of([&] { return trial.loss(); });
     ProfiledStep found = profile_step(forward, {.link = limits_->link}, trial.journal(),
-                                      {.counts_kept = true, .persists = is_least(step, items)});
+                                      {.counts_kept = true, .persists = is_least(step, items) || is_last_resort_});
     tried_.insert_or_assign(items, Tried{std::move(found.profile), loaded, slices});
     trial.unload();
     kept = found.kept_bytes;
@@ -230,6 +227,12 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
     if ((has_run && fits_plainly(items)) || (++tries >= kCandidates && has_found())) {
       return items;
     }
+  }
+  if (!has_found() &&
+      step.counts.batch > 1) {  // the gradients between micro-batches may take more than the whole batch
+    is_last_resort_ = true;
+    try_one(step, step.counts.batch);
+    is_last_resort_ = false;
   }
   return 1;
 }
@@ -318,6 +321,11 @@ plan::Search StepTrials::search_with(int64_t only, Placement placement) const {
 }
 
 StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_t same) {
+  const auto forget_searches = c10::make_scope_exit([&] {
+    for (const auto& [items, tried] : tried_) {
+      tried.searches.reset();
+    }
+  });
   const int64_t first = counts_.at_most != RankSplit::kWhole ? most_items() : same;
   // Trying stopped at the first micro-batch that fits. If the plan of that micro-batch failed, smaller micro-batches
   // are tried.
@@ -331,9 +339,6 @@ StepPlan StepTrials::choose(const StepToPlan& step, const Choice* before, int64_
     if (found.search.choice) {
       placement_ = found.placement;
       if (std::optional<StepPlan> plan = make_plan(step, found)) {
-        for (const auto& [items, tried] : tried_) {
-          tried.searches.reset();
-        }
         return *std::move(plan);
       }
       has_failed = true;

@@ -154,6 +154,7 @@ class StepTrials {
   Placement placement_;  // of the last plan
   bool state_must_be_in_file_ = false;
   bool trusts_idle_state_ = true;
+  bool is_last_resort_ = false;     // nothing smaller is left to try
   std::map<int64_t, Tried> tried_;  // by items
   std::string pinned_by_;           // why the batch is not cut
   std::string untried_;             // the micro-batches that did not run, for people

@@ -174,7 +174,7 @@ TEST(PlansOnAnAccelerator, AreNotThoseOfTheCpu) {
   torch::nn::Linear model(2, 2);
   const torch::optim::SGD optimizer(model->parameters(), 0.1);
   const auto described = [&] {
-    return detail::describe_stepper(*model, optimizer, {}, Precision::Float32, Bytes::parse("1MiB"));
+    return detail::describe_stepper(*model, optimizer, {}, {}, Precision::Float32, Bytes::parse("1MiB"));
   };
   const std::string here = described();
   move_to(*model, testing::accelerator());

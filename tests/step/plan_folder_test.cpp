@@ -231,6 +231,7 @@ TEST_F(PlanFolder, IgnoresADamagedFileSaysWhyAndReplacesIt) {
                                         with("\"items\":512", "\"items\":0"),
                                         with("\"fixed_bytes\":", "\"fixed_bytes\":-"),
                                         with("\"left_free\":0", "\"left_free\":9000000000000000000"),
+                                        with("\"effect_bytes\":0", "\"effect_bytes\":9000000000000000000"),
                                         with("\"peak_bytes\":", "\"peak_bytes\":1"),
                                         with("\"tensors\":[[6,[32]]", "\"tensors\":[[6,[-1]]")};
   for (const std::string& text : bad) {
