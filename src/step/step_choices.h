@@ -6,9 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "src/planner/search.h"
 #include "src/step/step_to_plan.h"
 
 namespace snug::detail {
+
+/// The choice of the planner as the choice of a StepPlan.
+StepChoice step_choice(plan::Choice choice);
 
 class StepChoices {
  public:

@@ -10,8 +10,9 @@
 #include "src/core/versioned_json.h"
 #include "src/planner/search.h"
 #include "src/planner/simulator.h"
+#include "src/planner/solution.h"
 #include "src/remat/activation_plan.h"
-#include "src/step/planner_choice.h"
+#include "src/step/step_choices.h"
 
 namespace snug {
 namespace {
@@ -62,6 +63,14 @@ Json json_of(const BytesByKind& bytes) {
   return json;
 }
 
+plan::Choice planner_choice(const StepChoice& choice) {
+  return {.items = choice.items,
+          .micro_batches = choice.micro_batches,
+          .plan = choice.plan ? *choice.plan : plan::Solution(),
+          .peak_bytes = choice.peak_bytes,
+          .seconds = choice.seconds};
+}
+
 Place place_from(const Json& json, const char* is_in_file) {
   return json.value(is_in_file, false) ? Place::File : Place::Memory;
 }
@@ -81,6 +90,14 @@ BytesByKind bytes_from(const Json& json) {
 }
 
 }  // namespace
+
+StepChoice detail::step_choice(plan::Choice choice) {
+  return {.items = choice.items,
+          .micro_batches = choice.micro_batches,
+          .peak_bytes = choice.peak_bytes,
+          .seconds = choice.seconds,
+          .plan = std::make_shared<const plan::Solution>(std::move(choice.plan))};
+}
 
 bool operator==(const StepChoice& a, const StepChoice& b) {
   const auto numbers = [](const StepChoice& one) {
@@ -147,7 +164,7 @@ std::string StepPlan::verdict_on_activations() const {
 
 std::string StepPlan::to_json() const {
   Json json = detail::versioned_json(kStepPlanJson, {{"budget_bytes", budget_bytes},
-                                                     {"choice", Json::parse(detail::planner_choice(choice).to_json())},
+                                                     {"choice", Json::parse(planner_choice(choice).to_json())},
                                                      {"slices", slices},
                                                      {"state_in_file", placement.state == Place::File},
                                                      {"model_in_file", placement.model == Place::File},

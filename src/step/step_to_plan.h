@@ -35,9 +35,6 @@ uint32_t modes_of(const torch::nn::Module& model, const PrecisionRegions* region
 /// Runs the micro-batches of a step before the step itself.
 class TrialRunner {
  public:
-  TrialRunner() = default;
-  TrialRunner(const TrialRunner&) = delete;
-  TrialRunner& operator=(const TrialRunner&) = delete;
   virtual ~TrialRunner() = default;
 
   /// Loads the first `items` items, until unload(). `to_measure`: for a part into which the step does not cut the

@@ -39,7 +39,6 @@
 
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "snug/core.h"
 #include "snug/state.h"
@@ -51,7 +50,6 @@
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 #include "src/remat/same_losses.h"
-#include "src/step/planner_choice.h"
 
 namespace snug::detail {
 namespace {
@@ -116,9 +114,7 @@ StepTrials::StepTrials(const StepToPlan& step, const PlanLimits& limits, Place m
 }
 
 ActivationPlan StepTrials::recorded(const StepChoice& choice) const {
-  const nlohmann::json both{{"plan", nlohmann::json::parse(choice.plan->to_json())},
-                            {"profile", nlohmann::json::parse(tried_.at(choice.items).profile.to_json())}};
-  return ActivationPlan::from_json(both.dump());
+  return PlanContent::make_plan(plan::Simulator(tried_.at(choice.items).profile), *choice.plan);
 }
 
 void StepTrials::run_again(const StepToPlan& step, const Choice* before, int64_t items) {
