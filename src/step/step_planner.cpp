@@ -77,24 +77,30 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
   return in_place(step);
 }
 
-// Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits.
-// A plan of another program has no trials, and trials end with the first micro-batch that fits plainly. A plan that ran
-// out of memory is not made anew here: plan_life.h says when.
+// Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits
+// and more can be tried. A plan that ran out of memory is not made anew here: plan_life.h says when.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
+  std::exception_ptr refusal;
   try {
     step.trial.put(outside_in_either(stays_, known.trials.while_trying()));
     known.trials.run_again(step, choices_.find(step), known.plan.choice.items);
-    if (known.is_stale || known.trials.has_found()) {
-      choose(known, step);
-      return;
-    }
+    choose(known, step);
+    return;
   } catch (const BudgetExceeded&) {
-    if (!may_leave) {
+    if (!may_leave && (known.is_stale || !known.trials.may_try_more(step))) {
       throw;
     }
+    refusal = std::current_exception();
   }
-  known = plan_anew(step);
+  try {
+    known = plan_anew(step);
+  } catch (const BudgetExceeded& error) {
+    if (error.smallest_feasible().count() == 0) {  // the trials so far may know a budget
+      std::rethrow_exception(refusal);
+    }
+    throw;
+  }
 }
 
 // The faster plan of two: with the model in memory, and with the model in files. If neither fits, the exception is that
