@@ -82,7 +82,7 @@ std::optional<Point> SegmentPlans::best_near(const Family& family, int number, i
 // Step 3 of the essay above.
 std::optional<Point> SegmentPlans::correct(Segments segments, int64_t budget) {
   constexpr int kRounds = 6;
-  for (int round = 0; round < kRounds; ++round) {
+  for (int round = 0; round < kRounds && pool_.work_left() > 0; ++round) {
     const std::optional<Stays> plan = SegmentTable(segments, budget).within(budget);
     if (!plan) {
       return std::nullopt;

@@ -171,12 +171,8 @@ int64_t SegmentTable::taken(int segment, int option, Inputs rest, int last) cons
 }
 
 void SegmentTable::solve(int first, int last) {
-  for (const Inputs inputs : {Inputs::All, Inputs::Saved}) {
-    Cell& result = cell(inputs, first, last);
-    std::fill_n(result.seconds, kSlots, kInfinity);
-    std::fill_n(result.choice, kSlots, std::bit_cast<uint32_t>(Choice{}));
-    save(inputs, first, last);
-  }
+  save(Inputs::All, first, last);
+  save(Inputs::Saved, first, last);
   cut(first, last);
   relax(cell(Inputs::Saved, first, last), 0, 0, slots(unsaved_inputs(first, last), first),
         &cell(Inputs::All, first, last), nullptr, {Action::BuyInputs});
@@ -241,6 +237,11 @@ void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const
   const float* const of_rest = rest->seconds + (begin - shift);
   const float* const of_again = again->seconds + begin;
   float* const best = cell.seconds + begin;
+  if (begin < cell.first_possible) {
+    std::fill(best, cell.seconds + cell.first_possible, kInfinity);
+    std::fill(cell.choice + begin, cell.choice + cell.first_possible, std::bit_cast<uint32_t>(Choice{}));
+    cell.first_possible = begin;
+  }
   const float least_sum = own + of_rest[count - 1] + of_again[count - 1];
   if (least_sum >= best[0]) {
     return;
@@ -248,7 +249,6 @@ void SegmentTable::relax(Cell& cell, int least, double seconds, int shift, const
   const float* const end = std::partition_point(best, best + count, [&](float one) { return one > least_sum; });
   take_faster(best, cell.choice + begin, of_rest, of_again, own, std::bit_cast<uint32_t>(choice),
               static_cast<int>(end - best));
-  cell.first_possible = std::min(cell.first_possible, begin);
 }
 
 std::vector<Stays> SegmentTable::plans() const {
@@ -256,9 +256,10 @@ std::vector<Stays> SegmentTable::plans() const {
   if (count_ == 0) {
     return result;
   }
-  const float* const seconds = cell(Inputs::All, 0, count_ - 1).seconds;
+  const Cell& all = cell(Inputs::All, 0, count_ - 1);
+  const float* const seconds = all.seconds;
   float before = kInfinity;
-  for (int m = 0; m < kSlots; ++m) {
+  for (int m = all.first_possible; m < kSlots; ++m) {
     if (seconds[m] < before) {
       before = seconds[m];
       result.push_back(plan_of(m));
@@ -272,7 +273,8 @@ std::optional<Stays> SegmentTable::within(int64_t bytes) const {
     return std::nullopt;
   }
   const int m = static_cast<int>(std::min<int64_t>(bytes / unit_, kSlots - 1));
-  const bool is_possible = cell(Inputs::All, 0, count_ - 1).seconds[m] < kInfinity;
+  const Cell& all = cell(Inputs::All, 0, count_ - 1);
+  const bool is_possible = m >= all.first_possible && all.seconds[m] < kInfinity;
   return is_possible ? std::optional(plan_of(m)) : std::nullopt;
 }
 

@@ -34,8 +34,8 @@ class SegmentTable {
     int16_t number = 0;         // of the option; or of the segment after the cut
   };
   struct Cell {
-    float* seconds = nullptr;    // [slots]; never rise; infinite if the slots are not enough
-    uint32_t* choice = nullptr;  // [slots]; the bits of a Choice
+    float* seconds = nullptr;    // [slots], from first_possible on; never rise; infinite if the slots are not enough
+    uint32_t* choice = nullptr;  // the bits of a Choice; the same index
     int first_possible = kSlots;
   };
   struct Taken {  // bytes that an option takes, by the last segment that reads
