@@ -78,7 +78,8 @@ const StepPlan* StepPlanner::plan(const StepToPlan& step) {
 }
 
 // Plans again because the step needs more bytes than before: from the trials so far, or anew if nothing of these fits
-// and more can be tried. A plan that ran out of memory is not made anew here: plan_life.h says when.
+// and more can be tried. A plan that ran out of memory is not made anew here (plan_life.h says when), but with the
+// model in files.
 void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
   const bool may_leave = known.plan.placement.model == Place::Memory && step.counts.model_in_file.can_leave();
   std::exception_ptr refusal;
@@ -94,7 +95,7 @@ void StepPlanner::plan_again(Known& known, const StepToPlan& step) {
     refusal = std::current_exception();
   }
   try {
-    known = plan_anew(step);
+    known = known.is_stale ? *try_with(step, Place::File) : plan_anew(step);
   } catch (const BudgetExceeded& error) {
     if (error.smallest_feasible().count() == 0) {  // the trials so far may know a budget
       std::rethrow_exception(refusal);

@@ -141,7 +141,7 @@ bool StepTrials::count_idle_state() {
 
 // --- trying
 
-void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) {
+void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices, bool persists) {
   TrialRunner& trial = step.trial;
   int64_t kept = 0;
   trial.unload();
@@ -153,8 +153,8 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
     const int64_t loaded = memory.live(limits_->device) - before;
     SameLosses losses("Stepper", ", or set plan = false");
     const auto forward = losses.of([&] { return trial.loss(); });
-    ProfiledStep found = profile_step(forward, {.link = limits_->link}, trial.journal(),
-                                      {.counts_kept = true, .persists = is_least(step, items) || is_last_resort_});
+    ProfiledStep found =
+        profile_step(forward, {.link = limits_->link}, trial.journal(), {.counts_kept = true, .persists = persists});
     tried_.insert_or_assign(items, Tried{std::move(found.profile), loaded, slices});
     trial.unload();
     kept = found.kept_bytes;
@@ -166,14 +166,14 @@ void StepTrials::profile(const StepToPlan& step, int64_t items, int64_t slices) 
 }
 
 // False: the micro-batch does not run within the budget.
-bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices) {
+bool StepTrials::try_one(const StepToPlan& step, int64_t items, int64_t slices, bool is_last_resort) {
   const auto note = [&](std::string_view what) {
     untried_ += fmt::format("{:>12} {}{}\n", items, slices > 1 ? fmt::format("in {} slices ", slices) : "", what);
   };
   const SliceScope scope(slices);
   tried_.erase(items);
   try {
-    profile(step, items, slices);
+    profile(step, items, slices, is_last_resort || is_least(step, items));
   } catch (const DistributedError&) {
     throw;
   } catch (const std::exception& error) {
@@ -224,11 +224,9 @@ int64_t StepTrials::try_all(const StepToPlan& step, const Choice* before) {
       return items;
     }
   }
-  if (!has_found() &&
-      step.counts.batch > 1) {  // the gradients between micro-batches may take more than the whole batch
-    is_last_resort_ = true;
-    try_one(step, step.counts.batch);
-    is_last_resort_ = false;
+  // The gradients between micro-batches may take more than the whole batch.
+  if (step.counts.batch > 1 && !tried_.contains(step.counts.batch) && !has_found()) {
+    try_one(step, step.counts.batch, /*slices=*/1, /*is_last_resort=*/true);
   }
   return 1;
 }

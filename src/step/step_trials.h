@@ -103,8 +103,8 @@ class StepTrials {
     }
   };
 
-  bool try_one(const StepToPlan& step, int64_t items, int64_t slices = 1);
-  void profile(const StepToPlan& step, int64_t items, int64_t slices);
+  bool try_one(const StepToPlan& step, int64_t items, int64_t slices = 1, bool is_last_resort = false);
+  void profile(const StepToPlan& step, int64_t items, int64_t slices, bool persists);
   int64_t try_all(const StepToPlan& step, const Choice* before);
   int64_t try_at_most(const StepToPlan& step, const Choice* before, int64_t items);
   int64_t try_whole(const StepToPlan& step);
@@ -158,7 +158,6 @@ class StepTrials {
   Placement placement_;  // of the last plan
   bool state_must_be_in_file_ = false;
   bool trusts_idle_state_ = true;
-  bool is_last_resort_ = false;     // nothing smaller is left to try
   std::map<int64_t, Tried> tried_;  // by items
   std::string pinned_by_;           // why the batch is not cut
   std::string untried_;             // the micro-batches that did not run, for people
