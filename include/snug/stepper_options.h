@@ -59,8 +59,9 @@ enum class Weights {
 ///   memory free or under a new plan. accumulate() has conditions of its own for a repetition.
 /// - Effects: after each extra call of loss_of, and if a step is repeated or throws, most effects of loss_of are put
 ///   back. Other effects are a ConfigError if the losses show a change. docs/budget.md lists both kinds.
-/// - Optimizers other than snug's and torch's usual ones: the second step plans again, and updates run without the
-///   limit. docs/budget.md lists the optimizers.
+/// - Optimizers other than snug's, torch's usual ones and MemoryAware ones: the second step plans again, and an update
+///   runs without the limit unless before_writing() returns true, because the optimizer might run out of memory with
+///   some parameters updated. docs/budget.md lists the optimizers.
 /// - Several ranks: all take the smallest budget and the smallest micro-batch that a rank needs, and repeat a step
 ///   together. loss_of must send over the group of data_parallel only, or `plan` must be false. See docs/ranks.md.
 struct BudgetOptions {
