@@ -99,6 +99,9 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
   detail::TapeRecorder recorder(device);
   const auto tape = std::make_shared<OpTape>(schedule, &recorder);
   step.unfinished.reset();
+  const auto note_writes = [&] {
+    step.written_in_backward.insert(tape->written_in_backward().begin(), tape->written_in_backward().end());
+  };
   try {
     detail::record_step(
         step.forward_and_loss, tape, recorder, step.journal,
@@ -107,10 +110,10 @@ ProfiledStep profile_once(ToProfile& step, c10::Device device, const Schedule& s
     step.unfinished = recorder.take_unfinished();
     step.packed = recorder.packed();
     std::erase_if(step.packed, [&](const auto& one) { return tape->is_asked_inside(one.first); });
-    step.written_in_backward.insert(tape->written_in_backward().begin(), tape->written_in_backward().end());
+    note_writes();
     throw;
   }
-  step.written_in_backward.insert(tape->written_in_backward().begin(), tape->written_in_backward().end());
+  note_writes();
   const int64_t let_go = recorder.let_go_bytes();
   plan::Profile profile = recorder.take();
   forbid_replays_of_readers(profile, step.written_in_backward);

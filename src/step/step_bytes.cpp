@@ -25,9 +25,9 @@ int64_t weight_bytes(const torch::nn::Module& model, const TrainedParameters& pa
 
 // Of state that can leave memory, nearly all leaves. Counters of steps and a frozen parameter's state stay. Counting
 // tensors in a file would read the tensors.
-int64_t state_bytes(const torch::optim::Optimizer& optimizer, const StatePlace& place) {
-  if (place.bytes().moved > 0) {
-    return place.bytes().moved;
+int64_t state_bytes(const torch::optim::Optimizer& optimizer, const PartInFile& in_file) {
+  if (in_file.can_leave()) {
+    return in_file.moved;
   }
   AllocatedBytes bytes;
   for (const at::Tensor& tensor : state_tensors(optimizer)) {
@@ -59,9 +59,10 @@ BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Op
   BytesByKind bytes;
   bytes.weights.in_memory = weight_bytes(model, parameters);
   bytes.gradients.in_memory = parameters.bytes_of_all_gradients();
-  bytes.optimizer_state.in_memory = state_bytes(optimizer, state_place);
+  const PartInFile state_in_file = state_place.bytes();
+  bytes.optimizer_state.in_memory = state_bytes(optimizer, state_in_file);
   if (placement.state == Place::File) {
-    bytes.optimizer_state.outside = state_place.bytes().moved;
+    bytes.optimizer_state.outside = state_in_file.moved;
     bytes.optimizer_state.in_memory -= bytes.optimizer_state.outside;
   }
   if (placement.model == Place::File) {
@@ -74,4 +75,5 @@ BytesByKind bytes_by_kind(const torch::nn::Module& model, const torch::optim::Op
   }
   return bytes;
 }
+
 }  // namespace snug::detail
