@@ -22,7 +22,7 @@ struct Candidate {
   int64_t items = 0;                     ///< in every micro-batch; the last may have fewer
   const Simulator* simulator = nullptr;  ///< of a micro-batch of so many items; not owned
   int64_t own_bytes = 0;                 ///< in memory beside its activations, for example copies of items
-  Solver* solver = nullptr;              ///< of the simulator, with answers of earlier searches; null: none
+  Solver* solver = nullptr;              ///< of the simulator, with answers and options of its own; null: none
 };
 
 /// The step that must fit, and the memory and time beside the step's activations.

@@ -115,6 +115,36 @@ TEST(SearchStep, IsNeverSlowerThanTwoHalvesWithEverythingKeptInTheirBytes) {
   }
 }
 
+TEST(SearchStep, IsAsGoodWithSolversThatHaveAnsweredOtherBudgets) {
+  const Splits splits;
+  for (const bool rises : {false, true}) {
+    std::vector<Solver> solvers;
+    for (const Candidate& candidate : splits.all()) {
+      solvers.emplace_back(*candidate.simulator, kQuick);
+    }
+    for (const int64_t eighths : rises ? std::vector<int64_t>{3, 5, 7, 8} : std::vector<int64_t>{8, 7, 5, 3}) {
+      const SearchOptions options{.batch = 8, .budget = splits.plain() * eighths / 8, .solver = kQuick};
+      std::vector<Candidate> remembering = splits.all();
+      for (size_t i = 0; i < remembering.size(); ++i) {
+        remembering[i].solver = &solvers[i];
+      }
+      const Search fresh = search(splits.all(), options), again = search(remembering, options);
+      ASSERT_TRUE(fresh.choice && again.choice);
+      EXPECT_LE(again.choice->seconds, fresh.choice->seconds);
+      EXPECT_LE(again.choice->peak_bytes, options.budget);
+    }
+  }
+}
+
+TEST(SearchStep, SaysThatBoundsLeaveACandidateOut) {
+  const Splits splits;
+  const Search found = search({{8, &splits.whole}, {4, &splits.half, /*own_bytes=*/splits.plain()}},
+                              {.batch = 8, .budget = splits.plain() * 9 / 10, .solver = kQuick});
+  ASSERT_TRUE(found.choice);
+  EXPECT_EQ(found.choice->items, 8);
+  EXPECT_THAT(found.explain(), HasSubstr("does not fit, whatever it keeps"));
+}
+
 TEST(SearchStep, CountsGradientsFromTheSecondMicroBatchOnAndForTheOptimizer) {
   const Splits splits;
   const int64_t half = splits.half.run(keep_all(splits.half.profile())).peak_bytes;

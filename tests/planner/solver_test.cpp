@@ -161,6 +161,17 @@ TEST(PlanSolver, HasTheSameSmallestPlanWhenTheStepIsMeasuredAgain) {
   }
 }
 
+TEST(PlanSolver, AnswersABudgetAgainWithoutAnotherSearch) {
+  const Simulator simulator(gpt_profile(4));
+  const int64_t budget = simulator.run(keep_all(simulator.profile())).peak_bytes / 3;
+  Solver solver(simulator, {.work = 200'000});
+  const Answer first = solver.solve(budget);
+  const int64_t simulations = solver.simulations();
+  ASSERT_TRUE(std::holds_alternative<Solution>(first));
+  EXPECT_EQ(std::get<Solution>(solver.solve(budget)), std::get<Solution>(first));
+  EXPECT_EQ(solver.simulations(), simulations);
+}
+
 TEST(PlanSolver, SaysHowManyBytesWouldDo) {
   const Simulator simulator(gpt_profile(2));
   Solver solver(simulator);
