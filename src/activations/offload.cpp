@@ -17,7 +17,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "snug/core.h"
-#include "src/activations/kept_elsewhere.h"
 #include "src/activations/late_copies.h"
 #include "src/activations/offload_store.h"
 #include "src/core/has_bytes.h"
@@ -289,11 +288,6 @@ void SavedStorage::forget() {
 }
 
 }  // namespace
-
-std::shared_ptr<detail::SavedTensorPolicy> detail::offload_packer() {
-  static const auto packer = std::make_shared<OffloadPolicy>(OffloadOptions{});
-  return packer;
-}
 
 std::string OffloadReport::str() const {
   std::string text =

@@ -17,7 +17,8 @@
 // - op_tape_holding.cpp: which of program, tape and store owns a storage;
 // - op_tape_streams.cpp: device streams that use a storage;
 // - op_tape_saved.cpp: tensors saved by autograd;
-// - op_tape_replay.cpp: operators that run again.
+// - op_tape_replay.cpp: operators that run again;
+// - op_tape_region.cpp: checkpointed regions.
 //
 // Problem: a record must name operands by value and must not keep the values alive. Tensors are also written by code
 // without operators: custom functions write through pointers.
@@ -130,7 +131,11 @@ int OpTape::add_storage(const at::Tensor& tensor, int producer) {
       .holding = Holding(tensor.storage()),
   });
   if (storage.origin == TapeStorage::Origin::Program) {
-    storage.holding.hold(tensor.storage());
+    if (region_) {
+      keep_outside(number, tensor, region_->outside);
+    } else {
+      storage.holding.hold(tensor.storage());
+    }
   }
   storage.counts.emplace_back(tensor);
   begin_streams(number, tensor.storage());
@@ -162,6 +167,9 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
       }
     });
   }
+  if (region_) {
+    prepare_operands(record, traits, arguments);
+  }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (is_statistic(i) && !statistics.empty()) {
       continue;  // the results of batch normalisation do not depend on the statistics that are moved
@@ -190,6 +198,10 @@ TapeOperator OpTape::read_arguments(const OperatorCall& call, Stack& stack) {
   }
   call.random.is_noted = call.random.is_noted || traits.draws(arguments);
   save_from_write(record, written, statistics);
+  if (region_) {
+    save_from_write_in_region(written);
+    save_from_write_in_region(statistics);
+  }
   for (const at::Tensor& tensor : statistics) {
     unseen_write(tensor);
   }
@@ -297,6 +309,9 @@ void OpTape::note_unseen_write(int storage) {
   TapeStorage& s = at(storage);
   s.producers.push_back(-1);
   s.is_rebuildable = s.is_external();
+  if (region_ && std::exchange(s.is_read, false)) {
+    keep_what_depends_on({storage});
+  }
   if (listener_ != nullptr) {
     listener_->before_operator();
     listener_->after_operator(
@@ -339,6 +354,9 @@ std::vector<std::pair<int, const void*>> OpTape::read_results(TapeOperator& reco
     const int number = add_storage(tensor, static_cast<int>(operators_.size()));
     record.results.push_back({result, element, number});
     record.writes.push_back({number, 0});
+    if (region_) {
+      choose_treatment(record, number);
+    }
     if (listener_ != nullptr) {
       made.emplace_back(number, tensor.storage().data());
     }

@@ -28,7 +28,8 @@
 //   tensor's write count, and the written values are not rebuilt.
 // - An operator that read memory lent by the program, as a batch in a loader's buffer (from_blob), does not run again:
 //   the owner may fill the memory again, or take the memory back.
-// - Without a schedule, the tape keeps everything saved by autograd, or nothing (drop_everything).
+// - Without a schedule, the tape keeps everything saved by autograd, or nothing (drop_everything), or serves a
+//   checkpointed region (op_tape_region.cpp).
 // - With a schedule, results stay right where operators differ from the schedule. From the first different operator on,
 //   the tape keeps everything. Before a different operator writes to the inputs of dropped results, the tape rebuilds
 //   and keeps the dropped results.
@@ -55,12 +56,14 @@
 
 #include "snug/core.h"
 #include "src/activations/offload_store.h"
+#include "src/activations/operator_traits.h"
 #include "src/memory/operator_mode.h"
 #include "src/memory/saved_tensor_policy.h"
 #include "src/planner/replay.h"
 #include "src/remat/schedule_cursor.h"
 #include "src/remat/tape_listener.h"
 #include "src/remat/tape_operator.h"
+#include "src/remat/tape_region.h"
 #include "src/remat/tape_schedule.h"
 #include "src/remat/tape_shapes.h"
 #include "src/remat/tape_storage.h"
@@ -79,13 +82,20 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
  public:
   /// `listener` may be null. Otherwise the listener must live until forget_listener().
   explicit OpTape(std::shared_ptr<const TapeSchedule> schedule, TapeListener* listener = nullptr);
+  /// A tape that drops all results of a region, but for the results that the region's policy keeps.
+  explicit OpTape(TapeRegion region);
 
   void call(const OperatorCall& call, Stack& stack) override;
   void unseen_write(const at::Tensor& tensor) override;
+  void before_unseen_write(const at::Tensor& tensor) override;
   void was_switched_off() override;
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
   bool gives_away(std::any& packed, const at::Tensor& unpacked);
+  /// The values of a tensor packed by pack(); the tape does not count the tensor as used.
+  at::Tensor look_at(std::any& packed);
+  /// In a region: `tensor` comes from outside, and `policy` keeps the tensor. Call before the first operator.
+  void keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy);
   /// Ends the forward pass. Unpacking ends the forward pass as well, except for a request from a backward pass inside
   /// the forward pass, if the schedule has the inner pass or a listener must hear of the inner pass.
   void close();
@@ -158,6 +168,18 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void dropped(int storage, c10::DataPtr data);
   bool is_workspace_of(int storage, const at::Tensor& tensor) const;
 
+  // Regions.
+  void prepare_operands(TapeOperator& record, const OperatorTraits& traits, const Arguments& arguments);
+  void choose_treatment(const TapeOperator& record, int storage);
+  void judge_in_region(const TapeOperator& record, int storage);
+  void keep_outside(int storage, const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy);
+  c10::Storage from_outside(int storage);
+  void copy_before_write(const at::Tensor& tensor);
+  void save_from_write_in_region(const std::vector<at::Tensor>& written);
+  void forget_what_is_unneeded();
+  void note_asked(int storage);
+  std::string name() const { return region_ ? region_->name : "Rematerialize"; }
+
   // Streams of a device.
   void begin_streams(int storage, const c10::Storage& memory);
   void add_stream(int storage, const c10::Storage& memory, const c10::Stream& stream);
@@ -204,6 +226,7 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
 
   ScheduleCursor cursor_;
   std::string growth_;
+  std::optional<TapeRegion> region_;
   std::shared_ptr<OffloadStore> store_;  // outlives the stored copies
   TapeListener* listener_;
   std::vector<TapeStorage> storages_;

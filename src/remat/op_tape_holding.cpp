@@ -142,13 +142,16 @@ bool OpTape::is_kept(int storage) const {
   const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
   const bool is_dropped = scheduled != nullptr
                               ? !scheduled->keep_if_saved || (keeps_graph_ && cursor_.is_let_go(*scheduled))
-                              : drops_everything_;
+                              : drops_everything_ || region_.has_value();
   return !is_dropped || s.is_asked_inside || (!s.is_rebuildable && !goes_away(storage));
 }
 
 // Whether the storage goes to the store when nobody holds the storage, because of a later need.
 bool OpTape::goes_away(int storage) const {
   const TapeStorage& s = storages_[static_cast<size_t>(storage)];
+  if (region_) {
+    return s.is_offloaded;
+  }
   const TapeSchedule::ForStorage* scheduled = store_ ? cursor_.of(storage) : nullptr;
   if (scheduled == nullptr) {
     return drops_everything_ && store_ != nullptr && !s.is_external() && !s.is_rebuildable;
@@ -158,8 +161,8 @@ bool OpTape::goes_away(int storage) const {
 
 bool OpTape::should_hold(int storage) {
   const TapeStorage& s = at(storage);
-  return (s.is_external() && !s.is_lent()) || s.claimed || s.is_leaving || s.uses > 0 ||
-         (s.slots > 0 && is_kept(storage));
+  const bool is_outside = s.is_external() && !s.is_lent() && s.outside == nullptr && !s.is_unneeded;
+  return is_outside || s.is_source || s.claimed || s.is_leaving || s.uses > 0 || (s.slots > 0 && is_kept(storage));
 }
 
 // Makes the tape hold the storage, put the storage away or release the storage, as should_hold() and goes_away() say
@@ -213,10 +216,15 @@ c10::Storage OpTape::bring(int storage) {
   if (!memory && s.holding.is_away()) {
     memory = load(storage);
   }
+  if (!memory && s.outside != nullptr) {
+    memory = from_outside(storage);
+  }
   if (memory) {
     meet_stream(storage, memory);
   }
-  if (memory && is_closed_ && goes_away(storage)) {
+  const bool returns = region_ ? s.slots > 0 && (s.is_offloaded || s.outside != nullptr) : goes_away(storage);
+  if (memory && is_closed_ && returns) {
+    s.unasked = s.claimed ? s.unasked : s.slots;
     s.claimed = true;
     settle(storage);
   }

@@ -8,6 +8,7 @@
 
 #include "snug/core.h"
 #include "src/activations/storage_views.h"
+#include "src/memory/cpu_allocator.h"
 #include "src/planner/replay.h"
 #include "src/remat/op_tape.h"
 
@@ -92,13 +93,14 @@ class OpTape::Replay {
     const TapeStorage& storage = tape_.at(value.storage);
     if (storage.is_external()) {
       throw CannotRebuild(
-          "Rematerialize: a parameter, buffer or input was written in place after the forward pass read it, or its memory "
-          "given back, and is needed to rebuild what backward asks for; go backward before you change it");
+          tape_.name() +
+          ": a parameter, buffer or input was written in place after the forward pass read it, or its memory given "
+          "back, and is needed to rebuild what backward asks for; go backward before you change it");
     }
     throw CannotRebuild(
-        fmt::format("Rematerialize: the result of operator {}, which is needed to rebuild what backward asks for, is "
-                    "gone and cannot be made again; was it written in place after the forward pass?",
-                    storage.producers[static_cast<size_t>(value.version)]));
+        fmt::format("{}: the result of operator {}, which is needed to rebuild what backward asks for, is gone and "
+                    "cannot be made again; was it written in place after the forward pass?",
+                    tape_.name(), storage.producers[static_cast<size_t>(value.version)]));
   }
 
   Stack stack_for(const TapeOperator& op) const {
@@ -126,7 +128,11 @@ class OpTape::Replay {
     s.counts.clear();  // this memory belongs to the tape alone
     s.is_watched = false;
     s.claimed = s.claimed || tape_.stays_after_replay(storage);
+    s.unasked = s.slots;
     s.holding.hold(tape_.should_hold(storage) ? memory : c10::Storage());
+    if (tape_.region_ && s.slots > 0) {
+      report_saved_for_backward(memory.data());
+    }
   }
 
   OpTape& tape_;
@@ -137,7 +143,7 @@ class OpTape::Replay {
 };
 
 bool OpTape::stays_after_replay(int storage) const {
-  if (!is_closed_) {  // a backward pass inside the forward pass asks for layer after layer
+  if (!is_closed_ || region_) {  // a backward pass inside the forward pass asks for layer after layer
     return storages_[static_cast<size_t>(storage)].slots > 0;
   }
   const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
@@ -156,7 +162,7 @@ void OpTape::judge_all_again() {
   const auto is_there = [&](plan::Value value) {
     const TapeStorage& s = at(value.storage);
     return s.is_external() ? value.version == s.last_version() && !s.has_changed_unseen()
-                           : s.is_rebuildable || s.claimed || s.holding.is_away() || s.slots > 0;
+                           : s.is_rebuildable || s.claimed || s.is_source || s.holding.is_away() || s.slots > 0;
   };
   for (const TapeOperator& op : operators_) {
     const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), is_there);

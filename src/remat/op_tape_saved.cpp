@@ -69,12 +69,16 @@ std::any OpTape::pack(const at::Tensor& tensor) {
   if (is_closed_ || !has_bytes(tensor)) {
     return tensor.detach();
   }
+  if (region_ && region_->outside != nullptr) {
+    number_of(tensor);
+  }
   const std::optional<int> known = known_number_of(tensor);
-  if (!known || at(*known).is_external()) {
+  if (!known || (at(*known).is_external() && at(*known).outside == nullptr)) {
     trust(tensor);
     return tensor.detach();
   }
   note_write_through_pointer(*known, tensor);
+  at(*known).is_rebuildable = at(*known).is_rebuildable && !at(*known).is_blank;  // until an operator fills the memory
   auto slot = std::make_shared<Slot>(shared_from_this(), *known, shapes_.of(tensor));
   ++at(slot->storage).slots;
   if (listener_ != nullptr) {
@@ -123,8 +127,11 @@ void OpTape::close() {
       count.accept();
     }
     const TapeSchedule::ForStorage* scheduled = cursor_.of(s);
-    storage.claimed = storage.claimed && scheduled != nullptr && scheduled->needed_until >= 0;
+    storage.claimed = storage.claimed && (region_ || (scheduled != nullptr && scheduled->needed_until >= 0));
     settle(s);
+  }
+  if (region_) {
+    forget_what_is_unneeded();
   }
 }
 
@@ -196,6 +203,9 @@ at::Tensor OpTape::unpack(std::any& packed) {
   }
   Slot& slot = *std::any_cast<std::shared_ptr<Slot>&>(packed);
   const std::lock_guard lock(mutex_);
+  if (region_ && !is_closed_) {
+    return values_of(slot);  // for a backward pass inside the region
+  }
   if (!note_ask_inside(slot.storage)) {
     close();
   }
@@ -214,10 +224,22 @@ at::Tensor OpTape::unpack(std::any& packed) {
     ++at(slot.storage).uses;
     settle(slot.storage);
   }
+  note_asked(slot.storage);
   let_go();
   if (listener_ != nullptr) {
     listener_->after_unpack();
   }
+  return result;
+}
+
+at::Tensor OpTape::look_at(std::any& packed) {
+  const auto* slot = std::any_cast<std::shared_ptr<Slot>>(&packed);
+  if (slot == nullptr) {
+    return std::any_cast<at::Tensor&>(packed);
+  }
+  const std::lock_guard lock(mutex_);
+  at::Tensor result = values_of(**slot);
+  note_asked((*slot)->storage);
   return result;
 }
 
@@ -252,7 +274,8 @@ bool OpTape::gives_away(std::any& packed, const at::Tensor& unpacked) {
   constexpr size_t kTapeAndResult = 2, kOwnAndStrong = 2;
   const c10::Storage& memory = unpacked.storage();
   const size_t of_tape = storage.holding.address() == memory.unsafeGetStorageImpl() ? 1 : 0;
-  const bool is_last = (*slot)->is_used && storage.slots == 1 && !storage.claimed && !goes_away((*slot)->storage);
+  const bool is_last =
+      (*slot)->is_used && storage.slots == 1 && !storage.claimed && !storage.is_source && !goes_away((*slot)->storage);
   (*slot)->is_given = is_last && storage.holding.is_own() && memory.use_count() == kTapeAndResult &&
                       memory.getWeakStorageImpl().weak_use_count() == kOwnAndStrong + of_tape;
   return (*slot)->is_given;
@@ -269,6 +292,10 @@ void OpTape::slot_is_gone(Slot& slot) {
     }
   } else if (listener_ != nullptr) {
     listener_->on_unused(slot.storage);
+  }
+  if (region_ && storage.unasked >= storage.slots) {
+    storage.unasked = storage.slots;
+    storage.claimed = storage.claimed && storage.slots > 0;
   }
   settle(slot.storage);
   if (slot.is_given) {

@@ -78,7 +78,8 @@ void OpTape::judge(const TapeOperator& record) {
   const bool can_be =
       record.is_replayable && std::all_of(record.needs.begin(), record.needs.end(), [&](plan::Value value) {
         const TapeStorage& storage = at(value.storage);
-        return storage.is_external() || storage.is_rebuildable || storage.claimed || goes_away(value.storage);
+        return storage.is_external() || storage.is_rebuildable || storage.claimed || storage.is_source ||
+               goes_away(value.storage);
       });
   for (const plan::Value& value : record.writes) {
     TapeStorage& storage = at(value.storage);
@@ -102,6 +103,9 @@ void OpTape::judge(const TapeOperator& record) {
       if (listener_ != nullptr) {
         listener_->on_resized(value.storage);
       }
+    }
+    if (region_) {
+      judge_in_region(record, value.storage);
     }
     if (drops_everything_ && !storage.is_rebuildable && store_ == nullptr) {
       storage.claimed = true;  // so that storages made from this storage can be rebuilt
@@ -161,7 +165,7 @@ void OpTape::keep_what_depends_on(const std::set<int>& lost) {
     if (s.is_external() || lost.contains(value.storage)) {
       return !lost.contains(value.storage) && value.version == s.last_version();
     }
-    return can_come[static_cast<size_t>(value.storage)] || s.claimed || goes_away(value.storage);
+    return can_come[static_cast<size_t>(value.storage)] || s.claimed || s.is_source || goes_away(value.storage);
   };
   for (const TapeOperator& op : operators_) {
     const bool can_run = op.is_replayable && std::all_of(op.needs.begin(), op.needs.end(), will_be_there);

@@ -36,6 +36,10 @@ struct TapeOperator {
   c10::SmallVector<plan::Value, 2> writes;
   bool is_replayable = true;
   bool reads_batch_statistics = false;
+  // In a region only (op_tape_region.cpp).
+  bool is_in_graph = false;      // reads values of a tensor that requires a gradient, in gradient mode
+  bool is_drawn = false;         // outside of the graph: draws, or computes from random values
+  bool makes_blank = false;      // outside of the graph: reads no values and draws nothing
   at::Generator drew_from = {};  // the generator's state before the operator
 };
 

@@ -42,7 +42,6 @@
 
 #include "snug/core.h"
 #include "snug/state.h"
-#include "src/activations/slice_scope.h"
 #include "src/core/first_line.h"
 #include "src/memory/device_memory.h"
 #include "src/planner/extrapolate.h"
@@ -50,6 +49,7 @@
 #include "src/remat/activation_plan.h"
 #include "src/remat/profile_step.h"
 #include "src/remat/same_losses.h"
+#include "src/remat/slice_scope.h"
 
 namespace snug::detail {
 namespace {

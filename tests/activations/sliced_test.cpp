@@ -10,7 +10,7 @@
 #include "snug/checkpoint.h"
 #include "snug/core.h"
 #include "snug/memory.h"
-#include "src/activations/slice_scope.h"
+#include "src/remat/slice_scope.h"
 #include "tests/support/tensors.h"
 
 namespace snug::sliced_test {

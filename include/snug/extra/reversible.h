@@ -37,15 +37,10 @@ struct ReversibleOptions {
   /// forward(x) halves x along this dimension: -1 for [batch, time, width], 1 for pictures [batch, channels, height,
   /// width].
   int64_t dim = -1;
-  /// Recompute with the random numbers of the forward, as checkpoint() does.
-  bool preserve_rng_state = true;
-  /// The same as CheckpointOptions::draws_unseen. Off: random numbers drawn outside of operators differ in the
-  /// recomputation, without an error.
-  bool draws_unseen = false;
 };
 
-/// Backward rebuilds the input of a half-block, runs the half-block again as checkpoint() does (same autocast state, by
-/// default same random numbers) and goes on to the half-block before. Works with retain_graph, torch::autograd::grad,
+/// Backward rebuilds the input of a half-block, runs the half-block's operators again as checkpoint() does, and goes on
+/// to the half-block before. Works with retain_graph, torch::autograd::grad,
 /// and inside checkpoint() or another ReversibleSequential.
 ///
 /// The rebuilt inputs differ from the original inputs by rounding: each subtraction adds an error of the size of the

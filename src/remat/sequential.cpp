@@ -1,21 +1,18 @@
 #include <cmath>
-#include <memory>
 #include <utility>
 
 #include <fmt/format.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "snug/checkpoint.h"
 #include "snug/core.h"
+#include "snug/sliced.h"
 
 namespace snug {
 namespace {
 
 using Layer = std::function<at::Tensor(at::Tensor)>;
-using ModulePointer = std::shared_ptr<torch::nn::Module>;
 
-at::Tensor run_chain(const std::vector<Layer>& layers, int64_t segments, at::Tensor input, LastSegment last,
-                     const ModulePointer& module) {
+at::Tensor run_chain(const std::vector<Layer>& layers, int64_t segments, at::Tensor input, LastSegment last) {
   const size_t n = layers.size();
   if (n == 0 || segments < 0 || segments > static_cast<int64_t>(n)) {
     throw ConfigError(
@@ -38,8 +35,7 @@ at::Tensor run_chain(const std::vector<Layer>& layers, int64_t segments, at::Ten
     if (is_last && last == LastSegment::Plain) {
       input = run(std::move(input));
     } else {
-      input =
-          checkpoint({.label = fmt::format("segment {} of {}", i + 1, count), .module = module}, run, std::move(input));
+      input = checkpoint({.label = fmt::format("segment {} of {}", i + 1, count)}, run, std::move(input));
     }
   }
   return input;
@@ -49,7 +45,7 @@ at::Tensor run_chain(const std::vector<Layer>& layers, int64_t segments, at::Ten
 
 at::Tensor checkpoint_sequential(const std::vector<Layer>& layers, int64_t segments, at::Tensor input,
                                  LastSegment last) {
-  return run_chain(layers, segments, std::move(input), last, /*module=*/nullptr);
+  return run_chain(layers, segments, std::move(input), last);
 }
 
 at::Tensor checkpoint_sequential(torch::nn::Sequential layers, int64_t segments, at::Tensor input, LastSegment last) {
@@ -57,7 +53,7 @@ at::Tensor checkpoint_sequential(torch::nn::Sequential layers, int64_t segments,
   for (torch::nn::AnyModule& module : *layers) {
     functions.emplace_back([module](at::Tensor x) mutable { return module.forward(std::move(x)); });
   }
-  return run_chain(functions, segments, std::move(input), last, layers.ptr());
+  return run_chain(functions, segments, std::move(input), last);
 }
 
 }  // namespace snug

@@ -1,3 +1,5 @@
+#include "snug/sliced.h"
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -7,9 +9,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "snug/checkpoint.h"
 #include "snug/core.h"
-#include "src/activations/slice_scope.h"
+#include "src/remat/slice_scope.h"
 
 namespace snug {
 namespace {

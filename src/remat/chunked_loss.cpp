@@ -57,8 +57,8 @@ at::Tensor chunked_cross_entropy(at::Tensor hidden, at::Tensor weight, at::Tenso
   const auto targets = target.reshape({-1}).split(options.chunk);
   at::Tensor sum;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const at::Tensor part = checkpoint({.preserve_rng_state = false, .label = "chunked_cross_entropy"}, sum_of_rows,
-                                       rows[i], weight, targets[i], options.bias);
+    const at::Tensor part =
+        checkpoint({.label = "chunked_cross_entropy"}, sum_of_rows, rows[i], weight, targets[i], options.bias);
     sum = sum.defined() ? sum + part : part;
   }
   if (options.reduction == Reduction::Mean) {

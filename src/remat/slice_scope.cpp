@@ -1,4 +1,4 @@
-#include "src/activations/slice_scope.h"
+#include "src/remat/slice_scope.h"
 
 namespace snug::detail {
 

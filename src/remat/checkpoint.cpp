@@ -1,0 +1,43 @@
+#include "snug/checkpoint.h"
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+
+#include "src/memory/operator_mode.h"
+#include "src/memory/saved_tensor_policy.h"
+#include "src/remat/op_tape.h"
+
+namespace snug::detail {
+
+class CheckpointScope::Impl {
+ public:
+  explicit Impl(CheckpointOptions options)
+      : tape_(std::make_shared<OpTape>(TapeRegion{
+            .name = options.label.empty() ? "checkpoint" : "checkpoint '" + options.label + "'",
+            .policy = std::move(options.policy),
+            .outside = current_policy(),
+        })),
+        saved_(std::make_shared<TapePolicy>(tape_)),
+        operators_(std::in_place, *tape_) {}
+
+  ~Impl() {
+    operators_.reset();
+    saved_.reset();
+    tape_->close();
+  }
+
+ private:
+  std::shared_ptr<OpTape> tape_;
+  std::optional<PolicyScope> saved_;
+  std::optional<OperatorScope> operators_;
+};
+
+CheckpointScope::CheckpointScope(CheckpointOptions options)
+    : impl_(c10::GradMode::is_enabled() ? std::make_unique<Impl>(std::move(options)) : nullptr) {}
+
+CheckpointScope::~CheckpointScope() = default;
+
+}  // namespace snug::detail
