@@ -7,20 +7,23 @@ from torch.utils.checkpoint import checkpoint
 
 
 def seconds_of(loss):
+    begin = time.process_time()
     loss().backward()
-    seconds = []
-    for _ in range(7):
-        begin = time.process_time()
-        loss().backward()
-        seconds.append(time.process_time() - begin)
-    return sorted(seconds)[len(seconds) // 2]
+    return time.process_time() - begin
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
 
 
 def report(name, forward, x):
-    plain = seconds_of(lambda: forward(x).sum())
-    region = seconds_of(lambda: checkpoint(forward, x, use_reentrant=False).sum())
-    again = seconds_of(lambda: forward(x).sum())
-    print(f"{name:24} plain {plain:.4f} s, checkpointed {region:.4f} s: {region / plain:.2f} of plain; plain again {again / plain:.2f}")
+    turns = []
+    for _ in range(22):
+        plain = seconds_of(lambda: forward(x).sum())
+        region = seconds_of(lambda: checkpoint(forward, x, use_reentrant=False).sum())
+        turns.append((plain, region / plain, seconds_of(lambda: forward(x).sum()) / plain))
+    seconds, ratio, again = (median(column) for column in zip(*turns[1:]))
+    print(f"{name:20} plain {seconds:.4f} s; checkpointed over plain {ratio:.2f}; plain over plain {again:.2f}")
 
 
 def main():

@@ -86,6 +86,8 @@ struct Normalize : torch::autograd::Function<Normalize> {
     if (input.numel() == 0) {
       return at::empty_like(input);
     }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::AutoGradMode in_graph(true);  // a checkpointed region makes values of the graph again
     return std::get<0>(at::native_batch_norm(input, weight, bias, mean, variance, /*training=*/false, 0.0, eps));
   }
 

@@ -51,18 +51,19 @@ struct FoundReplay {
 /// Finds replays; keeps memory from replay to replay.
 class ReplayFinder {
  public:
-  /// The replay for the last version of `target`. Storages that are in memory or can be loaded are brought; the
+  /// The replay for the last versions of `targets`. Storages that are in memory or can be loaded are brought; the
   /// producers of all other needed values run again. The search is cut short after `most` operators. The result is
   /// valid until the next call.
   template <ReplaySource Source>
-  const FoundReplay& find(Source& source, int target, int64_t most = std::numeric_limits<int64_t>::max()) {
+  const FoundReplay& find(Source& source, std::span<const int> targets,
+                          int64_t most = std::numeric_limits<int64_t>::max()) {
     ++number_;
     found_.operators.clear();
     found_.made.clear();
     found_.missing.reset();
     found_.is_cut_short = false;
     found_.looked_at = 0;
-    find_operators(source, target, most);
+    find_operators(source, targets, most);
     if (!found_.missing && !found_.is_cut_short) {
       std::sort(found_.operators.begin(), found_.operators.end());
       find_lifetimes(source);
@@ -72,8 +73,11 @@ class ReplayFinder {
 
  private:
   template <ReplaySource Source>
-  void find_operators(Source& source, int target, int64_t most) {
-    pending_.assign(1, {target, source.last_version(target)});
+  void find_operators(Source& source, std::span<const int> targets, int64_t most) {
+    pending_.clear();
+    for (const int target : targets) {
+      pending_.push_back({target, source.last_version(target)});
+    }
     while (!pending_.empty()) {
       const Value value = pending_.back();
       pending_.pop_back();

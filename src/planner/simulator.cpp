@@ -199,7 +199,7 @@ class Simulator::Run {
   }
 
   bool schedule_replay(int target) {
-    const FoundReplay& found = finder_.find(*this, target, most_replayed_ - result_.replayed);
+    const FoundReplay& found = finder_.find(*this, {&target, 1}, most_replayed_ - result_.replayed);
     result_.steps += found.looked_at;
     result_.replayed += std::ssize(found.operators);
     result_.impossible = found.missing ? found.missing->storage : -1;

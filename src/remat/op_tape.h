@@ -92,7 +92,9 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::any pack(const at::Tensor& tensor);
   at::Tensor unpack(std::any& packed);
   bool gives_away(std::any& packed, const at::Tensor& unpacked);
-  /// The values of a tensor packed by pack(); the tape does not count the tensor as used.
+  /// In a region: packs a tensor like pack(). Backward's first request makes the tensor's values, too.
+  std::any pack_result(const at::Tensor& tensor);
+  /// The values of a tensor packed by pack_result().
   at::Tensor look_at(std::any& packed);
   /// In a region: `tensor` comes from outside, and `policy` keeps the tensor. Call before the first operator.
   void keep_outside(const at::Tensor& tensor, const std::shared_ptr<SavedTensorPolicy>& policy);
@@ -177,7 +179,11 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   void copy_before_write(const at::Tensor& tensor);
   void save_from_write_in_region(const std::vector<at::Tensor>& written);
   void forget_what_is_unneeded();
+  void begin_asking();
   void note_asked(int storage);
+  bool is_missing(int storage);
+  std::vector<int> targets_with(int storage);
+  void let_go_of_sources();
   std::string name() const { return region_ ? region_->name : "Rematerialize"; }
 
   // Streams of a device.
@@ -233,7 +239,10 @@ class OpTape final : public OperatorPolicy, public std::enable_shared_from_this<
   std::vector<TapeOperator> operators_;
   ska::flat_hash_map<const c10::StorageImpl*, int> numbers_;
   TapeShapes shapes_;
-  std::deque<int> leaving_;  // streamed storages that are being written, the oldest first
+  std::deque<int> leaving_;       // streamed storages that are being written, the oldest first
+  int asking_pass_ = -2;          // in a region: the last pass that has asked
+  int64_t replayed_in_pass_ = 0;  // operators
+  std::vector<int> results_;      // storages of pack_result()
   bool has_unpacked_ = false;
   bool missed_operators_ = false;
   bool is_closed_ = false;

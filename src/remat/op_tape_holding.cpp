@@ -222,9 +222,8 @@ c10::Storage OpTape::bring(int storage) {
   if (memory) {
     meet_stream(storage, memory);
   }
-  const bool returns = region_ ? s.slots > 0 && (s.is_offloaded || s.outside != nullptr) : goes_away(storage);
+  const bool returns = region_ ? s.unasked > 0 && (s.is_offloaded || s.outside != nullptr) : goes_away(storage);
   if (memory && is_closed_ && returns) {
-    s.unasked = s.claimed ? s.unasked : s.slots;
     s.claimed = true;
     settle(storage);
   }

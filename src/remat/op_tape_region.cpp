@@ -23,9 +23,10 @@
 // Options: run the callable again, as PyTorch does, and compare the two runs. Or replay the recorded operators, and
 // keep each value that an operator might not make again.
 //
-// Choice: replay. A value belongs to the graph if an operator in gradient mode made it from a tensor that requires a
-// gradient. Operators make values of the graph again. Autograd forbids writes to values of the graph through pointers,
-// but for custom functions, which say mark_dirty.
+// Choice: replay. A value belongs to the graph if an operator made the value from a tensor that requires a gradient, in
+// gradient mode. (A custom function runs without gradient mode. An operator of a program's own, which a custom function
+// calls, also makes values of the graph.) Operators make values of the graph again. Autograd forbids writes to values
+// of the graph through pointers, but for custom functions, which say mark_dirty.
 //
 // Values outside of the graph may be written through pointers: memory of torch::zeros that a loop or a kernel fills,
 // results of a custom function, copies. Such a value is kept when an operator of the graph reads the value, as if the
@@ -40,8 +41,9 @@
 // - Memory from outside is kept by the policy around the region, if there is such a policy. So a region inside a
 // region,
 //   or inside a step with a plan, does not keep the outer activations.
-// - The first request of a backward pass makes the values on the way; each stays until backward has asked for all of
-//   its tensors.
+// - A request in backward makes the values on the way to the requested value; each stays until backward has asked for
+//   all of the value's tensors. Values beside the way come later, so a pass may run an operator twice. Once a pass has
+//   run as many operators as the region has, the next request makes all values that are still missing.
 // - At the end of the region the tape lets go of values that no saved tensor depends on.
 
 namespace snug::detail {
@@ -95,7 +97,8 @@ void OpTape::prepare_operands(TapeOperator& record, const OperatorTraits& traits
     record.is_drawn = record.is_drawn || (known && at(*known).is_drawn);
   });
   reads_values = reads_values && !traits.reads_no_values;
-  record.is_in_graph = record.is_in_graph && reads_values && c10::GradMode::is_enabled();
+  const bool is_of_a_program = !record.op.schema().name().starts_with("aten::");
+  record.is_in_graph = record.is_in_graph && reads_values && (c10::GradMode::is_enabled() || is_of_a_program);
   record.is_drawn = (record.is_drawn || draws) && !record.is_in_graph;
   record.makes_blank = !reads_values && !draws;
   const bool may_run_again = record.is_in_graph || record.is_drawn;
@@ -250,27 +253,42 @@ void OpTape::copy_before_write(const at::Tensor& tensor) {
 // --- the end of the region, and backward
 
 void OpTape::forget_what_is_unneeded() {
-  std::vector<bool> is_needed(storages_.size());
+  std::vector<bool> is_saved(storages_.size()), is_operand(storages_.size());
   for (size_t s = 0; s < storages_.size(); ++s) {
-    is_needed[s] = storages_[s].slots > 0;
+    is_saved[s] = storages_[s].slots > 0;
   }
   for (auto op = operators_.rbegin(); op != operators_.rend(); ++op) {
     const bool runs_again = std::ranges::any_of(op->writes, [&](plan::Value value) {
-      const TapeStorage& s = at(value.storage);
-      return is_needed[static_cast<size_t>(value.storage)] && !s.is_external() && !s.is_source && !s.is_offloaded;
+      const auto s = static_cast<size_t>(value.storage);
+      return (is_saved[s] || is_operand[s]) && !storages_[s].is_external() && !storages_[s].is_source &&
+             !storages_[s].is_offloaded;
     });
     if (runs_again) {
       for (const plan::Value& value : op->needs) {
-        is_needed[static_cast<size_t>(value.storage)] = true;
+        is_operand[static_cast<size_t>(value.storage)] = true;
       }
     }
   }
-  for (int s = 0; s < std::ssize(storages_); ++s) {
-    if (!is_needed[static_cast<size_t>(s)]) {
-      at(s).is_source = at(s).is_offloaded = false;
-      at(s).outside.reset();
-      at(s).is_unneeded = true;
-      settle(s);
+  for (size_t i = 0; i < storages_.size(); ++i) {
+    TapeStorage& s = storages_[i];
+    if (!is_operand[i]) {
+      s.is_rebuildable = s.is_rebuildable && !s.is_source;  // kept as long as a saved tensor needs the storage
+      s.is_source = false;
+    }
+    if (!is_operand[i] && !is_saved[i]) {
+      s.is_offloaded = false;
+      s.outside.reset();
+      s.is_unneeded = true;
+    }
+    settle(static_cast<int>(i));
+  }
+}
+
+void OpTape::begin_asking() {
+  if (region_ && std::exchange(asking_pass_, current_pass()) != current_pass()) {
+    replayed_in_pass_ = 0;
+    for (TapeStorage& storage : storages_) {
+      storage.unasked = storage.slots;
     }
   }
 }
@@ -280,6 +298,52 @@ void OpTape::note_asked(int storage) {
   if (region_ && s.unasked > 0 && --s.unasked == 0) {
     s.claimed = false;
     settle(storage);
+  }
+}
+
+std::any OpTape::pack_result(const at::Tensor& tensor) {
+  if (const std::optional<int> known = known_number_of(tensor)) {
+    results_.push_back(*known);
+  }
+  return pack(tensor);
+}
+
+bool OpTape::is_missing(int storage) {
+  const TapeStorage& s = at(storage);
+  return s.unasked > 0 && !s.is_external() && s.is_rebuildable && !s.is_offloaded && !find(storage);
+}
+
+// The storages to make when backward asks for `storage`, which is the first.
+std::vector<int> OpTape::targets_with(int storage) {
+  std::vector<int> targets{storage};
+  const auto add = [&](int s) {
+    if (s != storage && is_missing(s)) {
+      targets.push_back(s);
+    }
+  };
+  if (region_ && is_closed_) {
+    std::ranges::for_each(results_, add);
+    const bool runs_often = replayed_in_pass_ >= std::ssize(operators_);
+    for (int s = 0; runs_often && s < std::ssize(storages_); ++s) {
+      add(s);
+    }
+  }
+  return targets;
+}
+
+// Once all that backward will ask for is in memory, no value is made again.
+void OpTape::let_go_of_sources() {
+  for (int s = 0; s < std::ssize(storages_); ++s) {
+    if (!is_closed_ || keeps_graph_ || is_missing(s)) {
+      return;
+    }
+  }
+  for (int s = 0; s < std::ssize(storages_); ++s) {
+    if (at(s).is_source) {
+      at(s).is_source = false;
+      at(s).claimed = at(s).unasked > 0;
+      settle(s);
+    }
   }
 }
 

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -25,16 +27,19 @@
 namespace snug::detail {
 class OpTape::Replay {
  public:
-  Replay(OpTape& tape, int target) : tape_(tape), found_(tape.replay_finder_.find(*this, target)) {
+  Replay(OpTape& tape, const std::vector<int>& targets)
+      : tape_(tape), found_(tape.replay_finder_.find(*this, targets)) {
     if (found_.missing) {
       throw_missing(*found_.missing);
     }
     for (plan::MadeAgain& one : found_.made) {
-      one.stays = one.may_stay &&
-                  (one.storage == target || tape_.stays_after_replay(one.storage) || tape_.should_hold(one.storage));
+      one.stays = one.may_stay && (one.storage == targets.front() || tape_.stays_after_replay(one.storage) ||
+                                   tape_.should_hold(one.storage));
     }
     releases_.sort(found_.made, found_.operators.size());
   }
+
+  int64_t operators() const { return std::ssize(found_.operators); }
 
   void run() {
     for (int k = 0; k < std::ssize(found_.operators); ++k) {
@@ -128,7 +133,6 @@ class OpTape::Replay {
     s.counts.clear();  // this memory belongs to the tape alone
     s.is_watched = false;
     s.claimed = s.claimed || tape_.stays_after_replay(storage);
-    s.unasked = s.slots;
     s.holding.hold(tape_.should_hold(storage) ? memory : c10::Storage());
     if (tape_.region_ && s.slots > 0) {
       report_saved_for_backward(memory.data());
@@ -143,17 +147,29 @@ class OpTape::Replay {
 };
 
 bool OpTape::stays_after_replay(int storage) const {
-  if (!is_closed_ || region_) {  // a backward pass inside the forward pass asks for layer after layer
+  if (!is_closed_) {  // a backward pass inside the forward pass asks for layer after layer
     return storages_[static_cast<size_t>(storage)].slots > 0;
+  }
+  if (region_) {
+    return storages_[static_cast<size_t>(storage)].unasked > 0;
   }
   const TapeSchedule::ForStorage* scheduled = cursor_.of(storage);
   return scheduled != nullptr && cursor_.stays_after_replay(*scheduled);
 }
 
 c10::Storage OpTape::rebuild(int storage) {
-  Replay replay(*this, storage);
-  as_replay([&] { replay.run(); });
-  return replay.memory_of({storage, at(storage).last_version()});
+  std::optional<Replay> replay;
+  try {
+    replay.emplace(*this, targets_with(storage));
+  } catch (const CannotRebuild&) {  // another target may be the storage that cannot be made
+    replay.emplace(*this, std::vector{storage});
+  }
+  as_replay([&] { replay->run(); });
+  if (region_) {
+    replayed_in_pass_ += replay->operators();
+    let_go_of_sources();
+  }
+  return replay->memory_of({storage, at(storage).last_version()});
 }
 
 // Judges again which storages can be rebuilt. Operators were judged when the operators ran; since then the program may

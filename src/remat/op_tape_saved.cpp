@@ -206,6 +206,7 @@ at::Tensor OpTape::unpack(std::any& packed) {
   if (region_ && !is_closed_) {
     return values_of(slot);  // for a backward pass inside the region
   }
+  begin_asking();
   if (!note_ask_inside(slot.storage)) {
     close();
   }
@@ -238,6 +239,7 @@ at::Tensor OpTape::look_at(std::any& packed) {
     return std::any_cast<at::Tensor&>(packed);
   }
   const std::lock_guard lock(mutex_);
+  begin_asking();
   at::Tensor result = values_of(**slot);
   note_asked((*slot)->storage);
   return result;
@@ -293,8 +295,8 @@ void OpTape::slot_is_gone(Slot& slot) {
   } else if (listener_ != nullptr) {
     listener_->on_unused(slot.storage);
   }
-  if (region_ && storage.unasked >= storage.slots) {
-    storage.unasked = storage.slots;
+  if (region_) {
+    storage.unasked = std::min(storage.unasked, storage.slots);
     storage.claimed = storage.claimed && storage.slots > 0;
   }
   settle(slot.storage);

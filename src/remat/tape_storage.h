@@ -45,7 +45,7 @@ struct TapeStorage {
   bool is_source = false;     // held until the tape ends, because other values are made from the storage
   bool is_offloaded = false;  // put away while nobody needs the storage
   bool is_unneeded = false;   // from outside, and no operator that may run again reads the storage
-  int unasked = 0;            // slots that backward has not asked for since the storage was made again
+  int unasked = 0;            // slots that the backward pass under way has not asked for
   std::shared_ptr<KeptOutside> outside = nullptr;  // memory from outside: kept by a policy outside
 
   // Owners of the bytes.
