@@ -11,10 +11,10 @@
 //
 // Choice: operators. A value is a (storage, version). The operator that allocates a storage makes version 0; each write
 // in place makes the next version. Views share a storage and make nothing. Of the tensors saved by autograd, the tape
-// keeps the storages named by the schedule. When backward asks for another storage, the producers of all
-// missing values run again: in program order, each producer once, on the same operands as before. A schedule can also
-// put a storage away, to disk or host memory. The storage leaves when the last tensor on the storage is gone, because
-// nobody can write to the storage any more.
+// keeps the storages named by the schedule. When backward asks for another storage, the producers of all missing values
+// run again: in program order, each producer once, on the same operands as before. A schedule can also put a storage
+// away, to disk or host memory. The storage leaves when the last tensor on the storage is gone, because nobody can
+// write to the storage any more.
 //
 // Consequences:
 // - The tape follows the rules at the top of planner/simulator.cpp, so memory and time of a schedule are predicted
